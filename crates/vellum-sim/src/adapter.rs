@@ -1,4 +1,5 @@
-//! The engine's address spaces, as the machine's hardware sees them.
+//! Implements [`Handler`] for the engine's address spaces, so that simulated programs can run in
+//! them.
 
 use vellum::AddressSpace;
 use vellum::addr::Pfn;

@@ -1,4 +1,4 @@
-//! How a machine is described before it is built.
+//! The description of a machine, from which it is built.
 
 use std::io;
 
@@ -14,10 +14,11 @@ use crate::schedule::Schedule;
 use crate::strict::{Strict, Strictness};
 use crate::walker::Silicon;
 
-/// Where memory starts unless regions are given: not at 0, so that a forgotten base shows, and at a multiple of 2 MiB.
+/// The base of memory unless regions are given. It is not 0, so that a forgotten base shows, and a
+/// multiple of 2 MiB.
 const DEFAULT_BASE: u64 = 2 << 20;
 
-/// A description of a machine.
+/// The description of a machine.
 #[derive(Clone, Debug)]
 pub struct Config<A = X86_64> {
     pub(crate) arch: A,
@@ -25,82 +26,92 @@ pub struct Config<A = X86_64> {
     pub(crate) nodes: Vec<usize>,
     pub(crate) ram: Ram,
     pub(crate) tlb: Option<TlbModel>,
-    pub(crate) leaves_records: bool,
+    pub(crate) software_ad_bits: bool,
 }
 
 impl Config<X86_64> {
-    /// An x86-64 machine with four levels of tables, one CPU, and `memory` zeroed bytes in one region.
+    /// Describes an x86-64 machine with four levels of page tables, one CPU, and `memory` zeroed
+    /// bytes in one region.
     pub fn new(memory: u64) -> Self {
         Config::with_arch(X86_64::four_levels(), memory)
     }
 }
 
 impl<A: Silicon> Config<A> {
-    /// A machine with one CPU, and `memory` zeroed bytes in one region.
+    /// Describes a machine with one CPU, and `memory` zeroed bytes in one region.
     pub fn with_arch(arch: A, memory: u64) -> Self {
         let regions = vec![Region { base: PhysAddr(DEFAULT_BASE), len: memory, zeroed: true, node: 0 }];
         let ram = Ram { regions, prefault: false, reserve_swap: false, host_huge_pages: false };
-        Config { arch, cpus: 1, nodes: Vec::new(), ram, tlb: None, leaves_records: false }
+        Config { arch, cpus: 1, nodes: Vec::new(), ram, tlb: None, software_ad_bits: false }
     }
 
-    /// So many CPUs.
+    /// Sets the number of CPUs.
     pub fn cpus(mut self, cpus: usize) -> Self {
         self.cpus = cpus;
         self
     }
 
-    /// The node of each CPU, the others being on node 0. (That of memory is said by its regions.)
+    /// Sets the NUMA node of each CPU; CPUs beyond the end of `nodes` are on node 0. The node of
+    /// memory is a field of its region.
     pub fn cpu_nodes(mut self, nodes: impl Into<Vec<usize>>) -> Self {
         self.nodes = nodes.into();
         self
     }
 
-    /// These regions of memory and no others. One that isn't zeroed is full of junk.
+    /// Replaces the memory regions. A region that is not `zeroed` is filled with junk.
     pub fn regions(mut self, regions: impl Into<Vec<Region>>) -> Self {
         self.ram.regions = regions.into();
         self
     }
 
-    /// Have the host supply all memory now, so that no measurement contains the host's own page faults.
+    /// Makes the host allocate all memory now, so that no measurement contains the host's own page
+    /// faults.
     pub fn prefault(mut self) -> Self {
         self.ram.prefault = true;
         self
     }
 
-    /// Have the host set swap space aside for all memory, so that it can't run out later. By default it need not.
+    /// Makes the host reserve swap space for all memory, so that it can't run out later. By default
+    /// it need not.
     pub fn reserve_swap(mut self) -> Self {
         self.ram.reserve_swap = true;
         self
     }
 
-    /// Ask the host to back memory by its own huge pages, which takes the host's TLB out of a measurement.
+    /// Asks the host to back memory by huge pages, which takes the host's TLB out of a measurement.
     pub fn host_huge_pages(mut self) -> Self {
         self.ram.host_huge_pages = true;
         self
     }
 
-    /// Give the CPUs these TLBs. By default a fast machine has none (each access walks), a strict one
-    /// [`TlbModel::SMALL`].
+    /// Gives the CPUs these TLBs. By default a fast machine has none (each access walks), a strict
+    /// one [`TlbModel::SMALL`].
     pub fn tlb(mut self, model: TlbModel) -> Self {
         self.tlb = Some(model);
         self
     }
 
-    /// Have CPUs leave accessed and dirty to software: an access that is to be recorded faults (AArch64 without FEAT_HAFDBS;
-    /// RISC-V with Svade and without Svadu. No x86-64 CPU does so).
-    pub fn leaves_records(mut self) -> Self {
-        self.leaves_records = true;
+    /// Leaves the accessed and dirty bits to software: an access that has to set one faults
+    /// (AArch64 without FEAT_HAFDBS; RISC-V with Svade and without Svadu. No x86-64 CPU does so).
+    pub fn software_ad_bits(mut self) -> Self {
+        self.software_ad_bits = true;
         self
     }
 
-    /// Build a machine for benchmarks.
+    /// Builds a machine for benchmarks.
+    ///
+    /// # Errors
+    /// If the host refuses the memory.
     pub fn fast(self) -> io::Result<Fast<A>> {
         let model = self.tlb.clone().unwrap_or(TlbModel::NONE);
         Ok(Fast::new(self.hardware(model, Schedule::Host)?))
     }
 
-    /// Build a machine for tests. It asks for the host's huge pages, as most tests use a small memory for a short time, half of
-    /// which would be the host's page faults.
+    /// Builds a machine for tests. It asks the host for huge pages: most tests use a small memory
+    /// for a short time, half of which would be the host's page faults.
+    ///
+    /// # Errors
+    /// If the host refuses the memory.
     pub fn strict(self, strictness: Strictness) -> io::Result<Strict<A>> {
         let config = self.host_huge_pages();
         let model = config.tlb.clone().unwrap_or(TlbModel::SMALL);
@@ -108,6 +119,6 @@ impl<A: Silicon> Config<A> {
     }
 
     fn hardware(self, model: TlbModel, schedule: Schedule) -> io::Result<Hardware<A>> {
-        Hardware::new(self.arch, (self.cpus, self.nodes), &self.ram, model, schedule, self.leaves_records)
+        Hardware::new(self.arch, (self.cpus, self.nodes), &self.ram, model, schedule, self.software_ad_bits)
     }
 }

@@ -1,4 +1,5 @@
-//! A disk to swap to, whose writes and reads fail as told, and whose contents change.
+//! A swap device for tests. Its writes and reads fail as the test chooses, and the test can damage
+//! its contents.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +13,7 @@ use crate::inject::{Injector, Refusal};
 
 type Page = [u8; FRAME_SIZE as usize];
 
-/// The disk. It has as many slots as anybody asks for, and remembers those that were written.
+/// A swap device with as many slots as are used. It keeps the contents of each written slot.
 #[derive(Debug)]
 pub struct Disk {
     pages: Mutex<HashMap<u32, Box<Page>>>,
@@ -21,43 +22,46 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Empty, and in order. The seed decides what fails by chance.
+    /// Returns an empty disk that works. `seed` decides the failures that are drawn by chance.
     pub fn new(seed: u64) -> Self {
         Disk { pages: Mutex::default(), writes: Injector::new(seed), reads: Injector::new(!seed) }
     }
 
-    /// Which writes fail from now on, counted by the slot; all of a run does then.
+    /// Sets which writes fail from now on, counted by slot. A write of several slots fails as a
+    /// whole.
     pub fn refuse_writes(&self, refusal: Refusal) {
         self.writes.set(refusal);
     }
 
-    /// Which reads fail from now on, counted by the slot.
+    /// Sets which reads fail from now on, counted by slot.
     pub fn refuse_reads(&self, refusal: Refusal) {
         self.reads.set(refusal);
     }
 
-    /// Slots that were to be written, and that failed, since [`Disk::refuse_writes`].
+    /// Returns how many slots were to be written, and how many of these writes failed, since
+    /// [`Disk::refuse_writes`].
     pub fn writes(&self) -> (u64, u64) {
         self.writes.counts()
     }
 
-    /// Slots that were to be read, and that failed, since [`Disk::refuse_reads`].
+    /// Returns how many slots were to be read, and how many of these reads failed, since
+    /// [`Disk::refuse_reads`].
     pub fn reads(&self) -> (u64, u64) {
         self.reads.counts()
     }
 
-    /// Slots that hold something.
+    /// Returns the number of slots with contents.
     pub fn used(&self) -> usize {
         self.pages().len()
     }
 
-    /// A bit of what a slot holds is another from now on.
+    /// Flips a bit of the contents of a slot.
     ///
     /// # Panics
-    /// If it holds nothing, or pages have no such bit.
+    /// If the slot has no contents, or a page has no such bit.
     pub fn flip(&self, slot: u32, bit: u32) {
         let mut pages = self.pages();
-        let page = pages.get_mut(&slot).unwrap_or_else(|| panic!("slot {slot} holds nothing"));
+        let page = pages.get_mut(&slot).unwrap_or_else(|| panic!("slot {slot} has no contents"));
         page[bit as usize / 8] ^= 1 << (bit % 8);
     }
 
@@ -70,7 +74,7 @@ fn each(slots: Slots) -> impl Iterator<Item = u32> {
     slots.first..slots.first + slots.count
 }
 
-/// Others may go on while the disk works.
+/// Gives other CPUs a turn, as device I/O does.
 fn work<P: Platform>(frames: &Frames<'_, P>) {
     if P::ENABLED {
         frames.platform().event(Event::Step);
@@ -84,13 +88,14 @@ impl<P: Platform> SwapDevice<P> for Disk {
             if !self.writes.allow() {
                 return Err(WriteError::Failed);
             }
-            // SAFETY: a frame of the machine's, to which nobody writes (contract of `SwapDevice`).
+            // SAFETY: a frame of the machine, which no CPU writes meanwhile (contract of
+            // `SwapDevice`).
             let page = unsafe { frames.at(Pfn(pfn).addr()).cast::<Page>().read() };
             self.pages().insert(slot, Box::new(page));
             Ok(())
         });
         if result.is_err() {
-            // SAFETY: who may write the slots may forget them.
+            // SAFETY: a caller that may write these slots may also forget them.
             unsafe { self.forget(frames, slots) };
         }
         result
@@ -104,7 +109,7 @@ impl<P: Platform> SwapDevice<P> for Disk {
             }
             let pages = self.pages();
             let page = pages.get(&slot).ok_or(ReadError { slot, reason: Unreadable::Empty })?;
-            // SAFETY: a frame of the machine's, and the caller's alone (contract of `SwapDevice`).
+            // SAFETY: a frame of the machine that the caller owns (contract of `SwapDevice`).
             unsafe { frames.at(Pfn(pfn).addr()).cast::<Page>().write(**page) };
             Ok(())
         })

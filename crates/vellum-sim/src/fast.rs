@@ -1,4 +1,4 @@
-//! The machine for benchmarks: the engine runs at the host's speed, and nothing checks it.
+//! The machine for benchmarks: the engine runs at the host's speed, without checks.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::program::Cpu;
 use crate::stats::Stats;
 use crate::walker::Silicon;
 
-/// See the module's text.
+/// A machine for benchmarks: the engine's events are compiled away, and nothing checks it.
 #[derive(Debug)]
 pub struct Fast<A = X86_64> {
     hardware: Hardware<A>,
@@ -22,7 +22,7 @@ impl<A: Silicon> Fast<A> {
         Fast { hardware, start: Instant::now() }
     }
 
-    /// Make this thread CPU `cpu` until the answer is dropped.
+    /// Makes this thread CPU `cpu` until the returned value is dropped.
     ///
     /// # Panics
     /// If another thread is that CPU.
@@ -30,7 +30,7 @@ impl<A: Silicon> Fast<A> {
         Cpu::sit(self, cpu)
     }
 
-    /// Make this thread CPU `cpu` while `f` runs.
+    /// Makes this thread CPU `cpu` while `f` runs.
     ///
     /// # Panics
     /// If another thread is that CPU.
@@ -39,7 +39,7 @@ impl<A: Silicon> Fast<A> {
         f()
     }
 
-    /// What the hardware did.
+    /// Returns the counters of all CPUs.
     pub fn stats(&self) -> Stats {
         self.hardware.stats()
     }
@@ -53,8 +53,8 @@ impl<A: Silicon> Simulated for Fast<A> {
     }
 }
 
-// SAFETY: the regions are the arena's, which lives as long as the machine, and nobody but the engine writes there, save the
-// machine's own programs through the engine's own tables.
+// SAFETY: the regions are the arena's, which lives as long as the machine. Only the engine writes
+// there, and the machine's programs through the engine's page tables.
 unsafe impl<A: Silicon> Memory for Fast<A> {
     fn regions(&self) -> &[Region] {
         self.hardware.arena().regions()
@@ -66,8 +66,9 @@ unsafe impl<A: Silicon> Memory for Fast<A> {
     }
 }
 
-// SAFETY: a seat is checked against the number of CPUs when it is taken. There are no interrupts; and a CPU is one thread of
-// the host for as long as that holds its seat, so no other task runs there, whether preemption is disabled or not.
+// SAFETY: a seat is checked against the number of CPUs when it is taken. There are no interrupts;
+// and a CPU is one thread of the host for as long as that thread holds its seat, so no other task
+// runs there, with preemption disabled or not.
 unsafe impl<A: Silicon> Cpus for Fast<A> {
     #[inline]
     fn count(&self) -> usize {
@@ -88,8 +89,9 @@ unsafe impl<A: Silicon> Cpus for Fast<A> {
     }
 }
 
-// SAFETY: `Hardware::invalidate` drops from each CPU's caches what the ranges reach, under the lock that every walk and
-// access of that CPU holds; so what it had read before is gone or used up when this returns.
+// SAFETY: `Hardware::invalidate` drops what the ranges reach from each CPU's caches, under the lock
+// that every walk and access of that CPU holds. So when this returns, each translation that was
+// read before is dropped or its access is over.
 unsafe impl<A: Silicon> Tlb for Fast<A> {
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
         self.hardware.invalidate(what, cpus, || {});

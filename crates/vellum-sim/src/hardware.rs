@@ -1,4 +1,5 @@
-//! What both machines have: memory, seats for CPUs, and a memory-management unit for each CPU.
+//! The hardware of both machines: memory, seats for CPUs, and a memory-management unit for each
+//! CPU.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -14,25 +15,26 @@ use crate::program::Access;
 use crate::rng::Rng;
 use crate::schedule::Schedule;
 use crate::seat::Seats;
-use crate::stats::{Asked, Stats};
+use crate::stats::{Invalidations, Stats};
 use crate::tlb::{Conflict, Tag, Tlb};
-use crate::walker::{Found, Leaf, Manner, Miss, Silicon, Tables, sets};
+use crate::walker::{Found, Leaf, Miss, Silicon, Tables, WalkOptions, sets};
 
 /// A simulated machine: a platform for the engine, and CPUs for programs.
 pub trait Simulated: Platform + Sized {
     /// The format of its page tables.
     type Arch: Silicon;
 
-    /// Its hardware.
+    /// Returns its hardware.
     fn hardware(&self) -> &Hardware<Self::Arch>;
 
-    /// Whether [`Simulated::before_use`] wants to hear of every access.
+    /// True if the machine needs [`Simulated::before_use`] before every access.
     const STRICT: bool = false;
 
-    /// A program is about to reach memory through a translation that it found some time ago. Other CPUs may run meanwhile.
+    /// Called when a program is about to access memory through a translation that it looked up some
+    /// time ago. Other CPUs may run during this call.
     fn before_use(&self, _cpu: usize, _space: SpaceId, _va: u64, _pa: PhysAddr, _access: Access) {}
 
-    /// A space was loaded into a CPU, or is about to be dropped there.
+    /// Called when a CPU has loaded a space, or is about to unload it.
     fn switched(&self, _cpu: usize, _space: SpaceId, _loaded: bool) {}
 }
 
@@ -42,39 +44,43 @@ pub struct Hardware<A> {
     arch: A,
     model: TlbModel,
     coalesces: u32,
-    leaves_records: bool,
-    /// Whether some CPU has found a conflict.
+    software_ad_bits: bool,
+    /// True if a CPU has found conflicting translations since the last
+    /// [`Hardware::take_conflicts`].
     conflicts: AtomicBool,
     arena: Arena,
     pub(crate) seats: Seats,
     mmus: Box<[Mmu]>,
-    asked: Box<[Asked]>,
+    invalidations: Box<[Invalidations]>,
     nodes: Vec<usize>,
 }
 
-/// One CPU's memory-management unit, alone on its cache lines.
+/// The memory-management unit of one CPU, alone on its cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Mmu {
-    /// How many spaces are loaded: an invalidation passes by a CPU that has none.
+    /// The number of loaded spaces. An invalidation skips a CPU that has none.
     loaded: AtomicUsize,
     state: Mutex<MmuState>,
 }
 
-/// The lock around this is held during every walk and every access, so whoever takes it afterwards finds none under way;
-/// but it is never held while another simulated CPU gets a turn.
+/// The state of a memory-management unit. Every walk and every access holds the lock around it, so
+/// a thread that takes the lock finds none under way. The lock is never cached_for while another
+/// simulated CPU gets a turn.
 #[derive(Debug)]
 pub(crate) struct MmuState {
     pub tlb: Tlb,
-    /// The spaces that this CPU may translate for, each with the number of programs that run in it here.
+    /// The spaces that this CPU may translate for, each with the number of programs that run in it
+    /// here.
     pub spaces: Vec<(SpaceId, Pfn, usize)>,
-    /// A translation that was looked up, but whose access has yet to happen.
+    /// A translation that was looked up, whose access has yet to happen.
     pub in_flight: Option<(Tag, Leaf)>,
-    /// What decides where the architecture leaves a choice. Without it, a block is always held as one, and each page's accesses
-    /// are recorded in its own entry.
-    pub whims: Option<Rng>,
-    /// Whether two translations of different sizes for one address are noticed, and the first that were.
-    pub wary: bool,
+    /// Draws where the architecture leaves a choice. With `None`, a cont block is always cached as
+    /// one entry, and accessed and dirty are set in the entry of the accessed page.
+    pub choices: Option<Rng>,
+    /// True if this CPU looks for two translations of different sizes for one address, and the
+    /// first such pair.
+    pub detects_conflicts: bool,
     pub conflict: Option<Conflict>,
     stats: Stats,
 }
@@ -86,7 +92,7 @@ impl<A: Silicon> Hardware<A> {
         ram: &Ram,
         model: TlbModel,
         schedule: Schedule,
-        leaves_records: bool,
+        software_ad_bits: bool,
     ) -> io::Result<Self> {
         assert!((1..=MAX_CPUS).contains(&cpus), "a machine has 1 to {MAX_CPUS} CPUs, not {cpus}");
         let leaves = (1..=arch.levels()).filter(|level| arch.leaf_at(*level));
@@ -95,7 +101,7 @@ impl<A: Silicon> Hardware<A> {
         let tlb = || {
             let mut tlb = Tlb::new(&model, arch.page_shift(), &sizes, arch.levels());
             if matches!(arch.tlb_rules().not_present, Stale::Bounded | Stale::UntilInvalidated) {
-                tlb.hold_absent(arch.page_shift(), arch.levels());
+                tlb.cache_absent(arch.page_shift(), arch.levels());
             }
             tlb
         };
@@ -103,77 +109,77 @@ impl<A: Silicon> Hardware<A> {
             tlb: tlb(),
             spaces: Vec::new(),
             in_flight: None,
-            whims: None,
-            wary: false,
+            choices: None,
+            detects_conflicts: false,
             conflict: None,
             stats: Stats::default(),
         };
         Ok(Hardware {
             arch,
-            leaves_records,
+            software_ad_bits,
             conflicts: AtomicBool::new(false),
             coalesces: model.banks.iter().map(|bank| bank.coalesces).max().unwrap_or(0),
             arena: Arena::new(ram)?,
             seats: Seats::new(cpus, schedule),
             mmus: (0..cpus).map(|_| Mmu { loaded: AtomicUsize::new(0), state: Mutex::new(mmu()) }).collect(),
-            asked: (0..cpus).map(|_| Asked::default()).collect(),
+            invalidations: (0..cpus).map(|_| Invalidations::default()).collect(),
             model,
             nodes,
         })
     }
 
-    /// The format of its page tables.
+    /// Returns the format of its page tables.
     pub fn arch(&self) -> &A {
         &self.arch
     }
 
-    /// Its memory.
+    /// Returns its memory.
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// The node of a CPU.
+    /// Returns the NUMA node of a CPU.
     pub(crate) fn node(&self, cpu: usize) -> usize {
         self.nodes.get(cpu).copied().unwrap_or(0)
     }
 
-    /// What its TLBs are like.
+    /// Returns the model of its TLBs.
     pub fn tlb_model(&self) -> &TlbModel {
         &self.model
     }
 
-    /// What one CPU's hardware did.
+    /// Returns the counters of one CPU.
     pub fn cpu_stats(&self, cpu: usize) -> Stats {
         let mut stats = self.mmu(cpu).stats;
-        stats += self.asked[cpu].stats();
+        stats += self.invalidations[cpu].stats();
         stats
     }
 
-    /// What the hardware did.
+    /// Returns the counters of all CPUs.
     pub fn stats(&self) -> Stats {
         let mut sum = Stats::default();
         (0..self.mmus.len()).for_each(|cpu| sum += self.cpu_stats(cpu));
         sum
     }
 
-    /// Count from zero again. No CPU may be at work.
+    /// Resets all counters. No CPU may be at work.
     pub fn reset_stats(&self) {
-        for (cpu, asked) in self.asked.iter().enumerate() {
+        for (cpu, invalidations) in self.invalidations.iter().enumerate() {
             self.mmu(cpu).stats = Stats::default();
-            asked.reset();
+            invalidations.reset();
         }
     }
 
     pub(crate) fn mmu(&self, cpu: usize) -> MutexGuard<'_, MmuState> {
-        // A test that failed inside an access leaves the caches as they were, which is as good as any state.
+        // A test that failed inside an access leaves the caches in a valid state.
         self.mmus[cpu].state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Load a space into a CPU: from now on its walker may walk there at any time.
+    /// Loads a space into a CPU: from now on its walker may walk there at any time.
     pub(crate) fn load(&self, cpu: usize, space: SpaceId, root: Pfn) {
         self.mmus[cpu].loaded.fetch_add(1, Ordering::SeqCst);
-        // The other half is in `invalidate`: either that one sees that something is loaded here, or the walks of this CPU
-        // see what was written before it looked.
+        // Pairs with the fence in `invalidate`: either `invalidate` finds that a space is loaded
+        // here, or the walks of this CPU see all writes that preceded `invalidate`.
         fence(Ordering::SeqCst);
         let mut mmu = self.mmu(cpu);
         match mmu.spaces.iter_mut().find(|(s, ..)| *s == space) {
@@ -182,7 +188,8 @@ impl<A: Silicon> Hardware<A> {
         }
     }
 
-    /// Undo one `load`. With the last one for this space, the CPU forgets all about it: then the answer is true.
+    /// Undoes one `load`. Returns true if it was the last one for this space; then the CPU has
+    /// dropped all that it had cached of the space.
     pub(crate) fn unload(&self, cpu: usize, space: SpaceId) -> bool {
         let mut mmu = self.mmu(cpu);
         let mut last = false;
@@ -198,18 +205,18 @@ impl<A: Silicon> Hardware<A> {
         last
     }
 
-    /// Whether some CPU has the space loaded.
+    /// Returns whether a CPU has the space loaded.
     pub(crate) fn loaded_anywhere(&self, space: SpaceId) -> bool {
         (0..self.mmus.len()).any(|cpu| self.loaded_on(space, cpu))
     }
 
-    /// Whether this CPU has the space loaded.
+    /// Returns whether this CPU has the space loaded.
     pub(crate) fn loaded_on(&self, space: SpaceId, cpu: usize) -> bool {
         self.mmus[cpu].loaded.load(Ordering::Relaxed) != 0 && self.mmu(cpu).spaces.iter().any(|(s, ..)| *s == space)
     }
 
-    /// What [`vellum::platform::Tlb::invalidate`] promises. `between` runs before each CPU's turn, and whenever this has to
-    /// wait for an access under way there.
+    /// Implements [`vellum::platform::Tlb::invalidate`]. `between` runs before each CPU's
+    /// invalidation, and whenever this waits for an access under way on that CPU.
     pub(crate) fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet, between: impl Fn()) {
         fence(Ordering::SeqCst);
         let me = self.seats.current();
@@ -223,7 +230,8 @@ impl<A: Silicon> Hardware<A> {
             if mmu.loaded.load(Ordering::SeqCst) == 0 {
                 continue;
             }
-            // Taking the lock waits for walks and accesses under way; one that lingers says so.
+            // Taking the lock waits for walks and accesses under way; `in_flight` shows an access
+            // that outlives the lock.
             loop {
                 let mut state = self.mmu(cpu);
                 state.tlb.invalidate(what);
@@ -235,27 +243,28 @@ impl<A: Silicon> Hardware<A> {
             }
         }
         let pages = what.ranges.iter().map(|r| r.len().div_ceil(1 << what.stride_shift)).sum();
-        self.asked[me].count(what.ranges.len().max(1) as u64, pages, ipis);
+        self.invalidations[me].count(what.ranges.len().max(1) as u64, pages, ipis);
     }
 
-    /// What [`vellum::platform::Tlb::invalidate_local`] promises.
+    /// Implements [`vellum::platform::Tlb::invalidate_local`].
     pub(crate) fn invalidate_local(&self, what: &Invalidation<'_>) {
         fence(Ordering::SeqCst);
         let me = self.seats.current();
         self.mmu(me).tlb.invalidate(what);
-        self.asked[me].count_local();
+        self.invalidations[me].count_local();
     }
 
-    /// From now on do what the architecture allows rather than what is usual; notice translations that conflict.
-    pub(crate) fn provoke(&self, seed: u64, whims: bool, wary: bool) {
+    /// Makes all CPUs draw where the architecture leaves a choice (`choices`), and look for
+    /// conflicting translations (`detects_conflicts`).
+    pub(crate) fn provoke(&self, seed: u64, choices: bool, detects_conflicts: bool) {
         for cpu in 0..self.mmus.len() {
             let mut mmu = self.mmu(cpu);
-            mmu.whims = whims.then(|| Rng::new(seed ^ (cpu as u64) << 32));
-            mmu.wary = wary;
+            mmu.choices = choices.then(|| Rng::new(seed ^ (cpu as u64) << 32));
+            mmu.detects_conflicts = detects_conflicts;
         }
     }
 
-    /// The conflicts since this was last asked, each with its CPU.
+    /// Returns the conflicts since the last call, each with its CPU.
     pub(crate) fn take_conflicts(&self) -> Vec<(usize, Conflict)> {
         if !self.conflicts.load(Ordering::Relaxed) || !self.conflicts.swap(false, Ordering::Relaxed) {
             return Vec::new();
@@ -264,12 +273,12 @@ impl<A: Silicon> Hardware<A> {
         (0..self.mmus.len()).filter_map(of).collect()
     }
 
-    /// For how long a translation in a TLB that does not do for an access makes it fault.
-    fn held(&self, leaf: Leaf, access: Access) -> Stale {
+    /// Returns for how long a translation in a TLB that does not permit an access makes it fault.
+    fn cached_for(&self, leaf: Leaf, access: Access) -> Stale {
         let rules = self.arch.tlb_rules();
         if !leaf.attrs.contains(access.needs()) {
             rules.denied
-        } else if !self.leaves_records {
+        } else if !self.software_ad_bits {
             Stale::NotCached
         } else if !leaf.attrs.contains(Attrs::ACCESSED) {
             rules.not_accessed
@@ -278,13 +287,13 @@ impl<A: Silicon> Hardware<A> {
         }
     }
 
-    /// Whether a TLB may hold a leaf at which a walk for an access ended in a fault.
-    fn may_hold(&self, leaf: Leaf, access: Access) -> bool {
+    /// Returns whether a TLB may cache a leaf at which a walk for an access ended in a fault.
+    fn may_cache_fault(&self, leaf: Leaf, access: Access) -> bool {
         let accessed = leaf.attrs.contains(Attrs::ACCESSED) || self.arch.tlb_rules().not_accessed != Stale::NotCached;
-        accessed && self.held(leaf, access).lasts()
+        accessed && self.cached_for(leaf, access).lasts()
     }
 
-    /// A fault was delivered on this CPU.
+    /// Counts a fault that was delivered on this CPU.
     pub(crate) fn count_fault(&self, cpu: usize) {
         self.mmu(cpu).stats.faults += 1;
     }
@@ -295,9 +304,9 @@ impl<A: Silicon> Hardware<A> {
 pub(crate) struct Faulted;
 
 impl MmuState {
-    /// The translation that this CPU uses for an access: a cached one if it will do, however stale,
-    /// else what a walk finds. What the CPU holds makes it fault, too, as long as the architecture
-    /// lets it ([`vellum::arch::stale`]).
+    /// Returns the translation that this CPU uses for an access: a cached one if it permits the
+    /// access, however stale, else the result of a walk. A cached entry that does not permit the
+    /// access makes it fault, for as long as the architecture allows ([`vellum::arch::stale`]).
     pub fn translate<A: Silicon>(
         &mut self,
         hardware: &Hardware<A>,
@@ -328,13 +337,14 @@ impl MmuState {
                 if leaf.attrs.contains(access.needs() | sets(access)) {
                     return Ok(leaf);
                 }
-                match hardware.held(leaf, access) {
-                    // Accessed or dirty is yet to be set, in the entry as it is in memory now.
+                match hardware.cached_for(leaf, access) {
+                    // Accessed or dirty is yet to be set; the walk does that in the entry as it is
+                    // in memory now.
                     Stale::NotCached => {}
                     Stale::UntilInvalidated => return Err(Faulted),
-                    // The processor may make sure before it reports the fault.
+                    // The processor may read the entry again before it reports the fault.
                     Stale::UntilFault | Stale::Bounded => {
-                        if self.whims.as_mut().is_some_and(|rng| rng.percent(25)) {
+                        if self.choices.as_mut().is_some_and(|rng| rng.percent(25)) {
                             return Err(Faulted);
                         }
                         self.tlb.forget(space, va);
@@ -346,7 +356,8 @@ impl MmuState {
         self.walk(hardware, (space, root), va, access)
     }
 
-    /// Walk, from the deepest table that is known, and cache what is found, or that nothing is.
+    /// Walks from the deepest page table that is cached, and caches the result, or that there is
+    /// none.
     pub fn walk<A: Silicon>(
         &mut self,
         hardware: &Hardware<A>,
@@ -356,11 +367,11 @@ impl MmuState {
     ) -> Result<Leaf, Faulted> {
         let arch = &hardware.arch;
         self.stats.walks += 1;
-        let leaves_records = hardware.leaves_records;
-        let mut manner = Manner { coalesces: hardware.coalesces, records_in: None, leaves_records };
+        let software_ad_bits = hardware.software_ad_bits;
+        let mut options = WalkOptions { coalesces: hardware.coalesces, ad_entry: None, software_ad_bits };
         let mut limit = u32::MAX;
-        if let Some(rng) = &mut self.whims {
-            manner.records_in = rng.percent(75).then(|| rng.below(usize::MAX));
+        if let Some(rng) = &mut self.choices {
+            options.ad_entry = rng.percent(75).then(|| rng.below(usize::MAX));
             if rng.percent(25) {
                 limit = 0;
             }
@@ -368,7 +379,7 @@ impl MmuState {
         let start = self.tlb.start(space, va, |level| arch.level_shift(level)).unwrap_or((root, arch.levels()));
         let (tlb, reads) = (&mut self.tlb, &mut self.stats.walk_reads);
         let tables = Tables { arena: &hardware.arena, arch };
-        let walked = tables.walk(start, va, access, manner, reads, |level, table| {
+        let walked = tables.walk(start, va, access, options, reads, |level, table| {
             tlb.insert_pointer(space, va, level, arch.level_shift(level), table);
         });
         match walked {
@@ -377,8 +388,8 @@ impl MmuState {
                 self.insert_absent(hardware, space, va, shift);
                 Err(Faulted)
             }
-            Err(Miss::Denied(found) | Miss::Unrecorded(found)) => {
-                if hardware.may_hold(found.leaf, access) && self.holds_fault() {
+            Err(Miss::Denied(found) | Miss::AdFault(found)) => {
+                if hardware.may_cache_fault(found.leaf, access) && self.caches_fault() {
                     self.insert(hardware, space, va, found, access, limit);
                 }
                 Err(Faulted)
@@ -395,7 +406,7 @@ impl MmuState {
         access: Access,
         limit: u32,
     ) -> Leaf {
-        if self.wary && self.conflict.is_none() {
+        if self.detects_conflicts && self.conflict.is_none() {
             self.conflict = self.tlb.conflict(space, va, found.leaf);
             if self.conflict.is_some() {
                 hardware.conflicts.store(true, Ordering::Relaxed);
@@ -404,21 +415,21 @@ impl MmuState {
         self.tlb.insert(space, va, found, access, limit.max(found.leaf.shift))
     }
 
-    /// An entry that is not present was read: hold that, if the architecture lets it.
+    /// Caches that an entry is not present, if the architecture allows it.
     fn insert_absent<A: Silicon>(&mut self, hardware: &Hardware<A>, space: SpaceId, va: u64, shift: u32) {
         let left = match hardware.arch.tlb_rules().not_present {
             Stale::NotCached | Stale::UntilFault => return,
-            Stale::Bounded => Some(self.whims.as_mut().map_or(1, |rng| 1 + rng.below(4) as u32)),
+            Stale::Bounded => Some(self.choices.as_mut().map_or(1, |rng| 1 + rng.below(4) as u32)),
             Stale::UntilInvalidated => None,
         };
-        if self.holds_fault() {
+        if self.caches_fault() {
             self.tlb.insert_absent(space, va, shift, left);
         }
     }
 
-    /// Whether what made an access fault is held, where it may be: always, where nothing is left to
-    /// chance.
-    fn holds_fault(&mut self) -> bool {
-        self.whims.as_mut().is_none_or(|rng| rng.percent(75))
+    /// Returns whether the cause of a fault is cached, where it may be: always, where nothing is
+    /// left to chance.
+    fn caches_fault(&mut self) -> bool {
+        self.choices.as_mut().is_none_or(|rng| rng.percent(75))
     }
 }

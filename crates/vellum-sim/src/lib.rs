@@ -1,5 +1,5 @@
-//! A machine in software for [`vellum`]: memory, CPUs, TLBs, and a page walker that reads the very tables that the
-//! engine writes.
+//! A machine in software for [`vellum`]: memory, CPUs, TLBs, and a page walker that reads the page
+//! tables that the engine writes.
 //!
 //! There are two machines, and both are a [`vellum::platform::Platform`]:
 //!
@@ -7,30 +7,33 @@
 //! |---|---|---|
 //! | for | benchmarks | tests |
 //! | the engine's events | compiled away | checked, one by one |
-//! | TLBs | none unless asked for; invalidations are counted, and wait for accesses under way | small and hostile |
+//! | TLBs | none by default; invalidations are counted, and wait for accesses under way | small and hostile |
 //! | time | the host's | one tick an event |
 //! | CPUs | threads of the host | threads of the host, or coroutines under a deterministic scheduler |
 //!
-//! TLBs are data: [`TlbModel::CORES`] has those of real cores, with their sources. They know contiguous blocks (AArch64's
-//! contiguous bit, RISC-V's Svnapot); and in a strict machine so does whoever watches over the tables.
+//! TLBs are data: [`TlbModel::CORES`] holds those of real cores, with their sources. They cache
+//! contiguous blocks (AArch64's contiguous bit, RISC-V's Svnapot) as one entry; and the strict
+//! machine checks the rules for such blocks.
 //!
-//! A thread becomes a CPU by sitting down: `let cpu = machine.cpu(3);`. A program runs on a CPU in an address space:
-//! `let program = cpu.enter(&space); program.store(va, 1)?`. What the program does goes through that CPU's TLB and page
-//! walker, ends in real bytes of the machine's memory, and where nothing is mapped calls the space's [`Handler`].
+//! A thread becomes a CPU by taking a seat: `let cpu = machine.cpu(3);`. A program runs on a CPU in
+//! an address space: `let program = cpu.enter(&space); program.store(va, 1)?`. Its accesses go
+//! through that CPU's TLB and page walker, end in real bytes of the machine's memory, and call the
+//! space's [`Handler`] where nothing is mapped.
 //!
 //! ```
 //! use vellum::space::{Limits, MapFlags, MapRequest};
-//! use vellum::{AddressSpace, Machine, arch::X86_64, memcg::GroupId, vma::Prot};
+//! use vellum::{AddressSpace, Machine, arch::X86_64, memcg::MemcgId, vma::Prot};
 //! use vellum_sim::{Config, Strictness};
 //!
-//! // 16 MiB and two CPUs; the seed decides what the hardware does to us.
+//! // 16 MiB and two CPUs; the seed decides what the hostile hardware does.
 //! let host = Config::new(16 << 20).cpus(2).strict(Strictness::new(1)).unwrap();
 //! let cpu = host.cpu(1);
 //! let machine = Machine::boot(&host, Default::default()).unwrap();
 //! host.baseline();
 //! {
 //!     let space =
-//!         AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+//!         AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default())
+//!             .unwrap();
 //!     let request = MapRequest {
 //!         addr: 0,
 //!         len: 1 << 20,
@@ -43,7 +46,7 @@
 //!     assert_eq!(program.load(at), Ok(7));
 //!     drop(program);
 //! }
-//! // Nothing leaked, and no rule was broken on the way: that would have been a panic.
+//! // Panics if a frame leaked, or a lock or walk never ended.
 //! host.finish();
 //! ```
 

@@ -1,52 +1,55 @@
-//! What a CPU's translation caches are like, as data.
+//! Models of a CPU's translation caches, as data.
 
 use std::borrow::Cow;
 
 use crate::program::Access;
 
-/// What banks of both sides serve.
+/// Accesses that a unified bank serves.
 pub(crate) const ALL: &[Access] = &[Access::Read, Access::Write, Access::Execute];
-/// What banks of the data side serve.
+/// Accesses that a data bank serves.
 pub(crate) const DATA: &[Access] = &[Access::Read, Access::Write];
-/// What banks of the instruction side serve.
+/// Accesses that an instruction bank serves.
 pub(crate) const CODE: &[Access] = &[Access::Execute];
 
-/// Entries of one kind: `sets` × `ways`, least recently used goes first.
+/// Entries of one kind: `sets` × `ways`, with least-recently-used replacement.
 ///
-/// A translation goes, in each tier, to those banks that can hold the most of it in one entry; what none can hold as a whole
-/// is held in parts.
+/// In each tier, a translation is cached in those banks that can hold the most of it in one entry.
+/// A translation that no bank can hold as a whole is held in parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bank {
-    /// 1 is asked first. Banks of one tier are asked together; a hit in a later tier fills the earlier ones.
+    /// Lookup order, from 1. Banks of one tier are looked up together; a hit in a later tier fills
+    /// the earlier ones.
     pub tier: u8,
     /// The accesses that it serves.
     pub serves: Cow<'static, [Access]>,
-    /// log2 of the sizes that one entry can hold: pages, huge pages, and blocks of either that tables mark as contiguous.
+    /// log2 of the sizes that one entry can hold: pages, huge pages, and contiguous blocks of
+    /// either.
     pub shifts: Cow<'static, [u32]>,
-    /// log2 of how many pages one entry holds although nothing marks them as contiguous, if they are: aligned in both
-    /// address spaces, all there, consecutive, and alike in all that their entries say. 0: it doesn't look.
+    /// log2 of how many pages one entry coalesces although nothing marks them as contiguous: they
+    /// must be aligned in both address spaces, all present, consecutive, and alike in all other
+    /// bits. 0: no coalescing.
     pub coalesces: u32,
-    /// Number of sets, a power of two: low bits of the page number choose among them.
+    /// Number of sets, a power of two. Low bits of the page number choose the set.
     pub sets: u32,
-    /// Entries in each.
+    /// Entries in each set.
     pub ways: u32,
 }
 
-/// Room for pointers to tables that stand at one level.
+/// A paging-structure cache: pointers to page tables that stand at one level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PagingCache {
-    /// The level where the pointer stands, 2 or more.
+    /// The level of the entries that hold the pointers, 2 or more.
     pub level: u8,
-    /// How many, in one set.
+    /// The number of entries, in one set.
     pub entries: u32,
 }
 
 /// The translation caches of a CPU, as data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlbModel {
-    /// What it is called in reports.
+    /// The name in reports.
     pub name: Cow<'static, str>,
-    /// Where the numbers come from, and which are assumed.
+    /// The source of the numbers, and which of them are assumed.
     pub source: Cow<'static, str>,
     /// The banks.
     pub banks: Cow<'static, [Bank]>,
@@ -98,8 +101,8 @@ impl TlbModel {
         const { &[paging(2, 32), paging(3, 8), paging(4, 4), paging(5, 2)] },
     );
 
-    /// For strict machines: few entries, one set, any size; so much happens by design of the adversary that more would
-    /// only cost time.
+    /// For strict machines: few entries, one set, any size. The adversary evicts and speculates by
+    /// itself, so more entries would only cost time.
     pub const SMALL: TlbModel = TlbModel::fixed(
         "small",
         "none: made to be hostile",
@@ -107,7 +110,7 @@ impl TlbModel {
         const { &[paging(2, 4), paging(3, 3), paging(4, 2), paging(5, 2)] },
     );
 
-    /// The one of [`TlbModel::CORES`] with this name.
+    /// Returns the model of [`TlbModel::CORES`] with this name.
     pub fn core(name: &str) -> Option<&'static TlbModel> {
         TlbModel::CORES.iter().find(|model| model.name == name)
     }

@@ -1,5 +1,5 @@
-//! Programs: what runs on a CPU in an address space, and whose loads and stores go through TLB, walker and faults to real
-//! bytes of the machine's memory.
+//! Simulated programs. A program runs on a CPU in an address space; its loads and stores go through
+//! TLB, walker and faults to real bytes of the machine's memory.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use crate::seat::Seat;
 use crate::tlb::Tag;
 use crate::walker::{Leaf, Silicon};
 
-/// How memory is accessed.
+/// The kind of a memory access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// A load.
@@ -35,48 +35,48 @@ impl Access {
 
 /// An address space, as far as hardware and faults are concerned.
 pub trait Handler {
-    /// Why an access can't go on: what a kernel would turn into a signal.
+    /// Why an access can't be resolved: a kernel would turn this into a signal.
     type Error;
 
-    /// The root table.
+    /// Returns the root page table.
     fn root(&self) -> Pfn;
 
-    /// Its number.
+    /// Returns the ID of the space.
     fn space_id(&self) -> SpaceId;
 
-    /// Make the access possible. When this succeeds the access is tried again.
+    /// Resolves a fault. If this succeeds, the access is tried again.
     fn fault(&self, va: u64, access: Access) -> Result<(), Self::Error>;
 
-    /// A CPU is about to load the root table, which it has not loaded yet.
+    /// Called when a CPU is about to load the root page table, which it has not loaded yet.
     fn enter(&self, _cpu: usize) {}
 
-    /// A CPU has dropped the root table and everything that it had cached.
+    /// Called when a CPU has unloaded the root page table and dropped all that it had cached of it.
     fn leave(&self, _cpu: usize) {}
 }
 
 /// Why a program's access failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault<E> {
-    /// The handler said so.
+    /// The handler returned this error.
     Handler(E),
-    /// No program may have this address.
+    /// No program may access this address: it lies outside the user half.
     Address(u64),
-    /// The handler succeeded again and again, and the access still didn't.
+    /// The handler succeeded [`MAX_FAULTS`] times, and the access still faults.
     Stuck(u64),
 }
 
-/// So many faults for one access, all of them handled, are not bad luck but a bug.
-const PATIENCE: u32 = 10_000;
+/// Faults of one access, all of them resolved, after which the access counts as stuck.
+const MAX_FAULTS: u32 = 10_000;
 
-/// After so many pages a bulk touch lets invalidations in.
+/// Pages that a bulk touch accesses before it lets invalidations in.
 const TOUCH_BATCH: usize = 64;
 
-/// What [`Program::touch`] did.
+/// The result of [`Program::touch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Accesses.
+    /// Number of accesses.
     pub accesses: u64,
-    /// Faults on the way.
+    /// Number of faults.
     pub faults: u64,
 }
 
@@ -92,12 +92,13 @@ impl<'m, S: Simulated> Cpu<'m, S> {
         Cpu { machine, seat: machine.hardware().seats.sit(cpu) }
     }
 
-    /// Which CPU.
+    /// Returns the number of the CPU.
     pub fn number(&self) -> usize {
         self.seat.cpu()
     }
 
-    /// Run a program in `space`, until it is dropped. Several may take turns on one CPU.
+    /// Runs a program in `space`, until the returned value is dropped. Several programs may take
+    /// turns on one CPU.
     pub fn enter<'c, H: Handler>(&'c self, space: &'c H) -> Program<'c, S, H> {
         let (root, id) = (space.root(), space.space_id());
         if !self.machine.hardware().loaded_on(id, self.number()) {
@@ -119,39 +120,39 @@ pub struct Program<'c, S: Simulated, H: Handler> {
 }
 
 impl<S: Simulated, H: Handler> Program<'_, S, H> {
-    /// Load a byte.
+    /// Loads a byte.
     pub fn load(&self, va: u64) -> Result<u8, Fault<H::Error>> {
         self.access(va, Access::Read, |pa| self.machine().hardware().arena().byte(pa).load(Ordering::Relaxed))
     }
 
-    /// Store a byte.
+    /// Stores a byte.
     pub fn store(&self, va: u64, value: u8) -> Result<(), Fault<H::Error>> {
         self.access(va, Access::Write, |pa| self.machine().hardware().arena().byte(pa).store(value, Ordering::Relaxed))
     }
 
-    /// Load an aligned word.
+    /// Loads an aligned word.
     pub fn load_u64(&self, va: u64) -> Result<u64, Fault<H::Error>> {
         self.access(va, Access::Read, |pa| self.machine().hardware().arena().word(pa).load(Ordering::Relaxed))
     }
 
-    /// Store an aligned word.
+    /// Stores an aligned word.
     pub fn store_u64(&self, va: u64, value: u64) -> Result<(), Fault<H::Error>> {
         self.access(va, Access::Write, |pa| self.machine().hardware().arena().word(pa).store(value, Ordering::Relaxed))
     }
 
-    /// Add to an aligned word atomically; the answer is what it held.
+    /// Adds to an aligned word atomically, and returns its previous value.
     pub fn add_u64(&self, va: u64, more: u64) -> Result<u64, Fault<H::Error>> {
         self.access(va, Access::Write, |pa| {
             self.machine().hardware().arena().word(pa).fetch_add(more, Ordering::Relaxed)
         })
     }
 
-    /// Fetch an instruction.
+    /// Fetches an instruction byte.
     pub fn execute(&self, va: u64) -> Result<u8, Fault<H::Error>> {
         self.access(va, Access::Execute, |pa| self.machine().hardware().arena().byte(pa).load(Ordering::Relaxed))
     }
 
-    /// Load bytes.
+    /// Loads bytes.
     pub fn read(&self, va: u64, into: &mut [u8]) -> Result<(), Fault<H::Error>> {
         let mut done = 0;
         while done < into.len() {
@@ -169,7 +170,7 @@ impl<S: Simulated, H: Handler> Program<'_, S, H> {
         Ok(())
     }
 
-    /// Store bytes.
+    /// Stores bytes.
     pub fn write(&self, va: u64, from: &[u8]) -> Result<(), Fault<H::Error>> {
         let mut done = 0;
         while done < from.len() {
@@ -186,10 +187,10 @@ impl<S: Simulated, H: Handler> Program<'_, S, H> {
         Ok(())
     }
 
-    /// Access a byte at every `stride` bytes of a range: reads load it, writes store a 1, fetches load it. Stops at the
-    /// first fault that can't be handled.
+    /// Accesses a byte at every `stride` bytes of a range: a read loads it, a write stores a 1, a
+    /// fetch loads it. Stops at the first fault that the handler can't resolve.
     pub fn touch(&self, range: VirtRange, stride: u64, access: Access) -> Result<Touched, Fault<H::Error>> {
-        assert!(stride > 0, "a stride of 0 goes nowhere");
+        assert!(stride > 0, "the stride of a touch must be greater than 0");
         let mut touched = Touched::default();
         let mut va = range.start;
         while va < range.end {
@@ -208,8 +209,8 @@ impl<S: Simulated, H: Handler> Program<'_, S, H> {
         Ok(touched)
     }
 
-    /// A batch of touches under one hold of the unit's lock: where it ended, and whether for want of anything to do (or of
-    /// patience of others) rather than at a fault.
+    /// Accesses up to [`TOUCH_BATCH`] bytes under one hold of the unit's lock. Returns the address
+    /// where it stopped, and false if it stopped at a fault.
     fn touch_some(&self, mut va: u64, end: u64, stride: u64, access: Access) -> (u64, bool) {
         let hardware = self.machine().hardware();
         if S::STRICT || end > hardware.arch().user_end() {
@@ -241,7 +242,7 @@ impl<S: Simulated, H: Handler> Program<'_, S, H> {
         let byte = self.machine().hardware().arena().byte(pa);
         match access {
             Access::Write => byte.store(1, Ordering::Relaxed),
-            // Volatile in effect: the value is thrown away, and the load must happen all the same.
+            // Volatile in effect: the value is discarded, and the load must happen all the same.
             Access::Read | Access::Execute => drop(std::hint::black_box(byte.load(Ordering::Relaxed))),
         }
     }
@@ -266,20 +267,20 @@ impl<S: Simulated, H: Handler> Program<'_, S, H> {
         if va >= hardware.arch().user_end() {
             return Err(Fault::Address(va));
         }
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_FAULTS {
             if let Some(done) = self.attempt(va, access, &mut act) {
                 return Ok(done);
             }
             *faults += 1;
             hardware.count_fault(cpu);
-            // The thread may sit at several CPUs: the fault happens on this one.
+            // The thread may have seats at several CPUs: the fault happens on this one.
             let _seat = hardware.seats.sit(cpu);
             self.space.fault(va, access).map_err(Fault::Handler)?;
         }
         Err(Fault::Stuck(va))
     }
 
-    /// One try: `None` if it faults.
+    /// Tries an access once. Returns `None` if it faults.
     fn attempt<R>(&self, va: u64, access: Access, act: &mut impl FnMut(PhysAddr) -> R) -> Option<R> {
         let (machine, cpu) = (self.machine(), self.cpu.number());
         let hardware = machine.hardware();
@@ -289,22 +290,24 @@ impl<S: Simulated, H: Handler> Program<'_, S, H> {
         if !S::STRICT {
             return Some(act(pa));
         }
-        // Without the lock, so that others get a turn; an invalidation that reaches this translation waits for it.
+        // The access happens without the lock, so that other CPUs get a turn. An invalidation that
+        // reaches this translation waits for it.
         mmu.in_flight = Some((Tag::new(self.id, va, leaf.shift), leaf));
         drop(mmu);
-        let _landed = Landing { hardware, cpu };
+        let _in_flight = InFlight { hardware, cpu };
         machine.before_use(cpu, self.id, va, pa, access);
         Some(act(pa))
     }
 }
 
-/// Ends an access that was under way, even if it ends in a panic: whoever waits for it must not wait for ever.
-struct Landing<'h, A: Silicon> {
+/// Guard of an access under way. Ends the access even on a panic, so that an invalidation that
+/// waits for it goes on.
+struct InFlight<'h, A: Silicon> {
     hardware: &'h Hardware<A>,
     cpu: usize,
 }
 
-impl<A: Silicon> Drop for Landing<'_, A> {
+impl<A: Silicon> Drop for InFlight<'_, A> {
     fn drop(&mut self) {
         self.hardware.mmu(self.cpu).in_flight = None;
     }

@@ -1,22 +1,23 @@
-//! Who decides which simulated CPU goes on: the host's scheduler, or a deterministic one.
+//! The schedule of simulated CPUs: the host's scheduler, or a deterministic one.
 
 use std::cell::Cell;
 use std::thread;
 
-/// How the CPUs of a machine take turns.
+/// The way in which the CPUs of a machine take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
-    /// As the host likes: each CPU is a thread of its own.
+    /// The host's scheduler: each CPU is a thread of its own.
     #[default]
     Host,
-    /// As `shuttle` decides: the machine is built and used inside `shuttle::check_…`, each CPU is a `shuttle` thread, and
-    /// every event of the engine is a point where another may go on. A failing schedule can be replayed.
+    /// `shuttle`: the machine is built and used inside `shuttle::check_…`, each CPU is a `shuttle`
+    /// thread, and every event of the engine is a point where another CPU may go on. A failing
+    /// schedule can be replayed.
     #[cfg(feature = "shuttle")]
     Shuttle,
 }
 
-/// Spins between two offers of the host's CPU to somebody else: there may be fewer CPUs on the host than in the machine,
-/// and then whoever holds the lock needs a turn to give it back.
+/// Spins between two yields to the host. The host may have fewer CPUs than the machine, and then
+/// the thread that holds the lock needs a turn to release it.
 const SPINS_PER_YIELD: u32 = 32;
 
 thread_local! {
@@ -24,7 +25,7 @@ thread_local! {
 }
 
 impl Schedule {
-    /// A turn of a loop that waits for another CPU.
+    /// Called in each iteration of a loop that waits for another CPU.
     pub(crate) fn relax(self) {
         match self {
             Schedule::Host => {
@@ -49,8 +50,8 @@ impl Schedule {
         match self {
             Schedule::Host if host_yields => thread::yield_now(),
             Schedule::Host => {}
-            // Time isn't modelled there: to sleep is to be switched away from, without the hint that nothing is gained by
-            // going on, which a yield would give to the scheduler.
+            // `shuttle` models no time: a sleep switches away without the hint of a yield that
+            // going on gains nothing.
             #[cfg(feature = "shuttle")]
             Schedule::Shuttle if !thread::panicking() => shuttle::thread::sleep(std::time::Duration::ZERO),
             #[cfg(feature = "shuttle")]
@@ -58,7 +59,8 @@ impl Schedule {
         }
     }
 
-    /// Which thread of execution this is, if more than one share a thread of the host.
+    /// Returns an ID of this thread of execution, distinct among those that share a thread of the
+    /// host.
     pub(crate) fn task(self) -> u64 {
         match self {
             Schedule::Host => 0,

@@ -1,9 +1,9 @@
-//! Who is which CPU.
+//! Maps threads to CPUs.
 //!
-//! A thread of execution (one of the host's, or a coroutine of a deterministic schedule) is a CPU of a machine for as
-//! long as it holds a [`Seat`] there. It may sit in several machines at once, and at several CPUs of one machine: the
-//! seat taken last says who it is. Two threads never sit at the same CPU, because nothing in a machine would be per CPU
-//! any more.
+//! A thread of execution (one of the host's, or a coroutine of a deterministic schedule) is a CPU
+//! of a machine for as long as it holds a [`Seat`] there. It may have seats in several machines at
+//! once, and at several CPUs of one machine: the seat taken last decides which CPU it is. Two
+//! threads never sit at the same CPU, because then per-CPU data would not be per CPU.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::schedule::Schedule;
 
-/// Tells machines apart. Not state of any machine: only the next number.
+/// The ID of the next machine. It belongs to no machine's state.
 static NEXT_MACHINE: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,9 +22,9 @@ struct Sitting {
 }
 
 thread_local! {
-    /// The seat of this thread that was taken last, so that the question which CPU this is costs one comparison.
+    /// This thread's last seat, so that finding the current CPU costs one comparison.
     static TOP: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
-    /// All of them, in order.
+    /// All seats of this thread, in the order they were taken.
     static SITTING: RefCell<Vec<Sitting>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -55,7 +55,10 @@ impl Seats {
         self.taken.iter().filter(|taken| taken.load(Ordering::Relaxed)).nth(1).is_some()
     }
 
-    /// Which CPU this thread is.
+    /// Returns the CPU that this thread is.
+    ///
+    /// # Panics
+    /// If it has no seat in this machine.
     #[inline]
     pub fn current(&self) -> usize {
         let (machine, cpu) = TOP.get();
@@ -67,23 +70,27 @@ impl Seats {
         if let Some(cpu) = self.sitting() {
             return cpu;
         }
-        // What a failed test still has to drop may ask; its own message is worth more than another panic, which would
-        // end the process.
+        // Destructors of a failed test may need a CPU. Another panic would end the process and hide
+        // the test's own message.
         if std::thread::panicking() {
             return 0;
         }
         panic!(
-            "this thread is no CPU of this machine: take a seat first, with `machine.cpu(n)` or `machine.on_cpu(n, || …)`"
+            "this thread is not a CPU of this machine: take a seat first, with `machine.cpu(n)` or \
+             `machine.on_cpu(n, || …)`"
         );
     }
 
-    /// Which CPU this thread is, if it is one.
+    /// Returns the CPU that this thread is, if it has a seat.
     pub fn sitting(&self) -> Option<usize> {
         let task = self.schedule.task();
         SITTING.with_borrow(|all| all.iter().rev().find(|s| s.machine == self.machine && s.task == task).map(|s| s.cpu))
     }
 
-    /// Sit down at `cpu`. Sitting down where this thread sits already is fine.
+    /// Takes a seat at `cpu`. Taking one where this thread already sits is allowed.
+    ///
+    /// # Panics
+    /// If another thread is that CPU.
     pub fn sit(&self, cpu: usize) -> Seat<'_> {
         assert!(cpu < self.count(), "this machine has {} CPUs, there is no CPU {cpu}", self.count());
         let sitting = Sitting { machine: self.machine, task: self.schedule.task(), cpu };
@@ -99,13 +106,13 @@ impl Seats {
     }
 
     fn set_top(&self, all: &[Sitting]) {
-        // Coroutines share the host's thread, so there the last seat is not the asker's.
+        // Coroutines share the host's thread, so the last seat may be another coroutine's.
         let top = all.last().filter(|s| s.task == 0);
         TOP.set(top.map_or((0, 0), |s| (s.machine, s.cpu)));
     }
 }
 
-/// A thread's seat at a CPU, until dropped. Seats may be left in any order.
+/// A thread's seat at a CPU, until dropped. Seats may be released in any order.
 #[derive(Debug)]
 pub(crate) struct Seat<'m> {
     seats: &'m Seats,
@@ -145,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_seat_counts_and_machines_nest() {
+    fn the_last_seat_decides_the_cpu_in_each_machine() {
         let (a, b) = (Seats::new(4, Schedule::Host), Seats::new(2, Schedule::Host));
         let a3 = a.sit(3);
         assert_eq!(a.current(), 3);
@@ -160,12 +167,12 @@ mod tests {
         assert_eq!((a.sitting(), b.current()), (None, 1));
         drop(b1);
         assert_eq!((a.sitting(), b.sitting()), (None, None));
-        // Nobody sits at any of them: others may.
+        // The seats are free, so another thread may take them.
         std::thread::scope(|s| s.spawn(|| drop((a.sit(3), a.sit(0), b.sit(1)))).join()).unwrap();
     }
 
     #[test]
-    fn one_thread_is_one_cpu() {
+    fn a_taken_seat_is_refused_to_another_thread() {
         let seats = Seats::new(2, Schedule::Host);
         let _mine = seats.sit(1);
         let panic = std::thread::scope(|s| s.spawn(|| drop(seats.sit(1))).join()).unwrap_err();
@@ -174,8 +181,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "this thread is no CPU of this machine")]
-    fn standing_is_an_error() {
+    #[should_panic(expected = "this thread is not a CPU of this machine")]
+    fn a_thread_without_a_seat_is_no_cpu() {
         Seats::new(1, Schedule::Host).current();
     }
 }

@@ -1,37 +1,38 @@
-//! What the hardware did, in numbers.
+//! Counters of the simulated hardware.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::program::Access;
 
-/// Counts of one CPU or of a whole machine.
+/// Counters of one CPU or of a whole machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Accesses answered by a bank of the first tier.
+    /// Accesses that hit in a bank of the first tier.
     pub hits: u64,
-    /// Accesses answered by a bank of a later tier.
+    /// Accesses that hit in a bank of a later tier.
     pub later_hits: u64,
-    /// Accesses that no bank answered.
+    /// Accesses that missed in every bank.
     pub misses: u64,
-    /// Of the accesses that a later tier answered, those that fetched instructions.
+    /// Instruction fetches among [`later_hits`](Stats::later_hits).
     pub later_fetch_hits: u64,
-    /// Of the accesses that no bank answered, those that fetched instructions.
+    /// Instruction fetches among [`misses`](Stats::misses).
     pub fetch_misses: u64,
-    /// Walks: one a miss, and one whenever accessed or dirty had to be set for a translation already cached.
+    /// Page walks: one for each miss, and one whenever accessed or dirty had to be set for a cached
+    /// translation.
     pub walks: u64,
-    /// Entries that walks read: what a paging-structure cache saves.
+    /// Entries that walks read; a paging-structure cache saves some.
     pub walk_reads: u64,
     /// Faults delivered to a handler.
     pub faults: u64,
     /// Calls of [`vellum::platform::Tlb::invalidate`] by this CPU.
     pub invalidations: u64,
-    /// Ranges in those; a whole space counts as one.
+    /// Ranges in those invalidations; a whole space counts as one.
     pub ranges: u64,
-    /// Pages in those, at the stride of the call; a whole space counts as none.
+    /// Pages in those ranges, at the stride of the call; a whole space counts as none.
     pub pages: u64,
-    /// Other CPUs that those reached.
+    /// Other CPUs that those invalidations reached.
     pub ipis: u64,
     /// Calls of [`vellum::platform::Tlb::invalidate_local`] by this CPU.
     pub local_invalidations: u64,
@@ -73,10 +74,11 @@ impl AddAssign for Stats {
     }
 }
 
-/// The invalidations that one CPU asked for, alone on its cache line. Only that CPU writes, so plain adding will do.
+/// Invalidations that one CPU has requested, alone on its cache line. Only that CPU writes, so it
+/// adds with plain loads and stores.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(crate) struct Asked {
+pub(crate) struct Invalidations {
     invalidations: AtomicU64,
     ranges: AtomicU64,
     pages: AtomicU64,
@@ -84,7 +86,7 @@ pub(crate) struct Asked {
     local: AtomicU64,
 }
 
-impl Asked {
+impl Invalidations {
     pub fn count(&self, ranges: u64, pages: u64, ipis: u64) {
         let add = |counter: &AtomicU64, n: u64| counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         add(&self.invalidations, 1);

@@ -1,14 +1,15 @@
-//! One CPU's translation caches: banks of translations, and the paging-structure cache, which remembers pointers to
-//! tables so that a walk need not start at the root.
+//! The translation caches of one CPU: banks of translations, and the paging-structure cache, which
+//! holds pointers to page tables so that a walk need not start at the root.
 //!
-//! What an entry holds is decided by the bank: all of a block that tables mark as contiguous, or a part of it; a huge page, or
-//! a part; pages that are contiguous though nothing says so.
+//! The bank decides how much one entry holds: all of a contiguous block, or a part of it; a huge
+//! page, or a part; contiguous pages that no bit marks, if the bank coalesces.
 //!
-//! Where the architecture lets a TLB hold entries that are not present ([`vellum::arch::stale`]),
-//! they are held apart, and preferred to a translation of the same address.
+//! If the architecture lets a TLB cache entries that are not present ([`vellum::arch::stale`]),
+//! these are kept in a cache of their own, which takes precedence over a translation of the same
+//! address.
 //!
-//! Everything is tagged with the address space, as with PCIDs or ASIDs. Nothing is ever dropped for convenience: what the
-//! engine forgets to invalidate stays and is used.
+//! Every entry is tagged with the address space, as with PCIDs or ASIDs. Nothing is dropped for
+//! convenience: a translation that the engine forgets to invalidate stays and is used.
 
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ use crate::model::{Bank, TlbModel};
 use crate::program::Access;
 use crate::walker::{Found, Leaf};
 
-/// What an entry is looked up by: a naturally aligned stretch of a space.
+/// The key of an entry: a naturally aligned range of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
     pub space: SpaceId,
@@ -37,8 +38,9 @@ impl Tag {
         VirtRange { start, end: start + (1 << self.shift) }
     }
 
-    /// Whether an invalidation reaches this entry: one of the addresses that it steps through must lie inside. A stride
-    /// wider than the entry can step over it, as it does on real processors.
+    /// Returns whether an invalidation reaches this entry: one of the addresses that it steps
+    /// through must lie inside. A stride wider than the entry can step over it, as on real
+    /// processors.
     pub fn reached_by(self, what: &Invalidation<'_>) -> bool {
         if self.space != what.space {
             return false;
@@ -69,7 +71,8 @@ impl<T> Default for Slot<T> {
 #[derive(Debug)]
 struct Cache<T> {
     slots: Box<[Slot<T>]>,
-    /// A bit for each slot: 0 if it holds nothing. Large caches are mostly empty, and looked through at each event.
+    /// A bit for each slot: 0 if it is empty. Large caches are mostly empty, and are searched at
+    /// each event.
     filled: Box<[u64]>,
     ways: usize,
     /// Number of sets, less one.
@@ -84,14 +87,14 @@ impl<T: Copy> Cache<T> {
         Cache { slots, filled, ways: ways as usize, mask: sets as u64 - 1 }
     }
 
-    /// The slots of the set that a page is held in.
+    /// Returns the slots of the set of a page.
     #[inline]
     fn set(&self, page: u64) -> Range<usize> {
         let first = (page & self.mask) as usize * self.ways;
         first..first + self.ways
     }
 
-    /// What is held for an address in an entry of one of these sizes.
+    /// Returns the value cached for an address, in an entry of one of these sizes.
     #[inline]
     fn find(&mut self, space: SpaceId, va: u64, shifts: &[u32], now: u64) -> Option<T> {
         if self.mask != 0 {
@@ -139,7 +142,7 @@ impl<T: Copy> Cache<T> {
         filled.flat_map(|(bits, slots)| ones(*bits).filter_map(|n| slots[n].entry))
     }
 
-    /// The first entry that is like this.
+    /// Returns the first entry that satisfies `like`.
     fn first(&self, mut like: impl FnMut(&(Tag, T)) -> bool) -> Option<(Tag, T)> {
         for (bits, slots) in self.filled.iter().zip(self.slots.chunks(64)) {
             for n in ones(*bits) {
@@ -151,8 +154,8 @@ impl<T: Copy> Cache<T> {
         None
     }
 
-    /// The first entry that is like this, of those that hold some of a range; no entry has another
-    /// size than these. Where the range can be in few sets, no other is looked through.
+    /// Returns the first entry over some of a range that satisfies `like`. All entries have one of
+    /// `sizes`. If the range maps to few sets, only these are searched.
     fn first_over(
         &self,
         space: SpaceId,
@@ -171,7 +174,7 @@ impl<T: Copy> Cache<T> {
     }
 }
 
-/// The numbers of the bits that are 1.
+/// Returns the positions of the set bits.
 fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let n = (bits != 0).then(|| bits.trailing_zeros() as usize);
@@ -180,12 +183,12 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// A bank, as far as a format has use for it.
+/// A bank, restricted to the sizes that a format has.
 #[derive(Debug)]
 struct Store {
     bank: Bank,
     cache: Cache<Leaf>,
-    /// The sizes that occur, smallest first.
+    /// The sizes of its entries, smallest first.
     sizes: Vec<u32>,
 }
 
@@ -201,13 +204,13 @@ impl Store {
         (!mine.is_empty()).then(|| Store { bank: bank.clone(), cache, sizes: mine })
     }
 
-    /// The most of `1 << limit` bytes that one entry holds.
+    /// Returns the largest size, up to `1 << limit` bytes, that one entry holds.
     fn holds(&self, limit: u32) -> Option<u32> {
         self.sizes.iter().rev().find(|size| **size <= limit).copied()
     }
 }
 
-/// Two translations of one address that don't agree.
+/// Two translations of one address that disagree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Conflict {
     pub held: (Tag, Leaf),
@@ -224,21 +227,21 @@ pub(crate) struct Tlb {
     now: u64,
 }
 
-/// Entries that are not present, each with how many accesses it makes fault before the CPU looks
-/// again, if it does by itself.
+/// Cached entries that are not present. The value is the number of accesses that it makes fault
+/// before the CPU reads the entry again, or `None` if the CPU never does so by itself.
 #[derive(Debug)]
 struct Absent {
     cache: Cache<Option<u32>>,
-    /// log2 of what an entry maps, by level. Empty: none is held.
+    /// log2 of the bytes that an entry maps, by level. Empty if such entries are not cached.
     sizes: Vec<u32>,
 }
 
-/// So many entries that are not present are held.
+/// The number of entries that are not present which are cached.
 const ABSENT: u32 = 16;
 
 impl Tlb {
-    /// For a format with these sizes of pages, huge pages and blocks, and so many levels: what the model has for others stays
-    /// out.
+    /// Builds the caches for a format with these page sizes and so many levels; sizes and levels
+    /// that the format does not have are left out.
     pub fn new(model: &TlbModel, page_shift: u32, sizes: &[u32], levels: u8) -> Self {
         let mut stores: Vec<_> = model.banks.iter().filter_map(|bank| Store::new(bank, page_shift, sizes)).collect();
         stores.sort_by_key(|store| store.bank.tier);
@@ -248,16 +251,16 @@ impl Tlb {
         Tlb { stores, paging, absent: Absent { cache: Cache::new(1, 1), sizes: Vec::new() }, now: 0 }
     }
 
-    /// From now on entries are held that are not present, of tables with so many levels; if this
-    /// holds anything.
-    pub fn hold_absent(&mut self, page_shift: u32, levels: u8) {
+    /// Caches entries that are not present from now on, for page tables of so many levels; a TLB
+    /// without banks caches none.
+    pub fn cache_absent(&mut self, page_shift: u32, levels: u8) {
         if !self.stores.is_empty() {
             let sizes = (0..u32::from(levels)).map(|level| page_shift + level * (page_shift - 3)).collect();
             self.absent = Absent { cache: Cache::new(1, ABSENT), sizes };
         }
     }
 
-    /// Whether it is held that there is no entry for `va`.
+    /// Returns whether a cached entry says that `va` is not present.
     #[inline]
     pub fn is_absent(&mut self, space: SpaceId, va: u64) -> bool {
         if self.absent.sizes.is_empty() {
@@ -275,8 +278,8 @@ impl Tlb {
         true
     }
 
-    /// Hold that an entry which maps `1 << shift` bytes around `va` is not present, for so many
-    /// accesses more if `left` says.
+    /// Caches that an entry which maps `1 << shift` bytes around `va` is not present, for `left`
+    /// more accesses if that is `Some`.
     pub fn insert_absent(&mut self, space: SpaceId, va: u64, shift: u32, left: Option<u32>) {
         if !self.absent.sizes.is_empty() {
             debug_assert!(self.absent.sizes.contains(&shift));
@@ -285,7 +288,7 @@ impl Tlb {
         }
     }
 
-    /// The translation of `va` if one is cached, and the tier that had it.
+    /// Returns the translation of `va` if one is cached, and the tier that has it.
     #[inline]
     pub fn lookup(&mut self, space: SpaceId, va: u64, access: Access) -> Option<(Leaf, u8)> {
         self.now += 1;
@@ -301,8 +304,8 @@ impl Tlb {
         Some((leaf, tier))
     }
 
-    /// Cache a translation in every tier, no more of it in one entry than `limit` allows. The answer is the largest entry that
-    /// holds it now.
+    /// Caches a translation in every tier, at most `1 << limit` bytes of it in one entry. Returns
+    /// the largest entry that holds it now.
     pub fn insert(&mut self, space: SpaceId, va: u64, found: Found, access: Access, limit: u32) -> Leaf {
         self.put_below(space, va, found.leaf, found.span.min(limit), access, u8::MAX)
     }
@@ -319,7 +322,7 @@ impl Tlb {
             let most = serving.iter().filter_map(|store| store.holds(limit)).max();
             for store in serving {
                 if let Some(size) = most.filter(|most| store.holds(limit) == Some(*most)) {
-                    let held = leaf.held(va, size);
+                    let held = leaf.resized(va, size);
                     store.cache.put(Tag::new(space, va, size), held, self.now);
                     if size > largest.shift {
                         largest = held;
@@ -330,23 +333,24 @@ impl Tlb {
         largest
     }
 
-    /// A cached translation of some of what a new one is about to translate, that is not of the same page or block, or says
-    /// that it is elsewhere.
+    /// Returns a cached translation that overlaps a new one, and is of another size or maps another
+    /// address.
     pub fn conflict(&self, space: SpaceId, va: u64, new: Leaf) -> Option<Conflict> {
         let tag = Tag::new(space, va, new.block);
-        let whole = new.held(va, new.block);
+        let whole = new.resized(va, new.block);
         let differs = |held: &(Tag, Leaf)| {
             let (at, leaf) = held;
             let offset = at.range().start.wrapping_sub(tag.range().start);
             let inside = offset < 1 << new.block;
-            // Of the same page or block there may be one entry or several, as long as they agree.
+            // A page or block may have one entry or several, as long as they agree.
             let agree = leaf.block == new.block && (!inside || whole.base.0 + offset == leaf.base.0);
             !agree && (leaf.block != new.block || *at != tag)
         };
         self.translation_over(space, tag.range(), differs).map(|held| Conflict { held, new: (tag, whole) })
     }
 
-    /// Where the walk for `va` may start: the table that the deepest cached pointer names, and that table's level.
+    /// Returns where the walk for `va` may start: the page table of the deepest cached pointer, and
+    /// its level.
     pub fn start(&mut self, space: SpaceId, va: u64, level_shift: impl Fn(u8) -> u32) -> Option<(Pfn, u8)> {
         let now = self.now;
         self.paging.iter_mut().find_map(|(level, cache)| {
@@ -354,14 +358,14 @@ impl Tlb {
         })
     }
 
-    /// Remember the pointer at `level` (where an entry spans `1 << shift` bytes) on the way to `va`.
+    /// Caches the pointer at `level` (where an entry spans `1 << shift` bytes) on the way to `va`.
     pub fn insert_pointer(&mut self, space: SpaceId, va: u64, level: u8, shift: u32, table: Pfn) {
         if let Some((_, cache)) = self.paging.iter_mut().find(|(l, _)| *l == level) {
             cache.put(Tag::new(space, va, shift), table, self.now);
         }
     }
 
-    /// Drop what an invalidation reaches.
+    /// Drops the entries that an invalidation reaches.
     pub fn invalidate(&mut self, what: &Invalidation<'_>) {
         for Store { cache, .. } in &mut self.stores {
             cache.retain(|tag| !tag.reached_by(what));
@@ -371,19 +375,19 @@ impl Tlb {
                 cache.retain(|tag| !tag.reached_by(what));
             }
         }
-        // What may become a pointer to a table goes as pointers do.
+        // An absent entry that may become a pointer to a page table is dropped as pointers are.
         let page = self.absent.sizes.first().copied();
         self.absent.cache.retain(|tag| !tag.reached_by(what) || !what.tables && Some(tag.shift) != page);
     }
 
-    /// Drop what is held for one address, as a fault does on processors that promise so.
+    /// Drops the entries of one address, as a fault does on processors that guarantee it.
     pub fn forget(&mut self, space: SpaceId, va: u64) {
         let keep = |tag: Tag| tag.space != space || !tag.range().contains(va);
         self.stores.iter_mut().for_each(|store| store.cache.retain(keep));
         self.paging.iter_mut().for_each(|(_, cache)| cache.retain(keep));
     }
 
-    /// Drop everything of a space.
+    /// Drops all entries of a space.
     pub fn forget_space(&mut self, space: SpaceId) {
         for Store { cache, .. } in &mut self.stores {
             cache.retain(|tag| tag.space != space);
@@ -394,7 +398,7 @@ impl Tlb {
         self.absent.cache.retain(|tag| tag.space != space);
     }
 
-    /// Forget one entry, if the n-th slot holds one.
+    /// Evicts the entry in the n-th slot, if there is one.
     pub fn evict(&mut self, n: usize) {
         let leaves: usize = self.stores.iter().map(|store| store.cache.slots.len()).sum();
         let pointers: usize = self.paging.iter().map(|(_, cache)| cache.slots.len()).sum();
@@ -417,12 +421,12 @@ impl Tlb {
         }
     }
 
-    /// A translation that is like this.
+    /// Returns a translation that satisfies `like`.
     pub fn translation(&self, like: impl Fn(&(Tag, Leaf)) -> bool) -> Option<(Tag, Leaf)> {
         self.stores.iter().find_map(|store| store.cache.first(&like))
     }
 
-    /// The same, of those of a range.
+    /// Returns a translation over some of a range that satisfies `like`.
     pub fn translation_over(
         &self,
         space: SpaceId,
@@ -432,13 +436,13 @@ impl Tlb {
         self.stores.iter().find_map(|store| store.cache.first_over(space, range, &store.sizes, &like))
     }
 
-    /// All translations. What several banks hold comes several times.
+    /// Returns all translations. One that several banks hold comes several times.
     #[cfg(test)]
     pub fn translations(&self) -> impl Iterator<Item = (Tag, Leaf)> + '_ {
         self.stores.iter().flat_map(|store| store.cache.iter())
     }
 
-    /// All pointers to tables.
+    /// Returns all cached pointers to page tables.
     pub fn pointers(&self) -> impl Iterator<Item = (Tag, Pfn)> + '_ {
         self.paging.iter().flat_map(|(_, cache)| cache.iter())
     }
@@ -466,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_tier_keeps_what_the_first_lost() {
+    fn a_later_tier_refills_the_first() {
         let mut tlb = Tlb::new(&TlbModel::GENERIC, 12, &[12, 21, 30], 4);
         // Five pages of one set of four ways.
         for page in 0..5 {
@@ -474,11 +478,11 @@ mod tests {
         }
         assert_eq!(tlb.lookup(SPACE, 0, Access::Read).unwrap().1, 2);
         assert_eq!(tlb.lookup(SPACE, 0, Access::Read).unwrap().1, 1, "refilled");
-        assert_eq!(tlb.lookup(SpaceId(8), 0, Access::Read), None, "tagged");
+        assert_eq!(tlb.lookup(SpaceId(8), 0, Access::Read), None, "entries are tagged with the space");
     }
 
     #[test]
-    fn a_stride_too_wide_steps_over_small_pages() {
+    fn an_invalidation_with_too_wide_a_stride_skips_small_pages() {
         let mut tlb = Tlb::new(&TlbModel::SMALL, 12, &[12, 21, 30], 4);
         let range = [VirtRange { start: 0x20_0000, end: 0x60_0000 }];
         for va in [0x20_0000, 0x20_1000, 0x40_0000, 0x60_0000] {
@@ -496,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_few_sets_and_one_of_many_have_what_is_held_for_them() {
+    fn a_search_over_a_range_finds_entries_in_few_sets_and_in_many() {
         let mut cache = Cache::new(128, 4);
         let (page, huge) = (0x4030_5000, 0x8020_0000);
         cache.put(Tag::new(SPACE, page, 12), (), 1);
@@ -518,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn pointers_go_only_when_tables_went() {
+    fn table_pointers_are_dropped_only_by_invalidations_of_tables() {
         let mut tlb = Tlb::new(&TlbModel::SMALL, 12, &[12, 21, 30], 4);
         let shift = |level: u8| 12 + 9 * (level as u32 - 1);
         tlb.insert_pointer(SPACE, 0x4000_0000, 3, shift(3), Pfn(3));
@@ -529,16 +533,16 @@ mod tests {
         tlb.invalidate(&invalidation(&range, 12, false));
         assert_eq!(tlb.pointers().count(), 2);
         tlb.invalidate(&invalidation(&range, 12, true));
-        assert_eq!(tlb.pointers().count(), 0, "both are on the way there");
+        assert_eq!(tlb.pointers().count(), 0, "both pointers are on the way to the range");
         assert_eq!(tlb.start(SPACE, 0x4020_5000, shift), None);
     }
 
     #[test]
-    fn an_absent_entry_is_held_until_it_is_invalidated_and_one_of_an_upper_level_until_tables_are() {
+    fn absent_entries_are_cached_until_invalidated_and_upper_levels_until_tables_are() {
         let mut tlb = Tlb::new(&TlbModel::SMALL, 12, &[12, 21, 30], 3);
         tlb.insert_absent(SPACE, 0x4000_0000, 12, None);
-        assert!(!tlb.is_absent(SPACE, 0x4000_0000), "the architecture has none");
-        tlb.hold_absent(12, 3);
+        assert!(!tlb.is_absent(SPACE, 0x4000_0000), "not cached before cache_absent");
+        tlb.cache_absent(12, 3);
         tlb.insert_absent(SPACE, 0x4000_0000, 12, None);
         tlb.insert_absent(SPACE, 0x4020_0000, 21, None);
         let range = [VirtRange { start: 0x4000_0000, end: 0x4040_0000 }];
@@ -549,11 +553,11 @@ mod tests {
         tlb.invalidate(&invalidation(&range, 12, true));
         assert!(!tlb.is_absent(SPACE, 0x4035_0000));
         tlb.insert_absent(SPACE, 0, 12, Some(2));
-        assert_eq!([(); 3].map(|()| tlb.is_absent(SPACE, 0)), [true, true, false], "held for a while");
+        assert_eq!([(); 3].map(|()| tlb.is_absent(SPACE, 0)), [true, true, false], "cached for two accesses");
     }
 
     #[test]
-    fn a_fault_that_drops_what_is_held_drops_pointers_on_the_way_too() {
+    fn forgetting_an_address_drops_the_table_pointers_on_its_way() {
         let mut tlb = Tlb::new(&TlbModel::SMALL, 12, &[12, 21, 30], 4);
         insert(&mut tlb, 0x4020_0000, 12);
         insert(&mut tlb, 0x4020_1000, 12);

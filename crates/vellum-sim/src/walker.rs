@@ -1,4 +1,5 @@
-//! The page walker: reads the tables in memory as the processor does, and sets accessed and dirty as it does.
+//! The page walker: reads the page tables in memory as the processor does, and sets accessed and
+//! dirty as it does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,63 +9,63 @@ use vellum::arch::{Aarch64, Arch, Attrs, Kind, Riscv64, X86_64};
 use crate::arena::Arena;
 use crate::program::Access;
 
-/// What a processor does to tables that the format alone doesn't say.
+/// The way in which a processor updates page tables, beyond the format itself.
 pub trait Silicon: Arch {
-    /// Bits that a walk sets in each pointer to a table that it follows.
+    /// Returns the bits that a walk sets in each pointer to a page table that it follows.
     fn table_accessed(&self) -> u64 {
         0
     }
 }
 
 impl Silicon for X86_64 {
-    // "Whenever the processor uses a paging-structure entry as part of linear-address translation, it sets the accessed
-    // flag in that entry" (Intel SDM vol. 3A §5.8), not in leaves alone.
+    // "Whenever the processor uses a paging-structure entry as part of linear-address translation,
+    // it sets the accessed flag in that entry" (Intel SDM vol. 3A §5.8), not in leaves lockless.
     fn table_accessed(&self) -> u64 {
         1 << 5
     }
 }
 
-// A CPU that manages accessed and dirty in leaves (FEAT_HAFDBS), unless the machine leaves them to software, and not in table
-// descriptors (FEAT_HAFT).
+// A CPU that sets accessed and dirty in leaves (FEAT_HAFDBS), unless the machine leaves them to
+// software, and not in table descriptors (FEAT_HAFT).
 impl Silicon for Aarch64 {}
 
-// A CPU with Svadu, or else with Svade. In a pointer to a table the bits are reserved.
+// A CPU with Svadu, or else with Svade. In a pointer to a page table the bits are reserved.
 impl Silicon for Riscv64 {}
 
-/// The bits to flip in leaf `raw` for `more` of [`Attrs::HARDWARE`] to be set too. (In some formats dirty is a bit that is
-/// cleared.)
+/// Returns the bits to flip in leaf `raw` so that `more` of [`Attrs::HARDWARE`] is set too. (In
+/// some formats dirty is a bit that is cleared.)
 pub(crate) fn hardware_bits<A: Arch>(arch: &A, raw: u64, level: u8, more: Attrs) -> u64 {
     let (pa, attrs) = (arch.leaf_addr(raw, level), arch.attrs(raw, level));
     arch.leaf(pa, attrs, level) ^ arch.leaf(pa, attrs | more, level)
 }
 
-/// A translation: of a page, or of as much as an entry of a TLB holds.
+/// A translation: of a page, or of as much as a TLB entry holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf {
     /// The address of the first byte.
     pub base: PhysAddr,
     /// log2 of the size.
     pub shift: u32,
-    /// What the leaf says besides.
+    /// The attributes of the leaf.
     pub attrs: Attrs,
-    /// log2 of the size that the tables say: that of the page, or of the block that it is joined to.
+    /// log2 of the size in the page tables: that of the page, or of its contiguous block.
     pub block: u32,
 }
 
 impl Leaf {
-    /// As an entry of another size holds it, for `va`.
-    pub fn held(self, va: u64, shift: u32) -> Leaf {
+    /// Returns the part for `va` that a TLB entry of another size holds.
+    pub fn resized(self, va: u64, shift: u32) -> Leaf {
         let pa = self.base.0 + (va & ((1 << self.shift) - 1));
         Leaf { base: PhysAddr(pa >> shift << shift), shift, ..self }
     }
 }
 
-/// What a walk found.
+/// The result of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     /// The page.
     pub leaf: Leaf,
-    /// log2 of the size of what is around it that one entry may hold: the block, or pages that coalesce.
+    /// log2 of the size around it that one TLB entry may hold: the block, or pages that coalesce.
     pub span: u32,
 }
 
@@ -76,12 +77,12 @@ pub(crate) enum Miss {
     Absent { shift: u32 },
     /// The leaf does not allow the access.
     Denied(Found),
-    /// The leaf allows the access, but says not that it was accessed, or is dirty, and hardware
-    /// leaves that to software.
-    Unrecorded(Found),
+    /// The leaf allows the access, but accessed or dirty is not set, and the machine leaves these
+    /// to software.
+    AdFault(Found),
 }
 
-/// What a walk sets in the leaf that it found.
+/// Returns the bits that a walk for this access sets in the leaf.
 pub(crate) fn sets(access: Access) -> Attrs {
     match access {
         Access::Write => Attrs::HARDWARE,
@@ -89,18 +90,20 @@ pub(crate) fn sets(access: Access) -> Attrs {
     }
 }
 
-/// How a walker goes about what the architecture leaves open.
+/// Choices that the architecture leaves to the walker.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Manner {
-    /// log2 of the most pages that it looks at to find them contiguous.
+pub(crate) struct WalkOptions {
+    /// log2 of the most pages that it checks for being contiguous.
     pub coalesces: u32,
-    /// Of the entries of a block, accessed and dirty are set in this one, modulo their number; in the page's own if `None`.
-    pub records_in: Option<usize>,
-    /// Accessed and dirty are left to software: what is to be recorded is a fault.
-    pub leaves_records: bool,
+    /// The entry of a block in which accessed and dirty are set, modulo the number of entries;
+    /// `None`: in the entry of the accessed page.
+    pub ad_entry: Option<usize>,
+    /// True if accessed and dirty are left to software, so that an access that would set one
+    /// faults.
+    pub software_ad_bits: bool,
 }
 
-/// Tables in memory.
+/// Page tables in memory.
 pub(crate) struct Tables<'a, A> {
     pub arena: &'a Arena,
     pub arch: &'a A,
@@ -111,14 +114,15 @@ impl<A: Silicon> Tables<'_, A> {
         self.arena.word(PhysAddr(table.addr().0 + 8 * index as u64))
     }
 
-    /// Walk from the table of `level` at `table` down to the leaf for `va`. `seen` hears of each table pointer that is
-    /// followed: the level where it stands, and the table. `reads` counts the entries read.
+    /// Walks from the page table at `table`, of `level`, down to the leaf for `va`. Calls `seen`
+    /// with each followed table pointer: its level, and the page table. `reads` counts the entries
+    /// read.
     pub fn walk(
         &self,
         (mut table, mut level): (Pfn, u8),
         va: u64,
         access: Access,
-        manner: Manner,
+        options: WalkOptions,
         reads: &mut u64,
         mut seen: impl FnMut(u8, Pfn),
     ) -> Result<Found, Miss> {
@@ -126,8 +130,8 @@ impl<A: Silicon> Tables<'_, A> {
         loop {
             let index = arch.index(va, level);
             let entry = self.entry(table, index);
-            // Another CPU may write the entry between reading it here and setting bits in it: then it counts as not yet read,
-            // as it does for the locked read-modify-write of a processor.
+            // Another CPU may write the entry between the read and the update here: then it is read
+            // again, as by the locked read-modify-write of a processor.
             let (raw, set) = loop {
                 *reads += 1;
                 let raw = entry.load(Ordering::Acquire);
@@ -136,11 +140,11 @@ impl<A: Silicon> Tables<'_, A> {
                     // A leaf that allows nothing is not present to the hardware.
                     Kind::Leaf if arch.attrs(raw, level).intersects(Attrs::PROT) => {
                         if !arch.attrs(raw, level).contains(access.needs()) {
-                            return Err(Miss::Denied(self.found(table, index, level, raw, manner)));
+                            return Err(Miss::Denied(self.found(table, index, level, raw, options)));
                         }
                         let flip = hardware_bits(arch, raw, level, sets(access));
-                        if flip != 0 && manner.leaves_records {
-                            return Err(Miss::Unrecorded(self.found(table, index, level, raw, manner)));
+                        if flip != 0 && options.software_ad_bits {
+                            return Err(Miss::AdFault(self.found(table, index, level, raw, options)));
                         }
                         flip
                     }
@@ -148,14 +152,14 @@ impl<A: Silicon> Tables<'_, A> {
                 };
                 let set = raw ^ flip;
                 if flip == 0
-                    || manner.records_in.is_some_and(|n| self.record_elsewhere(table, index, level, raw, access, n))
+                    || options.ad_entry.is_some_and(|n| self.record_in_other_entry(table, index, level, raw, access, n))
                     || entry.compare_exchange(raw, set, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                 {
                     break (raw, set);
                 }
             };
             if arch.kind(raw, level) == Kind::Leaf {
-                return Ok(self.found(table, index, level, set, manner));
+                return Ok(self.found(table, index, level, set, options));
             }
             table = arch.table_addr(raw).pfn();
             level -= 1;
@@ -163,9 +167,10 @@ impl<A: Silicon> Tables<'_, A> {
         }
     }
 
-    /// Set accessed or dirty for `raw`, one of a block, in the n-th entry of the block, if that is another and still says the
-    /// same (hardware may set the bits of any of them: Arm ARM D8.5.5; RISC-V, Svnapot). Whether it was.
-    fn record_elsewhere(&self, table: Pfn, index: usize, level: u8, raw: u64, access: Access, n: usize) -> bool {
+    /// Sets accessed or dirty for `raw`, an entry of a block, in the n-th entry of the block, if
+    /// that is another and still part of the block (hardware may set the bits in any of them: Arm
+    /// ARM D8.5.5; RISC-V, Svnapot). Returns whether it did.
+    fn record_in_other_entry(&self, table: Pfn, index: usize, level: u8, raw: u64, access: Access, n: usize) -> bool {
         let arch = self.arch;
         let bits = block_bits(arch, raw, level);
         let other = index >> bits << bits | n & ((1 << bits) - 1);
@@ -185,7 +190,8 @@ impl<A: Silicon> Tables<'_, A> {
         }
     }
 
-    /// Whether two leaves of a table say the same, these bits aside, of places next to each other.
+    /// Returns whether two leaves of a page table differ only by their distance, the bits of
+    /// `aside` ignored.
     fn same(&self, a: u64, at: usize, b: u64, other: usize, level: u8, aside: u64) -> bool {
         let arch = self.arch;
         let (a, b) = (arch.placed(a, at), arch.placed(b, other));
@@ -193,15 +199,17 @@ impl<A: Silicon> Tables<'_, A> {
         (a.wrapping_add(arch.step(a, level).wrapping_mul(distance)) ^ b) & !aside == 0
     }
 
-    /// A leaf that is in the table, with all that it makes known of its neighbours.
-    fn found(&self, table: Pfn, index: usize, level: u8, raw: u64, manner: Manner) -> Found {
+    /// Returns a leaf of a page table, with the size of its block or of the pages that coalesce
+    /// with it.
+    fn found(&self, table: Pfn, index: usize, level: u8, raw: u64, options: WalkOptions) -> Found {
         let arch = self.arch;
         let shift = arch.level_shift(level);
         let block = shift + block_bits(arch, raw, level);
         let base = arch.leaf_addr(arch.single(raw, index), level);
         let leaf = Leaf { base, shift, attrs: arch.attrs(raw, level), block };
-        // A walker reads a line of eight entries; pages alone are contiguous by chance.
-        let coalesced = (1..=manner.coalesces).rev().filter(|_| level == 1 && block == shift).find(|bits| {
+        // A walker reads a line of eight entries, so only entries of one line coalesce; larger
+        // leaves don't.
+        let coalesced = (1..=options.coalesces).rev().filter(|_| level == 1 && block == shift).find(|bits| {
             let first = index >> bits << bits;
             let aligned = base.0 >> shift & ((1 << bits) - 1) == (index - first) as u64;
             let alike = |i: usize| self.same(raw, index, self.entry(table, i).load(Ordering::Relaxed), i, level, 0);
@@ -211,7 +219,7 @@ impl<A: Silicon> Tables<'_, A> {
     }
 }
 
-/// log2 of how many entries are of one block with this one: 0 if it stands for itself.
+/// Returns log2 of the number of entries in the block of this entry; 0 if it is not part of one.
 pub(crate) fn block_bits<A: Arch>(arch: &A, raw: u64, level: u8) -> u32 {
     if A::JOINED != 0 && raw & A::JOINED != 0 { arch.block_bits(level) } else { 0 }
 }
@@ -223,7 +231,7 @@ mod tests {
     use vellum::platform::Region;
 
     #[test]
-    fn marking_a_leaf_makes_the_leaf_that_says_so() {
+    fn hardware_bits_set_accessed_and_dirty_as_the_format_encodes_them() {
         fn check<A: Silicon>(arch: A) {
             let prots = [Attrs::READ, Attrs::READ | Attrs::WRITE, Attrs::READ | Attrs::EXEC];
             for (level, prot) in [1, 2].into_iter().flat_map(|level| prots.map(|prot| (level, prot))) {
@@ -245,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_sets_what_the_access_sets_and_no_more() {
+    fn a_walk_sets_accessed_or_dirty_only_in_the_entries_it_uses() {
         let arch = X86_64::four_levels();
         let regions = vec![Region { base: PhysAddr(0), len: 16 << 20, zeroed: true, node: 0 }];
         let arena = Arena::new(&Ram { regions, prefault: false, reserve_swap: false, host_huge_pages: false }).unwrap();
@@ -265,7 +273,8 @@ mod tests {
         let go = |va: u64, access: Access| {
             let (mut reads, mut path) = (0, Vec::new());
             let tables = Tables { arena: &arena, arch: &arch };
-            let found = tables.walk((Pfn(1), 4), va, access, Manner::default(), &mut reads, |l, t| path.push((l, t.0)));
+            let found =
+                tables.walk((Pfn(1), 4), va, access, WalkOptions::default(), &mut reads, |l, t| path.push((l, t.0)));
             (found.map(|found| found.leaf), reads, path)
         };
 
@@ -276,15 +285,15 @@ mod tests {
         );
         assert_eq!((reads, path), (4, vec![(4, 2), (3, 3), (2, 4)]));
         assert_eq!(get(4, 5), arch.leaf(Pfn(9).addr(), Attrs::READ | Attrs::ACCESSED, 1));
-        assert_eq!(get(1, 0), arch.table(Pfn(2).addr()) | 1 << 5, "x86 marks table pointers too");
+        assert_eq!(get(1, 0), arch.table(Pfn(2).addr()) | 1 << 5, "x86 sets accessed in table pointers too");
 
         let absent = |shift| Err(Miss::Absent { shift });
         assert!(matches!(go(0x5123, Access::Write).0, Err(Miss::Denied(found)) if Ok(found.leaf) == leaf));
-        assert_eq!(go(0x6000, Access::Read).0, absent(12), "PROT_NONE is not there");
-        assert_eq!(go(0x7000, Access::Read).0, absent(12), "busy is not there");
+        assert_eq!(go(0x6000, Access::Read).0, absent(12), "a PROT_NONE leaf is not present");
+        assert_eq!(go(0x7000, Access::Read).0, absent(12), "a busy entry is not present");
         assert_eq!(go(0x8000, Access::Read).0, absent(12));
-        assert_eq!(go(0x40_0000, Access::Read).0, absent(21), "there is no table");
-        assert_eq!(get(4, 6), arch.leaf(Pfn(9).addr(), Attrs::empty(), 1), "a refused access leaves no mark");
+        assert_eq!(go(0x40_0000, Access::Read).0, absent(21), "there is no page table");
+        assert_eq!(get(4, 6), arch.leaf(Pfn(9).addr(), Attrs::empty(), 1), "a refused access sets no bit");
 
         let (leaf, reads, _) = go(0x20_0000 + 0x1234, Access::Write);
         assert_eq!((leaf.unwrap().shift, reads), (21, 3));

@@ -1,4 +1,4 @@
-//! The adversary: hardware that does, at the worst moment, what the architecture allows at any.
+//! The adversary: hardware that does at the worst moment what the architecture allows at any.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use crate::program::Access;
 use crate::rng::Rng;
 use crate::walker::Silicon;
 
-/// So many addresses are remembered as worth speculating on.
+/// Recently used addresses that are remembered as targets of speculation.
 const REMEMBERED: usize = 64;
 
 #[derive(Debug)]
@@ -23,48 +23,48 @@ pub(crate) struct Adversary {
 #[derive(Debug)]
 struct State {
     rng: Rng,
-    lately: VecDeque<(SpaceId, u64)>,
+    recent: VecDeque<(SpaceId, u64)>,
 }
 
-/// What the hardware decided to do.
+/// The actions of the hardware at one event.
 #[derive(Debug, Default)]
 struct Plan {
     mark: bool,
     speculate: bool,
     evict: bool,
-    /// Numbers to choose with.
+    /// Random numbers for the choices that the actions make.
     dice: [usize; 3],
-    lately: Option<(SpaceId, u64)>,
+    recent: Option<(SpaceId, u64)>,
 }
 
 impl Adversary {
     pub fn new(seed: u64, hostility: Hostility) -> Self {
-        Adversary { hostility, state: Mutex::new(State { rng: Rng::new(seed), lately: VecDeque::new() }) }
+        Adversary { hostility, state: Mutex::new(State { rng: Rng::new(seed), recent: VecDeque::new() }) }
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether another CPU of the machine should go on now.
+    /// Returns whether another CPU of the machine should go on now.
     pub fn preempts(&self) -> bool {
         self.with(|s| s.rng.percent(self.hostility.preempt))
     }
 
-    /// A program used this address.
+    /// Remembers an address that a program used.
     pub fn notice(&self, space: SpaceId, va: u64) {
         self.with(|s| {
-            if s.lately.len() == REMEMBERED {
-                s.lately.pop_front();
+            if s.recent.len() == REMEMBERED {
+                s.recent.pop_front();
             }
-            s.lately.push_back((space, va));
+            s.recent.push_back((space, va));
         });
     }
 
-    /// Do what hardware may do now. CPU `me` is about to do something that concerns `place`.
+    /// Does what hardware may do now. CPU `me` is about to do an event that concerns `place`.
     ///
-    /// All of it is walks and forgetting, so nothing happens here that the page walker could not do by itself. Locks of
-    /// the units are taken one at a time, and no turn is given away meanwhile.
+    /// All actions are walks and evictions, so nothing happens here that the page walker could not
+    /// do by itself. Each unit's lock is taken alone, and no turn is given away meanwhile.
     pub fn act<A: Silicon>(&self, hardware: &Hardware<A>, me: usize, place: Option<(SpaceId, u64)>) {
         if self.hostility == Hostility::NONE {
             return;
@@ -78,8 +78,8 @@ impl Adversary {
             };
             if plan.mark || plan.speculate || plan.evict {
                 plan.dice = std::array::from_fn(|_| s.rng.below(usize::MAX));
-                let lately = s.rng.below(s.lately.len());
-                plan.lately = s.lately.get(lately).copied();
+                let recent = s.rng.below(s.recent.len());
+                plan.recent = s.recent.get(recent).copied();
             }
             plan
         });
@@ -87,21 +87,21 @@ impl Adversary {
         if plan.evict {
             hardware.mmu(plan.dice[0] % cpus).tlb.evict(plan.dice[1]);
         }
-        // Only a program that runs elsewhere can write now; and only what speculation may do is done on this CPU too.
+        // Only a program on another CPU can write now; on this CPU only speculation is possible.
         if let Some((space, va)) = place.filter(|_| plan.mark) {
             let access = if plan.dice[0].is_multiple_of(2) { Access::Write } else { Access::Read };
             reach(hardware, (0..cpus).filter(|cpu| *cpu != me), plan.dice[1], space, va, access);
         }
         if plan.speculate {
-            let lately = plan.lately.filter(|_| place.is_none() || plan.dice[1].is_multiple_of(4));
-            if let Some((space, va)) = lately.or(place) {
+            let recent = plan.recent.filter(|_| place.is_none() || plan.dice[1].is_multiple_of(4));
+            if let Some((space, va)) = recent.or(place) {
                 reach(hardware, 0..cpus, plan.dice[2], space, va, Access::Read);
             }
         }
     }
 }
 
-/// Have one of these CPUs, if any has the space loaded, walk to an address and cache what it finds.
+/// Makes one of these CPUs, if any has the space loaded, walk to an address and cache the result.
 fn reach<A: Silicon>(
     hardware: &Hardware<A>,
     cpus: impl Iterator<Item = usize>,
@@ -117,7 +117,7 @@ fn reach<A: Silicon>(
     let mut mmu = hardware.mmu(loaded[which % loaded.len()]);
     let root = mmu.spaces.iter().find(|(s, ..)| *s == space).map(|(_, root, _)| *root);
     if let Some(root) = root {
-        // Nothing there is nothing to cache; no fault comes of it.
+        // A walk that finds nothing caches nothing, and delivers no fault.
         let _ = mmu.walk(hardware, (space, root), va, access);
     }
 }

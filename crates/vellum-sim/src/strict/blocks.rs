@@ -1,14 +1,19 @@
-//! Contiguous blocks: aligned groups of leaves that are one translation together.
+//! Contiguous blocks: aligned groups of leaf PTEs that are one translation together (contpte
+//! blocks, Svnapot's NAPOT blocks).
 //!
-//! Both architectures leave what happens to the hardware if one of these rules is broken (Arm ARM DDI 0487, D8.7.1 on what
-//! the entries of a block must say, D8.17.1 on break-before-make; RISC-V privileged, chapter Svnapot):
-//! - whoever finds one entry of a block marked finds all of it there, marked and alike, consecutive in memory, aligned in
-//!   both address spaces; and in one folio, because a record of one access speaks for all of it;
-//! - a live entry joins a block, leaves it, or maps something else only after it was taken out and no TLB holds it;
-//! - accessed and dirty of a block may stand in any of its entries, so what leaves it takes along what any of them says.
+//! Both architectures leave the hardware's behaviour open if one of these rules is broken (Arm ARM
+//! DDI 0487, D8.7.1 on what the entries of a block must say, D8.17.1 on break-before-make; RISC-V
+//! privileged, chapter Svnapot):
+//! - If one entry of a block is marked, all are: present, alike, consecutive in memory, aligned in
+//!   both address spaces; and of one folio, because an accessed or dirty bit in any of them counts
+//!   for all.
+//! - A live PTE joins a block, leaves it, or maps something else only after it was cleared and no
+//!   TLB holds it.
+//! - Accessed and dirty of a block may stand in any of its entries, so a page that leaves the block
+//!   takes the union along.
 //!
-//! The first is checked whenever nobody is at work there: where the lock of the table is given back, and where somebody comes
-//! to a space whose only user needs no locks.
+//! The first rule is checked whenever no CPU is at work in the block: when the page table's lock is
+//! released, and when a second CPU comes to a space that one CPU changed without locks.
 
 use std::sync::atomic::Ordering;
 
@@ -23,24 +28,27 @@ use crate::hardware::Hardware;
 use crate::tlb::{Conflict, Tag};
 use crate::walker::{Leaf, Silicon, block_bits};
 
-/// A leaf that was taken out.
+/// A leaf that was cleared.
 #[derive(Debug)]
 struct Taken {
     index: u16,
     mapped: Pfn,
-    /// What hardware had recorded in its entry.
+    /// The accessed and dirty bits of its entry.
     said: Attrs,
-    /// Whether it was joined to its block, and any of that may have spoken for it.
+    /// True if it was part of a block, so that any entry of the block may have held its accessed
+    /// and dirty bits.
     joined: bool,
 }
 
-/// What happened to the entries of a block, or of what may be one, since nobody was at work there.
+/// Changes to the entries of a block, or of an aligned group that may become one, since its page
+/// table was last unlocked.
 #[derive(Debug)]
 pub(crate) struct Changed {
     out: Vec<Taken>,
-    /// What hardware had recorded in entries that left the block.
+    /// Accessed and dirty bits of entries that left the block.
     recorded: Attrs,
-    /// What it had of those that came back joined: one entry of the block must say so.
+    /// Accessed and dirty bits of pages that came back as part of the block: one of its entries
+    /// must have them.
     owed: Attrs,
 }
 
@@ -51,7 +59,7 @@ impl Default for Changed {
 }
 
 impl<A: Silicon> Checker<A> {
-    /// The address that the entry with this index maps.
+    /// Returns the frame that the entry at `index` maps.
     pub fn leaf_pfn(&self, raw: u64, index: u16, level: u8) -> Pfn {
         self.arch.leaf_pfn(self.arch.single(raw, index as usize), level)
     }
@@ -60,12 +68,12 @@ impl<A: Silicon> Checker<A> {
         self.arch.kind(raw, level) == Kind::Leaf && block_bits(&self.arch, raw, level) > 0
     }
 
-    /// A leaf that hardware can use.
+    /// Returns whether this is a leaf that hardware can use.
     fn is_live(&self, raw: u64, level: u8) -> bool {
         self.arch.kind(raw, level) == Kind::Leaf && self.arch.attrs(raw, level).intersects(Attrs::PROT)
     }
 
-    /// An entry that others can see is about to change.
+    /// Checks a change of an entry that other CPUs can see, before it happens.
     pub fn change_in_block(
         &mut self,
         (pfn, index): (Pfn, u16),
@@ -85,7 +93,8 @@ impl<A: Silicon> Checker<A> {
         let (before, after) = (leaf(old), leaf(new));
         let (was_joined, is_joined) = (self.is_joined(old, level), self.is_joined(new, level));
         let (old_said, new_said) = (said(old), said(new));
-        // What those say that still stand, this one included.
+        // The accessed and dirty bits of the entries that are still part of the block, this one
+        // included.
         let block = usize::from(first)..usize::from(first) + (1 << bits);
         let standing = super::entries(hardware, pfn)
             .get(block)
@@ -116,12 +125,13 @@ impl<A: Silicon> Checker<A> {
             changed.owed |= known;
         } else if !lost.is_empty() && (!in_place || how != How::Exchange) {
             let text =
-                format!("entry {index} of {pfn:?} comes back as {new:#x}, without {lost:?}, which hardware recorded");
+                format!("entry {index} of {pfn:?} comes back as {new:#x}, without {lost:?}, which hardware had set");
             self.fail(Rule::LostBit, text, &[mapped], &[(pfn, index)]);
         }
     }
 
-    /// A live entry is not one of another block, or of none, a moment later; nor does it map something else.
+    /// Checks break-before-make: a live entry must not become one of another block, or of none, nor
+    /// map something else, in one step.
     fn check_break(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64)) {
         if !self.is_live(old, level) || !self.is_live(new, level) {
             return;
@@ -135,8 +145,8 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// Nobody is at work in this table any more.
-    pub fn settle(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
+    /// Checks the changed blocks of a page table that no CPU is at work in any more.
+    pub fn check_changed_blocks(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
         let Some(table) = self.table_mut(pfn) else { return };
         let level = table.level;
         for (first, changed) in std::mem::take(&mut table.blocks) {
@@ -144,8 +154,8 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// The same for all tables of a space that was one CPU's alone.
-    pub fn settle_space(&mut self, space: SpaceId, hardware: &Hardware<A>) {
+    /// Checks the changed blocks of a space that one CPU has changed without locks.
+    pub fn check_changed_blocks_of(&mut self, space: SpaceId, hardware: &Hardware<A>) {
         if A::JOINED == 0 {
             return;
         }
@@ -153,12 +163,12 @@ impl<A: Silicon> Checker<A> {
         let tables: Vec<Pfn> = self.tables.iter().copied().filter(there).collect();
         for pfn in tables {
             if self.table(pfn).is_some_and(|t| t.owner.is_none()) && self.visible(pfn) {
-                self.settle(pfn, hardware);
+                self.check_changed_blocks(pfn, hardware);
             }
         }
     }
 
-    /// All blocks of a table that others can see from now on.
+    /// Checks all blocks of a page table that becomes visible to other CPUs.
     pub fn check_blocks(&mut self, pfn: Pfn, level: u8, hardware: &Hardware<A>) {
         let bits = self.arch.block_bits(level);
         if bits > 0 {
@@ -169,7 +179,7 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// A block is whole, or none of it is marked.
+    /// Checks that a block is whole, or that none of its entries is marked.
     fn check_block(&mut self, pfn: Pfn, first: u16, level: u8, owed: Attrs, hardware: &Hardware<A>) {
         let arch = self.arch;
         let n = 1u16 << arch.block_bits(level);
@@ -189,7 +199,8 @@ impl<A: Silicon> Checker<A> {
         let start = self.leaf_pfn(raw[0], first, level);
         let frames = 1u32 << (size - FRAME_SHIFT);
         let head = |pfn: Pfn| self.frames.get(pfn).map(|f| f.head.0);
-        // A folio may have been split since it was allocated: then a part of it has counts of its own.
+        // A folio may have been split since it was allocated: then a part of it has counts of its
+        // own.
         let border = (1..frames)
             .map(|i| start.add(i))
             .find(|pfn| head(*pfn) != head(start) || self.frames.get(*pfn).is_some_and(|f| f.counts.is_some()));
@@ -207,7 +218,7 @@ impl<A: Silicon> Checker<A> {
         } else if !start.is_aligned((size - FRAME_SHIFT) as u8) {
             Some((0, format!("it begins at {start:?}, which is not aligned")))
         } else {
-            border.map(|pfn| (0, format!("the folio that it begins in ends before {pfn:?}")))
+            border.map(|pfn| (0, format!("its first folio ends before {pfn:?}")))
         };
         if let Some((i, why)) = wrong {
             let text = format!("the block of {n} entries from {first} of {pfn:?} can't be one translation: {why}");
@@ -215,37 +226,35 @@ impl<A: Silicon> Checker<A> {
         }
         let said = raw.iter().fold(Attrs::empty(), |all, raw| all | arch.attrs(*raw, level));
         if !said.contains(owed) {
-            let text = format!(
-                "no entry of the block from {first} of {pfn:?} says {:?}, which hardware recorded",
-                owed - said
-            );
+            let text =
+                format!("no entry of the block from {first} of {pfn:?} has {:?}, which hardware had set", owed - said);
             self.fail(Rule::LostBit, text, &[start], &[(pfn, first)]);
         }
     }
 
-    /// Which level translates so many bytes at once, in a page or a block.
+    /// Returns the level of leaves, or blocks of leaves, of this size.
     fn level_of(&self, shift: u32) -> u8 {
         (1..=self.arch.levels()).rev().find(|level| self.arch.level_shift(*level) <= shift).unwrap_or(1)
     }
 
-    /// Whether TLBs get along with translations of these two sizes for one address.
-    pub fn get_along(&self, one: u32, other: u32) -> bool {
+    /// Returns whether TLBs may hold translations of these two sizes for one address at once.
+    pub fn sizes_may_coexist(&self, one: u32, other: u32) -> bool {
         one == other || self.arch.joins_in_place() && self.level_of(one) == self.level_of(other)
     }
 
-    /// A CPU found two translations for one address.
+    /// Reports that a CPU has found two translations for one address.
     pub fn conflict(&mut self, cpu: usize, Conflict { held, new }: Conflict) {
-        if held.1.block != new.1.block && self.get_along(held.1.block, new.1.block) {
+        if held.1.block != new.1.block && self.sizes_may_coexist(held.1.block, new.1.block) {
             return;
         }
-        let told = |(tag, leaf): (Tag, Leaf)| {
+        let describe = |(tag, leaf): (Tag, Leaf)| {
             format!("{:?} at {:?} in a translation of {} bytes", tag.range(), leaf.base, 1u64 << leaf.block)
         };
         let text = format!(
-            "CPU {cpu} still holds {} of space {}, and has found {}: a conflict abort, or a mixture of the two",
-            told(held),
+            "CPU {cpu} still holds {} of space {}, and a walk found {}: a TLB conflict",
+            describe(held),
             held.0.space.0,
-            told(new)
+            describe(new)
         );
         self.fail(Rule::Conflict, text, &[held.1.base.pfn(), new.1.base.pfn()], &[]);
     }

@@ -1,4 +1,4 @@
-//! Frames: who has them, what still reaches them, how they are counted.
+//! Frames: their users, the translations that still reach them, and their counts.
 
 use vellum::addr::{Pfn, PhysAddr};
 use vellum::arch::{Attrs, Kind};
@@ -24,7 +24,7 @@ impl<A: Silicon> Checker<A> {
             self.check_unmapped(frame, hardware);
             let mappings = self.frame(frame).and_then(|f| f.counts.take()).map_or(0, |(_, mappings)| mappings);
             if mappings > 0 {
-                let text = format!("{frame:?} is freed while it counts {mappings} mappings");
+                let text = format!("{frame:?} is freed with a mapcount of {mappings}");
                 self.fail(Rule::References, text, &[frame], &[]);
             }
         }
@@ -32,16 +32,16 @@ impl<A: Silicon> Checker<A> {
         self.check_caches(pfn, count, hardware);
     }
 
-    /// Frames change hands.
+    /// Changes the user of frames.
     fn give(&mut self, pfn: Pfn, count: u32, to: Use) {
         let (seq, baseline) = (self.seq, self.baseline.is_some());
         let mut wrong = None;
         for at in (pfn.0..pfn.0.saturating_add(count)).map(Pfn) {
             let Some(frame) = self.frame(at) else {
-                let text = format!("{at:?} is given to or by the allocator, but there is no such frame");
+                let text = format!("{at:?} is allocated or freed, but there is no such frame");
                 return self.fail(Rule::Allocator, text, &[], &[]);
             };
-            // Before the baseline frames may come to the allocator that never were given out.
+            // Before the baseline, frames may come to the allocator that it never gave out.
             if frame.state == to || to == Use::Free && frame.state == Use::Unknown && baseline {
                 wrong = wrong.or(Some((at, frame.state)));
             }
@@ -53,13 +53,14 @@ impl<A: Silicon> Checker<A> {
             }
         }
         if let Some((at, was)) = wrong {
-            let text = format!("{at:?} becomes {to:?}, but is {was:?}");
+            let text = format!("{at:?} becomes {to:?}, but is already {was:?}");
             self.fail(Rule::Allocator, text, &[at], &[]);
         }
         self.record_frame(pfn, true);
     }
 
-    /// No CPU may still translate to these frames, nor hold a pointer to a table among them.
+    /// Checks that no CPU still translates to these frames, or caches a pointer to a page table
+    /// among them.
     fn check_caches(&mut self, pfn: Pfn, count: u32, hardware: &Hardware<A>) {
         let (first, end) = (pfn.addr().0, pfn.addr().0 + ((count as u64) << vellum::addr::FRAME_SHIFT));
         let table_bytes = 1 << self.arch.page_shift();
@@ -72,7 +73,8 @@ impl<A: Silicon> Checker<A> {
             drop(mmu);
             if let Some((tag, leaf)) = leaf {
                 let text = format!(
-                    "{pfn:?} and {count} frames in all change hands, but CPU {cpu} still translates {:?} of space {} to {:?}",
+                    "{pfn:?} ({count} frames) is allocated or freed, but CPU {cpu} still translates {:?} of \
+                     space {} to {:?}",
                     tag.range(),
                     tag.space.0,
                     leaf.base
@@ -81,7 +83,7 @@ impl<A: Silicon> Checker<A> {
             }
             if let Some((tag, table)) = pointer {
                 let text = format!(
-                    "{table:?} changes hands, but CPU {cpu} may still walk through it for {:?} of space {}",
+                    "{table:?} is allocated or freed, but CPU {cpu} may still walk through it for {:?} of space {}",
                     tag.range(),
                     tag.space.0
                 );
@@ -90,7 +92,8 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// The entry that was last made to map this frame must not map it any more, if hardware could find it.
+    /// Checks that the entry that was last made to map this frame does not map it any more, if
+    /// hardware could find it.
     fn check_unmapped(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
         let Some((table, index)) = self.frame(pfn).and_then(|f| f.target_of.take()) else {
             return;
@@ -105,31 +108,36 @@ impl<A: Silicon> Checker<A> {
         let maps = self.arch.kind(raw, level) == Kind::Leaf
             && self.arch.attrs(raw, level).intersects(Attrs::PROT)
             && self.leaf_pfn(raw, index, level) == pfn;
-        if maps && self.visible(table) && !self.may_be_alone(space, hardware) {
+        if maps && self.visible(table) && !self.may_skip_locks(space, hardware) {
             let text = format!("{pfn:?} is freed while an entry maps it");
             self.fail(Rule::StillMapped, text, &[pfn], &[(table, index)]);
         }
     }
 
-    /// Whether nobody but this CPU can find anything in the space: no CPU has it loaded, and no other has a lock or walks
-    /// there.
-    pub fn may_be_alone(&self, space: SpaceId, hardware: &Hardware<A>) -> bool {
+    /// Returns whether only this CPU can use the space: no CPU has it loaded, and no other holds a
+    /// lock or walks there.
+    pub fn may_skip_locks(&self, space: SpaceId, hardware: &Hardware<A>) -> bool {
         let there = |pfn: &Pfn| self.table(*pfn).is_some_and(|t| t.space == space);
         !hardware.loaded_anywhere(space)
             && self.cpus.iter().enumerate().all(|(cpu, state)| {
                 cpu == self.cpu
-                    || !state.held.iter().any(there)
+                    || !state.locks.iter().any(there)
                         && state.walk.as_ref().is_none_or(|walk| !walk.visited.iter().any(there))
             })
     }
 
-    /// The counts of a folio change. Of the engine's numbers only the difference is exact, because others may change the counts
-    /// before this event's change is done.
+    /// Records a change of a folio's counts. Only the difference of the engine's numbers is exact,
+    /// because other CPUs may change the counts before this change is done.
     pub fn counts(&mut self, head: Pfn, before: (u32, u32), after: (u32, u32)) {
         let seq = self.seq;
         self.record_frame(head, false);
         let Some(frame) = self.frame(head) else {
-            return self.fail(Rule::Allocator, format!("{head:?} is counted, but there is no such frame"), &[], &[]);
+            return self.fail(
+                Rule::Allocator,
+                format!("the counts of {head:?} change, but there is no such frame"),
+                &[],
+                &[],
+            );
         };
         let signed = |n: u32| i64::from(n as i32);
         let now = match frame.counts {
@@ -145,15 +153,15 @@ impl<A: Silicon> Checker<A> {
         let state = frame.state;
         let (references, mappings) = now;
         if references < mappings || mappings < 0 {
-            let text = format!("{head:?} has {references} references and {mappings} mappings");
+            let text = format!("{head:?} has refcount {references} and mapcount {mappings}");
             self.fail(Rule::References, text, &[head], &[]);
         }
         if state == Use::Free {
-            self.fail(Rule::Allocator, format!("{head:?} is counted while it is free"), &[head], &[]);
+            self.fail(Rule::Allocator, format!("the counts of {head:?} change while it is free"), &[head], &[]);
         }
     }
 
-    /// A program reaches memory.
+    /// Checks an access of a program.
     pub fn used(&mut self, cpu: usize, space: SpaceId, va: u64, pa: PhysAddr) {
         if self.frame(pa.pfn()).is_some_and(|f| f.state == Use::Free) {
             self.cpu = cpu;
@@ -166,12 +174,13 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// From here on, what is allocated has to be freed.
+    /// Takes the baseline: frames that are allocated after it have to be freed.
     pub fn take_baseline(&mut self) {
         self.baseline = Some(self.seq);
     }
 
-    /// What was allocated since the baseline and never freed; locks and walks that never ended.
+    /// Checks that all frames allocated since the baseline were freed, and that no lock, walk,
+    /// disabled preemption or masked interrupt is left.
     pub fn check_leaks(&mut self) {
         let baseline = self.baseline.unwrap_or(0);
         let leaks = |(_, frame): &(Pfn, &Frame)| frame.state == Use::Used && frame.since > baseline;
@@ -186,9 +195,9 @@ impl<A: Silicon> Checker<A> {
         }
         for cpu in 0..self.cpus.len() {
             let state = &self.cpus[cpu];
-            if !state.held.is_empty() || state.walk.is_some() || state.preempt > 0 || state.irqs_masked {
-                let text = format!("CPU {cpu} ends in the middle of something: {state:?}");
-                let held = state.held.clone();
+            if !state.locks.is_empty() || state.walk.is_some() || state.preempt > 0 || state.irqs_masked {
+                let text = format!("CPU {cpu} ends with a lock, a walk or a critical section: {state:?}");
+                let held = state.locks.clone();
                 self.fail(Rule::Atomic, text, &held, &[]);
             }
         }

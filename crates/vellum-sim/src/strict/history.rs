@@ -1,11 +1,11 @@
-//! The last things that happened to a frame or an entry.
+//! The last events of a frame or an entry.
 
 use std::fmt;
 use std::sync::Arc;
 
 use vellum::platform::Event;
 
-/// So many are kept.
+/// The number of events kept.
 const KEPT: usize = 16;
 
 /// One event.
@@ -14,13 +14,13 @@ pub(crate) struct Record {
     pub seq: u64,
     pub cpu: usize,
     pub event: Event,
-    /// What the test said it was doing.
+    /// The operation that the test was doing ([`crate::Strict::label`]).
     pub label: Option<Arc<str>>,
 }
 
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{} CPU {} {}", self.seq, self.cpu, Told(&self.event))?;
+        write!(f, "#{} CPU {} {}", self.seq, self.cpu, EventText(&self.event))?;
         match &self.label {
             Some(label) => write!(f, " [{label}]"),
             None => Ok(()),
@@ -28,10 +28,10 @@ impl fmt::Display for Record {
     }
 }
 
-/// An event, with entries in hexadecimal.
-pub(crate) struct Told<'a>(pub &'a Event);
+/// Shows an event, with entries in hexadecimal.
+pub(crate) struct EventText<'a>(pub &'a Event);
 
-impl fmt::Display for Told<'_> {
+impl fmt::Display for EventText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Event::Store(table, index, old, new) => {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_the_last_in_order() {
+    fn the_last_events_are_kept_in_order() {
         let mut history = History::default();
         for seq in 0..40 {
             history.push(Record { seq, cpu: 0, event: Event::Step, label: None });

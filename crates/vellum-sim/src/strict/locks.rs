@@ -1,4 +1,4 @@
-//! Locks of tables, lockless walks, and where a CPU may not give way.
+//! Locks of page tables, lockless walks, and places where a CPU may be rescheduled.
 
 use vellum::addr::Pfn;
 use vellum::arch::Kind;
@@ -9,27 +9,28 @@ use super::violation::Rule;
 use crate::hardware::Hardware;
 use crate::walker::Silicon;
 
-/// The most work that a CPU may do with preemption disabled, in instructions: what `vellum bench
-/// holds` measures, counted by what it is mostly made of.
+/// The most work that a CPU may do with preemption disabled, in instructions. `vellum bench holds`
+/// measures these; here they are estimated from the entries, folios and bytes that they are mostly
+/// spent on.
 const MOST_WORK: u32 = 60_000;
-/// Of these an entry is written by so many, …
+/// Instructions for writing an entry.
 const ENTRY: u32 = 8;
-/// … the counts of a folio change by so many, …
+/// Instructions for a change of a folio's counts.
 const FOLIO: u32 = 100;
-/// … and each zeroes or copies so many bytes.
+/// Bytes that one instruction zeroes or copies.
 const BYTES: u32 = 8;
-/// The most memory that is zeroed or copied in one go.
+/// The most memory that is zeroed or copied at once.
 const MOST_BYTES: usize = 64 << 10;
 
 impl<A: Silicon> Checker<A> {
     pub fn locking(&mut self, pfn: Pfn) {
         let cpu = self.cpu;
         self.cpus[cpu].waiting = Some(pfn);
-        if self.cpus[cpu].held.contains(&pfn) {
+        if self.cpus[cpu].locks.contains(&pfn) {
             return self.fail(Rule::Deadlock, format!("CPU {cpu} waits for a lock that it holds"), &[pfn], &[]);
         }
-        // In a walk a CPU gets in line at most. It waits when the walk has ended, and is looked at
-        // when it has the lock.
+        // During a walk a CPU only queues for the lock. It waits after the walk has ended, and the
+        // order is checked when it has the lock.
         if self.cpus[cpu].walk.is_none() {
             self.check_nesting(pfn);
             self.check_ring(pfn);
@@ -42,35 +43,36 @@ impl<A: Silicon> Checker<A> {
             self.check_nesting(pfn);
         }
         let Some(table) = self.table_mut(pfn) else {
-            let text = format!("CPU {cpu} locks {pfn:?}, which is no table");
+            let text = format!("CPU {cpu} locks {pfn:?}, which is not a page table");
             return self.fail(Rule::TableUnderWalker, text, &[pfn], &[]);
         };
         let (before, space) = (table.owner.replace(cpu), table.space);
         if let Some(other) = before {
-            let text = format!("CPU {cpu} takes the lock of {pfn:?} that CPU {other} holds");
+            let text = format!("CPU {cpu} takes the lock of {pfn:?}, which CPU {other} holds");
             self.fail(Rule::LockOrder, text, &[pfn], &[]);
         }
-        self.check_alone(pfn, space, hardware);
-        self.cpus[cpu].held.push(pfn);
+        self.check_lockless(pfn, space, hardware);
+        self.cpus[cpu].locks.push(pfn);
     }
 
     pub fn unlocking(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
         let cpu = self.cpu;
         if self.table(pfn).and_then(|t| t.owner) != Some(cpu) {
-            let text = format!("CPU {cpu} gives back the lock of {pfn:?}, which it does not hold");
+            let text = format!("CPU {cpu} releases the lock of {pfn:?}, which it does not hold");
             self.fail(Rule::LockOrder, text, &[pfn], &[]);
         }
         if let Some(table) = self.table_mut(pfn) {
             table.owner = None;
         }
-        self.cpus[cpu].held.retain(|held| *held != pfn);
-        self.settle(pfn, hardware);
+        self.cpus[cpu].locks.retain(|held| *held != pfn);
+        self.check_changed_blocks(pfn, hardware);
         self.check_not_empty(pfn, hardware);
     }
 
-    /// The only nesting there is: a table, then the one above. A table that nobody can see may be locked at any time.
+    /// Checks the lock order: while a page table is locked, only the one above it may be locked. A
+    /// table that no other CPU can see may be locked at any time.
     fn check_nesting(&mut self, pfn: Pfn) {
-        let Some(last) = self.cpus[self.cpu].held.last().copied() else {
+        let Some(last) = self.cpus[self.cpu].locks.last().copied() else {
             return;
         };
         let above = self.table(last).is_some_and(|t| t.hook.is_none_or(|(parent, _)| parent == pfn));
@@ -80,14 +82,14 @@ impl<A: Silicon> Checker<A> {
         };
         if !(above && higher) && self.visible(pfn) {
             let text = format!(
-                "CPU {} holds the lock of {last:?} and takes that of {pfn:?}, which is not the table above",
+                "CPU {} holds the lock of {last:?} and takes that of {pfn:?}, which is not the page table above",
                 self.cpu
             );
             self.fail(Rule::LockOrder, text, &[last, pfn], &[]);
         }
     }
 
-    /// Whether everybody from the owner of this lock on waits for somebody, and the last for this CPU.
+    /// Checks for a cycle of CPUs that wait for each other's locks.
     fn check_ring(&mut self, mut pfn: Pfn) {
         let mut ring = vec![pfn];
         for _ in 0..self.cpus.len() {
@@ -95,7 +97,7 @@ impl<A: Silicon> Checker<A> {
                 return;
             };
             if owner == self.cpu {
-                let text = format!("CPU {owner} waits for itself, through the locks of {ring:?}");
+                let text = format!("CPU {owner} waits for itself, in a cycle of the locks of {ring:?}");
                 return self.fail(Rule::Deadlock, text, &ring, &[]);
             }
             match self.cpus[owner] {
@@ -106,7 +108,8 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// An empty table that can be found and is not locked would stay for ever (INV-3).
+    /// Checks that a visible page table is not empty when it is unlocked: it would never be freed
+    /// (INV-3).
     fn check_not_empty(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
         let Some(&Table { level, .. }) = self.table(pfn) else {
             return;
@@ -116,23 +119,21 @@ impl<A: Silicon> Checker<A> {
         }
         let entries = super::entries(hardware, pfn);
         if !entries.is_empty() && entries.iter().all(|entry| read(entry) == 0) {
-            let text = format!("{pfn:?} is unlocked, hooked and empty: nobody will ever free it");
+            let text = format!("{pfn:?} is unlocked, hooked and empty, and so will never be freed");
             self.fail(Rule::EmptyTable, text, &[pfn], &[]);
         }
     }
 
-    /// Whoever enters a space that another CPU changes without locks finds that one not to be alone.
-    pub fn check_alone(&mut self, pfn: Pfn, space: SpaceId, hardware: &Hardware<A>) {
-        match self.alone.get(&space) {
+    /// Checks that a CPU that enters a space does not find another CPU changing it without locks.
+    pub fn check_lockless(&mut self, pfn: Pfn, space: SpaceId, hardware: &Hardware<A>) {
+        match self.lockless.get(&space) {
             Some(claimant) if *claimant == self.cpu => {
-                self.alone.remove(&space);
-                self.settle_space(space, hardware);
+                self.lockless.remove(&space);
+                self.check_changed_blocks_of(space, hardware);
             }
             Some(claimant) if self.visible(pfn) => {
-                let text = format!(
-                    "CPU {claimant} changes space {} without locks, and CPU {} is there too",
-                    space.0, self.cpu
-                );
+                let text =
+                    format!("CPU {claimant} changes space {} without locks, and CPU {} uses it too", space.0, self.cpu);
                 self.fail(Rule::Unlocked, text, &[pfn], &[]);
             }
             _ => {}
@@ -156,50 +157,51 @@ impl<A: Silicon> Checker<A> {
     pub fn descend(&mut self, pfn: Pfn, index: u16, hardware: &Hardware<A>) {
         let cpu = self.cpu;
         let Some((level, space)) = self.table(pfn).map(|t| (t.level, t.space)) else {
-            let text = format!("CPU {cpu} reads entry {index} of {pfn:?}, which is no table");
+            let text = format!("CPU {cpu} reads entry {index} of {pfn:?}, which is not a page table");
             return self.fail(Rule::TableUnderWalker, text, &[pfn], &[]);
         };
         self.check_user_half(pfn, index, "reads");
-        let holds_one = self.cpus[cpu].held.iter().any(|h| self.table(*h).is_some_and(|t| t.space == space));
+        let holds_one = self.cpus[cpu].locks.iter().any(|h| self.table(*h).is_some_and(|t| t.space == space));
         let child =
             super::entry(hardware, pfn, index).map(read).filter(|raw| self.arch.kind(*raw, level) == Kind::Table);
         let child = child.map(|raw| self.arch.table_addr(raw).pfn());
         match &mut self.cpus[cpu].walk {
-            // Where it stands, and where it goes next.
+            // The page table of this step, and the one that the walk comes to next.
             Some(walk) => walk.visited.extend([pfn].into_iter().chain(child)),
-            None if holds_one || self.alone.get(&space) == Some(&cpu) => {}
+            None if holds_one || self.lockless.get(&space) == Some(&cpu) => {}
             None => {
                 let text = format!("CPU {cpu} reads entry {index} of {pfn:?} with neither a walk nor a lock");
                 self.fail(Rule::Walk, text, &[pfn], &[(pfn, index)]);
             }
         }
-        self.check_alone(pfn, space, hardware);
+        self.check_lockless(pfn, space, hardware);
     }
 
-    /// The engine gives way, or waits for other CPUs.
+    /// Checks that the CPU may sleep here, or wait for other CPUs: `with_locks` tells whether it
+    /// may hold locks of page tables.
     pub fn check_free_to(&mut self, what: &str, with_locks: bool) {
         let state = &self.cpus[self.cpu];
-        let mut hindrances = Vec::new();
-        if !with_locks && !state.held.is_empty() {
-            hindrances.push(format!("holds the locks of {:?}", state.held));
+        let mut blockers = Vec::new();
+        if !with_locks && !state.locks.is_empty() {
+            blockers.push(format!("holds the locks of {:?}", state.locks));
         }
         if state.walk.is_some() {
-            hindrances.push("is in a walk".into());
+            blockers.push("is in a walk".into());
         }
         if !with_locks && state.preempt > 0 {
-            hindrances.push(format!("has disabled preemption {} times", state.preempt));
+            blockers.push(format!("has disabled preemption {} times", state.preempt));
         }
         if state.irqs_masked {
-            hindrances.push("has masked interrupts".into());
+            blockers.push("has masked interrupts".into());
         }
-        if !hindrances.is_empty() {
-            let held = state.held.clone();
-            let text = format!("CPU {} {what}, but {}", self.cpu, hindrances.join(" and "));
+        if !blockers.is_empty() {
+            let held = state.locks.clone();
+            let text = format!("CPU {} {what}, but {}", self.cpu, blockers.join(" and "));
             self.fail(Rule::Atomic, text, &held, &[]);
         }
     }
 
-    /// So much more work is about to be done, with whatever locks this CPU holds.
+    /// Adds work that is about to be done, and checks its limit while preemption is disabled.
     pub fn work(&mut self, more: Work) {
         let state = &mut self.cpus[self.cpu];
         if state.preempt == 0 {
@@ -211,18 +213,18 @@ impl<A: Silicon> Checker<A> {
         work.bytes += more.bytes;
         let instructions = work.entries * ENTRY + work.folios * FOLIO + work.bytes / BYTES;
         if instructions > MOST_WORK {
-            let (work, held) = (core::mem::take(work), state.held.clone());
+            let (work, held) = (core::mem::take(work), state.locks.clone());
             let text =
                 format!("CPU {} executes {instructions} instructions with preemption disabled: {work:?}", self.cpu);
             self.fail(Rule::Long, text, &held, &[]);
         }
     }
 
-    /// Frames are about to be zeroed or copied.
+    /// Checks a zeroing or copy of memory.
     pub fn touch(&mut self, bytes: usize) {
         // At boot nothing else runs.
         if bytes > MOST_BYTES && self.seq > 0 {
-            let text = format!("CPU {} touches {bytes} bytes of memory in one go", self.cpu);
+            let text = format!("CPU {} touches {bytes} bytes of memory at once", self.cpu);
             self.fail(Rule::Long, text, &[], &[]);
         }
         self.work(Work { bytes: bytes as u32, ..Work::default() });
@@ -233,7 +235,12 @@ impl<A: Silicon> Checker<A> {
         match state.preempt.checked_sub(1) {
             Some(0) => (state.preempt, state.work) = (0, Work::default()),
             Some(depth) => state.preempt = depth,
-            None => self.fail(Rule::Atomic, format!("CPU {} enables preemption once too often", self.cpu), &[], &[]),
+            None => self.fail(
+                Rule::Atomic,
+                format!("CPU {} enables preemption that it has not disabled", self.cpu),
+                &[],
+                &[],
+            ),
         }
     }
 }

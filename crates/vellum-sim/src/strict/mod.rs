@@ -1,28 +1,28 @@
 //! The machine for tests: a sanitizer for memory managers.
 //!
-//! The engine says what it is about to do, event by event. At each event, in this order:
+//! The engine announces each event before it happens. At each event, in this order:
 //! 1. another CPU of the machine may go on first;
-//! 2. the hardware does what it may at any moment, and rather now than later ([`Hostility`]): it walks ahead of programs,
-//!    sets accessed and dirty, keeps translations, forgets some;
-//! 3. the event is checked against what the checker knows from earlier ones, from memory and from the CPUs' caches
-//!    ([`Rule`]), and a broken rule is reported with the history of the frames and entries involved.
+//! 2. the hardware does what it may at any moment, and rather now than later ([`Hostility`]): it
+//!    walks ahead of programs, sets accessed and dirty, caches translations, evicts some;
+//! 3. the event is checked against earlier ones, memory and the CPUs' caches ([`Rule`]), and a
+//!    broken rule is reported with the history of the frames and entries involved.
 //!
-//! Between the check and the engine's own next instruction no other CPU gets a turn under a deterministic scheduler, so
-//! there an event and what it announces are one step.
+//! Under a deterministic scheduler no other CPU gets a turn between the check and the engine's own
+//! next instruction, so there an event and the change that it announces are one step.
 //!
-//! | file | story |
+//! | file | content |
 //! |---|---|
 //! | `options` | seed, hostility, panic or collect |
 //! | `violation` | the rules, and reports |
 //! | `history` | the last events of a frame or an entry |
-//! | `shadow` | what the checker knows |
+//! | `shadow` | the checker's own state |
 //! | `frames` | allocation, freeing, counting, leaks |
-//! | `tables` | the tree of tables |
-//! | `writes` | entries |
-//! | `upper` | entries that stand for much |
-//! | `blocks` | entries that stand for each other |
-//! | `locks` | locks, walks, places to give way |
-//! | `adversary` | the hardware's worst |
+//! | `tables` | the tree of page tables |
+//! | `writes` | changes of entries |
+//! | `upper` | entries of upper levels |
+//! | `blocks` | entries of contiguous blocks |
+//! | `locks` | locks, lockless walks, places to reschedule |
+//! | `adversary` | hostile hardware |
 
 mod adversary;
 mod blocks;
@@ -58,26 +58,26 @@ use adversary::Adversary;
 use shadow::{Checker, Work};
 use writes::How;
 
-/// See the module's text.
+/// A machine for tests, which checks every event of the engine.
 #[derive(Debug)]
 pub struct Strict<A = X86_64> {
     hardware: Hardware<A>,
     collect: bool,
-    /// Never held while another CPU gets a turn: coroutines share one thread of the host.
+    /// Not held while another CPU gets a turn: coroutines share one thread of the host.
     checker: Mutex<Checker<A>>,
     adversary: Adversary,
     /// One for each of [`Wanted`].
     injectors: [Injector; 4],
     violations: Mutex<Vec<Violation>>,
-    /// A rule was broken, and whoever noticed is panicking: nobody else goes on.
+    /// True if a rule was broken. The CPU that found it is panicking, and no other goes on.
     stopped: AtomicBool,
     ticks: AtomicU64,
-    /// How often each CPU has waited in vain since its last event.
+    /// The number of times that each CPU has spun since its last event.
     spins: Box<[AtomicU32]>,
     observer: OnceLock<Observer>,
 }
 
-/// Is shown each event, and the CPU that is about to do it.
+/// A callback that gets each event and the CPU that is about to do it.
 struct Observer(Box<dyn Fn(usize, Event) + Send + Sync>);
 
 impl fmt::Debug for Observer {
@@ -86,10 +86,10 @@ impl fmt::Debug for Observer {
     }
 }
 
-/// Turns of a waiting loop after which nobody believes that anything will come of it.
-const PATIENCE: u32 = 1 << 28;
-/// The same, where a panic is unwinding.
-const PATIENCE_WITH_THE_DEAD: u32 = 1 << 20;
+/// Iterations of a waiting loop after which the CPU counts as deadlocked.
+const MAX_SPINS: u32 = 1 << 28;
+/// The same while a panic unwinds.
+const MAX_SPINS_UNWINDING: u32 = 1 << 20;
 
 impl<A: Silicon> Strict<A> {
     pub(crate) fn new(hardware: Hardware<A>, strictness: Strictness) -> Self {
@@ -109,7 +109,7 @@ impl<A: Silicon> Strict<A> {
         }
     }
 
-    /// Make this thread CPU `cpu` until the answer is dropped.
+    /// Makes this thread CPU `cpu` until the returned value is dropped.
     ///
     /// # Panics
     /// If another thread is that CPU.
@@ -117,7 +117,7 @@ impl<A: Silicon> Strict<A> {
         Cpu::sit(self, cpu)
     }
 
-    /// Make this thread CPU `cpu` while `f` runs.
+    /// Makes this thread CPU `cpu` while `f` runs.
     ///
     /// # Panics
     /// If another thread is that CPU.
@@ -126,20 +126,20 @@ impl<A: Silicon> Strict<A> {
         f()
     }
 
-    /// What the hardware did.
+    /// Returns the counters of all CPUs.
     pub fn stats(&self) -> Stats {
         self.hardware.stats()
     }
 
-    /// Say what this CPU does next, for reports.
+    /// Names what this CPU does next, for reports.
     pub fn label(&self, what: &str) {
         let cpu = self.hardware.seats.current();
         self.checker().cpus[cpu].label = Some(what.into());
     }
 
-    /// Has `observe` told of each event from now on, before another CPU may go on: what a scheduler
-    /// needs to know that looks for the worst moment. `observe` is called with the number of the
-    /// CPU, and uses the machine for nothing.
+    /// Calls `observe` at each event from now on, before another CPU may go on. A scheduler that
+    /// looks for the worst moment needs this. `observe` gets the number of the CPU and must not use
+    /// the machine.
     ///
     /// # Panics
     /// If there is an observer already.
@@ -147,49 +147,51 @@ impl<A: Silicon> Strict<A> {
         assert!(self.observer.set(Observer(Box::new(observe))).is_ok(), "a machine has one observer");
     }
 
-    /// Which allocations fail from now on.
+    /// Sets which allocations fail from now on.
     pub fn refuse(&self, refusal: Refusal) {
         self.refuse_wanted(Wanted::Frames, refusal);
     }
 
-    /// Which of the other things that the engine wants it is refused from now on.
+    /// Sets which requests of this kind are refused from now on.
     pub fn refuse_wanted(&self, wanted: Wanted, refusal: Refusal) {
         self.injectors[wanted as usize].set(refusal);
     }
 
-    /// How often it wanted that, and was refused, since the last [`Strict::refuse_wanted`].
+    /// Returns how many requests of this kind were made, and how many were refused, since the last
+    /// [`Strict::refuse_wanted`].
     pub fn wanted(&self, wanted: Wanted) -> (u64, u64) {
         self.injectors[wanted as usize].counts()
     }
 
-    /// Allocations asked for, and refused, since the last [`Strict::refuse`].
+    /// Returns how many allocations were requested, and how many were refused, since the last
+    /// [`Strict::refuse`].
     pub fn allocations(&self) -> (u64, u64) {
         self.wanted(Wanted::Frames)
     }
 
-    /// From here on, whatever is allocated has to be freed before [`Strict::finish`]. To be called when the engine has
-    /// booted.
+    /// Takes the baseline, once the engine has booted: frames that are allocated after it have to
+    /// be freed before [`Strict::finish`].
     pub fn baseline(&self) {
         self.checker().take_baseline();
     }
 
-    /// The test is over, and nothing runs any more: whatever was allocated since the baseline must have been freed, no lock
-    /// be held, no walk be under way.
+    /// Checks the end of a test, when nothing runs any more: all frames allocated since the
+    /// baseline are freed, no lock is held, no walk is under way.
     pub fn finish(&self) {
         self.examine(|checker| {
             checker.event = Event::Step;
             let spaces: Vec<SpaceId> = checker.roots.keys().copied().collect();
-            spaces.into_iter().for_each(|space| checker.settle_space(space, &self.hardware));
+            spaces.into_iter().for_each(|space| checker.check_changed_blocks_of(space, &self.hardware));
             checker.check_leaks();
         });
     }
 
-    /// The rules that were broken, if the machine collects them.
+    /// Returns the broken rules, if the machine collects them.
     pub fn violations(&self) -> Vec<Violation> {
         self.violations.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The same, and forget them.
+    /// Returns the broken rules and forgets them.
     pub fn take_violations(&self) -> Vec<Violation> {
         mem::take(&mut self.violations.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -198,7 +200,7 @@ impl<A: Silicon> Strict<A> {
         self.checker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Look at something with the checker, then report what it found.
+    /// Runs a check, then reports the violations that it found.
     fn examine(&self, look: impl FnOnce(&mut Checker<A>)) {
         let found = {
             let mut checker = self.checker();
@@ -217,13 +219,13 @@ impl<A: Silicon> Strict<A> {
         }
     }
 
-    /// Let others go on, and the hardware do its worst.
+    /// Gives other CPUs a turn, and lets the hardware do its worst.
     fn pause(&self, place: impl FnOnce(&Checker<A>) -> Option<(SpaceId, u64)>) {
-        self.go_on();
+        self.check_stopped();
         let schedule = self.hardware.seats.schedule();
         let preempts = schedule == Schedule::Host && self.adversary.preempts();
         schedule.switch_point(preempts && self.hardware.seats.several());
-        self.go_on();
+        self.check_stopped();
         let place = place(&self.checker());
         self.adversary.act(&self.hardware, self.hardware.seats.current(), place);
         for (cpu, conflict) in self.hardware.take_conflicts() {
@@ -234,15 +236,15 @@ impl<A: Silicon> Strict<A> {
         }
     }
 
-    /// Stop here if another CPU has found a rule broken: the machine's state means nothing any more.
-    fn go_on(&self) {
+    /// Panics if another CPU has found a rule broken: the machine's state means nothing any more.
+    fn check_stopped(&self) {
         if self.stopped.load(Ordering::Relaxed) && !thread::panicking() {
             panic!("stopped, because another CPU of this machine broke a rule");
         }
     }
 
     fn handle(&self, event: Event) {
-        // The engine's own failure says more than what its unwinding does to the rules.
+        // During a panic, broken rules are a consequence of the unwinding and would hide its cause.
         if thread::panicking() {
             return;
         }
@@ -290,12 +292,12 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
         Event::WalkBegin => checker.walk_begin(),
         Event::WalkEnd => checker.walk_end(),
         Event::Descend(table, index) => checker.descend(table, index, hardware),
-        Event::DeviceIo => checker.check_free_to("uses a swap device", false),
+        Event::DeviceIo => checker.check_free_to("does I/O on a swap device", false),
         _ => {}
     }
 }
 
-/// The entries of a table, none if there is no memory.
+/// Returns the entries of a page table, none if there is no memory.
 fn entries<A: Silicon>(hardware: &Hardware<A>, table: Pfn) -> &[AtomicU64] {
     let count = 1 << hardware.arch().index_bits();
     match hardware.arena().holds(table.addr(), 8 * count as u64) {
@@ -304,7 +306,7 @@ fn entries<A: Silicon>(hardware: &Hardware<A>, table: Pfn) -> &[AtomicU64] {
     }
 }
 
-/// An entry of a table, if there is memory.
+/// Returns an entry of a page table, if there is memory.
 fn entry<A: Silicon>(hardware: &Hardware<A>, table: Pfn, index: u16) -> Option<&AtomicU64> {
     let at = PhysAddr(table.addr().0 + 8 * index as u64);
     let fits = (index as u64) < 1 << hardware.arch().index_bits();
@@ -327,10 +329,10 @@ impl<A: Silicon> Simulated for Strict<A> {
 
     fn switched(&self, _cpu: usize, space: SpaceId, loaded: bool) {
         if loaded {
-            // Who was alone there is not any more.
+            // Another CPU comes to a space that one CPU has changed without locks.
             self.examine(|checker| {
-                if checker.alone.remove(&space).is_some() {
-                    checker.settle_space(space, &self.hardware);
+                if checker.lockless.remove(&space).is_some() {
+                    checker.check_changed_blocks_of(space, &self.hardware);
                 }
             });
         }

@@ -1,8 +1,8 @@
-//! How strict, how hostile, and what happens when a rule is broken.
+//! Options of a strict machine.
 
 use crate::schedule::Schedule;
 
-/// How a strict machine behaves.
+/// The options of a strict machine: seed, schedule, hostility, and whether a broken rule panics.
 #[derive(Clone, Copy, Debug)]
 pub struct Strictness {
     pub(crate) seed: u64,
@@ -11,16 +11,19 @@ pub struct Strictness {
     pub(crate) hostility: Hostility,
 }
 
-/// How often, in a hundred events, the hardware does what it may but need not.
+/// The percentage of events at which the hardware does what it may but need not do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hostility {
-    /// A CPU speculates: it walks to an address in reach of the event, or one used lately, and caches what it finds.
+    /// A CPU speculates: it walks to the address of the event, or to a recently used one, and
+    /// caches the result.
     pub speculate: u8,
-    /// A CPU forgets an entry of its caches.
+    /// A CPU evicts an entry of its caches.
     pub evict: u8,
-    /// Another CPU accesses, or writes to, the page whose entry is about to be changed, and so sets accessed or dirty.
+    /// Another CPU reads or writes the page whose entry is about to be changed, and so sets
+    /// accessed or dirty.
     pub mark: u8,
-    /// Another CPU of the machine goes on first. (Under a deterministic scheduler that decides each time.)
+    /// Another CPU of the machine goes on first. Under a deterministic scheduler the scheduler
+    /// decides instead.
     pub preempt: u8,
 }
 
@@ -28,32 +31,33 @@ impl Hostility {
     /// Hardware that does only what programs ask for.
     pub const NONE: Hostility = Hostility { speculate: 0, evict: 0, mark: 0, preempt: 0 };
 
-    /// Hardware that does all it may, often.
+    /// Hardware that often does all it may.
     pub const USUAL: Hostility = Hostility { speculate: 30, evict: 5, mark: 25, preempt: 5 };
 
-    /// Hardware that does all it may, nearly always.
+    /// Hardware that nearly always does all it may.
     pub const WORST: Hostility = Hostility { speculate: 95, evict: 2, mark: 90, preempt: 20 };
 }
 
 impl Strictness {
-    /// The usual hostility; a broken rule is a panic; CPUs are threads of the host.
+    /// Returns the defaults: the usual hostility; a broken rule panics; CPUs are threads of the
+    /// host.
     pub const fn new(seed: u64) -> Self {
         Strictness { seed, schedule: Schedule::Host, collect: false, hostility: Hostility::USUAL }
     }
 
-    /// Go on when a rule is broken, and keep the report for [`crate::Strict::violations`].
+    /// Goes on when a rule is broken, and keeps the report for [`crate::Strict::violations`].
     pub const fn collect(mut self) -> Self {
         self.collect = true;
         self
     }
 
-    /// Let this decide which CPU goes on.
+    /// Sets the schedule of the CPUs.
     pub const fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
     }
 
-    /// Be as hostile as this.
+    /// Sets the hostility.
     pub const fn hostility(mut self, hostility: Hostility) -> Self {
         self.hostility = hostility;
         self

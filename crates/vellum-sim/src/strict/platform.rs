@@ -1,4 +1,4 @@
-//! The strict machine as a platform.
+//! Implements the engine's platform for the strict machine.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace, Wanted};
 
 use super::violation::Rule;
-use super::{PATIENCE, PATIENCE_WITH_THE_DEAD, Strict};
+use super::{MAX_SPINS, MAX_SPINS_UNWINDING, Strict};
 use crate::walker::Silicon;
 
-// SAFETY: the regions are the arena's, which lives as long as the machine, and nobody but the engine writes there, save the
-// machine's own programs through the engine's own tables.
+// SAFETY: the regions are the arena's, which lives as long as the machine. Only the engine writes
+// there, and the machine's programs through the engine's page tables.
 unsafe impl<A: Silicon> Memory for Strict<A> {
     fn regions(&self) -> &[Region] {
         self.hardware.arena().regions()
@@ -22,24 +22,25 @@ unsafe impl<A: Silicon> Memory for Strict<A> {
 
     unsafe fn zero(&self, at: *mut u8, bytes: usize) {
         self.at(|checker| checker.touch(bytes));
-        // SAFETY: the caller promises that these bytes are memory of this machine, all of which lies in
-        // the arena, and that nothing else uses them meanwhile.
+        // SAFETY: the caller promises that these bytes are memory of this machine, all of which
+        // lies in the arena, and that nothing else uses them meanwhile.
         unsafe { self.hardware.arena().zero(at, bytes) }
     }
 
     unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) {
         self.at(|checker| checker.touch(bytes));
         for at in (0..bytes).step_by(8) {
-            // SAFETY: by contract, and aligned.
+            // SAFETY: the caller's contract; the word is aligned.
             let word = unsafe { &*from.add(at).cast::<AtomicU64>() }.load(Ordering::Relaxed);
-            // SAFETY: by contract, and aligned.
+            // SAFETY: the caller's contract; the word is aligned.
             unsafe { to.add(at).cast::<u64>().write(word) };
         }
     }
 }
 
-// SAFETY: a seat is checked against the number of CPUs when it is taken. There are no interrupts; and a CPU is one thread of
-// execution for as long as that holds its seat, so no other task runs there, whether preemption is disabled or not.
+// SAFETY: a seat is checked against the number of CPUs when it is taken. There are no interrupts;
+// and a CPU is one thread of execution for as long as that holds its seat, so no other task runs
+// there, with preemption disabled or not.
 unsafe impl<A: Silicon> Cpus for Strict<A> {
     fn count(&self) -> usize {
         self.hardware.seats.count()
@@ -54,18 +55,18 @@ unsafe impl<A: Silicon> Cpus for Strict<A> {
     }
 
     fn relax(&self) {
-        self.go_on();
+        self.check_stopped();
         let cpu = self.hardware.seats.current();
         let spins = self.spins[cpu].fetch_add(1, Ordering::Relaxed);
         if std::thread::panicking() {
-            if spins > PATIENCE_WITH_THE_DEAD {
+            if spins > MAX_SPINS_UNWINDING {
                 self.give_up();
             }
-        } else if spins == PATIENCE {
+        } else if spins == MAX_SPINS {
             self.examine(|checker| {
                 checker.cpu = cpu;
                 let waiting = checker.cpus[cpu].waiting;
-                let text = format!("CPU {cpu} waits for ever, perhaps for the lock of {waiting:?}");
+                let text = format!("CPU {cpu} waits forever, perhaps for the lock of {waiting:?}");
                 checker.fail(Rule::Deadlock, text, waiting.as_slice(), &[]);
             });
         }
@@ -74,7 +75,7 @@ unsafe impl<A: Silicon> Cpus for Strict<A> {
 
     fn resched(&self) {
         self.handle(Event::Step);
-        self.at(|checker| checker.check_free_to("would give way", false));
+        self.at(|checker| checker.check_free_to("would be rescheduled", false));
     }
 
     fn preempt_disable(&self) {
@@ -104,8 +105,8 @@ unsafe impl<A: Silicon> Cpus for Strict<A> {
 }
 
 impl<A: Silicon> Strict<A> {
-    /// A panic unwinds through the engine, and something that it drops waits for a lock that it left locked. The test
-    /// can't end; but what it found must be told, past whoever captures the output of tests.
+    /// Ends the process when a panic can't: its unwinding waits for a lock that the panic left
+    /// locked. Prints the violations past the test harness, which would capture and lose them.
     #[cold]
     fn give_up(&self) -> ! {
         let mut err = std::io::stderr();
@@ -117,7 +118,7 @@ impl<A: Silicon> Strict<A> {
         std::process::abort();
     }
 
-    /// Look at something of this CPU's.
+    /// Runs a check as this CPU.
     fn at(&self, look: impl FnOnce(&mut super::Checker<A>)) {
         let cpu = self.hardware.seats.current();
         self.examine(|checker| {
@@ -140,15 +141,16 @@ impl<A: Silicon> Strict<A> {
                 checker.fail(Rule::Invalidation, text, &[what.root], &[]);
             }
             if cpus.iter().any(|cpu| cpu != me) {
-                // Table locks are allowed: nobody waits for one of those with interrupts masked.
+                // Table locks are allowed: no CPU waits for one of those with interrupts masked.
                 checker.check_free_to("would wait for other CPUs", true);
             }
         });
     }
 }
 
-// SAFETY: as for the fast machine: `Hardware::invalidate` drops from each CPU's caches what the ranges reach, under the lock
-// that every walk of that CPU holds, and waits for an access that found its translation before and has yet to happen.
+// SAFETY: as for the fast machine: `Hardware::invalidate` drops what the ranges reach from each
+// CPU's caches, under the lock that every walk of that CPU holds, and waits for an access that has
+// found its translation before and is yet to happen.
 unsafe impl<A: Silicon> Tlb for Strict<A> {
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
         if !std::thread::panicking() {
@@ -174,7 +176,7 @@ unsafe impl<A: Silicon> Tlb for Strict<A> {
 
 impl<A: Silicon> Clock for Strict<A> {
     fn now_ns(&self) -> u64 {
-        // Time passes only by looking at it, and so repeats with the schedule.
+        // Time advances with each reading, and so repeats with the schedule.
         self.ticks.fetch_add(1, Ordering::Relaxed)
     }
 }

@@ -1,5 +1,5 @@
-//! What the checker knows of each frame, table and CPU. All of it was learned from events, none from the engine's own
-//! records, so that the two can disagree.
+//! The checker's own state of each frame, page table and CPU. It is derived from events alone, not
+//! from the engine's records, so that the two can disagree.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,18 +8,18 @@ use vellum::arch::Arch;
 use vellum::platform::{Event, SpaceId};
 
 use super::blocks::Changed;
-use super::history::{History, Record, Told};
+use super::history::{EventText, History, Record};
 use super::violation::{Rule, Violation};
 
-/// Whose a frame is.
+/// The user of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Never heard of: the engine's since it booted, or the allocator's.
+    /// No event named the frame: the engine has had it since boot, or the allocator.
     #[default]
     Unknown,
-    /// Given out.
+    /// Allocated.
     Used,
-    /// Given back.
+    /// Freed.
     Free,
 }
 
@@ -27,25 +27,25 @@ pub(crate) enum Use {
 #[derive(Debug, Default)]
 pub(crate) struct Frame {
     pub state: Use,
-    /// When that changed last.
+    /// The event of the last change of `state`.
     pub since: u64,
-    /// The first frame of the block that it was given out with.
+    /// The first frame of the allocation that it was part of.
     pub head: Pfn0,
-    /// References and mappings, in the head of a folio.
+    /// Refcount and mapcount, in the head of a folio.
     pub counts: Option<(i64, i64)>,
-    /// When the mappings last became fewer.
+    /// The event of the last decrease of the mapcount.
     pub fell: u64,
-    /// When an entry was last made to map or point to it, and which.
+    /// The last entry that was made to map or point to the frame, and that event.
     pub target_since: u64,
     pub target_of: Option<(Pfn, u16)>,
     pub table: Option<Box<Table>>,
-    /// Allocation, freeing, birth and death: kept apart, so that they are not crowded out.
+    /// Allocation, freeing, birth and death. Kept apart, so that other events don't push these out.
     pub life: History,
-    /// Everything else.
+    /// All other events.
     pub recent: History,
 }
 
-/// All frames of a machine. Those that nothing has happened to take no memory.
+/// All frames of a machine. Chunks without events take no memory.
 #[derive(Debug)]
 pub(crate) struct Frames {
     chunks: Vec<Option<Box<[Frame]>>>,
@@ -54,7 +54,7 @@ pub(crate) struct Frames {
     unknown: Frame,
 }
 
-/// Frames that are made room for at once.
+/// Frames of a chunk.
 const CHUNK: usize = 64;
 
 impl Frames {
@@ -76,12 +76,12 @@ impl Frames {
     fn get_mut(&mut self, pfn: Pfn) -> Option<&mut Frame> {
         let at = pfn.0 as usize;
         let chunk = self.chunks.get_mut(at / CHUNK).filter(|_| at < self.len)?;
-        // A chunk is made on the heap: the stacks of simulated schedules have no room for it.
+        // The chunk is made on the heap: the stacks of simulated schedules have no room for it.
         let new = || (0..CHUNK).map(|_| Frame::default()).collect();
         Some(&mut chunk.get_or_insert_with(new)[at % CHUNK])
     }
 
-    /// Those that something has happened to, and some others.
+    /// Returns the frames of all chunks with events.
     pub fn known(&self) -> impl Iterator<Item = (Pfn, &Frame)> {
         let chunks = self.chunks.iter().enumerate().filter_map(|(n, chunk)| Some((n, chunk.as_ref()?)));
         chunks.flat_map(|(n, chunk)| (0..).zip(&**chunk).map(move |(at, frame)| (Pfn((n * CHUNK) as u32 + at), frame)))
@@ -98,25 +98,26 @@ impl Default for Pfn0 {
     }
 }
 
-/// A frame that is a table.
+/// A frame that is a page table.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub level: u8,
     pub space: SpaceId,
-    /// The entry that points here.
+    /// The entry that points here, if the page table is hooked.
     pub hook: Option<(Pfn, u16)>,
-    /// When that was last undone.
+    /// The event that last unhooked it.
     pub unhooked: u64,
-    /// Announced as dead.
+    /// True if its death was announced.
     pub dead: bool,
     /// The CPU that holds its lock.
     pub owner: Option<usize>,
-    /// Its entries as announced; known from the moment that others could see it.
+    /// Its entries as announced, from the moment that other CPUs can see the page table.
     pub values: Option<Box<[u64]>>,
-    /// What an entry may still hold, because an exchange may have failed.
+    /// The previous value of an entry whose exchange may have failed.
     pub contended: HashMap<u16, u64>,
     pub entries: HashMap<u16, History>,
-    /// Blocks that were changed since the table was last given back, by the first of their entries.
+    /// Blocks that were changed since the page table was last unlocked, by the index of their first
+    /// entry.
     pub blocks: BTreeMap<u16, Changed>,
 }
 
@@ -124,7 +125,7 @@ pub(crate) struct Table {
 #[derive(Debug)]
 pub(crate) struct Walk {
     pub since: u64,
-    /// Tables that it has come to, or is about to.
+    /// Page tables that it has come to, or is about to.
     pub visited: Vec<Pfn>,
 }
 
@@ -133,21 +134,21 @@ pub(crate) struct Walk {
 pub(crate) struct Work {
     /// Entries written.
     pub entries: u32,
-    /// Changes of the counts of folios.
+    /// Changes of folios' counts.
     pub folios: u32,
     /// Bytes zeroed or copied.
     pub bytes: u32,
 }
 
-/// What a CPU is in the middle of.
+/// The locks, walk and critical sections of a CPU.
 #[derive(Debug, Default)]
 pub(crate) struct CpuState {
-    /// Tables whose locks it holds, in the order it took them.
-    pub held: Vec<Pfn>,
+    /// Page tables whose locks it holds, in the order it took them.
+    pub locks: Vec<Pfn>,
     /// The lock that it waits for, or is about to try.
     pub waiting: Option<Pfn>,
     pub walk: Option<Walk>,
-    /// Depth of `preempt_disable`.
+    /// Nesting depth of `preempt_disable`.
     pub preempt: u32,
     pub work: Work,
     pub irqs_masked: bool,
@@ -157,14 +158,14 @@ pub(crate) struct CpuState {
 /// An upper-level entry that became empty.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Emptied {
-    /// What it mapped or pointed to.
+    /// The frame that it mapped or pointed to.
     pub target: Pfn,
-    /// If that was a table, the first frame mapped there.
+    /// The first frame mapped by the page table that it pointed to.
     pub first: Option<Pfn>,
     pub when: u64,
 }
 
-/// Everything, and the event that is being looked at.
+/// The checker: its state, and the event that is being checked.
 #[derive(Debug)]
 pub(crate) struct Checker<A> {
     pub arch: A,
@@ -172,15 +173,15 @@ pub(crate) struct Checker<A> {
     pub cpu: usize,
     pub event: Event,
     pub frames: Frames,
-    /// The frames that are tables.
+    /// The frames that are page tables.
     pub tables: BTreeSet<Pfn>,
     pub roots: HashMap<SpaceId, Pfn>,
     pub emptied: HashMap<(Pfn, u16), Emptied>,
-    /// Spaces that one CPU changes without locks, because it is alone there.
-    pub alone: HashMap<SpaceId, usize>,
+    /// Spaces that one CPU changes without locks, because no other uses them.
+    pub lockless: HashMap<SpaceId, usize>,
     pub cpus: Vec<CpuState>,
     pub found: Vec<Violation>,
-    /// When the baseline was taken.
+    /// The event at which the baseline was taken.
     pub baseline: Option<u64>,
 }
 
@@ -195,15 +196,15 @@ impl<A: Arch> Checker<A> {
             tables: BTreeSet::new(),
             roots: HashMap::new(),
             emptied: HashMap::new(),
-            alone: HashMap::new(),
+            lockless: HashMap::new(),
             cpus: (0..cpus).map(|_| CpuState::default()).collect(),
             found: Vec::new(),
             baseline: None,
         }
     }
 
-    /// Returns how many entries of a table of this level the engine may touch: those of a root that
-    /// translate no user address are the host's.
+    /// Returns the number of entries of a page table of this level that the engine may touch. The
+    /// entries of a root that translate no user address are the host's.
     pub fn user_entries(&self, level: u8) -> u32 {
         let all = 1u64 << self.arch.index_bits();
         let user = self.arch.user_end().div_ceil(1 << self.arch.level_shift(level));
@@ -222,9 +223,9 @@ impl<A: Arch> Checker<A> {
         self.frames.get_mut(pfn)?.table.as_deref_mut()
     }
 
-    /// Whether a walk from some root comes to this table.
+    /// Returns whether a walk from a root can come to this page table.
     pub fn visible(&self, mut pfn: Pfn) -> bool {
-        // Bounded, in case that the engine made a ring.
+        // Bounded, in case the engine made a cycle.
         for _ in 0..=self.arch.levels() {
             match self.table(pfn) {
                 None => return false,
@@ -237,7 +238,7 @@ impl<A: Arch> Checker<A> {
         false
     }
 
-    /// Where an entry that others can see stands: its space, the first address that it translates, and its level.
+    /// Returns the space, first address and level of an entry that other CPUs can see.
     pub fn locate(&self, table: Pfn, index: u16) -> Option<(SpaceId, u64, u8)> {
         let (space, level) = self.table(table).map(|t| (t.space, t.level))?;
         let (mut at, mut index, mut va) = (table, index, 0);
@@ -252,7 +253,7 @@ impl<A: Arch> Checker<A> {
         None
     }
 
-    /// Keep a record of an event with a frame.
+    /// Records the current event in the history of a frame.
     pub fn record_frame(&mut self, pfn: Pfn, life: bool) {
         let record = self.record();
         if let Some(frame) = self.frame(pfn) {
@@ -260,7 +261,7 @@ impl<A: Arch> Checker<A> {
         }
     }
 
-    /// Keep a record of an event with an entry.
+    /// Records the current event in the history of an entry.
     pub fn record_entry(&mut self, table: Pfn, index: u16) {
         let record = self.record();
         if let Some(table) = self.table_mut(table) {
@@ -272,9 +273,9 @@ impl<A: Arch> Checker<A> {
         Record { seq: self.seq, cpu: self.cpu, event: self.event, label: self.cpus[self.cpu].label.clone() }
     }
 
-    /// A rule is broken. The report ends with what happened to these frames and entries.
+    /// Reports a broken rule, with the histories of these frames and entries.
     pub fn fail(&mut self, rule: Rule, what: String, frames: &[Pfn], entries: &[(Pfn, u16)]) {
-        let mut report = format!("{what}\n  while: {}", Told(&self.event));
+        let mut report = format!("{what}\n  while: {}", EventText(&self.event));
         if let Some(label) = &self.cpus[self.cpu].label {
             report += &format!(" [{label}]");
         }
@@ -285,14 +286,14 @@ impl<A: Arch> Checker<A> {
             let head = frame.head.0;
             report += &format!("\n  {pfn:?}");
             if head != *pfn && frame.state != Use::Unknown {
-                report += &format!(" (given out with {head:?})");
+                report += &format!(" (allocated with {head:?})");
             }
             let life = if head == *pfn { None } else { self.frames.get(head).map(|h| &h.life) };
             let all = life.into_iter().flat_map(History::iter).chain(frame.life.iter()).chain(frame.recent.iter());
             report += &lines(all);
         }
         for (pfn, index) in entries {
-            report += &format!("\n  entry {index} of table {pfn:?}");
+            report += &format!("\n  entry {index} of page table {pfn:?}");
             if let Some((space, va, level)) = self.locate(*pfn, *index) {
                 report += &format!(" (level {level}, {va:#x} of space {})", space.0);
             }
@@ -308,7 +309,7 @@ fn lines<'a>(records: impl Iterator<Item = &'a Record>) -> String {
     records.sort_by_key(|r| r.seq);
     records.dedup_by_key(|r| r.seq);
     if records.is_empty() {
-        return "\n    nothing known".into();
+        return "\n    no event".into();
     }
     records.iter().map(|r| format!("\n    {r}")).collect()
 }

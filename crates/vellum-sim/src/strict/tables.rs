@@ -1,4 +1,4 @@
-//! The tree of tables, as it follows from what was stored where.
+//! The tree of page tables, as it follows from the stores.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ impl<A: Silicon> Checker<A> {
         let root = level == self.arch.levels();
         let (table, roots) = (self.table(pfn).is_some(), self.roots.get(&space).copied());
         if table || root && roots.is_some() || level == 0 || level > self.arch.levels() {
-            let text = format!("{pfn:?} can't become a table of level {level} of space {}", space.0);
+            let text = format!("{pfn:?} can't become a page table of level {level} of space {}", space.0);
             self.fail(Rule::WrongTarget, text, &[pfn], &[]);
         }
         if root {
@@ -43,8 +43,8 @@ impl<A: Silicon> Checker<A> {
         self.record_frame(pfn, true);
     }
 
-    /// Fills the host's half of a root, as a kernel does that maps itself there: by entries that
-    /// look like pointers to tables, and lead to a bus error.
+    /// Fills the host's half of a root, as a kernel does that maps itself there: with entries that
+    /// look like pointers to page tables and lead to a bus error.
     fn poison_host_half(&mut self, root: Pfn, hardware: &Hardware<A>) {
         let poison = self.arch.table(PhysAddr((self.frames.len() as u64) << FRAME_SHIFT));
         for index in self.user_entries(self.arch.levels())..1 << self.arch.index_bits() {
@@ -54,7 +54,7 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// Fails if an entry is the host's.
+    /// Checks that an entry is not the host's.
     pub fn check_user_half(&mut self, pfn: Pfn, index: u16, what: &str) {
         let Some(level) = self.table(pfn).map(|t| t.level) else { return };
         if u32::from(index) >= self.user_entries(level) {
@@ -65,7 +65,12 @@ impl<A: Silicon> Checker<A> {
 
     pub fn dead(&mut self, pfn: Pfn) {
         if self.table(pfn).is_none() {
-            return self.fail(Rule::WrongTarget, format!("{pfn:?} dies, but is no table"), &[pfn], &[]);
+            return self.fail(
+                Rule::WrongTarget,
+                format!("{pfn:?} is announced as dead, but is not a page table"),
+                &[pfn],
+                &[],
+            );
         }
         self.check_unhooked(pfn, false);
         if let Some(table) = self.table_mut(pfn) {
@@ -74,12 +79,13 @@ impl<A: Silicon> Checker<A> {
         self.record_frame(pfn, true);
     }
 
-    /// A table that goes back to the allocator must hang nowhere. A root hangs nowhere by nature, if it is not loaded.
+    /// Checks that a page table that is freed is not hooked. A root never is, so it must not be
+    /// loaded.
     fn check_unhooked(&mut self, pfn: Pfn, loaded: bool) {
         let root = self.table(pfn).is_some_and(|t| t.level == self.arch.levels());
         if self.visible(pfn) && (!root || loaded) {
             let hook = self.table(pfn).and_then(|t| t.hook);
-            let text = format!("the table {pfn:?} is freed while it can still be found");
+            let text = format!("the page table {pfn:?} is freed while it is still hooked");
             self.fail(Rule::StillHooked, text, &[pfn], hook.as_slice());
         }
     }
@@ -90,7 +96,7 @@ impl<A: Silicon> Checker<A> {
         };
         self.check_unhooked(pfn, hardware.loaded_anywhere(space));
         if let Some(owner) = owner {
-            let text = format!("the table {pfn:?} is freed while CPU {owner} holds its lock");
+            let text = format!("the page table {pfn:?} is freed while CPU {owner} holds its lock");
             self.fail(Rule::LockOrder, text, &[pfn], &[]);
         }
         let walking = self.cpus.iter().enumerate().find_map(|(cpu, state)| {
@@ -99,15 +105,16 @@ impl<A: Silicon> Checker<A> {
         });
         if let Some((cpu, since)) = walking {
             let text = format!(
-                "the table {pfn:?} was unhooked at event {unhooked} and is freed while CPU {cpu} still walks, since event {since}"
+                "the page table {pfn:?} was unhooked at event {unhooked} and is freed while CPU {cpu} still \
+                 walks, since event {since}"
             );
             self.fail(Rule::TableUnderWalker, text, &[pfn], &[]);
         }
         if self.roots.get(&space) == Some(&pfn) {
             self.roots.remove(&space);
-            self.alone.remove(&space);
+            self.lockless.remove(&space);
         }
-        // What hung here hangs nowhere now.
+        // Unhooks the children of a freed table.
         for (index, child) in self.children(pfn, level, hardware) {
             self.unhook(child, pfn, index);
         }
@@ -118,7 +125,7 @@ impl<A: Silicon> Checker<A> {
         self.emptied.retain(|(table, _), _| *table != pfn);
     }
 
-    /// The tables that a table's entries point to, as they are in memory.
+    /// Returns the page tables that a table's entries point to, read from memory.
     fn children(&self, pfn: Pfn, level: u8, hardware: &Hardware<A>) -> Vec<(u16, Pfn)> {
         if level == 1 {
             return Vec::new();
@@ -140,7 +147,7 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// An entry now points to a table.
+    /// Records that an entry now points to a page table.
     pub fn hook(&mut self, child: Pfn, parent: Pfn, index: u16, hardware: &Hardware<A>) {
         let Some(&Table { level, space, .. }) = self.table(parent) else {
             return;
@@ -149,8 +156,11 @@ impl<A: Silicon> Checker<A> {
             t.level + 1 == level && t.space == space && !t.dead && t.hook.is_none_or(|h| h == (parent, index))
         });
         if !fits {
-            let text =
-                format!("an entry of level {level} of space {} points to {child:?}: not its table to hang", space.0);
+            let text = format!(
+                "an entry of level {level} of space {} points to {child:?}, which is not an unhooked page table \
+                 of the next level of this space",
+                space.0
+            );
             self.fail(Rule::WrongTarget, text, &[child], &[(parent, index)]);
         }
         if let Some(table) = self.table_mut(child) {
@@ -162,8 +172,9 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// Others can see this table from now on. Until now it could be written without a word, so what it holds is read from
-    /// memory; from here on, nothing changes there without an event.
+    /// Records that other CPUs can see this page table from now on. Until now it could be written
+    /// without an event, so its entries are read from memory; from here on each change needs an
+    /// event.
     fn publish(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
         let Some(level) = self.table(pfn).map(|t| t.level) else {
             return;
@@ -181,7 +192,7 @@ impl<A: Silicon> Checker<A> {
         self.check_blocks(pfn, level, hardware);
     }
 
-    /// Take a table's entries from memory.
+    /// Reads a page table's entries from memory.
     pub fn learn(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
         let entries = super::entries(hardware, pfn);
         let values = (0..1 << self.arch.index_bits())
@@ -192,7 +203,7 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// An entry names this frame from now on.
+    /// Records that an entry maps or points to this frame from now on.
     pub fn targeted(&mut self, target: Pfn, table: Pfn, index: u16) {
         let seq = self.seq;
         if let Some(frame) = self.frame(target) {

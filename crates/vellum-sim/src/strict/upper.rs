@@ -1,4 +1,5 @@
-//! Entries of upper levels, which stand for so much that they may not even look empty, and may map it in two sizes.
+//! Entries of upper levels. They may not even look empty transiently, and must not map memory in
+//! two sizes at once.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +12,7 @@ use crate::hardware::Hardware;
 use crate::walker::{Silicon, block_bits};
 
 impl<A: Silicon> Checker<A> {
-    /// What an entry maps or points to.
+    /// Returns the frame that an entry maps or points to.
     pub fn target(&self, raw: u64, index: u16, level: u8) -> Option<Pfn> {
         match self.arch.kind(raw, level) {
             Kind::Leaf => Some(self.leaf_pfn(raw, index, level)),
@@ -20,7 +21,7 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// The first leaf in a table, and where it stands.
+    /// Returns the first leaf in a page table, and its index.
     fn first_leaf(&self, table: Pfn, level: u8, hardware: &Hardware<A>) -> Option<(u16, u64)> {
         let entries = 1u32 << self.arch.index_bits();
         (0..entries).find_map(|index| {
@@ -29,7 +30,8 @@ impl<A: Silicon> Checker<A> {
         })
     }
 
-    /// What an entry names, and what is mapped first in the table that it points to, if it does.
+    /// Returns the frame that an entry maps or points to, and the first frame mapped by the page
+    /// table that it points to.
     fn targets(&self, raw: u64, index: u16, level: u8, hardware: &Hardware<A>) -> Option<(Pfn, Option<Pfn>)> {
         let target = self.target(raw, index, level)?;
         if self.arch.kind(raw, level) == Kind::Leaf {
@@ -39,8 +41,9 @@ impl<A: Silicon> Checker<A> {
         Some((target, first.map(|(index, raw)| self.leaf_pfn(raw, index, level - 1))))
     }
 
-    /// Nothing transiently empty: what was taken out of an upper-level entry does not come back, as it was, in pages of
-    /// another size or as a swap entry, unless it was unmapped in earnest, freed, or mapped elsewhere meanwhile.
+    /// Checks that no upper-level entry is transiently empty: a mapping that was cleared does not
+    /// come back unchanged, in pages of another size or as a swap entry, unless it was unmapped for
+    /// good, freed, or mapped elsewhere meanwhile.
     pub fn check_transient(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
         let at = (pfn, index);
         if new == 0 {
@@ -58,38 +61,39 @@ impl<A: Silicon> Checker<A> {
                 [Some(now), now_first].into_iter().flatten().find(|pfn| was.contains(&Some(*pfn)))
             }
             None if self.arch.kind(new, level) == Kind::Swap => Some(target),
-            // Something else that maps nothing, such as a busy entry, may stand there in between.
+            // Another entry that maps nothing, such as a busy entry, may stand there in between.
             None => return,
         };
         self.emptied.remove(&at);
         let Some(back) = back else { return };
         let head = self.frame(back).map_or(back, |f| f.head.0);
-        let in_earnest = [back, head].into_iter().any(|pfn| {
+        let is_final = [back, head].into_iter().any(|pfn| {
             let frame = self.frames.get(pfn);
             frame.is_none_or(|f| f.since > when || f.fell > when || f.target_since > when)
         });
-        if !in_earnest {
+        if !is_final {
             let text = format!(
-                "entry {index} of {pfn:?} was empty from event {when} until {back:?} came back to it, or its slots"
+                "entry {index} of {pfn:?} was empty from event {when} until {back:?}, or a swap entry, came back to it"
             );
             self.fail(Rule::TransientlyEmpty, text, &[back], &[at]);
         }
     }
 
-    /// log2 of the size that a leaf says: its page, or its block.
+    /// Returns log2 of the size of a leaf, or of its block.
     fn whole(&self, raw: u64, level: u8) -> u32 {
         self.arch.level_shift(level) + block_bits(&self.arch, raw, level)
     }
 
-    /// The same frames are now mapped in pages, or blocks, of another size. A translation of the old size that some CPU still holds
-    /// would be one of two for the same address: which of them an access uses, and which of them an invalidation by page
-    /// finds, is anybody's guess (Intel SDM vol. 3A, "Recommended Invalidation"; Arm ARM, break-before-make).
+    /// Checks a change of size: the same frames are now mapped in pages, or blocks, of another
+    /// size. A translation of the old size in a TLB would be a second one for the same address. The
+    /// architectures leave open which of them an access uses, and which of them an invalidation by
+    /// page finds (Intel SDM vol. 3A, "Recommended Invalidation"; Arm ARM, break-before-make).
     pub fn check_sizes(&mut self, pfn: Pfn, index: u16, level: u8, new: u64, hardware: &Hardware<A>) {
         let Some((space, va, _)) = self.locate(pfn, index) else {
             return;
         };
         let span = VirtRange { start: va, end: va + (1 << self.arch.level_shift(level)) };
-        // Where the new mapping begins, which frame is there, and the size of its pages.
+        // The start of the new mapping, the frame there, and the size of its pages.
         let (start, base, shift) = match self.arch.kind(new, level) {
             Kind::Leaf if !self.arch.attrs(new, level).intersects(Attrs::PROT) => return,
             Kind::Leaf => (va, self.leaf_pfn(new, index, level).addr(), self.whole(new, level)),
@@ -107,12 +111,12 @@ impl<A: Silicon> Checker<A> {
             let same = |at: VirtRange, pa: PhysAddr| at.start.wrapping_sub(start) == pa.0.wrapping_sub(base.0);
             let mmu = hardware.mmu(cpu);
             let other = mmu.tlb.translation_over(space, span, |(tag, leaf)| {
-                !self.get_along(leaf.block, shift) && same(tag.range(), leaf.base)
+                !self.sizes_may_coexist(leaf.block, shift) && same(tag.range(), leaf.base)
             });
             drop(mmu);
             if let Some((tag, leaf)) = other {
                 let text = format!(
-                    "{span:?} is now mapped in pieces of {} bytes, but CPU {cpu} still translates {:?} as one of {}",
+                    "{span:?} is now mapped in pages of {} bytes, but CPU {cpu} still translates {:?} as one of {}",
                     1u64 << shift,
                     tag.range(),
                     1u64 << leaf.block

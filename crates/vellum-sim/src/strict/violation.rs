@@ -1,4 +1,4 @@
-//! What a strict machine finds.
+//! Rules of the strict machine, and reports of broken ones.
 
 use std::fmt;
 
@@ -6,72 +6,78 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Rule {
-    /// A frame goes back to the allocator, or leaves it, only when no TLB holds a translation of it.
+    /// A frame is allocated or freed only when no TLB holds a translation of it (INV-1).
     StaleTranslation,
-    /// A table goes back only when no paging-structure cache holds a pointer to it.
+    /// A page table is freed only when no paging-structure cache holds a pointer to it (INV-1).
     StalePointer,
-    /// A frame goes back only when no live entry maps it.
+    /// A frame is freed only when no live PTE maps it.
     StillMapped,
-    /// A table goes back only when no live entry points to it.
+    /// A page table is freed only when no live entry points to it.
     StillHooked,
-    /// The engine neither reads nor writes those entries of a root that translate no user address:
-    /// they are the host's.
+    /// The engine neither reads nor writes the entries of a root that translate no user address:
+    /// they are the host's (INV-17).
     HostHalf,
-    /// A table goes back only when every lockless walker has left that was under way when it was unhooked.
+    /// A page table is freed only when every lockless walker that was under way when it was
+    /// unhooked has left (INV-1).
     TableUnderWalker,
-    /// A lockless walker begins once, ends once, and reads entries of tables only.
+    /// A lockless walk begins once, ends once, and reads entries of page tables only.
     Walk,
-    /// An entry that others can see is written by the holder of its table's lock, or by who is alone in the space.
+    /// An entry that other CPUs can see is written by the holder of its page table's lock, or by
+    /// the only CPU that uses the space.
     Unlocked,
-    /// An entry is what the engine thinks it is, and changes only when the engine says so.
+    /// An entry holds what the engine expects, and changes only by announced events.
     Unexpected,
-    /// An entry maps frames that are in use, or points to a table of the next level that hangs nowhere else.
+    /// A leaf maps allocated frames, and a table entry points to a page table of the next level
+    /// that is not hooked elsewhere.
     WrongTarget,
     /// An upper-level entry that maps something becomes empty only when its removal is final.
     TransientlyEmpty,
     /// A mapping changes its size only when no TLB holds a translation of the old size any more.
     TwoSizes,
-    /// What one translation may stand for is whole, alike, consecutive, aligned and of one folio.
+    /// A contiguous block is whole, alike, consecutive, aligned and of one folio.
     Block,
-    /// A live entry joins a block, leaves one, or comes to map something else, only after it was taken out.
+    /// A live PTE joins a block, leaves one, or comes to map something else, only after it was
+    /// cleared (break-before-make).
     BreakBeforeMake,
-    /// No CPU finds two translations for one address that don't agree.
+    /// No CPU finds two translations for one address that disagree.
     Conflict,
-    /// An accessed or dirty bit that hardware set is noticed.
+    /// No accessed or dirty bit that hardware set is lost.
     LostBit,
-    /// References are never fewer than mappings, and nothing is negative.
+    /// A folio's refcount is never below its mapcount, and neither is negative (INV-2).
     References,
-    /// What is allocated is free, and what is freed is allocated.
+    /// Frames that are allocated were free, and frames that are freed were allocated.
     Allocator,
-    /// Programs reach frames that are in use.
+    /// Programs access allocated frames only.
     UseAfterFree,
-    /// A table that others can see and nobody has locked holds something.
+    /// A page table that other CPUs can see and that is not locked has a non-empty entry (INV-3).
     EmptyTable,
-    /// Locks of tables nest from a table to the one above it, and no other way; what is given back was held.
+    /// While a page table is locked, only the one above it may be locked; a lock that is released
+    /// was held.
     LockOrder,
-    /// Nobody waits for ever.
+    /// No CPU waits forever.
     Deadlock,
-    /// No lock, walk, or masked interrupt where the engine gives way or waits for other CPUs.
+    /// No lock, walk, or masked interrupt where the engine may be rescheduled or waits for other
+    /// CPUs.
     Atomic,
-    /// The work for which a CPU keeps its locks, or touches memory without a look at what else
-    /// there is to do, is bounded.
+    /// The work that a CPU does with preemption disabled, or touching memory without a point to
+    /// reschedule, is bounded.
     Long,
-    /// An invalidation names the space's root, and ranges in order.
+    /// An invalidation names the space's root, and non-empty ranges in ascending order.
     Invalidation,
-    /// What was allocated is freed in the end.
+    /// All frames that were allocated after the baseline are freed in the end.
     Leak,
 }
 
 /// A broken rule.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// Which.
+    /// The rule.
     pub rule: Rule,
-    /// The CPU that broke it, or at which it came to light.
+    /// The CPU that broke it, or at which it was found.
     pub cpu: usize,
     /// The number of the event, counted from 1.
     pub event: u64,
-    /// What happened, and the history of the frames and entries involved.
+    /// The violation, and the history of the frames and entries involved.
     pub report: String,
 }
 

@@ -1,4 +1,5 @@
-//! Entries: who may write them, what is lost by it, and what they may say.
+//! Changes of entries: the lock that they need, the bits that they lose, and the values that are
+//! allowed.
 
 use std::sync::atomic::Ordering;
 
@@ -10,14 +11,16 @@ use super::violation::Rule;
 use crate::hardware::Hardware;
 use crate::walker::Silicon;
 
-/// How an entry is written.
+/// The way an entry is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
-    /// Plainly; the engine takes it to hold this.
+    /// A plain store. The engine expects this old value.
     Store(u64),
-    /// Plainly, to nothing, and accessed and dirty don't matter; the engine takes it to hold this otherwise.
+    /// A plain store of 0, where accessed and dirty don't matter. The engine expects this old value
+    /// otherwise.
     Discard(u64),
-    /// Atomically, and the engine learns what it held. It may also fail, and change nothing.
+    /// An atomic exchange, which returns the old value to the engine. It may also fail, and change
+    /// nothing.
     Exchange,
 }
 
@@ -28,7 +31,7 @@ impl<A: Silicon> Checker<A> {
         let Some(&Table { level, dead, .. }) = self.table(pfn) else {
             return self.fail(
                 Rule::WrongTarget,
-                format!("an entry of {pfn:?} is written, which is no table"),
+                format!("an entry of {pfn:?} is written, which is not a page table"),
                 &[pfn],
                 &[],
             );
@@ -38,7 +41,7 @@ impl<A: Silicon> Checker<A> {
         };
         self.check_user_half(pfn, index, "writes");
         if dead {
-            self.fail(Rule::Unlocked, format!("an entry of the dead table {pfn:?} is written"), &[pfn], &[at]);
+            self.fail(Rule::Unlocked, format!("an entry of the dead page table {pfn:?} is written"), &[pfn], &[at]);
         }
         let old = entry.load(Ordering::Acquire);
         let visible = self.visible(pfn);
@@ -70,7 +73,7 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// The lock, or being alone in the space.
+    /// Checks that the CPU holds the page table's lock, or is the only one that uses the space.
     fn check_may_write(&mut self, pfn: Pfn, index: u16, hardware: &Hardware<A>) {
         let Some(&Table { owner, space, .. }) = self.table(pfn) else {
             return;
@@ -79,20 +82,22 @@ impl<A: Silicon> Checker<A> {
         if owner == Some(cpu) {
             return;
         }
-        match self.alone.get(&space) {
+        match self.lockless.get(&space) {
             Some(claimant) if *claimant == cpu && !hardware.loaded_anywhere(space) => {}
-            None if owner.is_none() && self.may_be_alone(space, hardware) => {
-                self.alone.insert(space, cpu);
+            None if owner.is_none() && self.may_skip_locks(space, hardware) => {
+                self.lockless.insert(space, cpu);
             }
             _ => {
-                let text =
-                    format!("CPU {cpu} writes an entry of {pfn:?} without its lock (holder: {owner:?}), and not alone");
+                let text = format!(
+                    "CPU {cpu} writes an entry of {pfn:?} without its lock (holder: {owner:?}) while other CPUs \
+                     use the space"
+                );
                 self.fail(Rule::Unlocked, text, &[pfn], &[(pfn, index)]);
             }
         }
     }
 
-    /// What others can see changes by events alone.
+    /// Checks that a visible entry holds the value that was last announced.
     fn check_announced(&mut self, pfn: Pfn, index: u16, old: u64, hardware: &Hardware<A>) {
         let Some(Table { values, contended, level, .. }) = self.table(pfn) else {
             return;
@@ -109,7 +114,7 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// Whether two values of an entry differ in what hardware doesn't set.
+    /// Returns whether two values of an entry differ in bits that hardware does not set.
     fn differ(&self, a: u64, b: u64, level: u8) -> bool {
         let mask = match self.arch.kind(a, level) {
             Kind::Leaf => !A::HARDWARE,
@@ -119,12 +124,13 @@ impl<A: Silicon> Checker<A> {
         (a ^ b) & mask != 0
     }
 
-    /// A plain store overwrites whatever hardware set since the engine looked.
+    /// Checks a plain store, which overwrites the bits that hardware has set since the engine read
+    /// the entry.
     fn check_expected(&mut self, pfn: Pfn, index: u16, level: u8, (expected, old): (u64, u64), new: u64, how: How) {
         let arch = self.arch;
         if self.differ(expected, old, level) {
             let text =
-                format!("the engine takes entry {index} of {pfn:?} to hold {expected:#x}, but memory holds {old:#x}");
+                format!("the engine expects {expected:#x} in entry {index} of {pfn:?}, but memory holds {old:#x}");
             return self.fail(Rule::Unexpected, text, &[pfn], &[(pfn, index)]);
         }
         if arch.kind(old, level) != Kind::Leaf || matches!(how, How::Discard(_)) {
@@ -137,12 +143,12 @@ impl<A: Silicon> Checker<A> {
         let lost = unknown - kept;
         if !lost.is_empty() {
             let target = self.leaf_pfn(old, index, level);
-            let text = format!("a store of {new:#x} over {old:#x} (the engine thinks {expected:#x}) loses {lost:?}");
+            let text = format!("a store of {new:#x} over {old:#x} (the engine expects {expected:#x}) loses {lost:?}");
             self.fail(Rule::LostBit, text, &[target], &[(pfn, index)]);
         }
     }
 
-    /// What follows for the tree and for frames.
+    /// Updates the tree of page tables, and the frames.
     fn change(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
         let (before, after) = (self.target(old, index, level), self.target(new, index, level));
         if let Some(child) = before
@@ -164,15 +170,16 @@ impl<A: Silicon> Checker<A> {
                 None => true,
             });
             if let Some(wrong) = wrong {
-                let text =
-                    format!("an entry of level {level} maps {wrong:?}, which is free, a table, or no frame at all");
+                let text = format!(
+                    "an entry of level {level} maps {wrong:?}, which is free, a page table, or no frame at all"
+                );
                 self.fail(Rule::WrongTarget, text, &[wrong], &[(pfn, index)]);
             }
             if before != after {
                 self.record_frame(target, false);
             }
         }
-        // Entries of a table that nobody sees map nothing yet.
+        // Entries of a page table that is not visible map nothing yet.
         if self.visible(pfn) {
             self.targeted(target, pfn, index);
         }

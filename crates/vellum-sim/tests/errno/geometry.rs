@@ -1,27 +1,28 @@
-//! Which VMAs there are after a series of calls: where they were split, and where they merged.
+//! The VMAs after a series of calls: where they are split, and where they merge.
 
 use vellum::space::{Advise, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
-use super::kernel::{BASE, Kernel, PAGE, Vma};
+use crate::fixtures::kernel::{BASE, Kernel, PAGE, Vma};
 
-/// Pages that the calls are about.
+/// The number of pages that the calls work on.
 const PAGES: u64 = 64;
 
 /// A call.
 #[derive(Clone, Copy, Debug)]
 pub enum Call {
-    /// Map, to be read and written; reserved or not. (What was mapped to be read only, and what was mapped to be written but
-    /// may now be read only, are two VMAs in Linux, which counts the one and not the other against what it may promise.)
+    /// Maps pages readable and writable, with MAP_NORESERVE if true. (Pages mapped read-only and
+    /// pages mapped writable that are read-only now are two VMAs in Linux, which accounts only the
+    /// latter for overcommit.)
     Map(u64, u64, bool),
     Unmap(u64, u64),
     Protect(u64, u64, Prot),
     Advise(u64, u64, Advise),
-    /// So many pages from the first page to the last.
+    /// Moves this many pages from the first page to the last.
     Move(u64, u64, u64),
 }
 
-/// A series of calls.
+/// Returns a random series of calls.
 pub fn calls(seed: u64, count: usize) -> Vec<Call> {
     let mut dice = oorandom::Rand32::new(seed);
     let mut below = |end: u32| u64::from(dice.rand_range(0..end));
@@ -42,8 +43,8 @@ pub fn calls(seed: u64, count: usize) -> Vec<Call> {
     [first].into_iter().chain((0..count).map(call)).collect()
 }
 
-/// The VMAs after this call. One that would fail halfway, where the two differ on purpose (see the table), is made page by
-/// page instead, where something is mapped.
+/// Makes a call and returns the VMAs afterwards. A call that would fail halfway, where the two
+/// kernels differ on purpose, is made page by page instead, on mapped pages.
 pub fn vmas(kernel: &dyn Kernel, call: Call) -> Vec<Vma> {
     let at = |page: u64| BASE + page * PAGE;
     let each = |start: u64, pages: u64, call: &dyn Fn(u64, u64) -> i64| {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::tiny::{PAGE, Space, Tiny};
+use crate::fixtures::tiny::{PAGE, Space, Tiny};
 use vellum::addr::{PhysAddr, VirtRange};
 use vellum::platform::{Cpus, Memory, Region};
 use vellum_sim::{Access, Config, Fault, Simulated, Stats, TlbModel, Touched};
@@ -26,8 +26,8 @@ fn a_program_reads_what_it_wrote() {
     assert_eq!(program.load_u64(BASE + 8), Ok(78));
     assert_eq!(program.load(BASE + PAGE), Ok(0), "a new page is zero");
 
-    // Over the border of two pages, and of two tables.
-    let text = b"what was written over a border is read over the border";
+    // Across the boundary of two pages, and of two page tables.
+    let text = b"an unaligned word across two pages is read back";
     let at = BASE + 512 * PAGE - 20;
     program.write(at, text).unwrap();
     let mut back = vec![0; text.len()];
@@ -38,9 +38,9 @@ fn a_program_reads_what_it_wrote() {
     assert_eq!(program.execute(BASE), Err(Fault::Handler("segmentation fault")));
     assert_eq!(program.load(u64::MAX), Err(Fault::Address(u64::MAX)));
 
-    // What the program sees is in the frame that the table names.
+    // The program's bytes are in the frame that the page table names.
     let (table, index) = space.slot(BASE, 1);
-    let pfn = vellum::arch::Arch::leaf_pfn(&crate::tiny::ARCH, tiny.entry(table, index), 1);
+    let pfn = vellum::arch::Arch::leaf_pfn(&crate::fixtures::tiny::ARCH, tiny.entry(table, index), 1);
     assert_eq!(tiny.word(pfn, 1).load(Ordering::Relaxed), 78);
 }
 
@@ -61,12 +61,12 @@ fn touching_counts_hits_misses_and_walks() {
     let after = machine.stats();
     assert_eq!(after.later_hits - before.later_hits, 256);
     assert_eq!((after.walks, after.misses), (before.walks, before.misses));
-    // The first walk for each page finds the pointer to its table cached; the fault that it ends in
-    // drops that (Intel SDM vol. 3A §5.10.4.1), and so does the one that is delivered.
+    // The first walk for each page finds the pointer to its page table cached. The fault that ends
+    // it drops that pointer (Intel SDM vol. 3A §5.10.4.1), and so does the fault that is delivered.
     assert!(before.walk_reads < before.walks * 3, "{before:?}");
     drop(program);
 
-    // Leaving the space forgot everything.
+    // Leaving the space drops all entries.
     let program = cpu.enter(&space);
     program.load(BASE).unwrap();
     assert_eq!(machine.stats().misses, after.misses + 1);
@@ -81,7 +81,7 @@ fn an_unaligned_stride_ends_where_it_should() {
     let program = cpu.enter(&space);
     let touched = program.touch(range(200), PAGE + 8, Access::Write).unwrap();
     assert_eq!(touched.accesses, (200 * PAGE).div_ceil(PAGE + 8));
-    assert_eq!(touched.faults, touched.accesses, "no two on one page");
+    assert_eq!(touched.faults, touched.accesses, "each on its own page");
     let all = program.touch(range(200), 64, Access::Read).unwrap();
     assert_eq!((all.accesses, all.faults), (200 * 64, 200 - touched.accesses));
     let past = VirtRange { start: BASE, end: BASE + 201 * PAGE };
@@ -106,7 +106,8 @@ fn an_unmapped_page_faults_again() {
     assert_eq!(machine.stats(), Stats::default());
 }
 
-/// After an invalidation nobody writes to the page any more: programs on other threads are between two accesses.
+/// After an invalidation no program writes to the page any more: programs on other threads are
+/// between two accesses.
 #[test]
 fn an_invalidation_waits_for_accesses_under_way() {
     let machine = Config::new(16 << 20).cpus(3).tlb(TlbModel::GENERIC).fast().unwrap();
@@ -131,7 +132,8 @@ fn an_invalidation_waits_for_accesses_under_way() {
         for _ in 0..2000 {
             program.load(BASE).unwrap();
             let pfn = space.unmap(BASE, 1);
-            // Nobody's any more: whatever changes now was written through a translation that should be gone.
+            // No CPU maps the frame any more: a change now is a write through a translation that
+            // should be gone.
             let marks = [1, 2].map(|n| tiny.word(pfn, n).swap(u64::MAX, Ordering::Relaxed));
             std::hint::black_box(marks);
             for n in [1, 2] {
@@ -144,7 +146,7 @@ fn an_invalidation_waits_for_accesses_under_way() {
 }
 
 #[test]
-fn machines_and_holes() {
+fn regions_and_cpus_are_as_configured() {
     let regions = [(1 << 20, 1 << 20, true), (4 << 20, 1 << 20, false)].map(|(base, len, zeroed)| Region {
         base: PhysAddr(base),
         len,

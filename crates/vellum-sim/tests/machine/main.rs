@@ -1,11 +1,13 @@
-//! The machines themselves, under the smallest memory manager there is.
+//! Tests of the simulated machines, under the smallest memory manager.
 
-mod tiny;
+mod fixtures {
+    pub mod tiny;
+}
 
-mod cores;
+mod cont_block_rules;
 mod fast;
-mod planted;
-mod planted_blocks;
+mod rules;
 #[cfg(feature = "shuttle")]
 mod schedules;
 mod stale;
+mod tlb_models;

@@ -1,10 +1,10 @@
-//! The strict machine with several CPUs at work: under a deterministic scheduler, which finds a race and finds it again,
-//! and on threads of the host.
+//! The strict machine with several CPUs at work: under a deterministic scheduler, which finds a
+//! race and repeats it, and on threads of the host.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use crate::tiny::{ARCH, PAGE, RW, Space, Tiny};
+use crate::fixtures::tiny::{ARCH, PAGE, RW, Space, Tiny};
 use shuttle::Runner;
 use shuttle::scheduler::PctScheduler;
 use vellum::addr::{Pfn, VirtRange};
@@ -26,14 +26,14 @@ fn range(pages: u64) -> VirtRange {
     VirtRange::new(BASE, pages * PAGE).unwrap()
 }
 
-/// Programs on two CPUs write to two pages while a third CPU takes the pages away again and again.
+/// Programs on two CPUs write to two pages while a third CPU unmaps the pages again and again.
 fn fault_and_unmap(machine: &Strict, scope: impl FnOnce(&(dyn Fn(usize) + Sync), &dyn Fn()), flush: bool) {
     let (tiny, space);
     {
         let _boot = machine.cpu(0);
         tiny = Tiny::new(machine);
         space = Space::new(&tiny, 1, range(2));
-        // Keeps the table from ever being empty.
+        // Keeps the page table from being empty.
         space.map(BASE + 7 * PAGE, tiny.frame(), FULL, 1);
     }
     let program = |n: usize| {
@@ -42,7 +42,7 @@ fn fault_and_unmap(machine: &Strict, scope: impl FnOnce(&(dyn Fn(usize) + Sync),
         for i in 0..3 {
             let va = BASE + i % 2 * PAGE + 8 * n as u64;
             program.store_u64(va, i).unwrap();
-            // Others may have taken the page away, but nobody else writes there.
+            // The page may have been unmapped, but no other program writes there.
             assert!([0, i].contains(&program.load_u64(va).unwrap()));
         }
     };
@@ -81,13 +81,13 @@ fn on_coroutines(hostility: Hostility, flush: bool) {
 }
 
 #[test]
-fn a_right_manager_passes_every_schedule() {
+fn a_correct_manager_passes_every_schedule() {
     shuttle::check_random(|| on_coroutines(Hostility::NONE, true), 300);
     shuttle::check_pct(|| on_coroutines(Hostility::USUAL, true), 100, 3);
 }
 
-/// The report of the violation that some schedule leads to. A scheduler that switches seldom, at points drawn in advance,
-/// leaves a CPU in the middle of something for long enough.
+/// Returns the report of the violation that some schedule leads to. A scheduler that switches
+/// seldom, at points drawn in advance, leaves a CPU inside a critical section long enough.
 fn failure(f: impl Fn() + Send + Sync + 'static) -> String {
     let scheduler = PctScheduler::new_from_seed(7, 2, 300);
     let run = AssertUnwindSafe(|| Runner::new(scheduler, Default::default()).run(f));
@@ -102,7 +102,7 @@ fn a_missing_flush_is_found_and_found_again() {
 }
 
 #[test]
-fn a_right_manager_passes_on_threads_of_the_host() {
+fn a_correct_manager_passes_on_host_threads() {
     for seed in 0..20 {
         let machine = machine(Schedule::Host, seed, Hostility::WORST);
         fault_and_unmap(
@@ -120,7 +120,8 @@ fn a_right_manager_passes_on_threads_of_the_host() {
     }
 }
 
-/// One CPU looks up a table without locks while another unhooks and frees it, with or without waiting for walkers.
+/// One CPU walks to a page table without locks while another unhooks and frees it, with or without
+/// waiting for walkers.
 fn walk_and_free(outwait: bool) {
     let machine = machine(Schedule::Shuttle, 1, Hostility::NONE);
     let (tiny, space, walkers);
@@ -131,7 +132,7 @@ fn walk_and_free(outwait: bool) {
         space.map(BASE, tiny.frame(), FULL, 1);
         space.map(BASE + HUGE, tiny.frame(), FULL, 1);
         let at = machine_at(&machine, tiny.frame());
-        // SAFETY: a frame of zeros that nobody else uses; three slots fit.
+        // SAFETY: a zeroed frame that no other code uses, with room for three slots.
         walkers = unsafe { Walkers::new(at, 3) };
     }
     let look_up = || {
@@ -180,15 +181,16 @@ fn machine_at(machine: &Strict, pfn: Pfn) -> *mut u8 {
 }
 
 #[test]
-fn walkers_are_outwaited() {
+fn freeing_a_page_table_waits_for_walkers() {
     shuttle::check_random(|| walk_and_free(true), 500);
     let report = failure(|| walk_and_free(false));
     assert!(report.contains("TableUnderWalker"), "{report}");
 }
 
-/// Two CPUs add to one word of one page at once; nobody's addition may be lost, whatever the hardware and the schedule do.
+/// Two CPUs add to one word of one page at once. No addition is lost, under any hardware behaviour
+/// and schedule.
 #[test]
-fn programs_share_memory() {
+fn atomic_additions_of_two_cpus_are_not_lost() {
     shuttle::check_random(
         || {
             let machine = machine(Schedule::Shuttle, 9, Hostility::WORST);

@@ -1,6 +1,6 @@
-//! What the simulated TLBs hold of entries that have come to allow more: what each format says
-//! ([`vellum::arch::stale`]), no less and no more. The tables are made by hand, of one page; the
-//! fault handler does what a test says.
+//! Entries that TLBs cache after they have come to allow more: exactly those that each format
+//! allows ([`vellum::arch::stale`]). The page tables are written by hand, for one page; the fault
+//! handler does what a test chooses.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::SeqCst;
@@ -15,27 +15,27 @@ const SPACE: SpaceId = SpaceId(3);
 const READ: Attrs = Attrs::READ.union(Attrs::HARDWARE);
 const RW: Attrs = READ.union(Attrs::WRITE);
 
-/// What the handler does after it has written the entry.
+/// The invalidation that the handler does after it has written the entry.
 #[derive(Clone, Copy, PartialEq)]
 enum After {
     Nothing,
-    /// [`Tlb::invalidate_local`], of the page alone.
+    /// [`Tlb::invalidate_local`] of the page only.
     Page,
-    /// The same, of tables too.
+    /// The same, with `tables`.
     Tables,
 }
 
 struct Space<'m, A: Silicon> {
     machine: &'m Fast<A>,
     arch: A,
-    /// What the handler writes: the level, and the entry.
+    /// The level and the entry that the handler writes.
     fix: Cell<(u8, u64)>,
     after: After,
     faults: Cell<u32>,
 }
 
 impl<A: Silicon> Space<'_, A> {
-    /// The table of a level, of one page.
+    /// Returns the address of the page table of a level.
     fn table(&self, level: u8) -> PhysAddr {
         PhysAddr((4 << 20) + u64::from(level) * (64 << 10))
     }
@@ -82,9 +82,9 @@ impl<A: Silicon> Handler for Space<'_, A> {
     }
 }
 
-/// The entry for a page is `before` (none: there is not even a table) and is read once, if that is
-/// allowed. Then the page is written, or read, and the handler writes the entry anew. How many
-/// faults that takes; `None`: it never ends.
+/// Returns the number of faults that an access takes, or `None` if it faults forever. The entry for
+/// the page is `before` (`None`: there is no page table) and is read once, if that is allowed. Then
+/// the page is written, or read, and each fault writes the new entry.
 fn faults<A: Silicon>(
     (arch, software): (A, bool),
     before: Option<Attrs>,
@@ -92,7 +92,7 @@ fn faults<A: Silicon>(
     after: After,
 ) -> Option<u32> {
     let config = Config::with_arch(arch, 16 << 20).tlb(TlbModel::SMALL);
-    let machine = if software { config.leaves_records() } else { config }.fast().unwrap();
+    let machine = if software { config.software_ad_bits() } else { config }.fast().unwrap();
     let cpu = machine.cpu(0);
     let space = Space { machine: &machine, arch, fix: Cell::new((1, 0)), after, faults: Cell::new(0) };
     for level in 2..=arch.levels() {
@@ -125,13 +125,13 @@ const ARM: (Aarch64, bool) = (Aarch64::granule_4k(), false);
 const RISC: (Riscv64, bool) = (Riscv64::sv39(), false);
 const VVPTC: (Riscv64, bool) = (Riscv64::sv39().with_vvptc(), false);
 
-/// With [`After::Nothing`], [`After::Page`] and [`After::Tables`].
+/// Runs [`faults`] with [`After::Nothing`], [`After::Page`] and [`After::Tables`].
 fn each<A: Silicon>(of: (A, bool), before: Option<Attrs>, now: (Attrs, bool)) -> [Option<u32>; 3] {
     [After::Nothing, After::Page, After::Tables].map(|after| faults(of, before, now, after))
 }
 
 #[test]
-fn an_entry_that_denies_an_access_is_held_but_by_x86() {
+fn ptes_that_deny_an_access_are_cached_except_on_x86() {
     let (before, now) = (Some(READ), (RW, true));
     assert_eq!(each(X86, before, now), [Some(1); 3], "the entry is read anew before each fault");
     assert_eq!(each(ARM, before, now), [None, Some(1), Some(1)]);
@@ -141,7 +141,7 @@ fn an_entry_that_denies_an_access_is_held_but_by_x86() {
 }
 
 #[test]
-fn an_entry_that_is_not_present_is_held_by_risc_v_and_with_svvptc_for_a_while() {
+fn risc_v_caches_non_present_ptes_and_with_svvptc_for_a_bounded_time() {
     let (before, now) = (Some(Attrs::empty()), (RW, false));
     assert_eq!(each(X86, before, now), [Some(1); 3]);
     assert_eq!(each(ARM, before, now), [Some(1); 3]);
@@ -150,7 +150,7 @@ fn an_entry_that_is_not_present_is_held_by_risc_v_and_with_svvptc_for_a_while() 
 }
 
 #[test]
-fn a_pointer_that_is_not_present_is_held_until_tables_are_invalidated() {
+fn non_present_table_pointers_are_cached_until_tables_are_invalidated() {
     let (before, now) = (None, (RW, false));
     assert_eq!(each(X86, before, now), [Some(1); 3]);
     assert_eq!(each(ARM, before, now), [Some(1); 3]);
@@ -159,7 +159,7 @@ fn a_pointer_that_is_not_present_is_held_until_tables_are_invalidated() {
 }
 
 #[test]
-fn an_entry_that_is_not_accessed_is_held_by_risc_v_if_software_is_to_say_so() {
+fn risc_v_caches_non_accessed_ptes_with_software_ad_bits() {
     let (before, now) = (Some(Attrs::READ), (RW, false));
     assert_eq!(each(X86, before, now), [Some(0); 3]);
     assert_eq!(each(ARM, before, now), [Some(0); 3]);
@@ -170,7 +170,7 @@ fn an_entry_that_is_not_accessed_is_held_by_risc_v_if_software_is_to_say_so() {
 }
 
 #[test]
-fn an_entry_that_is_not_dirty_is_held_if_software_is_to_say_so() {
+fn non_dirty_ptes_are_cached_with_software_ad_bits() {
     let (before, now) = (Some(RW - Attrs::DIRTY), (RW, true));
     assert_eq!(each(X86, before, now), [Some(0); 3]);
     assert_eq!(each(ARM, before, now), [Some(0); 3]);

@@ -1,7 +1,7 @@
 //! `madvise` and `mincore`.
 
-use super::super::kernel::USER_END;
 use super::*;
+use crate::fixtures::kernel::USER_END;
 
 pub static ADVISE: [Row; 12] = [
     row("advise: at no page", |k| {
@@ -24,31 +24,31 @@ pub static ADVISE: [Row; 12] = [
         let all = [(BASE, PAGE), (USER_END, PAGE), (!0 << 13, PAGE), (1 << 63, 1 << 62)];
         all.map(|(addr, len)| k.advise(addr, len, Advise::DontNeed)).to_vec()
     }),
-    row("advise: forget over a hole", |k| {
+    row("advise: drop over a hole", |k| {
         holed(k);
         [0, 1, 3, 4].iter().for_each(|page| k.store(BASE + page * PAGE));
         let answer = k.advise(BASE, 5 * PAGE, Advise::DontNeed);
         vec![answer, k.resident(BASE, 2 * PAGE, 2), k.resident(BASE + 3 * PAGE, 2 * PAGE, 2)]
     }),
-    row("advise: forget with a hole before and behind", |k| {
+    row("advise: drop with a hole before and behind", |k| {
         some(k, 2);
         k.store(BASE);
         vec![k.advise(BASE - PAGE, 4 * PAGE, Advise::DontNeed), k.resident(BASE, 2 * PAGE, 2)]
     }),
-    row("advise: forget what is locked", |k| {
+    row("advise: drop locked memory", |k| {
         some(k, 4);
         k.map(BASE + PAGE, PAGE, RW, FIXED | MapFlags::LOCKED);
         [0, 1, 2].iter().for_each(|page| k.store(BASE + page * PAGE));
         vec![k.advise(BASE, 4 * PAGE, Advise::DontNeed), k.resident(BASE, 4 * PAGE, 4)]
     }),
-    row("advise: forget what may not be touched", |k| {
+    row("advise: drop memory with PROT_NONE", |k| {
         some(k, 2);
         k.store(BASE);
         let protect = k.protect(BASE, 2 * PAGE, NONE);
         let before = k.resident(BASE, 2 * PAGE, 2);
         vec![protect, before, k.advise(BASE, 2 * PAGE, Advise::DontNeed), k.resident(BASE, 2 * PAGE, 2)]
     }),
-    row("advise: what was forgotten is zero", |k| {
+    row("advise: dropped memory is zero", |k| {
         some(k, 2);
         k.store(BASE);
         vec![k.load(BASE), k.advise(BASE, PAGE, Advise::DontNeed), k.load(BASE)]
@@ -56,13 +56,13 @@ pub static ADVISE: [Row; 12] = [
     row("advise: small pages over a hole", |k| {
         assert_eq!(k.map(BASE, 5 * PAGE, RW, FIXED), BASE as i64);
         k.unmap(BASE + 2 * PAGE, PAGE);
-        // Whether it was taken shows where VMAs no longer merge.
+        // VMAs merge if the advice was taken.
         let answer = k.advise(BASE, 5 * PAGE, Advise::NoHuge);
         vec![answer, k.map(BASE + 2 * PAGE, PAGE, RW, FIXED), k.vmas().len() as i64]
     }),
 ];
 
-/// All that is not about huge pages, and not to forget.
+/// Advice that is neither about huge pages nor `MADV_DONTNEED`.
 const HINTS: [Advise; 11] = [
     Advise::Free,
     Advise::DontFork,
@@ -81,7 +81,7 @@ const ACTS: [Advise; 5] =
     [Advise::DontNeedLocked, Advise::PopulateRead, Advise::PopulateWrite, Advise::GuardInstall, Advise::GuardRemove];
 
 pub static MORE_ADVICE: [Row; 11] = [
-    row("advise: to fault in what says nothing of reading", |k| {
+    row("advise: populate memory without read permission", |k| {
         let mut all = Vec::new();
         for prot in [Prot::WRITE, Prot::EXEC, NONE, R] {
             k.map(BASE, PAGE, prot, FIXED);
@@ -97,7 +97,7 @@ pub static MORE_ADVICE: [Row; 11] = [
         holed(k);
         HINTS.map(|advise| k.advise(BASE, 5 * PAGE, advise)).to_vec()
     }),
-    row("advise: hints for what is locked", |k| {
+    row("advise: hints for locked memory", |k| {
         k.map(BASE, 2 * PAGE, RW, FIXED | MapFlags::LOCKED);
         HINTS.map(|advise| k.advise(BASE, 2 * PAGE, advise)).to_vec()
     }),
@@ -106,7 +106,7 @@ pub static MORE_ADVICE: [Row; 11] = [
         ACTS.map(|advise| k.advise(BASE, 5 * PAGE, advise)).to_vec()
     }),
     row("advise: several tables, and a hole in the second", |k| {
-        // What each table holds at its ends, and the hole has beside it.
+        // Pages at both ends of each page table, and on both sides of the hole.
         let looked = [0, 510, 610, 613, 1022, 1024, 1534];
         let mut all = vec![];
         for advise in HINTS.into_iter().chain(ACTS) {
@@ -127,14 +127,14 @@ pub static MORE_ADVICE: [Row; 11] = [
         let answer = k.advise(BASE, 5 * PAGE, Advise::GuardInstall);
         vec![answer, k.resident(BASE, 2 * PAGE, 2), k.resident(BASE + 3 * PAGE, 2 * PAGE, 2)]
     }),
-    row("advise: acts on what is locked", |k| {
+    row("advise: actions on locked memory", |k| {
         k.map(BASE, 2 * PAGE, RW, FIXED | MapFlags::LOCKED);
         let mut all = ACTS.map(|advise| k.advise(BASE, 2 * PAGE, advise)).to_vec();
         all.push(k.resident(BASE, 2 * PAGE, 2));
         all
     }),
-    row("advise: collapse where there are no large folios", |k| {
-        // Each VMA is smaller than a huge page, or may have none.
+    row("advise: collapse without large folios", |k| {
+        // Each VMA is smaller than a huge page, or has `MADV_NOHUGEPAGE`.
         some(k, 4);
         k.store(BASE);
         let mut all = vec![k.advise(BASE, 4 * PAGE, Advise::Collapse), k.advise(BASE + 1, PAGE, Advise::Collapse)];
@@ -146,7 +146,7 @@ pub static MORE_ADVICE: [Row; 11] = [
         all.push(k.advise(BASE, 1024 * PAGE, Advise::Collapse));
         all
     }),
-    row("advise: populate what may not be touched", |k| {
+    row("advise: populate memory with PROT_NONE", |k| {
         some(k, 2);
         let mut all = vec![];
         for prot in [R, NONE] {
@@ -197,14 +197,14 @@ pub static RESIDENT: [Row; 9] = [
     .differs(
         &[EFAULT, EFAULT],
         &[EFAULT, ENOMEM],
-        "Linux looks before it copies; the engine is given the room and looks at that first",
+        "Linux checks the range before it copies; the engine checks the vector's length first",
     ),
     row("resident: a part of a page is a page", |k| {
         some(k, 3);
         k.store(BASE + 2 * PAGE);
         vec![k.resident(BASE, 2 * PAGE + 1, 3)]
     }),
-    row("resident: what was touched", |k| {
+    row("mincore: touched pages", |k| {
         some(k, 8);
         k.store(BASE + PAGE);
         k.load(BASE + 3 * PAGE);

@@ -1,9 +1,10 @@
-//! Shared memory, and files in memory: `mmap`, `mprotect`, `madvise`, `mincore`, `msync`, seals, truncation.
+//! Shared memory, and files in memory: `mmap`, `mprotect`, `madvise`, `mincore`, `msync`, seals,
+//! truncation.
 
 use vellum::addr::VirtRange;
 
-use super::super::file::{Call, map};
 use super::*;
+use crate::fixtures::file::{Call, map};
 
 const SHARED: MapFlags = MapFlags::SHARED;
 const READ_ONLY: MapFlags = MapFlags::SHARED.union(MapFlags::READ_ONLY);
@@ -16,7 +17,7 @@ fn flat(k: &dyn Kernel) -> Answers {
     k.vmas().iter().flat_map(|(start, end, prot)| [*start as i64, *end as i64, i64::from(*prot)]).collect()
 }
 
-/// A file of so many pages, mapped whole.
+/// Opens a file of this many pages, and maps it whole.
 fn mapped(k: &dyn Kernel, count: u64, prot: Prot, flags: MapFlags) -> Answers {
     vec![k.file(Call::Open(count * PAGE)), k.file(map(pages(0, count), prot, flags, 0))]
 }
@@ -75,19 +76,19 @@ pub const FILE: [Row; 30] = [
         and(all, [k.file(map(pages(0, 1), RW, SHARED | down, 0)), k.file(map(pages(0, 1), RW, down, 0))])
     }),
     row("shared anonymous: a stack", |k| vec![k.map(BASE, PAGE, RW, FIXED | SHARED | MapFlags::GROWSDOWN)]),
-    row("shared anonymous: written, forgotten, still there", |k| {
+    row("shared anonymous: contents survive MADV_DONTNEED", |k| {
         let mut all = vec![k.map(BASE, 4 * PAGE, RW, FIXED | SHARED)];
         k.store(BASE + PAGE);
         all.push(k.advise(BASE, 4 * PAGE, Advise::DontNeed));
         and(all, [k.load(BASE + PAGE), k.load(BASE), k.resident(BASE, 4 * PAGE, 4)])
     }),
     row("shared anonymous: no length", |k| vec![k.map(BASE, 0, RW, FIXED | SHARED)]),
-    row("shared anonymous: side by side, not one", |k| {
+    row("shared anonymous: adjacent VMAs do not merge", |k| {
         let mut all = vec![k.map(BASE, PAGE, RW, FIXED | SHARED), k.map(BASE + PAGE, PAGE, RW, FIXED | SHARED)];
         all.extend(flat(k));
         all
     }),
-    row("file: continued, one VMA", |k| {
+    row("file: contiguous offsets merge into one VMA", |k| {
         let mut all = mapped(k, 4, RW, SHARED);
         all.push(k.file(map(pages(4, 2), RW, SHARED, 4 * PAGE)));
         all.extend(flat(k));
@@ -123,7 +124,7 @@ pub const FILE: [Row; 30] = [
     }),
     row("seal: mapped shared, to be written", |k| and(mapped(k, 1, RW, SHARED), [k.file(Call::Seal)])),
     row("seal: mapped shared, to be read", |k| and(mapped(k, 1, R, SHARED), [k.file(Call::Seal)])),
-    row("seal: mapped by who opened it to be read", |k| and(mapped(k, 1, R, READ_ONLY), [k.file(Call::Seal)])),
+    row("seal: mapped through a read-only descriptor", |k| and(mapped(k, 1, R, READ_ONLY), [k.file(Call::Seal)])),
     row("seal: split, and one part unmapped", |k| {
         let mut all = mapped(k, 3, RW, SHARED);
         all.push(k.unmap(BASE + PAGE, PAGE));
@@ -159,7 +160,7 @@ pub const FILE: [Row; 30] = [
         let all = vec![k.file(Call::Open(6 * PAGE)), k.file(Call::Write(0)), k.file(Call::Write(3 * PAGE + 1))];
         and(all, [k.file(map(pages(0, 6), RW, SHARED, 0)), k.resident(BASE, 6 * PAGE, 6)])
     }),
-    row("mincore: a private copy of what is gone", |k| {
+    row("mincore: a private copy of a truncated page", |k| {
         let mut all = mapped(k, 4, RW, ANYWHERE);
         k.store(BASE);
         k.store(BASE + PAGE);
@@ -188,7 +189,7 @@ pub const FILE: [Row; 30] = [
         all.push(k.map(BASE + 4 * PAGE, PAGE, RW, FIXED | MapFlags::LOCKED));
         and(all, [sync(BASE, 5 * PAGE, false), sync(BASE, 5 * PAGE, true), sync(BASE, 4 * PAGE, true)])
     }),
-    row("file: private, forgotten", |k| {
+    row("file: private, dropped", |k| {
         let mut all = vec![k.file(Call::Open(2 * PAGE)), k.file(Call::Write(0))];
         all.push(k.file(map(pages(0, 2), RW, ANYWHERE, 0)));
         k.store(BASE + 8);

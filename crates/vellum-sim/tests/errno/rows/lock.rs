@@ -1,13 +1,13 @@
-//! `mlock` and its kin, and `mseal`.
+//! `mlock` and its variants, and `mseal`.
 
-use super::super::file::Call;
-use super::super::kernel::USER_END;
 use super::*;
+use crate::fixtures::file::Call;
+use crate::fixtures::kernel::USER_END;
 
 const ELSEWHERE: u64 = BASE + 1000 * PAGE;
 const TO: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::FIXED);
 
-/// Whether the pages of a range are locked: those of which nothing is forgotten.
+/// Returns the answer of `MADV_COLD`, which is refused for locked pages.
 fn is_locked(k: &dyn Kernel, at: u64) -> i64 {
     k.advise(at, PAGE, Advise::Cold)
 }
@@ -36,26 +36,26 @@ pub static LOCK: [Row; 17] = [
         holed(k);
         vec![k.lock(BASE, 5 * PAGE, false), k.lock(BASE - PAGE, 2 * PAGE, false), k.unlock(BASE, 5 * PAGE)]
     }),
-    row("lock: brings what may be written, and what may be read", |k| {
+    row("lock: faults in writable and readable pages", |k| {
         some(k, 4);
         k.protect(BASE + 2 * PAGE, 2 * PAGE, R);
         vec![k.lock(BASE, 4 * PAGE, false), k.resident(BASE, 4 * PAGE, 4), k.vmas().len() as i64]
     }),
-    row("lock: what may not be touched", |k| {
+    row("lock: memory with PROT_NONE", |k| {
         some(k, 2);
         k.protect(BASE, PAGE, NONE);
         let answer = k.lock(BASE, 2 * PAGE, false);
         k.protect(BASE, PAGE, RW);
         vec![answer, is_locked(k, BASE), is_locked(k, BASE + PAGE)]
     }),
-    row("lock: nothing comes before it is touched", |k| {
+    row("lock: nothing is faulted in before it is touched", |k| {
         some(k, 4);
         k.store(BASE);
         let mut all = vec![k.lock(BASE, 2 * PAGE, true), k.resident(BASE, 4 * PAGE, 4), is_locked(k, BASE + PAGE)];
         all.extend([k.lock(BASE, 2 * PAGE, false), k.resident(BASE, 4 * PAGE, 4)]);
         all
     }),
-    row("lock: what is locked is not forgotten, until it is unlocked", |k| {
+    row("lock: locked memory is not dropped until it is unlocked", |k| {
         some(k, 2);
         let mut all = vec![k.lock(BASE, PAGE, false), k.advise(BASE, PAGE, Advise::DontNeed)];
         all.extend([k.unlock(BASE, 2 * PAGE), k.advise(BASE, PAGE, Advise::DontNeed), k.resident(BASE, PAGE, 1)]);
@@ -64,7 +64,7 @@ pub static LOCK: [Row; 17] = [
     locked("lock: no more than allowed", 4, |k| {
         some(k, 8);
         let mut all = vec![k.lock(BASE, 5 * PAGE, false), k.lock(BASE, 3 * PAGE, false)];
-        // What is locked already counts once.
+        // Memory that is locked already counts once.
         all.extend([k.lock(BASE + PAGE, 3 * PAGE, false), k.lock(BASE + PAGE, 4 * PAGE, false)]);
         all.extend([k.unlock(BASE, PAGE), k.lock(BASE + PAGE, 4 * PAGE, true), k.lock(BASE + 6 * PAGE, PAGE, true)]);
         all
@@ -80,7 +80,7 @@ pub static LOCK: [Row; 17] = [
         let flags = [LockAll::empty(), LockAll::ONFAULT, LockAll::from_bits_retain(8), LockAll::from_bits_retain(9)];
         flags.map(|flags| k.lock_all(flags)).to_vec()
     }),
-    row("lock all: what there will be", |k| {
+    row("lock all: future mappings", |k| {
         some(k, 2);
         let mut all = vec![k.lock_all(LockAll::FUTURE), is_locked(k, BASE)];
         k.map(ELSEWHERE, 2 * PAGE, RW, FIXED);
@@ -94,7 +94,7 @@ pub static LOCK: [Row; 17] = [
         all.extend([is_locked(k, ELSEWHERE), k.resident(ELSEWHERE, 2 * PAGE, 2)]);
         all
     }),
-    row("lock all: what there will be, when it is touched", |k| {
+    row("lock all: future mappings, on fault", |k| {
         let mut all = vec![k.lock_all(LockAll::FUTURE | LockAll::ONFAULT)];
         k.map(BASE, 2 * PAGE, RW, FIXED);
         k.map(ELSEWHERE, 2 * PAGE, RW, FIXED | MapFlags::LOCKED);
@@ -104,13 +104,13 @@ pub static LOCK: [Row; 17] = [
         all
     }),
     locked("lock all: no more than allowed", 4, |k| {
-        // All that there is would be more.
+        // The memory that is mapped already is above the limit, and is not to be locked.
         let mut all = vec![k.lock_all(LockAll::FUTURE)];
         all.extend([k.map(BASE, 5 * PAGE, RW, FIXED), k.map(BASE, 3 * PAGE, RW, FIXED)]);
         all.extend([k.map(ELSEWHERE, 2 * PAGE, NONE, FIXED), k.map(ELSEWHERE, PAGE, NONE, FIXED)]);
         all
     }),
-    row("lock: guards are not brought", |k| {
+    row("lock: guards are not faulted in", |k| {
         some(k, 2);
         vec![k.advise(BASE, PAGE, Advise::GuardInstall), k.lock(BASE, 2 * PAGE, false), is_locked(k, BASE + PAGE)]
     }),
@@ -165,12 +165,12 @@ pub static SEAL: [Row; 11] = [
         all.extend([k.remap(BASE, PAGE, PAGE, TO | RemapFlags::DONTUNMAP, ELSEWHERE), k.vmas().len() as i64]);
         all
     }),
-    row("seal: what may be written may be forgotten", |k| {
+    row("seal: writable memory may be dropped", |k| {
         some(k, 2);
         k.store(BASE);
         vec![k.seal(BASE, 2 * PAGE), k.advise(BASE, 2 * PAGE, Advise::DontNeed), k.load(BASE)]
     }),
-    row("seal: what may not be written may not be forgotten", |k| {
+    row("seal: read-only memory may not be dropped", |k| {
         some(k, 2);
         k.store(BASE);
         k.protect(BASE, 2 * PAGE, R);
@@ -195,7 +195,7 @@ pub static SEAL: [Row; 11] = [
         all.push(k.load(BASE));
         all
     }),
-    row("seal: shared memory is its object's to forget", |k| {
+    row("seal: shared memory may be dropped", |k| {
         k.map(BASE, 2 * PAGE, R, FIXED | MapFlags::SHARED);
         vec![k.seal(BASE, 2 * PAGE), k.advise(BASE, 2 * PAGE, Advise::DontNeed)]
     }),

@@ -2,9 +2,9 @@
 
 use vellum::space::MapFlags;
 
-use super::super::kernel::{BASE, END, PAGE, Row, USER_END};
-use super::super::linux::lowest;
 use super::*;
+use crate::fixtures::kernel::{BASE, END, PAGE, Row, USER_END};
+use crate::fixtures::linux::lowest;
 
 pub static MAP: [Row; 36] = [
     row("map: no length", |k| vec![k.map(0, 0, RW, ANYWHERE), k.map(BASE, 0, RW, FIXED)]),
@@ -60,7 +60,7 @@ pub static MAP: [Row; 36] = [
     row("map: a hint below the lowest address", |k| vec![k.map(lowest() - PAGE, PAGE, RW, ANYWHERE)]),
     row("map: a hint right below a stack", |k| {
         k.map(BASE + 600 * PAGE, PAGE, RW, FIXED | MapFlags::GROWSDOWN);
-        // In its guard gap, just below that, and fixed in it all the same.
+        // In its guard gap, just below the gap, and fixed inside the gap.
         let near = k.map(BASE + 400 * PAGE, PAGE, RW, ANYWHERE);
         vec![
             i64::from(near > END as i64),
@@ -68,16 +68,16 @@ pub static MAP: [Row; 36] = [
             k.map(BASE + 500 * PAGE, PAGE, RW, NOREPLACE),
         ]
     }),
-    row("map: more than the machine has", |k| vec![k.map(0, VAST, RW, ANYWHERE), k.map(BASE, VAST, RW, FIXED)]),
-    row("map: more than the machine has, not reserved", |k| {
+    row("map: more than the machine's memory", |k| vec![k.map(0, VAST, RW, ANYWHERE), k.map(BASE, VAST, RW, FIXED)]),
+    row("map: more than the machine's memory, MAP_NORESERVE", |k| {
         vec![i64::from(k.map(0, VAST, RW, MapFlags::NORESERVE) > 0)]
     }),
-    row("map: more than the machine has, only to be read", |k| vec![i64::from(k.map(0, VAST, R, ANYWHERE) > 0)]),
+    row("map: more than the machine's memory, read-only", |k| vec![i64::from(k.map(0, VAST, R, ANYWHERE) > 0)]),
     room("map: no more address space than allowed", 8, |k| {
         let two = k.map(BASE + 8 * PAGE, 2 * PAGE, RW, NOREPLACE);
         vec![k.map(BASE, 6 * PAGE, RW, NOREPLACE), two, k.map(BASE + 20 * PAGE, PAGE, RW, NOREPLACE)]
     }),
-    room("map: what is replaced doesn't count", 8, |k| {
+    room("map: replaced memory does not count", 8, |k| {
         some(k, 8);
         vec![
             k.map(BASE + 4 * PAGE, 4 * PAGE, RW, FIXED),
@@ -88,7 +88,7 @@ pub static MAP: [Row; 36] = [
     .differs(
         &[BASE as i64 + 4 * PAGE as i64, ENOMEM, 2],
         &[BASE as i64 + 4 * PAGE as i64, ENOMEM, 3],
-        "Linux leaves split what it would have replaced; the engine leaves it as it was",
+        "Linux leaves the VMA split that it would have replaced; the engine leaves it unchanged",
     ),
     locked("map: no more locked memory than allowed", 4, |k| {
         let lock = FIXED | MapFlags::LOCKED;

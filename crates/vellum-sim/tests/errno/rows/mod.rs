@@ -1,38 +1,38 @@
-//! The table.
+//! The table of calls.
 //!
 //! | file | calls |
 //! |---|---|
 //! | `map` | `mmap` |
-//! | `beyond` | all of them, above the user half |
-//! | `change` | `munmap`, `mprotect` |
+//! | `unmap_protect` | `munmap`, `mprotect` |
 //! | `remap` | `mremap` |
-//! | `lock` | `mlock` and its kin, `mseal` |
+//! | `lock` | `mlock` and its variants, `mseal` |
 //! | `advise` | `madvise`, `mincore` |
-//! | `file` | shared memory, and files in memory |
-//! | `many` | all of them, where there are as many VMAs as there may be |
+//! | `file` | shared memory and memory files |
+//! | `user_half` | all calls, with addresses above the user half |
+//! | `vma_limit` | all calls, at the limit on the number of VMAs |
 
 mod advise;
-mod beyond;
-mod change;
 mod file;
 mod lock;
-mod many;
 mod map;
 mod remap;
+mod unmap_protect;
+mod user_half;
+mod vma_limit;
 
 pub use advise::{ADVISE, MORE_ADVICE, RESIDENT};
-pub use beyond::BEYOND;
-pub use change::{PROTECT, UNMAP};
 pub use file::FILE;
 pub use lock::{LOCK, SEAL};
-pub use many::MANY;
 pub use map::MAP;
 pub use remap::REMAP;
+pub use unmap_protect::{PROTECT, UNMAP};
+pub use user_half::BEYOND;
+pub use vma_limit::MANY;
 
 use vellum::space::{Advise, LockAll, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
-use super::kernel::{Answers, BASE, Expect, Given, Kernel, PAGE, Row};
+use crate::fixtures::kernel::{Answers, BASE, Expect, Given, Kernel, PAGE, Row};
 
 const R: Prot = Prot::READ;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
@@ -42,14 +42,14 @@ const RWX: Prot = RW.union(Prot::EXEC);
 const ANYWHERE: MapFlags = MapFlags::empty();
 const FIXED: MapFlags = MapFlags::FIXED;
 const NOREPLACE: MapFlags = MapFlags::FIXED_NOREPLACE;
-/// More than any machine has, and less than the address space.
+/// More bytes than any machine has, and fewer than the address space.
 const VAST: u64 = 1 << 46;
 
 const ENOMEM: i64 = -12;
 const EACCES: i64 = -13;
 const EFAULT: i64 = -14;
 
-/// Nothing is set.
+/// No limits.
 const AS_IT_IS: Given = Given { address_space: None, locked: None, no_exec_gain: false };
 
 const fn row(name: &'static str, calls: fn(&dyn Kernel) -> Answers) -> Row {
@@ -74,20 +74,20 @@ impl Row {
     }
 }
 
-/// So many pages at `BASE`.
+/// Maps this many pages at `BASE`.
 fn some(k: &dyn Kernel, pages: u64) {
     assert_eq!(k.map(BASE, pages * PAGE, RW, FIXED), BASE as i64);
-    // Pages one by one, whatever the machine is set to.
+    // Small pages, whatever the machine's policy is.
     k.advise(BASE, pages * PAGE, Advise::NoHuge);
 }
 
-/// Two pages, a hole of one, two pages.
+/// Maps two pages, a hole of one, and two pages.
 fn holed(k: &dyn Kernel) {
     some(k, 5);
     assert_eq!(k.unmap(BASE + 2 * PAGE, PAGE), 0);
 }
 
-/// The protections of the VMAs, as digits of a number.
+/// Returns the protections of the VMAs, as digits of a number.
 fn protections(k: &dyn Kernel) -> i64 {
     k.vmas().iter().fold(0, |all, (.., prot)| all * 10 + i64::from(*prot) + 1)
 }

@@ -1,33 +1,33 @@
 //! `mremap`.
 
-use super::super::kernel::{END, USER_END};
 use super::*;
+use crate::fixtures::kernel::{END, USER_END};
 
 const HERE: RemapFlags = RemapFlags::empty();
 const MAY: RemapFlags = RemapFlags::MAYMOVE;
 const TO: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::FIXED);
 const LEAVE: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::DONTUNMAP);
 
-/// Where things are moved to.
+/// The destination of moves.
 const THERE: u64 = BASE + 1000 * PAGE;
 
-/// Whether an answer is an address that the kernel chose.
+/// Returns 1 if the kernel chose an address above `END`, else the answer.
 fn elsewhere(answer: i64) -> i64 {
     if answer > END as i64 { 1 } else { answer }
 }
 
-/// VMAs, as pages from `BASE` on.
+/// Returns the VMAs as page numbers from `BASE` on.
 fn shape(k: &dyn Kernel) -> Vec<i64> {
     k.vmas().iter().flat_map(|(start, end, _)| [start, end].map(|at| ((at - BASE) / PAGE) as i64)).collect()
 }
 
-/// Two VMAs side by side, of two pages and of three.
+/// Maps two adjacent VMAs, of two pages and of three.
 fn two(k: &dyn Kernel) {
     some(k, 5);
     k.protect(BASE + 2 * PAGE, 3 * PAGE, R);
 }
 
-/// Shared memory at `BASE`.
+/// Maps shared memory at `BASE`.
 fn shared(k: &dyn Kernel, pages: u64) {
     assert_eq!(k.map(BASE, pages * PAGE, RW, FIXED | MapFlags::SHARED), BASE as i64);
 }
@@ -117,12 +117,12 @@ pub static REMAP: [Row; 36] = [
         all.extend(shape(k));
         all
     }),
-    row("remap: larger, up to just below what is there", |k| {
+    row("remap: larger, up to just below the next VMA", |k| {
         some(k, 2);
         k.map(BASE + 5 * PAGE, PAGE, R, FIXED);
         vec![k.remap(BASE, 2 * PAGE, 5 * PAGE, HERE, 0), k.remap(BASE, 5 * PAGE, 6 * PAGE, HERE, 0)]
     }),
-    row("remap: more than the VMA has", |k| {
+    row("remap: more than the VMA", |k| {
         two(k);
         let all = [(3, 4, HERE), (3, 4, MAY), (3, 5, TO), (3, 3, LEAVE)];
         all.map(|(old, new, flags)| k.remap(BASE, old * PAGE, new * PAGE, flags, THERE)).to_vec()
@@ -151,7 +151,7 @@ pub static REMAP: [Row; 36] = [
         all.push(k.resident(THERE, 2 * PAGE, 2));
         all
     }),
-    row("remap: over what is there", |k| {
+    row("remap: over another VMA", |k| {
         some(k, 4);
         k.store(BASE);
         k.map(THERE - PAGE, 4 * PAGE, R, FIXED);
@@ -164,7 +164,7 @@ pub static REMAP: [Row; 36] = [
         holed(k);
         k.protect(BASE + 4 * PAGE, PAGE, R);
         [0, 1, 3].iter().for_each(|page| k.store(BASE + page * PAGE));
-        // What lies where the hole goes stays.
+        // The hole has no destination: the VMAs there stay.
         k.map(THERE + PAGE, 3 * PAGE, NONE, FIXED);
         let mut all = vec![k.remap(BASE + PAGE, 4 * PAGE, 4 * PAGE, TO, THERE)];
         all.extend(shape(k));
@@ -194,7 +194,7 @@ pub static REMAP: [Row; 36] = [
         k.store(BASE);
         vec![k.remap(BASE, 2 * PAGE, 2 * PAGE, LEAVE, THERE), k.load(THERE), k.load(BASE)]
     }),
-    row("remap: leaving it empty, over what is there", |k| {
+    row("remap: MREMAP_DONTUNMAP over another VMA", |k| {
         some(k, 2);
         k.store(BASE);
         k.map(THERE, 4 * PAGE, R, FIXED);
@@ -223,9 +223,9 @@ pub static REMAP: [Row; 36] = [
     .differs(
         &[ENOMEM, THERE as i64, EFAULT, 1, 2, 1],
         &[ENOMEM, THERE as i64, EFAULT, 1, 3, 1],
-        "Linux unmaps what it would replace before it finds that this is what it should map again",
+        "Linux unmaps the destination before it finds that the source is in it",
     ),
-    row("remap: shared memory keeps its place in what it shares", |k| {
+    row("remap: shared memory keeps its offset in the object", |k| {
         shared(k, 4);
         k.store(BASE + 2 * PAGE);
         let moved = k.remap(BASE + 2 * PAGE, PAGE, PAGE, TO, THERE);
@@ -246,7 +246,7 @@ pub static REMAP: [Row; 36] = [
         all.push(k.resident(BASE, 4 * PAGE, 4));
         all
     }),
-    row("remap: what was locked and is left is not locked", |k| {
+    row("remap: the locked source is unlocked after MREMAP_DONTUNMAP", |k| {
         k.map(BASE, 2 * PAGE, RW, FIXED | MapFlags::LOCKED);
         let mut all = vec![k.remap(BASE, 2 * PAGE, 2 * PAGE, LEAVE, THERE)];
         all.extend([BASE, THERE].map(|at| k.advise(at, 2 * PAGE, Advise::DontNeed)));
@@ -263,7 +263,7 @@ pub static REMAP: [Row; 36] = [
         all.extend([k.load(THERE + PAGE), k.resident(THERE, 4 * PAGE, 4)]);
         all
     }),
-    row("remap: what may not be touched moves too", |k| {
+    row("remap: memory with PROT_NONE moves", |k| {
         some(k, 2);
         k.store(BASE);
         k.protect(BASE, 2 * PAGE, NONE);

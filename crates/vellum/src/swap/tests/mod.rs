@@ -1,5 +1,5 @@
 //! Unit tests of the swap module on one CPU at a time. Tests with several CPUs are `vellum-sim`'s
-//! `tests/strict/swap.rs`.
+//! `tests/behaviour/swap/devices/schedules.rs`.
 
 mod compressed;
 mod slots;

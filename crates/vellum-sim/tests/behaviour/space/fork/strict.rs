@@ -1,0 +1,157 @@
+//! Fork: memory that parent and child share, and copies of pinned pages.
+
+use vellum::arch::{Aarch64, Riscv64, X86_64};
+use vellum::frame::policy::Knob;
+use vellum::memcg::Refused;
+use vellum::space::{Access, Advise, ForkError, MapFlags};
+use vellum::stats::Counter;
+use vellum_sim::{Hostility, Refusal, Silicon};
+
+use crate::fixtures::root_memcg::{BASE, PAGE, Space, map, on, x86};
+
+fn each_keeps_its_own<A: Silicon>(arch: A) {
+    on(arch, 32 << 20, Hostility::USUAL, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let page = 1 << arch.page_shift();
+        let at = |i: u64| BASE + i * page;
+        let parent = on.space();
+        map(&parent, BASE, 60 * page, MapFlags::empty());
+        (0..50).for_each(|i| on.store(&parent, at(i), 1000 + i));
+        let child = parent.fork().unwrap();
+        let grandchild = child.fork().unwrap();
+        let spaces = [&parent, &child, &grandchild];
+        for (n, space) in spaces.into_iter().enumerate() {
+            (0..50).filter(|i| i % 3 == n as u64).for_each(|i| on.store(space, at(i), n as u64));
+        }
+        for (n, space) in spaces.into_iter().enumerate() {
+            for i in 0..60 {
+                let held = if i % 3 == n as u64 { n as u64 } else { 1000 + i };
+                assert_eq!(on.load(space, at(i)), if i < 50 { held } else { 0 }, "page {i} of space {n}");
+            }
+        }
+    });
+}
+
+/// A write by one of a fork family is seen by no other, in every format.
+#[test]
+fn parent_and_child_do_not_see_each_others_writes() {
+    each_keeps_its_own(X86_64::four_levels());
+    each_keeps_its_own(Aarch64::granule_4k());
+    each_keeps_its_own(Aarch64::granule_16k());
+    each_keeps_its_own(Riscv64::sv39());
+}
+
+/// Whichever allocation of a fork fails, there is no child, and the parent is unchanged.
+#[test]
+fn failed_forks_leave_the_parent_unchanged() {
+    x86(24 << 20, |on| {
+        on.machine.policy().set(2, Knob::Always);
+        let parent = on.space();
+        for i in 0..6 {
+            map(&parent, BASE + i * (1 << 30), 40 * PAGE, MapFlags::POPULATE);
+        }
+        let (before, free) = (parent.stats(), on.machine.frames().free_frames());
+        let mut failed = 0;
+        let child = loop {
+            on.sim.refuse(Refusal::From(failed + 1));
+            match parent.fork() {
+                Ok(child) => break child,
+                Err(error) => assert_eq!(error, ForkError::NoMemory(Refused::OutOfMemory)),
+            }
+            on.sim.refuse(Refusal::Never);
+            failed += 1;
+            assert_eq!((parent.stats(), on.machine.frames().free_frames()), (before, free), "refusal {failed}");
+            on.store(&parent, BASE + failed % 240 * PAGE % (40 * PAGE), failed);
+            assert_eq!(on.machine.frames().free_frames(), free, "the parent is alone, and copies nothing");
+        };
+        on.sim.refuse(Refusal::Never);
+        assert!(failed > 10, "{failed} allocations");
+        assert_eq!(child.stats().anon, before.anon);
+    });
+}
+
+/// A child lacks MADV_DONTFORK memory and has zeros for MADV_WIPEONFORK memory; guards are
+/// inherited.
+#[test]
+fn fork_respects_dontfork_wipeonfork_and_guards() {
+    x86(16 << 20, |on| {
+        let parent = on.space();
+        map(&parent, BASE, 6 * PAGE, MapFlags::POPULATE);
+        (0..6).for_each(|i| on.store(&parent, BASE + i * PAGE, 1 + i));
+        let advise = |page: u64, advise| parent.advise(BASE + page * PAGE, PAGE, advise).unwrap();
+        advise(1, Advise::DontFork);
+        advise(2, Advise::WipeOnFork);
+        advise(3, Advise::GuardInstall);
+        let child = parent.fork().unwrap();
+        let found = |space: &Space<'_, _>| {
+            (0..6).map(|i| on.cpu.enter(space).load_u64(BASE + i * PAGE).ok()).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&parent), [Some(1), Some(2), Some(3), None, Some(5), Some(6)]);
+        assert_eq!(found(&child), [Some(1), None, Some(0), None, Some(5), Some(6)]);
+        child.advise(BASE + 3 * PAGE, PAGE, Advise::GuardRemove).unwrap();
+        assert_eq!((found(&child)[3], found(&parent)[3]), (Some(0), None));
+    });
+}
+
+/// A page that is pinned during a fork stays the parent's: the parent sees all writes through the
+/// pin, and writes without a copy; the child has a copy of its contents at the fork.
+fn pinned_with_a_child(pages: u64, knob: Knob) {
+    x86(32 << 20, |on| {
+        on.machine.policy().set_global(knob);
+        let parent = on.space();
+        map(&parent, BASE, pages * PAGE, MapFlags::empty());
+        (0..pages).for_each(|page| on.store(&parent, BASE + page * PAGE, page + 1));
+        let pin = parent.pin(BASE + PAGE, Access::Write).unwrap();
+        pin.write(8, &10u64.to_ne_bytes());
+        let child = parent.fork().unwrap();
+        pin.write(16, &11u64.to_ne_bytes());
+        on.store(&parent, BASE + PAGE, 12);
+        let words = |space: &Space<'_, X86_64>| [0, 8, 16].map(|word| on.load(space, BASE + PAGE + word));
+        assert_eq!((words(&parent), words(&child)), ([12, 10, 11], [2, 10, 0]));
+        assert_eq!(on.count(Counter::CowCopies), 0, "the parent keeps the pinned page");
+        on.store(&child, BASE + PAGE, 13);
+        assert_eq!((words(&parent), words(&child)), ([12, 10, 11], [13, 10, 0]));
+        for page in (0..pages).filter(|page| *page != 1) {
+            assert_eq!(
+                (on.load(&parent, BASE + page * PAGE), on.load(&child, BASE + page * PAGE)),
+                (page + 1, page + 1)
+            );
+        }
+        drop(child);
+        pin.write(16, &14u64.to_ne_bytes());
+        assert_eq!(words(&parent), [12, 10, 14]);
+    });
+}
+
+#[test]
+fn pinned_pages_are_copied_for_the_child() {
+    pinned_with_a_child(4, Knob::Never);
+    pinned_with_a_child(4, Knob::Always);
+    pinned_with_a_child(1024, Knob::Always);
+}
+
+/// Without memory for the copy of a pinned page there is no child, and the parent is unchanged.
+#[test]
+fn a_fork_without_memory_for_pinned_pages_fails() {
+    x86(16 << 20, |on| {
+        let parent = on.space();
+        map(&parent, BASE, 2 * PAGE, MapFlags::empty());
+        on.store(&parent, BASE, 1);
+        let pin = parent.pin(BASE, Access::Write).unwrap();
+        let mut failures = 0;
+        for nth in 1.. {
+            on.sim.refuse(Refusal::Nth(nth));
+            let forked = parent.fork();
+            on.sim.refuse(Refusal::Never);
+            match forked {
+                Err(ForkError::NoMemory(_)) => failures += 1,
+                Err(ForkError::TooManyReferences) => panic!("nothing is swapped out"),
+                Ok(_) => break,
+            }
+            pin.write(0, &nth.to_ne_bytes());
+            assert_eq!(on.load(&parent, BASE), nth);
+            on.store(&parent, BASE, nth + 1);
+        }
+        assert!(failures > 3, "the child allocates a root, page tables and the copy");
+    });
+}
