@@ -40,7 +40,7 @@ const BITS: [(Attrs, u64); 8] = [
     (Attrs::ACCESSED, 1 << 5),
     (Attrs::DIRTY, 1 << 6),
     (Attrs::EXCLUSIVE, 1 << 7),
-    (Attrs::WATCHED, 1 << 8),
+    (Attrs::UFFD_WP, 1 << 8),
     (Attrs::SOFT_DIRTY, 1 << 9),
 ];
 
@@ -103,7 +103,7 @@ impl Arch for Imaginary {
         BITS.iter().filter(|(_, bit)| raw & bit != 0).fold(Attrs::empty(), |attrs, (attr, _)| attrs | *attr)
     }
 
-    fn table(&self, pa: PhysAddr) -> u64 {
+    fn table_pte(&self, pa: PhysAddr) -> u64 {
         VALID | pa.0
     }
 

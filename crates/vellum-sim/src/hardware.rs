@@ -97,7 +97,7 @@ impl<A: Silicon> Hardware<A> {
         assert!((1..=MAX_CPUS).contains(&cpus), "a machine has 1 to {MAX_CPUS} CPUs, not {cpus}");
         let leaves = (1..=arch.levels()).filter(|level| arch.leaf_at(*level));
         let sizes: Vec<u32> =
-            leaves.flat_map(|level| [0, arch.block_bits(level)].map(|bits| arch.level_shift(level) + bits)).collect();
+            leaves.flat_map(|level| [0, arch.cont_bits(level)].map(|bits| arch.level_shift(level) + bits)).collect();
         let tlb = || {
             let mut tlb = Tlb::new(&model, arch.page_shift(), &sizes, arch.levels());
             if matches!(arch.tlb_rules().not_present, Stale::Bounded | Stale::UntilInvalidated) {

@@ -194,7 +194,7 @@ impl<A: Silicon> Tables<'_, A> {
     /// `aside` ignored.
     fn same(&self, a: u64, at: usize, b: u64, other: usize, level: u8, aside: u64) -> bool {
         let arch = self.arch;
-        let (a, b) = (arch.placed(a, at), arch.placed(b, other));
+        let (a, b) = (arch.at_index(a, at), arch.at_index(b, other));
         let distance = (other as u64).wrapping_sub(at as u64);
         (a.wrapping_add(arch.step(a, level).wrapping_mul(distance)) ^ b) & !aside == 0
     }
@@ -205,7 +205,7 @@ impl<A: Silicon> Tables<'_, A> {
         let arch = self.arch;
         let shift = arch.level_shift(level);
         let block = shift + block_bits(arch, raw, level);
-        let base = arch.leaf_addr(arch.single(raw, index), level);
+        let base = arch.leaf_addr(arch.without_cont(raw, index), level);
         let leaf = Leaf { base, shift, attrs: arch.attrs(raw, level), block };
         // A walker reads a line of eight entries, so only entries of one line coalesce; larger
         // leaves don't.
@@ -221,7 +221,7 @@ impl<A: Silicon> Tables<'_, A> {
 
 /// Returns log2 of the number of entries in the block of this entry; 0 if it is not part of one.
 pub(crate) fn block_bits<A: Arch>(arch: &A, raw: u64, level: u8) -> u32 {
-    if A::JOINED != 0 && raw & A::JOINED != 0 { arch.block_bits(level) } else { 0 }
+    if A::CONT != 0 && raw & A::CONT != 0 { arch.cont_bits(level) } else { 0 }
 }
 
 #[cfg(test)]
@@ -263,13 +263,13 @@ mod tests {
         let get = |table: u32, index: usize| {
             arena.word(PhysAddr(Pfn(table).addr().0 + 8 * index as u64)).load(Ordering::Relaxed)
         };
-        put(1, 0, arch.table(Pfn(2).addr()));
-        put(2, 0, arch.table(Pfn(3).addr()));
-        put(3, 0, arch.table(Pfn(4).addr()));
+        put(1, 0, arch.table_pte(Pfn(2).addr()));
+        put(2, 0, arch.table_pte(Pfn(3).addr()));
+        put(3, 0, arch.table_pte(Pfn(4).addr()));
         put(3, 1, arch.leaf(PhysAddr(4 << 20), Attrs::READ | Attrs::WRITE, 2));
         put(4, 5, arch.leaf(Pfn(9).addr(), Attrs::READ, 1));
         put(4, 6, arch.leaf(Pfn(9).addr(), Attrs::empty(), 1));
-        put(4, 7, arch.busy());
+        put(4, 7, arch.busy_pte());
         let go = |va: u64, access: Access| {
             let (mut reads, mut path) = (0, Vec::new());
             let tables = Tables { arena: &arena, arch: &arch };
@@ -285,7 +285,7 @@ mod tests {
         );
         assert_eq!((reads, path), (4, vec![(4, 2), (3, 3), (2, 4)]));
         assert_eq!(get(4, 5), arch.leaf(Pfn(9).addr(), Attrs::READ | Attrs::ACCESSED, 1));
-        assert_eq!(get(1, 0), arch.table(Pfn(2).addr()) | 1 << 5, "x86 sets accessed in table pointers too");
+        assert_eq!(get(1, 0), arch.table_pte(Pfn(2).addr()) | 1 << 5, "x86 sets accessed in table pointers too");
 
         let absent = |shift| Err(Miss::Absent { shift });
         assert!(matches!(go(0x5123, Access::Write).0, Err(Miss::Denied(found)) if Ok(found.leaf) == leaf));

@@ -132,7 +132,7 @@ impl VirtRange {
     /// Extends this range by `other` if the two overlap or touch, and returns whether they do.
     /// Ranges that are apart are not changed.
     #[inline]
-    pub(crate) fn join(&mut self, other: &VirtRange) -> bool {
+    pub(crate) fn merge(&mut self, other: &VirtRange) -> bool {
         let touches = other.start <= self.end && self.start <= other.end;
         if touches {
             *self = VirtRange { start: self.start.min(other.start), end: self.end.max(other.end) };
@@ -142,12 +142,12 @@ impl VirtRange {
 
     /// Sorts `ranges` by address and merges those that overlap or touch. The merged ranges are the
     /// first elements of `ranges`; returns their number. The other elements are unspecified.
-    pub(crate) fn join_all(ranges: &mut [VirtRange]) -> usize {
+    pub(crate) fn merge_all(ranges: &mut [VirtRange]) -> usize {
         ranges.sort_unstable_by_key(|range| range.start);
         let mut left = ranges.len().min(1);
         for i in 1..ranges.len() {
             let next = ranges[i];
-            if !ranges[left - 1].join(&next) {
+            if !ranges[left - 1].merge(&next) {
                 ranges[left] = next;
                 left += 1;
             }

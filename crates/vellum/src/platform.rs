@@ -85,7 +85,7 @@ pub unsafe trait Memory {
     /// last fetched instructions from them. The default does nothing, which is correct where
     /// instruction caches are coherent in hardware, as on x86-64.
     #[inline]
-    fn publish_code(&self, at: *const u8, bytes: usize) {
+    fn sync_icache(&self, at: *const u8, bytes: usize) {
         let _ = (at, bytes);
     }
 }
@@ -259,7 +259,7 @@ pub trait Trace {
 
     /// Returns whether the operation at this fault-injection point may succeed (Linux:
     /// `should_fail`). The engine calls it only if `ENABLED`.
-    fn allow(&self, wanted: Wanted) -> bool {
+    fn allow(&self, wanted: FailPoint) -> bool {
         let _ = wanted;
         true
     }
@@ -267,7 +267,7 @@ pub trait Trace {
 
 /// The fault-injection points of the engine: see [`Trace::allow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum FailPoint {
     /// Allocation of a block of frames.
     Frames,
     /// Allocation of a block of swap slots.
@@ -282,7 +282,7 @@ pub enum Wanted {
 /// Returns whether the operation at fault-injection point `wanted` may succeed. Always true if
 /// tracing is compiled out.
 #[inline(always)]
-pub(crate) fn allows<P: Platform>(platform: &P, wanted: Wanted) -> bool {
+pub(crate) fn allows<P: Platform>(platform: &P, wanted: FailPoint) -> bool {
     !P::ENABLED || platform.allow(wanted)
 }
 
@@ -303,16 +303,16 @@ pub enum Event {
     Unlocking(Pfn),
     /// A frame becomes a page table of this level (1 is the last level) of a space. It is not
     /// hooked yet, so no other CPU can reach it.
-    TableBorn(Pfn, u8, SpaceId),
+    TableAllocated(Pfn, u8, SpaceId),
     /// An unhooked page table is about to be freed.
-    TableDead(Pfn),
+    TableFreed(Pfn),
     /// A PTE is about to be written by a plain store: page table, index, expected old value, new
     /// value.
     Store(Pfn, u16, u64, u64),
     /// A leaf PTE of anonymous memory is about to be cleared by a plain store. Its accessed and
     /// dirty bits are dropped, because the contents go with it: page table, index, expected old
     /// value.
-    Discard(Pfn, u16, u64),
+    ClearAnon(Pfn, u16, u64),
     /// A PTE is about to be exchanged atomically, whatever its old value: page table, index, new
     /// value.
     Exchange(Pfn, u16, u64),

@@ -29,15 +29,15 @@ pub enum Counter {
     /// Calls of [`Tlb::invalidate`](crate::platform::Tlb::invalidate).
     Flushes,
     /// Page tables allocated.
-    TablesBorn,
+    TablesAllocated,
     /// Page tables freed because they became empty.
     TablesFreed,
     /// Huge PTEs split into page tables (`thp_split_pmd`).
     HugeSplits,
     /// Cont blocks folded: live leaf PTEs that became one cont block.
-    BlocksJoined,
+    ContFolds,
     /// Cont blocks unfolded into separate leaf PTEs.
-    BlocksParted,
+    ContUnfolds,
     /// Folios queued for splitting because they are partially unmapped: the sum of
     /// [`SizeCounter::SplitDeferred`].
     SplitDeferred,

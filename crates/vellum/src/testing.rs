@@ -112,7 +112,7 @@ unsafe impl Memory for Host {
         self.arena.wrapping_sub(self.base as usize)
     }
 
-    fn publish_code(&self, _at: *const u8, bytes: usize) {
+    fn sync_icache(&self, _at: *const u8, bytes: usize) {
         self.published.fetch_add(bytes, Relaxed);
     }
 }

@@ -61,7 +61,7 @@ impl Default for Changed {
 impl<A: Silicon> Checker<A> {
     /// Returns the frame that the entry at `index` maps.
     pub fn leaf_pfn(&self, raw: u64, index: u16, level: u8) -> Pfn {
-        self.arch.leaf_pfn(self.arch.single(raw, index as usize), level)
+        self.arch.leaf_pfn(self.arch.without_cont(raw, index as usize), level)
     }
 
     fn is_joined(&self, raw: u64, level: u8) -> bool {
@@ -82,7 +82,7 @@ impl<A: Silicon> Checker<A> {
         how: How,
         hardware: &Hardware<A>,
     ) {
-        let bits = self.arch.block_bits(level);
+        let bits = self.arch.cont_bits(level);
         if bits == 0 {
             return;
         }
@@ -136,7 +136,7 @@ impl<A: Silicon> Checker<A> {
         if !self.is_live(old, level) || !self.is_live(new, level) {
             return;
         }
-        let sizes = self.is_joined(old, level) != self.is_joined(new, level) && !self.arch.joins_in_place();
+        let sizes = self.is_joined(old, level) != self.is_joined(new, level) && !self.arch.cont_in_place();
         let (from, to) = (self.leaf_pfn(old, index, level), self.leaf_pfn(new, index, level));
         if sizes || from != to {
             let what = if sizes { "joins a block or leaves it" } else { "maps something else" };
@@ -156,7 +156,7 @@ impl<A: Silicon> Checker<A> {
 
     /// Checks the changed blocks of a space that one CPU has changed without locks.
     pub fn check_changed_blocks_of(&mut self, space: SpaceId, hardware: &Hardware<A>) {
-        if A::JOINED == 0 {
+        if A::CONT == 0 {
             return;
         }
         let there = |pfn: &Pfn| self.table(*pfn).is_some_and(|t| t.space == space && !t.blocks.is_empty());
@@ -170,7 +170,7 @@ impl<A: Silicon> Checker<A> {
 
     /// Checks all blocks of a page table that becomes visible to other CPUs.
     pub fn check_blocks(&mut self, pfn: Pfn, level: u8, hardware: &Hardware<A>) {
-        let bits = self.arch.block_bits(level);
+        let bits = self.arch.cont_bits(level);
         if bits > 0 {
             let entries = 1u32 << self.arch.index_bits();
             (0..entries)
@@ -182,19 +182,19 @@ impl<A: Silicon> Checker<A> {
     /// Checks that a block is whole, or that none of its entries is marked.
     fn check_block(&mut self, pfn: Pfn, first: u16, level: u8, owed: Attrs, hardware: &Hardware<A>) {
         let arch = self.arch;
-        let n = 1u16 << arch.block_bits(level);
+        let n = 1u16 << arch.cont_bits(level);
         let raw: Vec<u64> = (first..first + n)
             .map(|i| super::entry(hardware, pfn, i).map_or(0, |e| e.load(Ordering::Acquire)))
             .collect();
         let Some(one) = raw.iter().position(|raw| self.is_joined(*raw, level)) else {
             return;
         };
-        let size = arch.level_shift(level) + arch.block_bits(level);
+        let size = arch.level_shift(level) + arch.cont_bits(level);
         let expected = |i: usize| {
             let steps = (i as u64).wrapping_sub(one as u64);
-            arch.placed(raw[one], first as usize + one).wrapping_add(arch.step(raw[one], level).wrapping_mul(steps))
+            arch.at_index(raw[one], first as usize + one).wrapping_add(arch.step(raw[one], level).wrapping_mul(steps))
         };
-        let differs = |i: &usize| (arch.placed(raw[*i], first as usize + *i) ^ expected(*i)) & !A::HARDWARE != 0;
+        let differs = |i: &usize| (arch.at_index(raw[*i], first as usize + *i) ^ expected(*i)) & !A::HARDWARE != 0;
         let odd = (0..n as usize).find(|i| !self.is_live(raw[*i], level) || differs(i));
         let start = self.leaf_pfn(raw[0], first, level);
         let frames = 1u32 << (size - FRAME_SHIFT);
@@ -239,7 +239,7 @@ impl<A: Silicon> Checker<A> {
 
     /// Returns whether TLBs may hold translations of these two sizes for one address at once.
     pub fn sizes_may_coexist(&self, one: u32, other: u32) -> bool {
-        one == other || self.arch.joins_in_place() && self.level_of(one) == self.level_of(other)
+        one == other || self.arch.cont_in_place() && self.level_of(one) == self.level_of(other)
     }
 
     /// Reports that a CPU has found two translations for one address.

@@ -37,7 +37,7 @@ impl fmt::Display for EventText<'_> {
             Event::Store(table, index, old, new) => {
                 write!(f, "Store {table:?}[{index}] {old:#x} -> {new:#x}")
             }
-            Event::Discard(table, index, old) => write!(f, "Discard {table:?}[{index}] {old:#x} -> 0"),
+            Event::ClearAnon(table, index, old) => write!(f, "Discard {table:?}[{index}] {old:#x} -> 0"),
             Event::Exchange(table, index, new) => write!(f, "Exchange {table:?}[{index}] -> {new:#x}"),
             other => write!(f, "{other:?}"),
         }

@@ -46,7 +46,7 @@ use std::{fmt, mem, thread};
 
 use vellum::addr::{Pfn, PhysAddr};
 use vellum::arch::X86_64;
-use vellum::platform::{Event, SpaceId, Wanted};
+use vellum::platform::{Event, FailPoint, SpaceId};
 
 use crate::hardware::{Hardware, Simulated};
 use crate::inject::{Injector, Refusal};
@@ -93,7 +93,7 @@ const MAX_SPINS_UNWINDING: u32 = 1 << 20;
 
 impl<A: Silicon> Strict<A> {
     pub(crate) fn new(hardware: Hardware<A>, strictness: Strictness) -> Self {
-        hardware.provoke(strictness.seed, strictness.hostility != Hostility::NONE, A::JOINED != 0);
+        hardware.provoke(strictness.seed, strictness.hostility != Hostility::NONE, A::CONT != 0);
         let checker = Checker::new(*hardware.arch(), hardware.arena().frames(), hardware.seats.count());
         Strict {
             collect: strictness.collect,
@@ -149,24 +149,24 @@ impl<A: Silicon> Strict<A> {
 
     /// Sets which allocations fail from now on.
     pub fn refuse(&self, refusal: Refusal) {
-        self.refuse_wanted(Wanted::Frames, refusal);
+        self.refuse_wanted(FailPoint::Frames, refusal);
     }
 
     /// Sets which requests of this kind are refused from now on.
-    pub fn refuse_wanted(&self, wanted: Wanted, refusal: Refusal) {
+    pub fn refuse_wanted(&self, wanted: FailPoint, refusal: Refusal) {
         self.injectors[wanted as usize].set(refusal);
     }
 
     /// Returns how many requests of this kind were made, and how many were refused, since the last
     /// [`Strict::refuse_wanted`].
-    pub fn wanted(&self, wanted: Wanted) -> (u64, u64) {
+    pub fn wanted(&self, wanted: FailPoint) -> (u64, u64) {
         self.injectors[wanted as usize].counts()
     }
 
     /// Returns how many allocations were requested, and how many were refused, since the last
     /// [`Strict::refuse`].
     pub fn allocations(&self) -> (u64, u64) {
-        self.wanted(Wanted::Frames)
+        self.wanted(FailPoint::Frames)
     }
 
     /// Takes the baseline, once the engine has booted: frames that are allocated after it have to
@@ -252,7 +252,7 @@ impl<A: Silicon> Strict<A> {
             observe(self.hardware.seats.current(), event);
         }
         self.pause(|checker| match event {
-            Event::Store(table, index, ..) | Event::Discard(table, index, _) | Event::Exchange(table, index, _) => {
+            Event::Store(table, index, ..) | Event::ClearAnon(table, index, _) | Event::Exchange(table, index, _) => {
                 checker.locate(table, index).map(|(space, va, _)| (space, va))
             }
             _ => None,
@@ -262,7 +262,7 @@ impl<A: Silicon> Strict<A> {
         self.examine(|checker| {
             checker.seq += 1;
             (checker.cpu, checker.event) = (cpu, event);
-            if matches!(event, Event::Store(..) | Event::Discard(..) | Event::Exchange(..)) {
+            if matches!(event, Event::Store(..) | Event::ClearAnon(..) | Event::Exchange(..)) {
                 checker.work(Work { entries: 1, ..Work::default() });
             }
             if !matches!(event, Event::Locked(_)) {
@@ -280,10 +280,10 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
         Event::Locking(table) => checker.locking(table),
         Event::Locked(table) => checker.locked(table, hardware),
         Event::Unlocking(table) => checker.unlocking(table, hardware),
-        Event::TableBorn(table, level, space) => checker.born(table, level, space, hardware),
-        Event::TableDead(table) => checker.dead(table),
+        Event::TableAllocated(table, level, space) => checker.born(table, level, space, hardware),
+        Event::TableFreed(table) => checker.dead(table),
         Event::Store(table, index, expected, new) => checker.write(table, index, How::Store(expected), new, hardware),
-        Event::Discard(table, index, expected) => checker.write(table, index, How::Discard(expected), 0, hardware),
+        Event::ClearAnon(table, index, expected) => checker.write(table, index, How::Discard(expected), 0, hardware),
         Event::Exchange(table, index, new) => checker.write(table, index, How::Exchange, new, hardware),
         Event::Counts(head, before, after) => {
             checker.work(Work { folios: 1, ..Work::default() });

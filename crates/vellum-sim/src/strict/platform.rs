@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace, Wanted};
+use vellum::platform::{Clock, CpuSet, Cpus, Event, FailPoint, Invalidation, Memory, Region, Tlb, Trace};
 
 use super::violation::Rule;
 use super::{MAX_SPINS, MAX_SPINS_UNWINDING, Strict};
@@ -188,8 +188,8 @@ impl<A: Silicon> Trace for Strict<A> {
         self.handle(event);
     }
 
-    fn allow(&self, wanted: Wanted) -> bool {
-        if wanted == Wanted::Frames {
+    fn allow(&self, wanted: FailPoint) -> bool {
+        if wanted == FailPoint::Frames {
             self.handle(Event::Step);
         }
         self.injectors[wanted as usize].allow()

@@ -46,7 +46,7 @@ impl<A: Silicon> Checker<A> {
     /// Fills the host's half of a root, as a kernel does that maps itself there: with entries that
     /// look like pointers to page tables and lead to a bus error.
     fn poison_host_half(&mut self, root: Pfn, hardware: &Hardware<A>) {
-        let poison = self.arch.table(PhysAddr((self.frames.len() as u64) << FRAME_SHIFT));
+        let poison = self.arch.table_pte(PhysAddr((self.frames.len() as u64) << FRAME_SHIFT));
         for index in self.user_entries(self.arch.levels())..1 << self.arch.index_bits() {
             if let Some(entry) = super::entry(hardware, root, index as u16) {
                 entry.store(poison, Ordering::Release);

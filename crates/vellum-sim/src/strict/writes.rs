@@ -55,7 +55,7 @@ impl<A: Silicon> Checker<A> {
         if visible && level > 1 {
             self.check_transient(pfn, index, level, (old, new), hardware);
         }
-        if visible && (level > 1 || A::JOINED != 0) {
+        if visible && (level > 1 || A::CONT != 0) {
             self.check_sizes(pfn, index, level, new, hardware);
         }
         if visible {

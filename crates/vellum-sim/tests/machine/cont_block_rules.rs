@@ -139,7 +139,7 @@ fn resize<A: Silicon>(m: &Strict<A>, s: &Context<'_, '_, A>, how: Resize) {
         program.store(BASE + 5 * PAGE, 7).unwrap();
         let (table, entries) = s.block(BASE);
         t.lock(table);
-        let old: Vec<u64> = entries.clone().map(|i| t.exchange(table, i, arch.busy())).collect();
+        let old: Vec<u64> = entries.clone().map(|i| t.exchange(table, i, arch.busy_pte())).collect();
         let own = |raw: &u64| arch.attrs(*raw, 1) & Attrs::HARDWARE;
         let (all, first) = (old.iter().fold(Attrs::empty(), |all, raw| all | own(raw)), own(&old[0]));
         if how.flush {
@@ -152,7 +152,7 @@ fn resize<A: Silicon>(m: &Strict<A>, s: &Context<'_, '_, A>, how: Resize) {
                 Keep::First => first,
             };
             let leaf = arch.leaf(head.add(i as u32).addr(), RW | said, 1);
-            t.exchange(table, index, if how.join { arch.join(leaf) } else { leaf });
+            t.exchange(table, index, if how.join { arch.with_cont(leaf) } else { leaf });
         }
         t.unlock(table);
         assert_eq!(program.load(BASE + 5 * PAGE), Ok(7));
@@ -261,7 +261,7 @@ fn blocks_with_a_hole_are_caught<A: Silicon>(arch: A) {
     clean(arch, |m, s| in_part(m, s, 0..16, |_, _| 0));
     for hole in [0..1, 7..8, 3..16] {
         caught(arch, Rule::Block, |m, s| in_part(m, s, hole.clone(), |_, _| 0));
-        caught(arch, Rule::Block, |m, s| in_part(m, s, hole.clone(), |_, _| arch.busy()));
+        caught(arch, Rule::Block, |m, s| in_part(m, s, hole.clone(), |_, _| arch.busy_pte()));
     }
     // One entry was never written.
     caught(arch, Rule::Block, |_, s| s.write(BASE, s.joined(s.t.folio(4), FULL).take(15)));
@@ -292,7 +292,7 @@ fn huge_blocks_keep_the_same_rules() {
             s.t.lock(table);
             for i in 0..joined {
                 let leaf = arch.leaf(PhysAddr(head.addr().0 + i * HUGE), FULL, 2);
-                s.t.store(table, i as u16, arch.join(leaf));
+                s.t.store(table, i as u16, arch.with_cont(leaf));
             }
             s.t.unlock(table);
             beside(m, s, |program| (0..joined).for_each(|i| program.store(base + i * HUGE + 5 * PAGE, 1).unwrap()));
@@ -311,8 +311,8 @@ fn unaligned_blocks_are_caught() {
 
 fn partly_protected_blocks_are_caught<A: Silicon>(arch: A) {
     let protect = |index: usize, raw: u64| {
-        let single = arch.single(raw, index);
-        arch.join(arch.leaf(arch.leaf_addr(single, 1), arch.attrs(raw, 1) - Attrs::WRITE, 1))
+        let single = arch.without_cont(raw, index);
+        arch.with_cont(arch.leaf(arch.leaf_addr(single, 1), arch.attrs(raw, 1) - Attrs::WRITE, 1))
     };
     clean(arch, |m, s| in_part(m, s, 0..16, protect));
     for part in [0..4, 15..16] {
@@ -367,7 +367,7 @@ fn partial_blocks_in_a_hooked_page_table_are_caught<A: Silicon>(arch: A) {
             }
             let (above, index) = s.slot(BASE + (2 << 20), 2);
             s.t.lock(above);
-            s.t.store(above, index, arch.table(table.addr()));
+            s.t.store(above, index, arch.table_pte(table.addr()));
             s.t.unlock(above);
         }
     };

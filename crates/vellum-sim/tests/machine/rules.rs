@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::fixtures::tiny::{ARCH, PAGE, RW, Space, Tiny};
 use vellum::addr::{Pfn, VirtRange};
-use vellum::arch::{Arch, Attrs, Swapped};
+use vellum::arch::{Arch, Attrs, SwapEntry};
 use vellum::platform::{Cpus, Event, Invalidation, SpaceId, Tlb, Trace};
 use vellum_sim::{Config, Handler, Hostility, Program, Rule, Strict, Strictness};
 
@@ -140,7 +140,7 @@ mod unhook_invalidate_free {
                     let range = [VirtRange::new(BASE, HUGE).unwrap()];
                     s.invalidate(&range, 12, tables);
                     t.give_back(ARCH.leaf_pfn(old, 1), 1);
-                    t.event(Event::TableDead(table));
+                    t.event(Event::TableFreed(table));
                     t.give_back(table, 1);
                 });
             }
@@ -165,7 +165,7 @@ mod unhook_invalidate_free {
         caught(Rule::StillHooked, |_, t, s| {
             let pfn = t.frame();
             s.map(BASE, pfn, RW, 1);
-            t.event(Event::TableDead(s.table(BASE, 1)));
+            t.event(Event::TableFreed(s.table(BASE, 1)));
         });
         caught(Rule::StillHooked, |m, t, s| beside(m, s, |_| t.give_back(s.root, 1)));
         clean(|_, t, s| t.give_back(s.root, 1));
@@ -187,7 +187,7 @@ mod unhook_invalidate_free {
                 t.unlock(table);
                 t.unlock(above);
                 s.invalidate(&[], 12, true);
-                t.event(Event::TableDead(table));
+                t.event(Event::TableFreed(table));
                 if wait {
                     m.on_cpu(1, || t.event(Event::WalkEnd));
                 }
@@ -221,7 +221,7 @@ mod unhook_invalidate_free {
             t.word(above, hook as u64).store(0, Ordering::Release);
             t.unlock(table);
             t.unlock(above);
-            t.event(Event::TableDead(table));
+            t.event(Event::TableFreed(table));
             t.give_back(table, 1);
         });
     }
@@ -305,7 +305,7 @@ mod entries {
                 t.word(table, 3).store(ARCH.leaf(t.frame().addr(), RW, 1), Ordering::Relaxed);
                 let (above, index) = s.slot(BASE, 2);
                 t.lock(above);
-                t.store(above, index, ARCH.table(table.addr()));
+                t.store(above, index, ARCH.table_pte(table.addr()));
                 t.unlock(above);
                 program.store(BASE + 3 * PAGE, 1).unwrap();
                 s.unmap(BASE + 3 * PAGE, 1);
@@ -342,7 +342,7 @@ mod entries {
         let hang = |t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>, va: u64, table| {
             let (above, index) = s.slot(va, 2);
             t.lock(above);
-            t.store(above, index, ARCH.table(Pfn::addr(table)));
+            t.store(above, index, ARCH.table_pte(Pfn::addr(table)));
         };
         caught(Rule::WrongTarget, move |_, t, s| hang(t, s, BASE, t.table(2, s.id)));
         caught(Rule::WrongTarget, move |_, t, s| hang(t, s, BASE, t.table(1, SpaceId(2))));
@@ -369,9 +369,9 @@ mod entries {
                 t.unlock(table);
             }
         };
-        for slots in [None, Some(ARCH.swap(Swapped { device: 0, slot: 512, attrs: Attrs::empty() }))] {
+        for slots in [None, Some(ARCH.swap_pte(SwapEntry { device: 0, slot: 512, attrs: Attrs::empty() }))] {
             caught(Rule::TransientlyEmpty, with(0, slots));
-            clean(with(ARCH.busy(), slots));
+            clean(with(ARCH.busy_pte(), slots));
         }
         // The same for a pointer to a page table; a busy entry in between does not help.
         caught(Rule::TransientlyEmpty, |_, t, s| {
@@ -379,7 +379,7 @@ mod entries {
             let (table, index) = s.slot(BASE, 2);
             t.lock(table);
             let old = t.exchange(table, index, 0);
-            t.store(table, index, ARCH.busy());
+            t.store(table, index, ARCH.busy_pte());
             t.store(table, index, old);
         });
     }
@@ -391,7 +391,7 @@ mod entries {
         let (above, index) = s.slot(BASE, 2);
         let table = t.table(1, s.id);
         (0..512).for_each(|i| t.store(table, i, ARCH.leaf(pfn.add(i as u32).addr(), FULL, 1)));
-        let (large, small) = (ARCH.leaf(pfn.addr(), FULL, 2), ARCH.table(table.addr()));
+        let (large, small) = (ARCH.leaf(pfn.addr(), FULL, 2), ARCH.table_pte(table.addr()));
         let (old, new) = if split { (large, small) } else { (small, large) };
         t.lock(above);
         t.store(above, index, old);
@@ -412,8 +412,8 @@ mod entries {
     #[test]
     fn translations_of_two_sizes_are_caught() {
         for split in [true, false] {
-            clean(|m, t, s| resize(m, t, s, ARCH.busy(), true, split));
-            caught(Rule::TwoSizes, |m, t, s| resize(m, t, s, ARCH.busy(), false, split));
+            clean(|m, t, s| resize(m, t, s, ARCH.busy_pte(), true, split));
+            caught(Rule::TwoSizes, |m, t, s| resize(m, t, s, ARCH.busy_pte(), false, split));
             caught(Rule::TransientlyEmpty, |m, t, s| resize(m, t, s, 0, true, split));
         }
     }

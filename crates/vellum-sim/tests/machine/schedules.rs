@@ -164,9 +164,9 @@ fn walk_and_free(outwait: bool) {
         tiny.unlock(above);
         space.invalidate(&[], 12, true);
         if outwait {
-            walkers.outwait(&machine);
+            walkers.wait_for_walkers(&machine);
         }
-        tiny.event(Event::TableDead(table));
+        tiny.event(Event::TableFreed(table));
         tiny.give_back(table, 1);
         tiny.give_back(ARCH.leaf_pfn(old, 1), 1);
     };

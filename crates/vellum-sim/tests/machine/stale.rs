@@ -96,7 +96,7 @@ fn faults<A: Silicon>(
     let cpu = machine.cpu(0);
     let space = Space { machine: &machine, arch, fix: Cell::new((1, 0)), after, faults: Cell::new(0) };
     for level in 2..=arch.levels() {
-        space.write(level, arch.table(space.table(level - 1)));
+        space.write(level, arch.table_pte(space.table(level - 1)));
     }
     space.fix.set((1, space.leaf(now)));
     match before {
@@ -104,7 +104,7 @@ fn faults<A: Silicon>(
         Some(attrs) => space.write(1, space.leaf(attrs)),
         None => {
             space.write(1, space.leaf(now));
-            space.fix.set((2, arch.table(space.table(1))));
+            space.fix.set((2, arch.table_pte(space.table(1))));
             space.write(2, 0);
         }
     }

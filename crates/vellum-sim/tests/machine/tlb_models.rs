@@ -79,7 +79,7 @@ fn a_huge_cont_block_is_one_tlb_entry() {
         for i in 0..16 {
             let (table, index) = space.slot(BASE + i * HUGE, 2);
             let leaf = arch.leaf(PhysAddr(head.addr().0 + i * HUGE), FULL, 2);
-            tiny.store(table, index, arch.join(leaf));
+            tiny.store(table, index, arch.with_cont(leaf));
         }
         let program = cpu.enter(&space);
         assert_eq!(program.touch(range, HUGE, Access::Read).unwrap().faults, 0);

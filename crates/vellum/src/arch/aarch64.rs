@@ -246,7 +246,7 @@ const fn is_dirty(raw: u64) -> bool {
 impl Arch for Aarch64 {
     const HARDWARE: u64 = ACCESSED | READ_ONLY | DIRTY_NOT_WRITABLE;
     const HARDWARE_INVERTED: u64 = READ_ONLY;
-    const JOINED: u64 = Self::CONTIGUOUS;
+    const CONT: u64 = Self::CONTIGUOUS;
     const SWAP_PTE: SwapPteLayout = SWAP_PTE;
 
     #[inline(always)]
@@ -288,7 +288,7 @@ impl Arch for Aarch64 {
     }
 
     #[inline]
-    fn block_bits(&self, level: u8) -> u32 {
+    fn cont_bits(&self, level: u8) -> u32 {
         // D8.7.1, table of contiguous sizes. Above level 1 only at the level of 2 MiB, 32 MiB or
         // 512 MiB.
         match (self.page_shift, level) {
@@ -300,7 +300,7 @@ impl Arch for Aarch64 {
     }
 
     #[inline]
-    fn joins_in_place(&self) -> bool {
+    fn cont_in_place(&self) -> bool {
         self.bbm2
     }
 
@@ -342,7 +342,7 @@ impl Arch for Aarch64 {
         set(Attrs::WRITE, WRITE);
         set(Attrs::ACCESSED, ACCESSED);
         set(Attrs::EXCLUSIVE, EXCLUSIVE);
-        set(Attrs::WATCHED, WATCHED);
+        set(Attrs::UFFD_WP, WATCHED);
         set(Attrs::SOFT_DIRTY, SOFT_DIRTY);
         // Execute-only is not offered: such a leaf has AP[1] clear, like kernel memory, and PAN
         // would let the kernel read it by mistake (until FEAT_PAN3).
@@ -366,13 +366,13 @@ impl Arch for Aarch64 {
         attrs.set(Attrs::ACCESSED, raw & ACCESSED != 0);
         attrs.set(Attrs::DIRTY, is_dirty(raw));
         attrs.set(Attrs::EXCLUSIVE, raw & EXCLUSIVE != 0);
-        attrs.set(Attrs::WATCHED, raw & WATCHED != 0);
+        attrs.set(Attrs::UFFD_WP, raw & WATCHED != 0);
         attrs.set(Attrs::SOFT_DIRTY, raw & SOFT_DIRTY != 0);
         attrs
     }
 
     #[inline]
-    fn table(&self, pa: PhysAddr) -> u64 {
+    fn table_pte(&self, pa: PhysAddr) -> u64 {
         // Bits 59–63 would restrict all levels below (D8.4.1.2, `APTable`, `UXNTable`, `PXNTable`).
         // The leaf alone decides.
         self.pack(pa) | VALID | TABLE_OR_PAGE
@@ -384,7 +384,7 @@ impl Arch for Aarch64 {
     }
 
     #[inline]
-    fn forget(&self, raw: u64, what: Attrs, _level: u8) -> u64 {
+    fn clear_hardware(&self, raw: u64, what: Attrs, _level: u8) -> u64 {
         let mut raw = raw;
         if what.contains(Attrs::ACCESSED) {
             raw &= !ACCESSED;

@@ -54,7 +54,7 @@ bitflags! {
         /// `PageAnonExclusive`), or is shared memory that every mapping may write.
         const EXCLUSIVE = 1 << 5;
         /// Write-protected by userfaultfd (Linux: uffd-wp): a write faults and is reported.
-        const WATCHED = 1 << 6;
+        const UFFD_WP = 1 << 6;
         /// Written since tracking began (Linux: soft-dirty).
         const SOFT_DIRTY = 1 << 7;
     }
@@ -87,7 +87,7 @@ pub enum Kind {
 
 /// The decoded form of a swap PTE (Linux: `swp_entry_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Swapped {
+pub struct SwapEntry {
     /// The swap device, below 32.
     pub device: u8,
     /// The slot of that device. A slot holds one page of 4 KiB.
@@ -102,7 +102,7 @@ pub struct Swapped {
 #[repr(u8)]
 pub enum Marker {
     /// Write-protected by userfaultfd while no page is present (Linux: `PTE_MARKER_UFFD_WP`).
-    Watched = 1,
+    UffdWp = 1,
     /// A guard page: every access faults as if nothing were mapped (Linux: `PTE_MARKER_GUARD`,
     /// `MADV_GUARD_INSTALL`).
     Guard = 2,
@@ -124,7 +124,7 @@ pub trait Arch: Copy + Send + Sync + 'static {
     const HARDWARE_INVERTED: u64 = 0;
 
     /// The bit that marks a leaf PTE as part of a cont block; 0 if the format has no cont blocks.
-    const JOINED: u64 = 0;
+    const CONT: u64 = 0;
 
     /// The bit positions of swap PTEs and markers.
     const SWAP_PTE: SwapPteLayout;
@@ -172,40 +172,40 @@ pub trait Arch: Copy + Send + Sync + 'static {
     /// Returns log2 of the number of PTEs in a cont block of this level; 0 if there are no cont
     /// blocks at this level.
     #[inline]
-    fn block_bits(&self, _level: u8) -> u32 {
+    fn cont_bits(&self, _level: u8) -> u32 {
         0
     }
 
     /// Returns true if a live cont block may be folded or unfolded without break-before-make,
     /// because the TLBs tolerate two translation sizes for one address (INV-14).
     #[inline]
-    fn joins_in_place(&self) -> bool {
+    fn cont_in_place(&self) -> bool {
         false
     }
 
     /// Returns leaf PTE `raw`, which is not in a cont block, as part of one.
     #[inline]
-    fn join(&self, raw: u64) -> u64 {
-        raw | Self::JOINED
+    fn with_cont(&self, raw: u64) -> u64 {
+        raw | Self::CONT
     }
 
     /// Returns the difference (wrapping) of two consecutive leaf PTEs of a cont block.
     #[inline]
-    fn joined_step(&self, raw: u64, level: u8) -> u64 {
+    fn cont_step(&self, raw: u64, level: u8) -> u64 {
         self.step(raw, level)
     }
 
     /// Returns leaf PTE `raw`, at `index` of its page table, with its own address. A PTE in a cont
     /// block keeps the mark of [`Arch::CONT`].
     #[inline]
-    fn placed(&self, raw: u64, _index: usize) -> u64 {
+    fn at_index(&self, raw: u64, _index: usize) -> u64 {
         raw
     }
 
     /// Returns leaf PTE `raw`, at `index` of its page table, as it would be outside a cont block.
     #[inline]
-    fn single(&self, raw: u64, index: usize) -> u64 {
-        self.placed(raw, index) & !Self::JOINED
+    fn without_cont(&self, raw: u64, index: usize) -> u64 {
+        self.at_index(raw, index) & !Self::CONT
     }
 
     /// Returns the kind of a PTE of this level.
@@ -223,7 +223,7 @@ pub trait Arch: Copy + Send + Sync + 'static {
 
     /// Encodes a pointer to the page table at `pa`. It restricts nothing: the leaf alone decides
     /// which accesses succeed.
-    fn table(&self, pa: PhysAddr) -> u64;
+    fn table_pte(&self, pa: PhysAddr) -> u64;
 
     /// Returns the physical address of the page table to which `raw` points.
     fn table_addr(&self, raw: u64) -> PhysAddr;
@@ -247,8 +247,8 @@ pub trait Arch: Copy + Send + Sync + 'static {
     /// Returns a leaf PTE with those of [`Attrs::HARDWARE`] cleared that are in `what` (Linux:
     /// `pte_mkold`, `pte_mkclean`). The PTE stays in its cont block.
     #[inline]
-    fn forget(&self, raw: u64, what: Attrs, level: u8) -> u64 {
-        self.leaf(self.leaf_addr(raw, level), self.attrs(raw, level) - what, level) | raw & Self::JOINED
+    fn clear_hardware(&self, raw: u64, what: Attrs, level: u8) -> u64 {
+        self.leaf(self.leaf_addr(raw, level), self.attrs(raw, level) - what, level) | raw & Self::CONT
     }
 
     /// Returns true if hardware has nothing left to set in this leaf PTE: all that it may set is
@@ -260,31 +260,31 @@ pub trait Arch: Copy + Send + Sync + 'static {
 
     /// Encodes a swap PTE.
     #[inline]
-    fn swap(&self, swapped: Swapped) -> u64 {
+    fn swap_pte(&self, swapped: SwapEntry) -> u64 {
         Self::SWAP_PTE.swap_pte(swapped)
     }
 
     /// Decodes a swap PTE.
     #[inline]
-    fn swapped(&self, raw: u64) -> Swapped {
+    fn swap_entry(&self, raw: u64) -> SwapEntry {
         Self::SWAP_PTE.swap_entry(raw)
     }
 
     /// Encodes a marker.
     #[inline]
-    fn marker(&self, marker: Marker) -> u64 {
+    fn marker_pte(&self, marker: Marker) -> u64 {
         Self::SWAP_PTE.marker_pte(marker)
     }
 
     /// Decodes a marker. Returns `None` if `raw` is not a marker that the engine writes.
     #[inline]
-    fn marked(&self, raw: u64) -> Option<Marker> {
+    fn marker_of(&self, raw: u64) -> Option<Marker> {
         Self::SWAP_PTE.marker_of(raw)
     }
 
     /// Returns the busy entry: see [`Kind::Busy`].
     #[inline]
-    fn busy(&self) -> u64 {
+    fn busy_pte(&self) -> u64 {
         swap_pte::BUSY
     }
 

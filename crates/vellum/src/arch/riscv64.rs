@@ -141,7 +141,7 @@ fn frame_bits(pa: PhysAddr) -> u64 {
 
 impl Arch for Riscv64 {
     const HARDWARE: u64 = ACCESSED | DIRTY;
-    const JOINED: u64 = Self::NAPOT;
+    const CONT: u64 = Self::NAPOT;
     const SWAP_PTE: SwapPteLayout = SWAP_PTE;
 
     #[inline(always)]
@@ -178,22 +178,22 @@ impl Arch for Riscv64 {
     }
 
     #[inline]
-    fn block_bits(&self, level: u8) -> u32 {
+    fn cont_bits(&self, level: u8) -> u32 {
         if self.napot && level == 1 { NAPOT_BITS } else { 0 }
     }
 
     #[inline]
-    fn join(&self, raw: u64) -> u64 {
+    fn with_cont(&self, raw: u64) -> u64 {
         raw & !NAPOT_FRAME | NAPOT_SIZE | Self::NAPOT
     }
 
     #[inline]
-    fn joined_step(&self, _raw: u64, _level: u8) -> u64 {
+    fn cont_step(&self, _raw: u64, _level: u8) -> u64 {
         0
     }
 
     #[inline]
-    fn placed(&self, raw: u64, index: usize) -> u64 {
+    fn at_index(&self, raw: u64, index: usize) -> u64 {
         let own = raw & !NAPOT_FRAME | ((index as u64) << FRAME_AT) & NAPOT_FRAME;
         if raw & Self::NAPOT != 0 { own } else { raw }
     }
@@ -226,7 +226,7 @@ impl Arch for Riscv64 {
         set(Attrs::ACCESSED, ACCESSED);
         set(Attrs::DIRTY, DIRTY);
         set(Attrs::EXCLUSIVE, EXCLUSIVE);
-        set(Attrs::WATCHED, WATCHED);
+        set(Attrs::UFFD_WP, WATCHED);
         if self.rsw60t59b {
             set(Attrs::SOFT_DIRTY, SOFT_DIRTY);
         }
@@ -253,13 +253,13 @@ impl Arch for Riscv64 {
         attrs.set(Attrs::ACCESSED, raw & ACCESSED != 0);
         attrs.set(Attrs::DIRTY, raw & DIRTY != 0);
         attrs.set(Attrs::EXCLUSIVE, raw & EXCLUSIVE != 0);
-        attrs.set(Attrs::WATCHED, raw & WATCHED != 0);
+        attrs.set(Attrs::UFFD_WP, raw & WATCHED != 0);
         attrs.set(Attrs::SOFT_DIRTY, raw & SOFT_DIRTY != 0);
         attrs
     }
 
     #[inline]
-    fn table(&self, pa: PhysAddr) -> u64 {
+    fn table_pte(&self, pa: PhysAddr) -> u64 {
         // A pointer to a page table has R, W and X clear; its U, A and D are reserved and stay 0.
         frame_bits(pa) | VALID
     }

@@ -5,7 +5,7 @@
 //! has to keep its valid bit and the mark of a no-access leaf clear ([`SwapPteLayout`]). The
 //! positions are constants, so encoding and decoding compile to shifts and masks by immediates.
 
-use super::{Attrs, Kind, Marker, Swapped};
+use super::{Attrs, Kind, Marker, SwapEntry};
 
 /// The bits of the type field, which is at the same place in every format. Bit 0 is each format's
 /// valid bit.
@@ -20,7 +20,7 @@ pub(super) const BUSY: u64 = 3 << TYPE_SHIFT;
 const DEVICE_BITS: u32 = 5;
 
 /// The markers that the engine writes.
-const MARKERS: [Marker; 3] = [Marker::Watched, Marker::Guard, Marker::Poison];
+const MARKERS: [Marker; 3] = [Marker::UffdWp, Marker::Guard, Marker::Poison];
 
 /// The bit positions of one format's swap PTEs and markers.
 ///
@@ -91,12 +91,12 @@ impl SwapPteLayout {
     #[inline(always)]
     const fn software(&self) -> [(Attrs, u64); 3] {
         let bit = 1 << self.software_shift;
-        [(Attrs::EXCLUSIVE, bit), (Attrs::WATCHED, bit << 1), (Attrs::SOFT_DIRTY, bit << 2)]
+        [(Attrs::EXCLUSIVE, bit), (Attrs::UFFD_WP, bit << 1), (Attrs::SOFT_DIRTY, bit << 2)]
     }
 
     /// Encodes a swap PTE.
     #[inline(always)]
-    pub fn swap_pte(&self, entry: Swapped) -> u64 {
+    pub fn swap_pte(&self, entry: SwapEntry) -> u64 {
         debug_assert!(entry.device < 1 << DEVICE_BITS && entry.slot <= self.max_slot(), "{entry:?}");
         let slot = entry.slot << self.slot_shift ^ self.inversion();
         let mut raw = TYPE_SWAP | (entry.device as u64) << self.device_shift | slot;
@@ -110,14 +110,14 @@ impl SwapPteLayout {
 
     /// Decodes a swap PTE.
     #[inline(always)]
-    pub fn swap_entry(&self, raw: u64) -> Swapped {
+    pub fn swap_entry(&self, raw: u64) -> SwapEntry {
         let mut attrs = Attrs::empty();
         for (attr, bit) in self.software() {
             attrs.set(attr, raw & bit != 0);
         }
         let device = (raw >> self.device_shift) as u8 & ((1 << DEVICE_BITS) - 1);
         let slot = (raw ^ self.inversion()) >> self.slot_shift & self.max_slot();
-        Swapped { device, slot, attrs }
+        SwapEntry { device, slot, attrs }
     }
 
     /// Encodes a marker.

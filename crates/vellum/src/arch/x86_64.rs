@@ -134,7 +134,7 @@ impl Arch for X86_64 {
         set(Attrs::ACCESSED, ACCESSED);
         set(Attrs::DIRTY, DIRTY);
         set(Attrs::EXCLUSIVE, EXCLUSIVE);
-        set(Attrs::WATCHED, WATCHED);
+        set(Attrs::UFFD_WP, WATCHED);
         set(Attrs::SOFT_DIRTY, SOFT_DIRTY);
         if level > 1 {
             raw |= HUGE;
@@ -160,13 +160,13 @@ impl Arch for X86_64 {
         attrs.set(Attrs::ACCESSED, raw & ACCESSED != 0);
         attrs.set(Attrs::DIRTY, raw & DIRTY != 0);
         attrs.set(Attrs::EXCLUSIVE, raw & EXCLUSIVE != 0);
-        attrs.set(Attrs::WATCHED, raw & WATCHED != 0);
+        attrs.set(Attrs::UFFD_WP, raw & WATCHED != 0);
         attrs.set(Attrs::SOFT_DIRTY, raw & SOFT_DIRTY != 0);
         attrs
     }
 
     #[inline]
-    fn table(&self, pa: PhysAddr) -> u64 {
+    fn table_pte(&self, pa: PhysAddr) -> u64 {
         // Upper levels allow every access; the leaf PTE alone decides.
         pa.0 | PRESENT | WRITE | USER
     }

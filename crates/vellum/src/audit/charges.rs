@@ -1,6 +1,6 @@
 //! Audits the charges of memcgs (INV-9).
 
-use super::discrepancy::What;
+use super::discrepancy::Quantity;
 use super::{Audit, each_block};
 use crate::frame::{FrameKind, flag};
 use crate::memcg::{LruvecId, MemcgId, MemcgUsage};
@@ -17,7 +17,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         each_block(self.machine, |_, frame, state| {
             let pages = 1 << state.order();
             match state.kind() {
-                FrameKind::Folio if !state.has(flag::ZEROS) => {}
+                FrameKind::Folio if !state.has(flag::ZERO_FOLIO) => {}
                 FrameKind::Table => {}
                 FrameKind::Private if state.has(flag::HOST) => self.sums.host += u64::from(pages),
                 FrameKind::Private if state.has(flag::CHARGED) => charged += u64::from(pages),
@@ -27,15 +27,15 @@ impl<P: Platform> Audit<'_, '_, P> {
             let count = self.counts.get_mut(usize::from(memcg.number()));
             count.into_iter().for_each(|count| *count += pages);
         });
-        self.compare(What::Structures, charged, structures);
-        self.by_memcg(What::MemcgCharged as fn(MemcgId) -> What, |usage| usage.charged, |usage| usage.shards);
+        self.compare(Quantity::Structures, charged, structures);
+        self.by_memcg(Quantity::MemcgCharged as fn(MemcgId) -> Quantity, |usage| usage.charged, |usage| usage.lruvecs);
     }
 
     /// Compares a quantity of each memcg and its descendants, which `usage_of` reads from the
     /// memcg's usage, with the sum of the audit's counts for these memcgs, plus what `plus` reads.
     pub(super) fn by_memcg(
         &mut self,
-        what: fn(MemcgId) -> What,
+        what: fn(MemcgId) -> Quantity,
         usage_of: impl Fn(&MemcgUsage) -> u64,
         plus: impl Fn(&MemcgUsage) -> u64,
     ) {

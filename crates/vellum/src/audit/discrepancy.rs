@@ -10,7 +10,7 @@ use crate::platform::SpaceId;
 
 /// A discrepancy that an audit found. Pages are of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unsound {
+pub enum Discrepancy {
     /// A PTE allows accesses that its VMA does not.
     ExcessPermissions {
         /// The space.
@@ -41,7 +41,7 @@ pub enum Unsound {
     /// A count of the engine's is not the number that the audit found.
     Differs {
         /// The quantity that is counted.
-        what: What,
+        what: Quantity,
         /// The engine's count.
         counted: u64,
         /// The number that the audit found.
@@ -86,7 +86,7 @@ pub enum Unsound {
 
 /// A quantity that the engine counts and that the audit finds for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum Quantity {
     /// Resident pages of a space.
     Resident(SpaceId),
     /// Resident anonymous pages of a space.
@@ -98,7 +98,7 @@ pub enum What {
     /// Mappings of a folio, by its head.
     Mappings(Pfn),
     /// Frames of page tables.
-    Tables,
+    PageTables,
     /// Pages of folios in use; found: pages on LRU lists.
     LruPages,
     /// Folios, or pages of them, on one LRU list of a lruvec.
@@ -141,60 +141,62 @@ pub enum What {
     MemcgSwapped(MemcgId),
 }
 
-impl fmt::Display for What {
+impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            What::Resident(space) => write!(f, "resident pages of {space:?}"),
-            What::Anonymous(space) => write!(f, "anonymous pages of {space:?}"),
-            What::Swapped(space) => write!(f, "swapped pages of {space:?}"),
-            What::PtesInVmas(space) => write!(f, "PTEs of {space:?} inside its VMAs, and in all"),
-            What::Mappings(pfn) => write!(f, "mappings of the folio at {pfn:?}"),
-            What::Tables => f.write_str("frames of page tables"),
-            What::LruPages => f.write_str("pages of folios, and pages on LRU lists"),
-            What::LruList(memcg, list) => write!(f, "an LRU list {list:?} of memcg {}", memcg.number()),
-            What::PartiallyMapped => f.write_str("deferred folios, and partially mapped ones"),
-            What::FreeFrames => f.write_str("free frames"),
-            What::SwapCache => f.write_str("swap-cache pages"),
-            What::Slot(device, slot) => write!(f, "references of slot {slot} of swap device {device}"),
-            What::SlotsUsed(device) => write!(f, "used slots of swap device {device}"),
-            What::SlotsFree(device) => write!(f, "free slots of swap device {device}"),
-            What::NodeEntries(pfn) => write!(f, "entries of the index node at {pfn:?}"),
-            What::ObjectResident(pfn) => write!(f, "pages in memory of the object at {pfn:?}"),
-            What::ObjectSwapped(pfn) => write!(f, "pages in swap of the object at {pfn:?}"),
-            What::VmasOfSpace(pfn, space) => write!(f, "VMAs of {space:?} that map the object at {pfn:?}"),
-            What::Vmas(pfn) => write!(f, "VMAs that map the object at {pfn:?}"),
-            What::Writers(pfn) => write!(f, "writable shared VMAs of the object at {pfn:?}"),
-            What::ObjectReferences(pfn) => write!(f, "references of the object at {pfn:?}, and its VMAs"),
-            What::ShmemPages => f.write_str("pages of all objects"),
-            What::Structures => f.write_str("charged frames of spaces and objects"),
-            What::MemcgCharged(memcg) => write!(f, "pages charged to memcg {}", memcg.number()),
-            What::MemcgSwapped(memcg) => write!(f, "pages in swap of memcg {}'s objects", memcg.number()),
+            Quantity::Resident(space) => write!(f, "resident pages of {space:?}"),
+            Quantity::Anonymous(space) => write!(f, "anonymous pages of {space:?}"),
+            Quantity::Swapped(space) => write!(f, "swapped pages of {space:?}"),
+            Quantity::PtesInVmas(space) => write!(f, "PTEs of {space:?} inside its VMAs, and in all"),
+            Quantity::Mappings(pfn) => write!(f, "mappings of the folio at {pfn:?}"),
+            Quantity::PageTables => f.write_str("frames of page tables"),
+            Quantity::LruPages => f.write_str("pages of folios, and pages on LRU lists"),
+            Quantity::LruList(memcg, list) => write!(f, "an LRU list {list:?} of memcg {}", memcg.number()),
+            Quantity::PartiallyMapped => f.write_str("deferred folios, and partially mapped ones"),
+            Quantity::FreeFrames => f.write_str("free frames"),
+            Quantity::SwapCache => f.write_str("swap-cache pages"),
+            Quantity::Slot(device, slot) => write!(f, "references of slot {slot} of swap device {device}"),
+            Quantity::SlotsUsed(device) => write!(f, "used slots of swap device {device}"),
+            Quantity::SlotsFree(device) => write!(f, "free slots of swap device {device}"),
+            Quantity::NodeEntries(pfn) => write!(f, "entries of the index node at {pfn:?}"),
+            Quantity::ObjectResident(pfn) => write!(f, "pages in memory of the object at {pfn:?}"),
+            Quantity::ObjectSwapped(pfn) => write!(f, "pages in swap of the object at {pfn:?}"),
+            Quantity::VmasOfSpace(pfn, space) => write!(f, "VMAs of {space:?} that map the object at {pfn:?}"),
+            Quantity::Vmas(pfn) => write!(f, "VMAs that map the object at {pfn:?}"),
+            Quantity::Writers(pfn) => write!(f, "writable shared VMAs of the object at {pfn:?}"),
+            Quantity::ObjectReferences(pfn) => write!(f, "references of the object at {pfn:?}, and its VMAs"),
+            Quantity::ShmemPages => f.write_str("pages of all objects"),
+            Quantity::Structures => f.write_str("charged frames of spaces and objects"),
+            Quantity::MemcgCharged(memcg) => write!(f, "pages charged to memcg {}", memcg.number()),
+            Quantity::MemcgSwapped(memcg) => write!(f, "pages in swap of memcg {}'s objects", memcg.number()),
         }
     }
 }
 
-impl fmt::Display for Unsound {
+impl fmt::Display for Discrepancy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unsound::ExcessPermissions { space, at, found, allowed } => {
+            Discrepancy::ExcessPermissions { space, at, found, allowed } => {
                 write!(f, "{space:?}: the PTE at {at:#x} allows {found:?}, and its VMA only {allowed:?}")
             }
-            Unsound::NotAFolio { space, at, pfn } => {
+            Discrepancy::NotAFolio { space, at, pfn } => {
                 write!(f, "{space:?}: the PTE at {at:#x} maps {pfn:?}, which is in no folio")
             }
-            Unsound::Busy { space, at } => write!(f, "{space:?}: the PTE at {at:#x} is busy"),
-            Unsound::Differs { what, counted, found } => write!(f, "{what}: {counted} counted, {found} found"),
-            Unsound::TooFewReferences { pfn, refs, maps } => {
+            Discrepancy::Busy { space, at } => write!(f, "{space:?}: the PTE at {at:#x} is busy"),
+            Discrepancy::Differs { what, counted, found } => write!(f, "{what}: {counted} counted, {found} found"),
+            Discrepancy::TooFewReferences { pfn, refs, maps } => {
                 write!(f, "the folio at {pfn:?} has {refs} references, and {maps} mappings and pages of objects")
             }
-            Unsound::WrongObject { pfn } => {
+            Discrepancy::WrongObject { pfn } => {
                 write!(f, "the folio at {pfn:?} names an object or a page of one that does not have it")
             }
-            Unsound::WrongList { pfn, list } => {
+            Discrepancy::WrongList { pfn, list } => {
                 write!(f, "{pfn:?} is on an LRU list {list:?}, which its descriptor does not name")
             }
-            Unsound::StrayFrame { pfn, kind } => write!(f, "{pfn:?} follows a block, and is {kind:?}"),
-            Unsound::NotSwapCached { pfn } => write!(f, "the swap cache names {pfn:?}, which is no swap-cache page"),
+            Discrepancy::StrayFrame { pfn, kind } => write!(f, "{pfn:?} follows a block, and is {kind:?}"),
+            Discrepancy::NotSwapCached { pfn } => {
+                write!(f, "the swap cache names {pfn:?}, which is no swap-cache page")
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Audits the descriptors of all frames, the LRU lists, and the swap cache.
 
-use super::discrepancy::{Unsound, What};
+use super::discrepancy::{Discrepancy, Quantity};
 use super::{Audit, each_block};
 use crate::frame::{FrameKind, flag};
 use crate::memcg::LruList;
@@ -15,37 +15,37 @@ impl<P: Platform> Audit<'_, '_, P> {
         each_block(machine, |pfn, frame, state| match state.kind() {
             FrameKind::Free | FrameKind::Cached => free += 1 << state.order(),
             FrameKind::Table => tables += 1 << state.order(),
-            FrameKind::Folio if !state.has(flag::ZEROS) => {
+            FrameKind::Folio if !state.has(flag::ZERO_FOLIO) => {
                 let (counted, found) = (frame.counts().maps, self.count(pfn));
-                self.compare(What::Mappings(pfn), counted.into(), found.into());
+                self.compare(Quantity::Mappings(pfn), counted.into(), found.into());
                 self.sums.folios += 1 << state.order();
                 partial += u64::from(state.has(flag::PARTIAL));
             }
-            FrameKind::Tail => (self.report)(Unsound::StrayFrame { pfn, kind: state.kind() }),
+            FrameKind::Tail => (self.report)(Discrepancy::StrayFrame { pfn, kind: state.kind() }),
             FrameKind::Folio | FrameKind::Private | FrameKind::Reserved => {}
         });
         let frames = machine.frames();
-        self.compare(What::FreeFrames, frames.free_frames(), free);
-        self.compare(What::Tables, self.sums.tables, tables);
+        self.compare(Quantity::FreeFrames, frames.free_frames(), free);
+        self.compare(Quantity::PageTables, self.sums.tables, tables);
         let deferred = |id| machine.memcgs().usage(frames, id).map_or(0, |usage| usage.deferred);
         let deferred = machine.memcgs().all().map(deferred).sum();
-        self.compare(What::PartiallyMapped, deferred, partial);
+        self.compare(Quantity::PartiallyMapped, deferred, partial);
     }
 
     /// Compares the references of each folio with its mappings and the pages of objects that it is,
     /// which the audit has counted before (INV-2). Sums up the pins.
     pub(super) fn references(&mut self) {
         each_block(self.machine, |pfn, frame, state| {
-            if state.kind() != FrameKind::Folio || state.has(flag::ZEROS) {
+            if state.kind() != FrameKind::Folio || state.has(flag::ZERO_FOLIO) {
                 return;
             }
             let (counts, maps) = (frame.counts(), self.count(pfn));
             if counts.refs == 0 || counts.refs < maps {
-                (self.report)(Unsound::TooFewReferences { pfn, refs: counts.refs, maps });
+                (self.report)(Discrepancy::TooFewReferences { pfn, refs: counts.refs, maps });
             }
             self.sums.pinned += u64::from(counts.refs.saturating_sub(maps));
             if names_object(frame) && maps <= counts.maps {
-                (self.report)(Unsound::WrongObject { pfn });
+                (self.report)(Discrepancy::WrongObject { pfn });
             }
         });
     }
@@ -60,34 +60,34 @@ impl<P: Platform> Audit<'_, '_, P> {
                 for (pfn, frame) in listed {
                     let is_listed_here = frame.kind() == FrameKind::Folio && LruList::of(frame) == Some(list);
                     if !is_listed_here || folios > counted.folios {
-                        (self.report)(Unsound::WrongList { pfn, list });
+                        (self.report)(Discrepancy::WrongList { pfn, list });
                         break;
                     }
                     (pages, folios) = (pages + (1 << frame.order()), folios + 1);
                 }
                 for (counted, found) in [(counted.pages, pages), (counted.folios, folios)] {
                     if counted != found {
-                        (self.report)(Unsound::Differs { what: What::LruList(id, list), counted, found });
+                        (self.report)(Discrepancy::Differs { what: Quantity::LruList(id, list), counted, found });
                     }
                 }
                 sum += pages;
             });
         }
-        self.compare(What::LruPages, self.sums.folios, sum);
+        self.compare(Quantity::LruPages, self.sums.folios, sum);
     }
 
     /// Compares the pages that the swap cache names with each device's count of them.
     pub(super) fn swap_cache(&mut self) {
         let (frames, swaps) = (self.machine.frames(), self.machine.swaps());
         let mut found = 0;
-        swaps.each_copy(frames, |copy| {
+        swaps.each_cached_page(frames, |copy| {
             found += 1;
             let (_, frame) = frames.head(copy);
             if frame.kind() != FrameKind::Folio || !frame.has(flag::SWAP_CACHED) || frame.counts().refs == 0 {
-                (self.report)(Unsound::NotSwapCached { pfn: copy });
+                (self.report)(Discrepancy::NotSwapCached { pfn: copy });
             }
         });
-        let cached = (0..crate::swap::DEVICES as u8).filter_map(|id| swaps.usage(frames.platform(), id));
-        self.compare(What::SwapCache, cached.map(|usage| u64::from(usage.cached)).sum(), found);
+        let cached = (0..crate::swap::MAX_SWAP_DEVICES as u8).filter_map(|id| swaps.usage(frames.platform(), id));
+        self.compare(Quantity::SwapCache, cached.map(|usage| u64::from(usage.cached)).sum(), found);
     }
 }

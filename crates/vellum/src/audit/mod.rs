@@ -35,7 +35,7 @@ mod spaces;
 #[cfg(test)]
 mod tests;
 
-pub use discrepancy::{Unsound, What};
+pub use discrepancy::{Discrepancy, Quantity};
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::Arch;
@@ -86,7 +86,7 @@ pub fn audit<'s, 'm: 's, P: Platform, A: Arch + 's>(
     machine: &'m Machine<'m, P>,
     spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone,
     counts: &mut [u32],
-    report: &mut dyn FnMut(Unsound),
+    report: &mut dyn FnMut(Discrepancy),
 ) -> Sums {
     let (first, len) = span(machine);
     let counts = &mut counts[..len];
@@ -112,15 +112,15 @@ struct Audit<'a, 'm, P: Platform> {
     first: Pfn,
     /// The counts of the present comparison: by frame from `first` on, by slot, or by memcg.
     counts: &'a mut [u32],
-    report: &'a mut dyn FnMut(Unsound),
+    report: &'a mut dyn FnMut(Discrepancy),
     sums: Sums,
 }
 
 impl<P: Platform> Audit<'_, '_, P> {
     /// Reports a discrepancy if a count of the engine's is not what the audit found.
-    fn compare(&mut self, what: What, counted: u64, found: u64) {
+    fn compare(&mut self, what: Quantity, counted: u64, found: u64) {
         if counted != found {
-            (self.report)(Unsound::Differs { what, counted, found });
+            (self.report)(Discrepancy::Differs { what, counted, found });
         }
     }
 

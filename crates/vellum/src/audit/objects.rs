@@ -1,6 +1,6 @@
 //! Audits page-cache objects: their indexes, and the VMAs that map them.
 
-use super::discrepancy::{Unsound, What};
+use super::discrepancy::{Discrepancy, Quantity};
 use super::{Audit, each_block};
 use crate::addr::Pfn;
 use crate::arch::Arch;
@@ -52,20 +52,20 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                         let count = counts.get_mut(head.0.wrapping_sub(first.0) as usize);
                         count.into_iter().for_each(|count| *count += 1);
                         if !named {
-                            report(Unsound::WrongObject { pfn: head });
+                            report(Discrepancy::WrongObject { pfn: head });
                         }
                     }
                 },
             );
             if let Some(node) = wrong {
-                audit.compare(What::NodeEntries(node.at), node.counted.into(), node.found.into());
+                audit.compare(Quantity::NodeEntries(node.at), node.counted.into(), node.found.into());
             }
-            audit.compare(What::ObjectResident(object.frame()), counted[0], in_memory);
-            audit.compare(What::ObjectSwapped(object.frame()), counted[1], in_swap);
+            audit.compare(Quantity::ObjectResident(object.frame()), counted[0], in_memory);
+            audit.compare(Quantity::ObjectSwapped(object.frame()), counted[1], in_swap);
             structures += nodes + object.own_frames();
             resident += in_memory << object.page_order();
         });
-        self.compare(What::ShmemPages, self.machine.counter(Counter::ShmemPages), resident);
+        self.compare(Quantity::ShmemPages, self.machine.counter(Counter::ShmemPages), resident);
         structures
     }
 
@@ -84,12 +84,12 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 let count = self.counts.get_mut(object.frame().0.wrapping_sub(self.first.0) as usize);
                 let found = count.map_or(0, core::mem::take);
                 if found > 0 {
-                    let what = What::VmasOfSpace(vma.backing.object, space.id());
+                    let what = Quantity::VmasOfSpace(vma.backing.object, space.id());
                     self.compare(what, object.vmas_of(space.id()), found.into());
                 }
             });
         }
-        for (only_writers, what) in [(false, What::Vmas as fn(Pfn) -> What), (true, What::Writers)] {
+        for (only_writers, what) in [(false, Quantity::Vmas as fn(Pfn) -> Quantity), (true, Quantity::Writers)] {
             self.counts.fill(0);
             spaces.clone().for_each(|space| self.count_vmas(space, |vma| !only_writers || vma.backing.may_write()));
             self.each_object(|audit, object| {
@@ -98,7 +98,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 audit.compare(what(object.frame()), counted, found);
                 // One of the references is the audit's own.
                 if !only_writers && object.references() <= found {
-                    audit.compare(What::ObjectReferences(object.frame()), object.references() - 1, found);
+                    audit.compare(Quantity::ObjectReferences(object.frame()), object.references() - 1, found);
                 }
             });
         }
@@ -120,7 +120,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             let [_, in_swap] = object.extent();
             audit.counts[usize::from(object.memcg().number())] += (in_swap as u32) << object.page_order();
         });
-        self.by_memcg(What::MemcgSwapped as fn(MemcgId) -> What, |usage| usage.swapped, |_| 0);
+        self.by_memcg(Quantity::MemcgSwapped as fn(MemcgId) -> Quantity, |usage| usage.swapped, |_| 0);
     }
 }
 

@@ -4,14 +4,14 @@
 use core::ops::Range;
 
 use super::Audit;
-use super::discrepancy::What;
+use super::discrepancy::Quantity;
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind};
 use crate::frame::HUGE_ORDER;
 use crate::page_cache::There;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::swap::DEVICES;
+use crate::swap::MAX_SWAP_DEVICES;
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
     /// Compares the references of each slot with the PTEs and pages of objects that name it and its
@@ -24,7 +24,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         let (machine, swaps) = (self.machine, self.machine.swaps());
         // A multiple of the cluster size, as `each_slot` needs.
         let room = (self.counts.len() as u32).min(1 << 31) >> HUGE_ORDER << HUGE_ORDER;
-        for device in 0..DEVICES as u8 {
+        for device in 0..MAX_SWAP_DEVICES as u8 {
             let Some(usage) = swaps.usage(machine.platform(), device) else { continue };
             let (mut used, mut free) = (0, 0);
             for first in (0..usage.slots).step_by(room as usize) {
@@ -41,14 +41,14 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 });
                 swaps.each_slot(machine.frames(), device, window, |slot| {
                     let names = self.counts[(slot.number - first) as usize];
-                    let found = u64::from(names) + u64::from(slot.copy.is_some());
-                    self.compare(What::Slot(device, slot.number), slot.references.into(), found);
+                    let found = u64::from(names) + u64::from(slot.cached_page.is_some());
+                    self.compare(Quantity::Slot(device, slot.number), slot.references.into(), found);
                     used += u64::from(slot.references > 0);
                     free += u64::from(slot.free);
                 });
             }
-            self.compare(What::SlotsUsed(device), usage.used.into(), used);
-            self.compare(What::SlotsFree(device), (usage.slots - usage.used).into(), free);
+            self.compare(Quantity::SlotsUsed(device), usage.used.into(), used);
+            self.compare(Quantity::SlotsFree(device), (usage.slots - usage.used).into(), free);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Audits the PTEs of all spaces.
 
 use super::Audit;
-use super::discrepancy::{Unsound, What};
+use super::discrepancy::{Discrepancy, Quantity};
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{FrameKind, flag};
@@ -43,7 +43,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 let attrs = if run.kind == Kind::Leaf { run.attrs(arch) } else { Attrs::empty() };
                 let found = attrs & Attrs::PROT;
                 if !allowed.contains(found) {
-                    (self.report)(Unsound::ExcessPermissions { space: id, at: run.va, found, allowed });
+                    (self.report)(Discrepancy::ExcessPermissions { space: id, at: run.va, found, allowed });
                 }
                 self.run(space, run, Some(range), &mut inside);
             });
@@ -51,12 +51,12 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         space.runs(VirtRange { start: 0, end: arch.user_end() }, |run| self.run(space, run, None, &mut all));
         let sum = |found: &Found| found.resident + found.swapped + found.markers;
-        self.compare(What::PtesInVmas(id), sum(&inside), sum(&all));
+        self.compare(Quantity::PtesInVmas(id), sum(&inside), sum(&all));
         let stats = space.stats();
         let pages = |bytes: u64| bytes / FRAME_SIZE;
-        self.compare(What::Resident(id), pages(stats.anon + stats.file + stats.shmem), all.resident);
-        self.compare(What::Anonymous(id), pages(stats.anon), all.anonymous);
-        self.compare(What::Swapped(id), pages(stats.swap), all.swapped);
+        self.compare(Quantity::Resident(id), pages(stats.anon + stats.file + stats.shmem), all.resident);
+        self.compare(Quantity::Anonymous(id), pages(stats.anon), all.anonymous);
+        self.compare(Quantity::Swapped(id), pages(stats.swap), all.swapped);
         self.sums.spaces += 1;
         self.sums.tables += pages(stats.tables);
         self.sums.mapped += all.resident;
@@ -73,8 +73,8 @@ impl<P: Platform> Audit<'_, '_, P> {
             Kind::None | Kind::Table => {}
             Kind::Marker => to.markers += pages,
             Kind::Swap => to.swapped += pages,
-            Kind::Busy => (self.report)(Unsound::Busy { space: space.id(), at: run.va }),
-            Kind::Leaf if self.machine.zeros_folio().contains(run.pfn(arch)) => {}
+            Kind::Busy => (self.report)(Discrepancy::Busy { space: space.id(), at: run.va }),
+            Kind::Leaf if self.machine.zero_folio().contains(run.pfn(arch)) => {}
             Kind::Leaf => {
                 to.resident += pages;
                 if range.is_none() {
@@ -97,7 +97,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             let mapped = next.0 - at.0;
             if frame.kind() != FrameKind::Folio {
                 let at = va + (u64::from(at.0 - first.0) << FRAME_SHIFT);
-                (self.report)(Unsound::NotAFolio { space, at, pfn: head });
+                (self.report)(Discrepancy::NotAFolio { space, at, pfn: head });
             } else if let Some(count) = self.counts.get_mut((head.0.wrapping_sub(self.first.0)) as usize) {
                 *count += mapped;
                 anonymous += if frame.has(flag::OBJECT) { 0 } else { u64::from(mapped) };

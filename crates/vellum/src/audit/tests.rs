@@ -61,7 +61,7 @@ fn on(test: impl FnOnce(&Scene<'_>)) {
 }
 
 impl Scene<'_> {
-    fn audit(&self) -> Vec<Unsound> {
+    fn audit(&self) -> Vec<Discrepancy> {
         let mut counts = std::vec![0; span(self.machine).1];
         let mut found = Vec::new();
         audit(self.machine, [&self.space].into_iter(), &mut counts, &mut |unsound| found.push(unsound));
@@ -71,10 +71,12 @@ impl Scene<'_> {
     /// Checks that after `plant` the audit reports `planted` alone, counted once too often, and
     /// after `undo` nothing.
     #[track_caller]
-    fn counted_once_too_often(&self, planted: What, plant: impl FnOnce(), undo: impl FnOnce()) {
+    fn counted_once_too_often(&self, planted: Quantity, plant: impl FnOnce(), undo: impl FnOnce()) {
         plant();
         let found = self.audit();
-        let [Unsound::Differs { what, counted, found }] = found[..] else { panic!("not one difference: {found:?}") };
+        let [Discrepancy::Differs { what, counted, found }] = found[..] else {
+            panic!("not one difference: {found:?}")
+        };
         assert_eq!((what, counted), (planted, found + 1));
         undo();
         assert_eq!(self.audit(), []);
@@ -99,9 +101,9 @@ fn a_surplus_reference_of_a_slot_is_found() {
         let run = SwapRun { device: 0, slots: Slots { first: slot, count: 1 } };
         let swaps = on.machine.swaps();
         on.counted_once_too_often(
-            What::Slot(0, slot),
+            Quantity::Slot(0, slot),
             // SAFETY: the object has a reference to the slot.
-            || unsafe { swaps.hold(on.machine.platform(), run) },
+            || unsafe { swaps.get_transient(on.machine.platform(), run) },
             // SAFETY: gives up the reference taken above.
             || unsafe { swaps.release(on.machine.frames(), run) },
         );
@@ -118,7 +120,7 @@ fn a_surplus_entry_in_the_count_of_an_index_node_is_found() {
             let live = on.machine.frames().frame(node).link(1);
             let count = live.load(Relaxed);
             on.counted_once_too_often(
-                What::NodeEntries(node),
+                Quantity::NodeEntries(node),
                 || live.store(count + 1, Relaxed),
                 || live.store(count, Relaxed),
             );
@@ -132,18 +134,18 @@ fn a_vma_that_an_object_counts_and_no_space_has_is_found() {
         let backing = Backing { object: on.object.frame(), sharing: Sharing::Private, delta: 0, tag: 0 };
         let space = on.space.id();
         crate::page_cache::hold(on.machine, &backing, space);
-        let vmas = |what: What| Unsound::Differs { what, counted: 2, found: 1 };
+        let vmas = |what: Quantity| Discrepancy::Differs { what, counted: 2, found: 1 };
         let at = on.object.frame();
-        assert_eq!(on.audit(), [vmas(What::VmasOfSpace(at, space)), vmas(What::Vmas(at))]);
+        assert_eq!(on.audit(), [vmas(Quantity::VmasOfSpace(at, space)), vmas(Quantity::Vmas(at))]);
         on.object.take_back(&backing, space);
         // Of a space that does not exist.
         on.counted_once_too_often(
-            What::Vmas(at),
+            Quantity::Vmas(at),
             || crate::page_cache::hold(on.machine, &backing, SpaceId(1 << 40)),
             || on.object.take_back(&backing, SpaceId(1 << 40)),
         );
         on.counted_once_too_often(
-            What::Writers(at),
+            Quantity::Writers(at),
             || assert!(on.object.admit_writer()),
             || {
                 // Adding and removing a VMA that may write ends the write access.
@@ -164,9 +166,11 @@ fn a_page_charged_to_no_memcg_or_to_the_wrong_one_is_found() {
         let packed = frame.lruvec();
         let wrong = LruvecId { memcg: MemcgId::ROOT, ..LruvecId::unpack(packed) };
         frame.set_lruvec(wrong.pack(LruList::of(frame)));
-        let charged = |audit: Vec<Unsound>| {
-            let charged = |unsound: &Unsound| match unsound {
-                Unsound::Differs { what: What::MemcgCharged(memcg), counted, found } => Some((*memcg, counted - found)),
+        let charged = |audit: Vec<Discrepancy>| {
+            let charged = |unsound: &Discrepancy| match unsound {
+                Discrepancy::Differs { what: Quantity::MemcgCharged(memcg), counted, found } => {
+                    Some((*memcg, counted - found))
+                }
                 _ => None,
             };
             audit.iter().filter_map(charged).collect::<Vec<_>>()
@@ -184,7 +188,7 @@ fn a_page_charged_to_no_memcg_or_to_the_wrong_one_is_found() {
         // A frame for the engine's structures that belongs to no space and no object.
         let lost = Cell::new(Pfn::NONE);
         on.counted_once_too_often(
-            What::Structures,
+            Quantity::Structures,
             || lost.set(memcgs.alloc(frames, on.memcg, 0, false).unwrap().0),
             // SAFETY: the frame was allocated above, and is not used.
             || unsafe { memcgs.free(frames, lost.get(), 0, false) },
@@ -197,7 +201,7 @@ fn a_wrong_count_of_a_memcgs_pages_in_swap_is_found() {
     on(|on| {
         let memcgs = on.machine.memcgs();
         memcgs.count_swapped(on.memcg, 3);
-        let differs = |memcg| Unsound::Differs { what: What::MemcgSwapped(memcg), counted: 4, found: 1 };
+        let differs = |memcg| Discrepancy::Differs { what: Quantity::MemcgSwapped(memcg), counted: 4, found: 1 };
         assert_eq!(on.audit(), [differs(MemcgId::ROOT), differs(on.memcg)]);
         memcgs.count_swapped(on.memcg, -3);
         assert_eq!(on.audit(), []);
@@ -212,11 +216,11 @@ fn a_missing_reference_of_a_folio_and_a_wrong_object_are_found() {
         let own = frame.counts();
         frame.set_counts(Counts { refs: own.refs - 1, ..own });
         // The number of mappings is right, so the object's reference is the one that is missing.
-        assert_eq!(on.audit(), [Unsound::TooFewReferences { pfn, refs: own.refs - 1, maps: own.refs }]);
+        assert_eq!(on.audit(), [Discrepancy::TooFewReferences { pfn, refs: own.refs - 1, maps: own.refs }]);
         frame.set_counts(own);
         let data = frame.data();
         frame.set_data(data ^ 1);
-        assert_eq!(on.audit(), [Unsound::WrongObject { pfn }]);
+        assert_eq!(on.audit(), [Discrepancy::WrongObject { pfn }]);
         frame.set_data(data);
         assert_eq!(on.audit(), []);
     });

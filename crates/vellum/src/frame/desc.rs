@@ -51,7 +51,7 @@ pub mod flag {
     /// A folio on its shard's deferred-split list, because part of it is not mapped any more.
     pub const PARTIAL: u32 = 1 << 18;
     /// The folio of zeros that read faults map: never counted, never freed.
-    pub const ZEROS: u32 = 1 << 19;
+    pub const ZERO_FOLIO: u32 = 1 << 19;
     /// A folio that is, or was, a memory object's.
     pub const OBJECT: u32 = 1 << 20;
     /// A folio whose contents may go as long as nobody has written to it since that was said.

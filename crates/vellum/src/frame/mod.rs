@@ -41,7 +41,7 @@ use percpu::Cache;
 
 use crate::addr::{FRAME_SIZE, Pfn, PhysAddr};
 use crate::arch::Attrs;
-use crate::platform::{Event, Platform, Wanted, allows, trace};
+use crate::platform::{Event, FailPoint, Platform, allows, trace};
 use crate::sync::SpinLock;
 
 /// The largest block: 1 GiB.
@@ -251,7 +251,7 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     /// The same, or [`Pfn::NONE`]: an answer that fits two registers.
     fn find(&self, order: u8, zero: bool, usage: Use) -> (Pfn, usize) {
-        if !allows(self.platform, Wanted::Frames) {
+        if !allows(self.platform, FailPoint::Frames) {
             return (Pfn::NONE, 0);
         }
         if order <= HUGE_ORDER {
@@ -332,7 +332,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     #[inline]
     fn keep_at_hand(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
         if count == 1 {
-            let shard = self.shard_on(self.node_of(pfn));
+            let shard = self.lruvec_on(self.node_of(pfn));
             self.caches[shard].0.lock_irq(self.platform).free(self, pfn, 0, zero, usage);
         } else {
             self.free_blocks_of(pfn, count, zero, usage);
@@ -347,7 +347,7 @@ impl<'p, P: Platform> Frames<'p, P> {
             let mut buddy = self.nodes[node].buddy.lock_irq(self.platform);
             blocks.for_each(|(pfn, order)| buddy.free(self, pfn, order, zero));
         } else {
-            let mut cache = self.caches[self.shard_on(node)].0.lock_irq(self.platform);
+            let mut cache = self.caches[self.lruvec_on(node)].0.lock_irq(self.platform);
             blocks.for_each(|(pfn, order)| cache.free(self, pfn, order, zero, usage));
         }
     }
@@ -483,7 +483,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     #[inline(always)]
     pub(crate) fn expose(&self, pfn: Pfn, count: u32, attrs: Attrs) {
         if attrs.contains(Attrs::EXEC) {
-            self.platform.publish_code(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize);
+            self.platform.sync_icache(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize);
         }
     }
 }

@@ -60,20 +60,20 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     /// How many shards there are.
-    pub(crate) fn shards(&self) -> usize {
+    pub(crate) fn lruvecs(&self) -> usize {
         self.caches.len()
     }
 
     /// Those that have memory of a node, or of any.
-    pub(crate) fn shards_on(&self, node: Option<usize>) -> impl Iterator<Item = usize> {
+    pub(crate) fn lruvecs_on(&self, node: Option<usize>) -> impl Iterator<Item = usize> {
         let (platform, cpus) = (self.platform, self.platform.count());
         let own = move |shard: usize| if shard < cpus { platform.node(shard) } else { shard - cpus };
-        (0..self.shards()).filter(move |shard| node.is_none_or(|node| own(*shard) == node))
+        (0..self.lruvecs()).filter(move |shard| node.is_none_or(|node| own(*shard) == node))
     }
 
     /// The shard in which this CPU has memory of a node.
     #[inline]
-    pub(super) fn shard_on(&self, node: usize) -> usize {
+    pub(super) fn lruvec_on(&self, node: usize) -> usize {
         let cpu = self.platform.current();
         if self.nodes.len() == 1 || self.platform.node(cpu) == node { cpu } else { self.platform.count() + node }
     }
@@ -87,7 +87,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     pub fn free_on(&self, node: usize) -> u64 {
         let Some(own) = self.nodes.get(node) else { return 0 };
         let cached = |shard: usize| u64::from(self.caches[shard].0.lock_irq(self.platform).frames());
-        let cached: u64 = self.shards_on(Some(node)).map(cached).sum();
+        let cached: u64 = self.lruvecs_on(Some(node)).map(cached).sum();
         cached + own.buddy.lock_irq(self.platform).frames()
     }
 
@@ -155,7 +155,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     fn nearest(&self, but: usize, give: impl Fn(&Node, usize) -> Option<(Pfn, bool)>) -> Option<(Pfn, bool, usize)> {
         let own = &self.nodes[self.platform.node(self.platform.current())];
         own.near[but..self.nodes()].iter().find_map(|node| {
-            let shard = self.shard_on(usize::from(*node));
+            let shard = self.lruvec_on(usize::from(*node));
             give(&self.nodes[usize::from(*node)], shard).map(|(pfn, zero)| (pfn, zero, shard))
         })
     }

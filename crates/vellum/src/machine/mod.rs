@@ -41,7 +41,7 @@ pub struct Machine<'p, P: Platform> {
     scratch_buffers: &'p [ScratchBuffer],
     zero_folio: ZeroFolio,
     swaps: Swaps<P>,
-    objects: SpinLock<Objects>,
+    shmem_swap_list: SpinLock<ShmemSwapList>,
     /// The identifier of the next space.
     spaces: AtomicU64,
     /// The next serial number.
@@ -50,7 +50,7 @@ pub struct Machine<'p, P: Platform> {
 
 /// The list of page-cache objects that may have pages on swap devices, linked through the objects'
 /// heads (Linux: `shmem_swaplist`; see [`crate::page_cache`]).
-pub(crate) struct Objects {
+pub(crate) struct ShmemSwapList {
     /// The frame of the first object's head.
     pub(crate) first: Pfn,
 }
@@ -103,7 +103,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             scratch_buffers,
             zero_folio,
             swaps,
-            objects: SpinLock::new(Objects { first: Pfn::NONE }),
+            shmem_swap_list: SpinLock::new(ShmemSwapList { first: Pfn::NONE }),
             spaces: AtomicU64::new(1),
             serials: AtomicU64::new(1),
         })
@@ -129,7 +129,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         for fence in [block.add(size - 1), pfn.add(size)] {
             frames.frame(fence).become_kind(FrameKind::Private, 0, 0);
         }
-        frames.make_folio(pfn, order, flag::ZEROS, Counts { refs: 1, maps: 0 });
+        frames.make_folio(pfn, order, flag::ZERO_FOLIO, Counts { refs: 1, maps: 0 });
         Ok(ZeroFolio { pfn, order })
     }
 
@@ -180,7 +180,7 @@ impl<'p, P: Platform> Machine<'p, P> {
     /// each device that has swap-cache pages.
     pub fn swap_cached(&self, of: impl Fn(MemcgId) -> bool) -> u64 {
         let mut pages = 0;
-        self.swaps.each_copy(&self.frames, |pfn| {
+        self.swaps.each_cached_page(&self.frames, |pfn| {
             pages += u64::from(of(LruvecId::unpack(self.frames.head(pfn).1.lruvec()).memcg));
         });
         pages
@@ -206,13 +206,13 @@ impl<'p, P: Platform> Machine<'p, P> {
 
     /// Returns the list of page-cache objects that may have pages in swap. While its lock is held,
     /// no object's head is freed.
-    pub(crate) fn objects(&self) -> &SpinLock<Objects> {
-        &self.objects
+    pub(crate) fn shmem_swap_list(&self) -> &SpinLock<ShmemSwapList> {
+        &self.shmem_swap_list
     }
 
     /// Returns the zero folio.
     #[inline]
-    pub(crate) fn zeros_folio(&self) -> ZeroFolio {
+    pub(crate) fn zero_folio(&self) -> ZeroFolio {
         self.zero_folio
     }
 
@@ -244,7 +244,7 @@ impl<'p, P: Platform> Machine<'p, P> {
     /// if not, some of the folio's pages may have been removed.
     #[inline]
     pub(crate) fn uncache(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
-        !frame.has(flag::SWAP_CACHED) || self.swaps.uncache(&self.frames, head, 1 << frame.order(), alone)
+        !frame.has(flag::SWAP_CACHED) || self.swaps.delete_from_cache(&self.frames, head, 1 << frame.order(), alone)
     }
 
     /// Removes a folio from the swap cache like [`Machine::uncache`], in parts, with calls of
@@ -254,8 +254,12 @@ impl<'p, P: Platform> Machine<'p, P> {
         let parts = (0..1 << frame.order()).step_by(1 << UNCACHE_ORDER);
         !frame.has(flag::SWAP_CACHED)
             || parts.fold(true, |all, at| {
-                let removed =
-                    self.swaps.uncache(&self.frames, head.add(at), 1 << frame.order().min(UNCACHE_ORDER), &alone);
+                let removed = self.swaps.delete_from_cache(
+                    &self.frames,
+                    head.add(at),
+                    1 << frame.order().min(UNCACHE_ORDER),
+                    &alone,
+                );
                 self.platform().resched();
                 all && removed
             })
@@ -270,7 +274,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             && frame.has(flag::SWAP_CACHED)
             && (0..1 << order).step_by(1 << UNCACHE_ORDER).any(|at| {
                 self.swaps.slot_of(self.platform(), head.add(at)).is_some()
-                    && self.swaps.uncache(&self.frames, head.add(at), 1 << UNCACHE_ORDER, &alone)
+                    && self.swaps.delete_from_cache(&self.frames, head.add(at), 1 << UNCACHE_ORDER, &alone)
             })
     }
 
@@ -287,7 +291,7 @@ impl<'p, P: Platform> Machine<'p, P> {
 
     /// Returns a serial number that is not 0 and was never returned before: for page-cache objects
     /// and isolation batches.
-    pub(crate) fn next_number(&self) -> u64 {
+    pub(crate) fn next_serial(&self) -> u64 {
         self.serials.fetch_add(1, Relaxed)
     }
 

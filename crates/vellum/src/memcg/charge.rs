@@ -66,7 +66,7 @@ impl<'p> Memcgs<'p> {
             peak: memcg.peak.load(Relaxed),
             limit: memcg.limit.load(Relaxed),
             swapped: memcg.swapped.load(Relaxed),
-            shards: memcg.lruvec_frames.load(Relaxed),
+            lruvecs: memcg.lruvec_frames.load(Relaxed),
             ..MemcgUsage::default()
         };
         let stock = |at| self.with_lruvec(frames, at, |lruvec| lruvec.lock(frames.platform()).stock).unwrap_or(0);
@@ -93,7 +93,7 @@ impl<'p> Memcgs<'p> {
     ) -> Result<[u64; LruList::COUNT], MemcgError> {
         self.find(id).ok_or(MemcgError::NoSuchMemcg(id))?;
         let mut sum = [0; LruList::COUNT];
-        for index in frames.shards_on(Some(node)) {
+        for index in frames.lruvecs_on(Some(node)) {
             let lruvec = LruvecId { memcg: id, index };
             let pages = self.with_lruvec(frames, lruvec, |at| at.lock(frames.platform()).pages());
             sum.iter_mut().zip(pages.unwrap_or_default()).for_each(|(sum, n)| *sum += n);

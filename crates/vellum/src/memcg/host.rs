@@ -69,7 +69,7 @@ impl<'p> Memcgs<'p> {
         // creation on, and these frames go on no list, so any lruvec will do.
         let here = frames.platform().current();
         let lruvec = |index| LruvecId { memcg: id, index };
-        let any = [here].into_iter().chain(0..frames.shards()).find(|at| self.try_lruvec(lruvec(*at)).is_some());
+        let any = [here].into_iter().chain(0..frames.lruvecs()).find(|at| self.try_lruvec(lruvec(*at)).is_some());
         let pfn = frames.alloc_kept(order, Use::Kernel)?;
         self.charge_beyond(id, 1 << order);
         let frame = frames.frame(pfn);

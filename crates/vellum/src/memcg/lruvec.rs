@@ -31,7 +31,7 @@ pub enum LruList {
     Shmem = 2,
     /// Lazyfree folios: anonymous folios that reclaim may free without writing them to swap
     /// (`MADV_FREE`).
-    Lazy = 3,
+    Lazyfree = 3,
 }
 
 impl LruList {
@@ -39,13 +39,13 @@ impl LruList {
     pub const COUNT: usize = 4;
     /// All lists, in the order of their numbers.
     pub(crate) const ALL: [LruList; LruList::COUNT] =
-        [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy];
+        [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazyfree];
 
     /// Returns the list on which a folio belongs while no locked VMA maps it.
     pub(crate) fn evictable(head: &Frame) -> LruList {
         match head.state() {
             state if state.has(flag::OBJECT) => LruList::Shmem,
-            state if state.has(flag::LAZY) => LruList::Lazy,
+            state if state.has(flag::LAZY) => LruList::Lazyfree,
             _ => LruList::Anon,
         }
     }
@@ -64,7 +64,7 @@ impl LruList {
             1 => Some(LruList::Anon),
             2 => Some(LruList::Unevictable),
             3 => Some(LruList::Shmem),
-            4 => Some(LruList::Lazy),
+            4 => Some(LruList::Lazyfree),
             _ => None,
         }
     }

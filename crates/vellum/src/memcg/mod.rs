@@ -38,8 +38,8 @@ pub use lruvec::LruList;
 pub(crate) use lruvec::{IsolateLimit, ListSize, LruvecId};
 pub(crate) use refused::may_be_refused;
 pub use refused::{MayBeRefused, OverLimit, Refused};
-pub(crate) use split::Mapped;
-pub(crate) use tree::Pinned;
+pub(crate) use split::MappedPages;
+pub(crate) use tree::MemcgPin;
 pub(crate) use uncharge::Uncharger;
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -124,7 +124,7 @@ pub struct MemcgUsage {
     /// Pages of page-cache objects of this memcg and all its descendants on swap devices.
     pub swapped: u64,
     /// The part of `charged` that is memory of descendants' per-CPU lruvecs.
-    pub shards: u64,
+    pub lruvecs: u64,
 }
 
 /// All memcgs of a machine.
@@ -152,7 +152,7 @@ unsafe impl Send for Memcgs<'_> {}
 impl<'p> Memcgs<'p> {
     /// Allocates the structures of a machine's memcgs, and creates the root memcg.
     pub(crate) fn boot<P: Platform>(frames: &Frames<'p, P>) -> Result<Self, OutOfMemory> {
-        let shift = chunk_shift(frames.shards());
+        let shift = chunk_shift(frames.lruvecs());
         let bytes = (MAX_MEMCGS << shift) * size_of::<AtomicU32>();
         let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
         let pfn = frames.alloc(order, true, Use::Kernel)?;
@@ -219,7 +219,7 @@ impl<'p> Memcgs<'p> {
     /// The charge exceeds a limit, or memory for the lruvec is short, or its parent's limit does
     /// not allow that. Then nothing is charged or listed.
     #[inline(always)]
-    pub(crate) fn admit<P: Platform>(
+    pub(crate) fn charge_frames<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: MemcgId,
@@ -260,7 +260,7 @@ impl<'p> Memcgs<'p> {
         // An identifier that a host made of a number need not be a memcg's.
         self.find(lruvec.memcg).ok_or(OverLimit(lruvec.memcg))?;
         self.alloc_lruvecs(frames, lruvec)?;
-        self.admit(frames, lruvec.memcg, (pfn, frame, lruvec.index), order, list)
+        self.charge_frames(frames, lruvec.memcg, (pfn, frame, lruvec.index), order, list)
     }
 
     /// Charges `pages` after the charge was refused by the limit in `over`: drains the stocks below
@@ -307,7 +307,7 @@ impl<'p> Memcgs<'p> {
     ) -> Result<(Pfn, &'p Frame), Refused> {
         let (pfn, index) = frames.alloc_at_lruvec(order, zero, Use::Kernel)?;
         let frame = frames.frame(pfn);
-        if let Err(why) = self.admit(frames, id, (pfn, frame, index), order, None) {
+        if let Err(why) = self.charge_frames(frames, id, (pfn, frame, index), order, None) {
             // SAFETY: the frames were just allocated, no other CPU knows of them, and nothing was
             // written to them.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
@@ -409,6 +409,6 @@ impl<'p> Memcgs<'p> {
         id: MemcgId,
         node: Option<usize>,
     ) -> impl Iterator<Item = LruvecId> {
-        self.descendants(id).flat_map(move |memcg| frames.shards_on(node).map(move |index| LruvecId { memcg, index }))
+        self.descendants(id).flat_map(move |memcg| frames.lruvecs_on(node).map(move |index| LruvecId { memcg, index }))
     }
 }

@@ -17,7 +17,7 @@ const WORDS: usize = (1 << HUGE_ORDER) / u64::BITS as usize;
 
 /// The set of mapped pages of a folio that is no larger than a huge page.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedPages {
     order: u8,
     bits: [u64; WORDS],
 }
@@ -34,10 +34,10 @@ pub(crate) struct Piece {
     pub(crate) mapped: bool,
 }
 
-impl Mapped {
+impl MappedPages {
     /// The empty set, for a folio of this order.
     pub(crate) fn none(order: u8) -> Self {
-        Mapped { order, bits: [0; WORDS] }
+        MappedPages { order, bits: [0; WORDS] }
     }
 
     /// Adds the frame at this offset from the folio's head. Returns whether it was not in the set
@@ -56,7 +56,7 @@ impl Mapped {
 
     /// Returns the counts of a folio that has no mappings but these, and one reference besides
     /// (Linux: `folio_expected_ref_count`).
-    pub(crate) fn alone(&self) -> Counts {
+    pub(crate) fn expected_counts(&self) -> Counts {
         let maps = self.len();
         Counts { refs: maps + 1, maps }
     }
@@ -91,12 +91,12 @@ impl<'p> Memcgs<'p> {
     /// Returns whether the folio was split. It is not if there are other references or mappings, or
     /// if it is isolated; then nothing changes. After a split the mapped pieces are on the folio's
     /// LRU list, and the caller's reference is replaced by one to each piece that is not mapped.
-    pub(crate) fn split<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn, mapped: &Mapped) -> bool {
+    pub(crate) fn split<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn, mapped: &MappedPages) -> bool {
         let frame = frames.frame(head);
         let owner = Owner::unpack(frame.data());
         let lruvec = LruvecId::unpack(frame.lruvec());
         let mut lists = self.lruvec(lruvec).lock(frames.platform());
-        let before = mapped.alone();
+        let before = mapped.expected_counts();
         // A CPU that isolates the folio takes a reference under this lock: while the folio is on
         // its list and the counts are these, no other CPU gets at it.
         let Some(list) = LruList::of(frame).filter(|_| frame.counts() == before) else { return false };

@@ -36,9 +36,9 @@ fn check_charges_and_lists(host: &Host) {
         if dice.roll(5) < 3 {
             let order = dice.roll(5) as u8;
             let memcg = [MemcgId::ROOT, parent, child][dice.roll(3) as usize];
-            let list = [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy][dice.roll(4) as usize];
+            let list = [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazyfree][dice.roll(4) as usize];
             let folio = folio(&frames, order);
-            memcgs.admit(&frames, memcg, folio, order, Some(list)).unwrap();
+            memcgs.charge_frames(&frames, memcg, folio, order, Some(list)).unwrap();
             held.push((folio.0, order, memcg, list));
         } else {
             let mut uncharger = Uncharger::new(&frames, &memcgs);
@@ -60,12 +60,13 @@ fn check_charges_and_lists(host: &Host) {
                         .map(|(_, order, ..)| 1 << order)
                         .sum()
                 };
-                assert_eq!(usage.charged, pages(None, false) + usage.shards, "{memcg:?}");
+                assert_eq!(usage.charged, pages(None, false) + usage.lruvecs, "{memcg:?}");
                 // The lruvecs of four CPUs fit into one frame for each memcg below the root.
-                assert_eq!(usage.shards, members as u64 - 1);
+                assert_eq!(usage.lruvecs, members as u64 - 1);
                 assert_eq!(
                     usage.lru,
-                    [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy].map(|l| pages(Some(l), true)),
+                    [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazyfree]
+                        .map(|l| pages(Some(l), true)),
                     "{memcg:?}"
                 );
                 for node in 0..frames.nodes() {
@@ -90,7 +91,7 @@ fn a_limit_is_reached_exactly_and_not_passed() {
     let mut admitted = 0;
     let over = loop {
         host.on_cpu(admitted % 4);
-        match memcgs.admit(&frames, child, folio(&frames, 0), 0, Some(LruList::Anon)) {
+        match memcgs.charge_frames(&frames, child, folio(&frames, 0), 0, Some(LruList::Anon)) {
             Ok(()) => admitted += 1,
             Err(over) => break over,
         }
@@ -100,9 +101,9 @@ fn a_limit_is_reached_exactly_and_not_passed() {
     assert_eq!(memcgs.usage(&frames, child).unwrap().charged, 99);
     assert_eq!(memcgs.usage(&frames, parent).unwrap().charged, 100);
     let large = folio(&frames, 3);
-    assert_eq!(memcgs.admit(&frames, child, large, 3, None), Err(Refused::OverLimit(parent)));
+    assert_eq!(memcgs.charge_frames(&frames, child, large, 3, None), Err(Refused::OverLimit(parent)));
     memcgs.set_limit(parent, 108).unwrap();
-    assert_eq!(memcgs.admit(&frames, child, large, 3, None), Ok(()));
+    assert_eq!(memcgs.charge_frames(&frames, child, large, 3, None), Ok(()));
 }
 
 /// A memcg is removed only when it is empty, and its number is used again.
@@ -114,7 +115,7 @@ fn only_an_empty_memcg_is_removed_and_its_number_is_reused() {
     let memcg = memcgs.create(&frames, MemcgId::ROOT, u64::MAX).unwrap();
     let child = memcgs.create(&frames, memcg, u64::MAX).unwrap();
     let (pfn, frame, index) = folio(&frames, 2);
-    memcgs.admit(&frames, child, (pfn, frame, index), 2, Some(LruList::Anon)).unwrap();
+    memcgs.charge_frames(&frames, child, (pfn, frame, index), 2, Some(LruList::Anon)).unwrap();
     assert_eq!(memcgs.remove(&frames, memcg), Err(MemcgError::Busy(memcg)), "a memcg with a child was removed");
     assert_eq!(memcgs.remove(&frames, child), Err(MemcgError::Busy(child)), "a memcg with charged pages was removed");
     Uncharger::new(&frames, &memcgs).uncharge(pfn, frame, 4);
@@ -154,7 +155,7 @@ fn a_full_memcg_drains_the_stocks_of_all_cpus() {
                 let order = if dice.roll(8) == 0 { 2 } else { 0 };
                 let folio = folio(&frames, order);
                 let memcg = below[dice.roll(3) as usize];
-                match memcgs.admit(&frames, memcg, folio, order, Some(LruList::Anon)) {
+                match memcgs.charge_frames(&frames, memcg, folio, order, Some(LruList::Anon)) {
                     Ok(()) => held.push((folio.0, order)),
                     Err(why) => {
                         assert_eq!(why, Refused::OverLimit(top));
@@ -198,7 +199,8 @@ fn a_refused_charge_takes_one_lock_on_any_number_of_cpus_and_memcgs() {
             .map(|i| {
                 host.on_cpu(i % cpus);
                 let folio = folio(&frames, 0);
-                let admitted = memcgs.admit(&frames, children[i % children.len()], folio, 0, Some(LruList::Anon));
+                let admitted =
+                    memcgs.charge_frames(&frames, children[i % children.len()], folio, 0, Some(LruList::Anon));
                 (folio.0, admitted.is_ok())
             })
             .collect();
@@ -206,14 +208,14 @@ fn a_refused_charge_takes_one_lock_on_any_number_of_cpus_and_memcgs() {
             Uncharger::new(&frames, &memcgs).uncharge(*pfn, frames.frame(*pfn), 1);
         });
         host.on_cpu(0);
-        while memcgs.admit(&frames, children[0], folio(&frames, 0), 0, None).is_ok() {}
+        while memcgs.charge_frames(&frames, children[0], folio(&frames, 0), 0, None).is_ok() {}
         let cost = |what: &dyn Fn()| {
             let before = host.locked.load(core::sync::atomic::Ordering::Relaxed);
             what();
             host.locked.load(core::sync::atomic::Ordering::Relaxed) - before
         };
         let page = folio(&frames, 0);
-        let refused = cost(&|| assert!(memcgs.admit(&frames, children[0], page, 0, None).is_err()));
+        let refused = cost(&|| assert!(memcgs.charge_frames(&frames, children[0], page, 0, None).is_err()));
         let charged = cost(&|| assert_eq!(memcgs.counters(top).unwrap().charged, 1000 + below));
         // One lock to charge; the load of `stocks` after that shows that no stock is left.
         assert_eq!((refused, charged), (1, 0), "{cpus} CPUs, {below} memcgs");

@@ -68,12 +68,12 @@ pub(super) fn chunk_shift(lruvecs: usize) -> u32 {
 
 /// A pin: keeps a memcg from being removed until it is dropped, while a caller charges the memcg by
 /// its identifier.
-pub(crate) struct Pinned<'g, 'p> {
+pub(crate) struct MemcgPin<'g, 'p> {
     memcgs: &'g Memcgs<'p>,
     id: MemcgId,
 }
 
-impl Drop for Pinned<'_, '_> {
+impl Drop for MemcgPin<'_, '_> {
     fn drop(&mut self) {
         self.memcgs.unpin(self.id);
     }
@@ -211,8 +211,8 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Pins a memcg until the returned guard is dropped. `None`: there is no such memcg.
-    pub(crate) fn pinned(&self, id: MemcgId) -> Option<Pinned<'_, 'p>> {
-        self.pin(id).then(|| Pinned { memcgs: self, id })
+    pub(crate) fn pinned(&self, id: MemcgId) -> Option<MemcgPin<'_, 'p>> {
+        self.pin(id).then(|| MemcgPin { memcgs: self, id })
     }
 
     /// Returns the head of a memcg that exists or existed.

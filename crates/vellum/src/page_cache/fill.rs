@@ -7,10 +7,10 @@ use super::{Contents, MAX_SIZE, Object, ObjectError, ObjectPage, owner, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Use, flag};
 use crate::machine::Machine;
-use crate::memcg::{LruList, MemcgId, Pinned, Refused};
+use crate::memcg::{LruList, MemcgId, MemcgPin, Refused};
 use crate::platform::Platform;
 use crate::stats::Counter;
-use crate::sync::Patience;
+use crate::sync::Retries;
 
 /// Pages of an object that follow each other there and in memory, each with a reference and a mapping for the caller.
 #[must_use = "its references and mappings leak unless they are mapped or put back"]
@@ -72,7 +72,8 @@ impl<'m, P: Platform> NewFolio<'m, P> {
         let refs = 1 << (order - self.page_order);
         let head = frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
         owner::leave(head);
-        let admitted = self.machine.memcgs().admit(frames, memcg, (pfn, head, shard), order, Some(LruList::Shmem));
+        let admitted =
+            self.machine.memcgs().charge_frames(frames, memcg, (pfn, head, shard), order, Some(LruList::Shmem));
         if let Err(over) = admitted {
             frames.put(pfn, head, refs, 0);
             // SAFETY: never in an index, never listed: nobody else knows of it. It is still as zero as it came.
@@ -189,7 +190,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// The same, of an object that is at least of this size.
     fn look_within(&self, size: u64, page: u64, memcg: MemcgId) -> Result<Looked<'m, P>, ObjectError> {
-        let mut patience = Patience::new(&self.head().gate);
+        let mut patience = Retries::new(&self.head().gate);
         loop {
             let contents = self.lock();
             if !self.is_inside(contents.size.max(size), page) {
@@ -260,7 +261,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Keeps a memcg that the caller names from being removed. The object's own has the object
     /// charged.
-    fn pinned(&self, memcg: MemcgId) -> Result<Option<Pinned<'_, 'm>>, Refused> {
+    fn pinned(&self, memcg: MemcgId) -> Result<Option<MemcgPin<'_, 'm>>, Refused> {
         let foreign = (memcg != self.memcg()).then(|| self.machine.memcgs().pinned(memcg).ok_or(Refused::OutOfMemory));
         foreign.transpose()
     }
@@ -307,7 +308,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let folio = NewFolio::new(machine, page_order);
         let mut spare = Spare { machine, folio, nodes: [Pfn::NONE; MOST_NODES], count: 0 };
         let mut together = together.clone();
-        let mut patience = Patience::new(&self.head().gate);
+        let mut patience = Retries::new(&self.head().gate);
         loop {
             let mut contents = self.lock();
             let size = if bounded { contents.size } else { MAX_SIZE };

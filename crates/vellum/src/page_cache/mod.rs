@@ -188,7 +188,7 @@ impl<'m, P: Platform> Object<'m, P> {
             links: [const { AtomicU32::new(Pfn::NONE.0) }; 2],
             memcg,
             page_order: arch.page_order(),
-            serial: machine.next_number(),
+            serial: machine.next_serial(),
             tag,
             gate: Gate::default(),
             contents: SpinLock::new(Contents { size, index: Index::new(), mappers }),

@@ -12,7 +12,7 @@ use super::index::Index;
 use super::{Object, head};
 use crate::addr::Pfn;
 use crate::frame::{Frame, FrameKind, Frames, flag};
-use crate::machine::{Machine, Objects};
+use crate::machine::{Machine, ShmemSwapList};
 use crate::platform::Platform;
 
 /// A folio is an object's: its first page is this one there. (Of a page's number 32 bits are kept: a folio beyond 16 TiB is not found by
@@ -79,7 +79,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Returns the object whose head is in a frame, with a reference; `None` if there is none, or
     /// it is ending.
     pub(crate) fn at(machine: &'m Machine<'m, P>, at: Pfn) -> Option<Self> {
-        let _objects = machine.objects().lock(machine.platform());
+        let _objects = machine.shmem_swap_list().lock(machine.platform());
         let state = machine.frames().get(at)?.state();
         if state.kind() != FrameKind::Private || !state.has(flag::HEAD) {
             return None;
@@ -92,7 +92,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// The object that a folio names, to which the caller has a reference; none, if it is ending.
     pub(crate) fn of(machine: &'m Machine<'m, P>, frame: &Frame) -> Option<Self> {
-        let _objects = machine.objects().lock(machine.platform());
+        let _objects = machine.shmem_swap_list().lock(machine.platform());
         let at = object_of(frame)?;
         // SAFETY: a folio in its index names it, and who ends it gives the frame back only under the lock that is held here, after none
         // does any more.
@@ -117,7 +117,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// It may have something on swap devices from now on: it is found by who empties them.
     pub(super) fn list(&self) {
-        let mut objects = self.machine.objects().lock(self.machine.platform());
+        let mut objects = self.machine.shmem_swap_list().lock(self.machine.platform());
         if self.head().listed.swap(true, Relaxed) {
             return;
         }
@@ -132,7 +132,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// The first object that may have something on swap devices, or the one after this, if they are not ending.
     pub(super) fn next_listed(machine: &'m Machine<'m, P>, after: Option<&Self>) -> Option<Self> {
-        let objects = machine.objects().lock(machine.platform());
+        let objects = machine.shmem_swap_list().lock(machine.platform());
         let mut at = after.map_or(objects.first, |object| Pfn(object.head().links[1].load(Relaxed)));
         while let Some(pfn) = at.some() {
             // SAFETY: on the list, whose lock is held.
@@ -148,7 +148,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
 /// An object that has ended, and that no folio names, is about to be freed: nobody looks at it any more.
 pub(super) fn unlist<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
-    let mut objects = machine.objects().lock(machine.platform());
+    let mut objects = machine.shmem_swap_list().lock(machine.platform());
     machine.frames().frame(at).clear_flag(flag::HEAD);
     // SAFETY: the caller's alone.
     let this = unsafe { head(machine, at) };
@@ -159,7 +159,7 @@ pub(super) fn unlist<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
     match before.some() {
         // SAFETY: on the list, whose lock is held; as is the next.
         Some(before) => unsafe { head(machine, before) }.links[1].store(after.0, Relaxed),
-        None => *objects = Objects { first: after },
+        None => *objects = ShmemSwapList { first: after },
     }
     if let Some(after) = after.some() {
         // SAFETY: as above.

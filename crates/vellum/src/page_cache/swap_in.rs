@@ -15,7 +15,7 @@ use crate::memcg::MemcgId;
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter};
 use crate::swap::SwapRun;
-use crate::sync::Patience;
+use crate::sync::Retries;
 
 /// Pages that are to come back together.
 struct Block {
@@ -32,13 +32,13 @@ impl<'m, P: Platform> Object<'m, P> {
     /// # Errors
     /// As of [`Object::page`].
     #[cold]
-    pub(super) fn bring_back(&self, page: u64, memcg: MemcgId, patience: &mut Patience<'_>) -> Result<(), ObjectError> {
+    pub(super) fn bring_back(&self, page: u64, memcg: MemcgId, patience: &mut Retries<'_>) -> Result<(), ObjectError> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let policy = self.machine.policy();
         let mut orders = (policy.objects() | policy.fills()) & ((2 << HUGE_ORDER) - 1);
         let mut folio = NewFolio::new(self.machine, page_order);
         // It may go again before it is looked at.
-        patience.try_again();
+        patience.retry();
         loop {
             let contents = self.lock();
             let Some(block) = self.block_of(&contents, page, orders) else {
@@ -64,7 +64,7 @@ impl<'m, P: Platform> Object<'m, P> {
             drop(contents);
             match self.read_back(&block, pfn) {
                 Brought::Back => return Ok(()),
-                Brought::Changed => patience.try_again(),
+                Brought::Changed => patience.retry(),
                 // Perhaps it is another page that is lost.
                 Brought::Lost if block.order > page_order => orders = 0,
                 Brought::Lost => return Err(ObjectError::Lost),
@@ -85,7 +85,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let mut at = Self::next_listed(machine, None);
         while let Some(object) = at {
             let mut page = 0;
-            let mut patience = Patience::new(&object.head().gate);
+            let mut patience = Retries::new(&object.head().gate);
             while let Some((there, is)) = object.next_page(page) {
                 match is {
                     Page::Held(_) => machine.platform().relax(),
@@ -97,7 +97,7 @@ impl<'m, P: Platform> Object<'m, P> {
                             Err(error) => return Err(error),
                         }
                     }
-                    _ => (page, patience) = (there + 1, Patience::new(&object.head().gate)),
+                    _ => (page, patience) = (there + 1, Retries::new(&object.head().gate)),
                 }
                 machine.platform().resched();
             }
@@ -142,7 +142,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let mut brought = Brought::Changed;
         if same(&contents) {
             // SAFETY: the index has references, which stay while it is locked.
-            unsafe { swaps.hold(machine.platform(), slots) };
+            unsafe { swaps.get_transient(machine.platform(), slots) };
             drop(contents);
             // SAFETY: the reference taken above. The folio is nobody else's.
             let read = unsafe { swaps.read(frames, slots, pfn) };

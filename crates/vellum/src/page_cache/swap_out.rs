@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use super::{Object, owner};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame, HUGE_ORDER};
-use crate::platform::{Platform, Wanted, allows};
+use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::Counter;
 use crate::swap::{NoSlots, Slots, SwapRun, WriteError};
 
@@ -51,7 +51,7 @@ impl<P: Platform> Object<'_, P> {
                     // SAFETY: nobody else has seen these slots.
                     unsafe { self.machine.swaps().release(self.machine.frames(), slots) };
                     if error == WriteError::NoMemory {
-                        if self.machine.swaps().trim(self.machine.frames()) > 0 {
+                        if self.machine.swaps().reclaim_cached_slots(self.machine.frames()) > 0 {
                             continue;
                         }
                         self.settle(rest, head.add(at), None);
@@ -82,7 +82,7 @@ impl<P: Platform> Object<'_, P> {
                 Ok(slots) => return Some((wanted, slots)),
                 Err(NoSlots::Scattered) if wanted > page_order => *largest = wanted - 1,
                 // What is in memory too makes room.
-                Err(_) if machine.swaps().trim(machine.frames()) > 0 => {}
+                Err(_) if machine.swaps().reclaim_cached_slots(machine.frames()) > 0 => {}
                 Err(_) => return None,
             }
         }
@@ -99,7 +99,7 @@ impl<P: Platform> Object<'_, P> {
         let mut contents = self.lock();
         let held = contents.index.hold(frames, pages.clone(), head, step);
         let alone = frame.counts() == Counts { refs: held + 1, maps: 0 };
-        if held > 0 && alone && allows(self.machine.platform(), Wanted::Unpinned) {
+        if held > 0 && alone && allows(self.machine.platform(), FailPoint::Unpinned) {
             return true;
         }
         let _ = contents.index.settle(frames, pages, (head, step), None, |_, _| ());

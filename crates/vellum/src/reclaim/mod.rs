@@ -51,24 +51,24 @@ const SWAPPABLE: &[LruList] = &[LruList::Anon, LruList::Shmem];
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
     /// Pages that were scanned, counted each time (Linux: `pgscan`).
-    pub looked: u64,
+    pub scanned: u64,
     /// Pages that were freed (Linux: `pgsteal`).
     pub freed: u64,
 }
 
 /// The memory that an attempt to reclaim may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct ReclaimScope {
     /// Only memory of this memcg and its descendants; [`MemcgId::ROOT`] is all.
     pub memcg: MemcgId,
     /// Only memory of this node; `None` is all nodes.
     pub node: Option<usize>,
 }
 
-impl From<MemcgId> for Part {
+impl From<MemcgId> for ReclaimScope {
     /// The memory of a memcg and its descendants on all nodes.
     fn from(memcg: MemcgId) -> Self {
-        Part { memcg, node: None }
+        ReclaimScope { memcg, node: None }
     }
 }
 
@@ -81,7 +81,7 @@ impl From<MemcgId> for Part {
 pub fn reclaim<'m, P: Platform, A: Arch>(
     machine: &'m Machine<'m, P>,
     spaces: &(impl Spaces<'m, P, A> + ?Sized),
-    part: impl Into<Part>,
+    part: impl Into<ReclaimScope>,
     pages: u64,
 ) -> Result<Reclaimed, MemcgError> {
     let part = part.into();
@@ -91,7 +91,7 @@ pub fn reclaim<'m, P: Platform, A: Arch>(
     let done = Reclaimed::default();
     let mut work = Reclaim { machine, spaces, wanted: pages, done, arch: core::marker::PhantomData };
     work.split_partial(part);
-    work.shrink_lists(part, &[LruList::Lazy], false);
+    work.shrink_lists(part, &[LruList::Lazyfree], false);
     // The unevictable list may have folios that no VMA locks any more: those of a parent that has
     // exited, say.
     let rounds = [(SWAPPABLE, true), (SWAPPABLE, true), (SWAPPABLE, false), (&[LruList::Unevictable], false)];
@@ -208,7 +208,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     /// The scan goes in turns. In each turn the same fraction of every list is scanned, and of
     /// every list no more is freed than its share of the pages that are still missing. The fraction
     /// doubles from turn to turn.
-    fn shrink_lists(&mut self, part: Part, lists: &[LruList], spare_young: bool) {
+    fn shrink_lists(&mut self, part: ReclaimScope, lists: &[LruList], spare_young: bool) {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         let each = |lruvec| lists.iter().map(move |list| (lruvec, *list));
         let all_lists = || memcgs.lruvecs_on(frames, part.memcg, part.node).flat_map(each);
@@ -238,7 +238,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             let limit = IsolateLimit { folios: BATCH_FOLIOS, pages: left.min(enough - self.done.freed) };
             // Each folio is young or not by itself, so folios are joined only when that does not
             // matter.
-            let joins = !spare_young && matches!(list, LruList::Anon | LruList::Lazy);
+            let joins = !spare_young && matches!(list, LruList::Anon | LruList::Lazyfree);
             let take = |head, frame, frames| {
                 isolated.add(frame);
                 let next = Victim::new(head, frame, frames);
@@ -251,7 +251,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             if pages == 0 {
                 break;
             }
-            self.done.looked += pages;
+            self.done.scanned += pages;
             left = left.saturating_sub(pages);
             if list == LruList::Unevictable {
                 victims.sort_unstable_by_key(Victim::is_object);
@@ -301,12 +301,12 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             let Some(mut last) = old.next() else { return };
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
             for range in old {
-                if !last.join(&range) {
+                if !last.merge(&range) {
                     ranges.push(core::mem::replace(&mut last, range));
                 }
             }
             ranges.push(last);
-            let left = VirtRange::join_all(&mut ranges);
+            let left = VirtRange::merge_all(&mut ranges);
             ranges.truncate(left);
             space.evict(&ranges, Some(isolated), copies.as_deref_mut());
         };

@@ -61,7 +61,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         self.object_rmap_walk(object, old, |space, vma, victims| {
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
             for range in victims.iter().filter_map(|victim| space.mapped_in(vma, object, &pages_of(object, victim))) {
-                if !ranges.last_mut().is_some_and(|last| last.join(&range)) {
+                if !ranges.last_mut().is_some_and(|last| last.merge(&range)) {
                     ranges.push(*range);
                 }
             }

@@ -21,7 +21,7 @@ use crate::space::{AddressSpace, Copies, Isolated, Spaces};
 use crate::stats::SizeCounter;
 use crate::tlb::free_unmapped;
 
-use super::{Part, Reclaim, RmapSearch, Victim};
+use super::{Reclaim, ReclaimScope, RmapSearch, Victim};
 
 /// The number of folios that are taken from a queue together. If none of them can be split, they go
 /// to the young end of the queue, and the rest of the queue waits for the next attempt.
@@ -30,7 +30,7 @@ const BATCH: usize = 32;
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
     /// Splits folios from the deferred-split queues in `part` until enough pages are free. A folio
     /// with references that are no mappings is queued again, and stays as it is.
-    pub(super) fn split_partial(&mut self, part: Part) {
+    pub(super) fn split_partial(&mut self, part: ReclaimScope) {
         let machine = self.machine;
         let (memcgs, frames) = (machine.memcgs(), machine.frames());
         memcgs.lruvecs_on(frames, part.memcg, part.node).for_each(|lruvec| {
@@ -43,7 +43,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 if freed == 0 {
                     break;
                 }
-                self.done.looked += freed;
+                self.done.scanned += freed;
                 self.done.freed += freed;
                 machine.platform().resched();
             }

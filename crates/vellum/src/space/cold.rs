@@ -15,7 +15,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// (`MADV_COLD`). Side by side with faults.
     pub(super) fn cool(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
         self.each_whole_run(rest, more, |table, run, gather| {
-            if run.kind != Kind::Leaf || self.tables.machine.zeros_folio().contains(run.pfn(&self.tables.arch)) {
+            if run.kind != Kind::Leaf || self.tables.machine.zero_folio().contains(run.pfn(&self.tables.arch)) {
                 return 0;
             }
             let folios = self.cut_to(run, RUNS_A_HOLD);

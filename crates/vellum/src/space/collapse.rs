@@ -13,7 +13,7 @@ use crate::errno::Errno;
 use crate::frame::policy::Advice;
 use crate::frame::{HUGE_ORDER, flag};
 use crate::memcg::{Refused, may_be_refused};
-use crate::platform::{Platform, Wanted, allows};
+use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::SizeCounter;
 use crate::table::{Found, LockedTable, Occupied, RUNS_A_HOLD, Run, Supplanted};
 use crate::vma::{State, Vma};
@@ -362,7 +362,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Kind::Swap => {
                     seen.swapped += run.frames(arch);
                     seen.away.get_or_insert(at);
-                    seen.unfit |= arch.swapped(run.raw).attrs.contains(Attrs::WATCHED);
+                    seen.unfit |= arch.swap_entry(run.raw).attrs.contains(Attrs::UFFD_WP);
                 }
                 Kind::Table | Kind::Marker | Kind::Busy => seen.unfit = true,
             }
@@ -377,8 +377,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let (pfn, attrs, pages) = (run.pfn(arch), run.attrs(arch), run.frames(arch));
         seen.runs += 1;
         seen.whole |= run.level > 1;
-        seen.unfit |= attrs.contains(Attrs::WATCHED);
-        if machine.zeros_folio().contains(pfn) {
+        seen.unfit |= attrs.contains(Attrs::UFFD_WP);
+        if machine.zero_folio().contains(pfn) {
             return;
         }
         let order = (block.len().ilog2() - FRAME_SHIFT) as u8;
@@ -386,7 +386,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         seen.whole |= one && block == run.range(arch);
         seen.resident += pages;
         seen.used |= attrs.contains(Attrs::ACCESSED);
-        seen.pinned |= !allows(self.tables.platform(), Wanted::Unpinned);
+        seen.pinned |= !allows(self.tables.platform(), FailPoint::Unpinned);
         for (_, frame, pages) in machine.frames().folios(pfn, pages) {
             let counts = frame.counts();
             seen.pinned |= counts.refs > counts.maps;

@@ -72,8 +72,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn is_shared(&self, run: &Run) -> bool {
         let arch = &self.tables.arch;
         run.kind == Kind::Leaf
-            && !run.attrs(arch).intersects(Attrs::EXCLUSIVE | Attrs::WATCHED)
-            && !self.tables.machine.zeros_folio().contains(run.pfn(arch))
+            && !run.attrs(arch).intersects(Attrs::EXCLUSIVE | Attrs::UFFD_WP)
+            && !self.tables.machine.zero_folio().contains(run.pfn(arch))
     }
 
     fn look_for_others(&self, table: &LockedTable<'_, 'm, P, A>, vma: &Vma, addr: u64, orders: u32) -> Seen {

@@ -15,7 +15,7 @@ use arrayvec::ArrayVec;
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::{Counts, Frame, HUGE_ORDER, flag};
-use crate::platform::{Platform, Wanted, allows};
+use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::SpaceCounter;
 use crate::swap::{Slots, SwapRun};
 use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, RUNS_A_HOLD, Run};
@@ -85,7 +85,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         left.next();
         loop {
             self.tables.platform().resched();
-            let _evicting = self.tables.tlb.evicting();
+            let _evicting = self.tables.tlb.set_reclaim_flush_pending();
             let mut gather = self.gather(self.user_part(VirtRange { start: range.start, end: last.end }));
             let mut batch = Batch::default();
             while !batch.is_full() && !gather.is_full() {
@@ -241,7 +241,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let known = maps + u32::from(isolated.is_some());
         may && !frame.has(flag::OBJECT)
             && (refs <= known || refs - known <= own())
-            && allows(self.tables.platform(), Wanted::Unpinned)
+            && allows(self.tables.platform(), FailPoint::Unpinned)
     }
 
     /// Hold a run, as far as it may go and is to be kept. None: it may not go, as far as it goes then.
@@ -255,7 +255,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) -> Option<Held> {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
-        if self.tables.machine.zeros_folio().contains(run.pfn(arch)) {
+        if self.tables.machine.zero_folio().contains(run.pfn(arch)) {
             return None;
         }
         let was = *run;

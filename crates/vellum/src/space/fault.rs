@@ -9,7 +9,7 @@ use crate::frame::{Counts, Frame, Owner, TooManyReferences, Use};
 use crate::memcg::{LruList, MemcgId, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
-use crate::sync::Patience;
+use crate::sync::Retries;
 use crate::table::{Found, NotMapped, Run};
 use crate::tlb::free_unmapped;
 use crate::vma::{Prot, State, Vma, VmaFlags};
@@ -97,13 +97,13 @@ may_be_refused!(FaultError);
 /// the changes, and its patience.
 pub(super) struct Stand<'s, 'm, P: Platform, A: Arch> {
     pub(super) turn: Option<Change<'s, 'm, P, A>>,
-    pub(super) patience: Patience<'s>,
+    pub(super) patience: Retries<'s>,
 }
 
 impl<'s, 'm, P: Platform, A: Arch> Stand<'s, 'm, P, A> {
     /// Nothing yet.
     pub(super) fn new(space: &'s AddressSpace<'m, P, A>) -> Self {
-        Stand { turn: None, patience: Patience::new(&space.tables.gate) }
+        Stand { turn: None, patience: Retries::new(&space.tables.gate) }
     }
 
     /// Waits for a turn at these addresses.
@@ -117,7 +117,7 @@ impl<'s, 'm, P: Platform, A: Arch> Stand<'s, 'm, P, A> {
     /// Counts a try that was in vain. When the tries are used up, claims these addresses, so that
     /// no change of the VMAs is at work on them, and closes the gate.
     pub(super) fn again(&mut self, space: &'s AddressSpace<'m, P, A>, range: UserRange) {
-        if self.patience.again() && !self.patience.has_closed() {
+        if self.patience.count_retry() && !self.patience.has_closed() {
             if self.turn.is_none() {
                 self.turn = Some(space.turn(range));
             }
@@ -213,12 +213,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Tries again to resolve a fault.
     #[cold]
-    pub(super) fn try_again(&self, addr: u64, access: Access, patience: &Patience<'_>) -> Result<Outcome, FaultError> {
+    pub(super) fn try_again(&self, addr: u64, access: Access, patience: &Retries<'_>) -> Result<Outcome, FaultError> {
         self.try_fault(addr, access, Some(patience))
     }
 
     #[inline(always)]
-    fn try_fault(&self, addr: u64, access: Access, patience: Option<&Patience<'_>>) -> Result<Outcome, FaultError> {
+    fn try_fault(&self, addr: u64, access: Access, patience: Option<&Retries<'_>>) -> Result<Outcome, FaultError> {
         let vmas = self.read_with(patience);
         let Some(vma) = vmas.find(addr) else { return Ok(Outcome::Nothing) };
         if vma.state == State::Held {
@@ -245,9 +245,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Kind::None if access == Access::Write => self.map_new(vma, addr, order, orders),
             Kind::None => self.map_zeros(vma, addr, order),
             Kind::Leaf => self.touch_mapped(vma, addr, access, raw, level),
-            Kind::Marker => match self.tables.arch.marked(raw) {
+            Kind::Marker => match self.tables.arch.marker_of(raw) {
                 Some(Marker::Guard) => Err(FaultError::Denied(addr)),
-                Some(Marker::Watched) => self.touch_marker(vma, addr, access),
+                Some(Marker::UffdWp) => self.touch_marker(vma, addr, access),
                 _ => Err(FaultError::Poisoned(addr)),
             },
             Kind::Swap => self.swap_in(vma, addr, access, orders),
@@ -408,7 +408,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let pages = 1u32 << order;
         let head = frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
         head.set_data(owner.pack());
-        if let Err(over) = machine.memcgs().admit(frames, memcg, (pfn, head, shard), order, Some(list)) {
+        if let Err(over) = machine.memcgs().charge_frames(frames, memcg, (pfn, head, shard), order, Some(list)) {
             frames.put(pfn, head, pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, pages, zero, Use::Folio) };
@@ -432,10 +432,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if attrs.contains(needed) {
             return Ok(self.spurious(addr, page, access, attrs));
         }
-        if access == Access::Write && attrs.contains(Attrs::WATCHED) {
+        if access == Access::Write && attrs.contains(Attrs::UFFD_WP) {
             return self.touch_watched(vma, addr, page);
         }
-        if access == Access::Write && self.tables.machine.zeros_folio().contains(arch.leaf_pfn(raw, level)) {
+        if access == Access::Write && self.tables.machine.zero_folio().contains(arch.leaf_pfn(raw, level)) {
             if vma.flags.contains(VmaFlags::MISSING) {
                 return self.replace_zeros(vma, addr, page);
             }

@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
-use crate::arch::{Arch, Attrs, Kind, Marker, Swapped, UserRange};
+use crate::arch::{Arch, Attrs, Kind, Marker, SwapEntry, UserRange};
 use crate::errno::Errno;
 use crate::frame::{Frame, TooManyReferences, flag};
 use crate::memcg::{Refused, may_be_refused};
@@ -218,7 +218,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut slots = 0;
         let mut work = WORK;
         // Half of it is a block, or a folio.
-        let least = ((2 * UNSETTLED) << arch.block_bits(table.level)).max(2 * FOLIO);
+        let least = ((2 * UNSETTLED) << arch.cont_bits(table.level)).max(2 * FOLIO);
         while at < end && !batch.is_full() && slots < SLOTS && work >= least {
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
@@ -240,7 +240,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                             if lazy {
                                 run = table.run(run.va, run.range(arch).end).unwrap_or(run);
                             }
-                            let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE - Attrs::WATCHED;
+                            let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE - Attrs::UFFD_WP;
                             batch.push(Run {
                                 raw: arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level),
                                 ..run
@@ -250,14 +250,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         Shared::Object => {}
                     }
                 }
-                Kind::Marker if arch.marked(run.raw) == Some(Marker::Watched) => {}
+                Kind::Marker if arch.marker_of(run.raw) == Some(Marker::UffdWp) => {}
                 Kind::Marker => batch.push(run),
                 Kind::Swap => {
                     // SAFETY: the entries have references, and the table is locked.
                     unsafe { self.tables.machine.swaps().duplicate(self.tables.platform(), self.slots_of(&run)) }?;
                     slots += run.frames(arch);
-                    let swapped = arch.swapped(run.raw);
-                    let raw = arch.swap(Swapped { attrs: swapped.attrs - Attrs::WATCHED, ..swapped });
+                    let swapped = arch.swap_entry(run.raw);
+                    let raw = arch.swap_pte(SwapEntry { attrs: swapped.attrs - Attrs::UFFD_WP, ..swapped });
                     batch.push(Run { raw, ..run });
                 }
                 Kind::None | Kind::Table | Kind::Busy => {}
@@ -338,7 +338,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
         let pfn = run.pfn(arch);
-        if self.tables.machine.zeros_folio().contains(pfn) {
+        if self.tables.machine.zero_folio().contains(pfn) {
             return Ok(Shared::Both);
         }
         let first = frames.head(pfn).1;
@@ -382,7 +382,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let shift = self.tables.arch.level_shift(run.level);
         if run.len as u64 > u64::from(most) {
             let end = run.va + (u64::from(most) << shift);
-            let end = align_down(end, shift + self.tables.arch.block_bits(run.level));
+            let end = align_down(end, shift + self.tables.arch.cont_bits(run.level));
             run.len = (end.saturating_sub(run.va) >> shift).max(1) as usize;
         }
     }
@@ -462,7 +462,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     fn is_counted(&self, run: &Run) -> bool {
-        run.kind == Kind::Leaf && !self.tables.machine.zeros_folio().contains(run.pfn(&self.tables.arch))
+        run.kind == Kind::Leaf && !self.tables.machine.zero_folio().contains(run.pfn(&self.tables.arch))
     }
 
     fn count_adopted(&self, run: &Run) {

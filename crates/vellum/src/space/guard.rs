@@ -65,7 +65,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             let (part, guarded) = self.first_alike(mapped);
             if !guarded {
                 let len = (part.len() >> arch.page_shift()) as usize;
-                let guards = Run::new(part.start, 1, Kind::Marker, arch.marker(Marker::Guard), len);
+                let guards = Run::new(part.start, 1, Kind::Marker, arch.marker_pte(Marker::Guard), len);
                 self.tables.map_run(part, &guards).map_err(|error| error.shortage())?;
             }
             left = left.tail(part.end);
@@ -123,7 +123,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         while at < range.end
             && let Some(run) = table.run(at, range.end)
         {
-            if run.kind == Kind::Marker && arch.marked(run.raw) == Some(Marker::Guard) {
+            if run.kind == Kind::Marker && arch.marker_of(run.raw) == Some(Marker::Guard) {
                 table.erase(&run);
             }
             at = run.range(arch).end;

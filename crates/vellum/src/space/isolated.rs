@@ -22,7 +22,7 @@ pub(crate) struct Isolated(u64);
 impl Isolated {
     /// None yet.
     pub(crate) fn new<P: Platform>(machine: &Machine<'_, P>) -> Self {
-        Isolated(machine.next_number())
+        Isolated(machine.next_serial())
     }
 
     /// One more, which the caller has isolated just now.

@@ -8,7 +8,7 @@ use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{Counts, flag};
 use crate::memcg::LruList;
-use crate::platform::{Platform, Wanted, allows};
+use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::{Counter, SpaceCounter};
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
@@ -37,7 +37,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
         let (pfn, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
-        let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE) && !machine.zeros_folio().contains(pfn);
+        let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE) && !machine.zero_folio().contains(pfn);
         let (mut marked, mut folios) = (0, 0);
         for (_, frame, pages) in machine.frames().folios(pfn, run.frames(arch)).take(RUNS_A_HOLD) {
             let all = pages == 1 << frame.order() && frame.counts() == Counts { refs: pages, maps: pages };
@@ -59,7 +59,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         for (head, frame, pages) in machine.frames().folios(pfn, marked) {
             if !frame.set_flag(flag::LAZY) {
-                machine.memcgs().relist(machine.frames(), head, Some(LruList::Anon), LruList::Lazy);
+                machine.memcgs().relist(machine.frames(), head, Some(LruList::Anon), LruList::Lazyfree);
                 machine.count(Counter::LazyFree, pages as u64);
             }
         }
@@ -82,8 +82,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let alone = run.attrs(arch).contains(Attrs::EXCLUSIVE);
         let (mut pages, mut sole) = (0, None);
         for (_, frame, its) in frames.folios(first, run.frames(arch)) {
-            let sole_if =
-                |isolated: &Isolated| isolated.is_sole(frame, its) && allows(self.tables.platform(), Wanted::Unpinned);
+            let sole_if = |isolated: &Isolated| {
+                isolated.is_sole(frame, its) && allows(self.tables.platform(), FailPoint::Unpinned)
+            };
             let its_sole = isolated.filter(sole_if);
             if !frame.has(flag::LAZY) || its_sole.is_none() && !self.may_go((frame, its), alone, isolated, || 0) {
                 if pages == 0 {

@@ -229,7 +229,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// The folios that a run maps, if it maps any.
     fn folios_of(&self, run: &Run) -> impl Iterator<Item = (Pfn, &Frame)> {
         let (arch, machine) = (&self.tables.arch, self.tables.machine);
-        let maps = run.kind == Kind::Leaf && !machine.zeros_folio().contains(run.pfn(arch));
+        let maps = run.kind == Kind::Leaf && !machine.zero_folio().contains(run.pfn(arch));
         let folios = maps.then(|| machine.frames().folios(run.pfn(arch), run.frames(arch)));
         folios.into_iter().flatten().map(|(head, frame, _)| (head, frame))
     }

@@ -254,7 +254,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.runs_in_tables(range, |table, run| {
             let part = range.intersect(&run.range(arch));
             match run.kind {
-                Kind::Leaf if !self.tables.machine.zeros_folio().contains(run.pfn(arch)) => {
+                Kind::Leaf if !self.tables.machine.zero_folio().contains(run.pfn(arch)) => {
                     usage.runs += 1;
                     let Some(table) = table else { return };
                     if let Some(blocks) = usage.blocks.get_mut(usize::from(run.level) - 1) {

@@ -83,7 +83,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let to = pfn.add(frames(range.start - block.start));
             // SAFETY: what was taken out keeps its references until the caller drops them; the copy is nobody else's before it is mapped.
             unsafe { machine.frames().copy(from, to, frames(range.len())) };
-            if !machine.zeros_folio().contains(from) {
+            if !machine.zero_folio().contains(from) {
                 resident += i64::from(frames(range.len()));
             }
             at = range.end;

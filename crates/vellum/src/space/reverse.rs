@@ -92,7 +92,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             && let Some(run) = table.run_whatever_recorded(at, end)
         {
             at = run.range(arch).end;
-            if run.kind != Kind::Leaf || machine.zeros_folio().contains(run.pfn(arch)) {
+            if run.kind != Kind::Leaf || machine.zero_folio().contains(run.pfn(arch)) {
                 continue;
             }
             let mut seen = run.va;
@@ -120,7 +120,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(crate) fn let_go(&self, ranges: &[VirtRange], isolated: Isolated) {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
         self.note_peak();
-        let _evicting = self.tables.tlb.evicting();
+        let _evicting = self.tables.tlb.set_reclaim_flush_pending();
         let mut gather = self.gather(self.user_part(VirtRange { start: first.start, end: last.end }));
         for range in ranges {
             let range = self.user_part(*range);

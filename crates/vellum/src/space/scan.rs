@@ -324,7 +324,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn markers(&self, range: UserRange) -> Run {
         let arch = &self.tables.arch;
         let entries = (range.len() >> arch.page_shift()) as usize;
-        Run::new(range.start, 1, Kind::Marker, arch.marker(Marker::Watched), entries)
+        Run::new(range.start, 1, Kind::Marker, arch.marker_pte(Marker::UffdWp), entries)
     }
 
     /// Protect what a table has of a range, which is a part of one run. `false`: it is a part of one entry.
@@ -342,10 +342,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return false;
         }
         match run.kind {
-            Kind::Leaf if self.restate(table, &run, run.attrs(arch) | Attrs::WATCHED, vma.prot) => {
+            Kind::Leaf if self.restate(table, &run, run.attrs(arch) | Attrs::UFFD_WP, vma.prot) => {
                 gather.note(*piece, table.shift());
             }
-            Kind::Swap => self.restate_swapped(table, &run, arch.swapped(run.raw).attrs | Attrs::WATCHED),
+            Kind::Swap => self.restate_swapped(table, &run, arch.swap_entry(run.raw).attrs | Attrs::UFFD_WP),
             Kind::None if unmapped && vma.backing.is_anonymous() => table.set(&self.markers(piece)),
             _ => {}
         }
@@ -360,7 +360,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Kind::Leaf => {
                 is |= Categories::PRESENT;
                 is.set(Categories::HUGE, run.level > 1);
-                if self.tables.machine.zeros_folio().contains(run.pfn(arch)) {
+                if self.tables.machine.zero_folio().contains(run.pfn(arch)) {
                     is |= Categories::ZERO;
                 } else if !vma.backing.is_anonymous() {
                     is.set(Categories::FILE, self.cut(run, |frame| frame.has(flag::OBJECT)));
@@ -369,12 +369,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             Kind::Swap => {
                 is |= Categories::SWAPPED;
-                arch.swapped(run.raw).attrs
+                arch.swap_entry(run.raw).attrs
             }
-            Kind::Marker if arch.marked(run.raw) == Some(Marker::Guard) => return is | Categories::GUARD,
+            Kind::Marker if arch.marker_of(run.raw) == Some(Marker::Guard) => return is | Categories::GUARD,
             _ => return is,
         };
-        is.set(Categories::WRITTEN, !attrs.contains(Attrs::WATCHED));
+        is.set(Categories::WRITTEN, !attrs.contains(Attrs::UFFD_WP));
         is | if attrs.contains(Attrs::SOFT_DIRTY) { Categories::SOFT_DIRTY } else { Categories::empty() }
     }
 }

@@ -3,7 +3,7 @@
 use crate::addr::{Pfn, VirtRange};
 use crate::arch::{Arch, Kind, UserRange};
 use crate::frame::HUGE_ORDER;
-use crate::memcg::Mapped;
+use crate::memcg::MappedPages;
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable};
 
@@ -12,7 +12,7 @@ use super::AddressSpace;
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Split a folio, to which the caller has a reference, if all that maps it are pages of these addresses, in one table. What is mapped
     /// of it, then; in the place of his reference the caller has one to each piece that is not.
-    pub(crate) fn split_folio(&self, range: VirtRange, head: Pfn) -> Option<Mapped> {
+    pub(crate) fn split_folio(&self, range: VirtRange, head: Pfn) -> Option<MappedPages> {
         let range = self.user_part(range);
         let mut at = range.start;
         while at < range.end {
@@ -34,7 +34,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     let split = mapped.filter(|mapped| {
                         let machine = self.tables.machine;
                         let frame = machine.frames().frame(head);
-                        let alone = || frame.counts() == mapped.alone();
+                        let alone = || frame.counts() == mapped.expected_counts();
                         alone()
                             && machine.uncache(head, frame, alone)
                             && machine.memcgs().split(machine.frames(), head, mapped)
@@ -54,14 +54,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// An entry is busy, that for this address.
-    fn mapped_of(&self, table: &LockedTable<'_, 'm, P, A>, range: UserRange, head: Pfn) -> Result<Option<Mapped>, u64> {
+    fn mapped_of(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        range: UserRange,
+        head: Pfn,
+    ) -> Result<Option<MappedPages>, u64> {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
         let order = frames.frame(head).order();
         if table.level > 1 || order > HUGE_ORDER {
             return Ok(None);
         }
-        let mut mapped = Mapped::none(order);
+        let mut mapped = MappedPages::none(order);
         let mut at = range.start;
         while at < range.end {
             let run = table.run(at, range.end).ok_or(at)?;

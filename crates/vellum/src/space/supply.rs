@@ -13,7 +13,7 @@ use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
-use crate::sync::Patience;
+use crate::sync::Retries;
 use crate::table::{NotMapped, Run};
 use crate::vma::{State, Vma, VmaFlags};
 
@@ -135,7 +135,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         protect: bool,
         mut contents: impl FnMut(u64, &mut [u8]) -> Result<(), ()>,
     ) -> Result<(), Stopped> {
-        let marks = if protect { Attrs::WATCHED } else { Attrs::empty() };
+        let marks = if protect { Attrs::UFFD_WP } else { Attrs::empty() };
         let mut orders = u32::MAX;
         self.supply(range, |rest| {
             let at = rest.start;
@@ -266,7 +266,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         rest: UserRange,
         what: What,
         seen: Option<Place>,
-        patience: Option<&Patience<'_>>,
+        patience: Option<&Retries<'_>>,
     ) -> Result<u64, NotPut> {
         let arch = &self.tables.arch;
         let vmas = self.read_with(patience);
@@ -299,7 +299,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             What::Zeros => self.zeros_run(vma, block, Attrs::empty()),
             What::Poison => {
                 let entries = (block.len() >> arch.page_shift()) as usize;
-                Run::new(block.start, 1, Kind::Marker, arch.marker(Marker::Poison), entries)
+                Run::new(block.start, 1, Kind::Marker, arch.marker_pte(Marker::Poison), entries)
             }
         };
         let put = match place.marked {
@@ -330,8 +330,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let (raw, level, order) = self.tables.room(at, window, orders);
         match arch.kind(raw, level) {
             Kind::None => Ok(Place { block: window.around(at, order as u32 + FRAME_SHIFT), order, marked: None }),
-            Kind::Marker if arch.marked(raw).is_some_and(|marker| marker != Marker::Guard) => {
-                let marked = arch.marked(raw);
+            Kind::Marker if arch.marker_of(raw).is_some_and(|marker| marker != Marker::Guard) => {
+                let marked = arch.marker_of(raw);
                 let (block, order) = self.marked_block(window, at, orders, marked);
                 Ok(Place { block, order, marked })
             }

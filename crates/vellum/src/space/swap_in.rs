@@ -8,12 +8,12 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
-use crate::arch::{Arch, Attrs, Kind, Swapped, UserRange};
+use crate::arch::{Arch, Attrs, Kind, SwapEntry, UserRange};
 use crate::frame::{Owner, flag};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::swap::{NotCached, Slots, SwapRun};
-use crate::sync::Patience;
+use crate::sync::Retries;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
@@ -125,21 +125,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn bring_all_back(
         &self,
         mut rest: UserRange,
-        like: impl Fn(&Swapped) -> bool,
+        like: impl Fn(&SwapEntry) -> bool,
     ) -> Result<(), FaultError> {
         let mut result = Ok(());
-        let mut patience = Patience::new(&self.tables.gate);
-        let is_it = |run: &Run| run.kind == Kind::Swap && like(&self.tables.arch.swapped(run.raw));
+        let mut patience = Retries::new(&self.tables.gate);
+        let is_it = |run: &Run| run.kind == Kind::Swap && like(&self.tables.arch.swap_entry(run.raw));
         while let Some(addr) = self.next_run(rest, is_it) {
             rest = rest.tail(addr);
             match self.fetch(addr, &patience) {
                 Ok(Outcome::Mapped(block) | Outcome::Back(block) | Outcome::Allowed(block)) => {
                     rest = rest.tail(block.end);
-                    patience = Patience::new(&self.tables.gate);
+                    patience = Retries::new(&self.tables.gate);
                 }
                 Ok(Outcome::Again) => {
                     self.tables.platform().relax();
-                    patience.try_again();
+                    patience.retry();
                 }
                 // Not while the range is claimed.
                 Ok(Outcome::Held | Outcome::Nothing) => self.tables.platform().wait(),
@@ -155,7 +155,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// A try to bring back what was swapped out at an address, whatever may be done there.
-    fn fetch(&self, addr: u64, patience: &Patience<'_>) -> Result<Outcome, FaultError> {
+    fn fetch(&self, addr: u64, patience: &Retries<'_>) -> Result<Outcome, FaultError> {
         let vmas = self.read_with(Some(patience));
         match vmas.find(addr) {
             None => Ok(Outcome::Nothing),
@@ -215,7 +215,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 continue;
             }
             // SAFETY: the entries have references, which stay while the table is locked.
-            let shared = unsafe { machine.swaps().share(machine.frames(), self.slots_of(&run), order) };
+            let shared = unsafe { machine.swaps().get_cached(machine.frames(), self.slots_of(&run), order) };
             at = run.va + entry.len();
             if let Some((pfn, frames)) = shared {
                 let run = Run { len: (frames >> order) as usize, ..run };
@@ -248,11 +248,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn turn_back(&self, table: &LockedTable<'_, 'm, P, A>, vma: &Vma, run: &Run, pfn: Pfn, own: Attrs) {
         let arch = &self.tables.arch;
         let pages = run.frames(arch);
-        let attrs = arch.swapped(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | own;
+        let attrs = arch.swap_entry(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | own;
         let attrs = (attrs - Attrs::PROT) | self.rights(attrs, vma.prot);
         let raw = arch.leaf(pfn.addr(), attrs, run.level);
         self.tables.machine.frames().expose(pfn, pages, attrs);
-        self.tables.tlb.before_filling(run.range(arch), self.page_shift());
+        self.tables.tlb.flush_pending_reclaim(run.range(arch), self.page_shift());
         table.replace(run, &Run::new(run.va, run.level, Kind::Leaf, raw, run.len));
         self.tables.slot().add(SpaceCounter::Anon, pages as i64);
     }
@@ -264,10 +264,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let machine = self.tables.machine;
         let swaps = machine.swaps();
         // SAFETY: the entries have references, as all below needs; so the device is there.
-        let alone = unsafe { swaps.references(machine.platform(), slots) } == 2;
+        let alone = unsafe { swaps.max_references(machine.platform(), slots) } == 2;
         let stays = || access == Access::Write || vma.flags.contains(VmaFlags::LOCKED);
         // SAFETY: as above.
-        if alone && (stays() || unsafe { swaps.is_crowded(slots.device) }) {
+        if alone && (stays() || unsafe { swaps.is_half_full(slots.device) }) {
             return Some(true);
         }
         // From now on spaces may map them that are not descended from this one.
@@ -276,7 +276,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         // SAFETY: as above. The folios are new, and what was read just now is what the slots hold. They will not be mapped as the space's
         // own; who makes them that sees to it.
-        match unsafe { swaps.cache(machine.frames(), slots, pfn) } {
+        match unsafe { swaps.add_to_cache(machine.frames(), slots, pfn) } {
             Ok(()) => Some(false),
             Err(NotCached::Taken) => None,
             Err(NotCached::Refused) => Some(true),
@@ -295,7 +295,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // The slots hold what they hold as long as they have this reference: if the entries are the
         // same after the read, so are the contents. SAFETY: the entries have references, which stay
         // while the table is locked.
-        unsafe { machine.swaps().hold(self.tables.platform(), slots) };
+        unsafe { machine.swaps().get_transient(self.tables.platform(), slots) };
         table.release();
         // SAFETY: the reference taken above. The folio is not mapped yet.
         let read = unsafe { machine.swaps().read(machine.frames(), slots, pfn) };
@@ -325,7 +325,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The slots of a run.
     pub(crate) fn slots_of(&self, run: &Run) -> SwapRun {
         let arch = &self.tables.arch;
-        let swapped = arch.swapped(run.raw);
+        let swapped = arch.swap_entry(run.raw);
         let first = (swapped.slot as u32) << arch.page_order();
         SwapRun { device: swapped.device, slots: Slots { first, count: run.frames(arch) } }
     }

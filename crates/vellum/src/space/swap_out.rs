@@ -2,7 +2,7 @@
 //! already, and its entries become swap entries.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
-use crate::arch::{Arch, Attrs, Swapped};
+use crate::arch::{Arch, Attrs, SwapEntry};
 use crate::frame::HUGE_ORDER;
 use crate::platform::Platform;
 use crate::stats::Counter;
@@ -68,7 +68,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     continue;
                 }
                 // What is in memory too makes room.
-                Err(_) if machine.swaps().trim(machine.frames()) > 0 => continue,
+                Err(_) if machine.swaps().reclaim_cached_slots(machine.frames()) > 0 => continue,
                 Err(_) => return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom)),
             };
             let block = VirtRange { start: at, end: at + (1 << (order as u32 + FRAME_SHIFT)) };
@@ -80,7 +80,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if isolated && held.shared && !own {
                         // SAFETY: the caller has a reference to each slot, and who has isolated folios has them alone. They hold what was
                         // written just now, and are nobody's own. If it can't be, others write them again.
-                        let cache = |part, pfn| unsafe { machine.swaps().cache(machine.frames(), part, pfn) };
+                        let cache = |part, pfn| unsafe { machine.swaps().add_to_cache(machine.frames(), part, pfn) };
                         for first in (0..slots.slots.count).step_by(CACHED as usize) {
                             let count = CACHED.min(slots.slots.count - first);
                             let part = part_of(slots, u64::from(first) << FRAME_SHIFT, count);
@@ -96,7 +96,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     // SAFETY: nobody else has seen these slots.
                     unsafe { machine.swaps().release(machine.frames(), slots) };
                     if error == WriteError::NoMemory {
-                        if machine.swaps().trim(machine.frames()) > 0 {
+                        if machine.swaps().reclaim_cached_slots(machine.frames()) > 0 {
                             continue;
                         }
                         return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom));
@@ -113,10 +113,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The first of the swap entries that a run becomes.
     pub(super) fn swap_entry(&self, now: &Run, slots: SwapRun) -> u64 {
         let arch = &self.tables.arch;
-        arch.swap(Swapped {
+        arch.swap_pte(SwapEntry {
             device: slots.device,
             slot: (slots.slots.first >> arch.page_order()) as u64,
-            attrs: now.attrs(arch) & (Attrs::WATCHED | Attrs::SOFT_DIRTY),
+            attrs: now.attrs(arch) & (Attrs::UFFD_WP | Attrs::SOFT_DIRTY),
         })
     }
 }

@@ -12,7 +12,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::align_down;
-use crate::arch::{Arch, Attrs, Kind, Swapped, UserRange};
+use crate::arch::{Arch, Attrs, Kind, SwapEntry, UserRange};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::vma::{Prot, Vma, VmaFlags};
@@ -54,7 +54,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.each_run(all, |table, run| {
             if run.kind != Kind::Leaf {
                 if run.kind == Kind::Swap {
-                    self.restate_swapped(table, run, arch.swapped(run.raw).attrs - Attrs::SOFT_DIRTY);
+                    self.restate_swapped(table, run, arch.swap_entry(run.raw).attrs - Attrs::SOFT_DIRTY);
                 }
                 return false;
             }
@@ -78,7 +78,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     #[inline]
     pub(super) fn rights(&self, attrs: Attrs, prot: Prot) -> Attrs {
         let mut rights = prot.attrs();
-        let told = attrs.contains(Attrs::WATCHED) || !attrs.contains(Attrs::SOFT_DIRTY) && self.tracks();
+        let told = attrs.contains(Attrs::UFFD_WP) || !attrs.contains(Attrs::SOFT_DIRTY) && self.tracks();
         if told || !attrs.contains(Attrs::EXCLUSIVE) {
             rights -= Attrs::WRITE;
         }
@@ -95,7 +95,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Entries of what is swapped out say something else from now on.
     pub(super) fn restate_swapped(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, attrs: Attrs) {
         let arch = &self.tables.arch;
-        let raw = arch.swap(Swapped { attrs, ..arch.swapped(run.raw) });
+        let raw = arch.swap_pte(SwapEntry { attrs, ..arch.swap_entry(run.raw) });
         if raw != run.raw {
             table.replace(run, &Run { raw, ..*run });
         }
@@ -110,7 +110,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             && run.kind == Kind::Leaf
         {
             let mut attrs = run.attrs(arch);
-            attrs.set(Attrs::WATCHED, attrs.contains(Attrs::WATCHED) && tells(vma));
+            attrs.set(Attrs::UFFD_WP, attrs.contains(Attrs::UFFD_WP) && tells(vma));
             attrs.set(Attrs::SOFT_DIRTY, attrs.intersects(Attrs::SOFT_DIRTY | Attrs::EXCLUSIVE));
             self.restate(&table, &run, attrs, vma.prot);
         }

@@ -10,7 +10,7 @@ use crate::machine::Machine;
 use crate::memcg::{MemcgId, Refused};
 use crate::page_cache::{self, Orphans};
 use crate::platform::{Platform, SpaceId};
-use crate::sync::{Patience, ReadGuard, WriteGuard};
+use crate::sync::{ReadGuard, Retries, WriteGuard};
 use crate::vma::{NodeMemory, State, Vma, VmaFlags, VmaTree};
 
 use super::AddressSpace;
@@ -450,8 +450,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
 
     /// The same for an operation that may have closed the gate itself.
     #[inline]
-    pub(super) fn read_with(&self, patience: Option<&Patience<'_>>) -> ReadGuard<'_, Vmas> {
-        if !patience.is_some_and(Patience::has_closed) {
+    pub(super) fn read_with(&self, patience: Option<&Retries<'_>>) -> ReadGuard<'_, Vmas> {
+        if !patience.is_some_and(Retries::has_closed) {
             self.tables.gate.pass(self.tables.platform());
         }
         self.vmas.read(self.tables.platform(), &self.tables.slot().readers)

@@ -217,13 +217,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         self.each_run(range, |table, run| {
             match run.kind {
-                Kind::Leaf if run.attrs(arch).contains(Attrs::WATCHED) => {
+                Kind::Leaf if run.attrs(arch).contains(Attrs::UFFD_WP) => {
                     // What the VMA allows, the next write finds out, for all of the run.
-                    let attrs = run.attrs(arch) - Attrs::WATCHED;
+                    let attrs = run.attrs(arch) - Attrs::UFFD_WP;
                     table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level));
                 }
-                Kind::Swap => self.restate_swapped(table, run, arch.swapped(run.raw).attrs - Attrs::WATCHED),
-                Kind::Marker if arch.marked(run.raw) == Some(Marker::Watched) => table.erase(run),
+                Kind::Swap => self.restate_swapped(table, run, arch.swap_entry(run.raw).attrs - Attrs::UFFD_WP),
+                Kind::Marker if arch.marker_of(run.raw) == Some(Marker::UffdWp) => table.erase(run),
                 _ => {}
             }
             false
@@ -247,7 +247,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let raw = table.get(addr);
             let kind = arch.kind(raw, table.level);
             table.release();
-            if kind != Kind::None && !(kind == Kind::Marker && arch.marked(raw) == Some(Marker::Watched)) {
+            if kind != Kind::None && !(kind == Kind::Marker && arch.marker_of(raw) == Some(Marker::UffdWp)) {
                 return Ok(Outcome::Again);
             }
         }
@@ -268,7 +268,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let page = align_down(addr, self.page_shift());
         self.each_run(vma.range.around(page, self.page_shift()), |table, run| {
-            if run.kind == Kind::Marker && self.tables.arch.marked(run.raw) == Some(Marker::Watched) {
+            if run.kind == Kind::Marker && self.tables.arch.marker_of(run.raw) == Some(Marker::UffdWp) {
                 table.erase(run);
             }
             false
@@ -316,7 +316,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     fn is_marker(&self, run: &Run, range: UserRange, marker: Option<Marker>) -> bool {
         let arch = &self.tables.arch;
-        run.kind == Kind::Marker && arch.marked(run.raw) == marker && range == run.range(arch)
+        run.kind == Kind::Marker && arch.marker_of(run.raw) == marker && range == run.range(arch)
     }
 
     /// Write a run where nothing but such markers stands. `false`: something else does.
@@ -327,7 +327,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             .run(range.start, range.end)
             .filter(|old| self.is_marker(old, range, marker) && old.level == run.level);
         if let Some(old) = &old {
-            self.tables.tlb.before_filling(*range, arch.page_shift());
+            self.tables.tlb.flush_pending_reclaim(*range, arch.page_shift());
             table.replace(old, run);
         }
         table.release();
@@ -337,9 +337,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A read of untouched memory whose writes are watched for.
     fn map_marked_zeros(&self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         let orders = self.zeros_orders(self.orders(vma));
-        let (block, _) = self.marked_block(vma.range, addr, orders, Some(Marker::Watched));
-        let zeros = self.zeros_run(vma, block, Attrs::WATCHED);
-        match self.map_over_markers(block, &zeros, Some(Marker::Watched)) {
+        let (block, _) = self.marked_block(vma.range, addr, orders, Some(Marker::UffdWp));
+        let zeros = self.zeros_run(vma, block, Attrs::UFFD_WP);
+        match self.map_over_markers(block, &zeros, Some(Marker::UffdWp)) {
             true => Ok(Outcome::Mapped(*block)),
             false => Ok(Outcome::Again),
         }

@@ -164,7 +164,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let run = table.run(at, end)?;
         match run.kind {
-            Kind::Marker if keep != Keep::Nothing && arch.marked(run.raw) == Some(Marker::Guard) => {}
+            Kind::Marker if keep != Keep::Nothing && arch.marker_of(run.raw) == Some(Marker::Guard) => {}
             Kind::Swap if keep == Keep::Copies => {}
             // A huge one that the range has only a part of.
             Kind::Swap if run.va < at || run.range(arch).end > end => return None,
@@ -182,7 +182,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn tally(&self, tally: &mut Tally, removed: &Removed) {
         tally.runs += 1;
         tally.frames += removed.frames as u64;
-        if !self.tables.machine.zeros_folio().contains(removed.pfn) {
+        if !self.tables.machine.zero_folio().contains(removed.pfn) {
             tally.resident += removed.frames as i64;
         }
     }

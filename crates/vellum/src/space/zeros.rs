@@ -14,7 +14,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Which blocks a read may fill with zeros where faults may use these orders: any up to the largest, because the folio of
     /// zeros serves for each, and a piece that is missing should not cost a fault for each of its pages.
     pub(super) fn zeros_orders(&self, orders: u32) -> u32 {
-        let largest = orders.checked_ilog2().map(|top| top.min(self.tables.machine.zeros_folio().order as u32));
+        let largest = orders.checked_ilog2().map(|top| top.min(self.tables.machine.zero_folio().order as u32));
         largest.map_or(0, |top| (2 << top) - 1)
     }
 
@@ -31,7 +31,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// What maps a naturally aligned block, no larger than the folio of zeros, to zeros.
     pub(super) fn zeros_run(&self, vma: &Vma, block: UserRange, marks: Attrs) -> Run {
-        let zeros = self.tables.machine.zeros_folio();
+        let zeros = self.tables.machine.zero_folio();
         let (level, entries) = self.shape((block.len() >> FRAME_SHIFT).ilog2() as u8);
         let offset = (block.start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
         let attrs = (vma.prot.attrs() - Attrs::WRITE) | Attrs::ACCESSED | marks;
@@ -46,7 +46,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// contradicted by zeros in some CPU's TLB.
     pub(super) fn unmap_zeros(&self, vma: &Vma, page: UserRange) {
         let arch = &self.tables.arch;
-        let zeros = self.tables.machine.zeros_folio();
+        let zeros = self.tables.machine.zero_folio();
         let orders = self.tables.machine.policy().orders(vma.advice);
         let mut blocks = self.tables.blocks(page.start, vma.range, orders).map(|(block, _)| block);
         let block = blocks.find(|block| block.covers(&page)).unwrap_or(page);
@@ -67,7 +67,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             {
                 if run.kind == Kind::Leaf
                     && zeros.contains(run.pfn(arch))
-                    && !run.attrs(arch).contains(Attrs::WATCHED)
+                    && !run.attrs(arch).contains(Attrs::UFFD_WP)
                     && let Some(removed) = table.take(at, end)
                 {
                     let range = removed.uncounted();
@@ -109,7 +109,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Whether a block holds nothing but zeros that nobody watches, in entries of this table.
     fn are_zeros(&self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> bool {
         let arch = &self.tables.arch;
-        let zeros = self.tables.machine.zeros_folio();
+        let zeros = self.tables.machine.zero_folio();
         let fits = if table.level > 1 { 1 << table.shift() } else { 1 << (arch.level_shift(2) - 1) };
         if block.len() > fits {
             return false;
@@ -117,7 +117,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let run = table.run(block.start, block.end);
         run.is_some_and(|run| {
             let is = run.kind == Kind::Leaf && block == run.range(arch) && zeros.contains(run.pfn(arch));
-            is && !run.attrs(arch).contains(Attrs::WATCHED)
+            is && !run.attrs(arch).contains(Attrs::UFFD_WP)
         })
     }
 

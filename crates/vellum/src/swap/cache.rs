@@ -24,10 +24,10 @@ use super::paged::Paged;
 use super::slots::{ClusterRange, by_cluster};
 use super::swap_info::SwapInfo;
 use super::swaps::ActiveDevices;
-use super::{DEVICES, SlotAllocator, Slots, SwapRun, Swaps};
+use super::{MAX_SWAP_DEVICES, SlotAllocator, Slots, SwapRun, Swaps};
 use crate::addr::Pfn;
 use crate::frame::{Frames, OutOfMemory, Zeroable, flag};
-use crate::platform::{Event, Platform, Wanted, allows, trace};
+use crate::platform::{Event, FailPoint, Platform, allows, trace};
 
 /// The swap-cache pages of a cluster's slots: inverted frame numbers, so that zero is none.
 pub(super) struct ClusterCache([AtomicU32; SLOTS as usize]);
@@ -117,7 +117,7 @@ impl SlotAllocator {
     /// cluster's lock.
     fn add_to_cache<P: Platform>(&self, platform: &P, slots: Slots, pfn: Pfn) -> Result<(), NotCached> {
         let Some(ClusterRange { index, range }) =
-            single_cluster(slots).filter(|_| allows(platform, Wanted::References))
+            single_cluster(slots).filter(|_| allows(platform, FailPoint::References))
         else {
             return Err(NotCached::Refused);
         };
@@ -170,7 +170,7 @@ impl SlotAllocator {
         trace(platform, || Event::Step);
         let mut cluster = self.lock(platform, index);
         let count = self.cached_run_len(index, &range, pfn) >> order << order;
-        if count == 0 || !slot.is_multiple_of(1 << order) || !allows(platform, Wanted::References) {
+        if count == 0 || !slot.is_multiple_of(1 << order) || !allows(platform, FailPoint::References) {
             return None;
         }
         cluster.duplicate(&(range.start..range.start + count)).ok()?;
@@ -216,7 +216,7 @@ impl<P: Platform> Swaps<P> {
     /// The caller has a reference to each slot and to the folios, and no other CPU adds these
     /// folios to the cache meanwhile. Slots and frames have the same contents, and every CPU that
     /// may write to the frames deletes them from the cache first.
-    pub(crate) unsafe fn cache(&self, frames: &Frames<'_, P>, run: SwapRun, pfn: Pfn) -> Result<(), NotCached> {
+    pub(crate) unsafe fn add_to_cache(&self, frames: &Frames<'_, P>, run: SwapRun, pfn: Pfn) -> Result<(), NotCached> {
         let active = self.active(frames.platform());
         let Some(hints) = &active.hints else { return Err(NotCached::Refused) };
         let mut again = false;
@@ -254,7 +254,7 @@ impl<P: Platform> Swaps<P> {
     ///
     /// # Safety
     /// Each slot has a reference meanwhile.
-    pub(crate) unsafe fn share(&self, frames: &Frames<'_, P>, run: SwapRun, order: u8) -> Option<(Pfn, u32)> {
+    pub(crate) unsafe fn get_cached(&self, frames: &Frames<'_, P>, run: SwapRun, order: u8) -> Option<(Pfn, u32)> {
         // SAFETY: by contract.
         unsafe { self.device(run.device) }.slots.get_cached(frames, run.slots, order)
     }
@@ -292,7 +292,13 @@ impl<P: Platform> Swaps<P> {
     /// under the cluster's lock: while no other CPU has a reference, none can find the frame.
     /// Returns true if all were deleted or were not cached.
     #[cold]
-    pub(crate) fn uncache(&self, frames: &Frames<'_, P>, pfn: Pfn, count: u32, alone: impl Fn() -> bool) -> bool {
+    pub(crate) fn delete_from_cache(
+        &self,
+        frames: &Frames<'_, P>,
+        pfn: Pfn,
+        count: u32,
+        alone: impl Fn() -> bool,
+    ) -> bool {
         self.delete_run_from_cache(frames, &self.active(frames.platform()), pfn, count, alone)
     }
 
@@ -349,8 +355,8 @@ impl<P: Platform> Swaps<P> {
     /// Frees all slots to which only their swap-cache pages refer (Linux: `__try_to_reclaim_swap`).
     /// Returns their number. The caller holds no spin lock.
     #[cold]
-    pub(crate) fn trim(&self, frames: &Frames<'_, P>) -> u64 {
-        (0..DEVICES as u8).map(|device| self.trim_device(frames, device)).sum()
+    pub(crate) fn reclaim_cached_slots(&self, frames: &Frames<'_, P>) -> u64 {
+        (0..MAX_SWAP_DEVICES as u8).map(|device| self.trim_device(frames, device)).sum()
     }
 
     /// Frees such slots of one device, if it is attached: see [`Swaps::reclaim_cached_slots`].
@@ -372,8 +378,8 @@ impl<P: Platform> Swaps<P> {
 
     /// Calls `visit` for every swap-cache page. None of them is freed before `visit` returns,
     /// because its cluster is locked meanwhile.
-    pub(crate) fn each_copy(&self, frames: &Frames<'_, P>, mut visit: impl FnMut(Pfn)) {
-        for device in 0..DEVICES as u8 {
+    pub(crate) fn each_cached_page(&self, frames: &Frames<'_, P>, mut visit: impl FnMut(Pfn)) {
+        for device in 0..MAX_SWAP_DEVICES as u8 {
             self.each_cluster(frames, device, |SwapInfo { slots, .. }, index| {
                 let _cluster = slots.lock(frames.platform(), index);
                 let cached_frames = slots.cached_frames.get(index).0.iter();
@@ -406,7 +412,7 @@ impl<P: Platform> Swaps<P> {
     ///
     /// # Safety
     /// One of its slots has a reference meanwhile.
-    pub(crate) unsafe fn is_crowded(&self, device: u8) -> bool {
+    pub(crate) unsafe fn is_half_full(&self, device: u8) -> bool {
         // SAFETY: by contract.
         let slots = unsafe { &self.device(device).slots };
         slots.is_closed() || slots.free_slots() < slots.len() / 2

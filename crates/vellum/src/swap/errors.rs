@@ -1,6 +1,6 @@
 //! Errors of slot allocation and of attaching and detaching swap devices.
 
-use super::DEVICES;
+use super::MAX_SWAP_DEVICES;
 
 /// The reason why no block of slots was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl core::fmt::Display for AttachError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             AttachError::TooMany => {
-                write!(f, "{DEVICES} swap devices are attached already, the maximum: detach one first")
+                write!(f, "{MAX_SWAP_DEVICES} swap devices are attached already, the maximum: detach one first")
             }
             AttachError::OutOfMemory => write!(f, "not enough memory for the state of the swap device's slots"),
         }

@@ -35,7 +35,7 @@ pub use compressed::Compressed;
 pub use device::{ReadError, SwapDevice, Unreadable, WriteError};
 pub use errors::{AttachError, DetachError, NoSlots};
 pub use slots::SlotAllocator;
-pub use swaps::{DEVICES, SwapRun, Swaps, Usage};
+pub use swaps::{MAX_SWAP_DEVICES, SwapRun, Swaps, Usage};
 
 /// A range of consecutive slots, of 4 KiB each, of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

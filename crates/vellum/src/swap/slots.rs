@@ -29,7 +29,7 @@ use super::cluster_lists::{ClusterLists, NONE};
 use super::paged::Paged;
 use super::{Saturated, Slots};
 use crate::frame::{Frames, HUGE_ORDER, OutOfMemory, Zeroable};
-use crate::platform::{Event, Platform, Wanted, allows, trace};
+use crate::platform::{Event, FailPoint, Platform, allows, trace};
 use crate::sync::SpinLock;
 
 /// The index of a CPU's current cluster, or [`NONE`]; on a cache line of its own (Linux:
@@ -130,7 +130,7 @@ impl SlotAllocator {
     #[inline]
     pub fn allocate<P: Platform>(&self, platform: &P, order: u8) -> Option<Slots> {
         let count = 1u32.checked_shl(order.into()).filter(|_| order <= HUGE_ORDER)?;
-        if self.free.load(Relaxed) < count.into() || !allows(platform, Wanted::Slots) {
+        if self.free.load(Relaxed) < count.into() || !allows(platform, FailPoint::Slots) {
             return None;
         }
         let here = platform.current();
@@ -189,7 +189,7 @@ impl SlotAllocator {
     /// If a slot does not exist.
     #[inline]
     pub fn duplicate<P: Platform>(&self, platform: &P, slots: Slots) -> Result<(), Saturated> {
-        if !allows(platform, Wanted::References) {
+        if !allows(platform, FailPoint::References) {
             return Err(Saturated { slot: slots.first });
         }
         for ClusterRange { index, range } in by_cluster(slots) {
@@ -272,7 +272,7 @@ impl SlotAllocator {
     ///
     /// # Panics
     /// If a slot does not exist.
-    pub fn references<P: Platform>(&self, platform: &P, slots: Slots) -> u32 {
+    pub fn max_references<P: Platform>(&self, platform: &P, slots: Slots) -> u32 {
         let most = |ClusterRange { index, range }: ClusterRange| {
             let cluster = self.lock(platform, index);
             range.map(|slot| cluster.references(slot)).max().unwrap_or(0)

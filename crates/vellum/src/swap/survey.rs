@@ -18,7 +18,7 @@ pub(crate) struct Slot {
     /// True if the slot may be allocated.
     pub(crate) free: bool,
     /// The frame of its swap-cache page.
-    pub(crate) copy: Option<Pfn>,
+    pub(crate) cached_page: Option<Pfn>,
 }
 
 impl<P: Platform> Swaps<P> {
@@ -41,7 +41,7 @@ impl<P: Platform> Swaps<P> {
                     let references = cluster.references(slot);
                     let copy = slots.cached_frames.get(index).of(&(slot..slot + 1))[0].load(Relaxed);
                     let (free, copy) = (cluster.is_free(slot), Pfn(!copy).some());
-                    visit(Slot { number: first + slot, references, free, copy });
+                    visit(Slot { number: first + slot, references, free, cached_page: copy });
                 }
             }
             drop(active);

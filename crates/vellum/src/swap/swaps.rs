@@ -21,7 +21,7 @@ use crate::platform::Platform;
 use crate::sync::{PerCpuLock, ReadGuard, WriteGuard};
 
 /// The maximum number of devices of a machine, which swap PTEs can name (Linux: `MAX_SWAPFILES`).
-pub const DEVICES: usize = 32;
+pub const MAX_SWAP_DEVICES: usize = 32;
 
 /// The number of slots that are released between two points where the CPU may be rescheduled
 /// (INV-11).
@@ -55,7 +55,7 @@ pub struct Usage {
 /// The attached devices, by falling priority; devices of one priority in the order of attachment
 /// (Linux: `swap_active_head`).
 pub(super) struct ActiveDevices {
-    ids: [u8; DEVICES],
+    ids: [u8; MAX_SWAP_DEVICES],
     len: usize,
     /// The slot hints of all frames, allocated while a device is attached.
     pub(super) hints: Option<SwapHints>,
@@ -114,7 +114,7 @@ pub struct Swaps<P: Platform> {
     active: PerCpuLock<ActiveDevices>,
     /// The devices by number. An element is written only by a CPU that has the list locked for
     /// writing, while the device is not in the list or has no slot in use.
-    devices: [UnsafeCell<Option<SwapInfo<P>>>; DEVICES],
+    devices: [UnsafeCell<Option<SwapInfo<P>>>; MAX_SWAP_DEVICES],
     /// The slots of the list's lock, by CPU.
     reader_slots: Paged<ReaderSlot>,
 }
@@ -133,8 +133,8 @@ impl<P: Platform> Swaps<P> {
     /// [`OutOfMemory`]: there is not enough memory.
     pub fn new(frames: &Frames<'_, P>) -> Result<Self, OutOfMemory> {
         let reader_slots = Paged::new(frames, frames.platform().count() as u32)?;
-        let active = PerCpuLock::new(ActiveDevices { ids: [0; DEVICES], len: 0, hints: None });
-        Ok(Swaps { active, devices: [const { UnsafeCell::new(None) }; DEVICES], reader_slots })
+        let active = PerCpuLock::new(ActiveDevices { ids: [0; MAX_SWAP_DEVICES], len: 0, hints: None });
+        Ok(Swaps { active, devices: [const { UnsafeCell::new(None) }; MAX_SWAP_DEVICES], reader_slots })
     }
 
     /// Returns the slot of the current CPU.
@@ -209,7 +209,7 @@ impl<P: Platform> Swaps<P> {
         let info = unsafe { SwapInfo::new(frames, device, slots, priority) };
         let info = info.map_err(|OutOfMemory| AttachError::OutOfMemory)?;
         let mut active = self.active_mut(frames.platform());
-        let unused = (0..DEVICES as u8).find(|id| !active.ids().contains(id)).ok_or(AttachError::TooMany);
+        let unused = (0..MAX_SWAP_DEVICES as u8).find(|id| !active.ids().contains(id)).ok_or(AttachError::TooMany);
         let id = match unused.and_then(|id| active.make_hints(frames).map(|()| id)) {
             Ok(id) => id,
             Err(error) => {
@@ -355,7 +355,7 @@ impl<P: Platform> Swaps<P> {
     /// # Safety
     /// Each slot has another reference meanwhile.
     #[inline]
-    pub(crate) unsafe fn hold(&self, platform: &P, run: SwapRun) {
+    pub(crate) unsafe fn get_transient(&self, platform: &P, run: SwapRun) {
         // SAFETY: by contract.
         unsafe { self.device(run.device) }.slots.get_transient(platform, run.slots);
     }
@@ -389,9 +389,9 @@ impl<P: Platform> Swaps<P> {
     ///
     /// # Safety
     /// Each slot has a reference, and keeps it meanwhile.
-    pub unsafe fn references(&self, platform: &P, run: SwapRun) -> u32 {
+    pub unsafe fn max_references(&self, platform: &P, run: SwapRun) -> u32 {
         // SAFETY: by contract.
-        unsafe { self.device(run.device) }.slots.references(platform, run.slots)
+        unsafe { self.device(run.device) }.slots.max_references(platform, run.slots)
     }
 
     /// Writes the frames from `from` on to slots: see [`SwapDevice::write`]. Waits for the device;

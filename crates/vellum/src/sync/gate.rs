@@ -59,7 +59,7 @@ impl Gate {
 
 /// The retries of one operation. It can hold the gate closed; dropping it reopens the gate.
 #[derive(Debug)]
-pub(crate) struct Patience<'g> {
+pub(crate) struct Retries<'g> {
     gate: &'g Gate,
     /// Failed attempts so far.
     tries: u32,
@@ -67,24 +67,24 @@ pub(crate) struct Patience<'g> {
     closed: bool,
 }
 
-impl<'g> Patience<'g> {
+impl<'g> Retries<'g> {
     /// Returns a counter with no failed attempt, for an operation that is disturbed by those that
     /// pass `gate`.
     #[inline]
     pub(crate) fn new(gate: &'g Gate) -> Self {
-        Patience { gate, tries: 0, closed: false }
+        Retries { gate, tries: 0, closed: false }
     }
 
     /// Counts a failed attempt. Returns true if the limit is reached and the caller has to close
     /// the gate.
-    pub(crate) fn again(&mut self) -> bool {
+    pub(crate) fn count_retry(&mut self) -> bool {
         self.tries += 1;
         self.tries >= TRIES
     }
 
     /// Counts a failed attempt, and closes the gate if the limit is reached.
-    pub(crate) fn try_again(&mut self) {
-        if self.again() {
+    pub(crate) fn retry(&mut self) {
+        if self.count_retry() {
             self.close();
         }
     }
@@ -115,7 +115,7 @@ impl<'g> Patience<'g> {
     }
 }
 
-impl Drop for Patience<'_> {
+impl Drop for Retries<'_> {
     #[inline]
     fn drop(&mut self) {
         self.open();

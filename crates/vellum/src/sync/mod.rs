@@ -23,7 +23,7 @@ mod spin;
 mod walkers;
 
 #[cfg(not(loom))]
-pub(crate) use gate::{Gate, Patience};
+pub(crate) use gate::{Gate, Retries};
 pub use percpu::{PerCpuLock, ReadGuard, WriteGuard};
 pub use spin::{RawSpin, SpinGuard, SpinLock, Ticket};
 pub use walkers::{WalkGuard, Walkers};

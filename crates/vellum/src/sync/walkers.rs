@@ -71,7 +71,7 @@ impl<'m> Walkers<'m> {
     /// Waits for a grace period: until every walk that was under way at the call has ended. No
     /// later walk reaches a page table that was unhooked before the call. The caller must not be in
     /// a walk.
-    pub fn outwait<C: Cpus>(&self, cpus: &C) {
+    pub fn wait_for_walkers<C: Cpus>(&self, cpus: &C) {
         super::atomic::fence(Ordering::SeqCst);
         for slot in self.slots {
             let seen = slot.0.load(Ordering::SeqCst);

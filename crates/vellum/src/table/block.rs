@@ -29,13 +29,13 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Whether an entry is one of a block.
     #[inline]
     pub(super) fn is_joined(&self, raw: u64) -> bool {
-        A::JOINED != 0 && raw & A::JOINED != 0 && self.tables.arch.kind(raw, self.level) == Kind::Leaf
+        A::CONT != 0 && raw & A::CONT != 0 && self.tables.arch.kind(raw, self.level) == Kind::Leaf
     }
 
     /// How many entries the block of a leaf has: one, if it is not joined.
     #[inline]
     pub(super) fn block(&self, raw: u64) -> usize {
-        if self.is_joined(raw) { 1 << self.tables.arch.block_bits(self.level) } else { 1 }
+        if self.is_joined(raw) { 1 << self.tables.arch.cont_bits(self.level) } else { 1 }
     }
 
     /// An entry, as if it stood for itself; of a leaf all that hardware has recorded in its block.
@@ -45,7 +45,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if !self.is_joined(raw) {
             return raw;
         }
-        let single = self.tables.arch.single(raw, index);
+        let single = self.tables.arch.without_cont(raw, index);
         let block = self.block(raw);
         let first = index & !(block - 1);
         merged::<A>(single, self.differing(first, block, single, |_, entry| entry.load(Relaxed)))
@@ -76,7 +76,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         each: &mut impl FnMut(usize, &[AtomicU64]),
     ) -> Extent {
         let arch = &self.tables.arch;
-        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(first, self.level));
+        let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(first, self.level));
         // Then there is nothing that others could say and the first does not.
         let full = arch.attrs(first, self.level).contains(Attrs::HARDWARE);
         let (mut at, mut expected, mut differing) = (index, first, 0);
@@ -85,9 +85,9 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let mut into = index & (block - 1);
         while let Some(entry) = entries.first() {
             let raw = entry.load(Relaxed);
-            let differs = arch.single(raw, at) ^ expected;
+            let differs = arch.without_cont(raw, at) ^ expected;
             // What follows a leaf is one.
-            if raw & A::JOINED == 0 || differs & !A::HARDWARE != 0 {
+            if raw & A::CONT == 0 || differs & !A::HARDWARE != 0 {
                 break;
             }
             differing |= differs;
@@ -102,7 +102,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             into = 0;
         }
         let len = at - index;
-        Extent { len, differing: if len == 0 { 0 } else { differing | A::JOINED }, joined: len }
+        Extent { len, differing: if len == 0 { 0 } else { differing | A::CONT }, joined: len }
     }
 
     /// Whether the block around an entry could be one if all of it followed `raw`: the format has blocks, memory is aligned as
@@ -110,7 +110,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     #[inline]
     pub(super) fn may_join(&self, index: usize, raw: u64) -> bool {
         let arch = &self.tables.arch;
-        let bits = if A::JOINED == 0 || !self.tables.joins { 0 } else { arch.block_bits(self.level) };
+        let bits = if A::CONT == 0 || !self.tables.joins { 0 } else { arch.cont_bits(self.level) };
         if bits == 0 || arch.kind(raw, self.level) != Kind::Leaf {
             return false;
         }
@@ -128,7 +128,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         // Head or tail: it knows how large the folio is, and that begins at a multiple of its size.
         let order = self.tables.machine.frames().frame(pfn).state().order();
         let left = (1u32 << order) - (pfn.0 & ((1 << order) - 1));
-        let block = 1 << arch.block_bits(self.level);
+        let block = 1 << arch.cont_bits(self.level);
         (left >> (self.shift() - FRAME_SHIFT)) as usize & !(block - 1)
     }
 
@@ -136,18 +136,18 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// a folio that is smaller than a block, can't.
     #[inline]
     pub(super) fn may_complete(&self, index: usize, run: &Run) -> bool {
-        if A::JOINED == 0 || !self.tables.joins || run.kind != Kind::Leaf {
+        if A::CONT == 0 || !self.tables.joins || run.kind != Kind::Leaf {
             return false;
         }
         let arch = &self.tables.arch;
-        let small = run.len < 1 << arch.block_bits(self.level)
+        let small = run.len < 1 << arch.cont_bits(self.level)
             && run.frames(arch) == 1 << self.tables.machine.frames().frame(run.pfn(arch)).order();
         !small && self.may_join(index, run.raw)
     }
 
     /// The pieces of `n` entries from `index` on, the first of which is to be `raw`, that can be blocks (`true`) or not.
     fn pieces(&self, index: usize, n: usize, raw: u64, mut each: impl FnMut(usize, usize, u64, bool)) {
-        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
         let step = self.tables.arch.step(raw, self.level);
         let of = |at: usize| raw.wrapping_add(step.wrapping_mul(at as u64));
         // What is no block is put off until one comes, or the end.
@@ -197,7 +197,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Whether a run is of joined blocks and of nothing else, so that nobody needs to ask what folios it is in.
     #[inline]
     fn is_whole(&self, index: usize, run: &Run) -> bool {
-        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
         run.joined == Joined::All && (index | run.len) & (block - 1) == 0
     }
 
@@ -205,14 +205,14 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(super) fn write_joined(&self, index: usize, n: usize, raw: u64, old: Option<u64>) {
         let arch = &self.tables.arch;
         let old = old.map(|old| (old, 0));
-        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(raw, self.level));
-        let joined_step = arch.joined_step(raw, self.level);
+        let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(raw, self.level));
+        let joined_step = arch.cont_step(raw, self.level);
         if joined_step == step {
-            return self.write(index, n, old, (arch.join(raw), step));
+            return self.write(index, n, old, (arch.with_cont(raw), step));
         }
         for at in (0..n).step_by(block) {
             let first = raw.wrapping_add(step.wrapping_mul(at as u64));
-            self.write(index + at, block, old, (arch.join(first), joined_step));
+            self.write(index + at, block, old, (arch.with_cont(first), joined_step));
         }
     }
 
@@ -221,12 +221,12 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let first = self.entry(index).load(Relaxed);
         // What hardware has recorded in the first one since is among what differs.
         let differing = self.differing(index, n, first, |i, entry| self.exchange_at(i, entry, instead));
-        merged::<A>(self.tables.arch.single(first, index), differing)
+        merged::<A>(self.tables.arch.without_cont(first, index), differing)
     }
 
     /// Between taking leaves out and putting them in again in another size.
     fn break_before_make(&self, index: usize, n: usize) {
-        if !self.tables.arch.joins_in_place() {
+        if !self.tables.arch.cont_in_place() {
             let start = self.base + ((index as u64) << self.shift());
             let range = VirtRange { start, end: start + ((n as u64) << self.shift()) };
             let _flushed = self.tables.tlb.invalidate(&[range], self.shift(), false);
@@ -236,7 +236,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Take the block apart of which an index is neither the first nor past the last, if there is one.
     #[inline]
     pub(super) fn part_at(&self, index: usize) {
-        if A::JOINED != 0 && index & ((1 << self.tables.arch.block_bits(self.level)) - 1) != 0 {
+        if A::CONT != 0 && index & ((1 << self.tables.arch.cont_bits(self.level)) - 1) != 0 {
             self.part_around(index);
         }
     }
@@ -252,16 +252,16 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     #[cold]
     fn part(&self, first: usize, block: usize) {
-        let busy = self.tables.arch.busy();
+        let busy = self.tables.arch.busy_pte();
         let raw = self.collect(first, block, busy);
         self.break_before_make(first, block);
         self.write(first, block, Some((busy, 0)), (raw, self.tables.arch.step(raw, self.level)));
-        self.tables.machine.count(Counter::BlocksParted, 1);
+        self.tables.machine.count(Counter::ContUnfolds, 1);
     }
 
     /// Some leaves were written: join the blocks at both ends, if they became whole.
     pub(super) fn join_around(&self, index: usize, n: usize) {
-        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
         let last = index + n - 1;
         if index & (block - 1) != 0 || n < block {
             self.join_if_whole(index & !(block - 1));
@@ -278,7 +278,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if !self.may_join(index, first) {
             return None;
         }
-        let block = 1 << arch.block_bits(self.level);
+        let block = 1 << arch.cont_bits(self.level);
         let entries = entries.get(..block).filter(|_| index & (block - 1) == 0)?;
         let follow = (0..).map(|i| first.wrapping_add(arch.step(first, self.level).wrapping_mul(i)));
         let differing = entries.iter().zip(follow).fold(0, |all, (entry, follows)| all | entry ^ follows);
@@ -288,17 +288,17 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     fn join_if_whole(&self, first: usize) {
         let raw = self.entry(first).load(Relaxed);
-        let block = 1usize << self.tables.arch.block_bits(self.level);
-        if raw & A::JOINED == 0
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
+        if raw & A::CONT == 0
             && self.may_join(first, raw)
             && self.in_folio(raw) >= block
             && self.alike(first, block, raw) == block
         {
-            let busy = self.tables.arch.busy();
+            let busy = self.tables.arch.busy_pte();
             let raw = self.collect(first, block, busy);
             self.break_before_make(first, block);
             self.write_joined(first, block, raw, Some(busy));
-            self.tables.machine.count(Counter::BlocksJoined, 1);
+            self.tables.machine.count(Counter::ContFolds, 1);
         }
     }
 
@@ -356,10 +356,10 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Of `n` leaves from `index` on, how many are joined before one is not: whole blocks.
     fn joined_from(&self, index: usize, n: usize) -> usize {
-        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
         let mut at = 0;
         // All of them are leaves.
-        while at < n && self.entry(index + at).load(Relaxed) & A::JOINED != 0 {
+        while at < n && self.entry(index + at).load(Relaxed) & A::CONT != 0 {
             at += block;
         }
         at
@@ -367,9 +367,9 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Of `n` leaves from `index` on, how many are not joined before one is.
     fn single_from(&self, index: usize, n: usize) -> usize {
-        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
         let mut at = block - (index & (block - 1));
-        while at < n && self.entry(index + at).load(Relaxed) & A::JOINED == 0 {
+        while at < n && self.entry(index + at).load(Relaxed) & A::CONT == 0 {
             at += block;
         }
         at.min(n)
@@ -381,10 +381,10 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if run.settled {
             return self.write_joined(index, n, arch.carry(new, run.raw), None);
         }
-        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(new, self.level));
-        let joined_step = arch.joined_step(new, self.level);
+        let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(new, self.level));
+        let joined_step = arch.cont_step(new, self.level);
         for at in (0..n).step_by(block) {
-            let mut next = arch.join(new.wrapping_add(step.wrapping_mul(at as u64)));
+            let mut next = arch.with_cont(new.wrapping_add(step.wrapping_mul(at as u64)));
             for i in index + at..index + at + block {
                 self.change(i, next);
                 next = next.wrapping_add(joined_step);
@@ -395,35 +395,35 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// A joined block becomes leaves that can't be joined.
     fn rewrite_parted(&self, index: usize, block: usize, new: u64) {
         let arch = &self.tables.arch;
-        let busy = arch.busy();
+        let busy = arch.busy_pte();
         let old = self.collect(index, block, busy);
         if arch.attrs(new, self.level).intersects(Attrs::PROT) {
             self.break_before_make(index, block);
         }
         self.write(index, block, Some((busy, 0)), (arch.carry(new, old), arch.step(new, self.level)));
-        self.tables.machine.count(Counter::BlocksParted, 1);
+        self.tables.machine.count(Counter::ContUnfolds, 1);
     }
 
     /// Whole blocks become joined ones: many with one break.
     fn rewrite_whole(&self, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
-        let (step, block) = (arch.step(new, self.level), 1usize << arch.block_bits(self.level));
+        let (step, block) = (arch.step(new, self.level), 1usize << arch.cont_bits(self.level));
         let mut at = 0;
         while at < n {
             let count = ((n - at) / block).min(BATCH);
             let mut old = [0; BATCH];
             for (i, old) in old[..count].iter_mut().enumerate() {
-                *old = self.collect(index + at + i * block, block, arch.busy());
+                *old = self.collect(index + at + i * block, block, arch.busy_pte());
             }
             if old[..count].iter().any(|old| arch.attrs(*old, self.level).intersects(Attrs::PROT)) {
                 self.break_before_make(index + at, count * block);
             }
             for old in &old[..count] {
                 let new = new.wrapping_add(step.wrapping_mul(at as u64));
-                self.write_joined(index + at, block, arch.carry(new, *old), Some(arch.busy()));
+                self.write_joined(index + at, block, arch.carry(new, *old), Some(arch.busy_pte()));
                 at += block;
             }
-            self.tables.machine.count(Counter::BlocksJoined, count as u64);
+            self.tables.machine.count(Counter::ContFolds, count as u64);
         }
     }
 

@@ -28,7 +28,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         let index = above.index(self.base);
         let table = above.entry(index).load(Relaxed);
         debug_assert_eq!(self.tables.arch.kind(table, above.level), Kind::Table);
-        above.store(index, table, self.tables.arch.busy());
+        above.store(index, table, self.tables.arch.busy_pte());
         let place = Occupied::new(above);
         // A walk that came here before finds it dead, and begins again.
         self.desc.set_flag(flag::DEAD);
@@ -59,7 +59,7 @@ impl<'t, 'm, P: Platform, A: Arch> Supplanted<'t, 'm, P, A> {
     /// Puts it back in its place.
     pub(crate) fn restore(self, place: Occupied<'t, 'm, P, A>) {
         let LockedTable { tables, pfn, desc, level, base } = self.0;
-        let pointer = tables.arch.table(pfn.addr());
+        let pointer = tables.arch.table_pte(pfn.addr());
         place.fill(&Run::new(base, level + 1, Kind::Table, pointer, 1));
         // Not before: what has it locked may empty it, and unhooks it then.
         desc.clear_flag(flag::DEAD);

@@ -82,7 +82,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             Kind::Swap if self.level > 1 => run(1, raw),
             Kind::Swap => run(alike(most, raw, arch.step(raw, self.level)), raw),
             Kind::Leaf => {
-                let first = taken(arch.single(raw, index));
+                let first = taken(arch.without_cont(raw, index));
                 let Extent { len, differing, joined } = self.extend_leaves(index, most, first, |_, _| ());
                 let joined = match joined {
                     0 => Joined::None,
@@ -132,7 +132,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         loop {
             let next = first.wrapping_add(step.wrapping_mul(all.len as u64));
             all.add(self.extend(index + all.len, most - all.len, (next, step), !A::HARDWARE, &mut each));
-            if A::JOINED == 0 || all.len == most {
+            if A::CONT == 0 || all.len == most {
                 return all;
             }
             let next = first.wrapping_add(step.wrapping_mul(all.len as u64));

@@ -8,7 +8,7 @@ use crate::arch::{Arch, UserRange};
 use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::stats::Counter;
-use crate::sync::Patience;
+use crate::sync::Retries;
 
 /// The deepest chain of new tables: all levels but the root.
 const MOST: usize = 4;
@@ -105,7 +105,7 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
             let above = if level + 1 == hook.level { hook.pfn } else { taken[level as usize] };
             LockedTable::<P, A>::set_parent(table.desc, above);
             let above = LockedTable::new(tree, above, tree.machine.frames().frame(above), level + 1, va);
-            above.store(above.index(va), 0, tree.arch.table(pfn.addr()));
+            above.store(above.index(va), 0, tree.arch.table_pte(pfn.addr()));
             above.add_live(1);
         }
         if tree.arch.tlb_rules().not_present.lasts() {
@@ -117,7 +117,7 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
         }
         let born = (hook.level - lowest) as i64;
         tree.hooked(born);
-        tree.machine.count(Counter::TablesBorn, born as u64);
+        tree.machine.count(Counter::TablesAllocated, born as u64);
     }
 }
 
@@ -144,7 +144,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         debug_assert_eq!(at, run.range(&self.arch));
         let &Run { level, len, .. } = run;
         let write = |table: &LockedTable<'_, 'm, P, A>| {
-            self.tlb.before_filling(run.range(&self.arch), self.arch.page_shift());
+            self.tlb.flush_pending_reclaim(run.range(&self.arch), self.arch.page_shift());
             table.set(run);
         };
         self.put_there(at, level, len, write).unwrap_or_else(|| self.put(at, level, len, &mut Spares::new(self), write))
@@ -165,9 +165,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ) -> Result<(), NotMapped> {
         let va = range.start;
         debug_assert!(!range.is_empty(), "an address without a page");
-        let mut patience = Patience::new(&self.gate);
+        let mut patience = Retries::new(&self.gate);
         loop {
-            patience.try_again();
+            patience.retry();
             let walk = self.enter();
             // SAFETY: in a walk.
             let at = unsafe { self.descend(range, level) };

@@ -95,7 +95,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
             return end;
         }
         let most = range.start.saturating_add(entries << self.shift());
-        end.min(align_down(most, self.shift() + self.tables.arch.block_bits(self.level)))
+        end.min(align_down(most, self.shift() + self.tables.arch.cont_bits(self.level)))
     }
 
     /// log2 of what an entry translates.

@@ -198,7 +198,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let order = self.arch.page_order();
         let (pfn, desc) = self.machine.memcgs().alloc(frames, self.memcg(), order, true)?;
         desc.become_table(level, order);
-        trace(self.platform(), || Event::TableBorn(pfn, level, self.tlb.space));
+        trace(self.platform(), || Event::TableAllocated(pfn, level, self.tlb.space));
         Ok((pfn, desc))
     }
 

@@ -23,7 +23,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// Returns whether the entry where a range begins is busy.
     #[inline]
     pub(super) fn is_busy(&self, range: UserRange) -> bool {
-        !range.is_empty() && self.entry(self.index(range.start)).load(Relaxed) == self.tables.arch.busy()
+        !range.is_empty() && self.entry(self.index(range.start)).load(Relaxed) == self.tables.arch.busy_pte()
     }
 
     /// Takes the leaves of a block out, shows each run of them to `taken`, makes all entries of the
@@ -31,7 +31,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// table. What hardware has recorded is dropped, as by [`LockedTable::take`].
     pub(crate) fn occupy(self, block: VirtRange, mut taken: impl FnMut(Removed)) -> Occupied<'t, 'm, P, A> {
         let arch = &self.tables.arch;
-        let busy = arch.busy();
+        let busy = arch.busy_pte();
         let mut at = block.start;
         self.part_at(self.index(at));
         self.part_at(self.index(at) + ((block.len() >> self.shift()) as usize));
@@ -70,7 +70,7 @@ impl<'t, 'm, P: Platform, A: Arch> Occupied<'t, 'm, P, A> {
         trace(table.tables.platform(), || Event::Locking(table.pfn));
         table.desc.table_lock().lock(table.tables.platform());
         trace(table.tables.platform(), || Event::Locked(table.pfn));
-        table.set_over(run, table.tables.arch.busy());
+        table.set_over(run, table.tables.arch.busy_pte());
         table.release();
     }
 }

@@ -105,21 +105,21 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.part_at(end);
         let arch = &self.tables.arch;
         let recorded = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
-        let bits = Bits::between::<A>(recorded, arch.forget(recorded, what, self.level));
+        let bits = Bits::between::<A>(recorded, arch.clear_hardware(recorded, what, self.level));
         let forget = |index, entry: &AtomicU64| match bits {
             // What hardware sets after this look is set after it was forgotten.
             Some(bits) => match entry.load(Relaxed) {
                 old if old & bits.clear == 0 => old,
                 _ => self.change_bits(index, entry, bits),
             },
-            None => self.change_contended(index, entry, |old| arch.forget(old, what, self.level)),
+            None => self.change_contended(index, entry, |old| arch.clear_hardware(old, what, self.level)),
         };
         while at < end {
             let first = self.entry(at).load(Relaxed);
             let block = self.block(first);
             let old = match block {
                 1 => forget(at, self.entry(at)),
-                _ => merged::<A>(arch.single(first, at), self.differing(at, block, first, forget)),
+                _ => merged::<A>(arch.without_cont(first, at), self.differing(at, block, first, forget)),
             };
             let start = self.base + ((at as u64) << self.shift());
             let range = VirtRange { start, end: start + ((block as u64) << self.shift()) };
@@ -133,7 +133,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let arch = &self.tables.arch;
         let old = self.change_contended(index, self.entry(index), |old| {
             let attrs = change(arch.attrs(old, self.level));
-            arch.leaf(arch.leaf_addr(old, self.level), attrs, self.level) | old & A::JOINED
+            arch.leaf(arch.leaf_addr(old, self.level), attrs, self.level) | old & A::CONT
         });
         arch.attrs(old, self.level)
     }

@@ -110,9 +110,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// Put a table in the place of the entry for `va`.
     fn hook(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, below: &LockedTable<'_, 'm, P, A>) {
         LockedTable::<P, A>::set_parent(below.desc, table.pfn);
-        table.fill(va, self.arch.table(below.pfn.addr()));
+        table.fill(va, self.arch.table_pte(below.pfn.addr()));
         self.hooked(1);
-        self.machine.count(Counter::TablesBorn, 1);
+        self.machine.count(Counter::TablesAllocated, 1);
     }
 }
 

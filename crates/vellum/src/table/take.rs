@@ -31,7 +31,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let most = self.tables.max_run.min(whole as usize);
         self.part_at(index);
         self.part_at(index + most);
-        let raw = arch.single(self.entry(index).load(Relaxed), index);
+        let raw = arch.without_cont(self.entry(index).load(Relaxed), index);
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
         // Upper entries are read on the way down, without the lock: who finds one empty also finds the gather open that it
         // went to, and does not take it for flushed.
@@ -63,7 +63,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     #[inline(always)]
     fn discard(&self, index: usize, entries: &[AtomicU64]) {
         let empty = |index: usize, entry: &AtomicU64| {
-            trace(self.tables.platform(), || Event::Discard(self.pfn, index as u16, entry.load(Relaxed)));
+            trace(self.tables.platform(), || Event::ClearAnon(self.pfn, index as u16, entry.load(Relaxed)));
             entry.store(0, Relaxed);
         };
         let (eights, rest) = entries.as_chunks::<8>();
@@ -83,10 +83,10 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.part_at(index);
         self.part_at(index + run.len);
         let dirty = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::DIRTY, self.level);
-        let says = dirty ^ arch.forget(dirty, Attrs::DIRTY, self.level);
+        let says = dirty ^ arch.clear_hardware(dirty, Attrs::DIRTY, self.level);
         let written = |raw: u64| raw & says == dirty & says;
         // Upper entries must not look empty before that is final (INV-4).
-        let instead = if self.level > 1 { arch.busy() } else { 0 };
+        let instead = if self.level > 1 { arch.busy_pte() } else { 0 };
         let mut len = 0;
         while len < run.len {
             let at = index + len;
@@ -142,7 +142,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let kept = (head.0.saturating_sub(run.pfn(arch).0) >> each) as usize;
         if kept < emptied {
             let run = run.part(arch, kept, emptied - kept);
-            self.set_over(&Run { raw: arch.forget(run.raw, Attrs::DIRTY, self.level), ..run }, instead);
+            self.set_over(&Run { raw: arch.clear_hardware(run.raw, Attrs::DIRTY, self.level), ..run }, instead);
         }
         kept
     }
@@ -153,7 +153,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let arch = &self.tables.arch;
         let index = self.index(va);
         self.part_around(index);
-        let raw = self.exchange(index, arch.busy());
+        let raw = self.exchange(index, arch.busy_pte());
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
         let va = self.base + ((index as u64) << self.shift());
         let run = Run::new(va, self.level, Kind::Leaf, raw, 1);

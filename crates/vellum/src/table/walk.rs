@@ -8,7 +8,7 @@ use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Kind, UserRange};
 use crate::frame::{Frame, flag};
 use crate::platform::{Event, Platform, trace};
-use crate::sync::{Patience, Ticket};
+use crate::sync::{Retries, Ticket};
 
 /// What stands at an address.
 pub(crate) enum Found<'t, 'm, P: Platform, A: Arch> {
@@ -80,7 +80,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             let raw = unsafe { self.entry_in(memory, table, index) }.load(Acquire);
             let kind = arch.kind(raw, level);
             if level <= lowest || kind != Kind::Table {
-                let raw = if kind == Kind::Leaf { arch.single(raw, index) } else { raw };
+                let raw = if kind == Kind::Leaf { arch.without_cont(raw, index) } else { raw };
                 return Landing { table, level, raw };
             }
             table = arch.table_addr(raw).pfn();
@@ -100,7 +100,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// The same, going down no further than to a table of level `lowest`.
     #[inline]
     pub(crate) fn find_at<'t>(&'t self, range: UserRange, lowest: u8) -> Found<'t, 'm, P, A> {
-        let mut patience = Patience::new(&self.gate);
+        let mut patience = Retries::new(&self.gate);
         loop {
             let walk = self.enter();
             // SAFETY: in a walk.
@@ -121,7 +121,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 None => self.platform().relax(),
             }
             // Tables come and go here, or entries are busy, and no queue is to be had for that.
-            patience.try_again();
+            patience.retry();
         }
     }
 

@@ -207,7 +207,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     #[inline]
     pub(crate) fn note(&mut self, range: VirtRange, shift: u32) {
         self.stride_shift = self.stride_shift.min(shift);
-        if !self.ranges[..self.ranges_used].last_mut().is_some_and(|last| last.join(&range)) {
+        if !self.ranges[..self.ranges_used].last_mut().is_some_and(|last| last.merge(&range)) {
             self.add_range(range);
         }
     }
@@ -243,7 +243,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         let stride = if self.stride_shift == u32::MAX { crate::addr::FRAME_SHIFT } else { self.stride_shift };
         let tables = core::mem::take(&mut self.moved) || self.tables != Pfn::NONE;
         // The platform requires ranges that are ascending and disjoint.
-        let left = VirtRange::join_all(&mut self.ranges[..self.ranges_used]);
+        let left = VirtRange::merge_all(&mut self.ranges[..self.ranges_used]);
         let flushed = self.tlb.invalidate(&self.ranges[..left], stride, tables);
         self.ranges_used = 0;
         self.stride_shift = u32::MAX;
@@ -279,7 +279,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     /// Frees the collected page tables, when no walker can be in one any more.
     fn free_tables(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
-        machine.walkers().outwait(machine.platform());
+        machine.walkers().wait_for_walkers(machine.platform());
         let mut batch = FreeBatch::new(machine, Use::Kernel);
         while let Some(pfn) = self.tables.some() {
             let frame = machine.frames().frame(pfn);
@@ -287,7 +287,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
             // Walkers that reached this page table have ended, but may still be queued for its
             // lock.
             frame.table_lock().drain(machine.platform());
-            trace(machine.platform(), || Event::TableDead(pfn));
+            trace(machine.platform(), || Event::TableFreed(pfn));
             batch.free(pfn, frame, 1 << frame.order());
             batch.maybe_resched();
         }
@@ -407,8 +407,8 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     fn put_pages(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
         let state = frame.state();
         debug_assert_eq!(state.kind(), FrameKind::Folio);
-        if state.has(flag::ZEROS | flag::OBJECT) {
-            if state.has(flag::ZEROS) {
+        if state.has(flag::ZERO_FOLIO | flag::OBJECT) {
+            if state.has(flag::ZERO_FOLIO) {
                 return;
             }
             self.shmem += pages as u64;

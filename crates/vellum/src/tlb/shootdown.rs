@@ -100,7 +100,7 @@ impl<'m, P: Platform> Shootdown<'m, P> {
 
     /// Announces a reclaimer, before it clears its first PTE (Linux: `set_tlb_ubc_flush_pending`).
     /// The reclaimer flushes before it drops the guard.
-    pub(crate) fn evicting(&self) -> PendingReclaimFlush<'_> {
+    pub(crate) fn set_reclaim_flush_pending(&self) -> PendingReclaimFlush<'_> {
         self.reclaimers.fetch_add(1, Ordering::Relaxed);
         PendingReclaimFlush(&self.reclaimers)
     }
@@ -113,7 +113,7 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     /// operations that clear PTEs are no danger: the program requested them, and they are not
     /// complete before their flush.
     #[inline]
-    pub(crate) fn before_filling(&self, range: VirtRange, shift: u32) {
+    pub(crate) fn flush_pending_reclaim(&self, range: VirtRange, shift: u32) {
         // A reclaimer that cleared them, under the same lock, either is counted here or has
         // flushed.
         if self.reclaimers.load(Ordering::Acquire) != 0 {

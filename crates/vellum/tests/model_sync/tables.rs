@@ -111,7 +111,7 @@ impl Tree {
         table.dead.store(true, Ordering::Relaxed);
         table.lock.unlock(cpu);
         self.lock.unlock(cpu);
-        self.walkers.outwait(cpu);
+        self.walkers.wait_for_walkers(cpu);
         table.lock.drain(cpu);
         // Its descriptor is anybody's, and says what they write there.
         table.dead.store(false, Ordering::Relaxed);

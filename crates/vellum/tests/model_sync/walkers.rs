@@ -38,7 +38,7 @@ impl Scene {
 
     fn unhook_and_free(&self) {
         self.hooked.store(false, Ordering::Relaxed);
-        self.walkers.outwait(&Cpu(2));
+        self.walkers.wait_for_walkers(&Cpu(2));
         self.node.set(FREED);
     }
 }
@@ -91,7 +91,7 @@ fn who_waits_is_waited_for_and_both_go_on() {
         let scene = Scene::new();
         let turn = |scene: &Scene, cpu: usize| {
             scene.walk(cpu);
-            scene.walkers.outwait(&Cpu(cpu));
+            scene.walkers.wait_for_walkers(&Cpu(cpu));
             scene.walk(cpu);
         };
         let other = {

@@ -25,7 +25,8 @@ pub fn story(lab: &Lab) -> Checked {
         let is_aligned = end.is_multiple_of(HUGE);
         let (huge, faults, last) = if is_aligned { (1, 1, 0) } else { (0, HUGE / FRAME_SIZE, 2) };
         let born = 2 * tables_between(&space) + 2 + last;
-        tally.expect("written", &[(Faults, HUGE / FRAME_SIZE + faults), (LargeFolios, huge), (TablesBorn, born)])?;
+        tally
+            .expect("written", &[(Faults, HUGE / FRAME_SIZE + faults), (LargeFolios, huge), (TablesAllocated, born)])?;
         edges.into_iter().try_for_each(expect_written)?;
 
         // Beyond: the first pages, the last page below the kernel's half, and the kernel.

@@ -72,7 +72,7 @@ impl Lab {
     pub fn expect_group(&self, charged: u64, listed: u64, deferred: u64) -> Checked {
         let usage = must("read the group's usage", self.machine.memcgs().usage(self.machine.frames(), self.group))?;
         let MemcgUsage { peak, limit, .. } = usage;
-        let expected = MemcgUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred, swapped: 0, shards: 0 };
+        let expected = MemcgUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred, swapped: 0, lruvecs: 0 };
         expect("the group", usage, expected)
     }
 }
@@ -87,7 +87,7 @@ const ALL_COUNTERS: [Counter; COUNTERS - 2] = [
     Counter::PagesCleared,
     Counter::FoliosFreed,
     Counter::Flushes,
-    Counter::TablesBorn,
+    Counter::TablesAllocated,
     Counter::TablesFreed,
     Counter::HugeSplits,
     Counter::SplitDeferred,

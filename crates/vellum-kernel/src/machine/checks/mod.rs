@@ -78,7 +78,7 @@ pub fn run(machine: &'static Machine, only: &str, counted: bool) -> Checked {
         expect("memory after the story", Baseline::of(machine), before)?;
     }
     let counts = |counter| machine.counter(counter);
-    expect("tables freed", counts(Counter::TablesFreed), counts(Counter::TablesBorn))?;
+    expect("tables freed", counts(Counter::TablesFreed), counts(Counter::TablesAllocated))?;
     println!("all is back: {} frames free; {}", machine.frames().free_frames(), mem::Tally);
     Ok(())
 }

@@ -51,7 +51,14 @@ fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
     // One invalidation for the split, one for what was unmapped.
     tally.expect(
         "hole made",
-        &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, frames), (SplitDeferred, 1)],
+        &[
+            (HugeSplits, 1),
+            (TablesAllocated, 1),
+            (Flushes, 2),
+            (RunsCleared, 1),
+            (PagesCleared, frames),
+            (SplitDeferred, 1),
+        ],
     )?;
     expect_no_load(HOLE, FaultError::Unmapped)?;
     expect_no_store(HOLE, FaultError::Unmapped)?;
@@ -84,7 +91,7 @@ fn make_read_only(lab: &Lab, space: &Space) -> Checked {
     write(FIXED)?;
     let mut tally = lab.tally();
     protect(space, FIXED, Prot::READ)?;
-    tally.expect("protected", &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2)])?;
+    tally.expect("protected", &[(HugeSplits, 1), (TablesAllocated, 1), (Flushes, 2)])?;
     expect_no_store(FIXED, FaultError::Denied)?;
     write(VirtRange { start: BASE, end: FIXED.start })?;
     tally.expect("written beside it", &[(Faults, frames)])?;
@@ -99,7 +106,7 @@ fn drop_one_page(lab: &Lab, space: &Space) -> Checked {
     must("DONTNEED", space.advise(UNNEEDED.start, UNNEEDED.len(), Advise::DontNeed))?;
     tally.expect(
         "not needed",
-        &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, 1), (SplitDeferred, 1)],
+        &[(HugeSplits, 1), (TablesAllocated, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, 1), (SplitDeferred, 1)],
     )?;
     expect_zeros(UNNEEDED)?;
     tally.expect("zeros read", &[(Faults, 1)])?;

@@ -37,7 +37,7 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
     let free = frames.free_frames();
     touch()?;
     let large = if order > 0 { folios } else { 0 };
-    tally.expect("touched", &[(Faults, folios), (LargeFolios, large), (TablesBorn, born)])?;
+    tally.expect("touched", &[(Faults, folios), (LargeFolios, large), (TablesAllocated, born)])?;
     expect("frames taken", free - frames.free_frames(), PAGES + born)?;
     expect("the space", space.stats(), stats(BYTES, BYTES, born + 1))?;
     lab.expect_group(PAGES + born + 1 + kernel_pages(space), PAGES, 0)?;

@@ -46,7 +46,7 @@ pub fn story(lab: &Lab) -> Checked {
         expect("nor by reading", load(BELOW), Err(FaultError::Unmapped(BELOW)))?;
         // One table for what was touched at the top, one for the bottom.
         let tables = tables_between(&space) + 2;
-        tally.expect("grown", &[(Faults, faults + 2), (TablesBorn, tables)])?;
+        tally.expect("grown", &[(Faults, faults + 2), (TablesAllocated, tables)])?;
 
         // With nothing below, the limit is what ends it.
         unmap(&space, first(FRAME_SIZE))?;

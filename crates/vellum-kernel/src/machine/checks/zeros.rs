@@ -43,7 +43,7 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     expect_zeros(range)?;
     // Whatever is missing comes by the largest piece.
     let faults = PAGES >> piece;
-    tally.expect("read", &[(Faults, faults), (TablesBorn, between + last_level)])?;
+    tally.expect("read", &[(Faults, faults), (TablesAllocated, between + last_level)])?;
     expect("the space", space.stats(), stats(BYTES, 0, 1 + between + last_level))?;
     expect("resident", space.usage(range), Usage::default())?;
     lab.expect_group(1 + between + last_level + kernel_pages(space), 0, 0)?;
@@ -52,7 +52,7 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
         expect("attributes", run.attrs(space.arch()), Attrs::READ | Attrs::ACCESSED)?;
         let (head, folio) = lab.machine.frames().head(run.pfn(space.arch()));
         zeros = head;
-        expect("folio of zeros", (folio.has(flag::ZEROS), folio.order()), (true, order(lab.machine)))
+        expect("folio of zeros", (folio.has(flag::ZERO_FOLIO), folio.order()), (true, order(lab.machine)))
     })?;
 
     // The processor's TLB has the zeros of this page and of its neighbour.

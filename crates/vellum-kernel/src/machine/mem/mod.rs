@@ -111,7 +111,7 @@ impl fmt::Display for Tally {
             count(Counter::PagesCleared),
             count(Counter::RunsCleared),
             count(Counter::Flushes),
-            count(Counter::TablesBorn),
+            count(Counter::TablesAllocated),
             count(Counter::TablesFreed),
         )
     }

@@ -73,7 +73,7 @@ unsafe impl Memory for Host {
         unsafe { caches::copy(from, to, bytes) }
     }
 
-    fn publish_code(&self, at: *const u8, bytes: usize) {
+    fn sync_icache(&self, at: *const u8, bytes: usize) {
         caches::publish_code(at, bytes);
     }
 }

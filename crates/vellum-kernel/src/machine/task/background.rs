@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use core::task::{Poll, Waker};
 use spin::Mutex;
 use vellum::memcg::MemcgId;
-use vellum::reclaim::Part;
+use vellum::reclaim::ReclaimScope;
 
 /// Pages that are reclaimed before others are let go on.
 const AT_ONCE: u64 = 256;
@@ -60,7 +60,7 @@ async fn run() {
                 .map(|node| (node, frames.shortage_on(node).min(AT_ONCE)))
                 .filter(|(_, missing)| *missing > 0)
                 .map(|(node, missing)| {
-                    reclaim(Who::Background, Part { memcg: MemcgId::ROOT, node: Some(node) }, missing)
+                    reclaim(Who::Background, ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) }, missing)
                 })
                 .sum();
             if found == 0 {

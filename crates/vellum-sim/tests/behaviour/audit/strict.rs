@@ -2,7 +2,7 @@
 //! withheld from it, or if a reference exists that it does not know. (The engine's own tests plant
 //! discrepancies that no host can cause.)
 
-use vellum::audit::{Sums, Unsound, What, audit, span};
+use vellum::audit::{Discrepancy, Quantity, Sums, audit, span};
 use vellum::page_cache::Object;
 use vellum::space::{Access, Advise, MapFlags, MapRequest};
 use vellum::swap::{Slots, SwapRun};
@@ -15,7 +15,7 @@ const PAGES: u64 = 24;
 /// The address of the object's mapping.
 const SHARED: u64 = BASE + (1 << 30);
 
-fn audited<A: Silicon>(on: &Bench<'_, A>, spaces: &[&Space<'_, A>]) -> (Sums, Vec<Unsound>) {
+fn audited<A: Silicon>(on: &Bench<'_, A>, spaces: &[&Space<'_, A>]) -> (Sums, Vec<Discrepancy>) {
     let mut counts = vec![0; span(on.machine).1];
     let mut found = Vec::new();
     let sums = audit(on.machine, spaces.iter().copied(), &mut counts, &mut |unsound| found.push(unsound));
@@ -24,9 +24,9 @@ fn audited<A: Silicon>(on: &Bench<'_, A>, spaces: &[&Space<'_, A>]) -> (Sums, Ve
 
 /// Returns the two numbers, counted and found, of the first such discrepancy.
 #[track_caller]
-fn differs(found: &[Unsound], like: impl Fn(What) -> bool) -> (u64, u64) {
-    let numbers = |unsound: &Unsound| match unsound {
-        Unsound::Differs { what, counted, found } if like(*what) => Some((*counted, *found)),
+fn differs(found: &[Discrepancy], like: impl Fn(Quantity) -> bool) -> (u64, u64) {
+    let numbers = |unsound: &Discrepancy| match unsound {
+        Discrepancy::Differs { what, counted, found } if like(*what) => Some((*counted, *found)),
         _ => None,
     };
     found.iter().find_map(numbers).unwrap_or_else(|| panic!("{found:?}"))
@@ -68,13 +68,13 @@ fn all_and_not_all<A: Silicon>(arch: A) {
         assert_eq!(found, []);
         assert_eq!((sums.spaces, sums.pinned, sums.host), (2, 0, 0), "{sums:?}");
         let (_, found) = audited(on, &[child]);
-        differs(&found, |what| matches!(what, What::Mappings(_)));
-        differs(&found, |what| what == What::Tables);
-        differs(&found, |what| what == What::Structures);
-        let (references, named) = differs(&found, |what| matches!(what, What::Slot(0, _)));
+        differs(&found, |what| matches!(what, Quantity::Mappings(_)));
+        differs(&found, |what| what == Quantity::PageTables);
+        differs(&found, |what| what == Quantity::Structures);
+        let (references, named) = differs(&found, |what| matches!(what, Quantity::Slot(0, _)));
         assert!(references > named, "{found:?}");
-        assert_eq!(differs(&found, |what| matches!(what, What::Vmas(_))), (4, 2));
-        assert_eq!(differs(&found, |what| matches!(what, What::Writers(_))), (4, 2));
+        assert_eq!(differs(&found, |what| matches!(what, Quantity::Vmas(_))), (4, 2));
+        assert_eq!(differs(&found, |what| matches!(what, Quantity::Writers(_))), (4, 2));
     });
 }
 
@@ -82,7 +82,7 @@ fn slot_referred_to_once_more<A: Silicon>(arch: A) {
     with_two_spaces(arch, |on, parent, child| {
         let mut named = None;
         parent.runs(crate::fixtures::bench::range(BASE, PAGES * on.page), |run| {
-            named = named.or((run.kind == vellum::arch::Kind::Swap).then(|| parent.arch().swapped(run.raw)));
+            named = named.or((run.kind == vellum::arch::Kind::Swap).then(|| parent.arch().swap_entry(run.raw)));
         });
         let named = named.expect("something is in swap");
         let first = (named.slot as u32) << on.arch.page_order();
@@ -90,7 +90,7 @@ fn slot_referred_to_once_more<A: Silicon>(arch: A) {
         // SAFETY: a swap entry has a reference, and keeps it.
         unsafe { on.machine.swaps().duplicate(on.sim, run) }.unwrap();
         let (_, found) = audited(on, &[parent, child]);
-        let (references, entries) = differs(&found, |what| what == What::Slot(0, first));
+        let (references, entries) = differs(&found, |what| what == Quantity::Slot(0, first));
         assert_eq!((found.len(), references), (1, entries + 1), "{found:?}");
         // SAFETY: the reference taken above.
         unsafe { on.machine.swaps().release(on.machine.frames(), run) };

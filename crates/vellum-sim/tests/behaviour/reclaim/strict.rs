@@ -63,7 +63,7 @@ fn memcgs<A: Silicon>(arch: A) {
         let usage = on.machine.memcgs().usage(on.machine.frames(), memcgs[0]).unwrap();
         assert_eq!(
             usage.charged,
-            usage.shards + all.iter().step_by(2).map(|s| (s.stats().tables + s.stats().kernel) >> 12).sum::<u64>()
+            usage.lruvecs + all.iter().step_by(2).map(|s| (s.stats().tables + s.stats().kernel) >> 12).sum::<u64>()
         );
         // Reclaim frees little more than it is asked for.
         let got = on.reclaim(&all, MemcgId::ROOT, 20);
@@ -113,7 +113,7 @@ fn ages<A: Silicon>(arch: A) {
         let done = reclaim::<_, A>(on.machine, &[&space][..], MemcgId::ROOT, frames).unwrap();
         assert_eq!(done.freed, frames);
         assert!(
-            frames < done.looked && done.looked <= 64 * (page >> 12),
+            frames < done.scanned && done.scanned <= 64 * (page >> 12),
             "some that were used, and none twice: {done:?}"
         );
         let stays: Vec<u64> = (0..64).filter(|i| resident(&space, BASE + i * page, page) > 0).collect();

@@ -55,13 +55,13 @@ impl<A: Arch> Case<A> {
     }
 
     /// Returns swap entries of every device and combination of attributes, with various slots.
-    pub(super) fn swaps(&self) -> Vec<Swapped> {
+    pub(super) fn swaps(&self) -> Vec<SwapEntry> {
         let mut slots = vec![0, self.max_slot, self.max_slot - 1, self.max_slot / 3, self.max_slot / 3 * 2];
         slots.extend((0..self.max_slot.count_ones()).map(|b| 1 << b));
         let mut swaps = vec![];
         for slot in slots {
             for device in 0..32 {
-                swaps.extend(SOFTWARE.map(|attrs| Swapped { device, slot, attrs }));
+                swaps.extend(SOFTWARE.map(|attrs| SwapEntry { device, slot, attrs }));
             }
         }
         swaps
@@ -79,7 +79,7 @@ pub(super) const SOFTWARE: [Attrs; 8] = {
     let mut i = 0;
     while i < 8 {
         let exclusive = if i & 1 == 0 { Attrs::empty() } else { Attrs::EXCLUSIVE };
-        let watched = if i & 2 == 0 { Attrs::empty() } else { Attrs::WATCHED };
+        let watched = if i & 2 == 0 { Attrs::empty() } else { Attrs::UFFD_WP };
         let soft_dirty = if i & 4 == 0 { Attrs::empty() } else { Attrs::SOFT_DIRTY };
         all[i] = exclusive.union(watched).union(soft_dirty);
         i += 1;
@@ -87,7 +87,7 @@ pub(super) const SOFTWARE: [Attrs; 8] = {
     all
 };
 
-pub(super) const MARKERS: [Marker; 3] = [Marker::Watched, Marker::Guard, Marker::Poison];
+pub(super) const MARKERS: [Marker; 3] = [Marker::UffdWp, Marker::Guard, Marker::Poison];
 
 /// Returns every combination of the bits of `mask`.
 pub(super) fn subsets(mask: u64) -> impl Iterator<Item = u64> {

@@ -166,16 +166,16 @@ fn aarch64_write_protection_keeps_dirty() {
 fn cont_blocks_fold_and_unfold() {
     fn check<A: Arch>(arch: A, pa: u64) {
         for (attrs, index) in all_attrs().zip(0..) {
-            let index = index % ((1 << arch.block_bits(1)) - 1);
+            let index = index % ((1 << arch.cont_bits(1)) - 1);
             let leaf = arch.leaf(PhysAddr(pa + ((index as u64) << arch.page_shift())), attrs, 1);
-            assert_eq!(leaf & A::JOINED, 0);
-            let joined = arch.join(leaf);
-            assert_ne!(joined & A::JOINED, 0);
+            assert_eq!(leaf & A::CONT, 0);
+            let joined = arch.with_cont(leaf);
+            assert_ne!(joined & A::CONT, 0);
             assert_eq!(arch.attrs(joined, 1), arch.attrs(leaf, 1));
-            assert_eq!((arch.single(joined, index), arch.single(leaf, index)), (leaf, leaf));
-            assert_eq!(arch.placed(joined, index), leaf | A::JOINED);
-            let next = arch.join(arch.leaf(PhysAddr(pa + ((index as u64 + 1) << arch.page_shift())), attrs, 1));
-            assert_eq!(joined.wrapping_add(arch.joined_step(leaf, 1)), next);
+            assert_eq!((arch.without_cont(joined, index), arch.without_cont(leaf, index)), (leaf, leaf));
+            assert_eq!(arch.at_index(joined, index), leaf | A::CONT);
+            let next = arch.with_cont(arch.leaf(PhysAddr(pa + ((index as u64 + 1) << arch.page_shift())), attrs, 1));
+            assert_eq!(joined.wrapping_add(arch.cont_step(leaf, 1)), next);
         }
     }
     check(Aarch64::granule_4k(), 0xffff_0000_0000);
@@ -184,18 +184,18 @@ fn cont_blocks_fold_and_unfold() {
     check(Riscv64::sv57().with_napot(), 0xff_ffff_0000_0000);
     let napot = Riscv64::sv39().with_napot();
     let leaf = napot.leaf(PhysAddr(0x1_2345_0000), Attrs::READ, 1);
-    assert_eq!(napot.join(leaf), leaf | 1 << 63 | 0b1000 << 10, "PPN[3:0] = 1000 encodes 64 KiB (Svnapot)");
+    assert_eq!(napot.with_cont(leaf), leaf | 1 << 63 | 0b1000 << 10, "PPN[3:0] = 1000 encodes 64 KiB (Svnapot)");
 }
 
 /// PTEs per cont block: D8.7.1 for AArch64, Svnapot for RISC-V.
 #[test]
 fn cont_block_sizes_match_the_manuals() {
-    let bits = |arch: Aarch64| [1, 2, 3].map(|level| arch.block_bits(level));
+    let bits = |arch: Aarch64| [1, 2, 3].map(|level| arch.cont_bits(level));
     assert_eq!(bits(Aarch64::granule_4k()), [4, 4, 0]);
     assert_eq!(bits(Aarch64::granule_16k()), [7, 5, 0]);
     assert_eq!(bits(Aarch64::granule_64k()), [5, 5, 0]);
-    assert_eq!([1, 2].map(|level| Riscv64::sv48().with_napot().block_bits(level)), [4, 0]);
-    assert_eq!((Riscv64::sv48().block_bits(1), X86_64::four_levels().block_bits(1)), (0, 0));
+    assert_eq!([1, 2].map(|level| Riscv64::sv48().with_napot().cont_bits(level)), [4, 0]);
+    assert_eq!((Riscv64::sv48().cont_bits(1), X86_64::four_levels().cont_bits(1)), (0, 0));
     assert_eq!((Aarch64::CONTIGUOUS, Riscv64::NAPOT), (1 << 52, 1 << 63));
 }
 
@@ -208,17 +208,17 @@ fn riscv64_soft_dirty_needs_svrsw60t59b() {
 /// The fields of swap PTEs and markers are where the tables of the formats' modules put them.
 #[test]
 fn swap_ptes_and_markers_have_the_documented_layout() {
-    let entry = |attrs| Swapped { device: 0b10101, slot: 0x5_4321, attrs };
-    let all = Attrs::EXCLUSIVE | Attrs::WATCHED | Attrs::SOFT_DIRTY;
+    let entry = |attrs| SwapEntry { device: 0b10101, slot: 0x5_4321, attrs };
+    let all = Attrs::EXCLUSIVE | Attrs::UFFD_WP | Attrs::SOFT_DIRTY;
     let x86_64 = X86_64::four_levels();
-    assert_eq!(x86_64.swap(entry(all)), 1 << 1 | 0b111 << 4 | 0b10101 << 9 | !0x5_4321 << 14);
-    assert_eq!(x86_64.swap(entry(Attrs::WATCHED)), 1 << 1 | 0b010 << 4 | 0b10101 << 9 | !0x5_4321 << 14);
-    assert_eq!((x86_64.marker(Marker::Poison), x86_64.busy()), (2 << 1 | 3 << 4, 3 << 1));
+    assert_eq!(x86_64.swap_pte(entry(all)), 1 << 1 | 0b111 << 4 | 0b10101 << 9 | !0x5_4321 << 14);
+    assert_eq!(x86_64.swap_pte(entry(Attrs::UFFD_WP)), 1 << 1 | 0b010 << 4 | 0b10101 << 9 | !0x5_4321 << 14);
+    assert_eq!((x86_64.marker_pte(Marker::Poison), x86_64.busy_pte()), (2 << 1 | 3 << 4, 3 << 1));
     let aarch64 = Aarch64::granule_4k();
-    assert_eq!(aarch64.swap(entry(all)), 1 << 1 | 0b111 << 4 | 0x5_4321 << 12 | 0b10101 << 56);
-    assert_eq!((aarch64.marker(Marker::Poison), aarch64.busy()), (2 << 1 | 3 << 4, 3 << 1));
+    assert_eq!(aarch64.swap_pte(entry(all)), 1 << 1 | 0b111 << 4 | 0x5_4321 << 12 | 0b10101 << 56);
+    assert_eq!((aarch64.marker_pte(Marker::Poison), aarch64.busy_pte()), (2 << 1 | 3 << 4, 3 << 1));
     let riscv64 = Riscv64::sv39();
-    assert_eq!(riscv64.swap(entry(all)), 1 << 1 | 0b111 << 8 | 0b10101 << 11 | 0x5_4321 << 16);
-    assert_eq!((riscv64.marker(Marker::Poison), riscv64.busy()), (2 << 1 | 3 << 8, 3 << 1));
+    assert_eq!(riscv64.swap_pte(entry(all)), 1 << 1 | 0b111 << 8 | 0b10101 << 11 | 0x5_4321 << 16);
+    assert_eq!((riscv64.marker_pte(Marker::Poison), riscv64.busy_pte()), (2 << 1 | 3 << 8, 3 << 1));
     assert_eq!((X86_64::MAX_SLOT, Aarch64::MAX_SLOT, Riscv64::MAX_SLOT), ((1 << 50) - 1, (1 << 43) - 1, (1 << 48) - 1));
 }

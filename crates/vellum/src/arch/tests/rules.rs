@@ -49,7 +49,7 @@ pub(super) fn leaf_attributes_round_trip<A: Arch>(case: &Case<A>) {
         }
     }
     for pa in case.frames(1) {
-        assert_eq!(arch.table_addr(arch.table(PhysAddr(pa))), PhysAddr(pa));
+        assert_eq!(arch.table_addr(arch.table_pte(PhysAddr(pa))), PhysAddr(pa));
     }
     let pfn = Pfn(0xdead_bee0);
     assert_eq!(arch.leaf_pfn(arch.leaf(pfn.addr(), Attrs::READ, 1), 1), pfn);
@@ -74,28 +74,28 @@ pub(super) fn each_pte_has_exactly_one_kind<A: Arch>(case: &Case<A>) {
     for level in case.all_levels() {
         if level > 1 {
             for pa in case.frames(1) {
-                expect(arch.table(PhysAddr(pa)), level, Kind::Table);
+                expect(arch.table_pte(PhysAddr(pa)), level, Kind::Table);
             }
         }
         for swapped in case.swaps() {
-            expect(arch.swap(swapped), level, Kind::Swap);
+            expect(arch.swap_pte(swapped), level, Kind::Swap);
         }
         for marker in MARKERS {
-            expect(arch.marker(marker), level, Kind::Marker);
+            expect(arch.marker_pte(marker), level, Kind::Marker);
         }
-        expect(arch.busy(), level, Kind::Busy);
+        expect(arch.busy_pte(), level, Kind::Busy);
     }
     for marker in MARKERS {
-        assert_eq!(arch.marked(arch.marker(marker)), Some(marker));
+        assert_eq!(arch.marker_of(arch.marker_pte(marker)), Some(marker));
     }
-    for other in [0, arch.busy(), arch.swap(case.swaps()[0]), case.leaf(0, Attrs::empty(), 1)] {
-        assert_eq!(arch.marked(other), None, "{other:#x}");
+    for other in [0, arch.busy_pte(), arch.swap_pte(case.swaps()[0]), case.leaf(0, Attrs::empty(), 1)] {
+        assert_eq!(arch.marker_of(other), None, "{other:#x}");
     }
 }
 
 pub(super) fn swap_ptes_round_trip<A: Arch>(case: &Case<A>) {
     for swapped in case.swaps() {
-        assert_eq!(case.arch.swapped(case.arch.swap(swapped)), swapped);
+        assert_eq!(case.arch.swap_entry(case.arch.swap_pte(swapped)), swapped);
     }
 }
 
@@ -137,7 +137,7 @@ pub(super) fn runs_compare_without_hardware_bits<A: Arch>(case: &Case<A>) {
     }
     // Swap PTEs are compared in all bits.
     for attrs in SOFTWARE {
-        let entry = |device, slot, attrs| arch.swap(Swapped { device, slot, attrs });
+        let entry = |device, slot, attrs| arch.swap_pte(SwapEntry { device, slot, attrs });
         let raw = entry(3, 7, attrs);
         let expected = raw.wrapping_add(arch.step(raw, 1));
         for other in SOFTWARE {
@@ -219,10 +219,10 @@ pub(super) fn step_advances_leaf_and_swap_ptes<A: Arch>(case: &Case<A>) {
     for level in case.all_levels() {
         for first in [0, 0xffff, (1 << 32) - 512, case.max_slot / 3, case.max_slot - 1023] {
             for attrs in SOFTWARE {
-                let mut raw = case.arch.swap(Swapped { device: 21, slot: first, attrs });
+                let mut raw = case.arch.swap_pte(SwapEntry { device: 21, slot: first, attrs });
                 let step = case.arch.step(raw, level);
                 for slot in first..first + 1024 {
-                    assert_eq!(raw, case.arch.swap(Swapped { device: 21, slot, attrs }));
+                    assert_eq!(raw, case.arch.swap_pte(SwapEntry { device: 21, slot, attrs }));
                     assert_eq!(case.arch.step(raw, level), step);
                     raw = raw.wrapping_add(step);
                 }

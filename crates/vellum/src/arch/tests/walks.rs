@@ -26,7 +26,7 @@ pub(super) fn build_tables<A: Arch>(case: &Case<A>, memory: &mut Memory, va: u64
         memory.tables.push((table, vec![0; entries]));
         match pte {
             None => root = table,
-            Some(pte) => *memory.word(pte) = case.arch.table(PhysAddr(table)),
+            Some(pte) => *memory.word(pte) = case.arch.table_pte(PhysAddr(table)),
         }
         pte = Some(table + case.arch.index(va, l) as u64 * 8);
     }
@@ -71,9 +71,9 @@ pub(super) fn the_mmu_decodes_what_the_format_encodes<A: Arch>(case: &Case<A>) {
 
 pub(super) fn the_mmu_faults_on_ptes_that_are_not_leaves<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
-    let mut others = vec![0, arch.busy()];
-    others.extend(MARKERS.map(|m| arch.marker(m)));
-    others.extend(case.swaps().into_iter().map(|s| arch.swap(s)));
+    let mut others = vec![0, arch.busy_pte()];
+    others.extend(MARKERS.map(|m| arch.marker_pte(m)));
+    others.extend(case.swaps().into_iter().map(|s| arch.swap_pte(s)));
     for level in case.all_levels() {
         let va = case.addresses().pop().unwrap();
         let mut memory = Memory::default();

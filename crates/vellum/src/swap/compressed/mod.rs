@@ -104,7 +104,7 @@ struct StatCounters {
 
 /// The contents of a [`Compressed`] (Linux: zram's `mm_stat`); exact when no CPU reads or writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Contents {
+pub struct CompressedStats {
     /// The number of same-filled pages.
     pub same_filled: u64,
     /// The number of compressed pages.
@@ -136,11 +136,11 @@ impl Compressed {
     }
 
     /// Returns the number of stored pages and the memory that they take.
-    pub fn contents(&self) -> Contents {
+    pub fn stats(&self) -> CompressedStats {
         let StatCounters { same_filled, compressed, incompressible, bytes, frames } = &self.counts;
         let [same_filled, compressed, incompressible, bytes, frames] =
             [same_filled, compressed, incompressible, bytes, frames].map(|count| count.load(Relaxed));
-        Contents { same_filled, compressed, incompressible, bytes, frames }
+        CompressedStats { same_filled, compressed, incompressible, bytes, frames }
     }
 
     /// Frees the device's memory and everything stored in it.

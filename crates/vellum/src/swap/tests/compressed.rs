@@ -7,7 +7,7 @@ use lz4_flex::block::compress_into;
 
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{BootOptions, Frames, Use};
-use crate::swap::compressed::Contents;
+use crate::swap::compressed::CompressedStats;
 use crate::swap::{Compressed, ReadError, Slots, SwapDevice, Unreadable, WriteError};
 use crate::testing::{Dice, Host};
 
@@ -129,7 +129,7 @@ impl World<'_> {
 
     /// Checks the device's statistics against the model.
     fn check(&self) {
-        let contents = self.device.contents();
+        let contents = self.device.stats();
         let same_filled =
             self.model.values().filter(|page| page.as_chunks::<8>().0.iter().all(|word| *word == page[..8])).count();
         assert_eq!(contents.same_filled, same_filled as u64);
@@ -150,7 +150,7 @@ fn with_device(frames: u64, seed: u64, test: impl FnOnce(&mut World<'_>)) {
     let fresh = world.frames.free_frames();
     test(&mut world);
     world.check();
-    let contents = world.device.contents();
+    let contents = world.device.stats();
     assert_eq!(fresh - world.frames.free_frames(), contents.frames, "the device took other frames than it counts");
     let World { frames, device, .. } = world;
     device.free(&frames);
@@ -176,7 +176,7 @@ fn stored_pages_are_read_back_unchanged() {
                 }
             }
             world.forget(Slots { first: 0, count: SLOTS });
-            assert_eq!(world.device.contents(), Contents::default());
+            assert_eq!(world.device.stats(), CompressedStats::default());
         });
     }
 }
@@ -219,7 +219,7 @@ fn same_filled_pages_take_no_memory() {
             world.read(Slots { first, count: RUN });
         }
         assert_eq!(world.write(Slots { first: 0, count: 1 }, &[Kind::Random]), Err(WriteError::NoMemory));
-        assert_eq!(world.device.contents().frames, 0);
+        assert_eq!(world.device.stats().frames, 0);
         // SAFETY: allocated by this test, and not used any more.
         rest.iter().for_each(|pfn| unsafe { world.frames.free(*pfn, 1, false, Use::Kernel) });
     });
@@ -238,7 +238,7 @@ fn the_pool_wastes_at_most_12_percent() {
                 let lengths = world.buffer().iter().map(|page| compress_into(page, &mut output).unwrap() as u64);
                 needed += lengths.map(|length| length.min(FRAME_SIZE)).sum::<u64>();
             }
-            let here = world.device.contents().frames * FRAME_SIZE;
+            let here = world.device.stats().frames * FRAME_SIZE;
             taken += here;
             assert!(here * 75 < (needed - before) * 100, "of {percent} % random words: {here} for {}", needed - before);
         });
@@ -263,7 +263,7 @@ fn pages_are_stored_when_only_single_frames_are_free() {
             world.write(Slots { first, count: RUN }, &[Kind::Mixed(60)]).unwrap();
             world.read(Slots { first, count: RUN });
         }
-        assert!(world.device.contents().compressed > 100);
+        assert!(world.device.stats().compressed > 100);
         world.forget(Slots { first: 0, count: 128 });
         free(world, 1);
     });

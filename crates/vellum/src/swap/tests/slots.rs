@@ -72,7 +72,11 @@ impl World<'_> {
         let free = self.counts.iter().filter(|count| **count == 0).count();
         assert_eq!(self.slots.free_slots() as usize, free);
         for (slot, count) in self.counts.iter().enumerate() {
-            assert_eq!(self.slots.references(self.host, Slots { first: slot as u32, count: 1 }), *count, "slot {slot}");
+            assert_eq!(
+                self.slots.max_references(self.host, Slots { first: slot as u32, count: 1 }),
+                *count,
+                "slot {slot}"
+            );
         }
     }
 
@@ -184,7 +188,7 @@ fn duplicate_at_the_maximum_fails_and_changes_nothing() {
         world.check();
         world.duplicate(Slots { first: 10, count: 1090 });
         (0..1000).for_each(|_| world.slots.get_transient(world.host, near));
-        assert_eq!(world.slots.references(world.host, near), MAX_REFERENCES + 1000);
+        assert_eq!(world.slots.max_references(world.host, near), MAX_REFERENCES + 1000);
         world.duplicate(near);
         (0..1000).for_each(|_| world.slots.release(world.host, near, |dead| panic!("{dead:?} are still in use")));
         world.check();

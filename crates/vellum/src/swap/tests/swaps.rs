@@ -6,7 +6,8 @@ use std::vec::Vec;
 use crate::addr::Pfn;
 use crate::frame::{BootOptions, Frames, HUGE_ORDER};
 use crate::swap::{
-    AttachError, DEVICES, DetachError, NoSlots, ReadError, Slots, SwapDevice, SwapRun, Swaps, Unreadable, WriteError,
+    AttachError, DetachError, MAX_SWAP_DEVICES, NoSlots, ReadError, Slots, SwapDevice, SwapRun, Swaps, Unreadable,
+    WriteError,
 };
 use crate::testing::Host;
 
@@ -118,7 +119,7 @@ fn a_device_is_detached_only_when_unused() {
             assert_eq!(swaps.detach(frames, id), Err(DetachError::InUse(4)));
             // SAFETY: as above.
             unsafe {
-                assert_eq!(swaps.references(host, run), references);
+                assert_eq!(swaps.max_references(host, run), references);
                 swaps.release(frames, run);
             }
         }
@@ -140,8 +141,8 @@ fn a_swap_pte_can_name_every_device() {
     let swaps = Swaps::new(&frames).unwrap();
     // SAFETY: the device does nothing, and may be attached any number of times.
     let attach = || unsafe { swaps.attach(&frames, &device, 100, 0) };
-    let ids: Vec<u8> = (0..DEVICES).map(|_| attach().unwrap()).collect();
-    assert_eq!(ids, (0..DEVICES as u8).collect::<Vec<_>>());
+    let ids: Vec<u8> = (0..MAX_SWAP_DEVICES).map(|_| attach().unwrap()).collect();
+    assert_eq!(ids, (0..MAX_SWAP_DEVICES as u8).collect::<Vec<_>>());
     let before = frames.free_frames();
     assert_eq!(attach(), Err(AttachError::TooMany));
     assert_eq!(frames.free_frames(), before);

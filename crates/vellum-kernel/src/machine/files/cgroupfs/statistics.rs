@@ -22,7 +22,7 @@ pub struct Listed {
 
 impl Listed {
     fn add(&mut self, lists: &[u64; LruList::COUNT]) {
-        self.anonymous += lists[LruList::Anon as usize] + lists[LruList::Lazy as usize];
+        self.anonymous += lists[LruList::Anon as usize] + lists[LruList::Lazyfree as usize];
         self.objects += lists[LruList::Shmem as usize];
         self.unevictable += lists[LruList::Unevictable as usize];
     }
@@ -96,6 +96,6 @@ pub fn of(group: u32, engine: MemcgId) -> Result<Vec<u8>, Errno> {
     let usage = usage(engine)?;
     let charged = usage.charged;
     let others = charged.saturating_sub(listed.anonymous + listed.unevictable + listed.objects);
-    let rows = listed.rows().into_iter().chain([("kernel", others), ("percpu", usage.shards), ("swapcached", cached)]);
+    let rows = listed.rows().into_iter().chain([("kernel", others), ("percpu", usage.lruvecs), ("swapcached", cached)]);
     Words::of(|text| rows.into_iter().try_for_each(|(name, pages)| writeln!(text, "{name} {}", pages * FRAME_SIZE)))
 }

@@ -71,7 +71,7 @@ fn flags_of(place: Place) -> u64 {
         FrameKind::Table => bit::TABLE,
         FrameKind::Reserved => bit::RESERVED,
         FrameKind::Private | FrameKind::Tail => 0,
-        FrameKind::Folio if state.has(flag::ZEROS) => bit::ZERO_PAGE | bit::RESERVED,
+        FrameKind::Folio if state.has(flag::ZERO_FOLIO) => bit::ZERO_PAGE | bit::RESERVED,
         FrameKind::Folio => {
             let list = match LruList::of(head) {
                 None => 0,
@@ -92,7 +92,7 @@ fn flags_of(place: Place) -> u64 {
 
 fn count_of(place: Place) -> u64 {
     let Place { head, state, .. } = place;
-    if state.kind() != FrameKind::Folio || state.has(flag::ZEROS) {
+    if state.kind() != FrameKind::Folio || state.has(flag::ZERO_FOLIO) {
         return 0;
     }
     let (maps, pages) = (u64::from(head.counts().maps), 1 << state.order());

@@ -86,7 +86,7 @@ pub fn maps(subject: &Subject) -> Result<Vec<u8>, Errno> {
 fn usage(memory: &UserSpace, vma: &Vma) -> Usage {
     let found = memory.engine.usage(*vma.range);
     let arch = memory.engine.arch();
-    let block_size = |level| match arch.block_bits(level) {
+    let block_size = |level| match arch.cont_bits(level) {
         0 => 0,
         bits => 1 << (arch.level_shift(level) + bits),
     };
@@ -255,31 +255,31 @@ fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
             Kind::Leaf => {
                 let mut pfn = run.pfn(arch).add(((part.start - run.va) >> FRAME_SHIFT) as u32);
                 let attrs = run.attrs(arch);
-                let watched = if attrs.contains(Attrs::WATCHED) { WATCHED } else { 0 };
+                let watched = if attrs.contains(Attrs::UFFD_WP) { WATCHED } else { 0 };
                 for entry in &mut entries[places] {
                     let (_, frame) = machine().frames().head(pfn);
                     let state = frame.state();
                     *entry |= PRESENT | watched | u64::from(pfn.0);
                     *entry |= if state.has(flag::OBJECT) { OBJECTS } else { 0 };
                     let maps = u64::from(frame.counts().maps);
-                    *entry |= if maps <= 1 << state.order() && !state.has(flag::ZEROS) { ALONE } else { 0 };
+                    *entry |= if maps <= 1 << state.order() && !state.has(flag::ZERO_FOLIO) { ALONE } else { 0 };
                     *entry |= if attrs.contains(Attrs::SOFT_DIRTY) { SOFT_DIRTY } else { 0 };
                     pfn = pfn.add(1);
                 }
             }
             Kind::Swap => {
-                let swapped = arch.swapped(run.raw);
+                let swapped = arch.swap_entry(run.raw);
                 let first = (swapped.slot << arch.page_order()) + ((part.start - run.va) >> FRAME_SHIFT);
                 let said = |attr, bit| if swapped.attrs.contains(attr) { bit } else { 0 };
-                let marks = said(Attrs::SOFT_DIRTY, SOFT_DIRTY) | said(Attrs::WATCHED, WATCHED);
+                let marks = said(Attrs::SOFT_DIRTY, SOFT_DIRTY) | said(Attrs::UFFD_WP, WATCHED);
                 for (slot, entry) in (first..).zip(&mut entries[places]) {
                     *entry |= SWAPPED | slot << SLOT_SHIFT | u64::from(swapped.device) | marks;
                 }
             }
             Kind::Marker => {
-                let mark = match arch.marked(run.raw) {
+                let mark = match arch.marker_of(run.raw) {
                     Some(Marker::Guard) => GUARD,
-                    Some(Marker::Watched) => WATCHED,
+                    Some(Marker::UffdWp) => WATCHED,
                     _ => 0,
                 };
                 entries[places].iter_mut().for_each(|entry| *entry |= mark);

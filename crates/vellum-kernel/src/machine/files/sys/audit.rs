@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use spin::Mutex;
-use vellum::audit::{self, Sums, Unsound};
+use vellum::audit::{self, Discrepancy, Sums};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::text::Text;
@@ -36,7 +36,7 @@ fn audit() -> Result<Vec<u8>, Errno> {
     let missing = frames - counts.len();
     counts.try_reserve_exact(missing)?;
     counts.resize(frames, 0);
-    let (mut first, mut found) = ([None::<Unsound>; SHOWN], 0);
+    let (mut first, mut found) = ([None::<Discrepancy>; SHOWN], 0);
     let spaces: Vec<_> = spaces::all().collect();
     let engines = spaces.iter().map(|space| &space.engine);
     let sums = audit::audit(machine(), engines, &mut counts, &mut |unsound| {

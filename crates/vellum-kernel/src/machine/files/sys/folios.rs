@@ -170,7 +170,7 @@ fn in_use(order: u8) -> (u64, u64) {
             if let Some(frame) = machine().frames().get(Pfn(at)) {
                 let state = frame.state();
                 let counts = state.kind() == FrameKind::Folio && state.order() == order;
-                if counts && !state.has(flag::OBJECT | flag::ZEROS) {
+                if counts && !state.has(flag::OBJECT | flag::ZERO_FOLIO) {
                     all += 1;
                     partial += u64::from(state.has(flag::PARTIAL));
                 }

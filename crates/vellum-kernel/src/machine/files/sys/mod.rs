@@ -19,7 +19,7 @@ use spin::Once;
 use vellum::addr::FRAME_SIZE;
 use vellum::memcg::MemcgId;
 use vellum::platform::{Cpus, Memory};
-use vellum::reclaim::Part;
+use vellum::reclaim::ReclaimScope;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::cgroup::amount;
 use vellum_kernel::fs::folder::Folder;
@@ -129,7 +129,7 @@ fn fill_nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
 /// So many bytes are to be reclaimed from a node.
 fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
     let pages = amount(wanted)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
-    let part = Part { memcg: MemcgId::ROOT, node: Some(node) };
+    let part = ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) };
     if reclaim(Who::Asked, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 

@@ -392,7 +392,7 @@ macro_rules! rights {
 }
 
 fn each<A: Silicon>(arch: A, order: u8, test: fn(&Bench<'_, A>)) {
-    let software = A::JOINED != 0;
+    let software = A::CONT != 0;
     for hostility in [Hostility::NONE, Hostility::USUAL, Hostility::WORST] {
         on(arch, order, false, hostility, test);
         if software {

@@ -6,7 +6,7 @@ use vellum::frame::BootOptions;
 use vellum::frame::policy::Knob;
 use vellum::memcg::{LruList, MemcgId};
 use vellum::platform::Region;
-use vellum::reclaim::{Part, reclaim};
+use vellum::reclaim::{ReclaimScope, reclaim};
 use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::swap::Compressed;
 use vellum::vma::Prot;
@@ -158,7 +158,7 @@ fn reclaim_of_one_node_leaves_the_other() {
             let other = on.sim.on_cpu(0, || frames.free_on(1 - node));
             let missing = on.sim.on_cpu(0, || frames.shortage_on(node));
             assert!(missing > 0);
-            let part = Part { memcg: MemcgId::ROOT, node: Some(node) };
+            let part = ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) };
             let done = on.sim.on_cpu(0, || reclaim::<_, X86_64>(on.machine, &[&space][..], part, missing));
             assert_eq!(done.map(|done| done.freed), Ok(missing));
             let after = on.listed();
@@ -190,10 +190,10 @@ fn folios_are_on_the_lists_of_their_node() {
         space.advise(BASE + 10 * PAGE, 60 * PAGE, Advise::Free).unwrap();
         let lists = |node| on.machine.memcgs().listed_on(on.machine.frames(), MemcgId::ROOT, node).unwrap();
         let of = |list: LruList| [0, 1].map(|node| lists(node)[list as usize]);
-        assert_eq!((of(LruList::Anon), of(LruList::Lazy)), ([10, 30], [30, 30]));
-        let part = Part { memcg: MemcgId::ROOT, node: Some(1) };
+        assert_eq!((of(LruList::Anon), of(LruList::Lazyfree)), ([10, 30], [30, 30]));
+        let part = ReclaimScope { memcg: MemcgId::ROOT, node: Some(1) };
         assert_eq!(reclaim::<_, X86_64>(on.machine, &[&space][..], part, 1000).unwrap().freed, 60);
-        assert_eq!((of(LruList::Anon), of(LruList::Lazy)), ([10, 0], [30, 0]));
+        assert_eq!((of(LruList::Anon), of(LruList::Lazyfree)), ([10, 0], [30, 0]));
         drop(space);
     });
 }

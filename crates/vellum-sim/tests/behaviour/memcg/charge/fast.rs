@@ -42,7 +42,7 @@ fn may_take_no_more<const N: usize>(kinds: [AllocateUntilFull; N]) {
         let (memcgs, frames) = (machine.memcgs(), machine.frames());
         let before = frames.free_frames();
         let memcg = memcgs.create(frames, MemcgId::ROOT, LIMIT).unwrap();
-        let (free, own) = (frames.free_frames(), memcgs.usage(frames, MemcgId::ROOT).unwrap().shards);
+        let (free, own) = (frames.free_frames(), memcgs.usage(frames, MemcgId::ROOT).unwrap().lruvecs);
         assert_eq!(own, 1, "a new memcg takes a frame, whatever the number of CPUs");
         let mut held = HeldMemory::default();
         for allocate in kinds {

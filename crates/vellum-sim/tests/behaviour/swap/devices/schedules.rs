@@ -141,7 +141,7 @@ fn closing(schedule: Schedule) {
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let slots = SlotAllocator::new(&frames, 512).unwrap();
     drop(boot);
-    let in_use = || (0..512).filter(|slot| slots.references(&host, Slots { first: *slot, count: 1 }) > 0).count();
+    let in_use = || (0..512).filter(|slot| slots.max_references(&host, Slots { first: *slot, count: 1 }) > 0).count();
     let seen = AtomicUsize::new(0);
     let closed = AtomicBool::new(false);
     on_all_cpus(schedule, &host, |cpu| {
@@ -210,7 +210,7 @@ fn pages_beside_each_other(schedule: Schedule) {
         }
     });
     let _cpu = host.cpu(0);
-    assert_eq!(device.contents(), Default::default());
+    assert_eq!(device.stats(), Default::default());
     device.free(&frames);
     // SAFETY: nothing uses them any more.
     buffers.into_iter().for_each(|pfn| unsafe { frames.free(pfn, 4, false, Use::Kernel) });

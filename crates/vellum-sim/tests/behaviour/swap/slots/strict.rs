@@ -6,7 +6,7 @@ use vellum::errno::Errno;
 use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
 use vellum::page_cache::Object;
-use vellum::platform::Wanted;
+use vellum::platform::FailPoint;
 use vellum::space::{Advise, ForkError, Limits, MapFlags, MapRequest};
 use vellum::swap::{Compressed, Slots, SwapRun};
 use vellum::vma::Prot;
@@ -33,12 +33,12 @@ fn references<A: Silicon>(on: &Bench<'_, A>, space: &Space<'_, A>, len: u64) -> 
     let (mut most, mut slots) = (0, 0);
     space.runs(range(BASE, len), |run| {
         assert_eq!(run.kind, Kind::Swap, "it is swapped out");
-        let swapped = on.arch.swapped(run.raw);
+        let swapped = on.arch.swap_entry(run.raw);
         let first = (swapped.slot as u32) << on.arch.page_order();
         let run =
             SwapRun { device: swapped.device, slots: Slots { first, count: (run.range(&on.arch).len() >> 12) as u32 } };
         // SAFETY: the swap entries have references, and nothing else runs.
-        most = most.max(unsafe { on.machine.swaps().references(on.sim, run) });
+        most = most.max(unsafe { on.machine.swaps().max_references(on.sim, run) });
         slots += run.slots.count;
     });
     (most, slots)
@@ -137,9 +137,9 @@ fn saturated<A: Silicon>(arch: A) {
         let (before, free) = (parent.stats(), on.machine.frames().free_frames());
         let mut refused = 0;
         for nth in 1.. {
-            on.sim.refuse_wanted(Wanted::References, Refusal::Nth(nth));
+            on.sim.refuse_wanted(FailPoint::References, Refusal::Nth(nth));
             let forked = parent.fork();
-            on.sim.refuse_wanted(Wanted::References, Refusal::Never);
+            on.sim.refuse_wanted(FailPoint::References, Refusal::Never);
             let Err(error) = forked else { break };
             refused += 1;
             assert_eq!((error, error.errno()), (ForkError::TooManyReferences, Errno::EAGAIN));
@@ -155,11 +155,11 @@ fn saturated<A: Silicon>(arch: A) {
 fn swap_in<A: Silicon>(arch: A) {
     on(arch, |on| {
         let family = family(on, PAGES * on.page, 3);
-        on.sim.refuse_wanted(Wanted::References, Refusal::From(1));
+        on.sim.refuse_wanted(FailPoint::References, Refusal::From(1));
         for space in &family {
             (0..PAGES).for_each(|page| assert_eq!(on.load(space, BASE + page * on.page), page + 7));
         }
-        on.sim.refuse_wanted(Wanted::References, Refusal::Never);
+        on.sim.refuse_wanted(FailPoint::References, Refusal::Never);
     });
 }
 
@@ -171,13 +171,13 @@ fn object_swap_in<A: Silicon>(arch: A) {
         }
         on.reclaim(&[], MemcgId::ROOT, u64::MAX);
         assert_eq!(object.swapped(), PAGES);
-        on.sim.refuse_wanted(Wanted::References, Refusal::From(1));
+        on.sim.refuse_wanted(FailPoint::References, Refusal::From(1));
         for page in 0..PAGES {
             let mut word = [0; 8];
             object.page(page).unwrap().unwrap().read(0, &mut word);
             assert_eq!(u64::from_ne_bytes(word), page + 7);
         }
-        on.sim.refuse_wanted(Wanted::References, Refusal::Never);
+        on.sim.refuse_wanted(FailPoint::References, Refusal::Never);
     });
 }
 

@@ -52,7 +52,7 @@ fn scene_on<A: Silicon>(
     let boot = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     let page = 1 << arch.level_shift(level);
-    let block: u64 = page << arch.block_bits(level);
+    let block: u64 = page << arch.cont_bits(level);
     machine.policy().set((block >> FRAME_SHIFT).ilog2() as u8, Knob::Always);
     if level > 1 {
         // The size of copies.
@@ -176,7 +176,7 @@ impl<A: Silicon> Context<'_, '_, A> {
     fn joined(&self, base: u64, blocks: Range<u64>) -> usize {
         let is_joined = |block: &u64| {
             let pages = (0..self.block).step_by(self.page as usize).map(|page| base + block * self.block + page);
-            let marked = pages.filter(|va| self.entry(*va).load(Ordering::Acquire) & A::JOINED != 0).count() as u64;
+            let marked = pages.filter(|va| self.entry(*va).load(Ordering::Acquire) & A::CONT != 0).count() as u64;
             assert!(
                 marked == 0 || marked * self.page == self.block,
                 "block {block} is joined in part: {marked} entries"
@@ -194,7 +194,7 @@ impl<A: Silicon> Context<'_, '_, A> {
     /// Returns how many blocks were folded while they were live, and unfolded, since the machine
     /// booted.
     fn turned(&self) -> (u64, u64) {
-        (self.machine.counter(Counter::BlocksJoined), self.machine.counter(Counter::BlocksParted))
+        (self.machine.counter(Counter::ContFolds), self.machine.counter(Counter::ContUnfolds))
     }
 
     fn protect(&self, page: u64, pages: u64, prot: Prot) {

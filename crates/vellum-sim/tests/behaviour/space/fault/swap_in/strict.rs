@@ -148,7 +148,7 @@ fn damaged<A: Silicon>(arch: A) {
             space.runs(range(BASE, HUGE), |run| {
                 let before = (BASE + lost * page).checked_sub(run.va).filter(|before| *before < run.range(&arch).len());
                 if let Some(before) = before {
-                    slot = ((arch.swapped(run.raw).slot << arch.page_order()) + (before >> 12)) as u32;
+                    slot = ((arch.swap_entry(run.raw).slot << arch.page_order()) + (before >> 12)) as u32;
                 }
             });
             disk.flip(slot, 12345);

@@ -35,7 +35,7 @@ fn goes_and_comes<A: Silicon>(arch: A) {
             let all = range(BASE, 64 * page);
             let (resident, _) = held(&space, all);
             let blocks = space.usage(all).blocks;
-            assert_eq!(blocks[0] != 0, A::JOINED != 0 && order == 4 && arch.page_shift() == 12, "{blocks:?}");
+            assert_eq!(blocks[0] != 0, A::CONT != 0 && order == 4 && arch.page_shift() == 12, "{blocks:?}");
             space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
             assert_eq!(held(&space, all), (0, resident), "order {order}");
             assert_eq!(on.used() as u64, resident >> 12);
@@ -156,7 +156,7 @@ fn tracked<A: Silicon>(arch: A) {
         let written = || {
             let mut pages = Vec::new();
             space.runs(range(BASE, 64 * page), |run| {
-                let attrs = if run.kind == Kind::Swap { arch.swapped(run.raw).attrs } else { run.attrs(&arch) };
+                let attrs = if run.kind == Kind::Swap { arch.swap_entry(run.raw).attrs } else { run.attrs(&arch) };
                 let first = (run.va - BASE) / page;
                 let all = first..first + run.range(&arch).len() / page;
                 pages.extend(all.filter(|_| attrs.contains(Attrs::SOFT_DIRTY)));

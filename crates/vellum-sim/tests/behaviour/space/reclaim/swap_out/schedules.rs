@@ -215,7 +215,7 @@ fn soft_dirty_scans_race_swap_out_and_in() {
             let mut written = Vec::new();
             let arch = on.space.arch();
             on.space.runs(vellum::addr::VirtRange { start: at(0), end: at(PAGES) }, |run| {
-                let attrs = if run.kind == Kind::Swap { arch.swapped(run.raw).attrs } else { run.attrs(arch) };
+                let attrs = if run.kind == Kind::Swap { arch.swap_entry(run.raw).attrs } else { run.attrs(arch) };
                 let first = (run.va - at(0)) / PAGE;
                 written.extend((first..first + run.len as u64).filter(|_| attrs.contains(Attrs::SOFT_DIRTY)));
             });

@@ -12,7 +12,7 @@ use vellum::arch::{Attrs, Kind};
 use vellum::frame::Frames;
 use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
-use vellum::platform::{Platform, Wanted};
+use vellum::platform::{FailPoint, Platform};
 use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest};
 use vellum::swap::{ReadError, Slots, SwapDevice, WriteError};
 use vellum::vma::Prot;
@@ -144,7 +144,7 @@ fn stays<A: Silicon>(arch: A, force: impl Fn(&Bench<'_, A>, u64) -> Range<u64>) 
                 "page {page}; part {part} was to stay, which is {stay:?}"
             );
         }
-        on.sim.refuse_wanted(Wanted::Slots, Refusal::Never);
+        on.sim.refuse_wanted(FailPoint::Slots, Refusal::Never);
         *device.fails.lock().unwrap() = None;
         (0..ALL).for_each(|page| assert_eq!(on.load(page), 100 + page));
         on.out();
@@ -158,7 +158,7 @@ fn stays<A: Silicon>(arch: A, force: impl Fn(&Bench<'_, A>, u64) -> Range<u64>) 
 
 in_every_format! {
     without_slots_the_rest_stays_resident => |arch| stays(arch, |on, part| {
-        on.sim.refuse_wanted(Wanted::Slots, Refusal::From(part + 1));
+        on.sim.refuse_wanted(FailPoint::Slots, Refusal::From(part + 1));
         on.out();
         part * EACH..ALL
     }),

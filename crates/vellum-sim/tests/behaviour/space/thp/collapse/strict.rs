@@ -346,7 +346,7 @@ fn small<A: Silicon>(arch: A) {
         assert_eq!(done, Collapsed { scanned: 64, collapsed: 4, next: None });
         assert_eq!(on.collapsed(4), 4);
         let usage = space.usage(range(BASE, 256 << 10));
-        assert_eq!(usage.blocks[0] != 0, A::JOINED != 0 && on.page == 4096, "{usage:?}");
+        assert_eq!(usage.blocks[0] != 0, A::CONT != 0 && on.page == 4096, "{usage:?}");
         (0..pages).for_each(|i| assert_eq!(on.load(&space, BASE + i * on.page), i + 1));
         assert_eq!(space.stats().anon, 256 << 10);
     });

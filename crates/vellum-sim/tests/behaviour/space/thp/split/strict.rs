@@ -274,7 +274,7 @@ fn lazy<A: Silicon>(arch: A) {
         on.store(&space, BASE + (all - 1) * on.page, all);
         let freed = on.reclaim(&[&space], on.memcg, 1);
         assert_eq!(freed, 1 << (ORDER - 1));
-        assert_eq!(on.usage().lru[LruList::Lazy as usize], 1 << (ORDER - 1));
+        assert_eq!(on.usage().lru[LruList::Lazyfree as usize], 1 << (ORDER - 1));
         // A written piece is kept.
         assert_eq!(on.reclaim_all(&[&space]), 0);
         on.check(&space, |i| i >= all / 2);

@@ -68,9 +68,9 @@ fn tables_move<A: Silicon>(arch: A) {
         for table in 0..8 {
             program.store_u64(FROM + table * span + 8 * table, table + 1).unwrap();
         }
-        let born = machine.counter(Counter::TablesBorn);
+        let born = machine.counter(Counter::TablesAllocated);
         moves(space, FROM, len, TO);
-        let more = machine.counter(Counter::TablesBorn) - born;
+        let more = machine.counter(Counter::TablesAllocated) - born;
         assert!(more <= u64::from(arch.levels()) - 2, "{more} tables were born to move 8");
         let old = FROM + span;
         assert_eq!(program.load_u64(old), Err(Fault::Handler(FaultError::Unmapped(old))));
@@ -102,10 +102,10 @@ fn a_gibibyte_moves_as_one_entry() {
         for table in (0..512).step_by(64) {
             program.store_u64(FROM + (table << 21), table).unwrap();
         }
-        let born = machine.counter(Counter::TablesBorn);
+        let born = machine.counter(Counter::TablesAllocated);
         let freed = machine.counter(Counter::TablesFreed);
         moves(space, FROM, 1 << 30, TO);
-        assert_eq!(machine.counter(Counter::TablesBorn), born);
+        assert_eq!(machine.counter(Counter::TablesAllocated), born);
         assert_eq!(machine.counter(Counter::TablesFreed), freed);
         for table in (0..512).step_by(64) {
             assert_eq!(program.load_u64(TO + (table << 21)), Ok(table));
