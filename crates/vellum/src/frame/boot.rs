@@ -6,7 +6,7 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::AtomicBool;
 
-use super::{CacheLine, Frames, MAX_ORDER, Node, SECTION_SHIFT, Section, Watermarks, percpu::Cache};
+use super::{CacheLine, Frames, MAX_ORDER, Node, SECTION_SHIFT, Section, Watermarks, percpu::FrameCache};
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr, align_down, align_up};
 use crate::platform::{MAX_CPUS, MAX_NODES, Platform, Region};
 use crate::sync::SpinLock;
@@ -218,7 +218,7 @@ impl<'p, P: Platform> Frames<'p, P> {
             // A small part of memory in all, at least something, and never more than a few huge pages a CPU; and an eighth of
             // memory in reserves, as Linux's per-CPU lists may have, since what is in one piece keeps nothing else from being.
             let limit = (frames / (32 * shards)).clamp(32, 2048) as u32;
-            CacheLine(SpinLock::new(Cache::new(node, limit, frames / (8 * shards))))
+            CacheLine(SpinLock::new(FrameCache::new(node, limit, frames / (8 * shards))))
         }))
     }
 
