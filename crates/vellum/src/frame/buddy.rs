@@ -18,7 +18,7 @@ const ORDERS: usize = MAX_ORDER as usize + 1;
 pub(super) struct FreeBlock {
     /// Its first frame.
     pub(super) pfn: Pfn,
-    /// Whether every byte of it is zero (INV-10).
+    /// True if every byte of it is zero (INV-10).
     pub(super) is_zero: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Zeroes and copies the contents of frames, chunk by chunk.
 //!
-//! Between two chunks of 64 KiB the host may reschedule (INV-11), so a caller that passes more holds
-//! no spin lock.
+//! Between two chunks of 64 KiB the host may reschedule (INV-11), so a caller that passes more
+//! holds no spin lock.
 
 use super::Frames;
 use crate::addr::{FRAME_SIZE, Pfn};

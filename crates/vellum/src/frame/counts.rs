@@ -63,7 +63,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// [`Frames::get_counts`]: see [`Frame::get_checked`].
     ///
     /// # Errors
-    /// [`TooManyReferences`]: nothing was changed.
+    /// Fails with [`TooManyReferences`], with nothing changed, at [`Counts::MAX_REFS`] references.
     #[inline]
     pub(crate) fn share_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Result<(), TooManyReferences> {
         self.trace_counts_raised(head, frame, refs, maps);

@@ -7,7 +7,7 @@
 //! | `counts` | references, mappings | | | |
 //! | `state` | kind, order, flags | kind, level, flags | kind, order, zero | kind, order |
 //! | `lruvec` | memcg, per-CPU lruvec, LRU list | memcg, per-CPU lruvec | | |
-//! | `link` | links of the LRU list, or the isolating batch | lock, live count | links of the free list | first tail only: links of the deferred-split list |
+//! | `link` | LRU links, or isolating batch | lock, live count | free-list links | first tail: deferred-split links |
 //! | `data` | the rmap key, or the page-cache object and index | parent table and index there | | |
 //!
 //! A tail holds only what is needed to find its head. So unmapping a folio touches one descriptor,

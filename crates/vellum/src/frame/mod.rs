@@ -258,7 +258,8 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// falls back to the others, nearest first.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: no node has such a block above its min watermark. The caller reclaims and tries again, or fails.
+    /// Fails with [`OutOfMemory`] if no node has such a block above its min watermark. The caller
+    /// reclaims and tries again, or fails.
     #[inline]
     pub fn alloc(&self, order: u8, zero: bool, usage: Use) -> Result<Pfn, OutOfMemory> {
         self.alloc_at_lruvec(order, zero, usage).map(|(pfn, _)| pfn)
@@ -310,7 +311,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// which are freed soon. The contents are unspecified.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: the reserve is exhausted.
+    /// Fails with [`OutOfMemory`] if the reserve is exhausted.
     pub fn alloc_kept(&self, order: u8, usage: Use) -> Result<Pfn, OutOfMemory> {
         self.alloc(order, false, usage).or_else(|error| {
             let pfn = self.find_in_reserve(order).ok_or(error)?;
@@ -392,7 +393,8 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 }
 
-/// Prefetches a descriptor that is needed soon. This is a hint and no access, so any address will do.
+/// Prefetches a descriptor that is needed soon. This is a hint and no access, so any address will
+/// do.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const Frame) {
     #[cfg(target_arch = "x86_64")]

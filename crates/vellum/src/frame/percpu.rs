@@ -65,7 +65,7 @@ struct HugeRange {
     next: Pfn,
     /// Frames that are left.
     left: u32,
-    /// Whether all of it is zero.
+    /// True if all of it is zero.
     zero: bool,
 }
 
