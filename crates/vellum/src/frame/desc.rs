@@ -81,7 +81,7 @@ pub mod flag {
 pub(crate) struct Owner {
     /// The fork family: a space and all its descendants.
     pub(crate) family: Family,
-    /// The folio's rmap index, in 4 KiB pages, truncated to [`RmapKey::PAGE_BITS`].
+    /// The folio's rmap index, in 4 KiB pages, truncated to [`RmapKey::RMAP_INDEX_BITS`].
     pub(crate) page: u64,
 }
 

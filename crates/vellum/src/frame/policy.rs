@@ -74,11 +74,11 @@ pub struct FolioPolicy {
     /// and for VMAs with `MADV_HUGEPAGE`. A page fault reads one of the two and nothing else.
     allowed: [AtomicU32; 2],
     /// True if new spaces map cont blocks.
-    joins: AtomicBool,
+    cont_blocks: AtomicBool,
     /// For page-cache objects: the orders of folios that a fault may insert, and of preallocated
     /// folios.
-    objects: AtomicU32,
-    fills: AtomicU32,
+    shmem_orders: AtomicU32,
+    prealloc_orders: AtomicU32,
 }
 
 impl Default for FolioPolicy {
@@ -87,9 +87,9 @@ impl Default for FolioPolicy {
             global: AtomicU8::new(Knob::Madvise as u8),
             orders: Default::default(),
             allowed: Default::default(),
-            joins: AtomicBool::new(true),
-            objects: AtomicU32::new(0),
-            fills: AtomicU32::new(1 << PREALLOC_ORDER),
+            cont_blocks: AtomicBool::new(true),
+            shmem_orders: AtomicU32::new(0),
+            prealloc_orders: AtomicU32::new(1 << PREALLOC_ORDER),
         };
         policy.set(HUGE_ORDER, Knob::Inherit);
         policy
@@ -126,12 +126,12 @@ impl FolioPolicy {
     /// object, besides single pages, where they lie within the object and within the VMA (Linux:
     /// `hugepages-<size>kB/shmem_enabled`, `within_size`). None by default.
     pub fn objects(&self) -> u32 {
-        self.objects.load(Relaxed)
+        self.shmem_orders.load(Relaxed)
     }
 
     /// Sets what [`FolioPolicy::shmem_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
     pub fn set_objects(&self, orders: u32) {
-        self.objects.store(orders & ALL_ORDERS, Relaxed);
+        self.shmem_orders.store(orders & ALL_ORDERS, Relaxed);
     }
 
     /// Returns the orders, as a bit set, of the folios that
@@ -139,24 +139,24 @@ impl FolioPolicy {
     /// range; 64 KiB by default. A program's text then is in folios that a cont block maps (Linux:
     /// `exec_folio_order`).
     pub fn fills(&self) -> u32 {
-        self.fills.load(Relaxed)
+        self.prealloc_orders.load(Relaxed)
     }
 
     /// Sets what [`FolioPolicy::prealloc_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
     pub fn set_fills(&self, orders: u32) {
-        self.fills.store(orders & ALL_ORDERS, Relaxed);
+        self.prealloc_orders.store(orders & ALL_ORDERS, Relaxed);
     }
 
     /// Sets whether spaces created from now on map cont blocks, which a TLB may cache as one
     /// translation (AArch64's contiguous bit, RISC-V's Svnapot), if the format has them. Set by
     /// default.
     pub fn set_joins(&self, joins: bool) {
-        self.joins.store(joins, Relaxed);
+        self.cont_blocks.store(joins, Relaxed);
     }
 
     /// Returns what [`FolioPolicy::set_cont_blocks`] has set.
     pub fn joins(&self) -> bool {
-        self.joins.load(Relaxed)
+        self.cont_blocks.load(Relaxed)
     }
 
     /// Recomputes the permitted orders from the settings. An administrator changes one setting at a
