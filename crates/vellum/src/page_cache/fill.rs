@@ -147,8 +147,9 @@ impl<'m, P: Platform> Object<'m, P> {
     /// swapped-out page is read from its device, and charged to the object's memcg.
     ///
     /// # Errors
-    /// Fails if there is no memory for a swapped-out page, the memcg is at its limit, or the device
-    /// can't return the page ([`ObjectError::Lost`]).
+    /// Fails if there is no memory for a swapped-out page, the memcg is at its limit, the device
+    /// can't return the page ([`ObjectError::Lost`]), or the folio has the largest number of
+    /// references.
     pub fn page(&self, page: u64) -> Result<Option<ObjectPage<'m, P>>, ObjectError> {
         match self.look_within(MAX_SIZE, page, self.memcg())? {
             Looked::Page(page) => Ok(Some(page)),

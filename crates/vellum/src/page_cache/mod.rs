@@ -227,8 +227,7 @@ impl<'m, P: Platform> Object<'m, P> {
         self.head().page_order
     }
 
-    /// Returns the size in bytes (Linux: `i_size`). Pages beyond it
-    /// can't be mapped.
+    /// Returns the size in bytes (Linux: `i_size`). Pages beyond it can't be mapped.
     pub fn size(&self) -> u64 {
         self.lock().size
     }

@@ -94,19 +94,19 @@ impl<'m, P: Platform> Object<'m, P> {
         while let Some(object) = at {
             let mut page = 0;
             let mut retries = Patience::new(&object.head().gate);
-            while let Some((there, is)) = object.next_page(page) {
-                match is {
+            while let Some((number, entry)) = object.next_page(page) {
+                match entry {
                     Entry::Writeback(_) => machine.platform().relax(),
                     Entry::Swapped { device: its, .. } if its == device => {
-                        match object.swap_in(there, object.memcg(), &mut retries) {
+                        match object.swap_in(number, object.memcg(), &mut retries) {
                             // Looked up again: the page may have been swapped out to another
                             // device.
                             Ok(()) => {}
-                            Err(ObjectError::Lost) => (result, page) = (Err(ObjectError::Lost), there + 1),
+                            Err(ObjectError::Lost) => (result, page) = (Err(ObjectError::Lost), number + 1),
                             Err(error) => return Err(error),
                         }
                     }
-                    _ => (page, retries) = (there + 1, Patience::new(&object.head().gate)),
+                    _ => (page, retries) = (number + 1, Patience::new(&object.head().gate)),
                 }
                 machine.platform().resched();
             }
@@ -117,7 +117,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Returns the first page from `page` on that exists, and whether it is in memory.
     pub(crate) fn next_there(&self, page: u64) -> Option<(u64, bool)> {
-        self.next_page(page).map(|(page, is)| (page, is.frame().is_some()))
+        self.next_page(page).map(|(page, entry)| (page, entry.frame().is_some()))
     }
 
     /// Returns the first page from `page` on that exists, with its entry.

@@ -80,8 +80,9 @@ impl<P: Platform> Object<'_, P> {
         Ok(())
     }
 
-    /// Allocates slots for a naturally aligned range of a folio that begins at frame `at`. `largest` is lowered to the order of free slots that exist. Returns
-    /// `None` at the memcg's swap limit or without free slots.
+    /// Allocates slots for a naturally aligned range of a folio that begins at frame `at`. Lowers
+    /// `largest` to the order of the free slots that exist. Returns `None` at the memcg's swap
+    /// limit or without free slots.
     fn allocate_slots(&self, at: u32, order: u8, largest: &mut u8) -> Option<SwapRun> {
         let (machine, page_order) = (self.machine, self.head().page_order);
         loop {
