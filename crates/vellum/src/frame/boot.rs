@@ -1,28 +1,30 @@
-//! From a memory map to an allocator.
+//! Builds the allocator from the machine's memory map (Linux: `memblock`, `free_area_init`).
 //!
-//! The descriptors need memory before there is anything to allocate from, so they are carved off the low end of the
-//! largest region. A machine with holes pays for descriptors by section (32 MiB), not for the holes between.
+//! The descriptors need memory before there is anything to allocate from, so they are taken from
+//! the low end of the largest region. A machine with holes pays for the descriptors of every 32 MiB
+//! section that has memory, not for the holes between sections.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::AtomicBool;
 
-use super::{CacheLine, Frames, MAX_ORDER, Node, SECTION_SHIFT, Section, Watermarks, percpu::Cache};
+use super::{CacheLine, Frames, MAX_ORDER, Node, SECTION_SHIFT, Section, Watermarks, percpu::FrameCache};
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr, align_down, align_up};
 use crate::platform::{MAX_CPUS, MAX_NODES, Platform, Region};
 use crate::sync::SpinLock;
 
-/// Why a machine can't be booted.
+/// The reason why a machine can't be booted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootError {
-    /// Regions overlap, are out of order, or wrap around: the offending one.
+    /// The region overlaps another, is out of order, or wraps around.
     BadRegion(Region),
-    /// A region reaches beyond 16 TiB.
+    /// The region reaches beyond 16 TiB.
     TooFar(Region),
-    /// The largest region can't hold the descriptors and leave something to manage: bytes needed.
+    /// The largest region can't hold a boot-time structure of this many bytes beside the ones
+    /// before it.
     TooSmall(u64),
-    /// The host reports no CPU, or more than [`MAX_CPUS`].
+    /// The host reports this number of CPUs: none, or more than [`MAX_CPUS`].
     BadCpuCount(usize),
-    /// A region or a CPU is said to be on a node that is not below [`MAX_NODES`].
+    /// The host reports a region or a CPU on this node, which is not below [`MAX_NODES`].
     BadNode(usize),
 }
 
@@ -30,31 +32,47 @@ impl core::fmt::Display for BootError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             BootError::BadRegion(r) => {
-                write!(f, "memory region {:?}+{:#x} overlaps, is out of order or wraps", r.base, r.len)
+                write!(
+                    f,
+                    "invalid memory region {:?}+{:#x}: regions must be ascending, disjoint and not wrap",
+                    r.base, r.len
+                )
             }
-            BootError::TooFar(r) => write!(f, "memory region {:?}+{:#x} reaches beyond 16 TiB", r.base, r.len),
-            BootError::TooSmall(n) => write!(f, "no memory region can hold {n} bytes of descriptors and more"),
-            BootError::BadCpuCount(n) => write!(f, "{n} CPUs: must be 1 to {MAX_CPUS}"),
-            BootError::BadNode(n) => write!(f, "node {n}: must be below {MAX_NODES}"),
+            BootError::TooFar(r) => write!(
+                f,
+                "memory region {:?}+{:#x} reaches beyond 16 TiB, the largest address that is supported",
+                r.base, r.len
+            ),
+            BootError::TooSmall(n) => write!(
+                f,
+                "the largest memory region is too small: its start must hold {n} bytes of boot-time structures"
+            ),
+            BootError::BadCpuCount(n) => write!(f, "invalid number of CPUs {n}: must be 1 to {MAX_CPUS}"),
+            BootError::BadNode(n) => write!(f, "invalid NUMA node {n} of a region or CPU: must be below {MAX_NODES}"),
         }
     }
 }
 
 impl core::error::Error for BootError {}
 
-/// What can be chosen at boot.
+/// The options of [`Frames::boot`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BootOptions {
-    /// Zero memory when it is freed rather than when it is used next.
+    /// If set, memory is zeroed when it is freed, not when it is next used (Linux:
+    /// `init_on_free`).
     pub zero_on_free: bool,
-    /// Frames that only [`Frames::alloc_kept`] gives out: what the host itself needs when users have taken all the rest (Linux:
-    /// `min_free_kbytes`). Each node keeps its part.
+    /// Frames in the reserve, which only [`Frames::alloc_reserve`] allocates: what the host needs
+    /// when users have taken all other memory (Linux: `min_free_kbytes`). Each node holds a part in
+    /// proportion to its memory.
     pub kept: u64,
-    /// Frames between one watermark and the next, of [`Watermarks`]; of each node its part. 0: a 64th of all frames.
+    /// Frames between one watermark and the next ([`Watermarks`]), distributed over the nodes in
+    /// proportion to their memory (Linux: `watermark_scale_factor`). 0 stands for a 64th of all
+    /// frames.
     pub watermarks: u64,
 }
 
-/// Memory for what lives as long as the machine, off the low end of one region.
+/// The boot-time allocator, which takes memory for the machine's lifetime from the low end of one
+/// region and never frees (Linux: `memblock`).
 struct Early<'p, P> {
     platform: &'p P,
     next: u64,
@@ -62,7 +80,10 @@ struct Early<'p, P> {
 }
 
 impl<'p, P: Platform> Early<'p, P> {
-    /// `bytes` zero bytes, aligned to a frame.
+    /// Allocates `bytes` zero bytes, aligned to a frame.
+    ///
+    /// # Errors
+    /// Fails with [`BootError::TooSmall`] if the region has fewer bytes left.
     fn take(&mut self, bytes: u64) -> Result<PhysAddr, BootError> {
         let needed = align_up(bytes, FRAME_SHIFT).ok_or(BootError::TooSmall(bytes))?;
         if self.end - self.next < needed {
@@ -70,35 +91,41 @@ impl<'p, P: Platform> Early<'p, P> {
         }
         let at = self.next;
         self.next += needed;
-        // SAFETY: inside a region, which is readable, writable and the engine's alone (contract of `Memory`), and handed
-        // out once, here.
+        // SAFETY: inside a region, which is readable, writable and the engine's alone (contract of
+        // `Memory`), and allocated once, here.
         unsafe { self.platform.zero(self.platform.direct_map().wrapping_add(at as usize), needed as usize) };
         Ok(PhysAddr(at))
     }
 
-    /// Room for so many values.
-    fn room<T>(&mut self, count: usize) -> Result<&'p mut [MaybeUninit<T>], BootError> {
+    /// Allocates an uninitialised slice of `count` values.
+    fn slice_of<T>(&mut self, count: usize) -> Result<&'p mut [MaybeUninit<T>], BootError> {
         const { assert!(align_of::<T>() <= FRAME_SIZE as usize) };
         let at = self.take((count * size_of::<T>()) as u64)?;
         let first = self.platform.direct_map().wrapping_add(at.0 as usize).cast();
-        // SAFETY: `take` gave it, large enough and aligned to a frame, to nobody else and for as long as the machine lives.
+        // SAFETY: `take` allocated the memory, large enough, aligned to a frame, to this call
+        // alone, and for the machine's lifetime.
         Ok(unsafe { core::slice::from_raw_parts_mut(first, count) })
     }
 }
 
-/// The whole frames of a region, as first frame and one past the last.
+/// Returns the start and the end of the whole frames of a region, in bytes.
+///
+/// # Errors
+/// [`BootError::BadRegion`] if the region wraps around; [`BootError::TooFar`] if it ends beyond 16
+/// TiB.
 fn whole_frames(region: &Region) -> Result<(u64, u64), BootError> {
     let end = region.base.0.checked_add(region.len).ok_or(BootError::BadRegion(*region))?;
     if end >> FRAME_SHIFT >= u32::MAX as u64 {
         return Err(BootError::TooFar(*region));
     }
     let start = align_up(region.base.0, FRAME_SHIFT).ok_or(BootError::BadRegion(*region))?;
-    // Frame 0 is never given out: physical address 0 stands for "nothing" in too many formats.
+    // Frame 0 is never allocated: many formats use physical address 0 for "nothing".
     let start = start.max(FRAME_SIZE);
     Ok((start, align_down(end, FRAME_SHIFT).max(start)))
 }
 
-fn check(regions: &[Region]) -> Result<(), BootError> {
+/// Checks that the regions are ascending and disjoint, and that each is within the limits.
+fn check_regions(regions: &[Region]) -> Result<(), BootError> {
     let mut last = 0;
     for region in regions {
         let (_, end) = whole_frames(region)?;
@@ -111,9 +138,27 @@ fn check(regions: &[Region]) -> Result<(), BootError> {
     Ok(())
 }
 
-/// What of each region is to be given out: of the largest, what is behind the engine's own; and of one that touches another node's, all
-/// but the first frame (see [`super::node`]).
-fn usable<'r>(regions: &'r [Region], largest: &'r Region, next: u64) -> impl Iterator<Item = (&'r Region, u64, u64)> {
+/// The part of a memory region that the allocator manages.
+#[derive(Clone, Copy)]
+struct UsablePart<'r> {
+    region: &'r Region,
+    /// The first byte of the part.
+    start: u64,
+    /// The end of the part, in bytes; both are at frame boundaries.
+    end: u64,
+}
+
+impl UsablePart<'_> {
+    /// Returns the number of frames in the part.
+    fn frames(&self) -> u64 {
+        (self.end - self.start) >> FRAME_SHIFT
+    }
+}
+
+/// Returns the usable part of each region. Of the largest region that is what follows the boot-time
+/// structures, which end at `next`. A region that touches one of another node loses its first frame
+/// (see [`super::node`]).
+fn usable_parts<'r>(regions: &'r [Region], largest: &'r Region, next: u64) -> impl Iterator<Item = UsablePart<'r>> {
     regions.iter().scan((0, 0), move |(last, node), region| {
         let (start, end) = whole_frames(region).unwrap_or_default();
         let touches = *last == start && *node != region.node;
@@ -121,22 +166,23 @@ fn usable<'r>(regions: &'r [Region], largest: &'r Region, next: u64) -> impl Ite
         if start < end {
             (*last, *node) = (end, region.node);
         }
-        Some((region, from, end.max(from)))
+        Some(UsablePart { region, start: from, end: end.max(from) })
     })
 }
 
 impl<'p, P: Platform> Frames<'p, P> {
-    /// Take over the host's memory.
+    /// Takes over the host's memory and builds descriptors, nodes and caches.
     ///
     /// # Errors
-    /// See [`BootError`]; nothing outside the regions was touched.
+    /// [`BootError`], if the memory map or the number of CPUs or nodes is not acceptable. Memory
+    /// outside the regions is not touched.
     pub fn boot(platform: &'p P, options: BootOptions) -> Result<Self, BootError> {
         let regions = platform.regions();
         let cpus = platform.count();
         if cpus == 0 || cpus > MAX_CPUS {
             return Err(BootError::BadCpuCount(cpus));
         }
-        check(regions)?;
+        check_regions(regions)?;
         let of_cpus = (0..cpus).map(|cpu| platform.node(cpu));
         let last = regions.iter().map(|region| region.node).chain(of_cpus).max().unwrap_or(0);
         if last >= MAX_NODES {
@@ -147,17 +193,16 @@ impl<'p, P: Platform> Frames<'p, P> {
         let (start, end) = whole_frames(largest)?;
         let mut early = Early { platform, next: start, end };
 
-        let sections = Self::describe(platform, regions, &mut early)?;
+        let sections = Self::make_sections(platform, regions, &mut early)?;
         let caches = Self::caches(platform, regions, (cpus, nodes), &mut early)?;
-        let room = early.room(nodes)?;
-        let usable = || usable(regions, largest, early.next);
-        let frames_of = |(_, from, to): (&Region, u64, u64)| (to - from) >> FRAME_SHIFT;
-        let all: u64 = usable().map(frames_of).sum();
+        let slice = early.slice_of(nodes)?;
+        let usable_parts = || usable_parts(regions, largest, early.next);
+        let all: u64 = usable_parts().map(|part| part.frames()).sum();
         let step = if options.watermarks == 0 { all / 64 } else { options.watermarks };
         let mut before = 0;
-        let nodes = fill(room, |node| {
-            let total: u64 = usable().filter(|(region, ..)| region.node == node).map(frames_of).sum();
-            // Such that the parts of all are the whole.
+        let nodes = init_slice(slice, |node| {
+            let total: u64 = usable_parts().filter(|part| part.region.node == node).map(|part| part.frames()).sum();
+            // Rounded so that the parts of all nodes add up to the whole.
             let up_to = |whole: u64, frames: u64| (whole as u128 * frames as u128 / (all as u128).max(1)) as u64;
             let part = |whole: u64| up_to(whole, before + total) - up_to(whole, before);
             let (min, step) = (part(options.kept), part(step));
@@ -167,12 +212,13 @@ impl<'p, P: Platform> Frames<'p, P> {
         });
         let (direct, short) = (platform.direct_map(), AtomicBool::new(false));
         let frames = Frames { platform, direct, sections, nodes, caches, short, zero_on_free: options.zero_on_free };
-        usable().for_each(|(region, from, to)| frames.release(region, from, to));
+        usable_parts().for_each(|part| frames.free_part(part));
         Ok(frames)
     }
 
-    /// Zeroed descriptors for each section that has memory, and the table that finds them.
-    fn describe(
+    /// Allocates zeroed descriptors for each section that has memory, and the table from section
+    /// number to descriptors.
+    fn make_sections(
         platform: &'p P,
         regions: &[Region],
         early: &mut Early<'p, P>,
@@ -182,8 +228,8 @@ impl<'p, P: Platform> Frames<'p, P> {
         let count = last.div_ceil(section_bytes) as usize;
         let at = |pa: PhysAddr| platform.direct_map().wrapping_add(pa.0 as usize);
         let table = early.take((count * size_of::<Option<&Section>>()) as u64)?;
-        // SAFETY: `take` gave this many zero bytes, aligned, to nobody else, for as long as the machine lives (`'p`); zeros are
-        // the `None` of a reference.
+        // SAFETY: `take` allocated this many zero bytes, aligned, to this call alone and for the
+        // machine's lifetime (`'p`); zeros are the `None` of a reference.
         let sections = unsafe { core::slice::from_raw_parts_mut(at(table).cast::<Option<&Section>>(), count) };
         for region in regions {
             let (from, to) = whole_frames(region)?;
@@ -194,7 +240,8 @@ impl<'p, P: Platform> Frames<'p, P> {
                 let slot = &mut sections[section as usize];
                 if slot.is_none() {
                     let descriptors = early.take(size_of::<Section>() as u64)?;
-                    // SAFETY: as above; zeros are valid descriptors, which are made of atomics and so may be shared.
+                    // SAFETY: as above; zeros are valid descriptors, which consist of atomics and
+                    // so may be shared.
                     *slot = Some(unsafe { &*at(descriptors).cast::<Section>() });
                 }
             }
@@ -202,7 +249,7 @@ impl<'p, P: Platform> Frames<'p, P> {
         Ok(sections)
     }
 
-    /// One for each shard.
+    /// Allocates the frame cache of each per-CPU lruvec, empty.
     fn caches(
         platform: &'p P,
         regions: &[Region],
@@ -211,19 +258,23 @@ impl<'p, P: Platform> Frames<'p, P> {
     ) -> Result<&'p [CacheLine], BootError> {
         let count = if nodes == 1 { cpus } else { cpus + nodes };
         let node_of = |shard: usize| if shard < cpus { platform.node(shard) } else { shard - cpus };
-        Ok(fill(early.room(count)?, |shard| {
+        Ok(init_slice(early.slice_of(count)?, |shard| {
             let node = node_of(shard);
             let shards = (0..count).filter(|other| node_of(*other) == node).count() as u64;
             let frames: u64 = regions.iter().filter(|r| r.node == node).map(|r| r.len >> FRAME_SHIFT).sum();
-            // A small part of memory in all, at least something, and never more than a few huge pages a CPU; and an eighth of
-            // memory in reserves, as Linux's per-CPU lists may have, since what is in one piece keeps nothing else from being.
+            // The stacks of all caches together hold at most a 32nd of a node's memory; each holds
+            // at least 32 frames and at most four huge pages' worth. The huge ranges hold an
+            // eighth, as Linux's per-CPU lists may: contiguous memory keeps no other block from
+            // merging.
             let limit = (frames / (32 * shards)).clamp(32, 2048) as u32;
-            CacheLine(SpinLock::new(Cache::new(node, limit, frames / (8 * shards))))
+            CacheLine(SpinLock::new(FrameCache::new(node, limit, frames / (8 * shards))))
         }))
     }
 
-    /// Hand a region's frames to its node's buddy allocator.
-    fn release(&self, region: &Region, from: u64, to: u64) {
+    /// Frees the usable part of a region to its node's buddy allocator, in aligned blocks. Blocks
+    /// of a region that the host zeroed go to the zero lists (INV-10).
+    fn free_part(&self, part: UsablePart<'_>) {
+        let UsablePart { region, start: from, end: to } = part;
         let mut buddy = self.nodes[region.node].buddy.lock_irq(self.platform);
         let mut at = from >> FRAME_SHIFT;
         let to = to >> FRAME_SHIFT;
@@ -235,12 +286,12 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 }
 
-/// Values for all of it.
-fn fill<T>(room: &mut [MaybeUninit<T>], value: impl FnMut(usize) -> T) -> &[T] {
-    let count = room.len();
-    room.iter_mut().zip((0..count).map(value)).for_each(|(slot, value)| {
+/// Initialises every element of a slice, by index.
+fn init_slice<T>(slice: &mut [MaybeUninit<T>], value: impl FnMut(usize) -> T) -> &[T] {
+    let count = slice.len();
+    slice.iter_mut().zip((0..count).map(value)).for_each(|(slot, value)| {
         slot.write(value);
     });
-    // SAFETY: each was just written.
-    unsafe { &*(core::ptr::from_ref(room) as *const [T]) }
+    // SAFETY: every element was just written.
+    unsafe { &*(core::ptr::from_ref(slice) as *const [T]) }
 }

@@ -1,8 +1,9 @@
-//! The buddy allocator: naturally aligned blocks of 2ⁿ frames, split on demand and merged when freed (Knowlton, CACM 1965).
+//! Allocates naturally aligned blocks of 2ⁿ frames by the buddy system: splits them on demand and
+//! merges them when freed (Knowlton, CACM 1965).
 //!
-//! It remembers of each free block whether every byte of it is zero, so that nothing is zeroed twice: blocks that are and
-//! blocks that are not stand on separate lists, a request says which it would rather have, and a merged block is zero if
-//! both halves are.
+//! Each free block is known to be zero or not, so that no memory is zeroed twice: zero blocks and
+//! other blocks are on separate lists, a request prefers one of the two, and a merged block is zero
+//! if both halves are (INV-10).
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -12,64 +13,80 @@ use crate::platform::Platform;
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
 
-/// The free blocks of a node. Lives behind a lock in [`super::node`].
+/// A block that was just taken off a free list.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FreeBlock {
+    /// Its first frame.
+    pub(super) pfn: Pfn,
+    /// True if every byte of it is zero (INV-10).
+    pub(super) is_zero: bool,
+}
+
+/// The free blocks of a node. [`super::node`] keeps it behind a spin lock.
 #[derive(Debug)]
 pub(super) struct Buddy {
-    /// By "known to be zero", then by order.
+    /// The free lists, indexed by "all zero" and then by order.
     free: [[FrameList; ORDERS]; 2],
+    /// Frames on all lists.
     frames: u64,
+    /// The node's watermarks.
     marks: Watermarks,
 }
 
 impl Buddy {
+    /// Returns an allocator without any free block.
     pub(super) const fn new(marks: Watermarks) -> Self {
         Buddy { free: [[FrameList::new(); ORDERS]; 2], frames: 0, marks }
     }
 
-    /// Free frames.
+    /// Returns the number of free frames.
     pub(super) fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Whether part of what is to be kept was given out.
-    pub(super) fn is_short(&self) -> bool {
+    /// Returns whether the free frames are below the min watermark, so part of the reserve is in
+    /// use.
+    pub(super) fn is_below_min(&self) -> bool {
         self.frames < self.marks.min
     }
 
-    /// Whether so large a block would have to come from below the low watermark.
-    pub(super) fn is_low(&self, order: u8) -> bool {
+    /// Returns whether a block of this order would leave less than the low watermark free (Linux:
+    /// `zone_watermark_ok`).
+    pub(super) fn would_cross_low(&self, order: u8) -> bool {
         self.frames < self.marks.low + (1 << order)
     }
 
-    /// Free blocks of each order.
+    /// Returns the number of free blocks of each order.
     pub(super) fn blocks(&self) -> [u64; ORDERS] {
         core::array::from_fn(|o| (self.free[0][o].len() + self.free[1][o].len()) as u64)
     }
 
-    /// A block of `1 << order` frames and whether it is zero. The smallest block that serves is split, so that large ones
-    /// last; among equally large ones `rather_zero` decides. The remainder's lower part is handed out first, so that a
-    /// series of requests gets ascending, adjacent blocks. No more than there is above the low watermark, or, while memory is short,
-    /// the lowest.
+    /// Takes a block of `1 << order` frames, if at least the low watermark stays free, or the min
+    /// watermark while the machine is short of memory.
+    ///
+    /// The smallest sufficient block is split, so that large blocks last; among blocks of equal
+    /// size `rather_zero` decides. Of a split block the lowest part is used first and the rest goes
+    /// to the front of the lists, so a series of requests gets ascending, adjacent blocks.
     pub(super) fn alloc<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
         order: u8,
         rather_zero: bool,
-    ) -> Option<(Pfn, bool)> {
+    ) -> Option<FreeBlock> {
         let floor = if frames.short.load(Relaxed) { self.marks.min } else { self.marks.low };
         if self.frames < floor + (1 << order) {
             return None;
         }
-        self.alloc_kept(frames, order, rather_zero)
+        self.alloc_below_floor(frames, order, rather_zero)
     }
 
-    /// The same, of the frames too that are kept for those who can't do without.
-    pub(super) fn alloc_kept<P: Platform>(
+    /// Takes a block whatever the watermarks, for [`Frames::alloc_reserve`].
+    pub(super) fn alloc_below_floor<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
         order: u8,
         rather_zero: bool,
-    ) -> Option<(Pfn, bool)> {
+    ) -> Option<FreeBlock> {
         for from in order..=MAX_ORDER {
             for zero in [rather_zero, !rather_zero] {
                 let Some(pfn) = self.free[zero as usize][from as usize].pop(frames) else { continue };
@@ -80,13 +97,14 @@ impl Buddy {
                 }
                 frames.frame(pfn).become_kind(FrameKind::Private, order, 0);
                 self.frames -= 1 << order;
-                return Some((pfn, zero));
+                return Some(FreeBlock { pfn, is_zero: zero });
             }
         }
         None
     }
 
-    /// Give a block back, merging it with its buddy for as long as that is free too.
+    /// Frees a block, and merges it with its buddy as long as that is free too (INV-10: the result
+    /// is zero only if both are).
     pub(super) fn free<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool) {
         self.frames += 1 << order;
         let (mut pfn, mut order, mut zero) = (pfn, order, zero);
@@ -104,6 +122,7 @@ impl Buddy {
         self.insert(frames, pfn, order, zero);
     }
 
+    /// Puts a block, which is on no list, in front of the free list of its order.
     fn insert<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool) {
         let frame = frames.frame(pfn);
         frame.become_kind(FrameKind::Free, order, if zero { flag::ZERO } else { 0 });

@@ -1,95 +1,105 @@
-//! The descriptor of a frame: 32 bytes, two to a cache line.
+//! The descriptor of a frame: 32 bytes, two to a cache line (Linux: `struct page`).
 //!
-//! What the fields mean depends on what the frame is:
+//! The meaning of the fields depends on the kind of the frame:
 //!
-//! | field | folio head | table | free block's head | tail of a folio |
+//! | field | folio head | page-table page | head of a free block | tail of a folio |
 //! |---|---|---|---|---|
 //! | `counts` | references, mappings | | | |
 //! | `state` | kind, order, flags | kind, level, flags | kind, order, zero | kind, order |
-//! | `lruvec` | memcg, LRU shard, LRU list | memcg, shard | | |
-//! | `link` | LRU list, or who has isolated it | lock, live count | free list | first tail only: the deferred-split list |
-//! | `data` | owner, for the reverse map | parent and index there | | |
+//! | `lruvec` | memcg, per-CPU lruvec, LRU list | memcg, per-CPU lruvec | | |
+//! | `link` | LRU links, or isolating batch | lock, live count | free-list links | first tail: deferred-split links |
+//! | `data` | the rmap key, or the page-cache object and index | parent table and index there | | |
 //!
-//! A tail carries nothing but the way to its head, so that unmapping a folio touches one descriptor however large it is.
+//! A tail holds only what is needed to find its head. So unmapping a folio touches one descriptor,
+//! whatever the folio's size.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::sync::RawSpin;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// Not the engine's to give: a hole, or the engine's own boot-time structures. What a zeroed descriptor says.
+    /// Not managed by the allocator: a hole, or the engine's boot-time structures. A zeroed
+    /// descriptor reads as this.
     Reserved = 0,
-    /// The first frame of a free block of the buddy allocator.
+    /// The first frame of a free block of the buddy allocator (Linux: `PageBuddy`).
     Free = 1,
-    /// The first frame of a free block in some CPU's cache.
+    /// The first frame of a free block in a per-CPU cache.
     Cached = 2,
-    /// The first frame of an allocated block that nobody has given a meaning yet, or one of the engine's own nodes.
+    /// The first frame of an allocated block without a more specific kind: not yet turned into a
+    /// folio or page table, or a node of the engine's own.
     Private = 3,
-    /// The first frame of a folio.
+    /// The first frame of a folio, its head.
     Folio = 4,
-    /// Another frame of a folio.
+    /// Any other frame of a folio.
     Tail = 5,
-    /// A page table.
+    /// A page-table page.
     Table = 6,
 }
 
-const KIND: u32 = 0xf;
+const KIND_MASK: u32 = 0xf;
 const ORDER_SHIFT: u32 = 4;
-const ORDER: u32 = 0x1f << ORDER_SHIFT;
+const ORDER_MASK: u32 = 0x1f << ORDER_SHIFT;
 const LEVEL_SHIFT: u32 = 9;
-const LEVEL: u32 = 0x7 << LEVEL_SHIFT;
+const LEVEL_MASK: u32 = 0x7 << LEVEL_SHIFT;
 
-/// Flags in a descriptor's state.
+/// Flags in a descriptor's state word.
 pub mod flag {
-    /// A free block whose every byte is known to be zero.
+    /// A free block every byte of which is zero (INV-10).
     pub const ZERO: u32 = 1 << 16;
-    /// A table that was unhooked.
+    /// A page table that was unhooked from its parent. A walker that reaches it starts again.
     pub const DEAD: u32 = 1 << 17;
-    /// A folio on its shard's deferred-split list, because part of it is not mapped any more.
+    /// A partially mapped folio, which is on the deferred-split list of its per-CPU lruvec.
     pub const PARTIAL: u32 = 1 << 18;
-    /// The folio of zeros that read faults map: never counted, never freed.
-    pub const ZERO_FOLIO: u32 = 1 << 19;
-    /// A folio that is, or was, a memory object's.
+    /// The zero folio, which read faults map. It has no counts and is never freed (Linux: the huge
+    /// zero folio).
+    pub const ZEROS: u32 = 1 << 19;
+    /// A folio that belongs to a page-cache object, or did.
     pub const OBJECT: u32 = 1 << 20;
-    /// A folio whose contents may go as long as nobody has written to it since that was said.
+    /// A lazyfree folio (`MADV_FREE`): reclaim may free it without writing it out, as long as it is
+    /// clean.
     pub const LAZY: u32 = 1 << 21;
-    /// A folio some of whose frames have, or had, slots that hold the same ([`crate::swap`]).
+    /// A folio at least one page of which is, or was, in the swap cache ([`crate::swap`]).
     pub const SWAP_CACHED: u32 = 1 << 22;
-    /// A [`Private`](super::FrameKind::Private) block that is charged to the memcg that its
-    /// descriptor names.
+    /// A [`Private`](super::FrameKind::Private) block that is charged to the memcg in its
+    /// descriptor.
     pub const CHARGED: u32 = 1 << 23;
-    /// A charged block that holds the host's own structures.
+    /// A charged block that holds structures of the host.
     pub const HOST: u32 = 1 << 24;
-    /// A charged frame that begins with the head of a memory object.
+    /// A charged frame that begins with the head of a page-cache object.
     pub const HEAD: u32 = 1 << 25;
 }
 
-/// Where the reverse map of an anonymous folio begins: with the spaces of one family (a space, and what was forked from it and from
-/// those), and with the VMAs there that have its place behind them ([`Backing`](crate::vma::Backing)). A hint to look there, and no
-/// promise.
+/// The key of the anonymous reverse map (rmap): the fork family whose spaces may map an anonymous
+/// folio, and the folio's rmap index there (Linux: `folio->mapping` and `folio->index`).
+///
+/// Reverse-map walks look at the VMAs whose [`Backing`](crate::vma::Backing) covers the rmap index,
+/// in every space of the family. The key is a hint: a VMA found by it need not map the folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
+    /// The fork family: a space and all its descendants.
     pub(crate) family: Family,
-    /// Its place in pages of 4 KiB, as many bits of it as user addresses have.
+    /// The folio's rmap index, in 4 KiB pages, truncated to [`RmapKey::RMAP_INDEX_BITS`].
     pub(crate) page: u64,
 }
 
-/// The number of a family, and perhaps of others, because there are fewer numbers than families.
+/// The number of a fork family. Families whose numbers agree in their low 20 bits share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Family(pub(crate) u32);
 
 impl Owner {
-    /// So many bits of a place are kept, in pages of 4 KiB.
+    /// Bits that are kept of an rmap index, which counts 4 KiB pages.
     pub(crate) const PAGE_BITS: u32 = 44;
 
+    /// Packs the key into the word that a folio's descriptor keeps.
     #[inline]
     pub(crate) fn pack(self) -> u64 {
         (self.family.0 as u64) << Self::PAGE_BITS | self.page & ((1 << Self::PAGE_BITS) - 1)
     }
 
+    /// Unpacks a word that [`RmapKey::pack`] made.
     #[inline]
     pub(crate) fn unpack(raw: u64) -> Owner {
         Owner { family: Family((raw >> Self::PAGE_BITS) as u32), page: raw & ((1 << Self::PAGE_BITS) - 1) }
@@ -97,36 +107,36 @@ impl Owner {
 }
 
 impl Family {
-    /// That of a space and its descendants.
+    /// Returns the family that a space without a parent founds.
     pub(crate) fn of(space: u64) -> Family {
         Family((space & ((1 << (64 - Owner::PAGE_BITS)) - 1)) as u32)
     }
 }
 
-/// References and mappings of a folio, read at one instant.
+/// References and mappings of a folio, read in one atomic load.
 ///
 /// Every mapped page of a folio holds one reference, so `refs >= maps` at every instant (INV-2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// References.
+    /// References (Linux: refcount).
     pub refs: u32,
-    /// Page-table entries that map a page of the folio, in units of frames.
+    /// PTEs that map a page of the folio, counted in frames (Linux: mapcount).
     pub maps: u32,
 }
 
 impl Counts {
-    /// The number of references from which on a program's call gets no more. A quarter of what
-    /// there is room for: neither count comes near its last value, however many CPUs add to it at
-    /// once.
+    /// The number of references at which a program's call gets no more. It is a quarter of the
+    /// counter's range, so neither counter overflows, however many CPUs add to it at once.
     pub const MOST: u32 = 1 << 30;
 
+    /// Packs both counts into one word, references in the upper half.
     #[inline]
     const fn pack(self) -> u64 {
         (self.refs as u64) << 32 | self.maps as u64
     }
 
-    /// Whether there is a reference without a mapping. (Or was just now: while pages are unmapped,
-    /// their mappings may go first.)
+    /// Returns whether there are references beyond those of mappings, such as a pin. The result may
+    /// be outdated, or transiently true: an unmap may drop mappings before references.
     #[inline]
     pub(crate) const fn is_held(self) -> bool {
         self.refs > self.maps
@@ -138,7 +148,7 @@ impl Counts {
     }
 }
 
-/// One frame's descriptor; see the module's text.
+/// The descriptor of one frame; the module's documentation describes the fields.
 #[derive(Debug, Default)]
 #[repr(C, align(32))]
 pub struct Frame {
@@ -151,15 +161,15 @@ pub struct Frame {
 
 const _: () = assert!(size_of::<Frame>() == 32);
 
-/// What a descriptor said of its frame at one instant.
+/// The state word of a descriptor, read in one atomic load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameState(u32);
 
 impl FrameState {
-    /// What it is.
+    /// Returns the kind of the frame.
     #[inline]
     pub fn kind(self) -> FrameKind {
-        match self.0 & KIND {
+        match self.0 & KIND_MASK {
             1 => FrameKind::Free,
             2 => FrameKind::Cached,
             3 => FrameKind::Private,
@@ -170,19 +180,19 @@ impl FrameState {
         }
     }
 
-    /// log2 of the frames of the block or folio that it belongs to.
+    /// Returns the order of the block or folio to which the frame belongs.
     #[inline]
     pub fn order(self) -> u8 {
-        ((self.0 & ORDER) >> ORDER_SHIFT) as u8
+        ((self.0 & ORDER_MASK) >> ORDER_SHIFT) as u8
     }
 
-    /// The level of a table.
+    /// Returns the level of a page table; 1 is the last level.
     #[inline]
     pub fn level(self) -> u8 {
-        ((self.0 & LEVEL) >> LEVEL_SHIFT) as u8
+        ((self.0 & LEVEL_MASK) >> LEVEL_SHIFT) as u8
     }
 
-    /// Whether a [`flag`] is set.
+    /// Returns whether any of the given [`flag`] bits is set.
     #[inline]
     pub fn has(self, flag: u32) -> bool {
         self.0 & flag != 0
@@ -190,43 +200,45 @@ impl FrameState {
 }
 
 impl Frame {
-    /// What it is now.
+    /// Reads the state word once. Use this where several fields must be consistent.
     #[inline]
     pub fn state(&self) -> FrameState {
         FrameState(self.state.load(Ordering::Relaxed))
     }
 
-    /// What it is now, for who asks nothing else.
+    /// Reads the kind.
     #[inline]
     pub fn kind(&self) -> FrameKind {
         self.state().kind()
     }
 
-    /// log2 of the frames of its block or folio now, for who asks nothing else.
+    /// Reads the order of the frame's block or folio.
     #[inline]
     pub fn order(&self) -> u8 {
         self.state().order()
     }
 
-    /// Whether a [`flag`] is set now, for who asks nothing else.
+    /// Reads whether any of the given [`flag`] bits is set.
     #[inline]
     pub fn has(&self, flag: u32) -> bool {
         self.state().has(flag)
     }
 
-    /// Kind and order in one read, for the allocator's merging.
+    /// Returns whether kind and order are both as given, in one read. The buddy allocator merges by
+    /// this.
     #[inline]
     pub(crate) fn is(&self, kind: FrameKind, order: u8) -> bool {
-        self.state.load(Ordering::Relaxed) & (KIND | ORDER) == kind as u32 | (order as u32) << ORDER_SHIFT
+        self.state.load(Ordering::Relaxed) & (KIND_MASK | ORDER_MASK) == kind as u32 | (order as u32) << ORDER_SHIFT
     }
 
-    /// Become something else. For whoever owns the frame alone.
+    /// Sets kind, order and flags with a plain store. The caller owns the frame alone.
     #[inline]
     pub(crate) fn become_kind(&self, kind: FrameKind, order: u8, flags: u32) {
         self.state.store(kind as u32 | (order as u32) << ORDER_SHIFT | flags, Ordering::Relaxed);
     }
 
-    /// Become a table of this level. For whoever owns the frame alone.
+    /// Turns the frame into a page table of this level, with its lock unlocked and no live PTE. The
+    /// caller owns the frame alone.
     #[inline]
     pub(crate) fn become_table(&self, level: u8, order: u8) {
         let state = FrameKind::Table as u32 | (level as u32) << LEVEL_SHIFT | (order as u32) << ORDER_SHIFT;
@@ -235,32 +247,34 @@ impl Frame {
         self.link[1].store(0, Ordering::Relaxed);
     }
 
-    /// Returns the lock of a table. Its word is nothing else while the frame is a table, and is
-    /// unlocked as [`Frame::become_table`] leaves it.
+    /// Returns the lock of a page table (Linux: `ptlock`). Its word has no other use while the
+    /// frame is a page table, and is unlocked as [`Frame::set_table`] leaves it.
     #[inline]
     pub(crate) fn table_lock(&self) -> &RawSpin {
         const { assert!(size_of::<RawSpin>() == size_of::<AtomicU32>()) };
         const { assert!(align_of::<RawSpin>() <= align_of::<AtomicU32>()) };
-        // SAFETY: a lock is two atomics that fill this word, as asserted, and every value of them
-        // is one. The word is accessed as a whole only before the table is published, and after
-        // every walk and every ticket that may know of it has ended: never at the same time.
+        // SAFETY: a lock is two atomics that fill this word, as asserted, and every bit pattern of
+        // them is valid. The word is accessed as a whole only before the page table is published
+        // and after every walk and every lock ticket that may know of it has ended (INV-1), so
+        // never at the same time as the lock.
         unsafe { &*core::ptr::from_ref(&self.link[0]).cast::<RawSpin>() }
     }
 
-    /// Set a [`flag`]; whether it was set before.
+    /// Sets a [`flag`]. Returns whether it was set before.
     #[inline]
     pub(crate) fn set_flag(&self, flag: u32) -> bool {
         self.state.fetch_or(flag, Ordering::Relaxed) & flag != 0
     }
 
-    /// Clear a [`flag`]; whether it was set before.
+    /// Clears a [`flag`]. Returns whether it was set before.
     #[inline]
     pub(crate) fn clear_flag(&self, flag: u32) -> bool {
         self.state.fetch_and(!flag, Ordering::Relaxed) & flag != 0
     }
 
-    /// Add references and mappings to a folio unless nobody refers to it any more. Whoever knows of it by a list keeps it from being
-    /// freed meanwhile, by the list's lock.
+    /// Takes references and mappings unless the folio has no reference any more (Linux:
+    /// `folio_try_get`). Returns whether it did. The caller found the folio on a list, and holds
+    /// the list's lock, which keeps the descriptor from being reused meanwhile.
     #[inline]
     pub(crate) fn try_get(&self, refs: u32, maps: u32) -> bool {
         let more = Counts { refs, maps }.pack();
@@ -268,98 +282,109 @@ impl Frame {
         self.counts.fetch_update(Ordering::Acquire, Ordering::Relaxed, add).is_ok()
     }
 
-    /// References and mappings of a folio.
+    /// Returns the references and mappings of a folio.
     #[inline]
     pub fn counts(&self) -> Counts {
         Counts::unpack(self.counts.load(Ordering::Acquire))
     }
 
-    /// For whoever owns the folio alone: start counting.
+    /// Sets both counts with a plain store. The caller owns the folio alone.
     #[inline]
     pub(crate) fn set_counts(&self, counts: Counts) {
         self.counts.store(counts.pack(), Ordering::Release);
     }
 
-    /// Drop `refs` references and `maps` mappings at once: both are in one word, so no instant exists at which the
-    /// references are fewer than the mappings. Answers what is left; at no references the folio is the caller's alone.
+    /// Drops `refs` references and `maps` mappings in one atomic step: both counts are in one word,
+    /// so references are never fewer than mappings (INV-2). Returns the remaining counts; at zero
+    /// references the folio belongs to the caller alone.
     ///
-    /// Release, so that what the caller did with the folio happens before its reuse; acquire, so that what all others did
-    /// happens before the caller frees it.
+    /// The ordering is release, so that this CPU's accesses to the folio happen before its reuse,
+    /// and acquire, so that every other CPU's accesses happen before the caller frees it.
     #[inline]
     pub(crate) fn put(&self, refs: u32, maps: u32) -> Counts {
         let delta = Counts { refs, maps }.pack();
         let before = Counts::unpack(self.counts.fetch_sub(delta, Ordering::AcqRel));
-        debug_assert!(before.refs >= refs && before.maps >= maps, "{before:?} less {refs} references, {maps} mappings");
+        debug_assert!(
+            before.refs >= refs && before.maps >= maps,
+            "dropped {refs} references and {maps} mappings of {before:?}"
+        );
         Counts { refs: before.refs - refs, maps: before.maps - maps }
     }
 
-    /// Add `refs` references and `maps` mappings at once. The caller has a reference, or keeps whoever has one from dropping it.
+    /// Adds `refs` references and `maps` mappings in one atomic step and returns the counts before.
+    /// The caller has a reference, or holds a lock that prevents the last one from being dropped.
     #[inline]
     pub(crate) fn get(&self, refs: u32, maps: u32) -> Counts {
         let before = Counts::unpack(self.counts.fetch_add(Counts { refs, maps }.pack(), Ordering::Relaxed));
-        debug_assert!(before.refs > 0, "a reference to a folio that nobody has");
+        debug_assert!(before.refs > 0, "took a reference to a folio whose refcount is zero");
         before
     }
 
-    /// Adds as many references and mappings as a program's call asks for, under the same condition;
-    /// returns `false`, with nothing changed, if there are [`Counts::MOST`] references already.
+    /// Adds references and mappings on behalf of a program's call, under the same condition as
+    /// [`Frame::get`]. Returns `false`, with nothing changed, if the folio already had
+    /// [`Counts::MAX_REFS`] references (Linux: `try_grab_folio`).
     ///
-    /// References that the engine takes for itself ([`Frame::get`]) are a few for each CPU: what
-    /// lies between that number and the last one is room for them, and for all CPUs that find out
-    /// here at the same time that there are too many.
+    /// The counter rises before the check and drops again if the check fails. References that the
+    /// engine takes for itself ([`Frame::get`]) are a few for each CPU. The counter's range above
+    /// the limit has room for those, and for all CPUs that exceed the limit at the same time.
     #[inline]
     #[must_use]
-    pub(crate) fn share(&self, refs: u32, maps: u32) -> bool {
+    pub(crate) fn get_checked(&self, refs: u32, maps: u32) -> bool {
         let before = Counts::unpack(self.counts.fetch_add(Counts { refs, maps }.pack(), Ordering::Relaxed));
-        debug_assert!(before.refs > 0, "a reference to a folio that nobody has");
-        before.refs < Counts::MOST || self.unshare(refs, maps)
+        debug_assert!(before.refs > 0, "took a reference to a folio whose refcount is zero");
+        before.refs < Counts::MOST || self.put_back_excess(refs, maps)
     }
 
+    /// Takes back what [`Frame::get_checked`] added above the limit, and returns `false`.
     #[cold]
-    fn unshare(&self, refs: u32, maps: u32) -> bool {
+    fn put_back_excess(&self, refs: u32, maps: u32) -> bool {
         self.counts.fetch_sub(Counts { refs, maps }.pack(), Ordering::Relaxed);
         false
     }
 
-    /// memcg, shard and list; see [`crate::memcg`].
+    /// Returns the packed memcg, per-CPU lruvec and LRU list; see [`crate::memcg`].
     #[inline]
     pub(crate) fn lruvec(&self) -> u32 {
         self.lruvec.load(Ordering::Relaxed)
     }
 
-    /// Set memcg, shard and list.
+    /// Sets the packed memcg, per-CPU lruvec and LRU list.
     #[inline]
     pub(crate) fn set_lruvec(&self, lruvec: u32) {
         self.lruvec.store(lruvec, Ordering::Relaxed);
     }
 
-    /// Owner of a folio, parent of a table.
+    /// Returns the word that leads back to the users of the frame: the packed [`RmapKey`] of an
+    /// anonymous folio, the object and index of a page-cache folio, the parent and index of a page
+    /// table.
     #[inline]
     pub(crate) fn data(&self) -> u64 {
         self.data.load(Ordering::Relaxed)
     }
 
-    /// Set owner or parent.
+    /// Sets the word that [`Frame::data`] returns.
     #[inline]
     pub(crate) fn set_data(&self, data: u64) {
         self.data.store(data, Ordering::Relaxed);
     }
 
-    /// Who has isolated a folio.
+    /// Returns the number of the batch that has isolated the folio from its LRU list. The LRU links
+    /// hold it while the folio is isolated.
     #[inline]
     pub(crate) fn isolated_by(&self) -> u64 {
         let [low, high] = [0, 1].map(|i| u64::from(self.link[i].load(Ordering::Relaxed)));
         high << 32 | low
     }
 
-    /// Set that, for whoever has just isolated it.
+    /// Sets the number of the isolating batch. The caller has just isolated the folio.
     #[inline]
     pub(crate) fn set_isolated_by(&self, by: u64) {
         self.link[0].store(by as u32, Ordering::Relaxed);
         self.link[1].store((by >> 32) as u32, Ordering::Relaxed);
     }
 
-    /// Previous (0) and next (1) on a list.
+    /// Returns the link to the previous (0) or next (1) frame of the list that the frame is on. The
+    /// list's lock protects it.
     #[inline]
     pub(crate) fn link(&self, i: usize) -> &AtomicU32 {
         &self.link[i]

@@ -1,32 +1,42 @@
-//! The folios that frames in a row belong to.
+//! Iterates over the folios of a contiguous range of frames.
 
 use super::{Frame, Frames};
 use crate::addr::Pfn;
 use crate::platform::Platform;
 
-/// See [`Frames::folios`].
+/// The iterator that [`Frames::folios`] returns.
 pub(crate) struct Folios<'f, 'p, P: Platform> {
+    /// The machine's frames.
     frames: &'f Frames<'p, P>,
+    /// The next frame.
     at: Pfn,
+    /// The frames that are left.
     left: u32,
-    /// Descriptors that stand in one piece, and where among them that of `at` is; perhaps behind them.
-    row: &'p [Frame],
+    /// A slice of descriptors, and the index in it of the descriptor of `at`, which may lie behind
+    /// its end.
+    descriptors: &'p [Frame],
     index: usize,
-    /// Of the last one: the order, and what that is in frames.
+    /// The order of the previous folio, and its size in frames.
     order: u8,
     size: u32,
 }
 
 impl<'p, P: Platform> Frames<'p, P> {
-    /// The folios that frames in a row belong to, in order: of each the head, its descriptor, and how many of the frames are
-    /// its. All of them are folios' and stay so meanwhile, but for those that were shown.
+    /// Iterates over the folios of `count` contiguous frames, in ascending order. Each item is the
+    /// folio's head, the head's descriptor, and the number of the frames in the range that belong
+    /// to the folio.
+    ///
+    /// All the frames belong to folios, which the caller keeps from being freed until the iterator
+    /// has passed them.
     #[inline(always)]
     pub(crate) fn folios(&self, pfn: Pfn, count: u32) -> Folios<'_, 'p, P> {
-        Folios { frames: self, at: pfn, left: count, row: &[], index: 0, order: 0, size: 1 }
+        Folios { frames: self, at: pfn, left: count, descriptors: &[], index: 0, order: 0, size: 1 }
     }
 }
 
-/// Out of line, so that a processor goes on to the next folio without having waited for what this one says of its size.
+/// Returns the size in frames of a folio of this order. Out of line, so that the processor predicts
+/// that the size stays the same and goes on to the next folio before this descriptor's load has
+/// completed.
 #[cold]
 #[inline(never)]
 fn size_of(order: u8) -> u32 {
@@ -34,7 +44,7 @@ fn size_of(order: u8) -> u32 {
 }
 
 impl<'p, P: Platform> Folios<'_, 'p, P> {
-    /// Of the one that the first frame is only a part of.
+    /// Returns the head of the first folio, of which the range covers only a part.
     #[cold]
     fn head(&self) -> (Pfn, &'p Frame) {
         self.frames.head(self.at)
@@ -49,11 +59,11 @@ impl<'p, P: Platform> Iterator for Folios<'_, 'p, P> {
         if self.left == 0 {
             return None;
         }
-        let frame = match self.row.get(self.index) {
+        let frame = match self.descriptors.get(self.index) {
             Some(frame) => frame,
             None => {
-                (self.row, self.index) = (self.frames.stretch(self.at, self.left), 0);
-                self.row.first()?
+                (self.descriptors, self.index) = (self.frames.stretch(self.at, self.left), 0);
+                self.descriptors.first()?
             }
         };
         if frame.order() != self.order {

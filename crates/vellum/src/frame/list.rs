@@ -1,4 +1,5 @@
-//! Lists of frames, linked by frame number through the descriptors: no memory of their own, and half the size of pointers.
+//! Doubly linked lists of frames, linked by frame number through the descriptors. They need no
+//! memory of their own, and links are half the size of pointers.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -6,7 +7,8 @@ use super::{Frame, Frames};
 use crate::addr::Pfn;
 use crate::platform::Platform;
 
-/// A doubly linked list. Whoever owns it, or holds the lock that protects it, owns the links of every frame on it.
+/// A doubly linked list of frames (Linux: `list_head`). The list's owner, or the holder of the lock
+/// that protects it, owns the links of every frame on it.
 #[derive(Debug, Clone, Copy)]
 pub struct FrameList {
     head: Pfn,
@@ -21,30 +23,30 @@ impl Default for FrameList {
 }
 
 impl FrameList {
-    /// Empty.
+    /// Returns an empty list.
     pub const fn new() -> Self {
         FrameList { head: Pfn::NONE, tail: Pfn::NONE, len: 0 }
     }
 
-    /// How many frames are on it.
+    /// Returns the number of frames on the list.
     #[inline]
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether none is.
+    /// Returns whether the list is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The first one.
+    /// Returns the first frame.
     #[inline]
     pub fn first(&self) -> Option<Pfn> {
         self.head.some()
     }
 
-    /// Put a frame, which is on no list, in front.
+    /// Inserts a frame, which is on no list, at the front.
     #[inline]
     pub fn push<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, frame: &Frame) {
         frame.link(0).store(Pfn::NONE.0, Relaxed);
@@ -57,7 +59,7 @@ impl FrameList {
         self.len += 1;
     }
 
-    /// Put a frame, which is on no list, behind all others.
+    /// Inserts a frame, which is on no list, at the back.
     pub(crate) fn push_back<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, frame: &Frame) {
         let Some(last) = self.tail.some() else { return self.push(frames, pfn, frame) };
         frame.link(0).store(last.0, Relaxed);
@@ -67,13 +69,13 @@ impl FrameList {
         self.len += 1;
     }
 
-    /// Take `pfn`, which is on this list, off it.
+    /// Removes `pfn`, which is on this list.
     #[inline]
     pub fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn) {
         self.cut(frames, &Cut::one(pfn, frames.frame(pfn)));
     }
 
-    /// Take neighbours off.
+    /// Removes the frames of `cut`, which are neighbours on this list.
     #[inline]
     pub(crate) fn cut<P: Platform>(&mut self, frames: &Frames<'_, P>, cut: &Cut) {
         if cut.len == 0 {
@@ -82,7 +84,7 @@ impl FrameList {
         match cut.before.some() {
             Some(p) => frames.frame(p).link(1).store(cut.after.0, Relaxed),
             None => {
-                debug_assert_eq!(self.head, cut.first, "removed from a list that it is not on");
+                debug_assert_eq!(self.head, cut.first, "removed a frame from a list that it is not on");
                 self.head = cut.after;
             }
         }
@@ -93,7 +95,8 @@ impl FrameList {
         self.len -= cut.len;
     }
 
-    /// The last one, and the one before each, which the list may lose when it has been shown.
+    /// Iterates from the last frame to the first. The caller may remove a frame that the iterator
+    /// has returned.
     pub(crate) fn backward<'f, 'p, P: Platform>(
         &self,
         frames: &'f Frames<'p, P>,
@@ -107,7 +110,7 @@ impl FrameList {
         })
     }
 
-    /// Take the first one off.
+    /// Removes and returns the first frame.
     #[inline]
     pub fn pop<P: Platform>(&mut self, frames: &Frames<'_, P>) -> Option<Pfn> {
         let pfn = self.head.some()?;
@@ -116,13 +119,17 @@ impl FrameList {
     }
 }
 
-/// Neighbours on a list, to be taken off together: what is left to do are the links at the two ends, and nothing is read
-/// from or written to those in between any more.
+/// Neighbouring frames on a list, which are removed together. Only the links at the two ends are
+/// written then; the frames in between are neither read nor written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cut {
+    /// The first of the frames.
     first: Pfn,
+    /// The frame before them on the list, or [`Pfn::NONE`].
     before: Pfn,
+    /// The frame behind them on the list, or [`Pfn::NONE`].
     after: Pfn,
+    /// The number of frames.
     len: u32,
 }
 
@@ -133,14 +140,15 @@ impl Default for Cut {
 }
 
 impl Cut {
-    /// A frame by itself.
+    /// Returns a cut of one frame, which is on a list whose lock the caller holds.
     #[inline]
     pub(crate) fn one(pfn: Pfn, frame: &Frame) -> Self {
         let [before, after] = [0, 1].map(|i| Pfn(frame.link(i).load(Relaxed)));
         Cut { first: pfn, before, after, len: 1 }
     }
 
-    /// Take a frame in, if it is the next one in either direction. Whether it was.
+    /// Extends the cut by a frame, if that is its neighbour on the list in either direction.
+    /// Returns whether it was. An empty cut is not extended.
     #[inline]
     pub(crate) fn extend(&mut self, pfn: Pfn, frame: &Frame) -> bool {
         if self.len == 0 {

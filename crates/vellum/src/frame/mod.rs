@@ -1,23 +1,35 @@
-//! Physical memory: a descriptor for every frame, and who gives frames out.
+//! Allocates physical memory: a descriptor for every frame, buddy allocators, and per-CPU caches of
+//! free frames.
 //!
-//! [`Frames`] owns the descriptors ([`Frame`]), the buddy allocator and the per-CPU caches. Everything that it needs for
-//! itself it takes from the machine's memory at boot (`boot`); afterwards it allocates nothing.
+//! [`Frames`] owns the descriptors ([`Frame`]; Linux: `struct page`), one buddy allocator per NUMA
+//! node (Linux: the zone's free lists) and the per-CPU caches (Linux: `per_cpu_pages`). It takes
+//! the memory for its own structures from the machine's regions at boot (`boot`) and allocates
+//! nothing afterwards.
 //!
 //! | file | story |
 //! |---|---|
-//! | `desc` | the 32 bytes that describe a frame |
-//! | `list` | lists threaded through descriptors |
-//! | `buddy` | blocks of 2ⁿ frames |
-//! | `percpu` | what each CPU keeps at hand |
-//! | `node` | memory near and far, and when it is short |
-//! | `boot` | from a memory map to all of the above |
-//! | `policy` | which folio sizes a fault may use |
+//! | `desc` | the 32-byte descriptor of a frame |
+//! | `list` | doubly linked lists threaded through descriptors |
+//! | `folios` | iterates over the folios of a range of frames |
+//! | `counts` | refcounts and mapcounts of folios, with trace events |
+//! | `contents` | zeroes and copies frames |
+//! | `buddy` | the buddy allocator: free blocks of 2ⁿ frames |
+//! | `percpu` | per-CPU caches of free blocks |
+//! | `node` | NUMA nodes, watermarks and the order in which nodes are tried |
+//! | `boot` | builds all of the above from the machine's memory map |
+//! | `policy` | the folio sizes that a page fault may use |
 //!
-//! Locks: a cache's, then a buddy allocator's, never two of either. Both with interrupts masked, so that frames may be allocated and freed
-//! anywhere.
+//! Rules kept here: a free block on a zero list is all zero bytes (INV-10); references are never
+//! fewer than mappings (INV-2); zeroing and copying is preemptible every 64 KiB (INV-11).
+//!
+//! Locks: a per-CPU cache's lock, then a buddy allocator's lock, never two locks of the same kind.
+//! Both are taken with interrupts masked, so frames may be allocated and freed in any context, with
+//! page-table locks held or not.
 
 mod boot;
 mod buddy;
+mod contents;
+mod counts;
 mod desc;
 mod folios;
 mod list;
@@ -36,153 +48,155 @@ pub use list::FrameList;
 use buddy::Buddy;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicBool;
-use node::Node;
-use percpu::Cache;
+use node::{LocatedBlock, Node};
+use percpu::FrameCache;
 
-use crate::addr::{FRAME_SIZE, Pfn, PhysAddr};
-use crate::arch::Attrs;
-use crate::platform::{Event, FailPoint, Platform, allows, trace};
+use crate::addr::{Pfn, PhysAddr};
+use crate::platform::{Event, Platform, Wanted, allows, trace};
 use crate::sync::SpinLock;
 
-/// The largest block: 1 GiB.
+/// The order of the largest block of the buddy allocator: 1 GiB.
 pub const MAX_ORDER: u8 = 18;
-/// The order of a 2 MiB folio, the largest that is cached per CPU.
+/// The order of a 2 MiB folio, the largest block that the per-CPU caches hold.
 pub const HUGE_ORDER: u8 = 9;
-/// The order of the largest folio: 32 MiB, which AArch64 maps by one block of 2 MiB leaves, or with 16 KiB pages by one leaf.
+/// The order of the largest folio: 32 MiB. AArch64 maps it with 4 KiB pages by one contpte block of
+/// 2 MiB leaf PTEs, and with 16 KiB pages by one leaf PTE.
 pub const LARGEST_FOLIO: u8 = 13;
-/// log2 of the frames whose descriptors stand in one piece: 32 MiB of memory, 256 KiB of descriptors.
+/// log2 of the frames in a section: 32 MiB of memory, whose descriptors are one slice of 256 KiB.
 const SECTION_SHIFT: u32 = 13;
 
-/// The descriptors of so many frames in a row, of which at least one exists.
+/// The descriptors of one section (Linux: `mem_section`), at least one frame of which exists.
 type Section = [Frame; 1 << SECTION_SHIFT];
 
-/// Frames whose contents are zeroed or copied in one go, 64 KiB: after so many the CPU may do
-/// something else.
-const PIECE: u32 = 16;
-
-/// What frames are for. Those that stay where they are keep together, so that few of them don't keep much memory from
-/// becoming whole again.
+/// The purpose of a block of frames (Linux: migratetype). The per-CPU caches keep blocks of the two
+/// purposes apart, so that a few immovable frames don't prevent much memory from merging into large
+/// blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Use {
-    /// User memory: folios, which can be given back or moved.
+    /// Folios of user memory, which can be reclaimed or migrated (Linux: `MIGRATE_MOVABLE`).
     Folio = 0,
-    /// Page tables and the engine's other structures, which can't.
+    /// Page tables and the engine's other structures, which can't be moved (Linux:
+    /// `MIGRATE_UNMOVABLE`).
     Kernel = 1,
 }
 
-/// What may be made of zeroed memory.
-///
-/// # Safety
-/// All zero bits must be a valid value, and the alignment at most a frame's.
+/// A type for which all-zero memory is a valid value.
 pub(crate) unsafe trait Zeroable {}
 
-/// No block of that size is free.
+/// The error of an allocation that found no free block of the requested size above the min
+/// watermark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory;
 
 impl core::fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("out of memory")
+        f.write_str("out of memory: no free block of that size")
     }
 }
 
 impl core::error::Error for OutOfMemory {}
 
-/// A folio has [`Counts::MOST`] references and mappings, and a program asked for one more. No
-/// reclaim helps against that.
+/// The error of taking a reference for a program's call when the folio already has
+/// [`Counts::MAX_REFS`] references (Linux: `try_grab_folio` fails). Reclaim doesn't help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyReferences;
 
 impl core::fmt::Display for TooManyReferences {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("as many references as there may be")
+        f.write_str("the folio already has the largest number of references and mappings")
     }
 }
 
 impl core::error::Error for TooManyReferences {}
 
-/// All frames of a machine.
+/// The physical memory of a machine: its descriptors and its allocator.
 pub struct Frames<'p, P: Platform> {
     platform: &'p P,
     direct: *mut u8,
-    /// None where there is no memory.
+    /// Descriptors by section number; `None` for a section without memory.
     sections: &'p [Option<&'p Section>],
     nodes: &'p [Node],
-    /// By shard: see `node`.
+    /// Per-CPU caches, indexed by the number of the per-CPU lruvec: see `node`.
     caches: &'p [CacheLine],
-    /// No node had more than its low watermark free, and nobody has found as many as the high one on all of them since.
+    /// Set when no node had more than its low watermark free. Cleared once every node has reached
+    /// its high watermark.
     short: AtomicBool,
     zero_on_free: bool,
 }
 
-/// How many frames should be free (Linux's words for the same): what is below them is dealt with by the host.
-///
-/// They are set at boot ([`BootOptions`]), for each node.
+/// The free-memory thresholds of a node, in frames (Linux: `min_wmark_pages` and so on). They are
+/// set at boot ([`BootOptions`]). The host runs background reclaim by them ([`Frames::shortage`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
-    /// With so few free, only [`Frames::alloc_kept`] gives out any ([`BootOptions::kept`]).
+    /// Below this only [`Frames::alloc_reserve`] allocates ([`BootOptions::min_free`]).
     pub min: u64,
-    /// With fewer, memory should be reclaimed beside those who use it, so that they don't have to wait for it.
+    /// Below this the host should reclaim in the background, so that allocating CPUs don't have to
+    /// enter direct reclaim.
     pub low: u64,
-    /// With so many, that is enough.
+    /// At this level background reclaim stops.
     pub high: u64,
 }
 
-/// A shard's cache, on cache lines of its own.
+/// The frame cache of one per-CPU lruvec, on cache lines of its own.
 #[repr(align(128))]
-struct CacheLine(SpinLock<Cache>);
+struct CacheLine(SpinLock<FrameCache>);
 
-// SAFETY: `direct` is only ever the base for addresses of frames, whose use is governed by their owners; everything else
-// is `Sync` by itself.
+// SAFETY: `direct` is only ever the base for addresses of frames, whose use is governed by their
+// owners; everything else is `Sync` by itself.
 unsafe impl<P: Platform> Sync for Frames<'_, P> {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl<P: Platform> Send for Frames<'_, P> {}
 
 impl<'p, P: Platform> Frames<'p, P> {
-    /// The host.
+    /// Returns the host.
     #[inline]
     pub fn platform(&self) -> &'p P {
         self.platform
     }
 
-    /// Frames that the engine gives out, its own structures not counted.
+    /// Returns the number of frames that the allocator manages. The engine's boot-time structures
+    /// are not among them.
     pub fn total(&self) -> u64 {
         self.nodes.iter().map(|node| node.total).sum()
     }
 
-    /// How many of them are kept: [`BootOptions::kept`].
+    /// Returns the number of frames in the reserve of all nodes, the sum of the min watermarks:
+    /// [`BootOptions::min_free`].
     pub fn kept(&self) -> u64 {
         self.nodes.iter().map(|node| node.marks.min).sum()
     }
 
-    /// No frame has this number or a higher one.
+    /// Returns the end of physical memory: every frame's number is lower.
     pub(crate) fn end(&self) -> Pfn {
         Pfn((self.sections.len() << SECTION_SHIFT).min(Pfn::NONE.0 as usize) as u32)
     }
 
-    /// Frames that are free now: exact when nothing runs.
+    /// Returns the number of free frames, those in per-CPU caches included. The number is exact
+    /// only while no CPU allocates or frees. Takes the lock of every cache and every buddy
+    /// allocator in turn.
     pub fn free_frames(&self) -> u64 {
         (0..self.nodes()).map(|node| self.free_on(node)).sum()
     }
 
-    /// A frame's descriptor, if the machine has such a frame or could have (a hole inside a section reads as reserved).
+    /// Returns the descriptor of `pfn`, or `None` if its section has no memory. The descriptor of a
+    /// hole inside a section is [`FrameKind::Reserved`].
     #[inline]
     pub fn get(&self, pfn: Pfn) -> Option<&'p Frame> {
-        self.row(pfn)?.first()
+        self.descriptors_from(pfn)?.first()
     }
 
-    /// A frame's descriptor and those behind it that stand in one piece with it.
+    /// Returns the descriptors from `pfn` to the end of its section.
     #[inline]
-    fn row(&self, pfn: Pfn) -> Option<&'p [Frame]> {
+    fn descriptors_from(&self, pfn: Pfn) -> Option<&'p [Frame]> {
         let section = (*self.sections.get((pfn.0 >> SECTION_SHIFT) as usize)?)?;
         Some(&section[(pfn.0 & ((1 << SECTION_SHIFT) - 1)) as usize..])
     }
 
-    /// The descriptor of a frame that came from this allocator.
+    /// Returns the descriptor of a frame that came from this allocator.
     ///
     /// # Panics
-    /// If there is no such frame: a number that no caller can supply.
+    /// If the machine has no such frame. No caller passes an unchecked number.
     #[inline]
     pub fn frame(&self, pfn: Pfn) -> &'p Frame {
         match self.get(pfn) {
@@ -191,7 +205,8 @@ impl<'p, P: Platform> Frames<'p, P> {
         }
     }
 
-    /// The first frame of the folio that `pfn` belongs to.
+    /// Returns the head frame of the folio that contains `pfn`, with its descriptor. For a frame
+    /// that is not a tail, returns the frame itself.
     #[inline]
     pub fn head(&self, pfn: Pfn) -> (Pfn, &'p Frame) {
         let frame = self.frame(pfn);
@@ -203,12 +218,14 @@ impl<'p, P: Platform> Frames<'p, P> {
         (head, self.frame(head))
     }
 
-    /// The block or folio that a frame lies in, by its first frame, and what that says: free, a folio, a table, or anything
-    /// else; none where there is no memory. As of an instant that nobody holds still.
+    /// Returns the free block, folio or page table that contains `pfn`: its first frame, that
+    /// frame's descriptor, and its state; `None` where there is no memory. No lock is held, so the
+    /// state may be outdated on return.
     ///
-    /// Any frame can be asked for, as only firsts are: what others say may be left over from what they were. The frame at a
-    /// multiple of the largest size is the first of its block in any case; and where that ends before `pfn`, so is the one at
-    /// a multiple of the next size.
+    /// Accepts any frame, as an audit does: a tail's descriptor may be left over from an earlier
+    /// use, so only descriptors of first frames are trusted. The scan goes from the largest order
+    /// down. The frame aligned to the largest order is a first frame in any case. If its block ends
+    /// before `pfn`, the frame aligned to the next lower order is a first frame, and so on.
     pub fn block(&self, pfn: Pfn) -> Option<(Pfn, &'p Frame, FrameState)> {
         (0..=MAX_ORDER).rev().find_map(|order| {
             let first = pfn.align_down(order);
@@ -218,109 +235,128 @@ impl<'p, P: Platform> Frames<'p, P> {
         })
     }
 
-    /// The descriptors from `pfn` on that stand in one piece, as many as there are but no more than `count`.
+    /// Returns the descriptors from `pfn` on, at most `count`, fewer where the section ends.
     ///
     /// # Panics
-    /// If there is no such frame: a number that no caller can supply.
+    /// If the machine has no such frame. No caller passes an unchecked number.
     #[inline]
     pub(crate) fn stretch(&self, pfn: Pfn, count: u32) -> &'p [Frame] {
-        let row = self.row(pfn).unwrap_or_else(|| no_such_frame(pfn));
-        &row[..row.len().min(count as usize)]
+        let descriptors = self.descriptors_from(pfn).unwrap_or_else(|| no_such_frame(pfn));
+        &descriptors[..descriptors.len().min(count as usize)]
     }
 
-    /// Where a physical address appears to the engine. Merely a number until somebody who owns the frame uses it.
+    /// Returns the address of `pa` in the direct map (Linux: `phys_to_virt`). Only the owner of the
+    /// frame may access memory through it.
     #[inline]
     pub fn at(&self, pa: PhysAddr) -> NonNull<u8> {
         // SAFETY: the direct map never wraps around to the null address (contract of `Memory`).
         unsafe { NonNull::new_unchecked(self.direct.wrapping_add(pa.0 as usize)) }
     }
 
-    /// A block of `1 << order` frames, the caller's alone; contents unspecified unless `zero`. Of this CPU's node, as long as that or no
-    /// other has any to spare.
+    /// Allocates a block of `1 << order` frames, which belongs to the caller alone. With `zero` all
+    /// of it is zero; otherwise the contents are unspecified. Prefers the current CPU's node and
+    /// falls back to the others, nearest first.
+    ///
+    /// # Errors
+    /// Fails with [`OutOfMemory`] if no node has such a block above its min watermark. The caller
+    /// reclaims and tries again, or fails.
     #[inline]
     pub fn alloc(&self, order: u8, zero: bool, usage: Use) -> Result<Pfn, OutOfMemory> {
         self.alloc_at_lruvec(order, zero, usage).map(|(pfn, _)| pfn)
     }
 
-    /// The same, and the shard where it is at home, for whoever has it admitted to a memcg.
+    /// Allocates like [`Frames::alloc`], and also returns the number of the per-CPU lruvec of the
+    /// block's node, for a caller that charges the block to a memcg ([`crate::memcg`]).
     #[inline(always)]
     pub(crate) fn alloc_at_lruvec(&self, order: u8, zero: bool, usage: Use) -> Result<(Pfn, usize), OutOfMemory> {
-        let (pfn, shard) = self.find(order, zero, usage);
+        let (pfn, shard) = self.find_block(order, zero, usage);
         pfn.some().map(|pfn| (pfn, shard)).ok_or(OutOfMemory)
     }
 
-    /// The same, or [`Pfn::NONE`]: an answer that fits two registers.
-    fn find(&self, order: u8, zero: bool, usage: Use) -> (Pfn, usize) {
-        if !allows(self.platform, FailPoint::Frames) {
+    /// Allocates like [`Frames::alloc_at_lruvec`]; on failure the frame is [`Pfn::NONE`]. This form
+    /// returns in two registers.
+    fn find_block(&self, order: u8, zero: bool, usage: Use) -> (Pfn, usize) {
+        if !allows(self.platform, Wanted::Frames) {
             return (Pfn::NONE, 0);
         }
         if order <= HUGE_ORDER {
             let cpu = self.platform.current();
-            let found = self.caches[cpu].0.lock_irq(self.platform).alloc(self, order, zero, usage);
-            if let Some((pfn, is_zero)) = found {
-                return (self.give(pfn, order, zero && !is_zero), cpu);
+            let cached = self.caches[cpu].0.lock_irq(self.platform).alloc(self, order, zero, usage);
+            if let Some(block) = cached {
+                return (self.prepare_allocated(block.pfn, order, zero && !block.is_zero), cpu);
             }
         }
         match self.find_anywhere(order, zero, usage) {
-            Some((pfn, is_zero, shard)) => (self.give(pfn, order, zero && !is_zero), shard),
+            Some(LocatedBlock { block, shard }) => {
+                (self.prepare_allocated(block.pfn, order, zero && !block.is_zero), shard)
+            }
             None => (Pfn::NONE, 0),
         }
     }
 
-    /// A block leaves the allocator.
+    /// Traces a block that left the free lists, and zeroes it if `clear` is set (Linux:
+    /// `prep_new_page`).
     #[inline]
-    fn give(&self, pfn: Pfn, order: u8, clear: bool) -> Pfn {
+    fn prepare_allocated(&self, pfn: Pfn, order: u8, clear: bool) -> Pfn {
         trace(self.platform, || Event::Allocated(pfn, 1 << order));
         if clear {
-            // SAFETY: the block just left the allocator and is nobody else's.
+            // SAFETY: the block just left the allocator and belongs to this call alone.
             unsafe { self.zero(pfn, 1 << order) };
         }
         pfn
     }
 
-    /// The same, of the frames too that [`BootOptions::kept`] keeps: for what the host can't do without, and gives back soon.
-    /// Contents unspecified.
+    /// Allocates a block like [`Frames::alloc`], from the reserve below the min watermark too
+    /// (Linux: `ALLOC_NO_WATERMARKS`). For host structures without which reclaim can't proceed, and
+    /// which are freed soon. The contents are unspecified.
+    ///
+    /// # Errors
+    /// Fails with [`OutOfMemory`] if the reserve is exhausted.
     pub fn alloc_kept(&self, order: u8, usage: Use) -> Result<Pfn, OutOfMemory> {
         self.alloc(order, false, usage).or_else(|error| {
-            let pfn = self.find_kept(order).ok_or(error)?;
-            Ok(self.give(pfn, order, false))
+            let pfn = self.find_in_reserve(order).ok_or(error)?;
+            Ok(self.prepare_allocated(pfn, order, false))
         })
     }
 
-    /// Give back what [`Frames::alloc_kept`] gave out: first of all to what is to be kept.
+    /// Frees a block that came from [`Frames::alloc_reserve`]. While the node is below its min
+    /// watermark the block goes straight to the buddy allocator, so that the reserve refills first.
     ///
     /// # Safety
-    /// As of [`Frames::free`].
+    /// As for [`Frames::free`].
     pub unsafe fn free_kept(&self, pfn: Pfn, order: u8, usage: Use) {
         // SAFETY: by contract.
-        let zero = unsafe { self.leave(pfn, 1 << order, false) };
+        let zero = unsafe { self.prepare_freed(pfn, 1 << order, false) };
         let mut buddy = self.nodes[self.node_of(pfn)].buddy.lock_irq(self.platform);
-        if buddy.is_short() {
+        if buddy.is_below_min() {
             return buddy.free(self, pfn, order, zero);
         }
         drop(buddy);
-        self.keep_at_hand(pfn, 1 << order, zero, usage);
+        self.free_to_cache(pfn, 1 << order, zero, usage);
     }
 
-    /// Give back `count` consecutive frames of one use, however they were allocated. A long stretch goes straight to the buddy
-    /// allocator in its largest blocks; a short one stays at hand.
+    /// Frees `count` consecutive frames of one [`Use`], which may come from several allocations. A
+    /// range of 32 frames or more goes straight to the buddy allocator in its largest aligned
+    /// blocks. A shorter range goes to the current CPU's cache.
     ///
     /// # Safety
-    /// The frames came from this allocator and are the caller's alone: no reference, no translation that a CPU may still
-    /// use, no walker. If `zero`, every byte of them is zero.
+    /// The frames came from this allocator and belong to the caller alone: no reference is left, no
+    /// CPU can use a stale translation of them, and no walker can stand in them (INV-1). If `zero`
+    /// is set, every byte of them is zero (INV-10).
     #[inline]
     pub unsafe fn free(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
         // SAFETY: by contract.
-        let zero = unsafe { self.leave(pfn, count, zero) };
-        self.keep_at_hand(pfn, count, zero, usage);
+        let zero = unsafe { self.prepare_freed(pfn, count, zero) };
+        self.free_to_cache(pfn, count, zero, usage);
     }
 
-    /// Frames leave their owner; whether they are zero then.
+    /// Traces frames that are about to be freed, and zeroes them if [`BootOptions::zero_on_free`]
+    /// asks for it. Returns whether the frames are all zero.
     ///
     /// # Safety
-    /// As of [`Frames::free`].
+    /// As for [`Frames::free`].
     #[inline]
-    unsafe fn leave(&self, pfn: Pfn, count: u32, zero: bool) -> bool {
+    unsafe fn prepare_freed(&self, pfn: Pfn, count: u32, zero: bool) -> bool {
         trace(self.platform, || Event::Freed(pfn, count));
         if !zero && self.zero_on_free {
             // SAFETY: by contract.
@@ -329,21 +365,25 @@ impl<'p, P: Platform> Frames<'p, P> {
         zero || self.zero_on_free
     }
 
+    /// Frees frames to the current CPU's cache for their node, or as a range if there are several.
+    /// The single-frame path is inlined.
     #[inline]
-    fn keep_at_hand(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
+    fn free_to_cache(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
         if count == 1 {
             let shard = self.lruvec_on(self.node_of(pfn));
             self.caches[shard].0.lock_irq(self.platform).free(self, pfn, 0, zero, usage);
         } else {
-            self.free_blocks_of(pfn, count, zero, usage);
+            self.free_range(pfn, count, zero, usage);
         }
     }
 
-    fn free_blocks_of(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
-        /// From here on the buddy's lock is worth its price.
-        const STRAIGHT: u32 = 32;
-        let (blocks, node) = (Blocks { pfn, count }, self.node_of(pfn));
-        if count >= STRAIGHT {
+    /// Frees a range of frames in its largest aligned blocks, under one hold of a lock.
+    fn free_range(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
+        /// From this number of frames on, the range bypasses the per-CPU cache: its large blocks
+        /// are worth the buddy allocator's lock.
+        const TO_BUDDY: u32 = 32;
+        let (blocks, node) = (AlignedBlocks { pfn, count }, self.node_of(pfn));
+        if count >= TO_BUDDY {
             let mut buddy = self.nodes[node].buddy.lock_irq(self.platform);
             blocks.for_each(|(pfn, order)| buddy.free(self, pfn, order, zero));
         } else {
@@ -351,148 +391,15 @@ impl<'p, P: Platform> Frames<'p, P> {
             blocks.for_each(|(pfn, order)| cache.free(self, pfn, order, zero, usage));
         }
     }
-
-    /// Drop references and mappings of a folio; what is left.
-    #[inline]
-    pub(crate) fn put(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Counts {
-        trace(self.platform, || {
-            let before = frame.counts();
-            Event::Counts(
-                head,
-                (before.refs, before.maps),
-                (before.refs.wrapping_sub(refs), before.maps.wrapping_sub(maps)),
-            )
-        });
-        frame.put(refs, maps)
-    }
-
-    /// The same for all there are, where nobody can find the folio to have another.
-    #[inline]
-    pub(crate) fn put_all(&self, head: Pfn, frame: &Frame) {
-        trace(self.platform, || {
-            let Counts { refs, maps } = frame.counts();
-            Event::Counts(head, (refs, maps), (0, 0))
-        });
-        frame.set_counts(Counts { refs: 0, maps: 0 });
-    }
-
-    /// [`Frame::try_get`].
-    #[inline]
-    pub(crate) fn try_get(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> bool {
-        let got = frame.try_get(refs, maps);
-        if got {
-            // Said afterwards, because it was not certain. Nobody frees it meanwhile.
-            trace(self.platform, || {
-                let Counts { refs: all, maps: mapped } = frame.counts();
-                Event::Counts(head, (all.wrapping_sub(refs), mapped.wrapping_sub(maps)), (all, mapped))
-            });
-        }
-        got
-    }
-
-    /// Adds references and mappings to a folio, and returns what the counts were. The caller has a
-    /// reference, or keeps whoever has one from dropping it.
-    #[inline]
-    pub(crate) fn get_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Counts {
-        self.trace_more(head, frame, refs, maps);
-        frame.get(refs, maps)
-    }
-
-    /// The same for a program's call: see [`Frame::share`].
-    ///
-    /// # Errors
-    /// [`TooManyReferences`]: nothing was changed.
-    #[inline]
-    pub(crate) fn share_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Result<(), TooManyReferences> {
-        self.trace_more(head, frame, refs, maps);
-        if frame.share(refs, maps) { Ok(()) } else { Err(TooManyReferences) }
-    }
-
-    #[inline]
-    fn trace_more(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) {
-        trace(self.platform, || {
-            let before = frame.counts();
-            let after = (before.refs.wrapping_add(refs), before.maps.wrapping_add(maps));
-            Event::Counts(head, (before.refs, before.maps), after)
-        });
-    }
-
-    /// Make a folio of a block that was just allocated, with these counts. Its tails learn the way to the head, whose descriptor
-    /// is the answer.
-    #[inline]
-    pub(crate) fn make_folio(&self, pfn: Pfn, order: u8, flags: u32, counts: Counts) -> &'p Frame {
-        const { assert!(LARGEST_FOLIO as u32 <= SECTION_SHIFT, "a folio's descriptors stand in one piece") };
-        let row = self.stretch(pfn, 1 << order);
-        let head = &row[0];
-        row[1..].iter().for_each(|tail| tail.become_kind(FrameKind::Tail, order, 0));
-        head.become_kind(FrameKind::Folio, order, flags);
-        trace(self.platform, || Event::Counts(pfn, (0, 0), (counts.refs, counts.maps)));
-        head.set_counts(counts);
-        head
-    }
-
-    /// Whether freed memory is zeroed at once, so that no data outlives its owner (Linux: `init_on_free`).
-    pub fn zero_on_free(&self) -> bool {
-        self.zero_on_free
-    }
-
-    /// Overwrites frames with zeros. If they are more than a [`PIECE`], the caller holds no spin
-    /// lock.
-    ///
-    /// # Safety
-    /// The frames are this machine's and the caller's alone.
-    #[inline]
-    pub(crate) unsafe fn zero(&self, pfn: Pfn, count: u32) {
-        self.in_pieces(count, |at, bytes| {
-            // SAFETY: the direct map covers the machine's frames (contract of `Memory`); nobody
-            // else's (this contract).
-            unsafe { self.platform.zero(self.at(pfn.add(at).addr()).as_ptr(), bytes) };
-        });
-    }
-
-    /// Copies frames that others may be writing to. If they are more than a [`PIECE`], the caller
-    /// holds no spin lock.
-    ///
-    /// # Safety
-    /// `from` and `to` are the first of as many frames in a row. Those at `from` stay meanwhile;
-    /// those at `to` are others, that only the caller knows.
-    pub(crate) unsafe fn copy(&self, from: Pfn, to: Pfn, count: u32) {
-        self.in_pieces(count, |at, bytes| {
-            let [from, to] = [from, to].map(|pfn| self.at(pfn.add(at).addr()).as_ptr());
-            // SAFETY: by contract; the direct map covers the machine's frames (contract of
-            // `Memory`), and whatever writes to the contents of objects and VMAs treats them as
-            // atomics.
-            unsafe { self.platform.copy(from, to, bytes) };
-        });
-    }
-
-    /// Calls `f` with the number of the first frame of each piece of `count` frames, and with the
-    /// bytes of the piece.
-    #[inline(always)]
-    fn in_pieces(&self, count: u32, f: impl Fn(u32, usize)) {
-        let (mut at, mut left) = (0, count);
-        while left > PIECE {
-            f(at, PIECE as usize * FRAME_SIZE as usize);
-            self.platform.resched();
-            (at, left) = (at + PIECE, left - PIECE);
-        }
-        f(at, left as usize * FRAME_SIZE as usize);
-    }
-
-    /// Frames are about to be mapped, by entries that say this and did not say so before.
-    #[inline(always)]
-    pub(crate) fn expose(&self, pfn: Pfn, count: u32, attrs: Attrs) {
-        if attrs.contains(Attrs::EXEC) {
-            self.platform.sync_icache(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize);
-        }
-    }
 }
 
-/// This descriptor will be needed soon. No more than a hint, and no access: any address will do.
+/// Prefetches a descriptor that is needed soon. This is a hint and no access, so any address will
+/// do.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const Frame) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address has no effect that the program could see (Intel SDM vol. 2B, PREFETCHh).
+    // SAFETY: a prefetch of any address has no effect that the program could see (Intel SDM vol.
+    // 2B, PREFETCHh).
     unsafe {
         core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }
@@ -505,18 +412,20 @@ pub(crate) fn prefetch(at: *const Frame) {
     let _ = at;
 }
 
+/// Panics for a number that is no frame. Out of line, so that the callers stay small.
 #[cold]
 fn no_such_frame(pfn: Pfn) -> ! {
-    panic!("{pfn:?} is not a frame of this machine")
+    panic!("{pfn:?} is not a frame of this machine: it lies in no memory region that was booted")
 }
 
-/// A stretch of frames, cut into the largest naturally aligned blocks.
-struct Blocks {
+/// Iterator that cuts a range of frames into the largest naturally aligned blocks, each as its
+/// first frame and its order.
+struct AlignedBlocks {
     pfn: Pfn,
     count: u32,
 }
 
-impl Iterator for Blocks {
+impl Iterator for AlignedBlocks {
     type Item = (Pfn, u8);
 
     #[inline]

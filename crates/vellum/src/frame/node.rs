@@ -1,57 +1,75 @@
-//! Nodes: memory that some CPUs reach sooner than others do, and who gives when one has none left.
+//! NUMA nodes: which node an allocation comes from, and the shortage that the host reclaims.
 //!
-//! Each node has a buddy allocator and watermarks of its own. What there is once a CPU (its cache of frames, its part of each memcg) is a
-//! *shard*, and has memory of the CPU's own node only. Where there are several nodes, each has a shard besides, for all CPUs of other
-//! nodes that use its memory. So all of a shard is on one node, the caches and the lists of a node are those of some shards, and whoever
-//! knows a folio's shard knows its node. With one node there are the CPUs' shards and nothing else.
+//! Each node has a buddy allocator and watermarks of its own. What exists once per CPU (its frame
+//! cache, its part of each memcg) is numbered by *per-CPU lruvec*, `shard` in code. A CPU's own
+//! per-CPU lruvec has memory of the CPU's own node only. With several nodes, each node has one
+//! more, which all CPUs of other nodes use for its memory. So each per-CPU lruvec has memory of one
+//! node, a node's caches and LRU lists are those of some per-CPU lruvecs, and a folio's per-CPU
+//! lruvec implies its node (INV-9). With one node there are the CPUs' own and no others.
 //!
-//! A CPU asks its own node first and then the others, nearest first. As long as one of them has more than its low watermark, the others
-//! keep theirs: so the next node comes before reclaim. When none has, memory is *short*: all give down to the lowest watermark then, and the
-//! host reclaims on each until all have reached the high one ([`Frames::shortage`]).
+//! A CPU tries its own node first and then the others, nearest first (Linux: zonelist). As long as
+//! one of them has more than its low watermark free, the others keep theirs, so the next node comes
+//! before reclaim. When none has, memory is *short*: all nodes allocate down to the min watermark,
+//! and the host reclaims on each until all have reached the high watermark ([`Frames::shortage`]).
 //!
-//! No stretch of free frames, and so no block, no folio and no row of what is freed together, lies on two nodes: where regions of different
-//! nodes touch, a frame between them is never given out.
+//! No range of free frames lies on two nodes, hence no block, no folio and no range that is freed
+//! at once. Where regions of different nodes touch, the frame between them is never allocated.
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::buddy::FreeBlock;
 use super::{Buddy, Frames, HUGE_ORDER, MAX_ORDER, Use, Watermarks};
 use crate::addr::Pfn;
 use crate::platform::{MAX_NODES, Platform};
 use crate::sync::SpinLock;
 
-/// One node's memory, on cache lines of its own.
+/// The memory of one node (Linux: `pg_data_t`), on cache lines of its own.
 #[repr(align(128))]
 pub(super) struct Node {
+    /// The node's free blocks.
     pub(super) buddy: SpinLock<Buddy>,
+    /// Frames of the node that the allocator manages.
     pub(super) total: u64,
+    /// The node's watermarks.
     pub(super) marks: Watermarks,
-    /// All nodes: itself, then the nearest of the others, and so on.
-    near: [u8; MAX_NODES],
+    /// The numbers of all nodes by distance: the node itself, the nearest of the others, and so on.
+    by_distance: [u8; MAX_NODES],
+}
+
+/// A block that [`Frames::find_anywhere`] took from a node.
+pub(super) struct LocatedBlock {
+    /// The block.
+    pub(super) block: FreeBlock,
+    /// The per-CPU lruvec of the block's node, in which it is to be charged and listed.
+    pub(super) shard: usize,
 }
 
 impl Node {
-    /// The node of this number, of so many.
+    /// Returns the node `number` of `nodes`, without free memory. The host's distances order the
+    /// other nodes.
     pub(super) fn new<P: Platform>(platform: &P, number: usize, nodes: usize, total: u64, marks: Watermarks) -> Self {
-        let mut near = core::array::from_fn(|other| other as u8);
-        near[..nodes].sort_unstable_by_key(|other| {
+        let mut by_distance = core::array::from_fn(|other| other as u8);
+        by_distance[..nodes].sort_unstable_by_key(|other| {
             (usize::from(*other) != number, platform.distance(number, usize::from(*other)), *other)
         });
-        Node { buddy: SpinLock::new(Buddy::new(marks)), total, marks, near }
+        Node { buddy: SpinLock::new(Buddy::new(marks)), total, marks, by_distance }
     }
 }
 
 impl<'p, P: Platform> Frames<'p, P> {
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub fn nodes(&self) -> usize {
         self.nodes.len()
     }
 
-    /// The node that a frame is on.
+    /// Returns the node of a frame.
     #[inline]
     pub fn node_of(&self, pfn: Pfn) -> usize {
         if self.nodes.len() == 1 { 0 } else { self.find_node(pfn) }
     }
 
+    /// Returns the node of the memory region in which the frame lies. Out of line, so that a
+    /// machine with one node pays a compare.
     #[inline(never)]
     fn find_node(&self, pfn: Pfn) -> usize {
         let regions = self.platform.regions();
@@ -59,31 +77,35 @@ impl<'p, P: Platform> Frames<'p, P> {
         regions[..behind].last().map_or(0, |region| region.node)
     }
 
-    /// How many shards there are.
-    pub(crate) fn lruvecs(&self) -> usize {
+    /// Returns the number of per-CPU lruvecs: one for each CPU, and with several nodes one more for
+    /// each node.
+    pub(crate) fn shards(&self) -> usize {
         self.caches.len()
     }
 
-    /// Those that have memory of a node, or of any.
-    pub(crate) fn lruvecs_on(&self, node: Option<usize>) -> impl Iterator<Item = usize> {
+    /// Returns the per-CPU lruvecs that have memory of `node`, or all of them.
+    pub(crate) fn shards_on(&self, node: Option<usize>) -> impl Iterator<Item = usize> {
         let (platform, cpus) = (self.platform, self.platform.count());
         let own = move |shard: usize| if shard < cpus { platform.node(shard) } else { shard - cpus };
         (0..self.lruvecs()).filter(move |shard| node.is_none_or(|node| own(*shard) == node))
     }
 
-    /// The shard in which this CPU has memory of a node.
+    /// Returns the per-CPU lruvec in which the current CPU keeps memory of a node.
     #[inline]
     pub(super) fn lruvec_on(&self, node: usize) -> usize {
         let cpu = self.platform.current();
         if self.nodes.len() == 1 || self.platform.node(cpu) == node { cpu } else { self.platform.count() + node }
     }
 
-    /// Frames of a node that the engine gives out.
+    /// Returns the number of frames of a node that the allocator manages; 0 if there is no such
+    /// node.
     pub fn total_on(&self, node: usize) -> u64 {
         self.nodes.get(node).map_or(0, |node| node.total)
     }
 
-    /// Frames of a node that are free now: exact when nothing runs.
+    /// Returns the number of free frames of a node, those in per-CPU caches included. The number is
+    /// exact only while no CPU allocates or frees. Takes the lock of each of the node's caches and
+    /// of its buddy allocator.
     pub fn free_on(&self, node: usize) -> u64 {
         let Some(own) = self.nodes.get(node) else { return 0 };
         let cached = |shard: usize| u64::from(self.caches[shard].0.lock_irq(self.platform).frames());
@@ -91,82 +113,94 @@ impl<'p, P: Platform> Frames<'p, P> {
         cached + own.buddy.lock_irq(self.platform).frames()
     }
 
-    /// How many frames of a node should be free.
+    /// Returns the watermarks of a node; zeros if there is no such node.
     pub fn watermarks_on(&self, node: usize) -> Watermarks {
         self.nodes.get(node).map(|node| node.marks).unwrap_or_default()
     }
 
-    /// How many frames should be reclaimed in the background, of all nodes: [`Frames::shortage_on`].
+    /// Returns how many frames background reclaim should free, on all nodes together: the sum of
+    /// [`Frames::shortage_on`].
     ///
-    /// A host has a task for this ([`reclaim`](crate::reclaim::reclaim), of [`MemcgId::ROOT`](crate::group::GroupId::ROOT)), and asks
-    /// after each fault, say, whether to wake it. The answer 0 is one load; another takes the locks of all caches.
+    /// A host has a kswapd-like task for this ([`reclaim`](crate::reclaim::reclaim), of
+    /// [`MemcgId::ROOT`](crate::memcg::MemcgId::ROOT)), and checks after each page fault, for
+    /// instance, whether to wake it. The result 0 costs one load; any other takes the locks of all
+    /// caches.
     #[inline]
     pub fn shortage(&self) -> u64 {
-        if self.short.load(Relaxed) { self.missing() } else { 0 }
+        if self.short.load(Relaxed) { self.missing_to_high() } else { 0 }
     }
 
+    /// Sums the shortage of all nodes, and ends the short state if there is none.
     #[cold]
-    fn missing(&self) -> u64 {
-        let missing = (0..self.nodes()).map(|node| self.shortage_on(node)).sum();
-        if missing == 0 {
+    fn missing_to_high(&self) -> u64 {
+        let missing_to_high = (0..self.nodes()).map(|node| self.shortage_on(node)).sum();
+        if missing_to_high == 0 {
             self.short.store(false, Relaxed);
         }
-        missing
+        missing_to_high
     }
 
-    /// How many frames of a node should be reclaimed in the background: as many as are missing to its high watermark, from when no node
-    /// has more than its low one left (but for what CPUs have at hand) until all have reached the high one (with that). 0 at all other
-    /// times.
+    /// Returns how many frames background reclaim should free on a node: what is missing to its
+    /// high watermark while memory is short, and 0 otherwise.
+    ///
+    /// Memory becomes short when no node has more than its low watermark free, frames in per-CPU
+    /// caches not counted. It stays short until every node has reached its high watermark, those
+    /// frames included.
     pub fn shortage_on(&self, node: usize) -> u64 {
         let short = self.short.load(Relaxed);
         if short { self.watermarks_on(node).high.saturating_sub(self.free_on(node)) } else { 0 }
     }
 
-    /// Free blocks of each order in a node's buddy allocator (`/proc/buddyinfo`); what CPUs have cached is not among them.
+    /// Returns the number of free blocks of each order in a node's buddy allocator
+    /// (`/proc/buddyinfo`). Blocks in per-CPU caches are not counted.
     pub fn free_blocks_on(&self, node: usize) -> [u64; MAX_ORDER as usize + 1] {
         self.nodes.get(node).map_or([0; _], |node| node.buddy.lock_irq(self.platform).blocks())
     }
 
-    /// A block, whether it is zero, and its shard, where nothing is at hand: of whichever node has one to spare; or, if memory is short, has
-    /// one; or has one once no CPU keeps anything at hand.
+    /// Allocates a block where the current CPU's cache could not: from the nearest node that stays
+    /// above its low watermark; then, once memory is short, from the nearest that stays above the
+    /// min watermark; at last after draining every CPU's cache. The slow path of [`Frames::alloc`].
     #[cold]
-    pub(super) fn find_anywhere(&self, order: u8, rather_zero: bool, usage: Use) -> Option<(Pfn, bool, usize)> {
+    pub(super) fn find_anywhere(&self, order: u8, rather_zero: bool, usage: Use) -> Option<LocatedBlock> {
         if order > MAX_ORDER {
             return None;
         }
         let cached = |shard: usize| self.caches[shard].0.lock_irq(self.platform).alloc(self, order, rather_zero, usage);
         let of_node = |node: &Node| node.buddy.lock_irq(self.platform).alloc(self, order, rather_zero);
-        let found = |but| match order {
-            0..=HUGE_ORDER => self.nearest(but, |_, shard| cached(shard)),
+        let allocate = |skip| match order {
+            0..=HUGE_ORDER => self.nearest(skip, |_, shard| cached(shard)),
             _ => self.nearest(0, |node, _| of_node(node)),
         };
-        let has_none = |node: &Node| node.buddy.lock_irq(self.platform).is_low(order);
-        // This CPU's own has been asked.
-        found(1).or_else(|| {
-            let is_new = self.nodes.iter().all(has_none) && !self.short.swap(true, Relaxed);
-            is_new.then(|| found(0)).flatten().or_else(|| {
+        let has_none = |node: &Node| node.buddy.lock_irq(self.platform).would_cross_low(order);
+        // The caller has tried the current CPU's own node.
+        allocate(1).or_else(|| {
+            let is_newly_short = self.nodes.iter().all(has_none) && !self.short.swap(true, Relaxed);
+            is_newly_short.then(|| allocate(0)).flatten().or_else(|| {
                 self.drain();
                 self.nearest(0, |node, _| of_node(node))
             })
         })
     }
 
-    /// What the nearest node gives that gives anything, but for the first so many; and the shard it is at home in.
-    fn nearest(&self, but: usize, give: impl Fn(&Node, usize) -> Option<(Pfn, bool)>) -> Option<(Pfn, bool, usize)> {
+    /// Tries `give` on the nodes by distance, without the first `skip`, and returns the first
+    /// block, with the per-CPU lruvec of its node.
+    fn nearest(&self, skip: usize, give: impl Fn(&Node, usize) -> Option<FreeBlock>) -> Option<LocatedBlock> {
         let own = &self.nodes[self.platform.node(self.platform.current())];
-        own.near[but..self.nodes()].iter().find_map(|node| {
-            let shard = self.lruvec_on(usize::from(*node));
-            give(&self.nodes[usize::from(*node)], shard).map(|(pfn, zero)| (pfn, zero, shard))
+        own.by_distance[skip..self.nodes()].iter().find_map(|node| {
+            let shard = self.shard_on(usize::from(*node));
+            give(&self.nodes[usize::from(*node)], shard).map(|block| LocatedBlock { block, shard })
         })
     }
 
-    /// One of what is kept.
-    pub(super) fn find_kept(&self, order: u8) -> Option<Pfn> {
-        let found = self.nearest(0, |node, _| node.buddy.lock_irq(self.platform).alloc_kept(self, order, false));
-        found.map(|(pfn, ..)| pfn)
+    /// Allocates a block from the nearest node's reserve, whatever the watermarks.
+    pub(super) fn find_in_reserve(&self, order: u8) -> Option<Pfn> {
+        let allocated =
+            self.nearest(0, |node, _| node.buddy.lock_irq(self.platform).alloc_below_floor(self, order, false));
+        allocated.map(|LocatedBlock { block, .. }| block.pfn)
     }
 
-    /// Give every cache back to the buddy allocators.
+    /// Returns the free blocks of every per-CPU cache to the buddy allocators (Linux:
+    /// `drain_all_pages`).
     #[cold]
     pub fn drain(&self) {
         for cache in self.caches {

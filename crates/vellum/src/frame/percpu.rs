@@ -1,75 +1,89 @@
-//! Per-CPU caches in front of a node's buddy allocator, for blocks up to a huge page.
+//! Caches free blocks of up to 2 MiB per CPU, in front of a node's buddy allocator (Linux: per-CPU
+//! page lists, `pcp`).
 //!
-//! A CPU's cache has a lock of its own that nobody else wants, except when memory runs out and every cache is emptied.
-//! Refills take a large block and cut off what is asked for, so that what a CPU hands out in a row lies in a row, and so
-//! that page tables lie among page tables: scattered, a few of them would split all of memory. A cache that grows past its
-//! limit gives half of it back under one hold of the buddy's lock.
+//! Each cache has a lock of its own, which other CPUs take only when memory runs out and every
+//! cache is drained. A refill takes one large block and splits it, so that consecutive requests of
+//! a CPU get contiguous frames and page tables lie next to page tables: scattered, a few of them
+//! would keep all large blocks split. A cache that grows past its limit returns half of it under
+//! one hold of the buddy allocator's lock.
 //!
-//! For user memory a CPU has a *reserve* besides, one stretch of up to 256 MiB, of which it cuts huge pages. It keeps apart
-//! what different CPUs use. Where their frames take turns in memory, so do the descriptors, and a processor that works its
-//! way through its own fetches the neighbour's ahead: then each takes from the other's cache what that is about to need.
-//! (Two CPUs that unmap side by side were slower than one after the other when their frames took turns every 2 MiB.)
+//! For user memory a CPU also has a *huge range*: up to 256 MiB of contiguous frames from which it
+//! takes 2 MiB blocks. It keeps the frames of different CPUs apart. Where two CPUs' frames
+//! alternate in memory, so do their descriptors, and the prefetcher of a CPU that works through its
+//! own descriptors fetches the other CPU's cache lines. (Two CPUs that unmapped in parallel were
+//! slower than one after the other when their frames alternated every 2 MiB.)
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::buddy::FreeBlock;
 use super::{FrameKind, Frames, HUGE_ORDER, Use, flag};
 use crate::addr::Pfn;
 use crate::platform::Platform;
 
 const ORDERS: usize = HUGE_ORDER as usize + 1;
-/// log2 of how many blocks a refill cuts off, so that there is one for many requests.
-const REFILL_ORDER: u8 = 5;
-/// Blocks of a kind that come back one by one before all go on to the buddy allocator, which makes large ones of them
-/// again. If they stayed, they would be handed out in ever less of an order: page tables that lie in a row are unmapped in
-/// half the time of those that don't, and single pages in a row are one run. And a few that stayed for good, here and there, would
-/// leave no large block whole.
-const LOOSE: u32 = 2 << REFILL_ORDER;
-/// The largest reserve: 256 MiB.
-const MAX_RESERVE: u8 = 16;
+/// log2 of the blocks of the requested order that one refill provides.
+const REFILL_SHIFT: u8 = 5;
+/// Blocks of one order, use and zeroness that may return one by one before the whole cache of that
+/// use goes to the buddy allocator, which merges them (Linux: `pcp->high`).
+///
+/// Kept, they would be handed out in an ever more random order. Page tables with contiguous frames
+/// are unmapped in half the time, and contiguous single pages form one run. A few scattered blocks
+/// that stayed cached for good would also keep large blocks from merging.
+const MAX_LOOSE: u32 = 2 << REFILL_SHIFT;
+/// The largest order of a huge range: 256 MiB.
+const MAX_RANGE_ORDER: u8 = 16;
 
-/// The free blocks of one shard: mostly, one CPU's.
+/// The free blocks of one per-CPU lruvec's frame cache: usually one CPU's.
 #[derive(Debug)]
-pub(super) struct Cache {
-    /// By [`Use`], then by "known to be zero", then by order.
+pub(super) struct FrameCache {
+    /// Stacks of free blocks, indexed by [`Use`], then by "all zero", then by order.
     stacks: [[[Stack; ORDERS]; 2]; 2],
     /// Frames on the stacks.
     frames: u32,
+    /// The number of frames on the stacks above which half of them go to the buddy allocator.
     limit: u32,
-    /// Whose memory it has.
+    /// The node whose memory it caches.
     node: usize,
-    reserve: Reserve,
+    /// The CPU's own range of 2 MiB blocks.
+    huge_range: HugeRange,
 }
 
-/// Blocks of a kind, linked one way.
+/// A stack of free blocks of one kind, singly linked through their descriptors.
 #[derive(Clone, Copy, Debug)]
 struct Stack {
     top: Pfn,
     len: u32,
 }
 
-/// Huge pages in a row.
+/// A contiguous range of free 2 MiB blocks.
 #[derive(Debug)]
-struct Reserve {
-    /// log2 of its frames when it is full; no more than a huge page's means that this CPU has none.
+struct HugeRange {
+    /// log2 of its frames when it is full. At most [`HUGE_ORDER`] means that this CPU has no huge
+    /// range.
     order: u8,
+    /// The first frame of the next block.
     next: Pfn,
+    /// Frames that are left.
     left: u32,
+    /// True if all of it is zero.
     zero: bool,
 }
 
-impl Reserve {
+impl HugeRange {
+    /// Takes the lowest 2 MiB block, or returns `None` if the range is used up.
     #[inline]
-    fn take(&mut self) -> Option<(Pfn, bool)> {
+    fn take(&mut self) -> Option<FreeBlock> {
         self.left = self.left.checked_sub(1 << HUGE_ORDER)?;
         let pfn = self.next;
         self.next = pfn.add(1 << HUGE_ORDER);
-        Some((pfn, self.zero))
+        Some(FreeBlock { pfn, is_zero: self.zero })
     }
 
-    /// Take the largest piece there is up to its size.
+    /// Refills the range with the node's largest free block, up to the range's full size. Leaves it
+    /// empty if the node has no free block above 2 MiB.
     fn fill<P: Platform>(&mut self, frames: &Frames<'_, P>, node: usize, rather_zero: bool) {
         for order in (HUGE_ORDER + 1..=self.order).rev() {
-            if let Some((pfn, zero)) =
+            if let Some(FreeBlock { pfn, is_zero: zero }) =
                 frames.nodes[node].buddy.lock_irq(frames.platform()).alloc(frames, order, rather_zero)
             {
                 (self.next, self.left, self.zero) = (pfn, 1 << order, zero);
@@ -82,21 +96,24 @@ impl Reserve {
     }
 }
 
-impl Cache {
-    /// For memory of a node, of which it may keep `limit` frames of all kinds and a reserve of `reserve` frames.
-    pub(super) fn new(node: usize, limit: u32, reserve: u64) -> Self {
-        let order = (reserve.max(1).ilog2() as u8).min(MAX_RESERVE);
-        let reserve = Reserve { order, next: Pfn::NONE, left: 0, zero: false };
+impl FrameCache {
+    /// Returns an empty cache for the memory of `node`, which keeps at most `limit` frames on its
+    /// stacks and a huge range of at most `huge_range` frames.
+    pub(super) fn new(node: usize, limit: u32, huge_range: u64) -> Self {
+        let order = (huge_range.max(1).ilog2() as u8).min(MAX_RANGE_ORDER);
+        let huge_range = HugeRange { order, next: Pfn::NONE, left: 0, zero: false };
         let none = Stack { top: Pfn::NONE, len: 0 };
-        Cache { stacks: [[[none; ORDERS]; 2]; 2], frames: 0, limit, node, reserve }
+        FrameCache { stacks: [[[none; ORDERS]; 2]; 2], frames: 0, limit, node, huge_range }
     }
 
-    /// Free frames in it.
+    /// Returns the number of free frames in the cache, its huge range included.
     pub(super) fn frames(&self) -> u32 {
-        self.frames + self.reserve.left
+        self.frames + self.huge_range.left
     }
 
-    /// A block, and whether it is zero.
+    /// Takes a block of this order, refilling the cache if it has none. Prefers zero blocks if
+    /// `rather_zero` is set, other blocks if not. Returns `None` if the node's buddy allocator has
+    /// no block above its watermark either.
     #[inline]
     pub(super) fn alloc<P: Platform>(
         &mut self,
@@ -104,14 +121,15 @@ impl Cache {
         order: u8,
         rather_zero: bool,
         usage: Use,
-    ) -> Option<(Pfn, bool)> {
-        if let Some(found) = self.pop(frames, order, rather_zero, usage) {
-            return Some(found);
+    ) -> Option<FreeBlock> {
+        if let Some(block) = self.pop(frames, order, rather_zero, usage) {
+            return Some(block);
         }
         self.refill(frames, order, rather_zero, usage);
         self.pop(frames, order, rather_zero, usage)
     }
 
+    /// Takes the most recently freed block of exactly this order.
     #[inline]
     fn pop<P: Platform>(
         &mut self,
@@ -119,7 +137,7 @@ impl Cache {
         order: u8,
         rather_zero: bool,
         usage: Use,
-    ) -> Option<(Pfn, bool)> {
+    ) -> Option<FreeBlock> {
         for zero in [rather_zero, !rather_zero] {
             let stack = &mut self.stacks[usage as usize][zero as usize][order as usize];
             if let Some(pfn) = stack.top.some() {
@@ -127,13 +145,13 @@ impl Cache {
                 *stack = Stack { top: Pfn(frame.link(1).load(Relaxed)), len: stack.len - 1 };
                 frame.become_kind(FrameKind::Private, order, 0);
                 self.frames -= 1 << order;
-                return Some((pfn, zero));
+                return Some(FreeBlock { pfn, is_zero: zero });
             }
         }
         None
     }
 
-    /// How many blocks of the kind there are now.
+    /// Puts a block on its stack, and returns the stack's new length.
     #[inline]
     fn push<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool, usage: Use) -> u32 {
         let frame = frames.frame(pfn);
@@ -145,91 +163,95 @@ impl Cache {
         stack.len
     }
 
-    /// Have blocks of this order, cut off the smallest larger one at hand, off the reserve, or off the largest block of the
-    /// buddy allocator's that there is room for.
+    /// Provides blocks of this order. They are split off the smallest larger block in the cache,
+    /// then off the huge range, then off the largest block of the buddy allocator that fits the
+    /// cache's limit.
     #[cold]
     fn refill<P: Platform>(&mut self, frames: &Frames<'_, P>, order: u8, rather_zero: bool, usage: Use) {
         for from in order + 1..=HUGE_ORDER {
-            if let Some((pfn, zero)) = self.pop(frames, from, rather_zero, usage) {
-                return self.cut(frames, pfn, from, order, zero, usage);
+            if let Some(FreeBlock { pfn, is_zero: zero }) = self.pop(frames, from, rather_zero, usage) {
+                return self.split(frames, pfn, from, order, zero, usage);
             }
         }
         if usage == Use::Folio {
-            if self.reserve.left == 0 {
-                self.reserve.fill(frames, self.node, rather_zero);
+            if self.huge_range.left == 0 {
+                self.huge_range.fill(frames, self.node, rather_zero);
             }
-            if let Some((pfn, zero)) = self.reserve.take() {
-                return self.cut(frames, pfn, HUGE_ORDER, order, zero, usage);
+            if let Some(FreeBlock { pfn, is_zero: zero }) = self.huge_range.take() {
+                return self.split(frames, pfn, HUGE_ORDER, order, zero, usage);
             }
         }
         for from in (order..=HUGE_ORDER).rev() {
             if from > order && self.frames + (1 << from) > self.limit / 2 {
                 continue;
             }
-            let found = frames.nodes[self.node].buddy.lock_irq(frames.platform()).alloc(frames, from, rather_zero);
-            if let Some((pfn, zero)) = found {
-                return self.cut(frames, pfn, from, order, zero, usage);
+            let block = frames.nodes[self.node].buddy.lock_irq(frames.platform()).alloc(frames, from, rather_zero);
+            if let Some(FreeBlock { pfn, is_zero: zero }) = block {
+                return self.split(frames, pfn, from, order, zero, usage);
             }
         }
     }
 
-    /// Cut a block up so that a few are of this order. Of the pieces the lowest is always the next to be handed out.
-    fn cut<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, have: u8, order: u8, zero: bool, usage: Use) {
-        let few = have.min(order + REFILL_ORDER);
-        for upper in (few..have).rev() {
+    /// Splits a block of order `have` and puts the parts on their stacks, up to 32 of them of this
+    /// order. The lowest part is the next to be handed out.
+    fn split<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, have: u8, order: u8, zero: bool, usage: Use) {
+        let part = have.min(order + REFILL_SHIFT);
+        for upper in (part..have).rev() {
             self.push(frames, pfn.add(1 << upper), upper, zero, usage);
         }
         let stack = &mut self.stacks[usage as usize][zero as usize][order as usize];
-        let row = frames.stretch(pfn, 1 << few);
+        let descriptors = frames.stretch(pfn, 1 << part);
         let mut next = stack.top;
-        for i in (0..row.len()).step_by(1 << order).rev() {
-            row[i].become_kind(FrameKind::Cached, order, if zero { flag::ZERO } else { 0 });
-            row[i].link(1).store(next.0, Relaxed);
+        for i in (0..descriptors.len()).step_by(1 << order).rev() {
+            descriptors[i].become_kind(FrameKind::Cached, order, if zero { flag::ZERO } else { 0 });
+            descriptors[i].link(1).store(next.0, Relaxed);
             next = pfn.add(i as u32);
         }
-        *stack = Stack { top: pfn, len: stack.len + (1 << (few - order)) };
-        self.frames += 1 << few;
+        *stack = Stack { top: pfn, len: stack.len + (1 << (part - order)) };
+        self.frames += 1 << part;
     }
 
-    /// Give a block back.
+    /// Frees a block to the cache. Flushes the blocks of its use when too many have returned
+    /// singly, and halves the cache above its limit.
     #[inline]
     pub(super) fn free<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool, usage: Use) {
-        if self.push(frames, pfn, order, zero, usage) > LOOSE {
-            self.empty(frames, usage);
+        if self.push(frames, pfn, order, zero, usage) > MAX_LOOSE {
+            self.flush(frames, usage);
         }
         if self.frames > self.limit {
             self.shrink(frames, self.limit / 2);
         }
     }
 
-    /// Give all blocks of a use to the buddy allocator, what is left of former times too.
+    /// Moves all blocks of one use to the buddy allocator, those from earlier refills too.
     #[cold]
-    fn empty<P: Platform>(&mut self, frames: &Frames<'_, P>, usage: Use) {
+    fn flush<P: Platform>(&mut self, frames: &Frames<'_, P>, usage: Use) {
         let mut buddy = frames.nodes[self.node].buddy.lock_irq(frames.platform());
         for order in 0..ORDERS as u8 {
-            while let Some((pfn, zero)) = self.pop(frames, order, false, usage) {
+            while let Some(FreeBlock { pfn, is_zero: zero }) = self.pop(frames, order, false, usage) {
                 buddy.free(frames, pfn, order, zero);
             }
         }
     }
 
-    /// Give all to the buddy allocator.
+    /// Moves all blocks and the rest of the huge range to the buddy allocator.
     #[cold]
     pub(super) fn drain<P: Platform>(&mut self, frames: &Frames<'_, P>) {
         self.shrink(frames, 0);
-        while let Some((pfn, zero)) = self.reserve.take() {
+        while let Some(FreeBlock { pfn, is_zero: zero }) = self.huge_range.take() {
             frames.nodes[self.node].buddy.lock_irq(frames.platform()).free(frames, pfn, HUGE_ORDER, zero);
         }
     }
 
-    /// Give blocks to the buddy allocator until no more than `keep` frames are left on the stacks, the largest first.
+    /// Moves blocks to the buddy allocator, the largest first, until at most `keep` frames are left
+    /// on the stacks.
     #[cold]
     fn shrink<P: Platform>(&mut self, frames: &Frames<'_, P>, keep: u32) {
         let mut buddy = frames.nodes[self.node].buddy.lock_irq(frames.platform());
         for order in (0..ORDERS as u8).rev() {
             for usage in [Use::Folio, Use::Kernel] {
                 while self.frames > keep
-                    && let Some((pfn, zero)) = self.pop(frames, order, false, usage)
+                    && let Some(FreeBlock { pfn, is_zero: zero }) = self.pop(frames, order, false, usage)
                 {
                     buddy.free(frames, pfn, order, zero);
                 }

@@ -1,25 +1,26 @@
-//! Which folio sizes an anonymous fault may use: Linux's knobs under `/sys/kernel/mm/transparent_hugepage`, by their names.
+//! Controls the folio sizes that page faults may use: Linux's settings under
+//! `/sys/kernel/mm/transparent_hugepage`, by their names.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use super::{HUGE_ORDER, LARGEST_FOLIO};
 
-/// One order's knob (`hugepages-<size>kB/enabled`).
+/// The setting of one order (`hugepages-<size>kB/enabled`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Knob {
-    /// Not this size.
+    /// The size is not used.
     Never = 0,
-    /// As the machine-wide knob says.
+    /// The machine-wide setting applies.
     Inherit = 1,
-    /// Where the program asked for it (`MADV_HUGEPAGE`).
+    /// The size is used in VMAs with `MADV_HUGEPAGE`.
     Madvise = 2,
-    /// Everywhere, unless the program asked not to (`MADV_NOHUGEPAGE`).
+    /// The size is used in every VMA without `MADV_NOHUGEPAGE`.
     Always = 3,
 }
 
 impl Knob {
-    /// The names that Linux uses.
+    /// Returns the name that Linux uses for the setting.
     pub const fn name(self) -> &'static str {
         match self {
             Knob::Never => "never",
@@ -29,6 +30,7 @@ impl Knob {
         }
     }
 
+    /// Reads a setting; a value that is none reads as [`Knob::Never`].
     fn load(cell: &AtomicU8) -> Knob {
         match cell.load(Relaxed) {
             1 => Knob::Inherit,
@@ -39,37 +41,44 @@ impl Knob {
     }
 }
 
-/// What a program said of a VMA (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`).
+/// The advice that a program gave for a VMA (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Advice {
-    /// Nothing.
+    /// No advice.
     #[default]
     None,
-    /// Large folios, please.
+    /// Large folios are wanted.
     Huge,
     /// No large folios.
     NoHuge,
 }
 
-/// All orders that the folios of objects may have.
-const ALL: u32 = (2 << HUGE_ORDER) - 1;
-/// 64 KiB.
-const FILL_ORDER: u8 = 4;
+/// All orders that folios of page-cache objects may have, as a bit set.
+const ALL_ORDERS: u32 = (2 << HUGE_ORDER) - 1;
+/// The default order of preallocated folios: 64 KiB.
+const PREALLOC_ORDER: u8 = 4;
 
-/// All knobs. Linux's defaults: 2 MiB inherits, the machine says `madvise`, other sizes never. Linux has none above 2 MiB; who turns
-/// one on should know that a fault fills all of such a folio with zeros.
+/// The settings of all orders, by default Linux's: 2 MiB inherits the machine-wide setting
+/// `madvise`, other sizes are never used.
+///
+/// Linux has no sizes above 2 MiB. A fault that uses one here zeroes the whole folio, up to 32 MiB,
+/// before the program goes on.
 #[derive(Debug)]
 pub struct FolioPolicy {
+    /// The machine-wide setting.
     global: AtomicU8,
+    /// The setting of each order.
     orders: [AtomicU8; LARGEST_FOLIO as usize + 1],
-    /// What follows from the knobs for VMAs that did not ask for large folios, and for those that did: a fault reads one
-    /// of these and nothing else.
+    /// The permitted orders that follow from the settings, as bit sets: for VMAs without advice,
+    /// and for VMAs with `MADV_HUGEPAGE`. A page fault reads one of the two and nothing else.
     allowed: [AtomicU32; 2],
-    joins: AtomicBool,
-    /// For objects: what a fault may bring, and what may be filled ahead.
-    objects: AtomicU32,
-    fills: AtomicU32,
+    /// True if new spaces map cont blocks.
+    cont_blocks: AtomicBool,
+    /// For page-cache objects: the orders of folios that a fault may insert, and of preallocated
+    /// folios.
+    shmem_orders: AtomicU32,
+    prealloc_orders: AtomicU32,
 }
 
 impl Default for FolioPolicy {
@@ -78,9 +87,9 @@ impl Default for FolioPolicy {
             global: AtomicU8::new(Knob::Madvise as u8),
             orders: Default::default(),
             allowed: Default::default(),
-            joins: AtomicBool::new(true),
-            objects: AtomicU32::new(0),
-            fills: AtomicU32::new(1 << FILL_ORDER),
+            cont_blocks: AtomicBool::new(true),
+            shmem_orders: AtomicU32::new(0),
+            prealloc_orders: AtomicU32::new(1 << PREALLOC_ORDER),
         };
         policy.set(HUGE_ORDER, Knob::Inherit);
         policy
@@ -88,18 +97,19 @@ impl Default for FolioPolicy {
 }
 
 impl FolioPolicy {
-    /// The machine-wide knob (`enabled`). [`Knob::Inherit`] here means never.
+    /// Sets the machine-wide setting (`enabled`). [`Knob::Inherit`] means never here.
     pub fn set_global(&self, knob: Knob) {
         self.global.store(knob as u8, Relaxed);
         self.update();
     }
 
-    /// The machine-wide knob.
+    /// Returns the machine-wide setting.
     pub fn global(&self) -> Knob {
         Knob::load(&self.global)
     }
 
-    /// One order's knob; orders 1 to [`LARGEST_FOLIO`] have one, others ignore it.
+    /// Sets the setting of one order. Only orders 1 to [`LARGEST_FOLIO`] have one; the call is
+    /// ignored for others.
     pub fn set(&self, order: u8, knob: Knob) {
         if let (1.., Some(cell)) = (order, self.orders.get(order as usize)) {
             cell.store(knob as u8, Relaxed);
@@ -107,63 +117,68 @@ impl FolioPolicy {
         }
     }
 
-    /// One order's knob.
+    /// Returns the setting of one order; [`Knob::Never`] for an order without one.
     pub fn get(&self, order: u8) -> Knob {
         self.orders.get(order as usize).map_or(Knob::Never, Knob::load)
     }
 
-    /// The orders, as a bit set, of folios that a fault may bring into an object, besides single pages, where they lie in the
-    /// object and in the VMA entirely (Linux: `hugepages-<size>kB/shmem_enabled`, `within_size`). None unless told so.
+    /// Returns the orders, as a bit set, of folios that a page fault may insert into a page-cache
+    /// object, besides single pages, where they lie within the object and within the VMA (Linux:
+    /// `hugepages-<size>kB/shmem_enabled`, `within_size`). None by default.
     pub fn objects(&self) -> u32 {
-        self.objects.load(Relaxed)
+        self.shmem_orders.load(Relaxed)
     }
 
-    /// See [`FolioPolicy::objects`]; orders above [`HUGE_ORDER`] are ignored.
+    /// Sets what [`FolioPolicy::shmem_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
     pub fn set_objects(&self, orders: u32) {
-        self.objects.store(orders & ALL, Relaxed);
+        self.shmem_orders.store(orders & ALL_ORDERS, Relaxed);
     }
 
-    /// The orders of folios that hold what is filled ahead ([`crate::page_cache::Object::allocate`]), where they lie in what is filled
-    /// entirely: 64 KiB unless told otherwise. So a program's text is in folios that a contiguous block maps (Linux's
+    /// Returns the orders, as a bit set, of the folios that
+    /// [`Object::allocate`](crate::page_cache::Object::allocate) inserts where they lie within its
+    /// range; 64 KiB by default. A program's text then is in folios that a cont block maps (Linux:
     /// `exec_folio_order`).
     pub fn fills(&self) -> u32 {
-        self.fills.load(Relaxed)
+        self.prealloc_orders.load(Relaxed)
     }
 
-    /// See [`FolioPolicy::fills`]; orders above [`HUGE_ORDER`] are ignored.
+    /// Sets what [`FolioPolicy::prealloc_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
     pub fn set_fills(&self, orders: u32) {
-        self.fills.store(orders & ALL, Relaxed);
+        self.prealloc_orders.store(orders & ALL_ORDERS, Relaxed);
     }
 
-    /// Whether spaces made from now on let a TLB hold as one translation what the format has blocks for (AArch64's contiguous
-    /// bit, RISC-V's Svnapot). They do unless told not to.
+    /// Sets whether spaces created from now on map cont blocks, which a TLB may cache as one
+    /// translation (AArch64's contiguous bit, RISC-V's Svnapot), if the format has them. Set by
+    /// default.
     pub fn set_joins(&self, joins: bool) {
-        self.joins.store(joins, Relaxed);
+        self.cont_blocks.store(joins, Relaxed);
     }
 
-    /// See [`FolioPolicy::set_joins`].
+    /// Returns what [`FolioPolicy::set_cont_blocks`] has set.
     pub fn joins(&self) -> bool {
-        self.joins.load(Relaxed)
+        self.cont_blocks.load(Relaxed)
     }
 
-    /// Knobs are turned by hand, one at a time; two at once may leave the outcome of either until the next turn.
+    /// Recomputes the permitted orders from the settings. An administrator changes one setting at a
+    /// time; two concurrent changes may leave the result of either until the next change.
     fn update(&self) {
-        for asked in [false, true] {
+        for advised in [false, true] {
             let mut set = 0;
             for (order, cell) in self.orders.iter().enumerate().skip(1) {
                 let knob = match Knob::load(cell) {
                     Knob::Inherit => self.global(),
                     knob => knob,
                 };
-                if knob == Knob::Always || knob == Knob::Madvise && asked {
+                if knob == Knob::Always || knob == Knob::Madvise && advised {
                     set |= 1 << order;
                 }
             }
-            self.allowed[asked as usize].store(set, Relaxed);
+            self.allowed[advised as usize].store(set, Relaxed);
         }
     }
 
-    /// The orders, as a bit set, that a fault in a VMA with this advice may use besides single pages.
+    /// Returns the orders, as a bit set, that an anonymous page fault in a VMA with this advice may
+    /// use besides single pages (Linux: `thp_vma_allowable_orders`).
     #[inline]
     pub fn orders(&self, advice: Advice) -> u32 {
         match advice {

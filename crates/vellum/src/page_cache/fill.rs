@@ -1,9 +1,14 @@
-//! Pages come: looked up, and made where there is none.
+//! Looks pages up, and inserts them where none exists (Linux: `filemap_get_folio`,
+//! `shmem_get_folio`).
+//!
+//! A page is looked up and mapped, or referenced, under the object's lock. What an insertion may
+//! need, a folio and index nodes, is allocated before the lock is taken, and freed again if the
+//! insertion turns out not to need it.
 
 use core::ops::Range;
 
-use super::index::{self, MOST_NODES, Page};
-use super::{Contents, MAX_SIZE, Object, ObjectError, ObjectPage, owner, remove};
+use super::index::{self, Entry, MAX_NODES};
+use super::{LockedState, MAX_SIZE, Object, ObjectError, ObjectPage, mapping, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Use, flag};
 use crate::machine::Machine;
@@ -12,71 +17,82 @@ use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::sync::Retries;
 
-/// Pages of an object that follow each other there and in memory, each with a reference and a mapping for the caller.
+/// Contiguous pages of an object in contiguous frames, each with a reference and a mapping for the
+/// caller.
 #[must_use = "its references and mappings leak unless they are mapped or put back"]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Row {
+pub(crate) struct ContiguousPages {
     /// The number of the first page in the object.
     pub(crate) page: u64,
+    /// The first frame.
     pub(crate) pfn: Pfn,
+    /// The number of pages.
     pub(crate) pages: u32,
 }
 
-/// What a fault finds that must not make a page.
+/// The result of a lookup that inserts nothing.
 pub(crate) enum Looked<'m, P: Platform> {
-    /// The page.
+    /// The page, with a reference.
     Page(ObjectPage<'m, P>),
-    /// Nothing: zeros, if anybody looks.
+    /// The page does not exist and reads as zeros.
     Hole,
-    /// The object ends before it.
+    /// The page lies beyond the end of the object (SIGBUS).
     BeyondEnd,
 }
 
-/// Which pages may come together, in one folio, if there are none yet.
+/// The limits of a folio that may be inserted for missing pages.
 #[derive(Clone)]
-struct Together {
-    /// No others than these.
+struct FolioLimits {
+    /// The pages outside which the folio may not extend.
     pages: Range<u64>,
-    /// The sizes of folios, as a bit set of log2 of frames.
+    /// The permitted orders, in frames, as a bit set.
     orders: u32,
 }
 
-/// A folio that is to be an object's, got before the object is locked: charged, listed, and with the object's references, one a page. If
-/// it is not needed it goes back.
+/// A folio that is to be inserted into an object, allocated before the object is locked: charged,
+/// on an LRU list, and with the object's references, one for each page. It is freed when dropped,
+/// unless it was taken.
 pub(super) struct NewFolio<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
-    /// Its first frame, and its order.
+    /// The folio's first frame and its order.
     folio: Option<(Pfn, u8)>,
     page_order: u8,
 }
 
-/// What may be needed to add pages, got before the object is locked. What is not needed goes back.
+/// The folio and the index nodes that an insertion may need, allocated before the object is locked.
+/// What remains is freed when dropped.
 struct Spare<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     folio: NewFolio<'m, P>,
-    nodes: [Pfn; MOST_NODES],
+    /// Initialised nodes.
+    nodes: [Pfn; MAX_NODES],
+    /// The number of `nodes` that are present.
     count: usize,
 }
 
 impl<'m, P: Platform> NewFolio<'m, P> {
-    /// None yet.
+    /// Creates an empty holder for an object with pages of this order.
     pub(super) fn new(machine: &'m Machine<'m, P>, page_order: u8) -> Self {
         NewFolio { machine, folio: None, page_order }
     }
 
-    /// Get one of this order, instead of what there was. `zero`: it holds zeros.
+    /// Allocates a folio of this order, charged to `memcg`, in place of the one that is present.
+    /// With `zero` the folio holds zeros.
+    ///
+    /// # Errors
+    /// Fails if there is no memory or `memcg` is at its limit; no folio is present then.
     pub(super) fn provide(&mut self, order: u8, zero: bool, memcg: MemcgId) -> Result<(), ObjectError> {
         self.put_back();
         let frames = self.machine.frames();
         let (pfn, shard) = frames.alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
         let refs = 1 << (order - self.page_order);
         let head = frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
-        owner::leave(head);
-        let admitted =
-            self.machine.memcgs().charge_frames(frames, memcg, (pfn, head, shard), order, Some(LruList::Shmem));
+        mapping::clear_object(head);
+        let admitted = self.machine.memcgs().admit(frames, memcg, (pfn, head, shard), order, Some(LruList::Shmem));
         if let Err(over) = admitted {
             frames.put(pfn, head, refs, 0);
-            // SAFETY: never in an index, never listed: nobody else knows of it. It is still as zero as it came.
+            // SAFETY: the folio was never in an index or on a list, so no other CPU knows it. It is
+            // still zero if it was allocated as zero.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Folio) };
             return Err(over.into());
         }
@@ -84,11 +100,13 @@ impl<'m, P: Platform> NewFolio<'m, P> {
         Ok(())
     }
 
-    /// Its first frame, if there is one, of this order. It is the caller's to put into the index.
+    /// Takes the folio, if one of this order is present, to be inserted into the index. Returns its
+    /// first frame.
     pub(super) fn take(&mut self, order: u8) -> Option<Pfn> {
         self.folio.take_if(|folio| folio.1 == order).map(|(pfn, _)| pfn)
     }
 
+    /// Frees the folio that is present.
     fn put_back(&mut self) {
         if let Some((pfn, order)) = self.folio.take() {
             self.machine.put_folio(pfn, 1 << (order - self.page_order), 0);
@@ -103,6 +121,7 @@ impl<P: Platform> Drop for NewFolio<'_, P> {
 }
 
 impl<'m, P: Platform> Spare<'m, P> {
+    /// Allocates nodes until `count` are present, charged to `memcg`.
     fn provide_nodes(&mut self, count: usize, memcg: MemcgId) -> Result<(), ObjectError> {
         let frames = self.machine.frames();
         while self.count < count {
@@ -124,11 +143,13 @@ impl<P: Platform> Drop for Spare<'_, P> {
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// A page by its number, if there is one, wherever the object ends. If it was on a swap device it comes back, charged to the object's
-    /// memcg.
+    /// Returns a page with a reference, if it exists, even beyond the end of the object. A
+    /// swapped-out page is read from its device, and charged to the object's memcg.
     ///
     /// # Errors
-    /// No memory to bring it back to, or over a limit, or it is lost.
+    /// Fails if there is no memory for a swapped-out page, the memcg is at its limit, the device
+    /// can't return the page ([`ObjectError::Lost`]), or the folio has the largest number of
+    /// references.
     pub fn page(&self, page: u64) -> Result<Option<ObjectPage<'m, P>>, ObjectError> {
         match self.look_within(MAX_SIZE, page, self.memcg())? {
             Looked::Page(page) => Ok(Some(page)),
@@ -136,27 +157,29 @@ impl<'m, P: Platform> Object<'m, P> {
         }
     }
 
-    /// A page by its number, wherever the object ends (files are allocated ahead of their size); zeros, charged to `memcg`, if
-    /// there was none.
+    /// Returns a page with a reference, even beyond the end of the object (a file system may
+    /// allocate pages before it sets the size). If the page does not exist, inserts a zeroed one
+    /// that is charged to `memcg`.
     ///
     /// # Errors
-    /// No memory, over a limit, or beyond [`MAX_SIZE`].
+    /// As for [`Object::page`], or if the page lies beyond [`MAX_SIZE`].
     pub fn page_or_new(&self, page: u64, memcg: MemcgId) -> Result<ObjectPage<'m, P>, ObjectError> {
         let _pinned = self.pinned(memcg)?;
-        // SAFETY: `with` hands out what the index of the locked object has.
+        // SAFETY: `with_page` passes a page in the index of the locked object.
         let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) };
-        let page = self.with(page, memcg, false, &self.alone(page), |_, pfn| get(pfn))?;
+        let page = self.with_page(page, memcg, false, &self.single_page(page), |_, pfn| get(pfn))?;
         Ok(page.ok_or(ObjectError::TooLarge)??)
     }
 
-    /// Have all pages in a range of bytes, in large folios where they fit in ([`FolioPolicy::fills`]): Linux's `fallocate` with
-    /// `KEEP_SIZE`, and what a host does that is about to fill them. If this fails, some of them may have come; what the object
-    /// says is the same.
+    /// Inserts all missing pages in a range of bytes, in large folios where these fit in
+    /// ([`FolioPolicy::prealloc_orders`]): Linux's `fallocate` with `FALLOC_FL_KEEP_SIZE`. A host
+    /// also calls it before it fills a file with data. The size does not change.
     ///
-    /// [`FolioPolicy::fills`]: crate::frame::policy::FolioPolicy::fills
+    /// [`FolioPolicy::prealloc_orders`]: crate::frame::policy::FolioPolicy::prealloc_orders
     ///
     /// # Errors
-    /// As [`Object::page_or_new`].
+    /// As for [`Object::page_or_new`]. Some pages may have been inserted then; they read as zeros,
+    /// as before.
     pub fn allocate(&self, bytes: Range<u64>, memcg: MemcgId) -> Result<(), ObjectError> {
         if bytes.end > MAX_SIZE {
             return Err(ObjectError::TooLarge);
@@ -167,120 +190,141 @@ impl<'m, P: Platform> Object<'m, P> {
         let _pinned = self.pinned(memcg)?;
         let shift = self.page_shift();
         let end = ((bytes.end - 1) >> shift) + 1;
-        let together = Together { pages: bytes.start >> shift..end, orders: self.machine.policy().fills() };
-        let mut page = together.pages.start;
+        let limits = FolioLimits { pages: bytes.start >> shift..end, orders: self.machine.policy().fills() };
+        let mut page = limits.pages.start;
         while page < end {
             let step = self.head().page_order;
-            // No further than to the end of the folio that the page is in.
-            let left = |_: &Contents, pfn: Pfn| {
+            // The distance in pages from this page to the end of its folio.
+            let left = |_: &LockedState, pfn: Pfn| {
                 let (head, frame) = self.machine.frames().head(pfn);
                 (head.add(1 << frame.order()).0 - pfn.0) >> step
             };
-            let left = self.with(page, memcg, false, &together, left)?.map_or(1, u64::from);
+            let left = self.with_page(page, memcg, false, &limits, left)?.map_or(1, u64::from);
             page = self.next_hole(page).min(page + left);
             self.machine.platform().resched();
         }
         Ok(())
     }
 
-    /// What a fault on a page may copy. What was on a swap device is charged to `memcg`.
+    /// Looks a page up for a fault that copies it, and inserts nothing. A swapped-out page is read
+    /// from its device and charged to `memcg`.
+    ///
+    /// # Errors
+    /// As for [`Object::page`].
     pub(crate) fn look(&self, page: u64, memcg: MemcgId) -> Result<Looked<'m, P>, ObjectError> {
         self.look_within(0, page, memcg)
     }
 
-    /// The same, of an object that is at least of this size.
+    /// Looks a page up as if the object's size were at least `size`.
     fn look_within(&self, size: u64, page: u64, memcg: MemcgId) -> Result<Looked<'m, P>, ObjectError> {
-        let mut patience = Retries::new(&self.head().gate);
+        let mut retries = Patience::new(&self.head().gate);
         loop {
-            let contents = self.lock();
-            if !self.is_inside(contents.size.max(size), page) {
+            let state = self.lock();
+            if !self.is_inside(state.size.max(size), page) {
                 return Ok(Looked::BeyondEnd);
             }
-            match contents.index.find(self.machine.frames(), page) {
+            match state.index.find(self.machine.frames(), page) {
                 None => return Ok(Looked::Hole),
-                Some(Page::Here(pfn)) => {
-                    // SAFETY: in the index of an object that is locked.
+                Some(Entry::Resident(pfn)) => {
+                    // SAFETY: in the index of the object, whose lock is held.
                     return Ok(Looked::Page(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) }?));
                 }
-                Some(Page::Held(_) | Page::Away(..)) => {}
+                Some(Entry::Writeback(_) | Entry::Swapped { .. }) => {}
             }
-            drop(contents);
-            self.bring_back(page, memcg, &mut patience)?;
+            drop(state);
+            self.swap_in(page, memcg, &mut retries)?;
         }
     }
 
-    /// The page, to be mapped, and of those beside it, in `window`, as many as lie beside it in memory too; further than `around`
-    /// reaches, only those of the same folio. If there is no page it is made, of zeros, charged to `memcg`, in a folio as large as
-    /// policy allows. `None`: the object ends before it.
+    /// Returns a page for a fault to map, with as many neighbours as are contiguous with it both in
+    /// the object and in memory (Linux: fault-around). Neighbours lie in `window`, and in `around`
+    /// or the page's own folio. If the page does not exist, inserts a zeroed folio, charged to
+    /// `memcg`, as large as policy allows within `window`. Returns `None` if the page lies beyond
+    /// the end of the object.
+    ///
+    /// # Errors
+    /// As for [`Object::page_or_new`].
     pub(crate) fn map_row(
         &self,
         page: u64,
         window: Range<u64>,
         around: Range<u64>,
         memcg: MemcgId,
-    ) -> Result<Option<Row>, ObjectError> {
+    ) -> Result<Option<ContiguousPages>, ObjectError> {
         let frames = self.machine.frames();
         let step = 1 << self.head().page_order;
-        let together = Together { pages: window.clone(), orders: self.machine.policy().objects() };
-        self.with(page, memcg, true, &together, |contents, pfn| {
-            let mut row = Row { page, pfn, pages: 1 };
+        let limits = FolioLimits { pages: window.clone(), orders: self.machine.policy().objects() };
+        self.with_page(page, memcg, true, &limits, |state, pfn| {
+            let mut contiguous = ContiguousPages { page, pfn, pages: 1 };
             let (head, frame) = frames.head(pfn);
             let first = page - u64::from((pfn.0 - head.0) / step).min(page);
             let last = page + u64::from((head.add(1 << frame.order()).0 - pfn.0) / step);
             let window = around.start.min(first).max(window.start)..around.end.max(last).min(window.end);
-            let there =
-                |page, pfn| window.contains(&page) && contents.index.find(frames, page) == Some(Page::Here(pfn));
-            while row.page > 0 && row.pfn.0 >= step && there(row.page - 1, Pfn(row.pfn.0 - step)) {
-                row = Row { page: row.page - 1, pfn: Pfn(row.pfn.0 - step), pages: row.pages + 1 };
-            }
-            while self.is_inside(contents.size, row.page + row.pages as u64)
-                && there(row.page + row.pages as u64, row.pfn.add(row.pages * step))
+            let is_next =
+                |page, pfn| window.contains(&page) && state.index.find(frames, page) == Some(Entry::Resident(pfn));
+            while contiguous.page > 0
+                && contiguous.pfn.0 >= step
+                && is_next(contiguous.page - 1, Pfn(contiguous.pfn.0 - step))
             {
-                row.pages += 1;
+                contiguous = ContiguousPages {
+                    page: contiguous.page - 1,
+                    pfn: Pfn(contiguous.pfn.0 - step),
+                    pages: contiguous.pages + 1,
+                };
             }
-            let mut held = 0;
-            for (head, frame, count) in frames.folios(row.pfn, row.pages * step) {
+            while self.is_inside(state.size, contiguous.page + contiguous.pages as u64)
+                && is_next(contiguous.page + contiguous.pages as u64, contiguous.pfn.add(contiguous.pages * step))
+            {
+                contiguous.pages += 1;
+            }
+            let mut taken = 0;
+            for (head, frame, count) in frames.folios(contiguous.pfn, contiguous.pages * step) {
                 if let Err(error) = frames.share_counts(head, frame, count, count) {
-                    self.unmap_row(&Row { pages: held / step, ..row });
+                    self.unmap_row(&ContiguousPages { pages: taken / step, ..contiguous });
                     return Err(error);
                 }
-                held += count;
+                taken += count;
             }
-            Ok(row)
+            Ok(contiguous)
         })?
         .transpose()
         .map_err(ObjectError::from)
     }
 
-    /// Put back a row that was not mapped.
-    pub(crate) fn unmap_row(&self, row: &Row) {
-        for (head, _, count) in self.machine.frames().folios(row.pfn, row.pages << self.head().page_order) {
+    /// Drops the references and mappings of pages that were not mapped after all.
+    pub(crate) fn unmap_row(&self, contiguous: &ContiguousPages) {
+        for (head, _, count) in self.machine.frames().folios(contiguous.pfn, contiguous.pages << self.head().page_order)
+        {
             self.machine.put_folio(head, count, count);
         }
     }
 
-    /// Keeps a memcg that the caller names from being removed. The object's own has the object
-    /// charged.
-    fn pinned(&self, memcg: MemcgId) -> Result<Option<MemcgPin<'_, 'm>>, Refused> {
+    /// Pins a memcg that the caller names, so that it can't be removed. The object's own memcg has
+    /// the object charged and needs no pin.
+    ///
+    /// # Errors
+    /// Fails if the memcg does not exist.
+    fn pinned(&self, memcg: MemcgId) -> Result<Option<Pinned<'_, 'm>>, Refused> {
         let foreign = (memcg != self.memcg()).then(|| self.machine.memcgs().pinned(memcg).ok_or(Refused::OutOfMemory));
         foreign.transpose()
     }
 
-    /// Nothing comes with a page.
-    fn alone(&self, page: u64) -> Together {
-        Together { pages: page..page + 1, orders: 0 }
+    /// Returns limits that allow only a single page.
+    fn single_page(&self, page: u64) -> FolioLimits {
+        FolioLimits { pages: page..page + 1, orders: 0 }
     }
 
-    /// The largest folio that may bring a page which is missing, none of whose other pages is there.
-    fn order_of(&self, contents: &Contents, page: u64, together: &Together) -> u8 {
+    /// Returns the order of the largest folio that may be inserted for a missing page: within the
+    /// limits, and none of its pages exists.
+    fn order_of(&self, state: &LockedState, page: u64, limits: &FolioLimits) -> u8 {
         let page_order = self.head().page_order;
-        let mut left = together.orders >> page_order & !1;
+        let mut left = limits.orders >> page_order & !1;
         while left != 0 {
             let order = left.ilog2();
             let first = page >> order << order;
             let end = first + (1 << order);
-            let fits = together.pages.start <= first && end <= together.pages.end;
-            if fits && contents.index.next(self.machine.frames(), first).is_none_or(|(next, _)| next >= end) {
+            let fits = limits.pages.start <= first && end <= limits.pages.end;
+            if fits && state.index.next(self.machine.frames(), first).is_none_or(|(next, _)| next >= end) {
                 return order as u8 + page_order;
             }
             left &= !(1 << order);
@@ -288,68 +332,76 @@ impl<'m, P: Platform> Object<'m, P> {
         page_order
     }
 
-    /// Whether a page lies in the object, in part at least.
+    /// Returns whether a page lies within the first `size` bytes, at least in part.
     fn is_inside(&self, size: u64, page: u64) -> bool {
         page < size.div_ceil(1 << self.page_shift())
     }
 
-    /// Do something with a page while the object is locked; it is made if it is missing, perhaps with others. `None`: the page lies
-    /// beyond what is allowed, which is the object's end if `bounded`.
-    fn with<R>(
+    /// Calls `found` with a page's first frame under the object's lock. If the page does not exist,
+    /// inserts it first, in a folio as large as `limits` permits; if it is swapped out, reads it
+    /// back first. Returns `None` if the page lies beyond the object's end (`bounded`) or beyond
+    /// [`MAX_SIZE`].
+    ///
+    /// The lock is released to allocate, and the lookup then starts again; if pageout keeps
+    /// removing the page, retries are bounded by the object's gate (INV-21).
+    ///
+    /// # Errors
+    /// As for [`Object::page_or_new`].
+    fn with_page<R>(
         &self,
         page: u64,
         memcg: MemcgId,
         bounded: bool,
-        together: &Together,
-        mut found: impl FnMut(&Contents, Pfn) -> R,
+        limits: &FolioLimits,
+        mut found: impl FnMut(&LockedState, Pfn) -> R,
     ) -> Result<Option<R>, ObjectError> {
         let (machine, frames) = (self.machine, self.machine.frames());
         let page_order = self.head().page_order;
         let folio = NewFolio::new(machine, page_order);
-        let mut spare = Spare { machine, folio, nodes: [Pfn::NONE; MOST_NODES], count: 0 };
-        let mut together = together.clone();
-        let mut patience = Retries::new(&self.head().gate);
+        let mut spare = Spare { machine, folio, nodes: [Pfn::NONE; MAX_NODES], count: 0 };
+        let mut limits = limits.clone();
+        let mut retries = Patience::new(&self.head().gate);
         loop {
-            let mut contents = self.lock();
-            let size = if bounded { contents.size } else { MAX_SIZE };
+            let mut state = self.lock();
+            let size = if bounded { state.size } else { MAX_SIZE };
             if !self.is_inside(size, page) {
                 return Ok(None);
             }
-            match contents.index.find(frames, page) {
-                Some(Page::Here(pfn)) => return Ok(Some(found(&contents, pfn))),
-                Some(Page::Held(_) | Page::Away(..)) => {
-                    drop(contents);
-                    self.bring_back(page, memcg, &mut patience)?;
+            match state.index.find(frames, page) {
+                Some(Entry::Resident(pfn)) => return Ok(Some(found(&state, pfn))),
+                Some(Entry::Writeback(_) | Entry::Swapped { .. }) => {
+                    drop(state);
+                    self.swap_in(page, memcg, &mut retries)?;
                     continue;
                 }
                 None => {}
             }
-            let missing = contents.index.missing(frames, page);
+            let missing = state.index.missing_nodes(frames, page);
             if bounded {
-                together.pages.end = together.pages.end.min(size.div_ceil(1 << self.page_shift()));
+                limits.pages.end = limits.pages.end.min(size.div_ceil(1 << self.page_shift()));
             }
-            let order = self.order_of(&contents, page, &together);
+            let order = self.order_of(&state, page, &limits);
             if missing <= spare.count
                 && let Some(pfn) = spare.folio.take(order)
             {
-                // All of a folio is in one node, so only the first page may take nodes.
+                // All entries of a folio are in one node, so only the first page may need nodes.
                 let pages = 1u64 << (order - page_order);
                 let first = page & !(pages - 1);
                 for i in 0..pages {
-                    contents.index.insert(frames, first + i, pfn.add((i as u32) << page_order), || {
+                    state.index.insert(frames, first + i, pfn.add((i as u32) << page_order), || {
                         spare.count -= 1;
                         spare.nodes[spare.count]
                     });
                 }
-                owner::enter(frames.frame(pfn), self.at, first);
+                mapping::set_object(frames.frame(pfn), self.at, first);
                 machine.count(Counter::ShmemPages, 1 << order);
-                return Ok(Some(found(&contents, pfn.add(((page - first) as u32) << page_order))));
+                return Ok(Some(found(&state, pfn.add(((page - first) as u32) << page_order))));
             }
-            drop(contents);
+            drop(state);
             spare.provide_nodes(missing, self.memcg())?;
             match spare.folio.provide(order, true, memcg) {
-                // Then smaller ones.
-                Err(_) if order > page_order => together.orders &= (1 << order) - 1,
+                // Tries again with a smaller folio.
+                Err(_) if order > page_order => limits.orders &= (1 << order) - 1,
                 provided => provided?,
             }
         }

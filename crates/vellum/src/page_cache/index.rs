@@ -1,9 +1,13 @@
-//! Which pages an object has: a radix tree whose nodes are frames of 512 entries.
+//! The index of an object's pages: a radix tree of frames with 512 entries each (Linux: the
+//! `i_pages` xarray).
 //!
-//! An entry is 0 (nothing), or a number above a bit that says what it is the number of: a frame, or a slot of a swap device, which is
-//! named beside it. A node's descriptor counts its entries. Nodes come with the first page below them and go with the last.
+//! An entry of the last level is 0 for a page that does not exist, or holds the number of a frame
+//! or of a swap slot, above bits that tell which. Entries of upper levels hold the frames of nodes.
+//! A node's descriptor counts its entries that are not 0. A node is added with the first page below
+//! it and removed with the last.
 //!
-//! Whoever calls holds the object's lock.
+//! Every caller holds the object's lock. Nothing is allocated or freed here: the caller provides
+//! nodes and frees those removed.
 
 mod survey;
 
@@ -18,142 +22,170 @@ use crate::swap::{Slots, SwapRun};
 /// log2 of the entries of a node.
 const BITS: u32 = 9;
 const FANOUT: u64 = 1 << BITS;
-/// Levels that the last page of the largest object needs: 51 bits of page number.
+/// Levels that the last page of the largest object needs: page numbers have 51 bits.
 const LEVELS: u32 = 6;
-/// The most nodes that a page may need: a new root for each level, and a path below the last.
-pub(super) const MOST_NODES: usize = 2 * LEVELS as usize;
-/// In an entry: there is a frame.
+/// The most nodes that inserting a page may need: a new root for each level, and a path down to the
+/// last level.
+pub(super) const MAX_NODES: usize = 2 * LEVELS as usize;
+/// Bit of an entry: it holds a frame number.
 const FRAME: u64 = 1;
-/// Or a slot, of the device whose number begins at [`DEVICE_SHIFT`].
-const SLOT: u64 = 1 << 1;
-/// The frame is about to go to a device, and nobody may have it.
-const HELD: u64 = 1 << 2;
-/// Somebody would like to have it, though.
+/// Bit of an entry: it holds a slot of the swap device whose number begins at bit [`DEVICE_SHIFT`].
+const SWAP: u64 = 1 << 1;
+/// Bit of an entry: the frame is being written to a swap device. No CPU may take a reference or map
+/// it (INV-16; Linux: `PG_writeback` in a locked folio).
+const WRITEBACK: u64 = 1 << 2;
+/// Bit of an entry under writeback: a CPU waits for the page, so it is to stay in memory.
 const WANTED: u64 = 1 << 3;
 const DEVICE_SHIFT: u32 = 4;
 
-/// What an object knows of a page that it has.
+/// The decoded entry of a page that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Page {
-    /// It is in memory: its first frame.
-    Here(Pfn),
-    /// It is in memory, and nobody may have it for a while, because it is about to go.
-    Held(Pfn),
-    /// It is on a swap device: which, and its first slot.
-    Away(u8, u32),
+pub(super) enum Entry {
+    /// The page is in memory; its first frame.
+    Resident(Pfn),
+    /// The page is in memory and under writeback to a swap device, so no CPU may take it; its first
+    /// frame.
+    Writeback(Pfn),
+    /// The page is on a swap device.
+    Swapped {
+        /// The number of the swap device.
+        device: u8,
+        /// The page's first slot.
+        slot: u32,
+    },
 }
 
-impl Page {
+impl Entry {
+    /// Decodes a word of a last-level node; `None` for a page that does not exist.
     #[inline]
-    fn of(entry: u64) -> Option<Page> {
+    fn decode(entry: u64) -> Option<Entry> {
         let number = (entry >> FRAME_SHIFT) as u32;
-        match entry & (FRAME | SLOT | HELD) {
-            FRAME => Some(Page::Here(Pfn(number))),
+        match entry & (FRAME | SWAP | WRITEBACK) {
+            FRAME => Some(Entry::Resident(Pfn(number))),
             0 => None,
-            SLOT => Some(Page::Away((entry >> DEVICE_SHIFT) as u8, number)),
-            _ => Some(Page::Held(Pfn(number))),
+            SWAP => Some(Entry::Swapped { device: (entry >> DEVICE_SHIFT) as u8, slot: number }),
+            _ => Some(Entry::Writeback(Pfn(number))),
         }
     }
 
-    /// Its first frame, if it is in memory.
+    /// Returns the page's first frame if it is in memory.
     pub(super) fn frame(self) -> Option<Pfn> {
         match self {
-            Page::Here(pfn) | Page::Held(pfn) => Some(pfn),
-            Page::Away(..) => None,
+            Entry::Resident(pfn) | Entry::Writeback(pfn) => Some(pfn),
+            Entry::Swapped { .. } => None,
         }
     }
 }
 
-fn slot_entry(device: u8, slot: u32) -> u64 {
-    u64::from(slot) << FRAME_SHIFT | u64::from(device) << DEVICE_SHIFT | SLOT
+/// Encodes a swapped-out page.
+fn swap_word(device: u8, slot: u32) -> u64 {
+    u64::from(slot) << FRAME_SHIFT | u64::from(device) << DEVICE_SHIFT | SWAP
 }
 
-/// The tree. Does not free anything by itself: see [`Index::remove`].
+/// The end of a search for a hole within one node.
+pub(super) enum NextHole {
+    /// A page that does not exist.
+    At(u64),
+    /// The end of the node: all pages up to this one exist, and the search goes on there.
+    NotBelow(u64),
+}
+
+/// The tree. It frees nothing itself: see [`Index::remove`].
 pub(super) struct Index {
+    /// The root node's frame, or [`Pfn::NONE`].
     root: Pfn,
-    /// Levels of nodes; 0 if there is none.
+    /// The number of levels; 0 if there is no node.
     height: u32,
+    /// The number of pages, in memory or swapped out.
     pages: u64,
-    /// Of these, on swap devices.
-    away: u64,
+    /// The number of pages that are swapped out.
+    swapped: u64,
 }
 
-fn entry(pfn: Pfn) -> u64 {
+/// Encodes a page in memory, or a child node.
+fn frame_word(pfn: Pfn) -> u64 {
     (pfn.0 as u64) << FRAME_SHIFT | FRAME
 }
 
-fn frame_of(entry: u64) -> Option<Pfn> {
+/// Returns the frame of an entry that holds one.
+fn pfn_of(entry: u64) -> Option<Pfn> {
     (entry & FRAME != 0).then_some(Pfn((entry >> FRAME_SHIFT) as u32))
 }
 
-/// The slot of a page in its node of this level, 0 being the last.
-fn slot(page: u64, level: u32) -> u64 {
+/// Returns the index of a page in its node of this level; level 0 is the last.
+fn index_at(page: u64, level: u32) -> u64 {
     page >> (BITS * level) & (FANOUT - 1)
 }
 
-/// How many levels it takes to reach a page.
-fn levels(page: u64) -> u32 {
+/// Returns the number of levels of a tree that reaches a page.
+fn levels_for(page: u64) -> u32 {
     (u64::BITS - page.leading_zeros()).div_ceil(BITS).max(1)
 }
 
-/// A node, in use by an index that is locked or not yet known to anybody.
+/// A node of an index that is locked, or that no other CPU knows yet.
 struct Node<'f, 'p, P: Platform> {
     frames: &'f Frames<'p, P>,
     at: Pfn,
 }
 
 impl<P: Platform> Node<'_, '_, P> {
+    /// Returns an entry by its index.
     #[inline]
-    fn entry(&self, slot: u64) -> &AtomicU64 {
-        debug_assert!(slot < FANOUT);
-        // SAFETY: a node is a frame of `FANOUT` words that are only used as atomics; it came from an index, whose lock is
-        // held, and nodes leave an index only under that lock.
-        unsafe { self.frames.at(self.at.addr()).cast::<AtomicU64>().add(slot as usize).as_ref() }
+    fn entry(&self, index: u64) -> &AtomicU64 {
+        debug_assert!(index < FANOUT);
+        // SAFETY: a node is a frame of `FANOUT` words that are only used as atomics; it came from
+        // an index, whose lock is held, and nodes leave an index only under that lock.
+        unsafe { self.frames.at(self.at.addr()).cast::<AtomicU64>().add(index as usize).as_ref() }
     }
 
+    /// Reads an entry.
     #[inline]
-    fn get(&self, slot: u64) -> u64 {
-        self.entry(slot).load(Relaxed)
+    fn get(&self, index: u64) -> u64 {
+        self.entry(index).load(Relaxed)
     }
 
-    fn live(&self) -> u32 {
+    /// Returns the number of entries that are not 0, from the node's descriptor.
+    fn live_count(&self) -> u32 {
         self.frames.frame(self.at).link(1).load(Relaxed)
     }
 
-    /// Fill an empty slot.
-    fn fill(&self, slot: u64, pfn: Pfn) {
-        debug_assert_eq!(self.get(slot), 0);
-        self.entry(slot).store(entry(pfn), Relaxed);
-        self.frames.frame(self.at).link(1).store(self.live() + 1, Relaxed);
+    /// Sets an entry that is 0.
+    fn set(&self, index: u64, pfn: Pfn) {
+        debug_assert_eq!(self.get(index), 0);
+        self.entry(index).store(frame_word(pfn), Relaxed);
+        self.frames.frame(self.at).link(1).store(self.live_count() + 1, Relaxed);
     }
 
-    /// Empty a slot; what is left.
-    fn clear(&self, slot: u64) -> u32 {
-        self.entry(slot).store(0, Relaxed);
-        let left = self.live() - 1;
+    /// Clears an entry. Returns how many are left.
+    fn clear(&self, index: u64) -> u32 {
+        self.entry(index).store(0, Relaxed);
+        let left = self.live_count() - 1;
         self.frames.frame(self.at).link(1).store(left, Relaxed);
         left
     }
 }
 
-/// Make a node of a frame of zeros that nobody else knows.
+/// Initialises a node in a zeroed frame that no other CPU knows.
 pub(super) fn prepare<P: Platform>(frames: &Frames<'_, P>, node: Pfn) {
     frames.frame(node).link(1).store(0, Relaxed);
 }
 
-/// Nodes that have left an index, chained through their descriptors.
-pub(super) struct Dead(Pfn);
+/// Nodes that were removed from an index and are to be freed, chained through their descriptors.
+pub(super) struct FreedNodes(Pfn);
 
-impl Dead {
+impl FreedNodes {
+    /// Returns an empty chain.
     pub(super) fn new() -> Self {
-        Dead(Pfn::NONE)
+        FreedNodes(Pfn::NONE)
     }
 
+    /// Adds a node.
     fn push<P: Platform>(&mut self, frames: &Frames<'_, P>, node: Pfn) {
         frames.frame(node).set_data(self.0.0 as u64);
         self.0 = node;
     }
 
+    /// Removes a node.
     pub(super) fn pop<P: Platform>(&mut self, frames: &Frames<'_, P>) -> Option<Pfn> {
         let node = self.0.some()?;
         self.0 = Pfn(frames.frame(node).data() as u32);
@@ -162,55 +194,57 @@ impl Dead {
 }
 
 impl Index {
+    /// Returns an index without pages.
     pub(super) fn new() -> Self {
-        Index { root: Pfn::NONE, height: 0, pages: 0, away: 0 }
+        Index { root: Pfn::NONE, height: 0, pages: 0, swapped: 0 }
     }
 
-    /// How many pages are in memory.
-    pub(super) fn here(&self) -> u64 {
-        self.pages - self.away
+    /// Returns the number of pages in memory.
+    pub(super) fn resident(&self) -> u64 {
+        self.pages - self.swapped
     }
 
-    /// How many pages are on swap devices.
-    pub(super) fn away(&self) -> u64 {
-        self.away
+    /// Returns the number of pages on swap devices.
+    pub(super) fn swapped(&self) -> u64 {
+        self.swapped
     }
 
+    /// Returns whether the tree has enough levels for a page.
     #[inline]
     fn reaches(&self, page: u64) -> bool {
         self.height != 0 && page >> (BITS * self.height) == 0
     }
 
-    /// The last node on the way to a page.
+    /// Returns the node of the last level that has a page's entry, if it exists.
     #[inline]
-    fn leaf<'f, 'p, P: Platform>(&self, frames: &'f Frames<'p, P>, page: u64) -> Option<Node<'f, 'p, P>> {
+    fn last_node<'f, 'p, P: Platform>(&self, frames: &'f Frames<'p, P>, page: u64) -> Option<Node<'f, 'p, P>> {
         if !self.reaches(page) {
             return None;
         }
         let mut at = self.root;
         for level in (1..self.height).rev() {
-            at = frame_of(Node { frames, at }.get(slot(page, level)))?;
+            at = pfn_of(Node { frames, at }.get(index_at(page, level)))?;
         }
         Some(Node { frames, at })
     }
 
-    /// A page.
+    /// Returns the entry of a page, if the page exists.
     #[inline]
-    pub(super) fn find<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> Option<Page> {
-        Page::of(self.leaf(frames, page)?.get(slot(page, 0)))
+    pub(super) fn find<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> Option<Entry> {
+        Entry::decode(self.last_node(frames, page)?.get(index_at(page, 0)))
     }
 
-    /// How many nodes are missing on the way to a page.
-    pub(super) fn missing<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> usize {
+    /// Returns the number of nodes that inserting a page will need.
+    pub(super) fn missing_nodes<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> usize {
         if !self.reaches(page) {
-            // New roots, of which the topmost has the page beside what is there, and the way down from it.
-            let levels = levels(page).max(self.height);
+            // New roots, the topmost of which also covers the page, and the path down from it.
+            let levels = levels_for(page).max(self.height);
             let roots = if self.height == 0 { 1 } else { levels - self.height };
             return (roots + levels - 1) as usize;
         }
         let mut at = self.root;
         for level in (1..self.height).rev() {
-            match frame_of(Node { frames, at }.get(slot(page, level))) {
+            match pfn_of(Node { frames, at }.get(index_at(page, level))) {
                 Some(child) => at = child,
                 None => return level as usize,
             }
@@ -218,7 +252,8 @@ impl Index {
         0
     }
 
-    /// Put a page where none is. `spare` gives as many nodes as are [missing](Index::missing), each once.
+    /// Inserts a page that does not exist. `spare` returns an initialised node each time it is
+    /// called, as often as [`Index::missing_nodes`] says.
     pub(super) fn insert<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
@@ -227,184 +262,211 @@ impl Index {
         mut spare: impl FnMut() -> Pfn,
     ) {
         if self.height == 0 {
-            (self.root, self.height) = (spare(), levels(page));
+            (self.root, self.height) = (spare(), levels_for(page));
         }
         while !self.reaches(page) {
             let above = spare();
-            Node { frames, at: above }.fill(0, self.root);
+            Node { frames, at: above }.set(0, self.root);
             (self.root, self.height) = (above, self.height + 1);
         }
         let mut at = self.root;
         for level in (1..self.height).rev() {
             let node = Node { frames, at };
-            at = frame_of(node.get(slot(page, level))).unwrap_or_else(|| {
+            at = pfn_of(node.get(index_at(page, level))).unwrap_or_else(|| {
                 let child = spare();
-                node.fill(slot(page, level), child);
+                node.set(index_at(page, level), child);
                 child
             });
         }
-        Node { frames, at }.fill(slot(page, 0), pfn);
+        Node { frames, at }.set(index_at(page, 0), pfn);
         self.pages += 1;
     }
 
-    /// Take a page out, and the nodes that held nothing else.
-    pub(super) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, page: u64, dead: &mut Dead) -> Option<Page> {
+    /// Removes a page and returns its entry. Nodes that became empty are added to `freed`; the
+    /// caller frees them with the object unlocked.
+    pub(super) fn remove<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        page: u64,
+        freed: &mut FreedNodes,
+    ) -> Option<Entry> {
         let was = self.find(frames, page)?;
         let mut path = [Pfn::NONE; LEVELS as usize];
         let mut at = self.root;
         for level in (0..self.height).rev() {
             path[level as usize] = at;
-            at = frame_of(Node { frames, at }.get(slot(page, level))).unwrap_or(at);
+            at = pfn_of(Node { frames, at }.get(index_at(page, level))).unwrap_or(at);
         }
         self.pages -= 1;
-        self.away -= u64::from(was.frame().is_none());
+        self.swapped -= u64::from(was.frame().is_none());
         for level in 0..self.height {
             let at = path[level as usize];
-            if (Node { frames, at }).clear(slot(page, level)) != 0 {
+            if (Node { frames, at }).clear(index_at(page, level)) != 0 {
                 return Some(was);
             }
-            dead.push(frames, at);
+            freed.push(frames, at);
         }
         (self.root, self.height) = (Pfn::NONE, 0);
         Some(was)
     }
 
-    /// The first page from `from` on that there is.
-    pub(super) fn next<P: Platform>(&self, frames: &Frames<'_, P>, from: u64) -> Option<(u64, Page)> {
+    /// Returns the first page from `from` on that exists, with its entry.
+    pub(super) fn next<P: Platform>(&self, frames: &Frames<'_, P>, from: u64) -> Option<(u64, Entry)> {
         let mut page = from;
         'from_the_root: while self.reaches(page) {
             let (mut at, mut last) = (self.root, 0);
             for level in (0..self.height).rev() {
                 let node = Node { frames, at };
                 let shift = BITS * level;
-                let first = slot(page, level);
-                let found = (first..FANOUT).map(|slot| (slot, node.get(slot))).find(|(_, entry)| *entry != 0);
-                let Some((slot, below)) = found else {
+                let first = index_at(page, level);
+                let found = (first..FANOUT).map(|index| (index, node.get(index))).find(|(_, entry)| *entry != 0);
+                let Some((index, below)) = found else {
                     page = ((page >> shift >> BITS) + 1) << BITS << shift;
                     continue 'from_the_root;
                 };
-                if slot != first {
-                    page = (page >> shift >> BITS << BITS | slot) << shift;
+                if index != first {
+                    page = (page >> shift >> BITS << BITS | index) << shift;
                 }
-                (at, last) = (frame_of(below).unwrap_or(at), below);
+                (at, last) = (pfn_of(below).unwrap_or(at), below);
             }
-            return Some((page, Page::of(last)?));
+            return Some((page, Entry::decode(last)?));
         }
         None
     }
 
-    /// The first page from `page` on that there is not, if it is below the end of the node that `page` is in; else where that
-    /// node ends, as an error.
-    pub(super) fn hole<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> Result<u64, u64> {
+    /// Searches the node that covers `page` for the first page from `page` on that does not exist.
+    /// The work is bounded by the node's size (INV-11).
+    pub(super) fn next_hole<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> NextHole {
         if !self.reaches(page) {
-            return Ok(page);
+            return NextHole::At(page);
         }
         let mut at = self.root;
         for level in (1..self.height).rev() {
-            match frame_of(Node { frames, at }.get(slot(page, level))) {
+            match pfn_of(Node { frames, at }.get(index_at(page, level))) {
                 Some(child) => at = child,
-                None => return Ok(page),
+                None => return NextHole::At(page),
             }
         }
         let node = Node { frames, at };
         let base = page & !(FANOUT - 1);
-        match (slot(page, 0)..FANOUT).find(|slot| node.get(*slot) == 0) {
-            Some(slot) => Ok(base + slot),
-            None => Err(base + FANOUT),
+        match (index_at(page, 0)..FANOUT).find(|index| node.get(*index) == 0) {
+            Some(index) => NextHole::At(base + index),
+            None => NextHole::NotBelow(base + FANOUT),
         }
     }
 
-    /// These pages are about to go, if they are in memory where frames from `first` on, `step` to a page, say. How many pages that is.
-    pub(super) fn hold<P: Platform>(&self, frames: &Frames<'_, P>, pages: Range<u64>, first: Pfn, step: u32) -> u32 {
-        let mut held = 0;
-        self.each_frame(frames, pages, first, step, |word, plain| {
-            if word.load(Relaxed) == plain {
-                word.store(plain | HELD, Relaxed);
-                held += 1;
-            }
-        });
-        held
-    }
-
-    /// Somebody would like to have a page that is held.
-    pub(super) fn want<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) {
-        if let Some(node) = self.leaf(frames, page) {
-            let entry = node.get(slot(page, 0));
-            if entry & HELD != 0 {
-                node.entry(slot(page, 0)).store(entry | WANTED, Relaxed);
-            }
-        }
-    }
-
-    /// What was held goes to slots, unless somebody would like to have some of it, or there are none; then it stays. Whether somebody
-    /// would; and by the page, whether it is away now: it may have been removed meanwhile.
-    pub(super) fn settle<P: Platform>(
-        &mut self,
-        frames: &Frames<'_, P>,
-        pages: Range<u64>,
-        (first, step): (Pfn, u32),
-        slots: Option<SwapRun>,
-        mut settled: impl FnMut(u32, bool),
-    ) -> bool {
-        let mut wanted = false;
-        self.each_frame(frames, pages.clone(), first, step, |word, plain| {
-            wanted |= word.load(Relaxed) == plain | HELD | WANTED;
-        });
-        let slots = slots.filter(|_| !wanted);
-        let (mut at, mut away) = (0, 0);
-        self.each_frame(frames, pages, first, step, |word, plain| {
-            let held = word.load(Relaxed) & !WANTED == plain | HELD;
-            if held {
-                let slot = |run: SwapRun| slot_entry(run.device, run.slots.first + at * step);
-                word.store(slots.map_or(plain, slot), Relaxed);
-            }
-            let goes = held && slots.is_some();
-            away += u64::from(goes);
-            settled(at, goes);
-            at += 1;
-        });
-        self.away += away;
-        wanted
-    }
-
-    /// The slots of pages that are on a device all of them, in a row; `step` to a page.
-    pub(super) fn slots<P: Platform>(&self, frames: &Frames<'_, P>, pages: Range<u64>, step: u32) -> Option<SwapRun> {
-        let node = self.leaf(frames, pages.start)?;
-        let Some(Page::Away(device, first)) = Page::of(node.get(slot(pages.start, 0))) else { return None };
-        let count = (pages.end - pages.start) as u32;
-        let at = |i: u32| node.get(slot(pages.start + u64::from(i), 0));
-        let row = (1..count).all(|i| at(i) == slot_entry(device, first + i * step));
-        row.then_some(SwapRun { device, slots: Slots { first, count: count * step } })
-    }
-
-    /// Pages that are on a device are in memory from now on, in frames from `first` on, `step` to a page.
-    pub(super) fn bring_back<P: Platform>(&mut self, frames: &Frames<'_, P>, pages: Range<u64>, first: Pfn, step: u32) {
-        self.away -= pages.end - pages.start;
-        self.each_frame(frames, pages, first, step, |word, plain| {
-            debug_assert!(word.load(Relaxed) & SLOT != 0);
-            word.store(plain, Relaxed);
-        });
-    }
-
-    /// Pages that one node has, with what they say if they are in memory in these frames.
-    fn each_frame<P: Platform>(
+    /// Begins writeback of those of `pages` that are in memory in the frames from `first` on,
+    /// `step` frames to a page, and not under writeback yet. Returns how many that are.
+    pub(super) fn begin_writeback<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
         pages: Range<u64>,
         first: Pfn,
         step: u32,
-        mut visit: impl FnMut(&AtomicU64, u64),
+    ) -> u32 {
+        let mut under_writeback = 0;
+        self.for_each_word(frames, pages, first, step, |word, plain| {
+            if word.load(Relaxed) == plain {
+                word.store(plain | WRITEBACK, Relaxed);
+                under_writeback += 1;
+            }
+        });
+        under_writeback
+    }
+
+    /// Marks a page that is under writeback as wanted, so that [`Index::end_writeback`] leaves it
+    /// in memory.
+    pub(super) fn mark_wanted<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) {
+        if let Some(node) = self.last_node(frames, page) {
+            let entry = node.get(index_at(page, 0));
+            if entry & WRITEBACK != 0 {
+                node.entry(index_at(page, 0)).store(entry | WANTED, Relaxed);
+            }
+        }
+    }
+
+    /// Ends writeback of `pages`, which are in the frames from `first` on, `step` frames to a page.
+    /// With `slots`, and if no page is wanted, the pages become swapped out, to these slots in
+    /// order; otherwise they stay in memory.
+    ///
+    /// Calls `ended` with the index of each page in `pages` and whether it is swapped out now; a
+    /// page that was removed meanwhile is not. Returns whether a page was wanted.
+    pub(super) fn end_writeback<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        (first, step): (Pfn, u32),
+        slots: Option<SwapRun>,
+        mut ended: impl FnMut(u32, bool),
+    ) -> bool {
+        let mut wanted = false;
+        self.for_each_word(frames, pages.clone(), first, step, |word, plain| {
+            wanted |= word.load(Relaxed) == plain | WRITEBACK | WANTED;
+        });
+        let slots = slots.filter(|_| !wanted);
+        let (mut at, mut swapped) = (0, 0);
+        self.for_each_word(frames, pages, first, step, |word, plain| {
+            let under_writeback = word.load(Relaxed) & !WANTED == plain | WRITEBACK;
+            if under_writeback {
+                let slot = |run: SwapRun| swap_word(run.device, run.slots.first + at * step);
+                word.store(slots.map_or(plain, slot), Relaxed);
+            }
+            let goes = under_writeback && slots.is_some();
+            swapped += u64::from(goes);
+            ended(at, goes);
+            at += 1;
+        });
+        self.swapped += swapped;
+        wanted
+    }
+
+    /// Returns the swap slots of `pages`, if all of them are on one device in consecutive slots,
+    /// `step` to a page.
+    pub(super) fn swap_run<P: Platform>(
+        &self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        step: u32,
+    ) -> Option<SwapRun> {
+        let node = self.last_node(frames, pages.start)?;
+        let Some(Entry::Swapped { device, slot: first }) = Entry::decode(node.get(index_at(pages.start, 0))) else {
+            return None;
+        };
+        let count = (pages.end - pages.start) as u32;
+        let at = |i: u32| node.get(index_at(pages.start + u64::from(i), 0));
+        let is_contiguous = (1..count).all(|i| at(i) == swap_word(device, first + i * step));
+        is_contiguous.then_some(SwapRun { device, slots: Slots { first, count: count * step } })
+    }
+
+    /// Replaces the slots of `pages` by the frames from `first` on, `step` frames to a page.
+    pub(super) fn swap_in<P: Platform>(&mut self, frames: &Frames<'_, P>, pages: Range<u64>, first: Pfn, step: u32) {
+        self.swapped -= pages.end - pages.start;
+        self.for_each_word(frames, pages, first, step, |word, plain| {
+            debug_assert!(word.load(Relaxed) & SWAP != 0);
+            word.store(plain, Relaxed);
+        });
+    }
+
+    /// Calls `f` for each of `pages`, which one node covers, with its word and the word that it has
+    /// while it is in memory in its frame, counted from `first` in steps of `step`.
+    fn for_each_word<P: Platform>(
+        &self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        first: Pfn,
+        step: u32,
+        mut f: impl FnMut(&AtomicU64, u64),
     ) {
-        let node = self.leaf(frames, pages.start);
+        let node = self.last_node(frames, pages.start);
         debug_assert!(
             pages.is_empty() || (pages.end - 1) / FANOUT == pages.start / FANOUT,
-            "all of a folio is in one node"
+            "the pages of a folio are not in one node of the index"
         );
         for (i, page) in pages.enumerate() {
-            // A node that is gone had nothing.
+            // A node that was removed had no pages left.
             let none = AtomicU64::new(0);
-            let word = node.as_ref().map_or(&none, |node| node.entry(slot(page, 0)));
-            visit(word, entry(first.add(i as u32 * step)));
+            let word = node.as_ref().map_or(&none, |node| node.entry(index_at(page, 0)));
+            f(word, frame_word(first.add(i as u32 * step)));
         }
     }
 }

@@ -1,16 +1,17 @@
-//! The spaces that map an object: a truncation, or reclaim, asks these and no others, so that it
-//! costs what is mapped and not what runs on the machine.
+//! The spaces that map an object (Linux: `i_mmap`). Truncation and reclaim visit these spaces and
+//! no others, so their cost depends on the mappings of the object and not on the number of spaces.
 //!
 //! # Mechanism
-//! Pairs of a space's number and how many of its VMAs map the object, in the order of the numbers.
-//! They stand in *rows*: the first is what the object's head leaves of its frame, each other one a
-//! frame that the group of the space pays for which there was no room. Neighbours that are half
-//! empty together become one, so a list is never longer than one row for each half row of spaces.
+//! A list of [`Mapper`]s, each a space's number and the number of its VMAs that map the object,
+//! ordered by space number. It is stored in *list frames*: the first is the rest of the frame that
+//! holds the object's head; the others are frames of their own, each charged to the memcg of the
+//! space for which it was allocated. Two neighbours that are at most half full together are merged,
+//! so a list never has more frames than half-frames of mappers.
 //!
 //! # A child that is forked meanwhile
-//! Numbers are given out in ascending order, and a child is in the list before its parent's range
-//! is no longer claimed. So a visit in the order of the numbers meets every child that could have
-//! got something from a space that the visit was not done with.
+//! Space numbers are given out in ascending order, and a child is on the list before its parent's
+//! claim of the range ends. So a visit in ascending order reaches every child that could have
+//! inherited PTEs from a space that the visit had not finished.
 
 use core::ptr::NonNull;
 
@@ -21,180 +22,194 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::Frames;
 use crate::platform::{Platform, SpaceId};
 
-/// How many bytes of a row's frame come before it: an object's head, or nothing.
-const BEFORE: usize = size_of::<Head>().next_multiple_of(align_of::<Mapper>());
+/// The offset of a list frame in its frame of memory: the object's head may come before it.
+const OFFSET: usize = size_of::<Head>().next_multiple_of(align_of::<Mapper>());
 
-/// How many pairs a row has room for.
-pub(super) const ROOM: usize = (FRAME_SIZE as usize - BEFORE - size_of::<[Pfn; 3]>() - 4) / size_of::<Mapper>();
+/// The number of mappers that a list frame holds.
+pub(super) const CAPACITY: usize = (FRAME_SIZE as usize - OFFSET - size_of::<[Pfn; 3]>() - 4) / size_of::<Mapper>();
 
-const _: () = assert!(BEFORE + size_of::<Row>() <= FRAME_SIZE as usize);
+const _: () = assert!(OFFSET + size_of::<ListFrame>() <= FRAME_SIZE as usize);
 
-/// A space, and how many of its VMAs map the object. At least one.
+/// A space that maps the object.
 #[derive(Clone, Copy)]
-struct Mapper {
-    space: SpaceId,
-    vmas: u64,
+pub(super) struct Mapper {
+    /// The space's number.
+    pub(super) space: SpaceId,
+    /// The number of its VMAs that map the object; at least one.
+    pub(super) vmas: u64,
 }
 
-struct Row {
-    before: Pfn,
-    after: Pfn,
-    pairs: ArrayVec<Mapper, ROOM>,
+/// One frame of the list.
+struct ListFrame {
+    /// The frame before it, or [`Pfn::NONE`].
+    previous: Pfn,
+    /// The frame behind it, or [`Pfn::NONE`].
+    next: Pfn,
+    /// The mappers, in ascending order of space numbers.
+    mappers: ArrayVec<Mapper, CAPACITY>,
 }
 
-/// The list. Rows other than the first are not empty. It is in the object's lock, and so are its
-/// rows.
+/// The list of an object's mappers. List frames other than the first are not empty. The object's
+/// lock protects the list and its frames.
 pub(super) struct Mappers {
     first: Pfn,
     last: Pfn,
 }
 
 impl Mappers {
-    /// The list of an object that nothing maps yet, in this frame.
+    /// Creates the empty list of a new object, in the frame that holds the object's head.
     ///
     /// # Safety
-    /// The frame is the caller's alone, for as long as the object lives; what is behind the
-    /// object's head in it is the list's.
+    /// The frame belongs to the caller alone for as long as the object lives, and the list may use
+    /// all of it behind the head.
     pub(super) unsafe fn new<P: Platform>(frames: &Frames<'_, P>, object: Pfn) -> Self {
         // SAFETY: by contract.
-        unsafe { Row::init(frames, object, [Pfn::NONE; 2]) };
+        unsafe { ListFrame::init(frames, object, [Pfn::NONE; 2]) };
         Mappers { first: object, last: object }
     }
 
-    /// Counts one more VMA of a space. A new row is made in the `spare` frame.
+    /// Counts one more VMA of a space. If the list needs another frame, it takes the one in
+    /// `spare`.
     ///
-    /// Returns `false`, with nothing changed, if that takes a frame and there is none.
+    /// Returns `false`, with nothing changed, if it needs a frame and `spare` is empty. The caller
+    /// then unlocks, allocates one and tries again.
     pub(super) fn add<P: Platform>(&mut self, frames: &Frames<'_, P>, space: SpaceId, spare: &mut Option<Pfn>) -> bool {
-        let at = self.seek(frames, space);
-        let row = self.row(frames, at);
-        let place = match row.place(space) {
-            Ok(known) => {
-                row.pairs[known].vmas += 1;
+        let at = self.frame_for(frames, space);
+        let list_frame = self.list_frame(frames, at);
+        let position = match list_frame.position(space) {
+            Ok(found) => {
+                list_frame.mappers[found].vmas += 1;
                 return true;
             }
-            Err(place) => place,
+            Err(position) => position,
         };
         let new = Mapper { space, vmas: 1 };
-        if !row.pairs.is_full() {
-            row.pairs.insert(place, new);
+        if !list_frame.mappers.is_full() {
+            list_frame.mappers.insert(position, new);
             return true;
         }
         let Some(upper) = spare.take() else { return false };
-        let after = row.after;
-        // Numbers mostly come in ascending order: then rows stay full.
-        let kept = if place == ROOM { ROOM } else { ROOM / 2 };
-        let moved: ArrayVec<Mapper, ROOM> = row.pairs.drain(kept..).collect();
-        row.after = upper;
-        if place < kept {
-            row.pairs.insert(place, new);
+        let next = list_frame.next;
+        // Spaces mostly arrive in ascending order; a split at the end keeps list frames full.
+        let kept = if position == CAPACITY { CAPACITY } else { CAPACITY / 2 };
+        let moved: ArrayVec<Mapper, CAPACITY> = list_frame.mappers.drain(kept..).collect();
+        list_frame.next = upper;
+        if position < kept {
+            list_frame.mappers.insert(position, new);
         }
-        // SAFETY: the caller's frame becomes the list's here.
-        unsafe { Row::init(frames, upper, [at, after]) };
-        let row = self.row(frames, upper);
-        row.pairs.extend(moved);
-        if place >= kept {
-            row.pairs.insert(place - kept, new);
+        // SAFETY: the caller's spare frame becomes the list's here.
+        unsafe { ListFrame::init(frames, upper, [at, next]) };
+        let list_frame = self.list_frame(frames, upper);
+        list_frame.mappers.extend(moved);
+        if position >= kept {
+            list_frame.mappers.insert(position - kept, new);
         }
-        *self.link_before(frames, after) = upper;
+        *self.previous_link(frames, next) = upper;
         true
     }
 
-    /// Counts one VMA of a space less. Returns a frame that the list does not need any more.
+    /// Uncounts one VMA of a space. Returns a frame that the list no longer needs, which the caller
+    /// frees with the object unlocked.
     pub(super) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, space: SpaceId) -> Option<Pfn> {
-        let at = self.seek(frames, space);
-        let row = self.row(frames, at);
-        let known = row.place(space);
-        debug_assert!(known.is_ok(), "a VMA that nobody counted");
-        let pair = known.ok().and_then(|known| row.pairs.get_mut(known))?;
-        pair.vmas -= 1;
-        if pair.vmas > 0 {
+        let at = self.frame_for(frames, space);
+        let list_frame = self.list_frame(frames, at);
+        let found = list_frame.position(space);
+        debug_assert!(found.is_ok(), "uncounted a VMA of a space that does not map the object");
+        let mapper = found.ok().and_then(|found| list_frame.mappers.get_mut(found))?;
+        mapper.vmas -= 1;
+        if mapper.vmas > 0 {
             return None;
         }
-        row.pairs.retain(|pair| pair.vmas > 0);
-        let (before, after) = (row.before, row.after);
-        self.join(frames, before, at).or_else(|| self.join(frames, at, after))
+        list_frame.mappers.retain(|mapper| mapper.vmas > 0);
+        let (previous, next) = (list_frame.previous, list_frame.next);
+        self.merge(frames, previous, at).or_else(|| self.merge(frames, at, next))
     }
 
-    /// Returns the first space from this number on, and how many of its VMAs map the object.
-    pub(super) fn next<P: Platform>(&mut self, frames: &Frames<'_, P>, from: SpaceId) -> Option<(SpaceId, u64)> {
-        let at = self.seek(frames, from);
-        let row = self.row(frames, at);
-        let place = row.place(from).unwrap_or_else(|place| place);
-        let after = row.after;
-        let found = row.pairs.get(place).copied();
-        found.or_else(|| self.row(frames, after.some()?).pairs.first().copied()).map(|pair| (pair.space, pair.vmas))
+    /// Returns the mapper with the lowest space number from `from` on.
+    pub(super) fn next<P: Platform>(&mut self, frames: &Frames<'_, P>, from: SpaceId) -> Option<Mapper> {
+        let at = self.frame_for(frames, from);
+        let list_frame = self.list_frame(frames, at);
+        let position = list_frame.position(from).unwrap_or_else(|position| position);
+        let next = list_frame.next;
+        let found = list_frame.mappers.get(position).copied();
+        found.or_else(|| self.list_frame(frames, next.some()?).mappers.first().copied())
     }
 
-    /// Returns how many rows there are beside the first: frames of the list's own.
-    pub(super) fn rows<P: Platform>(&mut self, frames: &Frames<'_, P>) -> u64 {
-        let (mut rows, mut at) = (0, self.first);
-        while let Some(after) = self.row(frames, at).after.some() {
-            (rows, at) = (rows + 1, after);
+    /// Returns the number of list frames beside the first, which the list owns.
+    pub(super) fn extra_frames<P: Platform>(&mut self, frames: &Frames<'_, P>) -> u64 {
+        let (mut extra_frames, mut at) = (0, self.first);
+        while let Some(next) = self.list_frame(frames, at).next.some() {
+            (extra_frames, at) = (extra_frames + 1, next);
         }
-        rows
+        extra_frames
     }
 
-    /// Moves what the second of two neighbours has to the first, if both are half empty together.
-    fn join<P: Platform>(&mut self, frames: &Frames<'_, P>, lower: Pfn, upper: Pfn) -> Option<Pfn> {
+    /// Moves the mappers of the upper of two neighbours to the lower, if both are at most half full
+    /// together. Returns the upper frame if it is empty now.
+    fn merge<P: Platform>(&mut self, frames: &Frames<'_, P>, lower: Pfn, upper: Pfn) -> Option<Pfn> {
         let (lower, upper) = (lower.some()?, upper.some()?);
-        let below = self.row(frames, lower).pairs.len();
-        let row = self.row(frames, upper);
-        if !row.pairs.is_empty() && below + row.pairs.len() > ROOM / 2 {
+        let below = self.list_frame(frames, lower).mappers.len();
+        let list_frame = self.list_frame(frames, upper);
+        if !list_frame.mappers.is_empty() && below + list_frame.mappers.len() > CAPACITY / 2 {
             return None;
         }
-        let (after, moved) = (row.after, core::mem::take(&mut row.pairs));
-        let row = self.row(frames, lower);
-        row.pairs.extend(moved);
-        row.after = after;
-        *self.link_before(frames, after) = lower;
+        let (next, moved) = (list_frame.next, core::mem::take(&mut list_frame.mappers));
+        let list_frame = self.list_frame(frames, lower);
+        list_frame.mappers.extend(moved);
+        list_frame.next = next;
+        *self.previous_link(frames, next) = lower;
         Some(upper)
     }
 
-    /// The row in which a space is, or would be.
-    fn seek<P: Platform>(&mut self, frames: &Frames<'_, P>, space: SpaceId) -> Pfn {
-        let begins = |row: &Row| row.pairs.first().is_some_and(|pair| pair.space.0 <= space.0);
+    /// Returns the list frame that has the space, or would have it. Looks at the last one first.
+    fn frame_for<P: Platform>(&mut self, frames: &Frames<'_, P>, space: SpaceId) -> Pfn {
+        let starts_by =
+            |list_frame: &ListFrame| list_frame.mappers.first().is_some_and(|mapper| mapper.space.0 <= space.0);
         let last = self.last;
-        if begins(self.row(frames, last)) {
+        if starts_by(self.list_frame(frames, last)) {
             return last;
         }
         let mut at = self.first;
-        while let Some(after) = self.row(frames, at).after.some()
-            && begins(self.row(frames, after))
+        while let Some(next) = self.list_frame(frames, at).next.some()
+            && starts_by(self.list_frame(frames, next))
         {
-            at = after;
+            at = next;
         }
         at
     }
 
-    /// Where the row before this one is said to be.
-    fn link_before<P: Platform>(&mut self, frames: &Frames<'_, P>, row: Pfn) -> &mut Pfn {
-        if row == Pfn::NONE { &mut self.last } else { &mut self.row(frames, row).before }
+    /// Returns the link that points backwards to the frame before `list_frame`, or to the last
+    /// frame of the list.
+    fn previous_link<P: Platform>(&mut self, frames: &Frames<'_, P>, list_frame: Pfn) -> &mut Pfn {
+        if list_frame == Pfn::NONE { &mut self.last } else { &mut self.list_frame(frames, list_frame).previous }
     }
 
-    fn row<P: Platform>(&mut self, frames: &Frames<'_, P>, at: Pfn) -> &mut Row {
-        // SAFETY: a row of this list, which `Row::init` has made; and the list is borrowed for as
-        // long as the row is.
-        unsafe { Row::of(frames, at).as_mut() }
+    /// Returns a list frame by its frame number.
+    fn list_frame<P: Platform>(&mut self, frames: &Frames<'_, P>, at: Pfn) -> &mut ListFrame {
+        // SAFETY: a frame of this list, which `ListFrame::init` has initialised; and the list is
+        // borrowed for as long as the list frame is.
+        unsafe { ListFrame::of(frames, at).as_mut() }
     }
 }
 
-impl Row {
-    fn of<P: Platform>(frames: &Frames<'_, P>, frame: Pfn) -> NonNull<Row> {
+impl ListFrame {
+    /// Returns the address of the list frame in a frame of memory.
+    fn of<P: Platform>(frames: &Frames<'_, P>, frame: Pfn) -> NonNull<ListFrame> {
         // SAFETY: within the frame, as asserted above.
-        unsafe { frames.at(frame.addr()).byte_add(BEFORE).cast() }
+        unsafe { frames.at(frame.addr()).byte_add(OFFSET).cast() }
     }
 
-    /// An empty one.
+    /// Initialises an empty list frame between these neighbours.
     ///
     /// # Safety
-    /// From [`BEFORE`] on the frame is the caller's alone.
-    unsafe fn init<P: Platform>(frames: &Frames<'_, P>, frame: Pfn, [before, after]: [Pfn; 2]) {
-        // SAFETY: by contract; aligned, because frames are and `BEFORE` is.
-        unsafe { Row::of(frames, frame).write(Row { before, after, pairs: ArrayVec::new() }) };
+    /// From [`OFFSET`] on the frame belongs to the caller alone.
+    unsafe fn init<P: Platform>(frames: &Frames<'_, P>, frame: Pfn, [previous, next]: [Pfn; 2]) {
+        // SAFETY: by contract; aligned, because frames are and `OFFSET` is.
+        unsafe { ListFrame::of(frames, frame).write(ListFrame { previous, next, mappers: ArrayVec::new() }) };
     }
 
-    /// Where the pair of a space is, or would be.
-    fn place(&self, space: SpaceId) -> Result<usize, usize> {
-        self.pairs.binary_search_by_key(&space.0, |pair| pair.space.0)
+    /// Returns the index of a space's mapper, or as an error the index at which to insert it.
+    fn position(&self, space: SpaceId) -> Result<usize, usize> {
+        self.mappers.binary_search_by_key(&space.0, |mapper| mapper.space.0)
     }
 }

@@ -1,41 +1,53 @@
-//! Memory objects: what stands behind shared memory and files. A sparse array of pages with a size in bytes, which VMAs of
-//! any number of spaces map and which the host reads and writes: shared anonymous memory, a file of a file system in memory,
-//! a segment of System V shared memory.
+//! The page cache: objects whose pages are mapped by VMAs of any number of spaces, and read and
+//! written by the host.
+//!
+//! An [`Object`] is Linux's `struct address_space` and Mach's VM object: a sparse array of pages
+//! with a size in bytes. It backs shared anonymous memory, a file of an in-memory file system
+//! (Linux: shmem), or a System V shared memory segment.
 //!
 //! # Guarantee
-//! An object lives as long as somebody has a handle ([`Object`]) or a VMA maps it; then all its memory is free. A page of
-//! it holds one reference of the object's own, one for each [`ObjectPage`], and one for each entry that maps it (INV-2
-//! holds for it as for any folio), so what was removed from the object lives until the last of them is gone.
+//! An object lives as long as a handle ([`Object`]) or a VMA refers to it; then all its memory is
+//! freed. A page in it holds one reference of the object's own, one for each [`ObjectPage`], and
+//! one for each PTE that maps it (INV-2 holds as for any folio). So a page that was removed from
+//! the object stays allocated until the last of these references is dropped.
 //!
 //! # Mechanism
-//! - **No heap.** The object's head, and the nodes of its index, are frames, charged to a memcg.
-//! - **One lock an object**, for its size and its index. Nothing is allocated or copied under it, and no other lock is taken but a
-//!   cluster's of swap slots.
-//! - **The size decides under that lock** whether a fault finds a page. [`Object::set_size`] writes
-//!   the size there first. A fault that was ahead of it is still in the lock of its space's VMAs,
-//!   which [`crate::space::discard`] takes as the writer before it looks: what such a fault has
-//!   mapped is found and removed, and every later one knows the new size.
-//! - **Large folios** need no other index: each slot names the frame of its own page, and a frame's descriptor knows the
-//!   way to the head of its folio. They come where none of their pages is there yet, and leave page by page; their memory is free
-//!   when the last has left.
-//! - **Swap**: slots take the place of frames in the index, and the other way round. Nobody gets a page while it is decided which.
+//! - **No heap.** The object's head and the nodes of its index are frames, charged to a memcg
+//!   (INV-9).
+//! - **One spin lock per object** protects its size, its index and the list of its mappers (Linux:
+//!   the `i_pages` lock). Nothing is allocated or copied under it. The only lock taken under it is
+//!   that of a cluster of swap slots.
+//! - **The size decides under that lock** whether a fault finds a page (INV-12).
+//!   [`Object::set_size`] writes the size first. A fault that looked the page up before still holds
+//!   the lock of its space's VMAs for reading, and truncation ([`crate::space::discard`]) takes
+//!   that lock for writing before it unmaps: it finds and removes what such a fault has mapped, and
+//!   every later fault reads the new size.
+//! - **Large folios** need no other index: each entry names the frame of its own page, and a tail's
+//!   descriptor leads to the folio's head. A large folio is inserted where none of its pages exists
+//!   yet, and its pages are removed one by one; its memory is freed with the last of them.
+//! - **Swap**: swap entries replace frames in the index, and frames replace swap entries. While the
+//!   folio is written out no other CPU can take a reference to its pages (INV-16).
 //!
 //! | file | story |
 //! |---|---|
-//! | `index` | which pages there are: a radix tree of frames |
-//! | `fill` | pages come |
-//! | `remove` | pages go: truncation, holes, the end |
-//! | `swap_out`, `swap_in` | pages go to swap devices, and come back |
-//! | `mappers` | the spaces that map it |
-//! | `owner` | from a folio to its object; the objects that have something on swap devices |
-//! | `page` | a page in hand |
-//! | `survey` | what an audit looks at |
+//! | `index` | the pages: a radix tree of frames and swap entries |
+//! | `fill` | looks pages up and inserts them |
+//! | `remove` | truncates, punches holes, frees all pages at the end |
+//! | `swap_out`, `swap_in` | writes pages to swap devices, and reads them back |
+//! | `refs` | references of handles and VMAs; writable shared mappings |
+//! | `mappers` | the spaces that map the object |
+//! | `mapping` | finds a folio's object; lists objects that may have swapped-out pages |
+//! | `page` | a reference to a page |
+//! | `survey` | walks the index for an audit |
+//! | `error` | errors |
 
+mod error;
 mod fill;
 mod index;
 mod mappers;
-mod owner;
+mod mapping;
 mod page;
+mod refs;
 mod remove;
 mod survey;
 mod swap_in;
@@ -43,128 +55,88 @@ mod swap_out;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use owner::{names_object, page_of};
+pub use error::ObjectError;
+pub(crate) use mapping::{names_object, page_of};
 pub use page::ObjectPage;
+pub(crate) use refs::{Orphans, hold, lend_to, release};
 pub use remove::Gone;
 pub(crate) use survey::There;
 
 pub(crate) use fill::Looked;
 
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed},
-};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::Arch;
-use crate::errno::Errno;
-use crate::frame::TooManyReferences;
 use crate::machine::Machine;
-use crate::memcg::{MemcgId, Refused, may_be_refused};
-use crate::platform::{Platform, SpaceId};
+use crate::memcg::{MemcgId, Refused};
+use crate::platform::Platform;
 use crate::sync::{Gate, SpinGuard, SpinLock};
-use crate::vma::{Backing, Sharing};
+use crate::vma::Backing;
 use index::Index;
 use mappers::Mappers;
 
-/// The largest size of an object, in bytes: what file offsets can say.
+/// The largest size of an object in bytes, as a file offset can express it (Linux:
+/// `MAX_LFS_FILESIZE`).
 pub const MAX_SIZE: u64 = i64::MAX as u64;
 
-/// Why an object did not get what was asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ObjectError {
-    /// The machine has no memory left.
-    NoMemory(Refused),
-    /// Beyond [`MAX_SIZE`].
-    TooLarge,
-    /// Shared VMAs map the object that may write to it.
-    Busy,
-    /// A swap device does not give back what it got.
-    Lost,
-    /// The folio has as many references and mappings as it may.
-    TooManyReferences,
-}
-
-impl ObjectError {
-    /// What Linux's calls on a file in memory answer.
-    pub const fn errno(&self) -> Errno {
-        match self {
-            ObjectError::NoMemory(_) => Errno::ENOMEM,
-            ObjectError::TooLarge => Errno::EFBIG,
-            ObjectError::Busy => Errno::EBUSY,
-            ObjectError::Lost => Errno::EIO,
-            ObjectError::TooManyReferences => Errno::ENOMEM,
-        }
-    }
-}
-
-impl core::fmt::Display for ObjectError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            ObjectError::NoMemory(why) => why.fmt(f),
-            ObjectError::TooLarge => f.write_str("beyond the largest size of an object"),
-            ObjectError::Busy => f.write_str("shared VMAs may write to the object"),
-            ObjectError::Lost => f.write_str("what was swapped out is lost"),
-            ObjectError::TooManyReferences => TooManyReferences.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for ObjectError {}
-
-impl From<TooManyReferences> for ObjectError {
-    fn from(_: TooManyReferences) -> Self {
-        ObjectError::TooManyReferences
-    }
-}
-
-may_be_refused!(ObjectError);
-
-/// What an object's lock protects.
-struct Contents {
+/// The state that an object's lock protects.
+struct LockedState {
+    /// The size in bytes.
     size: u64,
+    /// The pages, in memory or swapped out.
     index: Index,
+    /// The spaces that map the object.
     mappers: Mappers,
 }
 
-/// What an object's own frame begins with.
+/// The head of an object, at the start of a frame of its own. The list of its mappers begins behind
+/// it in the same frame.
 struct Head {
-    /// Handles and VMAs.
+    /// References: one for each handle and each VMA.
     refs: AtomicU64,
-    /// Shared VMAs that may write, and [`DENIED`].
+    /// The number of shared VMAs that may write (Linux: `i_mmap_writable`), and [`DENIED`].
     writers: AtomicU64,
-    /// The next of the objects that wait to be freed.
+    /// The next object on a list of [`Orphans`].
     next: AtomicU32,
-    /// Whether it is among those that may have something on swap devices; then, before and after which.
+    /// True while the object is on the machine's list of those that may have swapped-out pages
+    /// (Linux: `shmem_swaplist`). The list's lock protects the field and its links.
     listed: AtomicBool,
+    /// The previous and the next object on that list.
     links: [AtomicU32; 2],
+    /// The memcg to which the head and the index are charged.
     memcg: MemcgId,
+    /// log2 of the frames of a page.
     page_order: u8,
+    /// The object's number, unique on the machine.
     serial: u64,
+    /// The host's name for the object.
     tag: u64,
-    /// Closed by what has brought a page back too often that went again before it was looked at:
-    /// nothing goes meanwhile.
+    /// Closed by a fault whose page was paged out again too often before it could be looked up;
+    /// pageout of the object stops while it is closed (INV-21).
     gate: Gate,
-    contents: SpinLock<Contents>,
+    state: SpinLock<LockedState>,
 }
 
-/// In `Head::writers`: no shared VMA may write any more.
+/// Bit of `Head::writers`: no shared VMA may write any more.
 const DENIED: u64 = 1 << 63;
 
-/// A handle to an object. Cloned and dropped freely, from any CPU; must not be dropped for the last time while a lock is held
-/// that frees of memory must not be under (freeing gives way to others in between).
+/// A handle to a page-cache object, which holds a reference. Any CPU may clone or drop it. Dropping
+/// the last reference frees all pages and calls `resched` in between, so no spin lock may be held
+/// then.
 pub struct Object<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     at: Pfn,
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// An empty object of `size` bytes, all of it holes, whose own structures are charged to `memcg`. Its pages are those of
-    /// `arch`; only spaces with such pages can map it. `tag` is the host's, to know the object again in a VMA.
+    /// Creates an object of `size` bytes without any page, and charges its own structures to
+    /// `memcg`. It has pages of `arch`'s size, and only spaces with such pages can map it. `tag` is
+    /// the host's name for the object, by which it recognises the object behind a VMA.
     ///
     /// # Errors
-    /// No memory, or the memcg may not have it, or the size is beyond [`MAX_SIZE`].
+    /// Fails if there is no memory, `memcg` is at its limit, or the size is beyond [`MAX_SIZE`].
     pub fn new(
         machine: &'m Machine<'m, P>,
         arch: &impl Arch,
@@ -191,180 +163,102 @@ impl<'m, P: Platform> Object<'m, P> {
             serial: machine.next_serial(),
             tag,
             gate: Gate::default(),
-            contents: SpinLock::new(Contents { size, index: Index::new(), mappers }),
+            state: SpinLock::new(LockedState { size, index: Index::new(), mappers }),
         };
         // SAFETY: a frame of its own, in the direct map, large enough (as `mappers` asserts) and
         // aligned.
         unsafe { frames.at(at.addr()).cast::<Head>().write(head) };
-        owner::mark(frames.frame(at));
+        mapping::publish_head(frames.frame(at));
         Ok(Object { machine, at })
     }
 
-    /// The object behind a VMA, without a reference of its own.
+    /// Returns the object that a VMA maps, without taking a reference.
     ///
     /// # Safety
-    /// The VMA has an object and keeps it meanwhile: its space's VMAs are locked, or its range is claimed.
+    /// The VMA has an object and keeps its reference meanwhile: the caller holds the lock of its
+    /// space's VMAs, or has claimed its range.
     #[inline]
     pub(crate) unsafe fn behind(machine: &'m Machine<'m, P>, backing: &Backing) -> ManuallyDrop<Self> {
         ManuallyDrop::new(Object { machine, at: backing.object })
     }
 
+    /// Returns the object's head.
     #[inline]
     fn head(&self) -> &Head {
-        // SAFETY: this handle holds a reference, or, made by `behind`, somebody does for it.
+        // SAFETY: this handle holds a reference, or the VMA from which `of_backing` made it does.
         unsafe { head(self.machine, self.at) }
     }
 
+    /// Takes the object's spin lock.
     #[inline]
-    fn lock(&self) -> SpinGuard<'_, Contents, P> {
-        self.head().contents.lock(self.machine.platform())
+    fn lock(&self) -> SpinGuard<'_, LockedState, P> {
+        self.head().state.lock(self.machine.platform())
     }
 
-    /// Its machine.
+    /// Returns the machine.
     pub(crate) fn machine(&self) -> &'m Machine<'m, P> {
         self.machine
     }
 
-    /// What the host calls it.
+    /// Returns the host's name for the object.
     pub fn tag(&self) -> u64 {
         self.head().tag
     }
 
-    /// Its number on this machine, never used again: with a page's number, the key of what waits there (a futex).
+    /// Returns the object's number on this machine, which is never reused. With a page number it is
+    /// the key of a shared futex.
     pub fn serial(&self) -> u64 {
         self.head().serial
     }
 
-    /// The memcg that pays for its structures.
+    /// Returns the memcg to which the object's structures are charged.
     pub fn memcg(&self) -> MemcgId {
         self.head().memcg
     }
 
-    /// log2 of the bytes of a page.
+    /// Returns log2 of the bytes of a page.
     #[inline]
     pub fn page_shift(&self) -> u32 {
         self.head().page_order as u32 + FRAME_SHIFT
     }
 
-    /// log2 of the frames of a page.
+    /// Returns log2 of the frames of a page.
     pub(crate) fn page_order(&self) -> u8 {
         self.head().page_order
     }
 
-    /// Its size in bytes. What lies beyond can't be mapped.
+    /// Returns the size in bytes (Linux: `i_size`). Pages beyond it can't be mapped.
     pub fn size(&self) -> u64 {
         self.lock().size
     }
 
-    /// Returns the number of pages in memory and the number on swap devices, both of one moment: a
-    /// page that is swapped out or in meanwhile is in exactly one of them.
+    /// Returns the number of pages in memory and the number on swap devices, read under one hold of
+    /// the lock: a page that is concurrently swapped out or in is counted in exactly one of them.
     pub fn extent(&self) -> [u64; 2] {
-        let contents = self.lock();
-        [contents.index.here(), contents.index.away()]
+        let state = self.lock();
+        [state.index.resident(), state.index.swapped()]
     }
 
-    /// How many pages there are in memory.
+    /// Returns the number of pages in memory.
     pub fn resident(&self) -> u64 {
         let [resident, _] = self.extent();
         resident
     }
 
-    /// How many pages there are on swap devices.
+    /// Returns the number of pages on swap devices.
     pub fn swapped(&self) -> u64 {
         let [_, swapped] = self.extent();
         swapped
     }
 
-    /// Whether this is the object behind a VMA.
+    /// Returns whether a VMA with this backing maps this object.
     pub(crate) fn is_behind(&self, backing: &Backing) -> bool {
         backing.object == self.at
-    }
-
-    /// Returns the backing of a VMA that is about to come, with a reference and counted among
-    /// those of its space. `memcg` pays for that. Of a writer, which was
-    /// [admitted](Object::admit_writer).
-    ///
-    /// # Errors
-    /// As of [`Object::map`]; the writer is no longer admitted.
-    pub(crate) fn lend(&self, sharing: Sharing, space: SpaceId, memcg: MemcgId) -> Result<Backing, Refused> {
-        let backing = Backing { object: self.at, sharing, delta: 0, tag: self.tag() };
-        if let Err(why) = self.map(space, memcg) {
-            self.head().dismiss(sharing);
-            return Err(why);
-        }
-        Ok(backing)
-    }
-
-    /// Counts one more VMA of a space, which has a reference from now on. `memcg` pays for that.
-    ///
-    /// # Errors
-    /// No memory, or the memcg may not have it.
-    fn map(&self, space: SpaceId, memcg: MemcgId) -> Result<(), Refused> {
-        let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
-        let mut spare = None;
-        while !self.lock().mappers.add(frames, space, &mut spare) {
-            spare = Some(memcgs.alloc(frames, memcg, 0, false)?.0);
-        }
-        if let Some(row) = spare {
-            // SAFETY: just allocated, and not used.
-            unsafe { memcgs.free(frames, row, 0, false) };
-        }
-        self.head().refs.fetch_add(1, Relaxed);
-        Ok(())
-    }
-
-    /// Returns the first space from this number on that maps the object.
-    pub(crate) fn next_mapper(&self, from: SpaceId) -> Option<SpaceId> {
-        self.next_mapping(from).map(|(space, _)| space)
-    }
-
-    /// The same, and how many VMAs of that space map it.
-    fn next_mapping(&self, from: SpaceId) -> Option<(SpaceId, u64)> {
-        self.lock().mappers.next(self.machine.frames(), from)
-    }
-
-    /// The VMA did not come.
-    pub(crate) fn take_back(&self, backing: &Backing, space: SpaceId) {
-        let mut orphans = Orphans::default();
-        release(self.machine, backing, space, &mut orphans);
-        orphans.free(self.machine);
-    }
-
-    /// A shared VMA that may write is about to come: whether it may. It is counted if so.
-    pub(crate) fn admit_writer(&self) -> bool {
-        let admit = |writers: u64| (writers & DENIED == 0).then_some(writers + 1);
-        self.head().writers.fetch_update(AcqRel, Acquire, admit).is_ok()
-    }
-
-    /// From now on no shared VMA may write to the object (Linux: `F_SEAL_WRITE`).
-    ///
-    /// # Errors
-    /// [`ObjectError::Busy`]: some may already.
-    pub fn deny_shared_write(&self) -> Result<(), ObjectError> {
-        match self.head().writers.compare_exchange(0, DENIED, AcqRel, Acquire) {
-            Ok(_) | Err(DENIED) => Ok(()),
-            Err(_) => Err(ObjectError::Busy),
-        }
-    }
-}
-
-impl<P: Platform> Clone for Object<'_, P> {
-    fn clone(&self) -> Self {
-        self.head().refs.fetch_add(1, Relaxed);
-        Object { machine: self.machine, at: self.at }
-    }
-}
-
-impl<P: Platform> Drop for Object<'_, P> {
-    fn drop(&mut self) {
-        if let Some(last) = put(self.machine, self.at) {
-            last.free(self.machine);
-        }
     }
 }
 
 impl<P: Platform> PartialEq for Object<'_, P> {
-    /// Whether the two are handles to one object.
+    /// Returns whether both are handles to one object.
     fn eq(&self, other: &Self) -> bool {
         self.at == other.at && core::ptr::eq(self.machine, other.machine)
     }
@@ -376,114 +270,13 @@ impl<P: Platform> core::fmt::Debug for Object<'_, P> {
     }
 }
 
+/// Returns the head in a frame.
+///
 /// # Safety
-/// `at` is an object's frame, and somebody holds a reference for as long as the result is used.
+/// `at` is an object's frame, and a reference exists for as long as the result is used.
 #[inline]
 unsafe fn head<'a, P: Platform>(machine: &'a Machine<'_, P>, at: Pfn) -> &'a Head {
-    // SAFETY: `Object::new` wrote a `Head` there, which stays until the last reference is gone; it is only shared.
+    // SAFETY: `Object::new` wrote a `Head` there, which stays until the last reference is dropped;
+    // it is only shared.
     unsafe { machine.frames().at(at.addr()).cast::<Head>().as_ref() }
-}
-
-/// Another VMA of a space that has one with this backing has it too: a copy of one that holds its
-/// reference.
-pub(crate) fn hold<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId) {
-    let counted = lend_to(machine, backing, space, MemcgId::ROOT);
-    debug_assert!(counted.is_ok(), "the space has a VMA with this backing");
-}
-
-/// A VMA of a space has this backing: a copy of one that holds its reference, of any space.
-/// `memcg` pays for what that takes.
-///
-/// # Errors
-/// As of [`Object::map`].
-pub(crate) fn lend_to<P: Platform>(
-    machine: &Machine<'_, P>,
-    backing: &Backing,
-    space: SpaceId,
-    memcg: MemcgId,
-) -> Result<(), Refused> {
-    if backing.is_anonymous() {
-        return Ok(());
-    }
-    // SAFETY: the VMA that this one is a copy of, or the handle that it was made from, holds a reference.
-    let object = unsafe { Object::behind(machine, backing) };
-    object.map(space, memcg)?;
-    if backing.sharing == Sharing::Shared {
-        object.head().writers.fetch_add(1, Relaxed);
-    }
-    Ok(())
-}
-
-/// A VMA of a space with this backing is gone. If it was the last that knew the object, the
-/// object joins those that wait to be freed.
-pub(crate) fn release<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId, orphans: &mut Orphans) {
-    if backing.is_anonymous() {
-        return;
-    }
-    // SAFETY: the VMA's reference is dropped only below.
-    let head = unsafe { head(machine, backing.object) };
-    head.dismiss(backing.sharing);
-    let row = head.contents.lock(machine.platform()).mappers.remove(machine.frames(), space);
-    if let Some(row) = row {
-        // SAFETY: the list has it no more.
-        unsafe { machine.memcgs().free(machine.frames(), row, 0, false) };
-    }
-    if let Some(last) = put(machine, backing.object) {
-        // SAFETY: nobody else knows the object any more, and it is freed later.
-        unsafe { self::head(machine, last.0) }.next.store(orphans.0.0, Relaxed);
-        orphans.0 = last.0;
-    }
-}
-
-impl Head {
-    /// A VMA is gone, or did not come: if it could write, it is not counted any more.
-    fn dismiss(&self, sharing: Sharing) {
-        if sharing == Sharing::Shared {
-            self.writers.fetch_sub(1, AcqRel);
-        }
-    }
-}
-
-/// An object whose last reference is gone, and which is the holder's to free.
-#[must_use = "it leaks unless it is freed"]
-struct Last(Pfn);
-
-/// Drop a reference.
-fn put<P: Platform>(machine: &Machine<'_, P>, at: Pfn) -> Option<Last> {
-    // SAFETY: the reference that is dropped here.
-    let before = unsafe { head(machine, at) }.refs.fetch_sub(1, AcqRel);
-    debug_assert!(before > 0);
-    (before == 1).then_some(Last(at))
-}
-
-impl Last {
-    fn free<P: Platform>(self, machine: &Machine<'_, P>) {
-        remove::end(machine, self.0);
-        owner::unlist(machine, self.0);
-        let frames = machine.frames();
-        // SAFETY: nobody knows the object any more, its index is empty, and nothing in the head needs to be dropped.
-        unsafe { machine.memcgs().free(frames, self.0, 0, false) };
-    }
-}
-
-/// Objects that went with their last VMA while its space was locked, and are freed when it no longer is.
-#[must_use = "they leak unless they are freed"]
-#[derive(Debug)]
-pub(crate) struct Orphans(Pfn);
-
-impl Default for Orphans {
-    fn default() -> Self {
-        Orphans(Pfn::NONE)
-    }
-}
-
-impl Orphans {
-    /// With no lock held.
-    pub(crate) fn free<P: Platform>(mut self, machine: &Machine<'_, P>) {
-        while let Some(at) = self.0.some() {
-            // SAFETY: on this list alone, and freed only below.
-            self.0 = Pfn(unsafe { head(machine, at) }.next.load(Relaxed));
-            Last(at).free(machine);
-        }
-    }
 }

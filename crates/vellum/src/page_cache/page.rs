@@ -1,4 +1,7 @@
-//! A page in hand: it can't go away, though it may be removed from its object, and others may write to it.
+//! A reference to a page, through which the host reads and writes it.
+//!
+//! The reference keeps the page's memory. The page may still be removed from its object, and
+//! programs may write to it at any time.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -8,7 +11,8 @@ use crate::frame::TooManyReferences;
 use crate::machine::Machine;
 use crate::platform::Platform;
 
-/// A reference to a page of an object or of a space. No lock is held: who has it may sleep, and fault.
+/// A reference to a page of an object or of a space (Linux: a folio reference, or
+/// `pin_user_pages`). No lock is held, so its owner may sleep and take page faults.
 pub struct ObjectPage<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     pfn: Pfn,
@@ -19,10 +23,11 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     /// Takes a reference to a page.
     ///
     /// # Errors
-    /// [`TooManyReferences`]: the folio has as many as it may.
+    /// Fails with [`TooManyReferences`] if the folio has the largest number of references.
     ///
     /// # Safety
-    /// `pfn` is a page of `1 << shift` bytes in the index of an object that is locked, or mapped by a table that is.
+    /// `pfn` is a page of `1 << shift` bytes, which is in the index of an object whose lock is
+    /// held, or mapped by a page table whose lock is held.
     pub(crate) unsafe fn get(machine: &'m Machine<'m, P>, pfn: Pfn, shift: u32) -> Result<Self, TooManyReferences> {
         let frames = machine.frames();
         let (head, frame) = frames.head(pfn);
@@ -30,32 +35,34 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
         Ok(ObjectPage { machine, pfn, shift })
     }
 
-    /// Its first frame.
+    /// Returns the page's first frame.
     pub fn pfn(&self) -> Pfn {
         self.pfn
     }
 
-    /// How many bytes it has.
+    /// Returns the page's size in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         1 << self.shift
     }
 
-    /// Its first byte, in the engine's address space, for a host that copies between it and user memory. Valid for reads and
-    /// writes of [`ObjectPage::len`] bytes while this exists. Programs and other CPUs may be writing there.
+    /// Returns the address of the page's first byte in the direct map, for a host that copies
+    /// between it and user memory. It is valid for reads and writes of [`ObjectPage::len`] bytes
+    /// while this reference exists. Programs and other CPUs may write there at any time.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.machine.frames().at(self.pfn.addr())
     }
 
-    /// Copy from the page, from this byte on; as many bytes as there is room for and the page has.
+    /// Copies from the page at offset `from` to `to`, up to the page's end. Returns the number of
+    /// bytes copied.
     pub fn read(&self, from: usize, to: &mut [u8]) -> usize {
         let count = to.len().min(self.len().saturating_sub(from));
         let mut at = 0;
         while at < count {
-            let eight = to[at..count].first_chunk_mut::<8>().filter(|_| (from + at).is_multiple_of(8));
-            match eight {
-                Some(eight) => {
-                    *eight = self.word(from + at).load(Relaxed).to_ne_bytes();
+            let chunk = to[at..count].first_chunk_mut::<8>().filter(|_| (from + at).is_multiple_of(8));
+            match chunk {
+                Some(chunk) => {
+                    *chunk = self.word(from + at).load(Relaxed).to_ne_bytes();
                     at += 8;
                 }
                 None => {
@@ -67,15 +74,16 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
         count
     }
 
-    /// Copy into the page, from this byte on; as many bytes as are given and the page has room for.
+    /// Copies `from` to the page at offset `to`, up to the page's end. Returns the number of bytes
+    /// copied.
     pub fn write(&self, to: usize, from: &[u8]) -> usize {
         let count = from.len().min(self.len().saturating_sub(to));
         let mut at = 0;
         while at < count {
-            let eight = from[at..count].first_chunk::<8>().filter(|_| (to + at).is_multiple_of(8));
-            match eight {
-                Some(eight) => {
-                    self.word(to + at).store(u64::from_ne_bytes(*eight), Relaxed);
+            let chunk = from[at..count].first_chunk::<8>().filter(|_| (to + at).is_multiple_of(8));
+            match chunk {
+                Some(chunk) => {
+                    self.word(to + at).store(u64::from_ne_bytes(*chunk), Relaxed);
                     at += 8;
                 }
                 None => {
@@ -87,7 +95,7 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
         count
     }
 
-    /// Overwrite a part with zeros: from this byte on, as many as the page has.
+    /// Zeroes `count` bytes at offset `from`, up to the page's end.
     pub fn zero(&self, from: usize, count: usize) {
         let end = from.saturating_add(count).min(self.len());
         let mut at = from;
@@ -102,28 +110,30 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
         }
     }
 
-    /// Copy all of it to a page that is nobody else's.
+    /// Copies the whole page to another one.
     ///
     /// # Safety
-    /// `to` is a page of the same size that only the caller knows.
+    /// `to` is a page of the same size, which belongs to the caller alone.
     pub(crate) unsafe fn copy_to(&self, to: Pfn) {
-        // SAFETY: this reference keeps the page; the caller vouches for the other.
+        // SAFETY: this reference keeps the page; the other belongs to the caller by contract.
         unsafe { self.machine.frames().copy(self.pfn, to, 1 << (self.shift - FRAME_SHIFT)) }
     }
 
-    /// Words and bytes of user memory are atomics, because programs write to them at any time. A mix of sizes tears, as it
-    /// does on every machine, and nothing is concluded from what is read.
+    /// Returns the aligned word at an offset. User memory is accessed as atomics, because programs
+    /// write to it at any time. Accesses of mixed sizes may tear, as on every machine; the engine
+    /// draws no conclusion from the contents.
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at.is_multiple_of(8) && at + 8 <= self.len());
-        // SAFETY: in the page, which this reference keeps, and which the direct map has; aligned.
+        // SAFETY: inside the page, which this reference keeps and the direct map contains; aligned.
         unsafe { self.as_ptr().add(at).cast().as_ref() }
     }
 
+    /// Returns the byte at an offset.
     #[inline]
     fn byte(&self, at: usize) -> &AtomicU8 {
         debug_assert!(at < self.len());
-        // SAFETY: in the page, which this reference keeps, and which the direct map has.
+        // SAFETY: inside the page, which this reference keeps and the direct map contains.
         unsafe { self.as_ptr().add(at).cast().as_ref() }
     }
 }

@@ -1,47 +1,51 @@
-//! Pages go: truncation, holes, and the object's end.
+//! Removes pages from an object: truncation, hole punching, and the end of the object.
 
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
 
-use super::index::{Dead, Index, Page};
-use super::{Head, MAX_SIZE, Object, ObjectError, ObjectPage, head, owner};
+use super::index::{Entry, FreedNodes, Index, NextHole};
+use super::{Head, MAX_SIZE, Object, ObjectError, ObjectPage, head, mapping};
 use crate::addr::Pfn;
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::swap::{Slots, SwapRun};
 
-/// Pages that are removed between two points where the CPU may do something else, and others may have the object.
-const BATCH: usize = 32;
+/// The number of pages that are removed under one hold of the object's lock (INV-11).
+const MAX_BATCH: usize = 32;
 
-/// Pages that an object does not have any more. Spaces may still map them: before whoever removed them says that it is done,
-/// each space that maps the object must hear of it ([`crate::space::discard`]).
+/// Pages that were removed from an object. Spaces may still map them: before the caller reports
+/// that the operation is done, every space that maps the object must unmap them
+/// ([`crate::space::discard`]; Linux: `unmap_mapping_range`). After that no space maps them and no
+/// fault finds them (INV-12).
 #[must_use = "spaces may still map these pages"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone {
     /// The first page.
     pub first: u64,
-    /// The page after the last.
+    /// The page behind the last.
     pub end: u64,
-    /// Whether private copies of the pages go as well: those of pages beyond the end do, those of a hole don't.
+    /// True if private copies of the pages are to be unmapped too (Linux: `even_cows`): those of
+    /// truncated pages are, those of a punched hole aren't.
     pub copies: bool,
 }
 
 impl Gone {
-    /// Whether there is nothing to discard.
+    /// Returns whether there is nothing to unmap.
     pub fn is_empty(&self) -> bool {
         self.first >= self.end
     }
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// Change the size, in bytes. What lies beyond it is removed, and the rest of the last page is overwritten with zeros; a
-    /// larger object has holes at its end (or what was allocated there ahead). The caller sees to it that sizes of one object
-    /// are not set side by side.
+    /// Sets the size in bytes (Linux: `truncate`). Pages beyond it are removed, and the rest of the
+    /// last page is zeroed; a larger object gets a hole at its end, or the pages that were
+    /// preallocated there. The caller serialises calls for one object (Linux: the inode lock).
     ///
     /// # Errors
-    /// Beyond [`MAX_SIZE`], or as of [`Object::page`]: nothing was changed.
+    /// Fails if the size is beyond [`MAX_SIZE`], or as [`Object::page`] does for the last page.
+    /// Nothing was changed then.
     pub fn set_size(&self, size: u64) -> Result<Gone, ObjectError> {
         if size > MAX_SIZE {
             return Err(ObjectError::TooLarge);
@@ -51,18 +55,19 @@ impl<P: Platform> Object<'_, P> {
             self.lock().size = size;
             return Ok(Gone { first, end: first, copies: true });
         }
-        let rest = self.part(size..first << self.page_shift())?;
+        let tail_part = self.page_part(size..first << self.page_shift())?;
         self.lock().size = size;
-        rest.zero();
+        tail_part.zero();
         self.remove(first..u64::MAX);
         Ok(Gone { first, end: u64::MAX, copies: true })
     }
 
-    /// Forget a range of bytes, which will read as zeros: pages that lie in it are removed, parts of pages overwritten (Linux:
-    /// `fallocate` with `PUNCH_HOLE`).
+    /// Punches a hole: a range of bytes that will read as zeros (Linux: `fallocate` with
+    /// `FALLOC_FL_PUNCH_HOLE`). Pages within it are removed, and the parts of pages at its ends are
+    /// zeroed.
     ///
     /// # Errors
-    /// As of [`Object::page`]: nothing was changed.
+    /// As for [`Object::page`], for the pages at the ends. Nothing was changed then.
     pub fn punch_hole(&self, bytes: Range<u64>) -> Result<Gone, ObjectError> {
         let shift = self.page_shift();
         let end = bytes.end.min(MAX_SIZE);
@@ -70,7 +75,7 @@ impl<P: Platform> Object<'_, P> {
         let first = start.div_ceil(1 << shift);
         let pages = first..(end >> shift).max(first);
         let parts = [start..end.min(first << shift), (pages.end << shift).max(start).min(end)..end];
-        let [head, tail] = parts.map(|bytes| self.part(bytes));
+        let [head, tail] = parts.map(|bytes| self.page_part(bytes));
         let (head, tail) = (head?, tail?);
         head.zero();
         tail.zero();
@@ -78,76 +83,83 @@ impl<P: Platform> Object<'_, P> {
         Ok(Gone { first: pages.start, end: pages.end, copies: false })
     }
 
-    /// The first page from `page` on that there is (`SEEK_DATA`).
+    /// Returns the first page from `page` on that exists, in memory or swapped out (Linux:
+    /// `SEEK_DATA`).
     pub fn next_data(&self, page: u64) -> Option<u64> {
         self.next_page(page).map(|(page, _)| page)
     }
 
-    /// The first page from `page` on that there is not (`SEEK_HOLE`).
+    /// Returns the first page from `page` on that does not exist (Linux: `SEEK_HOLE`). Takes the
+    /// object's lock for one node of the index at a time.
     pub fn next_hole(&self, mut page: u64) -> u64 {
         loop {
-            let found = self.lock().index.hole(self.machine.frames(), page);
+            let found = self.lock().index.next_hole(self.machine.frames(), page);
             match found {
-                Ok(hole) => return hole,
-                Err(end) => page = end,
+                NextHole::At(hole) => return hole,
+                NextHole::NotBelow(end) => page = end,
             }
             self.machine.platform().resched();
         }
     }
 
-    /// Whether there is such a page.
+    /// Returns whether a page exists, in memory or swapped out.
     pub fn has(&self, page: u64) -> bool {
         self.lock().index.find(self.machine.frames(), page).is_some()
     }
 
-    /// Bytes of one page, in memory if there is one.
-    fn part(&self, bytes: Range<u64>) -> Result<Part<'_, P>, ObjectError> {
+    /// Returns a range of bytes within one page, with a reference to the page if it exists. Reads
+    /// the page from its swap device if necessary.
+    fn page_part(&self, bytes: Range<u64>) -> Result<PagePart<'_, P>, ObjectError> {
         let shift = self.page_shift();
         let page = if bytes.is_empty() { None } else { self.page(bytes.start >> shift)? };
         let first = (bytes.start & ((1 << shift) - 1)) as usize;
-        Ok(Part { page, first, count: (bytes.end.saturating_sub(bytes.start)) as usize })
+        Ok(PagePart { page, first, count: (bytes.end.saturating_sub(bytes.start)) as usize })
     }
 
+    /// Removes a range of pages, a batch at a time, without the object's lock in between.
     fn remove(&self, pages: Range<u64>) {
         let mut from = pages.start;
         loop {
-            // A statement of its own, so that the lock is given back before the batch is freed.
-            let taken = Batch::take(self.machine, self.head(), &mut self.lock().index, from..pages.end);
-            let Some(batch) = taken else { return };
-            from = batch.next;
-            batch.free(self.machine, self.head());
+            // A statement of its own, so that the lock is released before the batch is freed.
+            let taken = RemovedBatch::take(self.machine, self.head(), &mut self.lock().index, from..pages.end);
+            let Some(removed) = taken else { return };
+            from = removed.next;
+            removed.free(self.machine, self.head());
         }
     }
 }
 
-/// The object has no references any more: everything that it has goes.
-pub(super) fn end<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
-    // SAFETY: nobody but the caller knows the object.
+/// Removes and frees all pages of an object without references.
+pub(super) fn remove_all<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
+    // SAFETY: the last reference was dropped, so the head belongs to the caller.
     let head = unsafe { head(machine, at) };
     let mut from = 0;
     loop {
-        let taken = Batch::take(machine, head, &mut head.contents.lock(machine.platform()).index, from..u64::MAX);
-        let Some(batch) = taken else { return };
-        from = batch.next;
-        batch.free(machine, head);
+        let taken = RemovedBatch::take(machine, head, &mut head.state.lock(machine.platform()).index, from..u64::MAX);
+        let Some(removed) = taken else { return };
+        from = removed.next;
+        removed.free(machine, head);
     }
 }
 
-/// Give back a node that holds nothing and that nobody else knows.
+/// Frees an index node without entries, which belongs to the caller alone.
 pub(super) fn free_node<P: Platform>(machine: &Machine<'_, P>, node: Pfn) {
     let frames = machine.frames();
-    // SAFETY: the caller's alone; a node without entries is all zero bits.
+    // SAFETY: the node belongs to the caller alone; without entries all its bits are zero (INV-10).
     unsafe { machine.memcgs().free(frames, node, 0, true) };
 }
 
-/// Bytes of a page that somebody has in hand, if there is one.
-struct Part<'m, P: Platform> {
+/// A range of bytes within a page, and a reference to the page if it exists.
+struct PagePart<'m, P: Platform> {
     page: Option<ObjectPage<'m, P>>,
+    /// The offset of the first byte in the page.
     first: usize,
+    /// The number of bytes.
     count: usize,
 }
 
-impl<P: Platform> Part<'_, P> {
+impl<P: Platform> PagePart<'_, P> {
+    /// Zeroes the bytes, if the page exists.
     fn zero(&self) {
         if let Some(page) = &self.page {
             page.zero(self.first, self.count);
@@ -155,62 +167,74 @@ impl<P: Platform> Part<'_, P> {
     }
 }
 
-/// Pages that have left their object, with its references, and nodes.
-struct Batch {
-    pages: ArrayVec<Page, BATCH>,
-    nodes: Dead,
-    /// Where to go on.
+/// Pages and nodes that were removed from an index, with the references that the object held.
+struct RemovedBatch {
+    pages: ArrayVec<Entry, MAX_BATCH>,
+    nodes: FreedNodes,
+    /// The page at which to continue.
     next: u64,
 }
 
-impl Batch {
-    /// Take the first pages of a range out. `None`: there are no more.
-    fn take<P: Platform>(machine: &Machine<'_, P>, head: &Head, index: &mut Index, range: Range<u64>) -> Option<Batch> {
+impl RemovedBatch {
+    /// Removes the first pages of a range, at most [`MAX_BATCH`]; `None` if there are no more. The
+    /// caller holds the object's lock.
+    fn take<P: Platform>(
+        machine: &Machine<'_, P>,
+        head: &Head,
+        index: &mut Index,
+        range: Range<u64>,
+    ) -> Option<RemovedBatch> {
         let frames = machine.frames();
-        let mut batch = Batch { pages: ArrayVec::new(), nodes: Dead::new(), next: range.start };
-        // The last one of a folio that has left says that for the folio.
+        let mut removed = RemovedBatch { pages: ArrayVec::new(), nodes: FreedNodes::new(), next: range.start };
+        // After the last of a folio's contiguous pages, the folio's object is cleared if the index
+        // has none of it left (INV-16).
         let mut last = None;
-        let left = |index: &Index, last: Option<(u64, Pfn)>| {
-            last.into_iter().for_each(|(page, pfn)| owner::left(frames, index, page, pfn, head.page_order));
+        let clear_if_gone = |index: &Index, last: Option<(u64, Pfn)>| {
+            last.into_iter()
+                .for_each(|(page, pfn)| mapping::clear_object_if_gone(frames, index, page, pfn, head.page_order));
         };
-        while !batch.pages.is_full()
-            && let Some((page, _)) = index.next(frames, batch.next)
+        while !removed.pages.is_full()
+            && let Some((page, _)) = index.next(frames, removed.next)
             && page < range.end
-            && let Some(was) = index.remove(frames, page, &mut batch.nodes)
+            && let Some(entry) = index.remove(frames, page, &mut removed.nodes)
         {
-            let now = was.frame().map(|pfn| (page, pfn));
+            let now = entry.frame().map(|pfn| (page, pfn));
             let folio = |of: Option<(u64, Pfn)>| of.map(|(_, pfn)| frames.head(pfn).0);
             if folio(last) != folio(now) {
-                left(index, last);
+                clear_if_gone(index, last);
             }
             last = now;
-            batch.pages.push(was);
-            batch.next = page + 1;
+            removed.pages.push(entry);
+            removed.next = page + 1;
         }
-        left(index, last);
-        (!batch.pages.is_empty()).then_some(batch)
+        clear_if_gone(index, last);
+        (!removed.pages.is_empty()).then_some(removed)
     }
 
-    /// With the object unlocked.
+    /// Drops the references to the pages and slots, uncharges them, and frees the nodes. The caller
+    /// does not hold the object's lock.
     fn free<P: Platform>(mut self, machine: &Machine<'_, P>, object: &Head) {
         let order = object.page_order;
-        let here = self.pages.iter().filter_map(|page| page.frame()).count() as u64;
-        let away = (self.pages.len() as u64 - here) << order;
-        machine.count(Counter::ShmemPages, (here << order).wrapping_neg());
-        machine.memcgs().count_swapped(object.memcg, -(away as i64));
-        // The pages of a folio at once, which mostly leave together, and slots in a row.
-        let head = |page: &Page| page.frame().map(|pfn| machine.frames().head(pfn).0);
-        let follows = |a: &Page, b: &Page| match (a, b) {
-            (Page::Away(device, a), Page::Away(other, b)) => device == other && a + (1 << order) == *b,
+        let resident = self.pages.iter().filter_map(|page| page.frame()).count() as u64;
+        let swapped = (self.pages.len() as u64 - resident) << order;
+        machine.count(Counter::ShmemPages, (resident << order).wrapping_neg());
+        machine.memcgs().count_swapped(object.memcg, -(swapped as i64));
+        // The pages of a folio mostly leave together: one call drops all their references.
+        // Consecutive slots are released at once too.
+        let head = |page: &Entry| page.frame().map(|pfn| machine.frames().head(pfn).0);
+        let is_contiguous = |a: &Entry, b: &Entry| match (a, b) {
+            (Entry::Swapped { device, slot: a }, Entry::Swapped { device: other, slot: b }) => {
+                device == other && a + (1 << order) == *b
+            }
             _ => head(a).is_some() && head(a) == head(b),
         };
-        for row in self.pages.chunk_by(follows) {
-            if let Page::Away(device, first) = row[0] {
-                let slots = Slots { first, count: (row.len() as u32) << order };
+        for contiguous in self.pages.chunk_by(is_contiguous) {
+            if let Entry::Swapped { device, slot: first } = contiguous[0] {
+                let slots = Slots { first, count: (contiguous.len() as u32) << order };
                 // SAFETY: the references that the index had.
                 unsafe { machine.swaps().release(machine.frames(), SwapRun { device, slots }) };
-            } else if let Some(head) = head(&row[0]) {
-                machine.put_folio(head, row.len() as u32, 0);
+            } else if let Some(head) = head(&contiguous[0]) {
+                machine.put_folio(head, contiguous.len() as u32, 0);
             }
             machine.platform().resched();
         }

@@ -1,87 +1,90 @@
-//! What an audit looks at: an object's index, node by node, and the spaces that map it.
+//! Walks an object's index and reads its counters, for an audit.
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::index::Page;
-use super::{DENIED, Object, owner};
+use super::index::Entry;
+use super::{DENIED, Object, mapping};
 use crate::addr::Pfn;
 use crate::platform::{Platform, SpaceId};
 
 /// A node of an object's index.
 pub(crate) struct Node {
-    /// Its frame.
+    /// The node's frame.
     pub(crate) at: Pfn,
-    /// The entries that its descriptor counts.
+    /// The number of entries in use, as the node's descriptor counts them.
     pub(crate) counted: u32,
-    /// The entries that it has.
+    /// The number of entries in use, as found in the node.
     pub(crate) found: u32,
 }
 
-/// Where a page of an object is.
+/// The location of a page of an object.
 #[derive(Clone, Copy)]
 pub(crate) enum There {
-    /// In memory: its first frame, and whether that frame's folio names the object and the page.
+    /// In memory: the page's first frame, and whether the descriptor of its folio names this object
+    /// and page.
     Memory(Pfn, bool),
-    /// On a swap device: which, and its first slot.
+    /// On a swap device: the device's number, and the page's first slot.
     Swap(u8, u32),
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// Returns the frame that the object begins in.
+    /// Returns the frame of the object's head.
     pub(crate) fn frame(&self) -> Pfn {
         self.at
     }
 
-    /// Shows the nodes of the index, and the pages. The object's lock is held while those of one
-    /// node are shown, and given back in between.
+    /// Calls `node` for each node of the index and `page` for each page. The object's lock is held
+    /// while the contents of one node are visited and released in between, so the callbacks must
+    /// not sleep; `resched` is called without it (INV-11).
     pub(crate) fn survey(&self, node: &mut dyn FnMut(Node), page: &mut dyn FnMut(There)) {
         let frames = self.machine.frames();
         let shift = self.head().page_order;
         let mut from = Some(0);
         while let Some(first) = from {
-            let mut show_page = |number: u64, there: Page| match there {
-                Page::Away(device, slot) => page(There::Swap(device, slot)),
-                Page::Here(pfn) | Page::Held(pfn) => {
+            let mut report_page = |number: u64, there: Entry| match there {
+                Entry::Swapped { device, slot } => page(There::Swap(device, slot)),
+                Entry::Resident(pfn) | Entry::Writeback(pfn) => {
                     let (head, frame) = frames.head(pfn);
                     let begin = number.wrapping_sub(u64::from(pfn.0 - head.0) >> shift);
-                    let same = (begin ^ owner::page_of(frame.data())) as u32 == 0;
+                    let same = (begin ^ mapping::page_of(frame.data())) as u32 == 0;
                     page(There::Memory(pfn, same && self.is_of(frame)));
                 }
             };
-            let mut show_node = |at, counted, found| node(Node { at, counted, found });
-            from = self.lock().index.survey(frames, first, &mut show_node, &mut show_page);
+            let mut report_node = |at, counted, found| node(Node { at, counted, found });
+            from = self.lock().index.survey(frames, first, &mut report_node, &mut report_page);
             self.machine.platform().resched();
         }
     }
 
-    /// Returns how many VMAs of a space map the object, by its own account.
+    /// Returns the number of a space's VMAs that map the object, as the list of mappers counts
+    /// them.
     pub(crate) fn vmas_of(&self, space: SpaceId) -> u64 {
-        self.next_mapping(space).filter(|(found, _)| *found == space).map_or(0, |(_, vmas)| vmas)
+        self.next_mapping(space).filter(|mapper| mapper.space == space).map_or(0, |mapper| mapper.vmas)
     }
 
-    /// Returns how many VMAs map the object, by its own account.
+    /// Returns the number of all VMAs that map the object, as the list of mappers counts them.
     pub(crate) fn vmas(&self) -> u64 {
         let (mut vmas, mut from) = (0, SpaceId(0));
-        while let Some((space, of)) = self.next_mapping(from) {
-            (vmas, from) = (vmas + of, SpaceId(space.0 + 1));
+        while let Some(mapper) = self.next_mapping(from) {
+            (vmas, from) = (vmas + mapper.vmas, SpaceId(mapper.space.0 + 1));
             self.machine.platform().resched();
         }
         vmas
     }
 
-    /// Returns how many of these VMAs are shared and may write, by its own account.
+    /// Returns the number of writable shared VMAs, as the object counts them.
     pub(crate) fn writers(&self) -> u64 {
         self.head().writers.load(Relaxed) & !DENIED
     }
 
-    /// Returns how many references there are, VMAs and handles together, this handle included.
+    /// Returns the number of references of VMAs and handles, this handle included.
     pub(crate) fn references(&self) -> u64 {
         self.head().refs.load(Relaxed)
     }
 
-    /// Returns how many frames the object has beside its index and its pages: its head, and rows of
-    /// mappers.
+    /// Returns the number of frames for the object's head and the list of its mappers, without its
+    /// index and pages.
     pub(crate) fn own_frames(&self) -> u64 {
-        1 + self.lock().mappers.rows(self.machine.frames())
+        1 + self.lock().mappers.extra_frames(self.machine.frames())
     }
 }

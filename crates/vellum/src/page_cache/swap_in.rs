@@ -1,13 +1,15 @@
-//! Pages come back from swap devices: with as much around them as went out side by side, in one folio that policy allows.
+//! Reads pages back from swap devices (Linux: `shmem_swapin_folio`): with the neighbours in
+//! consecutive slots, into one folio of an order that policy permits.
 //!
-//! The device is read with the object unlocked, into memory that nobody knows yet; references to the slots keep them what they are. If the
-//! pages still have the same slots when the object is locked again, that is what they hold.
+//! The device is read with the object unlocked, into a folio that no other CPU knows; references to
+//! the slots keep their contents. If the pages still have the same slots when the object is locked
+//! again, the folio takes their place in the index.
 
 use core::ops::Range;
 
 use super::fill::NewFolio;
-use super::index::Page;
-use super::{Contents, Object, ObjectError, owner};
+use super::index::Entry;
+use super::{LockedState, Object, ObjectError, mapping};
 use crate::addr::Pfn;
 use crate::frame::HUGE_ORDER;
 use crate::machine::Machine;
@@ -17,169 +19,181 @@ use crate::stats::{Counter, SizeCounter};
 use crate::swap::SwapRun;
 use crate::sync::Retries;
 
-/// Pages that are to come back together.
-struct Block {
+/// Swapped-out pages that are read back together.
+struct SwappedPages {
+    /// The pages, naturally aligned.
     pages: Range<u64>,
-    /// Frames in all, as a power of two.
+    /// The order of the folio that holds them.
     order: u8,
+    /// Their slots, which are consecutive.
     slots: SwapRun,
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// Have a page in memory that is on a swap device, or is about to go there; charged to `memcg`.
-    /// Whoever asks looks again then; `patience` is theirs, of the object's gate.
+    /// Reads a swapped-out page back, charged to `memcg`, or waits for the end of the page's
+    /// writeback, which leaves a wanted page in memory. On success the caller looks the page up
+    /// again; `retries` counts the caller's lookups, by the object's gate (INV-21). No lock is
+    /// held.
     ///
     /// # Errors
-    /// As of [`Object::page`].
+    /// As for [`Object::page`].
     #[cold]
-    pub(super) fn bring_back(&self, page: u64, memcg: MemcgId, patience: &mut Retries<'_>) -> Result<(), ObjectError> {
+    pub(super) fn swap_in(&self, page: u64, memcg: MemcgId, retries: &mut Patience<'_>) -> Result<(), ObjectError> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let policy = self.machine.policy();
         let mut orders = (policy.objects() | policy.fills()) & ((2 << HUGE_ORDER) - 1);
         let mut folio = NewFolio::new(self.machine, page_order);
-        // It may go again before it is looked at.
-        patience.retry();
+        // The page may be paged out again before the caller looks it up.
+        retries.try_again();
         loop {
-            let contents = self.lock();
-            let Some(block) = self.block_of(&contents, page, orders) else {
-                let held = matches!(contents.index.find(frames, page), Some(Page::Held(_)));
-                contents.index.want(frames, page);
-                drop(contents);
-                if !held {
+            let state = self.lock();
+            let Some(swapped) = self.swapped_around(&state, page, orders) else {
+                let under_writeback = matches!(state.index.find(frames, page), Some(Entry::Writeback(_)));
+                state.index.mark_wanted(frames, page);
+                drop(state);
+                if !under_writeback {
                     return Ok(());
                 }
-                // That is not to try, but to wait for one write.
+                // Not counted as a retry: this waits for one write to end.
                 self.machine.platform().relax();
                 continue;
             };
-            let Some(pfn) = folio.take(block.order) else {
-                drop(contents);
-                match folio.provide(block.order, false, memcg) {
-                    // Then smaller ones.
-                    Err(_) if block.order > page_order => orders &= (1 << block.order) - 1,
+            let Some(pfn) = folio.take(swapped.order) else {
+                drop(state);
+                match folio.provide(swapped.order, false, memcg) {
+                    // Tries again with a smaller folio.
+                    Err(_) if swapped.order > page_order => orders &= (1 << swapped.order) - 1,
                     provided => provided?,
                 }
                 continue;
             };
-            drop(contents);
-            match self.read_back(&block, pfn) {
-                Brought::Back => return Ok(()),
-                Brought::Changed => patience.retry(),
-                // Perhaps it is another page that is lost.
-                Brought::Lost if block.order > page_order => orders = 0,
-                Brought::Lost => return Err(ObjectError::Lost),
+            drop(state);
+            match self.read_slots(&swapped, pfn) {
+                SwapInResult::Done => return Ok(()),
+                SwapInResult::Changed => retries.try_again(),
+                // The lost page may be a neighbour: tries again with this page alone.
+                SwapInResult::Lost if swapped.order > page_order => orders = 0,
+                SwapInResult::Lost => return Err(ObjectError::Lost),
             }
         }
     }
 
-    /// Bring back everything that objects have on a swap device, in folios as faults would, charged to their own memcgs: for the host to do
-    /// before it detaches the device, as [`AddressSpace::swap_off`] does it for a space.
+    /// Reads back all pages that objects have on a swap device, in folios as page faults would,
+    /// charged to the objects' memcgs (Linux: `shmem_unuse`). A host calls this before it detaches
+    /// the device, and [`AddressSpace::swap_off`] for each space.
     ///
     /// # Errors
-    /// There is no memory for all of it, and what has not come back is still on the device; or ([`ObjectError::Lost`]) the device does not
-    /// give all of it back, and the rest has come.
+    /// Fails if there is no memory for all pages; those not read back are still on the device.
+    /// Fails with [`ObjectError::Lost`] if the device can't return some pages; all others have been
+    /// read back then.
     ///
     /// [`AddressSpace::swap_off`]: crate::AddressSpace::swap_off
     pub fn swap_off(machine: &'m Machine<'m, P>, device: u8) -> Result<(), ObjectError> {
         let mut result = Ok(());
-        let mut at = Self::next_listed(machine, None);
+        let mut at = Self::next_with_swap(machine, None);
         while let Some(object) = at {
             let mut page = 0;
-            let mut patience = Retries::new(&object.head().gate);
-            while let Some((there, is)) = object.next_page(page) {
-                match is {
-                    Page::Held(_) => machine.platform().relax(),
-                    Page::Away(its, _) if its == device => {
-                        match object.bring_back(there, object.memcg(), &mut patience) {
-                            // It is looked at again: perhaps it has gone elsewhere.
+            let mut retries = Patience::new(&object.head().gate);
+            while let Some((number, entry)) = object.next_page(page) {
+                match entry {
+                    Entry::Writeback(_) => machine.platform().relax(),
+                    Entry::Swapped { device: its, .. } if its == device => {
+                        match object.swap_in(number, object.memcg(), &mut retries) {
+                            // Looked up again: the page may have been swapped out to another
+                            // device.
                             Ok(()) => {}
-                            Err(ObjectError::Lost) => (result, page) = (Err(ObjectError::Lost), there + 1),
+                            Err(ObjectError::Lost) => (result, page) = (Err(ObjectError::Lost), number + 1),
                             Err(error) => return Err(error),
                         }
                     }
-                    _ => (page, patience) = (there + 1, Retries::new(&object.head().gate)),
+                    _ => (page, retries) = (number + 1, Patience::new(&object.head().gate)),
                 }
                 machine.platform().resched();
             }
-            at = Self::next_listed(machine, Some(&object));
+            at = Self::next_with_swap(machine, Some(&object));
         }
         result
     }
 
-    /// The first page from `page` on that there is, and whether it is in memory.
+    /// Returns the first page from `page` on that exists, and whether it is in memory.
     pub(crate) fn next_there(&self, page: u64) -> Option<(u64, bool)> {
-        self.next_page(page).map(|(page, is)| (page, is.frame().is_some()))
+        self.next_page(page).map(|(page, entry)| (page, entry.frame().is_some()))
     }
 
-    /// The first page from `page` on that there is.
-    pub(super) fn next_page(&self, page: u64) -> Option<(u64, Page)> {
+    /// Returns the first page from `page` on that exists, with its entry.
+    pub(super) fn next_page(&self, page: u64) -> Option<(u64, Entry)> {
         self.lock().index.next(self.machine.frames(), page)
     }
 
-    /// The largest block around a page that is on a device, all of it in a row.
-    fn block_of(&self, contents: &Contents, page: u64, orders: u32) -> Option<Block> {
+    /// Returns the largest naturally aligned range around a swapped-out page, of a permitted order,
+    /// all of which is in consecutive slots of one device; `None` if the page is not swapped out.
+    fn swapped_around(&self, state: &LockedState, page: u64, orders: u32) -> Option<SwappedPages> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let mut left = orders >> page_order | 1;
         while left != 0 {
             let order = left.ilog2();
             let first = page >> order << order;
             let pages = first..first + (1 << order);
-            if let Some(slots) = contents.index.slots(frames, pages.clone(), 1 << page_order) {
-                return Some(Block { pages, order: order as u8 + page_order, slots });
+            if let Some(slots) = state.index.swap_run(frames, pages.clone(), 1 << page_order) {
+                return Some(SwappedPages { pages, order: order as u8 + page_order, slots });
             }
             left &= !(1 << order);
         }
         None
     }
 
-    /// Read slots into a folio that nobody else knows, which becomes the object's if they are still those of its pages.
-    fn read_back(&self, block: &Block, pfn: Pfn) -> Brought {
+    /// Reads slots into a folio that no other CPU knows. If the pages still have these slots
+    /// afterwards, the folio replaces them in the index; otherwise it is freed.
+    fn read_slots(&self, swapped: &SwappedPages, pfn: Pfn) -> SwapInResult {
         let (machine, frames) = (self.machine, self.machine.frames());
         let (page_order, swaps) = (self.head().page_order, self.machine.swaps());
-        let (pages, slots) = (&block.pages, block.slots);
-        let same = |contents: &Contents| contents.index.slots(frames, pages.clone(), 1 << page_order) == Some(slots);
-        let contents = self.lock();
-        let mut brought = Brought::Changed;
-        if same(&contents) {
-            // SAFETY: the index has references, which stay while it is locked.
-            unsafe { swaps.get_transient(machine.platform(), slots) };
-            drop(contents);
-            // SAFETY: the reference taken above. The folio is nobody else's.
+        let (pages, slots) = (&swapped.pages, swapped.slots);
+        let is_unchanged =
+            |state: &LockedState| state.index.swap_run(frames, pages.clone(), 1 << page_order) == Some(slots);
+        let state = self.lock();
+        let mut result = SwapInResult::Changed;
+        if is_unchanged(&state) {
+            // SAFETY: the index has references to the slots, and is locked.
+            unsafe { swaps.hold(machine.platform(), slots) };
+            drop(state);
+            // SAFETY: the reference taken above keeps the slots. The folio belongs to this call
+            // alone.
             let read = unsafe { swaps.read(frames, slots, pfn) };
-            let mut contents = self.lock();
-            if same(&contents) {
-                brought = if read.is_ok() { Brought::Back } else { Brought::Lost };
+            let mut state = self.lock();
+            if is_unchanged(&state) {
+                result = if read.is_ok() { SwapInResult::Done } else { SwapInResult::Lost };
             }
-            if let Brought::Back = brought {
-                contents.index.bring_back(frames, pages.clone(), pfn, 1 << page_order);
-                owner::enter(frames.frame(pfn), self.at, pages.start);
+            if let SwapInResult::Done = result {
+                state.index.swap_in(frames, pages.clone(), pfn, 1 << page_order);
+                mapping::set_object(frames.frame(pfn), self.at, pages.start);
             }
-            drop(contents);
+            drop(state);
             // SAFETY: the reference taken above.
             unsafe { swaps.release(frames, slots) };
         }
-        if let Brought::Back = brought {
+        if let SwapInResult::Done = result {
             let count = slots.slots.count;
-            // SAFETY: those of the index, where they are no more.
+            // SAFETY: the references of the index, which no longer has the slots.
             unsafe { swaps.release(frames, slots) };
             machine.memcgs().count_swapped(self.memcg(), -i64::from(count));
             machine.count(Counter::ShmemPages, count.into());
             machine.count(Counter::SwapIn, count.into());
-            if block.order > page_order {
-                machine.count_size(SizeCounter::SwapIn, block.order);
+            if swapped.order > page_order {
+                machine.count_size(SizeCounter::SwapIn, swapped.order);
             }
         } else {
-            machine.put_folio(pfn, 1 << (block.order - page_order), 0);
+            machine.put_folio(pfn, 1 << (swapped.order - page_order), 0);
         }
-        brought
+        result
     }
 }
 
-/// What became of an attempt to bring pages back.
-enum Brought {
-    Back,
-    /// The device does not give them back.
+/// The result of an attempt to read pages back.
+enum SwapInResult {
+    /// The pages are in memory.
+    Done,
+    /// The device can't return the pages.
     Lost,
-    /// They are not there any more.
+    /// The pages no longer have these slots.
     Changed,
 }

@@ -1,136 +1,150 @@
-//! Pages go to swap devices: held, written, settled.
+//! Writes pages to swap devices (Linux: `shmem_writeout`).
 //!
-//! A folio that nobody has but its object and who has isolated it is *held*: nobody gets a page of it, so nobody writes to it, and no lock
-//! is held while its contents are written. Then slots take its place in the index, by the page. Whoever wants a page meanwhile says so
-//! and waits: it stays then, and so does what can't be written. Nothing is kept in memory of what has gone, and nothing on the device of
-//! what has come back.
+//! Pageout of a folio that only its object and the reclaimer refer to begins *writeback* in the
+//! object's index: from then on no other CPU can map its pages or take a reference, so no CPU
+//! writes to it (INV-16). The contents are written with no lock held. Then swap entries replace the
+//! pages in the index, one by one. A CPU that needs a page meanwhile marks it as wanted and waits;
+//! the page stays in memory then, as does one that can't be written. A page that was swapped out
+//! leaves nothing in memory, and one that was read back leaves nothing on the device.
 
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
 
-use super::{Object, owner};
+use super::{Object, mapping};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame, HUGE_ORDER};
 use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::Counter;
 use crate::swap::{NoSlots, Slots, SwapRun, WriteError};
 
-/// There is no room for more.
-pub(crate) struct NoRoom;
+/// The error of a pageout that found no free swap slots.
+pub(crate) struct NoSwapSpace;
 
 impl<P: Platform> Object<'_, P> {
-    /// Write a folio that the caller has isolated, and that nobody maps, to slots, in naturally aligned blocks as large as are to be had.
-    /// What is written leaves the object's memory; the caller still has his reference. If somebody else has the folio, or wants it
-    /// meanwhile, it stays.
-    pub(crate) fn swap_out(&self, head: Pfn, frame: &Frame) -> Result<(), NoRoom> {
+    /// Writes an isolated folio that no PTE maps to swap slots, in naturally aligned ranges as
+    /// large as free slots permit (Linux: `pageout`). Pages that were written leave the object; the
+    /// caller keeps its own reference to the folio. A page stays in memory if there are other
+    /// references to its folio, or if a CPU wants it meanwhile. No lock is held on entry.
+    ///
+    /// # Errors
+    /// Fails with [`NoSwapSpace`] if there are no free slots or no memory for a compressed page, or
+    /// the memcg's swap limit is reached. The pages not written yet stay in memory.
+    pub(crate) fn swap_out(&self, head: Pfn, frame: &Frame) -> Result<(), NoSwapSpace> {
         let page_order = self.head().page_order;
-        let (first, order) = (owner::page_of(frame.data()), frame.order());
+        let (first, order) = (mapping::page_of(frame.data()), frame.order());
         if order > HUGE_ORDER {
             return Ok(());
         }
-        self.list();
+        self.list_as_swapped();
         let pages = first..first + (1 << (order - page_order));
-        if !self.hold(pages.clone(), head, frame) {
+        if !self.begin_writeback(pages.clone(), head, frame) {
             return Ok(());
         }
         let (mut at, mut largest) = (0, HUGE_ORDER);
         while at < 1 << order {
             let rest = first + u64::from(at >> page_order)..pages.end;
-            let Some((block, slots)) = self.room(at, order, &mut largest) else {
-                self.settle(rest, head.add(at), None);
-                return Err(NoRoom);
+            let Some(slots) = self.allocate_slots(at, order, &mut largest) else {
+                self.end_writeback(rest, head.add(at), None);
+                return Err(NoSwapSpace);
             };
-            let part = rest.start..rest.start + (1 << (block - page_order));
-            // SAFETY: the slots were allocated just now. The frames are held: nobody gets them before they are settled, and nobody has
-            // them, but for who has isolated them.
+            let count = slots.slots.count;
+            let part = rest.start..rest.start + u64::from(count >> page_order);
+            // SAFETY: the slots were just allocated. The frames are under writeback: until its end
+            // no CPU takes a reference to them, and none exists but those of the index and of the
+            // caller, which isolated the folio.
             let written = unsafe { self.machine.swaps().write(self.machine.frames(), slots, head.add(at)) };
             let stays = match written {
-                Ok(()) => self.settle(part, head.add(at), Some(slots)),
+                Ok(()) => self.end_writeback(part, head.add(at), Some(slots)),
                 Err(error) => {
-                    // SAFETY: nobody else has seen these slots.
+                    // SAFETY: the slots were allocated here and are not in the index.
                     unsafe { self.machine.swaps().release(self.machine.frames(), slots) };
                     if error == WriteError::NoMemory {
                         if self.machine.swaps().reclaim_cached_slots(self.machine.frames()) > 0 {
                             continue;
                         }
-                        self.settle(rest, head.add(at), None);
-                        return Err(NoRoom);
+                        self.end_writeback(rest, head.add(at), None);
+                        return Err(NoSwapSpace);
                     }
                     true
                 }
             };
             if stays {
-                // Then so does the rest: the folio is not free without all of it.
-                self.settle(rest, head.add(at), None);
+                // The rest stays in memory too: the folio is only freed as a whole.
+                self.end_writeback(rest, head.add(at), None);
                 return Ok(());
             }
-            at += 1 << block;
+            at += count;
             self.machine.platform().resched();
         }
         Ok(())
     }
 
-    /// Slots for a naturally aligned block of a folio, from `at` on: of which order.
-    fn room(&self, at: u32, order: u8, largest: &mut u8) -> Option<(u8, SwapRun)> {
+    /// Allocates slots for a naturally aligned range of a folio that begins at frame `at`. Lowers
+    /// `largest` to the order of the free slots that exist. Returns `None` at the memcg's swap
+    /// limit or without free slots.
+    fn allocate_slots(&self, at: u32, order: u8, largest: &mut u8) -> Option<SwapRun> {
         let (machine, page_order) = (self.machine, self.head().page_order);
         loop {
             let left = machine.memcgs().swap_room(self.memcg());
             let fits = left.checked_ilog2().filter(|fits| *fits >= u32::from(page_order))?;
-            let wanted = (*largest).min(order).min(at.trailing_zeros() as u8).min(fits as u8).max(page_order);
-            match machine.swaps().allocate(machine.platform(), wanted) {
-                Ok(slots) => return Some((wanted, slots)),
-                Err(NoSlots::Scattered) if wanted > page_order => *largest = wanted - 1,
-                // What is in memory too makes room.
-                Err(_) if machine.swaps().reclaim_cached_slots(machine.frames()) > 0 => {}
+            let order_wanted = (*largest).min(order).min(at.trailing_zeros() as u8).min(fits as u8).max(page_order);
+            match machine.swaps().allocate(machine.platform(), order_wanted) {
+                Ok(slots) => return Some(slots),
+                Err(NoSlots::Scattered) if order_wanted > page_order => *largest = order_wanted - 1,
+                // Frees slots whose pages are in the swap cache too.
+                Err(_) if machine.swaps().trim(machine.frames()) > 0 => {}
                 Err(_) => return None,
             }
         }
     }
 
-    /// From here on nobody gets these pages, which are in a folio that nobody has but the object and the caller. If somebody has, it is
-    /// not held.
-    fn hold(&self, pages: Range<u64>, head: Pfn, frame: &Frame) -> bool {
+    /// Begins writeback of pages of a folio (INV-16). Returns `false`, with nothing changed, if any
+    /// reference exists but those of the index and the caller's, or if a fault that was overtaken
+    /// too often has closed the object's gate (INV-21). Takes the object's lock.
+    fn begin_writeback(&self, pages: Range<u64>, head: Pfn, frame: &Frame) -> bool {
         let frames = self.machine.frames();
         let step = 1 << self.head().page_order;
         if self.head().gate.is_closed() {
             return false;
         }
-        let mut contents = self.lock();
-        let held = contents.index.hold(frames, pages.clone(), head, step);
-        let alone = frame.counts() == Counts { refs: held + 1, maps: 0 };
-        if held > 0 && alone && allows(self.machine.platform(), FailPoint::Unpinned) {
+        let mut state = self.lock();
+        let started = state.index.begin_writeback(frames, pages.clone(), head, step);
+        let alone = frame.counts() == Counts { refs: started + 1, maps: 0 };
+        if started > 0 && alone && allows(self.machine.platform(), Wanted::Unpinned) {
             return true;
         }
-        let _ = contents.index.settle(frames, pages, (head, step), None, |_, _| ());
+        let _ = state.index.end_writeback(frames, pages, (head, step), None, |_, _| ());
         false
     }
 
-    /// Pages that were held go to slots, or stay, if there are none or somebody wants them: whether somebody does. Slots that nothing became
-    /// of are given up.
-    fn settle(&self, pages: Range<u64>, first: Pfn, slots: Option<SwapRun>) -> bool {
+    /// Ends writeback of pages: with `slots`, they become swapped out; without, or if a CPU wants
+    /// any of them, they stay in memory. Returns whether one was wanted. Releases slots that no
+    /// page was assigned, and drops the index's references to pages that left.
+    fn end_writeback(&self, pages: Range<u64>, first: Pfn, slots: Option<SwapRun>) -> bool {
         let (machine, frames) = (self.machine, self.machine.frames());
         let step = 1u32 << self.head().page_order;
         let mut unused = ArrayVec::<u16, { 1 << HUGE_ORDER }>::new();
-        let mut went = 0;
-        let wanted = self.lock().index.settle(frames, pages, (first, step), slots, |at, away| match away {
-            true => went += 1,
-            false => unused.push(at as u16),
-        });
+        let mut swapped = 0;
+        let is_wanted =
+            self.lock().index.end_writeback(frames, pages, (first, step), slots, |at, is_swapped| match is_swapped {
+                true => swapped += 1,
+                false => unused.push(at as u16),
+            });
         for (at, run) in unused.iter().flat_map(|at| slots.map(|run| (u32::from(*at), run))) {
             let slots = Slots { first: run.slots.first + at * step, count: step };
             // SAFETY: allocated by the caller, and not in the index.
             unsafe { machine.swaps().release(frames, SwapRun { slots, ..run }) };
         }
-        if went > 0 {
-            let count = went * step;
+        if swapped > 0 {
+            let count = swapped * step;
             machine.memcgs().use_swap_room(self.memcg(), count.into());
             machine.memcgs().count_swapped(self.memcg(), count.into());
             machine.count(Counter::ShmemPages, u64::from(count).wrapping_neg());
             machine.count(Counter::SwapOut, count.into());
             let (head, frame) = frames.head(first);
-            machine.put_refs(head, frame, went);
+            machine.put_refs(head, frame, swapped);
         }
-        wanted
+        is_wanted
     }
 }

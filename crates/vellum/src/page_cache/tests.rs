@@ -1,4 +1,5 @@
-//! Objects against plain maps, on a machine without an MMU; the strict machine has the rest.
+//! Compares page-cache objects with plain maps, on a machine without an MMU. Tests that need one
+//! run on the strict simulated machine.
 
 use std::collections::BTreeMap;
 use std::vec::Vec;
@@ -8,8 +9,10 @@ use core::ops::Range;
 use super::*;
 use crate::arch::X86_64;
 use crate::frame::BootOptions;
+use crate::platform::SpaceId;
 use crate::stats::Counter;
 use crate::testing::{Dice, Host};
+use crate::vma::Sharing;
 
 const ARCH: fn() -> X86_64 = X86_64::four_levels;
 
@@ -17,13 +20,14 @@ fn boot(host: &Host) -> Machine<'_, Host> {
     Machine::boot(host, BootOptions::default()).unwrap()
 }
 
-/// The last page that any object can have.
+/// The last page of the largest object.
 const LAST: u64 = (MAX_SIZE - 1) >> FRAME_SHIFT;
 
-/// Pages far apart and side by side, at both ends of what an object can have and where levels begin: found where they were
-/// put, in order, with nothing between them; and in the end all memory is free, nodes included.
+/// Pages far apart and side by side, at both ends of the largest object and where levels of the
+/// index begin, are found where they were inserted, in order, with nothing in between. In the end
+/// all memory is free, index nodes included.
 #[test]
-fn pages_are_where_they_were_put() {
+fn pages_are_found_at_the_index_where_they_were_inserted() {
     let host = Host::with_frames(6_000, 2);
     let machine = boot(&host);
     let free = machine.frames().free_frames();
@@ -37,27 +41,32 @@ fn pages_are_where_they_were_put() {
             let page = around + dice.roll(4);
             match dice.roll(6) {
                 0..=2 => {
-                    let held = object.page_or_new(page, MemcgId::ROOT).unwrap();
-                    let mut there = [0; 8];
-                    held.read(0, &mut there);
-                    assert_eq!(u64::from_ne_bytes(there), model.get(&page).copied().unwrap_or(0));
+                    let page_ref = object.page_or_new(page, MemcgId::ROOT).unwrap();
+                    let mut contents = [0; 8];
+                    page_ref.read(0, &mut contents);
+                    assert_eq!(u64::from_ne_bytes(contents), model.get(&page).copied().unwrap_or(0));
                     model.insert(page, step + 1);
-                    held.write(0, &model[&page].to_ne_bytes());
+                    page_ref.write(0, &model[&page].to_ne_bytes());
                 }
                 3 => {
                     let end = page + dice.roll(3);
-                    let gone = object.punch_hole(page << FRAME_SHIFT..(end + 1) << FRAME_SHIFT).unwrap();
-                    assert_eq!((gone.first, gone.end), (page, (end + 1).min(LAST)), "the last page is not whole");
+                    let removed = object.punch_hole(page << FRAME_SHIFT..(end + 1) << FRAME_SHIFT).unwrap();
+                    assert_eq!(
+                        (removed.first, removed.end),
+                        (page, (end + 1).min(LAST)),
+                        "the last page is cut by the largest size"
+                    );
                     model.retain(|at, _| !(page..=end).contains(at));
                 }
                 4 if dice.roll(10) == 0 => {
-                    let gone = object.set_size(page << FRAME_SHIFT).unwrap();
-                    // Only what is made smaller loses what was allocated ahead.
-                    model.retain(|at, _| *at < gone.first || gone.is_empty());
+                    let removed = object.set_size(page << FRAME_SHIFT).unwrap();
+                    // Only an object that is made smaller loses pages that were preallocated beyond
+                    // its end.
+                    model.retain(|at, _| *at < removed.first || removed.is_empty());
                 }
                 _ => {
                     let mut word = [0; 8];
-                    let found = object.page(page).unwrap().map(|held| held.read(0, &mut word));
+                    let found = object.page(page).unwrap().map(|page_ref| page_ref.read(0, &mut word));
                     assert_eq!(found.is_some().then(|| u64::from_ne_bytes(word)), model.get(&page).copied(), "{page}");
                 }
             }
@@ -72,9 +81,10 @@ fn pages_are_where_they_were_put() {
     assert_eq!(machine.memcgs().usage(machine.frames(), MemcgId::ROOT).unwrap().charged, 0);
 }
 
-/// Whole pages in order, and the pieces at both ends of a hole, read as zeros; the rest as before.
+/// Whole pages, and the parts of pages at both ends of a hole, read as zeros; all other bytes are
+/// unchanged.
 #[test]
-fn a_hole_ends_where_it_was_told() {
+fn punched_holes_and_truncated_ranges_read_as_zeros() {
     let host = Host::with_frames(2_000, 1);
     let machine = boot(&host);
     let mut dice = Dice(9);
@@ -83,12 +93,12 @@ fn a_hole_ends_where_it_was_told() {
         let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, (PAGES as u64) << FRAME_SHIFT).unwrap();
         let mut model: Vec<u8> = (0..PAGES << FRAME_SHIFT).map(|i| i as u8 | 1).collect();
         for page in 0..PAGES {
-            let held = object.page_or_new(page as u64, MemcgId::ROOT).unwrap();
-            assert_eq!(held.write(0, &model[page << FRAME_SHIFT..]), held.len());
+            let page_ref = object.page_or_new(page as u64, MemcgId::ROOT).unwrap();
+            assert_eq!(page_ref.write(0, &model[page << FRAME_SHIFT..]), page_ref.len());
         }
         let (start, end) = (dice.roll(model.len() as u64), dice.roll(model.len() as u64 + 5000));
         let shrink = dice.roll(3) == 0;
-        let gone = if shrink {
+        let removed = if shrink {
             model[start as usize..].fill(0);
             object.set_size(start).unwrap()
         } else {
@@ -98,16 +108,16 @@ fn a_hole_ends_where_it_was_told() {
             }
             object.punch_hole(start..end).unwrap()
         };
-        assert_eq!(gone.copies, shrink);
+        assert_eq!(removed.copies, shrink);
         for page in 0..PAGES as u64 {
             let mut bytes = [0; 4096];
-            let held = object.page(page).unwrap();
-            assert_eq!(held.is_none(), (gone.first..gone.end).contains(&page), "{gone:?}, {start}..{end}");
-            if let Some(held) = held {
-                // In odd pieces: words and bytes alike.
+            let page_ref = object.page(page).unwrap();
+            assert_eq!(page_ref.is_none(), (removed.first..removed.end).contains(&page), "{removed:?}, {start}..{end}");
+            if let Some(page_ref) = page_ref {
+                // Read in parts of odd lengths, so that words and single bytes are both used.
                 let half = dice.roll(4096) as usize;
-                assert_eq!(held.read(half, &mut bytes[half..]), 4096 - half);
-                assert_eq!(held.read(0, &mut bytes[..half]), half);
+                assert_eq!(page_ref.read(half, &mut bytes[half..]), 4096 - half);
+                assert_eq!(page_ref.read(0, &mut bytes[..half]), half);
             }
             let at = (page as usize) << FRAME_SHIFT;
             assert!(bytes == model[at..at + 4096], "page {page}");
@@ -115,60 +125,62 @@ fn a_hole_ends_where_it_was_told() {
     }
 }
 
-/// A page that is in somebody's hands outlives the object, and nothing else does.
+/// A page with a reference outlives its object, and nothing else of the object does.
 #[test]
-fn a_page_in_hand_stays() {
+fn a_referenced_page_outlives_its_object() {
     let host = Host::with_frames(2_000, 1);
     let machine = boot(&host);
     let free = machine.frames().free_frames();
     let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, 0).unwrap();
     let other = object.clone();
-    let held = object.page_or_new(3, MemcgId::ROOT).unwrap();
-    held.write(40, b"still here");
+    let page_ref = object.page_or_new(3, MemcgId::ROOT).unwrap();
+    page_ref.write(40, b"still here");
     assert!(object == other);
     drop(object);
     assert!(other.has(3));
     drop(other);
     let mut word = [0; 10];
-    held.read(40, &mut word);
+    page_ref.read(40, &mut word);
     assert_eq!(&word, b"still here");
     assert_eq!(machine.frames().free_frames(), free - 1);
-    drop(held);
+    drop(page_ref);
     assert_eq!(machine.frames().free_frames(), free);
 }
 
-/// A memcg at its limit has no more pages, and what was tried is given back; pages are the memcg's that asked, nodes the
-/// object's.
+/// A memcg at its limit gets no more pages, and a failed insertion frees what it had allocated.
+/// Pages are charged to the memcg that the caller names, index nodes to the object's.
 #[test]
-fn pages_and_nodes_are_charged() {
+fn pages_are_charged_to_the_caller_and_nodes_to_the_object() {
     let host = Host::with_frames(3_000, 1);
     let machine = boot(&host);
     let frames = machine.frames();
     let free = frames.free_frames();
-    let [owner, user] = [4, 10].map(|limit| machine.memcgs().create(frames, MemcgId::ROOT, limit).unwrap());
+    let [object_memcg, user_memcg] =
+        [4, 10].map(|limit| machine.memcgs().create(frames, MemcgId::ROOT, limit).unwrap());
     let charged = |memcg| machine.memcgs().usage(frames, memcg).unwrap().charged;
     let before = frames.free_frames();
-    let object = Object::new(&machine, &ARCH(), owner, 0, 0).unwrap();
+    let object = Object::new(&machine, &ARCH(), object_memcg, 0, 0).unwrap();
     // The head, and three levels of nodes.
-    assert!(object.page_or_new(1 << 18, user).is_ok());
-    assert_eq!((charged(owner), charged(user)), (4, 1));
-    // No node beside them.
-    assert_eq!(object.page_or_new(5, user).err(), Some(ObjectError::NoMemory(Refused::OverLimit(owner))));
+    assert!(object.page_or_new(1 << 18, user_memcg).is_ok());
+    assert_eq!((charged(object_memcg), charged(user_memcg)), (4, 1));
+    // The object's memcg has no room for another node.
+    assert_eq!(object.page_or_new(5, user_memcg).err(), Some(ObjectError::NoMemory(Refused::OverLimit(object_memcg))));
     assert_eq!(
-        object.allocate(1 << 30..(1 << 30) + 20 * 4096, user),
-        Err(ObjectError::NoMemory(Refused::OverLimit(user)))
+        object.allocate(1 << 30..(1 << 30) + 20 * 4096, user_memcg),
+        Err(ObjectError::NoMemory(Refused::OverLimit(user_memcg)))
     );
-    assert_eq!((charged(owner), charged(user), object.resident()), (4, 10, 10));
-    assert_eq!(object.page_or_new(LAST + 1, user).err(), Some(ObjectError::TooLarge));
+    assert_eq!((charged(object_memcg), charged(user_memcg), object.resident()), (4, 10, 10));
+    assert_eq!(object.page_or_new(LAST + 1, user_memcg).err(), Some(ObjectError::TooLarge));
     drop(object);
-    assert_eq!((charged(owner), charged(user)), (0, 0));
+    assert_eq!((charged(object_memcg), charged(user_memcg)), (0, 0));
     assert_eq!(frames.free_frames(), before);
     assert!(before <= free);
 }
 
-/// Who may write decides who may seal, and the other way round.
+/// A writable shared VMA keeps shared writes from being denied, and a denial keeps such VMAs from
+/// being created.
 #[test]
-fn writers_and_seals_exclude_each_other() {
+fn writable_shared_mappings_and_write_seals_exclude_each_other() {
     let host = Host::with_frames(2_000, 1);
     let machine = boot(&host);
     let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, 0).unwrap();
@@ -182,15 +194,15 @@ fn writers_and_seals_exclude_each_other() {
         release(&machine, &backing, space, &mut orphans);
     }
     assert_eq!(object.deny_shared_write(), Ok(()));
-    assert_eq!(object.deny_shared_write(), Ok(()), "twice is no error");
+    assert_eq!(object.deny_shared_write(), Ok(()), "denying shared writes again is no error");
     assert!(!object.admit_writer());
     orphans.free(&machine);
 }
 
-/// What is filled ahead comes in folios as large as fit in, where nothing is yet, and as policy allows; it leaves page by page, and
-/// the memory of a folio is free when its last page has left.
+/// Preallocation inserts the largest folios that fit in, where no page exists and policy permits;
+/// pages are removed one by one, and a folio's memory is freed with its last page.
 #[test]
-fn large_folios_come_whole_and_leave_by_the_page() {
+fn large_folios_are_inserted_whole_and_removed_page_by_page() {
     let host = Host::with_frames(4_000, 1);
     let machine = boot(&host);
     let frames = machine.frames();
@@ -208,17 +220,18 @@ fn large_folios_come_whole_and_leave_by_the_page() {
     for page in 16..32 {
         assert_eq!(object.page(page).unwrap().unwrap().pfn(), folio.add(page as u32 - 16));
     }
-    // A fault brings what policy allows within object and window; nothing comes beyond the object's end.
+    // A fault inserts a folio that policy permits within the object and the window, and nothing
+    // beyond the object's end.
     machine.policy().set_objects(1 << 3 | 1 << 5);
     let _ = object.set_size((100 << FRAME_SHIFT) + 1).unwrap();
-    let row = |page: u64| object.map_row(page, 0..1000, page..page + 1, MemcgId::ROOT).unwrap().unwrap();
+    let mapped = |page: u64| object.map_row(page, 0..1000, page..page + 1, MemcgId::ROOT).unwrap().unwrap();
     for (page, first, pages) in [(85, 80, 8), (77, 72, 8), (100, 100, 1), (99, 96, 4)] {
-        let row = row(page);
+        let mapped = mapped(page);
         let fits = if (96..104).contains(&page) { (page, 1) } else { (first, pages) };
-        assert_eq!((row.page, row.pages), fits, "page {page}");
-        object.unmap_row(&row);
+        assert_eq!((mapped.page, mapped.pages), fits, "page {page}");
+        object.unmap_row(&mapped);
     }
-    // A hole in a folio, and then the rest of it.
+    // A hole in a folio, and then the rest of the folio.
     let before = frames.free_frames();
     assert!(!object.punch_hole(bytes(16..31)).unwrap().is_empty());
     assert_eq!((frames.free_frames(), object.has(30), object.has(31)), (before, false, true));
@@ -228,9 +241,9 @@ fn large_folios_come_whole_and_leave_by_the_page() {
     assert_eq!(frames.free_frames(), free);
 }
 
-/// Who can't have a large folio gets a small one, and who may not have even that gets nothing.
+/// A memcg without room for a large folio gets a smaller one, and one at its limit gets an error.
 #[test]
-fn smaller_folios_where_large_ones_may_not_be_had() {
+fn smaller_folios_are_used_near_a_memcg_limit() {
     let host = Host::with_frames(4_000, 1);
     let machine = boot(&host);
     let frames = machine.frames();
@@ -244,10 +257,10 @@ fn smaller_folios_where_large_ones_may_not_be_had() {
     assert_eq!(orders, [[4; 16].as_slice(), &[0; 4]].concat());
 }
 
-/// The spaces that map an object are found in the order of their numbers, whatever order they come
-/// and go in; and few of them need few frames, however many there were.
+/// The spaces that map an object are found in ascending order of their numbers, in whatever order
+/// they are added and removed. Few spaces need few list frames, however many there were.
 #[test]
-fn an_object_knows_the_spaces_that_map_it() {
+fn mappers_are_found_in_ascending_order_of_space_numbers() {
     let host = Host::with_frames(2_000, 1);
     let machine = boot(&host);
     let frames = machine.frames();
@@ -262,7 +275,7 @@ fn an_object_knows_the_spaces_that_map_it() {
     };
     for seed in 0..20 {
         let mut dice = Dice(seed);
-        // Children of a server come in order; others in any.
+        // The children of a server are added in ascending order; other spaces in any.
         let (spaces, ordered) = ([10, 300, 3_000][dice.roll(3) as usize], dice.roll(2) == 0);
         for step in 0..6_000 {
             let space = 1 + if ordered { step % spaces } else { dice.roll(spaces) };
@@ -277,10 +290,10 @@ fn an_object_knows_the_spaces_that_map_it() {
                 }
             }
             check(&model, dice.roll(spaces + 2));
-            // A row for each half row, and one at each end.
-            let rows = 2 + 2 * model.len() as u64 / (mappers::ROOM as u64 / 2);
+            // One list frame for each half-frame of mappers, and one at each end.
+            let list_frames = 2 + 2 * model.len() as u64 / (mappers::CAPACITY as u64 / 2);
             let taken = free - frames.free_frames();
-            assert!(taken < rows, "{taken} frames for {} spaces", model.len());
+            assert!(taken < list_frames, "{taken} list frames for {} spaces", model.len());
         }
         let mut from = 0;
         for (space, vmas) in core::mem::take(&mut model) {

@@ -1,8 +1,9 @@
-//! Memory of several nodes: whose is given out, and where it goes back to.
+//! Checks which node allocations come from and which node freed frames return to.
 
 use super::*;
 
-/// Touching regions of three nodes, the middle one in two parts; CPU 0 on node 2, CPU 1 on node 0, and no CPU on node 1.
+/// Boots adjacent regions of three nodes, the middle one in two parts. CPU 0 is on node 2, CPU 1 on
+/// node 0, and no CPU on node 1.
 fn three_nodes(options: BootOptions, test: impl Fn(&Host, &Frames<'_, Host>)) {
     let regions = [(16, 3001, true), (3017, 700, true), (3717, 2500, false), (9000, 3001, true)];
     let host = Host::new(&regions, 2).with_nodes(&[0, 1, 1, 2], &[2, 0]);
@@ -14,42 +15,49 @@ fn is_free(frames: &Frames<'_, Host>, pfn: Pfn) -> bool {
     block.is_some_and(|(.., state)| matches!(state.kind(), FrameKind::Free | FrameKind::Cached))
 }
 
-/// First what the own node has to spare, then what the others have, nearest first; then, because memory is short, the rest in the same
-/// order; and so all of it.
+/// A CPU allocates from its own node down to the low watermark, then from the others, nearest
+/// first; then, because memory is short, down to the min watermark in the same order, until all of
+/// it is allocated.
 #[test]
-fn memory_comes_from_the_nearest_node_that_has_any_to_spare() {
+fn allocations_fall_back_to_the_nearest_node_above_its_watermark() {
     let options = BootOptions { watermarks: 900, kept: 90, ..Default::default() };
     three_nodes(options, |host, frames| {
         for (cpu, order) in [(0, [2, 1, 0]), (1, [0, 1, 2])] {
             host.on_cpu(cpu);
             let mut held = Vec::new();
-            let mut came: Vec<(usize, bool)> = Vec::new();
+            let mut seen: Vec<(usize, bool)> = Vec::new();
             while let Ok(pfn) = frames.alloc(0, false, Use::Folio) {
                 held.push(pfn);
                 let now = (frames.node_of(pfn), frames.short.load(core::sync::atomic::Ordering::Relaxed));
-                if !came.contains(&now) {
-                    came.push(now);
+                if !seen.contains(&now) {
+                    seen.push(now);
                 }
             }
             let spared = order.map(|node| (node, false));
             let rest = order.map(|node| (node, true));
-            assert_eq!(came, [spared, rest].concat(), "CPU {cpu}");
-            (0..3).for_each(|node| assert_eq!(frames.free_on(node), frames.watermarks_on(node).min, "of node {node}"));
+            assert_eq!(seen, [spared, rest].concat(), "CPU {cpu}");
+            (0..3).for_each(|node| {
+                assert_eq!(
+                    frames.free_on(node),
+                    frames.watermarks_on(node).min,
+                    "node {node} allocates down to its min watermark"
+                )
+            });
             assert_eq!((0..3).map(|node| frames.watermarks_on(node).min).sum::<u64>(), frames.kept());
             assert_eq!(
                 core::iter::from_fn(|| frames.alloc_kept(0, Use::Folio).ok().map(|pfn| held.push(pfn))).count(),
                 90
             );
-            // SAFETY: held by this test alone.
+            // SAFETY: allocated by this test alone.
             held.iter().for_each(|pfn| unsafe { frames.free(*pfn, 1, false, Use::Folio) });
-            assert_eq!(frames.shortage(), 0, "all is free");
+            assert_eq!(frames.shortage(), 0, "a shortage remains although all memory is free");
         }
     });
 }
 
-/// Each node says by itself what is missing, until all of them have enough.
+/// Each node reports what is missing to its own high watermark, until every node has reached it.
 #[test]
-fn a_shortage_is_of_the_nodes_that_have_it() {
+fn shortage_is_reported_per_node() {
     let options = BootOptions { watermarks: 900, ..Default::default() };
     three_nodes(options, |host, frames| {
         host.on_cpu(0);
@@ -64,7 +72,7 @@ fn a_shortage_is_of_the_nodes_that_have_it() {
             assert_eq!(frames.shortage_on(node), high - frames.free_on(node));
             while frames.shortage_on(node) > 0 {
                 let at = held.iter().position(|pfn| frames.node_of(*pfn) == node).unwrap();
-                // SAFETY: held by this test alone.
+                // SAFETY: allocated by this test alone.
                 unsafe { frames.free(held.swap_remove(at), 1, false, Use::Folio) };
             }
             assert_eq!(frames.free_on(node), high);
@@ -73,9 +81,10 @@ fn a_shortage_is_of_the_nodes_that_have_it() {
     });
 }
 
-/// Whoever frees what, and in whatever pieces: what is free on a node are its frames; and no block lies on two.
+/// Whichever CPU frees a range, in whatever parts: the frames return to their own node, and no
+/// block lies on two nodes.
 #[test]
-fn what_is_free_on_a_node_is_its_own() {
+fn freed_frames_return_to_their_own_node() {
     three_nodes(BootOptions::default(), |host, frames| {
         let totals = [0, 1, 2].map(|node| frames.total_on(node));
         let mut held: Vec<(Pfn, u32)> = Vec::new();
@@ -92,23 +101,26 @@ fn what_is_free_on_a_node_is_its_own() {
             } else if !held.is_empty() {
                 let (pfn, count) = held.swap_remove(dice.roll(held.len() as u64) as usize);
                 let part = 1 + dice.roll(count as u64) as u32;
-                // SAFETY: held by this test alone.
+                // SAFETY: allocated by this test alone.
                 unsafe { frames.free(pfn, part, false, usage) };
                 if part < count {
                     held.push((pfn.add(part), count - part));
                 }
             }
             if round % 200 == 0 {
-                let mut told = [0; 3];
-                (0..13_000).map(Pfn).filter(|pfn| is_free(frames, *pfn)).for_each(|pfn| told[frames.node_of(pfn)] += 1);
-                assert_eq!([0, 1, 2].map(|node| frames.free_on(node)), told, "round {round}");
+                let mut counted = [0; 3];
+                (0..13_000)
+                    .map(Pfn)
+                    .filter(|pfn| is_free(frames, *pfn))
+                    .for_each(|pfn| counted[frames.node_of(pfn)] += 1);
+                assert_eq!([0, 1, 2].map(|node| frames.free_on(node)), counted, "round {round}");
             }
         }
         held.sort();
-        // What lies in a row goes back in a row, whatever it was.
-        for row in held.chunk_by(|a, b| a.0.add(a.1) == b.0) {
-            // SAFETY: held by this test alone.
-            unsafe { frames.free(row[0].0, row.iter().map(|piece| piece.1).sum(), false, Use::Folio) };
+        // Contiguous frames are freed as one range, whatever their blocks were.
+        for contiguous in held.chunk_by(|a, b| a.0.add(a.1) == b.0) {
+            // SAFETY: allocated by this test alone.
+            unsafe { frames.free(contiguous[0].0, contiguous.iter().map(|range| range.1).sum(), false, Use::Folio) };
         }
         assert_eq!([0, 1, 2].map(|node| frames.free_on(node)), totals);
         frames.drain();
@@ -120,9 +132,10 @@ fn what_is_free_on_a_node_is_its_own() {
     });
 }
 
-/// There are so many nodes and no more, of memory and of CPUs; one without memory is as good as any.
+/// Nodes of regions and of CPUs must be below the maximum; a CPU on a node without memory is served
+/// by the others.
 #[test]
-fn a_node_that_cannot_be_is_refused() {
+fn node_numbers_out_of_range_are_boot_errors() {
     use crate::platform::MAX_NODES;
     let boot = |memory, cpu| {
         let host = Host::new(&[(16, 3000, true)], 1).with_nodes(&[memory], &[cpu]);
@@ -130,5 +143,8 @@ fn a_node_that_cannot_be_is_refused() {
     };
     assert_eq!(boot(MAX_NODES, 0).err(), Some(BootError::BadNode(MAX_NODES)));
     assert_eq!(boot(0, usize::MAX).err(), Some(BootError::BadNode(usize::MAX)));
-    assert!(matches!(boot(0, MAX_NODES - 1), Ok((MAX_NODES, Ok(_)))), "its CPU has another's memory");
+    assert!(
+        matches!(boot(0, MAX_NODES - 1), Ok((MAX_NODES, Ok(_)))),
+        "a CPU on a node without memory uses another node's"
+    );
 }

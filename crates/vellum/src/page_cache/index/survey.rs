@@ -1,40 +1,41 @@
-//! The index looked at node by node, for an audit.
+//! Walks the index node by node, for an audit.
 
-use super::{BITS, FANOUT, Index, Node, Page, frame_of, slot};
+use super::{BITS, Entry, FANOUT, Index, Node, index_at, pfn_of};
 use crate::addr::Pfn;
 use crate::frame::Frames;
 use crate::platform::Platform;
 
 impl Index {
-    /// Shows the pages of the first node of the last level that has some from page `from` on, and
-    /// the nodes on the way to it, this one included, that begin at `from` or behind it: each with
-    /// how many entries its descriptor counts, and how many it has. Returns the first page behind
-    /// that node; `None` if there are no more pages.
+    /// Visits the first node of the last level that has a page from `from` on: calls `page` for
+    /// each page from there to the node's end, and `node` for each node on the path to it that
+    /// covers no page below `from`, with the entries that its descriptor counts and those that it
+    /// has. Returns the first page behind the visited node; `None` if there are no more pages.
     ///
-    /// A caller that begins at page 0 and goes on where the last call ended sees each node and each
-    /// page once, if the index does not change meanwhile.
+    /// A caller that begins at page 0 and continues where the last call ended visits each node and
+    /// each page once, if the index does not change meanwhile. One call is bounded by the size of
+    /// the nodes on one path (INV-11).
     pub(in crate::page_cache) fn survey<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
         from: u64,
         node: &mut dyn FnMut(Pfn, u32, u32),
-        page: &mut dyn FnMut(u64, Page),
+        page: &mut dyn FnMut(u64, Entry),
     ) -> Option<u64> {
         let (first, _) = self.next(frames, from)?;
         let mut at = self.root;
         for level in (0..self.height).rev() {
             let this = Node { frames, at };
             if first >> (BITS * (level + 1)) << (BITS * (level + 1)) >= from {
-                let found = (0..FANOUT).filter(|slot| this.get(*slot) != 0).count();
-                node(at, this.live(), found as u32);
+                let found = (0..FANOUT).filter(|index| this.get(*index) != 0).count();
+                node(at, this.live_count(), found as u32);
             }
             if level > 0 {
-                at = frame_of(this.get(slot(first, level)))?;
+                at = pfn_of(this.get(index_at(first, level)))?;
             }
         }
         let (leaf, base) = (Node { frames, at }, first & !(FANOUT - 1));
-        for slot in slot(first, 0)..FANOUT {
-            Page::of(leaf.get(slot)).into_iter().for_each(|there| page(base + slot, there));
+        for index in index_at(first, 0)..FANOUT {
+            Entry::decode(leaf.get(index)).into_iter().for_each(|there| page(base + index, there));
         }
         Some(base + FANOUT)
     }

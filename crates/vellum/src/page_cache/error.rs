@@ -1,0 +1,58 @@
+//! Errors of operations on page-cache objects.
+
+use super::MAX_SIZE;
+use crate::errno::Errno;
+use crate::frame::TooManyReferences;
+use crate::memcg::{Refused, may_be_refused};
+
+/// The reason why an operation on an object failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectError {
+    /// The machine is out of memory, or a memcg is at its limit.
+    NoMemory(Refused),
+    /// A size, offset or page lies beyond [`MAX_SIZE`].
+    TooLarge,
+    /// Writable shared VMAs map the object.
+    Busy,
+    /// A swap device failed to return what was written to it.
+    Lost,
+    /// The folio already has [`Counts::MAX_REFS`](crate::frame::Counts::MAX_REFS) references.
+    TooManyReferences,
+}
+
+impl ObjectError {
+    /// Returns the error number of Linux's calls on a file in memory.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            ObjectError::NoMemory(_) => Errno::ENOMEM,
+            ObjectError::TooLarge => Errno::EFBIG,
+            ObjectError::Busy => Errno::EBUSY,
+            ObjectError::Lost => Errno::EIO,
+            ObjectError::TooManyReferences => Errno::ENOMEM,
+        }
+    }
+}
+
+impl core::fmt::Display for ObjectError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            ObjectError::NoMemory(why) => why.fmt(f),
+            ObjectError::TooLarge => {
+                write!(f, "size or offset too large: a page-cache object holds at most {MAX_SIZE} bytes")
+            }
+            ObjectError::Busy => f.write_str("the object is mapped by writable shared VMAs: unmap them first"),
+            ObjectError::Lost => f.write_str("a swapped-out page is lost: its swap device can't be read"),
+            ObjectError::TooManyReferences => TooManyReferences.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ObjectError {}
+
+impl From<TooManyReferences> for ObjectError {
+    fn from(_: TooManyReferences) -> Self {
+        ObjectError::TooManyReferences
+    }
+}
+
+may_be_refused!(ObjectError);

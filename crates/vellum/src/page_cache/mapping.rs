@@ -1,0 +1,185 @@
+//! Finds the object of a folio (Linux: `folio->mapping` and `folio->index`), and lists the objects
+//! that may have swapped-out pages. Reclaim starts here, since it gets folios from LRU lists.
+//!
+//! A folio's descriptor names its object as long as the object has any page of the folio, and no
+//! longer (INV-16). An object that a folio names may be used under the lock of the machine's list
+//! of objects ([`Objects`]): the CPU that frees an object first removes all its pages from the
+//! index, so that no folio names it any more, and then takes that lock before it frees the head.
+
+use core::ops::Range;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::fence;
+
+use super::index::Index;
+use super::{Object, head};
+use crate::addr::Pfn;
+use crate::frame::{Frame, FrameKind, Frames, flag};
+use crate::machine::{Machine, Objects};
+use crate::platform::Platform;
+
+/// Sets the object of a folio and the page that the folio begins with.
+///
+/// Only 32 bits of the page number are kept. A folio beyond 16 TiB in its object is not found by
+/// it, and so is never swapped out.
+pub(super) fn set_object(frame: &Frame, object: Pfn, page: u64) {
+    frame.set_data(u64::from(object.0) << 32 | page & u64::from(u32::MAX));
+}
+
+/// Clears the object of a folio.
+pub(super) fn clear_object(frame: &Frame) {
+    frame.set_data(u64::from(Pfn::NONE.0) << 32);
+}
+
+/// Returns the frame of the object that a folio names.
+fn object_of(frame: &Frame) -> Option<Pfn> {
+    Pfn((frame.data() >> 32) as u32).some().filter(|_| frame.has(flag::OBJECT))
+}
+
+/// Returns whether a folio names an object.
+pub(crate) fn names_object(frame: &Frame) -> bool {
+    object_of(frame).is_some()
+}
+
+/// Returns the number of the object's page that a folio begins with, from the word [`Frame::data`];
+/// only its low 32 bits.
+pub(crate) fn page_of(data: u64) -> u64 {
+    data & u64::from(u32::MAX)
+}
+
+/// Clears the object of the folio at `pfn` if the object has no page of it any more. Called under
+/// the object's lock after `page`, and perhaps pages before it, were removed from the index.
+pub(super) fn clear_object_if_gone<P: Platform>(
+    frames: &Frames<'_, P>,
+    index: &Index,
+    page: u64,
+    pfn: Pfn,
+    page_order: u8,
+) {
+    let (head, frame) = frames.head(pfn);
+    let first = page - u64::from((pfn.0 - head.0) >> page_order);
+    let pages = first..first + (1 << (frame.order() - page_order));
+    if frame.order() == page_order || !has_page_in(frames, index, pages, head, frame.order()) {
+        clear_object(frame);
+    }
+}
+
+/// Returns whether any of `pages` is in the folio.
+fn has_page_in<P: Platform>(frames: &Frames<'_, P>, index: &Index, pages: Range<u64>, head: Pfn, order: u8) -> bool {
+    let is_in_folio = |pfn: Pfn| pfn.0 & !((1 << order) - 1) == head.0;
+    let mut at = pages.start;
+    while let Some((page, there)) = index.next(frames, at)
+        && page < pages.end
+    {
+        if there.frame().is_some_and(is_in_folio) {
+            return true;
+        }
+        at = page + 1;
+    }
+    false
+}
+
+/// Marks the frame of an initialised head, so that [`Object::from_head_frame`] finds the object.
+pub(super) fn publish_head(head: &Frame) {
+    // Orders the writes of the head before the mark; pairs with the acquire fence in
+    // `from_head_frame`.
+    fence(Release);
+    head.set_flag(flag::HEAD);
+}
+
+impl<'m, P: Platform> Object<'m, P> {
+    /// Returns the object whose head is in a frame, with a reference; `None` if the frame holds no
+    /// head or the object has no references any more. Takes the lock of the machine's list of
+    /// objects.
+    pub(crate) fn at(machine: &'m Machine<'m, P>, at: Pfn) -> Option<Self> {
+        let _objects = machine.objects().lock(machine.platform());
+        let state = machine.frames().get(at)?.state();
+        if state.kind() != FrameKind::Private || !state.has(flag::HEAD) {
+            return None;
+        }
+        fence(Acquire);
+        // SAFETY: the mark implies that the head is initialised; the CPU that frees the object
+        // clears the mark under the lock that is held here, and frees the head after that.
+        Self::try_get(machine, unsafe { head(machine, at) }, at)
+    }
+
+    /// Returns the object that a folio names, with a reference; `None` if it names none or the
+    /// object has no references any more. The caller has a reference to the folio. Takes the lock
+    /// of the machine's list of objects.
+    pub(crate) fn of(machine: &'m Machine<'m, P>, frame: &Frame) -> Option<Self> {
+        let _objects = machine.objects().lock(machine.platform());
+        let at = object_of(frame)?;
+        // SAFETY: a folio in its index names the object, and the CPU that frees the object takes
+        // the lock that is held here before it frees the head, after no folio names it any more.
+        Self::try_get(machine, unsafe { head(machine, at) }, at)
+    }
+
+    /// Returns whether a folio names this object.
+    pub(crate) fn is_of(&self, frame: &Frame) -> bool {
+        object_of(frame) == Some(self.at)
+    }
+
+    /// Returns whether this handle is the only reference: no other handle and no VMA exists.
+    pub(crate) fn is_last(&self) -> bool {
+        self.head().refs.load(Relaxed) == 1
+    }
+
+    /// Takes a reference unless the last one was dropped.
+    fn try_get(machine: &'m Machine<'m, P>, head: &super::Head, at: Pfn) -> Option<Self> {
+        let more = |refs: u64| (refs > 0).then_some(refs + 1);
+        head.refs.fetch_update(AcqRel, Acquire, more).ok().map(|_| Object { machine, at })
+    }
+
+    /// Puts the object on the machine's list of objects that may have swapped-out pages (Linux:
+    /// `shmem_swaplist`), if it is not on it yet. It stays there until it is freed.
+    pub(super) fn list_as_swapped(&self) {
+        let mut objects = self.machine.objects().lock(self.machine.platform());
+        if self.head().listed.swap(true, Relaxed) {
+            return;
+        }
+        let first = core::mem::replace(&mut objects.first, self.at);
+        self.head().links[0].store(Pfn::NONE.0, Relaxed);
+        self.head().links[1].store(first.0, Relaxed);
+        if let Some(first) = first.some() {
+            // SAFETY: the object is on the list, whose lock is held.
+            unsafe { head(self.machine, first) }.links[0].store(self.at.0, Relaxed);
+        }
+    }
+
+    /// Returns the first object on that list, or the one behind `after`, with a reference.
+    /// Objects without references are skipped.
+    pub(super) fn next_with_swap(machine: &'m Machine<'m, P>, after: Option<&Self>) -> Option<Self> {
+        let objects = machine.objects().lock(machine.platform());
+        let mut at = after.map_or(objects.first, |object| Pfn(object.head().links[1].load(Relaxed)));
+        while let Some(pfn) = at.some() {
+            // SAFETY: the object is on the list, whose lock is held.
+            let head = unsafe { head(machine, pfn) };
+            if let Some(object) = Self::try_get(machine, head, pfn) {
+                return Some(object);
+            }
+            at = Pfn(head.links[1].load(Relaxed));
+        }
+        None
+    }
+}
+
+/// Takes an object without pages and references off the list and clears the mark of its head.
+/// Neither the list nor a frame leads to it afterwards, so the caller may free it.
+pub(super) fn unlist<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
+    let mut objects = machine.objects().lock(machine.platform());
+    machine.frames().frame(at).clear_flag(flag::HEAD);
+    // SAFETY: the object belongs to the caller alone.
+    let this = unsafe { head(machine, at) };
+    if !this.listed.load(Relaxed) {
+        return;
+    }
+    let [previous, next] = [0, 1].map(|i| Pfn(this.links[i].load(Relaxed)));
+    match previous.some() {
+        // SAFETY: both neighbours are on the list, whose lock is held.
+        Some(previous) => unsafe { head(machine, previous) }.links[1].store(next.0, Relaxed),
+        None => *objects = Objects { first: next },
+    }
+    if let Some(next) = next.some() {
+        // SAFETY: as above.
+        unsafe { head(machine, next) }.links[0].store(previous.0, Relaxed);
+    }
+}

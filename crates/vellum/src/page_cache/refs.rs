@@ -1,0 +1,211 @@
+//! References to an object: handles, VMAs, and the writable shared VMAs among these.
+//!
+//! A handle or a VMA holds one reference. The last one to go frees the object; a VMA is removed
+//! with its space's VMAs locked, so its object waits on a list ([`Orphans`]) until they are
+//! unlocked.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+
+use super::mappers::Mapper;
+use super::{DENIED, Head, Object, ObjectError, head, mapping, remove};
+use crate::addr::Pfn;
+use crate::machine::Machine;
+use crate::memcg::{MemcgId, Refused};
+use crate::platform::{Platform, SpaceId};
+use crate::vma::{Backing, Sharing};
+
+impl<P: Platform> Object<'_, P> {
+    /// Returns the backing for a VMA that is about to be created in `space`, with a reference, and
+    /// counts the VMA among the space's. `memcg` is charged for what that takes. For a writable
+    /// shared VMA, [`Object::map_writable`] has succeeded.
+    ///
+    /// # Errors
+    /// As for [`Object::add_mapper`]; the writable mapping is no longer counted then.
+    pub(crate) fn lend(&self, sharing: Sharing, space: SpaceId, memcg: MemcgId) -> Result<Backing, Refused> {
+        let backing = Backing { object: self.at, sharing, delta: 0, tag: self.tag() };
+        if let Err(why) = self.add_mapper(space, memcg) {
+            self.head().drop_writer(sharing);
+            return Err(why);
+        }
+        Ok(backing)
+    }
+
+    /// Counts one more VMA of a space, which holds a reference from now on. `memcg` is charged for
+    /// a frame of the list of mappers, if the list needs one.
+    ///
+    /// # Errors
+    /// Fails if there is no memory or `memcg` is at its limit.
+    fn add_mapper(&self, space: SpaceId, memcg: MemcgId) -> Result<(), Refused> {
+        let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
+        let mut spare = None;
+        while !self.lock().mappers.add(frames, space, &mut spare) {
+            spare = Some(memcgs.alloc(frames, memcg, 0, false)?.0);
+        }
+        if let Some(list_frame) = spare {
+            // SAFETY: just allocated, and not used.
+            unsafe { memcgs.free(frames, list_frame, 0, false) };
+        }
+        self.head().refs.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// Returns the lowest-numbered space from `from` on that maps the object.
+    pub(crate) fn next_mapper(&self, from: SpaceId) -> Option<SpaceId> {
+        self.next_mapping(from).map(|mapper| mapper.space)
+    }
+
+    /// Returns the lowest-numbered space from `from` on that maps the object, and the number of its
+    /// VMAs that do.
+    pub(super) fn next_mapping(&self, from: SpaceId) -> Option<Mapper> {
+        self.lock().mappers.next(self.machine.frames(), from)
+    }
+
+    /// Undoes [`Object::new_backing`] for a VMA that was not created.
+    pub(crate) fn take_back(&self, backing: &Backing, space: SpaceId) {
+        let mut orphans = Orphans::default();
+        release(self.machine, backing, space, &mut orphans);
+        orphans.free(self.machine);
+    }
+
+    /// Counts a writable shared VMA that is about to be created, and returns whether it is
+    /// permitted (Linux: `mapping_map_writable`).
+    pub(crate) fn admit_writer(&self) -> bool {
+        let admit = |writers: u64| (writers & DENIED == 0).then_some(writers + 1);
+        self.head().writers.fetch_update(AcqRel, Acquire, admit).is_ok()
+    }
+
+    /// Forbids writable shared VMAs from now on (Linux: `mapping_deny_writable`, for
+    /// `F_SEAL_WRITE`).
+    ///
+    /// # Errors
+    /// [`ObjectError::Busy`]: a writable shared VMA exists.
+    pub fn deny_shared_write(&self) -> Result<(), ObjectError> {
+        match self.head().writers.compare_exchange(0, DENIED, AcqRel, Acquire) {
+            Ok(_) | Err(DENIED) => Ok(()),
+            Err(_) => Err(ObjectError::Busy),
+        }
+    }
+}
+
+impl<P: Platform> Clone for Object<'_, P> {
+    fn clone(&self) -> Self {
+        self.head().refs.fetch_add(1, Relaxed);
+        Object { machine: self.machine, at: self.at }
+    }
+}
+
+impl<P: Platform> Drop for Object<'_, P> {
+    fn drop(&mut self) {
+        if let Some(last) = put(self.machine, self.at) {
+            last.free(self.machine);
+        }
+    }
+}
+
+/// Takes a reference for a VMA that is split off, or copied from, one of the same space with the
+/// same backing. Needs no memory, since the space is already counted.
+pub(crate) fn hold<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId) {
+    let counted = lend_to(machine, backing, space, MemcgId::ROOT);
+    debug_assert!(counted.is_ok(), "no memory is needed: the space is already counted");
+}
+
+/// Takes a reference for a VMA of `space` that is a copy of one with the same backing, of any space
+/// (as on fork). `memcg` is charged for what that takes. Does nothing for anonymous memory.
+///
+/// # Errors
+/// As for [`Object::add_mapper`].
+pub(crate) fn lend_to<P: Platform>(
+    machine: &Machine<'_, P>,
+    backing: &Backing,
+    space: SpaceId,
+    memcg: MemcgId,
+) -> Result<(), Refused> {
+    if backing.is_anonymous() {
+        return Ok(());
+    }
+    // SAFETY: the VMA that this one is a copy of, or the handle that it was made from, holds a
+    // reference.
+    let object = unsafe { Object::behind(machine, backing) };
+    object.add_mapper(space, memcg)?;
+    if backing.sharing == Sharing::Shared {
+        object.head().writers.fetch_add(1, Relaxed);
+    }
+    Ok(())
+}
+
+/// Drops the reference of a VMA that was removed from `space`. If it was the last reference, the
+/// object is put on `orphans`, since the caller holds locks under which it can't be freed.
+pub(crate) fn release<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId, orphans: &mut Orphans) {
+    if backing.is_anonymous() {
+        return;
+    }
+    // SAFETY: the VMA's reference is dropped only below.
+    let head = unsafe { head(machine, backing.object) };
+    head.drop_writer(backing.sharing);
+    let list_frame = head.state.lock(machine.platform()).mappers.remove(machine.frames(), space);
+    if let Some(list_frame) = list_frame {
+        // SAFETY: the frame has just left the list, and no CPU reads it.
+        unsafe { machine.memcgs().free(machine.frames(), list_frame, 0, false) };
+    }
+    if let Some(last) = put(machine, backing.object) {
+        // SAFETY: no other reference exists, and the object is freed only later.
+        unsafe { self::head(machine, last.0) }.next.store(orphans.0.0, Relaxed);
+        orphans.0 = last.0;
+    }
+}
+
+impl Head {
+    /// Uncounts a writable shared VMA that was removed or not created.
+    fn drop_writer(&self, sharing: Sharing) {
+        if sharing == Sharing::Shared {
+            self.writers.fetch_sub(1, AcqRel);
+        }
+    }
+}
+
+/// An object without references, which the holder frees.
+#[must_use = "it leaks unless it is freed"]
+struct LastReference(Pfn);
+
+/// Drops a reference. Returns the object if it was the last.
+fn put<P: Platform>(machine: &Machine<'_, P>, at: Pfn) -> Option<LastReference> {
+    // SAFETY: the caller's reference is dropped only here.
+    let previous = unsafe { head(machine, at) }.refs.fetch_sub(1, AcqRel);
+    debug_assert!(previous > 0, "dropped a reference that the object does not have");
+    (previous == 1).then_some(LastReference(at))
+}
+
+impl LastReference {
+    /// Frees the pages, the index and the head. The caller holds no lock.
+    fn free<P: Platform>(self, machine: &Machine<'_, P>) {
+        remove::remove_all(machine, self.0);
+        mapping::unlist(machine, self.0);
+        let frames = machine.frames();
+        // SAFETY: the last reference was dropped and no folio names the object; its index is empty,
+        // and nothing in the head needs to be dropped.
+        unsafe { machine.memcgs().free(frames, self.0, 0, false) };
+    }
+}
+
+/// Objects whose last VMA was removed while its space was locked. They are freed when the lock is
+/// released.
+#[must_use = "they leak unless they are freed"]
+#[derive(Debug)]
+pub(crate) struct Orphans(Pfn);
+
+impl Default for Orphans {
+    fn default() -> Self {
+        Orphans(Pfn::NONE)
+    }
+}
+
+impl Orphans {
+    /// Frees the objects. The caller holds no lock.
+    pub(crate) fn free<P: Platform>(mut self, machine: &Machine<'_, P>) {
+        while let Some(at) = self.0.some() {
+            // SAFETY: on this list alone, and freed only below.
+            self.0 = Pfn(unsafe { head(machine, at) }.next.load(Relaxed));
+            LastReference(at).free(machine);
+        }
+    }
+}
