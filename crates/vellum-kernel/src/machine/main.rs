@@ -220,7 +220,7 @@ fn run(boot: &Boot, wish: &str, counted: bool) -> Result<(), &'static str> {
     let (machine, cpus) = boot_all(boot, counted)?;
     match wish {
         "" => {}
-        "apart" => machine.policy().set_joins(false),
+        "apart" => machine.policy().set_cont_blocks(false),
         _ => return Err("unknown wish: run [apart]"),
     }
     hooks::set_page_fault(mem::uaccess::resolve);

@@ -4,7 +4,7 @@ use super::discrepancy::{Discrepancy, Quantity};
 use super::{Audit, each_block};
 use crate::frame::{FrameKind, flag};
 use crate::memcg::LruList;
-use crate::page_cache::names_object;
+use crate::page_cache::belongs_to_object;
 use crate::platform::Platform;
 
 impl<P: Platform> Audit<'_, '_, P> {
@@ -19,7 +19,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 let (counted, found) = (frame.counts().maps, self.count(pfn));
                 self.compare(Quantity::Mappings(pfn), counted.into(), found.into());
                 self.sums.folios += 1 << state.order();
-                partial += u64::from(state.has(flag::PARTIAL));
+                partial += u64::from(state.has(flag::PARTIALLY_MAPPED));
             }
             FrameKind::Tail => (self.report)(Discrepancy::StrayFrame { pfn, kind: state.kind() }),
             FrameKind::Folio | FrameKind::Private | FrameKind::Reserved => {}
@@ -44,7 +44,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 (self.report)(Discrepancy::TooFewReferences { pfn, refs: counts.refs, maps });
             }
             self.sums.pinned += u64::from(counts.refs.saturating_sub(maps));
-            if names_object(frame) && maps <= counts.maps {
+            if belongs_to_object(frame) && maps <= counts.maps {
                 (self.report)(Discrepancy::WrongObject { pfn });
             }
         });

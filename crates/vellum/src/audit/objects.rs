@@ -6,7 +6,7 @@ use crate::addr::Pfn;
 use crate::arch::Arch;
 use crate::frame::flag;
 use crate::memcg::MemcgId;
-use crate::page_cache::{Object, There};
+use crate::page_cache::{Object, PageLocation};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::stats::Counter;
@@ -18,8 +18,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     pub(super) fn each_object(&mut self, mut visit: impl FnMut(&mut Self, &Object<'m, P>)) {
         let machine = self.machine;
         each_block(machine, |pfn, _, state| {
-            if state.has(flag::HEAD)
-                && let Some(object) = Object::at(machine, pfn)
+            if state.has(flag::OBJECT_HEAD)
+                && let Some(object) = Object::from_head_frame(machine, pfn)
             {
                 visit(self, &object);
             }
@@ -32,7 +32,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     pub(super) fn indexes(&mut self) -> u64 {
         let (mut structures, mut resident) = (0, 0);
         self.each_object(|audit, object| {
-            let counted = object.extent();
+            let counted = object.page_counts();
             let (mut in_memory, mut in_swap) = (0, 0);
             let mut nodes = 0;
             let Audit { machine, first, counts, report, .. } = audit;
@@ -45,8 +45,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                     }
                 },
                 &mut |there| match there {
-                    There::Swap(..) => in_swap += 1,
-                    There::Memory(pfn, named) => {
+                    PageLocation::Swap(..) => in_swap += 1,
+                    PageLocation::Memory(pfn, named) => {
                         in_memory += 1;
                         let (head, _) = machine.frames().head(pfn);
                         let count = counts.get_mut(head.0.wrapping_sub(first.0) as usize);
@@ -117,7 +117,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     pub(super) fn swapped(&mut self) {
         self.counts.fill(0);
         self.each_object(|audit, object| {
-            let [_, in_swap] = object.extent();
+            let [_, in_swap] = object.page_counts();
             audit.counts[usize::from(object.memcg().number())] += (in_swap as u32) << object.page_order();
         });
         self.by_memcg(Quantity::MemcgSwapped as fn(MemcgId) -> Quantity, |usage| usage.swapped, |_| 0);
@@ -133,7 +133,7 @@ fn each_vma<P: Platform, A: Arch>(space: &AddressSpace<'_, P, A>, mut visit: imp
             next = Some(vma.range.end);
             if !vma.backing.is_anonymous() {
                 // SAFETY: the VMAs are locked, so this one keeps its object.
-                let object = unsafe { Object::behind(space.machine(), &vma.backing) };
+                let object = unsafe { Object::of_backing(space.machine(), &vma.backing) };
                 visit(vma, &object);
             }
             false

@@ -8,7 +8,7 @@ use super::discrepancy::Quantity;
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind};
 use crate::frame::HUGE_ORDER;
-use crate::page_cache::There;
+use crate::page_cache::PageLocation;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::swap::MAX_SWAP_DEVICES;
@@ -34,7 +34,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 self.each_object(|audit, object| {
                     let pages = 1 << object.page_order();
                     object.survey(&mut |_| (), &mut |there| {
-                        if let There::Swap(on, slot) = there {
+                        if let PageLocation::Swap(on, slot) = there {
                             audit.count_slots((on == device).then_some(slot..slot + pages), &window);
                         }
                     });

@@ -10,7 +10,7 @@ use super::*;
 use crate::arch::X86_64;
 use crate::frame::{BootOptions, Counts};
 use crate::memcg::{LruList, LruvecId, MemcgId};
-use crate::page_cache::{Object, There};
+use crate::page_cache::{Object, PageLocation};
 use crate::platform::SpaceId;
 use crate::space::{Access, Advise, Limits, MapFlags, MapRequest};
 use crate::swap::{Compressed, Slots, SwapRun};
@@ -55,7 +55,7 @@ fn on(test: impl FnOnce(&Scene<'_>)) {
     // A page so far away that the index has nodes of all levels.
     drop(object.page_or_new(1 << 27, memcg).unwrap());
     let on = Scene { machine: &machine, memcg, space, object };
-    assert!(on.object.extent().iter().all(|pages| *pages > 0), "{:?}", on.object.extent());
+    assert!(on.object.page_counts().iter().all(|pages| *pages > 0), "{:?}", on.object.page_counts());
     assert_eq!(on.audit(), []);
     test(&on);
 }
@@ -87,8 +87,8 @@ impl Scene<'_> {
     fn pages(&self) -> (Pfn, u32) {
         let (mut in_memory, mut in_swap) = (None, None);
         self.object.survey(&mut |_| (), &mut |there| match there {
-            There::Memory(pfn, _) => in_memory = in_memory.or(Some(pfn)),
-            There::Swap(_, slot) => in_swap = in_swap.or(Some(slot)),
+            PageLocation::Memory(pfn, _) => in_memory = in_memory.or(Some(pfn)),
+            PageLocation::Swap(_, slot) => in_swap = in_swap.or(Some(slot)),
         });
         (in_memory.unwrap(), in_swap.unwrap())
     }
@@ -133,25 +133,25 @@ fn a_vma_that_an_object_counts_and_no_space_has_is_found() {
     on(|on| {
         let backing = Backing { object: on.object.frame(), sharing: Sharing::Private, delta: 0, tag: 0 };
         let space = on.space.id();
-        crate::page_cache::hold(on.machine, &backing, space);
+        crate::page_cache::get_backing(on.machine, &backing, space);
         let vmas = |what: Quantity| Discrepancy::Differs { what, counted: 2, found: 1 };
         let at = on.object.frame();
         assert_eq!(on.audit(), [vmas(Quantity::VmasOfSpace(at, space)), vmas(Quantity::Vmas(at))]);
-        on.object.take_back(&backing, space);
+        on.object.cancel_backing(&backing, space);
         // Of a space that does not exist.
         on.counted_once_too_often(
             Quantity::Vmas(at),
-            || crate::page_cache::hold(on.machine, &backing, SpaceId(1 << 40)),
-            || on.object.take_back(&backing, SpaceId(1 << 40)),
+            || crate::page_cache::get_backing(on.machine, &backing, SpaceId(1 << 40)),
+            || on.object.cancel_backing(&backing, SpaceId(1 << 40)),
         );
         on.counted_once_too_often(
             Quantity::Writers(at),
-            || assert!(on.object.admit_writer()),
+            || assert!(on.object.map_writable()),
             || {
                 // Adding and removing a VMA that may write ends the write access.
                 let writer = Backing { sharing: Sharing::Shared, ..backing };
-                crate::page_cache::hold(on.machine, &backing, space);
-                on.object.take_back(&writer, space);
+                crate::page_cache::get_backing(on.machine, &backing, space);
+                on.object.cancel_backing(&writer, space);
             },
         );
     });
@@ -180,7 +180,7 @@ fn a_page_charged_to_no_memcg_or_to_the_wrong_one_is_found() {
         // A frame of the host's, whose descriptor loses its flags.
         let own = memcgs.alloc_for_host(frames, on.memcg, 0).unwrap();
         assert_eq!(on.audit(), []);
-        frames.frame(own).become_kind(FrameKind::Private, 0, 0);
+        frames.frame(own).set_kind(FrameKind::Private, 0, 0);
         assert_eq!(charged(on.audit()), [(MemcgId::ROOT, 1), (on.memcg, 1)]);
         // SAFETY: the frame was allocated above, and is not used.
         unsafe { memcgs.free_for_host(frames, own, 0) };

@@ -64,7 +64,7 @@ pub struct BootOptions {
     /// Frames in the reserve, which only [`Frames::alloc_reserve`] allocates: what the host needs
     /// when users have taken all other memory (Linux: `min_free_kbytes`). Each node holds a part in
     /// proportion to its memory.
-    pub kept: u64,
+    pub min_free: u64,
     /// Frames between one watermark and the next ([`Watermarks`]), distributed over the nodes in
     /// proportion to their memory (Linux: `watermark_scale_factor`). 0 stands for a 64th of all
     /// frames.
@@ -205,7 +205,7 @@ impl<'p, P: Platform> Frames<'p, P> {
             // Rounded so that the parts of all nodes add up to the whole.
             let up_to = |whole: u64, frames: u64| (whole as u128 * frames as u128 / (all as u128).max(1)) as u64;
             let part = |whole: u64| up_to(whole, before + total) - up_to(whole, before);
-            let (min, step) = (part(options.kept), part(step));
+            let (min, step) = (part(options.min_free), part(step));
             let low = min.saturating_add(step);
             before += total;
             Node::new(platform, node, nodes, total, Watermarks { min, low, high: low.saturating_add(step) })

@@ -95,7 +95,7 @@ impl Buddy {
                     have -= 1;
                     self.insert(frames, pfn.add(1 << have), have, zero);
                 }
-                frames.frame(pfn).become_kind(FrameKind::Private, order, 0);
+                frames.frame(pfn).set_kind(FrameKind::Private, order, 0);
                 self.frames -= 1 << order;
                 return Some(FreeBlock { pfn, is_zero: zero });
             }
@@ -113,8 +113,8 @@ impl Buddy {
             let Some(frame) = frames.get(buddy).filter(|f| f.is(FrameKind::Free, order)) else { break };
             let buddy_zero = frame.state().has(flag::ZERO);
             self.free[buddy_zero as usize][order as usize].remove(frames, buddy);
-            frame.become_kind(FrameKind::Private, 0, 0);
-            frames.frame(pfn).become_kind(FrameKind::Private, 0, 0);
+            frame.set_kind(FrameKind::Private, 0, 0);
+            frames.frame(pfn).set_kind(FrameKind::Private, 0, 0);
             zero &= buddy_zero;
             pfn = pfn.align_down(order + 1);
             order += 1;
@@ -125,7 +125,7 @@ impl Buddy {
     /// Puts a block, which is on no list, in front of the free list of its order.
     fn insert<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool) {
         let frame = frames.frame(pfn);
-        frame.become_kind(FrameKind::Free, order, if zero { flag::ZERO } else { 0 });
+        frame.set_kind(FrameKind::Free, order, if zero { flag::ZERO } else { 0 });
         self.free[zero as usize][order as usize].push(frames, pfn, frame);
     }
 }

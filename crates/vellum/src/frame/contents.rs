@@ -65,9 +65,9 @@ impl<P: Platform> Frames<'_, P> {
     /// if `attrs` allows execution (Linux: `flush_icache_pages`). The caller passes the permissions
     /// that the new PTEs add.
     #[inline(always)]
-    pub(crate) fn expose(&self, pfn: Pfn, count: u32, attrs: Attrs) {
+    pub(crate) fn sync_icache(&self, pfn: Pfn, count: u32, attrs: Attrs) {
         if attrs.contains(Attrs::EXEC) {
-            self.platform.publish_code(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize);
+            self.platform.sync_icache(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize);
         }
     }
 }

@@ -65,7 +65,13 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// # Errors
     /// Fails with [`TooManyReferences`], with nothing changed, at [`Counts::MAX_REFS`] references.
     #[inline]
-    pub(crate) fn share_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Result<(), TooManyReferences> {
+    pub(crate) fn get_counts_checked(
+        &self,
+        head: Pfn,
+        frame: &Frame,
+        refs: u32,
+        maps: u32,
+    ) -> Result<(), TooManyReferences> {
         self.trace_counts_raised(head, frame, refs, maps);
         if frame.get_checked(refs, maps) { Ok(()) } else { Err(TooManyReferences) }
     }
@@ -86,10 +92,10 @@ impl<'p, P: Platform> Frames<'p, P> {
     #[inline]
     pub(crate) fn make_folio(&self, pfn: Pfn, order: u8, flags: u32, counts: Counts) -> &'p Frame {
         const { assert!(LARGEST_FOLIO as u32 <= SECTION_SHIFT, "the descriptors of a folio are one slice") };
-        let descriptors = self.stretch(pfn, 1 << order);
+        let descriptors = self.descriptors(pfn, 1 << order);
         let head = &descriptors[0];
-        descriptors[1..].iter().for_each(|tail| tail.become_kind(FrameKind::Tail, order, 0));
-        head.become_kind(FrameKind::Folio, order, flags);
+        descriptors[1..].iter().for_each(|tail| tail.set_kind(FrameKind::Tail, order, 0));
+        head.set_kind(FrameKind::Folio, order, flags);
         trace(self.platform, || Event::Counts(pfn, (0, 0), (counts.refs, counts.maps)));
         head.set_counts(counts);
         head

@@ -1,4 +1,4 @@
-//! The descriptor of a frame: 32 bytes, two to a cache line (Linux: `struct page`).
+//! The descriptor of a frame: 32 bytes, two to a cache line (Linux: `struct rmap_index`).
 //!
 //! The meaning of the fields depends on the kind of the frame:
 //!
@@ -50,17 +50,17 @@ pub mod flag {
     /// A free block every byte of which is zero (INV-10).
     pub const ZERO: u32 = 1 << 16;
     /// A page table that was unhooked from its parent. A walker that reaches it starts again.
-    pub const DEAD: u32 = 1 << 17;
+    pub const UNHOOKED: u32 = 1 << 17;
     /// A partially mapped folio, which is on the deferred-split list of its per-CPU lruvec.
-    pub const PARTIAL: u32 = 1 << 18;
+    pub const PARTIALLY_MAPPED: u32 = 1 << 18;
     /// The zero folio, which read faults map. It has no counts and is never freed (Linux: the huge
     /// zero folio).
-    pub const ZEROS: u32 = 1 << 19;
+    pub const ZERO_FOLIO: u32 = 1 << 19;
     /// A folio that belongs to a page-cache object, or did.
     pub const OBJECT: u32 = 1 << 20;
     /// A lazyfree folio (`MADV_FREE`): reclaim may free it without writing it out, as long as it is
     /// clean.
-    pub const LAZY: u32 = 1 << 21;
+    pub const LAZYFREE: u32 = 1 << 21;
     /// A folio at least one page of which is, or was, in the swap cache ([`crate::swap`]).
     pub const SWAP_CACHED: u32 = 1 << 22;
     /// A [`Private`](super::FrameKind::Private) block that is charged to the memcg in its
@@ -69,7 +69,7 @@ pub mod flag {
     /// A charged block that holds structures of the host.
     pub const HOST: u32 = 1 << 24;
     /// A charged frame that begins with the head of a page-cache object.
-    pub const HEAD: u32 = 1 << 25;
+    pub const OBJECT_HEAD: u32 = 1 << 25;
 }
 
 /// The key of the anonymous reverse map (rmap): the fork family whose spaces may map an anonymous
@@ -78,38 +78,41 @@ pub mod flag {
 /// Reverse-map walks look at the VMAs whose [`Backing`](crate::vma::Backing) covers the rmap index,
 /// in every space of the family. The key is a hint: a VMA found by it need not map the folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub(crate) struct RmapKey {
     /// The fork family: a space and all its descendants.
     pub(crate) family: Family,
     /// The folio's rmap index, in 4 KiB pages, truncated to [`RmapKey::RMAP_INDEX_BITS`].
-    pub(crate) page: u64,
+    pub(crate) rmap_index: u64,
 }
 
 /// The number of a fork family. Families whose numbers agree in their low 20 bits share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Family(pub(crate) u32);
 
-impl Owner {
+impl RmapKey {
     /// Bits that are kept of an rmap index, which counts 4 KiB pages.
-    pub(crate) const PAGE_BITS: u32 = 44;
+    pub(crate) const RMAP_INDEX_BITS: u32 = 44;
 
     /// Packs the key into the word that a folio's descriptor keeps.
     #[inline]
     pub(crate) fn pack(self) -> u64 {
-        (self.family.0 as u64) << Self::PAGE_BITS | self.page & ((1 << Self::PAGE_BITS) - 1)
+        (self.family.0 as u64) << Self::RMAP_INDEX_BITS | self.rmap_index & ((1 << Self::RMAP_INDEX_BITS) - 1)
     }
 
     /// Unpacks a word that [`RmapKey::pack`] made.
     #[inline]
-    pub(crate) fn unpack(raw: u64) -> Owner {
-        Owner { family: Family((raw >> Self::PAGE_BITS) as u32), page: raw & ((1 << Self::PAGE_BITS) - 1) }
+    pub(crate) fn unpack(raw: u64) -> RmapKey {
+        RmapKey {
+            family: Family((raw >> Self::RMAP_INDEX_BITS) as u32),
+            rmap_index: raw & ((1 << Self::RMAP_INDEX_BITS) - 1),
+        }
     }
 }
 
 impl Family {
     /// Returns the family that a space without a parent founds.
     pub(crate) fn of(space: u64) -> Family {
-        Family((space & ((1 << (64 - Owner::PAGE_BITS)) - 1)) as u32)
+        Family((space & ((1 << (64 - RmapKey::RMAP_INDEX_BITS)) - 1)) as u32)
     }
 }
 
@@ -127,7 +130,7 @@ pub struct Counts {
 impl Counts {
     /// The number of references at which a program's call gets no more. It is a quarter of the
     /// counter's range, so neither counter overflows, however many CPUs add to it at once.
-    pub const MOST: u32 = 1 << 30;
+    pub const MAX_REFS: u32 = 1 << 30;
 
     /// Packs both counts into one word, references in the upper half.
     #[inline]
@@ -138,7 +141,7 @@ impl Counts {
     /// Returns whether there are references beyond those of mappings, such as a pin. The result may
     /// be outdated, or transiently true: an unmap may drop mappings before references.
     #[inline]
-    pub(crate) const fn is_held(self) -> bool {
+    pub(crate) const fn has_unmapped_refs(self) -> bool {
         self.refs > self.maps
     }
 
@@ -233,14 +236,14 @@ impl Frame {
 
     /// Sets kind, order and flags with a plain store. The caller owns the frame alone.
     #[inline]
-    pub(crate) fn become_kind(&self, kind: FrameKind, order: u8, flags: u32) {
+    pub(crate) fn set_kind(&self, kind: FrameKind, order: u8, flags: u32) {
         self.state.store(kind as u32 | (order as u32) << ORDER_SHIFT | flags, Ordering::Relaxed);
     }
 
     /// Turns the frame into a page table of this level, with its lock unlocked and no live PTE. The
     /// caller owns the frame alone.
     #[inline]
-    pub(crate) fn become_table(&self, level: u8, order: u8) {
+    pub(crate) fn set_table(&self, level: u8, order: u8) {
         let state = FrameKind::Table as u32 | (level as u32) << LEVEL_SHIFT | (order as u32) << ORDER_SHIFT;
         self.state.store(state, Ordering::Relaxed);
         self.link[0].store(0, Ordering::Relaxed);
@@ -332,7 +335,7 @@ impl Frame {
     pub(crate) fn get_checked(&self, refs: u32, maps: u32) -> bool {
         let before = Counts::unpack(self.counts.fetch_add(Counts { refs, maps }.pack(), Ordering::Relaxed));
         debug_assert!(before.refs > 0, "took a reference to a folio whose refcount is zero");
-        before.refs < Counts::MOST || self.put_back_excess(refs, maps)
+        before.refs < Counts::MAX_REFS || self.put_back_excess(refs, maps)
     }
 
     /// Takes back what [`Frame::get_checked`] added above the limit, and returns `false`.

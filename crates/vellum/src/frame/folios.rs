@@ -62,7 +62,7 @@ impl<'p, P: Platform> Iterator for Folios<'_, 'p, P> {
         let frame = match self.descriptors.get(self.index) {
             Some(frame) => frame,
             None => {
-                (self.descriptors, self.index) = (self.frames.stretch(self.at, self.left), 0);
+                (self.descriptors, self.index) = (self.frames.descriptors(self.at, self.left), 0);
                 self.descriptors.first()?
             }
         };

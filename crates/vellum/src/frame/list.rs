@@ -97,7 +97,7 @@ impl FrameList {
 
     /// Iterates from the last frame to the first. The caller may remove a frame that the iterator
     /// has returned.
-    pub(crate) fn backward<'f, 'p, P: Platform>(
+    pub(crate) fn iter_rev<'f, 'p, P: Platform>(
         &self,
         frames: &'f Frames<'p, P>,
     ) -> impl Iterator<Item = (Pfn, &'p Frame)> + use<'f, 'p, P> {

@@ -40,7 +40,7 @@ pub mod policy;
 mod tests;
 
 pub use boot::{BootError, BootOptions};
-pub(crate) use desc::Owner;
+pub(crate) use desc::RmapKey;
 pub use desc::{Counts, Family, Frame, FrameKind, FrameState, flag};
 pub(crate) use list::Cut;
 pub use list::FrameList;
@@ -52,7 +52,7 @@ use node::{LocatedBlock, Node};
 use percpu::FrameCache;
 
 use crate::addr::{Pfn, PhysAddr};
-use crate::platform::{Event, Platform, Wanted, allows, trace};
+use crate::platform::{Event, FailPoint, Platform, allows, trace};
 use crate::sync::SpinLock;
 
 /// The order of the largest block of the buddy allocator: 1 GiB.
@@ -163,7 +163,7 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     /// Returns the number of frames in the reserve of all nodes, the sum of the min watermarks:
     /// [`BootOptions::min_free`].
-    pub fn kept(&self) -> u64 {
+    pub fn min_free(&self) -> u64 {
         self.nodes.iter().map(|node| node.marks.min).sum()
     }
 
@@ -240,7 +240,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// # Panics
     /// If the machine has no such frame. No caller passes an unchecked number.
     #[inline]
-    pub(crate) fn stretch(&self, pfn: Pfn, count: u32) -> &'p [Frame] {
+    pub(crate) fn descriptors(&self, pfn: Pfn, count: u32) -> &'p [Frame] {
         let descriptors = self.descriptors_from(pfn).unwrap_or_else(|| no_such_frame(pfn));
         &descriptors[..descriptors.len().min(count as usize)]
     }
@@ -276,7 +276,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// Allocates like [`Frames::alloc_at_lruvec`]; on failure the frame is [`Pfn::NONE`]. This form
     /// returns in two registers.
     fn find_block(&self, order: u8, zero: bool, usage: Use) -> (Pfn, usize) {
-        if !allows(self.platform, Wanted::Frames) {
+        if !allows(self.platform, FailPoint::Frames) {
             return (Pfn::NONE, 0);
         }
         if order <= HUGE_ORDER {
@@ -312,7 +312,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     ///
     /// # Errors
     /// Fails with [`OutOfMemory`] if the reserve is exhausted.
-    pub fn alloc_kept(&self, order: u8, usage: Use) -> Result<Pfn, OutOfMemory> {
+    pub fn alloc_reserve(&self, order: u8, usage: Use) -> Result<Pfn, OutOfMemory> {
         self.alloc(order, false, usage).or_else(|error| {
             let pfn = self.find_in_reserve(order).ok_or(error)?;
             Ok(self.prepare_allocated(pfn, order, false))
@@ -324,7 +324,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     ///
     /// # Safety
     /// As for [`Frames::free`].
-    pub unsafe fn free_kept(&self, pfn: Pfn, order: u8, usage: Use) {
+    pub unsafe fn free_reserve(&self, pfn: Pfn, order: u8, usage: Use) {
         // SAFETY: by contract.
         let zero = unsafe { self.prepare_freed(pfn, 1 << order, false) };
         let mut buddy = self.nodes[self.node_of(pfn)].buddy.lock_irq(self.platform);

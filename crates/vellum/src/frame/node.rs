@@ -79,12 +79,12 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     /// Returns the number of per-CPU lruvecs: one for each CPU, and with several nodes one more for
     /// each node.
-    pub(crate) fn shards(&self) -> usize {
+    pub(crate) fn lruvecs(&self) -> usize {
         self.caches.len()
     }
 
     /// Returns the per-CPU lruvecs that have memory of `node`, or all of them.
-    pub(crate) fn shards_on(&self, node: Option<usize>) -> impl Iterator<Item = usize> {
+    pub(crate) fn lruvecs_on(&self, node: Option<usize>) -> impl Iterator<Item = usize> {
         let (platform, cpus) = (self.platform, self.platform.count());
         let own = move |shard: usize| if shard < cpus { platform.node(shard) } else { shard - cpus };
         (0..self.lruvecs()).filter(move |shard| node.is_none_or(|node| own(*shard) == node))
@@ -187,7 +187,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     fn nearest(&self, skip: usize, give: impl Fn(&Node, usize) -> Option<FreeBlock>) -> Option<LocatedBlock> {
         let own = &self.nodes[self.platform.node(self.platform.current())];
         own.by_distance[skip..self.nodes()].iter().find_map(|node| {
-            let shard = self.shard_on(usize::from(*node));
+            let shard = self.lruvec_on(usize::from(*node));
             give(&self.nodes[usize::from(*node)], shard).map(|block| LocatedBlock { block, shard })
         })
     }

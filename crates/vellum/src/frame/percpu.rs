@@ -88,7 +88,7 @@ impl HugeRange {
             {
                 (self.next, self.left, self.zero) = (pfn, 1 << order, zero);
                 for start in (0..1 << order).step_by(1 << HUGE_ORDER) {
-                    frames.frame(pfn.add(start)).become_kind(FrameKind::Cached, HUGE_ORDER, 0);
+                    frames.frame(pfn.add(start)).set_kind(FrameKind::Cached, HUGE_ORDER, 0);
                 }
                 return;
             }
@@ -143,7 +143,7 @@ impl FrameCache {
             if let Some(pfn) = stack.top.some() {
                 let frame = frames.frame(pfn);
                 *stack = Stack { top: Pfn(frame.link(1).load(Relaxed)), len: stack.len - 1 };
-                frame.become_kind(FrameKind::Private, order, 0);
+                frame.set_kind(FrameKind::Private, order, 0);
                 self.frames -= 1 << order;
                 return Some(FreeBlock { pfn, is_zero: zero });
             }
@@ -155,7 +155,7 @@ impl FrameCache {
     #[inline]
     fn push<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool, usage: Use) -> u32 {
         let frame = frames.frame(pfn);
-        frame.become_kind(FrameKind::Cached, order, if zero { flag::ZERO } else { 0 });
+        frame.set_kind(FrameKind::Cached, order, if zero { flag::ZERO } else { 0 });
         let stack = &mut self.stacks[usage as usize][zero as usize][order as usize];
         frame.link(1).store(stack.top.0, Relaxed);
         *stack = Stack { top: pfn, len: stack.len + 1 };
@@ -200,10 +200,10 @@ impl FrameCache {
             self.push(frames, pfn.add(1 << upper), upper, zero, usage);
         }
         let stack = &mut self.stacks[usage as usize][zero as usize][order as usize];
-        let descriptors = frames.stretch(pfn, 1 << part);
+        let descriptors = frames.descriptors(pfn, 1 << part);
         let mut next = stack.top;
         for i in (0..descriptors.len()).step_by(1 << order).rev() {
-            descriptors[i].become_kind(FrameKind::Cached, order, if zero { flag::ZERO } else { 0 });
+            descriptors[i].set_kind(FrameKind::Cached, order, if zero { flag::ZERO } else { 0 });
             descriptors[i].link(1).store(next.0, Relaxed);
             next = pfn.add(i as u32);
         }

@@ -125,12 +125,12 @@ impl FolioPolicy {
     /// Returns the orders, as a bit set, of folios that a page fault may insert into a page-cache
     /// object, besides single pages, where they lie within the object and within the VMA (Linux:
     /// `hugepages-<size>kB/shmem_enabled`, `within_size`). None by default.
-    pub fn objects(&self) -> u32 {
+    pub fn shmem_orders(&self) -> u32 {
         self.shmem_orders.load(Relaxed)
     }
 
     /// Sets what [`FolioPolicy::shmem_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
-    pub fn set_objects(&self, orders: u32) {
+    pub fn set_shmem_orders(&self, orders: u32) {
         self.shmem_orders.store(orders & ALL_ORDERS, Relaxed);
     }
 
@@ -138,24 +138,24 @@ impl FolioPolicy {
     /// [`Object::allocate`](crate::page_cache::Object::allocate) inserts where they lie within its
     /// range; 64 KiB by default. A program's text then is in folios that a cont block maps (Linux:
     /// `exec_folio_order`).
-    pub fn fills(&self) -> u32 {
+    pub fn prealloc_orders(&self) -> u32 {
         self.prealloc_orders.load(Relaxed)
     }
 
     /// Sets what [`FolioPolicy::prealloc_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
-    pub fn set_fills(&self, orders: u32) {
+    pub fn set_prealloc_orders(&self, orders: u32) {
         self.prealloc_orders.store(orders & ALL_ORDERS, Relaxed);
     }
 
     /// Sets whether spaces created from now on map cont blocks, which a TLB may cache as one
     /// translation (AArch64's contiguous bit, RISC-V's Svnapot), if the format has them. Set by
     /// default.
-    pub fn set_joins(&self, joins: bool) {
+    pub fn set_cont_blocks(&self, joins: bool) {
         self.cont_blocks.store(joins, Relaxed);
     }
 
     /// Returns what [`FolioPolicy::set_cont_blocks`] has set.
-    pub fn joins(&self) -> bool {
+    pub fn cont_blocks(&self) -> bool {
         self.cont_blocks.load(Relaxed)
     }
 

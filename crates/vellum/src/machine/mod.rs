@@ -127,7 +127,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             frames.free(pfn.add(size + 1), 2 * size - 1, true, Use::Folio);
         }
         for fence in [block.add(size - 1), pfn.add(size)] {
-            frames.frame(fence).become_kind(FrameKind::Private, 0, 0);
+            frames.frame(fence).set_kind(FrameKind::Private, 0, 0);
         }
         frames.make_folio(pfn, order, flag::ZERO_FOLIO, Counts { refs: 1, maps: 0 });
         Ok(ZeroFolio { pfn, order })

@@ -70,11 +70,11 @@ impl<'p> Memcgs<'p> {
         let here = frames.platform().current();
         let lruvec = |index| LruvecId { memcg: id, index };
         let any = [here].into_iter().chain(0..frames.lruvecs()).find(|at| self.try_lruvec(lruvec(*at)).is_some());
-        let pfn = frames.alloc_kept(order, Use::Kernel)?;
+        let pfn = frames.alloc_reserve(order, Use::Kernel)?;
         self.charge_beyond(id, 1 << order);
         let frame = frames.frame(pfn);
         frame.set_lruvec(lruvec(any.unwrap_or(here)).pack(None));
-        frame.become_kind(FrameKind::Private, order, HOST_FLAGS);
+        frame.set_kind(FrameKind::Private, order, HOST_FLAGS);
         Ok(pfn)
     }
 
@@ -86,6 +86,6 @@ impl<'p> Memcgs<'p> {
     pub unsafe fn free_for_host<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, order: u8) {
         self.uncharge(frames, pfn, order);
         // SAFETY: by contract.
-        unsafe { frames.free_kept(pfn, order, Use::Kernel) };
+        unsafe { frames.free_reserve(pfn, order, Use::Kernel) };
     }
 }

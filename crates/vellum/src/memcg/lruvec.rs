@@ -45,7 +45,7 @@ impl LruList {
     pub(crate) fn evictable(head: &Frame) -> LruList {
         match head.state() {
             state if state.has(flag::OBJECT) => LruList::Shmem,
-            state if state.has(flag::LAZY) => LruList::Lazyfree,
+            state if state.has(flag::LAZYFREE) => LruList::Lazyfree,
             _ => LruList::Anon,
         }
     }
@@ -181,7 +181,7 @@ impl Lruvec {
     ) -> (ListSize, impl Iterator<Item = (Pfn, &'p Frame)> + use<'f, 'p, P>) {
         let at = list as usize;
         let counted = ListSize { folios: self.lru[at].len().into(), pages: self.pages[at] };
-        (counted, self.lru[at].backward(frames))
+        (counted, self.lru[at].iter_rev(frames))
     }
 
     /// Adds a folio, which is on no list, to the young end of a list. The caller has the descriptor
@@ -253,7 +253,7 @@ impl Lruvec {
     ) -> u64 {
         let (mut folios, mut sum) = (limit.folios, 0);
         let mut cut = Cut::default();
-        for (pfn, frame) in self.lru[list as usize].backward(frames) {
+        for (pfn, frame) in self.lru[list as usize].iter_rev(frames) {
             if folios == 0 || sum >= limit.pages {
                 break;
             }

@@ -313,7 +313,7 @@ impl<'p> Memcgs<'p> {
             unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
             return Err(why);
         }
-        frame.become_kind(FrameKind::Private, order, flags);
+        frame.set_kind(FrameKind::Private, order, flags);
         Ok((pfn, frame))
     }
 

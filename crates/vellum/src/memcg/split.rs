@@ -10,7 +10,7 @@
 use super::Memcgs;
 use super::lruvec::{LruList, LruvecId};
 use crate::addr::Pfn;
-use crate::frame::{Counts, Frame, FrameKind, Frames, HUGE_ORDER, Owner, flag};
+use crate::frame::{Counts, Frame, FrameKind, Frames, HUGE_ORDER, RmapKey, flag};
 use crate::platform::{Event, Platform, trace};
 
 const WORDS: usize = (1 << HUGE_ORDER) / u64::BITS as usize;
@@ -93,26 +93,26 @@ impl<'p> Memcgs<'p> {
     /// LRU list, and the caller's reference is replaced by one to each piece that is not mapped.
     pub(crate) fn split<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn, mapped: &MappedPages) -> bool {
         let frame = frames.frame(head);
-        let owner = Owner::unpack(frame.data());
+        let owner = RmapKey::unpack(frame.data());
         let lruvec = LruvecId::unpack(frame.lruvec());
         let mut lists = self.lruvec(lruvec).lock(frames.platform());
         let before = mapped.expected_counts();
         // A CPU that isolates the folio takes a reference under this lock: while the folio is on
         // its list and the counts are these, no other CPU gets at it.
         let Some(list) = LruList::of(frame).filter(|_| frame.counts() == before) else { return false };
-        if frame.clear_flag(flag::PARTIAL) {
+        if frame.clear_flag(flag::PARTIALLY_MAPPED) {
             lists.deferred.remove(frames, head.add(1));
         }
-        let lazy = if frame.has(flag::LAZY) { flag::LAZY } else { 0 };
+        let lazy = if frame.has(flag::LAZYFREE) { flag::LAZYFREE } else { 0 };
         lists.remove(frames, head, frame.lruvec());
         for Piece { offset, order, mapped } in mapped.pieces() {
             let pfn = head.add(offset);
             for tail in 1..1 << order {
-                frames.frame(pfn.add(tail)).become_kind(FrameKind::Tail, order, 0);
+                frames.frame(pfn.add(tail)).set_kind(FrameKind::Tail, order, 0);
             }
             let piece = frames.frame(pfn);
-            piece.become_kind(FrameKind::Folio, order, if mapped { lazy } else { 0 });
-            piece.set_data(Owner { page: owner.page + u64::from(offset), ..owner }.pack());
+            piece.set_kind(FrameKind::Folio, order, if mapped { lazy } else { 0 });
+            piece.set_data(RmapKey { rmap_index: owner.rmap_index + u64::from(offset), ..owner }.pack());
             let counts =
                 if mapped { Counts { refs: 1 << order, maps: 1 << order } } else { Counts { refs: 1, maps: 0 } };
             let was = if offset == 0 { (before.refs, before.maps) } else { (0, 0) };
@@ -139,7 +139,7 @@ impl<'p> Memcgs<'p> {
         self.with_lruvec(frames, lruvec, |at| {
             let mut lists = at.lock(frames.platform());
             let mut left = folios;
-            for (tail, _) in lists.deferred.backward(frames) {
+            for (tail, _) in lists.deferred.iter_rev(frames) {
                 if left == 0 {
                     break;
                 }
@@ -150,7 +150,7 @@ impl<'p> Memcgs<'p> {
                 // isolated folio is skipped as well.
                 if LruvecId::is_listed(frame.lruvec()) && frames.try_get(head, frame, 1, 0) {
                     lists.deferred.remove(frames, tail);
-                    frame.clear_flag(flag::PARTIAL);
+                    frame.clear_flag(flag::PARTIALLY_MAPPED);
                     take(head, frame);
                     left -= 1;
                 }
@@ -174,7 +174,7 @@ impl<'p> Memcgs<'p> {
         let frame = frames.frame(head);
         let mut lists = self.lruvec(LruvecId::unpack(frame.lruvec())).lock(frames.platform());
         let maps = frame.counts().maps;
-        let new = maps != 0 && maps < 1 << frame.order() && !frame.set_flag(flag::PARTIAL);
+        let new = maps != 0 && maps < 1 << frame.order() && !frame.set_flag(flag::PARTIALLY_MAPPED);
         if new {
             lists.deferred.push(frames, head.add(1), frames.frame(head.add(1)));
         }

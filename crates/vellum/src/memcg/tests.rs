@@ -229,7 +229,7 @@ fn a_refused_charge_takes_one_lock_on_any_number_of_cpus_and_memcgs() {
 #[test]
 fn memory_of_the_host_is_charged_to_its_memcg() {
     let host = Host::with_frames(4_000, 2);
-    let frames = Frames::boot(&host, BootOptions { kept: 16, ..BootOptions::default() }).unwrap();
+    let frames = Frames::boot(&host, BootOptions { min_free: 16, ..BootOptions::default() }).unwrap();
     let memcgs = Memcgs::boot(&frames).unwrap();
     let parent = memcgs.create(&frames, MemcgId::ROOT, 8).unwrap();
     let child = memcgs.create(&frames, parent, u64::MAX).unwrap();

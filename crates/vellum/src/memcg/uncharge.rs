@@ -64,7 +64,7 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
             self.start_cut(pfn, frame, packed);
         }
         self.pages += pages;
-        if frame.state().has(flag::PARTIAL) {
+        if frame.state().has(flag::PARTIALLY_MAPPED) {
             let frames = self.frames;
             self.lists(packed).deferred.remove(frames, pfn.add(1));
         }
@@ -96,7 +96,7 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
     pub(crate) fn defer_split(&mut self, pfn: Pfn, frame: &Frame) -> bool {
         let frames = self.frames;
         let lists = self.lists(frame.lruvec());
-        let new = !frame.set_flag(flag::PARTIAL);
+        let new = !frame.set_flag(flag::PARTIALLY_MAPPED);
         if new {
             lists.deferred.push(frames, pfn.add(1), frames.frame(pfn.add(1)));
         }

@@ -31,7 +31,7 @@ pub(crate) struct ContiguousPages {
 }
 
 /// The result of a lookup that inserts nothing.
-pub(crate) enum Looked<'m, P: Platform> {
+pub(crate) enum Lookup<'m, P: Platform> {
     /// The page, with a reference.
     Page(ObjectPage<'m, P>),
     /// The page does not exist and reads as zeros.
@@ -88,7 +88,8 @@ impl<'m, P: Platform> NewFolio<'m, P> {
         let refs = 1 << (order - self.page_order);
         let head = frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
         mapping::clear_object(head);
-        let admitted = self.machine.memcgs().admit(frames, memcg, (pfn, head, shard), order, Some(LruList::Shmem));
+        let admitted =
+            self.machine.memcgs().charge_frames(frames, memcg, (pfn, head, shard), order, Some(LruList::Shmem));
         if let Err(over) = admitted {
             frames.put(pfn, head, refs, 0);
             // SAFETY: the folio was never in an index or on a list, so no other CPU knows it. It is
@@ -152,8 +153,8 @@ impl<'m, P: Platform> Object<'m, P> {
     /// references.
     pub fn page(&self, page: u64) -> Result<Option<ObjectPage<'m, P>>, ObjectError> {
         match self.look_within(MAX_SIZE, page, self.memcg())? {
-            Looked::Page(page) => Ok(Some(page)),
-            Looked::Hole | Looked::BeyondEnd => Ok(None),
+            Lookup::Page(page) => Ok(Some(page)),
+            Lookup::Hole | Lookup::BeyondEnd => Ok(None),
         }
     }
 
@@ -190,7 +191,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let _pinned = self.pinned(memcg)?;
         let shift = self.page_shift();
         let end = ((bytes.end - 1) >> shift) + 1;
-        let limits = FolioLimits { pages: bytes.start >> shift..end, orders: self.machine.policy().fills() };
+        let limits = FolioLimits { pages: bytes.start >> shift..end, orders: self.machine.policy().prealloc_orders() };
         let mut page = limits.pages.start;
         while page < end {
             let step = self.head().page_order;
@@ -211,23 +212,23 @@ impl<'m, P: Platform> Object<'m, P> {
     ///
     /// # Errors
     /// As for [`Object::page`].
-    pub(crate) fn look(&self, page: u64, memcg: MemcgId) -> Result<Looked<'m, P>, ObjectError> {
+    pub(crate) fn lookup(&self, page: u64, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
         self.look_within(0, page, memcg)
     }
 
     /// Looks a page up as if the object's size were at least `size`.
-    fn look_within(&self, size: u64, page: u64, memcg: MemcgId) -> Result<Looked<'m, P>, ObjectError> {
-        let mut retries = Patience::new(&self.head().gate);
+    fn look_within(&self, size: u64, page: u64, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
+        let mut retries = Retries::new(&self.head().gate);
         loop {
             let state = self.lock();
             if !self.is_inside(state.size.max(size), page) {
-                return Ok(Looked::BeyondEnd);
+                return Ok(Lookup::BeyondEnd);
             }
             match state.index.find(self.machine.frames(), page) {
-                None => return Ok(Looked::Hole),
+                None => return Ok(Lookup::Hole),
                 Some(Entry::Resident(pfn)) => {
                     // SAFETY: in the index of the object, whose lock is held.
-                    return Ok(Looked::Page(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) }?));
+                    return Ok(Lookup::Page(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) }?));
                 }
                 Some(Entry::Writeback(_) | Entry::Swapped { .. }) => {}
             }
@@ -244,7 +245,7 @@ impl<'m, P: Platform> Object<'m, P> {
     ///
     /// # Errors
     /// As for [`Object::page_or_new`].
-    pub(crate) fn map_row(
+    pub(crate) fn map_contiguous(
         &self,
         page: u64,
         window: Range<u64>,
@@ -253,7 +254,7 @@ impl<'m, P: Platform> Object<'m, P> {
     ) -> Result<Option<ContiguousPages>, ObjectError> {
         let frames = self.machine.frames();
         let step = 1 << self.head().page_order;
-        let limits = FolioLimits { pages: window.clone(), orders: self.machine.policy().objects() };
+        let limits = FolioLimits { pages: window.clone(), orders: self.machine.policy().shmem_orders() };
         self.with_page(page, memcg, true, &limits, |state, pfn| {
             let mut contiguous = ContiguousPages { page, pfn, pages: 1 };
             let (head, frame) = frames.head(pfn);
@@ -279,8 +280,8 @@ impl<'m, P: Platform> Object<'m, P> {
             }
             let mut taken = 0;
             for (head, frame, count) in frames.folios(contiguous.pfn, contiguous.pages * step) {
-                if let Err(error) = frames.share_counts(head, frame, count, count) {
-                    self.unmap_row(&ContiguousPages { pages: taken / step, ..contiguous });
+                if let Err(error) = frames.get_counts_checked(head, frame, count, count) {
+                    self.unmap_contiguous(&ContiguousPages { pages: taken / step, ..contiguous });
                     return Err(error);
                 }
                 taken += count;
@@ -292,7 +293,7 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 
     /// Drops the references and mappings of pages that were not mapped after all.
-    pub(crate) fn unmap_row(&self, contiguous: &ContiguousPages) {
+    pub(crate) fn unmap_contiguous(&self, contiguous: &ContiguousPages) {
         for (head, _, count) in self.machine.frames().folios(contiguous.pfn, contiguous.pages << self.head().page_order)
         {
             self.machine.put_folio(head, count, count);
@@ -304,7 +305,7 @@ impl<'m, P: Platform> Object<'m, P> {
     ///
     /// # Errors
     /// Fails if the memcg does not exist.
-    fn pinned(&self, memcg: MemcgId) -> Result<Option<Pinned<'_, 'm>>, Refused> {
+    fn pinned(&self, memcg: MemcgId) -> Result<Option<MemcgPin<'_, 'm>>, Refused> {
         let foreign = (memcg != self.memcg()).then(|| self.machine.memcgs().pinned(memcg).ok_or(Refused::OutOfMemory));
         foreign.transpose()
     }
@@ -360,7 +361,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let folio = NewFolio::new(machine, page_order);
         let mut spare = Spare { machine, folio, nodes: [Pfn::NONE; MAX_NODES], count: 0 };
         let mut limits = limits.clone();
-        let mut retries = Patience::new(&self.head().gate);
+        let mut retries = Retries::new(&self.head().gate);
         loop {
             let mut state = self.lock();
             let size = if bounded { state.size } else { MAX_SIZE };

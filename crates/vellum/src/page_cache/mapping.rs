@@ -14,7 +14,7 @@ use super::index::Index;
 use super::{Object, head};
 use crate::addr::Pfn;
 use crate::frame::{Frame, FrameKind, Frames, flag};
-use crate::machine::{Machine, Objects};
+use crate::machine::{Machine, ShmemSwapList};
 use crate::platform::Platform;
 
 /// Sets the object of a folio and the page that the folio begins with.
@@ -36,13 +36,13 @@ fn object_of(frame: &Frame) -> Option<Pfn> {
 }
 
 /// Returns whether a folio names an object.
-pub(crate) fn names_object(frame: &Frame) -> bool {
+pub(crate) fn belongs_to_object(frame: &Frame) -> bool {
     object_of(frame).is_some()
 }
 
 /// Returns the number of the object's page that a folio begins with, from the word [`Frame::data`];
 /// only its low 32 bits.
-pub(crate) fn page_of(data: u64) -> u64 {
+pub(crate) fn folio_index(data: u64) -> u64 {
     data & u64::from(u32::MAX)
 }
 
@@ -83,17 +83,17 @@ pub(super) fn publish_head(head: &Frame) {
     // Orders the writes of the head before the mark; pairs with the acquire fence in
     // `from_head_frame`.
     fence(Release);
-    head.set_flag(flag::HEAD);
+    head.set_flag(flag::OBJECT_HEAD);
 }
 
 impl<'m, P: Platform> Object<'m, P> {
     /// Returns the object whose head is in a frame, with a reference; `None` if the frame holds no
     /// head or the object has no references any more. Takes the lock of the machine's list of
     /// objects.
-    pub(crate) fn at(machine: &'m Machine<'m, P>, at: Pfn) -> Option<Self> {
-        let _objects = machine.objects().lock(machine.platform());
+    pub(crate) fn from_head_frame(machine: &'m Machine<'m, P>, at: Pfn) -> Option<Self> {
+        let _objects = machine.shmem_swap_list().lock(machine.platform());
         let state = machine.frames().get(at)?.state();
-        if state.kind() != FrameKind::Private || !state.has(flag::HEAD) {
+        if state.kind() != FrameKind::Private || !state.has(flag::OBJECT_HEAD) {
             return None;
         }
         fence(Acquire);
@@ -105,8 +105,8 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Returns the object that a folio names, with a reference; `None` if it names none or the
     /// object has no references any more. The caller has a reference to the folio. Takes the lock
     /// of the machine's list of objects.
-    pub(crate) fn of(machine: &'m Machine<'m, P>, frame: &Frame) -> Option<Self> {
-        let _objects = machine.objects().lock(machine.platform());
+    pub(crate) fn from_folio(machine: &'m Machine<'m, P>, frame: &Frame) -> Option<Self> {
+        let _objects = machine.shmem_swap_list().lock(machine.platform());
         let at = object_of(frame)?;
         // SAFETY: a folio in its index names the object, and the CPU that frees the object takes
         // the lock that is held here before it frees the head, after no folio names it any more.
@@ -114,12 +114,12 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 
     /// Returns whether a folio names this object.
-    pub(crate) fn is_of(&self, frame: &Frame) -> bool {
+    pub(crate) fn owns(&self, frame: &Frame) -> bool {
         object_of(frame) == Some(self.at)
     }
 
     /// Returns whether this handle is the only reference: no other handle and no VMA exists.
-    pub(crate) fn is_last(&self) -> bool {
+    pub(crate) fn is_sole_reference(&self) -> bool {
         self.head().refs.load(Relaxed) == 1
     }
 
@@ -132,7 +132,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Puts the object on the machine's list of objects that may have swapped-out pages (Linux:
     /// `shmem_swaplist`), if it is not on it yet. It stays there until it is freed.
     pub(super) fn list_as_swapped(&self) {
-        let mut objects = self.machine.objects().lock(self.machine.platform());
+        let mut objects = self.machine.shmem_swap_list().lock(self.machine.platform());
         if self.head().listed.swap(true, Relaxed) {
             return;
         }
@@ -148,7 +148,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Returns the first object on that list, or the one behind `after`, with a reference.
     /// Objects without references are skipped.
     pub(super) fn next_with_swap(machine: &'m Machine<'m, P>, after: Option<&Self>) -> Option<Self> {
-        let objects = machine.objects().lock(machine.platform());
+        let objects = machine.shmem_swap_list().lock(machine.platform());
         let mut at = after.map_or(objects.first, |object| Pfn(object.head().links[1].load(Relaxed)));
         while let Some(pfn) = at.some() {
             // SAFETY: the object is on the list, whose lock is held.
@@ -165,8 +165,8 @@ impl<'m, P: Platform> Object<'m, P> {
 /// Takes an object without pages and references off the list and clears the mark of its head.
 /// Neither the list nor a frame leads to it afterwards, so the caller may free it.
 pub(super) fn unlist<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
-    let mut objects = machine.objects().lock(machine.platform());
-    machine.frames().frame(at).clear_flag(flag::HEAD);
+    let mut objects = machine.shmem_swap_list().lock(machine.platform());
+    machine.frames().frame(at).clear_flag(flag::OBJECT_HEAD);
     // SAFETY: the object belongs to the caller alone.
     let this = unsafe { head(machine, at) };
     if !this.listed.load(Relaxed) {
@@ -176,7 +176,7 @@ pub(super) fn unlist<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
     match previous.some() {
         // SAFETY: both neighbours are on the list, whose lock is held.
         Some(previous) => unsafe { head(machine, previous) }.links[1].store(next.0, Relaxed),
-        None => *objects = Objects { first: next },
+        None => *objects = ShmemSwapList { first: next },
     }
     if let Some(next) = next.some() {
         // SAFETY: as above.

@@ -56,13 +56,13 @@ mod swap_out;
 mod tests;
 
 pub use error::ObjectError;
-pub(crate) use mapping::{names_object, page_of};
+pub(crate) use mapping::{belongs_to_object, folio_index};
 pub use page::ObjectPage;
-pub(crate) use refs::{Orphans, hold, lend_to, release};
-pub use remove::Gone;
-pub(crate) use survey::There;
+pub(crate) use refs::{Orphans, get_backing, get_backing_in, put_backing};
+pub use remove::RemovedPages;
+pub(crate) use survey::PageLocation;
 
-pub(crate) use fill::Looked;
+pub(crate) use fill::Lookup;
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -178,7 +178,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// The VMA has an object and keeps its reference meanwhile: the caller holds the lock of its
     /// space's VMAs, or has claimed its range.
     #[inline]
-    pub(crate) unsafe fn behind(machine: &'m Machine<'m, P>, backing: &Backing) -> ManuallyDrop<Self> {
+    pub(crate) unsafe fn of_backing(machine: &'m Machine<'m, P>, backing: &Backing) -> ManuallyDrop<Self> {
         ManuallyDrop::new(Object { machine, at: backing.object })
     }
 
@@ -234,25 +234,25 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Returns the number of pages in memory and the number on swap devices, read under one hold of
     /// the lock: a page that is concurrently swapped out or in is counted in exactly one of them.
-    pub fn extent(&self) -> [u64; 2] {
+    pub fn page_counts(&self) -> [u64; 2] {
         let state = self.lock();
         [state.index.resident(), state.index.swapped()]
     }
 
     /// Returns the number of pages in memory.
     pub fn resident(&self) -> u64 {
-        let [resident, _] = self.extent();
+        let [resident, _] = self.page_counts();
         resident
     }
 
     /// Returns the number of pages on swap devices.
     pub fn swapped(&self) -> u64 {
-        let [_, swapped] = self.extent();
+        let [_, swapped] = self.page_counts();
         swapped
     }
 
     /// Returns whether a VMA with this backing maps this object.
-    pub(crate) fn is_behind(&self, backing: &Backing) -> bool {
+    pub(crate) fn backs(&self, backing: &Backing) -> bool {
         backing.object == self.at
     }
 }

@@ -31,7 +31,7 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     pub(crate) unsafe fn get(machine: &'m Machine<'m, P>, pfn: Pfn, shift: u32) -> Result<Self, TooManyReferences> {
         let frames = machine.frames();
         let (head, frame) = frames.head(pfn);
-        frames.share_counts(head, frame, 1, 0)?;
+        frames.get_counts_checked(head, frame, 1, 0)?;
         Ok(ObjectPage { machine, pfn, shift })
     }
 

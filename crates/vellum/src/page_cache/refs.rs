@@ -21,7 +21,7 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// As for [`Object::add_mapper`]; the writable mapping is no longer counted then.
-    pub(crate) fn lend(&self, sharing: Sharing, space: SpaceId, memcg: MemcgId) -> Result<Backing, Refused> {
+    pub(crate) fn new_backing(&self, sharing: Sharing, space: SpaceId, memcg: MemcgId) -> Result<Backing, Refused> {
         let backing = Backing { object: self.at, sharing, delta: 0, tag: self.tag() };
         if let Err(why) = self.add_mapper(space, memcg) {
             self.head().drop_writer(sharing);
@@ -61,15 +61,15 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Undoes [`Object::new_backing`] for a VMA that was not created.
-    pub(crate) fn take_back(&self, backing: &Backing, space: SpaceId) {
+    pub(crate) fn cancel_backing(&self, backing: &Backing, space: SpaceId) {
         let mut orphans = Orphans::default();
-        release(self.machine, backing, space, &mut orphans);
+        put_backing(self.machine, backing, space, &mut orphans);
         orphans.free(self.machine);
     }
 
     /// Counts a writable shared VMA that is about to be created, and returns whether it is
     /// permitted (Linux: `mapping_map_writable`).
-    pub(crate) fn admit_writer(&self) -> bool {
+    pub(crate) fn map_writable(&self) -> bool {
         let admit = |writers: u64| (writers & DENIED == 0).then_some(writers + 1);
         self.head().writers.fetch_update(AcqRel, Acquire, admit).is_ok()
     }
@@ -104,8 +104,8 @@ impl<P: Platform> Drop for Object<'_, P> {
 
 /// Takes a reference for a VMA that is split off, or copied from, one of the same space with the
 /// same backing. Needs no memory, since the space is already counted.
-pub(crate) fn hold<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId) {
-    let counted = lend_to(machine, backing, space, MemcgId::ROOT);
+pub(crate) fn get_backing<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId) {
+    let counted = get_backing_in(machine, backing, space, MemcgId::ROOT);
     debug_assert!(counted.is_ok(), "no memory is needed: the space is already counted");
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn hold<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, spa
 ///
 /// # Errors
 /// As for [`Object::add_mapper`].
-pub(crate) fn lend_to<P: Platform>(
+pub(crate) fn get_backing_in<P: Platform>(
     machine: &Machine<'_, P>,
     backing: &Backing,
     space: SpaceId,
@@ -125,7 +125,7 @@ pub(crate) fn lend_to<P: Platform>(
     }
     // SAFETY: the VMA that this one is a copy of, or the handle that it was made from, holds a
     // reference.
-    let object = unsafe { Object::behind(machine, backing) };
+    let object = unsafe { Object::of_backing(machine, backing) };
     object.add_mapper(space, memcg)?;
     if backing.sharing == Sharing::Shared {
         object.head().writers.fetch_add(1, Relaxed);
@@ -135,7 +135,12 @@ pub(crate) fn lend_to<P: Platform>(
 
 /// Drops the reference of a VMA that was removed from `space`. If it was the last reference, the
 /// object is put on `orphans`, since the caller holds locks under which it can't be freed.
-pub(crate) fn release<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId, orphans: &mut Orphans) {
+pub(crate) fn put_backing<P: Platform>(
+    machine: &Machine<'_, P>,
+    backing: &Backing,
+    space: SpaceId,
+    orphans: &mut Orphans,
+) {
     if backing.is_anonymous() {
         return;
     }

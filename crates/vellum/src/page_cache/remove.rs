@@ -21,7 +21,7 @@ const MAX_BATCH: usize = 32;
 /// fault finds them (INV-12).
 #[must_use = "spaces may still map these pages"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gone {
+pub struct RemovedPages {
     /// The first page.
     pub first: u64,
     /// The page behind the last.
@@ -31,7 +31,7 @@ pub struct Gone {
     pub copies: bool,
 }
 
-impl Gone {
+impl RemovedPages {
     /// Returns whether there is nothing to unmap.
     pub fn is_empty(&self) -> bool {
         self.first >= self.end
@@ -46,20 +46,20 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// Fails if the size is beyond [`MAX_SIZE`], or as [`Object::page`] does for the last page.
     /// Nothing was changed then.
-    pub fn set_size(&self, size: u64) -> Result<Gone, ObjectError> {
+    pub fn set_size(&self, size: u64) -> Result<RemovedPages, ObjectError> {
         if size > MAX_SIZE {
             return Err(ObjectError::TooLarge);
         }
         let first = size.div_ceil(1 << self.page_shift());
         if size > self.size() {
             self.lock().size = size;
-            return Ok(Gone { first, end: first, copies: true });
+            return Ok(RemovedPages { first, end: first, copies: true });
         }
         let tail_part = self.page_part(size..first << self.page_shift())?;
         self.lock().size = size;
         tail_part.zero();
         self.remove(first..u64::MAX);
-        Ok(Gone { first, end: u64::MAX, copies: true })
+        Ok(RemovedPages { first, end: u64::MAX, copies: true })
     }
 
     /// Punches a hole: a range of bytes that will read as zeros (Linux: `fallocate` with
@@ -68,7 +68,7 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// As for [`Object::page`], for the pages at the ends. Nothing was changed then.
-    pub fn punch_hole(&self, bytes: Range<u64>) -> Result<Gone, ObjectError> {
+    pub fn punch_hole(&self, bytes: Range<u64>) -> Result<RemovedPages, ObjectError> {
         let shift = self.page_shift();
         let end = bytes.end.min(MAX_SIZE);
         let start = bytes.start.min(end);
@@ -80,7 +80,7 @@ impl<P: Platform> Object<'_, P> {
         head.zero();
         tail.zero();
         self.remove(pages.clone());
-        Ok(Gone { first: pages.start, end: pages.end, copies: false })
+        Ok(RemovedPages { first: pages.start, end: pages.end, copies: false })
     }
 
     /// Returns the first page from `page` on that exists, in memory or swapped out (Linux:

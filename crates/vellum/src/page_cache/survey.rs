@@ -19,7 +19,7 @@ pub(crate) struct Node {
 
 /// The location of a page of an object.
 #[derive(Clone, Copy)]
-pub(crate) enum There {
+pub(crate) enum PageLocation {
     /// In memory: the page's first frame, and whether the descriptor of its folio names this object
     /// and page.
     Memory(Pfn, bool),
@@ -36,18 +36,18 @@ impl<P: Platform> Object<'_, P> {
     /// Calls `node` for each node of the index and `page` for each page. The object's lock is held
     /// while the contents of one node are visited and released in between, so the callbacks must
     /// not sleep; `resched` is called without it (INV-11).
-    pub(crate) fn survey(&self, node: &mut dyn FnMut(Node), page: &mut dyn FnMut(There)) {
+    pub(crate) fn survey(&self, node: &mut dyn FnMut(Node), page: &mut dyn FnMut(PageLocation)) {
         let frames = self.machine.frames();
         let shift = self.head().page_order;
         let mut from = Some(0);
         while let Some(first) = from {
             let mut report_page = |number: u64, there: Entry| match there {
-                Entry::Swapped { device, slot } => page(There::Swap(device, slot)),
+                Entry::Swapped { device, slot } => page(PageLocation::Swap(device, slot)),
                 Entry::Resident(pfn) | Entry::Writeback(pfn) => {
                     let (head, frame) = frames.head(pfn);
                     let begin = number.wrapping_sub(u64::from(pfn.0 - head.0) >> shift);
-                    let same = (begin ^ mapping::page_of(frame.data())) as u32 == 0;
-                    page(There::Memory(pfn, same && self.is_of(frame)));
+                    let same = (begin ^ mapping::folio_index(frame.data())) as u32 == 0;
+                    page(PageLocation::Memory(pfn, same && self.owns(frame)));
                 }
             };
             let mut report_node = |at, counted, found| node(Node { at, counted, found });

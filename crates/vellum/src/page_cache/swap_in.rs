@@ -38,13 +38,13 @@ impl<'m, P: Platform> Object<'m, P> {
     /// # Errors
     /// As for [`Object::page`].
     #[cold]
-    pub(super) fn swap_in(&self, page: u64, memcg: MemcgId, retries: &mut Patience<'_>) -> Result<(), ObjectError> {
+    pub(super) fn swap_in(&self, page: u64, memcg: MemcgId, retries: &mut Retries<'_>) -> Result<(), ObjectError> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let policy = self.machine.policy();
-        let mut orders = (policy.objects() | policy.fills()) & ((2 << HUGE_ORDER) - 1);
+        let mut orders = (policy.shmem_orders() | policy.prealloc_orders()) & ((2 << HUGE_ORDER) - 1);
         let mut folio = NewFolio::new(self.machine, page_order);
         // The page may be paged out again before the caller looks it up.
-        retries.try_again();
+        retries.retry();
         loop {
             let state = self.lock();
             let Some(swapped) = self.swapped_around(&state, page, orders) else {
@@ -70,7 +70,7 @@ impl<'m, P: Platform> Object<'m, P> {
             drop(state);
             match self.read_slots(&swapped, pfn) {
                 SwapInResult::Done => return Ok(()),
-                SwapInResult::Changed => retries.try_again(),
+                SwapInResult::Changed => retries.retry(),
                 // The lost page may be a neighbour: tries again with this page alone.
                 SwapInResult::Lost if swapped.order > page_order => orders = 0,
                 SwapInResult::Lost => return Err(ObjectError::Lost),
@@ -93,7 +93,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let mut at = Self::next_with_swap(machine, None);
         while let Some(object) = at {
             let mut page = 0;
-            let mut retries = Patience::new(&object.head().gate);
+            let mut retries = Retries::new(&object.head().gate);
             while let Some((number, entry)) = object.next_page(page) {
                 match entry {
                     Entry::Writeback(_) => machine.platform().relax(),
@@ -106,7 +106,7 @@ impl<'m, P: Platform> Object<'m, P> {
                             Err(error) => return Err(error),
                         }
                     }
-                    _ => (page, retries) = (number + 1, Patience::new(&object.head().gate)),
+                    _ => (page, retries) = (number + 1, Retries::new(&object.head().gate)),
                 }
                 machine.platform().resched();
             }
@@ -116,7 +116,7 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 
     /// Returns the first page from `page` on that exists, and whether it is in memory.
-    pub(crate) fn next_there(&self, page: u64) -> Option<(u64, bool)> {
+    pub(crate) fn next_present(&self, page: u64) -> Option<(u64, bool)> {
         self.next_page(page).map(|(page, entry)| (page, entry.frame().is_some()))
     }
 
@@ -154,7 +154,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let mut result = SwapInResult::Changed;
         if is_unchanged(&state) {
             // SAFETY: the index has references to the slots, and is locked.
-            unsafe { swaps.hold(machine.platform(), slots) };
+            unsafe { swaps.get_transient(machine.platform(), slots) };
             drop(state);
             // SAFETY: the reference taken above keeps the slots. The folio belongs to this call
             // alone.

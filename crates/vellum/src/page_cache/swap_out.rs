@@ -32,7 +32,7 @@ impl<P: Platform> Object<'_, P> {
     /// the memcg's swap limit is reached. The pages not written yet stay in memory.
     pub(crate) fn swap_out(&self, head: Pfn, frame: &Frame) -> Result<(), NoSwapSpace> {
         let page_order = self.head().page_order;
-        let (first, order) = (mapping::page_of(frame.data()), frame.order());
+        let (first, order) = (mapping::folio_index(frame.data()), frame.order());
         if order > HUGE_ORDER {
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl<P: Platform> Object<'_, P> {
                 Ok(slots) => return Some(slots),
                 Err(NoSlots::Scattered) if order_wanted > page_order => *largest = order_wanted - 1,
                 // Frees slots whose pages are in the swap cache too.
-                Err(_) if machine.swaps().trim(machine.frames()) > 0 => {}
+                Err(_) if machine.swaps().reclaim_cached_slots(machine.frames()) > 0 => {}
                 Err(_) => return None,
             }
         }
@@ -111,7 +111,7 @@ impl<P: Platform> Object<'_, P> {
         let mut state = self.lock();
         let started = state.index.begin_writeback(frames, pages.clone(), head, step);
         let alone = frame.counts() == Counts { refs: started + 1, maps: 0 };
-        if started > 0 && alone && allows(self.machine.platform(), Wanted::Unpinned) {
+        if started > 0 && alone && allows(self.machine.platform(), FailPoint::Unpinned) {
             return true;
         }
         let _ = state.index.end_writeback(frames, pages, (head, step), None, |_, _| ());

@@ -184,18 +184,18 @@ fn writable_shared_mappings_and_write_seals_exclude_each_other() {
     let host = Host::with_frames(2_000, 1);
     let machine = boot(&host);
     let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, 0).unwrap();
-    assert!(object.admit_writer());
+    assert!(object.map_writable());
     let space = SpaceId(1);
-    let backing = object.lend(Sharing::Shared, space, MemcgId::ROOT).unwrap();
-    hold(&machine, &backing, space);
+    let backing = object.new_backing(Sharing::Shared, space, MemcgId::ROOT).unwrap();
+    get_backing(&machine, &backing, space);
     let mut orphans = Orphans::default();
     for _ in 0..2 {
         assert_eq!(object.deny_shared_write(), Err(ObjectError::Busy));
-        release(&machine, &backing, space, &mut orphans);
+        put_backing(&machine, &backing, space, &mut orphans);
     }
     assert_eq!(object.deny_shared_write(), Ok(()));
     assert_eq!(object.deny_shared_write(), Ok(()), "denying shared writes again is no error");
-    assert!(!object.admit_writer());
+    assert!(!object.map_writable());
     orphans.free(&machine);
 }
 
@@ -222,14 +222,14 @@ fn large_folios_are_inserted_whole_and_removed_page_by_page() {
     }
     // A fault inserts a folio that policy permits within the object and the window, and nothing
     // beyond the object's end.
-    machine.policy().set_objects(1 << 3 | 1 << 5);
+    machine.policy().set_shmem_orders(1 << 3 | 1 << 5);
     let _ = object.set_size((100 << FRAME_SHIFT) + 1).unwrap();
-    let mapped = |page: u64| object.map_row(page, 0..1000, page..page + 1, MemcgId::ROOT).unwrap().unwrap();
+    let mapped = |page: u64| object.map_contiguous(page, 0..1000, page..page + 1, MemcgId::ROOT).unwrap().unwrap();
     for (page, first, pages) in [(85, 80, 8), (77, 72, 8), (100, 100, 1), (99, 96, 4)] {
         let mapped = mapped(page);
         let fits = if (96..104).contains(&page) { (page, 1) } else { (first, pages) };
         assert_eq!((mapped.page, mapped.pages), fits, "page {page}");
-        object.unmap_row(&mapped);
+        object.unmap_contiguous(&mapped);
     }
     // A hole in a folio, and then the rest of the folio.
     let before = frames.free_frames();
@@ -280,10 +280,10 @@ fn mappers_are_found_in_ascending_order_of_space_numbers() {
         for step in 0..6_000 {
             let space = 1 + if ordered { step % spaces } else { dice.roll(spaces) };
             if dice.roll(5) < if step < 3_000 { 4 } else { 1 } {
-                lend_to(&machine, &backing, SpaceId(space), MemcgId::ROOT).unwrap();
+                get_backing_in(&machine, &backing, SpaceId(space), MemcgId::ROOT).unwrap();
                 *model.entry(space).or_default() += 1;
             } else if let Some(vmas) = model.get_mut(&space) {
-                release(&machine, &backing, SpaceId(space), &mut orphans);
+                put_backing(&machine, &backing, SpaceId(space), &mut orphans);
                 *vmas -= 1;
                 if *vmas == 0 {
                     model.remove(&space);
@@ -299,7 +299,7 @@ fn mappers_are_found_in_ascending_order_of_space_numbers() {
         for (space, vmas) in core::mem::take(&mut model) {
             let found = object.next_mapper(SpaceId(from));
             assert_eq!(found, Some(SpaceId(space)));
-            (0..vmas).for_each(|_| release(&machine, &backing, SpaceId(space), &mut orphans));
+            (0..vmas).for_each(|_| put_backing(&machine, &backing, SpaceId(space), &mut orphans));
             from = space + 1;
         }
         assert_eq!(object.next_mapper(SpaceId(0)), None);

@@ -32,7 +32,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
-use crate::frame::{Family, Frame, Owner, flag};
+use crate::frame::{Family, Frame, RmapKey, flag};
 use crate::machine::Machine;
 use crate::memcg::{IsolateLimit, LruList, LruvecId, MemcgError, MemcgId};
 use crate::platform::Platform;
@@ -154,7 +154,7 @@ impl<'m> Victim<'m> {
 
     /// The fork family of an anonymous victim.
     fn family(&self) -> Family {
-        Owner::unpack(self.rmap_key).family
+        RmapKey::unpack(self.rmap_key).family
     }
 
     /// Returns whether the search for mappings can end: the victim is young and stays, or no space
@@ -166,7 +166,7 @@ impl<'m> Victim<'m> {
 
     /// Returns the rmap indices of an anonymous victim, as a range of addresses.
     fn rmap_range(&self) -> VirtRange {
-        let start = Owner::unpack(self.rmap_key).page << FRAME_SHIFT;
+        let start = RmapKey::unpack(self.rmap_key).rmap_index << FRAME_SHIFT;
         VirtRange { start, end: start + (u64::from(self.frames) << FRAME_SHIFT) }
     }
 

@@ -26,8 +26,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         victims.sort_unstable_by_key(|victim| victim.rmap_key);
         let mut rest = victims;
         while let Some(first) = rest.first() {
-            let object = Object::of(self.machine, first.frame);
-            let same = |victim: &&Victim<'m>| object.as_ref().is_some_and(|object| object.is_of(victim.frame));
+            let object = Object::from_folio(self.machine, first.frame);
+            let same = |victim: &&Victim<'m>| object.as_ref().is_some_and(|object| object.owns(victim.frame));
             let count = rest.iter().take_while(same).count().max(1);
             let (same_object, others) = rest.split_at_mut(count);
             if let Some(object) = object {
@@ -70,7 +70,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         for victim in old.iter().filter(|victim| !isolated.is_locked(victim.frame)) {
             // An object without other users is about to free its pages anyway. And without room in
             // swap for one folio there is none for the next.
-            if object.is_last() || object.swap_out(victim.head, victim.frame).is_err() {
+            if object.is_sole_reference() || object.swap_out(victim.head, victim.frame).is_err() {
                 break;
             }
         }
@@ -106,6 +106,6 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
 
 /// Returns the pages of an object that are in a victim, which is one folio of the object.
 fn pages_of<P: Platform>(object: &Object<'_, P>, victim: &Victim<'_>) -> Range<u64> {
-    let first = page_cache::page_of(victim.rmap_key);
+    let first = page_cache::folio_index(victim.rmap_key);
     first..first + (1 << (victim.frame.order() - object.page_order()))
 }

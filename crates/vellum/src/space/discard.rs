@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use crate::arch::{Arch, BadRange, UserRange};
-use crate::page_cache::{Gone, Object, ObjectError};
+use crate::page_cache::{Object, ObjectError, RemovedPages};
 use crate::platform::Platform;
 use crate::vma::{Sharing, State, VmaFlags};
 
@@ -17,7 +17,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// later one finds that it is gone.
     ///
     /// A child that is forked meanwhile has what its parent had: see [`super::discard`].
-    pub(crate) fn discard_object(&self, object: &Object<'m, P>, gone: &Gone) {
+    pub(crate) fn discard_object(&self, object: &Object<'m, P>, gone: &RemovedPages) {
         if gone.is_empty() {
             return;
         }
@@ -85,7 +85,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             let part = vma.range.intersect(&range.tail(at));
             // SAFETY: the VMAs are locked.
-            let object = (*unsafe { Object::behind(self.tables.machine, &vma.backing) }).clone();
+            let object = (*unsafe { Object::of_backing(self.tables.machine, &vma.backing) }).clone();
             let bytes = vma.backing.offset(part.start)..vma.backing.offset(part.start) + part.len();
             at = part.end;
             drop(vmas);

@@ -209,7 +209,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             } else if run.kind == Kind::Leaf && whole {
                 // Swapping out a leaf takes a block of slots, and none is larger than a huge page.
                 let fits = arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32;
-                if self.tables.machine.frames().head(run.pfn(arch)).1.has(flag::LAZY) {
+                if self.tables.machine.frames().head(run.pfn(arch)).1.has(flag::LAZYFREE) {
                     dropped += self.drop_lazily(&table, &mut run, isolated, gather);
                 } else if fits && let Some(held) = self.hold(&table, &mut run, isolated, batch, gather) {
                     batch.held.push(held);
@@ -272,7 +272,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 stays = pages;
                 break;
             }
-            if taken != 0 && (batch.pages + taken + pages > PAGES || frame.has(flag::LAZY)) {
+            if taken != 0 && (batch.pages + taken + pages > PAGES || frame.has(flag::LAZYFREE)) {
                 break;
             }
             if isolated.is_none() {

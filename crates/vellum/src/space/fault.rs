@@ -5,7 +5,7 @@ use core::iter;
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::errno::Errno;
-use crate::frame::{Counts, Frame, Owner, TooManyReferences, Use};
+use crate::frame::{Counts, Frame, RmapKey, TooManyReferences, Use};
 use crate::memcg::{LruList, MemcgId, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
@@ -281,7 +281,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let (level, entries) = self.shape(order);
         let attrs = self.own_attrs(vma, Attrs::empty());
         let raw = arch.leaf(pfn.addr(), attrs, level);
-        self.tables.machine.frames().expose(pfn, 1 << order, attrs);
+        self.tables.machine.frames().sync_icache(pfn, 1 << order, attrs);
         match self.tables.map_run(block, &Run::new(block.start, level, Kind::Leaf, raw, entries)) {
             Ok(()) => {
                 self.tables.slot().add(SpaceCounter::Anon, 1 << order);
@@ -389,8 +389,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Returns where the reverse map of an anonymous folio begins that `vma` maps from `start` on.
     #[inline(always)]
-    pub(super) fn owner(&self, vma: &Vma, start: u64) -> Owner {
-        Owner { family: self.family, page: vma.backing.offset(start) >> FRAME_SHIFT }
+    pub(super) fn owner(&self, vma: &Vma, start: u64) -> RmapKey {
+        RmapKey { family: self.family, rmap_index: vma.backing.offset(start) >> FRAME_SHIFT }
     }
 
     /// The same, where this is whose it is, which memcg is charged for it, and which list it goes on.
@@ -399,7 +399,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         (pfn, shard): (Pfn, usize),
         (order, zero): (u8, bool),
-        owner: Owner,
+        owner: RmapKey,
         memcg: MemcgId,
         list: LruList,
     ) -> Result<(), FaultError> {

@@ -165,7 +165,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         // SAFETY: the fork has claimed all of the parent's addresses, so the parent's VMA, whose
         // backing the child's is a copy of, stays, and with it a reference to the object.
-        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+        let object = unsafe { Object::of_backing(self.tables.machine, &vma.backing) };
         let pages = object.size().div_ceil(1 << self.page_shift());
         self.mapped_in(vma, &object, &(0..pages)).map_or(vma.range.start, |inside| inside.end)
     }
@@ -229,7 +229,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     }
                     // Whether lazily freed memory was written to is recorded per folio, in the
                     // child as well.
-                    let lazy = !run.settled && self.cut(&mut run, |frame| frame.has(flag::LAZY));
+                    let lazy = !run.settled && self.cut(&mut run, |frame| frame.has(flag::LAZYFREE));
                     if lazy {
                         run = self.first_folio(table, &run);
                     }
@@ -400,7 +400,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         for (head, frame, pages) in frames.folios(pfn, count) {
             let Some(rest) = left.checked_sub(1) else { break };
             left = rest;
-            if frames.get_counts(head, frame, pages, pages).is_held() {
+            if frames.get_counts(head, frame, pages, pages).has_unmapped_refs() {
                 frames.put(head, frame, pages, pages);
                 // Its counts have changed twice, which is more than twice `FOLIO`.
                 left = left.saturating_sub(2);
@@ -424,7 +424,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         for (head, frame, pages) in frames.folios(pfn, count) {
             let Some(rest) = left.checked_sub(1) else { break };
             left = rest;
-            if let Err(error) = frames.share_counts(head, frame, pages, pages) {
+            if let Err(error) = frames.get_counts_checked(head, frame, pages, pages) {
                 return if taken == 0 { Err(error) } else { Ok(taken) };
             }
             taken += pages;
@@ -498,7 +498,7 @@ impl Vmas {
             let vma = Vma { flags, watcher: None, ..*vma };
             // One at a time: what so many inserts may need at most is a multiple of what they take.
             vmas.reserve(machine, memcg, 1)?;
-            page_cache::lend_to(machine, &vma.backing, space, memcg)?;
+            page_cache::get_backing_in(machine, &vma.backing, space, memcg)?;
             let inserted = vmas.tree.insert(vma);
             debug_assert!(inserted.is_ok(), "a VMA was added without being reserved");
             vmas.account(&vma, vma.range, 1);

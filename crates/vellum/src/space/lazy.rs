@@ -58,7 +58,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             gather.note(run.range(arch), table.shift());
         }
         for (head, frame, pages) in machine.frames().folios(pfn, marked) {
-            if !frame.set_flag(flag::LAZY) {
+            if !frame.set_flag(flag::LAZYFREE) {
                 machine.memcgs().relist(machine.frames(), head, Some(LruList::Anon), LruList::Lazyfree);
                 machine.count(Counter::LazyFree, pages as u64);
             }
@@ -86,7 +86,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 isolated.is_sole(frame, its) && allows(self.tables.platform(), FailPoint::Unpinned)
             };
             let its_sole = isolated.filter(sole_if);
-            if !frame.has(flag::LAZY) || its_sole.is_none() && !self.may_go((frame, its), alone, isolated, || 0) {
+            if !frame.has(flag::LAZYFREE) || its_sole.is_none() && !self.may_go((frame, its), alone, isolated, || 0) {
                 if pages == 0 {
                     run.len = (its >> shift) as usize;
                     return 0;
@@ -116,7 +116,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if at < pages {
                 // That it was written to is known by the folio.
                 let (head, written) = frames.head(first.add(at));
-                written.clear_flag(flag::LAZY);
+                written.clear_flag(flag::LAZYFREE);
                 if let Some(isolated) = sole {
                     isolated.set_unmapped(written, false);
                 }

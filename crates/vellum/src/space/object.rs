@@ -10,7 +10,7 @@ use core::mem::ManuallyDrop;
 use crate::addr::{FRAME_SHIFT, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::memcg::Refused;
-use crate::page_cache::{Looked, MAX_SIZE, Object, ObjectError};
+use crate::page_cache::{Lookup, MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::table::{NotMapped, Run};
@@ -76,14 +76,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             flags if !flags.contains(MapFlags::SHARED) => Sharing::Private,
             flags if flags.contains(MapFlags::READ_ONLY) && writes => return Err(MapError::Denied),
             flags if flags.contains(MapFlags::READ_ONLY) => Sharing::ReadOnly,
-            _ if object.admit_writer() => Sharing::Shared,
+            _ if object.map_writable() => Sharing::Shared,
             _ if writes => return Err(MapError::Sealed),
             _ => Sharing::ReadOnly,
         };
-        let backing = object.lend(sharing, self.id(), self.memcg())?;
+        let backing = object.new_backing(sharing, self.id(), self.memcg())?;
         let mapped = self.map_new_vma(request, Source { backing, offset });
         if mapped.is_err() {
-            object.take_back(&backing, self.id());
+            object.cancel_backing(&backing, self.id());
         }
         mapped
     }
@@ -104,7 +104,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let vmas = self.read();
         let vma = vmas.find(addr).filter(|vma| !vma.backing.is_anonymous())?;
         // SAFETY: the VMAs are locked.
-        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+        let object = unsafe { Object::of_backing(self.tables.machine, &vma.backing) };
         Some(((*object).clone(), vma.backing.offset(addr)))
     }
 
@@ -113,7 +113,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let vmas = self.read();
         let vma = vmas.find(addr).filter(|vma| vma.backing.is_shared())?;
         // SAFETY: the VMAs are locked.
-        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+        let object = unsafe { Object::of_backing(self.tables.machine, &vma.backing) };
         Some(SharedKey { object: object.serial(), offset: vma.backing.offset(addr) })
     }
 
@@ -128,7 +128,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let page_order = u32::from(self.tables.arch.page_order());
         let table = page_order + self.tables.arch.index_bits() - 1;
         let policy = self.tables.machine.policy();
-        let largest = ((policy.objects() | policy.fills() | 1).ilog2()).min(table).max(u32::from(AROUND) + page_order);
+        let largest = ((policy.shmem_orders() | policy.prealloc_orders() | 1).ilog2())
+            .min(table)
+            .max(u32::from(AROUND) + page_order);
         ((2 << largest) - 1) & !((1 << page_order) - 1)
     }
 
@@ -142,7 +144,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         order: u8,
     ) -> Result<Outcome, FaultError> {
         // SAFETY: the VMAs are locked: `vma` is one of them.
-        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+        let object = unsafe { Object::of_backing(self.tables.machine, &vma.backing) };
         if access == Access::Write && !vma.backing.is_shared() {
             return self.map_copy(vma, addr, &object);
         }
@@ -154,8 +156,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let first = page.saturating_sub((align_down(addr, shift) - start) >> shift);
         let window = first..page + (((start + (1 << (order as u32 + FRAME_SHIFT))) - align_down(addr, shift)) >> shift);
         let around = page >> AROUND << AROUND..((page >> AROUND) + 1) << AROUND;
-        let row =
-            object.map_row(page, window, around, self.tables.memcg()).map_err(|error| FaultError::of(error, addr))?;
+        let row = object
+            .map_contiguous(page, window, around, self.tables.memcg())
+            .map_err(|error| FaultError::of(error, addr))?;
         let row = row.ok_or(FaultError::BeyondEnd(addr))?;
         let mut attrs = vma.prot.attrs() | Attrs::ACCESSED;
         if vma.backing.is_shared() {
@@ -170,14 +173,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let start = align_down(addr, shift) - ((page - row.page) << shift);
         let block = vma.range.tail(start).head(start + ((row.pages as u64) << shift));
         let raw = arch.leaf(row.pfn.addr(), attrs, 1);
-        self.tables.machine.frames().expose(row.pfn, row.pages << arch.page_order(), attrs);
+        self.tables.machine.frames().sync_icache(row.pfn, row.pages << arch.page_order(), attrs);
         match self.tables.map_run(block, &Run::new(start, 1, Kind::Leaf, raw, row.pages as usize)) {
             Ok(()) => {
                 self.tables.slot().add(SpaceCounter::Shmem, (row.pages as i64) << arch.page_order());
                 Ok(Outcome::Mapped(*block))
             }
             Err(error) => {
-                object.unmap_row(&row);
+                object.unmap_contiguous(&row);
                 match error {
                     NotMapped::Occupied => Ok(Outcome::Again),
                     NotMapped::NoMemory(why) => Err(why.into()),
@@ -190,12 +193,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// page for it.
     fn map_copy(&self, vma: &Vma, addr: u64, object: &ManuallyDrop<Object<'m, P>>) -> Result<Outcome, FaultError> {
         let page = vma.backing.offset(addr) >> self.page_shift();
-        let looked = object.look(page, self.tables.memcg()).map_err(|error| FaultError::of(error, addr))?;
-        if let Looked::BeyondEnd = looked {
+        let looked = object.lookup(page, self.tables.memcg()).map_err(|error| FaultError::of(error, addr))?;
+        if let Lookup::BeyondEnd = looked {
             return Err(FaultError::BeyondEnd(addr));
         }
         let (pfn, order) = self.new_folio(vma, addr, self.tables.arch.page_order(), 0, true)?;
-        if let Looked::Page(page) = looked {
+        if let Lookup::Page(page) = looked {
             // SAFETY: a page of the space's size, which is the object's, just allocated.
             unsafe { page.copy_to(pfn) };
         }
@@ -229,11 +232,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let vmas = self.read();
         for vma in vmas.overlapping(self.tables.platform(), range).filter(|vma| !vma.backing.is_anonymous()) {
             // SAFETY: the VMAs are locked.
-            let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+            let object = unsafe { Object::of_backing(self.tables.machine, &vma.backing) };
             let part = vma.range.intersect(&range);
             let first = vma.backing.offset(part.start) >> shift;
             let mut at = first;
-            while let Some((page, here)) = object.next_there(at)
+            while let Some((page, here)) = object.next_present(at)
                 && page - first < part.len() >> shift
             {
                 visit(vma, part.start + ((page - first) << shift), here);

@@ -242,7 +242,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if new == old {
             return false;
         }
-        self.tables.machine.frames().expose(run.pfn(arch), run.frames(arch), new - old);
+        self.tables.machine.frames().sync_icache(run.pfn(arch), run.frames(arch), new - old);
         table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
         !new.contains(old & Attrs::PROT)
     }

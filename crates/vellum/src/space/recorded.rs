@@ -55,8 +55,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let frames = self.tables.machine.frames();
         let first = run.pfn(&self.tables.arch).add(((part.start - run.va) >> FRAME_SHIFT) as u32);
         for (_, frame, _) in frames.folios(first, (part.len() >> FRAME_SHIFT) as u32) {
-            if frame.has(flag::LAZY) {
-                frame.clear_flag(flag::LAZY);
+            if frame.has(flag::LAZYFREE) {
+                frame.clear_flag(flag::LAZYFREE);
             }
         }
     }

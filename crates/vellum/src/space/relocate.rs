@@ -59,7 +59,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let vmas = change.vmas();
         parts.each(vmas, |vmas, part| {
-            page_cache::hold(machine, &part.vma.backing, self.id());
+            page_cache::get_backing(machine, &part.vma.backing, self.id());
             vmas.remove(machine, part.vma.range);
             let vma = self.renewed(vmas, part.vma);
             let inserted = vmas.tree.insert(vma);

@@ -382,7 +382,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         vmas.reserve(self.tables.machine, self.memcg(), 1)?;
         let inserted = vmas.tree.insert(*part);
         debug_assert!(inserted.is_ok(), "there is room and a node");
-        page_cache::hold(self.tables.machine, &part.backing, self.id());
+        page_cache::get_backing(self.tables.machine, &part.backing, self.id());
         vmas.account(part, part.range, 1);
         Ok(())
     }

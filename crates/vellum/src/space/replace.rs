@@ -61,7 +61,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// What maps a folio that is the space's own in a block.
     fn new_run(&self, vma: &Vma, block: VirtRange, pfn: Pfn, level: u8) -> Run {
         let arch = &self.tables.arch;
-        self.tables.machine.frames().expose(pfn, (block.len() >> FRAME_SHIFT) as u32, vma.prot.attrs());
+        self.tables.machine.frames().sync_icache(pfn, (block.len() >> FRAME_SHIFT) as u32, vma.prot.attrs());
         let raw = arch.leaf(pfn.addr(), self.own_attrs(vma, Attrs::empty()), level);
         Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> arch.level_shift(level)) as usize)
     }

@@ -29,7 +29,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Which addresses of a VMA have these pages of an object behind them.
     pub(crate) fn mapped_in(&self, vma: &Vma, object: &Object<'m, P>, pages: &Range<u64>) -> Option<UserRange> {
-        if !object.is_behind(&vma.backing) {
+        if !object.backs(&vma.backing) {
             return None;
         }
         let shift = self.page_shift();
@@ -57,7 +57,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             let room = folios.iter().all(|(head, frame)| {
                 machine.platform().resched();
-                let object = Object::of(machine, frame).filter(|_| !isolated.is_locked(frame));
+                let object = Object::from_folio(machine, frame).filter(|_| !isolated.is_locked(frame));
                 object.is_none_or(|object| object.swap_out(*head, frame).is_ok())
             });
             isolated.settle(machine, folios.iter().map(|(head, frame)| (*head, 1 << frame.order())));

@@ -2,7 +2,7 @@
 
 use crate::arch::Arch;
 use crate::frame::Family;
-use crate::page_cache::{Gone, Object};
+use crate::page_cache::{Object, RemovedPages};
 use crate::platform::{Platform, SpaceId};
 
 use super::AddressSpace;
@@ -72,7 +72,7 @@ pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
 pub fn discard<'m, P: Platform, A: Arch>(
     spaces: &(impl Spaces<'m, P, A> + ?Sized),
     object: &Object<'m, P>,
-    gone: &Gone,
+    gone: &RemovedPages,
 ) {
     if gone.is_empty() {
         return;

@@ -292,7 +292,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 let frames = self.tables.machine.frames();
                 // Since the folio was allocated, another VMA may have moved here.
                 frames.frame(pfn).set_data(self.owner(vma, block.start).pack());
-                frames.expose(pfn, 1 << order, attrs);
+                frames.sync_icache(pfn, 1 << order, attrs);
                 Run::new(block.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
             }
             _ if place.marked.is_some() => return Err(SupplyError::Exists(block.start).into()),

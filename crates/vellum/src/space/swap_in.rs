@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::{Arch, Attrs, Kind, SwapEntry, UserRange};
-use crate::frame::{Owner, flag};
+use crate::frame::{RmapKey, flag};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::swap::{NotCached, Slots, SwapRun};
@@ -236,7 +236,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let order = frame.order();
             if order != 0
                 && frame.counts().maps < 1 << order
-                && !frame.has(flag::PARTIAL)
+                && !frame.has(flag::PARTIALLY_MAPPED)
                 && machine.memcgs().defer_if_partial(machine.frames(), head)
             {
                 machine.count_size(SizeCounter::SplitDeferred, order);
@@ -251,7 +251,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let attrs = arch.swap_entry(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | own;
         let attrs = (attrs - Attrs::PROT) | self.rights(attrs, vma.prot);
         let raw = arch.leaf(pfn.addr(), attrs, run.level);
-        self.tables.machine.frames().expose(pfn, pages, attrs);
+        self.tables.machine.frames().sync_icache(pfn, pages, attrs);
         self.tables.tlb.flush_pending_reclaim(run.range(arch), self.page_shift());
         table.replace(run, &Run::new(run.va, run.level, Kind::Leaf, raw, run.len));
         self.tables.slot().add(SpaceCounter::Anon, pages as i64);
@@ -272,7 +272,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         // From now on spaces may map them that are not descended from this one.
         for (_, frame, _) in machine.frames().folios(pfn, slots.slots.count) {
-            frame.set_data(Owner { family: self.families.first(), ..Owner::unpack(frame.data()) }.pack());
+            frame.set_data(RmapKey { family: self.families.first(), ..RmapKey::unpack(frame.data()) }.pack());
         }
         // SAFETY: as above. The folios are new, and what was read just now is what the slots hold. They will not be mapped as the space's
         // own; who makes them that sees to it.

@@ -102,7 +102,7 @@ fn a_folio_is_shared_no_more_once_it_has_the_most_references() {
     let at = space.map(vma).unwrap();
     space.fault(at, Access::Write).unwrap();
     let frame = descriptor(&space, at);
-    let [most, almost] = [Counts::MOST, Counts::MOST - 1].map(|refs| Counts { refs, maps: refs });
+    let [most, almost] = [Counts::MAX_REFS, Counts::MAX_REFS - 1].map(|refs| Counts { refs, maps: refs });
 
     let own = frame.counts();
     frame.set_counts(most);
@@ -140,7 +140,7 @@ fn an_objects_page_is_mapped_no_more_once_it_has_the_most_references() {
     let frame = descriptor(&space, one);
     let own = frame.counts();
 
-    let most = Counts { refs: Counts::MOST, maps: Counts::MOST - 1 };
+    let most = Counts { refs: Counts::MAX_REFS, maps: Counts::MAX_REFS - 1 };
     frame.set_counts(most);
     assert_eq!(space.fault(two, Access::Read), Err(FaultError::TooManyReferences(two)));
     assert_eq!(object.page(0).err(), Some(ObjectError::TooManyReferences));

@@ -6,7 +6,7 @@
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
-use crate::frame::{Frames, HUGE_ORDER, Owner, Use};
+use crate::frame::{Frames, HUGE_ORDER, RmapKey, Use};
 use crate::machine::Machine;
 use crate::memcg::{LruList, LruvecId};
 use crate::platform::Platform;
@@ -100,7 +100,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             // SAFETY: the frames are held: whoever might have written to them has lost the right before a flush, and won't have it back
             // before they are settled. The copy is nobody else's before it is mapped.
             unsafe { machine.frames().copy(pfn, copy, 1 << order) };
-            machine.frames().expose(copy, 1 << order, run.attrs(arch));
+            machine.frames().sync_icache(copy, 1 << order, run.attrs(arch));
             copies.keep(machine.frames(), pfn, copy);
             went += self.settle(held, block_of(1 << order), Way::Copy(copy), gather);
             at = block_of(1 << order).end;
@@ -113,8 +113,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn folio_for(&self, of: Pfn, order: u8) -> Option<Pfn> {
         let frames = self.tables.machine.frames();
         let (head, frame) = frames.head(of);
-        let owner = Owner::unpack(frame.data());
-        let owner = Owner { page: owner.page + u64::from(of.0 - head.0), ..owner };
+        let owner = RmapKey::unpack(frame.data());
+        let owner = RmapKey { rmap_index: owner.rmap_index + u64::from(of.0 - head.0), ..owner };
         let (copy, shard) = frames.alloc_at_lruvec(order, false, Use::Folio).ok()?;
         let memcg = LruvecId::unpack(frame.lruvec()).memcg;
         self.enlist_folio((copy, shard), (order, false), owner, memcg, LruList::Anon).ok().map(|()| copy)

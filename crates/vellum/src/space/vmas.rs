@@ -147,7 +147,7 @@ impl Vmas {
 
     pub(super) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         for vma in self.tree.iter_from(0) {
-            page_cache::release(machine, &vma.backing, self.space, &mut self.orphans);
+            page_cache::put_backing(machine, &vma.backing, self.space, &mut self.orphans);
             machine.platform().resched();
         }
         self.tree.clear(&Nodes::freeing(machine));
@@ -258,7 +258,7 @@ impl Vmas {
         let upper = Vma { range: vma.range.tail(addr), ..vma };
         let inserted = self.tree.insert(upper);
         debug_assert!(inserted.is_ok(), "a VMA was added without being reserved");
-        page_cache::hold(machine, &upper.backing, self.space);
+        page_cache::get_backing(machine, &upper.backing, self.space);
     }
 
     /// Changes each VMA of `range`, in full if it was not isolated. `change` leaves its range, and
@@ -285,7 +285,7 @@ impl Vmas {
             && let Some(vma) = self.first(range.tail(at)).copied()
         {
             self.tree.remove(&Nodes::freeing(machine), vma.range.start);
-            page_cache::release(machine, &vma.backing, self.space, &mut self.orphans);
+            page_cache::put_backing(machine, &vma.backing, self.space, &mut self.orphans);
             at = vma.range.end.min(range.end);
             machine.platform().resched();
         }
@@ -295,7 +295,7 @@ impl Vmas {
     pub(super) fn replace<P: Platform>(&mut self, machine: &Machine<'_, P>, start: u64, new: Vma) {
         let (orphans, space) = (&mut self.orphans, self.space);
         self.tree.update(start, |vma| {
-            page_cache::release(machine, &vma.backing, space, orphans);
+            page_cache::put_backing(machine, &vma.backing, space, orphans);
             *vma = new;
         });
     }
@@ -309,7 +309,7 @@ impl Vmas {
         let mut at = first.saturating_sub(1);
         while let Some((before, next)) = self.next_to_join(machine.platform(), at, range.end) {
             self.tree.remove(&Nodes::freeing(machine), next.range.start);
-            page_cache::release(machine, &next.backing, self.space, &mut self.orphans);
+            page_cache::put_backing(machine, &next.backing, self.space, &mut self.orphans);
             self.tree.update(before.start, |v| v.range.append(&next.range));
             at = before.start;
             machine.platform().resched();

@@ -133,7 +133,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.tlb.invalidate(&[*block], shift, false);
         let attrs = vma.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
         let frames = (block.len() >> FRAME_SHIFT) as u32;
-        self.tables.machine.frames().expose(pfn, frames, attrs);
+        self.tables.machine.frames().sync_icache(pfn, frames, attrs);
         let raw = arch.leaf(pfn.addr(), attrs, level);
         place.fill(&Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> shift) as usize));
         self.tables.slot().add(SpaceCounter::Anon, frames as i64);

@@ -31,7 +31,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         above.store(index, table, self.tables.arch.busy_pte());
         let place = Occupied::new(above);
         // A walk that came here before finds it dead, and begins again.
-        self.desc.set_flag(flag::DEAD);
+        self.desc.set_flag(flag::UNHOOKED);
         trace(self.tables.platform(), || Event::Unlocking(self.pfn));
         self.desc.table_lock().unlock(self.tables.platform());
         let _flushed = self.tables.tlb.invalidate(&[self.range()], self.shift(), true);
@@ -62,7 +62,7 @@ impl<'t, 'm, P: Platform, A: Arch> Supplanted<'t, 'm, P, A> {
         let pointer = tables.arch.table_pte(pfn.addr());
         place.fill(&Run::new(base, level + 1, Kind::Table, pointer, 1));
         // Not before: what has it locked may empty it, and unhooks it then.
-        desc.clear_flag(flag::DEAD);
+        desc.clear_flag(flag::UNHOOKED);
     }
 
     /// Empty it and give it to the gather, as `each` does what it maps.

@@ -166,7 +166,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
             debug_assert_eq!(child.tables.arch.table_addr(parent.entry(index).load(Relaxed)).pfn(), child.pfn);
             parent.store(index, parent.entry(index).load(Relaxed), 0);
             parent.set_live(parent.live() - 1);
-            child.desc.set_flag(flag::DEAD);
+            child.desc.set_flag(flag::UNHOOKED);
             child.tables.hooked(-1);
             child.tables.machine.count(Counter::TablesFreed, 1);
             gather.push_table(DeadTable { pfn: child.pfn, range: VirtRange { start: child.base, end: child.end() } });
@@ -185,7 +185,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         trace(self.tables.platform(), || Event::Locking(pfn));
         desc.table_lock().lock(self.tables.platform());
         trace(self.tables.platform(), || Event::Locked(pfn));
-        debug_assert!(!desc.state().has(flag::DEAD));
+        debug_assert!(!desc.state().has(flag::UNHOOKED));
         LockedTable::new(self.tables, pfn, desc, self.level + 1, self.base)
     }
 

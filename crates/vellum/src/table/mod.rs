@@ -106,7 +106,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let space = machine.next_space();
         let tlb = Shootdown::new(machine, space, Pfn::NONE, slots);
         let memcg = AtomicU16::new(memcg.0);
-        let joins = machine.policy().joins();
+        let joins = machine.policy().cont_blocks();
         let mut tables = PageTables {
             machine,
             arch,
@@ -197,7 +197,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
         let (pfn, desc) = self.machine.memcgs().alloc(frames, self.memcg(), order, true)?;
-        desc.become_table(level, order);
+        desc.set_table(level, order);
         trace(self.platform(), || Event::TableAllocated(pfn, level, self.tlb.space));
         Ok((pfn, desc))
     }

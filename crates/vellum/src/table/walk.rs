@@ -46,7 +46,7 @@ impl<'t, 'm, P: Platform, A: Arch> InLine<'t, 'm, P, A> {
         desc.table_lock().wait(tables.platform(), ticket);
         trace(tables.platform(), || Event::Locked(table));
         let locked = LockedTable::new(tables, table, desc, level, va);
-        if desc.state().has(flag::DEAD) {
+        if desc.state().has(flag::UNHOOKED) {
             locked.abandon();
             return None;
         }

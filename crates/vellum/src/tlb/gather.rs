@@ -375,7 +375,7 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
         let frames = self.machine.frames();
         let (mut pfn, mut left) = (pfn, count);
         while left > 0 {
-            let here = frames.stretch(pfn, left);
+            let here = frames.descriptors(pfn, left);
             let mut at = 0;
             while at < here.len() {
                 let first = &here[at];
@@ -417,7 +417,7 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
         // folio in the swap cache takes the slow path even if all its pages are unmapped: a fault
         // may find and map a part of it in between.
         let maps = if order != 0
-            && !state.has(flag::PARTIAL | flag::OBJECT)
+            && !state.has(flag::PARTIALLY_MAPPED | flag::OBJECT)
             && (pages < 1 << order || state.has(flag::SWAP_CACHED) || frame.counts().maps != pages)
         {
             self.put_mappings(head, frame, order, pages);

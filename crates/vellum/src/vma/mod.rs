@@ -22,7 +22,7 @@ use bitflags::bitflags;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Attrs, UserRange};
-use crate::frame::Owner;
+use crate::frame::RmapKey;
 use crate::frame::policy::Advice;
 
 bitflags! {
@@ -200,7 +200,7 @@ impl Vma {
 
     /// Where in the VMA memory with these places is: those that begin as far into user addresses, whatever is above those bits.
     pub(crate) fn with_places(&self, places: VirtRange) -> Option<UserRange> {
-        let bits = |place: u64| place & ((1 << (Owner::PAGE_BITS + FRAME_SHIFT)) - 1);
+        let bits = |place: u64| place & ((1 << (RmapKey::RMAP_INDEX_BITS + FRAME_SHIFT)) - 1);
         let (here, whole) = (self.backing.offset(self.range.start), self.range);
         let after = bits(places.start.wrapping_sub(here));
         let before = bits(here.wrapping_sub(places.start));

@@ -71,7 +71,7 @@ fn exhaustion(lab: &Lab) -> Checked {
         let (touched, error) = touch_all(bytes)?;
         expect("why no more", error, FaultError::NoMemory(Refused::OutOfMemory))?;
         // One more may be left, if that was not enough for a page and a table.
-        let left = frames.free_frames() - frames.kept();
+        let left = frames.free_frames() - frames.min_free();
         expect("at most a frame left, but for those kept", left <= 1, true)?;
         let tables = (space.stats().tables >> FRAME_SHIFT) - tables;
         expect("where it all is", touched + tables + frames.free_frames(), free)?;

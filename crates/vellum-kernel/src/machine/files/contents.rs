@@ -147,7 +147,7 @@ impl Pages for InObject {
     }
 
     fn resident(&self) -> u64 {
-        let [resident, swapped] = self.object.extent();
+        let [resident, swapped] = self.object.page_counts();
         (resident + swapped) * FRAME_SIZE
     }
 

@@ -88,7 +88,7 @@ pub fn list() -> Result<Vec<u8>, Errno> {
             writeln!(text, "{:>21} {:>21}", "rss", "swap")?;
             segments.iter().try_for_each(|segment| {
                 let (rights, Segment { object, tag, size, times, pids }) = (&segment.rights, &segment.what);
-                let bytes = |object: &Object| object.extent().map(|pages| pages * FRAME_SIZE);
+                let bytes = |object: &Object| object.page_counts().map(|pages| pages * FRAME_SIZE);
                 let [resident, swapped] = object.as_ref().map_or([0; 2], bytes);
                 let [maker, makers] = rights.maker;
                 write!(text, "{:10} {:10} {:5o} {size:21} ", rights.key, segment.id, mode(segment))?;

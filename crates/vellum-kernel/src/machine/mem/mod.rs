@@ -75,7 +75,7 @@ pub fn init(
     let host = HOST.call_once(|| Host::new(map, nodes, clock, cpus));
     let bytes: u64 = map.usable().map(|region| region.size).sum();
     let kept = (bytes / KEPT_PART).min(MOST_KEPT) / FRAME_SIZE;
-    MACHINE.try_call_once(|| Machine::boot(host, BootOptions { kept, ..BootOptions::default() }))
+    MACHINE.try_call_once(|| Machine::boot(host, BootOptions { min_free: kept, ..BootOptions::default() }))
 }
 
 /// The machine's memory.

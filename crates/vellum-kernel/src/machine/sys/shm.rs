@@ -193,7 +193,7 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
                 let pages = segments.iter().map(|segment| segment.what.size.div_ceil(FRAME_SIZE)).sum();
                 let objects = segments.iter().filter_map(|segment| segment.what.object.as_ref());
                 let has = objects
-                    .map(Object::extent)
+                    .map(Object::page_counts)
                     .fold([0; 2], |[here, away], [in_memory, in_swap]| [here + in_memory, away + in_swap]);
                 Ok((segments.highest(), segments.iter().count() as u64, pages, has))
             })?;

@@ -161,7 +161,12 @@ fn dropping_a_folio_races_swap_in_of_its_part() {
             on.child.runs(VirtRange { start: at(0), end: at(1) }, |run| {
                 let (_, frame) = on.machine.frames().head(run.pfn(on.child.arch()));
                 let all = frame.counts().maps >= 1 << frame.order();
-                assert!(all || frame.has(flag::PARTIAL), "{:?} of a folio of order {}", frame.counts(), frame.order());
+                assert!(
+                    all || frame.has(flag::PARTIALLY_MAPPED),
+                    "{:?} of a folio of order {}",
+                    frame.counts(),
+                    frame.order()
+                );
             });
         },
     );

@@ -41,18 +41,18 @@ fn frames_in_free_blocks(frames: &Frames<'_, Host>) -> u64 {
 fn only_alloc_reserve_allocates_below_the_min_watermark() {
     const MIN_FREE: u64 = 100;
     let host = Host::new(&[(16, 3000, true)], 2);
-    let frames = Frames::boot(&host, BootOptions { kept: MIN_FREE, ..Default::default() }).unwrap();
+    let frames = Frames::boot(&host, BootOptions { min_free: MIN_FREE, ..Default::default() }).unwrap();
     let total = all_free(&frames);
     for usage in [Use::Folio, Use::Kernel] {
         for order in [0, 3] {
             let held: Vec<Pfn> = core::iter::from_fn(|| frames.alloc(order, false, usage).ok()).collect();
             let left = all_free(&frames);
             assert!((MIN_FREE..MIN_FREE + (1 << order)).contains(&left), "{left} left of order {order}");
-            let kept: Vec<Pfn> = core::iter::from_fn(|| frames.alloc_kept(0, usage).ok()).collect();
+            let kept: Vec<Pfn> = core::iter::from_fn(|| frames.alloc_reserve(0, usage).ok()).collect();
             assert_eq!(kept.len() as u64, left);
             assert_eq!(all_free(&frames), 0);
             // SAFETY: allocated above, and in no other use.
-            kept.iter().for_each(|pfn| unsafe { frames.free_kept(*pfn, 0, usage) });
+            kept.iter().for_each(|pfn| unsafe { frames.free_reserve(*pfn, 0, usage) });
             assert!(frames.alloc(order, false, usage).is_err(), "frames freed to the reserve were allocated again");
             // SAFETY: as above.
             held.iter().for_each(|pfn| unsafe { frames.free(*pfn, 1 << order, false, usage) });
@@ -67,7 +67,7 @@ fn only_alloc_reserve_allocates_below_the_min_watermark() {
 fn a_shortage_lasts_from_the_low_to_the_high_watermark() {
     const STEP: u64 = 700;
     let host = Host::new(&[(16, 8000, true)], 1);
-    let frames = Frames::boot(&host, BootOptions { kept: 100, watermarks: STEP, ..Default::default() }).unwrap();
+    let frames = Frames::boot(&host, BootOptions { min_free: 100, watermarks: STEP, ..Default::default() }).unwrap();
     let marks = frames.watermarks_on(0);
     assert_eq!(marks, Watermarks { min: 100, low: 100 + STEP, high: 100 + 2 * STEP });
     let mut held = Vec::new();

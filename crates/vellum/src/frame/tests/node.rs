@@ -20,7 +20,7 @@ fn is_free(frames: &Frames<'_, Host>, pfn: Pfn) -> bool {
 /// it is allocated.
 #[test]
 fn allocations_fall_back_to_the_nearest_node_above_its_watermark() {
-    let options = BootOptions { watermarks: 900, kept: 90, ..Default::default() };
+    let options = BootOptions { watermarks: 900, min_free: 90, ..Default::default() };
     three_nodes(options, |host, frames| {
         for (cpu, order) in [(0, [2, 1, 0]), (1, [0, 1, 2])] {
             host.on_cpu(cpu);
@@ -43,9 +43,9 @@ fn allocations_fall_back_to_the_nearest_node_above_its_watermark() {
                     "node {node} allocates down to its min watermark"
                 )
             });
-            assert_eq!((0..3).map(|node| frames.watermarks_on(node).min).sum::<u64>(), frames.kept());
+            assert_eq!((0..3).map(|node| frames.watermarks_on(node).min).sum::<u64>(), frames.min_free());
             assert_eq!(
-                core::iter::from_fn(|| frames.alloc_kept(0, Use::Folio).ok().map(|pfn| held.push(pfn))).count(),
+                core::iter::from_fn(|| frames.alloc_reserve(0, Use::Folio).ok().map(|pfn| held.push(pfn))).count(),
                 90
             );
             // SAFETY: allocated by this test alone.

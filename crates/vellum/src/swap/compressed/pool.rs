@@ -175,7 +175,7 @@ impl Pool {
         drop(spans);
         // From the emergency reserve: with all memory in use, no frame becomes free before pageout
         // has stored a page here.
-        let span = frames.alloc_kept(class.order(), Use::Kernel)?;
+        let span = frames.alloc_reserve(class.order(), Use::Kernel)?;
         let left = class.all() & !1;
         let frame = frames.frame(span);
         frame.set_data(left);
@@ -208,7 +208,7 @@ impl Pool {
         }
         // SAFETY: no object of the span is allocated, and it is on no list, so no other CPU can
         // find it.
-        unsafe { frames.free_kept(span, class.order(), Use::Kernel) };
+        unsafe { frames.free_reserve(span, class.order(), Use::Kernel) };
         1 << class.order()
     }
 }

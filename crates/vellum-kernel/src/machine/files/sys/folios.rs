@@ -172,7 +172,7 @@ fn in_use(order: u8) -> (u64, u64) {
                 let counts = state.kind() == FrameKind::Folio && state.order() == order;
                 if counts && !state.has(flag::OBJECT | flag::ZERO_FOLIO) {
                     all += 1;
-                    partial += u64::from(state.has(flag::PARTIAL));
+                    partial += u64::from(state.has(flag::PARTIALLY_MAPPED));
                 }
             }
             at += 1 << order;

@@ -70,7 +70,7 @@ impl<A: Silicon> Shared<'_, A> {
         reclaim::<_, A>(self.machine, &spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
     }
 
-    fn forget(&mut self, gone: Option<vellum::page_cache::Gone>) {
+    fn forget(&mut self, gone: Option<vellum::page_cache::RemovedPages>) {
         if let Some(gone) = gone {
             let spaces: Vec<_> = self.spaces.iter().collect();
             discard(&spaces[..], &self.object, &gone);
@@ -158,7 +158,7 @@ fn run<A: Silicon>(arch: A, order: u8, (_, away, act): (&str, bool, Act<A>), poi
     let sim = sim.strict(Strictness::new(n).hostility(Hostility::USUAL)).unwrap();
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
-    machine.policy().set_objects(1 << order);
+    machine.policy().set_shmem_orders(1 << order);
     let disks = [Disk::new(n), Disk::new(n + 1)];
     for (disk, (slots, priority)) in
         disks.iter().zip([((pages / 2 + 1) << page_order, 1), ((8 * pages) << page_order, 0)])

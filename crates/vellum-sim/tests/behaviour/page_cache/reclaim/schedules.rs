@@ -64,7 +64,7 @@ fn at_once(
     look: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
     some_swapping(700, 4 << 20, move |sim, boot, machine, disk| {
-        machine.policy().set_objects(1 << 1);
+        machine.policy().set_shmem_orders(1 << 1);
         let made = Object::new(machine, &X86_64::four_levels(), MemcgId::ROOT, 0, PAGES * PAGE).unwrap();
         let spaces = [0; 2].map(|_| space(machine));
         for space in &spaces {
@@ -124,7 +124,7 @@ fn host_writes_race_swap_out() {
 fn pages_in_transit_count_once_in_the_extent() {
     let whole = |on: &Context<'_, '_>| {
         for _ in 0..4 {
-            assert_eq!(on.object().extent().into_iter().sum::<u64>(), PAGES);
+            assert_eq!(on.object().page_counts().into_iter().sum::<u64>(), PAGES);
         }
     };
     at_once(false, |on| on.reclaim(), whole, |on| on.holds(1, 0..PAGES));

@@ -125,7 +125,7 @@ fn large<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
         let order = 4 + on.arch.page_order();
-        on.machine.policy().set_objects(1 << order);
+        on.machine.policy().set_shmem_orders(1 << order);
         let object = object(on, 32);
         let space = share(on, &object, 32, MapFlags::SHARED);
         (0..32).for_each(|i| on.store(&space, BASE + i * page + 8, i + 7));
@@ -279,7 +279,7 @@ fn paged_out<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
         let order = 2 + on.arch.page_order();
-        on.machine.policy().set_objects(1 << order);
+        on.machine.policy().set_shmem_orders(1 << order);
         let object = object(on, 32);
         let [space, other] = [0; 2].map(|_| share(on, &object, 32, MapFlags::SHARED));
         (0..32).for_each(|i| on.store(&space, BASE + i * page + 8, i + 7));
