@@ -53,6 +53,7 @@ pub struct Process<'a> {
     lock_steps: u64,
     lock_waited: u64,
     took_ns: u64,
+    #[serde(rename = "areas")]
     vmas: Vec<Vma<'a>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     empty_at: Vec<[u64; 2]>,
