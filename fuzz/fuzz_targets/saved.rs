@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| vellum_corpus::run(vellum_cli::fuzz::saved, bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| vellum_corpus::run(vellum_inspect::fuzz::saved, bytes));

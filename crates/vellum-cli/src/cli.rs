@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::bench::{self, linux};
-use crate::{compare, inspect, run};
+use crate::{bench, compare, estimate, run};
 
 /// Memory management by the run: measure it, beside the kernel you are running on.
 ///
@@ -40,7 +39,7 @@ pub enum Command {
     /// A process that reserves much and gives most of it back keeps page tables that hold nothing, and no other tool shows them. This one
     /// counts them exactly, says where they are, and what would free them here. It reads, and changes nothing.
     #[command(after_help = AFTER_INSPECT)]
-    Inspect(inspect::Args),
+    Inspect(vellum_inspect::Args<estimate::Args>),
     /// Run a static Linux program on the reference kernel, or on Linux, in a virtual machine.
     ///
     /// The program's standard input, output, error and status are this command's. If the kernel fails instead, the status is 125
@@ -70,7 +69,7 @@ pub enum Command {
     LinuxChild {
         /// What the helper does.
         #[command(subcommand)]
-        role: linux::child::Role,
+        role: vellum_linux::child::Role,
     },
 }
 

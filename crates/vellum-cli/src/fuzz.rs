@@ -6,37 +6,16 @@
 use std::io::{Cursor, Read, sink};
 
 use vellum::arch::Aarch64;
-use vellum_pagemap::Lies;
+use vellum_inspect::size;
+use vellum_linux::workload::case;
 use vellum_sim::TlbModel;
 
 use crate::bench::contpte::filter::Mirror;
 use crate::bench::contpte::replay::{self as replaying, Format, Policy};
 use crate::bench::contpte::trace::{Reader, Record, Writer};
-use crate::bench::{case, holds};
+use crate::bench::holds;
 use crate::compare::{pair, show};
-use crate::inspect::{json, share, tlb, watch};
 use crate::run::{modules as packages, wire};
-use crate::size;
-
-/// `vellum inspect --diff` reads reports that `vellum inspect --json` saved.
-pub fn saved(bytes: &[u8]) {
-    let Ok(read) = json::read(bytes) else { return };
-    let mut shown = Vec::new();
-    watch::compare(&read, &read, &mut shown).expect("memory can be written to");
-    assert!(String::from_utf8_lossy(&shown).contains("PROCESS"));
-    let again = serde_json::to_vec(&read).expect("what was read can be written");
-    assert_eq!(json::read(&again).map(|again| again.processes.len()).ok(), Some(read.processes.len()));
-}
-
-/// A table of cores: what is understood can be counted with.
-pub fn cores(bytes: &[u8]) {
-    let Ok(cores) = tlb::understood(&String::from_utf8_lossy(bytes)) else { return };
-    // 64 KiB in one folio, and a huge page.
-    let lies = Lies { pages: 16 + 512, huge: 1, in_folio: [4, 1, 0], congruent: [4, 1, 0], ..Lies::default() };
-    assert!(
-        cores.iter().all(|core| [4 + 1, 1 + 1, 16 + 1].contains(&core.entries(&lies)) && core.l1 > 0 && core.l2 > 0)
-    );
-}
 
 /// A trace of accesses, compressed or not. Its records are the same when they are written anew.
 pub fn trace(bytes: &[u8]) {
@@ -149,7 +128,8 @@ pub fn sizes(bytes: &[u8]) {
         assert_eq!(size::parse(&size::show(bytes)), Ok(bytes));
         assert!(!size::about(bytes).is_empty());
     }
-    assert!(share(&text).is_ok_and(|share| share > 0.0 && share <= 1.0) || share(&text).is_err());
+    let share = size::parse_share(&text);
+    assert!(share.as_ref().is_ok_and(|share| *share > 0.0 && *share <= 1.0) || share.is_err());
     let _ = case::parse_folio(&text);
 }
 
@@ -160,11 +140,9 @@ mod tests {
     #[test]
     fn readers_hold_their_properties_on_the_corpus_and_its_mutations() {
         let targets: &[vellum_corpus::Target] = &[
-            ("cores", cores),
             ("modules", modules),
             ("outputs", outputs),
             ("replay", replay),
-            ("saved", saved),
             ("sizes", sizes),
             ("streams", streams),
             ("stretches", stretches),

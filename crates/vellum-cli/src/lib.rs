@@ -8,11 +8,10 @@
 mod bench;
 mod cli;
 mod compare;
+mod estimate;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod inspect;
 mod run;
-mod size;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -24,10 +23,10 @@ use std::process::ExitCode;
 pub fn main() -> anyhow::Result<ExitCode> {
     match cli::Cli::parse().command {
         cli::Command::Bench { what } => bench::run(what)?,
-        cli::Command::LinuxChild { role } => bench::linux::child::run(role)?,
+        cli::Command::LinuxChild { role } => vellum_linux::child::run(role)?,
         cli::Command::Completions { shell } => cli::completions(shell, &mut std::io::stdout()),
         cli::Command::Man { folder } => cli::man(&folder)?,
-        cli::Command::Inspect(args) => return inspect::run(&args),
+        cli::Command::Inspect(args) => return vellum_inspect::run(&args),
         cli::Command::Compare(args) => return Ok(of_machine(compare::run(&args))),
         cli::Command::Run(args) => return Ok(of_machine(run::run(&args))),
     }

@@ -1,11 +1,11 @@
 //! Who is measured, and what a contender must supply.
 
 use std::ops::{Index, IndexMut};
-use std::path::PathBuf;
 
 use serde::Serialize;
-
-use super::case::{Case, Op};
+use vellum_linux::Linux;
+pub use vellum_linux::Skip;
+use vellum_linux::workload::case::{Case, Op};
 
 /// From this share on, a figure is marked as not being what its row says.
 pub const NOTABLE_FALLBACK: f64 = 0.01;
@@ -128,68 +128,17 @@ pub trait Contender {
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip>;
 }
 
-/// Why a contender has no figure for a row. The row says so, and the benchmark goes on.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Skip {
-    /// A setting would have to be changed, and this user may not.
-    #[error("needs root, to change the huge-page settings")]
-    Denied,
-    /// A setting could not be read or written for another reason.
-    #[error("cannot use {}: {error}", path.display())]
-    Setting {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        error: String,
-    },
-    /// Somebody else is changing the settings.
-    #[error("another benchmark is using the huge-page settings")]
-    Busy,
-    /// Not built with transparent huge pages.
-    #[error("this kernel has no transparent huge pages")]
-    NoThp,
-    /// Built with them, but not of this size.
-    #[error("this kernel has no anonymous folios of {0} KiB")]
-    NoFolio(u32),
-    /// The machine is too small.
-    #[error("needs {needed} MiB of memory, {available} MiB are available")]
-    Memory {
-        /// MiB that the case takes.
-        needed: u64,
-        /// MiB that could be had.
-        available: u64,
-    },
-    /// A system call failed.
-    #[error("{call}: {error}")]
-    System {
-        /// Which.
-        call: &'static str,
-        /// What the kernel said.
-        error: String,
-    },
-    /// Only the superuser may.
-    #[error("needs root, to {0}")]
-    NotRoot(&'static str),
-    /// The kernel was built without, or nobody has loaded it.
-    #[error("this kernel has no {0}")]
-    Missing(&'static str),
-    /// What was to go did not.
-    #[error("{0} pages could not be swapped out")]
-    Stayed(u64),
-    /// What was to be taken was not.
-    #[error("{0} pages were not reclaimed")]
-    Kept(u64),
-    /// The contents of memory are not what they were.
-    #[error("{0} pages came back with something else in them")]
-    Lost(u64),
-    /// The helper process failed.
-    #[error("the measured child process failed: {0}")]
-    Child(String),
-}
+impl Contender for Linux {
+    fn column(&self) -> Column {
+        Column::Linux
+    }
 
-impl Skip {
-    /// A system call failed.
-    pub fn system(call: &'static str, error: impl ToString) -> Skip {
-        Skip::System { call, error: error.to_string() }
+    fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
+        self.prepare(case)
+    }
+
+    fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
+        let vellum_linux::Sample { touch_ns, back_ns, op_ns, fallback } = self.run(case, op)?;
+        Ok(Sample { touch_ns, back_ns, op_ns, fallback, work: None })
     }
 }

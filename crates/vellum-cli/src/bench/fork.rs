@@ -1,6 +1,7 @@
 //! `bench fork`: a child for an address space, by folio size.
 
-use super::case::Op;
+use vellum_linux::workload::case::Op;
+
 use super::regions::{self, Args, Subject};
 use super::report::Section;
 

@@ -1,8 +1,9 @@
 //! `bench lazyfree`: memory whose contents may go is taken back, by folio size.
 
-use super::case::Op;
+use vellum_linux::workload::case::Op;
+use vellum_linux::workload::data::Written;
+
 use super::contender::Column::{Linux, Vellum};
-use super::data::Written;
 use super::regions::{self, Args, Row, Subject};
 use super::report::{Part, Section, Table, Value};
 

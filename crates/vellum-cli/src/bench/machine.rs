@@ -61,7 +61,8 @@ fn kernel() -> String {
 /// The settings as they were found: what this machine does when nobody asks.
 fn large_folios() -> String {
     let setting = |file: &str| {
-        super::linux::knobs::read(&std::path::Path::new("/sys/kernel/mm/transparent_hugepage").join(file)).ok()
+        vellum_linux::settings::knobs::read(&std::path::Path::new("/sys/kernel/mm/transparent_hugepage").join(file))
+            .ok()
     };
     match (setting("enabled"), setting("defrag")) {
         (Some(enabled), Some(defrag)) => format!("enabled={enabled}, defrag={defrag}"),

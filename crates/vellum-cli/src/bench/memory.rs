@@ -4,20 +4,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use bytemuck::Zeroable;
-use procfs::Current;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-
-use super::case::TABLE_SPAN;
-use super::contender::Skip;
-
-/// Whether so many bytes can be had. Asked beforehand: a machine that runs out of memory ends whom it likes.
-pub fn enough(needed: u64) -> Result<(), Skip> {
-    let available = procfs::Meminfo::current().ok().and_then(|info| info.mem_available);
-    match available {
-        Some(available) if available < needed => Err(Skip::Memory { needed: needed >> 20, available: available >> 20 }),
-        _ => Ok(()),
-    }
-}
+use vellum_linux::workload::case::TABLE_SPAN;
 
 /// A slice of zeroes in memory of its own, aligned to 2 MiB, on huge pages where the machine gives them.
 ///

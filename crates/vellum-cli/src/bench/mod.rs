@@ -2,16 +2,10 @@
 //!
 //! | module | its story |
 //! |---|---|
-//! | [`case`] | what is measured: a region of folios of one size, and the operations on it |
-//! | [`layout`] | what a process has mapped, as something to measure on |
-//! | [`data`] | what is in memory, where that matters |
 //! | [`contender`] | who is measured, and what a contender must supply |
 //! | [`turns`] | taking turns, so that noise falls on everybody |
-//! | [`shuffle`] | an order that nobody chose |
-//! | [`stats`] | from samples to a figure |
 //! | [`floor`] | the contender that does the least an operation can be |
 //! | [`engine`] | the contender that is Vellum, on a simulated machine |
-//! | [`linux`] | the contender that is the kernel of this machine |
 //! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
 //! | [`regions`] | what the first four have in common |
 //! | [`holds`] | one without contenders too: the reference kernel, under a clock that counts instructions |
@@ -21,25 +15,19 @@
 //! A benchmark ends in a [`report::Section`]; `bench all` is nothing but several sections in one report. A new
 //! one needs a module with `section(&Args) -> Section`, and a line in [`Bench`] and in [`run`].
 
-pub mod case;
 pub mod contender;
 pub mod contpte;
-pub mod data;
 pub mod engine;
 pub mod floor;
 pub mod fork;
 pub mod holds;
-pub mod layout;
 pub mod lazyfree;
-pub mod linux;
 pub mod machine;
 pub mod memory;
 pub mod pageout;
 pub mod progress;
 pub mod regions;
 pub mod report;
-pub mod shuffle;
-pub mod stats;
 pub mod tables;
 pub mod threads;
 pub mod turns;

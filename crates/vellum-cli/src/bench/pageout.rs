@@ -1,7 +1,8 @@
 //! `bench pageout`: memory goes to swap, and comes back, by folio size and by what is in it.
 
-use super::case::Op;
-use super::data::Data::{Compressible, SameFilled};
+use vellum_linux::workload::case::Op;
+use vellum_linux::workload::data::Data::{Compressible, SameFilled};
+
 use super::regions::{self, Args, Subject};
 use super::report::Section;
 

@@ -4,11 +4,11 @@
 //! Whoever frees the folios and keeps the empty tables ends with gigabytes of nothing.
 
 use serde::Serialize;
+use vellum_linux::child::spans;
+use vellum_linux::workload::case::TABLE_SPAN;
 
-use super::case::TABLE_SPAN;
 use super::contender::Skip;
 use super::engine::Engine;
-use super::linux::spans;
 use super::progress::Progress;
 use super::report::{Part, Section, Table, Value, show};
 use super::walker::{Tables, VARIANTS, Variant, Walker};
@@ -23,7 +23,7 @@ pub struct Args {
 }
 
 fn parse_span(text: &str) -> Result<u64, String> {
-    let span = crate::size::parse(text).map_err(|error| error.to_string())?;
+    let span = vellum_inspect::size::parse(text).map_err(|error| error.to_string())?;
     if span > 0 && span.is_multiple_of(TABLE_SPAN) { Ok(span) } else { Err("not a multiple of 2 MiB".into()) }
 }
 
@@ -90,7 +90,7 @@ impl Row {
         let (vellum, linux) = (self.vellum(), self.linux());
         let ratio = vellum.zip(linux).filter(|(vellum, _)| vellum.end_kb > 0);
         vec![
-            Value::Text(crate::size::show(self.variant.piece)),
+            Value::Text(vellum_inspect::size::show(self.variant.piece)),
             kb(vellum.map(|tables| tables.end_kb)),
             kb(vellum.map(|tables| tables.peak_kb)),
             kb(linux.map(|tables| tables.end_kb)),
@@ -129,7 +129,7 @@ fn tell(rows: &[Row]) -> Section {
     let head = ["discarded by", "vellum", "vellum peak", "linux", "linux peak", "linux / vellum"];
     Section {
         id: "tables",
-        title: format!("Page tables left after {} of touch and discard", crate::size::show(span)),
+        title: format!("Page tables left after {} of touch and discard", vellum_inspect::size::show(span)),
         method: vec![
             (
                 "",

@@ -3,7 +3,8 @@
 //! A machine's speed drifts: neighbours come and go, memory fragments. Contenders measured one after the other
 //! would each get their own weather. So they alternate, run by run, and share it.
 
-use super::case::{Case, Op};
+use vellum_linux::workload::case::{Case, Op};
+
 use super::contender::{Columns, Contender, Skip, Work};
 use super::progress::Progress;
 

@@ -1,6 +1,7 @@
 //! `bench unmap`: taking memory away, and changing what may be done with it, by folio size.
 
-use super::case::Op;
+use vellum_linux::workload::case::Op;
+
 use super::regions::{self, Subject};
 use super::report::Section;
 

@@ -1,10 +1,11 @@
 //! A disk for the machine to swap to.
 
-use crate::size;
-use anyhow::{Context, ensure};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use anyhow::{Context, ensure};
+use vellum_inspect::size;
 
 /// Where what is swapped out goes on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -22,16 +22,18 @@ pub(crate) mod modules;
 mod symbols;
 pub(crate) mod wire;
 
-use crate::size;
-use accel::Accel;
-use anyhow::{bail, ensure};
-pub use arch::Arch;
-pub use kernel::{Kernel, built};
-pub use machine::{End, Outcome};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+
+use anyhow::{bail, ensure};
+use vellum_inspect::size;
+
+use accel::Accel;
+pub use arch::Arch;
+pub use kernel::{Kernel, built};
+pub use machine::{End, Outcome};
 pub use symbols::Names;
 
 /// The status that says that not the program failed, but the kernel, or this command.

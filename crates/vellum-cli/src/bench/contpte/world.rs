@@ -11,11 +11,11 @@ use vellum::page_cache::Object;
 use vellum::space::{Advise, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
+use vellum_linux::workload::shuffle::{SEED, shuffle};
 use vellum_sim::{Fast, Silicon};
 
 use super::trace::{Change, PAGE_SHIFT};
 use crate::bench::contender::Skip;
-use crate::bench::shuffle::{SEED, shuffle};
 
 /// `MAP_FIXED` or `MAP_FIXED_NOREPLACE`.
 const FIXED: u64 = 0x10 | 0x10_0000;

@@ -8,13 +8,13 @@ use vellum::page_cache::Object;
 use vellum::reclaim::reclaim;
 use vellum::space::{Advise, MapFlags, MapRequest};
 use vellum::vma::Prot;
+use vellum_linux::workload::case::PAGE;
+use vellum_linux::workload::data::Data;
+use vellum_linux::workload::layout::{Backing, Deed, Done, Folios, Layout, Run, Vma, What, tables_in};
 use vellum_sim::{Access, Program};
 
 use super::{Booted, Engine, Fast, READ_WRITE, Space, folios_of, split, swapped};
-use crate::bench::case::PAGE;
 use crate::bench::contender::Skip;
-use crate::bench::data::Data;
-use crate::bench::layout::{Backing, Deed, Done, Folios, Layout, Run, Vma, What, tables_in};
 
 /// Where address 0 of a layout is.
 const BASE: u64 = 1 << 40;

@@ -6,11 +6,11 @@ use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
 use vellum::reclaim::reclaim;
 use vellum::space::Advise;
+use vellum_linux::workload::case::PAGE;
+use vellum_linux::workload::data::Written;
 
 use super::{Booted, Counted, Fast, Sample, Space};
-use crate::bench::case::PAGE;
 use crate::bench::contender::Skip;
-use crate::bench::data::Written;
 
 /// Measures the reclaim of a touched region, by a group that has nothing else. What was not written again is gone afterwards.
 pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, written: Written) -> Result<Sample, Skip> {

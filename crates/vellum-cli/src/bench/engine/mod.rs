@@ -24,12 +24,11 @@ use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
+use vellum_linux::workload::case::{Case, Op, PAGE, TABLE_SPAN};
+use vellum_linux::workload::shuffle::{SEED, shuffle};
 use vellum_sim::{Access, Config, Cpu, Fast, Program};
 
-use crate::bench::case::{Case, Op, PAGE, TABLE_SPAN};
 use crate::bench::contender::{Column, Contender, Sample, Skip, Work};
-use crate::bench::memory;
-use crate::bench::shuffle::{SEED, shuffle};
 use crate::bench::walker::{Tables, Variant, Walker};
 
 /// An address space of the simulated machine.
@@ -95,7 +94,7 @@ impl Booted {
 
 /// A machine with so many CPUs and so many bytes of memory.
 pub fn simulate(cpus: usize, memory: u64) -> Result<Fast, Skip> {
-    memory::enough(memory)?;
+    vellum_linux::memory::enough(memory)?;
     // A kernel reaches its memory by huge pages, and no memory of it is missing.
     let sim = Config::new(memory).cpus(cpus).prefault().host_huge_pages().fast();
     sim.map_err(|error| Skip::system("mmap", error))

@@ -5,12 +5,12 @@ use std::time::Instant;
 use vellum::addr::VirtRange;
 use vellum::space::Advise;
 use vellum::swap::Compressed;
+use vellum_linux::workload::case::PAGE;
+use vellum_linux::workload::data::Data;
 use vellum_sim::Access;
 
 use super::{Booted, Counted, Fast, Machine, Sample, Space};
-use crate::bench::case::PAGE;
 use crate::bench::contender::Skip;
-use crate::bench::data::Data;
 
 /// Gives the machine compressed memory, as much as `bytes` become at worst. For as long as the machine is there.
 pub fn attach(machine: &'static Machine<'static, Fast>, bytes: u64) -> Result<(), Skip> {

@@ -21,10 +21,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use bytemuck::Zeroable;
+use vellum_linux::workload::case::{Case, Op, TABLE_SPAN};
+use vellum_linux::workload::data::Written;
 
-use crate::bench::case::{Case, Op, TABLE_SPAN};
 use crate::bench::contender::{Column, Contender, Sample, Skip};
-use crate::bench::data::Written;
 use crate::bench::memory::Mapped;
 use swapped::Swap;
 

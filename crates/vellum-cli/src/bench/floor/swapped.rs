@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use bytemuck::Zeroable;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use vellum_linux::workload::case::{Case, PAGE};
+use vellum_linux::workload::data::{Data, Page, WORDS};
 
 use super::{ATTRIBUTES, Arena, Descriptor, ENTRIES, FIRST_FRAME, FRAME, FreeList, LARGE, Table, change_run};
-use crate::bench::case::{Case, PAGE};
 use crate::bench::contender::{Sample, Skip};
-use crate::bench::data::{Data, Page, WORDS};
 use crate::bench::memory::Mapped;
 
 /// Bytes that a page may become at worst.

@@ -10,12 +10,13 @@ mod section;
 
 use std::path::PathBuf;
 
-use super::case::{Case, Op, TABLE_SPAN, parse_folio};
+use vellum_linux::Linux;
+use vellum_linux::cpu::OnOneCpu;
+use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
+
 use super::contender::{Column, Columns, Contender};
 use super::engine::Engine;
 use super::floor::Floor;
-use super::linux::Linux;
-use super::linux::cpu::OnOneCpu;
 use super::progress::Progress;
 use super::report::{Part, Section};
 use super::turns::{self, Outcome};
@@ -127,6 +128,6 @@ fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Ve
     rows
 }
 
-fn parse_size(text: &str) -> Result<u64, crate::size::SizeError> {
-    crate::size::parse(text)
+fn parse_size(text: &str) -> Result<u64, vellum_inspect::size::SizeError> {
+    vellum_inspect::size::parse(text)
 }

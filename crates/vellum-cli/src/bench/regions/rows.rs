@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use vellum_linux::stats::Summary;
+use vellum_linux::workload::case::{Case, Op};
+use vellum_linux::workload::data::{Data, Written};
 
-use crate::bench::case::{Case, Op};
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip, Work};
-use crate::bench::data::{Data, Written};
-use crate::bench::stats::Summary;
 use crate::bench::turns::Outcome;
 
 /// One operation on one case, by everybody.

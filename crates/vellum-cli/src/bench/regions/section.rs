@@ -1,8 +1,9 @@
 //! What is told of them: a table and a chart an operation, how it was measured, and what is missing.
 
+use vellum_linux::workload::case::Op;
+
 use super::Subject;
 use super::rows::{Cell, Row};
-use crate::bench::case::Op;
 use crate::bench::contender::Column;
 use crate::bench::report::{Chart, Part, Scale, Section, Series, Table, Value, show};
 
@@ -14,7 +15,7 @@ pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
     let bytes = rows.first().map_or(0, |row| row.case.bytes);
     Section {
         id: subject.name,
-        title: format!("{} {}, by folio size", subject.title, crate::size::show(bytes)),
+        title: format!("{} {}, by folio size", subject.title, vellum_inspect::size::show(bytes)),
         method: method(subject, runs),
         parts: rows.chunk_by(|a, b| a.op == b.op).map(part).chain(subject.beside.map(|part| part(rows))).collect(),
         notes: notes(rows),
@@ -232,9 +233,9 @@ fn work(rows: &[Row]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::case::Case;
     use crate::bench::contender::{Columns, Skip, Work};
     use crate::bench::turns::Outcome;
+    use vellum_linux::workload::case::Case;
 
     fn row(op: Op, folio_kib: u32, linux: Outcome) -> Row {
         let floor = Outcome { ops: vec![1000], ..Outcome::default() };

@@ -1,28 +1,9 @@
 //! A report as one web page, complete in itself: no script, no font, nothing to load.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
+use vellum_inspect::report::page::document;
 
 use super::{Chart, Part, Report, Section, Table, Value, chart};
-
-const STYLE: &str = include_str!("style.css");
-
-/// A page: light and dark, on paper too. `style`: what it needs beside what all have.
-pub fn document(title: &str, style: &str, body: &Markup) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { (title) }
-                style { (PreEscaped(STYLE)) (PreEscaped(style)) }
-            }
-            body { (body) }
-        }
-    };
-    page.into_string()
-}
 
 /// The page of a report.
 pub fn page(report: &Report) -> anyhow::Result<String> {

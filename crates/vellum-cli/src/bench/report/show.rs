@@ -1,6 +1,6 @@
 //! Numbers as people read them.
 
-use crate::bench::stats::Summary;
+use vellum_linux::stats::Summary;
 
 /// A median with its unit, and its range in the same unit.
 pub fn nanoseconds(summary: Summary) -> (String, String) {

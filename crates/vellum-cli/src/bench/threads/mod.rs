@@ -16,11 +16,11 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use vellum::platform::MAX_CPUS;
+use vellum_linux::cpu::allowed;
+use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
 
-use super::case::{Case, Op, TABLE_SPAN, parse_folio};
 use super::contender::{Columns, Skip};
 use super::engine;
-use super::linux::cpu::allowed;
 use super::progress::Progress;
 use super::regions::{self, FEW_FOLIOS};
 use super::report::Section;
@@ -164,8 +164,8 @@ fn take_turns(
     outcomes
 }
 
-fn parse_size(text: &str) -> Result<u64, crate::size::SizeError> {
-    crate::size::parse(text)
+fn parse_size(text: &str) -> Result<u64, vellum_inspect::size::SizeError> {
+    vellum_inspect::size::parse(text)
 }
 
 #[cfg(test)]

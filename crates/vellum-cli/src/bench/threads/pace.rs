@@ -9,8 +9,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use vellum_linux::cpu::{now_ns, stay_on};
+
 use crate::bench::contender::Skip;
-use crate::bench::linux::cpu::{now_ns, stay_on};
 
 /// Nanoseconds of the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! The rows of `bench threads`, and their shape in JSON.
 
 use serde_json::{Map, Value, json};
+use vellum_linux::stats::Summary;
+use vellum_linux::workload::case::{Case, Op};
 
 use super::Spaces;
 use super::pace::Times;
 use super::teams::Sample;
-use crate::bench::case::{Case, Op};
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip};
-use crate::bench::stats::Summary;
 
 /// Everybody who can work with several threads, in the order they are shown.
 pub const COLUMNS: [Column; 3] = [Column::Floor, Column::Vellum, Column::Linux];

@@ -1,8 +1,9 @@
 //! What `bench threads` tells: a table and a chart for each operation and kind of space, and how it was measured.
 
+use vellum_linux::workload::case::Op;
+
 use super::Spaces;
 use super::rows::{COLUMNS, Cell, Row};
-use crate::bench::case::Op;
 use crate::bench::report::{Chart, Part, Scale, Section, Series, Table, Value, show};
 
 /// A figure is marked with this when the folios are not what its row says.
@@ -13,7 +14,7 @@ pub fn of(rows: &[Row], runs: u32) -> Section {
     let (threads, bytes) = rows.first().map_or((0, 0), |row| (row.threads, row.case.bytes));
     Section {
         id: "threads",
-        title: format!("{threads} threads at once, {} each", crate::size::show(bytes)),
+        title: format!("{threads} threads at once, {} each", vellum_inspect::size::show(bytes)),
         method: method(threads, runs),
         parts: rows.chunk_by(|a, b| (a.op, a.spaces) == (b.op, b.spaces)).map(part).collect(),
         notes: notes(rows),
@@ -108,7 +109,7 @@ fn table(rows: &[Row]) -> Table {
     Table { head, rows: rows.iter().map(line).collect() }
 }
 
-fn figure(summary: crate::bench::stats::Summary, mark: &str) -> Value {
+fn figure(summary: vellum_linux::stats::Summary, mark: &str) -> Value {
     let (median, range) = show::nanoseconds(summary);
     Value::Figure { main: format!("{median}{mark}"), range }
 }

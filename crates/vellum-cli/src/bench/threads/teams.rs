@@ -6,19 +6,19 @@ use std::sync::{Mutex, PoisonError};
 
 use vellum::Machine;
 use vellum::memcg::MemcgId;
+use vellum_linux::compact;
+use vellum_linux::region::{Region, minor_faults};
+use vellum_linux::settings::knobs::Knobs;
+use vellum_linux::settings::mthp::Mthp;
+use vellum_linux::workload::case::{Case, Op, PAGE};
 use vellum_sim::Fast;
 
 use super::Spaces;
 use super::pace::{Times, work};
-use crate::bench::case::{Case, Op, PAGE};
 use crate::bench::contender::{Column, Skip};
 use crate::bench::engine::{self, Counted};
 use crate::bench::floor::{Arena, ELSEWHERE};
-use crate::bench::linux::compact;
-use crate::bench::linux::knobs::Knobs;
-use crate::bench::linux::mthp::Mthp;
-use crate::bench::linux::region::{Region, minor_faults};
-use crate::bench::memory::{self, Mapped};
+use crate::bench::memory::Mapped;
 
 /// What one run found out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -184,7 +184,7 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// See [`Linux::new`](crate::bench::linux::Linux::new).
+    /// See [`Linux::new`](vellum_linux::Linux::new).
     pub fn new(thp_root: &Path) -> Linux {
         Linux { mthp: Mthp::at(thp_root), knobs: Knobs::guarded(thp_root) }
     }
@@ -202,7 +202,7 @@ impl Team for Linux {
     fn prepare(&mut self, case: &Case, threads: usize) -> Result<(), Skip> {
         self.mthp.plan(case)?;
         let all = of_all(case, &(0..threads)).bytes;
-        memory::enough(all + all / 8)?;
+        vellum_linux::memory::enough(all + all / 8)?;
         compact(case);
         Ok(())
     }
@@ -236,7 +236,7 @@ mod tests {
 
     /// Two threads share one CPU of the host if there is no other: slower, and no less right.
     fn cpus() -> Vec<usize> {
-        crate::bench::linux::cpu::allowed().into_iter().cycle().take(2).collect()
+        vellum_linux::cpu::allowed().into_iter().cycle().take(2).collect()
     }
 
     #[test]

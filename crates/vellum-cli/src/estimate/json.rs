@@ -1,0 +1,69 @@
+//! What ending, unmapping, forking, swapping and reclaiming a process costs, for programs.
+
+use serde::Serialize;
+use vellum_linux::workload::layout::Folios;
+
+use super::Estimate;
+
+/// What its end, and the like, would cost.
+#[derive(Serialize)]
+pub struct Costs {
+    /// How much of it was copied, 0 to 1. Figures of copies are of the copy: all of it is so many times as much.
+    share: f64,
+    left_out: u64,
+    runs: u32,
+    folios: Vec<Column>,
+}
+
+/// With folios of one size.
+#[derive(Serialize)]
+struct Column {
+    /// None: those that it has.
+    folio_kib: Option<u32>,
+    memory: u64,
+    costs: Vec<Cost>,
+}
+
+#[derive(Serialize)]
+struct Cost {
+    what: String,
+    linux: Side,
+    vellum: Side,
+}
+
+#[derive(Serialize)]
+struct Side {
+    /// The median, the least, and the most.
+    ns: Option<[u64; 3]>,
+    resident: Option<u64>,
+    tables: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why_not: Option<String>,
+}
+
+impl Costs {
+    /// What was found.
+    pub fn of(estimate: &Estimate) -> Costs {
+        let side = |side: &super::Side| Side {
+            ns: side.time().map(|time| [time.median, time.min, time.max]),
+            resident: side.copy().map(|copy| copy.resident),
+            tables: side.copy().map(|copy| copy.tables),
+            why_not: side.skip.as_ref().map(ToString::to_string),
+        };
+        let column = |column: &super::Column| Column {
+            folio_kib: if let Folios::Of(kib) = column.folios { Some(kib) } else { None },
+            memory: column.memory,
+            costs: column
+                .rows
+                .iter()
+                .map(|(deed, [linux, vellum])| Cost { what: deed.word(), linux: side(linux), vellum: side(vellum) })
+                .collect(),
+        };
+        Costs {
+            share: estimate.imported.share,
+            left_out: estimate.imported.left_out,
+            runs: estimate.runs,
+            folios: estimate.columns.iter().map(column).collect(),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What was seen, for programs.
+
+use std::borrow::Cow;
+use std::io::Write;
+
+use serde::{Deserialize, Serialize};
+use vellum_pagemap::{BLOCKS, Kernel, Lies, Surveyed, Walked};
+
+use crate::locate::{self, Difference};
+use crate::look::{Cell, Look};
+
+/// All of it.
+#[derive(Serialize, Deserialize)]
+pub struct Saved<'a> {
+    vellum: Cow<'a, str>,
+    /// Whether a discard of a whole table's pages frees it here.
+    kernel_frees_tables: Option<bool>,
+    /// Everybody who was looked at.
+    pub processes: Vec<Process<'a>>,
+}
+
+/// A process. Sizes are bytes, times nanoseconds, tables are counted.
+#[derive(Serialize, Deserialize)]
+pub struct Process<'a> {
+    pub pid: i32,
+    pub name: Cow<'a, str>,
+    user: u32,
+    changed_meanwhile: bool,
+    scanned: bool,
+    pub reserved: u64,
+    pub resident: u64,
+    pub swapped: u64,
+    pub page_tables: u64,
+    pub table_size: u64,
+    /// By level, the lowest first.
+    tables_used: [u64; vellum_pagemap::LEVELS],
+    tables_deposited: u64,
+    /// Of the lowest level.
+    tables_empty: Option<u64>,
+    tables_leading_nowhere: Option<u64>,
+    /// Of all levels: counted by Linux and needed for nothing. Can be negative if the process changed meanwhile.
+    pub tables_needless: i64,
+    tables_least: u64,
+    entries: u64,
+    occupancy_eighths: [u64; 8],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<Sample>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frames: Option<Frames>,
+    lock_longest_ns: u64,
+    lock_total_ns: u64,
+    lock_steps: u64,
+    lock_waited: u64,
+    took_ns: u64,
+    #[serde(rename = "areas")]
+    vmas: Vec<Vma<'a>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    empty_at: Vec<[u64; 2]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exact: Option<Exact>,
+    /// Why that is not there, if it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exact_refused: Option<Cow<'a, str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    estimate: Option<serde_json::Value>,
+}
+
+/// What the tables say themselves: by level, the lowest first. Where: from an address to another.
+#[derive(Serialize, Deserialize)]
+struct Exact {
+    tables: Vec<u64>,
+    empty_at: Vec<Vec<[u64; 2]>>,
+    leading_nowhere_at: Vec<Vec<[u64; 2]>>,
+    /// As Linux counts them: three levels, and those put by.
+    counted: u64,
+    deposited: i64,
+    changed_meanwhile: bool,
+    /// Of the lowest level: how the scan differs.
+    scan: Option<Scan>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Scan {
+    empty_missed: u64,
+    empty_wrong: u64,
+    used_hidden: u64,
+}
+
+/// How sure the figures are.
+#[derive(Serialize, Deserialize)]
+struct Sample {
+    stretches: u64,
+    seen: u64,
+    tables_used_error: u64,
+}
+
+/// How memory lies, in pages; blocks are of 16 KiB, 64 KiB and 2 MiB.
+#[derive(Serialize, Deserialize)]
+struct Frames {
+    pages: u64,
+    pages_by_order: Vec<u64>,
+    huge: u64,
+    contiguous_pages: [u64; BLOCKS.len()],
+    aligned_blocks: [u64; BLOCKS.len()],
+    blocks_in_one_folio: [u64; BLOCKS.len()],
+}
+
+#[derive(Serialize, Deserialize)]
+struct Vma<'a> {
+    start: u64,
+    end: u64,
+    name: Cow<'a, str>,
+    shared: bool,
+    file: bool,
+    resident: u64,
+    swapped: u64,
+    huge: u64,
+    tables_used: u64,
+    tables_empty: Option<u64>,
+}
+
+/// Write it, as one object.
+pub fn write(looks: &[Look], kernel: &Kernel, out: &mut impl Write) -> anyhow::Result<()> {
+    let report = Saved {
+        vellum: env!("CARGO_PKG_VERSION").into(),
+        kernel_frees_tables: kernel.frees_tables,
+        processes: looks.iter().map(|look| process(look, kernel)).collect::<Result<_, _>>()?,
+    };
+    serde_json::to_writer_pretty(&mut *out, &report)?;
+    writeln!(out)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Read what was written.
+pub fn read(text: &[u8]) -> serde_json::Result<Saved<'static>> {
+    serde_json::from_slice(text)
+}
+
+fn process<'a>(look: &'a Look, kernel: &Kernel) -> serde_json::Result<Process<'a>> {
+    let survey = &look.survey;
+    let nanos = |time: std::time::Duration| time.as_nanos() as u64;
+    let exact = survey.tables.empty.is_some();
+    let empty = look.places.iter().filter(|place| place.cell == Cell::Empty);
+    Ok(Process {
+        pid: look.pid,
+        name: look.name.as_str().into(),
+        user: look.user,
+        changed_meanwhile: survey.changed(),
+        scanned: survey.scanned,
+        reserved: survey.after.reserved,
+        resident: survey.after.resident,
+        swapped: survey.after.swapped,
+        page_tables: survey.after.tables,
+        table_size: survey.geometry.page(),
+        tables_used: survey.tables.used,
+        tables_deposited: survey.tables.deposited,
+        tables_empty: survey.tables.empty,
+        tables_leading_nowhere: survey.tables.leading_nowhere(),
+        tables_needless: survey.empty(),
+        tables_least: survey.least(),
+        entries: survey.tables.entries,
+        occupancy_eighths: survey.tables.occupancy,
+        sample: survey.sample.map(|sample| Sample {
+            stretches: sample.stretches,
+            seen: sample.seen,
+            tables_used_error: sample.error,
+        }),
+        frames: look.lies.as_ref().map(frames),
+        lock_longest_ns: nanos(survey.holds.longest),
+        lock_total_ns: nanos(survey.holds.total),
+        lock_steps: survey.holds.steps,
+        lock_waited: survey.holds.waited,
+        took_ns: nanos(look.took),
+        vmas: survey.vmas.iter().map(|one| vma(one, exact)).collect(),
+        empty_at: empty.map(|place| [place.start, place.end]).collect(),
+        exact: look.read.as_ref().and_then(|read| read.as_ref().ok()).map(|walked| themselves(look, walked, kernel)),
+        exact_refused: look.read.as_ref().and_then(|read| read.as_ref().err()).map(|why| why.as_str().into()),
+        estimate: look.part.as_ref().map(|part| part.json()).transpose()?,
+    })
+}
+
+fn themselves(look: &Look, walked: &Walked, kernel: &Kernel) -> Exact {
+    let levels = 0..walked.levels.len();
+    let bare = levels.map(|level| locate::bare(walked, level, look.survey.geometry.span(level)));
+    let (empty_at, leading_nowhere_at) = bare.map(|[empty, nowhere]| (empty, nowhere)).unzip();
+    Exact {
+        tables: walked.levels.iter().map(|level| level.len() as u64).collect(),
+        empty_at,
+        leading_nowhere_at,
+        counted: walked.counted,
+        deposited: walked.deposited(),
+        changed_meanwhile: walked.changed,
+        scan: Difference::of(look, walked, kernel).map(|difference| Scan {
+            empty_missed: difference.missed,
+            empty_wrong: difference.wrong,
+            used_hidden: difference.hidden,
+        }),
+    }
+}
+
+fn frames(lies: &Lies) -> Frames {
+    let orders = lies.by_order.iter().rposition(|pages| *pages > 0).map_or(0, |last| last + 1);
+    Frames {
+        pages: lies.pages,
+        pages_by_order: lies.by_order[..orders].to_vec(),
+        huge: lies.huge,
+        contiguous_pages: lies.contiguous,
+        aligned_blocks: lies.congruent,
+        blocks_in_one_folio: lies.in_folio,
+    }
+}
+
+fn vma(one: &Surveyed, exact: bool) -> Vma<'_> {
+    Vma {
+        start: one.vma.start,
+        end: one.vma.end,
+        name: one.vma.name.as_str().into(),
+        shared: one.vma.is_shared(),
+        file: one.vma.file,
+        resident: one.resident,
+        swapped: one.swapped,
+        huge: one.huge,
+        tables_used: one.used,
+        tables_empty: exact.then_some(one.empty),
+    }
+}

@@ -1,0 +1,130 @@
+//! Times memory operations of the running Linux kernel, and restores every setting it changes.
+//!
+//! The caller describes a workload: a region of folios of one size ([`workload::case`]), or the VMAs
+//! of a process ([`workload::layout`]). This crate maps it, times one operation on it through the
+//! kernel's system calls, and returns a [`Sample`], or a [`Skip`] with the reason why this kernel or
+//! user has no figure. [`Linux`] does so for regions, [`child::copy::Copies`] for processes.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`workload`] | what is mapped, its contents, and the operation |
+//! | [`settings`] | huge-page settings, zram swap and memcgs: changed for a moment, restored on every way out |
+//! | [`child`] | helper processes: they exit, fork or are reclaimed to be timed |
+//! | [`region`] | a mapped region, and the timed system calls on it |
+//! | [`swapped`] | swap-out and swap-in of a region |
+//! | [`memory`] | the check that the machine has enough memory |
+//! | [`cpu`] | pinning to one CPU, and the clock |
+//! | [`stats`] | a median with its extremes |
+//!
+//! Linux is measured at its best: memory is compacted before large folios are asked for, no other
+//! folio size is enabled, each mapping is checked afterwards, and page faults and zeroing are in no
+//! figure but [`Op::Touch`]'s.
+//!
+//! Helper processes are this program again, started as `/proc/self/exe linux-child ROLE`. A program
+//! that uses this crate passes that subcommand's [`child::Role`] to [`child::run`].
+
+pub mod child;
+pub mod cpu;
+pub mod memory;
+pub mod region;
+mod sample;
+pub mod settings;
+pub mod stats;
+pub mod swapped;
+pub mod workload;
+
+use std::path::Path;
+
+use child::exit::ExitTimer;
+use child::fork::ForkTimer;
+use child::lazy::LazyTimer;
+use region::Region;
+pub use sample::{Sample, Skip};
+use settings::knobs::Knobs;
+use settings::mthp::Mthp;
+use swapped::Swapped;
+use workload::case::{Case, Op};
+
+/// Where the kernel's memory compactor is asked to run.
+pub(crate) const COMPACT: &str = "/proc/sys/vm/compact_memory";
+
+/// The running kernel, as something to measure.
+pub struct Linux {
+    mthp: Mthp,
+    knobs: Knobs,
+    exits: ExitTimer,
+    forks: ForkTimer,
+    swapped: Swapped,
+    lazy: LazyTimer,
+}
+
+impl Linux {
+    /// The kernel below us. `thp_root` is `/sys/kernel/mm/transparent_hugepage` except in tests.
+    pub fn new(thp_root: &Path) -> Linux {
+        Linux {
+            mthp: Mthp::at(thp_root),
+            knobs: Knobs::guarded(thp_root),
+            exits: ExitTimer::default(),
+            forks: ForkTimer::default(),
+            swapped: Swapped::default(),
+            lazy: LazyTimer::default(),
+        }
+    }
+
+    /// Checks that this kernel and user can measure `case`, and compacts memory for its folios. Called
+    /// once before the runs of a case, outside of all measurement.
+    ///
+    /// # Errors
+    /// The settings, the kernel or the free memory don't allow the case.
+    pub fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
+        self.mthp.plan(case)?;
+        // An eighth more than the region: its page tables, and room for everybody else.
+        memory::enough(case.bytes + case.bytes / 8)?;
+        compact(case);
+        Ok(())
+    }
+
+    /// Maps and touches a fresh region, measures `op` on it, and removes it. The settings are changed
+    /// only while the region is touched (for swap: until it is back in memory).
+    ///
+    /// # Errors
+    /// A setting can't be changed, a system call fails, or pages come back with other contents.
+    pub fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
+        if op.data().is_some() {
+            self.swapped.prepare(case.bytes)?;
+        }
+        if op.written().is_some() {
+            self.lazy.prepare()?;
+        }
+        let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
+        match op {
+            Op::Exit => return self.exits.measure(case, settings),
+            Op::Fork => return self.forks.measure(case, settings),
+            Op::Reclaim(written) => return self.lazy.measure(case, written, settings),
+            _ => {}
+        }
+        let region = Region::map(case.bytes)?;
+        let touched = region.touch(case)?;
+        if let Some(data) = op.data() {
+            // What comes back has the sizes that the settings ask for.
+            let sample = self.swapped.measure(&region, case.pages(), data)?;
+            settings.restore()?;
+            return Ok(Sample { touch_ns: Some(touched.ns), fallback: touched.fallback, ..sample });
+        }
+        // The rest of the machine gets its settings back at once: the operations below read none of them.
+        settings.restore()?;
+        let op_ns = match op {
+            Op::Dontneed => region.discard()?,
+            Op::Protect => region.protect()?,
+            _ => region.unmap()?,
+        };
+        Ok(Sample { touch_ns: Some(touched.ns), back_ns: None, op_ns, fallback: touched.fallback })
+    }
+}
+
+/// Has memory compacted for large folios. Whoever may not compact gets what memory there is; the check of the folios tells.
+pub fn compact(case: &Case) {
+    if case.folio_kib > 4 {
+        let _ = std::fs::write(COMPACT, "1");
+    }
+}

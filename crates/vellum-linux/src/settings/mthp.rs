@@ -1,0 +1,142 @@
+//! Which settings give folios of one size.
+//!
+//! `/sys/kernel/mm/transparent_hugepage/` has an `enabled` of its own and, since Linux 6.8, one a folio size. A
+//! fault takes the largest size that is on and fits. So: the wanted size on, every other off.
+
+use std::path::{Path, PathBuf};
+
+use super::knobs::{self, Change};
+use crate::Skip;
+use crate::workload::case::Case;
+
+/// The settings of this machine.
+pub struct Mthp {
+    root: PathBuf,
+    /// The sizes that anonymous memory can have, in KiB.
+    sizes: Vec<u32>,
+}
+
+impl Mthp {
+    /// Looks at what there is.
+    pub fn at(root: &Path) -> Mthp {
+        let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+        let mut sizes: Vec<u32> = entries
+            .filter(|entry| entry.path().join("enabled").exists())
+            .filter_map(|entry| {
+                entry.file_name().to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()
+            })
+            .collect();
+        sizes.sort_unstable();
+        Mthp { root: root.to_owned(), sizes }
+    }
+
+    /// What has to be changed so that an anonymous region gets folios of the case's size. Settings that already
+    /// do are left alone: without root, those cases can still be measured.
+    pub fn plan(&self, case: &Case) -> Result<Vec<Change>, Skip> {
+        let (small, global) = (case.folio_kib == 4, self.root.join("enabled"));
+        if !global.exists() {
+            // No large folios at all: everything is 4 KiB already.
+            return if small { Ok(Vec::new()) } else { Err(Skip::NoThp) };
+        }
+        let known = if self.sizes.is_empty() { case.folio_kib == 2048 } else { self.sizes.contains(&case.folio_kib) };
+        if !small && !known {
+            return Err(Skip::NoFolio(case.folio_kib));
+        }
+        let mut changes = Vec::new();
+        // Our regions are not advised, so `madvise` means off to them.
+        let global_on = value(&global)? == "always";
+        if self.sizes.is_empty() {
+            want(&mut changes, global, !small, global_on);
+        } else {
+            for &kib in &self.sizes {
+                let path = self.root.join(format!("hugepages-{kib}kB/enabled"));
+                let on = match value(&path)?.as_str() {
+                    "always" => true,
+                    "inherit" => global_on,
+                    _ => false,
+                };
+                want(&mut changes, path, kib == case.folio_kib, on);
+            }
+        }
+        let defrag = self.root.join("defrag");
+        if !small && value(&defrag)? != "always" {
+            // A fault that finds no contiguous memory makes some, rather than fall back.
+            changes.push(Change { path: defrag, value: "always".into() });
+        }
+        Ok(changes)
+    }
+}
+
+fn want(changes: &mut Vec<Change>, path: PathBuf, want: bool, is: bool) {
+    if want != is {
+        changes.push(Change { path, value: if want { "always" } else { "never" }.into() });
+    }
+}
+
+fn value(path: &Path) -> Result<String, Skip> {
+    knobs::read(path).map_err(|error| Skip::Setting { path: path.to_owned(), error: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory like sysfs's: (file, contents).
+    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (file, contents) in files {
+            let path = root.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, contents).unwrap();
+        }
+        root
+    }
+
+    const USUAL: &[(&str, &str)] = &[
+        ("enabled", "always [madvise] never"),
+        ("defrag", "always defer defer+madvise [madvise] never"),
+        ("hugepages-8kB/stats/shmem_alloc", "0"),
+        ("hugepages-64kB/enabled", "always inherit madvise [never]"),
+        ("hugepages-2048kB/enabled", "always [inherit] madvise never"),
+    ];
+
+    fn plan(files: &[(&str, &str)], folio_kib: u32) -> Result<Vec<String>, Skip> {
+        let root = root(files);
+        let changes = Mthp::at(root.path()).plan(&Case { bytes: 2 << 20, folio_kib, huge: false })?;
+        let show = |c: Change| format!("{}={}", c.path.strip_prefix(root.path()).unwrap().display(), c.value);
+        Ok(changes.into_iter().map(show).collect())
+    }
+
+    #[test]
+    fn the_wanted_size_is_on_and_every_other_off() {
+        assert_eq!(plan(USUAL, 64).unwrap(), ["hugepages-64kB/enabled=always", "defrag=always"]);
+        let mut files = USUAL.to_vec();
+        files[0].1 = "[always] madvise never";
+        assert_eq!(
+            plan(&files, 64).unwrap(),
+            ["hugepages-64kB/enabled=always", "hugepages-2048kB/enabled=never", "defrag=always"],
+            "a size that inherits 'always' is on"
+        );
+        assert_eq!(plan(&files, 2048).unwrap(), ["defrag=always"]);
+        assert_eq!(plan(&files, 4).unwrap(), ["hugepages-2048kB/enabled=never"]);
+    }
+
+    #[test]
+    fn settings_that_already_do_are_left_alone() {
+        assert_eq!(plan(USUAL, 4), Ok(vec![]));
+    }
+
+    #[test]
+    fn a_size_the_kernel_lacks_is_named() {
+        assert_eq!(plan(USUAL, 8), Err(Skip::NoFolio(8)), "a directory without 'enabled' is for shared memory");
+        assert_eq!(plan(USUAL, 16), Err(Skip::NoFolio(16)));
+        assert_eq!(plan(&[], 2048), Err(Skip::NoThp));
+        assert_eq!(plan(&[], 4), Ok(vec![]));
+    }
+
+    #[test]
+    fn a_kernel_before_folio_sizes_has_two() {
+        assert_eq!(plan(&USUAL[..2], 2048).unwrap(), ["enabled=always", "defrag=always"]);
+        assert_eq!(plan(&USUAL[..2], 64), Err(Skip::NoFolio(64)));
+    }
+}

@@ -1,0 +1,16 @@
+//! Workloads: what is mapped, what is in it, and the operation on it.
+//!
+//! The same workloads run on Linux and on every other memory manager that a benchmark compares with
+//! it.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`case`] | a region of folios of one size, and the operations on it |
+//! | [`data`] | the contents of its pages, and the check that they survive |
+//! | [`layout`] | the VMAs of a process, as something to copy and measure |
+//! | [`shuffle`] | a fixed pseudo-random order |
+
+pub mod case;
+pub mod data;
+pub mod layout;
+pub mod shuffle;
