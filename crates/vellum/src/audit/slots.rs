@@ -9,7 +9,7 @@ use crate::arch::{Arch, Kind};
 use crate::frame::HUGE_ORDER;
 use crate::page_cache::There;
 use crate::platform::Platform;
-use crate::space::AddressSpace;
+use crate::space::{AddressSpace, Ptes};
 use crate::swap::DEVICES;
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
@@ -55,7 +55,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     fn named_by<A: Arch>(&mut self, space: &AddressSpace<'m, P, A>, device: u8, window: &Range<u32>) {
         space.runs(VirtRange { start: 0, end: space.arch().user_end() }, |run| {
             if run.kind == Kind::Swap {
-                let slots = space.slots_of(run);
+                let slots = Ptes::of(space).swap_slots(run);
                 let range = slots.slots.first..slots.slots.first + slots.slots.count;
                 self.named((slots.device == device).then_some(range), window);
             }

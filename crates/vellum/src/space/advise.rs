@@ -6,14 +6,13 @@ use crate::errno::Errno;
 use crate::frame::policy::Advice;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
-use crate::tlb::Gather;
 use crate::vma::{Prot, State, Vma, VmaFlags};
 
-use super::pieces::{Advising, More};
-use super::protect::Holes;
-use super::zap::Keep;
-use super::{Access, AddressSpace, CollapseError, FaultError, ProtectError};
+use super::AddressSpace;
+use crate::space::collapse::CollapseError;
+use crate::space::fault::{Access, FaultError};
+use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
+use crate::space::protect::{Holes, ProtectError};
 
 /// What is said about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +180,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Advise::NoHuge => |v| v.advice = Advice::NoHuge,
             _ => return Ok(true),
         };
-        Ok(self.set_vmas_if(&mut self.change(range), range, Holes::Passed, |_| Ok(()), set)?.covered)
+        Ok(self.set_vmas_if(&mut Change::begin(self, range), range, Holes::Passed, |_| Ok(()), set)?.covered)
     }
 
     /// Returns whether all of a range is mapped.
@@ -202,52 +201,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Side by side with faults; between preemption points it looks again what is there.
-    pub(super) fn dont_need(&self, rest: &mut Advising, locked: bool, more: More<'_>) -> Result<(), AdviseError> {
-        self.note_peak();
+    pub(super) fn dont_need(&self, rest: &mut Rest, locked: bool, more: More<'_>) -> Result<(), AdviseError> {
+        self.peak.note(&self.tables.slots);
         let mut gather = self.gather(rest.left);
-        self.each_vma(rest, more, |vma, part| {
+        Pieces::of(self).each_vma(rest, more, |vma, part| {
             if vma.flags.contains(VmaFlags::LOCKED) && !locked {
                 return Err(AdviseError::Locked(*vma.range));
             }
-            Ok(self.zap(part, Keep::Guards, &mut gather)?)
-        })
-    }
-
-    /// Shows each run that lies in what is left entirely, and may be made shorter by that, in its
-    /// locked table; side by side with faults. `act` returns how many folios it dealt with.
-    ///
-    /// # Errors
-    /// None of its own: what is not mapped is noted in `rest`.
-    pub(super) fn each_whole_run(
-        &self,
-        rest: &mut Advising,
-        more: More<'_>,
-        mut act: impl FnMut(&LockedTable<'_, 'm, P, A>, &mut Run, &mut Gather<'_, 'm, P>) -> usize,
-    ) -> Result<(), AdviseError> {
-        let arch = &self.tables.arch;
-        let mut gather = self.gather(rest.left);
-        self.each_vma(rest, more, |_, part| {
-            let table = match self.tables.find(part) {
-                Found::Hole(end) => return Ok(end),
-                Found::Table(table) => table,
-            };
-            let end = table.hold_end(part);
-            let (mut at, mut done) = (part.start, 0);
-            while at < end
-                && done < RUNS_A_HOLD
-                && !gather.is_full()
-                && let Some(mut run) = table.run(at, end)
-            {
-                done += 1;
-                if part.covers(&run.range(arch)) {
-                    done += act(&table, &mut run, &mut gather);
-                }
-                at = run.range(arch).end;
-            }
-            table.unlock(&mut gather);
-            gather.release_slots();
-            self.tables.platform().resched();
-            Ok(at)
+            Ok(Zap::of(self).some(part, Keep::Guards, &mut gather)?)
         })
     }
 
@@ -260,11 +221,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return self.tables.split_edges(range);
         }
         drop(vmas);
-        let _turn = self.turn(range);
+        let _turn = Change::wait_turn(self, range);
         self.tables.split_edges(range)
     }
 
-    pub(super) fn populate_all(&self, rest: &mut Advising, access: Access, more: More<'_>) -> Result<(), AdviseError> {
+    pub(super) fn populate_all(&self, rest: &mut Rest, access: Access, more: More<'_>) -> Result<(), AdviseError> {
         let mut wanted = true;
         while wanted && !rest.left.is_empty() {
             let Some(vma) = self.read().find(rest.left.start).copied() else { return Err(AdviseError::NotMapped) };

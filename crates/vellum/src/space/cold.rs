@@ -7,14 +7,15 @@ use crate::memcg::LruList;
 use crate::platform::Platform;
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 
-use super::pieces::{Advising, More};
-use super::{AddressSpace, AdviseError, FaultError};
+use super::AddressSpace;
+use crate::space::fault::FaultError;
+use crate::space::ground::{Change, More, Pieces, Rest};
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// What a range has that is this space's alone was not used, and is the first to be looked at when memory is short
     /// (`MADV_COLD`). Side by side with faults.
-    pub(super) fn cool(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
-        self.each_whole_run(rest, more, |table, run, gather| {
+    pub(super) fn cool(&self, rest: &mut Rest, more: More<'_>) {
+        Pieces::of(self).each_whole_run(rest, more, |table, run, gather| {
             if run.kind != Kind::Leaf || self.tables.machine.zeros_folio().contains(run.pfn(&self.tables.arch)) {
                 return 0;
             }
@@ -23,7 +24,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
                 gather.note(run.range(&self.tables.arch), table.shift());
             }
             folios
-        })
+        });
     }
 
     /// Of a run, keeps what maps its first folios, so many at most; how many those are.
@@ -62,10 +63,10 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// What a range has on swap devices comes back, as far as there is memory for it and they give it back (`MADV_WILLNEED`).
-    pub(super) fn will_need(&self, rest: &mut Advising, more: More<'_>) {
-        self.each_table(rest, more, |part| {
+    pub(super) fn will_need(&self, rest: &mut Rest, more: More<'_>) {
+        Pieces::of(self).each_table(rest, more, |part| {
             // No VMA goes or moves meanwhile.
-            let _turn = self.turn(part);
+            let _turn = Change::wait_turn(self, part);
             // What does not come now comes when a program touches it: that is no matter of a hint.
             // Where memory is refused for one page, there is none for those behind it either.
             !matches!(self.bring_all_back(part, |_| true), Err(FaultError::NoMemory(_)))

@@ -18,9 +18,9 @@ use crate::stats::SizeCounter;
 use crate::table::{Found, LockedTable, Occupied, RUNS_A_HOLD, Run, Supplanted};
 use crate::vma::{State, Vma};
 
-use super::fault::Outcome;
-use super::pieces::{Advising, More};
-use super::{Access, AddressSpace, AdviseError, FaultError};
+use super::AddressSpace;
+use crate::space::fault::{Access, FaultError, Outcome};
+use crate::space::ground::{More, Pieces, Rest};
 
 /// The most runs that stand in the block of a table that goes on to have others: as many as pages in the largest such block of formats
 /// with larger pages.
@@ -159,22 +159,26 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// See [`CollapseError`].
-    pub(super) fn collapse(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
+    pub(super) fn collapse(
+        &self,
+        rest: &mut Rest,
+        failed: &mut Option<CollapseError>,
+        more: More<'_>,
+    ) -> Result<(), CollapseError> {
         let size = 1 << (HUGE_ORDER as u32 + FRAME_SHIFT);
-        let mut failed = None;
-        let ended = self.each_vma(rest, more, |vma, part| {
+        Pieces::of(self).each_vma(rest, more, |vma, part| {
             let whole = |range: VirtRange| (range.start.next_multiple_of(size), align_down(range.end, size.ilog2()));
             let ((first, end), (least, most)) = (whole(*part), whole(*vma.range));
             if least >= most || !self.may_collapse(vma) {
-                return Err(AdviseError::Collapse(CollapseError::NotAllowed(*vma.range)));
+                return Err(CollapseError::NotAllowed(*vma.range));
             }
             if first >= end {
                 return Ok(part.end);
             }
             let block = part.tail(first).head(first + size);
             match self.collapse_block(vma, block, None) {
-                Err(error) if error.is_shortage() => return Err(AdviseError::Collapse(error)),
-                Err(error) => failed = Some(error),
+                Err(error) if error.is_shortage() => return Err(error),
+                Err(error) => *failed = Some(error),
                 Ok(_) => {}
             }
             self.tables.platform().resched();
@@ -187,9 +191,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
             };
             Ok(if next >= end { part.end } else { next })
-        });
-        rest.failed = failed.or(rest.failed);
-        ended
+        })
     }
 
     /// Look at about so many pages (of 4 KiB) from an address on, and collapse what policy would have large and the limits allow: the

@@ -14,8 +14,9 @@ use crate::stats::Counter;
 use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, Run};
 use crate::vma::Vma;
 
-use super::fault::Outcome;
-use super::{AddressSpace, FaultError};
+use super::AddressSpace;
+use crate::space::fault::{FaultError, Outcome};
+use crate::space::ground::Ptes;
 
 /// The most runs that are copied into one folio; what is more scattered is copied in smaller ones.
 const RUNS: usize = 16;
@@ -35,7 +36,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A page that is mapped, but not as the space's own, is to be written.
     pub(super) fn unshare(&self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         // Neighbours were not written.
-        let orders = if self.tracks() { 0 } else { self.orders(vma) };
+        let orders = if Ptes::of(self).is_soft_dirty_on() { 0 } else { self.orders(vma) };
         let Found::Table(table) = self.tables.find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
         let seen = self.look_for_others(&table, vma, addr, orders);
         let page = vma.range.around(addr, table.shift());
@@ -101,7 +102,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 && let Some(own) = self.own_part(&run, head, frame)
             {
                 let attrs = own.attrs(arch) | Attrs::EXCLUSIVE;
-                let attrs = (attrs - Attrs::PROT) | self.rights(attrs, vma.prot);
+                let attrs = (attrs - Attrs::PROT) | Ptes::of(self).rights(attrs, vma.prot);
                 table.rewrite(&own, arch.leaf(arch.leaf_addr(own.raw, own.level), attrs, own.level));
                 return Seen::Own;
             }

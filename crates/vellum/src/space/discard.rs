@@ -7,8 +7,10 @@ use crate::page_cache::{Gone, Object, ObjectError};
 use crate::platform::Platform;
 use crate::vma::{Sharing, State, VmaFlags};
 
-use super::zap::Keep;
-use super::{AddressSpace, AdviseError, FaultError};
+use super::AddressSpace;
+use crate::space::advise::AdviseError;
+use crate::space::fault::FaultError;
+use crate::space::ground::{Change, Keep, Zap};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this space, and none will (INV-12).
@@ -23,16 +25,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let all = UserRange::all(&self.tables.arch);
         let pages = gone.first..gone.end;
-        let mut change = self.change(all);
+        let mut change = Change::begin(self, all);
         let mut next = |at| {
             let vmas = change.vmas();
             let found = vmas.tree.iter_from(at).find_map(|vma| Some((self.mapped_in(vma, object, &pages)?, *vma)));
             // Faults go on while a part is emptied; whoever wants to change VMAs waits, so none moves.
-            change.let_go();
+            change.unlock();
             found
         };
         let Some(mut found) = next(0) else { return };
-        self.note_peak();
+        self.peak.note(&self.tables.slots);
         let mut gather = self.gather(all);
         loop {
             let (range, vma) = found;
@@ -40,7 +42,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let mut at = range.start;
             while at < range.end {
                 // A VMA with an object has no huge mappings, so none reaches across an end.
-                at = self.zap(range.tail(at), keep, &mut gather).unwrap_or(range.end);
+                at = Zap::of(self).some(range.tail(at), keep, &mut gather).unwrap_or(range.end);
             }
             match next(vma.range.end) {
                 Some(another) => found = another,

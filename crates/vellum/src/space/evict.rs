@@ -22,7 +22,10 @@ use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 use crate::vma::{Prot, State, Vma, VmaFlags};
 
-use super::{AddressSpace, Copies, Isolated};
+use super::AddressSpace;
+use crate::space::ground::{Change, Ptes};
+use crate::space::isolated::Isolated;
+use crate::space::transfer::Copies;
 
 /// Runs that are held at a time, behind one flush.
 const RUNS: usize = 32;
@@ -31,7 +34,7 @@ const PAGES: u32 = 1 << 12;
 
 /// A run as it was before it was held.
 #[derive(Clone, Copy)]
-pub(super) struct Held {
+pub(super) struct WriteProtected {
     pub(super) run: Run,
     /// Whether some of it is mapped elsewhere too.
     pub(super) shared: bool,
@@ -41,7 +44,7 @@ pub(super) struct Held {
 
 #[derive(Default)]
 struct Batch {
-    held: ArrayVec<Held, RUNS>,
+    held: ArrayVec<WriteProtected, RUNS>,
     pages: u32,
 }
 
@@ -76,22 +79,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         mut copies: Option<&mut Copies>,
     ) -> u64 {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return 0 };
-        self.note_peak();
+        self.peak.note(&self.tables.slots);
         let mut went = 0;
         let mut room = Ok(());
         let mut left = ranges.iter();
-        let mut range = self.user_part(*first);
+        let mut range = UserRange::all(&self.tables.arch).intersect(&*first);
         let mut turn = None;
         left.next();
         loop {
             self.tables.platform().resched();
             let _evicting = self.tables.tlb.evicting();
-            let mut gather = self.gather(self.user_part(VirtRange { start: range.start, end: last.end }));
+            let mut gather = self
+                .gather(UserRange::all(&self.tables.arch).intersect(&VirtRange { start: range.start, end: last.end }));
             let mut batch = Batch::default();
             while !batch.is_full() && !gather.is_full() {
                 if range.is_empty() {
                     let Some(next) = left.next() else { break };
-                    range = self.user_part(*next);
+                    range = UserRange::all(&self.tables.arch).intersect(&*next);
                     turn = None;
                     continue;
                 }
@@ -105,7 +109,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     None => {
                         gather.flush();
                         drop(turn.take());
-                        turn = Some(self.turn(range));
+                        turn = Some(Change::wait_turn(self, range));
                     }
                 }
             }
@@ -141,7 +145,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// and how many frames of it they have.
     pub(crate) fn used(&self, range: VirtRange, head: Pfn) -> (bool, u32) {
         let arch = &self.tables.arch;
-        let range = self.user_part(range);
+        let range = UserRange::all(&self.tables.arch).intersect(&range);
         let (mut used, mut frames) = (false, 0);
         let mut at = range.start;
         while at < range.end {
@@ -252,7 +256,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         isolated: Option<Isolated>,
         batch: &Batch,
         gather: &mut Gather<'_, 'm, P>,
-    ) -> Option<Held> {
+    ) -> Option<WriteProtected> {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
         if self.tables.machine.zeros_folio().contains(run.pfn(arch)) {
@@ -288,13 +292,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             gather.note(run.range(arch), table.shift());
         }
-        (taken != 0).then(|| Held { run: Run { len: run.len, ..was }, shared, own: isolated.is_none() })
+        (taken != 0).then(|| WriteProtected { run: Run { len: run.len, ..was }, shared, own: isolated.is_none() })
     }
 
     /// How many pages of a folio are held already, by the last of these runs.
-    fn held_of(&self, head: Pfn, order: u8, held: &[Held]) -> u32 {
+    fn held_of(&self, head: Pfn, order: u8, held: &[WriteProtected]) -> u32 {
         let arch = &self.tables.arch;
-        let of_it = |Held { run, .. }: &Held| {
+        let of_it = |WriteProtected { run, .. }: &WriteProtected| {
             let (start, end) = (run.pfn(arch).0, run.pfn(arch).0 + run.frames(arch));
             end.min(head.0 + (1 << order)).saturating_sub(start.max(head.0))
         };
@@ -308,7 +312,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A part of what was held goes its way, where its entries are as they were left. Slots that nothing became of are given up, and so
     /// are the references. How many pages went.
-    pub(super) fn settle(&self, held: &Held, part: VirtRange, way: Way, gather: &mut Gather<'_, 'm, P>) -> u64 {
+    pub(super) fn settle(
+        &self,
+        held: &WriteProtected,
+        part: VirtRange,
+        way: Way,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> u64 {
         let run = &held.run;
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
@@ -322,7 +332,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let vma = vmas.find(at).filter(|v| v.state == State::Live && !v.flags.contains(VmaFlags::LOCKED));
             let pfn = self.held_at(run, at);
             let (mut end, mut goes) = (vma.map_or(part.end, |v| v.range.end.min(part.end)), false);
-            match self.tables.find(self.user_part(VirtRange { start: at, end })) {
+            match self.tables.find(UserRange::all(&self.tables.arch).intersect(&VirtRange { start: at, end })) {
                 Found::Hole(next) => end = next,
                 Found::Table(table) => {
                     end = end.min(table.end());
@@ -405,7 +415,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             frames.folios(now.pfn(arch), now.frames(arch)).all(|(_, frame, pages)| frame.counts().maps == pages);
         if alone && was.attrs(arch).contains(Attrs::EXCLUSIVE) {
             let attrs = now.attrs(arch) | Attrs::EXCLUSIVE;
-            let attrs = (attrs - Attrs::PROT) | self.rights(attrs, prot);
+            let attrs = (attrs - Attrs::PROT) | Ptes::of(self).rights(attrs, prot);
             table.rewrite(now, arch.leaf(arch.leaf_addr(now.raw, now.level), attrs, now.level));
         }
     }

@@ -14,9 +14,10 @@ use crate::table::{Found, NotMapped, Run};
 use crate::tlb::free_unmapped;
 use crate::vma::{Prot, State, Vma, VmaFlags};
 
-use super::claims::Change;
-use super::stack::Growth;
-use super::{AddressSpace, Watched};
+use super::AddressSpace;
+use crate::space::ground::{Change, LeafShape, Ptes};
+use crate::space::stack::Growth;
+use crate::space::watch::Watched;
 
 /// What user mode tried to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +112,7 @@ impl<'s, 'm, P: Platform, A: Arch> Stand<'s, 'm, P, A> {
         // A change that is ahead may wait at the gate.
         self.patience.open();
         drop(self.turn.take());
-        self.turn = Some(space.turn(range));
+        self.turn = Some(Change::wait_turn(space, range));
     }
 
     /// Counts a try that was in vain. When the tries are used up, claims these addresses, so that
@@ -119,7 +120,7 @@ impl<'s, 'm, P: Platform, A: Arch> Stand<'s, 'm, P, A> {
     pub(super) fn again(&mut self, space: &'s AddressSpace<'m, P, A>, range: UserRange) {
         if self.patience.again() && !self.patience.has_closed() {
             if self.turn.is_none() {
-                self.turn = Some(space.turn(range));
+                self.turn = Some(Change::wait_turn(space, range));
             }
             self.patience.close();
         }
@@ -278,8 +279,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn map_folio(&self, vma: &Vma, addr: u64, pfn: Pfn, order: u8) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
         let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
-        let (level, entries) = self.shape(order);
-        let attrs = self.own_attrs(vma, Attrs::empty());
+        let LeafShape { level, entries } = Ptes::of(self).leaf_shape(order);
+        let attrs = Ptes::of(self).exclusive_attrs(vma, Attrs::empty());
         let raw = arch.leaf(pfn.addr(), attrs, level);
         self.tables.machine.frames().expose(pfn, 1 << order, attrs);
         match self.tables.map_run(block, &Run::new(block.start, level, Kind::Leaf, raw, entries)) {
@@ -295,13 +296,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
             }
         }
-    }
-
-    /// How a folio of this order is mapped: the level of its leaves, and how many.
-    pub(super) fn shape(&self, order: u8) -> (u8, usize) {
-        let arch = &self.tables.arch;
-        let level = if order as u32 + FRAME_SHIFT >= arch.level_shift(2) { 2 } else { 1 };
-        (level, 1 << (order as u32 + FRAME_SHIFT - arch.level_shift(level)))
     }
 
     /// A folio, charged and listed, with a reference and a mapping for each of its pages: the caller maps it, around `addr`.
@@ -445,7 +439,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if access == Access::Write && !attrs.contains(Attrs::EXCLUSIVE) {
             return self.unshare(vma, addr);
         }
-        if access == Access::Write && !self.rights(attrs, vma.prot).contains(Attrs::WRITE) {
+        if access == Access::Write && !Ptes::of(self).rights(attrs, vma.prot).contains(Attrs::WRITE) {
             return Ok(self.first_write(vma, addr));
         }
         // Only a change of the VMA that is under way leaves entries behind it: a run at a time follows here.
@@ -453,7 +447,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut stale = None;
         if let Some(run) = table.run(addr, vma.range.end)
             && run.kind == Kind::Leaf
-            && self.permit(&table, &run, vma.prot)
+            && Ptes::of(self).apply_prot(&table, &run, vma.prot)
         {
             stale = Some((run.range(arch), table.shift()));
         }

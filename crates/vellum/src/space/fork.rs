@@ -21,7 +21,7 @@ use arrayvec::ArrayVec;
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, Swapped, UserRange};
 use crate::errno::Errno;
-use crate::frame::{Frame, TooManyReferences, flag};
+use crate::frame::{TooManyReferences, flag};
 use crate::memcg::{Refused, may_be_refused};
 use crate::page_cache::{self, Object};
 use crate::platform::Platform;
@@ -31,8 +31,9 @@ use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
-use super::vmas::Vmas;
-use super::{AddressSpace, FaultError};
+use super::AddressSpace;
+use crate::space::fault::FaultError;
+use crate::space::ground::{Change, Ptes, Vmas};
 
 /// Why there is no child. The parent is as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,18 +113,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// See [`ForkError`]: there is no child, and nothing was changed.
     pub fn fork(&self) -> Result<Self, ForkError> {
         let all = UserRange::all(&self.tables.arch);
-        let mut change = self.change(all);
+        let mut change = Change::begin(self, all);
         let limits = change.vmas().limits;
-        change.let_go();
+        change.unlock();
         let mut child = AddressSpace::new(self.tables.machine, self.tables.arch, self.tables.memcg(), limits)?;
         child.tables.max_run = self.tables.max_run;
         child.tables.joins = self.tables.joins;
         child.families = self.families.of_child(child.id());
         child.family = child.families.own();
-        child.tracks.store(self.tracks(), Relaxed);
+        child.tracks.store(Ptes::of(self).is_soft_dirty_on(), Relaxed);
         change.vmas().copy_to(&mut child)?;
         change.vmas().each(self.tables.machine, all, |v| v.state = State::Held);
-        change.let_go();
+        change.unlock();
         let shared = self.share(&child);
         change.vmas().each(self.tables.machine, all, |v| v.state = State::Live);
         shared?;
@@ -225,13 +226,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Kind::Leaf | Kind::Swap if at >= inside => {}
                 Kind::Leaf => {
                     if !vma.backing.is_anonymous() {
-                        self.cut(&mut run, |frame| frame.has(flag::OBJECT));
+                        Ptes::of(self).cut_where_equal(&mut run, |frame| frame.has(flag::OBJECT));
                     }
                     // Whether lazily freed memory was written to is recorded per folio, in the
                     // child as well.
-                    let lazy = !run.settled && self.cut(&mut run, |frame| frame.has(flag::LAZY));
+                    let lazy = !run.settled && Ptes::of(self).cut_where_equal(&mut run, |frame| frame.has(flag::LAZY));
                     if lazy {
-                        run = self.first_folio(table, &run);
+                        run = Ptes::of(self).first_folio(table, &run);
                     }
                     match self.share_run(table, &mut run, &mut work, gather)? {
                         Shared::Both => {
@@ -254,7 +255,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Kind::Marker => batch.push(run),
                 Kind::Swap => {
                     // SAFETY: the entries have references, and the table is locked.
-                    unsafe { self.tables.machine.swaps().duplicate(self.tables.platform(), self.slots_of(&run)) }?;
+                    unsafe {
+                        self.tables.machine.swaps().duplicate(self.tables.platform(), Ptes::of(self).swap_slots(&run))
+                    }?;
                     slots += run.frames(arch);
                     let swapped = arch.swapped(run.raw);
                     let raw = arch.swap(Swapped { attrs: swapped.attrs - Attrs::WATCHED, ..swapped });
@@ -265,25 +268,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             at = run.range(arch).end;
         }
         Ok(at)
-    }
-
-    /// Of a run, keep the first entries of whose folios the same is to be said; what that is.
-    pub(super) fn cut(&self, run: &mut Run, say: impl Fn(&Frame) -> bool) -> bool {
-        let arch = &self.tables.arch;
-        let frames = self.tables.machine.frames();
-        let first = run.pfn(arch);
-        let said = say(frames.head(first).1);
-        let alike = frames.folios(first, run.frames(arch)).take_while(|(_, frame, _)| say(frame) == said);
-        run.len = (alike.map(|(.., pages)| pages).sum::<u32>() >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
-        said
-    }
-
-    /// Of a run, what maps its first folio.
-    fn first_folio(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run) -> Run {
-        let arch = &self.tables.arch;
-        let first = self.tables.machine.frames().folios(run.pfn(arch), run.frames(arch)).next();
-        let end = first.map_or(run.va, |(.., pages)| run.va + (u64::from(pages) << FRAME_SHIFT));
-        table.run(run.va, end).unwrap_or(*run)
     }
 
     /// Give the child copies of what has stayed the parent's own in a VMA. Nothing there changes meanwhile, but for what is
@@ -360,7 +344,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // folio stays the parent's own, and the child gets a copy.
         let pinned = taken == 0;
         if pinned {
-            *run = self.first_folio(table, run);
+            *run = Ptes::of(self).first_folio(table, run);
         } else {
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
@@ -478,7 +462,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn give_up(&self, run: &Run) {
         if run.kind == Kind::Swap {
             self.count_adopted(run);
-            self.forget_swapped(run);
+            Ptes::of(self).release_swap(run);
         } else if self.is_counted(run) {
             let frames = self.tables.machine.frames();
             for (head, frame, pages) in frames.folios(run.pfn(&self.tables.arch), run.frames(&self.tables.arch)) {

@@ -6,9 +6,9 @@ use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::vma::State;
 
-use super::pieces::{Advising, More};
-use super::zap::Keep;
-use super::{AddressSpace, AdviseError};
+use super::AddressSpace;
+use crate::space::advise::AdviseError;
+use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Forgets what is in a range and guards what is mapped of it, one table after the other.
@@ -16,13 +16,13 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// If memory for tables runs out, what lies before the failing table is guarded, what lies behind
     /// it stays, and of the table's part the contents are gone and some is guarded. Guards that were
     /// there stay in any case.
-    pub(super) fn install_guards(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
+    pub(super) fn install_guards(&self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
         let shift = self.tables.arch.level_shift(2);
         while !rest.left.is_empty() {
             // A hole of any size is one step.
             let Some(mapped) = self.first_mapped(rest.left) else {
                 rest.holes = true;
-                rest.left = UserRange::default();
+                rest.end();
                 break;
             };
             let part = rest.left.around(mapped.start, shift);
@@ -41,13 +41,13 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// whether that is all. Faults wait meanwhile, so that none fills a page again.
     fn guard(&self, range: UserRange) -> Result<bool, AdviseError> {
         // All of the space: VMAs are held in full, also where the range ends inside of one.
-        let mut change = self.change(UserRange::all(&self.tables.arch));
-        change.let_go();
+        let mut change = Change::begin(self, UserRange::all(&self.tables.arch));
+        change.unlock();
         let covered = self.all(range, true, false)?;
         change.vmas().each(self.tables.machine, range, |v| v.state = State::Held);
-        change.let_go();
+        change.unlock();
         let guarded = self.tables.split_edges(range).map_err(AdviseError::from).and_then(|()| {
-            self.zap_all_but(range, Keep::Guards);
+            Zap::of(self).all_but(range, Keep::Guards);
             self.put_guards(range)
         });
         change.vmas().each(self.tables.machine, range, |v| v.state = State::Live);
@@ -99,9 +99,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// Remove the guards of a range, side by side with faults.
-    pub(super) fn remove_guards(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
+    pub(super) fn remove_guards(&self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
         let mut gather = self.gather(rest.left);
-        self.each_vma(rest, more, |_, part| {
+        Pieces::of(self).each_vma(rest, more, |_, part| {
             let end = match self.tables.find(part) {
                 Found::Hole(end) => end,
                 Found::Table(table) => {

@@ -13,22 +13,23 @@ use crate::stats::{Counter, SpaceCounter};
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 
-use super::pieces::{Advising, More};
-use super::{AddressSpace, AdviseError, Isolated};
+use super::AddressSpace;
+use crate::space::ground::{More, Pieces, Ptes, Rest};
+use crate::space::isolated::Isolated;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Whatever a range has may go, as long as nobody writes to it: folios that this space has alone and that lie in the range entirely,
     /// and what is swapped out, at once. Side by side with faults.
-    pub(super) fn free_lazily(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
-        self.each_whole_run(rest, more, |table, run, gather| match run.kind {
+    pub(super) fn free_lazily(&self, rest: &mut Rest, more: More<'_>) {
+        Pieces::of(self).each_whole_run(rest, more, |table, run, gather| match run.kind {
             Kind::Leaf => self.mark_lazy(table, run, gather),
             Kind::Swap => {
                 table.erase(run);
-                self.push_swapped(run, gather);
+                Ptes::of(self).defer_swap_release(run, gather);
                 1
             }
             _ => 0,
-        })
+        });
     }
 
     /// The folios at the beginning of a run may go; or else not, as far as it goes then. How many

@@ -7,17 +7,20 @@
 
 use bitflags::bitflags;
 
-use crate::addr::{Pfn, align_down};
-use crate::arch::{Arch, BadRange, Kind, UserRange};
+use crate::addr::align_down;
+use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
-use crate::frame::Frame;
 use crate::memcg::{LruList, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::Run;
 use crate::vma::{Prot, Vma, VmaFlags};
 
-use super::pieces::Populating;
-use super::{Access, AddressSpace, FaultError, Isolated, ProtectError};
+use super::AddressSpace;
+use crate::space::fault::{Access, FaultError};
+use crate::space::ground::{Change, Ptes};
+use crate::space::isolated::Isolated;
+use crate::space::populate::Populating;
+use crate::space::protect::ProtectError;
 
 bitflags! {
     /// Which VMAs to lock, and how. The bits are Linux's.
@@ -123,7 +126,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         let range = self.pages_of(addr, len).map_err(|error| if len > limit { LockError::LockLimit } else { error })?;
         let mut lock = VmaFlags::LOCKED;
         lock.set(VmaFlags::ONFAULT, on_fault);
-        let mut change = self.change(range);
+        let mut change = Change::begin(self, range);
         let vmas = change.vmas();
         let is_locked = |vma: &&Vma| vma.flags.contains(VmaFlags::LOCKED);
         let there = |vma: &Vma| vma.range.intersect(&range).len();
@@ -142,9 +145,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// See [`LockError`].
     pub fn unlock(&self, addr: u64, len: u64) -> Result<(), LockError> {
         let range = self.pages_of(addr, len)?;
-        let mut change = self.change(range);
+        let mut change = Change::begin(self, range);
         if self.set_vmas(&mut change, range, |v| v.flags -= VmaFlags::LOCKS)? {
-            change.let_go();
+            change.unlock();
             self.make_evictable(range);
         }
         Ok(())
@@ -171,7 +174,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         let all = UserRange::all(&self.tables.arch);
         let mut lock = VmaFlags::LOCKED;
         lock.set(VmaFlags::ONFAULT, flags.contains(LockAll::ONFAULT));
-        let mut change = self.change(all);
+        let mut change = Change::begin(self, all);
         let vmas = change.vmas();
         if vmas.limits.locked == 0 {
             return Err(LockError::Forbidden);
@@ -193,7 +196,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Unlock all VMAs, and lock none from now on (`munlockall`).
     pub fn unlock_all(&self) {
         let all = UserRange::all(&self.tables.arch);
-        let mut change = self.change(all);
+        let mut change = Change::begin(self, all);
         let vmas = change.vmas();
         vmas.future = VmaFlags::empty();
         let some = vmas.locked > 0;
@@ -201,7 +204,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         vmas.each(self.tables.machine, all, |v| v.flags -= VmaFlags::LOCKS);
         vmas.account_all(self.tables.machine, all, 1);
         if some {
-            change.let_go();
+            change.unlock();
             self.make_evictable(all);
         }
     }
@@ -209,8 +212,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// What a range has may be reclaimed again, unless who wants to finds it locked elsewhere.
     fn make_evictable(&self, range: UserRange) {
         let machine = self.tables.machine;
-        self.each_run(range, |_, run| {
-            for (head, frame) in self.folios_of(run) {
+        Ptes::of(self).each_run(range, |_, run| {
+            for (head, frame) in Ptes::of(self).folios_of(run) {
                 if LruList::of(frame) == Some(LruList::Unevictable) {
                     let list = LruList::evictable(frame);
                     machine.memcgs().relist(machine.frames(), head, Some(LruList::Unevictable), list);
@@ -223,15 +226,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Who has isolated folios hears which of them a run of a locked VMA maps.
     pub(super) fn tell_locked(&self, run: &Run, isolated: Option<Isolated>) {
         let Some(isolated) = isolated else { return };
-        self.folios_of(run).for_each(|(_, frame)| isolated.lock(frame));
-    }
-
-    /// The folios that a run maps, if it maps any.
-    fn folios_of(&self, run: &Run) -> impl Iterator<Item = (Pfn, &Frame)> {
-        let (arch, machine) = (&self.tables.arch, self.tables.machine);
-        let maps = run.kind == Kind::Leaf && !machine.zeros_folio().contains(run.pfn(arch));
-        let folios = maps.then(|| machine.frames().folios(run.pfn(arch), run.frames(arch)));
-        folios.into_iter().flatten().map(|(head, frame, _)| (head, frame))
+        Ptes::of(self).folios_of(run).for_each(|(_, frame)| isolated.lock(frame));
     }
 
     /// The pages that a range touches.

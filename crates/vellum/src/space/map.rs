@@ -10,10 +10,11 @@ use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::vma::{Direction, Prot, State, Vma, VmaFlags};
 
-use super::object::Source;
-use super::pieces::Populating;
-use super::vmas::{Excess, Vmas};
-use super::{AddressSpace, UnmapError};
+use super::AddressSpace;
+use crate::space::ground::{Change, Excess, Vmas, Zap};
+use crate::space::object::Source;
+use crate::space::populate::Populating;
+use crate::space::unmap::UnmapError;
 
 bitflags! {
     /// How to map.
@@ -232,7 +233,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     fn map_anywhere(&self, hint: u64, len: u64, request: &Request) -> Result<UserRange, MapError> {
         let choose = |vmas: &Vmas| match request.flags.contains(MapFlags::LOW) {
-            true => self.find_room_within(vmas, hint, len, self.user_part(LOW)),
+            true => self.find_room_within(vmas, hint, len, UserRange::all(&self.tables.arch).intersect(&LOW)),
             false => self.find_room(vmas, hint, len),
         };
         let mut vmas = self.write();
@@ -247,7 +248,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         // A hole in a range that is being unmapped: it is free when the rest is.
         drop(vmas);
-        let mut change = self.change_both(|vmas| Ok::<_, MapError>([choose(vmas)?, UserRange::default()]))?;
+        let mut change = Change::begin_both(self, |vmas| Ok::<_, MapError>([choose(vmas)?, UserRange::default()]))?;
         let range = change.range();
         let vmas = change.vmas();
         self.check(vmas, range, 0, request)?;
@@ -287,7 +288,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     fn map_fixed(&self, range: UserRange, request: &Request) -> Result<(), MapError> {
-        let mut change = self.change(range);
+        let mut change = Change::begin(self, range);
         let vmas = change.vmas();
         if range.start < vmas.limits.lowest {
             return Err(MapError::TooLow(range.start));
@@ -313,7 +314,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             UnmapError::NoMemory(why) => MapError::NoMemory(why),
             _ => MapError::NoMemory(Refused::OutOfMemory),
         })?;
-        self.zap_all(range);
+        Zap::of(self).all(range);
         let vmas = change.vmas();
         let first = vmas.first(range).map_or(range, |v| v.range);
         vmas.remove(self.tables.machine, range.tail(first.end));

@@ -16,9 +16,10 @@ use crate::stats::SpaceCounter;
 use crate::table::{NotMapped, Run};
 use crate::vma::{Backing, Prot, Sharing, Vma};
 
-use super::fault::Outcome;
-use super::map::{MapError, MapFlags, MapRequest};
-use super::{Access, AddressSpace, FaultError};
+use super::AddressSpace;
+use crate::space::fault::{Access, FaultError, Outcome};
+use crate::space::ground::Ptes;
+use crate::space::map::{MapError, MapFlags, MapRequest};
 
 /// How many pages a fault maps at most, if the object has them and they lie in a row, as an order of pages.
 const AROUND: u8 = 4;
@@ -160,7 +161,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut attrs = vma.prot.attrs() | Attrs::ACCESSED;
         if vma.backing.is_shared() {
             attrs |= Attrs::EXCLUSIVE;
-            attrs = (attrs - Attrs::PROT) | self.rights(attrs, vma.prot);
+            attrs = (attrs - Attrs::PROT) | Ptes::of(self).rights(attrs, vma.prot);
         } else {
             attrs -= Attrs::WRITE;
         }

@@ -6,8 +6,8 @@ use crate::page_cache::ObjectPage;
 use crate::platform::Platform;
 use crate::table::Found;
 
-use super::fault::Stand;
-use super::{Access, AddressSpace, FaultError};
+use super::AddressSpace;
+use crate::space::fault::{Access, FaultError, Stand};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The page behind an address, faulted in for this access: to write is to have it for the space alone first. It can't be

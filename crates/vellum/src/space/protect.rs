@@ -1,17 +1,16 @@
 //! VMAs change what may be done with them: `mprotect`.
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, Attrs, BadRange, Kind, UserRange};
+use crate::arch::{Arch, BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
+use crate::table::{Found, LockedTable, RUNS_A_HOLD};
 use crate::tlb::Gather;
 use crate::vma::{Prot, Sharing, Vma, VmaFlags};
 
 use super::AddressSpace;
-use super::claims::Change;
-use super::vmas::Amounts;
+use crate::space::ground::{Amounts, Change, Ptes};
 
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +99,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if range.is_empty() {
             return Ok(());
         }
-        let mut change = self.change(range);
+        let mut change = Change::begin(self, range);
         let exec_gain = change.vmas().limits.exec_gain;
         let (writes, executes) = (prot.contains(Prot::WRITE), prot.contains(Prot::EXEC));
         let check = |vma: &Vma| {
@@ -115,7 +114,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         };
         if self.set_vmas_if(&mut change, range, Holes::Refused, check, |v| v.prot = prot)?.changed {
-            change.let_go();
+            change.unlock();
             self.reprotect(range, prot);
         }
         Ok(())
@@ -180,7 +179,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if self.tables.has_edges(range) {
             // Faults go on meanwhile, but the VMAs end at the ends of the range now, so that no new huge mapping reaches
             // across.
-            change.let_go();
+            change.unlock();
             if let Err(error) = self.tables.split_edges(range) {
                 let vmas = change.vmas();
                 vmas.count(&coming, -1);
@@ -220,30 +219,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut at = range.start;
         for _ in 0..RUNS_A_HOLD {
             let Some(run) = (at < end).then(|| table.run(at, end)).flatten() else { break };
-            if run.kind == Kind::Leaf && self.permit(table, &run, prot) {
+            if run.kind == Kind::Leaf && Ptes::of(self).apply_prot(table, &run, prot) {
                 gather.note(run.range(arch), table.shift());
             }
             at = run.range(arch).end;
         }
         at
-    }
-
-    /// Give a run of leaves the rights that its VMA has, as far as it may have them now: only memory that is the space's
-    /// alone may be written in place, and where somebody asks what is written, only what says so. Whether some right was taken away, so that TLBs must be told.
-    pub(super) fn permit(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, prot: Prot) -> bool {
-        self.restate(table, run, run.attrs(&self.tables.arch), prot)
-    }
-
-    /// The same for leaves that say something else from now on.
-    pub(super) fn restate(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, attrs: Attrs, prot: Prot) -> bool {
-        let arch = &self.tables.arch;
-        let old = run.attrs(arch);
-        let new = (attrs - Attrs::PROT) | self.rights(attrs, prot);
-        if new == old {
-            return false;
-        }
-        self.tables.machine.frames().expose(run.pfn(arch), run.frames(arch), new - old);
-        table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
-        !new.contains(old & Attrs::PROT)
     }
 }

@@ -1,17 +1,16 @@
 //! What is mapped, and what of it is resident.
 
-use core::sync::atomic::Ordering::Relaxed;
-
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::frame::flag;
 use crate::platform::Platform;
 use crate::stats::{SpaceCounter, sum};
-use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
+use crate::table::{LockedTable, Run};
 use crate::vma::{State, Vma};
 
 use super::AddressSpace;
+use crate::space::ground::Ptes;
 
 /// Why a query can't be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +127,7 @@ impl Split {
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The space in numbers; exact when nothing runs.
     pub fn stats(&self) -> SpaceStats {
-        let peak = self.note_peak();
+        let peak = self.peak.note(&self.tables.slots);
         let count = |c| sum(&self.tables.slots, c) << FRAME_SHIFT;
         let vmas = self.read();
         SpaceStats {
@@ -139,7 +138,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             file: count(SpaceCounter::File),
             shmem: count(SpaceCounter::Shmem),
             swap: count(SpaceCounter::Swap),
-            peak: peak.max(self.peak.load(Relaxed)) << FRAME_SHIFT,
+            peak: peak << FRAME_SHIFT,
             tables: count(SpaceCounter::Tables),
             kernel: (self.slots_in.len() + vmas.tree.nodes() + vmas.tree.spares()) as u64 * FRAME_SIZE,
             vmas: vmas.tree.iter_from(0).filter(|v| v.state != State::Dying).count(),
@@ -160,65 +159,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Show each run in `range`, in order. Holes come as runs of [`Kind::None`] at level 1. Each table is locked while its
     /// runs are shown: `visit` must be quick, and must not call back into the space.
     pub fn runs(&self, range: VirtRange, mut visit: impl FnMut(&Run)) {
-        self.runs_in_tables(UserRange::all(&self.tables.arch).intersect(&range), |_, run| visit(run));
-    }
-
-    /// Where the first run of a range begins that is like this, holes aside.
-    pub(super) fn next_run(&self, range: UserRange, like: impl Fn(&Run) -> bool) -> Option<u64> {
-        let arch = &self.tables.arch;
-        let mut at = range.start;
-        while at < range.end {
-            let table = match self.tables.find(range.tail(at)) {
-                Found::Hole(end) => {
-                    at = end;
-                    continue;
-                }
-                Found::Table(table) => table,
-            };
-            let end = range.end.min(table.end());
-            let mut found = false;
-            while at < end
-                && !found
-                && let Some(run) = table.run(at, end)
-            {
-                found = run.kind != Kind::None && like(&run);
-                at = if found { at } else { run.range(arch).end };
-            }
-            table.release();
-            if found {
-                return Some(at);
-            }
-        }
-        None
-    }
-
-    /// The same, with the table that the run stands in.
-    fn runs_in_tables(&self, range: UserRange, mut visit: impl FnMut(Option<&LockedTable<'_, 'm, P, A>>, &Run)) {
-        let arch = &self.tables.arch;
-        let mut at = range.start;
-        while at < range.end {
-            match self.tables.find(range.tail(at)) {
-                Found::Hole(end) => {
-                    let len = (end - at).div_ceil(1 << arch.page_shift()) as usize;
-                    visit(None, &Run::new(at, 1, Kind::None, 0, len));
-                    at = end;
-                }
-                Found::Table(table) => {
-                    let end = table.hold_end(range.tail(at));
-                    let mut runs = 0;
-                    while at < end
-                        && runs < RUNS_A_HOLD
-                        && let Some(run) = table.run(at, end)
-                    {
-                        runs += 1;
-                        visit(Some(&table), &run);
-                        at = run.range(arch).end;
-                    }
-                    table.release();
-                }
-            }
-            self.tables.platform().resched();
-        }
+        Ptes::of(self).each_run_or_hole(UserRange::all(&self.tables.arch).intersect(&range), |_, run| visit(run));
     }
 
     /// For each page of the range, whether touching it would find it in memory (`mincore`): mapped, or in the object behind it. The answer may be outdated
@@ -251,7 +192,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let range = UserRange::all(arch).intersect(&range);
         let mut usage = Usage::default();
-        self.runs_in_tables(range, |table, run| {
+        Ptes::of(self).each_run_or_hole(range, |table, run| {
             let part = range.intersect(&run.range(arch));
             match run.kind {
                 Kind::Leaf if !self.tables.machine.zeros_folio().contains(run.pfn(arch)) => {

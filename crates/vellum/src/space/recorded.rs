@@ -8,9 +8,10 @@ use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::flag;
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
+use crate::table::Run;
 
 use super::AddressSpace;
+use crate::space::ground::{Change, Ptes};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Forget what hardware has recorded in `range` of `what`, some of [`Attrs::HARDWARE`], and hear what that was: by
@@ -22,10 +23,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub fn forget_recorded(&self, range: VirtRange, what: Attrs, mut told: impl FnMut(VirtRange, Attrs)) {
         let range = UserRange::all(&self.tables.arch).intersect(&range);
         let what = what & Attrs::HARDWARE;
-        let mut change = self.change(range);
-        change.let_go();
+        let mut change = Change::begin(self, range);
+        change.unlock();
         let mut last: Option<(VirtRange, Attrs)> = None;
-        self.each_run(range, |table, run| {
+        Ptes::of(self).each_run(range, |table, run| {
             if run.kind != Kind::Leaf || !run.attrs(&self.tables.arch).intersects(what) {
                 return false;
             }
@@ -58,43 +59,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if frame.has(flag::LAZY) {
                 frame.clear_flag(flag::LAZY);
             }
-        }
-    }
-
-    /// Show each run of leaves, of what is swapped out, or of markers, that lies in `range` entirely to who may change it, in its
-    /// locked table. What it answers is whether translations have changed: then they are flushed, at the end.
-    pub(super) fn each_run(&self, range: UserRange, mut f: impl FnMut(&LockedTable<'_, 'm, P, A>, &Run) -> bool) {
-        let arch = &self.tables.arch;
-        let mut gather = self.gather(range);
-        let mut at = range.start;
-        while at < range.end {
-            let table = match self.tables.find(range.tail(at)) {
-                Found::Hole(end) => {
-                    at = end;
-                    continue;
-                }
-                Found::Table(table) => table,
-            };
-            let end = table.hold_end(range.tail(at));
-            let mut runs = 0;
-            while at < end
-                && runs < RUNS_A_HOLD
-                && let Some(mut run) = table.run(at, end)
-            {
-                runs += 1;
-                let shown = matches!(run.kind, Kind::Leaf | Kind::Swap | Kind::Marker);
-                if shown && run.va < at {
-                    at = run.va + (1 << table.shift());
-                    continue;
-                }
-                at = run.range(arch).end;
-                run.len -= usize::from(shown && at > range.end);
-                if shown && run.len > 0 && f(&table, &run) {
-                    gather.note(run.range(arch), table.shift());
-                }
-            }
-            table.unlock(&mut gather);
-            self.tables.platform().resched();
         }
     }
 }

@@ -18,9 +18,8 @@ use crate::table::{Route, Spares};
 use crate::vma::{Backing, State, Vma, VmaFlags};
 
 use super::AddressSpace;
-use super::claims::Change;
-use super::remap::{RemapError, RemapFlags, Wanted};
-use super::vmas::Vmas;
+use crate::space::ground::{Change, Ptes, Vmas, Zap};
+use crate::space::remap::{RemapError, RemapFlags, Wanted};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Move what is mapped at the old addresses, and no more than is wanted of it, to new ones.
@@ -49,7 +48,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         vmas.isolate(machine, kept);
         parts.each(vmas, |vmas, part| vmas.isolate(machine, part.vma.range));
         parts.hold(machine, vmas, wanted, leave);
-        change.let_go();
+        change.unlock();
         match self.prepare(&mut change, wanted, &parts) {
             Ok(spares) => self.move_entries(&mut change, wanted, &parts, spares),
             Err(error) => {
@@ -80,7 +79,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A VMA that has come to its new place; as a new one would be, if nothing came with it.
     fn renewed(&self, vmas: &mut Vmas, vma: Vma) -> Vma {
         let renewed = Vma { backing: vma.backing.renewed(), ..vma };
-        if renewed == vma || self.next_run(vma.range, |_| true).is_some() {
+        if renewed == vma || Ptes::of(self).next_run(vma.range, |_| true).is_some() {
             return vma;
         }
         vmas.account(&vma, vma.range, -1);
@@ -115,12 +114,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         mut spares: Spares<'_, 'm, P, A>,
     ) {
         let Ok(()) = parts.each_without_lock(change, |part| {
-            self.zap_all(part.vma.range);
+            Zap::of(self).all(part.vma.range);
             Ok::<_, Infallible>(())
         });
         let rest = wanted.old.tail(parts.kept.end);
         if !rest.is_empty() {
-            self.zap_all(rest);
+            Zap::of(self).all(rest);
         }
         let mut gather = self.gather(wanted.old);
         let Ok(()) = parts.each_without_lock(change, |part| {
@@ -170,14 +169,14 @@ impl Parts {
     ) -> Result<(), E> {
         let mut at = self.kept.start;
         while let Some(part) = self.next(change.vmas(), at) {
-            change.let_go();
+            change.unlock();
             at = part.from.end;
             f(part)?;
             if at >= self.kept.end {
                 break;
             }
         }
-        change.let_go();
+        change.unlock();
         Ok(())
     }
 

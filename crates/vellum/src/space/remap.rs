@@ -13,10 +13,10 @@ use crate::page_cache::{self, MAX_SIZE};
 use crate::platform::Platform;
 use crate::vma::{State, Vma, VmaFlags};
 
-use super::claims::Change;
-use super::pieces::Populating;
-use super::vmas::{Excess, Vmas};
-use super::{AddressSpace, UnmapError};
+use super::AddressSpace;
+use crate::space::ground::{Change, Excess, Vmas};
+use crate::space::populate::Populating;
+use crate::space::unmap::UnmapError;
 
 bitflags! {
     /// How to remap. The bits are Linux's.
@@ -207,7 +207,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // Of no length, it is about the page.
         let page = UserRange::all(&self.tables.arch).around(wanted.old.start, self.page_shift());
         let mut plan = Plan::Shrink;
-        let change = self.change_both(|vmas| {
+        let change = Change::begin_both(self, |vmas| {
             let old = if wanted.old.is_empty() { page } else { wanted.old };
             if vmas.claims.is_changing(&old) {
                 // What is there may soon be something else.
@@ -260,7 +260,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let old_len = align_up(request.old_len, shift).ok_or(RemapError::OutOfRange)?;
         let whole = VirtRange::new(addr, old_len);
-        let old = self.user_part(whole.unwrap_or(VirtRange { start: addr, end: u64::MAX }));
+        let old =
+            UserRange::all(&self.tables.arch).intersect(&whole.unwrap_or(VirtRange { start: addr, end: u64::MAX }));
         let beyond = match whole {
             Some(whole) if old == whole => None,
             _ if len <= old_len => Some(RemapError::OutOfRange),
@@ -357,7 +358,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if wanted.flags.contains(RemapFlags::FIXED) {
             return match wanted.to < vmas.limits.lowest {
                 true => Err(RemapError::TooLow(wanted.to)),
-                false => Ok(self.user_part(VirtRange { start: wanted.to, end: wanted.to + wanted.len })),
+                false => Ok(UserRange::all(&self.tables.arch)
+                    .intersect(&VirtRange { start: wanted.to, end: wanted.to + wanted.len })),
             };
         }
         let hint = if wanted.flags.contains(RemapFlags::DONTUNMAP) { wanted.to } else { 0 };

@@ -18,6 +18,7 @@ use crate::tlb::{Gather, Removed};
 use crate::vma::Vma;
 
 use super::AddressSpace;
+use crate::space::ground::Ptes;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Put a folio, which has its references and mappings, in the place of what a block maps, with the same contents: one huge leaf, or a
@@ -51,7 +52,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) {
         let arch = &self.tables.arch;
         let (block, level) = (old.table().range(), old.table().level + 1);
-        let mut gather = self.gather(self.user_part(block));
+        let mut gather = self.gather(UserRange::all(&self.tables.arch).intersect(&block));
         let resident = self.copy_parts(block, pfn, old.leaves().map(|run| (run.range(arch), run.pfn(arch))));
         place.fill(&self.new_run(vma, block, pfn, level));
         old.empty(&mut gather, |removed, gather| gather.push(removed));
@@ -62,7 +63,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn new_run(&self, vma: &Vma, block: VirtRange, pfn: Pfn, level: u8) -> Run {
         let arch = &self.tables.arch;
         self.tables.machine.frames().expose(pfn, (block.len() >> FRAME_SHIFT) as u32, vma.prot.attrs());
-        let raw = arch.leaf(pfn.addr(), self.own_attrs(vma, Attrs::empty()), level);
+        let raw = arch.leaf(pfn.addr(), Ptes::of(self).exclusive_attrs(vma, Attrs::empty()), level);
         Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> arch.level_shift(level)) as usize)
     }
 

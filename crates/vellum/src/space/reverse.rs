@@ -18,7 +18,9 @@ use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
-use super::{AddressSpace, BATCH, Isolated};
+use super::AddressSpace;
+use crate::space::ground::mapped_part;
+use crate::space::isolated::{BATCH, Isolated};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The first VMA from `addr` on that has some of these pages of an object behind it.
@@ -29,16 +31,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Which addresses of a VMA have these pages of an object behind them.
     pub(crate) fn mapped_in(&self, vma: &Vma, object: &Object<'m, P>, pages: &Range<u64>) -> Option<UserRange> {
-        if !object.is_behind(&vma.backing) {
-            return None;
-        }
-        let shift = self.page_shift();
-        let first = vma.backing.offset(vma.range.start) >> shift;
-        let count = vma.range.len() >> shift;
-        let start = pages.start.max(first) - first;
-        let end = pages.end.min(first + count).saturating_sub(first);
-        let at = |page: u64| vma.range.start + (page << shift);
-        (start < end).then(|| vma.range.tail(at(start)).head(at(end)))
+        mapped_part(vma, object, pages, self.page_shift())
     }
 
     /// Evict folios of objects that a range maps, and nobody else.
@@ -119,11 +112,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Empty what maps folios in these ranges that were isolated together and are an object's, unless they are to stay.
     pub(crate) fn let_go(&self, ranges: &[VirtRange], isolated: Isolated) {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
-        self.note_peak();
+        self.peak.note(&self.tables.slots);
         let _evicting = self.tables.tlb.evicting();
-        let mut gather = self.gather(self.user_part(VirtRange { start: first.start, end: last.end }));
+        let mut gather =
+            self.gather(UserRange::all(&self.tables.arch).intersect(&VirtRange { start: first.start, end: last.end }));
         for range in ranges {
-            let range = self.user_part(*range);
+            let range = UserRange::all(&self.tables.arch).intersect(&*range);
             let mut at = range.start;
             while at < range.end {
                 at = self.let_go_next(range.tail(at), isolated, &mut gather);

@@ -15,6 +15,7 @@ use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
 use super::AddressSpace;
+use crate::space::ground::{Change, Ptes};
 
 bitflags! {
     /// What a page is. The bits are Linux's.
@@ -186,8 +187,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let pass = Pass { select, out, used: 0, left: pages, told: 0, shift, protect, unmapped: true, full: false };
         let change = protect.then(|| {
             // Two don't tell of the same write, and one of them before its page is protected.
-            let mut change = self.change(range);
-            change.let_go();
+            let mut change = Change::begin(self, range);
+            change.unlock();
             change
         });
         let scanned = self.pass(range, pass, |vma| match vma.flags.contains(VmaFlags::ASYNC) {
@@ -342,10 +343,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return false;
         }
         match run.kind {
-            Kind::Leaf if self.restate(table, &run, run.attrs(arch) | Attrs::WATCHED, vma.prot) => {
+            Kind::Leaf if Ptes::of(self).set_attrs(table, &run, run.attrs(arch) | Attrs::WATCHED, vma.prot) => {
                 gather.note(*piece, table.shift());
             }
-            Kind::Swap => self.restate_swapped(table, &run, arch.swapped(run.raw).attrs | Attrs::WATCHED),
+            Kind::Swap => Ptes::of(self).set_swap_attrs(table, &run, arch.swapped(run.raw).attrs | Attrs::WATCHED),
             Kind::None if unmapped && vma.backing.is_anonymous() => table.set(&self.markers(piece)),
             _ => {}
         }
@@ -363,7 +364,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 if self.tables.machine.zeros_folio().contains(run.pfn(arch)) {
                     is |= Categories::ZERO;
                 } else if !vma.backing.is_anonymous() {
-                    is.set(Categories::FILE, self.cut(run, |frame| frame.has(flag::OBJECT)));
+                    is.set(Categories::FILE, Ptes::of(self).cut_where_equal(run, |frame| frame.has(flag::OBJECT)));
                 }
                 run.attrs(arch)
             }

@@ -8,7 +8,10 @@ use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::vma::{Prot, State, VmaFlags};
 
-use super::{AddressSpace, AdviseError, ProtectError};
+use super::AddressSpace;
+use crate::space::advise::AdviseError;
+use crate::space::ground::Change;
+use crate::space::protect::ProtectError;
 
 /// Why nothing was sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +80,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             return Ok(());
         }
         let sealed = VmaFlags::SEALED;
-        self.set_vmas(&mut self.change(range), range, |v| v.flags |= sealed)?;
+        self.set_vmas(&mut Change::begin(self, range), range, |v| v.flags |= sealed)?;
         Ok(())
     }
 

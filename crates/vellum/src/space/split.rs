@@ -13,7 +13,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Split a folio, to which the caller has a reference, if all that maps it are pages of these addresses, in one table. What is mapped
     /// of it, then; in the place of his reference the caller has one to each piece that is not.
     pub(crate) fn split_folio(&self, range: VirtRange, head: Pfn) -> Option<Mapped> {
-        let range = self.user_part(range);
+        let range = UserRange::all(&self.tables.arch).intersect(&range);
         let mut at = range.start;
         while at < range.end {
             match self.tables.find(range.tail(at)) {

@@ -16,8 +16,8 @@ use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::table::Found;
 
-use super::fault::Outcome;
-use super::{Access, AddressSpace, Resolved};
+use super::AddressSpace;
+use crate::space::fault::{Access, Outcome, Resolved};
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Resolves a fault on an entry that allows the access already. `page`: what the entry maps.

@@ -7,7 +7,7 @@ use crate::platform::Platform;
 use crate::vma::{STACK_GUARD, Vma, VmaFlags};
 
 use super::AddressSpace;
-use super::claims::Turn;
+use crate::space::ground::Turn;
 
 /// What became of an address that is not mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

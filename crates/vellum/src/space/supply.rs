@@ -17,9 +17,9 @@ use crate::sync::Patience;
 use crate::table::{NotMapped, Run};
 use crate::vma::{State, Vma, VmaFlags};
 
-use super::fault::Stand;
-use super::vmas::Vmas;
-use super::{AddressSpace, FaultError};
+use super::AddressSpace;
+use crate::space::fault::{FaultError, Stand};
+use crate::space::ground::{LeafShape, Ptes, Vmas};
 
 /// Why no more was put there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -287,8 +287,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let run = match what {
             What::Folio(_, order, _) if order != place.order => return Ok(rest.start),
             What::Folio(pfn, order, marks) => {
-                let (level, entries) = self.shape(order);
-                let attrs = self.own_attrs(vma, marks);
+                let LeafShape { level, entries } = Ptes::of(self).leaf_shape(order);
+                let attrs = Ptes::of(self).exclusive_attrs(vma, marks);
                 let frames = self.tables.machine.frames();
                 // Since the folio was allocated, another VMA may have moved here.
                 frames.frame(pfn).set_data(self.owner(vma, block.start).pack());

@@ -12,14 +12,14 @@ use crate::arch::{Arch, Attrs, Kind, Swapped, UserRange};
 use crate::frame::{Owner, flag};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
-use crate::swap::{NotCached, Slots, SwapRun};
+use crate::swap::{NotCached, SwapRun};
 use crate::sync::Patience;
 use crate::table::{Found, LockedTable, Run};
-use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
-use super::fault::Outcome;
-use super::{Access, AddressSpace, FaultError};
+use super::AddressSpace;
+use crate::space::fault::{Access, FaultError, Outcome};
+use crate::space::ground::{Change, Ptes};
 
 /// Orders of what comes back in a row of folios that are smaller than it: up to 64 KiB, as much as what a fault on an object maps.
 const ROW: u32 = 0b11111;
@@ -54,7 +54,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let mut shares = ArrayVec::new();
             let shared = self.share_swapped(&table, vma, entry, &mut shares);
             table.release();
-            shares.iter().for_each(|run| self.forget_swapped(run));
+            shares.iter().for_each(|run| Ptes::of(self).release_swap(run));
             return match shared {
                 true => Ok(Outcome::Mapped(*entry)),
                 false if run.level > 1 => self.in_parts(addr, entry),
@@ -113,8 +113,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub fn swap_off(&self, device: u8) -> Result<(), FaultError> {
         let rest = UserRange::all(&self.tables.arch);
         // So that nothing moves to where this has looked already.
-        let mut change = self.change(rest);
-        change.let_go();
+        let mut change = Change::begin(self, rest);
+        change.unlock();
         self.bring_all_back(rest, |swapped| swapped.device == device)
     }
 
@@ -130,7 +130,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut result = Ok(());
         let mut patience = Patience::new(&self.tables.gate);
         let is_it = |run: &Run| run.kind == Kind::Swap && like(&self.tables.arch.swapped(run.raw));
-        while let Some(addr) = self.next_run(rest, is_it) {
+        while let Some(addr) = Ptes::of(self).next_run(rest, is_it) {
             rest = rest.tail(addr);
             match self.fetch(addr, &patience) {
                 Ok(Outcome::Mapped(block) | Outcome::Back(block) | Outcome::Allowed(block)) => {
@@ -189,7 +189,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Whether slots of a run, whose table is locked, have copies.
     fn is_cached(&self, run: &Run) -> bool {
         // SAFETY: the entries have references.
-        unsafe { self.tables.machine.swaps().is_cached(self.slots_of(run)) }
+        unsafe { self.tables.machine.swaps().is_cached(Ptes::of(self).swap_slots(run)) }
     }
 
     /// Map the copies of slots around an entry, up to 64 KiB; whether that entry is among them. The
@@ -215,7 +215,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 continue;
             }
             // SAFETY: the entries have references, which stay while the table is locked.
-            let shared = unsafe { machine.swaps().share(machine.frames(), self.slots_of(&run), order) };
+            let shared = unsafe { machine.swaps().share(machine.frames(), Ptes::of(self).swap_slots(&run), order) };
             at = run.va + entry.len();
             if let Some((pfn, frames)) = shared {
                 let run = Run { len: (frames >> order) as usize, ..run };
@@ -249,7 +249,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let pages = run.frames(arch);
         let attrs = arch.swapped(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | own;
-        let attrs = (attrs - Attrs::PROT) | self.rights(attrs, vma.prot);
+        let attrs = (attrs - Attrs::PROT) | Ptes::of(self).rights(attrs, vma.prot);
         let raw = arch.leaf(pfn.addr(), attrs, run.level);
         self.tables.machine.frames().expose(pfn, pages, attrs);
         self.tables.tlb.before_filling(run.range(arch), self.page_shift());
@@ -291,7 +291,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             table.release();
             return Brought::Changed;
         };
-        let slots = self.slots_of(&run);
+        let slots = Ptes::of(self).swap_slots(&run);
         // The slots hold what they hold as long as they have this reference: if the entries are the
         // same after the read, so are the contents. SAFETY: the entries have references, which stay
         // while the table is locked.
@@ -316,32 +316,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // SAFETY: the reference taken above.
         unsafe { machine.swaps().release(machine.frames(), slots) };
         if matches!(brought, Brought::Back) {
-            self.forget_swapped(&run);
+            Ptes::of(self).release_swap(&run);
             machine.count(Counter::SwapIn, run.frames(arch).into());
         }
         brought
-    }
-
-    /// The slots of a run.
-    pub(crate) fn slots_of(&self, run: &Run) -> SwapRun {
-        let arch = &self.tables.arch;
-        let swapped = arch.swapped(run.raw);
-        let first = (swapped.slot as u32) << arch.page_order();
-        SwapRun { device: swapped.device, slots: Slots { first, count: run.frames(arch) } }
-    }
-
-    /// The entries of a run are no more: the gather, which has room, gives up their references.
-    pub(super) fn push_swapped(&self, run: &Run, gather: &mut Gather<'_, 'm, P>) {
-        self.tables.slot().add(SpaceCounter::Swap, -(run.frames(&self.tables.arch) as i64));
-        gather.push_slots(self.slots_of(run));
-    }
-
-    /// The entries of a run are no more: give up their references. No spin lock is held.
-    pub(super) fn forget_swapped(&self, run: &Run) {
-        let machine = self.tables.machine;
-        self.tables.slot().add(SpaceCounter::Swap, -(run.frames(&self.tables.arch) as i64));
-        // SAFETY: those of the entries that were there.
-        unsafe { machine.swaps().release(machine.frames(), self.slots_of(run)) };
     }
 }
 

@@ -11,16 +11,16 @@ use crate::table::Run;
 use crate::tlb::Gather;
 
 use super::AddressSpace;
-use super::evict::{Held, NoRoom, Way, part_of};
-use super::pieces::{Advising, More};
+use crate::space::evict::{NoRoom, Way, WriteProtected, part_of};
+use crate::space::ground::{More, Pieces, Rest};
 
 /// Slots that get copies between two points where the CPU may do something else.
 const CACHED: u32 = 128;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Evict what a range has that nobody else maps (Linux: `MADV_PAGEOUT`). What can't go stays.
-    pub(super) fn page_out(&self, rest: &mut Advising, more: More<'_>) {
-        self.each_table(rest, more, |part| {
+    pub(super) fn page_out(&self, rest: &mut Rest, more: More<'_>) {
+        Pieces::of(self).each_table(rest, more, |part| {
             self.evict(&[*part], None, None);
             self.evict_objects(part);
             true
@@ -32,7 +32,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// what was not written stays.
     pub(super) fn send(
         &self,
-        held: &Held,
+        held: &WriteProtected,
         isolated: bool,
         gather: &mut Gather<'_, 'm, P>,
     ) -> (u64, Result<(), NoRoom>) {

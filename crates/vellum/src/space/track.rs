@@ -12,14 +12,15 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::align_down;
-use crate::arch::{Arch, Attrs, Kind, Swapped, UserRange};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, Run};
-use crate::vma::{Prot, Vma, VmaFlags};
+use crate::table::Found;
+use crate::vma::{Vma, VmaFlags};
 
 use super::AddressSpace;
-use super::fault::Outcome;
-use super::watch::tells;
+use crate::space::fault::Outcome;
+use crate::space::ground::{Change, Ptes};
+use crate::space::watch::tells;
 
 /// The format's entries have no room to remember what was written ([`Arch::supported`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,15 +47,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(CantTrack);
         }
         let all = UserRange::all(arch);
-        let mut change = self.change(all);
+        let mut change = Change::begin(self, all);
         // In the lock in which faults read it.
         change.vmas().each(self.tables.machine, all, |v| v.flags |= VmaFlags::TRACKED);
         self.tracks.store(true, Relaxed);
-        change.let_go();
-        self.each_run(all, |table, run| {
+        change.unlock();
+        Ptes::of(self).each_run(all, |table, run| {
             if run.kind != Kind::Leaf {
                 if run.kind == Kind::Swap {
-                    self.restate_swapped(table, run, arch.swapped(run.raw).attrs - Attrs::SOFT_DIRTY);
+                    Ptes::of(self).set_swap_attrs(table, run, arch.swapped(run.raw).attrs - Attrs::SOFT_DIRTY);
                 }
                 return false;
             }
@@ -68,39 +69,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Whether somebody has asked.
-    #[inline]
-    pub(super) fn tracks(&self) -> bool {
-        self.tracks.load(Relaxed)
-    }
-
-    /// The rights of entries with these attributes, in a VMA with those.
-    #[inline]
-    pub(super) fn rights(&self, attrs: Attrs, prot: Prot) -> Attrs {
-        let mut rights = prot.attrs();
-        let told = attrs.contains(Attrs::WATCHED) || !attrs.contains(Attrs::SOFT_DIRTY) && self.tracks();
-        if told || !attrs.contains(Attrs::EXCLUSIVE) {
-            rights -= Attrs::WRITE;
-        }
-        rights
-    }
-
-    /// The attributes of the first entries of what is the space's own, with these marks.
-    #[inline]
-    pub(super) fn own_attrs(&self, vma: &Vma, marks: Attrs) -> Attrs {
-        let attrs = Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY | marks;
-        attrs | self.rights(attrs, vma.prot)
-    }
-
-    /// Entries of what is swapped out say something else from now on.
-    pub(super) fn restate_swapped(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, attrs: Attrs) {
-        let arch = &self.tables.arch;
-        let raw = arch.swap(Swapped { attrs, ..arch.swapped(run.raw) });
-        if raw != run.raw {
-            table.replace(run, &Run { raw, ..*run });
-        }
-    }
-
     /// A page is written for the first time since somebody asked. Who watches for writes has been told, if he is to be told at once.
     #[cold]
     pub(super) fn first_write(&self, vma: &Vma, addr: u64) -> Outcome {
@@ -112,7 +80,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let mut attrs = run.attrs(arch);
             attrs.set(Attrs::WATCHED, attrs.contains(Attrs::WATCHED) && tells(vma));
             attrs.set(Attrs::SOFT_DIRTY, attrs.intersects(Attrs::SOFT_DIRTY | Attrs::EXCLUSIVE));
-            self.restate(&table, &run, attrs, vma.prot);
+            Ptes::of(self).set_attrs(&table, &run, attrs, vma.prot);
         }
         table.release();
         Outcome::Again

@@ -13,7 +13,7 @@ use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::AddressSpace;
-use super::evict::{Held, NoRoom, Way};
+use crate::space::evict::{NoRoom, Way, WriteProtected};
 
 /// Where the pages of a folio are that was isolated, no larger than a huge page, of which what is mapped is to go to others.
 pub(crate) struct Copies {
@@ -70,7 +70,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// copied already is not copied again. How many pages went, and whether there is memory for more: if not, what was not copied stays.
     pub(super) fn transfer(
         &self,
-        held: &Held,
+        held: &WriteProtected,
         copies: &mut Copies,
         gather: &mut Gather<'_, 'm, P>,
     ) -> (u64, Result<(), NoRoom>) {

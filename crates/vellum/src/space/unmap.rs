@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use crate::vma::{State, Vma, VmaFlags};
 
 use super::AddressSpace;
-use super::claims::Change;
+use crate::space::ground::{Change, Zap};
 
 /// Why nothing was unmapped. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +69,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if range.is_empty() {
             return Err(UnmapError::ZeroLength);
         }
-        let mut change = self.change(range);
+        let mut change = Change::begin(self, range);
         if self.begin_unmap(&mut change, range, State::Dying, None)? {
-            self.zap_all(range);
+            Zap::of(self).all(range);
             change.vmas().remove(self.tables.machine, range);
         }
         Ok(())
@@ -83,15 +83,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub fn unmap_all(&self) {
         let machine = self.tables.machine;
         let range = UserRange::all(&self.tables.arch);
-        let mut change = self.change(range);
+        let mut change = Change::begin(self, range);
         let vmas = change.vmas();
         if vmas.first(range).is_none() {
             return;
         }
         vmas.each(machine, range, |v| v.state = State::Dying);
         vmas.account_all(machine, range, -1);
-        change.let_go();
-        self.zap_all(range);
+        change.unlock();
+        Zap::of(self).all(range);
         change.vmas().remove(machine, range);
     }
 
@@ -127,7 +127,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         vmas.count(&found.amounts, -1);
         coming.inspect(|vma| vmas.account(vma, range, 1));
         let edges = self.tables.has_edges(range);
-        change.let_go();
+        change.unlock();
         if edges && let Err(error) = self.tables.split_edges(range) {
             let vmas = change.vmas();
             vmas.each(machine, range, |v| v.state = State::Live);

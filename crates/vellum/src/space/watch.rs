@@ -17,8 +17,10 @@ use crate::platform::Platform;
 use crate::table::{Found, Run};
 use crate::vma::{Vma, VmaFlags, Watcher};
 
-use super::fault::Outcome;
-use super::{Access, AddressSpace, FaultError, ProtectError};
+use super::AddressSpace;
+use crate::space::fault::{Access, FaultError, Outcome};
+use crate::space::ground::{Change, Ptes};
+use crate::space::protect::ProtectError;
 
 /// Of what a watcher is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +126,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if what.is_empty() || what.contains(VmaFlags::ASYNC) && !what.contains(VmaFlags::WRITES) {
             return Err(WatchError::Nothing);
         }
-        let mut change = self.change(range);
+        let mut change = Change::begin(self, range);
         let vmas = change.vmas();
         if !vmas.covers(self.tables.platform(), range) {
             return Err(WatchError::NotMapped);
@@ -141,7 +143,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let now = |v: &Vma| (v.flags - VmaFlags::WATCHES) | what;
         self.set_vmas(&mut change, range, |v| (v.watcher, v.flags) = (Some(by), now(v)))?;
         if !what.contains(VmaFlags::WRITES) {
-            change.let_go();
+            change.unlock();
             self.forget_marks(range);
         }
         Ok(())
@@ -153,7 +155,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// See [`WatchError`]: what lies before the VMA that could not be split is done. No VMA needs to be if the range is all of the space.
     pub fn unwatch(&self, range: VirtRange, by: Watcher) -> Result<(), WatchError> {
         let range = self.whole_pages(range)?;
-        let mut change = self.change(range);
+        let mut change = Change::begin(self, range);
         let mut rest = range;
         loop {
             let vma = change.vmas().overlapping(self.tables.platform(), rest).find(|v| v.watcher == Some(by)).copied();
@@ -161,7 +163,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let part = vma.range.intersect(&rest);
             let nobody = |v: &mut Vma| (v.watcher, v.flags) = (None, v.flags - VmaFlags::WATCHES);
             self.set_vmas(&mut change, part, nobody)?;
-            change.let_go();
+            change.unlock();
             self.forget_marks(part);
             rest = rest.tail(part.end);
         }
@@ -193,14 +195,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Begin to change a range that is watched for writes.
-    fn change_watched(&self, range: UserRange) -> Result<super::claims::Change<'_, 'm, P, A>, WatchError> {
-        let mut change = self.change(range);
+    fn change_watched(&self, range: UserRange) -> Result<Change<'_, 'm, P, A>, WatchError> {
+        let mut change = Change::begin(self, range);
         let vmas = change.vmas();
         let watched = vmas.overlapping(self.tables.platform(), range).all(|v| v.flags.contains(VmaFlags::WRITES));
         if !watched || !vmas.covers(self.tables.platform(), range) {
             return Err(WatchError::NotWatched);
         }
-        change.let_go();
+        change.unlock();
         Ok(change)
     }
 
@@ -215,14 +217,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Nothing in a range is protected any more. The range is claimed, and no huge mapping that is reaches across its ends.
     fn forget_marks(&self, range: UserRange) {
         let arch = &self.tables.arch;
-        self.each_run(range, |table, run| {
+        Ptes::of(self).each_run(range, |table, run| {
             match run.kind {
                 Kind::Leaf if run.attrs(arch).contains(Attrs::WATCHED) => {
                     // What the VMA allows, the next write finds out, for all of the run.
                     let attrs = run.attrs(arch) - Attrs::WATCHED;
                     table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level));
                 }
-                Kind::Swap => self.restate_swapped(table, run, arch.swapped(run.raw).attrs - Attrs::WATCHED),
+                Kind::Swap => Ptes::of(self).set_swap_attrs(table, run, arch.swapped(run.raw).attrs - Attrs::WATCHED),
                 Kind::Marker if arch.marked(run.raw) == Some(Marker::Watched) => table.erase(run),
                 _ => {}
             }
@@ -267,7 +269,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return self.told(vma, addr, Access::Write, Happening::Write);
         }
         let page = align_down(addr, self.page_shift());
-        self.each_run(vma.range.around(page, self.page_shift()), |table, run| {
+        Ptes::of(self).each_run(vma.range.around(page, self.page_shift()), |table, run| {
             if run.kind == Kind::Marker && self.tables.arch.marked(run.raw) == Some(Marker::Watched) {
                 table.erase(run);
             }

@@ -7,8 +7,9 @@ use crate::stats::SpaceCounter;
 use crate::table::{Found, LockedTable, NotMapped, Run};
 use crate::vma::Vma;
 
-use super::fault::Outcome;
-use super::{AddressSpace, FaultError};
+use super::AddressSpace;
+use crate::space::fault::{FaultError, Outcome};
+use crate::space::ground::{LeafShape, Ptes};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Which blocks a read may fill with zeros where faults may use these orders: any up to the largest, because the folio of
@@ -32,7 +33,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// What maps a naturally aligned block, no larger than the folio of zeros, to zeros.
     pub(super) fn zeros_run(&self, vma: &Vma, block: UserRange, marks: Attrs) -> Run {
         let zeros = self.tables.machine.zeros_folio();
-        let (level, entries) = self.shape((block.len() >> FRAME_SHIFT).ilog2() as u8);
+        let LeafShape { level, entries } = Ptes::of(self).leaf_shape((block.len() >> FRAME_SHIFT).ilog2() as u8);
         let offset = (block.start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
         let attrs = (vma.prot.attrs() - Attrs::WRITE) | Attrs::ACCESSED | marks;
         let raw = self.tables.arch.leaf(zeros.pfn.add(offset).addr(), attrs, level);

@@ -16,8 +16,9 @@ use core::sync::atomic::Ordering::{Acquire, Release};
 
 use arrayvec::ArrayVec;
 
-use super::AddressSpace;
 use super::vmas::{Vmas, WriteVmas};
+use crate::space::AddressSpace;
+
 use crate::addr::VirtRange;
 use crate::arch::{Arch, UserRange};
 use crate::memcg::Refused;
@@ -29,7 +30,7 @@ const ROOM: usize = 16;
 
 /// When a change arrived: the lower, the earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Turn(u64);
+pub(in crate::space) struct Turn(u64);
 
 #[derive(Clone, Copy)]
 struct Claim {
@@ -49,7 +50,7 @@ impl Claim {
 
 /// See the module's text. What the lock of the VMAs protects.
 #[derive(Default)]
-pub(super) struct Claims {
+pub(in crate::space) struct Claims {
     claims: ArrayVec<Claim, ROOM>,
     /// How many changes have arrived, and how many of them were let in.
     arrived: u64,
@@ -58,13 +59,13 @@ pub(super) struct Claims {
 
 impl Claims {
     /// Returns whether a change is at work on a part of `range`.
-    pub(super) fn is_changing(&self, range: &VirtRange) -> bool {
+    pub(in crate::space) fn is_changing(&self, range: &VirtRange) -> bool {
         self.claims.iter().any(|claim| claim.granted && claim.overlaps(range))
     }
 
     /// Returns whether a change is at work that counts on a boundary of VMAs at an address: it claims
     /// what begins or ends there, or both sides.
-    pub(super) fn keeps_boundary(&self, addr: u64) -> bool {
+    pub(in crate::space) fn keeps_boundary(&self, addr: u64) -> bool {
         let touches = |range: &UserRange| !range.is_empty() && range.start <= addr && addr <= range.end;
         let keeps = |claim: &Claim| claim.granted && claim.keeps_boundaries && claim.ranges.iter().any(touches);
         self.claims.iter().any(keeps)
@@ -80,7 +81,7 @@ impl Claims {
 
     /// Returns whether a change is at work on a part of `range`, or will be before the one that
     /// arrived at `turn`; without one, before a change that arrives now.
-    pub(super) fn is_ahead(&self, range: &VirtRange, turn: Option<Turn>) -> bool {
+    pub(in crate::space) fn is_ahead(&self, range: &VirtRange, turn: Option<Turn>) -> bool {
         let earlier = |claim: &Claim| match turn {
             Some(turn) => claim.turn != turn && (claim.granted || claim.turn < turn),
             None => true,
@@ -137,75 +138,9 @@ impl Claims {
     }
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Begins to change `range`, once no other change is at work on a part of it.
-    pub(super) fn change(&self, range: UserRange) -> Change<'_, 'm, P, A> {
-        match self.change_both(|_| Ok::<_, Infallible>([range, UserRange::default()])) {
-            Ok(change) => change,
-            Err(never) => match never {},
-        }
-    }
-
-    /// The same, without the lock of the VMAs: keeps changes of `range` away, for work beside
-    /// faults that has met with VMAs that are held, and waits its turn. VMAs there may be joined
-    /// meanwhile.
-    #[cold]
-    pub(super) fn turn(&self, range: UserRange) -> Change<'_, 'm, P, A> {
-        let mut change = self.change(range);
-        let turn = change.turn;
-        change.vmas().claims.leave_boundaries(turn);
-        change.let_go();
-        change
-    }
-
-    /// Begins to change one or two ranges that `choose` chooses, once no other change is at work on
-    /// a part of them. `choose` is called again whenever the VMAs may have changed.
-    ///
-    /// # Errors
-    /// What `choose` answers.
-    pub(super) fn change_both<E>(
-        &self,
-        mut choose: impl FnMut(&Vmas) -> Result<[UserRange; 2], E>,
-    ) -> Result<Change<'_, 'm, P, A>, E> {
-        let mut vmas = self.write();
-        let mut ranges = choose(&vmas)?;
-        let turn = vmas.claims.arrive();
-        while !vmas.claims.claim(turn, ranges) {
-            let seen = self.ended.load(Acquire);
-            drop(vmas);
-            while self.ended.load(Acquire) == seen {
-                self.tables.platform().wait();
-            }
-            vmas = self.write();
-            if vmas.claims.is_admitted(turn) {
-                match choose(&vmas) {
-                    Ok(chosen) if chosen == ranges => {}
-                    Ok(chosen) => {
-                        ranges = chosen;
-                        // What waited for the old choice may go on.
-                        self.tell_ended();
-                    }
-                    Err(error) => {
-                        if vmas.claims.end(turn) {
-                            self.tell_ended();
-                        }
-                        return Err(error);
-                    }
-                }
-            }
-        }
-        Ok(Change { space: self, ranges, turn, promised: 0, vmas: Some(vmas) })
-    }
-
-    /// Has changes that wait look at the VMAs again. In the lock of the VMAs.
-    fn tell_ended(&self) {
-        self.ended.fetch_add(1, Release);
-    }
-}
-
 /// A change of a range of a space, or of two: no other change is at work on a part of them, holes
 /// included, until this is dropped. The lock of the VMAs may be let go in between.
-pub(super) struct Change<'s, 'm, P: Platform, A: Arch> {
+pub(in crate::space) struct Change<'s, 'm, P: Platform, A: Arch> {
     space: &'s AddressSpace<'m, P, A>,
     ranges: [UserRange; 2],
     turn: Turn,
@@ -213,26 +148,86 @@ pub(super) struct Change<'s, 'm, P: Platform, A: Arch> {
     vmas: Option<WriteVmas<'s>>,
 }
 
-impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
+impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
+    /// Begins to change `range`, once no other change is at work on a part of it. The VMAs are
+    /// locked for writing when this returns.
+    pub(in crate::space) fn begin(space: &'s AddressSpace<'m, P, A>, range: UserRange) -> Self {
+        match Change::begin_both(space, |_| Ok::<_, Infallible>([range, UserRange::default()])) {
+            Ok(change) => change,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Claims `range` once no other change is at work on a part of it, and leaves the VMAs
+    /// unlocked. Keeps changes of `range` away from work that runs beside faults and has met locked
+    /// VMAs. VMAs there may be merged meanwhile.
+    #[cold]
+    pub(in crate::space) fn wait_turn(space: &'s AddressSpace<'m, P, A>, range: UserRange) -> Self {
+        let mut change = Change::begin(space, range);
+        let turn = change.turn;
+        change.vmas().claims.leave_boundaries(turn);
+        change.unlock();
+        change
+    }
+
+    /// Begins to change one or two ranges that `choose` chooses, once no other change is at work on
+    /// a part of them. `choose` is called again whenever the VMAs may have changed.
+    ///
+    /// # Errors
+    /// Those of `choose`; then nothing is claimed.
+    pub(in crate::space) fn begin_both<E>(
+        space: &'s AddressSpace<'m, P, A>,
+        mut choose: impl FnMut(&Vmas) -> Result<[UserRange; 2], E>,
+    ) -> Result<Self, E> {
+        let mut vmas = space.write();
+        let mut ranges = choose(&vmas)?;
+        let turn = vmas.claims.arrive();
+        while !vmas.claims.claim(turn, ranges) {
+            let seen = space.ended.load(Acquire);
+            drop(vmas);
+            while space.ended.load(Acquire) == seen {
+                space.machine().platform().wait();
+            }
+            vmas = space.write();
+            if vmas.claims.is_admitted(turn) {
+                match choose(&vmas) {
+                    Ok(chosen) if chosen == ranges => {}
+                    Ok(chosen) => {
+                        ranges = chosen;
+                        // Changes that waited for the old choice may go on.
+                        wake_waiting(space);
+                    }
+                    Err(error) => {
+                        if vmas.claims.end(turn) {
+                            wake_waiting(space);
+                        }
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(Change { space, ranges, turn, promised: 0, vmas: Some(vmas) })
+    }
+
     /// Returns the first of the ranges.
-    pub(super) fn range(&self) -> UserRange {
+    pub(in crate::space) fn range(&self) -> UserRange {
         self.ranges[0]
     }
 
     /// Returns when it arrived.
-    pub(super) fn turn(&self) -> Turn {
+    pub(in crate::space) fn turn(&self) -> Turn {
         self.turn
     }
 
     /// The VMAs, as the writer.
-    pub(super) fn vmas(&mut self) -> &mut Vmas {
+    pub(in crate::space) fn vmas(&mut self) -> &mut Vmas {
         self.vmas.get_or_insert_with(|| self.space.write())
     }
 
     /// Make sure that so many VMAs can be added now, and so many more later, when the lock was let
     /// go meanwhile.
-    pub(super) fn reserve(&mut self, now: usize, later: usize) -> Result<(), Refused> {
-        let (machine, memcg) = (self.space.tables.machine, self.space.memcg());
+    pub(in crate::space) fn reserve(&mut self, now: usize, later: usize) -> Result<(), Refused> {
+        let (machine, memcg) = (self.space.machine(), self.space.memcg());
         let vmas = self.vmas();
         vmas.reserve(machine, memcg, now + later)?;
         vmas.promised += later;
@@ -240,8 +235,8 @@ impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
         Ok(())
     }
 
-    /// Let others at the VMAs, outside of the range.
-    pub(super) fn let_go(&mut self) {
+    /// Unlocks the VMAs. The range stays claimed.
+    pub(in crate::space) fn unlock(&mut self) {
         self.vmas = None;
     }
 }
@@ -251,12 +246,12 @@ impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
     /// others at the range.
     fn drop(&mut self) {
         let (ranges, turn, space) = (self.ranges, self.turn, self.space);
-        let machine = space.tables.machine;
+        let machine = space.machine();
         let promised = self.promised;
         let vmas = self.vmas();
         vmas.promised -= promised;
         if vmas.claims.end(turn) {
-            space.tell_ended();
+            wake_waiting(space);
         }
         vmas.merge(machine, ranges[0]);
         if !ranges[1].is_empty() {
@@ -264,7 +259,12 @@ impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
         }
         vmas.trim(machine);
         let orphans = core::mem::take(&mut vmas.orphans);
-        self.let_go();
+        self.unlock();
         orphans.free(machine);
     }
+}
+
+/// Has changes that wait look at the VMAs again. The caller holds the lock of the VMAs.
+fn wake_waiting<P: Platform, A: Arch>(space: &AddressSpace<'_, P, A>) {
+    space.ended.fetch_add(1, Release);
 }

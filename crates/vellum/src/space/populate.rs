@@ -14,31 +14,30 @@
 
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::platform::Platform;
-use crate::vma::{State, Vma, VmaFlags};
+use crate::vma::{Vma, VmaFlags};
 
-use super::{Access, AddressSpace, Advise, AdviseError, CollapseError, FaultError};
-
-/// Returns whether the caller wants an operation to go on now.
-pub(super) type More<'a> = &'a mut dyn FnMut() -> bool;
+use super::AddressSpace;
+use crate::space::advise::{Advise, AdviseError};
+use crate::space::collapse::CollapseError;
+use crate::space::fault::{Access, FaultError};
+use crate::space::ground::{More, Rest};
 
 /// Advice that was begun ([`AddressSpace::begin_advice`]), and what is left of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Advising {
-    pub(super) left: UserRange,
+    rest: Rest,
     advice: Advise,
-    /// Some of the range is not mapped.
-    pub(super) holes: bool,
     /// The range goes on beyond the user half, where nothing can be mapped.
     beyond: bool,
     /// Why the last block that could not be collapsed was not.
-    pub(super) failed: Option<CollapseError>,
+    failed: Option<CollapseError>,
 }
 
 impl Advising {
     /// Returns what the operation answers when nothing is left.
     fn answer(&self) -> Result<(), AdviseError> {
         match self.failed {
-            _ if self.holes => Err(AdviseError::NotMapped),
+            _ if self.rest.holes => Err(AdviseError::NotMapped),
             Some(error) => Err(AdviseError::Collapse(error)),
             None if self.beyond => Err(AdviseError::NotMapped),
             None => Ok(()),
@@ -92,9 +91,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             // The user half ends in a hole that can't be mapped.
             Err(BadRange::Beyond(part)) => (part, true),
         };
-        let mut rest = Advising { left: range, advice, holes: false, beyond, failed: None };
+        let mut begun = Advising { rest: Rest::all(range), advice, beyond, failed: None };
         if range.is_empty() {
-            return Ok(rest);
+            return Ok(begun);
         }
         if advice.forgets() {
             self.may_forget(range)?;
@@ -111,8 +110,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Advise::Reading | Advise::WillNeed => self.all(range, false, false)?,
             _ => true,
         };
-        rest.holes = !all;
-        Ok(rest)
+        begun.rest.holes = !all;
+        Ok(begun)
     }
 
     /// Goes on with advice as long as `more`, which it asks between steps, says so, or until nothing
@@ -121,31 +120,34 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// See [`AdviseError`].
-    pub fn advise_some(&self, rest: &mut Advising, mut more: impl FnMut() -> bool) -> Result<bool, AdviseError> {
+    pub fn advise_some(&self, begun: &mut Advising, mut more: impl FnMut() -> bool) -> Result<bool, AdviseError> {
         let more: More<'_> = &mut more;
+        let rest = &mut begun.rest;
         if !rest.left.is_empty() {
-            match rest.advice {
+            match begun.advice {
                 Advise::DontNeed => self.dont_need(rest, false, more)?,
                 Advise::DontNeedLocked => self.dont_need(rest, true, more)?,
                 Advise::WillNeed => self.will_need(rest, more),
-                Advise::Cold => self.cool(rest, more)?,
+                Advise::Cold => self.cool(rest, more),
                 Advise::PageOut => self.page_out(rest, more),
-                Advise::Free => self.free_lazily(rest, more)?,
-                Advise::Collapse => self.collapse(rest, more)?,
+                Advise::Free => self.free_lazily(rest, more),
+                Advise::Collapse => {
+                    self.collapse(rest, &mut begun.failed, more).map_err(AdviseError::Collapse)?;
+                }
                 Advise::PopulateRead => self.populate_all(rest, Access::Read, more)?,
                 Advise::PopulateWrite => self.populate_all(rest, Access::Write, more)?,
                 Advise::GuardInstall => self.install_guards(rest, more)?,
                 Advise::GuardRemove => self.remove_guards(rest, more)?,
                 _ => {
-                    rest.holes |= !self.change_vmas(rest.left, rest.advice)?;
-                    rest.left = UserRange::default();
+                    rest.holes |= !self.change_vmas(rest.left, begun.advice)?;
+                    rest.end();
                 }
             }
         }
         if !rest.left.is_empty() {
             return Ok(false);
         }
-        rest.answer().map(|()| true)
+        begun.answer().map(|()| true)
     }
 
     /// Begins to fault in what was just mapped with [`MapFlags::LATER`](super::MapFlags::LATER): of
@@ -202,63 +204,5 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         while self.populate_some(&mut rest, || true).is_err() {
             rest.pass_over();
         }
-    }
-
-    /// Does something to each VMA of what is left, as a reader of the VMAs: `act` sees a VMA and
-    /// a part of what is left that lies in it, and returns how far it got. Waits for VMAs that are
-    /// held.
-    ///
-    /// # Errors
-    /// What `act` answers, at once.
-    pub(super) fn each_vma(
-        &self,
-        rest: &mut Advising,
-        more: More<'_>,
-        mut act: impl FnMut(&Vma, UserRange) -> Result<u64, AdviseError>,
-    ) -> Result<(), AdviseError> {
-        let mut turn = None;
-        while !rest.left.is_empty() {
-            let vmas = self.read();
-            let next = vmas.overlapping(self.tables.platform(), rest.left).find(|v| v.state != State::Dying);
-            let Some(vma) = next else {
-                rest.holes = true;
-                rest.left = UserRange::default();
-                break;
-            };
-            if vma.state == State::Held {
-                drop(vmas);
-                drop(turn.take());
-                turn = Some(self.turn(rest.left));
-                continue;
-            }
-            let part = vma.range.intersect(&rest.left);
-            rest.holes |= part.start > rest.left.start;
-            // Where nothing is mapped, an entry of an upper table may reach beyond the VMA.
-            let at = act(vma, part)?.min(part.end);
-            rest.left = rest.left.tail(at);
-            drop(vmas);
-            if !more() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Shows each part of what is left that one table maps, as far as it maps something there. `act`
-    /// returns whether it makes sense to go on: if not, nothing is left.
-    pub(super) fn each_table(&self, rest: &mut Advising, more: More<'_>, mut act: impl FnMut(UserRange) -> bool) {
-        let shift = self.tables.arch.level_shift(2);
-        while let Some(at) = self.next_run(rest.left, |_| true) {
-            let part = rest.left.around(at, shift);
-            rest.left = rest.left.tail(part.end);
-            if !act(part) {
-                break;
-            }
-            self.tables.platform().resched();
-            if !more() {
-                return;
-            }
-        }
-        rest.left = UserRange::default();
     }
 }

@@ -2,89 +2,47 @@
 
 use core::cell::Cell;
 use core::convert::Infallible;
+use core::ops::Range;
 use core::ptr::NonNull;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, UserRange};
 use crate::machine::Machine;
 use crate::memcg::{MemcgId, Refused};
-use crate::page_cache::{self, Orphans};
+use crate::page_cache::{self, Object, Orphans};
 use crate::platform::{Platform, SpaceId};
 use crate::sync::{Patience, ReadGuard, WriteGuard};
+use crate::tlb::Gather;
 use crate::vma::{NodeMemory, State, Vma, VmaFlags, VmaTree};
 
-use super::AddressSpace;
 use super::claims::Claims;
-
-/// What a space may have (Linux: resource limits and `vm.*` settings, by whose names they are described).
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Bytes of address space (`RLIMIT_AS`).
-    pub address_space: u64,
-    /// Bytes of private memory that may be written, stacks aside (`RLIMIT_DATA`).
-    pub data: u64,
-    /// Bytes of locked memory (`RLIMIT_MEMLOCK`).
-    pub locked: u64,
-    /// Bytes that a stack may grow to (`RLIMIT_STACK`).
-    pub stack: u64,
-    /// VMAs (`vm.max_map_count`).
-    pub vmas: usize,
-    /// Lowest address that may be mapped (`vm.mmap_min_addr`).
-    pub lowest: u64,
-    /// Where the search for free addresses begins, downward; the end of user space if that is lower (`mmap_base`).
-    pub mmap_base: u64,
-    /// Whether memory may be executed that can be written, or that could not be executed before (not with `PR_SET_MDWE`).
-    pub exec_gain: bool,
-}
-
-impl Default for Limits {
-    /// Linux's defaults, with no limit on address space, data and locked memory.
-    fn default() -> Self {
-        Limits {
-            address_space: u64::MAX,
-            data: u64::MAX,
-            locked: u64::MAX,
-            stack: 8 << 20,
-            vmas: 65530,
-            lowest: 0x10000,
-            mmap_base: u64::MAX,
-            exec_gain: true,
-        }
-    }
-}
-
-/// A limit that would be exceeded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Excess {
-    AddressSpace,
-    Data,
-    Locked,
-}
+use super::{Excess, Limits};
+use crate::space::AddressSpace;
 
 /// What the lock of a space protects.
-pub(super) struct Vmas {
-    pub(super) tree: VmaTree<Vma>,
+pub(in crate::space) struct Vmas {
+    pub(in crate::space) tree: VmaTree<Vma>,
     /// The space's number, by which objects count its VMAs.
     space: SpaceId,
-    pub(super) limits: Limits,
+    pub(in crate::space) limits: Limits,
     /// Bytes mapped, dying VMAs not counted.
-    pub(super) mapped: u64,
+    pub(in crate::space) mapped: u64,
     /// The most that ever was.
-    pub(super) most_mapped: u64,
+    pub(in crate::space) most_mapped: u64,
     /// Of those, what [`Limits::data`] counts.
-    pub(super) data: u64,
+    pub(in crate::space) data: u64,
     /// Bytes of locked VMAs.
-    pub(super) locked: u64,
+    pub(in crate::space) locked: u64,
     /// Bytes of VMAs that are displaced.
     displaced: u64,
     /// What is added to new VMAs, of [`VmaFlags::LOCKS`].
-    pub(super) future: VmaFlags,
+    pub(in crate::space) future: VmaFlags,
     /// Objects that no VMA maps any more, nor anybody else knows: freed when the lock is given back.
-    pub(super) orphans: Orphans,
+    pub(in crate::space) orphans: Orphans,
     /// Which ranges are being changed, holes included.
-    pub(super) claims: Claims,
+    pub(in crate::space) claims: Claims,
     /// VMAs that will be added by operations which have let go of the lock meanwhile, and can't fail any more.
-    pub(super) promised: usize,
+    pub(in crate::space) promised: usize,
 }
 
 /// Nodes of the tree are frames, charged to a memcg.
@@ -125,7 +83,7 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
 }
 
 impl Vmas {
-    pub(super) fn new(mut limits: Limits, arch: &impl Arch, space: SpaceId) -> Self {
+    pub(in crate::space) fn new(mut limits: Limits, arch: &impl Arch, space: SpaceId) -> Self {
         limits.mmap_base = limits.mmap_base.min(arch.user_end());
         // SAFETY: the methods below always give it the frames of the machine that the space lives on.
         let tree = unsafe { VmaTree::new() };
@@ -145,7 +103,7 @@ impl Vmas {
         }
     }
 
-    pub(super) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
+    pub(in crate::space) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         for vma in self.tree.iter_from(0) {
             page_cache::release(machine, &vma.backing, self.space, &mut self.orphans);
             machine.platform().resched();
@@ -156,7 +114,7 @@ impl Vmas {
 
     /// Make sure that this many VMAs can be added, besides those promised; what was reserved
     /// before is forgotten. New nodes are charged to `memcg`.
-    pub(super) fn reserve<P: Platform>(
+    pub(in crate::space) fn reserve<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,
         memcg: MemcgId,
@@ -167,26 +125,30 @@ impl Vmas {
     }
 
     /// Give back what was reserved for nothing.
-    pub(super) fn trim<P: Platform>(&mut self, machine: &Machine<'_, P>) {
+    pub(in crate::space) fn trim<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         if self.promised == 0 {
             self.tree.trim(&Nodes::freeing(machine));
         }
     }
 
     /// The VMA at `addr`, unless it is being unmapped.
-    pub(super) fn find(&self, addr: u64) -> Option<&Vma> {
+    pub(in crate::space) fn find(&self, addr: u64) -> Option<&Vma> {
         self.tree.find(addr).filter(|v| v.state != State::Dying)
     }
 
     /// Returns the first VMA that overlaps `range`, be it a dying one.
-    pub(super) fn first(&self, range: UserRange) -> Option<&Vma> {
+    pub(in crate::space) fn first(&self, range: UserRange) -> Option<&Vma> {
         self.tree.find_from(range.start).filter(|vma| vma.range.start < range.end)
     }
 
     /// Returns the VMAs that overlap `range`, dying ones included. However many a program has made
     /// there, the iterator gives way to other work between two of them (INV-11), inside the lock of
     /// the VMAs.
-    pub(super) fn overlapping<P: Platform>(&self, platform: &P, range: UserRange) -> impl Iterator<Item = &Vma> {
+    pub(in crate::space) fn overlapping<P: Platform>(
+        &self,
+        platform: &P,
+        range: UserRange,
+    ) -> impl Iterator<Item = &Vma> {
         let vmas = self.tree.iter_from(range.start).take_while(move |vma| vma.range.start < range.end);
         vmas.inspect(move |vma| {
             if vma.range.start > range.start {
@@ -201,7 +163,7 @@ impl Vmas {
     /// # Errors
     /// What `look` answers.
     #[inline]
-    pub(super) fn survey<P: Platform, E>(
+    pub(in crate::space) fn survey<P: Platform, E>(
         &self,
         platform: &P,
         range: UserRange,
@@ -223,31 +185,31 @@ impl Vmas {
     }
 
     /// Returns whether every address of `range` is mapped.
-    pub(super) fn covers<P: Platform>(&self, platform: &P, range: UserRange) -> bool {
+    pub(in crate::space) fn covers<P: Platform>(&self, platform: &P, range: UserRange) -> bool {
         let looked = self.survey(platform, range, |_, _| Ok::<_, Infallible>(()));
         looked.is_ok_and(|survey| survey.covered)
     }
 
     /// Returns the first VMA of `range` that is sealed.
-    pub(super) fn sealed<P: Platform>(&self, platform: &P, range: UserRange) -> Option<VirtRange> {
+    pub(in crate::space) fn sealed<P: Platform>(&self, platform: &P, range: UserRange) -> Option<VirtRange> {
         let mut vmas = self.overlapping(platform, range);
         vmas.find(|vma| vma.flags.contains(VmaFlags::SEALED)).map(|vma| *vma.range)
     }
 
     /// Of the ends of `range`, how many lie inside a VMA: how many VMAs [`Vmas::isolate`] adds.
-    pub(super) fn cuts(&self, range: UserRange) -> usize {
+    pub(in crate::space) fn cuts(&self, range: UserRange) -> usize {
         let inside = |addr| self.tree.find(addr).is_some_and(|v| v.range.start < addr) as usize;
         inside(range.start) + inside(range.end)
     }
 
     /// The VMAs that end above `addr` and are displaced.
-    pub(super) fn displaced(&self, addr: u64) -> impl Iterator<Item = &Vma> {
+    pub(in crate::space) fn displaced(&self, addr: u64) -> impl Iterator<Item = &Vma> {
         let any = self.displaced != 0;
         self.tree.iter_from(addr).take_while(move |_| any).filter(|v| v.is_displaced())
     }
 
     /// Split VMAs so that one begins at `range.start` and one ends at `range.end`. Reserved before: [`Vmas::cuts`] VMAs.
-    pub(super) fn isolate<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
+    pub(in crate::space) fn isolate<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         self.cut(machine, range.start);
         self.cut(machine, range.end);
     }
@@ -263,7 +225,7 @@ impl Vmas {
 
     /// Changes each VMA of `range`, in full if it was not isolated. `change` leaves its range, and
     /// whether it grows down, alone. Between two leaves of the tree other work may come (INV-11).
-    pub(super) fn each<P: Platform>(
+    pub(in crate::space) fn each<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,
         range: UserRange,
@@ -279,7 +241,7 @@ impl Vmas {
     }
 
     /// Take out every VMA of `range`, which was isolated.
-    pub(super) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
+    pub(in crate::space) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let mut at = range.start;
         while at < range.end
             && let Some(vma) = self.first(range.tail(at)).copied()
@@ -292,7 +254,7 @@ impl Vmas {
     }
 
     /// Put another VMA in the place of one, whatever the two have behind them. The new one's reference is the caller's.
-    pub(super) fn replace<P: Platform>(&mut self, machine: &Machine<'_, P>, start: u64, new: Vma) {
+    pub(in crate::space) fn replace<P: Platform>(&mut self, machine: &Machine<'_, P>, start: u64, new: Vma) {
         let (orphans, space) = (&mut self.orphans, self.space);
         self.tree.update(start, |vma| {
             page_cache::release(machine, &vma.backing, space, orphans);
@@ -304,7 +266,7 @@ impl Vmas {
     /// where another change begins, ends or goes on, which counts on that boundary. Such a change
     /// joins them when it is done. A change elsewhere in the two VMAs, or a fault's turn, is no
     /// hindrance: nothing would join them later, or only after calls that need one VMA.
-    pub(super) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
+    pub(in crate::space) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let first = self.tree.find_from(range.start).map_or(range.start, |vma| vma.range.start.min(range.start));
         let mut at = first.saturating_sub(1);
         while let Some((before, next)) = self.next_to_join(machine.platform(), at, range.end) {
@@ -333,12 +295,12 @@ impl Vmas {
     }
 
     /// Bookkeeping for the VMAs of `range`, which come (`+1`) or go (`-1`).
-    pub(super) fn account_all<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange, sign: i64) {
+    pub(in crate::space) fn account_all<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange, sign: i64) {
         self.account_as(machine, range, |_| (), sign);
     }
 
     /// The same for each VMA of `range` as `change` would have it.
-    pub(super) fn account_as<P: Platform>(
+    pub(in crate::space) fn account_as<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,
         range: UserRange,
@@ -355,7 +317,7 @@ impl Vmas {
     }
 
     /// Whether the limits allow `len` bytes more that are used as `kind` is, `replaced` bytes being given up for them.
-    pub(super) fn allow(&self, kind: &Vma, len: u64, replaced: u64) -> Result<(), Excess> {
+    pub(in crate::space) fn allow(&self, kind: &Vma, len: u64, replaced: u64) -> Result<(), Excess> {
         let limits = &self.limits;
         let more = |now: u64| (now - replaced.min(now)).saturating_add(len);
         if kind.flags.contains(VmaFlags::LOCKED) && self.locked.saturating_add(len) > limits.locked {
@@ -371,14 +333,14 @@ impl Vmas {
 
     /// Bookkeeping for the part of a VMA that lies in `range`. In the lock in which a limit
     /// allowed it (INV-19).
-    pub(super) fn account(&mut self, vma: &Vma, range: UserRange, sign: i64) {
+    pub(in crate::space) fn account(&mut self, vma: &Vma, range: UserRange, sign: i64) {
         let mut amounts = Amounts::default();
         amounts.add(vma, range);
         self.count(&amounts, sign);
     }
 
     /// The same for what VMAs come to.
-    pub(super) fn count(&mut self, amounts: &Amounts, sign: i64) {
+    pub(in crate::space) fn count(&mut self, amounts: &Amounts, sign: i64) {
         let add = |to: &mut u64, bytes: u64| *to = to.wrapping_add(bytes.wrapping_mul(sign as u64));
         add(&mut self.mapped, amounts.mapped);
         add(&mut self.data, amounts.data);
@@ -390,28 +352,28 @@ impl Vmas {
 
 /// What one look at the VMAs of a range finds.
 #[derive(Default)]
-pub(super) struct Survey {
+pub(in crate::space) struct Survey {
     /// Whether they cover all of it, and none of them is dying.
-    pub(super) covered: bool,
+    pub(in crate::space) covered: bool,
     /// Of the range's ends, how many lie inside a VMA: as many are added by [`Vmas::isolate`].
-    pub(super) cuts: usize,
+    pub(in crate::space) cuts: usize,
     /// Whether one VMA reaches beyond both ends.
-    pub(super) splits: bool,
+    pub(in crate::space) splits: bool,
     /// What the VMAs count as, as far as they lie in the range.
-    pub(super) amounts: Amounts,
+    pub(in crate::space) amounts: Amounts,
 }
 
 /// Bytes of some VMAs, by what they count as.
 #[derive(Default)]
-pub(super) struct Amounts {
-    pub(super) mapped: u64,
-    pub(super) data: u64,
+pub(in crate::space) struct Amounts {
+    pub(in crate::space) mapped: u64,
+    pub(in crate::space) data: u64,
     locked: u64,
     displaced: u64,
 }
 
 impl Amounts {
-    pub(super) fn add(&mut self, vma: &Vma, range: UserRange) {
+    pub(in crate::space) fn add(&mut self, vma: &Vma, range: UserRange) {
         let bytes = vma.range.intersect(&range).len();
         let if_it = |is: bool| if is { bytes } else { 0 };
         self.mapped += bytes;
@@ -421,39 +383,64 @@ impl Amounts {
     }
 }
 
-/// The VMAs, as the writer.
+/// The VMAs, locked for writing.
 pub(super) type WriteVmas<'a> = WriteGuard<'a, Vmas>;
 
-impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
-    /// What the space may have.
+/// Returns the part of a VMA that maps pages of an object, or `None` if it maps none of them. The
+/// numbers of `pages` count from the object's beginning in pages of `1 << shift` bytes.
+pub(in crate::space) fn mapped_part<P: Platform>(
+    vma: &Vma,
+    object: &Object<'_, P>,
+    pages: &Range<u64>,
+    shift: u32,
+) -> Option<UserRange> {
+    if !object.is_behind(&vma.backing) {
+        return None;
+    }
+    let first = vma.backing.offset(vma.range.start) >> shift;
+    let count = vma.range.len() >> shift;
+    let start = pages.start.max(first) - first;
+    let end = pages.end.min(first + count).saturating_sub(first);
+    let at = |page: u64| vma.range.start + (page << shift);
+    (start < end).then(|| vma.range.tail(at(start)).head(at(end)))
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Returns the limits of the space.
     pub fn limits(&self) -> Limits {
         self.read().limits
     }
 
-    /// Change what the space may have from now on. What is above a limit already stays.
+    /// Changes the limits of the space. What exceeds a new limit already stays.
     pub fn set_limits(&self, change: impl FnOnce(&mut Limits)) {
         let mut vmas = self.write();
         change(&mut vmas.limits);
         vmas.limits.mmap_base = vmas.limits.mmap_base.min(self.tables.arch.user_end());
     }
 
-    /// Enter as the writer.
-    pub(super) fn write(&self) -> WriteGuard<'_, Vmas> {
-        self.tables.gate.pass(self.tables.platform());
-        self.vmas.write(self.tables.platform(), self.tables.slots.iter().map(|s| &s.readers))
+    /// Locks the VMAs for writing. Passes the gate first (INV-21).
+    pub(in crate::space) fn write(&self) -> WriteGuard<'_, Vmas> {
+        self.tables.gate.pass(self.machine().platform());
+        self.vmas.write(self.machine().platform(), self.tables.slots.iter().map(|s| &s.readers))
     }
 
-    /// Enter as a reader.
-    pub(super) fn read(&self) -> ReadGuard<'_, Vmas> {
+    /// Locks the VMAs for reading, by this CPU's reader count. Passes the gate first (INV-21).
+    pub(in crate::space) fn read(&self) -> ReadGuard<'_, Vmas> {
         self.read_with(None)
     }
 
-    /// The same for an operation that may have closed the gate itself.
+    /// Locks the VMAs for reading. An operation that has closed the gate itself passes its
+    /// `patience`, and doesn't wait at the gate.
     #[inline]
-    pub(super) fn read_with(&self, patience: Option<&Patience<'_>>) -> ReadGuard<'_, Vmas> {
+    pub(in crate::space) fn read_with(&self, patience: Option<&Patience<'_>>) -> ReadGuard<'_, Vmas> {
         if !patience.is_some_and(Patience::has_closed) {
-            self.tables.gate.pass(self.tables.platform());
+            self.tables.gate.pass(self.machine().platform());
         }
-        self.vmas.read(self.tables.platform(), &self.tables.slot().readers)
+        self.vmas.read(self.machine().platform(), &self.tables.slot().readers)
+    }
+
+    /// Returns a gather for an operation on `range`.
+    pub(in crate::space) fn gather(&self, range: UserRange) -> Gather<'_, 'm, P> {
+        Gather::new(&self.tables.tlb, range, self.page_shift(), self.tables.max_run > 1)
     }
 }

@@ -28,12 +28,12 @@ pub struct Families(ArrayVec<Family, DEPTH>);
 
 impl Families {
     /// Those of a space that was not forked.
-    pub(super) fn new(space: SpaceId) -> Self {
+    pub(in crate::space) fn new(space: SpaceId) -> Self {
         Families(ArrayVec::from_iter([Family::of(space.0)]))
     }
 
     /// Those of a child.
-    pub(super) fn of_child(&self, child: SpaceId) -> Self {
+    pub(in crate::space) fn of_child(&self, child: SpaceId) -> Self {
         let mut families = self.clone();
         // Where there is no room the child counts as its parent.
         let _ = families.0.try_push(Family::of(child.0));
@@ -41,12 +41,12 @@ impl Families {
     }
 
     /// What new folios name.
-    pub(super) fn own(&self) -> Family {
+    pub(in crate::space) fn own(&self) -> Family {
         self.0[self.0.len() - 1]
     }
 
     /// The family of all that have a forebear in common with the space.
-    pub(super) fn first(&self) -> Family {
+    pub(in crate::space) fn first(&self) -> Family {
         self.0[0]
     }
 

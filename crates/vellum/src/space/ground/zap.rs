@@ -8,11 +8,11 @@ use crate::stats::{Counter, SpaceCounter};
 use crate::table::{Found, LockedTable, RUNS_A_HOLD};
 use crate::tlb::{Gather, Removed};
 
-use super::AddressSpace;
+use super::{Ptes, Zap};
 
 /// What a zap leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keep {
+pub(in crate::space) enum Keep {
     /// Nothing: the addresses themselves go.
     Nothing,
     /// Guard markers, which outlive the contents they guard (Linux: `MADV_DONTNEED`).
@@ -30,26 +30,21 @@ struct Tally {
     resident: i64,
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
     /// Empty `range`, at whose ends no huge mapping reaches across, and free everything that was there.
-    pub(super) fn zap_all(&self, range: UserRange) {
-        self.zap_all_but(range, Keep::Nothing);
+    pub(in crate::space) fn all(self, range: UserRange) {
+        self.all_but(range, Keep::Nothing);
     }
 
     /// The same, with the exception of what `keep` says.
-    pub(super) fn zap_all_but(&self, range: UserRange, keep: Keep) {
-        self.note_peak();
-        let mut gather = self.gather(range);
+    pub(in crate::space) fn all_but(self, range: UserRange, keep: Keep) {
+        self.space.peak.note(&self.tables().slots);
+        let mut gather = self.space.gather(range);
         let mut at = range.start;
         while at < range.end {
             // Nothing can map here any more, so no huge mapping reaches across an end again.
-            at = self.zap(range.tail(at), keep, &mut gather).unwrap_or(range.end);
+            at = self.some(range.tail(at), keep, &mut gather).unwrap_or(range.end);
         }
-    }
-
-    /// A gather for an operation on `range`.
-    pub(super) fn gather(&self, range: UserRange) -> Gather<'_, 'm, P> {
-        Gather::new(&self.tables.tlb, range, self.page_shift(), self.tables.max_run > 1)
     }
 
     /// Empty `range` as far as fits between two preemption points, and say how far that was. What was found goes to the
@@ -57,19 +52,24 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// A huge mapping reaches across an end of the range and there is no memory to split it; everything before it is done.
-    pub(super) fn zap(&self, range: UserRange, keep: Keep, gather: &mut Gather<'_, 'm, P>) -> Result<u64, Refused> {
+    pub(in crate::space) fn some(
+        self,
+        range: UserRange,
+        keep: Keep,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> Result<u64, Refused> {
         let mut tally = Tally::default();
         let zapped = self.zap_tables(range, keep, gather, &mut tally);
         if tally.runs != 0 {
-            self.tables.machine.count(Counter::RunsCleared, tally.runs);
-            self.tables.machine.count(Counter::PagesCleared, tally.frames);
+            self.machine().count(Counter::RunsCleared, tally.runs);
+            self.machine().count(Counter::PagesCleared, tally.frames);
         }
         zapped
     }
 
     #[inline]
     fn zap_tables(
-        &self,
+        self,
         range: UserRange,
         keep: Keep,
         gather: &mut Gather<'_, 'm, P>,
@@ -79,7 +79,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         const TABLES: usize = 32;
         let mut at = range.start;
         for _ in 0..TABLES {
-            let table = match self.tables.find(range.tail(at)) {
+            let table = match self.tables().find(range.tail(at)) {
                 Found::Hole(end) => {
                     at = end;
                     if at >= range.end {
@@ -93,14 +93,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             table.unlock(gather);
             gather.release_slots();
             if tally.resident != 0 {
-                self.tables.slot().add(SpaceCounter::Anon, -core::mem::take(&mut tally.resident));
+                self.tables().slot().add(SpaceCounter::Anon, -core::mem::take(&mut tally.resident));
             }
-            self.tables.platform().resched();
+            self.platform().resched();
             if gather.is_full() {
                 gather.flush();
             } else if next == at && at < range.end {
                 // Either a huge mapping of which the range has only a part, or a table that was hooked in meanwhile.
-                self.tables.split_edges(range.tail(at))?;
+                self.tables().split_edges(range.tail(at))?;
             }
             at = next;
             if at >= range.end {
@@ -113,14 +113,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Empty what this table has of `range`, as far as possible, and say how far that was.
     #[inline]
     fn zap_table(
-        &self,
+        self,
         table: &LockedTable<'_, 'm, P, A>,
         range: UserRange,
         keep: Keep,
         gather: &mut Gather<'_, 'm, P>,
         tally: &mut Tally,
     ) -> u64 {
-        let arch = &self.tables.arch;
+        let arch = self.arch();
         let end = table.hold_end(range);
         let mut at = range.start;
         let mut runs = 0;
@@ -136,7 +136,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 // Entries of both kinds may make one run. Copies are never mapped huge.
                 let page = arch.leaf_pfn(table.get(at), table.level);
                 until = end.min(at + (1 << table.shift()));
-                if !self.tables.machine.frames().head(page).1.has(flag::OBJECT) {
+                if !self.machine().frames().head(page).1.has(flag::OBJECT) {
                     at = until;
                     continue;
                 }
@@ -154,14 +154,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// ends before `end`.
     #[inline(never)]
     fn zap_unmapped(
-        &self,
+        self,
         table: &LockedTable<'_, 'm, P, A>,
         at: u64,
         end: u64,
         keep: Keep,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Option<u64> {
-        let arch = &self.tables.arch;
+        let arch = self.arch();
         let run = table.run(at, end)?;
         match run.kind {
             Kind::Marker if keep != Keep::Nothing && arch.marked(run.raw) == Some(Marker::Guard) => {}
@@ -170,7 +170,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Kind::Swap if run.va < at || run.range(arch).end > end => return None,
             Kind::Swap => {
                 table.erase(&run);
-                self.push_swapped(&run, gather);
+                Ptes::of(self.space).defer_swap_release(&run, gather);
             }
             Kind::Marker => table.erase(&run),
             Kind::None | Kind::Leaf | Kind::Table | Kind::Busy => {}
@@ -179,10 +179,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     #[inline]
-    fn tally(&self, tally: &mut Tally, removed: &Removed) {
+    fn tally(self, tally: &mut Tally, removed: &Removed) {
         tally.runs += 1;
         tally.frames += removed.frames as u64;
-        if !self.tables.machine.zeros_folio().contains(removed.pfn) {
+        if !self.machine().zeros_folio().contains(removed.pfn) {
             tally.resident += removed.frames as i64;
         }
     }
