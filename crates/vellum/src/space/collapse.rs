@@ -19,6 +19,7 @@ use crate::table::{Found, LockedTable, Occupied, RUNS_A_HOLD, Run, Supplanted};
 use crate::vma::{State, Vma};
 
 use super::AddressSpace;
+use crate::space::anon::Anon;
 use crate::space::fault::{Access, FaultError, Outcome};
 use crate::space::ground::{More, Pieces, Rest};
 
@@ -207,13 +208,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let vmas = self.read();
             let rest = UserRange::all(&self.tables.arch).tail(at);
             let next = vmas.overlapping(self.tables.platform(), rest).find(|vma| {
-                vma.state == State::Live && vma.range.end > at && self.may_collapse(vma) && self.orders(vma) != 0
+                vma.state == State::Live
+                    && vma.range.end > at
+                    && self.may_collapse(vma)
+                    && Anon::of(self).orders(vma) != 0
             });
             let Some(vma) = next.copied() else {
                 done.next = None;
                 break;
             };
-            let order = self.orders(&vma).ilog2().min(HUGE_ORDER as u32);
+            let order = Anon::of(self).orders(&vma).ilog2().min(HUGE_ORDER as u32);
             let start = vma.range.start.max(at).next_multiple_of(1 << (order + FRAME_SHIFT));
             let block = VirtRange { start, end: start + (1 << (order + FRAME_SHIFT)) };
             let fits = vma.range.part(block).filter(|_| order as u8 > self.tables.arch.page_order());
@@ -276,7 +280,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
                 Next::Copy => {
                     let machine = self.tables.machine;
-                    let pfn = self.try_folio(vma, block.start, order, false).inspect_err(|_| {
+                    let pfn = Anon::of(self).alloc(vma, block.start, order, false).inspect_err(|_| {
                         machine.count_size(SizeCounter::CollapseFailed, order);
                     })?;
                     if self.replace_all(vma, block, pfn) {
@@ -455,7 +459,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             table.release();
             return match self.supplant(vma, block, |next| matches!(next, Next::Copy)) {
                 Some((old, place)) => {
-                    self.replace_table(old, place, vma, pfn);
+                    Anon::of(self).replace_table(old, place, vma, pfn);
                     true
                 }
                 None => false,
@@ -472,7 +476,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let fits = at >= block.end && matches!(self.judge(seen, false, vma, block, None), Ok(Next::Copy));
         match fits {
-            true => self.replace_part::<RUNS>(table, vma, block, pfn),
+            true => Anon::of(self).replace_part::<RUNS>(table, vma, block, pfn),
             false => table.release(),
         }
         fits

@@ -15,6 +15,7 @@ use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, Run};
 use crate::vma::Vma;
 
 use super::AddressSpace;
+use crate::space::anon::Anon;
 use crate::space::fault::{FaultError, Outcome};
 use crate::space::ground::Ptes;
 
@@ -36,7 +37,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A page that is mapped, but not as the space's own, is to be written.
     pub(super) fn unshare(&self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         // Neighbours were not written.
-        let orders = if Ptes::of(self).is_soft_dirty_on() { 0 } else { self.orders(vma) };
+        let orders = if Ptes::of(self).is_soft_dirty_on() { 0 } else { Anon::of(self).orders(vma) };
         let Found::Table(table) = self.tables.find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
         let seen = self.look_for_others(&table, vma, addr, orders);
         let page = vma.range.around(addr, table.shift());
@@ -53,7 +54,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if (order as u32) < smallest {
             return self.unshare_part(addr, page);
         }
-        let (pfn, order) = self.new_folio(vma, addr, order, orders, false)?;
+        let (pfn, order) = Anon::of(self).alloc_or_smaller(vma, addr, order, orders, false)?;
         let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
         if (order as u32) >= smallest && self.replace_by_copy(vma, block, pfn) {
             self.tables.machine.count(Counter::CowCopies, 1);
@@ -167,7 +168,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             false => block.end <= table.end() && self.runs_to_copy(&table, block).is_some(),
         };
         match fits {
-            true => self.replace_part::<RUNS>(table, vma, block, pfn),
+            true => Anon::of(self).replace_part::<RUNS>(table, vma, block, pfn),
             false => table.release(),
         }
         fits

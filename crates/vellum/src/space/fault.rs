@@ -1,21 +1,19 @@
 //! A page is touched that is not mapped, or not for that.
 
-use core::iter;
-
-use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
+use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::errno::Errno;
-use crate::frame::{Counts, Frame, Owner, TooManyReferences, Use};
-use crate::memcg::{LruList, MemcgId, Refused, may_be_refused};
+use crate::frame::TooManyReferences;
+use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::stats::{Counter, SizeCounter, SpaceCounter};
+use crate::stats::Counter;
 use crate::sync::Patience;
-use crate::table::{Found, NotMapped, Run};
-use crate::tlb::free_unmapped;
+use crate::table::{Found, NotMapped};
 use crate::vma::{Prot, State, Vma, VmaFlags};
 
 use super::AddressSpace;
-use crate::space::ground::{Change, LeafShape, Ptes};
+use crate::space::anon::Anon;
+use crate::space::ground::{Change, Ptes};
 use crate::space::stack::Growth;
 use crate::space::watch::Watched;
 
@@ -59,14 +57,6 @@ pub enum FaultError {
 }
 
 impl FaultError {
-    /// Returns why memory was refused, where nothing else can be the reason.
-    pub(super) fn shortage(self) -> Refused {
-        match self {
-            FaultError::NoMemory(why) => why,
-            _ => Refused::OutOfMemory,
-        }
-    }
-
     /// What a system call answers whose argument points there.
     pub const fn errno(&self) -> Errno {
         match self {
@@ -148,6 +138,18 @@ pub(super) enum Outcome {
     Nothing,
     /// The VMA is not to be touched for a while.
     Held,
+}
+
+impl Outcome {
+    /// Returns how a fault ends that tried to map memory where nothing was mapped.
+    #[inline(always)]
+    pub(super) fn of_mapping(mapped: Result<VirtRange, NotMapped>) -> Result<Outcome, FaultError> {
+        match mapped {
+            Ok(block) => Ok(Outcome::Mapped(block)),
+            Err(NotMapped::Occupied) => Ok(Outcome::Again),
+            Err(NotMapped::NoMemory(why)) => Err(why.into()),
+        }
+    }
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -233,7 +235,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if !allowed {
             return Err(FaultError::Denied(addr));
         }
-        let orders = self.orders(vma);
+        let orders = Anon::of(self).orders(vma);
         let wanted = match vma.backing.is_anonymous() {
             true if access == Access::Write => orders,
             true => self.zeros_orders(orders),
@@ -263,152 +265,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A new folio, of `order` if there is memory for it, smaller if not.
     #[inline(always)]
     fn map_new(&self, vma: &Vma, addr: u64, order: u8, orders: u32) -> Result<Outcome, FaultError> {
-        let (pfn, order) = self.new_folio(vma, addr, order, orders, true)?;
-        self.map_folio(vma, addr, pfn, order)
-    }
-
-    /// Which orders the folios of a VMA may have. Copies of an object's pages are single: no huge mapping reaches across an
-    /// end of what is truncated.
-    #[inline]
-    pub(super) fn orders(&self, vma: &Vma) -> u32 {
-        if vma.backing.is_anonymous() { self.tables.machine.policy().orders(vma.advice) } else { 0 }
-    }
-
-    /// Map a folio that nobody else knows and that has its references and mappings; if that fails it is freed.
-    #[inline(always)]
-    pub(super) fn map_folio(&self, vma: &Vma, addr: u64, pfn: Pfn, order: u8) -> Result<Outcome, FaultError> {
-        let arch = &self.tables.arch;
-        let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
-        let LeafShape { level, entries } = Ptes::of(self).leaf_shape(order);
-        let attrs = Ptes::of(self).exclusive_attrs(vma, Attrs::empty());
-        let raw = arch.leaf(pfn.addr(), attrs, level);
-        self.tables.machine.frames().expose(pfn, 1 << order, attrs);
-        match self.tables.map_run(block, &Run::new(block.start, level, Kind::Leaf, raw, entries)) {
-            Ok(()) => {
-                self.tables.slot().add(SpaceCounter::Anon, 1 << order);
-                Ok(Outcome::Mapped(*block))
-            }
-            Err(error) => {
-                self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
-                match error {
-                    NotMapped::Occupied => Ok(Outcome::Again),
-                    NotMapped::NoMemory(why) => Err(why.into()),
-                }
-            }
-        }
-    }
-
-    /// A folio, charged and listed, with a reference and a mapping for each of its pages: the caller maps it, around `addr`.
-    /// `zero`: it holds zeros; else it is to be written in full.
-    #[inline(always)]
-    pub(super) fn new_folio(
-        &self,
-        vma: &Vma,
-        addr: u64,
-        order: u8,
-        orders: u32,
-        zero: bool,
-    ) -> Result<(Pfn, u8), FaultError> {
-        let machine = self.tables.machine;
-        let smallest = self.tables.arch.page_order();
-        let mut order = order;
-        loop {
-            let tried = self.try_folio(vma, addr, order, zero);
-            if tried.is_ok() {
-                if order > smallest {
-                    machine.count_size(SizeCounter::Faults, order);
-                }
-                return tried.map(|pfn| (pfn, order));
-            }
-            if order == smallest {
-                return tried.map(|pfn| (pfn, order));
-            }
-            machine.count_size(SizeCounter::Fallbacks, order);
-            if matches!(tried, Err(FaultError::NoMemory(Refused::OverLimit(_)))) {
-                machine.count_size(SizeCounter::ChargeFallbacks, order);
-            }
-            // The next smaller one that is allowed; every part of a hole is one.
-            let smaller = orders & ((1 << order) - 1);
-            order = if smaller == 0 { smallest } else { (smaller.ilog2() as u8).max(smallest) };
-        }
-    }
-
-    /// Folios of one order in a row, as many as make a block of another, each as [`AddressSpace::new_folio`] makes one; their
-    /// contents are unspecified. None, if not all of them can be had.
-    pub(super) fn new_row(&self, vma: &Vma, addr: u64, block: u8, order: u8) -> Option<Pfn> {
-        let machine = self.tables.machine;
-        let pages = 1u32 << order;
-        let (first, shard) = machine.frames().alloc_at_lruvec(block, false, Use::Folio).ok()?;
-        let start = align_down(addr, block as u32 + FRAME_SHIFT);
-        for i in (0..1 << block).step_by(pages as usize) {
-            let at = start + (u64::from(i) << FRAME_SHIFT);
-            if self.make_folio(vma, at, (first.add(i), shard), order, false).is_err() {
-                self.put_row(first, i, order);
-                // SAFETY: of what was just allocated all behind those that were folios: nobody else knows of it.
-                unsafe { machine.frames().free(first.add(i + pages), (1 << block) - i - pages, false, Use::Folio) };
-                return None;
-            }
-        }
-        Some(first)
-    }
-
-    /// Give back so many frames of [`AddressSpace::new_row`] that are not mapped: all in one, so that
-    /// the next row finds them in one piece.
-    pub(super) fn put_row(&self, first: Pfn, frames: u32, order: u8) {
-        let (machine, pages) = (self.tables.machine, 1 << order);
-        let is_gone = |head, frame: &Frame| machine.frames().put(head, frame, pages, pages).refs == 0;
-        free_unmapped(machine, iter::once((first, frames)), is_gone, |_, _| ());
-    }
-
-    #[inline(always)]
-    pub(super) fn try_folio(&self, vma: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, FaultError> {
-        let (pfn, shard) =
-            self.tables.machine.frames().alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
-        self.make_folio(vma, addr, (pfn, shard), order, zero).map(|()| pfn)
-    }
-
-    /// Make a folio of frames that were just allocated; if that fails they are free again.
-    #[inline(always)]
-    fn make_folio(
-        &self,
-        vma: &Vma,
-        addr: u64,
-        at_lruvec: (Pfn, usize),
-        order: u8,
-        zero: bool,
-    ) -> Result<(), FaultError> {
-        let owner = self.owner(vma, align_down(addr, order as u32 + FRAME_SHIFT));
-        self.enlist_folio(at_lruvec, (order, zero), owner, self.tables.memcg(), list_of(vma))
-    }
-
-    /// Returns where the reverse map of an anonymous folio begins that `vma` maps from `start` on.
-    #[inline(always)]
-    pub(super) fn owner(&self, vma: &Vma, start: u64) -> Owner {
-        Owner { family: self.family, page: vma.backing.offset(start) >> FRAME_SHIFT }
-    }
-
-    /// The same, where this is whose it is, which memcg is charged for it, and which list it goes on.
-    #[inline(always)]
-    pub(super) fn enlist_folio(
-        &self,
-        (pfn, shard): (Pfn, usize),
-        (order, zero): (u8, bool),
-        owner: Owner,
-        memcg: MemcgId,
-        list: LruList,
-    ) -> Result<(), FaultError> {
-        let machine = self.tables.machine;
-        let frames = machine.frames();
-        let pages = 1u32 << order;
-        let head = frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
-        head.set_data(owner.pack());
-        if let Err(over) = machine.memcgs().admit(frames, memcg, (pfn, head, shard), order, Some(list)) {
-            frames.put(pfn, head, pages, pages);
-            // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
-            unsafe { frames.free(pfn, pages, zero, Use::Folio) };
-            return Err(over.into());
-        }
-        Ok(())
+        let (pfn, order) = Anon::of(self).alloc_or_smaller(vma, addr, order, orders, true)?;
+        Outcome::of_mapping(Anon::of(self).map(vma, addr, pfn, order))
     }
 
     /// Something is mapped: perhaps another CPU was quicker, perhaps it is zeros that are to be written, perhaps the VMA
@@ -459,10 +317,4 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         Ok(Outcome::Again)
     }
-}
-
-/// Which list a new folio of a VMA goes on.
-#[inline]
-fn list_of(vma: &Vma) -> LruList {
-    if vma.flags.contains(VmaFlags::LOCKED) { LruList::Unevictable } else { LruList::Anon }
 }

@@ -27,12 +27,12 @@ use crate::page_cache::{self, Object};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::swap::Saturated;
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{Found, LockedTable, NotMapped, Run};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
 use super::AddressSpace;
-use crate::space::fault::FaultError;
+use crate::space::anon::Anon;
 use crate::space::ground::{Change, Ptes, Vmas};
 
 /// Why there is no child. The parent is as it was.
@@ -299,10 +299,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         for n in 0..pages as u32 {
             let va = run.va + ((n as u64) << arch.page_shift());
             let from = run.pfn(arch).add(n << arch.page_order());
-            let (pfn, order) = child.new_folio(vma, va, arch.page_order(), 0, false).map_err(FaultError::shortage)?;
+            let (pfn, order) = Anon::of(child).alloc_or_smaller(vma, va, arch.page_order(), 0, false)?;
             // SAFETY: the parent has the page mapped until its VMAs are held no more; the copy is nobody else's yet.
             unsafe { self.tables.machine.frames().copy(from, pfn, 1 << order) };
-            child.map_folio(vma, va, pfn, order).map_err(FaultError::shortage)?;
+            Anon::of(child).map(vma, va, pfn, order).map_err(NotMapped::shortage)?;
             self.tables.platform().resched();
         }
         Ok(())

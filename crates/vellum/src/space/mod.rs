@@ -58,6 +58,7 @@
 //! | `recorded` | what hardware knows of that |
 
 mod advise;
+mod anon;
 mod cold;
 mod collapse;
 mod cow;
@@ -79,7 +80,6 @@ mod query;
 mod recorded;
 mod relocate;
 mod remap;
-mod replace;
 mod reverse;
 mod scan;
 mod seal;

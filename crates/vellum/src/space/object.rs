@@ -17,6 +17,7 @@ use crate::table::{NotMapped, Run};
 use crate::vma::{Backing, Prot, Sharing, Vma};
 
 use super::AddressSpace;
+use crate::space::anon::Anon;
 use crate::space::fault::{Access, FaultError, Outcome};
 use crate::space::ground::Ptes;
 use crate::space::map::{MapError, MapFlags, MapRequest};
@@ -195,12 +196,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if let Looked::BeyondEnd = looked {
             return Err(FaultError::BeyondEnd(addr));
         }
-        let (pfn, order) = self.new_folio(vma, addr, self.tables.arch.page_order(), 0, true)?;
+        let (pfn, order) = Anon::of(self).alloc_or_smaller(vma, addr, self.tables.arch.page_order(), 0, true)?;
         if let Looked::Page(page) = looked {
             // SAFETY: a page of the space's size, which is the object's, just allocated.
             unsafe { page.copy_to(pfn) };
         }
-        self.map_folio(vma, addr, pfn, order)
+        Outcome::of_mapping(Anon::of(self).map(vma, addr, pfn, order))
     }
 
     /// Pages of a range that the objects behind it have in memory, though they are not mapped.

@@ -18,6 +18,7 @@ use crate::table::{NotMapped, Run};
 use crate::vma::{State, Vma, VmaFlags};
 
 use super::AddressSpace;
+use crate::space::anon::Anon;
 use crate::space::fault::{FaultError, Stand};
 use crate::space::ground::{LeafShape, Ptes, Vmas};
 
@@ -203,7 +204,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let at = rest.start;
         let vmas = self.read();
         let vma = supplied(&vmas, at)?;
-        let orders = orders & self.orders(vma);
+        let orders = orders & Anon::of(self).orders(vma);
         let place = match self.place(vma, rest, orders) {
             Ok(place) => Some(place),
             Err(NotPut::Failed(why)) => return Err(why),
@@ -211,7 +212,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Err(NotPut::Held | NotPut::Changed) => None,
         };
         let (order, orders) = place.as_ref().map_or((self.tables.arch.page_order(), 0), |place| (place.order, orders));
-        let (pfn, order) = self.new_folio(vma, at, order, orders, false)?;
+        let (pfn, order) = Anon::of(self).alloc_or_smaller(vma, at, order, orders, false)?;
         drop(vmas);
         let bytes = self.tables.machine.frames().at(pfn.addr());
         // SAFETY: `new_folio` returned frames of that many bytes, in the direct map. No page table maps them and no
@@ -276,7 +277,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             _ => {
                 let orders = match what {
                     What::Folio(_, order, _) => 1 << order,
-                    What::Zeros => self.zeros_orders(self.orders(vma)),
+                    What::Zeros => self.zeros_orders(Anon::of(self).orders(vma)),
                     // As much as a table holds, at most.
                     What::Poison => (2 << (arch.level_shift(2) - FRAME_SHIFT)) - 1,
                 };
@@ -291,7 +292,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 let attrs = Ptes::of(self).exclusive_attrs(vma, marks);
                 let frames = self.tables.machine.frames();
                 // Since the folio was allocated, another VMA may have moved here.
-                frames.frame(pfn).set_data(self.owner(vma, block.start).pack());
+                frames.frame(pfn).set_data(Anon::of(self).rmap_key(vma, block.start).pack());
                 frames.expose(pfn, 1 << order, attrs);
                 Run::new(block.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
             }

@@ -18,6 +18,7 @@ use crate::table::{Found, LockedTable, Run};
 use crate::vma::{State, Vma, VmaFlags};
 
 use super::AddressSpace;
+use crate::space::anon::Anon;
 use crate::space::fault::{Access, FaultError, Outcome};
 use crate::space::ground::{Change, Ptes};
 
@@ -71,16 +72,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let wanted = found.map_or(smallest, |(_, order)| order);
         let fits = orders & ((2 << wanted) - 1) & !((1 << smallest) - 1);
         let folio = fits.checked_ilog2().map_or(smallest, |order| order as u8);
-        let row = if folio < wanted { self.new_row(vma, addr, wanted, folio).map(|pfn| (pfn, folio)) } else { None };
+        let row = if folio < wanted {
+            Anon::of(self).alloc_contiguous(vma, addr, wanted, folio).map(|pfn| (pfn, folio))
+        } else {
+            None
+        };
         let (order, (pfn, folio)) = match row {
             Some(row) => (wanted, row),
             None => {
-                let alone = self.new_folio(vma, addr, folio, orders, false)?;
+                let alone = Anon::of(self).alloc_or_smaller(vma, addr, folio, orders, false)?;
                 (alone.1, alone)
             }
         };
         if order < smallest {
-            self.put_row(pfn, 1 << order, folio);
+            Anon::of(self).free_contiguous(pfn, 1 << order, folio);
             return self.in_parts(addr, entry);
         }
         let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
@@ -91,7 +96,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             return Ok(Outcome::Back(*block));
         }
-        self.put_row(pfn, 1 << order, folio);
+        Anon::of(self).free_contiguous(pfn, 1 << order, folio);
         match back {
             // Perhaps it is another page that is lost.
             Brought::Lost if order > arch.page_order() && smallest == arch.page_order() => {
@@ -163,7 +168,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Some(vma) => {
                 let (raw, level, _) = self.tables.room(addr, vma.range, 0);
                 match self.tables.arch.kind(raw, level) {
-                    Kind::Swap => self.swap_in(vma, addr, Access::Read, self.orders(vma)),
+                    Kind::Swap => self.swap_in(vma, addr, Access::Read, Anon::of(self).orders(vma)),
                     _ => Ok(Outcome::Again),
                 }
             }

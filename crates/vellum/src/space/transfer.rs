@@ -13,6 +13,7 @@ use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::AddressSpace;
+use crate::space::anon::{Anon, NewFrames};
 use crate::space::evict::{NoRoom, Way, WriteProtected};
 
 /// Where the pages of a folio are that was isolated, no larger than a huge page, of which what is mapped is to go to others.
@@ -117,7 +118,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let owner = Owner { page: owner.page + u64::from(of.0 - head.0), ..owner };
         let (copy, shard) = frames.alloc_at_lruvec(order, false, Use::Folio).ok()?;
         let memcg = LruvecId::unpack(frame.lruvec()).memcg;
-        self.enlist_folio((copy, shard), (order, false), owner, memcg, LruList::Anon).ok().map(|()| copy)
+        let new = NewFrames { pfn: copy, order, zeroed: false, shard };
+        Anon::of(self).init(new, owner, memcg, LruList::Anon).ok().map(|()| copy)
     }
 
     /// A part of a copy was not mapped, because entries say something else by now.

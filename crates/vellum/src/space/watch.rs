@@ -18,6 +18,7 @@ use crate::table::{Found, Run};
 use crate::vma::{Vma, VmaFlags, Watcher};
 
 use super::AddressSpace;
+use crate::space::anon::Anon;
 use crate::space::fault::{Access, FaultError, Outcome};
 use crate::space::ground::{Change, Ptes};
 use crate::space::protect::ProtectError;
@@ -338,7 +339,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A read of untouched memory whose writes are watched for.
     fn map_marked_zeros(&self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
-        let orders = self.zeros_orders(self.orders(vma));
+        let orders = self.zeros_orders(Anon::of(self).orders(vma));
         let (block, _) = self.marked_block(vma.range, addr, orders, Some(Marker::Watched));
         let zeros = self.zeros_run(vma, block, Attrs::WATCHED);
         match self.map_over_markers(block, &zeros, Some(Marker::Watched)) {

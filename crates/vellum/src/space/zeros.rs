@@ -8,6 +8,7 @@ use crate::table::{Found, LockedTable, NotMapped, Run};
 use crate::vma::Vma;
 
 use super::AddressSpace;
+use crate::space::anon::Anon;
 use crate::space::fault::{FaultError, Outcome};
 use crate::space::ground::{LeafShape, Ptes};
 
@@ -88,7 +89,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     #[cold]
     pub(super) fn replace_zeros(&self, vma: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
-        let orders = self.orders(vma);
+        let orders = Anon::of(self).orders(vma);
         let Found::Table(table) = self.tables.find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
         let fits = |(block, _): &(UserRange, u8)| self.are_zeros(&table, *block);
         let found = self.tables.blocks(addr, vma.range, orders).find(fits);
@@ -98,7 +99,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if order < smallest {
             return self.unshare_part(addr, page);
         }
-        let (pfn, order) = self.new_folio(vma, addr, order, orders, true)?;
+        let (pfn, order) = Anon::of(self).alloc_or_smaller(vma, addr, order, orders, true)?;
         let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
         if order >= smallest && self.take_the_place_of_zeros(vma, block, pfn) {
             return Ok(Outcome::Mapped(*block));

@@ -94,6 +94,7 @@ macro_rules! handle {
         }
     };
 }
+pub(super) use handle;
 
 handle! {
     /// The PTEs of a space: what they may say, and visits of their runs.
