@@ -10,7 +10,7 @@ use crate::vma::{Prot, State, Vma, VmaFlags};
 
 use super::AddressSpace;
 use crate::space::collapse::CollapseError;
-use crate::space::fault::{Access, FaultError};
+use crate::space::fault::{Access, Fault, FaultError};
 use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 use crate::space::protect::{Holes, ProtectError};
 
@@ -235,7 +235,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             let end = vma.range.end.min(rest.left.end);
             while wanted && rest.left.start < end {
-                match self.fault_in(rest.left.start, access) {
+                match Fault::of(self).fault_in(rest.left.start, access) {
                     Ok((mapped, _)) => rest.left = rest.left.tail(mapped.end),
                     Err(FaultError::Unmapped(_)) => return Err(AdviseError::NotMapped),
                     Err(error) => return Err(AdviseError::Fault(error)),

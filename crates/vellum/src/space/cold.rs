@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 
 use super::AddressSpace;
-use crate::space::fault::FaultError;
+use crate::space::fault::{FaultError, SwapIn};
 use crate::space::ground::{Change, More, Pieces, Rest};
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
@@ -69,7 +69,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             let _turn = Change::wait_turn(self, part);
             // What does not come now comes when a program touches it: that is no matter of a hint.
             // Where memory is refused for one page, there is none for those behind it either.
-            !matches!(self.bring_all_back(part, |_| true), Err(FaultError::NoMemory(_)))
+            !matches!(SwapIn::of(self).swap_in_range(part, |_| true), Err(FaultError::NoMemory(_)))
         });
     }
 }

@@ -20,7 +20,7 @@ use crate::vma::{State, Vma};
 
 use super::AddressSpace;
 use crate::space::anon::Anon;
-use crate::space::fault::{Access, FaultError, Outcome};
+use crate::space::fault::{Access, FaultError, Outcome, SwapIn, Touch};
 use crate::space::ground::{More, Pieces, Rest};
 
 /// The most runs that stand in the block of a table that goes on to have others: as many as pages in the largest such block of formats
@@ -273,7 +273,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if fetches.is_none() {
                         left += *fetches.insert(swapped);
                     }
-                    match self.swap_in(vma, addr, Access::Write, 1 << order)? {
+                    match SwapIn::of(self).swap_in(Touch { vma, addr, access: Access::Write }, 1 << order)? {
                         Outcome::Mapped(_) => {}
                         _ => self.tables.platform().relax(),
                     }

@@ -91,7 +91,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let bytes = vma.backing.offset(part.start)..vma.backing.offset(part.start) + part.len();
             at = part.end;
             drop(vmas);
-            punch(&object, bytes).map_err(|error| AdviseError::Fault(FaultError::of(error, part.start)))?;
+            punch(&object, bytes).map_err(|error| AdviseError::Fault(FaultError::of_object(error, part.start)))?;
         }
         if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
     }

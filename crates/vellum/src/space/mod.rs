@@ -61,7 +61,6 @@ mod advise;
 mod anon;
 mod cold;
 mod collapse;
-mod cow;
 mod discard;
 mod evict;
 mod fault;
@@ -73,7 +72,6 @@ mod lazy;
 mod lock;
 mod map;
 mod object;
-mod pin;
 mod populate;
 mod protect;
 mod query;
@@ -85,10 +83,7 @@ mod scan;
 mod seal;
 mod spaces;
 mod split;
-mod spurious;
-mod stack;
 mod supply;
-mod swap_in;
 mod swap_out;
 mod sync;
 #[cfg(test)]
@@ -97,11 +92,10 @@ mod track;
 mod transfer;
 mod unmap;
 mod watch;
-mod zeros;
 
 pub use advise::{Advise, AdviseError};
 pub use collapse::{CollapseError, CollapseLimits, Collapsed};
-pub use fault::{Access, FaultError, Resolved};
+pub use fault::{Access, FaultError, Happening, Resolved, Watched};
 pub use fork::ForkError;
 pub(crate) use ground::Ptes;
 pub use ground::{Families, Limits};
@@ -122,7 +116,7 @@ pub use sync::SyncError;
 pub use track::CantTrack;
 pub(crate) use transfer::Copies;
 pub use unmap::UnmapError;
-pub use watch::{Happening, WatchError, Watched};
+pub use watch::WatchError;
 
 use core::sync::atomic::{AtomicBool, AtomicU32};
 

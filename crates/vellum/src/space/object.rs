@@ -5,25 +5,14 @@
 //! memory from then on. Both look the page up while the VMAs are locked; why that is enough against truncation is said in
 //! [`crate::page_cache`].
 
-use core::mem::ManuallyDrop;
-
-use crate::addr::{FRAME_SHIFT, align_down};
-use crate::arch::{Arch, Attrs, Kind, UserRange};
+use crate::arch::{Arch, Kind, UserRange};
 use crate::memcg::Refused;
-use crate::page_cache::{Looked, MAX_SIZE, Object, ObjectError};
+use crate::page_cache::{MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
-use crate::stats::SpaceCounter;
-use crate::table::{NotMapped, Run};
 use crate::vma::{Backing, Prot, Sharing, Vma};
 
 use super::AddressSpace;
-use crate::space::anon::Anon;
-use crate::space::fault::{Access, FaultError, Outcome};
-use crate::space::ground::Ptes;
 use crate::space::map::{MapError, MapFlags, MapRequest};
-
-/// How many pages a fault maps at most, if the object has them and they lie in a row, as an order of pages.
-const AROUND: u8 = 4;
 
 /// What is to stand behind a VMA whose place is not known yet.
 #[derive(Clone, Copy, Debug)]
@@ -119,91 +108,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Some(SharedKey { object: object.serial(), offset: vma.backing.offset(addr) })
     }
 
-    /// Which blocks of pages a fault on an object may map at once. (Cold, like the next: so an anonymous fault, which is most of
-    /// them, stays in one piece.)
-    #[cold]
-    pub(super) fn orders_around(&self, vma: &Vma, access: Access) -> u32 {
-        if access == Access::Write && !vma.backing.is_shared() {
-            return 0;
-        }
-        // What stands in one table, at most.
-        let page_order = u32::from(self.tables.arch.page_order());
-        let table = page_order + self.tables.arch.index_bits() - 1;
-        let policy = self.tables.machine.policy();
-        let largest = ((policy.objects() | policy.fills() | 1).ilog2()).min(table).max(u32::from(AROUND) + page_order);
-        ((2 << largest) - 1) & !((1 << page_order) - 1)
-    }
-
-    /// Nothing is mapped in the naturally aligned block of this order around an address.
-    #[cold]
-    pub(super) fn map_object_page(
-        &self,
-        vma: &Vma,
-        addr: u64,
-        access: Access,
-        order: u8,
-    ) -> Result<Outcome, FaultError> {
-        // SAFETY: the VMAs are locked: `vma` is one of them.
-        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
-        if access == Access::Write && !vma.backing.is_shared() {
-            return self.map_copy(vma, addr, &object);
-        }
-        let arch = &self.tables.arch;
-        let shift = arch.page_shift();
-        let page = vma.backing.offset(addr) >> shift;
-        let start = align_down(addr, order as u32 + FRAME_SHIFT);
-        // No further than the object's beginning, where a VMA's block may begin before its object does.
-        let first = page.saturating_sub((align_down(addr, shift) - start) >> shift);
-        let window = first..page + (((start + (1 << (order as u32 + FRAME_SHIFT))) - align_down(addr, shift)) >> shift);
-        let around = page >> AROUND << AROUND..((page >> AROUND) + 1) << AROUND;
-        let row =
-            object.map_row(page, window, around, self.tables.memcg()).map_err(|error| FaultError::of(error, addr))?;
-        let row = row.ok_or(FaultError::BeyondEnd(addr))?;
-        let mut attrs = vma.prot.attrs() | Attrs::ACCESSED;
-        if vma.backing.is_shared() {
-            attrs |= Attrs::EXCLUSIVE;
-            attrs = (attrs - Attrs::PROT) | Ptes::of(self).rights(attrs, vma.prot);
-        } else {
-            attrs -= Attrs::WRITE;
-        }
-        if access == Access::Write && row.pages == 1 {
-            attrs |= Attrs::DIRTY;
-        }
-        let start = align_down(addr, shift) - ((page - row.page) << shift);
-        let block = vma.range.tail(start).head(start + ((row.pages as u64) << shift));
-        let raw = arch.leaf(row.pfn.addr(), attrs, 1);
-        self.tables.machine.frames().expose(row.pfn, row.pages << arch.page_order(), attrs);
-        match self.tables.map_run(block, &Run::new(start, 1, Kind::Leaf, raw, row.pages as usize)) {
-            Ok(()) => {
-                self.tables.slot().add(SpaceCounter::Shmem, (row.pages as i64) << arch.page_order());
-                Ok(Outcome::Mapped(*block))
-            }
-            Err(error) => {
-                object.unmap_row(&row);
-                match error {
-                    NotMapped::Occupied => Ok(Outcome::Again),
-                    NotMapped::NoMemory(why) => Err(why.into()),
-                }
-            }
-        }
-    }
-
-    /// A private VMA is written where nothing is mapped: straight to a copy. Of a hole that is zeros, and the object needs no
-    /// page for it.
-    fn map_copy(&self, vma: &Vma, addr: u64, object: &ManuallyDrop<Object<'m, P>>) -> Result<Outcome, FaultError> {
-        let page = vma.backing.offset(addr) >> self.page_shift();
-        let looked = object.look(page, self.tables.memcg()).map_err(|error| FaultError::of(error, addr))?;
-        if let Looked::BeyondEnd = looked {
-            return Err(FaultError::BeyondEnd(addr));
-        }
-        let (pfn, order) = Anon::of(self).alloc_or_smaller(vma, addr, self.tables.arch.page_order(), 0, true)?;
-        if let Looked::Page(page) = looked {
-            // SAFETY: a page of the space's size, which is the object's, just allocated.
-            unsafe { page.copy_to(pfn) };
-        }
-        Outcome::of_mapping(Anon::of(self).map(vma, addr, pfn, order))
-    }
-
     /// Pages of a range that the objects behind it have in memory, though they are not mapped.
     pub(super) fn resident_in_objects(&self, range: UserRange, answer: &mut [bool]) {
         self.each_in_objects(range, |_, addr, here| {
@@ -242,18 +146,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 at = page + 1;
                 self.tables.platform().resched();
             }
-        }
-    }
-}
-
-impl FaultError {
-    /// What a fault at an address says of what became of an object's page.
-    pub(super) fn of(error: ObjectError, addr: u64) -> Self {
-        match error {
-            ObjectError::Lost => FaultError::Poisoned(addr),
-            ObjectError::NoMemory(why) => FaultError::NoMemory(why),
-            ObjectError::TooManyReferences => FaultError::TooManyReferences(addr),
-            _ => FaultError::NoMemory(Refused::OutOfMemory),
         }
     }
 }

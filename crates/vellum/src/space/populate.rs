@@ -19,7 +19,7 @@ use crate::vma::{Vma, VmaFlags};
 use super::AddressSpace;
 use crate::space::advise::{Advise, AdviseError};
 use crate::space::collapse::CollapseError;
-use crate::space::fault::{Access, FaultError};
+use crate::space::fault::{Access, Fault, FaultError};
 use crate::space::ground::{More, Rest};
 
 /// Advice that was begun ([`AddressSpace::begin_advice`]), and what is left of it.
@@ -176,7 +176,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             rest.left = rest.left.tail(part.start);
             rest.part_end = part.end;
             while rest.left.start < part.end {
-                let (mapped, _) = self.fault_in(rest.left.start, vma.populated_by())?;
+                let (mapped, _) = Fault::of(self).fault_in(rest.left.start, vma.populated_by())?;
                 rest.left = rest.left.tail(mapped.end);
                 self.tables.platform().resched();
                 if !more() {

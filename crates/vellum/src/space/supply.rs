@@ -19,7 +19,7 @@ use crate::vma::{State, Vma, VmaFlags};
 
 use super::AddressSpace;
 use crate::space::anon::Anon;
-use crate::space::fault::{FaultError, Stand};
+use crate::space::fault::{Fault, FaultError, Retry};
 use crate::space::ground::{LeafShape, Ptes, Vmas};
 
 /// Why no more was put there.
@@ -242,18 +242,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     #[cold]
     fn put_in_turn(&self, rest: UserRange, what: What, mut why: NotPut) -> Result<u64, SupplyError> {
         let page = rest.around(rest.start, self.page_shift());
-        let mut stand = Stand::new(self);
+        let mut retry = Retry::new(self);
         loop {
             match why {
                 NotPut::Failed(why) => return Err(why),
-                NotPut::Held => stand.wait(self, page),
+                NotPut::Held => retry.wait(self, page),
                 NotPut::Changed => {
                     self.tables.platform().relax();
                     self.tables.platform().resched();
-                    stand.again(self, page);
+                    retry.again(self, page);
                 }
             }
-            match self.try_put(rest, what, None, Some(&stand.patience)) {
+            match self.try_put(rest, what, None, Some(&retry.patience)) {
                 Ok(end) => return Ok(end),
                 Err(again) => why = again,
             }
@@ -277,7 +277,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             _ => {
                 let orders = match what {
                     What::Folio(_, order, _) => 1 << order,
-                    What::Zeros => self.zeros_orders(Anon::of(self).orders(vma)),
+                    What::Zeros => Fault::of(self).zero_orders(Anon::of(self).orders(vma)),
                     // As much as a table holds, at most.
                     What::Poison => (2 << (arch.level_shift(2) - FRAME_SHIFT)) - 1,
                 };
@@ -297,14 +297,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Run::new(block.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
             }
             _ if place.marked.is_some() => return Err(SupplyError::Exists(block.start).into()),
-            What::Zeros => self.zeros_run(vma, block, Attrs::empty()),
+            What::Zeros => Fault::of(self).zero_ptes(vma, block, Attrs::empty()),
             What::Poison => {
                 let entries = (block.len() >> arch.page_shift()) as usize;
                 Run::new(block.start, 1, Kind::Marker, arch.marker(Marker::Poison), entries)
             }
         };
         let put = match place.marked {
-            Some(_) => self.map_over_markers(block, &run, place.marked),
+            Some(_) => Fault::of(self).map_over_markers(block, &run, place.marked),
             None => match self.tables.map_run(block, &run) {
                 Ok(()) => true,
                 Err(NotMapped::Occupied) => false,
@@ -333,7 +333,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Kind::None => Ok(Place { block: window.around(at, order as u32 + FRAME_SHIFT), order, marked: None }),
             Kind::Marker if arch.marked(raw).is_some_and(|marker| marker != Marker::Guard) => {
                 let marked = arch.marked(raw);
-                let (block, order) = self.marked_block(window, at, orders, marked);
+                let (block, order) = Fault::of(self).marked_block(window, at, orders, marked);
                 Ok(Place { block, order, marked })
             }
             Kind::Table => Err(NotPut::Changed),

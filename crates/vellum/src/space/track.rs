@@ -11,16 +11,12 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::addr::align_down;
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::platform::Platform;
-use crate::table::Found;
-use crate::vma::{Vma, VmaFlags};
+use crate::vma::VmaFlags;
 
 use super::AddressSpace;
-use crate::space::fault::Outcome;
 use crate::space::ground::{Change, Ptes};
-use crate::space::watch::tells;
 
 /// The format's entries have no room to remember what was written ([`Arch::supported`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,22 +63,5 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             new != attrs
         });
         Ok(())
-    }
-
-    /// A page is written for the first time since somebody asked. Who watches for writes has been told, if he is to be told at once.
-    #[cold]
-    pub(super) fn first_write(&self, vma: &Vma, addr: u64) -> Outcome {
-        let arch = &self.tables.arch;
-        let Found::Table(table) = self.tables.find(vma.range.tail(addr)) else { return Outcome::Again };
-        if let Some(run) = table.run(align_down(addr, table.shift()), addr + 1)
-            && run.kind == Kind::Leaf
-        {
-            let mut attrs = run.attrs(arch);
-            attrs.set(Attrs::WATCHED, attrs.contains(Attrs::WATCHED) && tells(vma));
-            attrs.set(Attrs::SOFT_DIRTY, attrs.intersects(Attrs::SOFT_DIRTY | Attrs::EXCLUSIVE));
-            Ptes::of(self).set_attrs(&table, &run, attrs, vma.prot);
-        }
-        table.release();
-        Outcome::Again
     }
 }

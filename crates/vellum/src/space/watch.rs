@@ -9,41 +9,16 @@
 //! protecting is done by the run, outlives swapping and moving, and is exact to the page: what is protected and what is not are
 //! different runs. A child is not watched, and has no protection.
 
-use crate::addr::{VirtRange, align_down};
+use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::table::{Found, Run};
 use crate::vma::{Vma, VmaFlags, Watcher};
 
 use super::AddressSpace;
-use crate::space::anon::Anon;
-use crate::space::fault::{Access, FaultError, Outcome};
 use crate::space::ground::{Change, Ptes};
 use crate::space::protect::ProtectError;
-
-/// Of what a watcher is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watched {
-    /// Who is to be told.
-    pub by: Watcher,
-    /// The page.
-    pub page: u64,
-    /// What somebody wanted with it.
-    pub access: Access,
-    /// Why he can't have it.
-    pub what: Happening,
-}
-
-/// What happens to a page that is watched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happening {
-    /// It was touched, and is not there.
-    Missing,
-    /// It was to be written, and is protected.
-    Write,
-}
 
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,11 +84,6 @@ impl From<ProtectError> for WatchError {
             _ => WatchError::NoMemory(Refused::OutOfMemory),
         }
     }
-}
-
-/// Whether writes to what is protected in a VMA are told at once.
-pub(super) fn tells(vma: &Vma) -> bool {
-    vma.flags & (VmaFlags::WRITES | VmaFlags::ASYNC) == VmaFlags::WRITES
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -231,120 +201,5 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             false
         });
-    }
-
-    fn told(&self, vma: &Vma, addr: u64, access: Access, what: Happening) -> Result<Outcome, FaultError> {
-        match vma.watcher {
-            Some(by) => {
-                Err(FaultError::Watched(Watched { by, page: align_down(addr, self.page_shift()), access, what }))
-            }
-            None => Ok(Outcome::Again),
-        }
-    }
-
-    /// Nothing is there but perhaps such a marker, and somebody watches for that; unless somebody else is about to put something there.
-    #[cold]
-    pub(super) fn tell_missing(&self, vma: &Vma, addr: u64, access: Access) -> Result<Outcome, FaultError> {
-        let arch = &self.tables.arch;
-        if let Found::Table(table) = self.tables.find(vma.range.tail(addr)) {
-            let raw = table.get(addr);
-            let kind = arch.kind(raw, table.level);
-            table.release();
-            if kind != Kind::None && !(kind == Kind::Marker && arch.marked(raw) == Some(Marker::Watched)) {
-                return Ok(Outcome::Again);
-            }
-        }
-        self.told(vma, addr, access, Happening::Missing)
-    }
-
-    /// Nothing is there but a marker that says that writes are watched for.
-    #[cold]
-    pub(super) fn touch_marker(&self, vma: &Vma, addr: u64, access: Access) -> Result<Outcome, FaultError> {
-        if vma.flags.contains(VmaFlags::MISSING) {
-            return self.tell_missing(vma, addr, access);
-        }
-        if access != Access::Write {
-            return self.map_marked_zeros(vma, addr);
-        }
-        if tells(vma) {
-            return self.told(vma, addr, Access::Write, Happening::Write);
-        }
-        let page = align_down(addr, self.page_shift());
-        Ptes::of(self).each_run(vma.range.around(page, self.page_shift()), |table, run| {
-            if run.kind == Kind::Marker && self.tables.arch.marked(run.raw) == Some(Marker::Watched) {
-                table.erase(run);
-            }
-            false
-        });
-        Ok(Outcome::Again)
-    }
-
-    /// A page is there, is to be written, and is protected. `mapping`: what its entry maps.
-    #[cold]
-    pub(super) fn touch_watched(&self, vma: &Vma, addr: u64, mapping: UserRange) -> Result<Outcome, FaultError> {
-        if tells(vma) {
-            return self.told(vma, addr, Access::Write, Happening::Write);
-        }
-        if mapping.len() > 1 << self.page_shift() {
-            return self.unshare_part(addr, mapping);
-        }
-        Ok(self.first_write(vma, addr))
-    }
-
-    /// The largest block around a page, of these orders, that holds nothing but such markers; the page alone, if none does.
-    pub(super) fn marked_block(
-        &self,
-        window: UserRange,
-        addr: u64,
-        orders: u32,
-        marker: Option<Marker>,
-    ) -> (UserRange, u8) {
-        let arch = &self.tables.arch;
-        let mut found = (window.around(addr, arch.page_shift()), arch.page_order());
-        if let Found::Table(table) = self.tables.find(window.tail(addr)) {
-            let marked = |(block, _): &(UserRange, u8)| {
-                block.start >= table.base
-                    && block.end <= table.end()
-                    && table.run(block.start, block.end).is_some_and(|run| self.is_marker(&run, *block, marker))
-            };
-            if table.level == 1
-                && let Some(block) = self.tables.blocks(addr, window, orders).find(marked)
-            {
-                found = block;
-            }
-            table.release();
-        }
-        found
-    }
-
-    fn is_marker(&self, run: &Run, range: UserRange, marker: Option<Marker>) -> bool {
-        let arch = &self.tables.arch;
-        run.kind == Kind::Marker && arch.marked(run.raw) == marker && range == run.range(arch)
-    }
-
-    /// Write a run where nothing but such markers stands. `false`: something else does.
-    pub(super) fn map_over_markers(&self, range: UserRange, run: &Run, marker: Option<Marker>) -> bool {
-        let arch = &self.tables.arch;
-        let Found::Table(table) = self.tables.find(range) else { return false };
-        let old = table
-            .run(range.start, range.end)
-            .filter(|old| self.is_marker(old, range, marker) && old.level == run.level);
-        if let Some(old) = &old {
-            self.tables.tlb.before_filling(*range, arch.page_shift());
-            table.replace(old, run);
-        }
-        table.release();
-        old.is_some()
-    }
-
-    /// A read of untouched memory whose writes are watched for.
-    fn map_marked_zeros(&self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
-        let orders = self.zeros_orders(Anon::of(self).orders(vma));
-        let (block, _) = self.marked_block(vma.range, addr, orders, Some(Marker::Watched));
-        let zeros = self.zeros_run(vma, block, Attrs::WATCHED);
-        match self.map_over_markers(block, &zeros, Some(Marker::Watched)) {
-            true => Ok(Outcome::Mapped(*block)),
-            false => Ok(Outcome::Again),
-        }
     }
 }

@@ -16,15 +16,14 @@ use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::table::Found;
 
-use super::AddressSpace;
-use crate::space::fault::{Access, Outcome, Resolved};
+use super::{Access, Fault, Outcome, Resolved};
 
-impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+impl<'s, P: Platform, A: Arch> Fault<'s, '_, P, A> {
     /// Resolves a fault on an entry that allows the access already. `page`: what the entry maps.
-    pub(super) fn spurious(&self, addr: u64, page: UserRange, access: Access, attrs: Attrs) -> Outcome {
-        self.tables.machine.count(Counter::SpuriousFaults, 1);
+    pub(in crate::space) fn spurious(self, addr: u64, page: UserRange, access: Access, attrs: Attrs) -> Outcome {
+        self.machine().count(Counter::SpuriousFaults, 1);
         // Perhaps the CPU walked through a table that another one is about to flush: let it.
-        self.tables.platform().relax();
+        self.platform().relax();
         self.record_access(addr, page, access, attrs);
         Outcome::Allowed(*page)
     }
@@ -32,7 +31,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// If it was not for want of a right that the CPU faulted, then because it leaves the accessed
     /// and dirty bits to software (RISC-V Svade; AArch64 without FEAT_HAFDBS). A TLB that holds the
     /// entry without them faults as by one without the right.
-    fn record_access(&self, addr: u64, page: UserRange, access: Access, attrs: Attrs) {
+    fn record_access(self, addr: u64, page: UserRange, access: Access, attrs: Attrs) {
         let mut happened = Attrs::ACCESSED;
         if access == Access::Write {
             happened |= Attrs::DIRTY;
@@ -40,8 +39,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         if attrs.contains(happened) {
             return;
         }
-        let Found::Table(table) = self.tables.find(page.tail(addr)) else { return };
-        let arch = &self.tables.arch;
+        let Found::Table(table) = self.tables().find(page.tail(addr)) else { return };
+        let arch = self.arch();
         let raw = table.get(addr);
         if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(attrs & Attrs::PROT) {
             table.record(addr, happened);
@@ -52,11 +51,11 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Returns what a fault mapped, and what that took, when this CPU sees it: it may hold that
     /// nothing was mapped there.
     #[inline(always)]
-    pub(super) fn mapped(&self, range: VirtRange, took: Resolved) -> (VirtRange, Resolved) {
-        if self.tables.arch.tlb_rules().not_present.lasts() {
+    pub(in crate::space) fn finish_mapped(self, range: VirtRange, took: Resolved) -> (VirtRange, Resolved) {
+        if self.arch().tlb_rules().not_present.lasts() {
             // With an address no more than the last level's entries are sure to be reached.
-            let huge = range.len() >= 1 << self.tables.arch.level_shift(2);
-            self.tables.tlb.invalidate_local(range, self.page_shift(), huge);
+            let huge = range.len() >= 1 << self.arch().level_shift(2);
+            self.tables().tlb.invalidate_local(range, self.space.page_shift(), huge);
         }
         (range, took)
     }
@@ -64,11 +63,11 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Has this CPU forget what made an access to `addr` fault, if it may hold that: the page's
     /// entry as it was, of whatever size, or one on the way there.
     #[inline(always)]
-    pub(super) fn see_allowed(&self, addr: u64) {
-        if self.tables.arch.tlb_rules().any_lasts() {
-            let start = align_down(addr, self.page_shift());
-            let page = VirtRange { start, end: start + (1 << self.page_shift()) };
-            self.tables.tlb.invalidate_local(page, self.page_shift(), true);
+    pub(in crate::space) fn finish_allowed(self, addr: u64) {
+        if self.arch().tlb_rules().any_lasts() {
+            let start = align_down(addr, self.space.page_shift());
+            let page = VirtRange { start, end: start + (1 << self.space.page_shift()) };
+            self.tables().tlb.invalidate_local(page, self.space.page_shift(), true);
         }
     }
 }

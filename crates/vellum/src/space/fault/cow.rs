@@ -14,9 +14,8 @@ use crate::stats::Counter;
 use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, Run};
 use crate::vma::Vma;
 
-use super::AddressSpace;
+use super::{Fault, FaultError, Outcome};
 use crate::space::anon::Anon;
-use crate::space::fault::{FaultError, Outcome};
 use crate::space::ground::Ptes;
 
 /// The most runs that are copied into one folio; what is more scattered is copied in smaller ones.
@@ -33,54 +32,54 @@ enum Seen {
     Changed,
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
     /// A page that is mapped, but not as the space's own, is to be written.
-    pub(super) fn unshare(&self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
+    pub(in crate::space) fn copy_on_write(self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         // Neighbours were not written.
-        let orders = if Ptes::of(self).is_soft_dirty_on() { 0 } else { Anon::of(self).orders(vma) };
-        let Found::Table(table) = self.tables.find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
-        let seen = self.look_for_others(&table, vma, addr, orders);
+        let orders = if Ptes::of(self.space).is_soft_dirty_on() { 0 } else { Anon::of(self.space).orders(vma) };
+        let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
+        let seen = self.find_sharers(&table, vma, addr, orders);
         let page = vma.range.around(addr, table.shift());
         table.release();
         let order = match seen {
             Seen::Changed => return Ok(Outcome::Again),
             Seen::Own => {
-                self.tables.machine.count(Counter::CowReuses, 1);
+                self.machine().count(Counter::CowReuses, 1);
                 return Ok(Outcome::Allowed(*page));
             }
             Seen::Others(order) => order,
         };
         let smallest = page.len().ilog2() - FRAME_SHIFT;
         if (order as u32) < smallest {
-            return self.unshare_part(addr, page);
+            return self.split_huge(addr, page);
         }
-        let (pfn, order) = Anon::of(self).alloc_or_smaller(vma, addr, order, orders, false)?;
+        let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, order, orders, false)?;
         let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
         if (order as u32) >= smallest && self.replace_by_copy(vma, block, pfn) {
-            self.tables.machine.count(Counter::CowCopies, 1);
+            self.machine().count(Counter::CowCopies, 1);
             return Ok(Outcome::Mapped(*block));
         }
-        self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
-        if (order as u32) < smallest { self.unshare_part(addr, page) } else { Ok(Outcome::Again) }
+        self.machine().put_folio(pfn, 1 << order, 1 << order);
+        if (order as u32) < smallest { self.split_huge(addr, page) } else { Ok(Outcome::Again) }
     }
 
     /// A huge mapping that can't be copied in one piece becomes a table of pages.
-    pub(super) fn unshare_part(&self, addr: u64, huge: UserRange) -> Result<Outcome, FaultError> {
-        self.tables.split_edges(huge.around(addr, self.page_shift()))?;
+    pub(in crate::space) fn split_huge(self, addr: u64, huge: UserRange) -> Result<Outcome, FaultError> {
+        self.tables().split_edges(huge.around(addr, self.space.page_shift()))?;
         Ok(Outcome::Again)
     }
 
     /// Whether entries are mapped, but not as the space's own, and nobody watches for a write to them.
-    fn is_shared(&self, run: &Run) -> bool {
-        let arch = &self.tables.arch;
+    fn is_shared(self, run: &Run) -> bool {
+        let arch = self.arch();
         run.kind == Kind::Leaf
             && !run.attrs(arch).intersects(Attrs::EXCLUSIVE | Attrs::WATCHED)
-            && !self.tables.machine.zeros_folio().contains(run.pfn(arch))
+            && !self.machine().zeros_folio().contains(run.pfn(arch))
     }
 
-    fn look_for_others(&self, table: &LockedTable<'_, 'm, P, A>, vma: &Vma, addr: u64, orders: u32) -> Seen {
-        let arch = &self.tables.arch;
-        let machine = self.tables.machine;
+    fn find_sharers(self, table: &LockedTable<'_, 'm, P, A>, vma: &Vma, addr: u64, orders: u32) -> Seen {
+        let arch = self.arch();
+        let machine = self.machine();
         let frames = machine.frames();
         let Some(page) = table.run(addr, addr + 1).filter(|run| self.is_shared(run)) else { return Seen::Changed };
         let (head, frame) = frames.head(page.pfn(arch));
@@ -100,10 +99,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 run = table.run(part.range(arch).end, vma.range.end);
             }
             if let Some(run) = run.filter(|run| self.is_shared(run))
-                && let Some(own) = self.own_part(&run, head, frame)
+                && let Some(own) = self.exclusive_part(&run, head, frame)
             {
                 let attrs = own.attrs(arch) | Attrs::EXCLUSIVE;
-                let attrs = (attrs - Attrs::PROT) | Ptes::of(self).rights(attrs, vma.prot);
+                let attrs = (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, vma.prot);
                 table.rewrite(&own, arch.leaf(arch.leaf_addr(own.raw, own.level), attrs, own.level));
                 return Seen::Own;
             }
@@ -112,15 +111,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             1 => block.len() < 1 << arch.level_shift(2) && self.runs_to_copy(table, *block).is_some(),
             _ => block.len() == 1 << table.shift(),
         };
-        let order = self.tables.blocks(addr, vma.range, orders).find(fits);
+        let order = self.tables().blocks(addr, vma.range, orders).find(fits);
         Seen::Others(order.map_or(arch.page_order(), |(_, order)| order))
     }
 
     /// The part of a run, from its beginning, whose folios nobody else has; its first one is to be
     /// written. With others it is not so long that the table is locked for long (INV-11).
-    fn own_part(&self, run: &Run, head: Pfn, first: &Frame) -> Option<Run> {
-        let arch = &self.tables.arch;
-        let machine = self.tables.machine;
+    fn exclusive_part(self, run: &Run, head: Pfn, first: &Frame) -> Option<Run> {
+        let arch = self.arch();
+        let machine = self.machine();
         let shift = arch.level_shift(run.level) - FRAME_SHIFT;
         let most = FOLIOS_A_HOLD << shift;
         let alone = |(_, frame, pages): &(Pfn, &Frame, u32)| {
@@ -146,20 +145,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// How many runs stand in a block of the last level, if all of it is mapped, nothing as the space's own, and they are few.
-    fn runs_to_copy(&self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> Option<usize> {
+    fn runs_to_copy(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> Option<usize> {
         let mut at = block.start;
         let mut runs = 0;
         while at < block.end {
             let run = table.run(at, block.end).filter(|run| self.is_shared(run) && runs < RUNS)?;
-            at = run.range(&self.tables.arch).end;
+            at = run.range(self.arch()).end;
             runs += 1;
         }
         Some(runs)
     }
 
     /// Put a folio in the place of what a block maps, with the same contents. `false`: it is not what it was.
-    fn replace_by_copy(&self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
-        let Found::Table(table) = self.tables.find(block) else { return false };
+    fn replace_by_copy(self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
+        let Found::Table(table) = self.tables().find(block) else { return false };
         let fits = match table.level > 1 {
             true => {
                 block.len() == 1 << table.shift()
@@ -168,7 +167,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             false => block.end <= table.end() && self.runs_to_copy(&table, block).is_some(),
         };
         match fits {
-            true => Anon::of(self).replace_part::<RUNS>(table, vma, block, pfn),
+            true => Anon::of(self.space).replace_part::<RUNS>(table, vma, block, pfn),
             false => table.release(),
         }
         fits

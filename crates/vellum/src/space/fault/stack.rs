@@ -6,12 +6,12 @@ use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::vma::{STACK_GUARD, Vma, VmaFlags};
 
-use super::AddressSpace;
+use super::Fault;
 use crate::space::ground::Turn;
 
 /// What became of an address that is not mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Growth {
+pub(in crate::space) enum Growth {
     /// It is mapped now: the stack grew, or another CPU was quicker.
     There,
     /// It stays unmapped.
@@ -20,18 +20,18 @@ pub(super) enum Growth {
     Wait(UserRange),
 }
 
-impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     /// Lets a stack grow down to the page at `addr`, which was touched and is not mapped. `turn`:
     /// that of the fault, if it had to wait.
     #[cold]
-    pub(super) fn grow_stack(&self, addr: u64, turn: Option<Turn>) -> Result<Growth, Refused> {
-        let start = align_down(addr, self.page_shift());
-        let mut vmas = self.write();
+    pub(in crate::space) fn grow_stack(self, addr: u64, turn: Option<Turn>) -> Result<Growth, Refused> {
+        let start = align_down(addr, self.space.page_shift());
+        let mut vmas = self.space.write();
         if vmas.find(addr).is_some() {
             return Ok(Growth::There);
         }
         let Some(stack) = vmas.tree.find_from(addr).copied() else { return Ok(Growth::Nothing) };
-        let whole = UserRange::all(&self.tables.arch).tail(start).head(stack.range.end);
+        let whole = UserRange::all(self.arch()).tail(start).head(stack.range.end);
         if vmas.claims.is_ahead(&whole, turn) {
             return Ok(Growth::Wait(whole));
         }
@@ -49,7 +49,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         }
         vmas.tree.update(stack.range.start, |v| v.range = whole);
         vmas.account(&Vma { range: grown, ..stack }, grown, 1);
-        vmas.merge(self.tables.machine, grown);
+        vmas.merge(self.machine(), grown);
         Ok(Growth::There)
     }
 }
