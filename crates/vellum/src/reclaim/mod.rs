@@ -23,7 +23,7 @@ use crate::frame::{Family, Frame, Owner, flag};
 use crate::machine::Machine;
 use crate::memcg::{LruList, MemcgError, MemcgId};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, BATCH, Copies, Isolated, Spaces};
+use crate::space::{AddressSpace, BATCH, Copies, Isolated, Pageout, Rmap, Spaces};
 use crate::vma::Vma;
 
 /// Folios that are isolated together, if they are few rows: as many as are freed between two points where the CPU may do something else.
@@ -245,9 +245,9 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             let visit = |space: &AddressSpace<'m, P, A>, vma: SearchIn, victims: &mut [Victim<'m>]| {
                 for victim in victims {
                     let Some(range) = vma.find(victim) else { continue };
-                    let (used, frames) = space.used(range, victim.head);
-                    victim.young |= used;
-                    victim.seen += frames;
+                    let referenced = Rmap::of(space).clear_young(range, victim.head);
+                    victim.young |= referenced.young;
+                    victim.seen += referenced.frames;
                 }
             };
             self.each_vma(family, victims, visit, |victims| victims.iter().all(seen));
@@ -264,7 +264,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             ranges.push(last);
             let left = VirtRange::join_all(&mut ranges);
             ranges.truncate(left);
-            space.evict(&ranges, Some(isolated), copies.as_deref_mut());
+            Pageout::of(space).pageout(&ranges, Some(isolated), copies.as_deref_mut());
         };
         self.each_vma(family, victims, visit, |victims| {
             victims.iter().all(|victim| victim.is_settled(self.machine, isolated))
@@ -290,7 +290,9 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             }
             visit(space, SearchIn::Plain, victims);
             let (mut at, mut all) = (0, None);
-            while let Some(vma) = space.next_displaced(at, || *all.get_or_insert_with(|| Victim::places(victims))) {
+            while let Some(vma) =
+                Rmap::of(space).next_displaced(at, || *all.get_or_insert_with(|| Victim::places(victims)))
+            {
                 visit(space, SearchIn::Displaced(vma), victims);
                 at = vma.range.end;
             }

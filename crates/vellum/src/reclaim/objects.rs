@@ -10,7 +10,7 @@ use crate::addr::VirtRange;
 use crate::arch::Arch;
 use crate::page_cache::{self, Object};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, BATCH, Isolated, Spaces, each_mapper};
+use crate::space::{AddressSpace, BATCH, Isolated, Rmap, Spaces, each_mapper};
 use crate::vma::Vma;
 
 use super::{Reclaim, Victim};
@@ -37,8 +37,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         if ages {
             self.each_mapping(object, victims, |space, vma, victims| {
                 for victim in victims {
-                    let places = space.mapped_in(vma, object, &pages_of(object, victim));
-                    victim.young |= places.is_some_and(|range| space.used(*range, victim.head).0);
+                    let places = Rmap::of(space).mapped_part(vma, object, &pages_of(object, victim));
+                    victim.young |= places.is_some_and(|range| Rmap::of(space).clear_young(*range, victim.head).young);
                 }
             });
         }
@@ -47,12 +47,14 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let old = &mut victims[..old];
         self.each_mapping(object, old, |space, vma, victims| {
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
-            for range in victims.iter().filter_map(|victim| space.mapped_in(vma, object, &pages_of(object, victim))) {
+            for range in
+                victims.iter().filter_map(|victim| Rmap::of(space).mapped_part(vma, object, &pages_of(object, victim)))
+            {
                 if !ranges.last_mut().is_some_and(|last| last.join(&range)) {
                     ranges.push(*range);
                 }
             }
-            space.let_go(&ranges, isolated);
+            Rmap::of(space).unmap_isolated(&ranges, isolated);
         });
         for victim in old.iter().filter(|victim| !isolated.is_locked(victim.frame)) {
             // What nobody else has any more is about to be free without that.
@@ -79,7 +81,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         }
         each_mapper(self.spaces, object, &mut |space| {
             let mut at = 0;
-            while let Some(vma) = space.next_mapping(object, &(start..end), at) {
+            while let Some(vma) = Rmap::of(space).next_mapping(object, &(start..end), at) {
                 visit(space, &vma, victims);
                 at = vma.range.end;
             }

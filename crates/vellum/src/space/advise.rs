@@ -10,7 +10,7 @@ use crate::vma::{Prot, State, Vma, VmaFlags};
 
 use super::AddressSpace;
 use crate::space::collapse::CollapseError;
-use crate::space::fault::{Access, Fault, FaultError};
+use crate::space::fault::{Access, Fault, FaultError, SwapIn};
 use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 use crate::space::protect::{Holes, ProtectError};
 
@@ -245,5 +245,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         Ok(())
+    }
+
+    /// What a range has on swap devices comes back, as far as there is memory for it and they give it back (`MADV_WILLNEED`).
+    pub(super) fn will_need(&self, rest: &mut Rest, more: More<'_>) {
+        Pieces::of(self).each_table(rest, more, |part| {
+            // No VMA goes or moves meanwhile.
+            let _turn = Change::wait_turn(self, part);
+            // What does not come now comes when a program touches it: that is no matter of a hint.
+            // Where memory is refused for one page, there is none for those behind it either.
+            !matches!(SwapIn::of(self).swap_in_range(part, |_| true), Err(FaultError::NoMemory(_)))
+        });
     }
 }

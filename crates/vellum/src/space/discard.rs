@@ -11,6 +11,7 @@ use super::AddressSpace;
 use crate::space::advise::AdviseError;
 use crate::space::fault::FaultError;
 use crate::space::ground::{Change, Keep, Zap};
+use crate::space::reclaim::Rmap;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this space, and none will (INV-12).
@@ -28,7 +29,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut change = Change::begin(self, all);
         let mut next = |at| {
             let vmas = change.vmas();
-            let found = vmas.tree.iter_from(at).find_map(|vma| Some((self.mapped_in(vma, object, &pages)?, *vma)));
+            let found =
+                vmas.tree.iter_from(at).find_map(|vma| Some((Rmap::of(self).mapped_part(vma, object, &pages)?, *vma)));
             // Faults go on while a part is emptied; whoever wants to change VMAs waits, so none moves.
             change.unlock();
             found

@@ -12,13 +12,11 @@ use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{LruList, Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::table::Run;
 use crate::vma::{Prot, Vma, VmaFlags};
 
 use super::AddressSpace;
 use crate::space::fault::{Access, FaultError};
 use crate::space::ground::{Change, Ptes};
-use crate::space::isolated::Isolated;
 use crate::space::populate::Populating;
 use crate::space::protect::ProtectError;
 
@@ -221,12 +219,6 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             }
             false
         });
-    }
-
-    /// Who has isolated folios hears which of them a run of a locked VMA maps.
-    pub(super) fn tell_locked(&self, run: &Run, isolated: Option<Isolated>) {
-        let Some(isolated) = isolated else { return };
-        Ptes::of(self).folios_of(run).for_each(|(_, frame)| isolated.lock(frame));
     }
 
     /// The pages that a range touches.

@@ -21,6 +21,7 @@ use crate::space::advise::{Advise, AdviseError};
 use crate::space::collapse::CollapseError;
 use crate::space::fault::{Access, Fault, FaultError};
 use crate::space::ground::{More, Rest};
+use crate::space::reclaim::Pageout;
 
 /// Advice that was begun ([`AddressSpace::begin_advice`]), and what is left of it.
 #[derive(Clone, Copy, Debug)]
@@ -128,9 +129,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Advise::DontNeed => self.dont_need(rest, false, more)?,
                 Advise::DontNeedLocked => self.dont_need(rest, true, more)?,
                 Advise::WillNeed => self.will_need(rest, more),
-                Advise::Cold => self.cool(rest, more),
-                Advise::PageOut => self.page_out(rest, more),
-                Advise::Free => self.free_lazily(rest, more),
+                Advise::Cold => Pageout::of(self).cool(rest, more),
+                Advise::PageOut => Pageout::of(self).pageout_range(rest, more),
+                Advise::Free => Pageout::of(self).mark_lazyfree(rest, more),
                 Advise::Collapse => {
                     self.collapse(rest, &mut begun.failed, more).map_err(AdviseError::Collapse)?;
                 }

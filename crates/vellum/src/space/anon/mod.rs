@@ -20,7 +20,8 @@ mod replace;
 
 pub(super) use alloc::NewFrames;
 
-use crate::arch::Arch;
+use crate::addr::VirtRange;
+use crate::arch::{Arch, UserRange};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::space::ground::handle;

@@ -39,7 +39,8 @@ pub use error::{Access, FaultError, Happening, Resolved, Watched};
 pub(super) use resolve::{Outcome, Touch};
 pub(super) use retry::Retry;
 
-use crate::arch::Arch;
+use crate::addr::VirtRange;
+use crate::arch::{Arch, UserRange};
 use crate::machine::Machine;
 use crate::page_cache::ObjectPage;
 use crate::platform::Platform;

@@ -25,7 +25,8 @@
 mod child;
 mod parent;
 
-use crate::arch::Arch;
+use crate::addr::VirtRange;
+use crate::arch::{Arch, UserRange};
 use crate::errno::Errno;
 use crate::frame::TooManyReferences;
 use crate::machine::Machine;

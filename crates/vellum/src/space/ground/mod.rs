@@ -33,7 +33,8 @@ pub(super) use rss::{PeakRss, SlotFrames};
 pub(super) use vmas::{Amounts, Vmas, mapped_part};
 pub(super) use zap::Keep;
 
-use crate::arch::Arch;
+use crate::addr::VirtRange;
+use crate::arch::{Arch, UserRange};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::table::PageTables;
@@ -84,6 +85,14 @@ macro_rules! handle {
             #[inline]
             fn machine(self) -> &'m Machine<'m, P> {
                 self.space.machine()
+            }
+
+            /// Returns the part of `range` that lies in the user half. Ranges that the rmap
+            /// computes come this way: those of private copies of an object's pages are offsets, and
+            /// may be larger than any address.
+            #[inline]
+            fn user_part(self, range: VirtRange) -> UserRange {
+                UserRange::all(self.arch()).intersect(&range)
             }
 
             /// Returns the host.

@@ -10,19 +10,19 @@ use crate::swap::{NoSlots, SwapRun, WriteError};
 use crate::table::Run;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
-use crate::space::evict::{NoRoom, Way, WriteProtected, part_of};
+use super::Pageout;
+use super::pageout::{Fate, OutOfRoom, Sent, WriteProtected, part_of};
 use crate::space::ground::{More, Pieces, Rest};
 
 /// Slots that get copies between two points where the CPU may do something else.
 const CACHED: u32 = 128;
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     /// Evict what a range has that nobody else maps (Linux: `MADV_PAGEOUT`). What can't go stays.
-    pub(super) fn page_out(&self, rest: &mut Rest, more: More<'_>) {
-        Pieces::of(self).each_table(rest, more, |part| {
-            self.evict(&[*part], None, None);
-            self.evict_objects(part);
+    pub(in crate::space) fn pageout_range(self, rest: &mut Rest, more: More<'_>) {
+        Pieces::of(self.space).each_table(rest, more, |part| {
+            self.pageout(&[*part], None, None);
+            self.pageout_objects(part);
             true
         });
     }
@@ -30,38 +30,33 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Write what is held, in naturally aligned blocks as large as slots are to be had, and turn its entries into swap entries; what
     /// has slots already ([`crate::swap`]'s `cache`) is not written again. How many pages went, and whether there is room for more: if not,
     /// what was not written stays.
-    pub(super) fn send(
-        &self,
-        held: &WriteProtected,
-        isolated: bool,
-        gather: &mut Gather<'_, 'm, P>,
-    ) -> (u64, Result<(), NoRoom>) {
+    pub(super) fn swap_out(self, held: &WriteProtected, isolated: bool, gather: &mut Gather<'_, 'm, P>) -> Sent {
         let run = &held.run;
-        let arch = &self.tables.arch;
-        let machine = self.tables.machine;
+        let arch = self.arch();
+        let machine = self.machine();
         let smallest = (arch.level_shift(run.level) - FRAME_SHIFT) as u8;
         let range = run.range(arch);
         // What somebody had as his own may be his own again before it is settled, if it can't go.
         let own = run.attrs(arch).contains(Attrs::EXCLUSIVE);
         let (mut went, mut largest, mut at) = (0, HUGE_ORDER, range.start);
         while at < range.end {
-            let (pfn, frames) = (self.held_at(run, at), ((range.end - at) >> FRAME_SHIFT) as u32);
+            let (pfn, frames) = (self.frame_at(run, at), ((range.end - at) >> FRAME_SHIFT) as u32);
             if !own && let Some(slots) = machine.swaps().slots_of(machine.frames(), pfn, frames, smallest) {
                 let block = VirtRange { start: at, end: at + ((slots.slots.count as u64) << FRAME_SHIFT) };
-                went += self.settle(held, block, Way::Swap(slots), gather);
+                went += self.finish(held, block, Fate::Swap(slots), gather);
                 at = block.end;
-                self.tables.platform().resched();
+                self.platform().resched();
                 continue;
             }
             let aligned = (at >> FRAME_SHIFT).trailing_zeros() as u8;
             let rest = VirtRange { start: at, ..range };
-            let room = machine.memcgs().swap_room(self.memcg());
+            let room = machine.memcgs().swap_room(self.space.memcg());
             let fits = match (rest.len() >> FRAME_SHIFT).min(room).checked_ilog2() {
                 Some(fits) if fits >= smallest as u32 => fits as u8,
-                _ => return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom)),
+                _ => return Sent { pages: went + self.finish(held, rest, Fate::Stay, gather), room: Err(OutOfRoom) },
             };
             let order = largest.min(aligned).min(fits).max(smallest);
-            let slots = match machine.swaps().allocate(self.tables.platform(), order) {
+            let slots = match machine.swaps().allocate(self.platform(), order) {
                 Ok(slots) => slots,
                 Err(NoSlots::Scattered) if order > smallest => {
                     largest = order - 1;
@@ -69,14 +64,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
                 // What is in memory too makes room.
                 Err(_) if machine.swaps().trim(machine.frames()) > 0 => continue,
-                Err(_) => return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom)),
+                Err(_) => {
+                    return Sent { pages: went + self.finish(held, rest, Fate::Stay, gather), room: Err(OutOfRoom) };
+                }
             };
             let block = VirtRange { start: at, end: at + (1 << (order as u32 + FRAME_SHIFT)) };
             // SAFETY: the slots were allocated just now. The frames are held: whoever might have written to them has lost the right
             // before a flush, and won't have it back before they are settled.
             match unsafe { machine.swaps().write(machine.frames(), slots, pfn) } {
                 Ok(()) => {
-                    machine.memcgs().use_swap_room(self.memcg(), 1 << order);
+                    machine.memcgs().use_swap_room(self.space.memcg(), 1 << order);
                     if isolated && held.shared && !own {
                         // SAFETY: the caller has a reference to each slot, and who has isolated folios has them alone. They hold what was
                         // written just now, and are nobody's own. If it can't be, others write them again.
@@ -85,10 +82,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                             let count = CACHED.min(slots.slots.count - first);
                             let part = part_of(slots, u64::from(first) << FRAME_SHIFT, count);
                             let _ = cache(part, pfn.add(first));
-                            self.tables.platform().resched();
+                            self.platform().resched();
                         }
                     }
-                    let pages = self.settle(held, block, Way::Swap(slots), gather);
+                    let pages = self.finish(held, block, Fate::Swap(slots), gather);
                     machine.count(Counter::SwapOut, pages);
                     went += pages;
                 }
@@ -99,20 +96,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         if machine.swaps().trim(machine.frames()) > 0 {
                             continue;
                         }
-                        return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom));
+                        return Sent {
+                            pages: went + self.finish(held, rest, Fate::Stay, gather),
+                            room: Err(OutOfRoom),
+                        };
                     }
-                    self.settle(held, block, Way::Stay, gather);
+                    self.finish(held, block, Fate::Stay, gather);
                 }
             }
             at = block.end;
-            self.tables.platform().resched();
+            self.platform().resched();
         }
-        (went, Ok(()))
+        Sent { pages: went, room: Ok(()) }
     }
 
     /// The first of the swap entries that a run becomes.
-    pub(super) fn swap_entry(&self, now: &Run, slots: SwapRun) -> u64 {
-        let arch = &self.tables.arch;
+    pub(super) fn swap_pte(self, now: &Run, slots: SwapRun) -> u64 {
+        let arch = self.arch();
         arch.swap(Swapped {
             device: slots.device,
             slot: (slots.slots.first >> arch.page_order()) as u64,

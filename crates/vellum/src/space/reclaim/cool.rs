@@ -7,31 +7,30 @@ use crate::memcg::LruList;
 use crate::platform::Platform;
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 
-use super::AddressSpace;
-use crate::space::fault::{FaultError, SwapIn};
-use crate::space::ground::{Change, More, Pieces, Rest};
+use super::Pageout;
+use crate::space::ground::{More, Pieces, Rest};
 
-impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+impl<'s, P: Platform, A: Arch> Pageout<'s, '_, P, A> {
     /// What a range has that is this space's alone was not used, and is the first to be looked at when memory is short
     /// (`MADV_COLD`). Side by side with faults.
-    pub(super) fn cool(&self, rest: &mut Rest, more: More<'_>) {
-        Pieces::of(self).each_whole_run(rest, more, |table, run, gather| {
-            if run.kind != Kind::Leaf || self.tables.machine.zeros_folio().contains(run.pfn(&self.tables.arch)) {
+    pub(in crate::space) fn cool(self, rest: &mut Rest, more: More<'_>) {
+        Pieces::of(self.space).each_whole_run(rest, more, |table, run, gather| {
+            if run.kind != Kind::Leaf || self.machine().zeros_folio().contains(run.pfn(self.arch())) {
                 return 0;
             }
-            let folios = self.cut_to(run, RUNS_A_HOLD);
+            let folios = self.cut_to_folios(run, RUNS_A_HOLD);
             if self.cool_run(table, run) {
-                gather.note(run.range(&self.tables.arch), table.shift());
+                gather.note(run.range(self.arch()), table.shift());
             }
             folios
         });
     }
 
     /// Of a run, keeps what maps its first folios, so many at most; how many those are.
-    fn cut_to(&self, run: &mut Run, most: usize) -> usize {
-        let arch = &self.tables.arch;
+    fn cut_to_folios(self, run: &mut Run, most: usize) -> usize {
+        let arch = self.arch();
         let (mut folios, mut pages) = (0, 0);
-        for (.., its) in self.tables.machine.frames().folios(run.pfn(arch), run.frames(arch)).take(most) {
+        for (.., its) in self.machine().frames().folios(run.pfn(arch), run.frames(arch)).take(most) {
             folios += 1;
             pages += its;
         }
@@ -40,9 +39,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// Whether translations have changed.
-    fn cool_run(&self, table: &LockedTable<'_, '_, P, A>, run: &Run) -> bool {
-        let arch = &self.tables.arch;
-        let machine = self.tables.machine;
+    fn cool_run(self, table: &LockedTable<'_, '_, P, A>, run: &Run) -> bool {
+        let arch = self.arch();
+        let machine = self.machine();
         let attrs = run.attrs(arch);
         let folios = || machine.frames().folios(run.pfn(arch), run.frames(arch));
         // What others have too may be needed there.
@@ -60,16 +59,5 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             table.forget_recorded(run, Attrs::ACCESSED, |_, _| ());
         }
         used
-    }
-
-    /// What a range has on swap devices comes back, as far as there is memory for it and they give it back (`MADV_WILLNEED`).
-    pub(super) fn will_need(&self, rest: &mut Rest, more: More<'_>) {
-        Pieces::of(self).each_table(rest, more, |part| {
-            // No VMA goes or moves meanwhile.
-            let _turn = Change::wait_turn(self, part);
-            // What does not come now comes when a program touches it: that is no matter of a hint.
-            // Where memory is refused for one page, there is none for those behind it either.
-            !matches!(SwapIn::of(self).swap_in_range(part, |_| true), Err(FaultError::NoMemory(_)))
-        });
     }
 }

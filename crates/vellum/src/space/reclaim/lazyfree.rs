@@ -13,19 +13,18 @@ use crate::stats::{Counter, SpaceCounter};
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 
-use super::AddressSpace;
+use super::{Isolated, Pageout};
 use crate::space::ground::{More, Pieces, Ptes, Rest};
-use crate::space::isolated::Isolated;
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
     /// Whatever a range has may go, as long as nobody writes to it: folios that this space has alone and that lie in the range entirely,
     /// and what is swapped out, at once. Side by side with faults.
-    pub(super) fn free_lazily(&self, rest: &mut Rest, more: More<'_>) {
-        Pieces::of(self).each_whole_run(rest, more, |table, run, gather| match run.kind {
-            Kind::Leaf => self.mark_lazy(table, run, gather),
+    pub(in crate::space) fn mark_lazyfree(self, rest: &mut Rest, more: More<'_>) {
+        Pieces::of(self.space).each_whole_run(rest, more, |table, run, gather| match run.kind {
+            Kind::Leaf => self.mark_run(table, run, gather),
             Kind::Swap => {
                 table.erase(run);
-                Ptes::of(self).defer_swap_release(run, gather);
+                Ptes::of(self.space).defer_swap_release(run, gather);
                 1
             }
             _ => 0,
@@ -34,9 +33,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// The folios at the beginning of a run may go; or else not, as far as it goes then. How many
     /// folios those are.
-    fn mark_lazy(&self, table: &LockedTable<'_, 'm, P, A>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) -> usize {
-        let arch = &self.tables.arch;
-        let machine = self.tables.machine;
+    fn mark_run(self, table: &LockedTable<'_, 'm, P, A>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) -> usize {
+        let arch = self.arch();
+        let machine = self.machine();
         let (pfn, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
         let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE) && !machine.zeros_folio().contains(pfn);
         let (mut marked, mut folios) = (0, 0);
@@ -69,24 +68,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Drop the folios at the beginning of a run that may go, but for those that were written to, which may not go any more. The run
     /// becomes what was decided about. How many pages (of 4 KiB) went.
-    pub(super) fn drop_lazily(
-        &self,
+    pub(super) fn discard_run(
+        self,
         table: &LockedTable<'_, 'm, P, A>,
         run: &mut Run,
         isolated: Option<Isolated>,
         gather: &mut Gather<'_, 'm, P>,
     ) -> u64 {
-        let arch = &self.tables.arch;
-        let machine = self.tables.machine;
+        let arch = self.arch();
+        let machine = self.machine();
         let frames = machine.frames();
         let (first, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
         let alone = run.attrs(arch).contains(Attrs::EXCLUSIVE);
         let (mut pages, mut sole) = (0, None);
         for (_, frame, its) in frames.folios(first, run.frames(arch)) {
             let sole_if =
-                |isolated: &Isolated| isolated.is_sole(frame, its) && allows(self.tables.platform(), Wanted::Unpinned);
+                |isolated: &Isolated| isolated.is_sole(frame, its) && allows(self.platform(), Wanted::Unpinned);
             let its_sole = isolated.filter(sole_if);
-            if !frame.has(flag::LAZY) || its_sole.is_none() && !self.may_go((frame, its), alone, isolated, || 0) {
+            if !frame.has(flag::LAZY) || its_sole.is_none() && !self.is_reclaimable((frame, its), alone, isolated, || 0)
+            {
                 if pages == 0 {
                     run.len = (its >> shift) as usize;
                     return 0;
@@ -124,7 +124,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         run.len = (at >> shift) as usize;
-        self.tables.slot().add(SpaceCounter::Anon, -i64::from(gone));
+        self.tables().slot().add(SpaceCounter::Anon, -i64::from(gone));
         machine.count(Counter::LazyFreed, gone as u64);
         gone as u64
     }

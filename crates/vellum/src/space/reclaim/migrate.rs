@@ -12,9 +12,9 @@ use crate::memcg::{LruList, LruvecId};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::AddressSpace;
+use super::Pageout;
+use super::pageout::{Fate, OutOfRoom, Sent, WriteProtected};
 use crate::space::anon::{Anon, NewFrames};
-use crate::space::evict::{NoRoom, Way, WriteProtected};
 
 /// Where the pages of a folio are that was isolated, no larger than a huge page, of which what is mapped is to go to others.
 pub(crate) struct Copies {
@@ -66,65 +66,63 @@ impl Copies {
     }
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     /// Copy what is held, in naturally aligned blocks as large as there is memory for, and have its entries map the copies; what was
     /// copied already is not copied again. How many pages went, and whether there is memory for more: if not, what was not copied stays.
-    pub(super) fn transfer(
-        &self,
-        held: &WriteProtected,
-        copies: &mut Copies,
-        gather: &mut Gather<'_, 'm, P>,
-    ) -> (u64, Result<(), NoRoom>) {
+    pub(super) fn migrate(self, held: &WriteProtected, copies: &mut Copies, gather: &mut Gather<'_, 'm, P>) -> Sent {
         let run = &held.run;
-        let arch = &self.tables.arch;
-        let machine = self.tables.machine;
+        let arch = self.arch();
+        let machine = self.machine();
         let smallest = (arch.level_shift(run.level) - FRAME_SHIFT) as u8;
         let range = run.range(arch);
         let (mut went, mut largest, mut at) = (0, HUGE_ORDER, range.start);
         while at < range.end {
-            let (pfn, frames) = (self.held_at(run, at), ((range.end - at) >> FRAME_SHIFT) as u32);
+            let (pfn, frames) = (self.frame_at(run, at), ((range.end - at) >> FRAME_SHIFT) as u32);
             let block_of = |frames: u32| VirtRange { start: at, end: at + (u64::from(frames) << FRAME_SHIFT) };
             if let Some((copy, frames)) = copies.find(machine.frames(), pfn, frames, smallest) {
-                went += self.settle(held, block_of(frames), Way::Copy(copy), gather);
+                went += self.finish(held, block_of(frames), Fate::Copy(copy), gather);
                 at = block_of(frames).end;
                 continue;
             }
             let aligned = (at >> FRAME_SHIFT).trailing_zeros() as u8;
             let order = largest.min(aligned).min(frames.ilog2() as u8).max(smallest);
-            let Some(copy) = self.folio_for(pfn, order) else {
+            let Some(copy) = self.alloc_copy(pfn, order) else {
                 if order > smallest {
                     largest = order - 1;
                     continue;
                 }
-                return (went + self.settle(held, block_of(frames), Way::Stay, gather), Err(NoRoom));
+                return Sent {
+                    pages: went + self.finish(held, block_of(frames), Fate::Stay, gather),
+                    room: Err(OutOfRoom),
+                };
             };
             // SAFETY: the frames are held: whoever might have written to them has lost the right before a flush, and won't have it back
             // before they are settled. The copy is nobody else's before it is mapped.
             unsafe { machine.frames().copy(pfn, copy, 1 << order) };
             machine.frames().expose(copy, 1 << order, run.attrs(arch));
             copies.keep(machine.frames(), pfn, copy);
-            went += self.settle(held, block_of(1 << order), Way::Copy(copy), gather);
+            went += self.finish(held, block_of(1 << order), Fate::Copy(copy), gather);
             at = block_of(1 << order).end;
-            self.tables.platform().resched();
+            self.platform().resched();
         }
-        (went, Ok(()))
+        Sent { pages: went, room: Ok(()) }
     }
 
     /// A folio for a copy of a part of one that is held: in the same place, and charged to the same memcg.
-    fn folio_for(&self, of: Pfn, order: u8) -> Option<Pfn> {
-        let frames = self.tables.machine.frames();
+    fn alloc_copy(self, of: Pfn, order: u8) -> Option<Pfn> {
+        let frames = self.machine().frames();
         let (head, frame) = frames.head(of);
         let owner = Owner::unpack(frame.data());
         let owner = Owner { page: owner.page + u64::from(of.0 - head.0), ..owner };
         let (copy, shard) = frames.alloc_at_lruvec(order, false, Use::Folio).ok()?;
         let memcg = LruvecId::unpack(frame.lruvec()).memcg;
         let new = NewFrames { pfn: copy, order, zeroed: false, shard };
-        Anon::of(self).init(new, owner, memcg, LruList::Anon).ok().map(|()| copy)
+        Anon::of(self.space).init(new, owner, memcg, LruList::Anon).ok().map(|()| copy)
     }
 
     /// A part of a copy was not mapped, because entries say something else by now.
-    pub(super) fn put_copy(&self, copy: Pfn, pages: u32) {
-        let machine = self.tables.machine;
+    pub(super) fn drop_copy(self, copy: Pfn, pages: u32) {
+        let machine = self.machine();
         let (head, frame) = machine.frames().head(copy);
         machine.frames().put(head, frame, pages - 1, pages);
         machine.memcgs().defer_if_partial(machine.frames(), head);
