@@ -9,10 +9,10 @@ use crate::platform::Platform;
 use crate::vma::{Prot, State, Vma, VmaFlags};
 
 use super::AddressSpace;
-use crate::space::collapse::CollapseError;
 use crate::space::fault::{Access, Fault, FaultError, SwapIn};
 use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 use crate::space::protect::{Holes, ProtectError};
+use crate::space::thp::CollapseError;
 
 /// What is said about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -59,7 +59,6 @@
 
 mod advise;
 mod anon;
-mod collapse;
 mod discard;
 mod fault;
 mod fork;
@@ -78,17 +77,16 @@ mod remap;
 mod scan;
 mod seal;
 mod spaces;
-mod split;
 mod supply;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod thp;
 mod track;
 mod unmap;
 mod watch;
 
 pub use advise::{Advise, AdviseError};
-pub use collapse::{CollapseError, CollapseLimits, Collapsed};
 pub use fault::{Access, FaultError, Happening, Resolved, Watched};
 pub use fork::ForkError;
 pub(crate) use ground::Ptes;
@@ -107,6 +105,8 @@ pub(crate) use spaces::each_mapper;
 pub use spaces::{Spaces, discard};
 pub use supply::{Stopped, SupplyError};
 pub use sync::SyncError;
+pub(crate) use thp::Thp;
+pub use thp::{CollapseError, CollapseLimits, Collapsed};
 pub use track::CantTrack;
 pub use unmap::UnmapError;
 pub use watch::WatchError;

@@ -18,10 +18,10 @@ use crate::vma::{Vma, VmaFlags};
 
 use super::AddressSpace;
 use crate::space::advise::{Advise, AdviseError};
-use crate::space::collapse::CollapseError;
 use crate::space::fault::{Access, Fault, FaultError};
 use crate::space::ground::{More, Rest};
 use crate::space::reclaim::Pageout;
+use crate::space::thp::{CollapseError, Thp};
 
 /// Advice that was begun ([`AddressSpace::begin_advice`]), and what is left of it.
 #[derive(Clone, Copy, Debug)]
@@ -133,7 +133,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Advise::PageOut => Pageout::of(self).pageout_range(rest, more),
                 Advise::Free => Pageout::of(self).mark_lazyfree(rest, more),
                 Advise::Collapse => {
-                    self.collapse(rest, &mut begun.failed, more).map_err(AdviseError::Collapse)?;
+                    Thp::of(self).collapse(rest, &mut begun.failed, more).map_err(AdviseError::Collapse)?;
                 }
                 Advise::PopulateRead => self.populate_all(rest, Access::Read, more)?,
                 Advise::PopulateWrite => self.populate_all(rest, Access::Write, more)?,

@@ -7,16 +7,16 @@ use crate::memcg::Mapped;
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable};
 
-use super::AddressSpace;
+use super::Thp;
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform, A: Arch> Thp<'_, 'm, P, A> {
     /// Split a folio, to which the caller has a reference, if all that maps it are pages of these addresses, in one table. What is mapped
     /// of it, then; in the place of his reference the caller has one to each piece that is not.
-    pub(crate) fn split_folio(&self, range: VirtRange, head: Pfn) -> Option<Mapped> {
-        let range = UserRange::all(&self.tables.arch).intersect(&range);
+    pub(crate) fn split_folio(self, range: VirtRange, head: Pfn) -> Option<Mapped> {
+        let range = self.user_part(range);
         let mut at = range.start;
         while at < range.end {
-            match self.tables.find(range.tail(at)) {
+            match self.tables().find(range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let end = range.end.min(table.end());
@@ -25,14 +25,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         Err(busy) => {
                             table.release();
                             // Waits until it is so no more; then all is counted again.
-                            if let Found::Table(table) = self.tables.find(range.tail(busy)) {
+                            if let Found::Table(table) = self.tables().find(range.tail(busy)) {
                                 table.release();
                             }
                             continue;
                         }
                     };
                     let split = mapped.filter(|mapped| {
-                        let machine = self.tables.machine;
+                        let machine = self.machine();
                         let frame = machine.frames().frame(head);
                         let alone = || frame.counts() == mapped.alone();
                         alone()
@@ -54,9 +54,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// An entry is busy, that for this address.
-    fn mapped_of(&self, table: &LockedTable<'_, 'm, P, A>, range: UserRange, head: Pfn) -> Result<Option<Mapped>, u64> {
-        let arch = &self.tables.arch;
-        let frames = self.tables.machine.frames();
+    fn mapped_of(self, table: &LockedTable<'_, 'm, P, A>, range: UserRange, head: Pfn) -> Result<Option<Mapped>, u64> {
+        let arch = self.arch();
+        let frames = self.machine().frames();
         let order = frames.frame(head).order();
         if table.level > 1 || order > HUGE_ORDER {
             return Ok(None);

@@ -1,11 +1,13 @@
-//! Small pieces become one large folio: because the program asks for it, or because the host has time.
+//! Collapse: small folios become one large folio, because the program asks for it (`MADV_COLLAPSE`), or
+//! because the host has time (khugepaged).
 //!
-//! What is swapped out comes back first. Then a folio is allocated, and everything that a block maps is replaced by a copy of it
-//! ([`super::replace`]), with zeros where there was nothing. What is one large folio already, and only mapped in pieces, is mapped huge as it
-//! is.
+//! Swapped-out pages come back first. Then a folio is allocated, and everything that the block maps is
+//! replaced by a copy of it ([`Anon::replace_part`], [`Anon::replace_table`]), with zeros where nothing
+//! was. A block that is one large folio already, and is only mapped by small PTEs, is mapped by a huge
+//! PTE as it is.
 //!
-//! What somebody has pinned stays where it is, and so does what stands beside it. Memory that others have too is copied, as if all of it had
-//! been written. Where somebody watches ([`super::watch`]), what is missing stays so, and what is protected too.
+//! A block with a pinned page stays as it is. Shared memory is copied, as if all of it had been written.
+//! In VMAs with a userfaultfd, blocks with missing or write-protected pages stay.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -18,7 +20,7 @@ use crate::stats::SizeCounter;
 use crate::table::{Found, LockedTable, Occupied, RUNS_A_HOLD, Run, Supplanted};
 use crate::vma::{State, Vma};
 
-use super::AddressSpace;
+use super::Thp;
 use crate::space::anon::Anon;
 use crate::space::fault::{Access, FaultError, Outcome, SwapIn, Touch};
 use crate::space::ground::{More, Pieces, Rest};
@@ -120,7 +122,7 @@ pub struct Collapsed {
     pub next: Option<u64>,
 }
 
-/// What stands in a block, in pages of 4 KiB.
+/// The contents of a block, in pages of 4 KiB.
 #[derive(Default)]
 struct Survey {
     /// Memory that counts.
@@ -141,7 +143,7 @@ struct Survey {
     whole: bool,
 }
 
-/// What is to be done with a block.
+/// The next step of collapsing a block.
 enum Next {
     /// Nothing, any more.
     Done,
@@ -153,21 +155,21 @@ enum Next {
     Copy,
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
     /// Has all of a range in huge pages, as far as whole ones lie in it (Linux: `MADV_COLLAPSE`). A
     /// block that can't be had does not keep the others from being tried, unless there is no memory:
     /// `rest` keeps the error of the last such block.
     ///
     /// # Errors
     /// See [`CollapseError`].
-    pub(super) fn collapse(
-        &self,
+    pub(in crate::space) fn collapse(
+        self,
         rest: &mut Rest,
         failed: &mut Option<CollapseError>,
         more: More<'_>,
     ) -> Result<(), CollapseError> {
         let size = 1 << (HUGE_ORDER as u32 + FRAME_SHIFT);
-        Pieces::of(self).each_vma(rest, more, |vma, part| {
+        Pieces::of(self.space).each_vma(rest, more, |vma, part| {
             let whole = |range: VirtRange| (range.start.next_multiple_of(size), align_down(range.end, size.ilog2()));
             let ((first, end), (least, most)) = (whole(*part), whole(*vma.range));
             if least >= most || !self.may_collapse(vma) {
@@ -182,9 +184,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Err(error) => *failed = Some(error),
                 Ok(_) => {}
             }
-            self.tables.platform().resched();
+            self.platform().resched();
             // Blocks of a hole would all answer what the first one did.
-            let next = match self.tables.find(part.tail(first)) {
+            let next = match self.tables().find(part.tail(first)) {
                 Found::Hole(hole) => hole.max(block.end),
                 Found::Table(table) => {
                     table.release();
@@ -195,37 +197,38 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         })
     }
 
-    /// Look at about so many pages (of 4 KiB) from an address on, and collapse what policy would have large and the limits allow: the
-    /// work of a host that has time (Linux: `khugepaged`). Side by side with faults.
-    ///
-    /// # Errors
-    /// There is no memory for the folio, or the memcg may not have it: then it makes no sense to go on soon. What came before is done.
-    pub fn collapse_some(&self, from: u64, pages: u64, limits: &CollapseLimits) -> Result<Collapsed, CollapseError> {
+    /// Implements [`AddressSpace::collapse_some`].
+    pub(super) fn collapse_some(
+        self,
+        from: u64,
+        pages: u64,
+        limits: &CollapseLimits,
+    ) -> Result<Collapsed, CollapseError> {
         let mut done = Collapsed { next: Some(from), ..Collapsed::default() };
         while let Some(at) = done.next
             && done.scanned < pages
         {
-            let vmas = self.read();
-            let rest = UserRange::all(&self.tables.arch).tail(at);
-            let next = vmas.overlapping(self.tables.platform(), rest).find(|vma| {
+            let vmas = self.space.read();
+            let rest = UserRange::all(self.arch()).tail(at);
+            let next = vmas.overlapping(self.platform(), rest).find(|vma| {
                 vma.state == State::Live
                     && vma.range.end > at
                     && self.may_collapse(vma)
-                    && Anon::of(self).orders(vma) != 0
+                    && Anon::of(self.space).orders(vma) != 0
             });
             let Some(vma) = next.copied() else {
                 done.next = None;
                 break;
             };
-            let order = Anon::of(self).orders(&vma).ilog2().min(HUGE_ORDER as u32);
+            let order = Anon::of(self.space).orders(&vma).ilog2().min(HUGE_ORDER as u32);
             let start = vma.range.start.max(at).next_multiple_of(1 << (order + FRAME_SHIFT));
             let block = VirtRange { start, end: start + (1 << (order + FRAME_SHIFT)) };
-            let fits = vma.range.part(block).filter(|_| order as u8 > self.tables.arch.page_order());
+            let fits = vma.range.part(block).filter(|_| order as u8 > self.arch().page_order());
             let Some(block) = fits else {
                 done.next = Some(vma.range.end);
                 continue;
             };
-            match self.tables.find(vma.range.tail(block.start)) {
+            match self.tables().find(vma.range.tail(block.start)) {
                 Found::Hole(end) => {
                     done.next = Some(end.max(block.end));
                     done.scanned += 1;
@@ -241,18 +244,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Ok(false) | Err(_) => {}
             }
             drop(vmas);
-            self.tables.platform().resched();
+            self.platform().resched();
         }
         Ok(done)
     }
 
-    fn may_collapse(&self, vma: &Vma) -> bool {
+    fn may_collapse(self, vma: &Vma) -> bool {
         vma.backing.is_anonymous() && vma.advice != Advice::NoHuge
     }
 
     /// Have a block of a VMA, whose lock the caller is in as a reader, in one folio. Whether anything had to be done for that.
     fn collapse_block(
-        &self,
+        self,
         vma: &Vma,
         block: UserRange,
         limits: Option<&CollapseLimits>,
@@ -265,7 +268,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             match self.next_step(vma, block, limits)? {
                 Next::Done => return Ok(false),
                 Next::Promote => {
-                    if self.promote(vma, block) {
+                    if self.map_huge(vma, block) {
                         return Ok(true);
                     }
                 }
@@ -273,14 +276,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if fetches.is_none() {
                         left += *fetches.insert(swapped);
                     }
-                    match SwapIn::of(self).swap_in(Touch { vma, addr, access: Access::Write }, 1 << order)? {
+                    match SwapIn::of(self.space).swap_in(Touch { vma, addr, access: Access::Write }, 1 << order)? {
                         Outcome::Mapped(_) => {}
-                        _ => self.tables.platform().relax(),
+                        _ => self.platform().relax(),
                     }
                 }
                 Next::Copy => {
-                    let machine = self.tables.machine;
-                    let pfn = Anon::of(self).alloc(vma, block.start, order, false).inspect_err(|_| {
+                    let machine = self.machine();
+                    let pfn = Anon::of(self.space).alloc(vma, block.start, order, false).inspect_err(|_| {
                         machine.count_size(SizeCounter::CollapseFailed, order);
                     })?;
                     if self.replace_all(vma, block, pfn) {
@@ -298,10 +301,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// What is to be done with a block now, as far as a look at one part of it after the other
     /// tells.
-    fn next_step(&self, vma: &Vma, block: UserRange, limits: Option<&CollapseLimits>) -> Result<Next, CollapseError> {
+    fn next_step(self, vma: &Vma, block: UserRange, limits: Option<&CollapseLimits>) -> Result<Next, CollapseError> {
         let (mut seen, mut all, mut at) = (Survey::default(), false, block.start);
         while at < block.end {
-            match self.tables.find(vma.range.tail(at)) {
+            match self.tables().find(vma.range.tail(at)) {
                 Found::Hole(_) if at == block.start => return Err(CollapseError::Unfit(*block)),
                 Found::Hole(end) => {
                     seen.holes = true;
@@ -311,7 +314,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     all = block == table.range();
                     at = self.survey(&table, block, at, &mut seen);
                     table.release();
-                    self.tables.platform().resched();
+                    self.platform().resched();
                 }
             }
         }
@@ -320,7 +323,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// What is to be done with a block in which that was found; `all`: it is all that a table has.
     fn judge(
-        &self,
+        self,
         seen: Survey,
         all: bool,
         vma: &Vma,
@@ -354,8 +357,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Look at some of a block from an address on, in a table that is locked, or taken from its
     /// place. How far that was.
-    fn survey(&self, table: &LockedTable<'_, 'm, P, A>, block: UserRange, at: u64, seen: &mut Survey) -> u64 {
-        let arch = &self.tables.arch;
+    fn survey(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange, at: u64, seen: &mut Survey) -> u64 {
+        let arch = self.arch();
         let (mut at, mut looked) = (at, 0);
         while at < block.end
             && looked < RUNS_A_HOLD
@@ -377,9 +380,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         at
     }
 
-    fn survey_leaves(&self, run: &Run, block: UserRange, seen: &mut Survey) {
-        let arch = &self.tables.arch;
-        let machine = self.tables.machine;
+    fn survey_leaves(self, run: &Run, block: UserRange, seen: &mut Survey) {
+        let arch = self.arch();
+        let machine = self.machine();
         let (pfn, attrs, pages) = (run.pfn(arch), run.attrs(arch), run.frames(arch));
         seen.runs += 1;
         seen.whole |= run.level > 1;
@@ -392,7 +395,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         seen.whole |= one && block == run.range(arch);
         seen.resident += pages;
         seen.used |= attrs.contains(Attrs::ACCESSED);
-        seen.pinned |= !allows(self.tables.platform(), Wanted::Unpinned);
+        seen.pinned |= !allows(self.platform(), Wanted::Unpinned);
         for (_, frame, pages) in machine.frames().folios(pfn, pages) {
             let counts = frame.counts();
             seen.pinned |= counts.refs > counts.maps;
@@ -404,10 +407,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Map by one huge leaf what a table maps as one run of one folio. Whether that is still so.
-    fn promote(&self, vma: &Vma, block: UserRange) -> bool {
-        let arch = &self.tables.arch;
-        let mut gather = self.gather(block);
-        let Some((old, place)) = self.supplant(vma, block, |next| matches!(next, Next::Promote)) else { return false };
+    fn map_huge(self, vma: &Vma, block: UserRange) -> bool {
+        let arch = self.arch();
+        let mut gather = self.space.gather(block);
+        let Some((old, place)) = self.detach_table(vma, block, |next| matches!(next, Next::Promote)) else {
+            return false;
+        };
         // With all that hardware has recorded.
         let Some(run) = old.leaves().next() else {
             old.restore(place);
@@ -423,13 +428,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Take the table that maps a block and nothing else from its place. None, if there is none, or
     /// what is to be done with it now is not what is `wanted`.
-    fn supplant(
-        &self,
+    fn detach_table(
+        self,
         vma: &Vma,
         block: UserRange,
         wanted: impl Fn(Next) -> bool,
-    ) -> Option<(Supplanted<'_, 'm, P, A>, Occupied<'_, 'm, P, A>)> {
-        let Found::Table(table) = self.tables.find(block) else { return None };
+    ) -> Option<(Supplanted<'s, 'm, P, A>, Occupied<'s, 'm, P, A>)> {
+        let Found::Table(table) = self.tables().find(block) else { return None };
         if block != table.range() {
             table.release();
             return None;
@@ -443,7 +448,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 break;
             }
             at = next;
-            self.tables.platform().resched();
+            self.platform().resched();
         }
         if self.judge(seen, true, vma, block, None).is_ok_and(wanted) {
             return Some((old, place));
@@ -453,13 +458,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Put a folio in the place of all that a block maps. Whether it is still to be copied.
-    fn replace_all(&self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
-        let Found::Table(table) = self.tables.find(block) else { return false };
+    fn replace_all(self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
+        let Found::Table(table) = self.tables().find(block) else { return false };
         if block == table.range() {
             table.release();
-            return match self.supplant(vma, block, |next| matches!(next, Next::Copy)) {
+            return match self.detach_table(vma, block, |next| matches!(next, Next::Copy)) {
                 Some((old, place)) => {
-                    Anon::of(self).replace_table(old, place, vma, pfn);
+                    Anon::of(self.space).replace_table(old, place, vma, pfn);
                     true
                 }
                 None => false,
@@ -476,7 +481,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let fits = at >= block.end && matches!(self.judge(seen, false, vma, block, None), Ok(Next::Copy));
         match fits {
-            true => Anon::of(self).replace_part::<RUNS>(table, vma, block, pfn),
+            true => Anon::of(self.space).replace_part::<RUNS>(table, vma, block, pfn),
             false => table.release(),
         }
         fits
