@@ -5,11 +5,11 @@
 //! memory from then on. Both look the page up while the VMAs are locked; why that is enough against truncation is said in
 //! [`crate::page_cache`].
 
-use crate::arch::{Arch, Kind, UserRange};
+use crate::arch::Arch;
 use crate::memcg::Refused;
 use crate::page_cache::{MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
-use crate::vma::{Backing, Prot, Sharing, Vma};
+use crate::vma::{Backing, Prot, Sharing};
 
 use super::AddressSpace;
 use crate::space::map::{MapError, MapFlags, MapRequest};
@@ -106,47 +106,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // SAFETY: the VMAs are locked.
         let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
         Some(SharedKey { object: object.serial(), offset: vma.backing.offset(addr) })
-    }
-
-    /// Pages of a range that the objects behind it have in memory, though they are not mapped.
-    pub(super) fn resident_in_objects(&self, range: UserRange, answer: &mut [bool]) {
-        self.each_in_objects(range, |_, addr, here| {
-            answer[((addr - range.start) >> self.page_shift()) as usize] |= here;
-        });
-    }
-
-    /// Bytes of a range that the objects behind it have on swap devices, but for those of which a private VMA has something of its own.
-    pub(super) fn swapped_in_objects(&self, range: UserRange) -> u64 {
-        let mut bytes = 0;
-        self.each_in_objects(range, |vma, addr, here| {
-            let own = || {
-                let (raw, level, _) = self.tables.room(addr, vma.range, 0);
-                self.tables.arch.kind(raw, level) != Kind::None
-            };
-            let shared = vma.backing.is_shared() || !vma.prot.contains(Prot::WRITE);
-            bytes += if here || !shared && own() { 0 } else { 1 << self.page_shift() };
-        });
-        bytes
-    }
-
-    /// Show each page that the objects behind a range have: the VMA, where it would be mapped, and whether it is in memory.
-    fn each_in_objects(&self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
-        let shift = self.page_shift();
-        let vmas = self.read();
-        for vma in vmas.overlapping(self.tables.platform(), range).filter(|vma| !vma.backing.is_anonymous()) {
-            // SAFETY: the VMAs are locked.
-            let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
-            let part = vma.range.intersect(&range);
-            let first = vma.backing.offset(part.start) >> shift;
-            let mut at = first;
-            while let Some((page, here)) = object.next_there(at)
-                && page - first < part.len() >> shift
-            {
-                visit(vma, part.start + ((page - first) << shift), here);
-                at = page + 1;
-                self.tables.platform().resched();
-            }
-        }
     }
 }
 

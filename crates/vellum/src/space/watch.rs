@@ -18,6 +18,7 @@ use crate::vma::{Vma, VmaFlags, Watcher};
 
 use super::AddressSpace;
 use crate::space::ground::{Change, Ptes};
+use crate::space::observe::Observe;
 use crate::space::protect::ProtectError;
 
 /// Why nothing was changed.
@@ -148,7 +149,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub fn write_protect(&self, range: VirtRange, unmapped: bool) -> Result<(), WatchError> {
         let range = self.whole_pages(range)?;
         let change = self.change_watched(range)?;
-        let protected = self.protect_all(range, unmapped);
+        let protected = Observe::of(self).write_protect_all(range, unmapped);
         drop(change);
         Ok(protected?)
     }

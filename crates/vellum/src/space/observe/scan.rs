@@ -14,7 +14,7 @@ use crate::table::{Found, LockedTable, NotMapped, Run};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
-use super::AddressSpace;
+use super::Observe;
 use crate::space::ground::{Change, Ptes};
 
 bitflags! {
@@ -166,20 +166,16 @@ impl<F: Fn(Categories) -> Option<Categories>> Pass<'_, F> {
     }
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Tell which pages of a range are of interest, in ascending order, and what they are; to no more regions than `out` has room for, if
-    /// there is one.
-    ///
-    /// # Errors
-    /// See [`ScanError`].
-    pub fn scan(
-        &self,
+impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
+    /// Implements [`AddressSpace::scan`].
+    pub(super) fn scan(
+        self,
         range: VirtRange,
         scan: Scan<impl Fn(Categories) -> Option<Categories>>,
         out: Option<&mut [Region]>,
     ) -> Result<Scanned, ScanError> {
-        let shift = self.page_shift();
-        let range = UserRange::exact(&self.tables.arch, range).map_err(|bad| match bad {
+        let shift = self.space.page_shift();
+        let range = UserRange::exact(self.arch(), range).map_err(|bad| match bad {
             BadRange::Beyond(_) => ScanError::OutOfRange(range),
             BadRange::Unaligned(_) | BadRange::Overflow => ScanError::Unaligned(range),
         })?;
@@ -187,7 +183,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let pass = Pass { select, out, used: 0, left: pages, told: 0, shift, protect, unmapped: true, full: false };
         let change = protect.then(|| {
             // Two don't tell of the same write, and one of them before its page is protected.
-            let mut change = Change::begin(self, range);
+            let mut change = Change::begin(self.space, range);
             change.unlock();
             change
         });
@@ -201,14 +197,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Protect all pages of a range that is claimed.
-    pub(super) fn protect_all(&self, range: UserRange, unmapped: bool) -> Result<(), Refused> {
+    pub(in crate::space) fn write_protect_all(self, range: UserRange, unmapped: bool) -> Result<(), Refused> {
         let pass = Pass {
             select: Some,
             out: None,
             used: 0,
             left: u64::MAX,
             told: 0,
-            shift: self.page_shift(),
+            shift: self.space.page_shift(),
             protect: true,
             unmapped,
             full: false,
@@ -221,16 +217,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Look at the VMAs of a range for which `looks` says so.
     fn pass(
-        &self,
+        self,
         range: UserRange,
         mut pass: Pass<'_, impl Fn(Categories) -> Option<Categories>>,
         looks: impl Fn(&Vma) -> Result<bool, ScanError>,
     ) -> Result<Scanned, ScanError> {
-        let mut gather = self.gather(range);
+        let mut gather = self.space.gather(range);
         let mut at = range.start;
         while at < range.end && !pass.full {
             let rest = range.tail(at);
-            let next = self.read().overlapping(self.tables.platform(), rest).find(|v| v.state != State::Dying).copied();
+            let next = self.space.read().overlapping(self.platform(), rest).find(|v| v.state != State::Dying).copied();
             let Some(vma) = next else {
                 at = range.end;
                 break;
@@ -240,21 +236,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 true => self.pass_table(&vma, part, &mut pass, &mut gather)?,
                 false => part.end,
             };
-            self.tables.platform().resched();
+            self.platform().resched();
         }
         Ok(Scanned { regions: pass.used, pages: pass.told, end: at })
     }
 
     /// Look at what stands first in a part of a VMA: a hole, or what a table has of it. How far that was.
     fn pass_table(
-        &self,
+        self,
         vma: &Vma,
         part: UserRange,
         pass: &mut Pass<'_, impl Fn(Categories) -> Option<Categories>>,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Result<u64, Refused> {
-        let arch = &self.tables.arch;
-        let table = match self.tables.find(part) {
+        let arch = self.arch();
+        let table = match self.tables().find(part) {
             Found::Hole(end) => return self.pass_hole(vma, part.head(end), pass),
             Found::Table(table) => table,
         };
@@ -285,7 +281,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         table.unlock(gather);
         if let Some(piece) = split {
-            self.tables.split_edges(piece)?;
+            self.tables().split_edges(piece)?;
         }
         match hole {
             Some(hole) => self.pass_hole(vma, hole, pass),
@@ -295,12 +291,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Look at a range that nothing is mapped in, nor any table. How far that was.
     fn pass_hole(
-        &self,
+        self,
         vma: &Vma,
         hole: UserRange,
         pass: &mut Pass<'_, impl Fn(Categories) -> Option<Categories>>,
     ) -> Result<u64, Refused> {
-        let arch = &self.tables.arch;
+        let arch = self.arch();
         let Some((piece, is)) = pass.admit(hole, of_vma(vma)) else {
             return Ok(if pass.full { hole.start } else { hole.end });
         };
@@ -311,7 +307,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let table = arch.level_shift(2);
         let end = ((piece.start >> table << table).saturating_add(1 << table)).min(piece.end);
         let marked = piece.head(end);
-        match self.tables.map_run(marked, &self.markers(marked)) {
+        match self.tables().map_run(marked, &self.markers(marked)) {
             Ok(()) => {
                 pass.tell(marked, is);
                 Ok(end)
@@ -322,31 +318,33 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    fn markers(&self, range: UserRange) -> Run {
-        let arch = &self.tables.arch;
+    fn markers(self, range: UserRange) -> Run {
+        let arch = self.arch();
         let entries = (range.len() >> arch.page_shift()) as usize;
         Run::new(range.start, 1, Kind::Marker, arch.marker(Marker::Watched), entries)
     }
 
     /// Protect what a table has of a range, which is a part of one run. `false`: it is a part of one entry.
     fn protect_piece(
-        &self,
+        self,
         table: &LockedTable<'_, 'm, P, A>,
         piece: UserRange,
         vma: &Vma,
         unmapped: bool,
         gather: &mut Gather<'_, 'm, P>,
     ) -> bool {
-        let arch = &self.tables.arch;
+        let arch = self.arch();
         let Some(run) = table.run(piece.start, piece.end) else { return true };
         if piece != run.range(arch) {
             return false;
         }
         match run.kind {
-            Kind::Leaf if Ptes::of(self).set_attrs(table, &run, run.attrs(arch) | Attrs::WATCHED, vma.prot) => {
+            Kind::Leaf if Ptes::of(self.space).set_attrs(table, &run, run.attrs(arch) | Attrs::WATCHED, vma.prot) => {
                 gather.note(*piece, table.shift());
             }
-            Kind::Swap => Ptes::of(self).set_swap_attrs(table, &run, arch.swapped(run.raw).attrs | Attrs::WATCHED),
+            Kind::Swap => {
+                Ptes::of(self.space).set_swap_attrs(table, &run, arch.swapped(run.raw).attrs | Attrs::WATCHED)
+            }
             Kind::None if unmapped && vma.backing.is_anonymous() => table.set(&self.markers(piece)),
             _ => {}
         }
@@ -354,17 +352,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// What the pages of a run are, as far as it is the same for all of them.
-    fn categories(&self, vma: &Vma, run: &mut Run) -> Categories {
-        let arch = &self.tables.arch;
+    fn categories(self, vma: &Vma, run: &mut Run) -> Categories {
+        let arch = self.arch();
         let mut is = of_vma(vma);
         let attrs = match run.kind {
             Kind::Leaf => {
                 is |= Categories::PRESENT;
                 is.set(Categories::HUGE, run.level > 1);
-                if self.tables.machine.zeros_folio().contains(run.pfn(arch)) {
+                if self.machine().zeros_folio().contains(run.pfn(arch)) {
                     is |= Categories::ZERO;
                 } else if !vma.backing.is_anonymous() {
-                    is.set(Categories::FILE, Ptes::of(self).cut_where_equal(run, |frame| frame.has(flag::OBJECT)));
+                    is.set(
+                        Categories::FILE,
+                        Ptes::of(self.space).cut_where_equal(run, |frame| frame.has(flag::OBJECT)),
+                    );
                 }
                 run.attrs(arch)
             }
