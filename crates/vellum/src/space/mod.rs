@@ -57,53 +57,35 @@
 //! | `track` | which pages were written since somebody asked |
 //! | `recorded` | what hardware knows of that |
 
-mod advise;
 mod anon;
-mod discard;
 mod fault;
 mod fork;
 mod ground;
-mod guard;
-mod lock;
-mod map;
-mod object;
 mod observe;
-mod populate;
-mod protect;
 mod reclaim;
-mod relocate;
-mod remap;
-mod seal;
 mod spaces;
 mod supply;
-mod sync;
 #[cfg(test)]
 mod tests;
 mod thp;
-mod unmap;
+mod vma_ops;
 mod watch;
 
-pub use advise::{Advise, AdviseError};
 pub use fault::{Access, FaultError, Happening, Resolved, Watched};
 pub use fork::ForkError;
 pub(crate) use ground::Ptes;
 pub use ground::{Families, Limits};
-pub use lock::{LockAll, LockError};
-pub use map::{MapError, MapFlags, MapRequest};
-pub use object::SharedKey;
 pub use observe::{CantTrack, Categories, QueryError, Region, Scan, ScanError, Scanned, SpaceStats, Split, Usage};
-pub use populate::{Advising, Populating};
-pub use protect::ProtectError;
 pub(crate) use reclaim::{BATCH, Copies, Isolated, Pageout, Rmap};
-pub use remap::{RemapError, RemapFlags, RemapRequest};
-pub use seal::SealError;
 pub(crate) use spaces::each_mapper;
 pub use spaces::{Spaces, discard};
 pub use supply::{Stopped, SupplyError};
-pub use sync::SyncError;
 pub(crate) use thp::Thp;
 pub use thp::{CollapseError, CollapseLimits, Collapsed};
-pub use unmap::UnmapError;
+pub use vma_ops::{
+    Advise, AdviseError, Advising, LockAll, LockError, MapError, MapFlags, MapRequest, Populating, ProtectError,
+    RemapError, RemapFlags, RemapRequest, SealError, SharedKey, SyncError, UnmapError,
+};
 pub use watch::WatchError;
 
 use core::sync::atomic::{AtomicBool, AtomicU32};

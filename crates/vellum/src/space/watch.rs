@@ -19,7 +19,7 @@ use crate::vma::{Vma, VmaFlags, Watcher};
 use super::AddressSpace;
 use crate::space::ground::{Change, Ptes};
 use crate::space::observe::Observe;
-use crate::space::protect::ProtectError;
+use crate::space::vma_ops::{ProtectError, VmaOps};
 
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         let now = |v: &Vma| (v.flags - VmaFlags::WATCHES) | what;
-        self.set_vmas(&mut change, range, |v| (v.watcher, v.flags) = (Some(by), now(v)))?;
+        VmaOps::of(self).set_vmas(&mut change, range, |v| (v.watcher, v.flags) = (Some(by), now(v)))?;
         if !what.contains(VmaFlags::WRITES) {
             change.unlock();
             self.forget_marks(range);
@@ -134,7 +134,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let Some(vma) = vma else { return Ok(()) };
             let part = vma.range.intersect(&rest);
             let nobody = |v: &mut Vma| (v.watcher, v.flags) = (None, v.flags - VmaFlags::WATCHES);
-            self.set_vmas(&mut change, part, nobody)?;
+            VmaOps::of(self).set_vmas(&mut change, part, nobody)?;
             change.unlock();
             self.forget_marks(part);
             rest = rest.tail(part.end);

@@ -70,6 +70,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Fault::of(self).fault(addr, access)
     }
 
+    /// Pins the page at `addr`, faulted in for `access`; for a write it is made exclusive to the space
+    /// first. The page is not freed before the result is dropped, and has one more reference until
+    /// then (Linux: `pin_user_pages`).
+    ///
+    /// The space sees what the host writes to the page, and a child that is forked meanwhile doesn't,
+    /// until the space unmaps or discards the page. For a write the page counts as dirty from now on.
+    ///
+    /// # Errors
+    /// See [`FaultError`].
+    pub fn pin(&self, addr: u64, access: Access) -> Result<ObjectPage<'m, P>, FaultError> {
+        Fault::of(self).pin(addr, access)
+    }
+
     /// Swaps in everything that the space has on a device, in folios as faults would (Linux:
     /// `swapoff`). The host does this with each space before it detaches the device, after
     /// [`Swaps::close`](crate::swap::Swaps::close): pages that are on their way to the device while this
@@ -82,18 +95,5 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// page; all others are back.
     pub fn swap_off(&self, device: u8) -> Result<(), FaultError> {
         SwapIn::of(self).swap_off(device)
-    }
-
-    /// Pins the page at `addr`, faulted in for `access`; for a write it is made exclusive to the space
-    /// first. The page is not freed before the result is dropped, and has one more reference until
-    /// then (Linux: `pin_user_pages`).
-    ///
-    /// The space sees what the host writes to the page, and a child that is forked meanwhile doesn't,
-    /// until the space unmaps or discards the page. For a write the page counts as dirty from now on.
-    ///
-    /// # Errors
-    /// See [`FaultError`].
-    pub fn pin(&self, addr: u64, access: Access) -> Result<ObjectPage<'m, P>, FaultError> {
-        Fault::of(self).pin(addr, access)
     }
 }

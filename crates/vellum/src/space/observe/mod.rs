@@ -38,6 +38,39 @@ handle! {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Returns the space in numbers. They are exact while nothing else uses the space.
+    pub fn stats(&self) -> SpaceStats {
+        Observe::of(self).stats()
+    }
+
+    /// Calls `visit` for each VMA from `addr` on in ascending order, until it returns false. The VMAs are
+    /// locked for reading meanwhile: `visit` must be quick, and must not call a method of this space that
+    /// changes VMAs.
+    pub fn vmas(&self, addr: u64, visit: impl FnMut(&Vma) -> bool) {
+        Observe::of(self).vmas(addr, visit)
+    }
+
+    /// Calls `visit` for each run of PTEs in `range` in ascending order. A hole is shown as a run of
+    /// [`Kind::None`](crate::arch::Kind::None) at level 1. The page table of a run is locked during the
+    /// call: `visit` must be quick, and must not call back into the space.
+    pub fn runs(&self, range: VirtRange, visit: impl FnMut(&Run)) {
+        Observe::of(self).runs(range, visit)
+    }
+
+    /// Returns the memory that `range` holds, by kind (Linux: `smaps`).
+    pub fn usage(&self, range: VirtRange) -> Usage {
+        Observe::of(self).usage(range)
+    }
+
+    /// Writes to `answer` for each page of the range whether it is in memory: mapped, or in the object
+    /// behind the VMA (Linux: `mincore`). The result may be outdated when this returns.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn resident(&self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), QueryError> {
+        Observe::of(self).resident(addr, len, answer)
+    }
+
     /// Visits the pages of `range` in ascending order (Linux: `PAGEMAP_SCAN`), and writes the regions that
     /// `scan` selects to `out`, if there is one, as far as it has room.
     ///
@@ -71,38 +104,5 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// into the space.
     pub fn forget_recorded(&self, range: VirtRange, what: Attrs, told: impl FnMut(VirtRange, Attrs)) {
         Observe::of(self).forget_recorded(range, what, told)
-    }
-
-    /// Calls `visit` for each run of PTEs in `range` in ascending order. A hole is shown as a run of
-    /// [`Kind::None`](crate::arch::Kind::None) at level 1. The page table of a run is locked during the
-    /// call: `visit` must be quick, and must not call back into the space.
-    pub fn runs(&self, range: VirtRange, visit: impl FnMut(&Run)) {
-        Observe::of(self).runs(range, visit)
-    }
-
-    /// Calls `visit` for each VMA from `addr` on in ascending order, until it returns false. The VMAs are
-    /// locked for reading meanwhile: `visit` must be quick, and must not call a method of this space that
-    /// changes VMAs.
-    pub fn vmas(&self, addr: u64, visit: impl FnMut(&Vma) -> bool) {
-        Observe::of(self).vmas(addr, visit)
-    }
-
-    /// Returns the space in numbers. They are exact while nothing else uses the space.
-    pub fn stats(&self) -> SpaceStats {
-        Observe::of(self).stats()
-    }
-
-    /// Returns the memory that `range` holds, by kind (Linux: `smaps`).
-    pub fn usage(&self, range: VirtRange) -> Usage {
-        Observe::of(self).usage(range)
-    }
-
-    /// Writes to `answer` for each page of the range whether it is in memory: mapped, or in the object
-    /// behind the VMA (Linux: `mincore`). The result may be outdated when this returns.
-    ///
-    /// # Errors
-    /// See [`QueryError`].
-    pub fn resident(&self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), QueryError> {
-        Observe::of(self).resident(addr, len, answer)
     }
 }

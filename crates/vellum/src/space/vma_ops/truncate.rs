@@ -7,44 +7,45 @@ use crate::page_cache::{Gone, Object, ObjectError};
 use crate::platform::Platform;
 use crate::vma::{Sharing, State, VmaFlags};
 
-use super::AddressSpace;
-use crate::space::advise::AdviseError;
+use super::{AdviseError, VmaOps};
 use crate::space::fault::FaultError;
 use crate::space::ground::{Change, Keep, Zap};
 use crate::space::reclaim::Rmap;
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
     /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this space, and none will (INV-12).
     ///
     /// It enters as the writer first. So it waits for faults that had found such a page before the object lost it; every
     /// later one finds that it is gone.
     ///
     /// A child that is forked meanwhile has what its parent had: see [`super::discard`].
-    pub(crate) fn discard_object(&self, object: &Object<'m, P>, gone: &Gone) {
+    pub(in crate::space) fn unmap_removed(self, object: &Object<'m, P>, gone: &Gone) {
         if gone.is_empty() {
             return;
         }
-        let all = UserRange::all(&self.tables.arch);
+        let all = UserRange::all(self.arch());
         let pages = gone.first..gone.end;
-        let mut change = Change::begin(self, all);
+        let mut change = Change::begin(self.space, all);
         let mut next = |at| {
             let vmas = change.vmas();
-            let found =
-                vmas.tree.iter_from(at).find_map(|vma| Some((Rmap::of(self).mapped_part(vma, object, &pages)?, *vma)));
+            let found = vmas
+                .tree
+                .iter_from(at)
+                .find_map(|vma| Some((Rmap::of(self.space).mapped_part(vma, object, &pages)?, *vma)));
             // Faults go on while a part is emptied; whoever wants to change VMAs waits, so none moves.
             change.unlock();
             found
         };
         let Some(mut found) = next(0) else { return };
-        self.peak.note(&self.tables.slots);
-        let mut gather = self.gather(all);
+        self.space.peak.note(&self.tables().slots);
+        let mut gather = self.space.gather(all);
         loop {
             let (range, vma) = found;
             let keep = if gone.copies || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
             let mut at = range.start;
             while at < range.end {
                 // A VMA with an object has no huge mappings, so none reaches across an end.
-                at = Zap::of(self).some(range.tail(at), keep, &mut gather).unwrap_or(range.end);
+                at = Zap::of(self.space).some(range.tail(at), keep, &mut gather).unwrap_or(range.end);
             }
             match next(vma.range.end) {
                 Some(another) => found = another,
@@ -53,20 +54,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// Forget what shared memory holds in a range, for all who share it (`MADV_REMOVE`): `punch` is told, object by object, which
-    /// bytes are to be forgotten. It makes the hole ([`Object::punch_hole`]) and has every space that maps the object hear of
-    /// it ([`super::discard`]), this one too. No lock is held meanwhile.
-    ///
-    /// # Errors
-    /// Not all of the range is mapped; or a VMA is locked, has no object, or may not write to it. What lies before it is
-    /// done, as in Linux. Or `punch` fails.
-    pub fn remove(
-        &self,
+    /// Implements [`AddressSpace::remove`].
+    pub(super) fn remove(
+        self,
         addr: u64,
         len: u64,
         mut punch: impl FnMut(&Object<'m, P>, Range<u64>) -> Result<(), ObjectError>,
     ) -> Result<(), AdviseError> {
-        let (range, mut holes) = match UserRange::new(&self.tables.arch, addr, len) {
+        let (range, mut holes) = match UserRange::new(self.arch(), addr, len) {
             Ok(range) => (range, false),
             Err(BadRange::Unaligned(addr)) => return Err(AdviseError::Unaligned(addr)),
             Err(BadRange::Overflow) => return Err(AdviseError::Overflow),
@@ -74,8 +69,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         };
         let mut at = range.start;
         while at < range.end {
-            let vmas = self.read();
-            let next = vmas.overlapping(self.tables.platform(), range.tail(at)).find(|v| v.state != State::Dying);
+            let vmas = self.space.read();
+            let next = vmas.overlapping(self.platform(), range.tail(at)).find(|v| v.state != State::Dying);
             let Some(vma) = next else { return Err(AdviseError::NotMapped) };
             holes |= vma.range.start > at;
             if vma.flags.contains(VmaFlags::LOCKED) {
@@ -89,7 +84,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             let part = vma.range.intersect(&range.tail(at));
             // SAFETY: the VMAs are locked.
-            let object = (*unsafe { Object::behind(self.tables.machine, &vma.backing) }).clone();
+            let object = (*unsafe { Object::behind(self.machine(), &vma.backing) }).clone();
             let bytes = vma.backing.offset(part.start)..vma.backing.offset(part.start) + part.len();
             at = part.end;
             drop(vmas);

@@ -13,10 +13,8 @@ use crate::page_cache::{self, MAX_SIZE};
 use crate::platform::Platform;
 use crate::vma::{State, Vma, VmaFlags};
 
-use super::AddressSpace;
+use super::{Populating, UnmapError, VmaOps};
 use crate::space::ground::{Change, Excess, Vmas};
-use crate::space::populate::Populating;
-use crate::space::unmap::UnmapError;
 
 bitflags! {
     /// How to remap. The bits are Linux's.
@@ -157,15 +155,15 @@ impl From<UnmapError> for RemapError {
 
 /// A request whose numbers make sense.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(in crate::space) struct Wanted {
     /// The old addresses.
-    pub(super) old: UserRange,
+    pub(in crate::space) old: UserRange,
     /// If the request names addresses behind those, which are no user addresses: the answer where
     /// something is mapped at the first one.
     beyond: Option<RemapError>,
     /// The new length.
     len: u64,
-    pub(super) flags: RemapFlags,
+    pub(in crate::space) flags: RemapFlags,
     to: u64,
 }
 
@@ -180,7 +178,7 @@ impl Wanted {
     }
 
     /// The part of the old addresses that still is what it was afterwards.
-    pub(super) fn kept(&self) -> UserRange {
+    pub(in crate::space) fn kept(&self) -> UserRange {
         self.old.head(self.old.start + self.len)
     }
 }
@@ -196,18 +194,14 @@ enum Plan {
     Move(UserRange),
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Change the size or the place of what is mapped; the answer is where it is now. With [`RemapFlags::FIXED`] and no change of
-    /// length all VMAs of the old addresses move, and holes between them stay what they are at the new ones.
-    ///
-    /// # Errors
-    /// See [`RemapError`]: nothing was changed.
-    pub fn remap(&self, request: RemapRequest) -> Result<u64, RemapError> {
-        let wanted = self.wanted(&request)?;
+impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
+    /// Implements [`AddressSpace::remap`].
+    pub(super) fn remap(self, request: RemapRequest) -> Result<u64, RemapError> {
+        let wanted = self.checked_request(&request)?;
         // Of no length, it is about the page.
-        let page = UserRange::all(&self.tables.arch).around(wanted.old.start, self.page_shift());
+        let page = UserRange::all(self.arch()).around(wanted.old.start, self.space.page_shift());
         let mut plan = Plan::Shrink;
-        let change = Change::begin_both(self, |vmas| {
+        let change = Change::begin_both(self.space, |vmas| {
             let old = if wanted.old.is_empty() { page } else { wanted.old };
             if vmas.claims.is_changing(&old) {
                 // What is there may soon be something else.
@@ -239,13 +233,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 (to.start, to.tail(to.start + wanted.kept().len()))
             }
         };
-        self.populate(Populating::all(grown, false));
+        self.populate_all(Populating::all(grown, false));
         Ok(start)
     }
 
     /// What can be said without a look at what is mapped.
-    fn wanted(&self, request: &RemapRequest) -> Result<Wanted, RemapError> {
-        let (shift, end) = (self.page_shift(), self.tables.arch.user_end());
+    fn checked_request(self, request: &RemapRequest) -> Result<Wanted, RemapError> {
+        let (shift, end) = (self.space.page_shift(), self.arch().user_end());
         let unaligned = |addr: u64| addr & ((1 << shift) - 1) != 0;
         let RemapRequest { addr, flags, new_addr, .. } = *request;
         if flags.bits() & !RemapFlags::all().bits() != 0 {
@@ -260,8 +254,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let old_len = align_up(request.old_len, shift).ok_or(RemapError::OutOfRange)?;
         let whole = VirtRange::new(addr, old_len);
-        let old =
-            UserRange::all(&self.tables.arch).intersect(&whole.unwrap_or(VirtRange { start: addr, end: u64::MAX }));
+        let old = self.user_part(whole.unwrap_or(VirtRange { start: addr, end: u64::MAX }));
         let beyond = match whole {
             Some(whole) if old == whole => None,
             _ if len <= old_len => Some(RemapError::OutOfRange),
@@ -298,7 +291,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// What to do, if nobody is at work on the old addresses.
-    fn plan(&self, vmas: &Vmas, wanted: &Wanted) -> Result<Plan, RemapError> {
+    fn plan(self, vmas: &Vmas, wanted: &Wanted) -> Result<Plan, RemapError> {
         let old = wanted.old;
         let vma = *vmas.find(old.start).ok_or(RemapError::NotMapped(old.start))?;
         if vma.flags.contains(VmaFlags::SEALED) {
@@ -324,13 +317,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 return Err(RemapError::OffsetTooLarge);
             }
             vmas.allow(&vma, more, 0)?;
-            if self.is_too_much(&vma, more) {
+            if self.overcommits(&vma, more) {
                 return Err(RemapError::Overcommit);
             }
         }
         if !wanted.moves() {
             let behind = VirtRange { start: old.end, end: old.start + wanted.len };
-            let part = UserRange::all(&self.tables.arch).part(behind);
+            let part = UserRange::all(self.arch()).part(behind);
             let free = part.filter(|part| vmas.first(*part).is_none_or(|v| v.state == State::Dying));
             if !old.is_empty()
                 && old.end == vma.range.end
@@ -343,7 +336,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         let to = self.target(vmas, wanted)?;
-        let platform = self.tables.platform();
+        let platform = self.platform();
         if let Some(sealed) = vmas.sealed(platform, old).or_else(|| vmas.sealed(platform, to)) {
             return Err(RemapError::Sealed(sealed));
         }
@@ -354,37 +347,36 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(Plan::Move(to))
     }
 
-    fn target(&self, vmas: &Vmas, wanted: &Wanted) -> Result<UserRange, RemapError> {
+    fn target(self, vmas: &Vmas, wanted: &Wanted) -> Result<UserRange, RemapError> {
         if wanted.flags.contains(RemapFlags::FIXED) {
             return match wanted.to < vmas.limits.lowest {
                 true => Err(RemapError::TooLow(wanted.to)),
-                false => Ok(UserRange::all(&self.tables.arch)
-                    .intersect(&VirtRange { start: wanted.to, end: wanted.to + wanted.len })),
+                false => Ok(self.user_part(VirtRange { start: wanted.to, end: wanted.to + wanted.len })),
             };
         }
         let hint = if wanted.flags.contains(RemapFlags::DONTUNMAP) { wanted.to } else { 0 };
-        let table = self.tables.arch.level_shift(2);
+        let table = self.arch().level_shift(2);
         if hint == 0
             && wanted.old.len() >> table != 0
-            && let Ok(room) = self.find_room(vmas, 0, wanted.len + (1 << table))
+            && let Ok(room) = self.find_free_range(vmas, 0, wanted.len + (1 << table))
         {
             // As far into a table of pages as it is now, so that tables can move as they are.
             let start = room.start + (wanted.old.start & ((1 << table) - 1));
             return Ok(room.tail(start).head(start + wanted.len));
         }
-        self.find_room(vmas, hint, wanted.len).map_err(|_| RemapError::NoRoom)
+        self.find_free_range(vmas, hint, wanted.len).map_err(|_| RemapError::NoRoom)
     }
 
     /// Map what lies behind a VMA as the VMA is.
-    fn grow(&self, mut change: Change<'_, 'm, P, A>, part: &Vma) -> Result<(), RemapError> {
+    fn grow(self, mut change: Change<'_, 'm, P, A>, part: &Vma) -> Result<(), RemapError> {
         let vmas = change.vmas();
         if vmas.tree.len() > vmas.limits.vmas {
             return Err(RemapError::TooManyVmas);
         }
-        vmas.reserve(self.tables.machine, self.memcg(), 1)?;
+        vmas.reserve(self.machine(), self.space.memcg(), 1)?;
         let inserted = vmas.tree.insert(*part);
         debug_assert!(inserted.is_ok(), "there is room and a node");
-        page_cache::hold(self.tables.machine, &part.backing, self.id());
+        page_cache::hold(self.machine(), &part.backing, self.space.id());
         vmas.account(part, part.range, 1);
         Ok(())
     }

@@ -1,17 +1,11 @@
 //! Hints about memory: `madvise`.
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, UserRange};
 use crate::errno::Errno;
-use crate::frame::policy::Advice;
 use crate::memcg::{Refused, may_be_refused};
-use crate::platform::Platform;
-use crate::vma::{Prot, State, Vma, VmaFlags};
 
-use super::AddressSpace;
-use crate::space::fault::{Access, Fault, FaultError, SwapIn};
-use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
-use crate::space::protect::{Holes, ProtectError};
+use super::ProtectError;
+use crate::space::fault::FaultError;
 use crate::space::thp::CollapseError;
 
 /// What is said about a range.
@@ -61,7 +55,7 @@ pub enum Advise {
 
 impl Advise {
     /// Whether contents go, here or for a child.
-    pub(super) fn forgets(self) -> bool {
+    pub(in crate::space) fn forgets(self) -> bool {
         matches!(
             self,
             Advise::DontNeed
@@ -163,98 +157,5 @@ impl From<ProtectError> for AdviseError {
             ProtectError::NoMemory(why) => AdviseError::NoMemory(why),
             ProtectError::DataLimit => AdviseError::NoMemory(Refused::OutOfMemory),
         }
-    }
-}
-
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Takes advice that nothing but VMAs depend on; returns whether all of `range` is mapped.
-    pub(super) fn change_vmas(&self, range: UserRange, advice: Advise) -> Result<bool, AdviseError> {
-        let set: fn(&mut Vma) = match advice {
-            Advise::DontFork => |v| v.flags |= VmaFlags::DONTFORK,
-            Advise::DoFork => |v| v.flags -= VmaFlags::DONTFORK,
-            Advise::WipeOnFork => |v| v.flags |= VmaFlags::WIPEONFORK,
-            Advise::KeepOnFork => |v| v.flags -= VmaFlags::WIPEONFORK,
-            Advise::DontDump => |v| v.flags |= VmaFlags::DONTDUMP,
-            Advise::DoDump => |v| v.flags -= VmaFlags::DONTDUMP,
-            Advise::Huge => |v| v.advice = Advice::Huge,
-            Advise::NoHuge => |v| v.advice = Advice::NoHuge,
-            _ => return Ok(true),
-        };
-        Ok(self.set_vmas_if(&mut Change::begin(self, range), range, Holes::Passed, |_| Ok(()), set)?.covered)
-    }
-
-    /// Returns whether all of a range is mapped.
-    ///
-    /// # Errors
-    /// If that is asked: a VMA there is locked, or is something else than private anonymous memory.
-    pub(super) fn all(&self, range: UserRange, unlocked: bool, private: bool) -> Result<bool, AdviseError> {
-        let vmas = self.read();
-        for vma in vmas.overlapping(self.tables.platform(), range).filter(|vma| vma.state != State::Dying) {
-            if unlocked && vma.flags.contains(VmaFlags::LOCKED) {
-                return Err(AdviseError::Locked(*vma.range));
-            }
-            if private && !vma.backing.is_anonymous() {
-                return Err(AdviseError::NotPrivate(*vma.range));
-            }
-        }
-        Ok(vmas.covers(self.tables.platform(), range))
-    }
-
-    /// Side by side with faults; between preemption points it looks again what is there.
-    pub(super) fn dont_need(&self, rest: &mut Rest, locked: bool, more: More<'_>) -> Result<(), AdviseError> {
-        self.peak.note(&self.tables.slots);
-        let mut gather = self.gather(rest.left);
-        Pieces::of(self).each_vma(rest, more, |vma, part| {
-            if vma.flags.contains(VmaFlags::LOCKED) && !locked {
-                return Err(AdviseError::Locked(*vma.range));
-            }
-            Ok(Zap::of(self).some(part, Keep::Guards, &mut gather)?)
-        })
-    }
-
-    /// Splits huge mappings that reach across an end of `range`, which is not empty, as a reader of
-    /// the VMAs, once the VMAs there are not held.
-    pub(super) fn split_beside_faults(&self, range: UserRange) -> Result<(), Refused> {
-        let vmas = self.read();
-        let held = |at| vmas.tree.find(at).is_some_and(|v| v.state == State::Held);
-        if !held(range.start) && !held(range.end - 1) {
-            return self.tables.split_edges(range);
-        }
-        drop(vmas);
-        let _turn = Change::wait_turn(self, range);
-        self.tables.split_edges(range)
-    }
-
-    pub(super) fn populate_all(&self, rest: &mut Rest, access: Access, more: More<'_>) -> Result<(), AdviseError> {
-        let mut wanted = true;
-        while wanted && !rest.left.is_empty() {
-            let Some(vma) = self.read().find(rest.left.start).copied() else { return Err(AdviseError::NotMapped) };
-            // As Linux does, by what the VMA says, though what may be written can be read.
-            if !vma.prot.contains(if access == Access::Write { Prot::WRITE } else { Prot::READ }) {
-                return Err(AdviseError::Inaccessible(*vma.range));
-            }
-            let end = vma.range.end.min(rest.left.end);
-            while wanted && rest.left.start < end {
-                match Fault::of(self).fault_in(rest.left.start, access) {
-                    Ok((mapped, _)) => rest.left = rest.left.tail(mapped.end),
-                    Err(FaultError::Unmapped(_)) => return Err(AdviseError::NotMapped),
-                    Err(error) => return Err(AdviseError::Fault(error)),
-                }
-                self.tables.platform().resched();
-                wanted = more();
-            }
-        }
-        Ok(())
-    }
-
-    /// What a range has on swap devices comes back, as far as there is memory for it and they give it back (`MADV_WILLNEED`).
-    pub(super) fn will_need(&self, rest: &mut Rest, more: More<'_>) {
-        Pieces::of(self).each_table(rest, more, |part| {
-            // No VMA goes or moves meanwhile.
-            let _turn = Change::wait_turn(self, part);
-            // What does not come now comes when a program touches it: that is no matter of a hint.
-            // Where memory is refused for one page, there is none for those behind it either.
-            !matches!(SwapIn::of(self).swap_in_range(part, |_| true), Err(FaultError::NoMemory(_)))
-        });
     }
 }

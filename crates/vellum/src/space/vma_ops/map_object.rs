@@ -11,21 +11,20 @@ use crate::page_cache::{MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
 use crate::vma::{Backing, Prot, Sharing};
 
-use super::AddressSpace;
-use crate::space::map::{MapError, MapFlags, MapRequest};
+use super::{MapError, MapFlags, MapRequest, VmaOps};
 
 /// What is to stand behind a VMA whose place is not known yet.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Source {
+pub(in crate::space) struct Source {
     backing: Backing,
     offset: u64,
 }
 
 impl Source {
-    pub(super) const ANONYMOUS: Source = Source { backing: Backing::ANONYMOUS, offset: 0 };
+    pub(in crate::space) const ANONYMOUS: Source = Source { backing: Backing::ANONYMOUS, offset: 0 };
 
     /// For a VMA that begins here.
-    pub(super) fn at(&self, start: u64) -> Backing {
+    pub(in crate::space) fn at(&self, start: u64) -> Backing {
         match self.backing.is_anonymous() {
             true => self.backing,
             false => Backing { delta: self.offset.wrapping_sub(start), ..self.backing },
@@ -42,18 +41,14 @@ pub struct SharedKey {
     pub offset: u64,
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Map an object from `offset` on; the answer is where. [`MapFlags::SHARED`] says whether what is written goes there.
-    /// Pages that lie beyond the object's end can be mapped, and touched when the object has grown.
-    ///
-    /// # Errors
-    /// See [`MapError`]: nothing was changed.
-    pub fn map_object(&self, request: MapRequest, object: &Object<'m, P>, offset: u64) -> Result<u64, MapError> {
-        let len = self.length(&request)?;
-        if object.page_shift() != self.page_shift() {
+impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
+    /// Implements [`AddressSpace::map_object`].
+    pub(super) fn map_object(self, request: MapRequest, object: &Object<'m, P>, offset: u64) -> Result<u64, MapError> {
+        let len = self.checked_len(&request)?;
+        if object.page_shift() != self.space.page_shift() {
             return Err(MapError::OtherPages);
         }
-        if offset & ((1 << self.page_shift()) - 1) != 0 {
+        if offset & ((1 << self.space.page_shift()) - 1) != 0 {
             return Err(MapError::UnalignedOffset(offset));
         }
         if offset.checked_add(len).is_none_or(|end| end > MAX_SIZE) {
@@ -71,40 +66,40 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             _ if writes => return Err(MapError::Sealed),
             _ => Sharing::ReadOnly,
         };
-        let backing = object.lend(sharing, self.id(), self.memcg())?;
-        let mapped = self.map_new_vma(request, Source { backing, offset });
+        let backing = object.lend(sharing, self.space.id(), self.space.memcg())?;
+        let mapped = self.map_source(request, Source { backing, offset });
         if mapped.is_err() {
-            object.take_back(&backing, self.id());
+            object.take_back(&backing, self.space.id());
         }
         mapped
     }
 
     /// Shared anonymous memory: an object of its size, that nobody else knows.
-    pub(super) fn map_shared(&self, request: MapRequest) -> Result<u64, MapError> {
-        let len = self.length(&request)?;
-        let machine = self.tables.machine;
+    pub(in crate::space) fn map_shared(self, request: MapRequest) -> Result<u64, MapError> {
+        let len = self.checked_len(&request)?;
+        let machine = self.machine();
         if !request.flags.contains(MapFlags::NORESERVE) && self.exceeds_machine(len) {
             return Err(MapError::Overcommit);
         }
-        let object = Object::new(machine, &self.tables.arch, self.tables.memcg(), 0, len)?;
+        let object = Object::new(machine, self.arch(), self.tables().memcg(), 0, len)?;
         self.map_object(request, &object, 0)
     }
 
-    /// The object at an address, to be kept, and which byte of it is found there.
-    pub fn object_at(&self, addr: u64) -> Option<(Object<'m, P>, u64)> {
-        let vmas = self.read();
+    /// Implements [`AddressSpace::object_at`].
+    pub(super) fn object_at(self, addr: u64) -> Option<(Object<'m, P>, u64)> {
+        let vmas = self.space.read();
         let vma = vmas.find(addr).filter(|vma| !vma.backing.is_anonymous())?;
         // SAFETY: the VMAs are locked.
-        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+        let object = unsafe { Object::behind(self.machine(), &vma.backing) };
         Some(((*object).clone(), vma.backing.offset(addr)))
     }
 
-    /// What all who wait at this address have in common, if they can be in other spaces: it is shared memory.
-    pub fn shared_key(&self, addr: u64) -> Option<SharedKey> {
-        let vmas = self.read();
+    /// Implements [`AddressSpace::shared_key`].
+    pub(super) fn shared_key(self, addr: u64) -> Option<SharedKey> {
+        let vmas = self.space.read();
         let vma = vmas.find(addr).filter(|vma| vma.backing.is_shared())?;
         // SAFETY: the VMAs are locked.
-        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+        let object = unsafe { Object::behind(self.machine(), &vma.backing) };
         Some(SharedKey { object: object.serial(), offset: vma.backing.offset(addr) })
     }
 }

@@ -14,11 +14,9 @@ use crate::memcg::{LruList, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::vma::{Prot, Vma, VmaFlags};
 
-use super::AddressSpace;
+use super::{Populating, ProtectError, VmaOps};
 use crate::space::fault::{Access, FaultError};
 use crate::space::ground::{Change, Ptes};
-use crate::space::populate::Populating;
-use crate::space::protect::ProtectError;
 
 bitflags! {
     /// Which VMAs to lock, and how. The bits are Linux's.
@@ -101,34 +99,27 @@ fn with_lock(flags: VmaFlags, lock: VmaFlags) -> VmaFlags {
     (flags - VmaFlags::LOCKS) | lock
 }
 
-impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
-    /// Locks all pages of a range (`mlock`; with `on_fault`, `mlock2` with `MLOCK_ONFAULT`).
-    ///
-    /// # Errors
-    /// See [`LockError`]. (Linux locks what lies before a hole.)
-    pub fn lock(&self, addr: u64, len: u64, on_fault: bool) -> Result<(), LockError> {
+impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
+    /// Implements [`AddressSpace::lock`].
+    pub(super) fn lock(self, addr: u64, len: u64, on_fault: bool) -> Result<(), LockError> {
         let mut rest = self.begin_lock(addr, len, on_fault)?;
         self.populate_some(&mut rest, || true).map(|_| ()).map_err(LockError::Fault)
     }
 
-    /// Locks all pages of a range, as [`AddressSpace::lock`], but faults none in: the caller does
-    /// that next, by [`AddressSpace::populate_some`].
-    ///
-    /// # Errors
-    /// See [`LockError`].
-    pub fn begin_lock(&self, addr: u64, len: u64, on_fault: bool) -> Result<Populating, LockError> {
-        let limit = self.limits().locked;
+    /// Implements [`AddressSpace::begin_lock`].
+    pub(super) fn begin_lock(self, addr: u64, len: u64, on_fault: bool) -> Result<Populating, LockError> {
+        let limit = self.space.limits().locked;
         if limit == 0 {
             return Err(LockError::Forbidden);
         }
         let range = self.pages_of(addr, len).map_err(|error| if len > limit { LockError::LockLimit } else { error })?;
         let mut lock = VmaFlags::LOCKED;
         lock.set(VmaFlags::ONFAULT, on_fault);
-        let mut change = Change::begin(self, range);
+        let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
         let is_locked = |vma: &&Vma| vma.flags.contains(VmaFlags::LOCKED);
         let there = |vma: &Vma| vma.range.intersect(&range).len();
-        let locked = vmas.overlapping(self.tables.platform(), range).filter(is_locked).map(there).sum::<u64>();
+        let locked = vmas.overlapping(self.platform(), range).filter(is_locked).map(there).sum::<u64>();
         if (vmas.locked - locked).saturating_add(range.len()) > vmas.limits.locked {
             return Err(LockError::LockLimit);
         }
@@ -137,13 +128,10 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         Ok(Populating::all(range, false))
     }
 
-    /// Unlock all pages of a range (`munlock`).
-    ///
-    /// # Errors
-    /// See [`LockError`].
-    pub fn unlock(&self, addr: u64, len: u64) -> Result<(), LockError> {
+    /// Implements [`AddressSpace::unlock`].
+    pub(super) fn unlock(self, addr: u64, len: u64) -> Result<(), LockError> {
         let range = self.pages_of(addr, len)?;
-        let mut change = Change::begin(self, range);
+        let mut change = Change::begin(self.space, range);
         if self.set_vmas(&mut change, range, |v| v.flags -= VmaFlags::LOCKS)? {
             change.unlock();
             self.make_evictable(range);
@@ -151,28 +139,20 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         Ok(())
     }
 
-    /// Lock VMAs wherever they are (`mlockall`): this is how it is from now on, whatever was asked for before. What can't be
-    /// faulted in is no error.
-    ///
-    /// # Errors
-    /// See [`LockError`].
-    pub fn lock_all(&self, flags: LockAll) -> Result<(), LockError> {
-        self.begin_lock_all(flags).map(|rest| self.populate(rest))
+    /// Implements [`AddressSpace::lock_all`].
+    pub(super) fn lock_all(self, flags: LockAll) -> Result<(), LockError> {
+        self.begin_lock_all(flags).map(|rest| self.populate_all(rest))
     }
 
-    /// Locks VMAs wherever they are, as [`AddressSpace::lock_all`], but faults nothing in: the
-    /// caller does that next, by [`AddressSpace::populate_some`], and passes over what can't be.
-    ///
-    /// # Errors
-    /// See [`LockError`].
-    pub fn begin_lock_all(&self, flags: LockAll) -> Result<Populating, LockError> {
+    /// Implements [`AddressSpace::begin_lock_all`].
+    pub(super) fn begin_lock_all(self, flags: LockAll) -> Result<Populating, LockError> {
         if !flags.intersects(LockAll::CURRENT | LockAll::FUTURE) || flags.bits() & !LockAll::all().bits() != 0 {
             return Err(LockError::Flags(flags));
         }
-        let all = UserRange::all(&self.tables.arch);
+        let all = UserRange::all(self.arch());
         let mut lock = VmaFlags::LOCKED;
         lock.set(VmaFlags::ONFAULT, flags.contains(LockAll::ONFAULT));
-        let mut change = Change::begin(self, all);
+        let mut change = Change::begin(self.space, all);
         let vmas = change.vmas();
         if vmas.limits.locked == 0 {
             return Err(LockError::Forbidden);
@@ -182,25 +162,25 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         }
         vmas.future = if flags.contains(LockAll::FUTURE) { lock } else { VmaFlags::empty() };
         if flags.contains(LockAll::CURRENT) {
-            vmas.account_all(self.tables.machine, all, -1);
-            vmas.each(self.tables.machine, all, |v| v.flags = with_lock(v.flags, lock));
-            vmas.account_all(self.tables.machine, all, 1);
+            vmas.account_all(self.machine(), all, -1);
+            vmas.each(self.machine(), all, |v| v.flags = with_lock(v.flags, lock));
+            vmas.account_all(self.machine(), all, 1);
         }
         drop(change);
         let now = if flags.contains(LockAll::CURRENT) { all } else { UserRange::default() };
         Ok(Populating::all(now, false))
     }
 
-    /// Unlock all VMAs, and lock none from now on (`munlockall`).
-    pub fn unlock_all(&self) {
-        let all = UserRange::all(&self.tables.arch);
-        let mut change = Change::begin(self, all);
+    /// Implements [`AddressSpace::unlock_all`].
+    pub(super) fn unlock_all(self) {
+        let all = UserRange::all(self.arch());
+        let mut change = Change::begin(self.space, all);
         let vmas = change.vmas();
         vmas.future = VmaFlags::empty();
         let some = vmas.locked > 0;
-        vmas.account_all(self.tables.machine, all, -1);
-        vmas.each(self.tables.machine, all, |v| v.flags -= VmaFlags::LOCKS);
-        vmas.account_all(self.tables.machine, all, 1);
+        vmas.account_all(self.machine(), all, -1);
+        vmas.each(self.machine(), all, |v| v.flags -= VmaFlags::LOCKS);
+        vmas.account_all(self.machine(), all, 1);
         if some {
             change.unlock();
             self.make_evictable(all);
@@ -208,10 +188,10 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// What a range has may be reclaimed again, unless who wants to finds it locked elsewhere.
-    fn make_evictable(&self, range: UserRange) {
-        let machine = self.tables.machine;
-        Ptes::of(self).each_run(range, |_, run| {
-            for (head, frame) in Ptes::of(self).folios_of(run) {
+    fn make_evictable(self, range: UserRange) {
+        let machine = self.machine();
+        Ptes::of(self.space).each_run(range, |_, run| {
+            for (head, frame) in Ptes::of(self.space).folios_of(run) {
                 if LruList::of(frame) == Some(LruList::Unevictable) {
                     let list = LruList::evictable(frame);
                     machine.memcgs().relist(machine.frames(), head, Some(LruList::Unevictable), list);
@@ -222,10 +202,10 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// The pages that a range touches.
-    fn pages_of(&self, addr: u64, len: u64) -> Result<UserRange, LockError> {
-        let start = align_down(addr, self.page_shift());
+    fn pages_of(self, addr: u64, len: u64) -> Result<UserRange, LockError> {
+        let start = align_down(addr, self.space.page_shift());
         let len = len.checked_add(addr - start).ok_or(LockError::Overflow)?;
-        UserRange::new(&self.tables.arch, start, len).map_err(|bad| match bad {
+        UserRange::new(self.arch(), start, len).map_err(|bad| match bad {
             BadRange::Beyond(_) => LockError::NotMapped,
             BadRange::Unaligned(_) | BadRange::Overflow => LockError::Overflow,
         })
@@ -234,7 +214,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
 
 impl Vma {
     /// The access that brings all that there is to be brought ahead: private memory that may be written has its own.
-    pub(super) fn populated_by(&self) -> Access {
+    pub(in crate::space) fn populated_by(&self) -> Access {
         if self.prot.contains(Prot::WRITE) && !self.backing.is_shared() { Access::Write } else { Access::Read }
     }
 }

@@ -7,7 +7,7 @@ use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::vma::{State, Vma, VmaFlags};
 
-use super::AddressSpace;
+use super::VmaOps;
 use crate::space::ground::{Change, Zap};
 
 /// Why nothing was unmapped. Nothing was changed.
@@ -55,35 +55,29 @@ impl core::error::Error for UnmapError {}
 
 may_be_refused!(UnmapError);
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Unmap whatever is mapped in these addresses. When it returns, no CPU can reach what was there, the memory is free,
-    /// and so are the addresses.
-    ///
-    /// # Errors
-    /// See [`UnmapError`]: nothing was changed.
-    pub fn unmap(&self, addr: u64, len: u64) -> Result<(), UnmapError> {
-        let range = UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
+    /// Implements [`AddressSpace::unmap`].
+    pub(super) fn unmap(self, addr: u64, len: u64) -> Result<(), UnmapError> {
+        let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => UnmapError::Unaligned(addr),
             BadRange::Overflow | BadRange::Beyond(_) => UnmapError::OutOfRange,
         })?;
         if range.is_empty() {
             return Err(UnmapError::ZeroLength);
         }
-        let mut change = Change::begin(self, range);
+        let mut change = Change::begin(self.space, range);
         if self.begin_unmap(&mut change, range, State::Dying, None)? {
-            Zap::of(self).all(range);
-            change.vmas().remove(self.tables.machine, range);
+            Zap::of(self.space).all(range);
+            change.vmas().remove(self.machine(), range);
         }
         Ok(())
     }
 
-    /// Unmaps everything, sealed VMAs too: for a host whose last process in the space has ended,
-    /// while something else still refers to the space. When it returns, the memory is free. Needs
-    /// no memory.
-    pub fn unmap_all(&self) {
-        let machine = self.tables.machine;
-        let range = UserRange::all(&self.tables.arch);
-        let mut change = Change::begin(self, range);
+    /// Implements [`AddressSpace::unmap_all`].
+    pub(super) fn unmap_all(self) {
+        let machine = self.machine();
+        let range = UserRange::all(self.arch());
+        let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
         if vmas.first(range).is_none() {
             return;
@@ -91,7 +85,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         vmas.each(machine, range, |v| v.state = State::Dying);
         vmas.account_all(machine, range, -1);
         change.unlock();
-        Zap::of(self).all(range);
+        Zap::of(self.space).all(range);
         change.vmas().remove(machine, range);
     }
 
@@ -99,14 +93,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// reaching across, and let go of the VMAs. `coming` is what will be there afterwards, if
     /// anything: from now on it counts instead of them, in the lock in which the limits were looked
     /// at. Returns whether there is any VMA; if not, nothing has changed.
-    pub(super) fn begin_unmap(
-        &self,
+    pub(in crate::space) fn begin_unmap(
+        self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
         going: State,
         coming: Option<&Vma>,
     ) -> Result<bool, UnmapError> {
-        let machine = self.tables.machine;
+        let machine = self.machine();
         let vmas = change.vmas();
         let found = vmas.survey(machine.platform(), range, |vma, _| match vma.flags.contains(VmaFlags::SEALED) {
             true => Err(UnmapError::Sealed(*vma.range)),
@@ -120,15 +114,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(UnmapError::TooManyVmas);
         }
         if found.cuts > 0 {
-            vmas.reserve(machine, self.memcg(), found.cuts)?;
+            vmas.reserve(machine, self.space.memcg(), found.cuts)?;
             vmas.isolate(machine, range);
         }
         vmas.each(machine, range, |v| v.state = going);
         vmas.count(&found.amounts, -1);
         coming.inspect(|vma| vmas.account(vma, range, 1));
-        let edges = self.tables.has_edges(range);
+        let edges = self.tables().has_edges(range);
         change.unlock();
-        if edges && let Err(error) = self.tables.split_edges(range) {
+        if edges && let Err(error) = self.tables().split_edges(range) {
             let vmas = change.vmas();
             vmas.each(machine, range, |v| v.state = State::Live);
             coming.inspect(|vma| vmas.account(vma, range, -1));

@@ -10,11 +10,9 @@ use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::vma::{Direction, Prot, State, Vma, VmaFlags};
 
-use super::AddressSpace;
+use super::map_object::Source;
+use super::{Populating, UnmapError, VmaOps};
 use crate::space::ground::{Change, Excess, Vmas, Zap};
-use crate::space::object::Source;
-use crate::space::populate::Populating;
-use crate::space::unmap::UnmapError;
 
 bitflags! {
     /// How to map.
@@ -182,89 +180,87 @@ impl core::ops::Deref for Request {
     }
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Map anonymous memory; the answer is where. With [`MapFlags::SHARED`], an object is made that stands behind it.
-    ///
-    /// # Errors
-    /// See [`MapError`]: nothing was changed.
-    pub fn map(&self, request: MapRequest) -> Result<u64, MapError> {
+impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
+    /// Implements [`AddressSpace::map`].
+    pub(super) fn map(self, request: MapRequest) -> Result<u64, MapError> {
         if request.flags.contains(MapFlags::SHARED) {
             return self.map_shared(request);
         }
-        self.map_new_vma(request, Source::ANONYMOUS)
+        self.map_source(request, Source::ANONYMOUS)
     }
 
     /// How much of the address space a request takes.
-    pub(super) fn length(&self, request: &MapRequest) -> Result<u64, MapError> {
+    pub(in crate::space) fn checked_len(self, request: &MapRequest) -> Result<u64, MapError> {
         if request.len == 0 {
             return Err(MapError::ZeroLength);
         }
-        let len = align_up(request.len, self.page_shift()).ok_or(MapError::OutOfRange)?;
-        if len > self.tables.arch.user_end() {
+        let len = align_up(request.len, self.space.page_shift()).ok_or(MapError::OutOfRange)?;
+        if len > self.arch().user_end() {
             return Err(MapError::OutOfRange);
         }
         Ok(len)
     }
 
     /// Map this; the VMA takes over the caller's reference to the object, if there is one and nothing fails.
-    pub(super) fn map_new_vma(&self, request: MapRequest, source: Source) -> Result<u64, MapError> {
-        let len = self.length(&request)?;
+    pub(in crate::space) fn map_source(self, request: MapRequest, source: Source) -> Result<u64, MapError> {
+        let len = self.checked_len(&request)?;
         let request = Request { request, source };
         let range = if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
-            let range = self.fixed(request.addr, len)?;
+            let range = self.fixed_range(request.addr, len)?;
             self.map_fixed(range, &request)?;
             range
         } else {
             self.map_anywhere(request.addr, len, &request)?
         };
         if !request.flags.contains(MapFlags::LATER) {
-            self.populate(Populating::all(range, request.flags.contains(MapFlags::POPULATE)));
+            self.populate_all(Populating::all(range, request.flags.contains(MapFlags::POPULATE)));
         }
         Ok(range.start)
     }
 
-    pub(super) fn fixed(&self, addr: u64, len: u64) -> Result<UserRange, MapError> {
-        UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+    pub(in crate::space) fn fixed_range(self, addr: u64, len: u64) -> Result<UserRange, MapError> {
+        UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             // Linux looks first whether the end is in range.
-            BadRange::Unaligned(addr) if addr <= self.tables.arch.user_end() - len => MapError::Unaligned(addr),
+            BadRange::Unaligned(addr) if addr <= self.arch().user_end() - len => MapError::Unaligned(addr),
             _ => MapError::OutOfRange,
         })
     }
 
-    fn map_anywhere(&self, hint: u64, len: u64, request: &Request) -> Result<UserRange, MapError> {
+    fn map_anywhere(self, hint: u64, len: u64, request: &Request) -> Result<UserRange, MapError> {
         let choose = |vmas: &Vmas| match request.flags.contains(MapFlags::LOW) {
-            true => self.find_room_within(vmas, hint, len, UserRange::all(&self.tables.arch).intersect(&LOW)),
-            false => self.find_room(vmas, hint, len),
+            true => self.find_free_range_in(vmas, hint, len, self.user_part(LOW)),
+            false => self.find_free_range(vmas, hint, len),
         };
-        let mut vmas = self.write();
+        let mut vmas = self.space.write();
         let range = choose(&vmas)?;
         if !vmas.claims.is_ahead(&range, None) {
             self.check(&vmas, range, 0, request)?;
-            vmas.reserve(self.tables.machine, self.memcg(), 1)?;
+            vmas.reserve(self.machine(), self.space.memcg(), 1)?;
             self.add(&mut vmas, range, request);
-            vmas.merge(self.tables.machine, range);
-            vmas.trim(self.tables.machine);
+            vmas.merge(self.machine(), range);
+            vmas.trim(self.machine());
             return Ok(range);
         }
         // A hole in a range that is being unmapped: it is free when the rest is.
         drop(vmas);
-        let mut change = Change::begin_both(self, |vmas| Ok::<_, MapError>([choose(vmas)?, UserRange::default()]))?;
+        let mut change =
+            Change::begin_both(self.space, |vmas| Ok::<_, MapError>([choose(vmas)?, UserRange::default()]))?;
         let range = change.range();
         let vmas = change.vmas();
         self.check(vmas, range, 0, request)?;
-        vmas.reserve(self.tables.machine, self.memcg(), 1)?;
+        vmas.reserve(self.machine(), self.space.memcg(), 1)?;
         self.add(vmas, range, request);
         Ok(range)
     }
 
     /// At the hint, if it is free; else as high as possible, large VMAs where huge pages fit.
-    pub(super) fn find_room(&self, vmas: &Vmas, hint: u64, len: u64) -> Result<UserRange, MapError> {
-        let all = UserRange::all(&self.tables.arch).tail(vmas.limits.lowest);
-        self.find_room_within(vmas, hint, len, all)
+    pub(in crate::space) fn find_free_range(self, vmas: &Vmas, hint: u64, len: u64) -> Result<UserRange, MapError> {
+        let all = UserRange::all(self.arch()).tail(vmas.limits.lowest);
+        self.find_free_range_in(vmas, hint, len, all)
     }
 
-    fn find_room_within(&self, vmas: &Vmas, hint: u64, len: u64, window: UserRange) -> Result<UserRange, MapError> {
-        let shift = self.page_shift();
+    fn find_free_range_in(self, vmas: &Vmas, hint: u64, len: u64, window: UserRange) -> Result<UserRange, MapError> {
+        let shift = self.space.page_shift();
         let room = |from: u64, end: u64, align: u32| {
             let room = window.tail(from).head(end);
             vmas.tree.find_gap(len, align, *room, Direction::TopDown).map(|start| room.tail(start).head(start + len))
@@ -278,7 +274,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 return Ok(range);
             }
         }
-        let huge = self.tables.arch.level_shift(2);
+        let huge = self.arch().level_shift(2);
         let base = vmas.limits.mmap_base.min(window.end);
         let aligned = if len >> huge != 0 { room(window.start, base, huge) } else { None };
         aligned
@@ -287,8 +283,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             .ok_or(MapError::NoRoom)
     }
 
-    fn map_fixed(&self, range: UserRange, request: &Request) -> Result<(), MapError> {
-        let mut change = Change::begin(self, range);
+    fn map_fixed(self, range: UserRange, request: &Request) -> Result<(), MapError> {
+        let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
         if range.start < vmas.limits.lowest {
             return Err(MapError::TooLow(range.start));
@@ -298,11 +294,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         {
             return Err(MapError::Exists(*vma.range.intersect(&range)));
         }
-        let platform = self.tables.platform();
+        let platform = self.platform();
         let replaced: u64 = vmas.overlapping(platform, range).map(|v| v.range.intersect(&range).len()).sum();
         self.check(vmas, range, replaced, request)?;
         if replaced == 0 {
-            vmas.reserve(self.tables.machine, self.memcg(), 1)?;
+            vmas.reserve(self.machine(), self.space.memcg(), 1)?;
             self.add(vmas, range, request);
             return Ok(());
         }
@@ -314,15 +310,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             UnmapError::NoMemory(why) => MapError::NoMemory(why),
             _ => MapError::NoMemory(Refused::OutOfMemory),
         })?;
-        Zap::of(self).all(range);
+        Zap::of(self.space).all(range);
         let vmas = change.vmas();
         let first = vmas.first(range).map_or(range, |v| v.range);
-        vmas.remove(self.tables.machine, range.tail(first.end));
-        vmas.replace(self.tables.machine, first.start, new);
+        vmas.remove(self.machine(), range.tail(first.end));
+        vmas.replace(self.machine(), first.start, new);
         Ok(())
     }
 
-    fn add(&self, vmas: &mut Vmas, range: UserRange, request: &Request) {
+    fn add(self, vmas: &mut Vmas, range: UserRange, request: &Request) {
         let vma = new_vma(range, request, vmas.future);
         let inserted = vmas.tree.insert(vma);
         debug_assert!(inserted.is_ok(), "room was found and a node reserved");
@@ -330,7 +326,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Whether the limits allow `range` to be mapped, `replaced` bytes of it being mapped now.
-    fn check(&self, vmas: &Vmas, range: UserRange, replaced: u64, request: &Request) -> Result<(), MapError> {
+    fn check(self, vmas: &Vmas, range: UserRange, replaced: u64, request: &Request) -> Result<(), MapError> {
         if vmas.tree.len() > vmas.limits.vmas {
             return Err(MapError::TooManyVmas);
         }
@@ -342,19 +338,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let vma = new_vma(range, request, vmas.future);
         vmas.allow(&vma, range.len(), replaced)?;
-        if self.is_too_much(&vma, range.len()) { Err(MapError::Overcommit) } else { Ok(()) }
+        if self.overcommits(&vma, range.len()) { Err(MapError::Overcommit) } else { Ok(()) }
     }
 
     /// Whether `len` bytes used as `kind` is are a promise that the machine could not keep.
-    pub(super) fn is_too_much(&self, kind: &Vma, len: u64) -> bool {
+    pub(in crate::space) fn overcommits(self, kind: &Vma, len: u64) -> bool {
         let promised =
             kind.prot.contains(Prot::WRITE) && !kind.flags.contains(VmaFlags::NORESERVE) && !kind.backing.is_shared();
         promised && self.exceeds_machine(len)
     }
 
     /// Whether so many bytes are more than there is memory and swap.
-    pub(super) fn exceeds_machine(&self, len: u64) -> bool {
-        let (machine, pages) = (self.tables.machine, len / FRAME_SIZE);
+    pub(in crate::space) fn exceeds_machine(self, len: u64) -> bool {
+        let (machine, pages) = (self.machine(), len / FRAME_SIZE);
         let memory = machine.frames().total();
         pages > memory && pages > memory + machine.swaps().slots(machine.platform())
     }

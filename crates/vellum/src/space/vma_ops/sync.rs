@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::platform::Platform;
 use crate::vma::VmaFlags;
 
-use super::AddressSpace;
+use super::VmaOps;
 
 /// Why a range can't be synchronized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,22 +42,18 @@ impl core::fmt::Display for SyncError {
 
 impl core::error::Error for SyncError {}
 
-impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
-    /// Have what was written to a range be found by whoever reads the objects behind it; it is already. `invalidate` is
-    /// `MS_INVALIDATE`. (That `MS_SYNC` and `MS_ASYNC` exclude each other, and which other flags there are, is the host's.)
-    ///
-    /// # Errors
-    /// See [`SyncError`].
-    pub fn sync(&self, addr: u64, len: u64, invalidate: bool) -> Result<(), SyncError> {
-        let range = UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
+    /// Implements [`AddressSpace::sync`].
+    pub(super) fn sync(self, addr: u64, len: u64, invalidate: bool) -> Result<(), SyncError> {
+        let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => SyncError::Unaligned(addr),
             BadRange::Overflow | BadRange::Beyond(_) => SyncError::NotMapped,
         })?;
-        let vmas = self.read();
+        let vmas = self.space.read();
         let locked = |vma: &&crate::vma::Vma| vma.flags.contains(VmaFlags::LOCKED);
-        if invalidate && let Some(vma) = vmas.overlapping(self.tables.platform(), range).find(locked) {
+        if invalidate && let Some(vma) = vmas.overlapping(self.platform(), range).find(locked) {
             return Err(SyncError::Locked(*vma.range));
         }
-        if range.is_empty() || vmas.covers(self.tables.platform(), range) { Ok(()) } else { Err(SyncError::NotMapped) }
+        if range.is_empty() || vmas.covers(self.platform(), range) { Ok(()) } else { Err(SyncError::NotMapped) }
     }
 }

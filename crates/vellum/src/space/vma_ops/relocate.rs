@@ -17,19 +17,19 @@ use crate::platform::Platform;
 use crate::table::{Route, Spares};
 use crate::vma::{Backing, State, Vma, VmaFlags};
 
-use super::AddressSpace;
+use super::remap::Wanted;
+use super::{RemapError, RemapFlags, VmaOps};
 use crate::space::ground::{Change, Ptes, Vmas, Zap};
-use crate::space::remap::{RemapError, RemapFlags, Wanted};
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
     /// Move what is mapped at the old addresses, and no more than is wanted of it, to new ones.
-    pub(super) fn move_vmas(
-        &self,
+    pub(in crate::space) fn move_vmas(
+        self,
         mut change: Change<'_, 'm, P, A>,
         wanted: &Wanted,
         to: UserRange,
     ) -> Result<(), RemapError> {
-        let machine = self.tables.machine;
+        let machine = self.machine();
         let leave = wanted.flags.contains(RemapFlags::DONTUNMAP);
         let kept = wanted.kept();
         let parts = Parts { kept, to };
@@ -50,7 +50,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         parts.hold(machine, vmas, wanted, leave);
         change.unlock();
         match self.prepare(&mut change, wanted, &parts) {
-            Ok(spares) => self.move_entries(&mut change, wanted, &parts, spares),
+            Ok(spares) => self.move_ptes(&mut change, wanted, &parts, spares),
             Err(error) => {
                 parts.unhold(machine, change.vmas(), wanted, leave);
                 return Err(error.into());
@@ -58,18 +58,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let vmas = change.vmas();
         parts.each(vmas, |vmas, part| {
-            page_cache::hold(machine, &part.vma.backing, self.id());
+            page_cache::hold(machine, &part.vma.backing, self.space.id());
             vmas.remove(machine, part.vma.range);
             let vma = self.renewed(vmas, part.vma);
             let inserted = vmas.tree.insert(vma);
             debug_assert!(inserted.is_ok(), "the place is free, and the node was promised");
         });
         if leave {
-            vmas.account_all(self.tables.machine, kept, -1);
-            vmas.each(self.tables.machine, kept, |v| {
+            vmas.account_all(self.machine(), kept, -1);
+            vmas.each(self.machine(), kept, |v| {
                 (v.state, v.flags, v.backing) = (State::Live, v.flags - VmaFlags::LOCKS, v.backing.renewed());
             });
-            vmas.account_all(self.tables.machine, kept, 1);
+            vmas.account_all(self.machine(), kept, 1);
         } else {
             vmas.remove(machine, wanted.old);
         }
@@ -77,9 +77,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// A VMA that has come to its new place; as a new one would be, if nothing came with it.
-    fn renewed(&self, vmas: &mut Vmas, vma: Vma) -> Vma {
+    fn renewed(self, vmas: &mut Vmas, vma: Vma) -> Vma {
         let renewed = Vma { backing: vma.backing.renewed(), ..vma };
-        if renewed == vma || Ptes::of(self).next_run(vma.range, |_| true).is_some() {
+        if renewed == vma || Ptes::of(self.space).next_run(vma.range, |_| true).is_some() {
             return vma;
         }
         vmas.account(&vma, vma.range, -1);
@@ -89,41 +89,41 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// All that can fail, short of changing anything: huge mappings are split that reach across a border, and tables provided.
     fn prepare(
-        &self,
+        self,
         change: &mut Change<'_, 'm, P, A>,
         wanted: &Wanted,
         parts: &Parts,
-    ) -> Result<Spares<'_, 'm, P, A>, Refused> {
-        self.tables.split_edges(wanted.old)?;
-        self.tables.split_end(parts.kept)?;
-        let mut spares = Spares::new(&self.tables);
+    ) -> Result<Spares<'s, 'm, P, A>, Refused> {
+        self.tables().split_edges(wanted.old)?;
+        self.tables().split_end(parts.kept)?;
+        let mut spares = Spares::new(self.tables());
         parts.each_without_lock(change, |part| {
-            self.tables.split_edges(part.vma.range)?;
-            self.tables.prepare_to_move(&part.route(), &mut spares)
+            self.tables().split_edges(part.vma.range)?;
+            self.tables().prepare_to_move(&part.route(), &mut spares)
         })?;
         Ok(spares)
     }
 
     /// Empty the new addresses, and what is not kept of the old; move the rest. Nobody uses the old addresses any more when this
     /// is done.
-    fn move_entries(
-        &self,
+    fn move_ptes(
+        self,
         change: &mut Change<'_, 'm, P, A>,
         wanted: &Wanted,
         parts: &Parts,
         mut spares: Spares<'_, 'm, P, A>,
     ) {
         let Ok(()) = parts.each_without_lock(change, |part| {
-            Zap::of(self).all(part.vma.range);
+            Zap::of(self.space).all(part.vma.range);
             Ok::<_, Infallible>(())
         });
         let rest = wanted.old.tail(parts.kept.end);
         if !rest.is_empty() {
-            Zap::of(self).all(rest);
+            Zap::of(self.space).all(rest);
         }
-        let mut gather = self.gather(wanted.old);
+        let mut gather = self.space.gather(wanted.old);
         let Ok(()) = parts.each_without_lock(change, |part| {
-            self.tables.relocate(&part.route(), &mut spares, &mut gather);
+            self.tables().relocate(&part.route(), &mut spares, &mut gather);
             Ok::<_, Infallible>(())
         });
     }

@@ -8,10 +8,8 @@ use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::vma::{Prot, State, VmaFlags};
 
-use super::AddressSpace;
-use crate::space::advise::AdviseError;
+use super::{AdviseError, ProtectError, VmaOps};
 use crate::space::ground::Change;
-use crate::space::protect::ProtectError;
 
 /// Why nothing was sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,13 +63,10 @@ impl From<ProtectError> for SealError {
     }
 }
 
-impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
-    /// Seal the VMAs of a range, for as long as the space lives; a child's are sealed too.
-    ///
-    /// # Errors
-    /// See [`SealError`]: nothing was changed.
-    pub fn seal(&self, addr: u64, len: u64) -> Result<(), SealError> {
-        let range = UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
+    /// Implements [`AddressSpace::seal`].
+    pub(super) fn seal(self, addr: u64, len: u64) -> Result<(), SealError> {
+        let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => SealError::Unaligned(addr),
             BadRange::Overflow => SealError::Overflow,
             BadRange::Beyond(_) => SealError::NotMapped,
@@ -80,14 +75,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             return Ok(());
         }
         let sealed = VmaFlags::SEALED;
-        self.set_vmas(&mut Change::begin(self, range), range, |v| v.flags |= sealed)?;
+        self.set_vmas(&mut Change::begin(self.space, range), range, |v| v.flags |= sealed)?;
         Ok(())
     }
 
     /// Whether what a range holds may be forgotten: not what is sealed and can't be written, where no object has it.
-    pub(super) fn may_forget(&self, range: UserRange) -> Result<(), AdviseError> {
-        let vmas = self.read();
-        let mut sealed = vmas.overlapping(self.tables.platform(), range).filter(|v| v.flags.contains(VmaFlags::SEALED));
+    pub(in crate::space) fn check_sealed(self, range: UserRange) -> Result<(), AdviseError> {
+        let vmas = self.space.read();
+        let mut sealed = vmas.overlapping(self.platform(), range).filter(|v| v.flags.contains(VmaFlags::SEALED));
         let forbids =
             sealed.find(|v| v.state != State::Dying && v.backing.is_anonymous() && !v.prot.contains(Prot::WRITE));
         forbids.map_or(Ok(()), |vma| Err(AdviseError::Sealed(*vma.range)))

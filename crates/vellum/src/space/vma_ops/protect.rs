@@ -9,7 +9,7 @@ use crate::table::{Found, LockedTable, RUNS_A_HOLD};
 use crate::tlb::Gather;
 use crate::vma::{Prot, Sharing, Vma, VmaFlags};
 
-use super::AddressSpace;
+use super::VmaOps;
 use crate::space::ground::{Amounts, Change, Ptes};
 
 /// Why nothing was changed.
@@ -70,7 +70,7 @@ may_be_refused!(ProtectError);
 
 /// The ways of a change of VMAs with addresses of its range that are not mapped.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Holes {
+pub(in crate::space) enum Holes {
     /// It changes nothing.
     Refused,
     /// It changes the VMAs beside them.
@@ -78,20 +78,17 @@ pub(super) enum Holes {
 }
 
 /// The result of a change of VMAs.
-pub(super) struct Set {
+pub(in crate::space) struct Set {
     /// Some of them were not as they should be.
-    pub(super) changed: bool,
+    pub(in crate::space) changed: bool,
     /// They cover all of the range.
-    pub(super) covered: bool,
+    pub(in crate::space) covered: bool,
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Change what may be done with mapped memory.
-    ///
-    /// # Errors
-    /// See [`ProtectError`]: nothing was changed. (Linux changes what lies before a hole.)
-    pub fn protect(&self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
-        let range = UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
+    /// Implements [`AddressSpace::protect`].
+    pub(super) fn protect(self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
+        let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => ProtectError::Unaligned(addr),
             BadRange::Overflow => ProtectError::Overflow,
             BadRange::Beyond(_) => ProtectError::NotMapped,
@@ -99,7 +96,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if range.is_empty() {
             return Ok(());
         }
-        let mut change = Change::begin(self, range);
+        let mut change = Change::begin(self.space, range);
         let exec_gain = change.vmas().limits.exec_gain;
         let (writes, executes) = (prot.contains(Prot::WRITE), prot.contains(Prot::EXEC));
         let check = |vma: &Vma| {
@@ -122,8 +119,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Change (`set`) the VMAs of `range`, split at its ends, with no huge mapping reaching across. `false`: all of them are
     /// as they should be already.
-    pub(super) fn set_vmas(
-        &self,
+    pub(in crate::space) fn set_vmas(
+        self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
         set: impl Fn(&mut Vma),
@@ -133,15 +130,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// The same, unless `check` refuses to have one of them changed, and with holes in the range or
     /// without.
-    pub(super) fn set_vmas_if(
-        &self,
+    pub(in crate::space) fn set_vmas_if(
+        self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
         holes: Holes,
         check: impl Fn(&Vma) -> Result<(), ProtectError>,
         set: impl Fn(&mut Vma),
     ) -> Result<Set, ProtectError> {
-        let machine = self.tables.machine;
+        let machine = self.machine();
         let vmas = change.vmas();
         let mut same = true;
         let mut coming = Amounts::default();
@@ -170,17 +167,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if vmas.tree.len() + found.cuts > vmas.limits.vmas {
                 return Err(ProtectError::TooManyVmas);
             }
-            vmas.reserve(machine, self.memcg(), found.cuts)?;
+            vmas.reserve(machine, self.space.memcg(), found.cuts)?;
             vmas.isolate(machine, range);
         }
         // In the lock in which the limits were looked at, the VMAs count as they will be.
         vmas.count(&found.amounts, -1);
         vmas.count(&coming, 1);
-        if self.tables.has_edges(range) {
+        if self.tables().has_edges(range) {
             // Faults go on meanwhile, but the VMAs end at the ends of the range now, so that no new huge mapping reaches
             // across.
             change.unlock();
-            if let Err(error) = self.tables.split_edges(range) {
+            if let Err(error) = self.tables().split_edges(range) {
                 let vmas = change.vmas();
                 vmas.count(&coming, -1);
                 vmas.count(&found.amounts, 1);
@@ -192,34 +189,34 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Bring the entries of `range` in line with its VMAs.
-    fn reprotect(&self, range: UserRange, prot: Prot) {
-        let mut gather = self.gather(range);
+    fn reprotect(self, range: UserRange, prot: Prot) {
+        let mut gather = self.space.gather(range);
         let mut at = range.start;
         while at < range.end {
-            match self.tables.find(range.tail(at)) {
+            match self.tables().find(range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     at = self.reprotect_table(&table, range.tail(at), prot, &mut gather);
                     table.unlock(&mut gather);
-                    self.tables.platform().resched();
+                    self.platform().resched();
                 }
             }
         }
     }
 
     fn reprotect_table(
-        &self,
+        self,
         table: &LockedTable<'_, 'm, P, A>,
         range: UserRange,
         prot: Prot,
         gather: &mut Gather<'_, 'm, P>,
     ) -> u64 {
-        let arch = &self.tables.arch;
+        let arch = self.arch();
         let end = table.hold_end(range);
         let mut at = range.start;
         for _ in 0..RUNS_A_HOLD {
             let Some(run) = (at < end).then(|| table.run(at, end)).flatten() else { break };
-            if run.kind == Kind::Leaf && Ptes::of(self).apply_prot(table, &run, prot) {
+            if run.kind == Kind::Leaf && Ptes::of(self.space).apply_prot(table, &run, prot) {
                 gather.note(run.range(arch), table.shift());
             }
             at = run.range(arch).end;
