@@ -64,12 +64,11 @@ mod ground;
 mod observe;
 mod reclaim;
 mod spaces;
-mod supply;
 #[cfg(test)]
 mod tests;
 mod thp;
+mod uffd;
 mod vma_ops;
-mod watch;
 
 pub use fault::{Access, FaultError, Happening, Resolved, Watched};
 pub use fork::ForkError;
@@ -79,14 +78,13 @@ pub use observe::{CantTrack, Categories, QueryError, Region, Scan, ScanError, Sc
 pub(crate) use reclaim::{BATCH, Copies, Isolated, Pageout, Rmap};
 pub(crate) use spaces::each_mapper;
 pub use spaces::{Spaces, discard};
-pub use supply::{Stopped, SupplyError};
 pub(crate) use thp::Thp;
 pub use thp::{CollapseError, CollapseLimits, Collapsed};
+pub use uffd::{Stopped, SupplyError, WatchError};
 pub use vma_ops::{
     Advise, AdviseError, Advising, LockAll, LockError, MapError, MapFlags, MapRequest, Populating, ProtectError,
     RemapError, RemapFlags, RemapRequest, SealError, SharedKey, SyncError, UnmapError,
 };
-pub use watch::WatchError;
 
 use core::sync::atomic::{AtomicBool, AtomicU32};
 

@@ -1,11 +1,11 @@
-//! What the watcher of a VMA ([`super::watch`]) puts where there is nothing: contents, zeros or poison (Linux:
-//! `UFFDIO_COPY`, `UFFDIO_ZEROPAGE`, `UFFDIO_POISON`). By the folio, as large as policy allows and the range has room
-//! for.
+//! Fills missing pages of registered VMAs: with contents, zeros or poison (Linux: `UFFDIO_COPY`,
+//! `UFFDIO_ZEROPAGE`, `UFFDIO_POISON`), by the folio, as large as policy allows and the range has room for.
 //!
-//! Others map and empty the same pages meanwhile, so a place may have changed between a look and the lock of its page
-//! table. Then the attempt begins again, and after a number of attempts in its turn and with the gate closed, as a
-//! fault's does (INV-21). The contents are there before the first attempt: they come from a callback that may fault in
-//! the same space, and a fault waits for the turn of others and at the gate.
+//! Other CPUs map and clear the same pages meanwhile, so a place may have changed between a look and the
+//! lock of its page table. Then the attempt begins again, and after a number of attempts with the range
+//! claimed and the gate closed, as a fault's does (INV-21). The contents are there before the first
+//! attempt: they come from a callback that may fault in the same space, and a fault waits for claims and
+//! at the gate.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
@@ -17,7 +17,7 @@ use crate::sync::Patience;
 use crate::table::{NotMapped, Run};
 use crate::vma::{State, Vma, VmaFlags};
 
-use super::AddressSpace;
+use super::Uffd;
 use crate::space::anon::Anon;
 use crate::space::fault::{Fault, FaultError, Retry};
 use crate::space::ground::{LeafShape, Ptes, Vmas};
@@ -121,30 +121,23 @@ impl From<SupplyError> for NotPut {
     }
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Puts memory where there is none, or where contents were lost, in a range of VMAs that are watched. Each page
-    /// appears with its contents: `contents` gets how far into the range a piece lies, and the piece to fill, of one
-    /// page or more. It may use this space in any way, faults and changes included, because it runs with no lock held,
-    /// no range claimed and no gate closed. It may be called for a piece more than once, with other lengths. With
-    /// `protect`, writes to the memory are watched for ([`AddressSpace::write_protect`]).
-    ///
-    /// # Errors
-    /// [`Stopped`] where something is there already, where no VMA is watched, or where `contents` fails.
-    pub fn fill(
-        &self,
+impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
+    /// Implements [`AddressSpace::fill`].
+    pub(super) fn fill(
+        self,
         range: VirtRange,
         protect: bool,
         mut contents: impl FnMut(u64, &mut [u8]) -> Result<(), ()>,
     ) -> Result<(), Stopped> {
         let marks = if protect { Attrs::WATCHED } else { Attrs::empty() };
         let mut orders = u32::MAX;
-        self.supply(range, |rest| {
+        self.fill_range(range, |rest| {
             let at = rest.start;
-            let (pfn, order, seen) = self.folio_with(rest, orders, |bytes| contents(at - range.start, bytes))?;
+            let (pfn, order, seen) = self.filled_folio(rest, orders, |bytes| contents(at - range.start, bytes))?;
             let block = rest.around(at, order as u32 + FRAME_SHIFT);
             let put = self.put(block, What::Folio(pfn, order, marks), seen);
             if put != Ok(block.end) {
-                self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
+                self.machine().put_folio(pfn, 1 << order, 1 << order);
             }
             // Where a larger folio has lost its room, a single page comes next: it has room wherever anything has, so
             // `contents` is called twice a piece at most.
@@ -153,29 +146,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         })
     }
 
-    /// Maps zeros where there is nothing, in a range of VMAs that are watched.
-    ///
-    /// # Errors
-    /// [`Stopped`] where something is there already, or where no VMA is watched.
-    pub fn fill_zeros(&self, range: VirtRange) -> Result<(), Stopped> {
-        self.supply(range, |rest| self.put(rest, What::Zeros, None))
+    /// Implements [`AddressSpace::fill_zeros`].
+    pub(super) fn fill_zeros(self, range: VirtRange) -> Result<(), Stopped> {
+        self.fill_range(range, |rest| self.put(rest, What::Zeros, None))
     }
 
-    /// Marks what is missing in a range of VMAs that are watched as lost: an access gets [`FaultError::Poisoned`].
-    ///
-    /// # Errors
-    /// [`Stopped`] where something is there already, or where no VMA is watched.
-    pub fn poison(&self, range: VirtRange) -> Result<(), Stopped> {
-        self.supply(range, |rest| self.put(rest, What::Poison, None))
+    /// Implements [`AddressSpace::poison`].
+    pub(super) fn poison(self, range: VirtRange) -> Result<(), Stopped> {
+        self.fill_range(range, |rest| self.put(rest, What::Poison, None))
     }
 
     /// Has `next` supply a piece of what is left, again and again; `next` returns how far it got.
-    fn supply(
-        &self,
+    fn fill_range(
+        self,
         range: VirtRange,
         mut next: impl FnMut(UserRange) -> Result<u64, SupplyError>,
     ) -> Result<(), Stopped> {
-        let mut rest = UserRange::exact(&self.tables.arch, range).map_err(|bad| {
+        let mut rest = UserRange::exact(self.arch(), range).map_err(|bad| {
             let why = match bad {
                 BadRange::Beyond(_) => SupplyError::OutOfRange(range),
                 BadRange::Unaligned(_) | BadRange::Overflow => SupplyError::Unaligned(range),
@@ -187,7 +174,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Ok(at) => rest = rest.tail(at),
                 Err(why) => return Err(Stopped { done: rest.start - range.start, why }),
             }
-            self.tables.platform().resched();
+            self.platform().resched();
         }
         Ok(())
     }
@@ -195,32 +182,32 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Returns a folio that nothing maps yet, of one of `orders` or of a page, for the beginning of `rest`: as large
     /// as there is room, with what `contents` writes to it; and its place, if a look found one. `contents` may fault
     /// here, and so wait for a change of the VMAs or at the gate: the caller has nothing that those wait for.
-    fn folio_with(
-        &self,
+    fn filled_folio(
+        self,
         rest: UserRange,
         orders: u32,
         contents: impl FnOnce(&mut [u8]) -> Result<(), ()>,
     ) -> Result<(Pfn, u8, Option<Place>), SupplyError> {
         let at = rest.start;
-        let vmas = self.read();
+        let vmas = self.space.read();
         let vma = supplied(&vmas, at)?;
-        let orders = orders & Anon::of(self).orders(vma);
-        let place = match self.place(vma, rest, orders) {
+        let orders = orders & Anon::of(self.space).orders(vma);
+        let place = match self.find_place(vma, rest, orders) {
             Ok(place) => Some(place),
             Err(NotPut::Failed(why)) => return Err(why),
             // The caller waits for the place once the contents are there. A page needs no more room than there is.
             Err(NotPut::Held | NotPut::Changed) => None,
         };
-        let (order, orders) = place.as_ref().map_or((self.tables.arch.page_order(), 0), |place| (place.order, orders));
-        let (pfn, order) = Anon::of(self).alloc_or_smaller(vma, at, order, orders, false)?;
+        let (order, orders) = place.as_ref().map_or((self.arch().page_order(), 0), |place| (place.order, orders));
+        let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, at, order, orders, false)?;
         drop(vmas);
-        let bytes = self.tables.machine.frames().at(pfn.addr());
+        let bytes = self.machine().frames().at(pfn.addr());
         // SAFETY: `new_folio` returned frames of that many bytes, in the direct map. No page table maps them and no
         // object has them, and the engine reads and writes a folio only for one of those: until `put` maps this one,
         // which comes after the slice has ended, nothing else accesses it.
         let bytes = unsafe { core::slice::from_raw_parts_mut(bytes.as_ptr(), 1 << (order as u32 + FRAME_SHIFT)) };
         if contents(bytes).is_err() {
-            self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
+            self.machine().put_folio(pfn, 1 << order, 1 << order);
             return Err(SupplyError::NoContents(at));
         }
         let block = rest.around(at, order as u32 + FRAME_SHIFT);
@@ -231,7 +218,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// covers all of `rest` or is not put there: then that is how far. Ends after a bounded number of attempts
     /// (INV-21), as a fault does.
     #[inline]
-    fn put(&self, rest: UserRange, what: What, seen: Option<Place>) -> Result<u64, SupplyError> {
+    fn put(self, rest: UserRange, what: What, seen: Option<Place>) -> Result<u64, SupplyError> {
         match self.try_put(rest, what, seen, None) {
             Ok(end) => Ok(end),
             Err(why) => self.put_in_turn(rest, what, why),
@@ -240,17 +227,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Goes on with what an attempt has not put there.
     #[cold]
-    fn put_in_turn(&self, rest: UserRange, what: What, mut why: NotPut) -> Result<u64, SupplyError> {
-        let page = rest.around(rest.start, self.page_shift());
-        let mut retry = Retry::new(self);
+    fn put_in_turn(self, rest: UserRange, what: What, mut why: NotPut) -> Result<u64, SupplyError> {
+        let page = rest.around(rest.start, self.space.page_shift());
+        let mut retry = Retry::new(self.space);
         loop {
             match why {
                 NotPut::Failed(why) => return Err(why),
-                NotPut::Held => retry.wait(self, page),
+                NotPut::Held => retry.wait(self.space, page),
                 NotPut::Changed => {
-                    self.tables.platform().relax();
-                    self.tables.platform().resched();
-                    retry.again(self, page);
+                    self.platform().relax();
+                    self.platform().resched();
+                    retry.again(self.space, page);
                 }
             }
             match self.try_put(rest, what, None, Some(&retry.patience)) {
@@ -263,49 +250,49 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// An attempt at [`AddressSpace::put`], in the place that the caller has seen, if that is still in one VMA.
     #[inline]
     fn try_put(
-        &self,
+        self,
         rest: UserRange,
         what: What,
         seen: Option<Place>,
         patience: Option<&Patience<'_>>,
     ) -> Result<u64, NotPut> {
-        let arch = &self.tables.arch;
-        let vmas = self.read_with(patience);
+        let arch = self.arch();
+        let vmas = self.space.read_with(patience);
         let vma = supplied(&vmas, rest.start)?;
         let place = match seen {
             Some(place) if vma.state == State::Live && vma.range.covers(&place.block) => place,
             _ => {
                 let orders = match what {
                     What::Folio(_, order, _) => 1 << order,
-                    What::Zeros => Fault::of(self).zero_orders(Anon::of(self).orders(vma)),
+                    What::Zeros => Fault::of(self.space).zero_orders(Anon::of(self.space).orders(vma)),
                     // As much as a table holds, at most.
                     What::Poison => (2 << (arch.level_shift(2) - FRAME_SHIFT)) - 1,
                 };
-                self.place(vma, rest, orders)?
+                self.find_place(vma, rest, orders)?
             }
         };
         let block = place.block;
         let run = match what {
             What::Folio(_, order, _) if order != place.order => return Ok(rest.start),
             What::Folio(pfn, order, marks) => {
-                let LeafShape { level, entries } = Ptes::of(self).leaf_shape(order);
-                let attrs = Ptes::of(self).exclusive_attrs(vma, marks);
-                let frames = self.tables.machine.frames();
+                let LeafShape { level, entries } = Ptes::of(self.space).leaf_shape(order);
+                let attrs = Ptes::of(self.space).exclusive_attrs(vma, marks);
+                let frames = self.machine().frames();
                 // Since the folio was allocated, another VMA may have moved here.
-                frames.frame(pfn).set_data(Anon::of(self).rmap_key(vma, block.start).pack());
+                frames.frame(pfn).set_data(Anon::of(self.space).rmap_key(vma, block.start).pack());
                 frames.expose(pfn, 1 << order, attrs);
                 Run::new(block.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
             }
             _ if place.marked.is_some() => return Err(SupplyError::Exists(block.start).into()),
-            What::Zeros => Fault::of(self).zero_ptes(vma, block, Attrs::empty()),
+            What::Zeros => Fault::of(self.space).zero_ptes(vma, block, Attrs::empty()),
             What::Poison => {
                 let entries = (block.len() >> arch.page_shift()) as usize;
                 Run::new(block.start, 1, Kind::Marker, arch.marker(Marker::Poison), entries)
             }
         };
         let put = match place.marked {
-            Some(_) => Fault::of(self).map_over_markers(block, &run, place.marked),
-            None => match self.tables.map_run(block, &run) {
+            Some(_) => Fault::of(self.space).map_over_markers(block, &run, place.marked),
+            None => match self.tables().map_run(block, &run) {
                 Ok(()) => true,
                 Err(NotMapped::Occupied) => false,
                 Err(NotMapped::NoMemory(why)) => return Err(SupplyError::NoMemory(why).into()),
@@ -315,30 +302,30 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(NotPut::Changed);
         }
         if let What::Folio(_, order, _) = what {
-            self.tables.slot().add(SpaceCounter::Anon, 1 << order);
+            self.tables().slot().add(SpaceCounter::Anon, 1 << order);
         }
         Ok(block.end)
     }
 
     /// Returns the largest block of these orders, or of a page, that begins where `rest` does and holds nothing, or
     /// equal markers. A look: what it finds may have changed when the caller locks the page table.
-    fn place(&self, vma: &Vma, rest: UserRange, orders: u32) -> Result<Place, NotPut> {
-        let arch = &self.tables.arch;
+    fn find_place(self, vma: &Vma, rest: UserRange, orders: u32) -> Result<Place, NotPut> {
+        let arch = self.arch();
         if vma.state == State::Held {
             return Err(NotPut::Held);
         }
         let (at, window) = (rest.start, vma.range.intersect(&rest));
-        let (raw, level, order) = self.tables.room(at, window, orders);
+        let (raw, level, order) = self.tables().room(at, window, orders);
         match arch.kind(raw, level) {
             Kind::None => Ok(Place { block: window.around(at, order as u32 + FRAME_SHIFT), order, marked: None }),
             Kind::Marker if arch.marked(raw).is_some_and(|marker| marker != Marker::Guard) => {
                 let marked = arch.marked(raw);
-                let (block, order) = Fault::of(self).marked_block(window, at, orders, marked);
+                let (block, order) = Fault::of(self.space).marked_block(window, at, orders, marked);
                 Ok(Place { block, order, marked })
             }
             Kind::Table => Err(NotPut::Changed),
             Kind::Busy => {
-                self.tables.platform().wait();
+                self.platform().wait();
                 Err(NotPut::Changed)
             }
             _ => Err(SupplyError::Exists(at).into()),
