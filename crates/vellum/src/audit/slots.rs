@@ -10,7 +10,7 @@ use crate::arch::{Arch, Kind};
 use crate::frame::HUGE_ORDER;
 use crate::page_cache::PageLocation;
 use crate::platform::Platform;
-use crate::space::AddressSpace;
+use crate::space::{AddressSpace, Ptes};
 use crate::swap::MAX_SWAP_DEVICES;
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
@@ -56,7 +56,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     fn count_ptes<A: Arch>(&mut self, space: &AddressSpace<'m, P, A>, device: u8, window: &Range<u32>) {
         space.runs(VirtRange { start: 0, end: space.arch().user_end() }, |run| {
             if run.kind == Kind::Swap {
-                let slots = space.slots_of(run);
+                let slots = Ptes::of(space).swap_slots(run);
                 let range = slots.slots.first..slots.slots.first + slots.slots.count;
                 self.count_slots((slots.device == device).then_some(range), window);
             }

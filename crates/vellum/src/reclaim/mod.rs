@@ -36,7 +36,7 @@ use crate::frame::{Family, Frame, RmapKey, flag};
 use crate::machine::Machine;
 use crate::memcg::{IsolateLimit, LruList, LruvecId, MemcgError, MemcgId};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, BATCH, Copies, Isolated, Spaces};
+use crate::space::{AddressSpace, BATCH, Copies, Isolated, Pageout, Rmap, Spaces};
 use crate::vma::Vma;
 
 /// The maximum number of folios that are isolated together, if they join into few victims: about as
@@ -289,9 +289,9 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             let visit = |space: &AddressSpace<'m, P, A>, search: RmapSearch, victims: &mut [Victim<'m>]| {
                 for victim in victims {
                     let Some(range) = search.find(victim) else { continue };
-                    let (used, frames) = space.used(range, victim.head);
-                    victim.young |= used;
-                    victim.found += frames;
+                    let referenced = Rmap::of(space).clear_young(range, victim.head);
+                    victim.young |= referenced.young;
+                    victim.found += referenced.frames;
                 }
             };
             self.rmap_walk(family, victims, visit, |victims| victims.iter().all(done));
@@ -308,7 +308,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             ranges.push(last);
             let left = VirtRange::merge_all(&mut ranges);
             ranges.truncate(left);
-            space.evict(&ranges, Some(isolated), copies.as_deref_mut());
+            Pageout::of(space).pageout(&ranges, Some(isolated), copies.as_deref_mut());
         };
         self.rmap_walk(family, victims, visit, |victims| {
             victims.iter().all(|victim| victim.is_done(self.machine, isolated))
@@ -336,7 +336,9 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             }
             visit(space, RmapSearch::AtIndex, victims);
             let (mut at, mut hull) = (0, None);
-            while let Some(vma) = space.next_displaced(at, || *hull.get_or_insert_with(|| Victim::rmap_hull(victims))) {
+            while let Some(vma) =
+                Rmap::of(space).next_displaced(at, || *hull.get_or_insert_with(|| Victim::rmap_hull(victims)))
+            {
                 visit(space, RmapSearch::Displaced(vma), victims);
                 at = vma.range.end;
             }

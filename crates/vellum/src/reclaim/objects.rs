@@ -14,7 +14,7 @@ use crate::addr::VirtRange;
 use crate::arch::Arch;
 use crate::page_cache::{self, Object};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, BATCH, Isolated, Spaces, each_mapper};
+use crate::space::{AddressSpace, BATCH, Isolated, Rmap, Spaces, each_mapper};
 use crate::vma::Vma;
 
 use super::{Reclaim, Victim};
@@ -50,8 +50,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         if spare_young {
             self.object_rmap_walk(object, victims, |space, vma, victims| {
                 for victim in victims {
-                    let range = space.mapped_in(vma, object, &pages_of(object, victim));
-                    victim.young |= range.is_some_and(|range| space.used(*range, victim.head).0);
+                    let range = Rmap::of(space).mapped_part(vma, object, &pages_of(object, victim));
+                    victim.young |= range.is_some_and(|range| Rmap::of(space).clear_young(*range, victim.head).young);
                 }
             });
         }
@@ -60,12 +60,14 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let old = &mut victims[..old];
         self.object_rmap_walk(object, old, |space, vma, victims| {
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
-            for range in victims.iter().filter_map(|victim| space.mapped_in(vma, object, &pages_of(object, victim))) {
+            for range in
+                victims.iter().filter_map(|victim| Rmap::of(space).mapped_part(vma, object, &pages_of(object, victim)))
+            {
                 if !ranges.last_mut().is_some_and(|last| last.merge(&range)) {
                     ranges.push(*range);
                 }
             }
-            space.let_go(&ranges, isolated);
+            Rmap::of(space).unmap_isolated(&ranges, isolated);
         });
         for victim in old.iter().filter(|victim| !isolated.is_locked(victim.frame)) {
             // An object without other users is about to free its pages anyway. And without room in
@@ -95,7 +97,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         }
         each_mapper(self.spaces, object, &mut |space| {
             let mut at = 0;
-            while let Some(vma) = space.next_mapping(object, &(start..end), at) {
+            while let Some(vma) = Rmap::of(space).next_mapping(object, &(start..end), at) {
                 visit(space, &vma, victims);
                 at = vma.range.end;
             }

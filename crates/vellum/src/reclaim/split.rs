@@ -17,7 +17,7 @@ use crate::frame::{Frame, HUGE_ORDER};
 use crate::machine::Machine;
 use crate::memcg::LruvecId;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Copies, Isolated, Spaces};
+use crate::space::{AddressSpace, Copies, Isolated, Spaces, Thp};
 use crate::stats::SizeCounter;
 use crate::tlb::free_unmapped;
 
@@ -58,7 +58,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let victim = Victim::new(head, frame, 1 << order);
         let mapped = Cell::new(None);
         let visit = |space: &AddressSpace<'m, P, A>, search: RmapSearch, _: &mut [Victim<'m>]| {
-            let split = || search.find(&victim).and_then(|range| space.split_folio(range, head));
+            let split = || search.find(&victim).and_then(|range| Thp::of(space).split_folio(range, head));
             mapped.set(mapped.get().or_else(split));
         };
         self.rmap_walk(victim.family(), &mut [victim], visit, |_| mapped.get().is_some());

@@ -57,89 +57,46 @@
 //! | `track` | which pages were written since somebody asked |
 //! | `recorded` | what hardware knows of that |
 
-mod advise;
-mod claims;
-mod cold;
-mod collapse;
-mod cow;
-mod discard;
-mod evict;
-mod family;
+mod anon;
 mod fault;
 mod fork;
-mod guard;
-mod isolated;
-mod lazy;
-mod lock;
-mod map;
-mod object;
-mod pieces;
-mod pin;
-mod protect;
-mod query;
-mod recorded;
-mod relocate;
-mod remap;
-mod replace;
-mod reverse;
-mod scan;
-mod seal;
+mod ground;
+mod observe;
+mod reclaim;
 mod spaces;
-mod split;
-mod spurious;
-mod stack;
-mod supply;
-mod swap_in;
-mod swap_out;
-mod sync;
 #[cfg(test)]
 mod tests;
-mod track;
-mod transfer;
-mod unmap;
-mod vmas;
-mod watch;
-mod zap;
-mod zeros;
+mod thp;
+mod uffd;
+mod vma_ops;
 
-pub use advise::{Advise, AdviseError};
-pub use collapse::{CollapseError, CollapseLimits, Collapsed};
-pub use family::Families;
-pub use fault::{Access, FaultError, Resolved};
+pub use fault::{Access, FaultError, Happening, Resolved, Watched};
 pub use fork::ForkError;
-pub(crate) use isolated::{BATCH, Isolated};
-pub use lock::{LockAll, LockError};
-pub use map::{MapError, MapFlags, MapRequest};
-pub use object::SharedKey;
-pub use pieces::{Advising, Populating};
-pub use protect::ProtectError;
-pub use query::{QueryError, SpaceStats, Split, Usage};
-pub use remap::{RemapError, RemapFlags, RemapRequest};
-pub use scan::{Categories, Region, Scan, ScanError, Scanned};
-pub use seal::SealError;
+pub(crate) use ground::Ptes;
+pub use ground::{Families, Limits};
+pub use observe::{CantTrack, Categories, QueryError, Region, Scan, ScanError, Scanned, SpaceStats, Split, Usage};
+pub(crate) use reclaim::{BATCH, Copies, Isolated, Pageout, Rmap};
 pub(crate) use spaces::each_mapper;
 pub use spaces::{Spaces, discard};
-pub use supply::{Stopped, SupplyError};
-pub use sync::SyncError;
-pub use track::CantTrack;
-pub(crate) use transfer::Copies;
-pub use unmap::UnmapError;
-pub use vmas::Limits;
-pub use watch::{Happening, WatchError, Watched};
+pub(crate) use thp::Thp;
+pub use thp::{CollapseError, CollapseLimits, Collapsed};
+pub use uffd::{Stopped, SupplyError, WatchError};
+pub use vma_ops::{
+    Advise, AdviseError, Advising, LockAll, LockError, MapError, MapFlags, MapRequest, Populating, ProtectError,
+    RemapError, RemapFlags, RemapRequest, SealError, SharedKey, SyncError, UnmapError,
+};
 
-use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU32};
 
-use crate::addr::{Pfn, VirtRange};
+use crate::addr::Pfn;
 use crate::arch::{Arch, UserRange};
 use crate::frame::Family;
 use crate::machine::Machine;
 use crate::memcg::{MemcgError, MemcgId, Refused};
 use crate::platform::{Platform, SpaceId};
-use crate::stats::{SLOT_FRAMES, SLOTS, SpaceSlot, SpaceSlots, resident};
 use crate::sync::PerCpuLock;
 use crate::table::PageTables;
-use vmas::Vmas;
+use ground::{PeakRss, SlotFrames, Vmas, Zap};
 
 /// An address space. All methods take `&self` and may be called from any CPU at any time.
 pub struct AddressSpace<'m, P: Platform, A: Arch> {
@@ -154,7 +111,7 @@ pub struct AddressSpace<'m, P: Platform, A: Arch> {
     family: Family,
     families: Families,
     /// The most pages that were ever resident, as far as looked at.
-    peak: AtomicU64,
+    peak: PeakRss,
     slots_in: SlotFrames,
 }
 
@@ -178,7 +135,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 ended: AtomicU32::new(0),
                 tables,
                 tracks: AtomicBool::new(false),
-                peak: AtomicU64::new(0),
+                peak: PeakRss::default(),
                 slots_in,
             })
         });
@@ -236,7 +193,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self.tables.arch
     }
 
-    /// The machine it lives on.
+    /// Returns the machine that the space lives on.
+    #[inline]
     pub fn machine(&self) -> &'m Machine<'m, P> {
         self.tables.machine
     }
@@ -251,25 +209,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.tlb.leave(cpu);
     }
 
-    /// Returns the part of `range` that lies in the user half. Places of folios come this way:
-    /// those of private copies of an object are offsets, and may be larger than any address.
-    fn user_part(&self, range: VirtRange) -> UserRange {
-        UserRange::all(&self.tables.arch).intersect(&range)
-    }
-
+    /// Returns the base-2 logarithm of the page size in bytes.
+    #[inline]
     fn page_shift(&self) -> u32 {
         self.tables.arch.page_shift()
-    }
-
-    /// Pages of 4 KiB now resident.
-    fn resident_pages(&self) -> u64 {
-        resident(&self.tables.slots)
-    }
-
-    /// Remember how much was resident, before it becomes less.
-    fn note_peak(&self) -> u64 {
-        let now = self.resident_pages();
-        self.peak.fetch_max(now, Relaxed).max(now)
     }
 }
 
@@ -278,55 +221,11 @@ impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
     /// take part in the invalidation.
     fn drop(&mut self) {
         let all = UserRange::all(&self.tables.arch);
-        self.zap_all(all);
+        Zap::of(self).all(all);
         self.tables.free_root();
-        let machine = self.tables.machine;
+        let machine = self.machine();
         self.vmas.get_mut().clear(machine);
         self.slots_in.free(machine);
         machine.memcgs().unpin(self.tables.memcg());
-    }
-}
-
-/// The frames of a space's slots, charged to the memcg that it was made in.
-struct SlotFrames([Pfn; SLOT_FRAMES]);
-
-impl SlotFrames {
-    fn new<P: Platform>(machine: &Machine<'_, P>, memcg: MemcgId) -> Result<Self, Refused> {
-        let mut frames = SlotFrames([Pfn::NONE; SLOT_FRAMES]);
-        for at in 0..machine.platform().count().div_ceil(SLOTS) {
-            match machine.memcgs().alloc(machine.frames(), memcg, 0, true) {
-                Ok((pfn, _)) => frames.0[at] = pfn,
-                Err(why) => {
-                    frames.free(machine);
-                    return Err(why);
-                }
-            }
-        }
-        Ok(frames)
-    }
-
-    fn slots<'m, P: Platform>(&self, machine: &'m Machine<'m, P>) -> SpaceSlots<'m> {
-        SpaceSlots::new(machine.platform().count(), |i| {
-            let first = machine.frames().at(self.0[i].addr());
-            // SAFETY: a frame of zeros, which are valid slots and made of atomics, as many as fill
-            // a frame. It is given back after the last use of the slots only: when the space is
-            // dropped, or could not be made.
-            unsafe { first.cast::<[SpaceSlot; SLOTS]>().as_ref() }
-        })
-    }
-
-    fn iter(&self) -> impl Iterator<Item = Pfn> {
-        self.0.into_iter().filter(|pfn| *pfn != Pfn::NONE)
-    }
-
-    fn len(&self) -> usize {
-        self.iter().count()
-    }
-
-    fn free<P: Platform>(&self, machine: &Machine<'_, P>) {
-        for pfn in self.iter() {
-            // SAFETY: the space's own, which nobody has any more. They may hold counts.
-            unsafe { machine.memcgs().free(machine.frames(), pfn, 0, false) };
-        }
     }
 }

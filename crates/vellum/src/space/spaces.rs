@@ -6,6 +6,7 @@ use crate::page_cache::{Object, RemovedPages};
 use crate::platform::{Platform, SpaceId};
 
 use super::AddressSpace;
+use crate::space::vma_ops::VmaOps;
 
 /// The address spaces that a host has. Each that is shown stays until `visit` returns.
 pub trait Spaces<'m, P: Platform, A: Arch> {
@@ -80,7 +81,7 @@ pub fn discard<'m, P: Platform, A: Arch>(
     let mut from = SpaceId(0);
     let end = object.machine().spaces_end();
     while let Some(id) = object.next_mapper(from).filter(|id| id.0 < end.0) {
-        if spaces.find(id, &mut |space| space.discard_object(object, gone)) {
+        if spaces.find(id, &mut |space| VmaOps::of(space).unmap_removed(object, gone)) {
             from = SpaceId(id.0 + 1);
         } else {
             // Known soon; or gone, and then not among those that map the object.

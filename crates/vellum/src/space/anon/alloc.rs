@@ -1,0 +1,165 @@
+//! Allocation of anonymous folios: frames first, then what makes a folio of them.
+
+use core::iter;
+
+use crate::addr::{FRAME_SHIFT, Pfn, align_down};
+use crate::arch::Arch;
+use crate::frame::{Counts, Frame, RmapKey, Use};
+use crate::memcg::{LruList, MemcgId, Refused};
+use crate::platform::Platform;
+use crate::stats::SizeCounter;
+use crate::tlb::free_unmapped;
+use crate::vma::{Vma, VmaFlags};
+
+use super::Anon;
+
+/// Frames that were just allocated, before they are a folio.
+#[derive(Clone, Copy)]
+pub(in crate::space) struct NewFrames {
+    /// The first frame.
+    pub(in crate::space) pfn: Pfn,
+    /// The order of their number.
+    pub(in crate::space) order: u8,
+    /// Whether they hold zeros. Otherwise their contents are unspecified.
+    pub(in crate::space) zeroed: bool,
+    /// The index of the per-CPU lruvec that the allocation was served near.
+    pub(in crate::space) shard: usize,
+}
+
+impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
+    /// Returns the orders that folios of a VMA may have, as a bit mask, beside single pages. Private
+    /// copies of an object's pages are single: no huge mapping reaches across an end of what a
+    /// truncation removes.
+    #[inline]
+    pub(in crate::space) fn orders(self, vma: &Vma) -> u32 {
+        if vma.backing.is_anonymous() { self.machine().policy().orders(vma.advice) } else { 0 }
+    }
+
+    /// Allocates a folio of `order`, or of the next smaller of `orders` that there is memory for, or
+    /// a single page. Returns the folio and its order. Otherwise as [`Anon::alloc`].
+    ///
+    /// # Errors
+    /// There is no memory for a page either.
+    #[inline(always)]
+    pub(in crate::space) fn alloc_or_smaller(
+        self,
+        vma: &Vma,
+        addr: u64,
+        order: u8,
+        orders: u32,
+        zero: bool,
+    ) -> Result<(Pfn, u8), Refused> {
+        let machine = self.machine();
+        let smallest = self.arch().page_order();
+        let mut order = order;
+        loop {
+            let tried = self.alloc(vma, addr, order, zero);
+            if tried.is_ok() {
+                if order > smallest {
+                    machine.count_size(SizeCounter::Faults, order);
+                }
+                return tried.map(|pfn| (pfn, order));
+            }
+            if order == smallest {
+                return tried.map(|pfn| (pfn, order));
+            }
+            machine.count_size(SizeCounter::Fallbacks, order);
+            if matches!(tried, Err(Refused::OverLimit(_))) {
+                machine.count_size(SizeCounter::ChargeFallbacks, order);
+            }
+            // The next smaller one that is allowed; every part of a hole is one.
+            let smaller = orders & ((1 << order) - 1);
+            order = if smaller == 0 { smallest } else { (smaller.ilog2() as u8).max(smallest) };
+        }
+    }
+
+    /// Allocates a folio of `order`, charged and listed, with a reference and a mapping for each of
+    /// its pages: the caller maps it in `vma`, in the naturally aligned block around `addr`. With
+    /// `zero` it holds zeros; otherwise the caller overwrites all of it.
+    ///
+    /// # Errors
+    /// There is no memory, or the memcg is at its limit. Nothing is allocated.
+    #[inline(always)]
+    pub(in crate::space) fn alloc(self, vma: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, Refused> {
+        let (pfn, shard) = self.machine().frames().alloc_at_lruvec(order, zero, Use::Folio)?;
+        self.init_for_vma(NewFrames { pfn, order, zeroed: zero, shard }, vma, addr).map(|()| pfn)
+    }
+
+    /// Allocates contiguous folios of `order`, each as [`Anon::alloc`] does, that fill a naturally
+    /// aligned block of the order `block`. Their contents are unspecified. Returns the first frame, or
+    /// `None` if not all of them can be had.
+    pub(in crate::space) fn alloc_contiguous(self, vma: &Vma, addr: u64, block: u8, order: u8) -> Option<Pfn> {
+        let machine = self.machine();
+        let pages = 1u32 << order;
+        let (first, shard) = machine.frames().alloc_at_lruvec(block, false, Use::Folio).ok()?;
+        let start = align_down(addr, block as u32 + FRAME_SHIFT);
+        for i in (0..1 << block).step_by(pages as usize) {
+            let at = start + (u64::from(i) << FRAME_SHIFT);
+            let frames = NewFrames { pfn: first.add(i), order, zeroed: false, shard };
+            if self.init_for_vma(frames, vma, at).is_err() {
+                self.free_contiguous(first, i, order);
+                // SAFETY: the frames behind the failed folio were just allocated, and nothing else
+                // refers to them.
+                unsafe { machine.frames().free(first.add(i + pages), (1 << block) - i - pages, false, Use::Folio) };
+                return None;
+            }
+        }
+        Some(first)
+    }
+
+    /// Frees `frames` frames of [`Anon::alloc_contiguous`] that were not mapped, in one piece, so that
+    /// the next allocation finds them in one piece.
+    pub(in crate::space) fn free_contiguous(self, first: Pfn, frames: u32, order: u8) {
+        let (machine, pages) = (self.machine(), 1 << order);
+        let is_gone = |head, frame: &Frame| machine.frames().put(head, frame, pages, pages).refs == 0;
+        free_unmapped(machine, iter::once((first, frames)), is_gone, |_, _| ());
+    }
+
+    /// Makes frames a folio for the block of `vma` around `addr`, as [`Anon::init`].
+    #[inline(always)]
+    fn init_for_vma(self, frames: NewFrames, vma: &Vma, addr: u64) -> Result<(), Refused> {
+        let key = self.rmap_key(vma, align_down(addr, frames.order as u32 + FRAME_SHIFT));
+        self.init(frames, key, self.tables().memcg(), list_of(vma))
+    }
+
+    /// Returns the rmap key of an anonymous folio that `vma` maps from the address `start` on.
+    #[inline(always)]
+    pub(in crate::space) fn rmap_key(self, vma: &Vma, start: u64) -> RmapKey {
+        RmapKey { family: self.space.family, rmap_index: vma.backing.offset(start) >> FRAME_SHIFT }
+    }
+
+    /// Makes frames a folio with a reference and a mapping for each page and the rmap key `key`,
+    /// charges it to `memcg`, and puts it on `list`.
+    ///
+    /// # Errors
+    /// The memcg is at its limit. The frames are free again.
+    #[inline(always)]
+    pub(in crate::space) fn init(
+        self,
+        new: NewFrames,
+        key: RmapKey,
+        memcg: MemcgId,
+        list: LruList,
+    ) -> Result<(), Refused> {
+        let NewFrames { pfn, order, zeroed, shard } = new;
+        let machine = self.machine();
+        let frames = machine.frames();
+        let pages = 1u32 << order;
+        let head = frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
+        head.set_data(key.pack());
+        if let Err(over) = machine.memcgs().charge_frames(frames, memcg, (pfn, head, shard), order, Some(list)) {
+            frames.put(pfn, head, pages, pages);
+            // SAFETY: the folio was never mapped and never listed, so nothing else refers to its
+            // frames, and they are as zero as they were when they were allocated.
+            unsafe { frames.free(pfn, pages, zeroed, Use::Folio) };
+            return Err(over.into());
+        }
+        Ok(())
+    }
+}
+
+/// Returns the LRU list that a new folio of a VMA goes on.
+#[inline]
+fn list_of(vma: &Vma) -> LruList {
+    if vma.flags.contains(VmaFlags::LOCKED) { LruList::Unevictable } else { LruList::Anon }
+}

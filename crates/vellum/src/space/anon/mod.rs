@@ -1,0 +1,35 @@
+//! Anonymous folios: allocate, map, replace.
+//!
+//! A new folio goes through three steps, whose order their names give:
+//!
+//! 1. [`Anon::alloc`] allocates its frames ([`Anon::alloc_or_smaller`] falls back to smaller orders).
+//! 2. [`Anon::init`] makes them a folio: descriptor, refcount and mapcount, rmap key, charge to the
+//!    memcg, LRU list. The allocation ends with this step, so that a caller never sees frames without it.
+//! 3. [`Anon::map`] maps it where nothing is mapped; [`Anon::replace_part`] and
+//!    [`Anon::replace_table`] map it in the place of what a block maps, with the same contents.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `alloc` | steps 1 and 2 |
+//! | `map` | step 3, into a hole |
+//! | `replace` | step 3, in the place of other memory: copy-on-write and collapse |
+
+mod alloc;
+mod map;
+mod replace;
+
+pub(super) use alloc::NewFrames;
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, UserRange};
+use crate::machine::Machine;
+use crate::platform::Platform;
+use crate::space::ground::handle;
+use crate::table::PageTables;
+
+use super::AddressSpace;
+
+handle! {
+    /// Anonymous folios of a space: allocation, mapping, replacement.
+    pub(super) struct Anon
+}

@@ -1,0 +1,105 @@
+//! Replaces what a block maps by a copy of it in one folio: for copy-on-write, and for collapse.
+//!
+//! The old PTEs are cleared, and their place is busy until the new ones come
+//! ([`LockedTable::occupy`]): flush, copy and fill, with no lock held. Nothing writes to the original
+//! while it is copied, and no CPU reads the original after a write to the copy. The flush covers all of
+//! the place, also where nothing was mapped: a reclaimer may have cleared PTEs there whose flush is
+//! still pending.
+
+use arrayvec::ArrayVec;
+
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
+use crate::platform::Platform;
+use crate::stats::SpaceCounter;
+use crate::table::{LockedTable, Occupied, Run, Supplanted};
+use crate::tlb::{Gather, Removed};
+use crate::vma::Vma;
+
+use super::Anon;
+use crate::space::ground::Ptes;
+
+impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
+    /// Maps the folio `pfn` of [`Anon::alloc`] in the place of what `block` maps, with the same
+    /// contents. The block is one huge PTE of `table`, or a part of `table` that has nothing but leaf
+    /// PTEs, in `RUNS` runs at most, and holes, which become zeros.
+    pub(in crate::space) fn replace_part<const RUNS: usize>(
+        self,
+        table: LockedTable<'_, 'm, P, A>,
+        vma: &Vma,
+        block: UserRange,
+        pfn: Pfn,
+    ) {
+        let (level, shift) = (table.level, table.shift());
+        let mut removed = ArrayVec::<Removed, RUNS>::new();
+        let place = table.occupy(*block, |taken| removed.push(taken));
+        let flushed = self.tables().tlb.invalidate(&[*block], shift, false);
+        let resident = self.copy_parts(*block, pfn, removed.iter().map(|old| (old.range, old.pfn)));
+        place.fill(&self.new_run(vma, *block, pfn, level));
+        self.count_replaced(*block, resident);
+        // Frames of objects were counted as shmem: the gather corrects that.
+        Gather::put_flushed(&self.tables().tlb, &removed, &flushed);
+    }
+
+    /// Maps the folio `pfn` of [`Anon::alloc`] by one huge PTE in the place of a whole page table,
+    /// which was detached and has nothing but leaf PTEs and holes, with the same contents.
+    pub(in crate::space) fn replace_table(
+        self,
+        old: Supplanted<'_, 'm, P, A>,
+        place: Occupied<'_, 'm, P, A>,
+        vma: &Vma,
+        pfn: Pfn,
+    ) {
+        let arch = self.arch();
+        let (block, level) = (old.table().range(), old.table().level + 1);
+        let mut gather = self.space.gather(self.user_part(block));
+        let resident = self.copy_parts(block, pfn, old.leaves().map(|run| (run.range(arch), run.pfn(arch))));
+        place.fill(&self.new_run(vma, block, pfn, level));
+        old.empty(&mut gather, |removed, gather| gather.push(removed));
+        self.count_replaced(block, resident);
+    }
+
+    /// Returns the PTEs that map an exclusive folio in a block.
+    fn new_run(self, vma: &Vma, block: VirtRange, pfn: Pfn, level: u8) -> Run {
+        let arch = self.arch();
+        self.machine().frames().sync_icache(pfn, (block.len() >> FRAME_SHIFT) as u32, vma.prot.attrs());
+        let raw = arch.leaf(pfn.addr(), Ptes::of(self.space).exclusive_attrs(vma, Attrs::empty()), level);
+        Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> arch.level_shift(level)) as usize)
+    }
+
+    /// Copies parts of a block, in ascending order, which no CPU reaches any more, to a new folio, and
+    /// zeroes the rest of the folio. Returns how many of the copied frames counted as resident.
+    fn copy_parts(self, block: VirtRange, pfn: Pfn, parts: impl Iterator<Item = (VirtRange, Pfn)>) -> i64 {
+        let machine = self.machine();
+        let frames = |bytes: u64| (bytes >> FRAME_SHIFT) as u32;
+        let (mut at, mut resident) = (block.start, 0);
+        let zero_until = |at: u64, end: u64| {
+            if at < end {
+                // SAFETY: only the caller refers to the folio before it is mapped.
+                unsafe { machine.frames().zero(pfn.add(frames(at - block.start)), frames(end - at)) };
+            }
+        };
+        for (range, from) in parts {
+            zero_until(at, range.start);
+            let to = pfn.add(frames(range.start - block.start));
+            // SAFETY: the cleared PTEs' references are dropped by the caller later;
+            // only the caller refers to the copy before it is mapped.
+            unsafe { machine.frames().copy(from, to, frames(range.len())) };
+            if !machine.zero_folio().contains(from) {
+                resident += i64::from(frames(range.len()));
+            }
+            at = range.end;
+            machine.platform().resched();
+        }
+        zero_until(at, block.end);
+        resident
+    }
+
+    /// Counts a block as resident, of which `resident` frames were so before.
+    fn count_replaced(self, block: VirtRange, resident: i64) {
+        let more = (block.len() >> FRAME_SHIFT) as i64 - resident;
+        if more != 0 {
+            self.tables().slot().add(SpaceCounter::Anon, more);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! The first write to a page since soft-dirty was cleared.
+
+use crate::addr::align_down;
+use crate::arch::{Arch, Attrs, Kind};
+use crate::platform::Platform;
+use crate::table::Found;
+use crate::vma::Vma;
+
+use super::uffd::reports_wp;
+use super::{Fault, Outcome};
+use crate::space::ground::Ptes;
+
+impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
+    /// Resolves the first write to an exclusive page since soft-dirty was cleared, or since it was
+    /// write-protected in asynchronous mode: the run of its PTEs becomes soft-dirty and writable. An
+    /// event for a userfaultfd comes before this.
+    #[cold]
+    pub(in crate::space) fn first_write(self, vma: &Vma, addr: u64) -> Outcome {
+        let arch = self.arch();
+        let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Outcome::Again };
+        if let Some(run) = table.run(align_down(addr, table.shift()), addr + 1)
+            && run.kind == Kind::Leaf
+        {
+            let mut attrs = run.attrs(arch);
+            attrs.set(Attrs::UFFD_WP, attrs.contains(Attrs::UFFD_WP) && reports_wp(vma));
+            attrs.set(Attrs::SOFT_DIRTY, attrs.intersects(Attrs::SOFT_DIRTY | Attrs::EXCLUSIVE));
+            Ptes::of(self.space).set_attrs(&table, &run, attrs, vma.prot);
+        }
+        table.release();
+        Outcome::Again
+    }
+}

@@ -1,0 +1,147 @@
+//! Faults in VMAs that are registered with a userfaultfd.
+
+use crate::addr::align_down;
+use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
+use crate::platform::Platform;
+use crate::table::{Found, Run};
+use crate::vma::{Vma, VmaFlags};
+
+use super::{Access, Fault, FaultError, Happening, Outcome, Touch, Watched};
+use crate::space::anon::Anon;
+use crate::space::ground::Ptes;
+
+/// Returns whether a write to a write-protected page of a VMA is an event. In asynchronous mode it is
+/// not: the write removes the protection.
+pub(in crate::space) fn reports_wp(vma: &Vma) -> bool {
+    vma.flags & (VmaFlags::WRITES | VmaFlags::ASYNC) == VmaFlags::WRITES
+}
+
+impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
+    /// Returns the event for the userfaultfd of the VMA, or [`Outcome::Again`] if it has none.
+    fn event(self, touch: Touch<'_>, what: Happening) -> Result<Outcome, FaultError> {
+        let Touch { vma, addr, access } = touch;
+        match vma.watcher {
+            Some(by) => {
+                Err(FaultError::Watched(Watched { by, page: align_down(addr, self.space.page_shift()), access, what }))
+            }
+            None => Ok(Outcome::Again),
+        }
+    }
+
+    /// Resolves a fault on a missing page of a VMA that is registered for missing pages: an event,
+    /// unless another CPU has put something there or is about to.
+    #[cold]
+    pub(in crate::space) fn missing_event(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
+        let Touch { vma, addr, .. } = touch;
+        let arch = self.arch();
+        if let Found::Table(table) = self.tables().find(vma.range.tail(addr)) {
+            let raw = table.get(addr);
+            let kind = arch.kind(raw, table.level);
+            table.release();
+            if kind != Kind::None && !(kind == Kind::Marker && arch.marker_of(raw) == Some(Marker::UffdWp)) {
+                return Ok(Outcome::Again);
+            }
+        }
+        self.event(touch, Happening::Missing)
+    }
+
+    /// Resolves a fault on an uffd-wp marker, where no page is.
+    #[cold]
+    pub(in crate::space) fn fault_on_wp_marker(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
+        let Touch { vma, addr, access } = touch;
+        if vma.flags.contains(VmaFlags::MISSING) {
+            return self.missing_event(touch);
+        }
+        if access != Access::Write {
+            return self.map_wp_zeros(vma, addr);
+        }
+        if reports_wp(vma) {
+            return self.event(touch, Happening::Write);
+        }
+        let page = align_down(addr, self.space.page_shift());
+        Ptes::of(self.space).each_run(vma.range.around(page, self.space.page_shift()), |table, run| {
+            if run.kind == Kind::Marker && self.arch().marker_of(run.raw) == Some(Marker::UffdWp) {
+                table.erase(run);
+            }
+            false
+        });
+        Ok(Outcome::Again)
+    }
+
+    /// Resolves a write to a present page that is write-protected for a userfaultfd. `mapping` is what
+    /// its PTE maps.
+    #[cold]
+    pub(in crate::space) fn fault_on_wp_leaf(
+        self,
+        vma: &Vma,
+        addr: u64,
+        mapping: UserRange,
+    ) -> Result<Outcome, FaultError> {
+        if reports_wp(vma) {
+            return self.event(Touch { vma, addr, access: Access::Write }, Happening::Write);
+        }
+        if mapping.len() > 1 << self.space.page_shift() {
+            return self.split_huge(addr, mapping);
+        }
+        Ok(self.first_write(vma, addr))
+    }
+
+    /// Returns the largest block around the page at `addr`, of these orders, that holds nothing but
+    /// markers `marker`, and its order; the page alone, if no block does.
+    pub(in crate::space) fn marked_block(
+        self,
+        window: UserRange,
+        addr: u64,
+        orders: u32,
+        marker: Option<Marker>,
+    ) -> (UserRange, u8) {
+        let arch = self.arch();
+        let mut found = (window.around(addr, arch.page_shift()), arch.page_order());
+        if let Found::Table(table) = self.tables().find(window.tail(addr)) {
+            let marked = |(block, _): &(UserRange, u8)| {
+                block.start >= table.base
+                    && block.end <= table.end()
+                    && table.run(block.start, block.end).is_some_and(|run| self.is_marker(&run, *block, marker))
+            };
+            if table.level == 1
+                && let Some(block) = self.tables().blocks(addr, window, orders).find(marked)
+            {
+                found = block;
+            }
+            table.release();
+        }
+        found
+    }
+
+    fn is_marker(self, run: &Run, range: UserRange, marker: Option<Marker>) -> bool {
+        let arch = self.arch();
+        run.kind == Kind::Marker && arch.marker_of(run.raw) == marker && range == run.range(arch)
+    }
+
+    /// Writes a run in the place of markers `marker`. Returns false, and changes nothing, if anything
+    /// else is there.
+    pub(in crate::space) fn map_over_markers(self, range: UserRange, run: &Run, marker: Option<Marker>) -> bool {
+        let arch = self.arch();
+        let Found::Table(table) = self.tables().find(range) else { return false };
+        let old = table
+            .run(range.start, range.end)
+            .filter(|old| self.is_marker(old, range, marker) && old.level == run.level);
+        if let Some(old) = &old {
+            self.tables().tlb.flush_pending_reclaim(*range, arch.page_shift());
+            table.replace(old, run);
+        }
+        table.release();
+        old.is_some()
+    }
+
+    /// Maps the zero folio, write-protected, for a read where uffd-wp markers are.
+    fn map_wp_zeros(self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
+        let orders = self.zero_orders(Anon::of(self.space).orders(vma));
+        let (block, _) = self.marked_block(vma.range, addr, orders, Some(Marker::UffdWp));
+        let zeros = self.zero_ptes(vma, block, Attrs::UFFD_WP);
+        match self.map_over_markers(block, &zeros, Some(Marker::UffdWp)) {
+            true => Ok(Outcome::Mapped(*block)),
+            false => Ok(Outcome::Again),
+        }
+    }
+}

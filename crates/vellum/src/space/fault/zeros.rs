@@ -1,0 +1,143 @@
+//! Memory that was only read is zeros: a folio that all have together, mapped by the run. Who writes gets his own in its place.
+
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
+use crate::platform::Platform;
+use crate::stats::SpaceCounter;
+use crate::table::{Found, LockedTable, NotMapped, Run};
+use crate::vma::Vma;
+
+use super::{Fault, FaultError, Outcome};
+use crate::space::anon::Anon;
+use crate::space::ground::{LeafShape, Ptes};
+
+impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
+    /// Which blocks a read may fill with zeros where faults may use these orders: any up to the largest, because the folio of
+    /// zeros serves for each, and a piece that is missing should not cost a fault for each of its pages.
+    pub(in crate::space) fn zero_orders(self, orders: u32) -> u32 {
+        let largest = orders.checked_ilog2().map(|top| top.min(self.machine().zero_folio().order as u32));
+        largest.map_or(0, |top| (2 << top) - 1)
+    }
+
+    /// A read of untouched memory maps the folio of zeros, by the largest piece that policy allows.
+    #[inline(never)]
+    pub(in crate::space) fn map_zeros(self, vma: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
+        let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
+        match self.tables().map_run(block, &self.zero_ptes(vma, block, Attrs::empty())) {
+            Ok(()) => Ok(Outcome::Mapped(*block)),
+            Err(NotMapped::Occupied) => Ok(Outcome::Again),
+            Err(NotMapped::NoMemory(why)) => Err(why.into()),
+        }
+    }
+
+    /// What maps a naturally aligned block, no larger than the folio of zeros, to zeros.
+    pub(in crate::space) fn zero_ptes(self, vma: &Vma, block: UserRange, marks: Attrs) -> Run {
+        let zeros = self.machine().zero_folio();
+        let LeafShape { level, entries } = Ptes::of(self.space).leaf_shape((block.len() >> FRAME_SHIFT).ilog2() as u8);
+        let offset = (block.start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
+        let attrs = (vma.prot.attrs() - Attrs::WRITE) | Attrs::ACCESSED | marks;
+        let raw = self.arch().leaf(zeros.pfn.add(offset).addr(), attrs, level);
+        Run::new(block.start, level, Kind::Leaf, raw, entries)
+    }
+
+    /// Memory that was only read is to be written: away with the zeros, so that the fault finds a hole for a folio of its
+    /// own. Of the VMA's zeros around the page as much goes as one large folio could take.
+    ///
+    /// Flushed before the table's lock is given back: whoever maps a folio into the hole and writes to it must not be
+    /// contradicted by zeros in some CPU's TLB.
+    pub(in crate::space) fn unmap_zeros(self, vma: &Vma, page: UserRange) {
+        let arch = self.arch();
+        let zeros = self.machine().zero_folio();
+        let orders = self.machine().policy().orders(vma.advice);
+        let mut blocks = self.tables().blocks(page.start, vma.range, orders).map(|(block, _)| block);
+        let block = blocks.find(|block| block.covers(&page)).unwrap_or(page);
+        let mut gather = self.space.gather(block);
+        let mut at = block.start;
+        while at < block.end {
+            let table = match self.tables().find(block.tail(at)) {
+                Found::Hole(end) => {
+                    at = end;
+                    continue;
+                }
+                Found::Table(table) => table,
+            };
+            let end = block.end.min(table.end());
+            let mut stale: Option<VirtRange> = None;
+            while at < end
+                && let Some(run) = table.run(at, end)
+            {
+                if run.kind == Kind::Leaf
+                    && zeros.contains(run.pfn(arch))
+                    && !run.attrs(arch).contains(Attrs::UFFD_WP)
+                    && let Some(removed) = table.take(at, end)
+                {
+                    let range = removed.uncounted();
+                    stale = Some(VirtRange { start: stale.map_or(range.start, |s| s.start), end: range.end });
+                }
+                at = run.range(arch).end;
+            }
+            if let Some(range) = stale {
+                self.tables().tlb.invalidate(&[range], table.shift(), false);
+            }
+            table.unlock(&mut gather);
+        }
+    }
+
+    /// The same where somebody watches for what is missing: zeros that he supplied must not be, not even for a moment. A folio takes the place
+    /// of as many of them as policy allows: out, flush, in, under the lock of the table.
+    #[cold]
+    pub(in crate::space) fn replace_zeros(self, vma: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
+        let arch = self.arch();
+        let orders = Anon::of(self.space).orders(vma);
+        let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
+        let fits = |(block, _): &(UserRange, u8)| self.are_zeros(&table, *block);
+        let found = self.tables().blocks(addr, vma.range, orders).find(fits);
+        table.release();
+        let smallest = (page.len().ilog2() - FRAME_SHIFT) as u8;
+        let order = found.map_or(arch.page_order(), |(_, order)| order);
+        if order < smallest {
+            return self.split_huge(addr, page);
+        }
+        let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, order, orders, true)?;
+        let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
+        if order >= smallest && self.map_over_zeros(vma, block, pfn) {
+            return Ok(Outcome::Mapped(*block));
+        }
+        self.machine().put_folio(pfn, 1 << order, 1 << order);
+        if order < smallest { self.split_huge(addr, page) } else { Ok(Outcome::Again) }
+    }
+
+    /// Whether a block holds nothing but zeros that nobody watches, in entries of this table.
+    fn are_zeros(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> bool {
+        let arch = self.arch();
+        let zeros = self.machine().zero_folio();
+        let fits = if table.level > 1 { 1 << table.shift() } else { 1 << (arch.level_shift(2) - 1) };
+        if block.len() > fits {
+            return false;
+        }
+        let run = table.run(block.start, block.end);
+        run.is_some_and(|run| {
+            let is = run.kind == Kind::Leaf && block == run.range(arch) && zeros.contains(run.pfn(arch));
+            is && !run.attrs(arch).contains(Attrs::UFFD_WP)
+        })
+    }
+
+    fn map_over_zeros(self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
+        let arch = self.arch();
+        let Found::Table(table) = self.tables().find(block) else { return false };
+        if !self.are_zeros(&table, block) {
+            table.release();
+            return false;
+        }
+        let (level, shift) = (table.level, table.shift());
+        let place = table.occupy(*block, |old| _ = old.uncounted());
+        self.tables().tlb.invalidate(&[*block], shift, false);
+        let attrs = vma.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
+        let frames = (block.len() >> FRAME_SHIFT) as u32;
+        self.machine().frames().sync_icache(pfn, frames, attrs);
+        let raw = arch.leaf(pfn.addr(), attrs, level);
+        place.fill(&Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> shift) as usize));
+        self.tables().slot().add(SpaceCounter::Anon, frames as i64);
+        true
+    }
+}

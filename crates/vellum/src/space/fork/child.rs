@@ -1,0 +1,98 @@
+//! The child's side of a fork: takes over VMAs and runs of PTEs of its parent.
+
+use crate::arch::{Arch, Kind, UserRange};
+use crate::memcg::Refused;
+use crate::page_cache;
+use crate::platform::Platform;
+use crate::stats::SpaceCounter;
+use crate::table::{Found, Run};
+use crate::vma::{Vma, VmaFlags};
+
+use super::Child;
+use crate::space::AddressSpace;
+use crate::space::ground::{Ptes, Vmas};
+
+impl<'s, P: Platform, A: Arch> Child<'s, '_, P, A> {
+    /// Maps runs of one of the parent's page tables, which have references and mappings for the child.
+    ///
+    /// # Errors
+    /// There is no memory for a page table. The references and mappings of the rest are dropped.
+    pub(super) fn adopt(self, within: UserRange, runs: &[Run]) -> Result<(), Refused> {
+        let arch = self.arch();
+        let mut left = runs;
+        while let [run, rest @ ..] = left {
+            if let Err(error) = self.tables().map_run(within.intersect(&run.range(arch)), run) {
+                left.iter().for_each(|run| self.give_up(run));
+                return Err(error.shortage());
+            }
+            self.count(run);
+            left = rest;
+            // The page table exists now: the rest needs no walk from the root each.
+            let Some(next) = left.first() else { break };
+            if let Found::Table(table) = self.tables().find(within.intersect(&next.range(arch))) {
+                while let [run, rest @ ..] = left
+                    && run.level == table.level
+                    && run.va < table.end()
+                {
+                    table.set(run);
+                    self.count(run);
+                    left = rest;
+                }
+                table.release();
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether a run counts as resident anonymous memory.
+    fn is_counted(self, run: &Run) -> bool {
+        run.kind == Kind::Leaf && !self.machine().zero_folio().contains(run.pfn(self.arch()))
+    }
+
+    /// Counts a run that was mapped.
+    fn count(self, run: &Run) {
+        let frames = run.frames(self.arch()) as i64;
+        if run.kind == Kind::Swap {
+            self.tables().slot().add(SpaceCounter::Swap, frames);
+        } else if self.is_counted(run) {
+            self.tables().slot().add(SpaceCounter::Anon, frames);
+        }
+    }
+
+    /// Drops the references and mappings of a run that was not mapped. The parent has some too, so they
+    /// are not the last.
+    fn give_up(self, run: &Run) {
+        if run.kind == Kind::Swap {
+            self.count(run);
+            Ptes::of(self.space).release_swap(run);
+        } else if self.is_counted(run) {
+            let frames = self.machine().frames();
+            for (head, frame, pages) in frames.folios(run.pfn(self.arch()), run.frames(self.arch())) {
+                frames.put(head, frame, pages, pages);
+            }
+        }
+    }
+}
+
+impl Vmas {
+    /// Copies the VMAs that a child gets to an empty space.
+    pub(super) fn copy_to<P: Platform, A: Arch>(&self, child: &mut AddressSpace<'_, P, A>) -> Result<(), Refused> {
+        let (machine, memcg, space) = (child.tables.machine, child.memcg(), child.id());
+        let vmas = child.vmas.get_mut();
+        for vma in self.tree.iter_from(0).filter(|v| !v.flags.contains(VmaFlags::DONTFORK)) {
+            let flags = vma.flags - VmaFlags::LOCKS - VmaFlags::WATCHES;
+            let vma = Vma { flags, watcher: None, ..*vma };
+            // One at a time: many inserts need far fewer nodes than would have to be reserved for the worst
+            // case.
+            vmas.reserve(machine, memcg, 1)?;
+            page_cache::get_backing_in(machine, &vma.backing, space, memcg)?;
+            let inserted = vmas.tree.insert(vma);
+            debug_assert!(inserted.is_ok(), "a VMA was added without being reserved");
+            vmas.account(&vma, vma.range, 1);
+            machine.platform().resched();
+        }
+        vmas.merge(machine, UserRange::all(&child.tables.arch));
+        vmas.trim(machine);
+        Ok(())
+    }
+}

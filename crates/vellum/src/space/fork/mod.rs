@@ -1,0 +1,108 @@
+//! `fork`: the child gets the VMAs of its parent and what is mapped in them, and nothing is copied.
+//! Memory that both have is read-only in both until one of them writes
+//! (copy-on-write, [`fault`](super::fault)).
+//!
+//! The parent's page tables are visited once. A run of PTEs that map private memory gets references and
+//! mappings for the child, folio by folio; [`Attrs::EXCLUSIVE`](crate::arch::Attrs::EXCLUSIVE) is
+//! removed from all of its PTEs, and with it the right to write; and the same run is mapped in the
+//! child.
+//!
+//! # What the child finds
+//! The child sees the parent's memory as of the final TLB flush. Until that flush, CPUs with a stale
+//! writable translation still write to shared pages; a CPU that takes a fault waits
+//! ([`State::Held`](crate::vma::State::Held)). So a thread's later store is never in the child without
+//! its earlier ones.
+//!
+//! # Pinned pages
+//! The host writes to a pinned page past the PTEs ([`AddressSpace::pin`]). So such a page stays
+//! exclusive to the parent, and the child gets a copy of it after the flush.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `parent` | visits the parent's page tables, shares runs, copies pinned pages |
+//! | `child` | takes over VMAs and runs |
+
+mod child;
+mod parent;
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, UserRange};
+use crate::errno::Errno;
+use crate::frame::TooManyReferences;
+use crate::machine::Machine;
+use crate::memcg::{Refused, may_be_refused};
+use crate::platform::Platform;
+use crate::space::ground::handle;
+use crate::swap::Saturated;
+use crate::table::PageTables;
+
+use super::AddressSpace;
+
+/// The reason why a fork failed. The parent is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForkError {
+    /// There is no memory for the child's VMAs and page tables, or the memcg is at its limit.
+    NoMemory(Refused),
+    /// A swap slot or a folio has as many references as it may. Reclaim does not help.
+    TooManyReferences,
+}
+
+impl ForkError {
+    /// Returns the error of Linux's `fork`.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            ForkError::NoMemory(_) => Errno::ENOMEM,
+            ForkError::TooManyReferences => Errno::EAGAIN,
+        }
+    }
+}
+
+impl core::fmt::Display for ForkError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            ForkError::NoMemory(why) => why.fmt(f),
+            ForkError::TooManyReferences => TooManyReferences.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ForkError {}
+
+may_be_refused!(ForkError);
+
+impl From<TooManyReferences> for ForkError {
+    fn from(_: TooManyReferences) -> Self {
+        ForkError::TooManyReferences
+    }
+}
+
+impl From<Saturated> for ForkError {
+    fn from(_: Saturated) -> Self {
+        ForkError::TooManyReferences
+    }
+}
+
+handle! {
+    /// A space that is being forked.
+    struct Parent
+}
+
+handle! {
+    /// A new space that gets the memory of its parent.
+    struct Child
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Forks the space. Returns a child with the same limits that is charged to the same memcg; memory
+    /// that both have stays charged where it was. The child has no `VM_DONTFORK` VMAs, and none of its
+    /// VMAs is locked or registered with a userfaultfd. Of VMAs with an object only private copies are
+    /// mapped in the child; it faults the rest in.
+    ///
+    /// Claims the whole space; faults wait until this returns.
+    ///
+    /// # Errors
+    /// See [`ForkError`]: there is no child, and nothing was changed.
+    pub fn fork(&self) -> Result<Self, ForkError> {
+        Parent::of(self).fork()
+    }
+}

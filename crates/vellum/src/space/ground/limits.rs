@@ -1,0 +1,46 @@
+//! Limits: how much address space, memory and how many VMAs a space may have.
+
+/// The limits of a space (Linux: resource limits and `vm.*` settings, whose names are given).
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of address space (`RLIMIT_AS`).
+    pub address_space: u64,
+    /// Bytes of private memory that may be written, stacks aside (`RLIMIT_DATA`).
+    pub data: u64,
+    /// Bytes of locked memory (`RLIMIT_MEMLOCK`).
+    pub locked: u64,
+    /// Bytes that a stack may grow to (`RLIMIT_STACK`).
+    pub stack: u64,
+    /// VMAs (`vm.max_map_count`).
+    pub vmas: usize,
+    /// Lowest address that may be mapped (`vm.mmap_min_addr`).
+    pub lowest: u64,
+    /// Where the search for free addresses begins, downward; the end of user space if that is lower (`mmap_base`).
+    pub mmap_base: u64,
+    /// Whether memory may be executed that can be written, or that could not be executed before (not with `PR_SET_MDWE`).
+    pub exec_gain: bool,
+}
+
+impl Default for Limits {
+    /// Linux's defaults, with no limit on address space, data and locked memory.
+    fn default() -> Self {
+        Limits {
+            address_space: u64::MAX,
+            data: u64::MAX,
+            locked: u64::MAX,
+            stack: 8 << 20,
+            vmas: 65530,
+            lowest: 0x10000,
+            mmap_base: u64::MAX,
+            exec_gain: true,
+        }
+    }
+}
+
+/// The limit that a request exceeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::space) enum Excess {
+    AddressSpace,
+    Data,
+    Locked,
+}

@@ -1,0 +1,121 @@
+//! Ground: the state of an address space and the operations that every other folder of [`space`](super)
+//! builds on. It imports none of them.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `vmas` | the VMA tree: split, merge, count; the writer's and the readers' side of its lock |
+//! | `limits` | resource limits, and which of them a request exceeds |
+//! | `claims` | which ranges are being changed, and which change waits for which (INV-18) |
+//! | `families` | the fork families of a space, by which the rmap finds anonymous folios |
+//! | `ptes` | what the PTEs of the space may say: access rights, soft-dirty, uffd-wp, swap slots |
+//! | `walk` | visits of the runs of PTEs in a range |
+//! | `pieces` | visits that can be interrupted and resumed |
+//! | `zap` | clears a range of page tables and frees what it mapped |
+//! | `rss` | the memory of a space's counters, and the peak of the resident set |
+
+mod claims;
+mod families;
+mod limits;
+mod pieces;
+mod ptes;
+mod rss;
+mod vmas;
+mod walk;
+mod zap;
+
+pub(super) use claims::{Change, Turn};
+pub use families::Families;
+pub(super) use limits::Excess;
+pub use limits::Limits;
+pub(super) use pieces::{More, Rest};
+pub(super) use ptes::LeafShape;
+pub(super) use rss::{PeakRss, SlotFrames};
+pub(super) use vmas::{Amounts, Vmas, mapped_part};
+pub(super) use zap::Keep;
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, UserRange};
+use crate::machine::Machine;
+use crate::platform::Platform;
+use crate::table::PageTables;
+
+use super::AddressSpace;
+
+/// Defines a handle: a reference to an [`AddressSpace`] of a type of its own. A folder of
+/// [`space`](super) implements its operations on its handle, so that only what the handle declares
+/// visible can be called from other folders. A handle is one pointer, is passed by value, and costs
+/// what the reference does.
+macro_rules! handle {
+    ($(#[$doc:meta])* $vis:vis struct $Handle:ident) => {
+        $(#[$doc])*
+        $vis struct $Handle<'s, 'm, P: Platform, A: Arch> {
+            space: &'s AddressSpace<'m, P, A>,
+        }
+
+        impl<P: Platform, A: Arch> Clone for $Handle<'_, '_, P, A> {
+            #[inline]
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<P: Platform, A: Arch> Copy for $Handle<'_, '_, P, A> {}
+
+        #[allow(dead_code, reason = "not every handle uses every part of its space")]
+        impl<'s, 'm, P: Platform, A: Arch> $Handle<'s, 'm, P, A> {
+            /// Returns the handle of `space`.
+            #[inline]
+            $vis fn of(space: &'s AddressSpace<'m, P, A>) -> Self {
+                $Handle { space }
+            }
+
+            /// Returns the page tables of the space.
+            #[inline]
+            fn tables(self) -> &'s PageTables<'m, P, A> {
+                &self.space.tables
+            }
+
+            /// Returns the page-table format of the space.
+            #[inline]
+            fn arch(self) -> &'s A {
+                &self.space.tables.arch
+            }
+
+            /// Returns the machine that the space lives on.
+            #[inline]
+            fn machine(self) -> &'m Machine<'m, P> {
+                self.space.machine()
+            }
+
+            /// Returns the part of `range` that lies in the user half. Ranges that the rmap
+            /// computes come this way: those of private copies of an object's pages are offsets, and
+            /// may be larger than any address.
+            #[inline]
+            fn user_part(self, range: VirtRange) -> UserRange {
+                UserRange::all(self.arch()).intersect(&range)
+            }
+
+            /// Returns the host.
+            #[inline]
+            fn platform(self) -> &'m P {
+                self.space.machine().platform()
+            }
+        }
+    };
+}
+pub(super) use handle;
+
+handle! {
+    /// The PTEs of a space: what they may say, and visits of their runs.
+    pub(crate) struct Ptes
+}
+
+handle! {
+    /// Visits of a range that hold no lock and no claim between two pieces.
+    pub(super) struct Pieces
+}
+
+handle! {
+    /// Clears ranges of page tables.
+    pub(super) struct Zap
+}

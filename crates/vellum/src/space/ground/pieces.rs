@@ -1,0 +1,135 @@
+//! Pieces: visits of a range that can be interrupted after each piece and resumed later.
+//!
+//! A visit keeps what is left of its range in a [`Rest`]. After each piece it asks its caller whether to
+//! go on ([`More`]); a piece takes about as long as the engine works between two calls of
+//! [`resched`](crate::platform::Cpus::resched). Between two pieces it holds no lock and claims no range.
+
+use core::convert::Infallible;
+
+use crate::arch::{Arch, UserRange};
+use crate::platform::Platform;
+use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
+use crate::tlb::Gather;
+use crate::vma::{State, Vma};
+
+use super::{Change, Pieces, Ptes};
+
+/// Returns whether the caller wants an operation to go on now.
+pub(in crate::space) type More<'a> = &'a mut dyn FnMut() -> bool;
+
+/// The rest of a range that an operation goes through piece by piece.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::space) struct Rest {
+    /// The part of the range that is still to be visited.
+    pub(in crate::space) left: UserRange,
+    /// Whether some of the range is not mapped.
+    pub(in crate::space) holes: bool,
+}
+
+impl Rest {
+    /// Returns a rest that is all of `range`.
+    pub(in crate::space) fn all(range: UserRange) -> Self {
+        Rest { left: range, holes: false }
+    }
+
+    /// Ends the visit: nothing is left.
+    pub(in crate::space) fn end(&mut self) {
+        self.left = UserRange::default();
+    }
+}
+
+impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
+    /// Calls `act` for each VMA of the rest, with the VMAs locked for reading: with the VMA, and the
+    /// part of the rest that lies in it. `act` returns the address that it got to. Waits for the end
+    /// of changes that have locked VMAs ([`State::Held`]).
+    ///
+    /// # Errors
+    /// Those of `act`, at once. What `act` failed at is still in the rest.
+    pub(in crate::space) fn each_vma<E>(
+        self,
+        rest: &mut Rest,
+        more: More<'_>,
+        mut act: impl FnMut(&Vma, UserRange) -> Result<u64, E>,
+    ) -> Result<(), E> {
+        let mut turn = None;
+        while !rest.left.is_empty() {
+            let vmas = self.space.read();
+            let next = vmas.overlapping(self.platform(), rest.left).find(|v| v.state != State::Dying);
+            let Some(vma) = next else {
+                rest.holes = true;
+                rest.end();
+                break;
+            };
+            if vma.state == State::Held {
+                drop(vmas);
+                drop(turn.take());
+                turn = Some(Change::wait_turn(self.space, rest.left));
+                continue;
+            }
+            let part = vma.range.intersect(&rest.left);
+            rest.holes |= part.start > rest.left.start;
+            // Where nothing is mapped, an entry of an upper table may reach beyond the VMA.
+            let at = act(vma, part)?.min(part.end);
+            rest.left = rest.left.tail(at);
+            drop(vmas);
+            if !more() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `act` for each part of the rest that one page table covers and maps something in, with
+    /// no lock held. Where `act` returns false the visit ends, and nothing is left.
+    pub(in crate::space) fn each_table(self, rest: &mut Rest, more: More<'_>, mut act: impl FnMut(UserRange) -> bool) {
+        let shift = self.arch().level_shift(2);
+        while let Some(at) = Ptes::of(self.space).next_run(rest.left, |_| true) {
+            let part = rest.left.around(at, shift);
+            rest.left = rest.left.tail(part.end);
+            if !act(part) {
+                break;
+            }
+            self.platform().resched();
+            if !more() {
+                return;
+            }
+        }
+        rest.end();
+    }
+
+    /// Calls `act` for each run of PTEs that lies in the rest entirely, with its page table locked,
+    /// beside faults. `act` may shorten the run to what it dealt with, and returns the number of
+    /// folios that it dealt with. Holes between VMAs are noted in `rest`.
+    pub(in crate::space) fn each_whole_run(
+        self,
+        rest: &mut Rest,
+        more: More<'_>,
+        mut act: impl FnMut(&LockedTable<'_, 'm, P, A>, &mut Run, &mut Gather<'_, 'm, P>) -> usize,
+    ) {
+        let arch = self.arch();
+        let mut gather = self.space.gather(rest.left);
+        let Ok(()) = self.each_vma(rest, more, |_, part| {
+            let table = match self.tables().find(part) {
+                Found::Hole(end) => return Ok(end),
+                Found::Table(table) => table,
+            };
+            let end = table.hold_end(part);
+            let (mut at, mut done) = (part.start, 0);
+            while at < end
+                && done < RUNS_A_HOLD
+                && !gather.is_full()
+                && let Some(mut run) = table.run(at, end)
+            {
+                done += 1;
+                if part.covers(&run.range(arch)) {
+                    done += act(&table, &mut run, &mut gather);
+                }
+                at = run.range(arch).end;
+            }
+            table.unlock(&mut gather);
+            gather.release_slots();
+            self.platform().resched();
+            Ok::<_, Infallible>(at)
+        });
+    }
+}

@@ -1,0 +1,118 @@
+//! What the PTEs of a space may say: access rights, soft-dirty, uffd-wp and swap slots.
+//!
+//! A PTE allows a write only where the page is exclusive to the space, is not write-protected for
+//! userfaultfd, and, after soft-dirty was cleared, is soft-dirty ([`Ptes::rights`]). Every PTE that this
+//! engine makes present gets its rights here, so that no other place can forget one of the three.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::addr::FRAME_SHIFT;
+use crate::arch::{Arch, Attrs, SwapEntry};
+use crate::platform::Platform;
+use crate::stats::SpaceCounter;
+use crate::swap::{Slots, SwapRun};
+use crate::table::{LockedTable, Run};
+use crate::tlb::Gather;
+use crate::vma::{Prot, Vma};
+
+use super::Ptes;
+
+/// The leaf PTEs that map a folio.
+#[derive(Clone, Copy)]
+pub(in crate::space) struct LeafShape {
+    /// The level of the page table that they are in.
+    pub(in crate::space) level: u8,
+    /// Their number.
+    pub(in crate::space) entries: usize,
+}
+
+impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
+    /// Returns whether soft-dirty was ever cleared in this space: whether PTEs that are not soft-dirty
+    /// must not be writable.
+    #[inline]
+    pub(in crate::space) fn is_soft_dirty_on(self) -> bool {
+        self.space.tracks.load(Relaxed)
+    }
+
+    /// Returns the access rights of PTEs with `attrs` in a VMA with `prot`.
+    #[inline]
+    pub(in crate::space) fn rights(self, attrs: Attrs, prot: Prot) -> Attrs {
+        let mut rights = prot.attrs();
+        let told = attrs.contains(Attrs::UFFD_WP) || !attrs.contains(Attrs::SOFT_DIRTY) && self.is_soft_dirty_on();
+        if told || !attrs.contains(Attrs::EXCLUSIVE) {
+            rights -= Attrs::WRITE;
+        }
+        rights
+    }
+
+    /// Returns the attributes of new PTEs that map memory exclusive to the space, with `marks` added.
+    #[inline]
+    pub(in crate::space) fn exclusive_attrs(self, vma: &Vma, marks: Attrs) -> Attrs {
+        let attrs = Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY | marks;
+        attrs | self.rights(attrs, vma.prot)
+    }
+
+    /// Gives swap PTEs the attributes `attrs`. The caller holds the lock of their page table.
+    pub(in crate::space) fn set_swap_attrs(self, table: &LockedTable<'_, 'm, P, A>, run: &Run, attrs: Attrs) {
+        let arch = self.arch();
+        let raw = arch.swap_pte(SwapEntry { attrs, ..arch.swap_entry(run.raw) });
+        if raw != run.raw {
+            table.replace(run, &Run { raw, ..*run });
+        }
+    }
+
+    /// Gives a run of leaf PTEs the access rights of its VMA, as far as [`Ptes::rights`] allows. Returns
+    /// whether a right was taken away, so that the caller must flush.
+    pub(in crate::space) fn apply_prot(self, table: &LockedTable<'_, 'm, P, A>, run: &Run, prot: Prot) -> bool {
+        self.set_attrs(table, run, run.attrs(self.arch()), prot)
+    }
+
+    /// Gives a run of leaf PTEs the attributes `attrs`, with rights as [`Ptes::apply_prot`]. Returns
+    /// whether a right was taken away, so that the caller must flush.
+    pub(in crate::space) fn set_attrs(
+        self,
+        table: &LockedTable<'_, 'm, P, A>,
+        run: &Run,
+        attrs: Attrs,
+        prot: Prot,
+    ) -> bool {
+        let arch = self.arch();
+        let old = run.attrs(arch);
+        let new = (attrs - Attrs::PROT) | self.rights(attrs, prot);
+        if new == old {
+            return false;
+        }
+        self.machine().frames().sync_icache(run.pfn(arch), run.frames(arch), new - old);
+        table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
+        !new.contains(old & Attrs::PROT)
+    }
+
+    /// Returns the leaf PTEs that map a folio of `order` whole.
+    pub(in crate::space) fn leaf_shape(self, order: u8) -> LeafShape {
+        let arch = self.arch();
+        let level = if order as u32 + FRAME_SHIFT >= arch.level_shift(2) { 2 } else { 1 };
+        LeafShape { level, entries: 1 << (order as u32 + FRAME_SHIFT - arch.level_shift(level)) }
+    }
+
+    /// Returns the swap slots that a run of swap PTEs names.
+    pub(crate) fn swap_slots(self, run: &Run) -> SwapRun {
+        let arch = self.arch();
+        let swapped = arch.swap_entry(run.raw);
+        let first = (swapped.slot as u32) << arch.page_order();
+        SwapRun { device: swapped.device, slots: Slots { first, count: run.frames(arch) } }
+    }
+
+    /// Has `gather`, which has room, release the slots of swap PTEs that were cleared.
+    pub(in crate::space) fn defer_swap_release(self, run: &Run, gather: &mut Gather<'_, 'm, P>) {
+        self.tables().slot().add(SpaceCounter::Swap, -(run.frames(self.arch()) as i64));
+        gather.push_slots(self.swap_slots(run));
+    }
+
+    /// Releases the slots of swap PTEs that were cleared. The caller holds no spin lock.
+    pub(in crate::space) fn release_swap(self, run: &Run) {
+        let machine = self.machine();
+        self.tables().slot().add(SpaceCounter::Swap, -(run.frames(self.arch()) as i64));
+        // SAFETY: the references are those of the PTEs that were cleared.
+        unsafe { machine.swaps().release(machine.frames(), self.swap_slots(run)) };
+    }
+}

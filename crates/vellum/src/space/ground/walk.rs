@@ -1,0 +1,146 @@
+//! Visits of the runs of PTEs in a range, each with the lock of its page table.
+//!
+//! A visit unlocks a page table after [`RUNS_A_HOLD`] runs (INV-11).
+
+use crate::addr::{FRAME_SHIFT, Pfn};
+use crate::arch::{Arch, Kind, UserRange};
+use crate::frame::Frame;
+use crate::platform::Platform;
+use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
+
+use super::Ptes;
+
+impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
+    /// Calls `f` for each run of leaf, swap or marker PTEs that lies in `range` entirely, with the lock
+    /// of its page table held. `f` may change the run, and returns whether TLBs may hold what it
+    /// changed: then the run is flushed before this returns.
+    pub(in crate::space) fn each_run(
+        self,
+        range: UserRange,
+        mut f: impl FnMut(&LockedTable<'_, 'm, P, A>, &Run) -> bool,
+    ) {
+        let arch = self.arch();
+        let mut gather = self.space.gather(range);
+        let mut at = range.start;
+        while at < range.end {
+            let table = match self.tables().find(range.tail(at)) {
+                Found::Hole(end) => {
+                    at = end;
+                    continue;
+                }
+                Found::Table(table) => table,
+            };
+            let end = table.hold_end(range.tail(at));
+            let mut runs = 0;
+            while at < end
+                && runs < RUNS_A_HOLD
+                && let Some(mut run) = table.run(at, end)
+            {
+                runs += 1;
+                let shown = matches!(run.kind, Kind::Leaf | Kind::Swap | Kind::Marker);
+                if shown && run.va < at {
+                    at = run.va + (1 << table.shift());
+                    continue;
+                }
+                at = run.range(arch).end;
+                run.len -= usize::from(shown && at > range.end);
+                if shown && run.len > 0 && f(&table, &run) {
+                    gather.note(run.range(arch), table.shift());
+                }
+            }
+            table.unlock(&mut gather);
+            self.platform().resched();
+        }
+    }
+
+    /// Returns the address of the first run in `range` for which `like` returns true. Empty PTEs are
+    /// not shown.
+    pub(in crate::space) fn next_run(self, range: UserRange, like: impl Fn(&Run) -> bool) -> Option<u64> {
+        let arch = self.arch();
+        let mut at = range.start;
+        while at < range.end {
+            let table = match self.tables().find(range.tail(at)) {
+                Found::Hole(end) => {
+                    at = end;
+                    continue;
+                }
+                Found::Table(table) => table,
+            };
+            let end = range.end.min(table.end());
+            let mut found = false;
+            while at < end
+                && !found
+                && let Some(run) = table.run(at, end)
+            {
+                found = run.kind != Kind::None && like(&run);
+                at = if found { at } else { run.range(arch).end };
+            }
+            table.release();
+            if found {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Calls `visit` for each run in `range` in ascending order, with its page table, which is locked.
+    /// Where there is no page table, the hole is shown as a run of [`Kind::None`] at level 1.
+    pub(in crate::space) fn each_run_or_hole(
+        self,
+        range: UserRange,
+        mut visit: impl FnMut(Option<&LockedTable<'_, 'm, P, A>>, &Run),
+    ) {
+        let arch = self.arch();
+        let mut at = range.start;
+        while at < range.end {
+            match self.tables().find(range.tail(at)) {
+                Found::Hole(end) => {
+                    let len = (end - at).div_ceil(1 << arch.page_shift()) as usize;
+                    visit(None, &Run::new(at, 1, Kind::None, 0, len));
+                    at = end;
+                }
+                Found::Table(table) => {
+                    let end = table.hold_end(range.tail(at));
+                    let mut runs = 0;
+                    while at < end
+                        && runs < RUNS_A_HOLD
+                        && let Some(run) = table.run(at, end)
+                    {
+                        runs += 1;
+                        visit(Some(&table), &run);
+                        at = run.range(arch).end;
+                    }
+                    table.release();
+                }
+            }
+            self.platform().resched();
+        }
+    }
+
+    /// Shortens a run to its first PTEs for whose folios `say` returns the same, and returns that.
+    pub(in crate::space) fn cut_where_equal(self, run: &mut Run, say: impl Fn(&Frame) -> bool) -> bool {
+        let arch = self.arch();
+        let frames = self.machine().frames();
+        let first = run.pfn(arch);
+        let said = say(frames.head(first).1);
+        let alike = frames.folios(first, run.frames(arch)).take_while(|(_, frame, _)| say(frame) == said);
+        run.len = (alike.map(|(.., pages)| pages).sum::<u32>() >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
+        said
+    }
+
+    /// Returns the part of a run that maps its first folio.
+    pub(in crate::space) fn first_folio(self, table: &LockedTable<'_, 'm, P, A>, run: &Run) -> Run {
+        let arch = self.arch();
+        let first = self.machine().frames().folios(run.pfn(arch), run.frames(arch)).next();
+        let end = first.map_or(run.va, |(.., pages)| run.va + (u64::from(pages) << FRAME_SHIFT));
+        table.run(run.va, end).unwrap_or(*run)
+    }
+
+    /// Returns the folios that a run maps. The zero folio is none of them.
+    pub(in crate::space) fn folios_of(self, run: &Run) -> impl Iterator<Item = (Pfn, &'m Frame)> {
+        let (arch, machine) = (self.arch(), self.machine());
+        let maps = run.kind == Kind::Leaf && !machine.zero_folio().contains(run.pfn(arch));
+        let folios = maps.then(|| machine.frames().folios(run.pfn(arch), run.frames(arch)));
+        folios.into_iter().flatten().map(|(head, frame, _)| (head, frame))
+    }
+}

@@ -1,0 +1,93 @@
+//! Which pages of a range are in memory (`mincore`).
+
+use crate::arch::{Arch, BadRange, Kind, UserRange};
+use crate::errno::Errno;
+use crate::page_cache::Object;
+use crate::platform::Platform;
+use crate::vma::Vma;
+
+use super::Observe;
+
+/// Why a query can't be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryError {
+    /// The address is not a multiple of the page size.
+    Unaligned(u64),
+    /// The end is beyond the last address, or not all of the range is mapped.
+    NotMapped,
+    /// The answer does not fit: this many entries are needed.
+    TooShort(usize),
+}
+
+impl QueryError {
+    /// What Linux's `mincore` answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            QueryError::Unaligned(_) => Errno::EINVAL,
+            QueryError::NotMapped => Errno::ENOMEM,
+            QueryError::TooShort(_) => Errno::EFAULT,
+        }
+    }
+}
+
+impl core::fmt::Display for QueryError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            QueryError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
+            QueryError::NotMapped => f.write_str("not all of the range is mapped"),
+            QueryError::TooShort(needed) => write!(f, "the answer has {needed} entries"),
+        }
+    }
+}
+
+impl core::error::Error for QueryError {}
+
+impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
+    /// Implements [`AddressSpace::resident`].
+    pub(super) fn resident(self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), QueryError> {
+        let shift = self.space.page_shift();
+        let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
+            BadRange::Unaligned(addr) => QueryError::Unaligned(addr),
+            BadRange::Overflow | BadRange::Beyond(_) => QueryError::NotMapped,
+        })?;
+        let pages = (range.len() >> shift) as usize;
+        let answer = answer.get_mut(..pages).ok_or(QueryError::TooShort(pages))?;
+        if !range.is_empty() && !self.space.read().covers(self.platform(), range) {
+            return Err(QueryError::NotMapped);
+        }
+        self.runs(*range, |run| {
+            let part = run.range(self.arch()).intersect(&range);
+            let first = ((part.start - addr) >> shift) as usize;
+            answer[first..first + (part.len() >> shift) as usize].fill(run.kind == Kind::Leaf);
+        });
+        self.resident_in_objects(range, answer);
+        Ok(())
+    }
+
+    /// Pages of a range that the objects behind it have in memory, though they are not mapped.
+    pub(in crate::space) fn resident_in_objects(self, range: UserRange, answer: &mut [bool]) {
+        self.each_page_in_objects(range, |_, addr, here| {
+            answer[((addr - range.start) >> self.space.page_shift()) as usize] |= here;
+        });
+    }
+
+    /// Show each page that the objects behind a range have: the VMA, where it would be mapped, and whether it is in memory.
+    pub(super) fn each_page_in_objects(self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
+        let shift = self.space.page_shift();
+        let vmas = self.space.read();
+        for vma in vmas.overlapping(self.platform(), range).filter(|vma| !vma.backing.is_anonymous()) {
+            // SAFETY: the VMAs are locked.
+            let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
+            let part = vma.range.intersect(&range);
+            let first = vma.backing.offset(part.start) >> shift;
+            let mut at = first;
+            while let Some((page, here)) = object.next_present(at)
+                && page - first < part.len() >> shift
+            {
+                visit(vma, part.start + ((page - first) << shift), here);
+                at = page + 1;
+                self.platform().resched();
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Soft-dirty: which pages were written since soft-dirty was cleared (Linux: `/proc/PID/clear_refs`).
+//!
+//! Soft-dirty is a software bit of each PTE, and a PTE without it is not writable: the first write
+//! faults, and the page gets both. PTEs with the bit and PTEs without are different runs, so they are
+//! not joined to one cont block either, and the result is exact to the page though TLBs hold larger
+//! translations: the first write to a block splits it, and it is joined again when all of it was
+//! written. Only a huge page counts as one page.
+//!
+//! Swap PTEs have the bit too, and swap-in keeps it.
+//!
+//! New memory counts as written, and so do VMAs that were mapped or moved since soft-dirty was cleared.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::arch::{Arch, Attrs, Kind, UserRange};
+use crate::platform::Platform;
+use crate::vma::VmaFlags;
+
+use super::Observe;
+use crate::space::ground::{Change, Ptes};
+
+/// The format's entries have no room to remember what was written ([`Arch::supported`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CantTrack;
+
+impl core::fmt::Display for CantTrack {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("entries of this format can't remember what was written")
+    }
+}
+
+impl core::error::Error for CantTrack {}
+
+impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
+    /// Implements [`AddressSpace::track_writes`].
+    pub(super) fn track_writes(self) -> Result<(), CantTrack> {
+        let arch = self.arch();
+        if !arch.supported().contains(Attrs::SOFT_DIRTY) {
+            return Err(CantTrack);
+        }
+        let all = UserRange::all(arch);
+        let mut change = Change::begin(self.space, all);
+        // In the lock in which faults read it.
+        change.vmas().each(self.machine(), all, |v| v.flags |= VmaFlags::TRACKED);
+        self.space.tracks.store(true, Relaxed);
+        change.unlock();
+        Ptes::of(self.space).each_run(all, |table, run| {
+            if run.kind != Kind::Leaf {
+                if run.kind == Kind::Swap {
+                    Ptes::of(self.space).set_swap_attrs(table, run, arch.swap_entry(run.raw).attrs - Attrs::SOFT_DIRTY);
+                }
+                return false;
+            }
+            let attrs = run.attrs(arch);
+            let new = attrs - Attrs::SOFT_DIRTY - Attrs::WRITE;
+            if new != attrs {
+                table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
+            }
+            new != attrs
+        });
+        Ok(())
+    }
+}

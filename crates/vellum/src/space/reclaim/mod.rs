@@ -1,0 +1,47 @@
+//! Reclaim: what one space does so that its memory can go elsewhere.
+//!
+//! The engine's reclaimer ([`crate::reclaim`]) chooses folios and isolates them from their LRU lists; it
+//! finds the VMAs that map them by the rmap, and has each space page them out. `madvise` pages out and
+//! marks ranges of one space.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `isolated` | batches of folios that were isolated from their LRU lists |
+//! | `rmap` | which VMAs map a folio; accessed bits; unmapping of objects' folios |
+//! | `pageout` | write-protects runs, flushes, and decides what becomes of them |
+//! | `swap_out` | writes write-protected runs to a swap device |
+//! | `migrate` | copies write-protected runs to new folios |
+//! | `lazyfree` | `MADV_FREE`: marks folios lazyfree, and discards clean ones |
+//! | `objects` | pages out folios of objects that only this space maps |
+//! | `cool` | `MADV_COLD`: deactivates folios |
+
+mod cool;
+mod isolated;
+mod lazyfree;
+mod migrate;
+mod objects;
+mod pageout;
+mod rmap;
+mod swap_out;
+
+pub(crate) use isolated::{BATCH, Isolated};
+pub(crate) use migrate::Copies;
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, UserRange};
+use crate::machine::Machine;
+use crate::platform::Platform;
+use crate::space::ground::handle;
+use crate::table::PageTables;
+
+use super::AddressSpace;
+
+handle! {
+    /// The rmap's end in a space: where folios are mapped, and unmapping them.
+    pub(crate) struct Rmap
+}
+
+handle! {
+    /// Pages memory of a space out.
+    pub(crate) struct Pageout
+}

@@ -1,0 +1,90 @@
+//! Pages out folios of page-cache objects that only this space maps.
+
+use arrayvec::ArrayVec;
+
+use crate::addr::{FRAME_SHIFT, Pfn};
+use crate::arch::{Arch, Kind, UserRange};
+use crate::frame::{Frame, flag};
+use crate::memcg::LruList;
+use crate::page_cache::Object;
+use crate::platform::Platform;
+use crate::table::Found;
+
+use super::{BATCH, Isolated, Pageout, Rmap};
+
+impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
+    /// Evict folios of objects that a range maps, and nobody else.
+    pub(in crate::space) fn pageout_objects(self, range: UserRange) {
+        let machine = self.machine();
+        let mut at = range.start;
+        while at < range.end {
+            let (start, isolated) = (at, Isolated::new(machine));
+            let mut folios = ArrayVec::<(Pfn, &Frame), BATCH>::new();
+            while at < range.end && !folios.is_full() {
+                at = self.isolate_objects(range.tail(at), isolated, &mut folios);
+                machine.platform().resched();
+            }
+            if !folios.is_empty() {
+                Rmap::of(self.space).unmap_isolated(&[*range.tail(start).head(at)], isolated);
+            }
+            let room = folios.iter().all(|(head, frame)| {
+                machine.platform().resched();
+                let object = Object::from_folio(machine, frame).filter(|_| !isolated.is_locked(frame));
+                object.is_none_or(|object| object.swap_out(*head, frame).is_ok())
+            });
+            isolated.settle(machine, folios.iter().map(|(head, frame)| (*head, 1 << frame.order())));
+            if !room {
+                return;
+            }
+            self.platform().resched();
+        }
+    }
+
+    /// Isolate what the next table has of these, as far as there is room; how far that was.
+    fn isolate_objects(
+        self,
+        range: UserRange,
+        isolated: Isolated,
+        folios: &mut ArrayVec<(Pfn, &'m Frame), BATCH>,
+    ) -> u64 {
+        let (arch, machine) = (self.arch(), self.machine());
+        let vmas = self.space.read();
+        let Some(vma) = vmas.overlapping(self.platform(), range).find(|vma| !vma.backing.is_anonymous()) else {
+            return range.end;
+        };
+        let part = vma.range.intersect(&range);
+        let table = match self.tables().find(part) {
+            Found::Hole(end) => return end,
+            Found::Table(table) => table,
+        };
+        let end = part.end.min(table.end());
+        let mut at = part.start;
+        while at < end
+            && folios.remaining_capacity() > 0
+            && let Some(run) = table.run_whatever_recorded(at, end)
+        {
+            at = run.range(arch).end;
+            if run.kind != Kind::Leaf || machine.zero_folio().contains(run.pfn(arch)) {
+                continue;
+            }
+            let mut seen = run.va;
+            for (head, frame, pages) in machine.frames().folios(run.pfn(arch), run.frames(arch)) {
+                if folios.is_full() {
+                    at = seen;
+                    break;
+                }
+                seen += u64::from(pages) << FRAME_SHIFT;
+                let alone = pages == 1 << frame.order() && frame.counts().maps == pages;
+                if frame.has(flag::OBJECT)
+                    && alone
+                    && machine.memcgs().isolate_one(machine.frames(), head, LruList::Shmem)
+                {
+                    isolated.add(frame);
+                    folios.push((head, frame));
+                }
+            }
+        }
+        table.release();
+        at.max(part.start)
+    }
+}

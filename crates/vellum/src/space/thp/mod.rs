@@ -1,0 +1,39 @@
+//! Transparent huge pages: small folios become a large one (collapse), and a partially mapped large
+//! folio becomes small ones (split).
+//!
+//! | file | contents |
+//! |---|---|
+//! | `collapse` | `MADV_COLLAPSE`, and the scan of a host that has time (Linux: khugepaged) |
+//! | `split` | splits partially mapped folios for reclaim |
+
+mod collapse;
+mod split;
+
+pub use collapse::{CollapseError, CollapseLimits, Collapsed};
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, UserRange};
+use crate::machine::Machine;
+use crate::platform::Platform;
+use crate::space::ground::handle;
+use crate::table::PageTables;
+
+use super::AddressSpace;
+
+handle! {
+    /// Collapse and split of a space's folios.
+    pub(crate) struct Thp
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Scans about `pages` pages of 4 KiB from the address `from` on, and collapses the blocks that
+    /// policy wants large and `limits` allow, beside faults. A host calls this when it has time (Linux:
+    /// khugepaged).
+    ///
+    /// # Errors
+    /// There is no memory for the folio, or the memcg is at its limit: the host had better not go on
+    /// soon. Blocks before that are collapsed.
+    pub fn collapse_some(&self, from: u64, pages: u64, limits: &CollapseLimits) -> Result<Collapsed, CollapseError> {
+        Thp::of(self).collapse_some(from, pages, limits)
+    }
+}

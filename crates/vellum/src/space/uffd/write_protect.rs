@@ -1,0 +1,62 @@
+//! Write protection for a userfaultfd (`UFFDIO_WRITEPROTECT`).
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
+use crate::platform::Platform;
+use crate::vma::VmaFlags;
+
+use super::{Uffd, WatchError};
+use crate::space::ground::{Change, Ptes};
+use crate::space::observe::Observe;
+
+impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
+    /// Implements [`AddressSpace::write_protect`].
+    pub(super) fn write_protect(self, range: VirtRange, unmapped: bool) -> Result<(), WatchError> {
+        let range = self.whole_pages(range)?;
+        let change = self.begin_wp_change(range)?;
+        let protected = Observe::of(self.space).write_protect_all(range, unmapped);
+        drop(change);
+        Ok(protected?)
+    }
+
+    /// Implements [`AddressSpace::write_unprotect`].
+    pub(super) fn write_unprotect(self, range: VirtRange) -> Result<(), WatchError> {
+        let range = self.whole_pages(range)?;
+        let _change = self.begin_wp_change(range)?;
+        self.tables().split_edges(range)?;
+        self.clear_wp(range);
+        Ok(())
+    }
+
+    /// Begin to change a range that is watched for writes.
+    fn begin_wp_change(self, range: UserRange) -> Result<Change<'s, 'm, P, A>, WatchError> {
+        let mut change = Change::begin(self.space, range);
+        let vmas = change.vmas();
+        let watched = vmas.overlapping(self.platform(), range).all(|v| v.flags.contains(VmaFlags::WRITES));
+        if !watched || !vmas.covers(self.platform(), range) {
+            return Err(WatchError::NotWatched);
+        }
+        change.unlock();
+        Ok(change)
+    }
+
+    /// Nothing in a range is protected any more. The range is claimed, and no huge mapping that is reaches across its ends.
+    pub(super) fn clear_wp(self, range: UserRange) {
+        let arch = self.arch();
+        Ptes::of(self.space).each_run(range, |table, run| {
+            match run.kind {
+                Kind::Leaf if run.attrs(arch).contains(Attrs::UFFD_WP) => {
+                    // What the VMA allows, the next write finds out, for all of the run.
+                    let attrs = run.attrs(arch) - Attrs::UFFD_WP;
+                    table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level));
+                }
+                Kind::Swap => {
+                    Ptes::of(self.space).set_swap_attrs(table, run, arch.swap_entry(run.raw).attrs - Attrs::UFFD_WP)
+                }
+                Kind::Marker if arch.marker_of(run.raw) == Some(Marker::UffdWp) => table.erase(run),
+                _ => {}
+            }
+            false
+        });
+    }
+}

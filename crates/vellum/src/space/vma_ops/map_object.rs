@@ -1,0 +1,117 @@
+//! What stands behind a VMA: how an object comes to be mapped, and faults on it.
+//!
+//! A shared VMA maps the object's own pages, and what its entries allow is what the VMA does: they are *exclusive* in the
+//! sense that a write goes ahead in place. A private VMA maps them read-only; who writes gets a copy, which is anonymous
+//! memory from then on. Both look the page up while the VMAs are locked; why that is enough against truncation is said in
+//! [`crate::page_cache`].
+
+use crate::arch::Arch;
+use crate::memcg::Refused;
+use crate::page_cache::{MAX_SIZE, Object, ObjectError};
+use crate::platform::Platform;
+use crate::vma::{Backing, Prot, Sharing};
+
+use super::{MapError, MapFlags, MapRequest, VmaOps};
+
+/// What is to stand behind a VMA whose place is not known yet.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::space) struct Source {
+    backing: Backing,
+    offset: u64,
+}
+
+impl Source {
+    pub(in crate::space) const ANONYMOUS: Source = Source { backing: Backing::ANONYMOUS, offset: 0 };
+
+    /// For a VMA that begins here.
+    pub(in crate::space) fn at(&self, start: u64) -> Backing {
+        match self.backing.is_anonymous() {
+            true => self.backing,
+            false => Backing { delta: self.offset.wrapping_sub(start), ..self.backing },
+        }
+    }
+}
+
+/// What all who wait at an address of shared memory have in common: the object's number, never used again, and the byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SharedKey {
+    /// The object: see [`Object::serial`].
+    pub object: u64,
+    /// The byte of it.
+    pub offset: u64,
+}
+
+impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
+    /// Implements [`AddressSpace::map_object`].
+    pub(super) fn map_object(self, request: MapRequest, object: &Object<'m, P>, offset: u64) -> Result<u64, MapError> {
+        let len = self.checked_len(&request)?;
+        if object.page_shift() != self.space.page_shift() {
+            return Err(MapError::OtherPages);
+        }
+        if offset & ((1 << self.space.page_shift()) - 1) != 0 {
+            return Err(MapError::UnalignedOffset(offset));
+        }
+        if offset.checked_add(len).is_none_or(|end| end > MAX_SIZE) {
+            return Err(MapError::OffsetTooLarge);
+        }
+        if request.flags.contains(MapFlags::GROWSDOWN) {
+            return Err(MapError::NoStack);
+        }
+        let writes = request.prot.contains(Prot::WRITE);
+        let sharing = match request.flags {
+            flags if !flags.contains(MapFlags::SHARED) => Sharing::Private,
+            flags if flags.contains(MapFlags::READ_ONLY) && writes => return Err(MapError::Denied),
+            flags if flags.contains(MapFlags::READ_ONLY) => Sharing::ReadOnly,
+            _ if object.map_writable() => Sharing::Shared,
+            _ if writes => return Err(MapError::Sealed),
+            _ => Sharing::ReadOnly,
+        };
+        let backing = object.new_backing(sharing, self.space.id(), self.space.memcg())?;
+        let mapped = self.map_source(request, Source { backing, offset });
+        if mapped.is_err() {
+            object.cancel_backing(&backing, self.space.id());
+        }
+        mapped
+    }
+
+    /// Shared anonymous memory: an object of its size, that nobody else knows.
+    pub(in crate::space) fn map_shared(self, request: MapRequest) -> Result<u64, MapError> {
+        let len = self.checked_len(&request)?;
+        let machine = self.machine();
+        if !request.flags.contains(MapFlags::NORESERVE) && self.exceeds_machine(len) {
+            return Err(MapError::Overcommit);
+        }
+        let object = Object::new(machine, self.arch(), self.tables().memcg(), 0, len)?;
+        self.map_object(request, &object, 0)
+    }
+
+    /// Implements [`AddressSpace::object_at`].
+    pub(super) fn object_at(self, addr: u64) -> Option<(Object<'m, P>, u64)> {
+        let vmas = self.space.read();
+        let vma = vmas.find(addr).filter(|vma| !vma.backing.is_anonymous())?;
+        // SAFETY: the VMAs are locked.
+        let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
+        Some(((*object).clone(), vma.backing.offset(addr)))
+    }
+
+    /// Implements [`AddressSpace::shared_key`].
+    pub(super) fn shared_key(self, addr: u64) -> Option<SharedKey> {
+        let vmas = self.space.read();
+        let vma = vmas.find(addr).filter(|vma| vma.backing.is_shared())?;
+        // SAFETY: the VMAs are locked.
+        let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
+        Some(SharedKey { object: object.serial(), offset: vma.backing.offset(addr) })
+    }
+}
+
+impl From<ObjectError> for MapError {
+    fn from(error: ObjectError) -> Self {
+        match error {
+            ObjectError::NoMemory(why) => MapError::NoMemory(why),
+            ObjectError::TooLarge => MapError::OffsetTooLarge,
+            ObjectError::Busy | ObjectError::Lost | ObjectError::TooManyReferences => {
+                MapError::NoMemory(Refused::OutOfMemory)
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Pages that an object has lost, because it was truncated or a hole was made in it, go from the spaces that map them.
+
+use core::ops::Range;
+
+use crate::arch::{Arch, BadRange, UserRange};
+use crate::page_cache::{Object, ObjectError, RemovedPages};
+use crate::platform::Platform;
+use crate::vma::{Sharing, State, VmaFlags};
+
+use super::{AdviseError, VmaOps};
+use crate::space::fault::FaultError;
+use crate::space::ground::{Change, Keep, Zap};
+use crate::space::reclaim::Rmap;
+
+impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
+    /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this space, and none will (INV-12).
+    ///
+    /// It enters as the writer first. So it waits for faults that had found such a page before the object lost it; every
+    /// later one finds that it is gone.
+    ///
+    /// A child that is forked meanwhile has what its parent had: see [`super::discard`].
+    pub(in crate::space) fn unmap_removed(self, object: &Object<'m, P>, gone: &RemovedPages) {
+        if gone.is_empty() {
+            return;
+        }
+        let all = UserRange::all(self.arch());
+        let pages = gone.first..gone.end;
+        let mut change = Change::begin(self.space, all);
+        let mut next = |at| {
+            let vmas = change.vmas();
+            let found = vmas
+                .tree
+                .iter_from(at)
+                .find_map(|vma| Some((Rmap::of(self.space).mapped_part(vma, object, &pages)?, *vma)));
+            // Faults go on while a part is emptied; whoever wants to change VMAs waits, so none moves.
+            change.unlock();
+            found
+        };
+        let Some(mut found) = next(0) else { return };
+        self.space.peak.note(&self.tables().slots);
+        let mut gather = self.space.gather(all);
+        loop {
+            let (range, vma) = found;
+            let keep = if gone.copies || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
+            let mut at = range.start;
+            while at < range.end {
+                // A VMA with an object has no huge mappings, so none reaches across an end.
+                at = Zap::of(self.space).some(range.tail(at), keep, &mut gather).unwrap_or(range.end);
+            }
+            match next(vma.range.end) {
+                Some(another) => found = another,
+                None => return,
+            }
+        }
+    }
+
+    /// Implements [`AddressSpace::remove`].
+    pub(super) fn remove(
+        self,
+        addr: u64,
+        len: u64,
+        mut punch: impl FnMut(&Object<'m, P>, Range<u64>) -> Result<(), ObjectError>,
+    ) -> Result<(), AdviseError> {
+        let (range, mut holes) = match UserRange::new(self.arch(), addr, len) {
+            Ok(range) => (range, false),
+            Err(BadRange::Unaligned(addr)) => return Err(AdviseError::Unaligned(addr)),
+            Err(BadRange::Overflow) => return Err(AdviseError::Overflow),
+            Err(BadRange::Beyond(part)) => (part, true),
+        };
+        let mut at = range.start;
+        while at < range.end {
+            let vmas = self.space.read();
+            let next = vmas.overlapping(self.platform(), range.tail(at)).find(|v| v.state != State::Dying);
+            let Some(vma) = next else { return Err(AdviseError::NotMapped) };
+            holes |= vma.range.start > at;
+            if vma.flags.contains(VmaFlags::LOCKED) {
+                return Err(AdviseError::Locked(*vma.range));
+            }
+            if vma.backing.is_anonymous() {
+                return Err(AdviseError::NoObject(*vma.range));
+            }
+            if vma.backing.sharing != Sharing::Shared {
+                return Err(AdviseError::Denied(*vma.range));
+            }
+            let part = vma.range.intersect(&range.tail(at));
+            // SAFETY: the VMAs are locked.
+            let object = (*unsafe { Object::of_backing(self.machine(), &vma.backing) }).clone();
+            let bytes = vma.backing.offset(part.start)..vma.backing.offset(part.start) + part.len();
+            at = part.end;
+            drop(vmas);
+            punch(&object, bytes).map_err(|error| AdviseError::Fault(FaultError::of_object(error, part.start)))?;
+        }
+        if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
+    }
+}
