@@ -1,61 +1,37 @@
-//! An address space: what stands behind `mmap`, a page fault, `munmap`, `mprotect` and `madvise`.
+//! An address space: what `mmap`, a page fault, `munmap`, `mprotect`, `madvise` and `fork` do.
 //!
-//! # Who keeps out of whose way
-//! The VMAs are behind a lock with a door for each CPU ([`crate::sync::PerCpuLock`]). A fault goes in by its CPU's door
-//! and stays in until it is done, so faults share no line; what two of them might both want is decided under the lock of
-//! the one table where their entries stand.
+//! # Locks
+//! The VMAs are behind a lock with a reader count for each CPU ([`crate::sync::PerCpuLock`]). A fault takes
+//! the lock for reading until it is done, by its CPU's count, so that faults share no cache line. Two
+//! faults that change the same PTEs are ordered by the lock of the page table that has them.
 //!
-//! Who changes VMAs comes in as the writer, twice and briefly: first to mark the VMAs of the range ([`crate::vma`]'s
-//! states), having split them at its ends; then, the page tables done, to finish. Between the two only others that want to
-//! change the same VMAs wait. `unmap` thus returns to its addresses being free, and two CPUs unmap two ranges side by side.
+//! A change of VMAs takes the lock for writing twice and briefly: first to split the VMAs at the ends of its
+//! range and to mark them ([`State`](crate::vma::State)); then, when the page tables are done, to finish.
+//! Between the two only changes of the same range wait, so two CPUs unmap two ranges side by side, and the
+//! addresses are free when `unmap` returns.
 //!
 //! # All or nothing
-//! Each operation first finds out whether it can be done, and gets all memory that it will need (nodes of the tree of VMAs,
-//! tables to split huge mappings at the ends of the range). What follows can't fail.
+//! Each operation first checks whether it can succeed, and allocates all memory that it will need (nodes of
+//! the VMA tree, page tables to split huge PTEs at the ends of the range). The rest can't fail.
 //!
-//! | file | story |
+//! # Folders
+//! [`AddressSpace`] has the public calls. Each folder implements its part of them on a handle, a type of
+//! its own that is no more than a reference to the space: other folders can call what the handle makes
+//! visible, and nothing else. A folder imports only folders above it in this table:
+//!
+//! | folder | contents |
 //! |---|---|
-//! | `vmas` | the VMAs and what limits them: split, merge, count |
-//! | `claims` | which ranges are being changed, and which change waits for which |
-//! | `map` | new VMAs |
-//! | `fault` | a page is touched |
-//! | `spurious` | the entry allows what the CPU faulted on: its TLB is to see that |
-//! | `zeros` | pages that were only read |
-//! | `fork` | a child |
-//! | `family` | which spaces may have anonymous memory together |
-//! | `cow` | what parent and child both have is written |
-//! | `collapse` | small pieces become one large folio |
-//! | `replace` | how either is done: by a copy |
-//! | `split` | one large folio becomes small pieces |
-//! | `guard` | pages that may not be touched |
-//! | `evict` | memory is wanted elsewhere |
-//! | `transfer` | it goes to a folio of its own |
-//! | `isolated` | what was taken off its list for that |
-//! | `lazy` | what may go then without being kept |
-//! | `swap_out` | what goes to a swap device |
-//! | `swap_in` | and comes back |
-//! | `pin` | a page is kept, for the host to use |
-//! | `lock` | memory that is to stay |
-//! | `seal` | VMAs that stay as they are |
-//! | `object` | what stands behind a VMA: faults on it |
-//! | `discard` | pages that an object has lost |
-//! | `spaces` | what concerns several spaces |
-//! | `sync` | `msync` |
-//! | `stack` | VMAs that grow by being touched |
-//! | `zap` | emptying a range of page tables by the run |
-//! | `unmap` | VMAs go |
-//! | `remap` | VMAs change their size or their place |
-//! | `relocate` | how they change their place |
-//! | `protect` | VMAs change what may be done with them |
-//! | `advise` | hints |
-//! | `pieces` | hints, and faulting in, a piece after the other |
-//! | `cold` | hints about what is in memory or not |
-//! | `query` | what is mapped, what is resident |
-//! | `watch` | somebody is told what happens to pages, or says so in their place |
-//! | `supply` | what he puts there |
-//! | `scan` | what pages are, and which were written since they were protected |
-//! | `track` | which pages were written since somebody asked |
-//! | `recorded` | what hardware knows of that |
+//! | `ground` | VMAs, limits, claims, PTE rights, walks, zapping |
+//! | `anon` | anonymous folios: allocation, mapping, replacement by a copy |
+//! | `fault` | page faults: copy-on-write, zero folio, objects, stacks, swap-in, uffd events, pinning |
+//! | `fork` | the child of a space |
+//! | `reclaim` | rmap, pageout, swap-out, migration, lazyfree |
+//! | `thp` | collapse and split of large folios |
+//! | `observe` | queries: statistics, mincore, soft-dirty, accessed and dirty bits, `PAGEMAP_SCAN` |
+//! | `vma_ops` | `mmap`, `munmap`, `mremap`, `mprotect`, `madvise`, `mlock`, `mseal`, `msync` |
+//! | `uffd` | userfaultfd: registration, write protection, filling |
+//!
+//! The file `spaces` has what concerns several spaces.
 
 mod anon;
 mod fault;
@@ -98,28 +74,34 @@ use crate::sync::PerCpuLock;
 use crate::table::PageTables;
 use ground::{PeakRss, SlotFrames, Vmas, Zap};
 
-/// An address space. All methods take `&self` and may be called from any CPU at any time.
+/// An address space. All methods but [`AddressSpace::cap_runs`] take `&self` and may be called from any CPU at any time.
 pub struct AddressSpace<'m, P: Platform, A: Arch> {
+    /// The page tables, the TLB shootdown state and the per-CPU counters.
     tables: PageTables<'m, P, A>,
+    /// The VMAs, their limits, and the claims.
     vmas: PerCpuLock<Vmas>,
-    /// How many claims have ended, or have become claims of something else: what waits for one
-    /// looks here.
+    /// The number of claims that have ended or changed their ranges. Changes that wait for a claim
+    /// sleep on it.
     ended: AtomicU32,
-    /// Whether no entry may be written that does not say that it was. Set in the lock of the VMAs.
-    tracks: AtomicBool,
-    /// What its new folios name: its own of [`Families`].
+    /// Whether PTEs that are not soft-dirty must not be writable. Set with the VMAs locked for
+    /// writing.
+    soft_dirty_on: AtomicBool,
+    /// The fork family that the rmap keys of new folios name: the last of `families`.
     family: Family,
+    /// The fork families that the space is in.
     families: Families,
-    /// The most pages that were ever resident, as far as looked at.
+    /// The peak of the resident set.
     peak: PeakRss,
+    /// The frames of the per-CPU counters.
     slots_in: SlotFrames,
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// An empty space whose memory is charged to `memcg`.
+    /// Makes an empty space whose memory is charged to `memcg`.
     ///
     /// # Errors
-    /// No memory for its root table and counters, or the memcg may not have it (or does not exist).
+    /// There is no memory for its root page table and counters, or the memcg is at its limit or does not
+    /// exist.
     pub fn new(machine: &'m Machine<'m, P>, arch: A, memcg: MemcgId, limits: Limits) -> Result<Self, Refused> {
         let memcgs = machine.memcgs();
         if !memcgs.pin(memcg) {
@@ -134,7 +116,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 vmas: PerCpuLock::new(Vmas::new(limits, &arch, tables.tlb.space)),
                 ended: AtomicU32::new(0),
                 tables,
-                tracks: AtomicBool::new(false),
+                soft_dirty_on: AtomicBool::new(false),
                 peak: PeakRss::default(),
                 slots_in,
             })
@@ -142,41 +124,42 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         made.inspect_err(|_| memcgs.unpin(memcg))
     }
 
-    /// Cut runs at `entries` entries. One makes the engine work page by page, as kernels without runs do: the benchmarks'
-    /// `page` column. Not to be changed while the space is in use.
+    /// Limits runs to `entries` PTEs. With 1 the engine works page by page, as kernels without runs do: the
+    /// benchmarks' `page` column. The caller calls this before it uses the space.
     pub fn cap_runs(&mut self, entries: usize) {
         self.tables.max_run = entries.max(1);
         self.tables.joins &= entries > 1;
     }
 
-    /// Its number on this machine.
+    /// Returns the number of the space on this machine.
     pub fn id(&self) -> SpaceId {
         self.tables.tlb.space
     }
 
-    /// The families that it is in, for a host that keeps its spaces by them ([`Spaces::each_of`]).
-    /// They never change.
+    /// Returns the fork families that the space is in, by which a host may index its spaces
+    /// ([`Spaces::each_of`]). They never change.
     pub fn families(&self) -> &Families {
         &self.families
     }
 
-    /// The frame of the root table, for the CPU's register. The part of it that translates addresses from the format's
-    /// [`Arch::user_end`] (rounded up to whole entries) is the host's to fill in.
+    /// Returns the frame of the root page table, for the CPU's register. The host fills in the part that
+    /// translates addresses from the format's [`Arch::user_end`] on, rounded up to whole PTEs.
     pub fn root(&self) -> Pfn {
         self.tables.root
     }
 
-    /// The memcg that its memory is charged to.
+    /// Returns the memcg that memory of the space is charged to.
     pub fn memcg(&self) -> MemcgId {
         self.tables.memcg()
     }
 
-    /// From now on its memory is charged to another memcg. What was charged stays so, its tables included, until it is freed.
+    /// Charges memory to another memcg from now on. What is charged already, page tables included, stays
+    /// charged where it is until it is freed.
     ///
     /// # Errors
     /// There is no such memcg.
     pub fn set_memcg(&self, memcg: MemcgId) -> Result<(), MemcgError> {
-        // Faults charge inside the lock: none that began before goes on with the old memcg once this returns.
+        // Faults charge with the VMAs locked, so no fault charges the old memcg once this returns.
         let _vmas = self.write();
         let memcgs = self.machine().memcgs();
         if !memcgs.pin(memcg) {
@@ -188,7 +171,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Its page-table format.
+    /// Returns the page-table format.
     pub fn arch(&self) -> &A {
         &self.tables.arch
     }
@@ -199,26 +182,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.machine
     }
 
-    /// A CPU is about to load the root. From now on it takes part in invalidations.
+    /// Adds a CPU that is about to load the root to those that take part in TLB shootdowns.
     pub fn cpu_enter(&self, cpu: usize) {
         self.tables.tlb.enter(cpu);
     }
 
-    /// A CPU has loaded another root and holds no translation of this space any more.
+    /// Removes a CPU that has loaded another root and holds no translation of this space any more from those
+    /// that take part in TLB shootdowns.
     pub fn cpu_leave(&self, cpu: usize) {
         self.tables.tlb.leave(cpu);
-    }
-
-    /// Returns the base-2 logarithm of the page size in bytes.
-    #[inline]
-    fn page_shift(&self) -> u32 {
-        self.tables.arch.page_shift()
     }
 }
 
 impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
-    /// Exit: everything is unmapped and freed. Every CPU must have left the space ([`AddressSpace::cpu_leave`]), or will
-    /// take part in the invalidation.
+    /// Unmaps and frees everything (exit). CPUs that have not left the space
+    /// ([`AddressSpace::cpu_leave`]) take part in the shootdown.
     fn drop(&mut self) {
         let all = UserRange::all(&self.tables.arch);
         Zap::of(self).all(all);

@@ -1,20 +1,22 @@
-//! What spaces ask of a host, on a machine without an MMU; the strict machine has the rest.
+//! Spaces on a host without an MMU. The strict simulated machine tests everything else.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::*;
+use crate::addr::VirtRange;
 use crate::arch::X86_64;
 use crate::frame::{BootOptions, Counts, Frame};
 use crate::page_cache::{Object, ObjectError};
 use crate::testing::Host;
 use crate::vma::Prot;
+use ground::Change;
 
 const PAGE: u64 = 4096;
 const READ_EXEC: Prot = Prot::READ.union(Prot::EXEC);
 
-/// Whatever way memory becomes executable, the host hears of it, of all of it, and of nothing else.
+/// The host is notified of all frames that become executable, in whatever way, and of no others.
 #[test]
-fn what_becomes_executable_is_published() {
+fn frames_that_become_executable_are_published() {
     let host = Host::with_frames(6_000, 1);
     let machine = Machine::boot(&host, BootOptions::default()).unwrap();
     let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
@@ -52,11 +54,11 @@ fn what_becomes_executable_is_published() {
     assert_eq!(published(), 1, "a private copy of text");
 }
 
-/// A change that splits a VMA and makes its parts alike again joins them when it is done, though
-/// another change is at work elsewhere in the VMA. It leaves the boundaries of the other change alone,
-/// which joins there itself.
+/// A change that splits a VMA and makes its parts equal again merges them when it ends, also while
+/// another change is at work elsewhere in the VMA. It keeps the boundaries of the other change, which
+/// merges there when it ends.
 #[test]
-fn vmas_are_joined_beside_changes_elsewhere_in_them() {
+fn vmas_are_merged_beside_changes_elsewhere_in_them() {
     let host = Host::with_frames(6_000, 1);
     let machine = Machine::boot(&host, BootOptions::default()).unwrap();
     let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
@@ -70,31 +72,30 @@ fn vmas_are_joined_beside_changes_elsewhere_in_them() {
         space.stats().vmas
     };
     for (first, second) in [((1, 2), (5, 6)), ((5, 6), (1, 2))] {
-        let other = Change::wait_turn(space, pages(first.0, first.1));
+        let other = Change::wait_turn(&space, pages(first.0, first.1));
         assert_eq!(changed_and_back(second.0, second.1), 1, "beside a change of {first:?}");
         drop(other);
     }
-    let mut other = Change::begin(space, pages(4, 5));
-    other.let_go();
+    let mut other = Change::begin(&space, pages(4, 5));
+    other.unlock();
     assert_eq!(changed_and_back(2, 4), 2, "up to where another change begins");
     drop(other);
     assert_eq!(space.stats().vmas, 1);
-    let turn = Change::wait_turn(space, pages(4, 5));
+    let turn = Change::wait_turn(&space, pages(4, 5));
     assert_eq!(changed_and_back(2, 4), 1, "up to where a fault has its turn");
     drop(turn);
 }
 
-/// The counts of what is mapped at an address.
+/// Returns the descriptor of the folio that is mapped at an address.
 fn descriptor<'m>(space: &AddressSpace<'m, Host, X86_64>, addr: u64) -> &'m Frame {
     let mut pfn = None;
     space.runs(VirtRange { start: addr, end: addr + PAGE }, |run| pfn = Some(run.pfn(space.arch())));
     space.machine().frames().head(pfn.unwrap()).1
 }
 
-/// Near the last reference that there is room for, programs get no more: no count wraps, and none
-/// changes by a refusal.
+/// At the maximum refcount, pinning and fork fail: no count wraps, and a failure changes none.
 #[test]
-fn a_folio_is_shared_no_more_once_it_has_the_most_references() {
+fn a_folio_with_the_maximum_refcount_is_not_shared() {
     let host = Host::with_frames(6_000, 1);
     let machine = Machine::boot(&host, BootOptions::default()).unwrap();
     let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
@@ -112,7 +113,7 @@ fn a_folio_is_shared_no_more_once_it_has_the_most_references() {
     drop(space.pin(at, Access::Read).unwrap());
     assert_eq!(frame.counts(), almost);
 
-    // A folio that only one space has can't have so many mappings.
+    // A folio that only one space maps can't have so many mappings.
     frame.set_counts(own);
     let child = space.fork().unwrap();
     let both = frame.counts();
@@ -126,9 +127,9 @@ fn a_folio_is_shared_no_more_once_it_has_the_most_references() {
     drop(child);
 }
 
-/// The same for pages of an object: a fault that would map one, and a handle to one.
+/// At the maximum refcount of an object's page, a fault on it and a handle to it fail.
 #[test]
-fn an_objects_page_is_mapped_no_more_once_it_has_the_most_references() {
+fn an_objects_page_with_the_maximum_refcount_is_not_mapped() {
     let host = Host::with_frames(6_000, 1);
     let machine = Machine::boot(&host, BootOptions::default()).unwrap();
     let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();

@@ -152,7 +152,7 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
             // SAFETY: the folio was never mapped and never listed, so nothing else refers to its
             // frames, and they are as zero as they were when they were allocated.
             unsafe { frames.free(pfn, pages, zeroed, Use::Folio) };
-            return Err(over.into());
+            return Err(over);
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ enum Seen {
 
 impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
     /// A page that is mapped, but not as the space's own, is to be written.
-    pub(in crate::space) fn copy_on_write(self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
+    pub(super) fn copy_on_write(self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         // Neighbours were not written.
         let orders = if Ptes::of(self.space).is_soft_dirty_on() { 0 } else { Anon::of(self.space).orders(vma) };
         let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
@@ -64,8 +64,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
     }
 
     /// A huge mapping that can't be copied in one piece becomes a table of pages.
-    pub(in crate::space) fn split_huge(self, addr: u64, huge: UserRange) -> Result<Outcome, FaultError> {
-        self.tables().split_edges(huge.around(addr, self.space.page_shift()))?;
+    pub(super) fn split_huge(self, addr: u64, huge: UserRange) -> Result<Outcome, FaultError> {
+        self.tables().split_edges(huge.around(addr, self.page_shift()))?;
         Ok(Outcome::Again)
     }
 

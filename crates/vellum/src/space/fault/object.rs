@@ -21,7 +21,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
     /// Which blocks of pages a fault on an object may map at once. (Cold, like the next: so an anonymous fault, which is most of
     /// them, stays in one piece.)
     #[cold]
-    pub(in crate::space) fn object_orders(self, vma: &Vma, access: Access) -> u32 {
+    pub(super) fn object_orders(self, vma: &Vma, access: Access) -> u32 {
         if access == Access::Write && !vma.backing.is_shared() {
             return 0;
         }
@@ -93,9 +93,9 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         addr: u64,
         object: &ManuallyDrop<Object<'m, P>>,
     ) -> Result<Outcome, FaultError> {
-        let page = vma.backing.offset(addr) >> self.space.page_shift();
-        let looked = object.lookup(page, self.tables().memcg()).map_err(|error| FaultError::of_object(error, addr))?;
-        if let Lookup::BeyondEnd = looked {
+        let page = vma.backing.offset(addr) >> self.page_shift();
+        let looked = object.look(page, self.tables().memcg()).map_err(|error| FaultError::of_object(error, addr))?;
+        if let Looked::BeyondEnd = looked {
             return Err(FaultError::BeyondEnd(addr));
         }
         let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, self.arch().page_order(), 0, true)?;

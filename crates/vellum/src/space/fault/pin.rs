@@ -17,7 +17,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
             Access::Write => Attrs::WRITE,
             Access::Exec => Attrs::EXEC,
         };
-        let whole = UserRange::all(arch).around(addr, self.space.page_shift());
+        let whole = UserRange::all(arch).around(addr, self.page_shift());
         let mut retry = Retry::new(self.space);
         loop {
             if let Found::Table(table) = self.tables().find(UserRange::all(arch).tail(addr)) {

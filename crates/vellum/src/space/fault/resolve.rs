@@ -43,7 +43,7 @@ pub(in crate::space) enum Outcome {
 impl Outcome {
     /// Returns how a fault ends that tried to map memory where nothing was mapped.
     #[inline(always)]
-    pub(in crate::space) fn of_mapping(mapped: Result<VirtRange, NotMapped>) -> Result<Outcome, FaultError> {
+    pub(super) fn of_mapping(mapped: Result<VirtRange, NotMapped>) -> Result<Outcome, FaultError> {
         match mapped {
             Ok(block) => Ok(Outcome::Mapped(block)),
             Err(NotMapped::Occupied) => Ok(Outcome::Again),
@@ -74,14 +74,14 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
     /// turn among them, so that no stream of changes starves it; and closes the gate after some tries,
     /// so that no stream of other faults, reclaim or advice does (INV-21).
     #[cold]
-    pub(in crate::space) fn fault_in_turn(
+    pub(super) fn fault_in_turn(
         self,
         addr: u64,
         access: Access,
         mut outcome: Outcome,
         retry: &mut Retry<'s, 'm, P, A>,
     ) -> Result<(VirtRange, Resolved), FaultError> {
-        let page = UserRange::all(self.arch()).around(addr, self.space.page_shift());
+        let page = UserRange::all(self.arch()).around(addr, self.page_shift());
         loop {
             match outcome {
                 Outcome::Mapped(range) => return Ok(self.finish_mapped(range, Resolved::Minor)),

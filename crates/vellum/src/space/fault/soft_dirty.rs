@@ -15,7 +15,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     /// write-protected in asynchronous mode: the run of its PTEs becomes soft-dirty and writable. An
     /// event for a userfaultfd comes before this.
     #[cold]
-    pub(in crate::space) fn first_write(self, vma: &Vma, addr: u64) -> Outcome {
+    pub(super) fn first_write(self, vma: &Vma, addr: u64) -> Outcome {
         let arch = self.arch();
         let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Outcome::Again };
         if let Some(run) = table.run(align_down(addr, table.shift()), addr + 1)

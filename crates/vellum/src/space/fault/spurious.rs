@@ -20,7 +20,7 @@ use super::{Access, Fault, Outcome, Resolved};
 
 impl<'s, P: Platform, A: Arch> Fault<'s, '_, P, A> {
     /// Resolves a fault on an entry that allows the access already. `page`: what the entry maps.
-    pub(in crate::space) fn spurious(self, addr: u64, page: UserRange, access: Access, attrs: Attrs) -> Outcome {
+    pub(super) fn spurious(self, addr: u64, page: UserRange, access: Access, attrs: Attrs) -> Outcome {
         self.machine().count(Counter::SpuriousFaults, 1);
         // Perhaps the CPU walked through a table that another one is about to flush: let it.
         self.platform().relax();
@@ -51,11 +51,11 @@ impl<'s, P: Platform, A: Arch> Fault<'s, '_, P, A> {
     /// Returns what a fault mapped, and what that took, when this CPU sees it: it may hold that
     /// nothing was mapped there.
     #[inline(always)]
-    pub(in crate::space) fn finish_mapped(self, range: VirtRange, took: Resolved) -> (VirtRange, Resolved) {
+    pub(super) fn finish_mapped(self, range: VirtRange, took: Resolved) -> (VirtRange, Resolved) {
         if self.arch().tlb_rules().not_present.lasts() {
             // With an address no more than the last level's entries are sure to be reached.
             let huge = range.len() >= 1 << self.arch().level_shift(2);
-            self.tables().tlb.invalidate_local(range, self.space.page_shift(), huge);
+            self.tables().tlb.invalidate_local(range, self.page_shift(), huge);
         }
         (range, took)
     }
@@ -63,11 +63,11 @@ impl<'s, P: Platform, A: Arch> Fault<'s, '_, P, A> {
     /// Has this CPU forget what made an access to `addr` fault, if it may hold that: the page's
     /// entry as it was, of whatever size, or one on the way there.
     #[inline(always)]
-    pub(in crate::space) fn finish_allowed(self, addr: u64) {
+    pub(super) fn finish_allowed(self, addr: u64) {
         if self.arch().tlb_rules().any_lasts() {
-            let start = align_down(addr, self.space.page_shift());
-            let page = VirtRange { start, end: start + (1 << self.space.page_shift()) };
-            self.tables().tlb.invalidate_local(page, self.space.page_shift(), true);
+            let start = align_down(addr, self.page_shift());
+            let page = VirtRange { start, end: start + (1 << self.page_shift()) };
+            self.tables().tlb.invalidate_local(page, self.page_shift(), true);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::space::ground::Turn;
 
 /// What became of an address that is not mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::space) enum Growth {
+pub(super) enum Growth {
     /// It is mapped now: the stack grew, or another CPU was quicker.
     There,
     /// It stays unmapped.
@@ -24,8 +24,8 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     /// Lets a stack grow down to the page at `addr`, which was touched and is not mapped. `turn`:
     /// that of the fault, if it had to wait.
     #[cold]
-    pub(in crate::space) fn grow_stack(self, addr: u64, turn: Option<Turn>) -> Result<Growth, Refused> {
-        let start = align_down(addr, self.space.page_shift());
+    pub(super) fn grow_stack(self, addr: u64, turn: Option<Turn>) -> Result<Growth, Refused> {
+        let start = align_down(addr, self.page_shift());
         let mut vmas = self.space.write();
         if vmas.find(addr).is_some() {
             return Ok(Growth::There);

@@ -137,7 +137,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
                 Ok(Outcome::Held | Outcome::Nothing) => self.platform().wait(),
                 Err(FaultError::Poisoned(_)) => {
                     result = result.and(Err(FaultError::Poisoned(addr)));
-                    rest = rest.tail(addr + (1 << self.space.page_shift()));
+                    rest = rest.tail(addr + (1 << self.page_shift()));
                 }
                 Err(error) => return Err(error),
             }
@@ -167,7 +167,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
 
     /// What went out in one piece comes back page by page.
     fn split_huge_swap(self, addr: u64, huge: UserRange) -> Result<Outcome, FaultError> {
-        self.tables().split_edges(huge.around(addr, self.space.page_shift()))?;
+        self.tables().split_edges(huge.around(addr, self.page_shift()))?;
         Ok(Outcome::Again)
     }
 
@@ -247,8 +247,8 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         let attrs = arch.swap_entry(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | own;
         let attrs = (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, vma.prot);
         let raw = arch.leaf(pfn.addr(), attrs, run.level);
-        self.machine().frames().sync_icache(pfn, pages, attrs);
-        self.tables().tlb.flush_pending_reclaim(run.range(arch), self.space.page_shift());
+        self.machine().frames().expose(pfn, pages, attrs);
+        self.tables().tlb.before_filling(run.range(arch), self.page_shift());
         table.replace(run, &Run::new(run.va, run.level, Kind::Leaf, raw, run.len));
         self.tables().slot().add(SpaceCounter::Anon, pages as i64);
     }

@@ -12,7 +12,7 @@ use crate::space::ground::Ptes;
 
 /// Returns whether a write to a write-protected page of a VMA is an event. In asynchronous mode it is
 /// not: the write removes the protection.
-pub(in crate::space) fn reports_wp(vma: &Vma) -> bool {
+pub(super) fn reports_wp(vma: &Vma) -> bool {
     vma.flags & (VmaFlags::WRITES | VmaFlags::ASYNC) == VmaFlags::WRITES
 }
 
@@ -22,7 +22,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
         let Touch { vma, addr, access } = touch;
         match vma.watcher {
             Some(by) => {
-                Err(FaultError::Watched(Watched { by, page: align_down(addr, self.space.page_shift()), access, what }))
+                Err(FaultError::Watched(Watched { by, page: align_down(addr, self.page_shift()), access, what }))
             }
             None => Ok(Outcome::Again),
         }
@@ -31,7 +31,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     /// Resolves a fault on a missing page of a VMA that is registered for missing pages: an event,
     /// unless another CPU has put something there or is about to.
     #[cold]
-    pub(in crate::space) fn missing_event(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
+    pub(super) fn missing_event(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, .. } = touch;
         let arch = self.arch();
         if let Found::Table(table) = self.tables().find(vma.range.tail(addr)) {
@@ -47,7 +47,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
 
     /// Resolves a fault on an uffd-wp marker, where no page is.
     #[cold]
-    pub(in crate::space) fn fault_on_wp_marker(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
+    pub(super) fn fault_on_wp_marker(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
         if vma.flags.contains(VmaFlags::MISSING) {
             return self.missing_event(touch);
@@ -58,9 +58,9 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
         if reports_wp(vma) {
             return self.event(touch, Happening::Write);
         }
-        let page = align_down(addr, self.space.page_shift());
-        Ptes::of(self.space).each_run(vma.range.around(page, self.space.page_shift()), |table, run| {
-            if run.kind == Kind::Marker && self.arch().marker_of(run.raw) == Some(Marker::UffdWp) {
+        let page = align_down(addr, self.page_shift());
+        Ptes::of(self.space).each_run(vma.range.around(page, self.page_shift()), |table, run| {
+            if run.kind == Kind::Marker && self.arch().marked(run.raw) == Some(Marker::Watched) {
                 table.erase(run);
             }
             false
@@ -71,16 +71,11 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     /// Resolves a write to a present page that is write-protected for a userfaultfd. `mapping` is what
     /// its PTE maps.
     #[cold]
-    pub(in crate::space) fn fault_on_wp_leaf(
-        self,
-        vma: &Vma,
-        addr: u64,
-        mapping: UserRange,
-    ) -> Result<Outcome, FaultError> {
+    pub(super) fn fault_on_wp_leaf(self, vma: &Vma, addr: u64, mapping: UserRange) -> Result<Outcome, FaultError> {
         if reports_wp(vma) {
             return self.event(Touch { vma, addr, access: Access::Write }, Happening::Write);
         }
-        if mapping.len() > 1 << self.space.page_shift() {
+        if mapping.len() > 1 << self.page_shift() {
             return self.split_huge(addr, mapping);
         }
         Ok(self.first_write(vma, addr))

@@ -21,7 +21,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
 
     /// A read of untouched memory maps the folio of zeros, by the largest piece that policy allows.
     #[inline(never)]
-    pub(in crate::space) fn map_zeros(self, vma: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
+    pub(super) fn map_zeros(self, vma: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
         let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
         match self.tables().map_run(block, &self.zero_ptes(vma, block, Attrs::empty())) {
             Ok(()) => Ok(Outcome::Mapped(*block)),
@@ -45,7 +45,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
     ///
     /// Flushed before the table's lock is given back: whoever maps a folio into the hole and writes to it must not be
     /// contradicted by zeros in some CPU's TLB.
-    pub(in crate::space) fn unmap_zeros(self, vma: &Vma, page: UserRange) {
+    pub(super) fn unmap_zeros(self, vma: &Vma, page: UserRange) {
         let arch = self.arch();
         let zeros = self.machine().zero_folio();
         let orders = self.machine().policy().orders(vma.advice);
@@ -86,7 +86,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
     /// The same where somebody watches for what is missing: zeros that he supplied must not be, not even for a moment. A folio takes the place
     /// of as many of them as policy allows: out, flush, in, under the lock of the table.
     #[cold]
-    pub(in crate::space) fn replace_zeros(self, vma: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
+    pub(super) fn replace_zeros(self, vma: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
         let arch = self.arch();
         let orders = Anon::of(self.space).orders(vma);
         let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };

@@ -63,7 +63,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         child.tables.joins = self.tables().joins;
         child.families = self.space.families.of_child(child.id());
         child.family = child.families.own();
-        child.tracks.store(Ptes::of(self.space).is_soft_dirty_on(), Relaxed);
+        child.soft_dirty_on.store(Ptes::of(self.space).is_soft_dirty_on(), Relaxed);
         change.vmas().copy_to(&mut child)?;
         change.vmas().each(self.machine(), all, |v| v.state = State::Held);
         change.unlock();
@@ -115,9 +115,9 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         }
         // SAFETY: the fork has claimed all of the parent's addresses, so the parent's VMA, whose
         // backing the child's is a copy of, stays, and with it a reference to the object.
-        let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
-        let pages = object.size().div_ceil(1 << self.space.page_shift());
-        mapped_part(vma, &object, &(0..pages), self.space.page_shift()).map_or(vma.range.start, |inside| inside.end)
+        let object = unsafe { Object::behind(self.machine(), &vma.backing) };
+        let pages = object.size().div_ceil(1 << self.page_shift());
+        mapped_part(vma, &object, &(0..pages), self.page_shift()).map_or(vma.range.start, |inside| inside.end)
     }
 
     /// Shares the private memory of a VMA with the child, page table by page table.

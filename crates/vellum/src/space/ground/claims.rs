@@ -65,7 +65,7 @@ impl Claims {
 
     /// Returns whether a change is at work that counts on a boundary of VMAs at an address: it claims
     /// what begins or ends there, or both sides.
-    pub(in crate::space) fn keeps_boundary(&self, addr: u64) -> bool {
+    pub(super) fn keeps_boundary(&self, addr: u64) -> bool {
         let touches = |range: &UserRange| !range.is_empty() && range.start <= addr && addr <= range.end;
         let keeps = |claim: &Claim| claim.granted && claim.keeps_boundaries && claim.ranges.iter().any(touches);
         self.claims.iter().any(keeps)

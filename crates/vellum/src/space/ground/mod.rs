@@ -81,6 +81,12 @@ macro_rules! handle {
                 &self.space.tables.arch
             }
 
+            /// Returns the base-2 logarithm of the page size in bytes.
+            #[inline]
+            fn page_shift(self) -> u32 {
+                self.arch().page_shift()
+            }
+
             /// Returns the machine that the space lives on.
             #[inline]
             fn machine(self) -> &'m Machine<'m, P> {

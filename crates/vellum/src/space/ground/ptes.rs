@@ -31,7 +31,7 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
     /// must not be writable.
     #[inline]
     pub(in crate::space) fn is_soft_dirty_on(self) -> bool {
-        self.space.tracks.load(Relaxed)
+        self.space.soft_dirty_on.load(Relaxed)
     }
 
     /// Returns the access rights of PTEs with `attrs` in a VMA with `prot`.

@@ -300,7 +300,7 @@ impl Vmas {
     }
 
     /// The same for each VMA of `range` as `change` would have it.
-    pub(in crate::space) fn account_as<P: Platform>(
+    fn account_as<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,
         range: UserRange,
@@ -441,6 +441,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Returns a gather for an operation on `range`.
     pub(in crate::space) fn gather(&self, range: UserRange) -> Gather<'_, 'm, P> {
-        Gather::new(&self.tables.tlb, range, self.page_shift(), self.tables.max_run > 1)
+        Gather::new(&self.tables.tlb, range, self.tables.arch.page_shift(), self.tables.max_run > 1)
     }
 }

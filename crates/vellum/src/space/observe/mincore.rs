@@ -45,7 +45,7 @@ impl core::error::Error for QueryError {}
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
     /// Implements [`AddressSpace::resident`].
     pub(super) fn resident(self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), QueryError> {
-        let shift = self.space.page_shift();
+        let shift = self.page_shift();
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => QueryError::Unaligned(addr),
             BadRange::Overflow | BadRange::Beyond(_) => QueryError::NotMapped,
@@ -65,15 +65,15 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
     }
 
     /// Pages of a range that the objects behind it have in memory, though they are not mapped.
-    pub(in crate::space) fn resident_in_objects(self, range: UserRange, answer: &mut [bool]) {
+    fn resident_in_objects(self, range: UserRange, answer: &mut [bool]) {
         self.each_page_in_objects(range, |_, addr, here| {
-            answer[((addr - range.start) >> self.space.page_shift()) as usize] |= here;
+            answer[((addr - range.start) >> self.page_shift()) as usize] |= here;
         });
     }
 
     /// Show each page that the objects behind a range have: the VMA, where it would be mapped, and whether it is in memory.
     pub(super) fn each_page_in_objects(self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
-        let shift = self.space.page_shift();
+        let shift = self.page_shift();
         let vmas = self.space.read();
         for vma in vmas.overlapping(self.platform(), range).filter(|vma| !vma.backing.is_anonymous()) {
             // SAFETY: the VMAs are locked.

@@ -174,7 +174,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
         scan: Scan<impl Fn(Categories) -> Option<Categories>>,
         out: Option<&mut [Region]>,
     ) -> Result<Scanned, ScanError> {
-        let shift = self.space.page_shift();
+        let shift = self.page_shift();
         let range = UserRange::exact(self.arch(), range).map_err(|bad| match bad {
             BadRange::Beyond(_) => ScanError::OutOfRange(range),
             BadRange::Unaligned(_) | BadRange::Overflow => ScanError::Unaligned(range),
@@ -204,7 +204,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
             used: 0,
             left: u64::MAX,
             told: 0,
-            shift: self.space.page_shift(),
+            shift: self.page_shift(),
             protect: true,
             unmapped,
             full: false,

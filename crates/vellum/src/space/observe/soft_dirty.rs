@@ -42,7 +42,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         let mut change = Change::begin(self.space, all);
         // In the lock in which faults read it.
         change.vmas().each(self.machine(), all, |v| v.flags |= VmaFlags::TRACKED);
-        self.space.tracks.store(true, Relaxed);
+        self.space.soft_dirty_on.store(true, Relaxed);
         change.unlock();
         Ptes::of(self.space).each_run(all, |table, run| {
             if run.kind != Kind::Leaf {

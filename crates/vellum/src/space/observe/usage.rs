@@ -122,7 +122,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
     }
 
     /// Bytes of a range that the objects behind it have on swap devices, but for those of which a private VMA has something of its own.
-    pub(in crate::space) fn swapped_in_objects(self, range: UserRange) -> u64 {
+    fn swapped_in_objects(self, range: UserRange) -> u64 {
         let mut bytes = 0;
         self.each_page_in_objects(range, |vma, addr, here| {
             let own = || {
@@ -130,7 +130,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
                 self.arch().kind(raw, level) != Kind::None
             };
             let shared = vma.backing.is_shared() || !vma.prot.contains(Prot::WRITE);
-            bytes += if here || !shared && own() { 0 } else { 1 << self.space.page_shift() };
+            bytes += if here || !shared && own() { 0 } else { 1 << self.page_shift() };
         });
         bytes
     }

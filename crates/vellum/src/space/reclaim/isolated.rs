@@ -33,13 +33,13 @@ impl Isolated {
 
     /// Whether a folio is one of these, and not known to be locked.
     #[inline]
-    pub(in crate::space) fn may_go(self, frame: &Frame) -> bool {
+    pub(super) fn may_go(self, frame: &Frame) -> bool {
         frame.isolated_by() == self.0 && !LruvecId::is_listed(frame.lruvec())
     }
 
     /// Whether a folio may go all of which is mapped by these pages, and that nobody has otherwise: without them nobody finds it any more.
     #[inline]
-    pub(in crate::space) fn is_sole(self, frame: &Frame, pages: u32) -> bool {
+    pub(super) fn is_sole(self, frame: &Frame, pages: u32) -> bool {
         let state = frame.state();
         frame.counts() == Counts { refs: pages + 1, maps: pages }
             && pages == 1 << state.order()
@@ -49,7 +49,7 @@ impl Isolated {
 
     /// Such a folio is unmapped and flushed when it is settled; or it isn't.
     #[inline]
-    pub(in crate::space) fn set_unmapped(self, frame: &Frame, unmapped: bool) {
+    pub(super) fn set_unmapped(self, frame: &Frame, unmapped: bool) {
         frame.set_isolated_by(self.0 | if unmapped { UNMAPPED } else { 0 });
     }
 
@@ -59,7 +59,7 @@ impl Isolated {
     }
 
     /// A folio is mapped by a VMA that is locked.
-    pub(in crate::space) fn lock(self, frame: &Frame) {
+    pub(super) fn lock(self, frame: &Frame) {
         if self.may_go(frame) {
             frame.set_isolated_by(self.0 | LOCKED);
         }

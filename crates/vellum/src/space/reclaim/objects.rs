@@ -14,7 +14,7 @@ use super::{BATCH, Isolated, Pageout, Rmap};
 
 impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
     /// Evict folios of objects that a range maps, and nobody else.
-    pub(in crate::space) fn pageout_objects(self, range: UserRange) {
+    pub(super) fn pageout_objects(self, range: UserRange) {
         let machine = self.machine();
         let mut at = range.start;
         while at < range.end {

@@ -402,7 +402,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
 }
 
 /// The slots of a part of a block: so many pages, so many bytes from its beginning.
-pub(in crate::space) fn part_of(slots: SwapRun, skip: u64, count: u32) -> SwapRun {
+pub(super) fn part_of(slots: SwapRun, skip: u64, count: u32) -> SwapRun {
     SwapRun { slots: Slots { first: slots.slots.first + frames_of(skip), count }, ..slots }
 }
 

@@ -36,7 +36,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
 
     /// Which addresses of a VMA have these pages of an object behind them.
     pub(crate) fn mapped_part(self, vma: &Vma, object: &Object<'m, P>, pages: &Range<u64>) -> Option<UserRange> {
-        crate::space::ground::mapped_part(vma, object, pages, self.space.page_shift())
+        crate::space::ground::mapped_part(vma, object, pages, self.page_shift())
     }
 
     /// Empty what maps folios in these ranges that were isolated together and are an object's, unless they are to stay.
@@ -157,7 +157,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
     }
 
     /// Marks the folios of a batch that a run of a locked VMA maps: they are unevictable.
-    pub(in crate::space) fn note_locked(self, run: &Run, isolated: Option<Isolated>) {
+    pub(super) fn note_locked(self, run: &Run, isolated: Option<Isolated>) {
         let Some(isolated) = isolated else { return };
         Ptes::of(self.space).folios_of(run).for_each(|(_, frame)| isolated.lock(frame));
     }

@@ -228,7 +228,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     /// Goes on with what an attempt has not put there.
     #[cold]
     fn put_in_turn(self, rest: UserRange, what: What, mut why: NotPut) -> Result<u64, SupplyError> {
-        let page = rest.around(rest.start, self.space.page_shift());
+        let page = rest.around(rest.start, self.page_shift());
         let mut retry = Retry::new(self.space);
         loop {
             match why {

@@ -55,7 +55,7 @@ pub enum Advise {
 
 impl Advise {
     /// Whether contents go, here or for a child.
-    pub(in crate::space) fn forgets(self) -> bool {
+    pub(super) fn forgets(self) -> bool {
         matches!(
             self,
             Advise::DontNeed

@@ -15,7 +15,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
     /// If memory for tables runs out, what lies before the failing table is guarded, what lies behind
     /// it stays, and of the table's part the contents are gone and some is guarded. Guards that were
     /// there stay in any case.
-    pub(in crate::space) fn install_guards(self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
+    pub(super) fn install_guards(self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
         let shift = self.arch().level_shift(2);
         while !rest.left.is_empty() {
             // A hole of any size is one step.
@@ -98,7 +98,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
     }
 
     /// Remove the guards of a range, side by side with faults.
-    pub(in crate::space) fn remove_guards(self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
+    pub(super) fn remove_guards(self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
         let mut gather = self.space.gather(rest.left);
         Pieces::of(self.space).each_vma(rest, more, |_, part| {
             let end = match self.tables().find(part) {

@@ -203,7 +203,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
 
     /// The pages that a range touches.
     fn pages_of(self, addr: u64, len: u64) -> Result<UserRange, LockError> {
-        let start = align_down(addr, self.space.page_shift());
+        let start = align_down(addr, self.page_shift());
         let len = len.checked_add(addr - start).ok_or(LockError::Overflow)?;
         UserRange::new(self.arch(), start, len).map_err(|bad| match bad {
             BadRange::Beyond(_) => LockError::NotMapped,
@@ -214,7 +214,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
 
 impl Vma {
     /// The access that brings all that there is to be brought ahead: private memory that may be written has its own.
-    pub(in crate::space) fn populated_by(&self) -> Access {
+    pub(super) fn populated_by(&self) -> Access {
         if self.prot.contains(Prot::WRITE) && !self.backing.is_shared() { Access::Write } else { Access::Read }
     }
 }

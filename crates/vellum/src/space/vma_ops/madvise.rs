@@ -118,7 +118,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
     }
 
     /// Takes advice that nothing but VMAs depend on; returns whether all of `range` is mapped.
-    pub(in crate::space) fn set_advice(self, range: UserRange, advice: Advise) -> Result<bool, AdviseError> {
+    fn set_advice(self, range: UserRange, advice: Advise) -> Result<bool, AdviseError> {
         let set: fn(&mut Vma) = match advice {
             Advise::DontFork => |v| v.flags |= VmaFlags::DONTFORK,
             Advise::DoFork => |v| v.flags -= VmaFlags::DONTFORK,
@@ -137,12 +137,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
     ///
     /// # Errors
     /// If that is asked: a VMA there is locked, or is something else than private anonymous memory.
-    pub(in crate::space) fn check_vmas(
-        self,
-        range: UserRange,
-        unlocked: bool,
-        private: bool,
-    ) -> Result<bool, AdviseError> {
+    pub(super) fn check_vmas(self, range: UserRange, unlocked: bool, private: bool) -> Result<bool, AdviseError> {
         let vmas = self.space.read();
         for vma in vmas.overlapping(self.platform(), range).filter(|vma| vma.state != State::Dying) {
             if unlocked && vma.flags.contains(VmaFlags::LOCKED) {
@@ -156,7 +151,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
     }
 
     /// Side by side with faults; between preemption points it looks again what is there.
-    pub(in crate::space) fn dont_need(self, rest: &mut Rest, locked: bool, more: More<'_>) -> Result<(), AdviseError> {
+    fn dont_need(self, rest: &mut Rest, locked: bool, more: More<'_>) -> Result<(), AdviseError> {
         self.space.peak.note(&self.tables().slots);
         let mut gather = self.space.gather(rest.left);
         Pieces::of(self.space).each_vma(rest, more, |vma, part| {
@@ -169,7 +164,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
 
     /// Splits huge mappings that reach across an end of `range`, which is not empty, as a reader of
     /// the VMAs, once the VMAs there are not held.
-    pub(in crate::space) fn split_edges_beside_faults(self, range: UserRange) -> Result<(), Refused> {
+    fn split_edges_beside_faults(self, range: UserRange) -> Result<(), Refused> {
         let vmas = self.space.read();
         let held = |at| vmas.tree.find(at).is_some_and(|v| v.state == State::Held);
         if !held(range.start) && !held(range.end - 1) {
@@ -180,12 +175,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         self.tables().split_edges(range)
     }
 
-    pub(in crate::space) fn populate_for_advice(
-        self,
-        rest: &mut Rest,
-        access: Access,
-        more: More<'_>,
-    ) -> Result<(), AdviseError> {
+    fn populate_for_advice(self, rest: &mut Rest, access: Access, more: More<'_>) -> Result<(), AdviseError> {
         let mut wanted = true;
         while wanted && !rest.left.is_empty() {
             let Some(vma) = self.space.read().find(rest.left.start).copied() else {
@@ -210,7 +200,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
     }
 
     /// What a range has on swap devices comes back, as far as there is memory for it and they give it back (`MADV_WILLNEED`).
-    pub(in crate::space) fn will_need(self, rest: &mut Rest, more: More<'_>) {
+    fn will_need(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_table(rest, more, |part| {
             // No VMA goes or moves meanwhile.
             let _turn = Change::wait_turn(self.space, part);

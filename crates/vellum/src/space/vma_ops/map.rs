@@ -190,11 +190,11 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
     }
 
     /// How much of the address space a request takes.
-    pub(in crate::space) fn checked_len(self, request: &MapRequest) -> Result<u64, MapError> {
+    pub(super) fn checked_len(self, request: &MapRequest) -> Result<u64, MapError> {
         if request.len == 0 {
             return Err(MapError::ZeroLength);
         }
-        let len = align_up(request.len, self.space.page_shift()).ok_or(MapError::OutOfRange)?;
+        let len = align_up(request.len, self.page_shift()).ok_or(MapError::OutOfRange)?;
         if len > self.arch().user_end() {
             return Err(MapError::OutOfRange);
         }
@@ -202,7 +202,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
     }
 
     /// Map this; the VMA takes over the caller's reference to the object, if there is one and nothing fails.
-    pub(in crate::space) fn map_source(self, request: MapRequest, source: Source) -> Result<u64, MapError> {
+    pub(super) fn map_source(self, request: MapRequest, source: Source) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
         let request = Request { request, source };
         let range = if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
@@ -218,7 +218,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         Ok(range.start)
     }
 
-    pub(in crate::space) fn fixed_range(self, addr: u64, len: u64) -> Result<UserRange, MapError> {
+    fn fixed_range(self, addr: u64, len: u64) -> Result<UserRange, MapError> {
         UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             // Linux looks first whether the end is in range.
             BadRange::Unaligned(addr) if addr <= self.arch().user_end() - len => MapError::Unaligned(addr),
@@ -254,13 +254,13 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
     }
 
     /// At the hint, if it is free; else as high as possible, large VMAs where huge pages fit.
-    pub(in crate::space) fn find_free_range(self, vmas: &Vmas, hint: u64, len: u64) -> Result<UserRange, MapError> {
+    pub(super) fn find_free_range(self, vmas: &Vmas, hint: u64, len: u64) -> Result<UserRange, MapError> {
         let all = UserRange::all(self.arch()).tail(vmas.limits.lowest);
         self.find_free_range_in(vmas, hint, len, all)
     }
 
     fn find_free_range_in(self, vmas: &Vmas, hint: u64, len: u64, window: UserRange) -> Result<UserRange, MapError> {
-        let shift = self.space.page_shift();
+        let shift = self.page_shift();
         let room = |from: u64, end: u64, align: u32| {
             let room = window.tail(from).head(end);
             vmas.tree.find_gap(len, align, *room, Direction::TopDown).map(|start| room.tail(start).head(start + len))
@@ -342,14 +342,14 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
     }
 
     /// Whether `len` bytes used as `kind` is are a promise that the machine could not keep.
-    pub(in crate::space) fn overcommits(self, kind: &Vma, len: u64) -> bool {
+    pub(super) fn overcommits(self, kind: &Vma, len: u64) -> bool {
         let promised =
             kind.prot.contains(Prot::WRITE) && !kind.flags.contains(VmaFlags::NORESERVE) && !kind.backing.is_shared();
         promised && self.exceeds_machine(len)
     }
 
     /// Whether so many bytes are more than there is memory and swap.
-    pub(in crate::space) fn exceeds_machine(self, len: u64) -> bool {
+    pub(super) fn exceeds_machine(self, len: u64) -> bool {
         let (machine, pages) = (self.machine(), len / FRAME_SIZE);
         let memory = machine.frames().total();
         pages > memory && pages > memory + machine.swaps().slots(machine.platform())

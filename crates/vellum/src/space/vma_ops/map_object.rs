@@ -15,7 +15,7 @@ use super::{MapError, MapFlags, MapRequest, VmaOps};
 
 /// What is to stand behind a VMA whose place is not known yet.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::space) struct Source {
+pub(super) struct Source {
     backing: Backing,
     offset: u64,
 }
@@ -24,7 +24,7 @@ impl Source {
     pub(in crate::space) const ANONYMOUS: Source = Source { backing: Backing::ANONYMOUS, offset: 0 };
 
     /// For a VMA that begins here.
-    pub(in crate::space) fn at(&self, start: u64) -> Backing {
+    pub(super) fn at(&self, start: u64) -> Backing {
         match self.backing.is_anonymous() {
             true => self.backing,
             false => Backing { delta: self.offset.wrapping_sub(start), ..self.backing },
@@ -45,10 +45,10 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
     /// Implements [`AddressSpace::map_object`].
     pub(super) fn map_object(self, request: MapRequest, object: &Object<'m, P>, offset: u64) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
-        if object.page_shift() != self.space.page_shift() {
+        if object.page_shift() != self.page_shift() {
             return Err(MapError::OtherPages);
         }
-        if offset & ((1 << self.space.page_shift()) - 1) != 0 {
+        if offset & ((1 << self.page_shift()) - 1) != 0 {
             return Err(MapError::UnalignedOffset(offset));
         }
         if offset.checked_add(len).is_none_or(|end| end > MAX_SIZE) {
@@ -75,7 +75,7 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
     }
 
     /// Shared anonymous memory: an object of its size, that nobody else knows.
-    pub(in crate::space) fn map_shared(self, request: MapRequest) -> Result<u64, MapError> {
+    pub(super) fn map_shared(self, request: MapRequest) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
         let machine = self.machine();
         if !request.flags.contains(MapFlags::NORESERVE) && self.exceeds_machine(len) {

@@ -19,7 +19,7 @@ pub struct Populating {
 
 impl Populating {
     /// All of a range is left.
-    pub(in crate::space) fn all(range: UserRange, unlocked: bool) -> Self {
+    pub(super) fn all(range: UserRange, unlocked: bool) -> Self {
         Populating { left: range, unlocked, part_end: range.start }
     }
 
@@ -77,7 +77,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
     }
 
     /// Faults in all that is left, as far as that is possible.
-    pub(in crate::space) fn populate_all(self, mut rest: Populating) {
+    pub(super) fn populate_all(self, mut rest: Populating) {
         while self.populate_some(&mut rest, || true).is_err() {
             rest.pass_over();
         }

@@ -70,7 +70,7 @@ may_be_refused!(ProtectError);
 
 /// The ways of a change of VMAs with addresses of its range that are not mapped.
 #[derive(Clone, Copy, PartialEq)]
-pub(in crate::space) enum Holes {
+pub(super) enum Holes {
     /// It changes nothing.
     Refused,
     /// It changes the VMAs beside them.
@@ -78,7 +78,7 @@ pub(in crate::space) enum Holes {
 }
 
 /// The result of a change of VMAs.
-pub(in crate::space) struct Set {
+pub(super) struct Set {
     /// Some of them were not as they should be.
     pub(in crate::space) changed: bool,
     /// They cover all of the range.
@@ -130,7 +130,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
 
     /// The same, unless `check` refuses to have one of them changed, and with holes in the range or
     /// without.
-    pub(in crate::space) fn set_vmas_if(
+    pub(super) fn set_vmas_if(
         self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,

@@ -23,7 +23,7 @@ use crate::space::ground::{Change, Ptes, Vmas, Zap};
 
 impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
     /// Move what is mapped at the old addresses, and no more than is wanted of it, to new ones.
-    pub(in crate::space) fn move_vmas(
+    pub(super) fn move_vmas(
         self,
         mut change: Change<'_, 'm, P, A>,
         wanted: &Wanted,

@@ -178,7 +178,7 @@ impl Wanted {
     }
 
     /// The part of the old addresses that still is what it was afterwards.
-    pub(in crate::space) fn kept(&self) -> UserRange {
+    pub(super) fn kept(&self) -> UserRange {
         self.old.head(self.old.start + self.len)
     }
 }
@@ -199,7 +199,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
     pub(super) fn remap(self, request: RemapRequest) -> Result<u64, RemapError> {
         let wanted = self.checked_request(&request)?;
         // Of no length, it is about the page.
-        let page = UserRange::all(self.arch()).around(wanted.old.start, self.space.page_shift());
+        let page = UserRange::all(self.arch()).around(wanted.old.start, self.page_shift());
         let mut plan = Plan::Shrink;
         let change = Change::begin_both(self.space, |vmas| {
             let old = if wanted.old.is_empty() { page } else { wanted.old };
@@ -239,7 +239,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
 
     /// What can be said without a look at what is mapped.
     fn checked_request(self, request: &RemapRequest) -> Result<Wanted, RemapError> {
-        let (shift, end) = (self.space.page_shift(), self.arch().user_end());
+        let (shift, end) = (self.page_shift(), self.arch().user_end());
         let unaligned = |addr: u64| addr & ((1 << shift) - 1) != 0;
         let RemapRequest { addr, flags, new_addr, .. } = *request;
         if flags.bits() & !RemapFlags::all().bits() != 0 {

@@ -80,7 +80,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
     }
 
     /// Whether what a range holds may be forgotten: not what is sealed and can't be written, where no object has it.
-    pub(in crate::space) fn check_sealed(self, range: UserRange) -> Result<(), AdviseError> {
+    pub(super) fn check_sealed(self, range: UserRange) -> Result<(), AdviseError> {
         let vmas = self.space.read();
         let mut sealed = vmas.overlapping(self.platform(), range).filter(|v| v.flags.contains(VmaFlags::SEALED));
         let forbids =

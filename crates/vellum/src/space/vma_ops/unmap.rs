@@ -93,7 +93,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
     /// reaching across, and let go of the VMAs. `coming` is what will be there afterwards, if
     /// anything: from now on it counts instead of them, in the lock in which the limits were looked
     /// at. Returns whether there is any VMA; if not, nothing has changed.
-    pub(in crate::space) fn begin_unmap(
+    pub(super) fn begin_unmap(
         self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
