@@ -94,8 +94,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         object: &ManuallyDrop<Object<'m, P>>,
     ) -> Result<Outcome, FaultError> {
         let page = vma.backing.offset(addr) >> self.page_shift();
-        let looked = object.look(page, self.tables().memcg()).map_err(|error| FaultError::of_object(error, addr))?;
-        if let Looked::BeyondEnd = looked {
+        let looked = object.lookup(page, self.tables().memcg()).map_err(|error| FaultError::of_object(error, addr))?;
+        if let Lookup::BeyondEnd = looked {
             return Err(FaultError::BeyondEnd(addr));
         }
         let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, self.arch().page_order(), 0, true)?;

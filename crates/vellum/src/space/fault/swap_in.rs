@@ -247,8 +247,8 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         let attrs = arch.swap_entry(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | own;
         let attrs = (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, vma.prot);
         let raw = arch.leaf(pfn.addr(), attrs, run.level);
-        self.machine().frames().expose(pfn, pages, attrs);
-        self.tables().tlb.before_filling(run.range(arch), self.page_shift());
+        self.machine().frames().sync_icache(pfn, pages, attrs);
+        self.tables().tlb.flush_pending_reclaim(run.range(arch), self.page_shift());
         table.replace(run, &Run::new(run.va, run.level, Kind::Leaf, raw, run.len));
         self.tables().slot().add(SpaceCounter::Anon, pages as i64);
     }

@@ -60,7 +60,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
         }
         let page = align_down(addr, self.page_shift());
         Ptes::of(self.space).each_run(vma.range.around(page, self.page_shift()), |table, run| {
-            if run.kind == Kind::Marker && self.arch().marked(run.raw) == Some(Marker::Watched) {
+            if run.kind == Kind::Marker && self.arch().marker_of(run.raw) == Some(Marker::UffdWp) {
                 table.erase(run);
             }
             false

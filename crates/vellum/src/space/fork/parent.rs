@@ -115,7 +115,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         }
         // SAFETY: the fork has claimed all of the parent's addresses, so the parent's VMA, whose
         // backing the child's is a copy of, stays, and with it a reference to the object.
-        let object = unsafe { Object::behind(self.machine(), &vma.backing) };
+        let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
         let pages = object.size().div_ceil(1 << self.page_shift());
         mapped_part(vma, &object, &(0..pages), self.page_shift()).map_or(vma.range.start, |inside| inside.end)
     }
