@@ -61,7 +61,7 @@ pub enum Fault<E> {
     Handler(E),
     /// No program may access this address: it lies outside the user half.
     Address(u64),
-    /// The handler succeeded [`MAX_FAULTS`] times, and the access still faults.
+    /// The handler succeeded `MAX_FAULTS` times, and the access still faults.
     Stuck(u64),
 }
 

@@ -82,6 +82,9 @@ pub enum Use {
 }
 
 /// A type for which all-zero memory is a valid value.
+///
+/// # Safety
+/// Every byte pattern of zeros of the type's size is a valid value of it.
 pub(crate) unsafe trait Zeroable {}
 
 /// The error of an allocation that found no free block of the requested size above the min

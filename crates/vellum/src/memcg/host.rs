@@ -54,7 +54,7 @@ impl<'p> Memcgs<'p> {
 
     /// Allocates like [`Memcgs::alloc_for_host`], for a structure that the host can't do without
     /// (Linux: `__GFP_NOFAIL`): passes limits, and uses the reserve of frames
-    /// ([`BootOptions::kept`](crate::frame::BootOptions::kept)).
+    /// ([`BootOptions::min_free`](crate::frame::BootOptions::min_free)).
     ///
     /// # Errors
     /// The reserve is used up too, or there is no such memcg.

@@ -128,7 +128,7 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Removes a memcg that nothing is charged to, and frees its lruvecs. Waits for CPUs that use
-    /// them ([`Memcgs::with_lruvec`]).
+    /// them (`Memcgs::with_lruvec`).
     ///
     /// # Errors
     /// There is no such memcg, or [`MemcgError::Busy`]: the memcg has charged pages, is pinned (by

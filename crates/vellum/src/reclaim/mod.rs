@@ -7,11 +7,11 @@
 //!
 //! # Mechanism
 //! Reclaim isolates folios from the old end of a memcg's LRU lists, a batch at a time. Each has a
-//! reference and the number of the batch ([`Isolated`]). Anonymous folios that follow each other
-//! both in memory and by rmap index are handled as one [`Victim`] from then on.
+//! reference and the number of the batch (`Isolated`). Anonymous folios that follow each other
+//! both in memory and by rmap index are handled as one `Victim` from then on.
 //!
 //! The anonymous rmap needs no upkeep by a fork or an unmap: a folio names its fork family and its
-//! rmap index ([`RmapKey`](crate::frame::RmapKey)), and reclaim looks in each space of that family
+//! rmap index (`RmapKey`), and reclaim looks in each space of that family
 //! for VMAs that have this index. The rmap index is the address at which the folio was first
 //! mapped, except in displaced VMAs: those that were moved, or that map a page-cache object
 //! privately. A space's displaced VMAs are searched one by one; other VMAs need no search.

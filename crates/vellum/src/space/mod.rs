@@ -6,7 +6,7 @@
 //! faults that change the same PTEs are ordered by the lock of the page table that has them.
 //!
 //! A change of VMAs takes the lock for writing twice and briefly: first to split the VMAs at the ends of its
-//! range and to mark them ([`State`](crate::vma::State)); then, when the page tables are done, to finish.
+//! range and to mark them (`State`); then, when the page tables are done, to finish.
 //! Between the two only changes of the same range wait, so two CPUs unmap two ranges side by side, and the
 //! addresses are free when `unmap` returns.
 //!

@@ -29,7 +29,7 @@ impl<V: Interval> VmaTree<V> {
     /// Where in `window` there are `len` bytes free, aligned to `1 << align_shift`: the highest or the lowest such address,
     /// depending on `direction`.
     ///
-    /// What a VMA [reserves](VMA::reserved_start) is not free. For no bytes there is no place.
+    /// What a VMA reserves is not free. For no bytes there is no place.
     ///
     /// O(log n), and one step more for each stretch on the way that is long enough but not once aligned.
     pub fn find_gap(&self, len: u64, align_shift: u32, window: VirtRange, direction: Direction) -> Option<u64> {

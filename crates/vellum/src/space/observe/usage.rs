@@ -32,7 +32,7 @@ pub struct Usage {
     /// Of that, objects' memory in huge mappings (`ShmemPmdMapped`); the rest of [`Usage::huge`] is anonymous.
     pub huge_objects: u64,
     /// Of that, what a TLB may hold by blocks of entries, of the last level and of the one above; how large such a block is says
-    /// [`Arch::block_bits`].
+    /// [`Arch::cont_bits`].
     pub blocks: [u64; 2],
     /// Swapped out (`SwapPss`).
     pub swap: u64,

@@ -111,7 +111,7 @@ impl Default for CollapseLimits {
     }
 }
 
-/// What [`AddressSpace::collapse_some`] has done.
+/// What `AddressSpace::collapse_some` has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collapsed {
     /// Pages of 4 KiB that were looked at.

@@ -24,7 +24,7 @@ use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 use crate::space::reclaim::Pageout;
 use crate::space::thp::{CollapseError, Thp};
 
-/// Advice that was begun ([`AddressSpace::begin_advice`]), and what is left of it.
+/// Advice that was begun (`AddressSpace::begin_advice`), and what is left of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Advising {
     rest: Rest,

@@ -99,7 +99,7 @@ pub enum MapError {
     Denied,
     /// It is to be written, and the object allows no shared writing any more.
     Sealed,
-    /// It is to be written and executed, which the space forbids ([`Limits::exec_gain`](super::Limits::exec_gain)).
+    /// It is to be written and executed, which the space forbids (`Limits::exec_gain`).
     ExecGain,
     /// No memory for the engine's own structures.
     NoMemory(Refused),

@@ -235,7 +235,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Removes the contents of shared memory in a range for every space that maps it (`MADV_REMOVE`). Calls
     /// `punch` with each object and the bytes of it that go; `punch` makes the hole
     /// ([`Object::punch_hole`]), and unmaps the pages from all spaces
-    /// ([`unmap_removed`](super::unmap_removed)), this one too. No lock is held during the call.
+    /// (`unmap_removed`), this one too. No lock is held during the call.
     ///
     /// # Errors
     /// Some of the range is not mapped; or a VMA is locked, has no object, or may not be written. VMAs before

@@ -26,7 +26,7 @@ pub enum ProtectError {
     /// This VMA is sealed.
     Sealed(VirtRange),
     /// This VMA would become executable, or writable as well, which the space forbids
-    /// ([`Limits::exec_gain`](super::Limits::exec_gain)).
+    /// (`Limits::exec_gain`).
     ExecGain(VirtRange),
     /// More private memory that may be written than the limit allows.
     DataLimit,

@@ -334,7 +334,7 @@ fn truncation_races_forks() {
 
 /// The same under deterministic schedules.
 #[cfg(feature = "shuttle")]
-mod schedules {
+mod scheduled {
     use shuttle::Runner;
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
 
