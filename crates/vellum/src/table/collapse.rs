@@ -1,6 +1,7 @@
-//! A table of pages becomes a huge mapping.
+//! Collapse: detaches a page table of small leaf PTEs, so that a huge PTE can replace it (Linux:
+//! `collapse_pte_mapped_thp`, khugepaged).
 
-use super::occupy::Occupied;
+use super::busy::Occupied;
 use super::{LockedTable, RUNS_A_HOLD, Run};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind};
@@ -10,42 +11,43 @@ use crate::stats::Counter;
 use crate::tlb::{DeadTable, Gather, Removed};
 use core::sync::atomic::Ordering::Relaxed;
 
-/// A table that was taken from its place, with what it maps still in it. Nobody finds it any more, and no translation is left.
-#[must_use = "what a table maps leaks unless it is emptied"]
+/// A page table that was detached, with its PTEs still in it. No walk finds it, and no TLB holds a
+/// translation from it, so its PTEs no longer change.
+#[must_use = "the memory that a detached page table maps leaks unless it is drained"]
 pub(crate) struct Supplanted<'t, 'm, P: Platform, A: Arch>(LockedTable<'t, 'm, P, A>);
 
 impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
-    /// All that this table translates.
+    /// Returns all addresses that this page table translates.
     pub(crate) fn range(&self) -> VirtRange {
         VirtRange { start: self.base, end: self.end() }
     }
 
-    /// Takes this table from its place, which is busy until it is filled; gives the lock back and
-    /// flushes. From then on nothing reads or writes, by way of this table, what it maps: its
-    /// entries are as hardware has left them, for good.
+    /// Detaches this page table: makes the parent's entry busy, releases the lock and flushes.
+    /// After that no CPU reads or writes memory through this page table, and its accessed and dirty
+    /// bits are final. Returns the page table and its parent's busy entry.
     pub(crate) fn supplant(self) -> (Supplanted<'t, 'm, P, A>, Occupied<'t, 'm, P, A>) {
         let above = self.lock_parent();
         let index = above.index(self.base);
         let table = above.entry(index).load(Relaxed);
         debug_assert_eq!(self.tables.arch.kind(table, above.level), Kind::Table);
-        above.store(index, table, self.tables.arch.busy_pte());
-        let place = Occupied::new(above);
-        // A walk that came here before finds it dead, and begins again.
-        self.desc.set_flag(flag::UNHOOKED);
+        above.store(index, table, self.tables.arch.busy());
+        let busy = Occupied::new(above);
+        // A CPU that queued for the lock of this page table before finds it dead, and walks again.
+        self.desc.set_flag(flag::DEAD);
         trace(self.tables.platform(), || Event::Unlocking(self.pfn));
         self.desc.table_lock().unlock(self.tables.platform());
         let _flushed = self.tables.tlb.invalidate(&[self.range()], self.shift(), true);
-        (Supplanted(self), place)
+        (Supplanted(self), busy)
     }
 }
 
 impl<'t, 'm, P: Platform, A: Arch> Supplanted<'t, 'm, P, A> {
-    /// The table, to be read: nothing else does.
+    /// Returns the page table, for reading its PTEs.
     pub(crate) fn table(&self) -> &LockedTable<'t, 'm, P, A> {
         &self.0
     }
 
-    /// Returns the leaves in it, by the run: where each stands and what it maps.
+    /// Returns the runs of leaf PTEs in it: their addresses and frames.
     pub(crate) fn leaves(&self) -> impl Iterator<Item = Run> {
         let VirtRange { start: mut at, end } = self.0.range();
         let next = move || {
@@ -56,16 +58,19 @@ impl<'t, 'm, P: Platform, A: Arch> Supplanted<'t, 'm, P, A> {
         core::iter::from_fn(next).filter(|run| run.kind == Kind::Leaf)
     }
 
-    /// Puts it back in its place.
-    pub(crate) fn restore(self, place: Occupied<'t, 'm, P, A>) {
+    /// Hooks the page table in again: fills the busy entry with a pointer to it.
+    pub(crate) fn restore(self, busy: Occupied<'t, 'm, P, A>) {
         let LockedTable { tables, pfn, desc, level, base } = self.0;
-        let pointer = tables.arch.table_pte(pfn.addr());
-        place.fill(&Run::new(base, level + 1, Kind::Table, pointer, 1));
-        // Not before: what has it locked may empty it, and unhooks it then.
-        desc.clear_flag(flag::UNHOOKED);
+        let pointer = tables.arch.table(pfn.addr());
+        busy.fill(&Run::new(base, level + 1, Kind::Table, pointer, 1));
+        // Only after the entry was filled: a CPU that locks the page table alive may empty it, and
+        // then unhooks it.
+        desc.clear_flag(flag::DEAD);
     }
 
-    /// Empty it and give it to the gather, as `each` does what it maps.
+    /// Takes all leaf PTEs out, passes each run to `each`, and gives the page table to the gather,
+    /// which is flushed whenever it is full. Gives way to other work after every
+    /// [`MAX_RUNS_PER_HOLD`](super::MAX_RUNS_PER_HOLD) runs (INV-11).
     pub(crate) fn empty(self, gather: &mut Gather<'_, 'm, P>, mut each: impl FnMut(Removed, &mut Gather<'_, 'm, P>)) {
         let table = self.0;
         table.tables.hooked(-1);

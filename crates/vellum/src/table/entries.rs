@@ -1,7 +1,9 @@
-//! The entries of a locked table: read and written by the run. How leaves are emptied is told in [`super::take`], how they change
-//! beside hardware in [`super::rewrite`].
+//! The PTEs of a locked page table: reads and writes them one run at a time.
 //!
-//! Whether leaves are joined to blocks is the business of [`super::block`]: what is read here is as if each stood for itself.
+//! [`super::take`] clears leaf PTEs, and [`super::rewrite`] changes them while hardware sets
+//! accessed and dirty bits. [`super::cont_block`] alone knows of cont blocks: the functions here
+//! return each leaf PTE as if it were in none (INV-14). All stores are made under the page table's
+//! lock, or before the page table is published (INV-5).
 
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
@@ -11,50 +13,82 @@ use super::{LockedTable, Run};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::{Event, Platform, trace};
 
-/// What a stretch of entries has in common.
-pub(super) struct Extent {
-    /// How many there are.
+/// The result of comparing consecutive entries with a [`Sequence`].
+pub(super) struct Match {
+    /// The number of entries that match, from the first on.
     pub(super) len: usize,
-    /// The bits of those that were not compared, in which any differs from what would follow.
+    /// The bits outside the compared mask in which at least one of these entries differs from the
+    /// sequence.
     pub(super) differing: u64,
-    /// How many of them are joined.
-    pub(super) joined: usize,
+    /// The number of these entries that are in cont blocks.
+    pub(super) cont: usize,
 }
 
-impl Extent {
-    /// What follows goes on like this.
+/// The raw values of consecutive entries, each a constant step from the one before.
+#[derive(Clone, Copy)]
+pub(super) struct Sequence {
+    /// The value of the first entry.
+    pub(super) first: u64,
+    /// The difference between neighbours, wrapping ([`Arch::step`]); 0 if all entries are equal.
+    pub(super) step: u64,
+}
+
+impl Sequence {
+    /// Returns the sequence in which every entry is `raw`.
     #[inline]
-    fn add(&mut self, next: Extent) {
+    pub(super) const fn of_equal(raw: u64) -> Self {
+        Sequence { first: raw, step: 0 }
+    }
+
+    /// Returns the value of entry `i`, counted from the first.
+    #[inline]
+    pub(super) const fn at(self, i: usize) -> u64 {
+        self.first.wrapping_add(self.step.wrapping_mul(i as u64))
+    }
+
+    /// Returns the sequence without its first `n` entries.
+    #[inline]
+    pub(super) const fn skip(self, n: usize) -> Self {
+        Sequence { first: self.at(n), ..self }
+    }
+}
+
+impl Match {
+    /// Appends the result for the entries that follow.
+    #[inline]
+    fn add(&mut self, next: Match) {
         self.len += next.len;
         self.differing |= next.differing;
-        self.joined += next.joined;
+        self.cont += next.cont;
     }
 }
 
 impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
-    /// The entry for `va`; of a leaf all that hardware has recorded in its block.
+    /// Returns the entry for `va`. A leaf PTE has the accessed and dirty bits of its whole cont
+    /// block.
     #[inline]
     pub(crate) fn get(&self, va: u64) -> u64 {
         self.read(self.index(va))
     }
 
-    /// Returns what the entry for `va` is.
+    /// Returns the kind of the entry for `va`.
     #[inline]
     pub(crate) fn kind(&self, va: u64) -> Kind {
         self.tables.arch.kind(self.entry(self.index(va)).load(Relaxed), self.level)
     }
 
-    /// The run that begins at `va`, no further than `end`, which is past `va`. `va` is aligned to
-    /// this level's pages, or the run begins at the entry that contains it. `None` where no run
-    /// begins: at a pointer to a table, and at a busy entry.
-    /// [`PageTables::find`](super::PageTables::find) goes on from there: down to the table, or once
-    /// the entry is busy no more.
+    /// Returns the run that begins at `va` and ends at `end` or before. `end` is above `va`. If
+    /// `va` lies inside a huge entry, the run begins at the start of that entry. Returns `None` at
+    /// a pointer to a page table and at a busy entry: [`PageTables::find`](super::PageTables::find)
+    /// then walks down to that page table, or waits until the entry is no longer busy.
     #[inline]
     pub(crate) fn run(&self, va: u64, end: u64) -> Option<Run> {
         self.read_run(va, end, |raw| raw)
     }
 
-    /// The same for whoever does not ask what hardware has recorded: as if it were everything.
+    /// Returns the run that [`LockedTable::run`] does, for a caller that does not need the accessed
+    /// and dirty bits: the run has all of them set. Cheaper, because the other PTEs of a cont block
+    /// need not be read.
     #[inline]
     pub(crate) fn run_whatever_recorded(&self, va: u64, end: u64) -> Option<Run> {
         let arch = &self.tables.arch;
@@ -62,46 +96,49 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.read_run(va, end, |raw| arch.leaf(arch.leaf_addr(raw, self.level), full(raw), self.level))
     }
 
-    /// `taken`: what to take the first leaf for.
+    /// Returns the run at `va`. `taken` maps the first leaf PTE to the value with which the run is
+    /// compared.
     #[inline(always)]
     fn read_run(&self, va: u64, end: u64, taken: impl FnOnce(u64) -> u64) -> Option<Run> {
         let arch = &self.tables.arch;
         let index = self.index(va);
-        let until = self.until(end);
+        let until = self.end_index(end);
         let most = (until - index).min(self.tables.max_run);
         let raw = self.entry(index).load(Relaxed);
         let kind = arch.kind(raw, self.level);
         let va = va >> self.shift() << self.shift();
         let run = |len, raw| Some(Run::new(va, self.level, kind, raw, len));
-        let alike = |most, raw, step| self.extend(index, most, (raw, step), !0, |_, _| ()).len;
+        let alike = |most, raw, step| self.match_entries(index, most, Sequence { first: raw, step }, !0, |_, _| ()).len;
         match kind {
             Kind::Table | Kind::Busy => None,
             Kind::None => run(alike(until - index, 0, 0), 0),
             Kind::Marker => run(alike(most, raw, 0), raw),
-            // What a huge one stands for is as long as a run in a table below.
+            // A huge swap entry stands for as many slots as a run of swap entries in a lower page
+            // table.
             Kind::Swap if self.level > 1 => run(1, raw),
             Kind::Swap => run(alike(most, raw, arch.step(raw, self.level)), raw),
             Kind::Leaf => {
-                let first = taken(arch.without_cont(raw, index));
-                let Extent { len, differing, joined } = self.extend_leaves(index, most, first, |_, _| ());
-                let joined = match joined {
+                let first = taken(arch.single(raw, index));
+                let Match { len, differing, cont } = self.match_leaves(index, most, first, |_, _| ());
+                let cont = match cont {
                     0 => Joined::None,
                     all if all == len => Joined::All,
                     _ => Joined::Some,
                 };
-                let raw = merged::<A>(first, differing);
+                let raw = merge_hardware_bits::<A>(first, differing);
                 let settled = differing & A::HARDWARE == 0 && arch.hardware_idle(raw);
-                Some(Run { va, len, level: self.level, kind, raw, settled, joined })
+                Some(Run { va, len, level: self.level, kind, raw, settled, cont })
             }
         }
     }
 
-    /// Write an entry where one stands that nobody else changes: one that [`LockedTable::take_busy`] left, or a swap entry.
+    /// Writes an entry over one that no other CPU or hardware changes: a busy entry of
+    /// [`LockedTable::take_busy`], or a swap entry.
     pub(crate) fn fill(&self, va: u64, raw: u64) {
         self.store(self.index(va), self.get(va), raw);
     }
 
-    /// Put a run where another one of that length stands that maps nothing.
+    /// Writes the run `new` over the run `old`, which has the same length and maps nothing.
     pub(crate) fn replace(&self, old: &Run, new: &Run) {
         if self.level > 1 {
             debug_assert!(old.len == 1 && new.len == 1);
@@ -111,32 +148,34 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.set(new);
     }
 
-    /// How many of `n` leaves from `index` on are of one run with `first`, none of them joined.
-    pub(super) fn alike(&self, index: usize, n: usize, first: u64) -> usize {
+    /// Returns how many of `n` leaf PTEs from `index` on continue a run that begins with `first`.
+    /// PTEs in cont blocks do not.
+    pub(super) fn matching_len(&self, index: usize, n: usize, first: u64) -> usize {
         let step = self.tables.arch.step(first, self.level);
-        self.extend(index, n, (first, step), !A::HARDWARE, |_, _| ()).len
+        self.match_entries(index, n, Sequence { first, step }, !A::HARDWARE, |_, _| ()).len
     }
 
-    /// [`LockedTable::extend`] for leaves, whose accessed and dirty bits may differ, and of which some may be joined: those are
-    /// read by the block.
+    /// Compares at most `most` leaf PTEs from `index` on with the run that `first` begins, and
+    /// ignores accessed and dirty bits. PTEs in cont blocks are compared one block at a time.
+    /// `each` gets the matching entries in pieces, with the index of the first of each.
     #[inline(always)]
-    pub(super) fn extend_leaves(
+    pub(super) fn match_leaves(
         &self,
         index: usize,
         most: usize,
         first: u64,
         mut each: impl FnMut(usize, &[AtomicU64]),
-    ) -> Extent {
-        let step = self.tables.arch.step(first, self.level);
-        let mut all = Extent { len: 0, differing: 0, joined: 0 };
+    ) -> Match {
+        let expected = Sequence { first, step: self.tables.arch.step(first, self.level) };
+        let mut all = Match { len: 0, differing: 0, cont: 0 };
         loop {
-            let next = first.wrapping_add(step.wrapping_mul(all.len as u64));
-            all.add(self.extend(index + all.len, most - all.len, (next, step), !A::HARDWARE, &mut each));
-            if A::CONT == 0 || all.len == most {
+            let next = expected.skip(all.len);
+            all.add(self.match_entries(index + all.len, most - all.len, next, !A::HARDWARE, &mut each));
+            if A::JOINED == 0 || all.len == most {
                 return all;
             }
-            let next = first.wrapping_add(step.wrapping_mul(all.len as u64));
-            let blocks = self.extend_blocks(index + all.len, most - all.len, next, &mut each);
+            let next = expected.at(all.len);
+            let blocks = self.match_cont_blocks(index + all.len, most - all.len, next, &mut each);
             let ends = blocks.len == 0;
             all.add(blocks);
             if ends || all.len == most {
@@ -145,20 +184,20 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         }
     }
 
-    /// How many entries from `index`, at most `most`, follow `first` at intervals of `step` in the bits of `mask`; and the
-    /// other bits in which any of them differs from what would follow. `each` has those that follow, with the index of the
-    /// first of them, in pieces.
+    /// Compares at most `most` entries from `index` on with the sequence, in the bits of `mask`.
+    /// `each` gets the matching entries in pieces, with the index of the first of each.
     ///
-    /// Eight entries at a time without a branch between them: a run costs little more than reading its entries.
+    /// Eight entries at a time without a branch between them: a run costs little more than reading
+    /// its entries.
     #[inline(always)]
-    fn extend(
+    fn match_entries(
         &self,
         index: usize,
         most: usize,
-        (first, step): (u64, u64),
+        Sequence { first, step }: Sequence,
         mask: u64,
         mut each: impl FnMut(usize, &[AtomicU64]),
-    ) -> Extent {
+    ) -> Match {
         let mut expected = first;
         let mut differing = 0;
         let mut len = 0;
@@ -187,82 +226,91 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             expected = expected.wrapping_add(step);
             len += 1;
         }
-        Extent { len, differing, joined: 0 }
+        Match { len, differing, cont: 0 }
     }
 
-    /// Whether `n` entries from `va` are all empty.
+    /// Returns true if the `n` entries from `va` on are all empty.
     pub(crate) fn is_empty(&self, va: u64, n: usize) -> bool {
         let index = self.index(va);
         self.entries()[index..index + n].iter().all(|entry| entry.load(Relaxed) == 0)
     }
 
-    /// Write a run of any kind into entries that are empty.
+    /// Writes a run of any kind into empty entries, and adds it to the live count.
     #[inline]
     pub(crate) fn set(&self, run: &Run) {
         self.set_over(run, 0);
         self.add_live(run.len);
     }
 
-    /// The same where each entry is `old`, which maps nothing; what is live is not counted.
+    /// Writes a run of any kind over entries that are all `old` and map nothing. Does not change
+    /// the live count.
     #[inline]
     pub(super) fn set_over(&self, run: &Run, old: u64) {
         let index = self.index(run.va);
-        if self.may_complete(index, run) {
-            self.set_joined(index, run, old);
+        if self.may_complete_cont(index, run) {
+            self.set_folding(index, run, old);
         } else if run.len == 1 {
             self.store(index, old, run.raw);
         } else {
-            self.write(index, run.len, Some((old, 0)), (run.raw, run.step(&self.tables.arch)));
+            let new = Sequence { first: run.raw, step: run.step(&self.tables.arch) };
+            self.write(index, run.len, Some(Sequence::of_equal(old)), new);
         }
     }
 
-    /// Write entries of which each has the first's value plus so many steps, where others stand that also do (or whatever stands
-    /// there, if what hardware may have recorded is in the new ones). Eight at a time, as they are read. Whoever finds one of
-    /// them finds the contents of what it maps: by one fence before all of them, which is less than a release by each.
+    /// Writes `n` entries from `index` on. They hold `old`, if that is given; without it `new`
+    /// already has the accessed and dirty bits that hardware may have set. Writes eight at a time,
+    /// as they are read.
+    ///
+    /// One release fence before all stores orders the contents of the mapped frames before the
+    /// PTEs. That is cheaper than a release store for each.
     #[inline(always)]
-    pub(super) fn write(&self, index: usize, n: usize, old: Option<(u64, u64)>, (mut new, step): (u64, u64)) {
+    pub(super) fn write(&self, index: usize, n: usize, old: Option<Sequence>, new: Sequence) {
         fence(Release);
         let mut passed = 0;
+        let Sequence { first: mut new, step } = new;
         let mut index = index;
         let (eights, rest) = self.entries()[index..index + n].as_chunks::<8>();
         let mut piece = |entries: &[AtomicU64]| {
             for (i, entry) in entries.iter().enumerate() {
                 let next = new.wrapping_add(step.wrapping_mul(i as u64));
                 trace(self.tables.platform(), || {
-                    let follows = |(first, step): (u64, u64)| first.wrapping_add(step.wrapping_mul(passed + i as u64));
-                    Event::Store(self.pfn, (index + i) as u16, old.map_or_else(|| entry.load(Relaxed), follows), next)
+                    let old = old.map_or_else(|| entry.load(Relaxed), |old| old.at(passed + i));
+                    Event::Store(self.pfn, (index + i) as u16, old, next)
                 });
                 entry.store(next, Relaxed);
             }
             index += entries.len();
-            passed += entries.len() as u64;
+            passed += entries.len();
             new = new.wrapping_add(step.wrapping_mul(entries.len() as u64));
         };
         eights.iter().for_each(|eight| piece(eight));
         piece(rest);
     }
 
-    /// A plain store to an entry whose value nobody else can change meanwhile. Release: whoever finds the entry finds the
-    /// contents of what it maps.
+    /// Stores an entry that no other CPU or hardware changes meanwhile. `expected` is its value,
+    /// for the tracer. Release: a CPU that reads the entry sees the contents of the frame that it
+    /// maps.
     #[inline]
     pub(super) fn store(&self, index: usize, expected: u64, new: u64) {
         trace(self.tables.platform(), || Event::Store(self.pfn, index as u16, expected, new));
         self.entry(index).store(new, Release);
     }
 
-    /// Put another entry there, for the last that hardware has made of this one.
+    /// Exchanges an entry for `new`, and returns the old value with every accessed and dirty bit
+    /// that hardware has set until then (INV-6).
     pub(super) fn exchange(&self, index: usize, new: u64) -> u64 {
         self.exchange_at(index, self.entry(index), new)
     }
 
-    /// The same where the entry is known.
+    /// Exchanges an entry, of which the caller has the reference, as [`LockedTable::exchange`]
+    /// does.
     #[inline(always)]
     pub(super) fn exchange_at(&self, index: usize, entry: &AtomicU64, new: u64) -> u64 {
         trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, new));
         entry.swap(new, AcqRel)
     }
 
-    /// Empty a run that maps nothing: markers, or slots, which the caller gives up.
+    /// Clears a run of markers or swap entries. The caller releases the swap slots.
     pub(crate) fn erase(&self, run: &Run) {
         debug_assert!(matches!(run.kind, Kind::Marker | Kind::Swap));
         let index = self.index(run.va);
@@ -273,10 +321,11 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     }
 }
 
-/// A leaf with the bits of hardware that it and others say, which differ in these bits.
+/// Returns a leaf PTE with the union of the accessed and dirty bits of several: of `first`, and of
+/// those that differ from it in the bits of `differing`.
 #[inline]
-pub(super) fn merged<A: Arch>(first: u64, differing: u64) -> u64 {
-    // A bit that the first entry does not say, but another one, differs.
+pub(super) fn merge_hardware_bits<A: Arch>(first: u64, differing: u64) -> u64 {
+    // A bit that is clear in `first` but differs in another PTE is set there.
     let said = (first ^ A::HARDWARE_INVERTED) | differing;
     first & !A::HARDWARE | (said ^ A::HARDWARE_INVERTED) & A::HARDWARE
 }

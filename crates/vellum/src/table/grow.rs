@@ -1,4 +1,6 @@
-//! New tables, born with their first run.
+//! Growth: allocates page tables, and publishes them only once their first run is written (INV-3).
+//!
+//! Page tables are allocated before any page table's lock is taken (INV-8).
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -10,20 +12,21 @@ use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::sync::Retries;
 
-/// The deepest chain of new tables: all levels but the root.
-const MOST: usize = 4;
+/// The most page tables of one new chain: all levels but the root.
+const MAX_NEW_LEVELS: usize = 4;
 
-/// Why a run was not mapped.
+/// The reason why a run was not mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotMapped {
-    /// Something stands there already.
+    /// At least one of the entries is not empty.
     Occupied,
-    /// No memory for a table, or the memcg may not have one.
+    /// A page table could not be allocated: no frame is free, or the memcg is at its limit.
     NoMemory(Refused),
 }
 
 impl NotMapped {
-    /// Returns why memory was refused, where nothing stood in the way.
+    /// Returns the reason why memory was refused. For a caller that has made sure that the entries
+    /// are empty.
     pub(crate) fn shortage(self) -> Refused {
         match self {
             NotMapped::NoMemory(why) => why,
@@ -38,21 +41,22 @@ impl From<Refused> for NotMapped {
     }
 }
 
-/// Tables that are not published yet and hold nothing: a stack of them for each level, `tables[level - 1]` being the topmost,
-/// whose descriptor names the next.
+/// Spare page tables: empty ones that are not published. Each level has a stack, linked through the
+/// descriptors: `tables[level - 1]` is its top. Those that were not used are freed when this is
+/// dropped.
 pub(crate) struct Spares<'t, 'm, P: Platform, A: Arch> {
     tree: &'t PageTables<'m, P, A>,
-    tables: [Pfn; MOST],
+    tables: [Pfn; MAX_NEW_LEVELS],
 }
 
 impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
-    /// None yet.
+    /// Returns no spare page tables.
     #[inline]
     pub(crate) fn new(tree: &'t PageTables<'m, P, A>) -> Self {
-        Spares { tree, tables: [Pfn::NONE; MOST] }
+        Spares { tree, tables: [Pfn::NONE; MAX_NEW_LEVELS] }
     }
 
-    /// Have one more table of this level.
+    /// Allocates one more page table of `level`.
     pub(crate) fn add(&mut self, level: u8) -> Result<(), Refused> {
         let (table, desc) = self.tree.alloc_table(level)?;
         let top = &mut self.tables[level as usize - 1];
@@ -61,7 +65,7 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
         Ok(())
     }
 
-    /// Have a table of each level from `lowest` to below `hook`.
+    /// Allocates a page table for each level from `lowest` to `hook - 1` that has no spare one.
     fn provide(&mut self, lowest: u8, hook: u8) -> Result<(), Refused> {
         for level in lowest..hook {
             if !self.has(level, level + 1) {
@@ -71,19 +75,22 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
         Ok(())
     }
 
+    /// Returns true if each level from `lowest` to `hook - 1` has a spare page table.
     fn has(&self, lowest: u8, hook: u8) -> bool {
         (lowest..hook).all(|level| self.tables[level as usize - 1] != Pfn::NONE)
     }
 
-    /// Take a table of this level, of which there is one.
+    /// Takes a spare page table of `level`. There is at least one.
     fn take(&mut self, level: u8) -> Pfn {
         let top = &mut self.tables[level as usize - 1];
         let next = Pfn(self.tree.machine.frames().frame(*top).data() as u32);
         core::mem::replace(top, next)
     }
 
-    /// Have entries written into the lowest table, and write each table's pointer into the one above; last of all, the topmost
-    /// table's pointer into `hook`, which publishes the rest.
+    /// Publishes spare page tables from level `lowest` up to below `hook`. Calls `write` to write
+    /// PTEs into the lowest one, writes each page table's pointer into the one above, and the
+    /// topmost pointer into `hook`, which the caller has locked. That last store publishes them
+    /// all.
     fn publish(
         &mut self,
         va: u64,
@@ -92,7 +99,7 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
         write: impl FnOnce(&LockedTable<'_, 'm, P, A>),
     ) {
         let tree = self.tree;
-        let mut taken = [Pfn::NONE; MOST];
+        let mut taken = [Pfn::NONE; MAX_NEW_LEVELS];
         (lowest..hook.level).for_each(|level| taken[level as usize - 1] = self.take(level));
         let locked = |level: u8| {
             let pfn = taken[level as usize - 1];
@@ -109,8 +116,8 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
             above.add_live(1);
         }
         if tree.arch.tlb_rules().not_present.lasts() {
-            // To this CPU the pointer may still be an entry that is not present; what it knows of
-            // leaves the caller sees to.
+            // This CPU may still cache the absence of the pointer. The caller handles what it
+            // caches of leaf PTEs (INV-20).
             let start = align_down(va, hook.shift());
             let span = VirtRange { start, end: start + (1 << hook.shift()) };
             tree.tlb.invalidate_local(span, hook.shift(), true);
@@ -122,9 +129,9 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
 }
 
 impl<P: Platform, A: Arch> Drop for Spares<'_, '_, P, A> {
-    /// What was provided for nothing goes back.
+    /// Frees the page tables that were not used.
     fn drop(&mut self) {
-        for level in 1..=MOST as u8 {
+        for level in 1..=MAX_NEW_LEVELS as u8 {
             while self.has(level, level + 1) {
                 let table = self.take(level);
                 self.tree.free_private(table, true);
@@ -134,11 +141,11 @@ impl<P: Platform, A: Arch> Drop for Spares<'_, '_, P, A> {
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
-    /// Writes a run of any kind at `at`, all of which is the run's, where nothing is mapped yet,
-    /// and makes missing tables. All of the run stands in one table.
+    /// Maps a run of any kind at the empty entries of `at`, the addresses of the run, which lie in
+    /// one page table. Allocates missing page tables. The caller holds no spin lock.
     ///
     /// # Errors
-    /// If it can't be done in full, nothing was changed.
+    /// [`NotMapped`], with nothing changed (INV-7).
     #[inline]
     pub(crate) fn map_run(&self, at: UserRange, run: &Run) -> Result<(), NotMapped> {
         debug_assert_eq!(at, run.range(&self.arch));
@@ -147,14 +154,16 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             self.tlb.flush_pending_reclaim(run.range(&self.arch), self.arch.page_shift());
             table.set(run);
         };
-        self.put_there(at, level, len, write).unwrap_or_else(|| self.put(at, level, len, &mut Spares::new(self), write))
+        self.put_in_existing_table(at, level, len, write)
+            .unwrap_or_else(|| self.put(at, level, len, &mut Spares::new(self), write))
     }
 
-    /// Calls `write` to write the first `n` entries of `level` at `at`, of one table, where nothing
-    /// is mapped yet; missing tables come from the spare ones, or else are made.
+    /// Calls `write` with the locked page table to write the `n` empty entries of `level` at the
+    /// start of `range`, all of one page table. Missing page tables come from `spares`, or are
+    /// allocated.
     ///
     /// # Errors
-    /// If it can't be done in full, nothing was changed, and nothing written.
+    /// [`NotMapped`], with nothing changed: `write` was not called (INV-7).
     pub(crate) fn put(
         &self,
         range: UserRange,
@@ -164,12 +173,12 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         write: impl Fn(&LockedTable<'_, 'm, P, A>),
     ) -> Result<(), NotMapped> {
         let va = range.start;
-        debug_assert!(!range.is_empty(), "an address without a page");
-        let mut patience = Retries::new(&self.gate);
+        debug_assert!(!range.is_empty(), "put() called with an empty range");
+        let mut retries = Patience::new(&self.gate);
         loop {
-            patience.retry();
-            let walk = self.enter();
-            // SAFETY: in a walk.
+            retries.try_again();
+            let walk = self.begin_walk();
+            // SAFETY: `walk` is alive.
             let at = unsafe { self.descend(range, level) };
             if at.level > level && at.raw != 0 {
                 return Err(NotMapped::Occupied);
@@ -179,10 +188,10 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 spares.provide(level, at.level)?;
                 continue;
             }
-            // SAFETY: in the walk that came to this table.
-            let place = unsafe { self.draw(at.table) };
+            // SAFETY: `walk` is alive, and has reached the page table.
+            let queued = unsafe { self.queue_lock(at.table) };
             drop(walk);
-            let Some(table) = place.lock(at.level, va) else {
+            let Some(table) = queued.lock(at.level, va) else {
                 self.platform().relax();
                 continue;
             };
@@ -200,9 +209,10 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// The same, if the table is there. Else none.
+    /// Writes entries as [`PageTables::put`] does if their page table exists. Returns `None` if it
+    /// does not, or was unhooked meanwhile.
     #[inline]
-    fn put_there(
+    fn put_in_existing_table(
         &self,
         range: UserRange,
         level: u8,
@@ -210,21 +220,21 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         write: impl Fn(&LockedTable<'_, 'm, P, A>),
     ) -> Option<Result<(), NotMapped>> {
         let va = range.start;
-        let walk = self.enter();
-        // SAFETY: in a walk.
+        let walk = self.begin_walk();
+        // SAFETY: `walk` is alive.
         let at = unsafe { self.descend(range, level) };
         if at.level > level {
             return (at.raw != 0).then_some(Err(NotMapped::Occupied));
         }
-        // SAFETY: in the walk that came to this table.
-        let place = unsafe { self.draw(at.table) };
+        // SAFETY: `walk` is alive, and has reached the page table.
+        let queued = unsafe { self.queue_lock(at.table) };
         drop(walk);
-        Some(place.lock(at.level, va)?.put(va, n, write))
+        Some(queued.lock(at.level, va)?.put(va, n, write))
     }
 }
 
 impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
-    /// Have `n` entries written if there are none yet, and give the lock back.
+    /// Calls `write` if the `n` entries from `va` on are empty, and releases the lock.
     #[inline(always)]
     fn put(self, va: u64, n: usize, write: impl Fn(&Self)) -> Result<(), NotMapped> {
         let empty = self.is_empty(va, n);

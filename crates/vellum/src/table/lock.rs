@@ -1,9 +1,10 @@
-//! A locked table: how it is locked, and how it is unhooked when nothing is left in it.
+//! Locked page tables: releases a page table's lock, and unhooks the page table if it became empty
+//! (INV-3).
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{ENTRIES_A_HOLD, PageTables};
+use super::{MAX_ENTRIES_PER_HOLD, PageTables};
 use crate::addr::{Pfn, VirtRange, align_down};
 use crate::arch::{Arch, UserRange};
 use crate::frame::{Frame, flag};
@@ -13,13 +14,15 @@ use crate::stats::Counter;
 use crate::sync::WalkGuard;
 use crate::tlb::{DeadTable, Gather};
 
-/// A walk under way, told to the tracer.
+/// A guard for a lockless walk, also reported to the tracer. While it lives, no page table that the
+/// walk can reach is freed (INV-1). Its holder waits for no lock.
 pub(super) struct Walk<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     _guard: WalkGuard<'m, P>,
 }
 
 impl<'m, P: Platform> Walk<'m, P> {
+    /// Begins a walk on this CPU.
     #[inline]
     pub(super) fn enter(machine: &'m Machine<'m, P>) -> Self {
         let walk = Walk { machine, _guard: machine.walkers().enter(machine.platform()) };
@@ -35,19 +38,21 @@ impl<P: Platform> Drop for Walk<'_, P> {
     }
 }
 
-/// A table whose lock this CPU holds, seen from one address.
+/// A page table that this CPU has locked, and the addresses that the page table translates.
 #[must_use = "a locked table must be unlocked"]
 pub(crate) struct LockedTable<'t, 'm, P: Platform, A: Arch> {
     pub(super) tables: &'t PageTables<'m, P, A>,
     pub(super) pfn: Pfn,
     pub(super) desc: &'m Frame,
-    /// Its level.
+    /// The level: 1 for the page table that maps pages, the highest for the root.
     pub(crate) level: u8,
-    /// What its first entry translates.
+    /// The first address that the page table translates.
     pub(crate) base: u64,
 }
 
 impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
+    /// Returns the page table of `level` at `pfn` as one that translates `va`. The caller holds its
+    /// lock, or has not published it yet.
     #[inline]
     pub(super) fn new(tables: &'t PageTables<'m, P, A>, pfn: Pfn, desc: &'m Frame, level: u8, va: u64) -> Self {
         let shift = tables.arch.level_shift(level) + tables.arch.index_bits();
@@ -55,39 +60,43 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         LockedTable { tables, pfn, desc, level, base }
     }
 
+    /// Returns the live count: the number of entries that are not empty.
     #[inline]
     pub(super) fn live(&self) -> u32 {
         self.desc.link(1).load(Relaxed)
     }
 
+    /// Sets the live count.
     #[inline]
     pub(super) fn set_live(&self, live: u32) {
         self.desc.link(1).store(live, Relaxed);
     }
 
+    /// Adds `n` to the live count.
     #[inline]
     pub(super) fn add_live(&self, n: usize) {
         self.set_live(self.live() + n as u32);
     }
 
-    /// Returns the address after the last that this table translates for user mode. The rest of a
-    /// root is the host's: no run reaches there.
+    /// Returns the end of the user addresses that this page table translates. The entries of a root
+    /// behind that end are the host's, and no run reaches them (INV-17).
     #[inline]
     pub(crate) fn end(&self) -> u64 {
         let end = self.base.saturating_add((1u64 << self.tables.arch.index_bits()) << self.shift());
         end.min(self.tables.arch.user_end())
     }
 
-    /// Returns how far an operation on `range`, which begins in this table, goes before it gives
-    /// the lock back: at most [`ENTRIES_A_HOLD`] entries.
+    /// Returns the address at which an operation on `range` releases this page table's lock: the
+    /// end of `range` or of the page table, but at most [`MAX_ENTRIES_PER_HOLD`] entries from the
+    /// start (INV-11). `range` begins in this page table.
     #[inline]
     pub(crate) fn hold_end(&self, range: UserRange) -> u64 {
-        self.end_after(range, ENTRIES_A_HOLD)
+        self.end_after(range, MAX_ENTRIES_PER_HOLD)
     }
 
-    /// Returns the end of what `range`, which begins in this table, has there of the next `entries`,
-    /// which are as many as a block has or more. A block that begins among them and goes on behind
-    /// them is left out whole.
+    /// Returns the address up to which an operation on `range` may go if it handles at most
+    /// `entries` entries under this lock. `range` begins in this page table, and `entries` is at
+    /// least the length of a cont block. A cont block that would be cut is left out whole.
     #[inline]
     pub(crate) fn end_after(&self, range: UserRange, entries: u64) -> u64 {
         let end = range.end.min(self.end());
@@ -98,42 +107,46 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         end.min(align_down(most, self.shift() + self.tables.arch.cont_bits(self.level)))
     }
 
-    /// log2 of what an entry translates.
+    /// Returns log2 of the bytes that an entry translates.
     #[inline]
     pub(crate) fn shift(&self) -> u32 {
         self.tables.arch.level_shift(self.level)
     }
 
+    /// Returns the index of the entry that translates `va`, an address of this page table.
     #[inline]
     pub(super) fn index(&self, va: u64) -> usize {
         debug_assert!(va >= self.base && va < self.end());
         ((va - self.base) >> self.shift()) as usize
     }
 
-    /// Returns the number of entries up to the one that translates the last address before `end`, a
-    /// user address that is past `base`: all there are, if the table ends first.
+    /// Returns the index after that of the entry that translates `end - 1`, or the number of
+    /// entries if the page table ends before that. `end` is a user address above `base`.
     #[inline]
-    pub(super) fn until(&self, end: u64) -> usize {
+    pub(super) fn end_index(&self, end: u64) -> usize {
         debug_assert!(end > self.base && end <= self.tables.arch.user_end());
         let last = (end - 1 - self.base) >> self.shift();
         (last as usize).min((1 << self.tables.arch.index_bits()) - 1) + 1
     }
 
+    /// Returns an entry.
     #[inline]
     pub(super) fn entry(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: the lock keeps the table hooked. Indices come from `index`, or were bounded by the length of the table.
+        // SAFETY: the lock keeps the page table hooked. Indices come from `index`, or were bounded
+        // by the number of entries.
         unsafe { self.tables.entry(self.pfn, index) }
     }
 
-    /// All entries.
+    /// Returns all entries.
     #[inline]
     pub(super) fn entries(&self) -> &[AtomicU64] {
-        // SAFETY: as many as a table of this format has; the lock keeps it hooked.
-        unsafe { self.tables.part(self.pfn, 0..1 << self.tables.arch.index_bits()) }
+        // SAFETY: the range has the length of a page table of this format; the lock keeps the page
+        // table hooked.
+        unsafe { self.tables.entry_slice(self.pfn, 0..1 << self.tables.arch.index_bits()) }
     }
 
-    /// Give the lock back. If nothing is left in the table it is unhooked, and so are the tables above that held nothing
-    /// else; the gather frees them.
+    /// Releases the lock. If the page table is empty, unhooks it first, and every page table above
+    /// that becomes empty by that; the gather frees them (INV-3). The root stays.
     #[inline]
     pub(crate) fn unlock(self, gather: &mut Gather<'_, 'm, P>) {
         if self.live() != 0 || self.pfn == self.tables.root {
@@ -143,20 +156,27 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         }
     }
 
-    /// Give the lock back where nothing can have become empty.
+    /// Releases the lock after an operation that can't have emptied the page table.
     #[inline]
     pub(crate) fn release(self) {
-        debug_assert!(self.live() != 0 || self.pfn == self.tables.root, "an empty table would stay hooked");
-        self.abandon();
+        debug_assert!(
+            self.live() != 0 || self.pfn == self.tables.root,
+            "released an empty page table: it would stay hooked (INV-3)"
+        );
+        self.unlock_unchecked();
     }
 
-    /// Give back the lock of a table that turned out to be dead.
+    /// Releases the lock without a check of the live count: for a page table that is dead, or that
+    /// stays hooked anyway.
     #[inline]
-    pub(super) fn abandon(self) {
+    pub(super) fn unlock_unchecked(self) {
         trace(self.tables.platform(), || Event::Unlocking(self.pfn));
         self.desc.table_lock().unlock(self.tables.platform());
     }
 
+    /// Unhooks this empty page table, and then each parent that becomes empty, taking each parent's
+    /// lock before the child's is released. Walks and lock waiters that still reach an unhooked
+    /// page table find it marked dead, and begin again.
     #[cold]
     fn unhook(self, gather: &mut Gather<'_, 'm, P>) {
         let mut child = self;
@@ -170,15 +190,16 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
             child.tables.hooked(-1);
             child.tables.machine.count(Counter::TablesFreed, 1);
             gather.push_table(DeadTable { pfn: child.pfn, range: VirtRange { start: child.base, end: child.end() } });
-            child.abandon();
+            child.unlock_unchecked();
             child = parent;
             if child.live() != 0 || child.pfn == child.tables.root {
-                return child.abandon();
+                return child.unlock_unchecked();
             }
         }
     }
 
-    /// The table that points to this one. It can't go away: it holds at least that pointer.
+    /// Locks the page table that points to this one. That page table can't be unhooked meanwhile,
+    /// because it holds at least this pointer.
     pub(super) fn lock_parent(&self) -> LockedTable<'t, 'm, P, A> {
         let pfn = Pfn(self.desc.data() as u32);
         let desc = self.tables.machine.frames().frame(pfn);
@@ -189,7 +210,8 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         LockedTable::new(self.tables, pfn, desc, self.level + 1, self.base)
     }
 
-    /// Which table hooked this one in, so that it can be unhooked from there.
+    /// Stores in the descriptor of a page table which page table points to it:
+    /// [`LockedTable::lock_parent`] reads that.
     pub(super) fn set_parent(desc: &Frame, parent: Pfn) {
         desc.set_data(parent.0 as u64);
     }

@@ -1,43 +1,48 @@
-//! Page tables: one tree of them for each address space.
+//! Page tables: one tree of page tables for each address space, changed one run at a time.
 //!
 //! # Guarantee
-//! Whoever holds a [`LockedTable`] may read and write its entries, and the table stays part of the tree. A table that is
-//! hooked into the tree and whose lock nobody holds has at least one entry that is not empty (INV-3), apart from the root.
-//! A table that was unhooked goes to the [`crate::tlb::Gather`] as a [`crate::tlb::DeadTable`] and nowhere else.
+//! The holder of a [`LockedTable`] may read and write its PTEs, and the page table stays part of
+//! the tree (INV-5). A hooked page table other than the root has at least one PTE that is not empty
+//! whenever its lock is free (INV-3). A page table that was unhooked goes to the
+//! [`crate::tlb::Gather`] as a [`crate::tlb::DeadTable`], and the gather alone frees it (INV-1).
 //!
 //! # Mechanism
-//! - **Down without locks.** [`PageTables::find`] steps from the root to the table in which an address's entry stands,
-//!   announced as a walker ([`crate::sync::Walkers`]), takes that table's lock, and looks whether the table was unhooked
-//!   meanwhile; if so it starts again. The tables above stay, because none of them is empty while this one is hooked.
-//! - **Born with the first run.** [`PageTables::map_run`] writes the first entries of a new table, and the pointers of any
-//!   tables above it, before it publishes the whole chain with one store under the lock of the table where the chain is
-//!   hooked in. So no table is ever visible and empty, and running out of memory leaves no trace.
-//! - **Live counts.** A table's descriptor counts its entries that are not empty. The count changes once a run, under the
-//!   lock that the run holds anyway. Whoever brings it to zero unhooks the table as it unlocks it, and so on upward: no
-//!   scan, no path that forgets to.
-//! - **Locks from the leaf to the root.** The only nesting there is: a table, then its parent.
+//! - **Lockless walks.** [`PageTables::find`] announces itself as a walker
+//!   ([`crate::sync::Walkers`]), steps from the root to the page table that holds the PTE of an
+//!   address, and queues for that page table's lock. If the page table was unhooked meanwhile, the
+//!   walk begins again. The page tables above stay hooked, because a page table that points to a
+//!   hooked one is not empty.
+//! - **No empty page table is published.** [`PageTables::map_run`] fills the first PTEs of a new
+//!   page table, and the pointers of new page tables above it, before it publishes the chain with
+//!   one store. That store is made under the lock of the existing page table that gets the pointer.
+//!   When memory runs out nothing has been published (INV-7).
+//! - **Live counts.** The descriptor of a page table counts the PTEs that are not empty. The count
+//!   changes once per run, under the page table's lock. [`LockedTable::unlock`] unhooks a page
+//!   table with a live count of zero, then its parent if that became empty, up to the root: no scan
+//!   for empty page tables is needed.
+//! - **Lock order: child before parent.** No other nesting of page-table locks exists.
 //!
-//! | file | story |
+//! | file | what it does |
 //! |---|---|
-//! | `run` | what a walk yields |
-//! | `lock` | a locked table; unhooking |
-//! | `entries` | its entries, one run at a time |
-//! | `take` | how they leave it |
-//! | `occupy` | entries that are busy while something takes long |
-//! | `rewrite` | how leaves change beside hardware |
-//! | `block` | of which some are one translation together |
-//! | `walk` | down to a table |
-//! | `grow` | new tables |
-//! | `split` | a huge mapping becomes a table of pages |
-//! | `collapse` | and the other way round |
-//! | `relocate` | entries come to stand at other addresses |
+//! | `run` | [`Run`]: consecutive PTEs that are alike |
+//! | `lock` | locks a page table, and unhooks it when it is empty |
+//! | `entries` | reads and writes PTEs, one run at a time |
+//! | `take` | clears PTEs, or takes them out to move them |
+//! | `busy` | makes PTEs busy during work that is too long for a spin lock |
+//! | `rewrite` | changes leaf PTEs while hardware sets accessed and dirty bits |
+//! | `cont_block` | folds leaf PTEs into contpte (AArch64) or NAPOT (RISC-V) blocks, and unfolds them |
+//! | `walk` | walks from the root to a page table without locks |
+//! | `grow` | allocates and publishes page tables |
+//! | `split` | splits a huge PTE into a page table of smaller leaf PTEs |
+//! | `collapse` | detaches a page table, so that a huge PTE can replace it |
+//! | `relocate` | moves PTEs and whole page tables to other addresses (`mremap`) |
 
-mod block;
+mod busy;
 mod collapse;
+mod cont_block;
 mod entries;
 mod grow;
 mod lock;
-mod occupy;
 mod relocate;
 mod rewrite;
 mod run;
@@ -45,10 +50,10 @@ mod split;
 mod take;
 mod walk;
 
+pub(crate) use busy::Occupied;
 pub(crate) use collapse::Supplanted;
 pub(crate) use grow::{NotMapped, Spares};
 pub(crate) use lock::LockedTable;
-pub(crate) use occupy::Occupied;
 pub(crate) use relocate::Route;
 pub use run::{Joined, Run};
 pub(crate) use walk::Found;
@@ -66,37 +71,43 @@ use crate::stats::{SpaceCounter, SpaceSlot, SpaceSlots};
 use crate::sync::Gate;
 use crate::tlb::Shootdown;
 
-/// Runs of one table that an operation deals with before it gives the table's lock back. A table of
-/// scattered pages, in which each page is a run, would else be locked for as many descriptors of
-/// folios as it has entries (INV-11).
+/// The most runs of one page table that an operation handles before it releases the page table's
+/// lock (INV-11). In a page table of scattered pages each page is a run, and each run costs an
+/// access to a folio's descriptor.
 pub(crate) const RUNS_A_HOLD: usize = 64;
-/// Entries of one table that an operation deals with before it gives the table's lock back: more
-/// than most formats have in one.
-const ENTRIES_A_HOLD: u64 = 4096;
-/// The same, if each entry may have a folio of its own, of which it is to be known whether others have
-/// it: no more than most formats have in a table.
+/// The most PTEs of one page table that an operation handles before it releases the page table's
+/// lock (INV-11). Most formats have fewer PTEs in a page table.
+const MAX_ENTRIES_PER_HOLD: u64 = 4096;
+/// The most PTEs that an operation handles under one page table's lock if it reads the mapcount of
+/// a folio for each PTE (INV-11). Most formats have no more PTEs in a page table.
 pub(crate) const FOLIOS_A_HOLD: u64 = 512;
 
-/// The page tables of one address space.
+/// The page tables of one address space, with what page-table code needs from that space.
 pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
     pub(crate) machine: &'m Machine<'m, P>,
     pub(crate) arch: A,
     pub(crate) root: Pfn,
     pub(crate) tlb: Shootdown<'m, P>,
-    /// Changed under the lock of the VMAs, in which faults read it.
+    /// The memcg that is charged for page tables and memory. It changes under the VMA lock held as
+    /// writer; faults read it under the same lock as readers.
     memcg: AtomicU16,
     pub(crate) slots: SpaceSlots<'m>,
-    /// Runs are cut at this many entries: one makes the engine work page by page, to measure what runs are worth.
+    /// The most PTEs that a run may have. One makes the engine work page by page: benchmarks use
+    /// that to measure what runs save.
     pub(crate) max_run: usize,
-    /// Whether leaves are joined to blocks.
+    /// True if leaf PTEs are folded into cont blocks.
     pub(crate) joins: bool,
-    /// Closed by operations that have begun again too often. All that enters the lock of the VMAs
-    /// passes it first.
+    /// The gate that an operation closes after too many retries (INV-21). Every operation passes it
+    /// before it takes the VMA lock.
     pub(crate) gate: Gate,
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
-    /// An empty tree: a root, whose lower part (user mode's) is the engine's and whose upper part is the host's.
+    /// Returns an empty tree: a root, charged to `memcg`. The engine uses the entries of the root
+    /// that translate user addresses; the others are the host's (INV-17).
+    ///
+    /// # Errors
+    /// [`Refused`] if no frame is free for the root, or `memcg` is at its limit.
     pub(crate) fn new(
         machine: &'m Machine<'m, P>,
         arch: A,
@@ -124,75 +135,85 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         Ok(tables)
     }
 
-    /// The memcg that is charged.
+    /// Returns the memcg that is charged for this space.
     #[inline]
     pub(crate) fn memcg(&self) -> MemcgId {
         MemcgId(self.memcg.load(Ordering::Relaxed))
     }
 
+    /// Sets the memcg that is charged from now on. Earlier charges stay with the former memcg. The
+    /// caller holds the VMA lock as writer.
     pub(crate) fn set_memcg(&self, memcg: MemcgId) {
         self.memcg.store(memcg.0, Ordering::Relaxed);
     }
 
+    /// Returns the host.
     #[inline]
     pub(crate) fn platform(&self) -> &'m P {
         self.machine.platform()
     }
 
-    /// This CPU's slot of the space's counts.
+    /// Returns this CPU's slot of the space's counters.
     #[inline]
     pub(crate) fn slot(&self) -> &'m SpaceSlot {
         self.slots.of(self.platform().current())
     }
 
-    /// Returns the memory that holds all tables: [`PageTables::entries`] begin so many bytes in it
-    /// as their table's address says.
+    /// Returns the direct map of physical address 0. The entries of a page table begin at its
+    /// physical address from there ([`PageTables::entries`]).
     #[inline]
-    fn memory(&self) -> *const AtomicU64 {
+    fn direct_map(&self) -> *const AtomicU64 {
         self.machine.frames().at(PhysAddr(0)).as_ptr().cast()
     }
 
-    /// The entries of a table, wherever it is in its life.
+    /// Returns a pointer to the entries of the page table at `table`. The pointer may be made at
+    /// any time; using it needs what [`PageTables::entry`] demands.
     #[inline]
     fn entries(&self, table: Pfn) -> *const AtomicU64 {
-        self.memory().wrapping_byte_add(table.addr().0 as usize)
+        self.direct_map().wrapping_byte_add(table.addr().0 as usize)
     }
 
-    /// An entry of a table that nobody can free meanwhile.
+    /// Returns an entry of a page table.
     ///
     /// # Safety
-    /// `table` is a table of this tree, kept from being freed by a walk, a lock on it, or because it was never published;
-    /// `index` is below the number of its entries.
+    /// `table` is a page table of this tree and can't be freed while the reference lives: because
+    /// the caller is in a walk, holds its lock, or has not published it yet. `index` is below the
+    /// number of its entries.
     #[inline]
     unsafe fn entry(&self, table: Pfn, index: usize) -> &AtomicU64 {
-        // SAFETY: by contract.
-        unsafe { self.entry_in(self.memory(), table, index) }
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { self.entry_in(self.direct_map(), table, index) }
     }
 
-    /// The same for a caller that keeps what [`PageTables::memory`] returned.
+    /// Returns an entry of a page table, for a caller that keeps the value of
+    /// [`PageTables::direct_map`] in a register.
     ///
     /// # Safety
-    /// As for [`PageTables::entry`]; and `memory` is this tree's.
+    /// As for [`PageTables::entry`], and `memory` is the value that [`PageTables::direct_map`]
+    /// returns.
     #[inline]
     unsafe fn entry_in(&self, memory: *const AtomicU64, table: Pfn, index: usize) -> &AtomicU64 {
         debug_assert!(index < 1 << self.arch.index_bits());
-        // SAFETY: the table's frames are in the direct map and hold nothing but entries of 8 bytes, which the engine
-        // accesses as atomics only (hardware does too); the caller vouches that it is still a table, and for the index.
+        // SAFETY: the page table's frames are in the direct map and hold nothing but 8-byte
+        // entries, which the engine and hardware access as atomics only. The caller guarantees that
+        // the frame is still a page table, and that the index is in range.
         unsafe { &*memory.wrapping_byte_add(table.addr().0 as usize).add(index) }
     }
 
-    /// Entries of a table that nobody can free meanwhile, in a row.
+    /// Returns consecutive entries of a page table.
     ///
     /// # Safety
-    /// As for [`PageTables::entry`], for each of them.
+    /// As for [`PageTables::entry`], for each of the entries.
     #[inline]
-    unsafe fn part(&self, table: Pfn, entries: Range<usize>) -> &[AtomicU64] {
+    unsafe fn entry_slice(&self, table: Pfn, entries: Range<usize>) -> &[AtomicU64] {
         debug_assert!(entries.end <= 1 << self.arch.index_bits());
-        // SAFETY: as in `entry`.
+        // SAFETY: as in `entry_in`, for each of them.
         unsafe { core::slice::from_raw_parts(self.entries(table).add(entries.start), entries.len()) }
     }
 
-    /// A table of this level, empty, charged to the memcg, and the caller's alone.
+    /// Allocates an empty page table of `level`, charged to the memcg, and returns its frame and
+    /// descriptor. The page table is not published: the caller alone knows it. No page table's lock
+    /// is held (INV-8).
     fn alloc_table(&self, level: u8) -> Result<(Pfn, &'m Frame), Refused> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
@@ -202,31 +223,34 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         Ok((pfn, desc))
     }
 
-    /// Free a table that nobody else can find: never published, or the root of a space that is no more. `zero`: it holds
-    /// zeros only.
+    /// Frees a page table that no walk can find: one that was never published, or the root of a
+    /// space that is being dropped. `zero`: the caller guarantees that all its bytes are zero
+    /// (INV-10).
     fn free_private(&self, table: Pfn, zero: bool) {
         let frames = self.machine.frames();
-        // SAFETY: only the caller knows of it, who vouches for the zeros.
+        // SAFETY: no other reference to the page table exists, and the caller guarantees that it is
+        // zero if `zero` is set.
         unsafe { self.machine.memcgs().free(frames, table, self.arch.page_order(), zero) };
     }
 
-    /// Count tables that became part of the tree.
+    /// Counts `n` page tables as part of the tree; negative if they left it.
     fn hooked(&self, n: i64) {
         self.slot().add(SpaceCounter::Tables, n << self.arch.page_order());
     }
 
-    /// Free the root of a tree that is empty.
+    /// Frees the root of an empty tree.
     ///
     /// # Panics
-    /// In debug builds, if something is still mapped.
+    /// In debug builds, if the root still has a PTE that is not empty.
     pub(crate) fn free_root(&mut self) {
         debug_assert_eq!(
             self.machine.frames().frame(self.root).link(1).load(Ordering::Relaxed),
             0,
-            "the root is not empty"
+            "the root page table still has live entries"
         );
         self.hooked(-1);
-        // The host may have written its own half.
+        // The host may have written the entries of its own half, so the frame is not known to be
+        // zero.
         self.free_private(self.root, false);
         self.root = Pfn::NONE;
     }

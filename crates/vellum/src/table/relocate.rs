@@ -1,7 +1,11 @@
-//! Entries come to stand at other addresses. An entry that has all of its addresses moved goes as it is, with whatever hangs below
-//! it: where the old and the new place are aligned alike, a table of pages is one entry, and so is a table of tables.
+//! Relocation: moves PTEs to other addresses for `mremap` (Linux: `move_page_tables`).
 //!
-//! Nobody else may change anything at either place meanwhile, nor fault there; who only looks may find an entry at neither.
+//! If all addresses of an entry move, the entry is moved as it is, with the page tables below it.
+//! Where the old and new addresses are aligned alike, a page table of pages is moved as one entry,
+//! and so is a page table that points to such page tables.
+//!
+//! The caller keeps every other operation from changing either range, and from faulting there
+//! (INV-13). An operation that only reads PTEs may find a moving entry at neither address.
 
 use super::grow::Spares;
 use super::{Found, LockedTable, PageTables};
@@ -11,10 +15,10 @@ use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-/// Entries that are moved at once.
-const BATCH: usize = 128;
+/// The most entries that are moved while one page table's lock is held.
+const ENTRIES_PER_MOVE: usize = 128;
 
-/// Where from and where to. `to` is no shorter than `from`.
+/// A move of PTEs. `to` is no shorter than `from`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
     pub(crate) from: UserRange,
@@ -22,39 +26,42 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Where an address goes.
-    fn of(&self, at: u64) -> u64 {
+    /// Returns the new address of the old address `at`.
+    fn dest(&self, at: u64) -> u64 {
         self.to.start + (at - self.from.start)
     }
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
-    /// The highest level of which an entry from `at` on can go as it is.
-    fn level_of_entries(&self, route: &Route, at: u64) -> u8 {
+    /// Returns the highest level at which an entry that begins at `at` can be moved as it is: all
+    /// its addresses move, and old and new address are aligned to its size.
+    fn relocation_level(&self, route: &Route, at: u64) -> u8 {
         let whole = |level: &u8| {
             let span = 1u64 << self.arch.level_shift(*level);
-            (at | route.of(at)) & (span - 1) == 0 && span <= route.from.end - at
+            (at | route.dest(at)) & (span - 1) == 0 && span <= route.from.end - at
         };
         (2..=self.arch.levels()).rev().find(whole).unwrap_or(1)
     }
 
-    /// How many entries of a table from `at` on go to one table.
-    fn together(&self, table: &LockedTable<'_, 'm, P, A>, route: &Route, at: u64) -> usize {
+    /// Returns the number of entries of `table` from `at` on that are moved into one page table.
+    fn entries_per_move(&self, table: &LockedTable<'_, 'm, P, A>, route: &Route, at: u64) -> usize {
         let span = 1u64 << (table.shift() + self.arch.index_bits());
-        let there = span - (route.of(at) & (span - 1));
+        let there = span - (route.dest(at) & (span - 1));
         ((table.end() - at).min(there).min(route.from.end - at) >> table.shift()) as usize
     }
 
-    /// Get ready: have all tables that moving may take among the spare ones, and no huge mapping that can't go as it is.
+    /// Allocates into `spares` every page table that [`PageTables::relocate`] may need, and splits
+    /// huge PTEs that can't be moved as they are.
     ///
     /// # Errors
-    /// No memory; huge mappings may have been split.
+    /// [`Refused`]; huge PTEs may have been split.
     pub(crate) fn prepare_to_move(&self, route: &Route, spares: &mut Spares<'_, 'm, P, A>) -> Result<(), Refused> {
-        // The tables of each level that were counted last, by what they translate.
+        // For each level the page table at the new addresses that was counted last, by its index in
+        // the address space.
         let mut counted = [None; u8::BITS as usize];
         let mut at = route.from.start;
         while at < route.from.end {
-            let level = self.level_of_entries(route, at);
+            let level = self.relocation_level(route, at);
             let table = match self.find_at(route.from.tail(at), level) {
                 Found::Hole(end) => {
                     at = end;
@@ -68,8 +75,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 self.split_start(route.from.tail(at + (1 << below)))?;
                 continue;
             }
-            let there = route.of(at);
-            at += (self.together(&table, route, at) as u64) << table.shift();
+            let there = route.dest(at);
+            at += (self.entries_per_move(&table, route, at) as u64) << table.shift();
             table.release();
             for level in level..self.arch.levels() {
                 let table = there >> (self.arch.level_shift(level) + self.arch.index_bits());
@@ -82,12 +89,14 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         Ok(())
     }
 
-    /// Move all entries, with the spare tables that were got for it. The gather flushes the old addresses.
+    /// Moves all entries, with the page tables of [`PageTables::prepare_relocation`]. Can't fail.
+    /// The gather flushes the old addresses, and frees page tables that became empty. Gives way to
+    /// other work between two batches of entries (INV-11).
     pub(crate) fn relocate(&self, route: &Route, spares: &mut Spares<'_, 'm, P, A>, gather: &mut Gather<'_, 'm, P>) {
-        let mut buffer = [0; BATCH];
+        let mut buffer = [0; ENTRIES_PER_MOVE];
         let mut at = route.from.start;
         while at < route.from.end {
-            let level = self.level_of_entries(route, at);
+            let level = self.relocation_level(route, at);
             let table = match self.find_at(route.from.tail(at), level) {
                 Found::Hole(end) => {
                     at = end;
@@ -95,9 +104,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 }
                 Found::Table(table) => table,
             };
-            let lifted = &mut buffer[..self.together(&table, route, at).min(BATCH)];
-            let any = table.lift(at, lifted);
-            let end = at + ((lifted.len() as u64) << table.shift());
+            let entries = &mut buffer[..self.entries_per_move(&table, route, at).min(ENTRIES_PER_MOVE)];
+            let any = table.take_raw(at, entries);
+            let end = at + ((entries.len() as u64) << table.shift());
             if any && level > 1 {
                 gather.note_tables(VirtRange { start: at, end });
             } else if any {
@@ -105,9 +114,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             }
             table.unlock(gather);
             if any {
-                let there = route.to.tail(route.of(at));
-                let laid = self.put(there, level, lifted.len(), spares, |table| table.lay(there.start, lifted));
-                let Ok(()) = laid else { unreachable!("nothing is mapped there, and tables were provided: {laid:?}") };
+                let there = route.to.tail(route.dest(at));
+                let put = self.put(there, level, entries.len(), spares, |table| table.put_raw(there.start, entries));
+                let Ok(()) = put else { unreachable!("PTEs were not moved: {put:?}") };
             }
             at = end;
             self.platform().resched();

@@ -1,9 +1,14 @@
-//! Leaves change while hardware records in them what happens: each keeps that, or it is forgotten and told.
+//! Changes leaf PTEs that hardware may change at the same time: no accessed or dirty bit that
+//! hardware sets is lost (INV-6).
+//!
+//! A PTE that hardware may still write is changed by an atomic exchange, or by one atomic operation
+//! that only sets or only clears bits. A plain store is used where hardware has nothing left to set
+//! ([`Arch::hardware_idle`]).
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::entries::merged;
+use super::entries::{Sequence, merge_hardware_bits};
 use super::run::Joined;
 use super::{LockedTable, Run};
 use crate::addr::VirtRange;
@@ -11,28 +16,30 @@ use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::{Event, Platform, trace};
 
 impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
-    /// Turn each leaf of a run into `new` (the first one's; the others follow at its step), each keeping its own accessed
-    /// and dirty bits, those included that hardware sets meanwhile.
+    /// Changes the leaf PTEs of a run: the first to `new`, the others to those that follow at its
+    /// step. Each keeps its own accessed and dirty bits, also those that hardware sets meanwhile
+    /// (INV-6). Does not flush.
     #[inline]
     pub(crate) fn rewrite(&self, run: &Run, new: u64) {
         debug_assert_eq!(run.kind, Kind::Leaf);
         let index = self.index(run.va);
-        if run.joined != Joined::None || self.may_join(index, new) {
-            self.rewrite_blocks(run, new);
+        if run.cont != Joined::None || self.can_fold(index, new) {
+            self.rewrite_cont(run, new);
         } else {
             self.rewrite_single(run, index, run.len, new);
         }
     }
 
-    /// The same for `len` leaves of a run from `index` on, none of which is joined, or becomes so.
+    /// Changes `len` leaf PTEs of a run from `index` on as [`LockedTable::rewrite`] does. None of
+    /// them is in a cont block, or is folded by this.
     #[inline]
     pub(super) fn rewrite_single(&self, run: &Run, index: usize, len: usize, new: u64) {
         let arch = &self.tables.arch;
         let step = arch.step(new, self.level);
         if run.settled {
             let old_step = arch.step(run.raw, self.level);
-            let old = run.raw.wrapping_add(old_step.wrapping_mul((index - self.index(run.va)) as u64));
-            return self.write(index, len, Some((old, old_step)), (arch.carry(new, old), step));
+            let old = Sequence { first: run.raw, step: old_step }.skip(index - self.index(run.va));
+            return self.write(index, len, Some(old), Sequence { first: arch.carry(new, old.first), step });
         }
         let first = self.entry(index).load(Relaxed);
         if let Some(change) = Bits::between::<A>(first, arch.carry(new, first))
@@ -50,7 +57,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         }
     }
 
-    /// Turn a leaf into `new`, with what hardware has recorded in it.
+    /// Changes the leaf PTE at `index` to `new`, and keeps its accessed and dirty bits.
     #[inline]
     pub(super) fn change(&self, index: usize, new: u64) {
         let old = self.entry(index).load(Relaxed);
@@ -61,7 +68,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         }
     }
 
-    /// Change bits of an entry in which hardware may set others meanwhile. What it was before.
+    /// Sets or clears bits of an entry in which hardware may set others meanwhile, and returns the
+    /// old value. One atomic operation, no retries.
     #[inline]
     fn change_bits(&self, index: usize, entry: &AtomicU64, change: Bits) -> u64 {
         trace(self.tables.platform(), || {
@@ -70,7 +78,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if change.set == 0 { entry.fetch_and(!change.clear, Release) } else { entry.fetch_or(change.set, Release) }
     }
 
-    /// Hardware may still set a bit in this entry: exchange until it didn't. What the last was that it made of it.
+    /// Changes an entry to `new(old)` by a compare-and-exchange, repeated while hardware changes
+    /// the entry in between. Returns the last old value.
     #[inline]
     fn change_contended(&self, index: usize, entry: &AtomicU64, new: impl Fn(u64) -> u64) -> u64 {
         let mut old = entry.load(Relaxed);
@@ -87,27 +96,28 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         }
     }
 
-    /// Record in the entry for `va`, a leaf, that it was accessed, as hardware that can't leaves to software; in all of its
-    /// block, which has to allow the same everywhere.
+    /// Sets accessed and dirty bits in the leaf PTE for `va`, where the hardware leaves that to
+    /// software, and in all PTEs of its cont block, so that they stay alike (INV-14).
     pub(crate) fn record(&self, va: u64, accessed: Attrs) {
         let index = self.index(va);
-        let block = self.block(self.entry(index).load(Relaxed));
+        let block = self.cont_len(self.entry(index).load(Relaxed));
         let first = index & !(block - 1);
         for index in first..first + block {
-            let _ = self.amend(index, |attrs| attrs | accessed);
+            let _ = self.update_attrs(index, |attrs| attrs | accessed);
         }
     }
 
-    /// Clear some of what hardware has recorded in the leaves of a run. Which leaves had what of it is told, by the block.
-    pub(crate) fn forget_recorded(&self, run: &Run, what: Attrs, mut told: impl FnMut(VirtRange, Attrs)) {
+    /// Clears the accessed or dirty bits (`what`) of a run's leaf PTEs. Calls `report` for each PTE
+    /// or cont block with its addresses and the bits of `what` that were set. Does not flush.
+    pub(crate) fn forget_recorded(&self, run: &Run, what: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
         let (mut at, end) = (self.index(run.va), self.index(run.va) + run.len);
-        self.part_at(at);
-        self.part_at(end);
+        self.unfold_at(at);
+        self.unfold_at(end);
         let arch = &self.tables.arch;
         let recorded = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
         let bits = Bits::between::<A>(recorded, arch.clear_hardware(recorded, what, self.level));
         let forget = |index, entry: &AtomicU64| match bits {
-            // What hardware sets after this look is set after it was forgotten.
+            // A bit that hardware sets after this load was set after the clearing.
             Some(bits) => match entry.load(Relaxed) {
                 old if old & bits.clear == 0 => old,
                 _ => self.change_bits(index, entry, bits),
@@ -116,20 +126,21 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         };
         while at < end {
             let first = self.entry(at).load(Relaxed);
-            let block = self.block(first);
+            let block = self.cont_len(first);
             let old = match block {
                 1 => forget(at, self.entry(at)),
-                _ => merged::<A>(arch.without_cont(first, at), self.differing(at, block, first, forget)),
+                _ => merge_hardware_bits::<A>(arch.single(first, at), self.differing(at, block, first, forget)),
             };
             let start = self.base + ((at as u64) << self.shift());
             let range = VirtRange { start, end: start + ((block as u64) << self.shift()) };
-            told(range, arch.attrs(old, self.level) & what);
+            report(range, arch.attrs(old, self.level) & what);
             at += block;
         }
     }
 
-    /// Change what a leaf says besides its frame, which hardware may change too; what that was.
-    fn amend(&self, index: usize, change: impl Fn(Attrs) -> Attrs) -> Attrs {
+    /// Changes the attributes of the leaf PTE at `index`, which hardware may change meanwhile, and
+    /// returns the old ones. The frame and the cont mark stay.
+    fn update_attrs(&self, index: usize, change: impl Fn(Attrs) -> Attrs) -> Attrs {
         let arch = &self.tables.arch;
         let old = self.change_contended(index, self.entry(index), |old| {
             let attrs = change(arch.attrs(old, self.level));
@@ -139,7 +150,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     }
 }
 
-/// Bits that are cleared in an entry, or set, and nothing else is done.
+/// A change that only clears bits, or only sets bits.
 #[derive(Clone, Copy)]
 struct Bits {
     clear: u64,
@@ -147,8 +158,9 @@ struct Bits {
 }
 
 impl Bits {
-    /// What makes `new` of `old`, if it can be done beside hardware in one step: where that only ever sets bits, and it need not be
-    /// looked at what those are.
+    /// Returns the change from `old` to `new` if one atomic operation can do it beside hardware: it
+    /// only clears or only sets bits, and hardware itself only sets bits in this format, so that
+    /// the current value need not be known.
     #[inline]
     fn between<A: Arch>(old: u64, new: u64) -> Option<Self> {
         let (clear, set) = (old & !new, new & !old);

@@ -1,57 +1,63 @@
-//! The run: consecutive entries of one table that say the same thing.
+//! The run: consecutive entries of one page table that are alike. The engine reads, changes and
+//! clears PTEs one run at a time.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
 
-/// What a walk yields. A page is a run of length one; there is no other path for it.
+/// Consecutive entries of one page table that are alike. A single page is a run of length one, and
+/// is handled by the same code.
 ///
-/// | kind | what makes it one run |
+/// | kind | entries that form one run |
 /// |---|---|
 /// | [`Kind::None`] | consecutive empty entries |
-/// | [`Kind::Leaf`] | entries that map consecutive frames with the same attributes, accessed and dirty aside, which are merged; at an upper level these are huge mappings |
-/// | [`Kind::Swap`] | consecutive slots of one device with the same attributes |
+/// | [`Kind::Leaf`] | leaf PTEs of consecutive frames with equal attributes (accessed and dirty bits are merged) |
+/// | [`Kind::Swap`] | swap entries of consecutive slots of one device with equal attributes |
 /// | [`Kind::Marker`] | equal markers |
 ///
-/// Frames that follow each other make one run whether they belong to one folio or to several: who changes entries need not
-/// know, and who counts references finds each folio's part from the descriptors. So even single-page folios, which mostly
-/// are allocated in a row, are unmapped, protected and walked by the run. The run is bounded by its VMA and its table.
+/// A run may map several folios, as long as their frames are consecutive. Code that changes PTEs
+/// does not look at folios; code that drops references finds the part of each folio from the
+/// descriptors. So even single-page folios, which are mostly allocated from consecutive frames, are
+/// unmapped, protected and walked by the run. A run does not cross the end of its VMA or page
+/// table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The address that the first entry translates.
     pub va: u64,
-    /// How many entries.
+    /// The number of entries.
     pub len: usize,
-    /// The level of the table they stand in.
+    /// The level of the page table that holds them: 1 for pages.
     pub level: u8,
-    /// What they are.
+    /// The kind of all entries.
     pub kind: Kind,
-    /// The first entry, with the accessed and dirty bits of all of them merged in.
+    /// The first entry. A leaf PTE has the accessed and dirty bits that any PTE of the run has.
     pub raw: u64,
-    /// Whether these are each entry's own, and hardware has none left to set: then the entries can be written without being
-    /// read again.
+    /// True if every PTE of the run has the accessed and dirty bits of `raw`, and hardware will set
+    /// none. Such PTEs can be overwritten without being read again.
     pub settled: bool,
-    /// Which of them are joined to blocks that a TLB may hold as one translation.
-    pub joined: Joined,
+    /// The share of the PTEs that are in cont blocks, which a TLB may hold as one translation.
+    pub cont: Joined,
 }
 
-/// How much of a run is joined.
+/// The share of a run's leaf PTEs that are in cont blocks (AArch64: contpte blocks; RISC-V: NAPOT
+/// blocks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joined {
-    /// Nothing; and as what may be joined is, no whole block in it may.
+    /// No PTE is in a cont block. The run contains no whole cont block that could be folded either.
     None,
-    /// What of it is, or may be, has to be looked up.
+    /// Some PTEs may be in cont blocks, or could be folded: the page table must be read to find
+    /// out.
     Some,
-    /// All of it; at its ends it may be parts of blocks.
+    /// All PTEs are in cont blocks. The first and the last block may reach beyond the run.
     All,
 }
 
 impl Run {
-    /// A run that nobody has read from a table.
+    /// Returns a run that was not read from a page table.
     pub(crate) const fn new(va: u64, level: u8, kind: Kind, raw: u64, len: usize) -> Run {
-        Run { va, len, level, kind, raw, settled: false, joined: Joined::Some }
+        Run { va, len, level, kind, raw, settled: false, cont: Joined::Some }
     }
 
-    /// What to add to an entry for the next one.
+    /// Returns the difference between the raw values of neighbouring entries, wrapping.
     #[inline]
     pub(crate) fn step<A: Arch>(&self, arch: &A) -> u64 {
         match self.kind {
@@ -60,30 +66,30 @@ impl Run {
         }
     }
 
-    /// `len` entries of it, without the first `skip`.
+    /// Returns the part of `len` entries that begins behind the first `skip`.
     pub(crate) fn part<A: Arch>(&self, arch: &A, skip: usize, len: usize) -> Run {
         let va = self.va + ((skip as u64) << arch.level_shift(self.level));
         Run { va, len, raw: self.raw.wrapping_add(self.step(arch).wrapping_mul(skip as u64)), ..*self }
     }
 
-    /// The addresses.
+    /// Returns the addresses that the run translates.
     pub fn range<A: Arch>(&self, arch: &A) -> VirtRange {
         VirtRange { start: self.va, end: self.va + ((self.len as u64) << arch.level_shift(self.level)) }
     }
 
-    /// How many frames (of 4 KiB) the addresses span.
+    /// Returns the number of 4 KiB frames that the addresses span.
     #[inline]
     pub fn frames<A: Arch>(&self, arch: &A) -> u32 {
         (self.len as u32) << (arch.level_shift(self.level) - FRAME_SHIFT)
     }
 
-    /// The first frame of a leaf run.
+    /// Returns the first frame of a run of leaf PTEs.
     #[inline]
     pub fn pfn<A: Arch>(&self, arch: &A) -> Pfn {
         arch.leaf_pfn(self.raw, self.level)
     }
 
-    /// What a leaf run says besides.
+    /// Returns the attributes of a run of leaf PTEs.
     pub fn attrs<A: Arch>(&self, arch: &A) -> Attrs {
         arch.attrs(self.raw, self.level)
     }

@@ -1,4 +1,5 @@
-//! A huge mapping becomes a table of smaller ones.
+//! Splits huge PTEs: replaces each by a page table of leaf PTEs of the next smaller size (Linux:
+//! `split_huge_pmd`). The folio stays whole.
 
 use super::{Found, LockedTable, PageTables, Run};
 use crate::addr::PhysAddr;
@@ -8,31 +9,31 @@ use crate::platform::Platform;
 use crate::stats::Counter;
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
-    /// Splits huge mappings that reach across an end of `range`, so that none does. The folios stay
-    /// whole; only how they are mapped changes. An empty range has no ends.
+    /// Splits the huge PTEs that cross the start or the end of `range`, so that none does. Huge
+    /// swap entries are split too. An empty range has no ends. The caller holds no spin lock.
     ///
     /// # Errors
-    /// If there is no memory for a table, that mapping was not changed; others may have been split.
+    /// [`Refused`] if a page table could not be allocated. That huge PTE is unchanged; others may
+    /// have been split.
     pub(crate) fn split_edges(&self, range: UserRange) -> Result<(), Refused> {
         self.split_start(range)?;
         self.split_end(range)
     }
 
-    /// Splits a huge mapping that reaches across the start of `range`: see
-    /// [`PageTables::split_edges`].
+    /// Splits the huge PTEs that cross the start of `range`: see [`PageTables::split_edges`].
     pub(crate) fn split_start(&self, range: UserRange) -> Result<(), Refused> {
         self.split_at(range, range.start)
     }
 
-    /// Splits a huge mapping that reaches across the end of `range`: see
-    /// [`PageTables::split_edges`]. It is found by the last address inside: the address behind that
-    /// may be the host's.
+    /// Splits the huge PTEs that cross the end of `range`: see [`PageTables::split_edges`]. Looks
+    /// for them at the last address of `range`, because the address behind it may be the host's
+    /// (INV-17).
     pub(crate) fn split_end(&self, range: UserRange) -> Result<(), Refused> {
         self.split_at(last(range), range.end)
     }
 
-    /// Replaces the huge mapping of the first address of `there`, unless it begins or ends at
-    /// `edge`, by a table of mappings of the next smaller size; repeats until there is none.
+    /// Splits the huge PTE that translates the first address of `there`, unless it begins or ends
+    /// at `edge`, and repeats that with the smaller one that results.
     fn split_at(&self, there: UserRange, edge: u64) -> Result<(), Refused> {
         let va = there.start;
         let mut spare = Spare { tree: self, table: None };
@@ -60,26 +61,30 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// Returns whether a huge mapping reaches across an end of `range`. A look without locks.
+    /// Returns true if a huge PTE crosses the start or the end of `range`. Takes no locks: only a
+    /// hint if other CPUs change PTEs there.
     pub(crate) fn has_edges(&self, range: UserRange) -> bool {
-        self.is_inside_huge(range, range.start) || self.is_inside_huge(last(range), range.end)
+        self.crosses_huge_pte(range, range.start) || self.crosses_huge_pte(last(range), range.end)
     }
 
-    fn is_inside_huge(&self, there: UserRange, edge: u64) -> bool {
-        // No folio is as large as what an entry of level 3 maps.
+    /// Returns true if `edge` lies inside the huge PTE that translates the first address of
+    /// `there`. Takes no locks.
+    fn crosses_huge_pte(&self, there: UserRange, edge: u64) -> bool {
+        // No folio is larger than what a PMD leaf (level 2) maps.
         if edge & ((1 << self.arch.level_shift(2)) - 1) == 0 {
             return false;
         }
-        let _walk = self.enter();
-        // SAFETY: in a walk.
+        let _walk = self.begin_walk();
+        // SAFETY: `_walk` is alive.
         let at = unsafe { self.descend(there, 1) };
         let inside = edge & ((1 << self.arch.level_shift(at.level)) - 1) != 0;
-        // Busy: somebody splits it just now.
+        // A busy entry above level 1 may be a huge PTE that another CPU is splitting.
         inside && at.level > 1 && matches!(self.arch.kind(at.raw, at.level), Kind::Leaf | Kind::Swap | Kind::Busy)
     }
 
-    /// Under the table's lock. Nobody finds the entry empty at any time (INV-4), and none of the accessed and dirty bits
-    /// that hardware sets until the flush is lost (INV-6).
+    /// Replaces the huge PTE for `va` in the locked page table `table` by the page table `child`.
+    /// The entry is busy, and never empty, meanwhile (INV-4). Accessed and dirty bits that hardware
+    /// sets until the flush are kept (INV-6).
     fn split(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {
         if table.kind(va) == Kind::Swap {
             return self.split_swapped(table, va, child);
@@ -87,8 +92,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let (old, taken) = table.take_busy(va);
         let span = taken.unsplit();
         let start = span.start;
-        // Two sizes of translation for one address must not be cached together (Intel SDM vol. 3A §5.10.2; Arm ARM
-        // D8.17.1 break-before-make): the large one goes before the small ones come.
+        // A TLB must not hold two sizes of translation for one address (Intel SDM vol. 3A §5.10.2;
+        // Arm ARM D8.17.1, break-before-make), so the flush comes before the smaller PTEs.
         let _flushed = self.tlb.invalidate(&[span], table.shift(), false);
         let level = table.level - 1;
         let below = LockedTable::new(self, child, self.machine.frames().frame(child), level, start);
@@ -99,7 +104,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         self.machine.count(Counter::HugeSplits, 1);
     }
 
-    /// The same for what is swapped out in one piece: nobody has it in a TLB.
+    /// Replaces a huge swap entry by a page table of swap entries. Needs no flush, because no TLB
+    /// holds a swap entry.
     fn split_swapped(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {
         let start = va >> table.shift() << table.shift();
         let below = LockedTable::new(self, child, self.machine.frames().frame(child), table.level - 1, start);
@@ -107,7 +113,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         self.hook(table, va, &below);
     }
 
-    /// Put a table in the place of the entry for `va`.
+    /// Writes the pointer to `below` over the entry for `va`, which is busy or a swap entry.
     fn hook(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, below: &LockedTable<'_, 'm, P, A>) {
         LockedTable::<P, A>::set_parent(below.desc, table.pfn);
         table.fill(va, self.arch.table_pte(below.pfn.addr()));
@@ -116,12 +122,12 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 }
 
-/// Returns the last address of a range; of an empty one, nothing.
+/// Returns the part of `range` that begins at its last address; an empty range for an empty one.
 fn last(range: UserRange) -> UserRange {
     range.tail(range.end.saturating_sub(1).max(range.start))
 }
 
-/// A table at hand, given back if it is not needed.
+/// A spare page table with its level, freed on drop if it was not used.
 struct Spare<'t, 'm, P: Platform, A: Arch> {
     tree: &'t PageTables<'m, P, A>,
     table: Option<(crate::addr::Pfn, u8)>,

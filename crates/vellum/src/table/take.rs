@@ -1,10 +1,15 @@
-//! Entries leave a table: leaves for good, by the run, with or without a look at what hardware has recorded; or all there are, to be
-//! laid down elsewhere.
+//! Takes PTEs out of a page table, one run at a time.
+//!
+//! [`LockedTable::take`] drops the accessed and dirty bits, and is for anonymous memory that is
+//! freed. [`LockedTable::take_clean`] stops at a dirty folio (lazyfree). [`LockedTable::take_raw`]
+//! keeps everything, to write it elsewhere (`mremap`). The caller gives what was taken to a gather,
+//! which flushes before anything is freed (INV-1).
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
 
-use super::entries::Extent;
+use super::cont_block::ContBlock;
+use super::entries::{Match, Sequence};
 use super::run::Joined;
 use super::{LockedTable, Run};
 use crate::addr::FRAME_SHIFT;
@@ -13,12 +18,14 @@ use crate::platform::{Event, Platform, trace};
 use crate::tlb::Removed;
 
 impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
-    /// Empty the run of leaves that begins with the entry for `va`, as far as its mappings lie between `va` and `end`
-    /// entirely: `None` if not even the first does. Accessed and dirty bits are dropped: for anonymous memory, whose
-    /// contents go with it. Reading and writing are one pass, because the entries often come from memory.
+    /// Clears the run of leaf PTEs that begins at `va`, as far as they map addresses before `end`
+    /// only. Returns `None` if the first one does not begin at `va`, or ends behind `end`. Drops
+    /// accessed and dirty bits: for memory that is freed (INV-6). Reading and clearing are one
+    /// pass, because the PTEs are often not in the CPU's caches.
     ///
-    /// A plain store is enough: hardware sets those bits by a locked read-modify-write that first looks whether the entry
-    /// is still there, so it comes either before the store, and is dropped, or after it, and finds nothing.
+    /// A plain store suffices: hardware sets those bits by an atomic read-modify-write that first
+    /// checks that the PTE is still valid. It comes either before the store, and its bit is
+    /// dropped, or after the store, and then finds the entry empty and faults.
     #[inline]
     pub(crate) fn take(&self, va: u64, end: u64) -> Option<Removed> {
         let arch = &self.tables.arch;
@@ -29,39 +36,42 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             return None;
         }
         let most = self.tables.max_run.min(whole as usize);
-        self.part_at(index);
-        self.part_at(index + most);
-        let raw = arch.without_cont(self.entry(index).load(Relaxed), index);
+        self.unfold_at(index);
+        self.unfold_at(index + most);
+        let raw = arch.single(self.entry(index).load(Relaxed), index);
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
-        // Upper entries are read on the way down, without the lock: who finds one empty also finds the gather open that it
-        // went to, and does not take it for flushed.
+        // Walks read entries above level 1 without the lock. The fence makes a walk that finds the
+        // entry empty also find the gather open, so that the walk does not take the entry for
+        // flushed.
         if self.level > 1 {
             fence(Release);
         }
-        let Extent { len, .. } = self.extend_leaves(index, most, raw, |index, entries| self.discard(index, entries));
+        let Match { len, .. } =
+            self.match_leaves(index, most, raw, |index, entries| self.clear_entries(index, entries));
         self.set_live(self.live() - len as u32);
         let run = Run::new(va, self.level, Kind::Leaf, raw, len);
         Some(Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() })
     }
 
-    /// Empty a run of leaves that was found under this lock: the same as [`LockedTable::take`], without another look.
+    /// Clears a run of leaf PTEs that was read under this lock. Like [`LockedTable::take`], but
+    /// does not compare the PTEs again.
     pub(crate) fn take_run(&self, run: &Run) -> Removed {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
-        self.part_at(index);
-        self.part_at(index + run.len);
+        self.unfold_at(index);
+        self.unfold_at(index + run.len);
         if self.level > 1 {
             fence(Release);
         }
-        self.discard(index, &self.entries()[index..index + run.len]);
+        self.clear_entries(index, &self.entries()[index..index + run.len]);
         self.set_live(self.live() - run.len as u32);
         Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() }
     }
 
-    /// Empties entries, of which `index` is the first one's, whatever hardware records in them:
-    /// eight at a time, as they are read.
+    /// Clears consecutive entries, of which the first has `index`, without regard to the bits that
+    /// hardware sets. Eight at a time, as they are read.
     #[inline(always)]
-    fn discard(&self, index: usize, entries: &[AtomicU64]) {
+    fn clear_entries(&self, index: usize, entries: &[AtomicU64]) {
         let empty = |index: usize, entry: &AtomicU64| {
             trace(self.tables.platform(), || Event::ClearAnon(self.pfn, index as u16, entry.load(Relaxed)));
             entry.store(0, Relaxed);
@@ -74,54 +84,58 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         rest.iter().enumerate().for_each(|(i, entry)| empty(at + i, entry));
     }
 
-    /// Empty a run of leaves that was found under this lock, up to a folio that was written to, which stays. Hardware that is to record
-    /// a write does so before the entry goes, or finds none and faults; and whoever may write by what his TLB holds has to record it
-    /// first. So what was found clean stays so, flushed or not.
+    /// Clears the PTEs of a run that was read under this lock, up to the first folio with a dirty
+    /// PTE, which stays mapped. Returns what was cleared, perhaps nothing. For lazyfree folios.
+    ///
+    /// The exchange decides (INV-6): hardware sets the dirty bit either before it, and the PTE is
+    /// put back, or finds the entry empty and faults. A CPU that may write through its TLB must
+    /// still set the dirty bit in the PTE first. So what was found clean stays clean, flushed or
+    /// not.
     pub(crate) fn take_clean(&self, run: &Run) -> Removed {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
-        self.part_at(index);
-        self.part_at(index + run.len);
+        self.unfold_at(index);
+        self.unfold_at(index + run.len);
         let dirty = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::DIRTY, self.level);
         let says = dirty ^ arch.clear_hardware(dirty, Attrs::DIRTY, self.level);
         let written = |raw: u64| raw & says == dirty & says;
-        // Upper entries must not look empty before that is final (INV-4).
-        let instead = if self.level > 1 { arch.busy_pte() } else { 0 };
+        // Entries above level 1 are busy until it is known that they stay empty (INV-4).
+        let instead = if self.level > 1 { arch.busy() } else { 0 };
         let mut len = 0;
         while len < run.len {
             let at = index + len;
-            let block = self.block(self.entry(at).load(Relaxed));
+            let block = self.cont_len(self.entry(at).load(Relaxed));
             if block > 1 {
-                let raw = self.collect(at, block, instead);
+                let raw = self.take_merged(at, block, instead);
                 if written(raw) {
-                    self.write_joined(at, block, raw, Some(instead));
+                    self.write_cont(at, block, raw, Some(instead));
                     break;
                 }
                 len += block;
                 continue;
             }
-            let singles = if run.joined == Joined::None { run.len } else { 1 };
-            let clean = self.empty_clean(at, singles, instead, written);
+            let singles = if run.cont == Joined::None { run.len } else { 1 };
+            let clean = self.take_clean_singles(at, singles, instead, written);
             len += clean;
             if clean < singles {
                 break;
             }
         }
         if len < run.len {
-            len = self.put_back(run, len, instead);
+            len = self.restore_clean_tail(run, len, instead);
         }
         if instead != 0 {
-            self.write(index, len, Some((instead, 0)), (0, 0));
+            self.write(index, len, Some(Sequence::of_equal(instead)), Sequence::of_equal(0));
         }
         self.set_live(self.live() - len as u32);
         let (run, shift) = (Run { len, ..*run }, self.shift());
         Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift }
     }
 
-    /// Takes leaves out, none of which is joined, up to the first that was written to, leaving
-    /// `instead`; returns how many those are.
+    /// Exchanges `n` leaf PTEs in no cont block for `instead`, up to the first dirty one, which is
+    /// put back. Returns the number before that one.
     #[inline(always)]
-    fn empty_clean(&self, index: usize, n: usize, instead: u64, written: impl Fn(u64) -> bool) -> usize {
+    fn take_clean_singles(&self, index: usize, n: usize, instead: u64, written: impl Fn(u64) -> bool) -> usize {
         for (i, entry) in self.entries()[index..index + n].iter().enumerate() {
             let raw = self.exchange_at(index + i, entry, instead);
             if written(raw) {
@@ -132,10 +146,11 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         n
     }
 
-    /// Of so many entries of a run that were taken out, puts those back, clean, that map a part of what
-    /// the next one maps a part of: where each is `instead`. Returns how many are left.
+    /// Puts back, clean, those of the first `emptied` PTEs of a run that map the same folio as the
+    /// PTE behind them: that folio is dirty and stays mapped as a whole. Returns how many of the
+    /// `emptied` stay cleared. `instead` is the value of the cleared entries.
     #[cold]
-    fn put_back(&self, run: &Run, emptied: usize, instead: u64) -> usize {
+    fn restore_clean_tail(&self, run: &Run, emptied: usize, instead: u64) -> usize {
         let arch = &self.tables.arch;
         let each = self.shift() - FRAME_SHIFT;
         let (head, _) = self.tables.machine.frames().head(run.pfn(arch).add((emptied as u32) << each));
@@ -147,13 +162,15 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         kept
     }
 
-    /// Take the leaf for `va` out and leave a busy entry, so that nobody takes the place for empty before it is filled again
-    /// ([`LockedTable::fill`]). For upper levels (INV-4); at the last one, entries are empty for as long as the lock is held.
+    /// Takes out the leaf PTE for `va` and leaves a busy entry, so that no walk finds the entry
+    /// empty before [`LockedTable::fill`] writes it again (INV-4). For levels above 1; a level-1
+    /// entry may be empty for as long as the lock is held. Returns the PTE with its accessed and
+    /// dirty bits, and what it mapped.
     pub(crate) fn take_busy(&self, va: u64) -> (u64, Removed) {
         let arch = &self.tables.arch;
         let index = self.index(va);
-        self.part_around(index);
-        let raw = self.exchange(index, arch.busy_pte());
+        self.unfold_around(index);
+        let raw = self.exchange(index, arch.busy());
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
         let va = self.base + ((index as u64) << self.shift());
         let run = Run::new(va, self.level, Kind::Leaf, raw, 1);
@@ -162,34 +179,35 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         (raw, removed)
     }
 
-    /// Take out the entries from `va` on, whatever they are, with all that hardware has recorded in them. They stand nowhere until
-    /// they are laid down elsewhere ([`LockedTable::lay`]). Whether there were any.
-    pub(super) fn lift(&self, va: u64, lifted: &mut [u64]) -> bool {
+    /// Takes out the entries from `va` on, of any kind, with their accessed and dirty bits, and
+    /// returns true if any was not empty. Until [`LockedTable::put_raw`] writes them elsewhere they
+    /// are in no page table.
+    pub(super) fn take_raw(&self, va: u64, entries: &mut [u64]) -> bool {
         let arch = &self.tables.arch;
         let first = self.index(va);
-        self.part_at(first);
-        self.part_at(first + lifted.len());
+        self.unfold_at(first);
+        self.unfold_at(first + entries.len());
         let mut live = self.live();
         let mut i = 0;
-        while i < lifted.len() {
+        while i < entries.len() {
             let raw = self.entry(first + i).load(Relaxed);
-            if self.is_joined(raw) {
-                let block = self.block(raw);
-                let raw = self.collect(first + i, block, 0);
+            if self.is_cont(raw) {
+                let block = self.cont_len(raw);
+                let raw = self.take_merged(first + i, block, 0);
                 let step = arch.step(raw, self.level);
-                for (n, to) in lifted[i..i + block].iter_mut().enumerate() {
+                for (n, to) in entries[i..i + block].iter_mut().enumerate() {
                     *to = raw.wrapping_add(step.wrapping_mul(n as u64));
                 }
                 live -= block as u32;
                 i += block;
                 continue;
             }
-            lifted[i] = raw;
+            entries[i] = raw;
             if raw != 0 {
                 if arch.kind(raw, self.level) != Kind::Leaf || arch.hardware_idle(raw) {
                     self.store(first + i, raw, 0);
                 } else {
-                    lifted[i] = self.exchange(first + i, 0);
+                    entries[i] = self.exchange(first + i, 0);
                 }
                 live -= 1;
             }
@@ -200,19 +218,20 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         any
     }
 
-    /// Put down entries that were lifted, where nothing stands. Tables among them have this one above them from now on.
-    pub(super) fn lay(&self, va: u64, lifted: &[u64]) {
+    /// Writes entries that [`LockedTable::take_raw`] took out into empty entries from `va` on. Page
+    /// tables among them get this one as their parent.
+    pub(super) fn put_raw(&self, va: u64, entries: &[u64]) {
         let first = self.index(va);
         let mut live = self.live();
         let mut i = 0;
-        while i < lifted.len() {
-            if let Some((block, raw)) = self.block_of(first + i, &lifted[i..]) {
-                self.set_joined(first + i, &Run::new(va, self.level, Kind::Leaf, raw, block), 0);
-                live += block as u32;
-                i += block;
+        while i < entries.len() {
+            if let Some(ContBlock { len, first: raw }) = self.leading_cont_block(first + i, &entries[i..]) {
+                self.set_folding(first + i, &Run::new(va, self.level, Kind::Leaf, raw, len), 0);
+                live += len as u32;
+                i += len;
                 continue;
             }
-            let raw = lifted[i];
+            let raw = entries[i];
             if self.tables.arch.kind(raw, self.level) == Kind::Table {
                 let below = self.tables.arch.table_addr(raw).pfn();
                 Self::set_parent(self.tables.machine.frames().frame(below), self.pfn);
@@ -224,6 +243,6 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             i += 1;
         }
         self.set_live(live);
-        self.join_around(first, lifted.len());
+        self.fold_edges(first, entries.len());
     }
 }

@@ -1,4 +1,9 @@
-//! Down from the root to the table in which an address's entry stands.
+//! Lockless walks: from the root down to the page table that holds the PTE of an address.
+//!
+//! A walk takes no lock on the way. It queues for the lock of the page table that it reached, ends,
+//! and waits for the lock only then, because the lock's holder may be waiting for walks to end
+//! (INV-1). What the walk read may have changed by the time it has the lock, so it checks again,
+//! and retries a bounded number of times before it closes the space's gate (INV-21).
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -10,44 +15,46 @@ use crate::frame::{Frame, flag};
 use crate::platform::{Event, Platform, trace};
 use crate::sync::{Retries, Ticket};
 
-/// What stands at an address.
+/// The result of a walk to an address.
 pub(crate) enum Found<'t, 'm, P: Platform, A: Arch> {
-    /// Nothing, from there to here (and perhaps further).
+    /// Nothing is mapped from the address that was asked for up to this one. The hole may be
+    /// longer.
     Hole(u64),
-    /// An entry of this table, which may be empty.
+    /// The locked page table that holds the address's entry, which may be empty.
     Table(LockedTable<'t, 'm, P, A>),
 }
 
-/// Where a lockless descent ended.
-pub(super) struct Landing {
+/// The entry at which a lockless walk ended.
+pub(super) struct WalkEnd {
     pub(super) table: Pfn,
     pub(super) level: u8,
-    /// What the entry there was.
+    /// The entry as the walk read it. A leaf reads as if it were in no cont block.
     pub(super) raw: u64,
 }
 
-/// A place in the queue for the lock of a table, drawn in the walk that came there. It keeps the
-/// table's frame a table, hooked or not, until it was served ([`crate::sync::RawSpin::drain`]).
-#[must_use = "all that come later wait until it was served"]
-pub(super) struct InLine<'t, 'm, P: Platform, A: Arch> {
+/// A ticket for the lock of a page table, drawn in the walk that reached the page table. The frame
+/// stays a page table, hooked or not, until the ticket was served ([`crate::sync::RawSpin::drain`],
+/// INV-1).
+#[must_use = "CPUs that queued later wait until this ticket is served"]
+pub(super) struct QueuedLock<'t, 'm, P: Platform, A: Arch> {
     tables: &'t PageTables<'m, P, A>,
     table: Pfn,
     desc: &'m Frame,
     ticket: Ticket,
 }
 
-impl<'t, 'm, P: Platform, A: Arch> InLine<'t, 'm, P, A> {
-    /// Waits until the place is served, and returns the locked table, which is of this level and
-    /// translates `va`. None: it was unhooked meanwhile, and the caller begins again. The caller is
-    /// in no walk.
+impl<'t, 'm, P: Platform, A: Arch> QueuedLock<'t, 'm, P, A> {
+    /// Waits until the ticket is served and returns the locked page table, which is of `level` and
+    /// translates `va`. Returns `None` if the page table was unhooked meanwhile: the caller walks
+    /// again. The caller's walk has ended.
     #[inline]
     pub(super) fn lock(self, level: u8, va: u64) -> Option<LockedTable<'t, 'm, P, A>> {
-        let InLine { tables, table, desc, ticket } = self;
+        let QueuedLock { tables, table, desc, ticket } = self;
         desc.table_lock().wait(tables.platform(), ticket);
         trace(tables.platform(), || Event::Locked(table));
         let locked = LockedTable::new(tables, table, desc, level, va);
-        if desc.state().has(flag::UNHOOKED) {
-            locked.abandon();
+        if desc.state().has(flag::DEAD) {
+            locked.unlock_unchecked();
             return None;
         }
         Some(locked)
@@ -55,33 +62,35 @@ impl<'t, 'm, P: Platform, A: Arch> InLine<'t, 'm, P, A> {
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
-    /// Returns the entry that translates the first address of `at`, no lower than `lowest`: the
-    /// first on the way down that is not a pointer to a table. For an empty range, which may lie at
-    /// the very end of the user half, that is an empty entry of the root, and nothing is read.
+    /// Walks to the first address of `at` and returns the first entry on the way down that is not a
+    /// pointer to a page table, or else the entry at level `lowest`. An empty range may lie at the
+    /// very end of the user half; for that one this returns an empty entry of the root, and reads
+    /// nothing (INV-17).
     ///
     /// # Safety
     /// The caller is in a walk.
     #[inline]
-    pub(super) unsafe fn descend(&self, at: UserRange, lowest: u8) -> Landing {
-        // Its own copies: after each of the loads they would have to be read again.
-        let (arch, memory) = (self.arch, self.memory());
+    pub(super) unsafe fn descend(&self, at: UserRange, lowest: u8) -> WalkEnd {
+        // Local copies: the compiler would load the fields again after each atomic load.
+        let (arch, memory) = (self.arch, self.direct_map());
         let mut table = self.root;
         let mut level = arch.levels();
         let (mut shift, bits) = (arch.level_shift(level), arch.index_bits());
         let va = at.start;
         if at.is_empty() {
-            return Landing { table, level, raw: 0 };
+            return WalkEnd { table, level, raw: 0 };
         }
         loop {
             let index = (va >> shift) as usize & ((1 << bits) - 1);
             trace(self.platform(), || Event::Descend(table, index as u16));
-            // SAFETY: the root lives as long as the tree; any other table was hooked when its pointer was read, after this
-            // walk began, and can't be freed before the walk ends (INV-1). `index` is in range by its definition.
+            // SAFETY: the root lives as long as the tree. Any other page table was hooked when its
+            // pointer was read, after this walk began, and can't be freed before the walk ends
+            // (INV-1). `index` is in range by its definition.
             let raw = unsafe { self.entry_in(memory, table, index) }.load(Acquire);
             let kind = arch.kind(raw, level);
             if level <= lowest || kind != Kind::Table {
-                let raw = if kind == Kind::Leaf { arch.without_cont(raw, index) } else { raw };
-                return Landing { table, level, raw };
+                let raw = if kind == Kind::Leaf { arch.single(raw, index) } else { raw };
+                return WalkEnd { table, level, raw };
             }
             table = arch.table_addr(raw).pfn();
             level -= 1;
@@ -89,30 +98,31 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// Returns what stands where a range begins: a hole, which ends no later than the range, or a
-    /// locked table, whose entry there is not busy: waits until it is so. The caller holds no spin
-    /// lock.
+    /// Returns the hole at the start of `range`, which ends no later than `range` does, or the
+    /// locked page table that holds the PTE there. Waits while that PTE is busy (INV-4). The caller
+    /// holds no spin lock.
     #[inline]
     pub(crate) fn find<'t>(&'t self, range: UserRange) -> Found<'t, 'm, P, A> {
         self.find_at(range, 1)
     }
 
-    /// The same, going down no further than to a table of level `lowest`.
+    /// Returns what [`PageTables::find`] does, but walks no further down than to a page table of
+    /// level `lowest`.
     #[inline]
     pub(crate) fn find_at<'t>(&'t self, range: UserRange, lowest: u8) -> Found<'t, 'm, P, A> {
-        let mut patience = Retries::new(&self.gate);
+        let mut retries = Patience::new(&self.gate);
         loop {
-            let walk = self.enter();
-            // SAFETY: in a walk.
+            let walk = self.begin_walk();
+            // SAFETY: `walk` is alive.
             let at = unsafe { self.descend(range, lowest) };
             if at.level > lowest && at.raw == 0 {
-                // SAFETY: in a walk, and the table was reached in it.
+                // SAFETY: `walk` is alive, and has reached the page table.
                 return Found::Hole(unsafe { self.hole_end(&at, range) });
             }
-            // SAFETY: in a walk, and the table was reached in it.
-            let place = unsafe { self.draw(at.table) };
+            // SAFETY: `walk` is alive, and has reached the page table.
+            let queued = unsafe { self.queue_lock(at.table) };
             drop(walk);
-            match place.lock(at.level, range.start) {
+            match queued.lock(at.level, range.start) {
                 Some(table) if table.is_busy(range) => {
                     table.release();
                     self.platform().wait();
@@ -120,18 +130,19 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 Some(table) => return Found::Table(table),
                 None => self.platform().relax(),
             }
-            // Tables come and go here, or entries are busy, and no queue is to be had for that.
-            patience.retry();
+            // Other CPUs hook and unhook page tables here or keep the entry busy. No queue orders
+            // that, so the gate bounds the retries (INV-21).
+            retries.try_again();
         }
     }
 
-    /// Returns the entry for `va`, which lies in `vma`, its level, and, if it is empty, the
-    /// largest of `orders` whose block around `va` lies in `vma` and is as empty. A look without
-    /// locks: [`PageTables::map_run`] decides.
+    /// Reads, without locks, the entry for `va`, its level, and, if the entry is empty, the largest
+    /// of `orders` (a bit mask) at which the naturally aligned block around `va` lies in `vma` and
+    /// is empty too. Only a hint: [`PageTables::map_run`] decides under the page table's lock.
     #[inline]
     pub(crate) fn room(&self, va: u64, vma: UserRange, orders: u32) -> (u64, u8, u8) {
-        let _walk = self.enter();
-        // SAFETY: in a walk.
+        let _walk = self.begin_walk();
+        // SAFETY: `_walk` is alive.
         let at = unsafe { self.descend(vma.tail(va), 1) };
         if at.raw != 0 {
             return (at.raw, at.level, 0);
@@ -139,25 +150,26 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         if orders == 0 {
             return (0, at.level, self.arch.page_order());
         }
-        // SAFETY: in the walk that landed there.
+        // SAFETY: `_walk` is alive, and ended there.
         (0, at.level, unsafe { self.largest_empty(&at, va, vma, orders) })
     }
 
-    /// The largest of some orders, or else a page's, whose block around an empty entry lies in `vma` and is empty.
+    /// Returns the largest of `orders` at which the block around the empty entry at `va` lies in
+    /// `vma` and is empty; the order of a page if there is none.
     ///
     /// # Safety
-    /// The caller is in the walk that landed there.
+    /// The caller is in the walk that ended at `at`.
     #[inline(never)]
-    unsafe fn largest_empty(&self, at: &Landing, va: u64, vma: UserRange, orders: u32) -> u8 {
+    unsafe fn largest_empty(&self, at: &WalkEnd, va: u64, vma: UserRange, orders: u32) -> u8 {
         let order = self.blocks(va, vma, orders).find(|(block, _)| {
-            // SAFETY: by contract.
-            unsafe { self.is_empty_in(at, *block) }
+            // SAFETY: the caller keeps the contract, which is the same.
+            unsafe { self.is_block_empty(at, *block) }
         });
         order.map_or(self.arch.page_order(), |(_, order)| order)
     }
 
-    /// The naturally aligned blocks around `va` that lie in `vma` entirely, of these orders and larger than a page, the
-    /// largest first.
+    /// Returns the naturally aligned blocks around `va` that lie entirely in `vma`, with their
+    /// orders, the largest first: those of `orders` (a bit mask) that are larger than a page.
     #[inline]
     pub(crate) fn blocks(&self, va: u64, vma: UserRange, orders: u32) -> impl Iterator<Item = (UserRange, u8)> {
         let mut left = orders & !((2 << self.arch.page_order()) - 1);
@@ -175,60 +187,63 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         })
     }
 
-    /// Whether all entries of `block` around an empty one, which the table at `at` has in full, are empty.
+    /// Returns true if all entries of `block` are empty. `block` lies around the empty entry at
+    /// `at`, and the page table there translates all of it.
     ///
     /// # Safety
-    /// The caller is in the walk that landed there.
-    unsafe fn is_empty_in(&self, at: &Landing, block: UserRange) -> bool {
+    /// The caller is in the walk that ended at `at`.
+    unsafe fn is_block_empty(&self, at: &WalkEnd, block: UserRange) -> bool {
         if block.len() >= 1 << (self.arch.level_shift(at.level) + self.arch.index_bits()) {
-            // As large as the table, which would not be there if it were empty.
+            // The block is as large as the page table, which would not be hooked if it were empty
+            // (INV-3).
             return false;
         }
         let first = self.arch.index(block.start, at.level);
         let len = (block.len() >> self.arch.level_shift(at.level)) as usize;
-        // SAFETY: the walk keeps the table; a block smaller than the table and naturally aligned lies in it entirely.
-        unsafe { self.part(at.table, first..first + len) }.iter().all(|entry| entry.load(Relaxed) == 0)
+        // SAFETY: the walk keeps the page table from being freed. A naturally aligned block smaller
+        // than the page table lies entirely in it.
+        unsafe { self.entry_slice(at.table, first..first + len) }.iter().all(|entry| entry.load(Relaxed) == 0)
     }
 
-    /// Begin a walk.
+    /// Begins a walk, which ends when the guard is dropped.
     #[inline]
-    pub(super) fn enter(&self) -> super::lock::Walk<'m, P> {
+    pub(super) fn begin_walk(&self) -> super::lock::Walk<'m, P> {
         super::lock::Walk::enter(self.machine)
     }
 
-    /// Gets in line for the lock of a table that a walk has come to. The caller ends the walk and
-    /// waits then: a walk waits for no lock, because the lock's holder may be waiting for the walk.
+    /// Draws a ticket for the lock of a page table that a walk has reached. The caller ends the
+    /// walk before it waits for the ticket: the lock's holder may be waiting for walks to end.
     ///
     /// # Safety
-    /// The caller is in the walk in which it found the table.
+    /// The caller is in the walk in which it reached `table`.
     #[inline]
-    pub(super) unsafe fn draw<'t>(&'t self, table: Pfn) -> InLine<'t, 'm, P, A> {
+    pub(super) unsafe fn queue_lock<'t>(&'t self, table: Pfn) -> QueuedLock<'t, 'm, P, A> {
         let desc = self.machine.frames().frame(table);
         trace(self.platform(), || Event::Locking(table));
-        InLine { tables: self, table, desc, ticket: desc.table_lock().draw(self.platform()) }
+        QueuedLock { tables: self, table, desc, ticket: desc.table_lock().draw(self.platform()) }
     }
 
-    /// Returns where the hole ends that a range begins in, as far as the table that it was found in
-    /// shows.
+    /// Returns the end of the hole at the start of `range`, as far as the page table at `at` shows
+    /// and no further than the end of `range`.
     ///
     /// # Safety
-    /// The caller is in the walk that landed there.
-    unsafe fn hole_end(&self, at: &Landing, range: UserRange) -> u64 {
+    /// The caller is in the walk that ended at `at`.
+    unsafe fn hole_end(&self, at: &WalkEnd, range: UserRange) -> u64 {
         let VirtRange { start: va, end } = *range;
         let shift = self.arch.level_shift(at.level);
         let index = self.arch.index(va, at.level);
         let start = va >> shift << shift;
         let most = (1 << self.arch.index_bits()) - index;
         let most = most.min((end - start).div_ceil(1 << shift).max(1) as usize);
-        // SAFETY: by contract; the entries from `index` on that the table has at most.
-        let rest = unsafe { self.part(at.table, index + 1..index + most) };
+        // SAFETY: the caller keeps the contract; `index + most` is at most the number of entries.
+        let rest = unsafe { self.entry_slice(at.table, index + 1..index + most) };
         let empty = 1 + leading_empty(rest) as u64;
         start.saturating_add(empty << shift).min(end)
     }
 }
 
-/// How many entries are empty before the first that is not. None of them is followed. Eight at a
-/// time without a branch between them: most of an address space is holes.
+/// Returns the number of empty entries before the first that is not empty. Reads eight entries at a
+/// time without a branch between them, because most of an address space is holes.
 fn leading_empty(entries: &[AtomicU64]) -> usize {
     let is_empty = |part: &&[AtomicU64]| part.iter().fold(0, |any, entry| any | entry.load(Relaxed)) == 0;
     let eights = 8 * entries.chunks_exact(8).take_while(is_empty).count();

@@ -1,78 +1,88 @@
-//! Inner nodes of the VMA tree: what each child spans, and the largest gap inside of it.
+//! Inner nodes of the VMA tree: for each child the addresses that its VMAs span, and the largest
+//! gap inside it.
 //!
-//! The gap between two children belongs to no child. An inner node works it out from the end of the one and the reserved
-//! start of the other, so that a VMA that comes or goes changes summaries on its own path to the root only.
+//! The gap between two children belongs to neither. An inner node derives it from the end of one
+//! and the reserved start of the next. So a VMA that is inserted or removed changes summaries only
+//! on its own path to the root.
 
 use core::ops::Range;
 
-use super::node::{Extent, FANOUT, Head, Node, NodeMut, Page, Sorted, stretch};
-use super::tree::{Above, Interval};
+use super::node::{Extent, FANOUT, Head, Node, NodeMut, Page, Sorted, gap_between};
+use super::tree::{Interval, NodeContext};
 use crate::addr::VirtRange;
 
-/// A node that holds nodes. Entry `i` of the arrays describes child `i`; entries from `head.len` on
-/// mean nothing (and their starts and ends are [`Sorted::NONE`]).
+/// A node that holds nodes. Entry `i` of each array describes child `i`. Entries from `head.len` on
+/// have no meaning, except that their starts and ends are [`Sorted::NONE`].
 #[repr(C)]
 pub(super) struct Inner<V> {
     pub(super) head: Head,
-    /// Where the first VMA below the child starts.
+    /// The start of the first VMA below each child.
     starts: [u64; FANOUT],
-    /// Where what that VMA reserves starts.
+    /// The reserved start of that VMA ([`Interval::reserved_start`]).
     reserved: [u64; FANOUT],
-    /// Where the last VMA below the child ends.
+    /// The end of the last VMA below each child.
     ends: [u64; FANOUT],
-    /// The largest free stretch between two VMAs below the child.
+    /// The length of the largest gap between two VMAs below each child.
     gaps: [u64; FANOUT],
     children: [Option<Node<V>>; FANOUT],
 }
 
 impl<V: Interval> Inner<V> {
+    /// Returns the number of children.
     #[inline]
     pub(super) fn len(&self) -> usize {
         usize::from(self.head.len)
     }
 
+    /// Returns true if no further child fits.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.len() == FANOUT
     }
 
+    /// Returns the starts of the children.
     #[inline]
     pub(super) fn starts(&self) -> Sorted<'_> {
         Sorted::new(&self.starts, self.len())
     }
 
+    /// Returns the ends of the children.
     #[inline]
     pub(super) fn ends(&self) -> Sorted<'_> {
         Sorted::new(&self.ends, self.len())
     }
 
-    /// Makes entries say nothing that did not, or do no more.
-    pub(super) fn clear_behind(&mut self, entries: Range<usize>) {
+    /// Sets starts and ends of unused entries to [`Sorted::NONE`].
+    pub(super) fn clear_tail(&mut self, entries: Range<usize>) {
         self.starts[entries.clone()].fill(Sorted::NONE);
         self.ends[entries].fill(Sorted::NONE);
     }
 
+    /// Returns the largest gap inside each child.
     #[inline]
     pub(super) fn gaps(&self) -> &[u64] {
         &self.gaps[..self.len()]
     }
 
+    /// Returns child `i`, if there is one.
     #[inline]
     pub(super) fn child(&self, i: usize) -> Option<&Node<V>> {
         self.children.get(i)?.as_ref()
     }
 
+    /// Returns child `i` for changing it, if there is one.
     #[inline]
     pub(super) fn child_mut(&mut self, i: usize) -> Option<&mut Node<V>> {
         self.children.get_mut(i)?.as_mut()
     }
 
-    /// Adds the last child.
+    /// Appends a child with the largest inner gap `gap`. The node must not be full.
     pub(super) fn push(&mut self, child: Node<V>, gap: u64) {
         self.insert(self.len(), child, gap);
     }
 
-    /// Adds a child before child `i`. The node must not be full.
+    /// Inserts a child with the largest inner gap `gap` before child `i`. The node must not be
+    /// full.
     pub(super) fn insert(&mut self, i: usize, child: Node<V>, gap: u64) {
         let len = self.len();
         for column in [&mut self.starts, &mut self.reserved, &mut self.ends, &mut self.gaps] {
@@ -84,7 +94,8 @@ impl<V: Interval> Inner<V> {
         self.refresh(i, gap);
     }
 
-    /// Adds a child before child `i` of a node that is full, and returns the new node to the right of this one.
+    /// Inserts a child before child `i` of a full node, which is split in half. Returns the new
+    /// node, the right sibling of this one, which uses `page`.
     pub(super) fn insert_full(&mut self, i: usize, child: Node<V>, gap: u64, page: Page) -> Node<V> {
         let at = self.len() / 2;
         let mut node = page.into_inner();
@@ -98,7 +109,7 @@ impl<V: Interval> Inner<V> {
         node
     }
 
-    /// Takes child `i` out.
+    /// Removes child `i` and returns it.
     pub(super) fn remove(&mut self, i: usize) -> Option<Node<V>> {
         let len = self.len();
         let child = self.children[i..len].first_mut()?.take();
@@ -106,12 +117,12 @@ impl<V: Interval> Inner<V> {
         for column in [&mut self.starts, &mut self.reserved, &mut self.ends, &mut self.gaps] {
             column.copy_within(i + 1..len, i);
         }
-        self.clear_behind(len - 1..len);
+        self.clear_tail(len - 1..len);
         self.head.len -= 1;
         child
     }
 
-    /// Takes the last child out.
+    /// Removes the last child and returns it.
     pub(super) fn pop(&mut self) -> Option<Node<V>> {
         self.remove(self.len().checked_sub(1)?)
     }
@@ -124,12 +135,12 @@ impl<V: Interval> Inner<V> {
         to.ends[into.clone()].copy_from_slice(&self.ends[from.clone()]);
         to.gaps[into.clone()].copy_from_slice(&self.gaps[from.clone()]);
         to.children[into].swap_with_slice(&mut self.children[from.clone()]);
-        self.clear_behind(from.clone());
+        self.clear_tail(from.clone());
         to.head.len += from.len() as u16;
         self.head.len = at as u16;
     }
 
-    /// Brings entry `i` up to date with its child, whose largest gap is `gap`.
+    /// Updates entry `i` from its child, which has the largest inner gap `gap`.
     pub(super) fn refresh(&mut self, i: usize, gap: u64) {
         if let Some(extent) = self.child(i).and_then(Node::extent) {
             self.starts[i] = extent.start;
@@ -139,45 +150,47 @@ impl<V: Interval> Inner<V> {
         }
     }
 
+    /// Returns the span of the VMAs below this node; `None` if there are none.
     pub(super) fn extent(&self) -> Option<Extent> {
         let end = *self.ends().as_slice().last()?;
         Some(Extent { start: self.starts[0], reserved: self.reserved[0], end })
     }
 
-    /// The free stretch before child `i`, if there is a child before that.
+    /// Returns the gap between child `i - 1` and child `i`; `None` if either does not exist.
     #[inline]
-    pub(super) fn stretch(&self, i: usize) -> Option<VirtRange> {
+    pub(super) fn gap_before(&self, i: usize) -> Option<VirtRange> {
         let end = *self.ends().as_slice().get(i.checked_sub(1)?)?;
-        (i < self.len()).then(|| stretch(end, self.reserved[i]))
+        (i < self.len()).then(|| gap_between(end, self.reserved[i]))
     }
 
-    /// What child `i` needs to know, given what this node knows.
-    pub(super) fn surroundings(&self, i: usize, above: &Above) -> Above {
-        Above {
-            floor: i.checked_sub(1).and_then(|i| self.ends().as_slice().get(i)).copied().unwrap_or(above.floor),
-            ceiling: self.starts().as_slice().get(i + 1).copied().unwrap_or(above.ceiling),
+    /// Returns the context of child `i`, derived from the context of this node.
+    pub(super) fn child_context(&self, i: usize, context: &NodeContext) -> NodeContext {
+        NodeContext {
+            floor: i.checked_sub(1).and_then(|i| self.ends().as_slice().get(i)).copied().unwrap_or(context.floor),
+            ceiling: self.starts().as_slice().get(i + 1).copied().unwrap_or(context.ceiling),
             gap: self.gaps[i],
-            split_cost: if self.is_full() { above.split_cost + 1 } else { 0 },
+            split_cost: if self.is_full() { context.split_cost + 1 } else { 0 },
         }
     }
 
-    /// The largest free stretch inside of child `i` or on either side of it.
-    pub(super) fn around(&self, i: usize) -> u64 {
-        let sides = [self.stretch(i), self.stretch(i + 1)];
+    /// Returns the length of the largest gap inside child `i` or next to it.
+    pub(super) fn gap_around(&self, i: usize) -> u64 {
+        let sides = [self.gap_before(i), self.gap_before(i + 1)];
         sides.iter().flatten().map(VirtRange::len).fold(self.gaps[i], u64::max)
     }
 
-    /// The largest free stretch below this node.
+    /// Returns the length of the largest gap below this node. Reads all entries.
     #[cold]
     pub(super) fn largest_gap(&self) -> u64 {
         let sides = self.ends().as_slice().iter().zip(self.reserved[..self.len()].iter().skip(1));
-        let between = sides.map(|(&end, &reserved)| stretch(end, reserved).len());
+        let between = sides.map(|(&end, &reserved)| gap_between(end, reserved).len());
         between.chain(self.gaps().iter().copied()).max().unwrap_or(0)
     }
 
-    /// After child `i` has lost an entry: removes it if it was the last, and merges it with a neighbour if the two fit
-    /// comfortably, which leaves a quarter of the node for inserts to come. Returns the page that this frees.
-    pub(super) fn settle(&mut self, i: usize) -> Option<Page> {
+    /// Removes child `i` if it is empty, after it has lost an entry. Merges it with a sibling if
+    /// the two fill at most three quarters of a node, which leaves room for inserts. Returns the
+    /// page that this frees.
+    pub(super) fn rebalance(&mut self, i: usize) -> Option<Page> {
         let (len, capacity) = self.child(i).map(|child| (child.len(), child.capacity()))?;
         if len == 0 {
             return self.remove(i).map(Node::into_page);

@@ -1,10 +1,15 @@
-//! Virtual memory VMAs: which addresses a space has given out, and for what.
+//! VMAs: the ranges of addresses that a space has mapped, each with its protection, flags and
+//! backing.
 //!
-//! | file | story |
+//! A [`Vma`] is Linux's `vm_area_struct`: a plain value, kept in order by a [`VmaTree`]. The lock
+//! around the tree, and the rules for changing VMAs, are those of [`crate::space`].
+//!
+//! | file | what it does |
 //! |---|---|
-//! | `tree` | VMAs in order: a B+tree of pages |
-//! | `node`, `inner` | its nodes |
-//! | `gap` | where there is room |
+//! | `tree` | keeps VMAs in order: a B+tree of whole pages (Linux: the maple tree) |
+//! | `node` | lays out leaf nodes, and owns the memory of all nodes |
+//! | `inner` | keeps the summaries of inner nodes: spans and largest gaps |
+//! | `gap` | searches for free addresses (Linux: `vm_unmapped_area`) |
 
 mod gap;
 mod inner;
@@ -26,53 +31,61 @@ use crate::frame::RmapKey;
 use crate::frame::policy::Advice;
 
 bitflags! {
-    /// What may be done with memory, as `mmap` and `mprotect` say it.
+    /// The protection of a VMA, as `mmap` and `mprotect` set it (`PROT_*`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Prot: u8 {
-        /// Read.
+        /// The program may read (`PROT_READ`).
         const READ = 1;
-        /// Write. On every architecture the engine knows, what may be written may be read.
+        /// The program may write (`PROT_WRITE`). On every architecture of the engine, writable
+        /// memory can be read as well.
         const WRITE = 2;
-        /// Execute.
+        /// The program may execute (`PROT_EXEC`).
         const EXEC = 4;
     }
 
-    /// What else is to know about a VMA.
+    /// The flags of a VMA (Linux: `VM_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct VmaFlags: u16 {
-        /// Grows toward lower addresses when the page below it is touched: a stack.
+        /// Grows toward lower addresses when the program touches the page below it: a stack
+        /// (`MAP_GROWSDOWN`).
         const GROWSDOWN = 1;
-        /// Its memory is not to be reclaimed.
+        /// Its memory is not reclaimed (`mlock`; Linux: `VM_LOCKED`).
         const LOCKED = 2;
-        /// Not counted against what the machine can promise.
+        /// Does not count against the commit limit (`MAP_NORESERVE`).
         const NORESERVE = 4;
-        /// A child does not have it (`MADV_DONTFORK`).
+        /// Fork does not copy the VMA to the child (`MADV_DONTFORK`).
         const DONTFORK = 8;
-        /// A child has it empty (`MADV_WIPEONFORK`).
+        /// The child gets the VMA without its pages (`MADV_WIPEONFORK`).
         const WIPEONFORK = 16;
-        /// Not to be written to a core file (`MADV_DONTDUMP`).
+        /// A core dump leaves its memory out (`MADV_DONTDUMP`).
         const DONTDUMP = 32;
-        /// Locked, but nothing is faulted in for that. Together with `LOCKED`.
+        /// Pages are locked when they are faulted in, not before (`MLOCK_ONFAULT`). Set only
+        /// together with [`VmaFlags::LOCKED`].
         const ONFAULT = 64;
-        /// Not to be unmapped, moved, resized, replaced or protected otherwise (`mseal`).
+        /// The VMA can't be unmapped, moved, resized, replaced or given another protection
+        /// (`mseal`).
         const SEALED = 128;
-        /// It was there when somebody asked last what is written ([`crate::AddressSpace::track_writes`]).
+        /// Soft-dirty tracking covers this VMA: its PTEs tell which pages were written since the
+        /// last clearing (`/proc/PID/clear_refs`). All pages of a VMA without this flag count as
+        /// written, because it was mapped or moved since. The inverse of Linux's `VM_SOFTDIRTY`.
         const TRACKED = 256;
-        /// Somebody is told of pages that are touched and not there ([`crate::AddressSpace::watch`]).
+        /// Registered with userfaultfd for missing pages (`UFFDIO_REGISTER_MODE_MISSING`).
         const MISSING = 512;
-        /// Somebody is told of writes to pages that he has protected.
+        /// Registered with userfaultfd for writes to pages that are write-protected by uffd-wp
+        /// (`UFFDIO_REGISTER_MODE_WP`).
         const WRITES = 1024;
-        /// Writes to protected pages go on, and can be asked for later. Together with `WRITES`.
+        /// A write to a uffd-wp page proceeds without an event, and only removes the protection
+        /// (`UFFD_FEATURE_WP_ASYNC`). Set only together with `UFFD_WP`.
         const ASYNC = 2048;
-        /// All that is watched for.
+        /// All userfaultfd flags (Linux: `__VM_UFFD_FLAGS`).
         const WATCHES = Self::MISSING.bits() | Self::WRITES.bits() | Self::ASYNC.bits();
-        /// All that locking is about.
+        /// All `mlock` flags (Linux: `VM_LOCKED_MASK`).
         const LOCKS = Self::LOCKED.bits() | Self::ONFAULT.bits();
     }
 }
 
 impl Prot {
-    /// As attributes of an entry.
+    /// Returns the PTE attributes that grant this protection.
     pub(crate) fn attrs(self) -> Attrs {
         let mut attrs = Attrs::empty();
         attrs.set(Attrs::READ, !self.is_empty());
@@ -82,137 +95,156 @@ impl Prot {
     }
 }
 
-/// Whether what is written to a VMA is written to what stands behind it.
+/// The effect of a write to a VMA on its backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// No: who writes has a copy.
+    /// A write goes to a private copy (`MAP_PRIVATE`).
     Private,
-    /// It would be, but it may never be written.
+    /// A shared VMA that may never be made writable, because its object was opened for reading only
+    /// (Linux: no `VM_MAYWRITE`).
     ReadOnly,
-    /// Yes.
+    /// A write goes to the object (`MAP_SHARED`).
     Shared,
 }
 
-/// What stands behind a VMA: nothing (its memory is anonymous and its own), or a memory object.
+/// The backing of a VMA: nothing, if its memory is anonymous and private, or a page-cache object.
 ///
-/// The object's address is not said by what the VMA begins with but by how far the two are apart. So a part of a VMA has
-/// the VMA's backing, and two neighbours continue each other exactly when they have the same.
+/// The backing holds the distance between the VMA's addresses and the object's offsets, not the
+/// offset of the VMA's start (Linux: `vm_pgoff`). So each part of a VMA has the backing of the
+/// whole, and two neighbours can be merged exactly if their backings are equal.
 ///
-/// Anonymous memory has its place too: the address where it was mapped first, which it keeps when it is moved. It is how the reverse
-/// map finds it ([`crate::reclaim`]).
+/// The same distance of an anonymous VMA gives the rmap index of its pages: the address at which
+/// the memory was mapped first, which it keeps when `mremap` moves it. The rmap finds anonymous
+/// pages by that index ([`crate::reclaim`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backing {
-    /// The object's own frame.
+    /// The frame with the object's head; [`Pfn::NONE`] if there is no object.
     pub(crate) object: Pfn,
+    /// The effect of writes.
     pub(crate) sharing: Sharing,
-    /// What to add to an address (wrapping around) for the place in the object.
+    /// The number to add to an address, wrapping, for the byte offset in the object, or for the
+    /// rmap index of anonymous memory in bytes.
     pub(crate) delta: u64,
+    /// The number by which the host knows the object; see [`Backing::tag`].
     pub(crate) tag: u64,
 }
 
 impl Backing {
-    /// Nothing.
+    /// The backing of private anonymous memory that was never moved.
     pub(crate) const ANONYMOUS: Backing = Backing { object: Pfn::NONE, sharing: Sharing::Private, delta: 0, tag: 0 };
 
-    /// Whether no object stands behind the VMA.
+    /// Returns true if no object backs the VMA.
     #[inline]
     pub fn is_anonymous(&self) -> bool {
         self.object == Pfn::NONE
     }
 
-    /// What stands behind a VMA like this when it has nothing yet.
+    /// Returns the backing of a VMA like this one that has no pages yet: anonymous memory gets its
+    /// own addresses as rmap indices.
     pub(crate) fn renewed(self) -> Backing {
         if self.is_anonymous() { Backing::ANONYMOUS } else { self }
     }
 
-    /// Whether the VMA is shared: what is written to it is written to the object (`MAP_SHARED`).
+    /// Returns true if a write to the VMA goes to the object (`MAP_SHARED`), or would if it were
+    /// allowed.
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.sharing != Sharing::Private
     }
 
-    /// Whether the VMA is shared and may be written, if not now.
+    /// Returns true if the VMA is shared and may be writable, now or after `mprotect`.
     pub fn may_write(&self) -> bool {
         self.sharing == Sharing::Shared
     }
 
-    /// What the host calls the object; 0 for none, and for shared anonymous memory, whose object the host has not named.
+    /// Returns the number by which the host knows the object; 0 if there is no object, or if it is
+    /// shared anonymous memory that the host has not named.
     pub fn tag(&self) -> u64 {
         self.tag
     }
 
-    /// Which byte of the object is found at an address; of anonymous memory, at which address that was mapped first.
+    /// Returns the byte offset in the object that is mapped at `addr`; for anonymous memory the
+    /// address at which this memory was mapped first.
     #[inline]
     pub fn offset(&self, addr: u64) -> u64 {
         addr.wrapping_add(self.delta)
     }
 }
 
-/// What faults and queries should make of a VMA while its range is being changed.
+/// The state of a VMA while an operation changes its range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It is what it says. (If what may be done with it has just changed, its entries may still be behind.)
+    /// The VMA is in use. After a change of its protection its PTEs may still have the old one.
     #[default]
     Live,
-    /// It is being unmapped. For faults and queries it is gone; its addresses are not free yet.
+    /// The VMA is being unmapped. Faults and queries treat it as unmapped, but its addresses can't
+    /// be mapped anew yet.
     Dying,
-    /// Nothing may be faulted in, written anew or forgotten here for a while; who wants that waits. It is being unmapped to
-    /// make place for another that will take its addresses at once (who waits finds the old or the new, never nothing), it
-    /// is moved, or a child is to have it.
+    /// The range is locked: faults, changes of PTEs and clearing of accessed bits wait until the
+    /// state changes. The VMA is being replaced by another one at the same addresses (waiters find
+    /// the old or the new VMA, never a hole), moved, or copied by fork.
     Held,
 }
 
-/// Who watches a VMA: a number that the host knows him by.
+/// The number by which the host knows a userfaultfd instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Watcher(pub NonZeroU16);
 
-/// Guard pages below a stack (Linux: `stack_guard_gap`), in bytes.
+/// The bytes below a stack that must stay unmapped (Linux: `stack_guard_gap`).
 pub const STACK_GUARD: u64 = 256 << 12;
 
-/// One VMA: a range of addresses that are used alike.
+/// A VMA: a range of addresses with the same protection, flags and backing (Linux:
+/// `vm_area_struct`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vma {
     /// The addresses, in whole pages.
     pub range: UserRange,
-    /// What may be done with it.
+    /// The protection.
     pub prot: Prot,
-    /// What else is to know.
+    /// The flags.
     pub flags: VmaFlags,
-    /// Who watches it, if somebody does, for what [`VmaFlags::WATCHES`] says.
+    /// The userfaultfd instance that this VMA is registered with, for the events of
+    /// [`VmaFlags::UFFD_FLAGS`].
     pub watcher: Option<Watcher>,
-    /// What the program said about large folios.
+    /// The program's advice on large folios (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`).
     pub advice: Advice,
-    /// What stands behind it.
+    /// The backing.
     pub backing: Backing,
+    /// The state of an operation that is changing the VMA.
     pub(crate) state: State,
 }
 
 impl Vma {
-    /// Whether it counts as a program's data: private memory that may be written, stacks aside.
+    /// Returns true if the VMA counts as data (`RLIMIT_DATA`): private and writable, and not a
+    /// stack.
     pub(crate) fn is_data(&self) -> bool {
         self.prot.contains(Prot::WRITE) && !self.backing.is_shared() && !self.flags.contains(VmaFlags::GROWSDOWN)
     }
 
-    /// Whether it may have private memory that is not where its place behind the VMA says.
+    /// Returns true if private pages of this VMA may have rmap indices other than their addresses:
+    /// after `mremap`, or in a private file mapping. Reclaim searches these VMAs separately.
     pub(crate) fn is_displaced(&self) -> bool {
         self.backing.delta != 0 && !self.backing.is_shared()
     }
 
-    /// Where in the VMA memory with these places is: those that begin as far into user addresses, whatever is above those bits.
-    pub(crate) fn with_places(&self, places: VirtRange) -> Option<UserRange> {
-        let bits = |place: u64| place & ((1 << (RmapKey::RMAP_INDEX_BITS + FRAME_SHIFT)) - 1);
+    /// Returns the addresses in this VMA of anonymous pages with the rmap indices `indices` (in
+    /// bytes); `None` if there are none. Compares only the bits of an rmap index that a folio's
+    /// descriptor keeps.
+    pub(crate) fn with_places(&self, indices: VirtRange) -> Option<UserRange> {
+        let bits = |index: u64| index & ((1 << (Owner::PAGE_BITS + FRAME_SHIFT)) - 1);
         let (here, whole) = (self.backing.offset(self.range.start), self.range);
-        let after = bits(places.start.wrapping_sub(here));
-        let before = bits(here.wrapping_sub(places.start));
+        let after = bits(indices.start.wrapping_sub(here));
+        let before = bits(here.wrapping_sub(indices.start));
         let (skip, len) = match after < whole.len() {
-            true => (after, places.len()),
-            false => (0, places.len().saturating_sub(before)),
+            true => (after, indices.len()),
+            false => (0, indices.len().saturating_sub(before)),
         };
         let start = whole.start + skip;
         (len > 0).then(|| whole.tail(start).head(start + len))
     }
 
-    /// Whether the two are neighbours that could be one.
+    /// Returns true if this VMA begins where `before` ends and the two can be merged (Linux:
+    /// `can_vma_merge_after`).
     pub(crate) fn continues(&self, before: &Vma) -> bool {
         let like = Vma { range: before.range, ..*self };
         before.range.end == self.range.start && like == *before && self.state == State::Live
@@ -220,10 +252,12 @@ impl Vma {
 }
 
 impl Interval for Vma {
+    /// Returns the addresses of the VMA.
     fn range(&self) -> VirtRange {
         *self.range
     }
 
+    /// Returns the start of the VMA, or of the guard gap below it if it is a stack.
     fn reserved_start(&self) -> u64 {
         if self.flags.contains(VmaFlags::GROWSDOWN) {
             self.range.start.saturating_sub(STACK_GUARD)

@@ -1,134 +1,150 @@
-//! The nodes of the VMA tree: whole pages of the caller's, and the one place that touches their memory.
+//! Nodes of the VMA tree: whole pages that the caller allocates. Only this module accesses their
+//! memory.
 //!
-//! * A [`Page`] is 4 KiB that the tree owns and has no use for yet; [`Spares`] is a list of them.
-//! * A [`Node`] is a page in use, as a [`Leaf`] or as an [`Inner`] node. It owns that page the way a `Box` owns its
-//!   memory, so that the borrow checker sees to it that nobody holds a node that was freed. Only the freeing itself is
-//!   explicit: a handle that is dropped leaks its page, which is safe.
+//! * A [`Page`] is 4 KiB that the tree owns and does not use yet. [`Spares`] is a list of pages.
+//! * A [`Node`] is a page in use, as a [`Leaf`] or an [`Inner`] node. It owns the page as a `Box`
+//!   owns its memory, so that the borrow checker rules out access to a freed node. Only freeing is
+//!   explicit: a dropped handle leaks its page, which is safe.
 //!
-//! Both kinds keep each field of their entries in an array of its own, because a search reads one field of many entries:
-//! the 56 starts of a leaf are seven cache lines, its 56 VMAs would be fifty-six.
+//! Both kinds of nodes keep each field in an array of its own, because a search reads one field of
+//! many entries: the 56 starts of a leaf are seven cache lines, the 56 VMAs themselves are
+//! fifty-six.
 
 use core::marker::PhantomData;
 use core::mem::{MaybeUninit, align_of, size_of};
 use core::ptr::{self, NonNull};
 
 use super::inner::Inner;
-use super::tree::{Above, Interval};
+use super::tree::{Interval, NodeContext};
 use crate::addr::VirtRange;
 
 /// The size and the alignment of a node, in bytes.
 pub(super) const NODE_SIZE: usize = 4096;
-/// How many children an inner node holds at most.
+/// The most children of an inner node.
 pub(super) const FANOUT: usize = 102;
-/// What follows the head of a leaf, in words.
-const BODY: usize = (NODE_SIZE - size_of::<Head>()) / 8;
-/// After so many inserts side by side, a full leaf expects more of them; see [`Leaf::insert_full`].
-const RUN: u16 = 16;
+/// The 8-byte words of a leaf behind its head.
+const BODY_WORDS: usize = (NODE_SIZE - size_of::<Head>()) / 8;
+/// The number of adjacent inserts after which a full leaf is split where the next one goes; see
+/// [`Leaf::insert_full`].
+const SEQUENTIAL_INSERTS: u16 = 16;
 
-/// Where the memory of nodes comes from.
+/// A source of memory for nodes.
 ///
 /// # Safety
 ///
-/// What [`alloc`](NodeMemory::alloc) returns must be 4096 bytes, aligned to as much, writable from every CPU, and used by
-/// nobody else until it is given to [`free`](NodeMemory::free).
+/// Each page that [`alloc`](NodeMemory::alloc) returns must be 4096 bytes, aligned to 4096,
+/// writable from every CPU, and used for nothing else until [`free`](NodeMemory::free) gets it.
 pub unsafe trait NodeMemory {
-    /// A page with any content, or `None` if there is no memory.
+    /// Allocates a page with any contents. Returns `None` if there is no memory.
     fn alloc(&self) -> Option<NonNull<u8>>;
 
-    /// Takes back what `alloc` gave.
+    /// Frees a page that `alloc` returned.
     ///
     /// # Safety
     ///
-    /// `node` came from `alloc` of the same memory, was not given back since, and nothing refers to it any more.
+    /// `node` came from `alloc` of the same memory, was not freed since, and no reference to it is
+    /// left.
     unsafe fn free(&self, node: NonNull<u8>);
 }
 
-/// Owns [`NODE_SIZE`] bytes of some [`NodeMemory`], whose content means nothing.
+/// A page of [`NODE_SIZE`] bytes from a [`NodeMemory`], which the tree owns and does not use. Its
+/// contents have no meaning.
 #[repr(transparent)]
 pub(super) struct Page(NonNull<u8>);
 
-// SAFETY: a page is memory that nobody else uses and that every CPU may write (the contract of `NodeMemory`).
+// SAFETY: a page is memory that nothing else uses and every CPU may write (contract of
+// `NodeMemory`).
 unsafe impl Send for Page {}
-// SAFETY: a shared page offers nothing at all.
+// SAFETY: a shared reference to a page gives no access to it.
 unsafe impl Sync for Page {}
 
 impl Page {
+    /// Allocates a page; `None` if there is no memory.
     pub(super) fn alloc(mem: &(impl NodeMemory + ?Sized)) -> Option<Page> {
         let page = mem.alloc()?;
         debug_assert!(page.as_ptr().addr().is_multiple_of(NODE_SIZE));
         Some(Page(page))
     }
 
+    /// Frees the page.
+    ///
     /// # Safety
     ///
     /// The page came from `mem`.
     pub(super) unsafe fn free(self, mem: &(impl NodeMemory + ?Sized)) {
-        // SAFETY: it came from there (the caller), once, and as this handle owned it, no reference to it is left.
+        // SAFETY: the caller guarantees that the page came from `mem`. This handle owned it, so it
+        // is freed once, and no reference to it is left.
         unsafe { mem.free(self.0) }
     }
 
+    /// Makes the page an empty leaf.
     pub(super) fn into_leaf<V: Interval>(self) -> Node<V> {
         const { Leaf::<V>::LAYOUT };
         let page = self.0.cast::<Head>();
-        // SAFETY: the page is ours, and large and aligned enough for a `Leaf`. Writing the head
-        // makes it one as far as Rust is concerned, as the rest is `MaybeUninit`; with all starts
-        // written it is a valid, empty one.
+        // SAFETY: the handle owns the page, which is large and aligned enough for a `Leaf`. The
+        // head makes it one as far as Rust is concerned, because the rest is `MaybeUninit`. With
+        // all starts written it is a valid, empty leaf.
         unsafe {
-            page.write(Head { kind: Kind::Leaf, len: 0, last: 0, run: 0 });
+            page.write(Head { kind: Kind::Leaf, len: 0, last_insert: 0, sequential: 0 });
             page.cast::<Leaf<V>>().as_mut().columns().0.fill(MaybeUninit::new(Sorted::NONE));
         }
         Node { page, marker: PhantomData }
     }
 
+    /// Makes the page an empty inner node.
     pub(super) fn into_inner<V: Interval>(self) -> Node<V> {
         const { assert!(size_of::<Inner<V>>() <= NODE_SIZE && align_of::<Inner<V>>() <= NODE_SIZE) };
         let page = self.0.cast::<Head>();
-        // SAFETY: the page is ours, and large and aligned enough for an `Inner`. Zeros and a head
-        // are one as far as Rust is concerned: zero is a `u64`, and zero is the `None` of an
-        // `Option` around a transparent `NonNull`, which `Node` is. With its columns cleared it is
-        // a valid, empty one.
+        // SAFETY: the handle owns the page, which is large and aligned enough for an `Inner`. Zeros
+        // and a head are a valid one as far as Rust is concerned: zero is a `u64`, and zero is the
+        // `None` of an `Option` around a transparent `NonNull`, which `Node` is. With its columns
+        // cleared it is a valid, empty inner node.
         unsafe {
             ptr::write_bytes(self.0.as_ptr(), 0, NODE_SIZE);
-            page.write(Head { kind: Kind::Inner, len: 0, last: 0, run: 0 });
-            page.cast::<Inner<V>>().as_mut().clear_behind(0..FANOUT);
+            page.write(Head { kind: Kind::Inner, len: 0, last_insert: 0, sequential: 0 });
+            page.cast::<Inner<V>>().as_mut().clear_tail(0..FANOUT);
         }
         Node { page, marker: PhantomData }
     }
 }
 
-/// Pages in waiting, linked through their first word.
+/// A list of pages that are kept for later inserts, linked through their first word.
 pub(super) struct Spares {
     first: Option<Page>,
     len: usize,
 }
 
 impl Spares {
+    /// Returns an empty list.
     pub(super) const fn new() -> Spares {
         Spares { first: None, len: 0 }
     }
 
+    /// Returns the number of pages.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
+    /// Adds a page.
     pub(super) fn push(&mut self, page: Page) {
-        // SAFETY: the page is ours, and large and aligned enough for a pointer.
+        // SAFETY: the handle owns the page, which is large and aligned enough for a pointer.
         unsafe { page.0.cast::<Option<Page>>().write(self.first.take()) };
         self.first = Some(page);
         self.len += 1;
     }
 
+    /// Removes a page and returns it.
     pub(super) fn pop(&mut self) -> Option<Page> {
         let page = self.first.take()?;
-        // SAFETY: `push` wrote the link, and nobody else could write to the page since. It is read once: from here on
-        // the page's content means nothing.
+        // SAFETY: `push` wrote the link, and only this list could write to the page since. The link
+        // is read once: from here on the contents of the page have no meaning.
         self.first = unsafe { page.0.cast::<Option<Page>>().read() };
         self.len -= 1;
         Some(page)
     }
 }
 
-/// What a node is.
+/// The kind of a node.
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -136,79 +152,85 @@ enum Kind {
     Inner,
 }
 
-/// The beginning of every node.
+/// The first word of every node.
 #[repr(C)]
 pub(super) struct Head {
-    /// Set when the page becomes a node, and never after.
+    /// Set when the page becomes a node, and never changed.
     kind: Kind,
-    /// How many entries there are.
+    /// The number of entries.
     pub(super) len: u16,
-    /// In a leaf, where the last insert went ...
-    last: u16,
-    /// ... and how many inserts in a row went next to the one before them.
-    run: u16,
+    /// In a leaf, the index of the last insert.
+    last_insert: u16,
+    /// In a leaf, the number of consecutive inserts that each went next to the one before.
+    sequential: u16,
 }
 
-/// Owns a page that holds a valid [`Leaf`] or [`Inner`], whichever its head says.
+/// Owns a page that holds a valid [`Leaf`] or [`Inner`], depending on its head.
 #[repr(transparent)]
 pub(super) struct Node<V> {
     page: NonNull<Head>,
     marker: PhantomData<V>,
 }
 
-// SAFETY: a node owns its page, its VMAs and its children as a `Box` would, and shares nothing with another node.
+// SAFETY: a node owns its page, its VMAs and its children as a `Box` would, and shares nothing with
+// another node.
 unsafe impl<V: Send> Send for Node<V> {}
-// SAFETY: a shared node gives out shared references only, and has no interior mutability of its own.
+// SAFETY: a shared node gives shared references only, and has no interior mutability.
 unsafe impl<V: Sync> Sync for Node<V> {}
 
-/// A node, to read.
+/// A node for reading.
 pub(super) enum NodeRef<'a, V> {
     Leaf(&'a Leaf<V>),
     Inner(&'a Inner<V>),
 }
 
-/// A node, to change.
+/// A node for changing.
 pub(super) enum NodeMut<'a, V> {
     Leaf(&'a mut Leaf<V>),
     Inner(&'a mut Inner<V>),
 }
 
 impl<V: Interval> Node<V> {
+    /// Returns the head.
     #[inline]
     fn head(&self) -> &Head {
-        // SAFETY: `Leaf` and `Inner` both begin with a `Head`, the page holds one of them, and `self` is borrowed for as
-        // long as the reference lives.
+        // SAFETY: `Leaf` and `Inner` both begin with a `Head`, the page holds one of them, and
+        // `self` is borrowed for as long as the reference lives.
         unsafe { self.page.as_ref() }
     }
 
+    /// Returns the node for reading.
     #[inline]
     pub(super) fn get(&self) -> NodeRef<'_, V> {
         match self.head().kind {
-            // SAFETY: the head says that the page holds a `Leaf`, and `self`, its only owner, stays borrowed.
+            // SAFETY: by the head the page holds a `Leaf`, and `self`, its only owner, stays
+            // borrowed.
             Kind::Leaf => NodeRef::Leaf(unsafe { self.page.cast().as_ref() }),
-            // SAFETY: as above, for an `Inner`.
+            // SAFETY: by the head the page holds an `Inner`, and `self`, its only owner, stays
+            // borrowed.
             Kind::Inner => NodeRef::Inner(unsafe { self.page.cast().as_ref() }),
         }
     }
 
+    /// Returns the node for changing.
     #[inline]
     pub(super) fn get_mut(&mut self) -> NodeMut<'_, V> {
         match self.head().kind {
-            // SAFETY: the head says that the page holds a `Leaf`; `self`, its only owner, stays borrowed mutably, and the
-            // reference to the head is gone.
+            // SAFETY: by the head the page holds a `Leaf`. `self`, its only owner, stays borrowed
+            // mutably, and the reference to the head is gone.
             Kind::Leaf => NodeMut::Leaf(unsafe { self.page.cast().as_mut() }),
-            // SAFETY: as above, for an `Inner`.
+            // SAFETY: by the head the page holds an `Inner`; the rest as for a `Leaf`.
             Kind::Inner => NodeMut::Inner(unsafe { self.page.cast().as_mut() }),
         }
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     #[inline]
     pub(super) fn len(&self) -> usize {
         usize::from(self.head().len)
     }
 
-    /// How many entries there can be.
+    /// Returns the most entries that fit.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         match self.head().kind {
@@ -217,7 +239,7 @@ impl<V: Interval> Node<V> {
         }
     }
 
-    /// What the VMAs below it span; `None` if there are none.
+    /// Returns the span of the VMAs below the node; `None` if there are none.
     pub(super) fn extent(&self) -> Option<Extent> {
         match self.get() {
             NodeRef::Leaf(leaf) => leaf.extent(),
@@ -225,7 +247,7 @@ impl<V: Interval> Node<V> {
         }
     }
 
-    /// The largest free stretch between two VMAs below it.
+    /// Returns the length of the largest gap between two VMAs below the node.
     pub(super) fn largest_gap(&self) -> u64 {
         match self.get() {
             NodeRef::Leaf(leaf) => leaf.largest_gap(),
@@ -233,87 +255,91 @@ impl<V: Interval> Node<V> {
         }
     }
 
-    /// Moves the entries of `right`, the next node of the same level, to the end of this one, where they must have room.
+    /// Moves all entries of `right`, the next node of the same level, to the end of this one, where
+    /// they must fit. Returns the page of `right`.
     pub(super) fn absorb(&mut self, mut right: Node<V>) -> Page {
         match (self.get_mut(), right.get_mut()) {
             (NodeMut::Leaf(left), NodeMut::Leaf(right)) => right.move_tail(0, left),
             (NodeMut::Inner(left), NodeMut::Inner(right)) => right.move_tail(0, left),
-            _ => debug_assert!(false, "a leaf beside an inner node"),
+            _ => debug_assert!(false, "sibling nodes are a leaf and an inner node"),
         }
         right.into_page()
     }
 
-    /// Ends the node's use. Children that it still has are leaked.
+    /// Ends the use of the node and returns its page. Leaks the children that it still has.
     pub(super) fn into_page(self) -> Page {
         Page(self.page.cast())
     }
 }
 
-/// Sorted addresses of a node. The room behind them holds the largest address there is.
+/// The sorted addresses of a node. The unused slots behind them hold [`Sorted::NONE`].
 #[derive(Clone, Copy)]
 pub(super) struct Sorted<'a> {
-    room: &'a [u64],
+    slots: &'a [u64],
     len: usize,
 }
 
 impl<'a> Sorted<'a> {
-    /// What stands in the room behind the addresses.
+    /// The value of unused slots, which no search address exceeds.
     pub(super) const NONE: u64 = u64::MAX;
 
+    /// Returns the first `len` of `slots` as sorted addresses.
     #[inline]
-    pub(super) fn new(room: &'a [u64], len: usize) -> Self {
-        Sorted { room, len }
+    pub(super) fn new(slots: &'a [u64], len: usize) -> Self {
+        Sorted { slots, len }
     }
 
     /// Returns the addresses.
     #[inline]
     pub(super) fn as_slice(self) -> &'a [u64] {
-        &self.room[..self.len]
+        &self.slots[..self.len]
     }
 
-    /// Returns how many of the addresses are `addr` or less.
+    /// Returns how many of the addresses are at most `addr`.
     ///
-    /// One look at the first address of each cache line, then a count within one line. No load
-    /// waits for another, so the lines of a cold node arrive together: a lookup takes two thirds of
-    /// what it takes with a binary search, which waits three times.
+    /// Reads the first address of each cache line, and then counts within one line. No load waits
+    /// for another, so the cache lines of a cold node arrive in parallel: a lookup takes two thirds
+    /// of the time of a binary search, which waits three times.
     #[inline]
     pub(super) fn count_up_to(self, addr: u64) -> usize {
         let count = |some: &[u64; 7]| some.iter().filter(|&&other| other <= addr).count();
-        // Lines begin with every eighth address from the seventh on, because a node begins with a head of one word.
+        // Cache lines begin with every eighth address from the seventh on, because the head of a
+        // node is one word.
         let skipped = 8 * self.as_slice().chunks_exact(8).filter(|chunk| chunk[7] <= addr).count();
-        let rest = &self.room[skipped..];
-        // Only at the end of a full node there are fewer.
+        let rest = &self.slots[skipped..];
+        // Fewer than seven slots are left only at the end of a full node.
         let in_line = rest.first_chunk().map_or_else(|| rest.iter().filter(|&&other| other <= addr).count(), count);
-        // The last of all addresses is no less than what stands behind the addresses.
+        // An `addr` of `u64::MAX` also counts unused slots.
         (skipped + in_line).min(self.len)
     }
 }
 
 #[cfg(test)]
 impl Sorted<'_> {
-    /// Whether the room behind the addresses holds what it should.
-    pub(super) fn is_clear_behind(self) -> bool {
-        self.room[self.len..].iter().all(|addr| *addr == Self::NONE)
+    /// Returns true if all unused slots hold [`Sorted::NONE`].
+    pub(super) fn is_tail_clear(self) -> bool {
+        self.slots[self.len..].iter().all(|addr| *addr == Self::NONE)
     }
 }
 
-/// What the VMAs of a subtree span.
+/// The span of the VMAs of a subtree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extent {
-    /// The start of the first one.
+    /// The start of the first VMA.
     pub(super) start: u64,
-    /// The reserved start of the first one.
+    /// The reserved start of the first VMA ([`Interval::reserved_start`]).
     pub(super) reserved: u64,
-    /// The end of the last one.
+    /// The end of the last VMA.
     pub(super) end: u64,
 }
 
-/// The free stretch between a VMA that ends at `end` and the next one, which wants all from `reserved` on.
+/// Returns the gap between a VMA that ends at `end` and the next one, which reserves addresses from
+/// `reserved` on.
 ///
-/// A reservation may reach into the VMA before it (somebody mapped something inside the guard gap of a stack). It then
-/// protects nothing: the stack cannot grow past that VMA anyway.
+/// A reservation may reach into the VMA before it, if a program mapped memory inside the guard gap
+/// of a stack. The gap is empty then: the stack can't grow past that VMA anyway.
 #[inline]
-pub(super) fn stretch(end: u64, reserved: u64) -> VirtRange {
+pub(super) fn gap_between(end: u64, reserved: u64) -> VirtRange {
     VirtRange { start: end, end: reserved.max(end) }
 }
 
@@ -321,53 +347,58 @@ pub(super) fn stretch(end: u64, reserved: u64) -> VirtRange {
 #[repr(C)]
 pub(super) struct Leaf<V> {
     head: Head,
-    /// [`CAPACITY`](Leaf::CAPACITY) starts, all initialised, and then as many VMAs, of which the
-    /// first `head.len` are.
-    body: [MaybeUninit<u64>; BODY],
+    /// [`CAPACITY`](Leaf::CAPACITY) starts, all initialised, followed by as many VMAs, of which the
+    /// first `head.len` are initialised.
+    body: [MaybeUninit<u64>; BODY_WORDS],
     marker: PhantomData<V>,
 }
 
-/// The two arrays of a leaf, up to their capacity.
+/// The two arrays of a leaf, with their unused slots: starts and VMAs.
 type Columns<'a, V> = (&'a mut [MaybeUninit<u64>], &'a mut [MaybeUninit<V>]);
 
 impl<V: Interval> Leaf<V> {
-    /// How many VMAs a leaf holds at most: 56 of 64 bytes.
-    pub(super) const CAPACITY: usize = BODY * 8 / (8 + size_of::<V>());
+    /// The most VMAs of a leaf: 56, if a VMA has 64 bytes.
+    pub(super) const CAPACITY: usize = BODY_WORDS * 8 / (8 + size_of::<V>());
 
-    /// What the casts below rely on, checked when the tree is compiled.
+    /// The layout that the casts below rely on, checked at compile time.
     const LAYOUT: () = {
         assert!(size_of::<V>() <= 64, "a VMA is 64 bytes at most");
-        assert!(align_of::<V>() <= align_of::<u64>(), "the VMAs of a leaf follow an array of u64");
+        assert!(
+            align_of::<V>() <= align_of::<u64>(),
+            "a VMA is aligned to 8 bytes at most: VMAs follow an array of u64"
+        );
         assert!(size_of::<Leaf<V>>() <= NODE_SIZE && align_of::<Leaf<V>>() <= NODE_SIZE);
     };
 
+    /// Returns the number of VMAs.
     #[inline]
     pub(super) fn len(&self) -> usize {
         usize::from(self.head.len)
     }
 
+    /// Returns true if no further VMA fits.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.len() == Self::CAPACITY
     }
 
-    /// The starts of the VMAs.
+    /// Returns the starts of the VMAs.
     #[inline]
     pub(super) fn starts(&self) -> Sorted<'_> {
-        // SAFETY: so many words are starts, initialised (see `body`).
+        // SAFETY: the first `CAPACITY` words are starts, all initialised (see `body`).
         Sorted::new(unsafe { self.body[..Self::CAPACITY].assume_init_ref() }, self.len())
     }
 
-    /// The VMAs.
+    /// Returns the VMAs.
     #[inline]
     pub(super) fn vmas(&self) -> &[V] {
         let vmas = self.body[Self::CAPACITY..].as_ptr().cast::<V>();
-        // SAFETY: `LAYOUT` and `CAPACITY` make room for that many, aligned, behind the starts; the first `len` are
-        // initialised (see `body`); and they are borrowed with `self`.
+        // SAFETY: `LAYOUT` and `CAPACITY` leave room for that many VMAs, aligned, behind the
+        // starts. The first `len` are initialised (see `body`), and they are borrowed with `self`.
         unsafe { core::slice::from_raw_parts(vmas, self.len()) }
     }
 
-    /// The VMAs, to change what is not their range.
+    /// Returns the VMAs for changing anything but their ranges.
     pub(super) fn vmas_mut(&mut self) -> &mut [V] {
         let len = self.len();
         let (_, vmas) = self.columns();
@@ -375,32 +406,37 @@ impl<V: Interval> Leaf<V> {
         unsafe { vmas[..len].assume_init_mut() }
     }
 
-    /// The first VMA that ends above `addr`; how many there are if none does.
+    /// Returns the index of the first VMA that ends above `addr`; the number of VMAs if there is
+    /// none.
     #[inline(always)]
     pub(super) fn first_above(&self, addr: u64) -> usize {
         let i = self.starts().count_up_to(addr);
-        // All VMAs up to here start at or below `addr`: only the last of them can reach above it.
+        // All VMAs up to here start at or below `addr`, so only the last of them can end above it.
         let reaches = |before: &usize| self.vmas().get(*before).is_some_and(|vma| vma.range().end > addr);
         i.checked_sub(1).filter(reaches).unwrap_or(i)
     }
 
-    /// The VMA that starts at `start`, and its place.
+    /// Returns the VMA that starts at `start`, with its index.
     pub(super) fn starting_at(&self, start: u64) -> Option<(usize, V)> {
         let i = self.first_above(start);
         let vma = self.vmas().get(i)?;
         (vma.range().start == start).then_some((i, *vma))
     }
 
-    /// Where the VMA before VMA `i` ends, and where VMA `next` starts.
-    pub(super) fn bounds(&self, i: usize, next: usize, above: &Above) -> (u64, u64) {
-        let floor = i.checked_sub(1).and_then(|i| self.vmas().get(i)).map_or(above.floor, |vma| vma.range().end);
-        (floor, self.starts().as_slice().get(next).copied().unwrap_or(above.ceiling))
+    /// Returns the space for a VMA in place of the VMAs from `i` to `next - 1`: from the end of the
+    /// VMA before to the start of VMA `next`.
+    pub(super) fn space_for(&self, i: usize, next: usize, context: &NodeContext) -> VirtRange {
+        let start = i.checked_sub(1).and_then(|i| self.vmas().get(i)).map_or(context.floor, |vma| vma.range().end);
+        let end = self.starts().as_slice().get(next).copied().unwrap_or(context.ceiling);
+        VirtRange { start, end }
     }
 
+    /// Returns the two arrays for changing them.
     #[inline]
     fn columns(&mut self) -> Columns<'_, V> {
         let (starts, vmas) = self.body.split_at_mut(Self::CAPACITY);
-        // SAFETY: as in `vmas`; and `MaybeUninit` needs no initialisation. The two halves do not overlap.
+        // SAFETY: as in `vmas`, and `MaybeUninit` needs no initialisation. The two halves do not
+        // overlap.
         let vmas = unsafe { core::slice::from_raw_parts_mut(vmas.as_mut_ptr().cast(), Self::CAPACITY) };
         (starts, vmas)
     }
@@ -412,24 +448,27 @@ impl<V: Interval> Leaf<V> {
         vmas[i] = MaybeUninit::new(vma);
     }
 
-    /// Puts a VMA before VMA `i`. The leaf must not be full.
+    /// Inserts a VMA before VMA `i`. The leaf must not be full.
     pub(super) fn insert(&mut self, i: usize, vma: V) {
         let len = self.len();
         let (starts, vmas) = self.columns();
         starts.copy_within(i..len, i + 1);
         vmas.copy_within(i..len, i + 1);
         self.set(i, vma);
-        self.head.run = if self.head.last.abs_diff(i as u16) <= 1 { self.head.run.saturating_add(1) } else { 0 };
-        self.head.last = i as u16;
+        self.head.sequential =
+            if self.head.last_insert.abs_diff(i as u16) <= 1 { self.head.sequential.saturating_add(1) } else { 0 };
+        self.head.last_insert = i as u16;
         self.head.len += 1;
     }
 
-    /// Puts a VMA before VMA `i` of a leaf that is full, and returns the new leaf to the right of this one.
+    /// Inserts a VMA before VMA `i` of a full leaf, which is split. Returns the new leaf, the right
+    /// sibling of this one, which uses `page`.
     ///
-    /// Where the inserts arrive side by side (`mmap` places each below the one before), more are to come: it splits there,
-    /// which leaves a full leaf behind where a split in the middle would leave a half-empty one.
+    /// After adjacent inserts (`mmap` places each VMA below the one before) the leaf is split where
+    /// this one goes, because more will follow there. That leaves a full leaf behind where a split
+    /// in the middle would leave a half-empty one.
     pub(super) fn insert_full(&mut self, i: usize, vma: V, page: Page) -> Node<V> {
-        let at = if self.head.run >= RUN { i } else { self.len() / 2 };
+        let at = if self.head.sequential >= SEQUENTIAL_INSERTS { i } else { self.len() / 2 };
         let mut node = page.into_leaf();
         if let NodeMut::Leaf(right) = node.get_mut() {
             self.move_tail(at, right);
@@ -441,7 +480,7 @@ impl<V: Interval> Leaf<V> {
         node
     }
 
-    /// Takes VMA `i` out.
+    /// Removes VMA `i`.
     pub(super) fn remove(&mut self, i: usize) {
         let len = self.len();
         let (starts, vmas) = self.columns();
@@ -449,7 +488,7 @@ impl<V: Interval> Leaf<V> {
         vmas.copy_within(i + 1..len, i);
         starts[len - 1] = MaybeUninit::new(Sorted::NONE);
         self.head.len -= 1;
-        self.head.run = 0;
+        self.head.sequential = 0;
     }
 
     /// Moves the VMAs from `at` on to the end of `to`.
@@ -464,30 +503,32 @@ impl<V: Interval> Leaf<V> {
         self.head.len = at as u16;
     }
 
+    /// Returns the span of the VMAs; `None` if there are none.
     fn extent(&self) -> Option<Extent> {
         let (first, last) = (self.vmas().first()?, self.vmas().last()?);
         Some(Extent { start: first.range().start, reserved: reserved(first), end: last.range().end })
     }
 
-    /// The free stretch before VMA `i`, if there is a VMA before that.
+    /// Returns the gap between VMA `i - 1` and VMA `i`; `None` if either does not exist.
     #[inline]
-    pub(super) fn stretch(&self, i: usize) -> Option<VirtRange> {
+    pub(super) fn gap_before(&self, i: usize) -> Option<VirtRange> {
         let vmas = self.vmas();
-        Some(stretch(vmas.get(i.checked_sub(1)?)?.range().end, reserved(vmas.get(i)?)))
+        Some(gap_between(vmas.get(i.checked_sub(1)?)?.range().end, reserved(vmas.get(i)?)))
     }
 
-    /// The larger of the free stretches on both sides of VMA `i`.
-    pub(super) fn around(&self, i: usize) -> u64 {
-        self.stretch(i).map_or(0, |s| s.len()).max(self.stretch(i + 1).map_or(0, |s| s.len()))
+    /// Returns the length of the larger of the gaps next to VMA `i`.
+    pub(super) fn gap_around(&self, i: usize) -> u64 {
+        self.gap_before(i).map_or(0, |s| s.len()).max(self.gap_before(i + 1).map_or(0, |s| s.len()))
     }
 
+    /// Returns the length of the largest gap between two VMAs of this leaf.
     #[cold]
     pub(super) fn largest_gap(&self) -> u64 {
-        self.vmas().windows(2).map(|w| stretch(w[0].range().end, reserved(&w[1])).len()).max().unwrap_or(0)
+        self.vmas().windows(2).map(|w| gap_between(w[0].range().end, reserved(&w[1])).len()).max().unwrap_or(0)
     }
 }
 
-/// What a VMA reserves; never above its start, whatever the VMA says.
+/// Returns the reserved start of a VMA; its start if the VMA reports a higher one.
 #[inline]
 fn reserved<V: Interval>(vma: &V) -> u64 {
     vma.reserved_start().min(vma.range().start)

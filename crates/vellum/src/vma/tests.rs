@@ -1,4 +1,5 @@
-//! The tree against a `BTreeMap`, gap searches against brute force, and the promise of `reserve` against an adversary.
+//! Compares the VMA tree with a `BTreeMap` and gap searches with a linear search, and attacks what
+//! `reserve` guarantees.
 
 extern crate std;
 
@@ -14,7 +15,7 @@ use super::node::{Extent, NODE_SIZE, Node, NodeRef, Page};
 use super::tree::{Interval, NodeMemory, VmaTree};
 use crate::addr::VirtRange;
 
-/// As large as a VMA may be, so that trees get deep soon.
+/// A VMA of the largest size that the tree permits, so that few VMAs make a deep tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Seg {
     start: u64,
@@ -37,7 +38,7 @@ fn seg(start: u64, len: u64) -> Seg {
     Seg { start, end: start + len, guard: 0, tag: [start; 5] }
 }
 
-/// Memory that knows what it has given away, and can run out.
+/// A source of pages that records which pages are in use, and can run out.
 struct Memory {
     live: RefCell<BTreeSet<usize>>,
     left: Cell<usize>,
@@ -58,21 +59,22 @@ impl Memory {
     }
 }
 
-// SAFETY: pages of the global allocator, each given away once (`live`).
+// SAFETY: pages of the global allocator, each of them in use once (`live`).
 unsafe impl NodeMemory for Memory {
     fn alloc(&self) -> Option<NonNull<u8>> {
         self.left.set(self.left.get().checked_sub(1)?);
         // SAFETY: the size is not zero.
         let page = NonNull::new(unsafe { alloc(Self::PAGE) })?;
-        // SAFETY: it was just allocated, with that size.
+        // SAFETY: the page was just allocated, with that size.
         unsafe { page.write_bytes(0xa5, NODE_SIZE) };
         assert!(self.live.borrow_mut().insert(page.as_ptr().addr()));
         Some(page)
     }
 
     unsafe fn free(&self, page: NonNull<u8>) {
-        assert!(self.live.borrow_mut().remove(&page.as_ptr().addr()), "not ours");
-        // SAFETY: it is ours (asserted) and nobody uses it any more (the caller).
+        assert!(self.live.borrow_mut().remove(&page.as_ptr().addr()), "freed a page that is not in use");
+        // SAFETY: the page came from `alloc` (asserted), and the caller guarantees that no
+        // reference to it is left.
         unsafe {
             page.write_bytes(0x5a, NODE_SIZE);
             dealloc(page.as_ptr(), Self::PAGE);
@@ -80,7 +82,7 @@ unsafe impl NodeMemory for Memory {
     }
 }
 
-/// xorshift64*.
+/// A pseudo-random number generator: xorshift64*.
 struct Rng(u64);
 
 impl Rng {
@@ -92,13 +94,13 @@ impl Rng {
     }
 }
 
-/// Fewer rounds where each takes long.
+/// Returns a smaller number of rounds under Miri, where each takes long.
 fn rounds(n: u64) -> u64 {
     if cfg!(miri) { n / 2000 + 1 } else { n }
 }
 
 fn new() -> VmaTree<Seg> {
-    // SAFETY: each test has one `Memory`.
+    // SAFETY: each test uses one `Memory` with its tree.
     unsafe { VmaTree::new() }
 }
 
@@ -107,7 +109,8 @@ fn add(tree: &mut VmaTree<Seg>, mem: &Memory, seg: Seg) {
     tree.insert(seg).unwrap();
 }
 
-/// Walks the whole structure, compares every summary with what it summarises, and returns the VMAs.
+/// Checks the whole structure, compares every summary with what it summarises, and returns the
+/// VMAs.
 fn check(tree: &VmaTree<Seg>, mem: &Memory) -> Vec<Seg> {
     fn walk(node: &Node<Seg>, level: usize, nodes: &mut usize, out: &mut Vec<Seg>) -> (Extent, u64) {
         assert!(node.len() > 0 && node.len() <= node.capacity());
@@ -115,20 +118,20 @@ fn check(tree: &VmaTree<Seg>, mem: &Memory) -> Vec<Seg> {
         let from = out.len();
         match node.get() {
             NodeRef::Leaf(leaf) => {
-                assert_eq!(level, 1, "a leaf on another level");
+                assert_eq!(level, 1, "a leaf is not on level 1");
                 out.extend(leaf.vmas());
-                assert!(leaf.starts().is_clear_behind());
+                assert!(leaf.starts().is_tail_clear());
                 assert!(leaf.starts().as_slice().iter().eq(leaf.vmas().iter().map(|seg| &seg.start)));
             }
             NodeRef::Inner(inner) => {
-                assert!(inner.starts().is_clear_behind() && inner.ends().is_clear_behind());
+                assert!(inner.starts().is_tail_clear() && inner.ends().is_tail_clear());
                 let (starts, ends) = (inner.starts().as_slice(), inner.ends().as_slice());
                 for i in 0..inner.len() {
                     let (extent, gap) = walk(inner.child(i).unwrap(), level - 1, nodes, out);
                     assert_eq!((starts[i], ends[i]), (extent.start, extent.end));
                     assert_eq!(inner.gaps()[i], gap);
                 }
-                assert!(inner.child(inner.len()).is_none(), "a child too many");
+                assert!(inner.child(inner.len()).is_none(), "an inner node has a child beyond its length");
             }
         }
         let vmas = &out[from..];
@@ -142,17 +145,17 @@ fn check(tree: &VmaTree<Seg>, mem: &Memory) -> Vec<Seg> {
     match tree.root() {
         Some(root) => {
             walk(root, tree.depth(), &mut nodes, &mut out);
-            assert!(root.len() > 1 || tree.depth() == 1, "a root for nothing");
+            assert!(root.len() > 1 || tree.depth() == 1, "the root is an inner node with one child");
         }
         None => assert_eq!(tree.depth(), 0),
     }
     assert!(out.windows(2).all(|w| w[0].end <= w[1].start));
     assert_eq!((out.len(), nodes, nodes + tree.spares()), (tree.len(), tree.nodes(), mem.live()));
-    assert!(tree.spares() >= tree.needed(tree.promised));
+    assert!(tree.spares() >= tree.pages_needed(tree.reserved_inserts));
     out
 }
 
-/// The definition of `find_gap`, one stretch after the other.
+/// Returns what `find_gap` should, from a linear search over all gaps.
 fn find_gap_slowly(vmas: &[Seg], len: u64, shift: u32, window: VirtRange, direction: Direction) -> Option<u64> {
     let starts = vmas.iter().map(|seg| seg.reserved_start()).chain([u64::MAX]);
     let ends = [0].into_iter().chain(vmas.iter().map(|seg| seg.end));
@@ -190,8 +193,8 @@ fn compare_lookups(tree: &VmaTree<Seg>, vmas: &[Seg], addr: u64) {
     assert!(tree.iter_from(addr).take(200).eq(vmas[next..].iter().take(200)));
 }
 
-/// What random operations do to a tree and its model.
-struct Duel {
+/// A tree and its model, both changed by the same random operations.
+struct Differential {
     mem: Memory,
     tree: VmaTree<Seg>,
     model: BTreeMap<u64, Seg>,
@@ -199,12 +202,12 @@ struct Duel {
     rng: Rng,
 }
 
-impl Duel {
-    fn new(space: u64, seed: u64) -> Duel {
-        Duel { mem: Memory::new(), tree: new(), model: BTreeMap::new(), space, rng: Rng(seed) }
+impl Differential {
+    fn new(space: u64, seed: u64) -> Differential {
+        Differential { mem: Memory::new(), tree: new(), model: BTreeMap::new(), space, rng: Rng(seed) }
     }
 
-    /// What bounds a VMA that starts at `start`: the end of the one before it and the start of the one after it.
+    /// Returns the end of the VMA before `start`, and the start of the VMA behind it.
     fn bounds(&self, start: u64) -> (u64, u64) {
         let floor = self.model.range(..start).next_back().map_or(0, |(_, seg)| seg.end);
         (floor, self.model.range(start + 1..).next().map_or(self.space, |(&next, _)| next))
@@ -244,7 +247,7 @@ impl Duel {
         self.model.insert(seg.start, seg);
     }
 
-    /// Leaf by leaf; each VMA of a range once.
+    /// Changes the VMAs of a range leaf by leaf, and checks that each is changed once.
     fn change(&mut self) {
         let start = self.rng.below(self.space);
         let (range, tag) = (VirtRange { start, end: start + self.rng.below(self.space / 4) }, self.rng.0);
@@ -272,63 +275,64 @@ impl Duel {
 }
 
 #[test]
-fn agrees_with_a_model() {
+fn random_operations_match_a_btreemap() {
     for (seed, space, steps) in [(1, 1 << 12, 40_000), (2, 1 << 17, 80_000), (3, 1 << 24, 160_000)] {
-        let mut duel = Duel::new(space, seed);
-        // Grows, stays as it is, shrinks to nothing: out of ten operations, how many insert and how many remove.
+        let mut test = Differential::new(space, seed);
+        // The tree grows, keeps its size, and shrinks to nothing: inserts and removals out of ten
+        // operations.
         for (inserts, removes) in [(8, 1), (4, 4), (1, 8), (0, 10)] {
             for step in 0..rounds(steps) {
-                match duel.rng.below(10) {
-                    dice if dice < inserts => duel.insert(),
-                    dice if dice < inserts + removes => duel.remove(),
-                    _ if step % 2 == 0 => duel.change(),
-                    _ => duel.update(),
+                match test.rng.below(10) {
+                    dice if dice < inserts => test.insert(),
+                    dice if dice < inserts + removes => test.remove(),
+                    _ if step % 2 == 0 => test.change(),
+                    _ => test.update(),
                 }
-                if step % (1 + duel.model.len() as u64 / 4) == 0 {
-                    duel.check();
+                if step % (1 + test.model.len() as u64 / 4) == 0 {
+                    test.check();
                 }
             }
-            duel.check();
+            test.check();
         }
-        while !duel.model.is_empty() {
-            duel.remove();
+        while !test.model.is_empty() {
+            test.remove();
         }
-        assert_eq!((duel.tree.nodes(), duel.tree.depth()), (0, 0));
-        duel.tree.trim(&duel.mem);
-        assert_eq!(duel.mem.live(), 0);
+        assert_eq!((test.tree.nodes(), test.tree.depth()), (0, 0));
+        test.tree.trim(&test.mem);
+        assert_eq!(test.mem.live(), 0);
     }
 }
 
-/// Address by address in a space of 300: what is free by definition, and what can be found.
+/// Checks each address of a space of 300: which are free, and which `find_gap` returns.
 #[test]
-fn finds_gaps_by_definition() {
+fn gap_search_matches_a_linear_search() {
     const SPACE: u64 = 300;
     for seed in 1..rounds(500) {
-        let mut duel = Duel::new(SPACE, seed);
-        for _ in 0..duel.rng.below(100) {
-            duel.insert();
+        let mut test = Differential::new(SPACE, seed);
+        for _ in 0..test.rng.below(100) {
+            test.insert();
         }
-        let vmas: Vec<Seg> = duel.model.values().copied().collect();
+        let vmas: Vec<Seg> = test.model.values().copied().collect();
         let free = |addr: u64| {
             let next = vmas.iter().find(|seg| seg.end > addr);
             next.is_none_or(|seg| addr < seg.start.saturating_sub(seg.guard))
         };
         for _ in 0..20 {
-            let (len, align) = (1 + duel.rng.below(12), 1 << duel.rng.below(4));
-            let (start, end) = (duel.rng.below(SPACE), duel.rng.below(SPACE));
+            let (len, align) = (1 + test.rng.below(12), 1 << test.rng.below(4));
+            let (start, end) = (test.rng.below(SPACE), test.rng.below(SPACE));
             let mut fits = (start..end).filter(|at| at % align == 0 && at + len <= end && (*at..at + len).all(free));
             let window = VirtRange { start: start.min(end), end };
             let shift = u64::trailing_zeros(align);
-            let found = |direction| duel.tree.find_gap(len, shift, window, direction);
+            let found = |direction| test.tree.find_gap(len, shift, window, direction);
             assert_eq!(found(Direction::BottomUp), fits.clone().next());
             assert_eq!(found(Direction::TopDown), fits.next_back());
         }
-        duel.tree.clear(&duel.mem);
+        test.tree.clear(&test.mem);
     }
 }
 
 #[test]
-fn survives_the_ends_of_the_address_space() {
+fn vmas_may_touch_both_ends_of_the_address_space() {
     let (mem, mut tree) = (Memory::new(), new());
     let all = VirtRange { start: 0, end: u64::MAX };
     assert_eq!(tree.find_gap(u64::MAX, 0, all, Direction::TopDown), Some(0));
@@ -348,11 +352,12 @@ fn survives_the_ends_of_the_address_space() {
     assert_eq!(mem.live(), 0);
 }
 
-/// 65,536 VMAs, in the orders that matter: the leaves of sequential ones are full.
+/// 65,536 VMAs, inserted in ascending, descending and scattered order. Adjacent inserts fill
+/// leaves.
 #[test]
-fn holds_many_vmas() {
+fn adjacent_inserts_fill_leaves_and_sparse_nodes_merge() {
     const MANY: u64 = if cfg!(miri) { 512 } else { 65_536 };
-    // Up, down and scattered: (a + b * i) % MANY.
+    // Ascending, descending and scattered: (a + b * i) % MANY.
     for (a, b, per_leaf) in [(0, 1, 50), (MANY - 1, MANY - 1, 50), (0, 40_503, 30)] {
         let order = |i| (a + b * i) % MANY;
         let (mem, mut tree) = (Memory::new(), new());
@@ -373,26 +378,37 @@ fn holds_many_vmas() {
     }
 }
 
-/// How many full nodes an insert splits where that is the most, whether that goes on above `node`, and a free place there.
-fn most_expensive(node: &Node<Seg>) -> (u32, bool, u64) {
+/// The cost of an insert, ordered by the number of splits first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct InsertCost {
+    /// The number of full nodes that the insert splits.
+    splits: u32,
+    /// Whether the node itself is among them.
+    splits_node: bool,
+    /// A free address for the insert.
+    addr: u64,
+}
+
+/// Returns the most expensive insert below `node`.
+fn most_expensive(node: &Node<Seg>) -> InsertCost {
     match node.get() {
         NodeRef::Leaf(leaf) => {
-            let widest = (1..leaf.len()).filter_map(|i| leaf.stretch(i)).max_by_key(VirtRange::len);
-            let place = widest.map_or(leaf.vmas()[0].end + (1 << 20), |free| free.start + free.len() / 2);
-            (leaf.is_full().into(), leaf.is_full(), place)
+            let widest = (1..leaf.len()).filter_map(|i| leaf.gap_before(i)).max_by_key(VirtRange::len);
+            let addr = widest.map_or(leaf.vmas()[0].end + (1 << 20), |free| free.start + free.len() / 2);
+            InsertCost { splits: leaf.is_full().into(), splits_node: leaf.is_full(), addr }
         }
         NodeRef::Inner(inner) => {
             let children = (0..inner.len()).map(|i| most_expensive(inner.child(i).unwrap()));
-            let (splits, rising, place) = children.max().unwrap();
-            let rising = rising && inner.is_full();
-            (splits + u32::from(rising), rising, place)
+            let InsertCost { splits, splits_node, addr } = children.max().unwrap();
+            let splits_node = splits_node && inner.is_full();
+            InsertCost { splits: splits + u32::from(splits_node), splits_node, addr }
         }
     }
 }
 
-/// Inserts where it costs the most, with removals in between, and no memory left: all that was promised must fit.
+/// Inserts where it costs the most pages, with removals in between, while no memory is left.
 #[test]
-fn keeps_what_it_promised() {
+fn reserved_inserts_never_fail() {
     const STEP: u64 = 1 << 32;
     for round in 0..rounds(1_000) {
         let (mut rng, mem, mut tree) = (Rng(round + 1), Memory::new(), new());
@@ -405,17 +421,17 @@ fn keeps_what_it_promised() {
         mem.left.set(0);
         for _ in 0..inserts {
             while rng.below(3) == 0 && !starts.is_empty() {
-                // A stretch of VMAs goes away, and with it leaves and levels.
+                // Removes adjacent VMAs, and with them leaves and levels.
                 let from = *starts.range(rng.below(vmas * STEP)..).next().or(starts.first()).unwrap();
                 let most = [1, 50, 3_000][rng.below(3) as usize];
-                let gone: Vec<u64> = starts.range(from..).take(rng.below(most) as usize + 1).copied().collect();
-                for start in gone {
+                let removed: Vec<u64> = starts.range(from..).take(rng.below(most) as usize + 1).copied().collect();
+                for start in removed {
                     assert!(tree.remove(&mem, start).is_some() && starts.remove(&start));
                 }
-                assert!(tree.spares() >= tree.needed(tree.promised));
+                assert!(tree.spares() >= tree.pages_needed(tree.reserved_inserts));
             }
-            let at = tree.root().map_or(STEP, |root| most_expensive(root).2);
-            tree.insert(seg(at, 1)).expect("a promise broken");
+            let at = tree.root().map_or(STEP, |root| most_expensive(root).addr);
+            tree.insert(seg(at, 1)).expect("a reserved insert failed");
             starts.insert(at);
         }
         assert!(check(&tree, &mem).iter().map(|seg| seg.start).eq(starts));
@@ -425,35 +441,35 @@ fn keeps_what_it_promised() {
 }
 
 #[test]
-fn reserves_no_more_than_needed() {
+fn reserve_allocates_no_more_pages_than_needed() {
     let (mem, mut tree) = (Memory::new(), new());
     for i in 0..56 {
         add(&mut tree, &mem, seg(i * 8, 4));
-        assert_eq!(mem.live(), 1, "a page for a leaf that has room");
+        assert_eq!(mem.live(), 1, "one leaf with room for the insert needs one page");
     }
     tree.reserve(&mem, 1).unwrap();
-    assert_eq!(mem.live(), 3, "a leaf and a root");
+    assert_eq!(mem.live(), 3, "a full leaf: reserve adds a leaf and a root");
     tree.reserve(&mem, 1).unwrap();
-    assert_eq!(mem.live(), 3, "they are there already");
+    assert_eq!(mem.live(), 3, "the reserved pages are there already");
     tree.reserve(&mem, 2).unwrap();
-    assert_eq!(mem.live(), 4, "and another leaf");
+    assert_eq!(mem.live(), 4, "a second insert may take another leaf");
     tree.remove(&mem, 0).unwrap();
-    assert_eq!(mem.live(), 4, "a removal keeps the promise");
+    assert_eq!(mem.live(), 4, "a removal keeps the reserved pages");
     tree.trim(&mem);
     assert_eq!((mem.live(), tree.spares()), (1, 0));
     check(&tree, &mem);
     (56..300).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
     let spares = tree.spares();
     tree.remove(&mem, 299 * 8).unwrap();
-    assert!(spares > 0 && tree.spares() == spares, "what waits goes on waiting");
+    assert!(spares > 0 && tree.spares() == spares, "a removal frees no page that was spare before");
     tree.trim(&mem);
     (1..299).for_each(|i| assert!(tree.remove(&mem, i * 8).is_some()));
-    assert_eq!((mem.live(), tree.len()), (0, 0), "nodes go as soon as they are empty");
+    assert_eq!((mem.live(), tree.len()), (0, 0), "an empty node was not freed");
 }
 
-/// Memory runs out at each allocation in turn: nothing is kept, nothing is changed, and it works afterwards.
+/// Lets each allocation fail in turn.
 #[test]
-fn fails_without_a_trace() {
+fn a_failed_reserve_changes_nothing() {
     for vmas in [0, 56, if cfg!(miri) { 57 } else { 56 * 102 }] {
         let (mem, mut tree) = (Memory::new(), new());
         (0..vmas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
@@ -462,7 +478,7 @@ fn fails_without_a_trace() {
         for left in 0.. {
             mem.left.set(left);
             if tree.reserve(&mem, 3).is_ok() {
-                assert_eq!(left, tree.needed(3));
+                assert_eq!(left, tree.pages_needed(3));
                 break;
             }
             assert_eq!((check(&tree, &mem), mem.live()), (before.clone(), live));
@@ -474,10 +490,10 @@ fn fails_without_a_trace() {
     }
 }
 
-/// Without a promise, an insert is refused unless the pages for all nodes that it splits are there.
+/// Without enough reserved pages for all splits, an insert fails.
 #[test]
-fn refuses_half_a_split() {
-    // Leaves and root are full: it takes a leaf, an inner node and a root.
+fn an_insert_without_pages_for_all_its_splits_changes_nothing() {
+    // All leaves and the root are full: an insert takes a leaf, an inner node and a root.
     let vmas = 56 * 102;
     let (mem, mut tree) = (Memory::new(), new());
     (0..vmas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
@@ -495,10 +511,11 @@ fn refuses_half_a_split() {
     assert_eq!(mem.live(), 0);
 }
 
-/// With debug assertions a broken contract panics and without it is refused; either way, nothing has changed.
+/// A contract violation panics with debug assertions, and is refused without.
 #[test]
-fn refuses_what_breaks_the_contract() {
-    // Three levels: neighbours are in the same leaf, in the next one, or below the next inner node.
+fn contract_violations_change_nothing() {
+    // Three levels: a neighbour is in the same leaf, in the next leaf, or below the next inner
+    // node.
     let vmas = if cfg!(miri) { 60 } else { 56 * 110 };
     let (mem, mut tree) = (Memory::new(), new());
     (0..vmas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));

@@ -1,16 +1,19 @@
-//! The VMAs of an address space, in order: a B+tree whose nodes are pages.
+//! The VMA tree: keeps the VMAs of an address space in order, in a B+tree with whole pages as nodes
+//! (Linux: the maple tree).
 //!
 //! Guarantees:
 //!
 //! * VMAs never overlap, and are never empty.
-//! * Looking up, inserting, removing and changing a VMA, and finding a gap, take O(log n): three nodes at 60,000 VMAs.
-//! * Only [`VmaTree::reserve`] asks for memory. What it promised can be inserted whatever happens in between.
-//! * An operation that is refused has changed nothing.
+//! * Lookup, insertion, removal, change and gap search take O(log n): three nodes at 60,000 VMAs.
+//! * Only [`VmaTree::reserve`] allocates memory. Inserts that it has reserved pages for can't fail,
+//!   whatever happens in between.
+//! * An operation that fails has changed nothing (INV-7).
 //!
-//! The mechanism: all VMAs are in leaves. Inner nodes know of each child where its first VMA starts, where its last one
-//! ends, and the largest gap inside of it. Every change is one recursive [`edit`]: down to the leaf, the change there, and
-//! on the way back up the summaries, splits and merges. Nodes own their children ([`Node`]): there are no parent pointers,
-//! and of `unsafe` only the return of a page to where it came from.
+//! All VMAs are in leaves. An inner node stores for each child the start of its first VMA, the end
+//! of its last VMA, and the largest gap inside it. Every change is one recursive [`edit`]: down to
+//! the leaf, the change there, and on the way back the summaries, splits and merges. Nodes own
+//! their children ([`Node`]), so there are no parent pointers. The only `unsafe` operation here is
+//! freeing a page to its source.
 
 mod edit;
 
@@ -19,27 +22,28 @@ use core::iter::FusedIterator;
 
 use super::node::{FANOUT, Leaf, Node, NodeMut, NodeRef, Page, Spares};
 use crate::addr::VirtRange;
-use edit::{Edited, edit, follow};
+use edit::{Edited, edit, updated_gap};
 
 pub use super::node::NodeMemory;
-pub(super) use edit::Above;
+pub(super) use edit::NodeContext;
 
-/// What the tree needs to know of a VMA: a small value that stands for a range of addresses.
+/// A range of addresses that the tree can hold: a VMA, as a small value.
 ///
-/// 64 bytes at most, aligned to 8 at most; more than that does not compile. `range` and `reserved_start` must say the same
-/// whenever they are asked.
+/// At most 64 bytes, aligned to at most 8: larger types do not compile. `range` and
+/// `reserved_start` must return the same whenever they are called.
 pub trait Interval: Copy {
-    /// The addresses it covers; not empty.
+    /// Returns the addresses that the VMA covers; not empty.
     fn range(&self) -> VirtRange;
 
-    /// The lowest address that must stay free for it, at most its start: where the guard gap of a stack begins. It counts
-    /// as far down as the VMA before this one and no further.
+    /// Returns the lowest address that must stay free for this VMA, at most its start: the start of
+    /// a stack's guard gap. The reservation ends at the VMA before this one, if it reaches that far
+    /// down.
     fn reserved_start(&self) -> u64 {
         self.range().start
     }
 }
 
-/// There was no memory for a node.
+/// A node of the VMA tree could not be allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OutOfNodes;
 
@@ -53,93 +57,98 @@ impl core::error::Error for OutOfNodes {}
 
 /// An ordered set of VMAs that do not overlap.
 ///
-/// It takes its nodes from the [`NodeMemory`] that its methods are given. Dropping it leaks them: [`VmaTree::clear`] it
-/// first.
+/// It allocates nodes from the [`NodeMemory`] that its methods are given. Dropping it leaks them:
+/// call [`VmaTree::clear`] first.
 pub struct VmaTree<V: Interval> {
     root: Option<Node<V>>,
-    /// Levels, leaves included.
+    /// The number of levels, leaves included.
     height: usize,
     len: usize,
     pub(super) spares: Spares,
-    /// Pages that it owns, spares included.
+    /// The number of pages that the tree owns, spare ones included.
     pub(super) pages: usize,
-    /// Inserts that were promised and have not come yet.
-    pub(super) promised: usize,
+    /// The number of inserts that were reserved and have not been made yet.
+    pub(super) reserved_inserts: usize,
 }
 
-/// So many inserts are needed at least to make the tree higher once more after it was. A new root has room for as many
-/// less one: it is a leaf with one VMA, or has two children.
-const fn between_growths<V: Interval>() -> usize {
+/// Returns the least number of inserts between two growths of the tree. A new root has room for one
+/// less: it is a leaf with one VMA, or an inner node with two children.
+const fn inserts_between_growths<V: Interval>() -> usize {
     if Leaf::<V>::CAPACITY < FANOUT - 1 { Leaf::<V>::CAPACITY } else { FANOUT - 1 }
 }
 
 impl<V: Interval> VmaTree<V> {
-    /// An empty tree, without any memory.
+    /// Returns an empty tree, which owns no memory.
     ///
     /// # Safety
     ///
-    /// Every `mem` that the methods of this tree are given is the same memory: it takes back what any other one gave.
+    /// The caller passes the same `mem` to all methods of this tree: it takes back what it
+    /// allocated.
     pub const unsafe fn new() -> Self {
-        VmaTree { root: None, height: 0, len: 0, spares: Spares::new(), pages: 0, promised: 0 }
+        VmaTree { root: None, height: 0, len: 0, spares: Spares::new(), pages: 0, reserved_inserts: 0 }
     }
 
-    /// How many VMAs there are.
+    /// Returns the number of VMAs.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no VMA.
+    /// Returns true if the tree holds no VMA.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many nodes a lookup visits.
+    /// Returns the number of nodes that a lookup visits.
     pub fn depth(&self) -> usize {
         self.height
     }
 
-    /// How many pages hold VMAs or nodes.
+    /// Returns the number of pages in use as nodes.
     pub fn nodes(&self) -> usize {
         self.pages - self.spares.len()
     }
 
-    /// How many pages wait for inserts.
+    /// Returns the number of spare pages, kept for later inserts.
     pub fn spares(&self) -> usize {
         self.spares.len()
     }
 
+    /// Returns the root, if the tree has one.
     pub(super) fn root(&self) -> Option<&Node<V>> {
         self.root.as_ref()
     }
 
-    /// The VMA that contains `addr`.
+    /// Returns the VMA that contains `addr`.
     #[inline]
     pub fn find(&self, addr: u64) -> Option<&V> {
         self.find_from(addr).filter(|vma| vma.range().start <= addr)
     }
 
-    /// The first VMA that ends above `addr`: the one that contains it, or else the next.
+    /// Returns the first VMA that ends above `addr`: the one that contains it, or else the next
+    /// (Linux: `find_vma`).
     #[inline]
     pub fn find_from(&self, addr: u64) -> Option<&V> {
-        let (leaf, i) = self.seek(addr)?;
-        leaf.vmas().get(i)
+        let Position { leaf, index } = self.seek(addr)?;
+        leaf.vmas().get(index)
     }
 
-    /// Where the first VMA that ends above `addr` is, if there is one.
+    /// Returns the position of the first VMA that ends above `addr`. If there is none, returns
+    /// `None` or an index behind the last VMA.
     #[inline]
-    fn seek(&self, addr: u64) -> Option<(&Leaf<V>, usize)> {
+    fn seek(&self, addr: u64) -> Option<Position<'_, V>> {
         let mut node = self.root.as_ref()?;
         loop {
             match node.get() {
                 NodeRef::Inner(inner) => node = inner.child(inner.ends().count_up_to(addr))?,
-                NodeRef::Leaf(leaf) => return Some((leaf, leaf.first_above(addr))),
+                NodeRef::Leaf(leaf) => return Some(Position { leaf, index: leaf.first_above(addr) }),
             }
         }
     }
 
-    /// The leaf of the first VMA that ends above `addr`, if there is one.
+    /// Returns, for changing it, the leaf of the first VMA that ends above `addr`. If there is no
+    /// such VMA, returns `None` or a leaf without one.
     fn seek_mut(&mut self, addr: u64) -> Option<&mut Leaf<V>> {
         let mut node = self.root.as_mut()?;
         loop {
@@ -150,10 +159,10 @@ impl<V: Interval> VmaTree<V> {
         }
     }
 
-    /// The last VMA that ends at or below `addr`.
+    /// Returns the last VMA that ends at or below `addr`.
     pub fn prev(&self, addr: u64) -> Option<&V> {
         let mut node = self.root.as_ref()?;
-        // The subtree just before the one that the search is in.
+        // The subtree just before the one that the search has entered.
         let mut before = None;
         loop {
             match node.get() {
@@ -177,18 +186,23 @@ impl<V: Interval> VmaTree<V> {
         }
     }
 
-    /// The VMAs that end above `addr`, in order.
+    /// Returns the VMAs that end above `addr`, in order.
     pub fn iter_from(&self, addr: u64) -> Iter<'_, V> {
         Iter { tree: self, at: self.seek(addr) }
     }
 
-    /// Makes sure that the next `inserts` inserts, wherever they go and whatever is removed in between, will not fail. On
-    /// failure nothing was allocated.
+    /// Reserves pages for the next `inserts` inserts, so that they can't fail, wherever they go and
+    /// whatever is removed in between.
     ///
-    /// Takes no memory for a tree of one leaf that has room for them; otherwise a page for each insert and each level below
-    /// the root, and for what the root may need. Pages that turn out not to be needed serve the next `reserve`.
+    /// Allocates nothing for a tree of one leaf that has room for them. Otherwise it takes a page
+    /// for each insert and each level below the root, and the pages that the root may need. Unused
+    /// pages serve the next `reserve`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfNodes`], with nothing allocated.
     pub fn reserve(&mut self, mem: &(impl NodeMemory + ?Sized), inserts: usize) -> Result<(), OutOfNodes> {
-        let (before, needed) = (self.spares.len(), self.needed(inserts));
+        let (before, needed) = (self.spares.len(), self.pages_needed(inserts));
         while self.spares.len() < needed {
             let Some(page) = Page::alloc(mem) else {
                 self.release(mem, before);
@@ -197,22 +211,23 @@ impl<V: Interval> VmaTree<V> {
             self.spares.push(page);
             self.pages += 1;
         }
-        self.promised = self.promised.max(inserts);
+        self.reserved_inserts = self.reserved_inserts.max(inserts);
         Ok(())
     }
 
-    /// How many pages `inserts` inserts take at most.
+    /// Returns the most pages that `inserts` inserts can take.
     ///
-    /// An insert splits at most one node on each level below the root, unless it makes the tree higher: then it takes a
-    /// page for each level of the higher tree. The first growth comes when the root has no room left, and another one
-    /// [`between_growths`] later. With `g` growths that is `g` pages, and for each insert one on every level but the
-    /// topmost of the final tree.
+    /// An insert splits at most one node on each level below the root, unless it makes the tree
+    /// higher: then it takes a page for each level of the higher tree. The first growth comes when
+    /// the root has no room left, and each further one at least [`inserts_between_growths`] later.
+    /// With `g` growths that is `g` pages, and for each insert one on every level but the topmost
+    /// of the final tree.
     ///
-    /// Removals do not invalidate that. They leave the root with more room, or take the root away: the tree may then grow
-    /// once more than was thought, but no higher than that, and the page of the old root pays for it, because
-    /// [`VmaTree::remove`] keeps what is needed for what was promised.
-    pub(super) fn needed(&self, inserts: usize) -> usize {
-        let between = between_growths::<V>();
+    /// Removals do not invalidate that. They leave the root with more room, or remove the root. The
+    /// tree may then grow once more than was computed, but no higher, and uses the page of the
+    /// former root: [`VmaTree::remove`] keeps the pages that reserved inserts may need.
+    pub(super) fn pages_needed(&self, inserts: usize) -> usize {
+        let between = inserts_between_growths::<V>();
         let room = self.root.as_ref().map_or(0, |root| root.capacity() - root.len()).min(between - 1);
         let growths = inserts.saturating_sub(room).div_ceil(between);
         match self.height + growths {
@@ -221,18 +236,19 @@ impl<V: Interval> VmaTree<V> {
         }
     }
 
-    /// Adds a VMA. Cannot fail after [`VmaTree::reserve`].
+    /// Inserts a VMA. Can't fail after [`VmaTree::reserve`].
     ///
     /// # Errors
     ///
-    /// Gives it back if the contract is broken (without debug assertions; with them it panics): the VMA is empty,
-    /// overlaps another, or there is no page left for it.
+    /// Returns `vma` if it is empty or overlaps another one, or if no page is left for it. That is
+    /// a bug of the caller: with debug assertions it panics.
     pub fn insert(&mut self, vma: V) -> Result<(), V> {
         let inserted = self.try_insert(vma).is_some();
-        debug_assert!(inserted, "{:?} is empty, overlaps or was not reserved for", vma.range());
+        debug_assert!(inserted, "VMA {:?} is empty, overlaps another, or was not reserved for", vma.range());
         inserted.then_some(()).ok_or(vma)
     }
 
+    /// Inserts a VMA; returns `None`, with nothing changed, if that is not possible.
     fn try_insert(&mut self, vma: V) -> Option<()> {
         let (range, spares) = (vma.range(), &mut self.spares);
         if range.start >= range.end {
@@ -246,37 +262,37 @@ impl<V: Interval> VmaTree<V> {
                 none.insert(leaf)
             }
         };
-        let done = edit(root, range.start, Above::ROOT, spares, |leaf, above, spares| {
+        let done = edit(root, range.start, NodeContext::ROOT, spares, |leaf, context, spares| {
             let i = leaf.first_above(range.start);
-            let (floor, ceiling) = leaf.bounds(i, i, &above);
-            if range.start < floor || range.end > ceiling {
+            let space = leaf.space_for(i, i, &context);
+            if range.start < space.start || range.end > space.end {
                 return None;
             }
             if !leaf.is_full() {
-                let before = leaf.stretch(i).map_or(0, |s| s.len());
+                let before = leaf.gap_before(i).map_or(0, |s| s.len());
                 leaf.insert(i, vma);
-                let gap = follow(above.gap, before, leaf.around(i), || leaf.largest_gap());
-                return Some(Edited { out: (), gap, right: None, shrunk: false });
+                let gap = updated_gap(context.gap, before, leaf.gap_around(i), || leaf.largest_gap());
+                return Some(Edited { result: (), gap, right: None, shrunk: false });
             }
-            // The pages for all nodes that this splits are there, or nothing is changed.
-            if above.split_cost + 1 > spares.len() {
+            // Pages for all splits that this insert causes are there, or nothing is changed.
+            if context.split_cost + 1 > spares.len() {
                 return None;
             }
             let right = leaf.insert_full(i, vma, spares.pop()?);
-            Some(Edited { out: (), gap: leaf.largest_gap(), right: Some(right), shrunk: false })
+            Some(Edited { result: (), gap: leaf.largest_gap(), right: Some(right), shrunk: false })
         })?;
         self.len += 1;
-        self.promised = self.promised.saturating_sub(1);
+        self.reserved_inserts = self.reserved_inserts.saturating_sub(1);
         if let Some(right) = done.right {
-            self.grow(done.gap, right);
+            self.grow_root(done.gap, right);
         }
         Some(())
     }
 
-    /// Puts a new root above the old one, whose largest gap is `gap`, and `right`.
+    /// Puts a new root above the old root, which has the largest gap `gap`, and `right`.
     #[cold]
-    fn grow(&mut self, gap: u64, right: Node<V>) {
-        // Both are there: `right` was split off the one, and the other was counted before that.
+    fn grow_root(&mut self, gap: u64, right: Node<V>) {
+        // Both exist: the root was split, and the leaf counted the page before that (`split_cost`).
         let (Some(left), Some(page)) = (self.root.take(), self.spares.pop()) else {
             return;
         };
@@ -290,25 +306,27 @@ impl<V: Interval> VmaTree<V> {
         self.height += 1;
     }
 
-    /// Removes the VMA that starts at `start`.
+    /// Removes and returns the VMA that starts at `start`; `None` if there is none. Frees pages
+    /// that reserved inserts do not need.
     pub fn remove(&mut self, mem: &(impl NodeMemory + ?Sized), start: u64) -> Option<V> {
         let spares_before = self.spares.len();
-        let done = edit(self.root.as_mut()?, start, Above::ROOT, &mut self.spares, |leaf, above, _| {
+        let done = edit(self.root.as_mut()?, start, NodeContext::ROOT, &mut self.spares, |leaf, context, _| {
             let (i, vma) = leaf.starting_at(start)?;
-            let before = leaf.around(i);
+            let before = leaf.gap_around(i);
             leaf.remove(i);
-            let gap = follow(above.gap, before, leaf.stretch(i).map_or(0, |s| s.len()), || leaf.largest_gap());
-            Some(Edited { out: vma, gap, right: None, shrunk: true })
+            let gap =
+                updated_gap(context.gap, before, leaf.gap_before(i).map_or(0, |s| s.len()), || leaf.largest_gap());
+            Some(Edited { result: vma, gap, right: None, shrunk: true })
         })?;
         self.len -= 1;
-        self.lower();
-        let keep = self.needed(self.promised);
+        self.shrink_root();
+        let keep = self.pages_needed(self.reserved_inserts);
         self.release(mem, keep.max(spares_before));
-        Some(done.out)
+        Some(done.result)
     }
 
-    /// Takes the root away as long as it has one child only, or no VMA.
-    fn lower(&mut self) {
+    /// Removes the root while it has a single child, or no VMA.
+    fn shrink_root(&mut self) {
         while let Some(mut root) = self.root.take() {
             let only = match root.get_mut() {
                 NodeMut::Inner(inner) if inner.len() == 1 => inner.pop(),
@@ -324,33 +342,38 @@ impl<V: Interval> VmaTree<V> {
         }
     }
 
-    /// Changes the VMA that starts at `start`, and returns what `change` returned; `None` if there is no such VMA.
+    /// Changes the VMA that starts at `start`, and returns the result of `change`; `None` if there
+    /// is no such VMA.
     ///
-    /// The range may change too, as long as the VMA stays non-empty and between its neighbours. If it does not, the tree
-    /// stays as it was, and the result is `None` (with debug assertions it panics).
+    /// The range may change too, if the VMA stays non-empty and between its neighbours. Otherwise
+    /// the tree stays as it was, and the result is `None`; with debug assertions it panics.
     pub fn update<R>(&mut self, start: u64, change: impl FnOnce(&mut V) -> R) -> Option<R> {
-        let done = edit(self.root.as_mut()?, start, Above::ROOT, &mut self.spares, |leaf, above, _| {
+        let done = edit(self.root.as_mut()?, start, NodeContext::ROOT, &mut self.spares, |leaf, context, _| {
             let (i, mut vma) = leaf.starting_at(start)?;
-            let out = change(&mut vma);
+            let result = change(&mut vma);
             let range = vma.range();
-            let (floor, ceiling) = leaf.bounds(i, i + 1, &above);
-            if range.start < floor || range.start >= range.end || range.end > ceiling {
-                debug_assert!(false, "{range:?} is empty or not within {floor:#x}..{ceiling:#x}");
+            let space = leaf.space_for(i, i + 1, &context);
+            if range.start < space.start || range.start >= range.end || range.end > space.end {
+                debug_assert!(
+                    false,
+                    "new VMA range {range:?} is empty, or not within {space:?} between its neighbours"
+                );
                 return None;
             }
-            let before = leaf.around(i);
+            let before = leaf.gap_around(i);
             leaf.set(i, vma);
-            let gap = follow(above.gap, before, leaf.around(i), || leaf.largest_gap());
-            Some(Edited { out, gap, right: None, shrunk: false })
+            let gap = updated_gap(context.gap, before, leaf.gap_around(i), || leaf.largest_gap());
+            Some(Edited { result, gap, right: None, shrunk: false })
         })?;
-        Some(done.out)
+        Some(done.result)
     }
 
-    /// Changes the VMAs of one leaf that overlap `range`, and returns the end of the last one; `None`
-    /// if there is none. A caller that wants all VMAs of the range calls again, from there on.
+    /// Changes the VMAs of one leaf that overlap `range`, and returns the end of the last one;
+    /// `None` if no VMA of that leaf overlaps. To change all VMAs of a range, the caller calls
+    /// again from that end on.
     ///
-    /// `change` must leave a VMA's range and reservation alone, because the nodes above record
-    /// them. If it does not, the VMA stays as it was (with debug assertions this panics).
+    /// `change` must not change a VMA's range or reservation, which are recorded in the nodes
+    /// above. If it does, the VMA stays as it was; with debug assertions it panics.
     pub fn change(&mut self, range: VirtRange, mut change: impl FnMut(&mut V)) -> Option<u64> {
         let leaf = self.seek_mut(range.start)?;
         let first = leaf.first_above(range.start);
@@ -359,7 +382,12 @@ impl<V: Interval> VmaTree<V> {
             let mut changed = *vma;
             change(&mut changed);
             let stays = changed.range() == vma.range() && changed.reserved_start() == vma.reserved_start();
-            debug_assert!(stays, "{:?} has become {:?}, or reserves something else", vma.range(), changed.range());
+            debug_assert!(
+                stays,
+                "change() moved VMA {:?} to {:?}, or changed its reservation",
+                vma.range(),
+                changed.range()
+            );
             if stays {
                 *vma = changed;
             }
@@ -368,29 +396,29 @@ impl<V: Interval> VmaTree<V> {
         end
     }
 
-    /// Gives back all pages that hold nothing. This ends what was promised by [`VmaTree::reserve`].
+    /// Frees all spare pages. Inserts that [`VmaTree::reserve`] reserved may fail after that.
     pub fn trim(&mut self, mem: &(impl NodeMemory + ?Sized)) {
-        self.promised = 0;
+        self.reserved_inserts = 0;
         self.release(mem, 0);
     }
 
-    /// Removes all VMAs and gives back all pages.
+    /// Removes all VMAs and frees all pages.
     pub fn clear(&mut self, mem: &(impl NodeMemory + ?Sized)) {
         if let Some(root) = self.root.take() {
-            dismantle(root, &mut self.spares);
+            free_subtree(root, &mut self.spares);
         }
         self.height = 0;
         self.len = 0;
         self.trim(mem);
     }
 
-    /// Gives back spares until `keep` of them are left.
+    /// Frees spare pages until `keep` are left.
     fn release(&mut self, mem: &(impl NodeMemory + ?Sized), keep: usize) {
         while self.spares.len() > keep
             && let Some(page) = self.spares.pop()
         {
-            // SAFETY: whoever made this tree promised that all memory it is given is the same (see `new`), and its pages
-            // come from there only.
+            // SAFETY: the creator of this tree guarantees that all memory passed to it is the same
+            // (see `new`), and the tree's pages come from nowhere else.
             unsafe { page.free(mem) };
             self.pages -= 1;
         }
@@ -399,7 +427,7 @@ impl<V: Interval> VmaTree<V> {
 
 impl<V: Interval> fmt::Debug for VmaTree<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AreaTree")
+        f.debug_struct("VmaTree")
             .field("len", &self.len)
             .field("depth", &self.height)
             .field("nodes", &self.nodes())
@@ -408,32 +436,44 @@ impl<V: Interval> fmt::Debug for VmaTree<V> {
     }
 }
 
-/// Turns a subtree into spare pages.
-fn dismantle<V: Interval>(mut node: Node<V>, spares: &mut Spares) {
+/// Makes all nodes of a subtree spare pages.
+fn free_subtree<V: Interval>(mut node: Node<V>, spares: &mut Spares) {
     if let NodeMut::Inner(inner) = node.get_mut() {
         while let Some(child) = inner.pop() {
-            dismantle(child, spares);
+            free_subtree(child, spares);
         }
     }
     spares.push(node.into_page());
 }
 
-/// See [`VmaTree::iter_from`].
+/// An iterator over VMAs in order: see [`VmaTree::iter_from`].
 #[derive(Clone)]
 pub struct Iter<'a, V: Interval> {
     tree: &'a VmaTree<V>,
-    /// The next VMA: its leaf and its place there.
-    at: Option<(&'a Leaf<V>, usize)>,
+    /// The position of the next VMA.
+    at: Option<Position<'a, V>>,
+}
+
+/// The position of a VMA in the tree.
+#[derive(Clone)]
+struct Position<'a, V: Interval> {
+    leaf: &'a Leaf<V>,
+    /// The index of the VMA in the leaf.
+    index: usize,
 }
 
 impl<'a, V: Interval> Iterator for Iter<'a, V> {
     type Item = &'a V;
 
     fn next(&mut self) -> Option<&'a V> {
-        let (leaf, i) = self.at?;
-        let vma = leaf.vmas().get(i)?;
-        // A leaf does not know the next one; to ask the root once in 56 times is cheaper than to keep it up to date.
-        self.at = if i + 1 < leaf.len() { Some((leaf, i + 1)) } else { self.tree.seek(vma.range().end) };
+        let Position { leaf, index } = self.at.take()?;
+        let vma = leaf.vmas().get(index)?;
+        // A leaf has no link to the next leaf. A search from the root once in 56 steps costs less
+        // than keeping such links up to date.
+        self.at = match index + 1 {
+            index if index < leaf.len() => Some(Position { leaf, index }),
+            _ => self.tree.seek(vma.range().end),
+        };
         Some(vma)
     }
 }

@@ -1,63 +1,66 @@
-//! One change to the VMA tree, whatever it is: down to the leaf, the change there, and the consequences on the way back.
+//! One change to the VMA tree: descends to the leaf, changes it there, and updates the nodes on the
+//! way back.
 //!
-//! Each level hands down what the leaf cannot see by itself ([`Above`]): how far a VMA may reach, and what a split would
-//! cost. So the leaf can refuse before anything is changed, and one descent is enough.
+//! Each level passes down what the leaf can't see by itself ([`NodeContext`]): the space between
+//! neighbouring VMAs, and the pages that a split would take. So the leaf can refuse before anything
+//! is changed, and one descent is enough.
 
 use super::super::node::{Leaf, Node, NodeMut, Spares};
 use super::Interval;
 
-/// What a node needs to know of the tree around it.
+/// The context of a node in the tree.
 #[derive(Clone, Copy)]
-pub(in crate::vma) struct Above {
-    /// Where the last VMA before it ends.
+pub(in crate::vma) struct NodeContext {
+    /// The end of the last VMA before the node.
     pub(in crate::vma) floor: u64,
-    /// Where the first VMA behind it starts.
+    /// The start of the first VMA behind the node.
     pub(in crate::vma) ceiling: u64,
-    /// The largest gap inside of it, before the change.
+    /// The length of the largest gap inside the node, before the change.
     pub(in crate::vma) gap: u64,
-    /// How many pages it takes above it if it splits.
+    /// The number of pages that are needed above the node if it splits.
     pub(in crate::vma) split_cost: usize,
 }
 
-impl Above {
-    /// Of the root. Nobody asks for its largest gap, and as all gaps are smaller than this one, nobody works it out.
-    pub(super) const ROOT: Above = Above { floor: 0, ceiling: u64::MAX, gap: u64::MAX, split_cost: 1 };
+impl NodeContext {
+    /// The context of the root. No caller uses the largest gap of the root: this value is larger
+    /// than any gap, so that it is never computed.
+    pub(super) const ROOT: NodeContext = NodeContext { floor: 0, ceiling: u64::MAX, gap: u64::MAX, split_cost: 1 };
 }
 
-/// What a change did to a node.
+/// The outcome of a change for a node.
 pub(super) struct Edited<V, R> {
     /// The result of the change.
-    pub(super) out: R,
-    /// The node's largest gap now.
+    pub(super) result: R,
+    /// The length of the largest gap inside the node, after the change.
     pub(super) gap: u64,
-    /// What was split off it.
+    /// The right sibling that was split off the node.
     pub(super) right: Option<Node<V>>,
-    /// Whether it lost an entry.
+    /// True if the node lost an entry.
     pub(super) shrunk: bool,
 }
 
-/// Finds the leaf for `key`, lets `change` change it, and brings the nodes on the way there up to date. `None` means that
-/// nothing was changed.
+/// Descends to the leaf for `key`, changes it by `change`, and updates the nodes on the way back.
+/// Returns `None` if nothing was changed.
 pub(super) fn edit<V: Interval, R>(
     node: &mut Node<V>,
     key: u64,
-    above: Above,
+    context: NodeContext,
     spares: &mut Spares,
-    change: impl FnOnce(&mut Leaf<V>, Above, &mut Spares) -> Option<Edited<V, R>>,
+    change: impl FnOnce(&mut Leaf<V>, NodeContext, &mut Spares) -> Option<Edited<V, R>>,
 ) -> Option<Edited<V, R>> {
     let inner = match node.get_mut() {
-        NodeMut::Leaf(leaf) => return change(leaf, above, spares),
+        NodeMut::Leaf(leaf) => return change(leaf, context, spares),
         NodeMut::Inner(inner) => inner,
     };
     let i = inner.ends().count_up_to(key).min(inner.len().checked_sub(1)?);
-    let before = inner.around(i);
-    let below = inner.surroundings(i, &above);
+    let before = inner.gap_around(i);
+    let below = inner.child_context(i, &context);
     let done = edit(inner.child_mut(i)?, key, below, spares, change)?;
     inner.refresh(i, done.gap);
     if let Some(child) = done.right {
         let gap = child.largest_gap();
         let right = if inner.is_full() {
-            // There is a page: the leaf has counted them (`split_cost`) before it split.
+            // A page is there: the leaf counted the pages (`split_cost`) before it split.
             Some(inner.insert_full(i + 1, child, gap, spares.pop()?))
         } else {
             inner.insert(i + 1, child, gap);
@@ -66,18 +69,19 @@ pub(super) fn edit<V: Interval, R>(
         return Some(Edited { gap: inner.largest_gap(), right, ..done });
     }
     if done.shrunk
-        && let Some(page) = inner.settle(i)
+        && let Some(page) = inner.rebalance(i)
     {
         spares.push(page);
         return Some(Edited { gap: inner.largest_gap(), ..done });
     }
-    let gap = follow(above.gap, before, inner.around(i), || inner.largest_gap());
+    let gap = updated_gap(context.gap, before, inner.gap_around(i), || inner.largest_gap());
     Some(Edited { gap, shrunk: false, ..done })
 }
 
-/// The largest gap of a node where all that changed is that the largest one around an entry was `before` and is `after`.
-/// Only if it was the largest of all, and shrank, must the node be searched.
-pub(super) fn follow(largest: u64, before: u64, after: u64, search: impl FnOnce() -> u64) -> u64 {
+/// Returns the length of the largest gap of a node after a change of one entry. `largest` was it
+/// before; `before` and `after` are the largest gaps around that entry. Searches the node only if
+/// the largest gap of all shrank.
+pub(super) fn updated_gap(largest: u64, before: u64, after: u64, search: impl FnOnce() -> u64) -> u64 {
     if after >= largest {
         after
     } else if before >= largest {

@@ -1,11 +1,12 @@
-//! Busy entries: what stood there was taken out, something else will stand there soon, and the
-//! table's lock is not held meanwhile.
+//! Busy entries: keeps PTEs in transition while an operation flushes or copies without the page
+//! table's lock (INV-4, INV-11).
 //!
-//! Whatever takes long (to flush, to copy) is done while entries are busy. No run goes on past a
-//! busy entry ([`LockedTable::run`]), and [`PageTables::find`](super::PageTables::find) waits at
-//! one; so whatever walks there waits as it would for the lock, and finds the entries changed. The
-//! operation that made them busy holds the lock of the VMAs as a reader, so that nothing unmaps,
-//! moves or forks these addresses. Busy entries count as live: their table stays hooked.
+//! An operation that takes long replaces PTEs by busy entries, releases the lock, does its work,
+//! and fills the entries. No run goes on past a busy entry ([`LockedTable::run`]), and
+//! [`PageTables::find`](super::PageTables::find) waits at one. So a CPU that comes there waits as
+//! it would for the lock, and then finds the new PTEs. The operation holds the VMA lock as a
+//! reader, so that no other operation unmaps, moves or forks these addresses (INV-13). Busy entries
+//! count as live: their page table stays hooked (INV-3).
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -15,26 +16,27 @@ use crate::arch::{Arch, Kind, UserRange};
 use crate::platform::{Event, Platform, trace};
 use crate::tlb::Removed;
 
-/// Entries of a table that are busy until this is filled.
-#[must_use = "what walks there waits until it is filled"]
+/// Busy entries of a page table that is not locked. CPUs wait for them until [`BusyEntries::fill`]
+/// is called.
+#[must_use = "CPUs wait at busy entries until they are filled"]
 pub(crate) struct Occupied<'t, 'm, P: Platform, A: Arch>(LockedTable<'t, 'm, P, A>);
 
 impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
-    /// Returns whether the entry where a range begins is busy.
+    /// Returns true if the entry at the start of `range` is busy.
     #[inline]
     pub(super) fn is_busy(&self, range: UserRange) -> bool {
         !range.is_empty() && self.entry(self.index(range.start)).load(Relaxed) == self.tables.arch.busy_pte()
     }
 
-    /// Takes the leaves of a block out, shows each run of them to `taken`, makes all entries of the
-    /// block busy and gives the lock back. The block holds leaves and empty entries only, of this
-    /// table. What hardware has recorded is dropped, as by [`LockedTable::take`].
+    /// Makes all entries of `block` busy, passes each run of leaf PTEs that was there to `taken`,
+    /// and releases the lock. `block` lies in this page table and holds leaf PTEs and empty entries
+    /// only. Accessed and dirty bits are dropped, as by [`LockedTable::take`].
     pub(crate) fn occupy(self, block: VirtRange, mut taken: impl FnMut(Removed)) -> Occupied<'t, 'm, P, A> {
         let arch = &self.tables.arch;
         let busy = arch.busy_pte();
         let mut at = block.start;
-        self.part_at(self.index(at));
-        self.part_at(self.index(at) + ((block.len() >> self.shift()) as usize));
+        self.unfold_at(self.index(at));
+        self.unfold_at(self.index(at) + ((block.len() >> self.shift()) as usize));
         while at < block.end
             && let Some(run) = self.run(at, block.end)
         {
@@ -51,20 +53,20 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
             }
             at = run.range(arch).end;
         }
-        debug_assert_eq!(at, block.end, "looked at under this lock");
+        debug_assert_eq!(at, block.end, "the block has an entry that is neither a leaf PTE nor empty");
         Occupied::new(self)
     }
 }
 
 impl<'t, 'm, P: Platform, A: Arch> Occupied<'t, 'm, P, A> {
-    /// Gives back the lock of a table in which the caller has made entries busy.
+    /// Releases the lock of a page table in which the caller has made entries busy.
     pub(super) fn new(table: LockedTable<'t, 'm, P, A>) -> Self {
         trace(table.tables.platform(), || Event::Unlocking(table.pfn));
         table.desc.table_lock().unlock(table.tables.platform());
         Occupied(table)
     }
 
-    /// Writes a run, as long as what is busy.
+    /// Writes a run over the busy entries, all of them, after taking the lock again.
     pub(crate) fn fill(self, run: &Run) {
         let table = self.0;
         trace(table.tables.platform(), || Event::Locking(table.pfn));

@@ -1,0 +1,481 @@
+//! Cont blocks: aligned groups of leaf PTEs that a TLB may hold as one translation. They are
+//! contpte blocks on AArch64 (the contiguous bit) and NAPOT blocks on RISC-V (Svnapot).
+//!
+//! The rest of the engine writes and changes runs without regard to cont blocks. This module folds
+//! PTEs into a block when a run completes one, unfolds a block before a part of it changes, and
+//! folds it again when its PTEs are alike again (Linux: `contpte_fold`, `contpte_unfold`).
+//!
+//! - **A cont block is** aligned in virtual and physical addresses, inside one folio, and its PTEs
+//!   are all valid and alike (INV-14). So an accessed or dirty bit never tells of another folio,
+//!   and pages that differ in soft-dirty or uffd-wp are never one translation.
+//! - **Hardware may set the accessed and dirty bits of a block in any of its PTEs.** A read of one
+//!   PTE merges those of all of them.
+//! - **Live PTEs are folded and unfolded with break-before-make** (Arm ARM D8.7.1, D8.17.1): clear
+//!   all, flush, write all. The flush is left out where [`Arch::joins_in_place`] returns true.
+//!   Meanwhile the PTEs are busy. A change of all PTEs of a block in the same way is neither, and
+//!   needs no break.
+
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::entries::{Match, Sequence, merge_hardware_bits};
+use super::run::Joined;
+use super::{LockedTable, Run};
+use crate::addr::{FRAME_SHIFT, VirtRange};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::platform::Platform;
+use crate::stats::Counter;
+
+/// The most blocks that are folded with one flush.
+const BLOCKS_PER_FLUSH: usize = 32;
+
+/// A cont block that PTEs outside a page table will form once they are written to one.
+pub(super) struct ContBlock {
+    /// The number of entries.
+    pub(super) len: usize,
+    /// The first entry, without the cont mark, with the accessed and dirty bits of all entries.
+    pub(super) first: u64,
+}
+
+impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
+    /// Returns true if an entry is a leaf PTE in a cont block.
+    #[inline]
+    pub(super) fn is_cont(&self, raw: u64) -> bool {
+        A::JOINED != 0 && raw & A::JOINED != 0 && self.tables.arch.kind(raw, self.level) == Kind::Leaf
+    }
+
+    /// Returns the number of PTEs of the cont block that `raw` is in; 1 if it is in none.
+    #[inline]
+    pub(super) fn cont_len(&self, raw: u64) -> usize {
+        if self.is_cont(raw) { 1 << self.tables.arch.block_bits(self.level) } else { 1 }
+    }
+
+    /// Returns an entry. A leaf PTE is returned as if it were in no cont block, with the accessed
+    /// and dirty bits of its whole block.
+    #[inline]
+    pub(super) fn read(&self, index: usize) -> u64 {
+        let raw = self.entry(index).load(Relaxed);
+        if !self.is_cont(raw) {
+            return raw;
+        }
+        let single = self.tables.arch.single(raw, index);
+        let block = self.cont_len(raw);
+        let first = index & !(block - 1);
+        merge_hardware_bits::<A>(single, self.differing(first, block, single, |_, entry| entry.load(Relaxed)))
+    }
+
+    /// Returns the accessed and dirty bits in which any of `n` entries from `index` on differs from
+    /// `raw`. `look` reads each entry, or exchanges it and returns the old value. Eight entries at
+    /// a time without a branch, as [`Self::match_entries`] does.
+    #[inline(always)]
+    pub(super) fn differing(&self, index: usize, n: usize, raw: u64, look: impl Fn(usize, &AtomicU64) -> u64) -> u64 {
+        let mut all = 0;
+        let (eights, rest) = self.entries()[index..index + n].as_chunks::<8>();
+        for (at, eight) in (index..).step_by(8).zip(eights) {
+            for (i, entry) in eight.iter().enumerate() {
+                all |= look(at + i, entry) ^ raw;
+            }
+        }
+        let at = index + eights.len() * 8;
+        all = rest.iter().enumerate().fold(all, |all, (i, entry)| all | look(at + i, entry) ^ raw);
+        all & A::HARDWARE
+    }
+
+    /// Compares at most `most` PTEs in cont blocks from `index` on with the run that `first`
+    /// begins. Only the first compared PTE of each block is read for frame and attributes (INV-14).
+    /// The accessed and dirty bits are those of the whole block, also of its PTEs outside the
+    /// range.
+    pub(super) fn match_cont_blocks(
+        &self,
+        index: usize,
+        most: usize,
+        first: u64,
+        each: &mut impl FnMut(usize, &[AtomicU64]),
+    ) -> Match {
+        let arch = &self.tables.arch;
+        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(first, self.level));
+        // With all bits set in `first`, no other PTE can add one.
+        let full = arch.attrs(first, self.level).contains(Attrs::HARDWARE);
+        let (mut at, mut expected, mut differing) = (index, first, 0);
+        let mut entries = &self.entries()[index..index + most];
+        // Only the first block of the range may begin before the range.
+        let mut into = index & (block - 1);
+        while let Some(entry) = entries.first() {
+            let raw = entry.load(Relaxed);
+            let differs = arch.single(raw, at) ^ expected;
+            // The entry that follows a leaf PTE and has the cont mark is a leaf PTE too.
+            if raw & A::JOINED == 0 || differs & !A::HARDWARE != 0 {
+                break;
+            }
+            differing |= differs;
+            if !full {
+                differing |= self.differing(at - into, block, first, |_, entry| entry.load(Relaxed));
+            }
+            let (these, rest) = entries.split_at((block - into).min(entries.len()));
+            each(at, these);
+            at += these.len();
+            expected = expected.wrapping_add(step.wrapping_mul(these.len() as u64));
+            entries = rest;
+            into = 0;
+        }
+        let len = at - index;
+        Match { len, differing: if len == 0 { 0 } else { differing | A::JOINED }, cont: len }
+    }
+
+    /// Returns true if the PTEs around `index` could form a cont block, provided that they all
+    /// continued a run with `raw`: the format has cont blocks at this level, virtual and physical
+    /// addresses are aligned alike, and the PTE allows an access.
+    #[inline]
+    pub(super) fn can_fold(&self, index: usize, raw: u64) -> bool {
+        let arch = &self.tables.arch;
+        let bits = if A::JOINED == 0 || !self.tables.joins { 0 } else { arch.block_bits(self.level) };
+        if bits == 0 || arch.kind(raw, self.level) != Kind::Leaf {
+            return false;
+        }
+        let va = self.base + ((index as u64) << self.shift());
+        let within = (1u64 << (self.shift() + bits)) - 1;
+        (arch.leaf_addr(raw, self.level).0 ^ va) & within == 0 && arch.attrs(raw, self.level).intersects(Attrs::PROT)
+    }
+
+    /// Returns the number of PTEs, in whole cont blocks, that map the rest of one folio. `raw` maps
+    /// the frame to begin with, and stands where a cont block begins. Returns 0 if the folio is
+    /// smaller than a cont block.
+    #[inline]
+    fn entries_in_folio(&self, raw: u64) -> usize {
+        let arch = &self.tables.arch;
+        let pfn = arch.leaf_pfn(raw, self.level);
+        // Head and tail descriptors both have the folio's order, and a folio is aligned to its
+        // size.
+        let order = self.tables.machine.frames().frame(pfn).state().order();
+        let left = (1u32 << order) - (pfn.0 & ((1 << order) - 1));
+        let block = 1 << arch.block_bits(self.level);
+        (left >> (self.shift() - FRAME_SHIFT)) as usize & !(block - 1)
+    }
+
+    /// Returns true if writing a run may complete a cont block. Does not read the neighbouring
+    /// PTEs. Returns false for a run that maps a folio smaller than a cont block, which is what
+    /// most faults write.
+    #[inline]
+    pub(super) fn may_complete_cont(&self, index: usize, run: &Run) -> bool {
+        if A::JOINED == 0 || !self.tables.joins || run.kind != Kind::Leaf {
+            return false;
+        }
+        let arch = &self.tables.arch;
+        let small = run.len < 1 << arch.block_bits(self.level)
+            && run.frames(arch) == 1 << self.tables.machine.frames().frame(run.pfn(arch)).order();
+        !small && self.can_fold(index, run.raw)
+    }
+
+    /// Cuts `n` entries from `index` on, which will hold a run with the first PTE `raw`, into
+    /// pieces, and calls `each` with a piece's index, length, first PTE, and true if the piece
+    /// consists of whole cont blocks.
+    fn for_each_piece(&self, index: usize, n: usize, raw: u64, mut each: impl FnMut(usize, usize, u64, bool)) {
+        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let step = self.tables.arch.step(raw, self.level);
+        let of = |at: usize| raw.wrapping_add(step.wrapping_mul(at as u64));
+        // Entries that form no block are collected from `done` on, until a block or the end is
+        // reached.
+        let (mut at, mut done) = (block.wrapping_sub(index) & (block - 1), 0);
+        while at + block <= n {
+            let start = at;
+            // One folio after another, as long as they hold whole blocks.
+            while at + block <= n {
+                match self.entries_in_folio(of(at)).min((n - at) & !(block - 1)) {
+                    0 => break,
+                    whole => at += whole,
+                }
+            }
+            if at == start {
+                at += block;
+                continue;
+            }
+            if start > done {
+                each(index + done, start - done, of(done), false);
+            }
+            each(index + start, at - start, of(start), true);
+            done = at;
+        }
+        if n > done {
+            each(index + done, n - done, of(done), false);
+        }
+    }
+
+    /// Writes a run of leaf PTEs over entries that are all `old`, folded where that is possible,
+    /// and then folds the blocks at both ends if the run completed them.
+    pub(super) fn set_folding(&self, index: usize, run: &Run, old: u64) {
+        if self.is_all_cont(index, run) {
+            return self.write_cont(index, run.len, run.raw, Some(old));
+        }
+        let step = run.step(&self.tables.arch);
+        if run.cont == Joined::None {
+            // The run was read from another page table, where it was aligned in the same way: it
+            // holds no whole block that could be folded.
+            self.write(index, run.len, Some(Sequence::of_equal(old)), Sequence { first: run.raw, step });
+            return self.fold_edges(index, run.len);
+        }
+        self.for_each_piece(index, run.len, run.raw, |index, n, raw, joined| match joined {
+            true => self.write_cont(index, n, raw, Some(old)),
+            false => self.write(index, n, Some(Sequence::of_equal(old)), Sequence { first: raw, step }),
+        });
+        self.fold_edges(index, run.len);
+    }
+
+    /// Returns true if a run consists of whole cont blocks. Its folios need not be looked up then.
+    #[inline]
+    fn is_all_cont(&self, index: usize, run: &Run) -> bool {
+        let block = 1usize << self.tables.arch.block_bits(self.level);
+        run.cont == Joined::All && (index | run.len) & (block - 1) == 0
+    }
+
+    /// Writes whole cont blocks over entries that are all `old`, or over any entries if `old` is
+    /// `None`.
+    pub(super) fn write_cont(&self, index: usize, n: usize, raw: u64, old: Option<u64>) {
+        let arch = &self.tables.arch;
+        let old = old.map(Sequence::of_equal);
+        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(raw, self.level));
+        let joined_step = arch.joined_step(raw, self.level);
+        if joined_step == step {
+            return self.write(index, n, old, Sequence { first: arch.join(raw), step });
+        }
+        let singles = Sequence { first: raw, step };
+        for at in (0..n).step_by(block) {
+            let new = Sequence { first: arch.join(singles.at(at)), step: joined_step };
+            self.write(index + at, block, old, new);
+        }
+    }
+
+    /// Exchanges `n` PTEs for `instead`, and returns the first of them as if it were in no cont
+    /// block, with the accessed and dirty bits of all of them (INV-6).
+    pub(super) fn take_merged(&self, index: usize, n: usize, instead: u64) -> u64 {
+        let first = self.entry(index).load(Relaxed);
+        // A bit that hardware set in the first PTE after that load is in `differing`.
+        let differing = self.differing(index, n, first, |i, entry| self.exchange_at(i, entry, instead));
+        merge_hardware_bits::<A>(self.tables.arch.single(first, index), differing)
+    }
+
+    /// Flushes the TLB between clearing PTEs and writing them in another translation size, unless
+    /// the CPU permits both sizes at once.
+    fn break_before_make(&self, index: usize, n: usize) {
+        if !self.tables.arch.joins_in_place() {
+            let start = self.base + ((index as u64) << self.shift());
+            let range = VirtRange { start, end: start + ((n as u64) << self.shift()) };
+            let _flushed = self.tables.tlb.invalidate(&[range], self.shift(), false);
+        }
+    }
+
+    /// Unfolds the cont block that has `index` inside it, so that the PTEs below and from `index`
+    /// on can change separately. Does nothing if no block crosses `index`.
+    #[inline]
+    pub(super) fn unfold_at(&self, index: usize) {
+        if A::JOINED != 0 && index & ((1 << self.tables.arch.block_bits(self.level)) - 1) != 0 {
+            self.unfold_around(index);
+        }
+    }
+
+    /// Unfolds the cont block that the PTE at `index` is in, if any.
+    #[inline]
+    pub(super) fn unfold_around(&self, index: usize) {
+        let block = self.cont_len(self.entry(index).load(Relaxed));
+        if block > 1 {
+            self.unfold(index & !(block - 1), block);
+        }
+    }
+
+    /// Unfolds the cont block of `block` PTEs that begins at `first`.
+    #[cold]
+    fn unfold(&self, first: usize, block: usize) {
+        let busy = self.tables.arch.busy();
+        let raw = self.take_merged(first, block, busy);
+        self.break_before_make(first, block);
+        let new = Sequence { first: raw, step: self.tables.arch.step(raw, self.level) };
+        self.write(first, block, Some(Sequence::of_equal(busy)), new);
+        self.tables.machine.count(Counter::BlocksParted, 1);
+    }
+
+    /// Folds the cont blocks at both ends of `n` leaf PTEs that were written from `index` on, if
+    /// their PTEs are alike now.
+    pub(super) fn fold_edges(&self, index: usize, n: usize) {
+        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let last = index + n - 1;
+        if index & (block - 1) != 0 || n < block {
+            self.fold_if_uniform(index & !(block - 1));
+        }
+        if last & !(block - 1) != index & !(block - 1) && (last + 1) & (block - 1) != 0 {
+            self.fold_if_uniform(last & !(block - 1));
+        }
+    }
+
+    /// Returns the cont block that `entries` begin with, once they are written from `index` on;
+    /// `None` if those entries can't be folded.
+    pub(super) fn leading_cont_block(&self, index: usize, entries: &[u64]) -> Option<ContBlock> {
+        let (&first, arch) = (entries.first()?, &self.tables.arch);
+        if !self.can_fold(index, first) {
+            return None;
+        }
+        let block = 1 << arch.block_bits(self.level);
+        let entries = entries.get(..block).filter(|_| index & (block - 1) == 0)?;
+        let follow = (0..).map(|i| first.wrapping_add(arch.step(first, self.level).wrapping_mul(i)));
+        let differing = entries.iter().zip(follow).fold(0, |all, (entry, follows)| all | entry ^ follows);
+        let whole = differing & !A::HARDWARE == 0 && self.entries_in_folio(first) >= block;
+        whole.then(|| ContBlock { len: block, first: merge_hardware_bits::<A>(first, differing) })
+    }
+
+    /// Folds the PTEs from `first` on, the start of a cont block, if they are alike and map one
+    /// folio.
+    fn fold_if_uniform(&self, first: usize) {
+        let raw = self.entry(first).load(Relaxed);
+        let block = 1usize << self.tables.arch.block_bits(self.level);
+        if raw & A::JOINED == 0
+            && self.can_fold(first, raw)
+            && self.entries_in_folio(raw) >= block
+            && self.matching_len(first, block, raw) == block
+        {
+            let busy = self.tables.arch.busy();
+            let raw = self.take_merged(first, block, busy);
+            self.break_before_make(first, block);
+            self.write_cont(first, block, raw, Some(busy));
+            self.tables.machine.count(Counter::BlocksJoined, 1);
+        }
+    }
+
+    /// Changes the leaf PTEs of a run as [`LockedTable::rewrite`] does, where some are in cont
+    /// blocks or can be folded.
+    pub(super) fn rewrite_cont(&self, run: &Run, new: u64) {
+        let arch = &self.tables.arch;
+        let index = self.index(run.va);
+        let step = arch.step(new, self.level);
+        let can_fold = self.can_fold(index, new);
+        if can_fold && self.is_all_cont(index, run) {
+            return self.rewrite_folded(run, index, run.len, new);
+        }
+        if can_fold && run.cont == Joined::None && self.can_fold(index, run.raw) {
+            // Only frame and address could keep the PTEs from being folded, and neither changes.
+            self.rewrite_single(run, index, run.len, new);
+            return self.fold_edges(index, run.len);
+        }
+        self.unfold_at(index);
+        self.unfold_at(index + run.len);
+        if !can_fold {
+            // No block remains: each PTE gets the accessed and dirty bits of its former block.
+            let mut at = index;
+            while at < index + run.len {
+                let raw = self.entry(at).load(Relaxed);
+                let block = self.cont_len(raw);
+                let next = new.wrapping_add(step.wrapping_mul((at - index) as u64));
+                match block {
+                    1 => self.change(at, next),
+                    _ => {
+                        self.rewrite_unfolding(at, block, next);
+                    }
+                }
+                at += block;
+            }
+            return;
+        }
+        let mut at = 0;
+        while at < run.len {
+            let next = new.wrapping_add(step.wrapping_mul(at as u64));
+            let joined = self.cont_len_from(index + at, run.len - at);
+            if joined > 0 {
+                self.rewrite_folded(run, index + at, joined, next);
+                at += joined;
+                continue;
+            }
+            let single = self.non_cont_len_from(index + at, run.len - at);
+            self.for_each_piece(index + at, single, next, |index, n, new, whole| match whole {
+                true => self.rewrite_folding(index, n, new),
+                false => self.rewrite_single(run, index, n, new),
+            });
+            at += single;
+        }
+        self.fold_edges(index, run.len);
+    }
+
+    /// Returns how many of `n` leaf PTEs from `index` on, in whole cont blocks, precede the first
+    /// one that is in none.
+    fn cont_len_from(&self, index: usize, n: usize) -> usize {
+        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let mut at = 0;
+        // All entries of the range are leaf PTEs.
+        while at < n && self.entry(index + at).load(Relaxed) & A::JOINED != 0 {
+            at += block;
+        }
+        at
+    }
+
+    /// Returns how many of `n` leaf PTEs from `index` on precede the first one that is in a cont
+    /// block.
+    fn non_cont_len_from(&self, index: usize, n: usize) -> usize {
+        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let mut at = block - (index & (block - 1));
+        while at < n && self.entry(index + at).load(Relaxed) & A::JOINED == 0 {
+            at += block;
+        }
+        at.min(n)
+    }
+
+    /// Changes PTEs in whole cont blocks, which stay folded. All PTEs of a block change alike, so
+    /// no break is needed.
+    fn rewrite_folded(&self, run: &Run, index: usize, n: usize, new: u64) {
+        let arch = &self.tables.arch;
+        if run.settled {
+            return self.write_cont(index, n, arch.carry(new, run.raw), None);
+        }
+        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(new, self.level));
+        let joined_step = arch.joined_step(new, self.level);
+        for at in (0..n).step_by(block) {
+            let mut next = arch.join(new.wrapping_add(step.wrapping_mul(at as u64)));
+            for i in index + at..index + at + block {
+                self.change(i, next);
+                next = next.wrapping_add(joined_step);
+            }
+        }
+    }
+
+    /// Changes the PTEs of a cont block into PTEs that can't be folded.
+    fn rewrite_unfolding(&self, index: usize, block: usize, new: u64) {
+        let arch = &self.tables.arch;
+        let busy = arch.busy();
+        let old = self.take_merged(index, block, busy);
+        if arch.attrs(new, self.level).intersects(Attrs::PROT) {
+            self.break_before_make(index, block);
+        }
+        let new = Sequence { first: arch.carry(new, old), step: arch.step(new, self.level) };
+        self.write(index, block, Some(Sequence::of_equal(busy)), new);
+        self.tables.machine.count(Counter::BlocksParted, 1);
+    }
+
+    /// Changes PTEs that are in no cont block and fold them: up to [`BLOCKS_PER_FLUSH`] blocks with
+    /// one break.
+    fn rewrite_folding(&self, index: usize, n: usize, new: u64) {
+        let arch = &self.tables.arch;
+        let (step, block) = (arch.step(new, self.level), 1usize << arch.block_bits(self.level));
+        let mut at = 0;
+        while at < n {
+            let count = ((n - at) / block).min(BLOCKS_PER_FLUSH);
+            let mut old = [0; BLOCKS_PER_FLUSH];
+            for (i, old) in old[..count].iter_mut().enumerate() {
+                *old = self.take_merged(index + at + i * block, block, arch.busy());
+            }
+            if old[..count].iter().any(|old| arch.attrs(*old, self.level).intersects(Attrs::PROT)) {
+                self.break_before_make(index + at, count * block);
+            }
+            for old in &old[..count] {
+                let new = new.wrapping_add(step.wrapping_mul(at as u64));
+                self.write_cont(index + at, block, arch.carry(new, *old), Some(arch.busy()));
+                at += block;
+            }
+            self.tables.machine.count(Counter::BlocksJoined, count as u64);
+        }
+    }
+
+    /// Returns how many PTEs of a run are in cont blocks.
+    pub(crate) fn joined(&self, run: &Run) -> usize {
+        let index = self.index(run.va);
+        match run.cont {
+            Joined::Some => (index..index + run.len).filter(|i| self.is_cont(self.entry(*i).load(Relaxed))).count(),
+            Joined::All => run.len,
+            Joined::None => 0,
+        }
+    }
+}
