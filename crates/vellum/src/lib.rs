@@ -74,4 +74,4 @@ pub use machine::Machine;
 #[cfg(not(loom))]
 pub use space::AddressSpace;
 #[cfg(not(loom))]
-pub use table::{Joined, Run};
+pub use table::{Cont, Run};

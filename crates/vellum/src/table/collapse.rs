@@ -1,7 +1,7 @@
 //! Collapse: detaches a page table of small leaf PTEs, so that a huge PTE can replace it (Linux:
 //! `collapse_pte_mapped_thp`, khugepaged).
 
-use super::busy::Occupied;
+use super::busy::BusyEntries;
 use super::{LockedTable, RUNS_A_HOLD, Run};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind};
@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering::Relaxed;
 /// A page table that was detached, with its PTEs still in it. No walk finds it, and no TLB holds a
 /// translation from it, so its PTEs no longer change.
 #[must_use = "the memory that a detached page table maps leaks unless it is drained"]
-pub(crate) struct Supplanted<'t, 'm, P: Platform, A: Arch>(LockedTable<'t, 'm, P, A>);
+pub(crate) struct DetachedTable<'t, 'm, P: Platform, A: Arch>(LockedTable<'t, 'm, P, A>);
 
 impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// Returns all addresses that this page table translates.
@@ -25,23 +25,23 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// Detaches this page table: makes the parent's entry busy, releases the lock and flushes.
     /// After that no CPU reads or writes memory through this page table, and its accessed and dirty
     /// bits are final. Returns the page table and its parent's busy entry.
-    pub(crate) fn supplant(self) -> (Supplanted<'t, 'm, P, A>, Occupied<'t, 'm, P, A>) {
+    pub(crate) fn supplant(self) -> (DetachedTable<'t, 'm, P, A>, BusyEntries<'t, 'm, P, A>) {
         let above = self.lock_parent();
         let index = above.index(self.base);
         let table = above.entry(index).load(Relaxed);
         debug_assert_eq!(self.tables.arch.kind(table, above.level), Kind::Table);
-        above.store(index, table, self.tables.arch.busy());
-        let busy = Occupied::new(above);
+        above.store(index, table, self.tables.arch.busy_pte());
+        let busy = BusyEntries::new(above);
         // A CPU that queued for the lock of this page table before finds it dead, and walks again.
-        self.desc.set_flag(flag::DEAD);
+        self.desc.set_flag(flag::UNHOOKED);
         trace(self.tables.platform(), || Event::Unlocking(self.pfn));
         self.desc.table_lock().unlock(self.tables.platform());
         let _flushed = self.tables.tlb.invalidate(&[self.range()], self.shift(), true);
-        (Supplanted(self), busy)
+        (DetachedTable(self), busy)
     }
 }
 
-impl<'t, 'm, P: Platform, A: Arch> Supplanted<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform, A: Arch> DetachedTable<'t, 'm, P, A> {
     /// Returns the page table, for reading its PTEs.
     pub(crate) fn table(&self) -> &LockedTable<'t, 'm, P, A> {
         &self.0
@@ -59,13 +59,13 @@ impl<'t, 'm, P: Platform, A: Arch> Supplanted<'t, 'm, P, A> {
     }
 
     /// Hooks the page table in again: fills the busy entry with a pointer to it.
-    pub(crate) fn restore(self, busy: Occupied<'t, 'm, P, A>) {
+    pub(crate) fn restore(self, busy: BusyEntries<'t, 'm, P, A>) {
         let LockedTable { tables, pfn, desc, level, base } = self.0;
-        let pointer = tables.arch.table(pfn.addr());
+        let pointer = tables.arch.table_pte(pfn.addr());
         busy.fill(&Run::new(base, level + 1, Kind::Table, pointer, 1));
         // Only after the entry was filled: a CPU that locks the page table alive may empty it, and
         // then unhooks it.
-        desc.clear_flag(flag::DEAD);
+        desc.clear_flag(flag::UNHOOKED);
     }
 
     /// Takes all leaf PTEs out, passes each run to `each`, and gives the page table to the gather,

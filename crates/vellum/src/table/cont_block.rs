@@ -19,7 +19,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::entries::{Match, Sequence, merge_hardware_bits};
-use super::run::Joined;
+use super::run::Cont;
 use super::{LockedTable, Run};
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
@@ -41,13 +41,13 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Returns true if an entry is a leaf PTE in a cont block.
     #[inline]
     pub(super) fn is_cont(&self, raw: u64) -> bool {
-        A::JOINED != 0 && raw & A::JOINED != 0 && self.tables.arch.kind(raw, self.level) == Kind::Leaf
+        A::CONT != 0 && raw & A::CONT != 0 && self.tables.arch.kind(raw, self.level) == Kind::Leaf
     }
 
     /// Returns the number of PTEs of the cont block that `raw` is in; 1 if it is in none.
     #[inline]
     pub(super) fn cont_len(&self, raw: u64) -> usize {
-        if self.is_cont(raw) { 1 << self.tables.arch.block_bits(self.level) } else { 1 }
+        if self.is_cont(raw) { 1 << self.tables.arch.cont_bits(self.level) } else { 1 }
     }
 
     /// Returns an entry. A leaf PTE is returned as if it were in no cont block, with the accessed
@@ -58,7 +58,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if !self.is_cont(raw) {
             return raw;
         }
-        let single = self.tables.arch.single(raw, index);
+        let single = self.tables.arch.without_cont(raw, index);
         let block = self.cont_len(raw);
         let first = index & !(block - 1);
         merge_hardware_bits::<A>(single, self.differing(first, block, single, |_, entry| entry.load(Relaxed)))
@@ -93,7 +93,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         each: &mut impl FnMut(usize, &[AtomicU64]),
     ) -> Match {
         let arch = &self.tables.arch;
-        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(first, self.level));
+        let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(first, self.level));
         // With all bits set in `first`, no other PTE can add one.
         let full = arch.attrs(first, self.level).contains(Attrs::HARDWARE);
         let (mut at, mut expected, mut differing) = (index, first, 0);
@@ -102,9 +102,9 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let mut into = index & (block - 1);
         while let Some(entry) = entries.first() {
             let raw = entry.load(Relaxed);
-            let differs = arch.single(raw, at) ^ expected;
+            let differs = arch.without_cont(raw, at) ^ expected;
             // The entry that follows a leaf PTE and has the cont mark is a leaf PTE too.
-            if raw & A::JOINED == 0 || differs & !A::HARDWARE != 0 {
+            if raw & A::CONT == 0 || differs & !A::HARDWARE != 0 {
                 break;
             }
             differing |= differs;
@@ -119,7 +119,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             into = 0;
         }
         let len = at - index;
-        Match { len, differing: if len == 0 { 0 } else { differing | A::JOINED }, cont: len }
+        Match { len, differing: if len == 0 { 0 } else { differing | A::CONT }, cont: len }
     }
 
     /// Returns true if the PTEs around `index` could form a cont block, provided that they all
@@ -128,7 +128,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     #[inline]
     pub(super) fn can_fold(&self, index: usize, raw: u64) -> bool {
         let arch = &self.tables.arch;
-        let bits = if A::JOINED == 0 || !self.tables.joins { 0 } else { arch.block_bits(self.level) };
+        let bits = if A::CONT == 0 || !self.tables.joins { 0 } else { arch.cont_bits(self.level) };
         if bits == 0 || arch.kind(raw, self.level) != Kind::Leaf {
             return false;
         }
@@ -148,7 +148,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         // size.
         let order = self.tables.machine.frames().frame(pfn).state().order();
         let left = (1u32 << order) - (pfn.0 & ((1 << order) - 1));
-        let block = 1 << arch.block_bits(self.level);
+        let block = 1 << arch.cont_bits(self.level);
         (left >> (self.shift() - FRAME_SHIFT)) as usize & !(block - 1)
     }
 
@@ -157,11 +157,11 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// most faults write.
     #[inline]
     pub(super) fn may_complete_cont(&self, index: usize, run: &Run) -> bool {
-        if A::JOINED == 0 || !self.tables.joins || run.kind != Kind::Leaf {
+        if A::CONT == 0 || !self.tables.joins || run.kind != Kind::Leaf {
             return false;
         }
         let arch = &self.tables.arch;
-        let small = run.len < 1 << arch.block_bits(self.level)
+        let small = run.len < 1 << arch.cont_bits(self.level)
             && run.frames(arch) == 1 << self.tables.machine.frames().frame(run.pfn(arch)).order();
         !small && self.can_fold(index, run.raw)
     }
@@ -170,7 +170,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// pieces, and calls `each` with a piece's index, length, first PTE, and true if the piece
     /// consists of whole cont blocks.
     fn for_each_piece(&self, index: usize, n: usize, raw: u64, mut each: impl FnMut(usize, usize, u64, bool)) {
-        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
         let step = self.tables.arch.step(raw, self.level);
         let of = |at: usize| raw.wrapping_add(step.wrapping_mul(at as u64));
         // Entries that form no block are collected from `done` on, until a block or the end is
@@ -207,7 +207,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             return self.write_cont(index, run.len, run.raw, Some(old));
         }
         let step = run.step(&self.tables.arch);
-        if run.cont == Joined::None {
+        if run.cont == Cont::None {
             // The run was read from another page table, where it was aligned in the same way: it
             // holds no whole block that could be folded.
             self.write(index, run.len, Some(Sequence::of_equal(old)), Sequence { first: run.raw, step });
@@ -223,8 +223,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Returns true if a run consists of whole cont blocks. Its folios need not be looked up then.
     #[inline]
     fn is_all_cont(&self, index: usize, run: &Run) -> bool {
-        let block = 1usize << self.tables.arch.block_bits(self.level);
-        run.cont == Joined::All && (index | run.len) & (block - 1) == 0
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
+        run.cont == Cont::All && (index | run.len) & (block - 1) == 0
     }
 
     /// Writes whole cont blocks over entries that are all `old`, or over any entries if `old` is
@@ -232,14 +232,14 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(super) fn write_cont(&self, index: usize, n: usize, raw: u64, old: Option<u64>) {
         let arch = &self.tables.arch;
         let old = old.map(Sequence::of_equal);
-        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(raw, self.level));
-        let joined_step = arch.joined_step(raw, self.level);
+        let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(raw, self.level));
+        let joined_step = arch.cont_step(raw, self.level);
         if joined_step == step {
-            return self.write(index, n, old, Sequence { first: arch.join(raw), step });
+            return self.write(index, n, old, Sequence { first: arch.with_cont(raw), step });
         }
         let singles = Sequence { first: raw, step };
         for at in (0..n).step_by(block) {
-            let new = Sequence { first: arch.join(singles.at(at)), step: joined_step };
+            let new = Sequence { first: arch.with_cont(singles.at(at)), step: joined_step };
             self.write(index + at, block, old, new);
         }
     }
@@ -250,13 +250,13 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let first = self.entry(index).load(Relaxed);
         // A bit that hardware set in the first PTE after that load is in `differing`.
         let differing = self.differing(index, n, first, |i, entry| self.exchange_at(i, entry, instead));
-        merge_hardware_bits::<A>(self.tables.arch.single(first, index), differing)
+        merge_hardware_bits::<A>(self.tables.arch.without_cont(first, index), differing)
     }
 
     /// Flushes the TLB between clearing PTEs and writing them in another translation size, unless
     /// the CPU permits both sizes at once.
     fn break_before_make(&self, index: usize, n: usize) {
-        if !self.tables.arch.joins_in_place() {
+        if !self.tables.arch.cont_in_place() {
             let start = self.base + ((index as u64) << self.shift());
             let range = VirtRange { start, end: start + ((n as u64) << self.shift()) };
             let _flushed = self.tables.tlb.invalidate(&[range], self.shift(), false);
@@ -267,7 +267,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// on can change separately. Does nothing if no block crosses `index`.
     #[inline]
     pub(super) fn unfold_at(&self, index: usize) {
-        if A::JOINED != 0 && index & ((1 << self.tables.arch.block_bits(self.level)) - 1) != 0 {
+        if A::CONT != 0 && index & ((1 << self.tables.arch.cont_bits(self.level)) - 1) != 0 {
             self.unfold_around(index);
         }
     }
@@ -284,18 +284,18 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Unfolds the cont block of `block` PTEs that begins at `first`.
     #[cold]
     fn unfold(&self, first: usize, block: usize) {
-        let busy = self.tables.arch.busy();
+        let busy = self.tables.arch.busy_pte();
         let raw = self.take_merged(first, block, busy);
         self.break_before_make(first, block);
         let new = Sequence { first: raw, step: self.tables.arch.step(raw, self.level) };
         self.write(first, block, Some(Sequence::of_equal(busy)), new);
-        self.tables.machine.count(Counter::BlocksParted, 1);
+        self.tables.machine.count(Counter::ContUnfolds, 1);
     }
 
     /// Folds the cont blocks at both ends of `n` leaf PTEs that were written from `index` on, if
     /// their PTEs are alike now.
     pub(super) fn fold_edges(&self, index: usize, n: usize) {
-        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
         let last = index + n - 1;
         if index & (block - 1) != 0 || n < block {
             self.fold_if_uniform(index & !(block - 1));
@@ -312,7 +312,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if !self.can_fold(index, first) {
             return None;
         }
-        let block = 1 << arch.block_bits(self.level);
+        let block = 1 << arch.cont_bits(self.level);
         let entries = entries.get(..block).filter(|_| index & (block - 1) == 0)?;
         let follow = (0..).map(|i| first.wrapping_add(arch.step(first, self.level).wrapping_mul(i)));
         let differing = entries.iter().zip(follow).fold(0, |all, (entry, follows)| all | entry ^ follows);
@@ -324,17 +324,17 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// folio.
     fn fold_if_uniform(&self, first: usize) {
         let raw = self.entry(first).load(Relaxed);
-        let block = 1usize << self.tables.arch.block_bits(self.level);
-        if raw & A::JOINED == 0
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
+        if raw & A::CONT == 0
             && self.can_fold(first, raw)
             && self.entries_in_folio(raw) >= block
             && self.matching_len(first, block, raw) == block
         {
-            let busy = self.tables.arch.busy();
+            let busy = self.tables.arch.busy_pte();
             let raw = self.take_merged(first, block, busy);
             self.break_before_make(first, block);
             self.write_cont(first, block, raw, Some(busy));
-            self.tables.machine.count(Counter::BlocksJoined, 1);
+            self.tables.machine.count(Counter::ContFolds, 1);
         }
     }
 
@@ -348,7 +348,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if can_fold && self.is_all_cont(index, run) {
             return self.rewrite_folded(run, index, run.len, new);
         }
-        if can_fold && run.cont == Joined::None && self.can_fold(index, run.raw) {
+        if can_fold && run.cont == Cont::None && self.can_fold(index, run.raw) {
             // Only frame and address could keep the PTEs from being folded, and neither changes.
             self.rewrite_single(run, index, run.len, new);
             return self.fold_edges(index, run.len);
@@ -394,10 +394,10 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Returns how many of `n` leaf PTEs from `index` on, in whole cont blocks, precede the first
     /// one that is in none.
     fn cont_len_from(&self, index: usize, n: usize) -> usize {
-        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
         let mut at = 0;
         // All entries of the range are leaf PTEs.
-        while at < n && self.entry(index + at).load(Relaxed) & A::JOINED != 0 {
+        while at < n && self.entry(index + at).load(Relaxed) & A::CONT != 0 {
             at += block;
         }
         at
@@ -406,9 +406,9 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Returns how many of `n` leaf PTEs from `index` on precede the first one that is in a cont
     /// block.
     fn non_cont_len_from(&self, index: usize, n: usize) -> usize {
-        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let block = 1usize << self.tables.arch.cont_bits(self.level);
         let mut at = block - (index & (block - 1));
-        while at < n && self.entry(index + at).load(Relaxed) & A::JOINED == 0 {
+        while at < n && self.entry(index + at).load(Relaxed) & A::CONT == 0 {
             at += block;
         }
         at.min(n)
@@ -421,10 +421,10 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if run.settled {
             return self.write_cont(index, n, arch.carry(new, run.raw), None);
         }
-        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(new, self.level));
-        let joined_step = arch.joined_step(new, self.level);
+        let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(new, self.level));
+        let joined_step = arch.cont_step(new, self.level);
         for at in (0..n).step_by(block) {
-            let mut next = arch.join(new.wrapping_add(step.wrapping_mul(at as u64)));
+            let mut next = arch.with_cont(new.wrapping_add(step.wrapping_mul(at as u64)));
             for i in index + at..index + at + block {
                 self.change(i, next);
                 next = next.wrapping_add(joined_step);
@@ -435,37 +435,37 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Changes the PTEs of a cont block into PTEs that can't be folded.
     fn rewrite_unfolding(&self, index: usize, block: usize, new: u64) {
         let arch = &self.tables.arch;
-        let busy = arch.busy();
+        let busy = arch.busy_pte();
         let old = self.take_merged(index, block, busy);
         if arch.attrs(new, self.level).intersects(Attrs::PROT) {
             self.break_before_make(index, block);
         }
         let new = Sequence { first: arch.carry(new, old), step: arch.step(new, self.level) };
         self.write(index, block, Some(Sequence::of_equal(busy)), new);
-        self.tables.machine.count(Counter::BlocksParted, 1);
+        self.tables.machine.count(Counter::ContUnfolds, 1);
     }
 
     /// Changes PTEs that are in no cont block and fold them: up to [`BLOCKS_PER_FLUSH`] blocks with
     /// one break.
     fn rewrite_folding(&self, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
-        let (step, block) = (arch.step(new, self.level), 1usize << arch.block_bits(self.level));
+        let (step, block) = (arch.step(new, self.level), 1usize << arch.cont_bits(self.level));
         let mut at = 0;
         while at < n {
             let count = ((n - at) / block).min(BLOCKS_PER_FLUSH);
             let mut old = [0; BLOCKS_PER_FLUSH];
             for (i, old) in old[..count].iter_mut().enumerate() {
-                *old = self.take_merged(index + at + i * block, block, arch.busy());
+                *old = self.take_merged(index + at + i * block, block, arch.busy_pte());
             }
             if old[..count].iter().any(|old| arch.attrs(*old, self.level).intersects(Attrs::PROT)) {
                 self.break_before_make(index + at, count * block);
             }
             for old in &old[..count] {
                 let new = new.wrapping_add(step.wrapping_mul(at as u64));
-                self.write_cont(index + at, block, arch.carry(new, *old), Some(arch.busy()));
+                self.write_cont(index + at, block, arch.carry(new, *old), Some(arch.busy_pte()));
                 at += block;
             }
-            self.tables.machine.count(Counter::BlocksJoined, count as u64);
+            self.tables.machine.count(Counter::ContFolds, count as u64);
         }
     }
 
@@ -473,9 +473,9 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(crate) fn joined(&self, run: &Run) -> usize {
         let index = self.index(run.va);
         match run.cont {
-            Joined::Some => (index..index + run.len).filter(|i| self.is_cont(self.entry(*i).load(Relaxed))).count(),
-            Joined::All => run.len,
-            Joined::None => 0,
+            Cont::Some => (index..index + run.len).filter(|i| self.is_cont(self.entry(*i).load(Relaxed))).count(),
+            Cont::All => run.len,
+            Cont::None => 0,
         }
     }
 }

@@ -8,7 +8,7 @@
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
 
-use super::run::Joined;
+use super::run::Cont;
 use super::{LockedTable, Run};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::{Event, Platform, trace};
@@ -118,12 +118,12 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             Kind::Swap if self.level > 1 => run(1, raw),
             Kind::Swap => run(alike(most, raw, arch.step(raw, self.level)), raw),
             Kind::Leaf => {
-                let first = taken(arch.single(raw, index));
+                let first = taken(arch.without_cont(raw, index));
                 let Match { len, differing, cont } = self.match_leaves(index, most, first, |_, _| ());
                 let cont = match cont {
-                    0 => Joined::None,
-                    all if all == len => Joined::All,
-                    _ => Joined::Some,
+                    0 => Cont::None,
+                    all if all == len => Cont::All,
+                    _ => Cont::Some,
                 };
                 let raw = merge_hardware_bits::<A>(first, differing);
                 let settled = differing & A::HARDWARE == 0 && arch.hardware_idle(raw);
@@ -171,7 +171,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         loop {
             let next = expected.skip(all.len);
             all.add(self.match_entries(index + all.len, most - all.len, next, !A::HARDWARE, &mut each));
-            if A::JOINED == 0 || all.len == most {
+            if A::CONT == 0 || all.len == most {
                 return all;
             }
             let next = expected.at(all.len);

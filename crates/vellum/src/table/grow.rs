@@ -174,9 +174,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ) -> Result<(), NotMapped> {
         let va = range.start;
         debug_assert!(!range.is_empty(), "put() called with an empty range");
-        let mut retries = Patience::new(&self.gate);
+        let mut retries = Retries::new(&self.gate);
         loop {
-            retries.try_again();
+            retries.retry();
             let walk = self.begin_walk();
             // SAFETY: `walk` is alive.
             let at = unsafe { self.descend(range, level) };

@@ -50,12 +50,12 @@ mod split;
 mod take;
 mod walk;
 
-pub(crate) use busy::Occupied;
-pub(crate) use collapse::Supplanted;
+pub(crate) use busy::BusyEntries;
+pub(crate) use collapse::DetachedTable;
 pub(crate) use grow::{NotMapped, Spares};
 pub(crate) use lock::LockedTable;
-pub(crate) use relocate::Route;
-pub use run::{Joined, Run};
+pub(crate) use relocate::Relocation;
+pub use run::{Cont, Run};
 pub(crate) use walk::Found;
 
 use core::ops::Range;

@@ -20,12 +20,12 @@ const ENTRIES_PER_MOVE: usize = 128;
 
 /// A move of PTEs. `to` is no shorter than `from`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Route {
+pub(crate) struct Relocation {
     pub(crate) from: UserRange,
     pub(crate) to: UserRange,
 }
 
-impl Route {
+impl Relocation {
     /// Returns the new address of the old address `at`.
     fn dest(&self, at: u64) -> u64 {
         self.to.start + (at - self.from.start)
@@ -35,7 +35,7 @@ impl Route {
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// Returns the highest level at which an entry that begins at `at` can be moved as it is: all
     /// its addresses move, and old and new address are aligned to its size.
-    fn relocation_level(&self, route: &Route, at: u64) -> u8 {
+    fn relocation_level(&self, route: &Relocation, at: u64) -> u8 {
         let whole = |level: &u8| {
             let span = 1u64 << self.arch.level_shift(*level);
             (at | route.dest(at)) & (span - 1) == 0 && span <= route.from.end - at
@@ -44,7 +44,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// Returns the number of entries of `table` from `at` on that are moved into one page table.
-    fn entries_per_move(&self, table: &LockedTable<'_, 'm, P, A>, route: &Route, at: u64) -> usize {
+    fn entries_per_move(&self, table: &LockedTable<'_, 'm, P, A>, route: &Relocation, at: u64) -> usize {
         let span = 1u64 << (table.shift() + self.arch.index_bits());
         let there = span - (route.dest(at) & (span - 1));
         ((table.end() - at).min(there).min(route.from.end - at) >> table.shift()) as usize
@@ -55,7 +55,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ///
     /// # Errors
     /// [`Refused`]; huge PTEs may have been split.
-    pub(crate) fn prepare_to_move(&self, route: &Route, spares: &mut Spares<'_, 'm, P, A>) -> Result<(), Refused> {
+    pub(crate) fn prepare_to_move(&self, route: &Relocation, spares: &mut Spares<'_, 'm, P, A>) -> Result<(), Refused> {
         // For each level the page table at the new addresses that was counted last, by its index in
         // the address space.
         let mut counted = [None; u8::BITS as usize];
@@ -92,7 +92,12 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// Moves all entries, with the page tables of [`PageTables::prepare_relocation`]. Can't fail.
     /// The gather flushes the old addresses, and frees page tables that became empty. Gives way to
     /// other work between two batches of entries (INV-11).
-    pub(crate) fn relocate(&self, route: &Route, spares: &mut Spares<'_, 'm, P, A>, gather: &mut Gather<'_, 'm, P>) {
+    pub(crate) fn relocate(
+        &self,
+        route: &Relocation,
+        spares: &mut Spares<'_, 'm, P, A>,
+        gather: &mut Gather<'_, 'm, P>,
+    ) {
         let mut buffer = [0; ENTRIES_PER_MOVE];
         let mut at = route.from.start;
         while at < route.from.end {

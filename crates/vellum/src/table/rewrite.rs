@@ -9,7 +9,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::entries::{Sequence, merge_hardware_bits};
-use super::run::Joined;
+use super::run::Cont;
 use super::{LockedTable, Run};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, Kind};
@@ -23,7 +23,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(crate) fn rewrite(&self, run: &Run, new: u64) {
         debug_assert_eq!(run.kind, Kind::Leaf);
         let index = self.index(run.va);
-        if run.cont != Joined::None || self.can_fold(index, new) {
+        if run.cont != Cont::None || self.can_fold(index, new) {
             self.rewrite_cont(run, new);
         } else {
             self.rewrite_single(run, index, run.len, new);
@@ -129,7 +129,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             let block = self.cont_len(first);
             let old = match block {
                 1 => forget(at, self.entry(at)),
-                _ => merge_hardware_bits::<A>(arch.single(first, at), self.differing(at, block, first, forget)),
+                _ => merge_hardware_bits::<A>(arch.without_cont(first, at), self.differing(at, block, first, forget)),
             };
             let start = self.base + ((at as u64) << self.shift());
             let range = VirtRange { start, end: start + ((block as u64) << self.shift()) };

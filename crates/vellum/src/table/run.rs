@@ -35,13 +35,13 @@ pub struct Run {
     /// none. Such PTEs can be overwritten without being read again.
     pub settled: bool,
     /// The share of the PTEs that are in cont blocks, which a TLB may hold as one translation.
-    pub cont: Joined,
+    pub cont: Cont,
 }
 
 /// The share of a run's leaf PTEs that are in cont blocks (AArch64: contpte blocks; RISC-V: NAPOT
 /// blocks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Joined {
+pub enum Cont {
     /// No PTE is in a cont block. The run contains no whole cont block that could be folded either.
     None,
     /// Some PTEs may be in cont blocks, or could be folded: the page table must be read to find
@@ -54,7 +54,7 @@ pub enum Joined {
 impl Run {
     /// Returns a run that was not read from a page table.
     pub(crate) const fn new(va: u64, level: u8, kind: Kind, raw: u64, len: usize) -> Run {
-        Run { va, len, level, kind, raw, settled: false, cont: Joined::Some }
+        Run { va, len, level, kind, raw, settled: false, cont: Cont::Some }
     }
 
     /// Returns the difference between the raw values of neighbouring entries, wrapping.

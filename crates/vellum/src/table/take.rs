@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU64, fence};
 
 use super::cont_block::ContBlock;
 use super::entries::{Match, Sequence};
-use super::run::Joined;
+use super::run::Cont;
 use super::{LockedTable, Run};
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};
@@ -38,7 +38,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let most = self.tables.max_run.min(whole as usize);
         self.unfold_at(index);
         self.unfold_at(index + most);
-        let raw = arch.single(self.entry(index).load(Relaxed), index);
+        let raw = arch.without_cont(self.entry(index).load(Relaxed), index);
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
         // Walks read entries above level 1 without the lock. The fence makes a walk that finds the
         // entry empty also find the gather open, so that the walk does not take the entry for
@@ -100,7 +100,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let says = dirty ^ arch.clear_hardware(dirty, Attrs::DIRTY, self.level);
         let written = |raw: u64| raw & says == dirty & says;
         // Entries above level 1 are busy until it is known that they stay empty (INV-4).
-        let instead = if self.level > 1 { arch.busy() } else { 0 };
+        let instead = if self.level > 1 { arch.busy_pte() } else { 0 };
         let mut len = 0;
         while len < run.len {
             let at = index + len;
@@ -114,7 +114,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
                 len += block;
                 continue;
             }
-            let singles = if run.cont == Joined::None { run.len } else { 1 };
+            let singles = if run.cont == Cont::None { run.len } else { 1 };
             let clean = self.take_clean_singles(at, singles, instead, written);
             len += clean;
             if clean < singles {
@@ -170,7 +170,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let arch = &self.tables.arch;
         let index = self.index(va);
         self.unfold_around(index);
-        let raw = self.exchange(index, arch.busy());
+        let raw = self.exchange(index, arch.busy_pte());
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
         let va = self.base + ((index as u64) << self.shift());
         let run = Run::new(va, self.level, Kind::Leaf, raw, 1);

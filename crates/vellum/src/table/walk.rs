@@ -53,7 +53,7 @@ impl<'t, 'm, P: Platform, A: Arch> QueuedLock<'t, 'm, P, A> {
         desc.table_lock().wait(tables.platform(), ticket);
         trace(tables.platform(), || Event::Locked(table));
         let locked = LockedTable::new(tables, table, desc, level, va);
-        if desc.state().has(flag::DEAD) {
+        if desc.state().has(flag::UNHOOKED) {
             locked.unlock_unchecked();
             return None;
         }
@@ -89,7 +89,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             let raw = unsafe { self.entry_in(memory, table, index) }.load(Acquire);
             let kind = arch.kind(raw, level);
             if level <= lowest || kind != Kind::Table {
-                let raw = if kind == Kind::Leaf { arch.single(raw, index) } else { raw };
+                let raw = if kind == Kind::Leaf { arch.without_cont(raw, index) } else { raw };
                 return WalkEnd { table, level, raw };
             }
             table = arch.table_addr(raw).pfn();
@@ -110,7 +110,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// level `lowest`.
     #[inline]
     pub(crate) fn find_at<'t>(&'t self, range: UserRange, lowest: u8) -> Found<'t, 'm, P, A> {
-        let mut retries = Patience::new(&self.gate);
+        let mut retries = Retries::new(&self.gate);
         loop {
             let walk = self.begin_walk();
             // SAFETY: `walk` is alive.
@@ -132,7 +132,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             }
             // Other CPUs hook and unhook page tables here or keep the entry busy. No queue orders
             // that, so the gate bounds the retries (INV-21).
-            retries.try_again();
+            retries.retry();
         }
     }
 

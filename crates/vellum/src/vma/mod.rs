@@ -231,7 +231,7 @@ impl Vma {
     /// bytes); `None` if there are none. Compares only the bits of an rmap index that a folio's
     /// descriptor keeps.
     pub(crate) fn with_places(&self, indices: VirtRange) -> Option<UserRange> {
-        let bits = |index: u64| index & ((1 << (Owner::PAGE_BITS + FRAME_SHIFT)) - 1);
+        let bits = |index: u64| index & ((1 << (RmapKey::RMAP_INDEX_BITS + FRAME_SHIFT)) - 1);
         let (here, whole) = (self.backing.offset(self.range.start), self.range);
         let after = bits(indices.start.wrapping_sub(here));
         let before = bits(here.wrapping_sub(indices.start));

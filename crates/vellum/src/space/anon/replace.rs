@@ -12,7 +12,7 @@ use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
-use crate::table::{LockedTable, Occupied, Run, Supplanted};
+use crate::table::{BusyEntries, DetachedTable, LockedTable, Run};
 use crate::tlb::{Gather, Removed};
 use crate::vma::Vma;
 
@@ -32,7 +32,7 @@ impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
     ) {
         let (level, shift) = (table.level, table.shift());
         let mut removed = ArrayVec::<Removed, RUNS>::new();
-        let place = table.occupy(*block, |taken| removed.push(taken));
+        let place = table.make_busy(*block, |taken| removed.push(taken));
         let flushed = self.tables().tlb.invalidate(&[*block], shift, false);
         let resident = self.copy_parts(*block, pfn, removed.iter().map(|old| (old.range, old.pfn)));
         place.fill(&self.new_run(vma, *block, pfn, level));
@@ -45,8 +45,8 @@ impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
     /// which was detached and has nothing but leaf PTEs and holes, with the same contents.
     pub(in crate::space) fn replace_table(
         self,
-        old: Supplanted<'_, 'm, P, A>,
-        place: Occupied<'_, 'm, P, A>,
+        old: DetachedTable<'_, 'm, P, A>,
+        place: BusyEntries<'_, 'm, P, A>,
         vma: &Vma,
         pfn: Pfn,
     ) {

@@ -130,7 +130,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
             return false;
         }
         let (level, shift) = (table.level, table.shift());
-        let place = table.occupy(*block, |old| _ = old.uncounted());
+        let place = table.make_busy(*block, |old| _ = old.uncounted());
         self.tables().tlb.invalidate(&[*block], shift, false);
         let attrs = vma.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
         let frames = (block.len() >> FRAME_SHIFT) as u32;

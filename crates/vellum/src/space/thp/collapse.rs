@@ -17,7 +17,7 @@ use crate::frame::{HUGE_ORDER, flag};
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::SizeCounter;
-use crate::table::{Found, LockedTable, Occupied, RUNS_A_HOLD, Run, Supplanted};
+use crate::table::{BusyEntries, DetachedTable, Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::vma::{State, Vma};
 
 use super::Thp;
@@ -433,7 +433,7 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         vma: &Vma,
         block: UserRange,
         wanted: impl Fn(Next) -> bool,
-    ) -> Option<(Supplanted<'s, 'm, P, A>, Occupied<'s, 'm, P, A>)> {
+    ) -> Option<(DetachedTable<'s, 'm, P, A>, BusyEntries<'s, 'm, P, A>)> {
         let Found::Table(table) = self.tables().find(block) else { return None };
         if block != table.range() {
             table.release();

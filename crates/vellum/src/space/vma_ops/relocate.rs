@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::memcg::Refused;
 use crate::page_cache;
 use crate::platform::Platform;
-use crate::table::{Route, Spares};
+use crate::table::{Relocation, Spares};
 use crate::vma::{Backing, State, Vma, VmaFlags};
 
 use super::remap::Wanted;
@@ -137,8 +137,8 @@ struct Part {
 }
 
 impl Part {
-    fn route(&self) -> Route {
-        Route { from: self.from, to: self.vma.range }
+    fn route(&self) -> Relocation {
+        Relocation { from: self.from, to: self.vma.range }
     }
 }
 
