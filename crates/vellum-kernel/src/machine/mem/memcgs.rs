@@ -1,8 +1,9 @@
-//! The machine's memcgs: the engine's, under numbers and names, with the events and swap limits
-//! that the engine does not keep. The file layer shows them as control groups.
+//! The machine's memcgs: gives the engine's memcgs numbers and names, and keeps the events and swap
+//! limits that the engine does not. The file layer shows them as cgroupfs.
 //!
-//! A memcg that was removed may still be charged for memory, as of files in memory or of a process
-//! that has moved on. The engine keeps it until nothing is charged to it; by then it has no name.
+//! Memory may still be charged to a removed memcg, for example files in memory, or pages of a
+//! process that moved to another memcg. The engine keeps such a memcg until nothing is charged to
+//! it; it has no number or name by then.
 
 use crate::mem::payer::{Shared, SharedGuard};
 use crate::mem::thread::failed;
@@ -15,10 +16,10 @@ use vellum::addr::FRAME_SIZE;
 use vellum::memcg::{MAX_MEMCGS, MemcgCounters, MemcgError, MemcgId, MemcgUsage};
 use vellum_kernel::errno::Errno;
 
-/// The group that every other is below.
+/// The number of the root memcg.
 pub const ROOT: u32 = 0;
 
-/// A memcg.
+/// A memcg with a number.
 struct Group {
     engine: MemcgId,
     parent: u32,
@@ -28,23 +29,23 @@ struct Group {
     swap: u64,
 }
 
-/// What has happened to a group, and those below it.
+/// The events of a memcg and its descendants (`memory.events`).
 #[derive(Clone, Copy, Default)]
 pub struct Events {
-    /// It was to have more than its limit.
+    /// How often usage was to exceed the limit.
     pub max: u64,
-    /// Nothing was found to reclaim.
+    /// How often reclaim found nothing to free.
     pub oom: u64,
-    /// A process of it was killed for that.
+    /// The number of processes that the OOM killer ended.
     pub kills: u64,
 }
 
 /// The memcgs by number.
 #[derive(Default)]
 pub struct Table {
-    /// By number; the root is not in it.
+    /// The memcgs by number, without the root.
     groups: BTreeMap<u32, Group>,
-    /// Removed, and still charged.
+    /// The memcgs that are removed but still charged.
     leaving: Vec<MemcgId>,
 }
 
@@ -60,7 +61,7 @@ impl Table {
         }
     }
 
-    /// The group itself, its parent, and so on, the root last.
+    /// Iterates over a memcg, its parent and so on, with the root last.
     fn ancestors(&self, group: u32) -> impl Iterator<Item = u32> + '_ {
         core::iter::successors(Some(group), |group| self.groups.get(group).map(|group| group.parent))
     }
@@ -77,15 +78,15 @@ impl Table {
         self.groups.len() + self.leaving.len() + 1
     }
 
-    /// Gives back to the engine what has nothing charged any more.
+    /// Removes from the engine every removed memcg to which nothing is charged any more.
     fn sweep(&mut self) {
         let frames = machine().frames();
-        // A group goes only after those below it, which were removed before it.
+        // A child is removed before its parent, and so comes first in the list.
         self.leaving.retain(|group| machine().memcgs().remove(frames, *group).is_err());
     }
 }
 
-/// The number of the engine's group, or of the nearest above it that has one.
+/// Returns the number of the engine's memcg, or `ROOT` if the memcg is removed or is the root.
 pub fn number_of(engine: MemcgId) -> u32 {
     TABLE.lock().groups.iter().find(|(_, group)| group.engine == engine).map_or(ROOT, |(number, _)| *number)
 }
@@ -182,20 +183,21 @@ pub fn set_swap_max(group: u32, most: u64) -> Result<(), Errno> {
     let mut table = TABLE.lock();
     let found = table.groups.get_mut(&group).ok_or(Errno::ENODEV)?;
     found.swap = most;
-    // Without a limit `tell_swap_room` passes it over.
+    // `update_swap_room` skips a memcg without a limit, so its old limit is lifted here.
     machine().memcgs().set_swap_room(found.engine, u64::MAX).map_err(|_| Errno::ENODEV)?;
     drop(table);
     tell_swap_room();
     Ok(())
 }
 
-/// How many pages a group has more than it may have.
+/// Returns the number of pages by which a memcg exceeds its limit.
 pub fn excess(group: u32) -> u64 {
     let counters = engine(group).and_then(counters).ok();
     counters.map_or(0, |counters| counters.charged.saturating_sub(counters.limit))
 }
 
-/// Bytes that a group and those below it have in swap; what several have, each of them has.
+/// Returns the bytes that a memcg and its descendants have in swap. A swapped page that several
+/// spaces share counts once for each of them.
 pub fn swapped(group: u32) -> u64 {
     let mut below = [false; MAX_MEMCGS];
     TABLE.lock().below(group).for_each(|id| below[usize::from(id.number())] = true);
@@ -204,8 +206,8 @@ pub fn swapped(group: u32) -> u64 {
     spaces.map(|space| space.engine.stats().swap).sum::<u64>() + objects
 }
 
-/// Tells the engine how much more those groups may have in swap that may not have as much as there
-/// is. To be called before memory goes there.
+/// Passes the remaining swap allowance of each memcg with a swap limit to the engine. Must be
+/// called before pageout.
 pub fn tell_swap_room() {
     let mut from = ROOT;
     let next = |from| {
@@ -216,17 +218,17 @@ pub fn tell_swap_room() {
     while let Some((number, engine, most)) = next(from) {
         from = number + 1;
         let room = most.saturating_sub(swapped(number)) / FRAME_SIZE;
-        // It may be gone by now.
+        // The memcg may have been removed meanwhile.
         let _ = machine().memcgs().set_swap_room(engine, room);
     }
 }
 
-/// How many pages a group may have.
+/// Returns a memcg's limit, in pages.
 pub fn limit(group: u32) -> u64 {
     engine(group).and_then(counters).map_or(u64::MAX, |counters| counters.limit)
 }
 
-/// The path of a group, from the root on.
+/// Returns the path of a memcg from the root.
 pub fn path(group: u32) -> Vec<u8> {
     let table = TABLE.lock();
     let names: Vec<_> = table.ancestors(group).filter_map(|number| table.groups.get(&number)).collect();
@@ -238,18 +240,18 @@ pub fn path(group: u32) -> Vec<u8> {
     if path.is_empty() { b"/".to_vec() } else { path }
 }
 
-/// What a group, or one below it, has come to.
+/// An event of a memcg or of one of its descendants.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// It wanted more than it may have.
+    /// Usage was to exceed the limit.
     Max,
-    /// There was nothing to reclaim.
+    /// Reclaim found nothing to free.
     OutOfMemory,
-    /// A process of it was killed for memory.
+    /// The OOM killer ended a process.
     Killed,
 }
 
-/// Notes an event for a group and those above it.
+/// Counts an event for a memcg and its ancestors.
 pub fn note(group: u32, event: Event) {
     let mut table = TABLE.lock();
     let above: Vec<u32> = table.ancestors(group).collect();
@@ -274,7 +276,7 @@ pub fn counters(group: MemcgId) -> Result<MemcgCounters, Errno> {
     machine().memcgs().counters(group).map_err(|_| Errno::ENODEV)
 }
 
-/// Returns the memory of a memcg, by kind; as [`counters`].
+/// Returns the memory of a memcg, by kind.
 ///
 /// # Errors
 ///

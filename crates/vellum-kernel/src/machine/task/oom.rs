@@ -1,8 +1,9 @@
-//! Memory runs out, the machine's or a group's: some is reclaimed, or else a process is killed for it, and who wanted memory tries
-//! again.
+//! Direct reclaim and the OOM killer: the machine or a memcg is out of memory, so some is
+//! reclaimed, or else a process is killed, and the thread that needs memory retries.
 //!
-//! Where there is no swap left, what is in use comes back only from who ends, because files in memory have nothing behind them. The
-//! process with the most memory ends, as far as nothing was said about it (`oom_score_adj`). Who shares its memory ends with it.
+//! Without free swap, memory in use is freed only when a process ends, because files in memory have
+//! no backing store. The victim is the process with the most memory, adjusted by its
+//! `oom_score_adj`; processes that share its address space end with it.
 
 use crate::mem::memcgs::{self, Event};
 use crate::mem::reclaim::{Who, reclaim};
@@ -19,22 +20,23 @@ use vellum::addr::FRAME_SIZE;
 use vellum::memcg::{MemcgId, Refused};
 use vellum::space::SpaceStats;
 
-/// A process that is never killed has this said about it.
-const NEVER: i32 = -1000;
-/// Pages that are reclaimed for who finds none: enough to be worth the while, and not so many that one pays for all.
+/// The `oom_score_adj` of a process that is never killed (Linux: `OOM_SCORE_ADJ_MIN`).
+const OOM_SCORE_ADJ_MIN: i32 = -1000;
+/// The pages to reclaim per attempt: enough to be worthwhile, and few enough that one thread does
+/// not pay for all.
 const AT_ONCE: u64 = 128;
 
-/// How often nothing is found to reclaim before somebody is killed.
-const TRIES: usize = 16;
+/// The number of fruitless attempts before a process is killed.
+const ATTEMPTS: usize = 16;
 
 static KILLED: AtomicU64 = AtomicU64::new(0);
 
-/// How many were killed for memory.
+/// Returns the number of processes killed.
 pub fn killed() -> u64 {
     KILLED.load(Relaxed)
 }
 
-/// Whose memory is short.
+/// The part of the machine that is out of memory: all of it, or the memcg with this number.
 #[derive(Clone, Copy)]
 enum Scope {
     Machine,
@@ -42,6 +44,7 @@ enum Scope {
 }
 
 impl Scope {
+    /// Returns whether the process is charged in this scope.
     fn has(self, process: &Process) -> bool {
         match self {
             Scope::Machine => true,
@@ -49,7 +52,7 @@ impl Scope {
         }
     }
 
-    /// Whether some memory could be reclaimed.
+    /// Tries to reclaim `pages` pages. Returns whether any were freed.
     fn reclaims(self, pages: u64) -> bool {
         let (why, group) = match self {
             Scope::Machine => (Who::Direct, Some(MemcgId::ROOT)),
@@ -58,7 +61,7 @@ impl Scope {
         group.is_some_and(|group| reclaim(why, group, pages) > 0)
     }
 
-    /// How many pages there are in all.
+    /// Returns the number of pages of the machine, or the memcg's limit if that is lower.
     fn pages(self) -> u64 {
         let total = machine().frames().total();
         match self {
@@ -77,21 +80,23 @@ fn pages(stats: &SpaceStats) -> u64 {
     (stats.anon + stats.file + stats.shmem + stats.swap + stats.tables + stats.kernel) / FRAME_SIZE
 }
 
-/// What a process counts, in pages, where there are so many in all.
+/// Returns a process's badness in pages (Linux: `oom_badness`): its memory, plus `oom_score_adj`
+/// thousandths of all `all` pages.
 fn points(process: &Process, stats: &SpaceStats, all: u64) -> i64 {
     pages(stats) as i64 + i64::from(process.badness.load(Relaxed)) * (all / 1000) as i64
 }
 
-/// The same in thousandths of the machine's memory (`oom_score`).
+/// Returns the badness in thousandths of the machine's memory (`oom_score`).
 pub fn score(process: &Process) -> u64 {
     let all = Scope::Machine.pages().max(1);
     let points = stats(process).map_or(0, |stats| points(process, &stats, all));
     (points.max(0) as u64) * 1000 / all
 }
 
-/// A fault or a system call was refused memory. Reclaims where it was refused: of the machine, or
-/// of that group alone. Returns when there may be some: when some was reclaimed, when a process
-/// that had it is gone, or the caller is to end itself; `false`: nobody can be killed.
+/// Makes memory available after a fault or a system call was refused some: reclaims on the machine,
+/// or in the memcg whose limit was reached, or else kills a process. Returns true when a retry is
+/// due: memory was reclaimed, a signal arrived, a process that had memory is gone, or the caller's
+/// process is ending. Returns false if no process can be killed.
 pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
     let scope = match why {
         Refused::OverLimit(group) => Scope::Group(memcgs::number_of(group)),
@@ -103,14 +108,14 @@ pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
     if let Scope::Group(group) = scope {
         memcgs::note(group, Event::Max);
     }
-    // What another processor is just looking at, or is about to free, can't be found.
-    for _ in 0..TRIES {
+    // Pages that another CPU is scanning or about to free can't be found: retry.
+    for _ in 0..ATTEMPTS {
         if scope.reclaims(AT_ONCE) {
             return true;
         }
         executor::give_way().await;
-        // To look at everything in vain takes long, and longer if other threads do it as well: a
-        // signal comes first.
+        // A fruitless scan of everything takes long, and longer if other threads scan too: a signal
+        // goes first.
         if thread.is_interrupted() {
             return true;
         }
@@ -118,14 +123,14 @@ pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
     if let Scope::Group(group) = scope {
         memcgs::note(group, Event::OutOfMemory);
     }
-    let Some(victim) = leaving(scope).or_else(|| kill(scope, Some(&thread.process))) else { return false };
+    let Some(victim) = find_ending(scope).or_else(|| kill(scope, Some(&thread.process))) else { return false };
     while !victim.threads.lock().is_empty() && !thread.process.life.lock().is_over() {
         executor::give_way().await;
     }
     true
 }
 
-/// A group may have less than it has: some is reclaimed, or one of it is killed.
+/// Enforces a memcg's lowered limit: reclaims the excess, or kills a process of the memcg.
 pub fn enforce(group: u32) {
     let scope = Scope::Group(group);
     memcgs::note(group, Event::Max);
@@ -138,27 +143,30 @@ pub fn enforce(group: u32) {
         return;
     }
     memcgs::note(group, Event::OutOfMemory);
-    if leaving(scope).is_none() {
+    if find_ending(scope).is_none() {
         kill(scope, None);
     }
 }
 
-/// A process that is about to give up its memory.
-fn leaving(scope: Scope) -> Option<Arc<Process>> {
-    let leaves = |process: &Arc<Process>| process.life.lock().is_over() && !process.threads.lock().is_empty();
-    processes::all().find(|process| leaves(process) && scope.has(process))
+/// Returns a process that is ending but has not freed its memory yet.
+fn find_ending(scope: Scope) -> Option<Arc<Process>> {
+    let is_ending = |process: &Arc<Process>| process.life.lock().is_over() && !process.threads.lock().is_empty();
+    processes::all().find(|process| is_ending(process) && scope.has(process))
 }
 
+/// Kills the process with the highest badness in this scope, and all processes that share its
+/// address space. Returns `None` if no process may be killed.
 fn kill(scope: Scope, wanting: Option<&Arc<Process>>) -> Option<Arc<Process>> {
     let all = scope.pages();
-    let may =
-        |process: &Arc<Process>| process.pid != FIRST && process.badness.load(Relaxed) > NEVER && scope.has(process);
+    let may = |process: &Arc<Process>| {
+        process.pid != FIRST && process.badness.load(Relaxed) > OOM_SCORE_ADJ_MIN && scope.has(process)
+    };
     let counted = processes::all().filter(may).filter_map(|process| {
         let stats = stats(&process)?;
         Some((points(&process, &stats, all), process, stats))
     });
     let (points, victim, has) = counted.max_by_key(|(points, ..)| *points)?;
-    say(scope, wanting, &victim, points, &has);
+    log(scope, wanting, &victim, points, &has);
     KILLED.fetch_add(1, Relaxed);
     memcgs::note(victim.cgroup.load(Relaxed), Event::Killed);
     let memory = victim.memory();
@@ -176,8 +184,8 @@ fn name(process: &Process) -> String {
     String::from_utf8_lossy(&first).into_owned()
 }
 
-/// Who is killed and why.
-fn say(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i64, has: &SpaceStats) {
+/// Logs the victim and the reason.
+fn log(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i64, has: &SpaceStats) {
     let kib = |bytes: u64| bytes / 1024;
     match scope {
         Scope::Machine => {
@@ -188,11 +196,11 @@ fn say(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i
         }
         Scope::Group(group) => {
             let (path, limit) = (memcgs::path(group), kib(memcgs::limit(group) * FRAME_SIZE));
-            println!("out of memory: group {} may have {limit} kB", String::from_utf8_lossy(&path));
+            println!("out of memory: memcg {} is at its limit of {limit} kB", String::from_utf8_lossy(&path));
         }
     }
     if let Some(wanting) = wanting {
-        println!("out of memory: process {} ({}) wanted more", wanting.pid, name(wanting));
+        println!("out of memory: process {} ({}) could not allocate", wanting.pid, name(wanting));
     }
     println!(
         "out of memory: killed process {} ({}): {} kB anonymous, {} kB of files, {} kB shared, {} kB of page tables, \
