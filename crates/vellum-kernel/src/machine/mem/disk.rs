@@ -29,6 +29,7 @@ const SECTORS: usize = FRAME_SIZE as usize / SECTOR_SIZE;
 /// time, so that buffers need no mapping.
 struct Dma;
 
+/// Returns the layout of that many pages, or the empty layout if it would be too large.
 fn pages(pages: usize) -> Layout {
     // The driver asks for some tens of pages at most.
     Layout::array::<[u8; PAGE_SIZE]>(pages).and_then(|layout| layout.align_to(PAGE_SIZE)).unwrap_or(Layout::new::<()>())
@@ -105,6 +106,7 @@ impl Disk {
     }
 }
 
+/// Returns the bytes of some slots.
 fn bytes(slots: Slots) -> usize {
     slots.count as usize * FRAME_SIZE as usize
 }

@@ -31,7 +31,7 @@ static IS_SHORT: AtomicBool = AtomicBool::new(false);
 /// The kernel's allocator; the module's documentation describes it.
 pub struct Heap {
     /// The lists, by memcg number and by block size.
-    groups: [[Mutex<List>; SIZES]; MAX_MEMCGS],
+    lists: [[Mutex<List>; SIZES]; MAX_MEMCGS],
 }
 
 /// The frames of one size and memcg that have free blocks, linked through their headers.
@@ -50,11 +50,11 @@ struct Header {
     /// The number of blocks in use.
     used: u32,
     /// The memcg that is charged, and whose list links this frame while it has free blocks.
-    group: MemcgId,
+    memcg: MemcgId,
 }
 
 #[global_allocator]
-static HEAP: Heap = Heap { groups: [const { [const { Mutex::new(List(ptr::null_mut())) }; SIZES] }; MAX_MEMCGS] };
+static HEAP: Heap = Heap { lists: [const { [const { Mutex::new(List(ptr::null_mut())) }; SIZES] }; MAX_MEMCGS] };
 
 /// The number of frames that the heap has from the engine.
 static FRAMES: AtomicU64 = AtomicU64::new(0);
@@ -70,21 +70,22 @@ fn size_of_block(layout: Layout) -> u32 {
 }
 
 impl Heap {
-    fn list(&self, group: MemcgId, shift: u32) -> &Mutex<List> {
-        &self.groups[usize::from(group.number())][(shift - SMALLEST) as usize]
+    /// Returns the list of a memcg and block size. `shift` is at most [`LARGEST`].
+    fn list(&self, memcg: MemcgId, shift: u32) -> &Mutex<List> {
+        &self.lists[usize::from(memcg.number())][(shift - SMALLEST) as usize]
     }
 
-    /// Allocates a block of `1 << shift` bytes that is charged to `group`. Takes the list's lock,
+    /// Allocates a block of `1 << shift` bytes that is charged to `memcg`. Takes the list's lock,
     /// and with it held the engine's locks if the list needs a new frame.
-    fn alloc_for(&self, machine: &'static Machine, group: MemcgId, shift: u32) -> Option<NonNull<u8>> {
+    fn alloc_for(&self, machine: &'static Machine, memcg: MemcgId, shift: u32) -> Option<NonNull<u8>> {
         if shift > LARGEST {
-            return frames(machine, group, shift);
+            return frames(machine, memcg, shift);
         }
-        let mut list = self.list(group, shift).lock();
+        let mut list = self.list(memcg, shift).lock();
         if list.0.is_null() {
-            let frame = frames(machine, group, FRAME_SHIFT)?;
+            let frame = frames(machine, memcg, FRAME_SHIFT)?;
             // SAFETY: the frame was just allocated for this list.
-            unsafe { list.cut(frame.as_ptr(), shift, group) };
+            unsafe { list.cut(frame.as_ptr(), shift, memcg) };
         }
         // SAFETY: frames on the list have free blocks, and a free block's first word is the link.
         unsafe {
@@ -105,11 +106,11 @@ impl Heap {
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(machine) = MACHINE.get() else { return ptr::null_mut() };
-        let (shift, group) = (size_of_block(layout), payer::payer());
-        let block = self.alloc_for(machine, group, shift);
+        let (shift, memcg) = (size_of_block(layout), payer::payer());
+        let block = self.alloc_for(machine, memcg, shift);
         // A thread that moves to another memcg may still allocate for one that was removed
         // meanwhile.
-        let is_gone = || group != MemcgId::ROOT && !machine.memcgs().exists(group);
+        let is_gone = || memcg != MemcgId::ROOT && !machine.memcgs().exists(memcg);
         let block = block.or_else(|| is_gone().then(|| self.alloc_for(machine, MemcgId::ROOT, shift))?);
         block.map_or(ptr::null_mut(), NonNull::as_ptr)
     }
@@ -119,8 +120,8 @@ unsafe impl GlobalAlloc for Heap {
         if shift <= LARGEST {
             // SAFETY: the block's frame begins with its header, whose memcg does not change while
             // any of its blocks is in use, as this one is.
-            let group = unsafe { (*Header::of(block)).group };
-            let mut list = self.list(group, shift).lock();
+            let memcg = unsafe { (*Header::of(block)).memcg };
+            let mut list = self.list(memcg, shift).lock();
             // SAFETY: the block is of this size and memcg, and by contract the caller gives it up.
             let Some(frame) = (unsafe { list.give_back(block) }) else { return };
             drop(list);
@@ -154,12 +155,12 @@ unsafe fn give_back(at: *mut u8, order: u8) {
 
 impl List {
     /// Cuts a frame into blocks of `1 << shift` bytes and links it into this list, which is the
-    /// list of `group`.
+    /// list of `memcg`.
     ///
     /// # Safety
     ///
     /// The caller owns the frame and gives it to the list.
-    unsafe fn cut(&mut self, frame: *mut u8, shift: u32, group: MemcgId) {
+    unsafe fn cut(&mut self, frame: *mut u8, shift: u32, memcg: MemcgId) {
         let header = frame.cast::<Header>();
         // Blocks are aligned to their size, so the header costs one block, or several of the
         // smallest.
@@ -172,7 +173,7 @@ impl List {
                 block.cast::<*mut u8>().write(free);
                 free = block;
             }
-            header.write(Header { next: ptr::null_mut(), previous: ptr::null_mut(), free, used: 0, group });
+            header.write(Header { next: ptr::null_mut(), previous: ptr::null_mut(), free, used: 0, memcg });
             self.link(header);
         }
     }
@@ -194,7 +195,7 @@ impl List {
             (*header).free = block;
             (*header).used -= 1;
             let alone = (*header).next.is_null() && (*header).previous.is_null();
-            if (*header).used > 0 || alone && (*header).group == MemcgId::ROOT {
+            if (*header).used > 0 || alone && (*header).memcg == MemcgId::ROOT {
                 return None;
             }
             self.unlink(header);
@@ -239,18 +240,18 @@ impl List {
     }
 }
 
-/// Allocates frames for a block of `1 << shift` bytes, charged to `group`. If the memcg's limit or
+/// Allocates frames for a block of `1 << shift` bytes, charged to `memcg`. If the memcg's limit or
 /// free memory does not allow it, the refusal is noted for the current thread, and a block of up to
 /// `1 << MOST_BEYOND` frames is allocated all the same: from the reserve, or beyond the limit.
-fn frames(machine: &'static Machine, group: MemcgId, shift: u32) -> Option<NonNull<u8>> {
-    let (groups, frames) = (machine.memcgs(), machine.frames());
+fn frames(machine: &'static Machine, memcg: MemcgId, shift: u32) -> Option<NonNull<u8>> {
+    let (memcgs, frames) = (machine.memcgs(), machine.frames());
     let order = u8::try_from(shift.max(FRAME_SHIFT) - FRAME_SHIFT).ok()?;
-    let had = groups.alloc_for_host(frames, group, order);
+    let had = memcgs.alloc_for_host(frames, memcg, order);
     IS_SHORT.store(had == Err(Refused::OutOfMemory), Relaxed);
     let had = had.or_else(|why| {
         let beyond = order <= payer::MOST_BEYOND;
         payer::refused(why, beyond);
-        if beyond { groups.alloc_beyond_limit(frames, group, order) } else { Err(why) }
+        if beyond { memcgs.alloc_beyond_limit(frames, memcg, order) } else { Err(why) }
     });
     let pfn = had.ok()?;
     FRAMES.fetch_add(1 << order, Relaxed);

@@ -1,6 +1,6 @@
-//! Measures the longest stretches of kernel code during which a CPU can do nothing else, and
-//! records the call stack at both ends of each. `vellum bench holds` runs it under a clock that
-//! counts one nanosecond per instruction. Only the feature `holds` compiles it in.
+//! Measures (for INV-11) the longest stretches of kernel code during which a CPU can do nothing
+//! else, and records the call stack at both ends of each. `vellum bench holds` runs it under a
+//! clock that counts one nanosecond per instruction. Only the feature `holds` compiles it in.
 //!
 //! Only CPU 0 is measured, because a machine that counts instructions has no other. The time that
 //! measuring takes is subtracted from every stretch.

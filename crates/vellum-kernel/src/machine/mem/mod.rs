@@ -124,14 +124,14 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Creates an empty page-cache object that is charged to `group`. `tag` is the identification that
-/// VMAs of the object show.
+/// Creates an empty page-cache object that is charged to `memcg`. `tag` identifies the file in the
+/// VMAs that map the object.
 ///
 /// # Errors
 ///
 /// Memory is short, or the memcg's limit is reached.
-pub fn new_object(group: MemcgId, tag: u64) -> Result<Object, vellum::page_cache::ObjectError> {
-    Object::new(machine(), &format(), group, tag, 0)
+pub fn new_object(memcg: MemcgId, tag: u64) -> Result<Object, vellum::page_cache::ObjectError> {
+    Object::new(machine(), &format(), memcg, tag, 0)
 }
 
 /// Creates an empty address space with the kernel in its upper half.
@@ -139,8 +139,8 @@ pub fn new_object(group: MemcgId, tag: u64) -> Result<Object, vellum::page_cache
 /// # Errors
 ///
 /// Memory is short, or the memcg's limit is reached.
-pub fn new_space(machine: &'static Machine, group: MemcgId, limits: Limits) -> Result<Space, Refused> {
-    let space = Space::new(machine, format(), group, limits)?;
+pub fn new_space(machine: &'static Machine, memcg: MemcgId, limits: Limits) -> Result<Space, Refused> {
+    let space = Space::new(machine, format(), memcg, limits)?;
     adopt(&space);
     Ok(space)
 }

@@ -48,7 +48,7 @@ static REQUESTS: [Request; MAX_CPUS] =
 static PENDING: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
 /// Invalidates translations on each CPU of the set that has the space loaded. Returns when all have
-/// done so. Interrupts may be off.
+/// done so, after which the engine may free what was mapped (INV-1). Interrupts may be off.
 pub fn invalidate(what: &Invalidation<'_>, cpus: &CpuSet) {
     let here = percpu::current().index;
     let change = Change::of(what.space);
@@ -64,8 +64,8 @@ pub fn invalidate(what: &Invalidation<'_>, cpus: &CpuSet) {
 }
 
 /// Invalidates on this CPU alone, if it has the space loaded, so that a retried access sees the
-/// present PTEs (Linux: `flush_tlb_fix_spurious_fault`). A CPU that has not loaded the space may
-/// keep stale translations; an access that faults by one of them comes here again.
+/// present PTEs (INV-20; Linux: `flush_tlb_fix_spurious_fault`). A CPU that has not loaded the
+/// space may keep stale translations; an access that faults by one of them comes here again.
 pub fn invalidate_local(what: &Invalidation<'_>) {
     if space::is_loaded(what.space, percpu::current().index) {
         drop_translations(what.ranges, what.stride_shift);

@@ -288,6 +288,8 @@ pub fn unload() {
     }
 }
 
+/// Loads `next` in place of `loaded`, which is this CPU's field, and drops the reference to the
+/// previous space.
 #[cold]
 fn replace(loaded: &mut Option<Arc<UserSpace>>, next: Option<Arc<UserSpace>>) {
     // SAFETY: the reference in the per-CPU record keeps the space alive until another is loaded.
@@ -299,6 +301,7 @@ fn replace(loaded: &mut Option<Arc<UserSpace>>, next: Option<Arc<UserSpace>>) {
 static GENERATIONS: Generations = Generations::new();
 /// The number of the space that each CPU has loaded; `NO_SPACE` if none.
 static LOADED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(NO_SPACE) }; MAX_CPUS];
+/// The value of [`LOADED`] for a CPU without a loaded space.
 const NO_SPACE: u64 = u64::MAX;
 
 /// Returns whether a CPU has loaded the space with this number.

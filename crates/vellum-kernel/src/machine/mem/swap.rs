@@ -70,6 +70,7 @@ pub fn init_disk(checked: bool, announce: impl FnOnce(&Store) -> Result<(), Errn
     init(&DISK, store, announce)
 }
 
+/// Announces a store, keeps it in `place` and enables it. On failure of `announce` nothing is kept.
 fn init(
     place: &'static Once<Store>,
     store: Store,

@@ -24,6 +24,7 @@ pub fn watch(process: &Arc<Process>) {
     }
 }
 
+/// Sleeps and checks until the process ends or has no limit any more.
 async fn run(process: Weak<Process>) {
     while let Some(left) = process.upgrade().and_then(|process| check_limits(&process)) {
         // All CPUs may run the process at once.

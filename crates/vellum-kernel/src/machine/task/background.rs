@@ -33,6 +33,7 @@ pub fn wake_if_low() -> bool {
     }
 }
 
+/// Wakes the task unless it is at work.
 #[cold]
 fn wake() {
     if !AT_WORK.swap(true, SeqCst) {
@@ -46,6 +47,7 @@ pub fn start() {
     executor::spawn_first(run());
 }
 
+/// Sleeps until woken, then reclaims on each node until none is short or nothing can be reclaimed.
 async fn run() {
     loop {
         poll_fn(|context| {

@@ -30,10 +30,10 @@ impl BlockedOn {
 /// Reclaims while the kernel memory charged for a thread exceeds its memcg's limit or is taken from
 /// the kernel's reserve. Returns early if the process is ending, or if nothing is left to reclaim.
 async fn repay(thread: &Arc<Thread>, why: Refused) {
-    let (groups, frames) = (machine().memcgs(), machine().frames());
+    let (memcgs, frames) = (machine().memcgs(), machine().frames());
     let is_beyond = || match why {
-        Refused::OverLimit(group) => {
-            groups.drain(frames, group).is_ok() && groups.counters(group).is_ok_and(|of| of.charged > of.limit)
+        Refused::OverLimit(memcg) => {
+            memcgs.drain(frames, memcg).is_ok() && memcgs.counters(memcg).is_ok_and(|of| of.charged > of.limit)
         }
         Refused::OutOfMemory => heap::is_short(),
     };

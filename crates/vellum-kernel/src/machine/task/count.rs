@@ -52,6 +52,7 @@ impl Drop for Counted {
     }
 }
 
+/// Takes one thread from a user's count.
 fn uncount(users: &mut BTreeMap<u32, u64>, user: u32) {
     let Some(count) = users.get_mut(&user) else { return };
     *count -= 1;

@@ -84,6 +84,7 @@ pub fn spawn_first(future: impl Future<Output = ()> + Send + 'static) {
     start(future, Arc::new(SchedEntity { first: true, ..SchedEntity::default() }));
 }
 
+/// Creates the task and queues it.
 fn start(future: impl Future<Output = ()> + Send + 'static, entity: Arc<SchedEntity>) {
     let (task, handle) = Builder::new().metadata(entity).spawn(|_| future, WithInfo(enqueue));
     handle.detach();

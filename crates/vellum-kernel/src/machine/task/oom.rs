@@ -40,7 +40,7 @@ pub fn killed() -> u64 {
 #[derive(Clone, Copy)]
 enum Scope {
     Machine,
-    Group(u32),
+    Memcg(u32),
 }
 
 impl Scope {
@@ -48,17 +48,17 @@ impl Scope {
     fn has(self, process: &Process) -> bool {
         match self {
             Scope::Machine => true,
-            Scope::Group(group) => memcgs::is_below(process.cgroup.load(Relaxed), group),
+            Scope::Memcg(memcg) => memcgs::is_below(process.cgroup.load(Relaxed), memcg),
         }
     }
 
     /// Tries to reclaim `pages` pages. Returns whether any were freed.
     fn reclaims(self, pages: u64) -> bool {
-        let (why, group) = match self {
+        let (why, memcg) = match self {
             Scope::Machine => (Who::Direct, Some(MemcgId::ROOT)),
-            Scope::Group(group) => (Who::Limit, memcgs::engine(group).ok()),
+            Scope::Memcg(memcg) => (Who::Limit, memcgs::engine(memcg).ok()),
         };
-        group.is_some_and(|group| reclaim(why, group, pages) > 0)
+        memcg.is_some_and(|memcg| reclaim(why, memcg, pages) > 0)
     }
 
     /// Returns the number of pages of the machine, or the memcg's limit if that is lower.
@@ -66,16 +66,19 @@ impl Scope {
         let total = machine().frames().total();
         match self {
             Scope::Machine => total,
-            Scope::Group(group) => memcgs::limit(group).min(total),
+            Scope::Memcg(memcg) => memcgs::limit(memcg).min(total),
         }
     }
 }
 
+/// Returns the memory statistics of a process's address space, or `None` if it has ended.
 fn stats(process: &Process) -> Option<SpaceStats> {
     let memory = process.memory();
     memory.map(|memory| memory.engine.stats())
 }
 
+/// Returns the pages that count for the badness: resident, swapped, page tables, and the engine's
+/// own memory for the space.
 fn pages(stats: &SpaceStats) -> u64 {
     (stats.anon + stats.file + stats.shmem + stats.swap + stats.tables + stats.kernel) / FRAME_SIZE
 }
@@ -99,14 +102,14 @@ pub fn score(process: &Process) -> u64 {
 /// process is ending. Returns false if no process can be killed.
 pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
     let scope = match why {
-        Refused::OverLimit(group) => Scope::Group(memcgs::number_of(group)),
+        Refused::OverLimit(memcg) => Scope::Memcg(memcgs::number_of(memcg)),
         Refused::OutOfMemory => Scope::Machine,
     };
     if thread.process.life.lock().is_over() {
         return true;
     }
-    if let Scope::Group(group) = scope {
-        memcgs::note(group, Event::Max);
+    if let Scope::Memcg(memcg) = scope {
+        memcgs::note(memcg, Event::Max);
     }
     // Pages that another CPU is scanning or about to free can't be found: retry.
     for _ in 0..ATTEMPTS {
@@ -120,8 +123,8 @@ pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
             return true;
         }
     }
-    if let Scope::Group(group) = scope {
-        memcgs::note(group, Event::OutOfMemory);
+    if let Scope::Memcg(memcg) = scope {
+        memcgs::note(memcg, Event::OutOfMemory);
     }
     let Some(victim) = find_ending(scope).or_else(|| kill(scope, Some(&thread.process))) else { return false };
     while !victim.threads.lock().is_empty() && !thread.process.life.lock().is_over() {
@@ -131,18 +134,18 @@ pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
 }
 
 /// Enforces a memcg's lowered limit: reclaims the excess, or kills a process of the memcg.
-pub fn enforce(group: u32) {
-    let scope = Scope::Group(group);
-    memcgs::note(group, Event::Max);
-    while let over @ 1.. = memcgs::excess(group) {
+pub fn enforce(memcg: u32) {
+    let scope = Scope::Memcg(memcg);
+    memcgs::note(memcg, Event::Max);
+    while let over @ 1.. = memcgs::excess(memcg) {
         if !scope.reclaims(over) {
             break;
         }
     }
-    if memcgs::excess(group) == 0 {
+    if memcgs::excess(memcg) == 0 {
         return;
     }
-    memcgs::note(group, Event::OutOfMemory);
+    memcgs::note(memcg, Event::OutOfMemory);
     if find_ending(scope).is_none() {
         kill(scope, None);
     }
@@ -179,6 +182,7 @@ fn kill(scope: Scope, wanting: Option<&Arc<Process>>) -> Option<Arc<Process>> {
     Some(victim)
 }
 
+/// Returns the name of a process's first thread.
 fn name(process: &Process) -> String {
     let first = process.threads.lock().values().next().map(|thread| thread.name()).unwrap_or_default();
     String::from_utf8_lossy(&first).into_owned()
@@ -194,8 +198,8 @@ fn log(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i
             let [swap, swap_free, _] = swap::bytes().map(kib);
             println!("out of memory: {free} kB of {all} kB are free, {swap_free} kB of {swap} kB of swap");
         }
-        Scope::Group(group) => {
-            let (path, limit) = (memcgs::path(group), kib(memcgs::limit(group) * FRAME_SIZE));
+        Scope::Memcg(memcg) => {
+            let (path, limit) = (memcgs::path(memcg), kib(memcgs::limit(memcg) * FRAME_SIZE));
             println!("out of memory: memcg {} is at its limit of {limit} kB", String::from_utf8_lossy(&path));
         }
     }

@@ -388,6 +388,7 @@ impl Process {
         matches!(*self.life.lock(), Life::Stopped(..))
     }
 
+    /// Sends `SIGCHLD` to the parent, unless it has set `SA_NOCLDSTOP`, and wakes its `wait`.
     fn notify_parent(&self, tasklist: &Families, code: u32, status: u32) {
         let Some(parent) = self.parent.lock().upgrade() else { return };
         let quiet = parent.signals.lock().action(abi::SIGCHLD).flags & u64::from(abi::SA_NOCLDSTOP) != 0;
@@ -436,7 +437,7 @@ impl Process {
         self.changed.wake_all();
     }
 
-    /// Reparents the children to the reaper (Linux: `reparent_leader`).
+    /// Reparents the children to the reaper (Linux: `forget_original_parent`).
     fn reparent_children(&self, tasklist: &Families) {
         let orphans = core::mem::take(&mut *self.children.lock());
         let Some(reaper) = self.reaper() else { return };

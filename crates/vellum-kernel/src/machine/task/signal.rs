@@ -227,6 +227,8 @@ pub fn send_among(tasklist: &Families, process: &Arc<Process>, info: Info) {
     send_to_any(process, info, Some(tasklist));
 }
 
+/// Sends a signal to a process. `tasklist` is required for `SIGCONT`, which notifies the parent.
+/// Takes the locks of the threads and of the signals.
 fn send_to_any(process: &Arc<Process>, info: Info, tasklist: Option<&Families>) {
     let threads = process.threads.lock().clone();
     let mut signals = process.signals.lock();

@@ -104,6 +104,7 @@ pub fn arm_for_sleepers() {
     }
 }
 
+/// Arms this CPU's timer for the time `wanted`, but for at most [`REACH`] from now.
 #[cold]
 fn arm(wanted: u64) {
     percpu::current().armed.set(wanted);

@@ -85,6 +85,8 @@ pub fn set(process: &Arc<Process>, number: u32, deadline: u64, interval: u64) ->
     Ok(before)
 }
 
+/// Runs one setting of a timer: sleeps until each expiration and carries out the timer's action.
+/// Ends when the timer is set again, is deleted, or does not repeat.
 async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u64) {
     while deadline != 0 {
         time::until(deadline).await;
