@@ -23,7 +23,7 @@ pub struct ArchCpu {
     pub entry: EntryState,
     /// The CPU's index, as the engine counts CPUs.
     pub index: usize,
-    /// Whether the timer has fired or an input device has interrupted this CPU since a task last
+    /// True if the timer has fired or an input device has interrupted this CPU since a task last
     /// cleared this.
     pub tick: AtomicBool,
 }

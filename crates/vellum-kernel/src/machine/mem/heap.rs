@@ -25,7 +25,7 @@ const SMALLEST: u32 = 4;
 const LARGEST: u32 = 10;
 const SIZES: usize = (LARGEST - SMALLEST + 1) as usize;
 
-/// Whether the latest frames for the heap came from the kernel's reserve.
+/// True if the latest frames for the heap came from the kernel's reserve.
 static IS_SHORT: AtomicBool = AtomicBool::new(false);
 
 /// The kernel's allocator; the module's documentation describes it.

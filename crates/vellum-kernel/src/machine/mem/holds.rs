@@ -29,7 +29,7 @@ const CALLS: usize = 10;
 /// The stretches of one kind. Times are in nanoseconds, without the time that measuring took.
 struct Stretches {
     name: &'static str,
-    /// How many `begin`s of the present stretch have no `end` yet.
+    /// The number of `begin`s of the present stretch without an `end` so far.
     depth: AtomicU64,
     began: AtomicU64,
     longest: AtomicU64,

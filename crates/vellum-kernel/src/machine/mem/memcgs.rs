@@ -32,9 +32,9 @@ struct Memcg {
 /// The events of a memcg and its descendants (`memory.events`).
 #[derive(Clone, Copy, Default)]
 pub struct Events {
-    /// How often usage was to exceed the limit.
+    /// The number of times that usage would have exceeded the limit.
     pub max: u64,
-    /// How often reclaim found nothing to free.
+    /// The number of times that reclaim found nothing to free.
     pub oom: u64,
     /// The number of processes that the OOM killer ended.
     pub kills: u64,
@@ -246,7 +246,7 @@ pub fn path(memcg: u32) -> Vec<u8> {
 /// An event of a memcg or of one of its descendants.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// Usage was to exceed the limit.
+    /// Usage would have exceeded the limit.
     Max,
     /// Reclaim found nothing to free.
     OutOfMemory,

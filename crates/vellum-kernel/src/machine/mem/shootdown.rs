@@ -77,9 +77,9 @@ pub fn barrier() {
     let all = (1 << machine().platform().count()) - 1;
     request(all & !(1 << percpu::current().index), true, &Work::Barrier);
 }
+
 /// Sends a request to the CPUs in the bit set `others`, does the work here too with `myself`, and
 /// waits until all have answered.
-
 fn request(others: u64, myself: bool, work: &Work<'_>) {
     let here = percpu::current().index;
     let request = &REQUESTS[here];

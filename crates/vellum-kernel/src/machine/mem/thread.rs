@@ -40,7 +40,7 @@ impl BlockedOn {
 /// The memory layer's part of a thread.
 #[derive(Default)]
 pub struct ThreadMem {
-    /// Whether `blocked_on` must be checked after the system call.
+    /// True if `blocked_on` must be checked after the system call.
     blocked: AtomicBool,
     blocked_on: Mutex<Option<BlockedOn>>,
     /// The thread's page faults.

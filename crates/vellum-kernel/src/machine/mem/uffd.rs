@@ -22,7 +22,7 @@ pub struct Uffd {
     pub number: Watcher,
     /// The `UFFD_FEATURE_` bits that the program enabled; 0 before `UFFDIO_API`.
     pub features: AtomicU64,
-    /// Whether faults that the kernel takes for the program fail instead of being reported
+    /// True if faults that the kernel takes for the program fail instead of being reported
     /// (`UFFD_USER_MODE_ONLY`).
     pub user_only: bool,
     /// The faults that wait for the program. A waiting thread keeps these alive, and not the file.

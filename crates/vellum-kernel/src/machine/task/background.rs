@@ -19,7 +19,7 @@ const AT_ONCE: u64 = 256;
 /// The pause after nothing could be reclaimed, in nanoseconds.
 const PAUSE: u64 = 100_000_000;
 
-/// Whether the task runs or is about to.
+/// True if the task runs or is about to.
 static AT_WORK: AtomicBool = AtomicBool::new(false);
 static WAKER: Mutex<Option<Waker>> = Mutex::new(None);
 

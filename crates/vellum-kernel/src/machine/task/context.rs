@@ -31,7 +31,7 @@ pub struct Context {
     pub fault_address: u64,
     /// The number of a system call that a signal interrupted and that may be restarted.
     pub restart: Option<u64>,
-    /// Whether that call is restarted even after a handler without `SA_RESTART`.
+    /// True if that call is restarted even after a handler without `SA_RESTART`.
     pub insists: bool,
     /// The deadline of the system call's wait, if the call was restarted: it keeps its first
     /// deadline.
@@ -52,7 +52,7 @@ pub struct Policy {
 pub struct Traits {
     /// Its credentials.
     pub credentials: Arc<Credentials>,
-    /// Whether `execve` never grants privileges (`PR_SET_NO_NEW_PRIVS`).
+    /// True if `execve` never grants privileges (`PR_SET_NO_NEW_PRIVS`).
     pub no_new_privileges: bool,
     /// The nice value, from −20 to 19.
     pub nice: i32,

@@ -28,7 +28,7 @@ pub struct SchedEntity {
     /// The virtual runtime in nanoseconds: the CPU time taken, plus what its placement in the queue
     /// added.
     vruntime: AtomicU64,
-    /// Whether the task runs before all others regardless of its virtual runtime.
+    /// True if the task runs before all others regardless of its virtual runtime.
     first: bool,
     /// The number of times the task was queued, less the number of its runs that ended. A wake
     /// counts at once, and a wake during a run counts before that run ends; so a task that was

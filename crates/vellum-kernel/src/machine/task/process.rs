@@ -93,9 +93,9 @@ pub struct Process {
     pub children_usage: Mutex<Usage>,
     /// The signal that the process gets when its parent ends (`PR_SET_PDEATHSIG`); 0: none.
     pub death_signal: AtomicU32,
-    /// Whether orphaned descendants become its children (`PR_SET_CHILD_SUBREAPER`).
+    /// True if orphaned descendants become its children (`PR_SET_CHILD_SUBREAPER`).
     pub adopts: AtomicBool,
-    /// Whether other processes of its user may access its memory (`PR_SET_DUMPABLE`).
+    /// Nonzero if other processes of its user may access its memory (`PR_SET_DUMPABLE`).
     pub dumpable: AtomicU32,
     /// The name of its last thread that ended.
     pub last_name: Mutex<Vec<u8>>,
@@ -105,7 +105,7 @@ pub struct Process {
     pub signals: Mutex<Signals>,
     /// The resource limits: soft and hard.
     pub limits: Mutex<[[u64; 2]; 16]>,
-    /// Whether the task that enforces the CPU time limit runs
+    /// True if the task that enforces the CPU time limit runs
     /// ([`allowance`](crate::task::allowance)).
     pub watched: AtomicBool,
     /// The process's timers.

@@ -38,7 +38,7 @@ pub struct Thread {
     pub tid: u32,
     /// The process that it belongs to.
     pub process: Arc<Process>,
-    /// Whether the thread is to end.
+    /// True if the thread is to end.
     pub ending: AtomicBool,
     /// The exit status if the thread ends by itself.
     pub exit_status: AtomicU32,
@@ -64,14 +64,14 @@ pub struct Thread {
     pub folder: Once<Arc<Folder>>,
     /// The signals sent to this thread alone.
     pub pending: Mutex<Pending>,
-    /// Whether signals or state changes must be checked before it enters user mode.
+    /// True if signals or state changes must be checked before it enters user mode.
     pub(super) alerted: AtomicBool,
     /// The queue of its waits that an alert interrupts.
     alerts: Queue,
-    /// Whether its creator waits until this thread no longer uses the memory that they share
+    /// True if its creator waits until this thread no longer uses the memory that they share
     /// (`vfork`).
     pub holds_maker: AtomicBool,
-    /// Whether the thread has called [`Self::leaves`].
+    /// True if the thread has called [`Self::leaves`].
     left: AtomicBool,
     /// The CPU that runs the thread in user mode, or [`NOT_IN_USER`].
     pub(super) user_cpu: AtomicUsize,

@@ -47,7 +47,7 @@ pub struct Timer {
     pub interval: u64,
     /// The version, unique to each setting.
     version: u64,
-    /// Whether deadlines are in real time (`CLOCK_REALTIME`).
+    /// True if deadlines are in real time (`CLOCK_REALTIME`).
     pub real: bool,
     /// The number of expirations while the previous signal was not delivered yet.
     pub overrun: u64,
