@@ -1,6 +1,7 @@
-//! User memory, touched by instructions that may be refused: what comes of each says so.
+//! Accesses to user memory by instructions that may fault and be refused. Each function reports a
+//! refused access to its caller instead of faulting.
 //!
-//! The instructions themselves are an architecture's (`touch`).
+//! The instructions themselves are in the architecture's `touch` module.
 
 unsafe extern "C" {
     fn user_copy(to: *mut u8, from: *const u8, bytes: usize) -> usize;
@@ -12,39 +13,41 @@ unsafe extern "C" {
     fn user_refused();
 }
 
-/// Copies bytes, one of the two being user memory; the answer is how many were not copied.
+/// Copies bytes between kernel and user memory. Returns the number of bytes not copied.
 ///
 /// # Safety
 ///
-/// As of a copy, for the side that is not user memory. To user memory there is no reference. Inside `cpu::user_access`.
+/// The kernel side must be valid for the copy, and no reference to the user side may exist. Called
+/// inside `cpu::user_access`.
 pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) -> usize {
     // SAFETY: by contract.
     unsafe { user_copy(to, from, bytes) }
 }
 
-/// Writes `new` to a word of user memory if it is `expected`; the answer is what was there, unless it was refused.
+/// Writes `new` to a word of user memory if it holds `expected`, atomically. Returns the word's
+/// previous value, or `None` if the access was refused.
 ///
 /// # Safety
 ///
 /// As of [`copy`].
 pub unsafe fn exchange(address: u64, expected: u32, new: u32) -> Option<u32> {
     let mut found = 0;
-    // SAFETY: by contract, and a word of this function's.
+    // SAFETY: by contract; `found` is a local variable.
     (unsafe { user_exchange(address, expected, new, &raw mut found) } == 0).then_some(found)
 }
 
-/// Reads a word of user memory, unless it is refused.
+/// Reads a word of user memory. Returns `None` if the access was refused.
 ///
 /// # Safety
 ///
 /// As of [`copy`].
 pub unsafe fn load(address: u64) -> Option<u64> {
     let mut value = 0;
-    // SAFETY: by contract, and a word of this function's.
+    // SAFETY: by contract; `value` is a local variable.
     (unsafe { user_load(address, &raw mut value) } == 0).then_some(value)
 }
 
-/// Writes a word of user memory; whether it was not refused.
+/// Writes a word of user memory. Returns false if the access was refused.
 ///
 /// # Safety
 ///
@@ -54,7 +57,8 @@ pub unsafe fn store(address: u64, value: u64) -> bool {
     unsafe { user_store(address, value) == 0 }
 }
 
-/// Where the code that faulted goes on if the access is refused, if it is one of those that may be.
+/// Returns the address at which code that faulted at `pc` continues after a refused access (Linux:
+/// the exception table), or `None` if `pc` is not one of the instructions that may fault.
 pub fn refused(pc: u64) -> Option<u64> {
     let at = |function: *const ()| function as u64;
     let [copy, bytes] = [at(user_copy as *const ()), at(user_copy_bytes as *const ())];

@@ -1,15 +1,17 @@
-//! Who called whom, when something went wrong: return addresses, which `./x boot` turns into lines of source.
+//! Prints backtraces as return addresses, which `./x boot` converts to source lines.
 //!
-//! `./x` compiles the kernel with frame pointers, so the register for it points to two words on the stack: the caller's frame
-//! pointer, and above it the address to return to. Compiled otherwise, the chain breaks off early.
+//! `./x` compiles the kernel with frame pointers: the frame-pointer register points to two words on
+//! the stack, the caller's frame pointer and above it the return address. Without them the
+//! backtrace ends early.
 
 use crate::arch::{cpu, stack};
 use crate::println;
 
-/// A chain longer than this is taken for a circle.
+/// The largest number of frames printed: a longer chain is taken for a cycle.
 const LIMIT: usize = 24;
 
-/// Prints the addresses of the chain that starts at frame pointer `frame`, after `pc`, if there is one.
+/// Prints the return addresses of the chain that starts at frame pointer `frame`, preceded by `pc`
+/// if there is one.
 pub fn print(pc: Option<u64>, mut frame: u64) {
     println!("backtrace:");
     if let Some(pc) = pc {
@@ -19,9 +21,9 @@ pub fn print(pc: Option<u64>, mut frame: u64) {
         if !stack::is_in_stack(frame) || !stack::is_in_stack(frame + 8) {
             return;
         }
-        // SAFETY: both words lie in a stack. Whatever they hold, they can be read.
+        // SAFETY: both words lie in a stack, and any value there can be read.
         let [caller, address] = unsafe { (frame as *const [u64; 2]).read_volatile() };
-        // The call, not the instruction after it, which may belong to another line.
+        // Print the call itself: the return address may belong to another line.
         println!("  at {:#018x}", address.wrapping_sub(1));
         if caller <= frame {
             return;
@@ -30,7 +32,7 @@ pub fn print(pc: Option<u64>, mut frame: u64) {
     }
 }
 
-/// Prints the addresses of everything that led here.
+/// Prints the backtrace of the caller.
 pub fn print_here() {
     print(None, cpu::frame_pointer());
 }

@@ -1,63 +1,65 @@
-//! What exceptions and interrupts of the kernel's lead to.
+//! The functions of the layers above that exceptions and interrupts in kernel mode call.
 
 use core::mem::transmute;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use vellum::space::Access;
 
-/// A page fault at a user address, in kernel mode.
+/// A page fault at a user address in kernel mode.
 pub struct Fault {
-    /// The address touched.
+    /// The faulting address.
     pub address: u64,
-    /// What the touch was.
+    /// The kind of access.
     pub access: Access,
-    /// The instruction that did it.
+    /// The address of the faulting instruction.
     pub pc: u64,
 }
 
-/// How to go on after a page fault.
+/// The way to continue after a page fault.
 pub enum Outcome {
-    /// By the same instruction once more.
+    /// Repeat the faulting instruction.
     Retry,
-    /// By this one instead.
+    /// Continue at this address instead.
     Resume(u64),
-    /// Not at all: nobody may touch this, or nobody knows about it.
+    /// Do not continue: the access is not allowed, or no hook is set.
     Unresolved,
 }
 
-/// Resolves a page fault.
+/// A function that resolves a page fault.
 pub type Hook = fn(&Fault) -> Outcome;
 
 static PAGE_FAULT: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 static SHOOTDOWN: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Gives page faults at user addresses to `hook`. It runs on a stack of this processor's, with interrupts as the code that
-/// faulted had them, and without access to user memory, unless it asks for it by `cpu::user_access`.
+/// Sets the hook for page faults at user addresses. It runs on a stack of the faulting CPU, with
+/// interrupts as the faulting code had them, and without access to user memory except inside
+/// `cpu::user_access`.
 pub fn set_page_fault(hook: Hook) {
     PAGE_FAULT.store(hook as *mut (), Ordering::Release);
 }
 
-/// Has shootdowns answered by `hook`, which runs with interrupts off, at any moment, and so takes no lock.
+/// Sets the hook for shootdown interrupts. It runs with interrupts off at any point of the kernel,
+/// and so must take no lock.
 pub fn set_shootdown(hook: fn()) {
     SHOOTDOWN.store(hook as *mut (), Ordering::Release);
 }
 
-/// Asks about a page fault; without a hook nobody knows about it.
+/// Calls the page-fault hook. Returns `Unresolved` if none is set.
 pub fn page_fault(fault: &Fault) -> Outcome {
     let hook = PAGE_FAULT.load(Ordering::Acquire);
     if hook.is_null() {
         return Outcome::Unresolved;
     }
-    // SAFETY: `set_page_fault` alone writes it, and writes nothing but a `Hook`.
+    // SAFETY: only `set_page_fault` writes it, and writes a `Hook`.
     let hook = unsafe { transmute::<*mut (), Hook>(hook) };
     hook(fault)
 }
 
-/// Another processor wants something dropped.
+/// Calls the shootdown hook: another CPU has requested an invalidation.
 pub fn shootdown() {
     let hook = SHOOTDOWN.load(Ordering::Acquire);
     if !hook.is_null() {
-        // SAFETY: `set_shootdown` alone writes it, and writes nothing but this.
+        // SAFETY: only `set_shootdown` writes it, and writes a `fn()`.
         unsafe { transmute::<*mut (), fn()>(hook)() };
     }
 }

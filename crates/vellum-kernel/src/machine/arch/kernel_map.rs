@@ -1,17 +1,18 @@
-//! The kernel half of every address space, as far as it is alike on all architectures: the kernel's
-//! image, and the direct map of physical memory. `paging` of an architecture builds the tables.
+//! The parts of the kernel half of an address space that are the same on all architectures: the
+//! kernel's image and the direct map of physical memory. The architecture's `paging` builds the
+//! page tables.
 
 use crate::arch::layout::{DIRECT_MAP, KERNEL_BASE};
 use crate::arch::stack;
 
-/// Bytes of the smallest page.
+/// Bytes per base page.
 pub const PAGE_SIZE: u64 = 4096;
-/// Bytes of a gibibyte.
+/// Bytes per GiB.
 pub const GIB: u64 = 1 << 30;
-/// The number of tables of 2 MiB each that map the image.
+/// The number of page tables that map the image, of 2 MiB each.
 const IMAGE_TABLES: usize = 8;
 
-// The edges of the image's sections, from the linker script. Only their addresses mean anything.
+// The bounds of the image's sections, from the linker script. Only the symbols' addresses are used.
 unsafe extern "C" {
     static __text_start: u8;
     static __rodata_start: u8;
@@ -19,25 +20,26 @@ unsafe extern "C" {
     static __kernel_end: u8;
 }
 
-/// Returns the physical addresses of the kernel's image: the first byte, and the first byte after.
+/// Returns the physical address range of the kernel's image: the first byte, and the byte after the
+/// last.
 pub fn image() -> (u64, u64) {
     (image_to_phys(&raw const __text_start as u64), image_to_phys(&raw const __kernel_end as u64))
 }
 
-/// Returns the physical address of what lies in the image.
+/// Returns the physical address of a virtual address inside the image.
 pub fn image_to_phys(address: u64) -> u64 {
     address - KERNEL_BASE
 }
 
-/// Returns the address at which the direct map shows a physical address. Before `paging::init` the
-/// direct map shows only what the tables of `boot` map; after it, all that the memory map calls
-/// usable, and the devices.
+/// Returns the address of a physical address in the direct map. Before `paging::init` the direct
+/// map covers only what the boot page tables map; afterwards it covers all usable memory and the
+/// devices.
 pub fn phys_to_virt<T>(address: u64) -> *mut T {
     debug_assert!(address < 512 * GIB);
     (DIRECT_MAP + address) as *mut T
 }
 
-/// Returns the physical address of what the direct map shows, or of what lies in the image.
+/// Returns the physical address of an address in the direct map or in the image.
 pub fn virt_to_phys(address: u64) -> u64 {
     if address >= KERNEL_BASE { image_to_phys(address) } else { address - DIRECT_MAP }
 }
@@ -48,7 +50,7 @@ pub fn virt_to_phys(address: u64) -> u64 {
 pub struct Table(pub [u64; 512]);
 
 impl Table {
-    /// A table that maps nothing.
+    /// A page table without entries.
     pub const EMPTY: Self = Self([0; 512]);
 
     /// Returns the table's physical address.
@@ -68,22 +70,22 @@ pub enum Section {
     Data,
 }
 
-/// The tables that map the image.
+/// The page tables that map the image.
 pub struct ImageTables {
-    /// The table of level 1, which leads to the others.
+    /// The level 1 table, which links the others.
     pub directory: Table,
     pages: [Table; IMAGE_TABLES],
 }
 
 impl ImageTables {
-    /// Returns tables that map nothing.
+    /// Returns page tables without entries.
     pub const fn new() -> Self {
         Self { directory: Table::EMPTY, pages: [Table::EMPTY; IMAGE_TABLES] }
     }
 
-    /// Maps the image by pages, and leaves out the guard pages of stacks. The tables map physical
-    /// addresses from `from` on. `leaf` returns the PTE of a page of a section at a physical
-    /// address, and `link` the entry for the table at one.
+    /// Maps the image page by page, without the guard pages of stacks. The page tables cover
+    /// physical addresses from `from` on. `leaf` returns the PTE of a page in a section, and `link`
+    /// the entry that links a page table, each by physical address.
     pub fn fill(&mut self, from: u64, leaf: impl Fn(Section, u64) -> u64, link: impl Fn(u64) -> u64) {
         let [text, rodata, data] =
             [&raw const __text_start, &raw const __rodata_start, &raw const __data_start].map(|edge| edge as u64);

@@ -1,37 +1,36 @@
-//! The processor and the machine: all that another architecture replaces, and what is alike in all
-//! of them.
+//! The hardware layer: the modules that each architecture implements, and those that all share.
 //!
-//! Each architecture has the same modules, from which the rest of the kernel uses the same names:
+//! Each architecture has the same modules with the same public names:
 //!
-//! | module | story |
+//! | module | contents |
 //! |---|---|
-//! | `boot` | from the first instruction to [`kernel_start`](crate::kernel_start), and what the loader says |
-//! | `entry_state` | the entry code's part of the per-CPU record, and how a CPU finds that record |
-//! | `cpu` | protections, access to user memory |
-//! | `interrupts` | whether they come, and waiting for one |
+//! | `boot` | from the first instruction to [`kernel_start`](crate::kernel_start); the loader's information |
+//! | `entry_state` | the entry code's part of the per-CPU record, and the register that holds the record's address |
+//! | `cpu` | CPU features and protections, access to user memory |
+//! | `interrupts` | masking interrupts and waiting for one |
 //! | `irq` | the interrupt controller and the timer |
-//! | `secondary` | starting the other processors |
-//! | `layout` | where the kernel half has what |
-//! | `caches` | zeroing and copying memory; instructions that were written |
-//! | `paging` | the kernel half of every address space; dropping translations; the format of the user half |
-//! | `manual` | entries of page tables, by the processor's manual |
+//! | `secondary` | starting the other CPUs |
+//! | `layout` | the addresses of the kernel half |
+//! | `caches` | zeroing and copying memory; instruction cache synchronization |
+//! | `paging` | the kernel half of every address space, TLB flushes, the page-table format of the user half |
+//! | `manual` | decoding page-table entries independently of the engine, after the architecture manual |
 //! | `trap` | exceptions and interrupts |
-//! | `touch` | the instructions that touch user memory |
-//! | `entry` | into user mode and back |
-//! | `frame` | the frame that a signal's handler finds on its stack |
-//! | `held` | what a processor holds of a thread beside the general registers |
-//! | `clock` | time |
+//! | `touch` | the instructions that access user memory |
+//! | `entry` | entering user mode and returning |
+//! | `frame` | the signal frame on the user stack |
+//! | `held` | a thread's FPU, vector and TLS registers |
+//! | `clock` | the clock |
 //! | `ports` | the serial ports |
-//! | `devices` | where the machine has other devices |
-//! | `mod@exit` | how the machine stops |
-//! | `cpuinfo` | what the processor says of itself |
-//! | `abi` | names and numbers that programs know the architecture by |
+//! | `devices` | the addresses of other devices |
+//! | `mod@exit` | stopping the machine |
+//! | `cpuinfo` | the CPU's identification, for `/proc/cpuinfo` |
+//! | `abi` | architecture names and constants of the user ABI |
 //!
 //! [`access`], [`backtrace`], [`hooks`], [`kernel_map`], [`pci`], [`percpu`], [`random`],
 //! [`serial`], [`smp`], [`stack`] and [`types`] are common to them.
 //!
-//! This is the lowest layer. What it needs of those above comes by a hook ([`hooks`]), by a trait
-//! that they implement ([`types::UserMemory`]), or, for the first Rust code of the kernel, by the
+//! This is the lowest layer. It calls the layers above through hooks ([`hooks`]), through a trait
+//! that they implement ([`types::UserMemory`]), and, for the kernel's first Rust code, through the
 //! symbol `kernel_start`.
 
 #[cfg(target_arch = "aarch64")]

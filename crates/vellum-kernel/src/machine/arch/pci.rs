@@ -1,4 +1,4 @@
-//! PCI: the devices on the first bus, and where in memory their registers are.
+//! PCI: finds devices on the first bus and assigns addresses to their registers.
 
 use crate::arch::devices::{CONFIGURATION, MEMORY_WINDOW};
 use crate::arch::kernel_map::phys_to_virt;
@@ -7,26 +7,28 @@ use virtio_drivers::transport::pci::bus::{
     BarInfo, Cam, Command, DeviceFunction, DeviceFunctionInfo, MemoryBarType, MmioCam, PciRoot,
 };
 
-/// The machine's buses.
+/// The machine's PCI buses.
 pub type Root = PciRoot<MmioCam<'static>>;
 
-/// The machine's buses, for one processor at a time.
+/// Locks the machine's PCI buses.
 pub fn root() -> MutexGuard<'static, Root> {
     static ROOT: Once<Mutex<Root>> = Once::new();
     let root = || {
-        // SAFETY: the machine has the configuration spaces there, the direct map shows them for ever, and this is called once.
+        // SAFETY: the machine has the PCI configuration space at this address, the direct map
+        // covers it permanently, and the closure runs once.
         Mutex::new(PciRoot::new(unsafe { MmioCam::new(phys_to_virt(CONFIGURATION), Cam::Ecam) }))
     };
     ROOT.call_once(root).lock()
 }
 
-/// A device on the first bus.
+/// Returns the first device on the first bus that satisfies `is_it`.
 pub fn find(root: &Root, is_it: impl Fn(&DeviceFunctionInfo) -> bool) -> Option<DeviceFunction> {
     root.enumerate_bus(0).find(|(_, info)| is_it(info)).map(|(place, _)| place)
 }
 
-/// Puts a device's registers into memory, whether the firmware has done so or not, and has it answer there, and reach memory by
-/// itself. Of one device only: all would be put to the same addresses.
+/// Assigns memory addresses to a device's BARs, regardless of the firmware's assignment, and
+/// enables memory decoding and bus mastering. May be used for one device only, because every call
+/// assigns the same addresses.
 pub fn place(root: &mut Root, device: DeviceFunction) {
     let mut next = MEMORY_WINDOW;
     let regions = root.bars(device).unwrap_or_default();

@@ -13,7 +13,7 @@ use crate::arch::entry_state::{self, EntryState};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
-/// The most CPUs that are used.
+/// The largest number of CPUs used.
 pub const MAX_CPUS: usize = 16;
 
 /// The architecture layer's part of a CPU's record.
@@ -23,8 +23,8 @@ pub struct ArchCpu {
     pub entry: EntryState,
     /// The CPU's index, as the engine counts CPUs.
     pub index: usize,
-    /// Whether the timer has fired, or a byte has come in over the wire, since a task last cleared
-    /// this.
+    /// True if the timer has fired or an input device has interrupted this CPU since a task last
+    /// cleared this.
     pub tick: AtomicBool,
 }
 
@@ -54,8 +54,8 @@ static STRIDE: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Safety
 ///
-/// Called once, before the first [`install`]. Nothing else uses the records, and they live for
-/// ever.
+/// Called once, before the first [`install`]. No other code uses the records, and they live
+/// forever.
 pub unsafe fn provide<R: Record>(records: *mut [R; MAX_CPUS]) {
     STRIDE.store(size_of::<R>(), Relaxed);
     RECORDS.store(records.cast(), Relaxed);
@@ -65,11 +65,11 @@ pub unsafe fn provide<R: Record>(records: *mut [R; MAX_CPUS]) {
 ///
 /// # Safety
 ///
-/// Called once by each CPU, with an index of its own below [`MAX_CPUS`], before anything calls
+/// Called once by each CPU, with an index of its own below [`MAX_CPUS`], before this CPU calls
 /// [`current`].
 pub unsafe fn install(index: usize) {
-    // SAFETY: `provide` has been given so many records of this size, and by contract no other CPU
-    // has this one. A record begins with an `ArchCpu` (`Record`), and lives for ever.
+    // SAFETY: `provide` has set `MAX_CPUS` records of this size, and by contract no other CPU has
+    // this one. A record begins with an `ArchCpu` (`Record`), and lives forever.
     unsafe {
         let this = RECORDS.load(Relaxed).add(index * STRIDE.load(Relaxed)).cast::<ArchCpu>();
         (*this).index = index;
@@ -77,7 +77,7 @@ pub unsafe fn install(index: usize) {
     }
 }
 
-/// Returns the running CPU's record, as far as this layer knows it.
+/// Returns the architecture layer's part of the running CPU's record.
 #[inline(always)]
 pub fn current() -> &'static ArchCpu {
     // SAFETY: every record begins with an `ArchCpu`.
@@ -92,6 +92,6 @@ pub fn current() -> &'static ArchCpu {
 /// the first field of that field, and so on.
 #[inline(always)]
 pub unsafe fn current_as<R: Record>() -> &'static R {
-    // SAFETY: by contract; what `install` got is a record that lives for ever.
+    // SAFETY: by contract; `install` was given a record that lives forever.
     unsafe { &*entry_state::current().cast() }
 }

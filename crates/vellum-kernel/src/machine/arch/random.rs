@@ -1,10 +1,9 @@
-//! Random numbers, not fit for secrets.
+//! Random numbers that are not fit for secrets.
 
 use crate::arch::clock::ticks;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The next random number (SplitMix64, seeded by the processor's counter: nothing here is a
-/// secret).
+/// Returns a random number (SplitMix64, seeded by the CPU's counter; not cryptographically secure).
 pub fn random() -> u64 {
     static STATE: AtomicU64 = AtomicU64::new(0);
     let seed = ticks();

@@ -1,4 +1,4 @@
-//! The console, a port that is written to and never read; and the wire, another, to the host.
+//! The serial ports: the console, which is only written, and the stdio channel to the host.
 
 use crate::arch::ports;
 use core::fmt::{self, Write};
@@ -6,15 +6,16 @@ use spin::Mutex;
 
 static CONSOLE: Mutex<Option<ports::Console>> = Mutex::new(None);
 
-/// Sets the console up. Before this, and on a machine without the port, what is printed is lost.
+/// Sets up the console. Output before this, or on a machine without the port, is lost.
 pub fn init() {
     *CONSOLE.lock() = ports::console();
 }
 
-/// Takes the console from whoever holds it: for a report after which nothing else will run.
+/// Breaks the console's lock, for a final report after which the machine stops.
 pub fn seize() {
-    // SAFETY: the holder is either this processor, stopped inside `write_str` by the fault being reported, or
-    // another one that may lose a few bytes; the port's driver keeps no state that half a write would break.
+    // SAFETY: the lock's holder is either this CPU, interrupted in `write_str` by the fault to
+    // report, or another CPU, which may lose a few bytes. The port's driver keeps no state that an
+    // interrupted write could corrupt.
     unsafe { CONSOLE.force_unlock() };
 }
 
@@ -22,8 +23,8 @@ struct Console;
 
 impl Write for Console {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // Locked for each piece and not for the whole line: formatting runs code that may fault, and whoever
-        // handles the fault may print.
+        // Locked for each piece and not for the whole line: formatting runs code that may fault,
+        // and the fault's handler may print.
         if let Some(port) = CONSOLE.lock().as_mut() {
             port.send(text.as_bytes());
         }
@@ -31,9 +32,9 @@ impl Write for Console {
     }
 }
 
-/// What [`println!`](crate::println) calls.
+/// Prints to the console; the function behind [`println!`](crate::println).
 pub fn print(arguments: fmt::Arguments) {
-    // `Console` never fails, so only a `Display` that does could be the cause; its text is lost, no more.
+    // `Console` never fails. Only a `Display` implementation can, and then only its text is lost.
     let _ = Console.write_fmt(arguments);
 }
 
@@ -45,47 +46,50 @@ macro_rules! println {
     };
 }
 
-/// The wire to the host: a program's streams, in frames of a type, a length and so many bytes.
+/// The stdio channel to the host: carries a program's streams in frames of a type, a length and
+/// that many bytes.
 pub mod wire {
     use super::{Mutex, ports};
     use uart_16550::spec::registers::IER;
     use uart_16550::{BaudRate, Config, Uart16550};
 
-    /// What says that a program is about to start.
+    /// The byte that announces to the host that a program is about to start.
     const READY: u8 = b'V';
 
-    /// What a frame carries.
+    /// The type of a frame.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[repr(u8)]
     pub enum Frame {
-        /// The program's standard output.
+        /// Bytes of the program's standard output.
         Output = 1,
-        /// Its standard error.
+        /// Bytes of its standard error.
         Errors = 2,
-        /// How it ended: a status, 4 bytes, little endian.
+        /// The program's exit status, 4 bytes, little endian.
         Exit = 3,
     }
 
     static PORT: Mutex<Option<Uart16550<ports::Backend>>> = Mutex::new(None);
 
-    /// Sets the port up and tells the host. From now on this processor is interrupted when something comes.
+    /// Sets up the port and sends the ready byte to the host. From then on incoming bytes interrupt
+    /// this CPU.
     pub fn init() {
-        if let Some(mut port) = ports::wire()
-            // Fast, as the port waits for the time of four bytes before it tells of less than a handful.
+        if let Some(mut port) = ports::stdio()
+            // The fastest rate: the port delays its interrupt by the time of four bytes while few
+            // are waiting.
             && port.init(Config { interrupts: IER::DATA_READY, baud_rate: BaudRate::Baud115200, ..Config::default() }).is_ok()
         {
-            ports::hear_wire();
+            ports::enable_stdio_interrupt();
             port.send_bytes_exact(&[READY]);
             *PORT.lock() = Some(port);
         }
     }
 
-    /// The next byte from the host, if there is one.
+    /// Returns the next byte from the host, if one has arrived.
     pub fn receive() -> Option<u8> {
         PORT.lock().as_mut()?.try_receive_byte().ok()
     }
 
-    /// Sends a frame; what is longer than a frame goes in several.
+    /// Sends bytes as one frame, or as several if they exceed a frame's length.
     pub fn send(frame: Frame, bytes: &[u8]) {
         if let Some(port) = PORT.lock().as_mut() {
             for piece in bytes.chunks(u16::MAX as usize) {

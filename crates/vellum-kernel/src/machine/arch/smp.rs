@@ -1,4 +1,4 @@
-//! The other processors, once `secondary` has started them: they wait for work.
+//! The other CPUs: after `secondary` has started them, they wait for work.
 
 use crate::arch::{interrupts, irq};
 use core::hint::spin_loop;
@@ -6,26 +6,26 @@ use core::mem::transmute;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 
-/// The number of processors that are ready, with the boot processor.
+/// The number of ready CPUs, including the boot CPU.
 static READY: AtomicUsize = AtomicUsize::new(1);
-/// What they do from [`release`] on.
+/// The function that the other CPUs run once [`release`] sets it.
 static WORK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Waits until so many processors are ready, with the boot processor.
+/// Waits until `cpus` CPUs are ready, including the boot CPU.
 pub fn wait_until_ready(cpus: usize) {
     while READY.load(SeqCst) < cpus {
         spin_loop();
     }
 }
 
-/// Makes the other processors do `work`, of which there are `cpus - 1`.
+/// Makes the other `cpus - 1` CPUs run `work`.
 pub fn release(cpus: usize, work: fn() -> !) {
     WORK.store(work as *mut (), SeqCst);
     (1..cpus).for_each(|cpu| irq::send(cpu, irq::KICK));
 }
 
-/// Reports that this processor is ready, and does what [`release`] gives it. Called once by each
-/// other processor.
+/// Reports this CPU as ready, and runs the function that [`release`] sets. Called once by each CPU
+/// other than the boot CPU.
 pub fn work() -> ! {
     READY.fetch_add(1, SeqCst);
     loop {
@@ -33,7 +33,7 @@ pub fn work() -> ! {
         let work = WORK.load(SeqCst);
         if !work.is_null() {
             interrupts::enable();
-            // SAFETY: `release` alone writes it, and writes nothing but this.
+            // SAFETY: only `release` writes it, and writes a `fn() -> !`.
             unsafe { transmute::<*mut (), fn() -> !>(work)() };
         }
         interrupts::enable_and_wait();

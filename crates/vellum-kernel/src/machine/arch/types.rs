@@ -1,50 +1,50 @@
-//! The types in which the architectures and the layers above tell each other why user mode was
-//! left, and how a signal's handler begins.
+//! Types shared by the architectures and the layers above: the reasons for leaving user mode, and
+//! the parameters of a signal frame.
 
 use vellum::space::Access;
 use vellum_kernel::errno::Errno;
 
-/// Why user mode was left.
+/// The reason for which user mode was left.
 pub enum Trap {
-    /// For a system call of this number.
+    /// A system call with this number.
     SystemCall(u64),
-    /// A touch of this address.
+    /// A page fault at this address.
     PageFault(u64, Access),
-    /// Another exception.
+    /// Any other exception.
     Exception(Raised),
-    /// An interrupt, which has been served.
+    /// An interrupt, which has already been served.
     Interrupt,
 }
 
-/// The signal that an exception is to a program.
+/// The signal that an exception raises in the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Raised {
-    /// Its number.
+    /// The signal's number.
     pub signal: u32,
-    /// What `si_code` says.
+    /// The value of `si_code`.
     pub code: i32,
-    /// What `si_addr` says.
+    /// The value of `si_addr`.
     pub address: u64,
 }
 
-/// A program's memory, as `frame` reads and writes it.
+/// The user memory that `frame` reads and writes.
 pub trait UserMemory {
     /// Copies from user memory.
     ///
     /// # Errors
     ///
-    /// `EFAULT`: not all of it may be read.
+    /// `EFAULT`: part of the range is not readable.
     fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Errno>;
 
     /// Copies to user memory.
     ///
     /// # Errors
     ///
-    /// `EFAULT`: not all of it may be written.
+    /// `EFAULT`: part of the range is not writable.
     fn write(&self, address: u64, from: &[u8]) -> Result<(), Errno>;
 }
 
-/// A signal's handler, and what its frame says.
+/// A signal handler and the contents of its frame.
 pub struct Handler {
     /// The signal.
     pub signal: u32,
@@ -52,9 +52,9 @@ pub struct Handler {
     pub info: [u8; 128],
     /// The address of the handler.
     pub address: u64,
-    /// Where the handler returns to, if the program has said so (`SA_RESTORER`).
+    /// The address to which the handler returns, if the program has set one (`SA_RESTORER`).
     pub restorer: Option<u64>,
-    /// The signals that are blocked again after the handler.
+    /// The signal mask to restore after the handler.
     pub mask: u64,
     /// The address below which the frame ends.
     pub top: u64,

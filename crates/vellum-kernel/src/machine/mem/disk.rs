@@ -1,7 +1,9 @@
-//! A disk to swap to: virtio's block device on PCI (`virtio-blk-pci`), by the driver of the crate `virtio-drivers`.
+//! Driver of the swap disk: virtio's block device on PCI (`virtio-blk-pci`), through the crate
+//! `virtio-drivers`.
 //!
-//! A request takes slots in a row from, or to, frames in a row, whatever their number. Whoever makes it waits for its end by
-//! looking, one processor at a time. Nothing of the heap is needed for it: what memory is short for must not wait for memory.
+//! One request transfers any number of contiguous slots to or from contiguous frames. The calling
+//! CPU polls for completion with the driver's lock held, so one CPU at a time has a request under
+//! way. A request allocates nothing on the heap: pageout must not wait for memory.
 
 use crate::arch::kernel_map::{phys_to_virt, virt_to_phys};
 use crate::arch::pci;
@@ -20,32 +22,36 @@ use virtio_drivers::transport::DeviceType;
 use virtio_drivers::transport::pci::{PciTransport, virtio_device_type};
 use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
 
-/// Sectors of a slot.
+/// The number of sectors per slot.
 const SECTORS: usize = FRAME_SIZE as usize / SECTOR_SIZE;
 
-/// Memory as the driver wants it, and as the device sees it: by physical addresses, all of it, always.
+/// DMA memory for the driver. The device uses physical addresses and can reach all memory at any
+/// time, so that buffers need no mapping.
 struct Dma;
 
+/// Returns the layout of that many pages, or the empty layout if it would be too large.
 fn pages(pages: usize) -> Layout {
-    // Never more than some tens.
+    // The driver asks for some tens of pages at most.
     Layout::array::<[u8; PAGE_SIZE]>(pages).and_then(|layout| layout.align_to(PAGE_SIZE)).unwrap_or(Layout::new::<()>())
 }
 
-// SAFETY: the heap's blocks of whole pages are frames in a row, aligned, the caller's alone, and zeroed here. The direct map
-// shows devices below 4 GiB, where `pci::place` puts them.
+// SAFETY: the heap returns blocks of whole pages as contiguous, aligned frames that belong to the
+// caller; they are zeroed here. The direct map covers device memory below 4 GiB, where `pci::place`
+// puts it.
 unsafe impl Hal for Dma {
     fn dma_alloc(count: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         let layout = pages(count);
-        // SAFETY: a page or more.
+        // SAFETY: the layout has at least one page, except for the empty one, which is filtered
+        // out.
         match NonNull::new(unsafe { alloc_zeroed(layout) }).filter(|_| layout.size() > 0) {
             Some(at) => (virt_to_phys(at.as_ptr() as u64), at),
-            // The driver knows failure by the address.
+            // The driver takes the physical address 0 for a failure.
             None => (0, NonNull::dangling()),
         }
     }
 
     unsafe fn dma_dealloc(_: PhysAddr, at: NonNull<u8>, count: usize) -> i32 {
-        // SAFETY: from `dma_alloc`, says the caller, with as many pages.
+        // SAFETY: by contract the block came from `dma_alloc` with the same number of pages.
         unsafe { dealloc(at.as_ptr(), pages(count)) };
         0
     }
@@ -55,52 +61,59 @@ unsafe impl Hal for Dma {
     }
 
     unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
-        // A stack, a static, or a frame.
+        // Buffers are on a stack, in a static or in a frame, all of which the direct map covers or
+        // the image map translates.
         virt_to_phys(buffer.cast::<u8>().as_ptr() as u64)
     }
 
     unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
 }
 
-/// The disk.
+/// The swap disk.
 pub struct Disk {
     driver: Mutex<VirtIOBlk<Dma, PciTransport>>,
     checked: bool,
 }
 
 impl Disk {
-    /// The first disk of the machine, and how many slots there are on it. Whether checksums are kept of what is there is to be said.
+    /// Returns the machine's first disk and its number of slots. With `checked`, the engine keeps a
+    /// checksum of each page on the disk.
     pub fn find(checked: bool) -> Option<(Self, u32)> {
         let mut root = pci::root();
         let place = pci::find(&root, |info| virtio_device_type(info) == Some(DeviceType::Block))?;
         pci::place(&mut root, place);
         let transport = PciTransport::new::<Dma, _>(&mut root, place)
-            .inspect_err(|error| println!("the disk is not what it should be: {error}"));
-        let mut driver = VirtIOBlk::new(transport.ok()?).inspect_err(|error| println!("the disk: {error}")).ok()?;
-        // Nobody waits for its interrupts.
+            .inspect_err(|error| println!("swap disk: the PCI transport cannot be set up: {error}"));
+        let mut driver = VirtIOBlk::new(transport.ok()?)
+            .inspect_err(|error| println!("swap disk: the driver cannot be set up: {error}"))
+            .ok()?;
+        // Requests are polled for completion.
         driver.disable_interrupts();
         let slots = u32::try_from(driver.capacity() / SECTORS as u64).unwrap_or(u32::MAX);
         Some((Disk { driver: Mutex::new(driver), checked }, slots))
     }
 
-    /// Brings slots in a row into frames in a row, as one request; whether that could be done.
+    /// Reads contiguous slots into contiguous frames as one request. Returns whether the device
+    /// succeeded.
     ///
     /// # Safety
+    ///
     /// As of [`SwapDevice::read`].
     unsafe fn request(&self, frames: &Frames<'_, Host>, slots: Slots, to: Pfn) -> bool {
-        // SAFETY: the frames are the caller's alone.
+        // SAFETY: by contract the frames belong to the caller alone.
         let bytes = unsafe { core::slice::from_raw_parts_mut(frames.at(to.addr()).as_ptr(), bytes(slots)) };
         self.driver.lock().read_blocks(slots.first as usize * SECTORS, bytes).is_ok()
     }
 }
 
+/// Returns the bytes of some slots.
 fn bytes(slots: Slots) -> usize {
     slots.count as usize * FRAME_SIZE as usize
 }
 
 impl SwapDevice<Host> for Disk {
     unsafe fn write(&self, frames: &Frames<'_, Host>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
-        // SAFETY: the machine's frames, which nobody writes to meanwhile.
+        // SAFETY: by contract the frames are the machine's, and are not written to meanwhile.
         let bytes = unsafe { core::slice::from_raw_parts(frames.at(from.addr()).as_ptr(), bytes(slots)) };
         self.driver.lock().write_blocks(slots.first as usize * SECTORS, bytes).map_err(|_| WriteError::Failed)
     }
@@ -110,7 +123,7 @@ impl SwapDevice<Host> for Disk {
         if unsafe { self.request(frames, slots, to) } {
             return Ok(());
         }
-        // The device doesn't say which sector failed it.
+        // The device does not report which sector failed: find it slot by slot.
         let each = (0..slots.count).map(|i| (Slots { first: slots.first + i, count: 1 }, to.add(i)));
         for (slot, to) in each {
             // SAFETY: by contract.

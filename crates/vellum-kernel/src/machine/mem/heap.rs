@@ -1,12 +1,13 @@
 //! The kernel's heap: blocks of 2ⁿ bytes from the engine's frames.
 //!
-//! A small block is cut from a frame that has blocks of one size of one group, which is charged for
-//! it; a large one is a block of the engine's. A frame begins with a header that knows its free
-//! blocks. Frames that have some are on the list of their size and group, and go back to the engine
-//! when all of their blocks are free. The root group keeps the last of a list: no limit counts it.
+//! A small block is cut from a frame whose blocks all have the same size and memcg; the memcg is
+//! charged for the whole frame. A large block is a block of the frame allocator. A frame of small
+//! blocks begins with a header that links its free blocks. A frame with free blocks is on the list
+//! of its size and memcg, and returns to the engine once all its blocks are free. The root memcg
+//! keeps the last frame of each list, because no limit counts that frame.
 //!
-//! Some memory is kept for the heap alone, so that what the kernel does for a program on the way to
-//! refusing it more, or to ending it, doesn't fail ([`payer`]).
+//! A reserve of memory is kept for the heap alone, so that the kernel's own allocations do not fail
+//! while the kernel refuses memory to a program or ends it ([`payer`]).
 
 use crate::mem::{MACHINE, Machine, payer};
 use core::alloc::{GlobalAlloc, Layout};
@@ -18,71 +19,73 @@ use vellum::frame::Use;
 use vellum::memcg::{MAX_MEMCGS, MemcgId, Refused};
 use vellum::platform::Memory;
 
-/// The smallest block: two words, one of which links free ones.
+/// log2 of the smallest block: two words, one of which links free blocks.
 const SMALLEST: u32 = 4;
-/// The largest block that is cut from a frame.
+/// log2 of the largest block that is cut from a frame.
 const LARGEST: u32 = 10;
 const SIZES: usize = (LARGEST - SMALLEST + 1) as usize;
 
-/// Whether the last frames for the heap came from what is kept for the kernel.
+/// True if the latest frames for the heap came from the kernel's reserve.
 static IS_SHORT: AtomicBool = AtomicBool::new(false);
 
-/// See the module's text.
+/// The kernel's allocator; the module's documentation describes it.
 pub struct Heap {
-    /// By the group's number.
-    groups: [[Mutex<List>; SIZES]; MAX_MEMCGS],
+    /// The lists, by memcg number and by block size.
+    lists: [[Mutex<List>; SIZES]; MAX_MEMCGS],
 }
 
-/// The frames of a size and group that have free blocks, linked through their headers.
+/// The frames of one size and memcg that have free blocks, linked through their headers.
 struct List(*mut Header);
 
-// SAFETY: the frames on the list, and the headers of all frames of its size and group, are touched
-// only under its lock.
+// SAFETY: the frames on the list, and the headers of all frames of its size and memcg, are accessed
+// only under the list's lock.
 unsafe impl Send for List {}
 
-/// What a frame begins with.
+/// The header at the start of a frame of small blocks.
 struct Header {
     next: *mut Header,
     previous: *mut Header,
-    /// Its free blocks, linked through their first words.
+    /// The frame's free blocks, linked through their first words.
     free: *mut u8,
-    /// How many blocks are not free.
+    /// The number of blocks in use.
     used: u32,
-    /// The group whose list it is on when it has free blocks.
-    group: MemcgId,
+    /// The memcg that is charged, and whose list links this frame while it has free blocks.
+    memcg: MemcgId,
 }
 
 #[global_allocator]
-static HEAP: Heap = Heap { groups: [const { [const { Mutex::new(List(ptr::null_mut())) }; SIZES] }; MAX_MEMCGS] };
+static HEAP: Heap = Heap { lists: [const { [const { Mutex::new(List(ptr::null_mut())) }; SIZES] }; MAX_MEMCGS] };
 
-/// Frames that the heap has.
+/// The number of frames that the heap has from the engine.
 static FRAMES: AtomicU64 = AtomicU64::new(0);
 
-/// What the heap has of the machine's memory, in bytes.
+/// Returns the bytes of memory that the heap has from the engine.
 pub fn used() -> u64 {
     FRAMES.load(Relaxed) * FRAME_SIZE
 }
 
-/// log2 of the size of the block for this layout.
+/// Returns log2 of the size of the block for `layout`.
 fn size_of_block(layout: Layout) -> u32 {
     layout.size().max(layout.align()).max(1 << SMALLEST).next_power_of_two().ilog2()
 }
 
 impl Heap {
-    fn list(&self, group: MemcgId, shift: u32) -> &Mutex<List> {
-        &self.groups[usize::from(group.number())][(shift - SMALLEST) as usize]
+    /// Returns the list of a memcg and block size. `shift` is at most [`LARGEST`].
+    fn list(&self, memcg: MemcgId, shift: u32) -> &Mutex<List> {
+        &self.lists[usize::from(memcg.number())][(shift - SMALLEST) as usize]
     }
 
-    /// A block of `1 << shift` bytes that a group pays for.
-    fn alloc_for(&self, machine: &'static Machine, group: MemcgId, shift: u32) -> Option<NonNull<u8>> {
+    /// Allocates a block of `1 << shift` bytes that is charged to `memcg`. Takes the list's lock,
+    /// and with it held the engine's locks if the list needs a new frame.
+    fn alloc_for(&self, machine: &'static Machine, memcg: MemcgId, shift: u32) -> Option<NonNull<u8>> {
         if shift > LARGEST {
-            return frames(machine, group, shift);
+            return frames(machine, memcg, shift);
         }
-        let mut list = self.list(group, shift).lock();
+        let mut list = self.list(memcg, shift).lock();
         if list.0.is_null() {
-            let frame = frames(machine, group, FRAME_SHIFT)?;
-            // SAFETY: the frame is ours.
-            unsafe { list.cut(frame.as_ptr(), shift, group) };
+            let frame = frames(machine, memcg, FRAME_SHIFT)?;
+            // SAFETY: the frame was just allocated for this list.
+            unsafe { list.cut(frame.as_ptr(), shift, memcg) };
         }
         // SAFETY: frames on the list have free blocks, and a free block's first word is the link.
         unsafe {
@@ -98,14 +101,16 @@ impl Heap {
     }
 }
 
-// SAFETY: a block is at least as large and as aligned as asked for, and nobody's until it is freed.
+// SAFETY: a block is at least as large and as aligned as the layout demands, and belongs to the
+// caller until it is freed.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(machine) = MACHINE.get() else { return ptr::null_mut() };
-        let (shift, group) = (size_of_block(layout), payer::payer());
-        let block = self.alloc_for(machine, group, shift);
-        // A thread that moves to another group may leave one that is gone by now.
-        let is_gone = || group != MemcgId::ROOT && !machine.memcgs().exists(group);
+        let (shift, memcg) = (size_of_block(layout), payer::payer());
+        let block = self.alloc_for(machine, memcg, shift);
+        // A thread that moves to another memcg may still allocate for one that was removed
+        // meanwhile.
+        let is_gone = || memcg != MemcgId::ROOT && !machine.memcgs().exists(memcg);
         let block = block.or_else(|| is_gone().then(|| self.alloc_for(machine, MemcgId::ROOT, shift))?);
         block.map_or(ptr::null_mut(), NonNull::as_ptr)
     }
@@ -113,11 +118,11 @@ unsafe impl GlobalAlloc for Heap {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         let shift = size_of_block(layout);
         if shift <= LARGEST {
-            // SAFETY: the block's frame begins with its header, whose group stays the same for as
-            // long as any of its blocks is in use, as this one is.
-            let group = unsafe { (*Header::of(block)).group };
-            let mut list = self.list(group, shift).lock();
-            // SAFETY: of this size and group, and the caller's to give.
+            // SAFETY: the block's frame begins with its header, whose memcg does not change while
+            // any of its blocks is in use, as this one is.
+            let memcg = unsafe { (*Header::of(block)).memcg };
+            let mut list = self.list(memcg, shift).lock();
+            // SAFETY: the block is of this size and memcg, and by contract the caller gives it up.
             let Some(frame) = (unsafe { list.give_back(block) }) else { return };
             drop(list);
             // SAFETY: all of the frame's blocks are free, and it is on no list.
@@ -129,15 +134,17 @@ unsafe impl GlobalAlloc for Heap {
 }
 
 impl Header {
-    /// The header of the frame in which a small block is.
+    /// Returns the header of the frame that contains a small block.
     fn of(block: *mut u8) -> *mut Header {
         block.map_addr(|at| at & !(FRAME_SIZE as usize - 1)).cast()
     }
 }
 
+/// Returns `1 << order` frames to the engine and uncharges their memcg.
+///
 /// # Safety
 ///
-/// Frames that [`frames`] gave, which are nobody's any more.
+/// The frames came from [`frames`], and the caller gives them up.
 unsafe fn give_back(at: *mut u8, order: u8) {
     let machine = crate::mem::machine();
     let address = at.addr() - machine.platform().direct_map().addr();
@@ -147,36 +154,39 @@ unsafe fn give_back(at: *mut u8, order: u8) {
 }
 
 impl List {
-    /// Cuts a frame into blocks, and has it on the list, which is this group's.
+    /// Cuts a frame into blocks of `1 << shift` bytes and links it into this list, which is the
+    /// list of `memcg`.
     ///
     /// # Safety
     ///
-    /// The caller's frame, that becomes the list's.
-    unsafe fn cut(&mut self, frame: *mut u8, shift: u32, group: MemcgId) {
+    /// The caller owns the frame and gives it to the list.
+    unsafe fn cut(&mut self, frame: *mut u8, shift: u32, memcg: MemcgId) {
         let header = frame.cast::<Header>();
-        // Blocks are aligned to their size, so the header costs one, or a few small ones.
+        // Blocks are aligned to their size, so the header costs one block, or several of the
+        // smallest.
         let first = size_of::<Header>().next_multiple_of(1 << shift);
         let mut free = ptr::null_mut();
-        // SAFETY: all inside the frame.
+        // SAFETY: all writes stay inside the frame.
         unsafe {
             for offset in (first..FRAME_SIZE as usize).step_by(1 << shift).rev() {
                 let block = frame.add(offset);
                 block.cast::<*mut u8>().write(free);
                 free = block;
             }
-            header.write(Header { next: ptr::null_mut(), previous: ptr::null_mut(), free, used: 0, group });
+            header.write(Header { next: ptr::null_mut(), previous: ptr::null_mut(), free, used: 0, memcg });
             self.link(header);
         }
     }
 
-    /// Takes a block back; a frame whose blocks are all free now, and that is not needed.
+    /// Frees a block. Returns the block's frame, unlinked, if all its blocks are free now and the
+    /// list does not keep it.
     ///
     /// # Safety
     ///
-    /// A block of a frame of this list's size, which nobody uses any more.
+    /// The block is of a frame of this list's size and memcg, and is not in use.
     unsafe fn give_back(&mut self, block: *mut u8) -> Option<*mut u8> {
         let header = Header::of(block);
-        // SAFETY: the frame's header, which is the list's; a block has room for a word.
+        // SAFETY: the list's lock protects the frame's header; a block has room for a word.
         unsafe {
             if (*header).free.is_null() {
                 self.link(header);
@@ -185,7 +195,7 @@ impl List {
             (*header).free = block;
             (*header).used -= 1;
             let alone = (*header).next.is_null() && (*header).previous.is_null();
-            if (*header).used > 0 || alone && (*header).group == MemcgId::ROOT {
+            if (*header).used > 0 || alone && (*header).memcg == MemcgId::ROOT {
                 return None;
             }
             self.unlink(header);
@@ -193,11 +203,13 @@ impl List {
         Some(header.cast())
     }
 
+    /// Links a frame as the list's first.
+    ///
     /// # Safety
     ///
-    /// A frame of this list's size that is not on it.
+    /// The frame is of this list's size and memcg, and is not on it.
     unsafe fn link(&mut self, header: *mut Header) {
-        // SAFETY: headers on the list are the list's.
+        // SAFETY: the list's lock protects the headers of the frames on it.
         unsafe {
             (*header).next = self.0;
             (*header).previous = ptr::null_mut();
@@ -208,9 +220,11 @@ impl List {
         self.0 = header;
     }
 
+    /// Unlinks a frame.
+    ///
     /// # Safety
     ///
-    /// A frame that is on this list.
+    /// The frame is on this list.
     unsafe fn unlink(&mut self, header: *mut Header) {
         // SAFETY: its neighbours are on the list too.
         unsafe {
@@ -226,29 +240,33 @@ impl List {
     }
 }
 
-fn frames(machine: &'static Machine, group: MemcgId, shift: u32) -> Option<NonNull<u8>> {
-    let (groups, frames) = (machine.memcgs(), machine.frames());
+/// Allocates frames for a block of `1 << shift` bytes, charged to `memcg`. If the memcg's limit or
+/// free memory does not allow it, the refusal is noted for the current thread, and a block of up to
+/// `1 << MOST_BEYOND` frames is allocated all the same: from the reserve, or beyond the limit.
+fn frames(machine: &'static Machine, memcg: MemcgId, shift: u32) -> Option<NonNull<u8>> {
+    let (memcgs, frames) = (machine.memcgs(), machine.frames());
     let order = u8::try_from(shift.max(FRAME_SHIFT) - FRAME_SHIFT).ok()?;
-    let had = groups.alloc_for_host(frames, group, order);
+    let had = memcgs.alloc_for_host(frames, memcg, order);
     IS_SHORT.store(had == Err(Refused::OutOfMemory), Relaxed);
     let had = had.or_else(|why| {
         let beyond = order <= payer::MOST_BEYOND;
         payer::refused(why, beyond);
-        if beyond { groups.alloc_beyond_limit(frames, group, order) } else { Err(why) }
+        if beyond { memcgs.alloc_beyond_limit(frames, memcg, order) } else { Err(why) }
     });
     let pfn = had.ok()?;
     FRAMES.fetch_add(1 << order, Relaxed);
     Some(frames.at(pfn.addr()))
 }
 
-/// Whether the kernel lives on what is kept for it.
+/// Returns whether the kernel lives on its reserve: true if the latest frames came from it and no
+/// free frame can be had even now.
 pub fn is_short() -> bool {
     if !IS_SHORT.load(Relaxed) {
         return false;
     }
     let Some(machine) = MACHINE.get() else { return false };
     let Ok(pfn) = machine.frames().alloc(0, false, Use::Kernel) else { return true };
-    // SAFETY: just allocated, and nobody's.
+    // SAFETY: the frame was just allocated and is in no other use.
     unsafe { machine.frames().free(pfn, 1, false, Use::Kernel) };
     IS_SHORT.store(false, Relaxed);
     false

@@ -1,9 +1,9 @@
-//! The longest stretches in which a processor could do nothing else, each with the calls at its
-//! end: for `vellum bench holds`, under whose clock a nanosecond is an instruction. Compiled in by
-//! the feature `holds` alone.
+//! Measures (for INV-11) the longest stretches of kernel code during which a CPU can do nothing
+//! else, and records the call stack at both ends of each. `vellum bench holds` runs it under a
+//! clock that counts one nanosecond per instruction. Only the feature `holds` compiles it in.
 //!
-//! Only the first processor is measured, as there is no other one where instructions are counted.
-//! What measuring costs is not part of any stretch.
+//! Only CPU 0 is measured, because a machine that counts instructions has no other. The time that
+//! measuring takes is subtracted from every stretch.
 
 use crate::arch::percpu;
 use crate::arch::{cpu, stack};
@@ -11,37 +11,38 @@ use crate::mem::now_ns;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What keeps a processor from other work.
+/// The kinds of stretches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A spin lock of the engine's is held, or a walk is under way: no other task may run.
+    /// The engine holds a spin lock or a page-table walk is under way: no other task may run.
     Lock,
-    /// The engine has interrupts masked: no shootdown is answered.
+    /// The engine has interrupts masked: this CPU answers no shootdown.
     Masked,
-    /// Between two points where other work may come first: where a task begins, leaves for user
-    /// mode or comes back, gives way or asks ([`may_switch`]).
+    /// From one point at which other work may run to the next: a task's start, its exit to user
+    /// mode and its return, a yield, and a check for other work ([`may_switch`]).
     Work,
 }
 
-/// The calls that are kept of the end of a stretch.
+/// The number of return addresses that are recorded for each end of a stretch.
 const CALLS: usize = 10;
 
-/// Stretches of one kind. Times are in nanoseconds, those of measuring left out.
+/// The stretches of one kind. Times are in nanoseconds, without the time that measuring took.
 struct Stretches {
     name: &'static str,
-    /// How often the one that is under way was begun and not ended.
+    /// The number of `begin`s of the present stretch without an `end` so far.
     depth: AtomicU64,
     began: AtomicU64,
     longest: AtomicU64,
-    /// Where the one that is under way began, innermost first; kept of [`Kind::Work`] only.
+    /// The call stack where the present stretch began, innermost first; recorded for [`Kind::Work`]
+    /// only.
     before: Calls,
-    /// Where the longest began, …
+    /// The call stack where the longest stretch began.
     since: Calls,
-    /// … and where it ended.
+    /// The call stack where the longest stretch ended.
     calls: Calls,
 }
 
-/// Return addresses, innermost first, and zeros.
+/// Return addresses, innermost first, padded with zeros.
 type Calls = [AtomicU64; CALLS];
 
 impl Stretches {
@@ -68,10 +69,11 @@ impl Stretches {
 }
 
 static STRETCHES: [Stretches; 3] = [Stretches::new("lock"), Stretches::new("masked"), Stretches::new("work")];
-/// Nanoseconds that measuring has taken.
+/// The nanoseconds that measuring has taken so far.
 static MEASURING: AtomicU64 = AtomicU64::new(0);
 
-/// Does some measuring, given the time without any; what it takes is left out of that from now on.
+/// Runs `f` with the present time, measuring time excluded, and adds the time that `f` takes to the
+/// measuring time. Does nothing on CPUs other than 0.
 fn measure(f: impl FnOnce(u64)) {
     let from = now_ns();
     if percpu::current().index == 0 {
@@ -80,7 +82,7 @@ fn measure(f: impl FnOnce(u64)) {
     }
 }
 
-/// A stretch begins, unless it is part of another of its kind.
+/// Begins a stretch; one inside another of its kind counts as part of it.
 pub fn begin(kind: Kind) {
     measure(|now| {
         let stretches = &STRETCHES[kind as usize];
@@ -95,7 +97,7 @@ pub fn begin(kind: Kind) {
     });
 }
 
-/// Ends what was begun last.
+/// Ends the innermost stretch of this kind that [`begin`] began.
 pub fn end(kind: Kind) {
     measure(|now| {
         let stretches = &STRETCHES[kind as usize];
@@ -107,10 +109,11 @@ pub fn end(kind: Kind) {
     });
 }
 
-/// Other work may come first here.
+/// Ends the present [`Kind::Work`] stretch and begins the next: other work may run at this point.
+/// Panics if the engine holds a lock.
 pub fn may_switch() {
     measure(|now| {
-        assert!(STRETCHES[Kind::Lock as usize].depth.load(Relaxed) == 0, "a point to give way with a lock held");
+        assert!(STRETCHES[Kind::Lock as usize].depth.load(Relaxed) == 0, "scheduling point with an engine lock held");
         let work = &STRETCHES[Kind::Work as usize];
         work.note(now);
         work.began.store(now, Relaxed);
@@ -118,7 +121,7 @@ pub fn may_switch() {
     });
 }
 
-/// Forgets what was longest, and the part of each stretch that is over.
+/// Resets the longest stretches, and restarts the ones that are under way.
 pub fn forget() {
     measure(|now| {
         for stretches in &STRETCHES {
@@ -128,7 +131,7 @@ pub fn forget() {
     });
 }
 
-/// Keeps the return addresses of those that led here, as far as there is room.
+/// Records the return addresses of the present call stack, as many as fit.
 fn note_calls(calls: &Calls) {
     let mut frame = cpu::frame_pointer();
     for call in calls {
@@ -136,16 +139,16 @@ fn note_calls(calls: &Calls) {
             call.store(0, Relaxed);
             continue;
         }
-        // SAFETY: both words lie in a stack. Whatever they hold, they can be read.
+        // SAFETY: both words lie in a stack, and any value there can be read.
         let [caller, address] = unsafe { (frame as *const [u64; 2]).read_volatile() };
-        // The call, not the instruction after it, which may belong to another line.
+        // Record the call itself: the return address may belong to another line.
         call.store(address.wrapping_sub(1), Relaxed);
         frame = if caller > frame { caller } else { 0 };
     }
 }
 
-/// Says what was longest of each kind: a line with its length, in nanoseconds, and the calls where
-/// it began, if that is known, and where it ended.
+/// The longest stretch of each kind: a line with its length in nanoseconds, then the call stacks
+/// where it began, if known, and where it ended.
 pub struct Longest;
 
 impl fmt::Display for Longest {

@@ -1,8 +1,9 @@
-//! The machine's memcgs: the engine's, under numbers and names, with the events and swap limits
-//! that the engine does not keep. The file layer shows them as control groups.
+//! The machine's memcgs: gives the engine's memcgs numbers and names, and keeps the events and swap
+//! limits that the engine does not. The file layer shows them as cgroupfs.
 //!
-//! A memcg that was removed may still be charged for memory, as of files in memory or of a process
-//! that has moved on. The engine keeps it until nothing is charged to it; by then it has no name.
+//! Memory may still be charged to a removed memcg, for example files in memory, or pages of a
+//! process that moved to another memcg. The engine keeps such a memcg until nothing is charged to
+//! it; it has no number or name by then.
 
 use crate::mem::payer::{Shared, SharedGuard};
 use crate::mem::thread::failed;
@@ -15,79 +16,82 @@ use vellum::addr::FRAME_SIZE;
 use vellum::memcg::{MAX_MEMCGS, MemcgCounters, MemcgError, MemcgId, MemcgUsage};
 use vellum_kernel::errno::Errno;
 
-/// The group that every other is below.
+/// The number of the root memcg.
 pub const ROOT: u32 = 0;
 
-/// A memcg.
-struct Group {
+/// A memcg with a number.
+struct Memcg {
     engine: MemcgId,
     parent: u32,
     name: Box<[u8]>,
     events: Events,
-    /// The most bytes that it and the memcgs below it may have in swap.
+    /// The most bytes that it and its descendants may have in swap.
     swap: u64,
 }
 
-/// What has happened to a group, and those below it.
+/// The events of a memcg and its descendants (`memory.events`).
 #[derive(Clone, Copy, Default)]
 pub struct Events {
-    /// It was to have more than its limit.
+    /// The number of times that usage would have exceeded the limit.
     pub max: u64,
-    /// Nothing was found to reclaim.
+    /// The number of times that reclaim found nothing to free.
     pub oom: u64,
-    /// A process of it was killed for that.
+    /// The number of processes that the OOM killer ended.
     pub kills: u64,
 }
 
 /// The memcgs by number.
 #[derive(Default)]
 pub struct Table {
-    /// By number; the root is not in it.
-    groups: BTreeMap<u32, Group>,
-    /// Removed, and still charged.
-    leaving: Vec<MemcgId>,
+    /// The memcgs by number, without the root.
+    by_number: BTreeMap<u32, Memcg>,
+    /// The memcgs that are removed but still charged.
+    removed: Vec<MemcgId>,
 }
 
 /// Locked while a process changes its memcg, so that none moves into one that is being removed.
-static TABLE: Shared<Table> = Shared::new(Table { groups: BTreeMap::new(), leaving: Vec::new() });
+static TABLE: Shared<Table> = Shared::new(Table { by_number: BTreeMap::new(), removed: Vec::new() });
+/// The next memcg number. Numbers are not reused.
 static NUMBERS: AtomicU32 = AtomicU32::new(ROOT + 1);
 
 impl Table {
-    fn engine(&self, group: u32) -> Result<MemcgId, Errno> {
-        match group {
+    /// Returns the engine's memcg of a number, or `ENODEV`.
+    fn engine(&self, memcg: u32) -> Result<MemcgId, Errno> {
+        match memcg {
             ROOT => Ok(MemcgId::ROOT),
-            _ => self.groups.get(&group).map(|group| group.engine).ok_or(Errno::ENODEV),
+            _ => self.by_number.get(&memcg).map(|memcg| memcg.engine).ok_or(Errno::ENODEV),
         }
     }
 
-    /// The group itself, its parent, and so on, the root last.
-    fn ancestors(&self, group: u32) -> impl Iterator<Item = u32> + '_ {
-        core::iter::successors(Some(group), |group| self.groups.get(group).map(|group| group.parent))
+    /// Iterates over a memcg, its parent and so on, with the root last.
+    fn ancestors(&self, memcg: u32) -> impl Iterator<Item = u32> + '_ {
+        core::iter::successors(Some(memcg), |memcg| self.by_number.get(memcg).map(|memcg| memcg.parent))
     }
 
-    /// Returns a memcg and those below it; of the root, those that are leaving too.
-    pub fn below(&self, group: u32) -> impl Iterator<Item = MemcgId> {
-        let below = self.groups.iter().filter(move |(number, _)| self.ancestors(**number).any(|above| above == group));
-        let leaving = self.leaving.iter().copied().filter(move |_| group == ROOT);
-        below.map(|(_, group)| group.engine).chain(leaving).chain((group == ROOT).then_some(MemcgId::ROOT))
+    /// Returns a memcg and its descendants; for the root also the removed memcgs.
+    pub fn below(&self, memcg: u32) -> impl Iterator<Item = MemcgId> {
+        let below =
+            self.by_number.iter().filter(move |(number, _)| self.ancestors(**number).any(|above| above == memcg));
+        let removed = self.removed.iter().copied().filter(move |_| memcg == ROOT);
+        below.map(|(_, memcg)| memcg.engine).chain(removed).chain((memcg == ROOT).then_some(MemcgId::ROOT))
     }
 
     /// Returns the most memcgs that [`Self::below`] returns.
     pub fn most(&self) -> usize {
-        self.groups.len() + self.leaving.len() + 1
+        self.by_number.len() + self.removed.len() + 1
     }
 
-    /// Gives back to the engine what has nothing charged any more.
+    /// Removes from the engine every removed memcg to which nothing is charged any more.
     fn sweep(&mut self) {
         let frames = machine().frames();
-        // A group goes only after those below it, which were removed before it.
-        self.leaving.retain(|group| machine().memcgs().remove(frames, *group).is_err());
+        // A child is removed before its parent, and so comes first in the list.
+        self.removed.retain(|memcg| machine().memcgs().remove(frames, *memcg).is_err());
     }
 }
 
-/// The number of the engine's group, or of the nearest above it that has one.
+/// Returns the number of the engine's memcg, or `ROOT` if the memcg is removed or is the root.
 pub fn number_of(engine: MemcgId) -> u32 {
-    TABLE.lock().groups.iter().find(|(_, group)| group.engine == engine).map_or(ROOT, |(number, _)| *number)
+    TABLE.lock().by_number.iter().find(|(_, memcg)| memcg.engine == engine).map_or(ROOT, |(number, _)| *number)
 }
 
 /// Locks the table.
@@ -95,9 +99,9 @@ pub fn table() -> SharedGuard<'static, Table> {
     TABLE.lock()
 }
 
-/// Returns whether `own` is `group` or below it.
-pub fn is_below(own: u32, group: u32) -> bool {
-    TABLE.lock().ancestors(own).any(|above| above == group)
+/// Returns whether `own` is `memcg` or one of its descendants.
+pub fn is_below(own: u32, memcg: u32) -> bool {
+    TABLE.lock().ancestors(own).any(|above| above == memcg)
 }
 
 /// Returns the engine's memcg of a number.
@@ -105,8 +109,8 @@ pub fn is_below(own: u32, group: u32) -> bool {
 /// # Errors
 ///
 /// `ENODEV`: there is no such memcg.
-pub fn engine(group: u32) -> Result<MemcgId, Errno> {
-    TABLE.lock().engine(group)
+pub fn engine(memcg: u32) -> Result<MemcgId, Errno> {
+    TABLE.lock().engine(memcg)
 }
 
 /// Makes a memcg below `parent` and returns its number.
@@ -125,8 +129,8 @@ pub fn create(parent: u32, name: &[u8]) -> Result<u32, Errno> {
         MemcgError::NoSuchMemcg(_) | MemcgError::Busy(_) => Errno::ENOENT,
     })?;
     let number = NUMBERS.fetch_add(1, Relaxed);
-    let group = Group { engine, parent, name: name.into(), events: Events::default(), swap: u64::MAX };
-    table.groups.insert(number, group);
+    let memcg = Memcg { engine, parent, name: name.into(), events: Events::default(), swap: u64::MAX };
+    table.by_number.insert(number, memcg);
     Ok(number)
 }
 
@@ -134,19 +138,19 @@ pub fn create(parent: u32, name: &[u8]) -> Result<u32, Errno> {
 ///
 /// # Errors
 ///
-/// `EBUSY`: a memcg is below it, or it is populated. `ENOMEM`.
-pub fn remove(group: u32, is_populated: impl FnOnce() -> bool) -> Result<(), Errno> {
+/// `EBUSY`: it has a child, or it is populated. `ENOMEM`.
+pub fn remove(memcg: u32, is_populated: impl FnOnce() -> bool) -> Result<(), Errno> {
     let mut table = TABLE.lock();
-    let has_child = table.groups.values().any(|other| other.parent == group);
+    let has_child = table.by_number.values().any(|other| other.parent == memcg);
     if has_child || is_populated() {
         return Err(Errno::EBUSY);
     }
-    table.leaving.try_reserve(1)?;
-    if let Some(group) = table.groups.remove(&group) {
+    table.removed.try_reserve(1)?;
+    if let Some(memcg) = table.by_number.remove(&memcg) {
         // The memcgs above limit the memory that it leaves behind: no process could lift the limit
         // of a memcg without a name.
-        let _ = machine().memcgs().set_limit(group.engine, u64::MAX);
-        table.leaving.push(group.engine);
+        let _ = machine().memcgs().set_limit(memcg.engine, u64::MAX);
+        table.removed.push(memcg.engine);
     }
     table.sweep();
     Ok(())
@@ -158,19 +162,19 @@ pub fn remove(group: u32, is_populated: impl FnOnce() -> bool) -> Result<(), Err
 /// # Errors
 ///
 /// `ENODEV`: there is no such memcg. Those of `enter`.
-pub fn enter(group: u32, enter: impl FnOnce(MemcgId) -> Result<(), Errno>) -> Result<(), Errno> {
+pub fn enter(memcg: u32, enter: impl FnOnce(MemcgId) -> Result<(), Errno>) -> Result<(), Errno> {
     let table = TABLE.lock();
-    enter(table.engine(group)?)
+    enter(table.engine(memcg)?)
 }
 
-/// Returns what has happened to a memcg and those below it.
-pub fn events(group: u32) -> Events {
-    TABLE.lock().groups.get(&group).map(|group| group.events).unwrap_or_default()
+/// Returns the events of a memcg and its descendants.
+pub fn events(memcg: u32) -> Events {
+    TABLE.lock().by_number.get(&memcg).map(|memcg| memcg.events).unwrap_or_default()
 }
 
 /// Returns the most bytes that a memcg may have in swap; `u64::MAX`: no limit.
-pub fn swap_max(group: u32) -> u64 {
-    TABLE.lock().groups.get(&group).map_or(u64::MAX, |group| group.swap)
+pub fn swap_max(memcg: u32) -> u64 {
+    TABLE.lock().by_number.get(&memcg).map_or(u64::MAX, |memcg| memcg.swap)
 }
 
 /// Sets the most bytes that a memcg may have in swap.
@@ -178,84 +182,85 @@ pub fn swap_max(group: u32) -> u64 {
 /// # Errors
 ///
 /// `ENODEV`: there is no such memcg, or it is the root.
-pub fn set_swap_max(group: u32, most: u64) -> Result<(), Errno> {
+pub fn set_swap_max(memcg: u32, most: u64) -> Result<(), Errno> {
     let mut table = TABLE.lock();
-    let found = table.groups.get_mut(&group).ok_or(Errno::ENODEV)?;
+    let found = table.by_number.get_mut(&memcg).ok_or(Errno::ENODEV)?;
     found.swap = most;
-    // Without a limit `tell_swap_room` passes it over.
+    // `update_swap_room` skips a memcg without a limit, so its old limit is lifted here.
     machine().memcgs().set_swap_room(found.engine, u64::MAX).map_err(|_| Errno::ENODEV)?;
     drop(table);
     tell_swap_room();
     Ok(())
 }
 
-/// How many pages a group has more than it may have.
-pub fn excess(group: u32) -> u64 {
-    let counters = engine(group).and_then(counters).ok();
+/// Returns the number of pages by which a memcg exceeds its limit.
+pub fn excess(memcg: u32) -> u64 {
+    let counters = engine(memcg).and_then(counters).ok();
     counters.map_or(0, |counters| counters.charged.saturating_sub(counters.limit))
 }
 
-/// Bytes that a group and those below it have in swap; what several have, each of them has.
-pub fn swapped(group: u32) -> u64 {
+/// Returns the bytes that a memcg and its descendants have in swap. A swapped page that several
+/// spaces share counts once for each of them.
+pub fn swapped(memcg: u32) -> u64 {
     let mut below = [false; MAX_MEMCGS];
-    TABLE.lock().below(group).for_each(|id| below[usize::from(id.number())] = true);
-    let objects = engine(group).and_then(counters).map_or(0, |counters| counters.swapped * FRAME_SIZE);
+    TABLE.lock().below(memcg).for_each(|id| below[usize::from(id.number())] = true);
+    let objects = engine(memcg).and_then(counters).map_or(0, |counters| counters.swapped * FRAME_SIZE);
     let spaces = spaces::all().filter(|space| below[usize::from(space.engine.memcg().number())]);
     spaces.map(|space| space.engine.stats().swap).sum::<u64>() + objects
 }
 
-/// Tells the engine how much more those groups may have in swap that may not have as much as there
-/// is. To be called before memory goes there.
+/// Passes the remaining swap allowance of each memcg with a swap limit to the engine. Must be
+/// called before pageout.
 pub fn tell_swap_room() {
     let mut from = ROOT;
     let next = |from| {
         let table = TABLE.lock();
-        let (number, group) = table.groups.range(from..).find(|(_, group)| group.swap < u64::MAX)?;
-        Some((*number, group.engine, group.swap))
+        let (number, memcg) = table.by_number.range(from..).find(|(_, memcg)| memcg.swap < u64::MAX)?;
+        Some((*number, memcg.engine, memcg.swap))
     };
     while let Some((number, engine, most)) = next(from) {
         from = number + 1;
         let room = most.saturating_sub(swapped(number)) / FRAME_SIZE;
-        // It may be gone by now.
+        // The memcg may have been removed meanwhile.
         let _ = machine().memcgs().set_swap_room(engine, room);
     }
 }
 
-/// How many pages a group may have.
-pub fn limit(group: u32) -> u64 {
-    engine(group).and_then(counters).map_or(u64::MAX, |counters| counters.limit)
+/// Returns a memcg's limit, in pages.
+pub fn limit(memcg: u32) -> u64 {
+    engine(memcg).and_then(counters).map_or(u64::MAX, |counters| counters.limit)
 }
 
-/// The path of a group, from the root on.
-pub fn path(group: u32) -> Vec<u8> {
+/// Returns the path of a memcg from the root.
+pub fn path(memcg: u32) -> Vec<u8> {
     let table = TABLE.lock();
-    let names: Vec<_> = table.ancestors(group).filter_map(|number| table.groups.get(&number)).collect();
+    let names: Vec<_> = table.ancestors(memcg).filter_map(|number| table.by_number.get(&number)).collect();
     let mut path = Vec::new();
-    for group in names.iter().rev() {
+    for memcg in names.iter().rev() {
         path.push(b'/');
-        path.extend_from_slice(&group.name);
+        path.extend_from_slice(&memcg.name);
     }
     if path.is_empty() { b"/".to_vec() } else { path }
 }
 
-/// What a group, or one below it, has come to.
+/// An event of a memcg or of one of its descendants.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// It wanted more than it may have.
+    /// Usage would have exceeded the limit.
     Max,
-    /// There was nothing to reclaim.
+    /// Reclaim found nothing to free.
     OutOfMemory,
-    /// A process of it was killed for memory.
+    /// The OOM killer ended a process.
     Killed,
 }
 
-/// Notes an event for a group and those above it.
-pub fn note(group: u32, event: Event) {
+/// Counts an event for a memcg and its ancestors.
+pub fn note(memcg: u32, event: Event) {
     let mut table = TABLE.lock();
-    let above: Vec<u32> = table.ancestors(group).collect();
+    let above: Vec<u32> = table.ancestors(memcg).collect();
     for number in above {
-        if let Some(group) = table.groups.get_mut(&number) {
-            let Events { max, oom, kills } = &mut group.events;
+        if let Some(memcg) = table.by_number.get_mut(&number) {
+            let Events { max, oom, kills } = &mut memcg.events;
             *match event {
                 Event::Max => max,
                 Event::OutOfMemory => oom,
@@ -270,15 +275,15 @@ pub fn note(group: u32, event: Event) {
 /// # Errors
 ///
 /// `ENODEV`: it is gone.
-pub fn counters(group: MemcgId) -> Result<MemcgCounters, Errno> {
-    machine().memcgs().counters(group).map_err(|_| Errno::ENODEV)
+pub fn counters(memcg: MemcgId) -> Result<MemcgCounters, Errno> {
+    machine().memcgs().counters(memcg).map_err(|_| Errno::ENODEV)
 }
 
-/// Returns the memory of a memcg, by kind; as [`counters`].
+/// Returns the memory of a memcg, by kind.
 ///
 /// # Errors
 ///
 /// `ENODEV`: it is gone.
-pub fn usage(group: MemcgId) -> Result<MemcgUsage, Errno> {
-    machine().memcgs().usage(machine().frames(), group).map_err(|_| Errno::ENODEV)
+pub fn usage(memcg: MemcgId) -> Result<MemcgUsage, Errno> {
+    machine().memcgs().usage(machine().frames(), memcg).map_err(|_| Errno::ENODEV)
 }

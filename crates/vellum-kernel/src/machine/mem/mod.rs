@@ -1,18 +1,19 @@
-//! Memory: the engine, and what the kernel is to it.
+//! Memory management: boots the engine, provides what it needs from the host, and uses it for
+//! processes and for the kernel itself.
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
-//! | [`platform`] | the machine as the engine sees it |
-//! | [`heap`] | the kernel's own memory, from the engine's frames |
-//! | [`payer`] | which group pays for that |
-//! | [`shootdown`] | invalidating translations, here and on other processors |
-//! | [`space`] | the address spaces of processes, and which one a processor has loaded |
-//! | [`spaces`] | all address spaces, by number |
-//! | [`swap`] | where memory goes that nobody has used for a while |
-//! | [`disk`] | the disk among these |
-//! | [`reclaim`] | memory is short |
+//! | [`platform`] | the machine as the engine sees it: the implementation of `vellum::platform` |
+//! | [`heap`] | the kernel's allocator, on top of the engine's frames |
+//! | [`payer`] | the memcg that is charged for kernel memory |
+//! | [`shootdown`] | TLB invalidation on this CPU and on other CPUs |
+//! | [`space`] | the address spaces of processes, and the space that each CPU has loaded |
+//! | [`spaces`] | the registry of all address spaces, by number and by fork family |
+//! | [`swap`] | the swap devices: compressed memory and a disk |
+//! | [`disk`] | the swap disk's driver |
+//! | [`reclaim`] | calls the engine's reclaim and counts its work by reason |
 //! | [`memcgs`] | the machine's memcgs: names, events, swap limits |
-//! | [`thread`] | the memory layer's part of a thread: what it is blocked on, its faults |
+//! | [`thread`] | the memory layer's part of a thread: the reason it is blocked, its faults |
 //! | [`percpu`] | the memory layer's part of a CPU's record |
 //! | [`uffd`] | userfaultfds, as address spaces know them |
 //! | [`uaccess`] | the kernel's accesses to user memory |
@@ -49,23 +50,29 @@ use vellum::stats::Counter;
 use vellum_kernel::boot::MemoryMap;
 use vellum_kernel::nodes::Nodes;
 
-/// The machine's memory.
+/// The engine's machine: all memory that it manages.
 pub type Machine = vellum::Machine<'static, Host>;
-/// An address space. Made by [`new_space`], or else without the kernel in it.
+/// The engine's address space. [`new_space`] creates one with the kernel half mapped; the engine's
+/// own constructor leaves the kernel half empty.
 pub type Space = vellum::AddressSpace<'static, Host, Format>;
 
-/// A memory object: the contents of a file.
+/// A page-cache object: the contents of a file (Linux: `address_space`).
 pub type Object = vellum::page_cache::Object<'static, Host>;
 
-/// This part of all memory is kept for the kernel, and at most [`MOST_KEPT`].
+/// The share of memory that is reserved for the kernel is one in `KEPT_PART`, at most
+/// [`MOST_KEPT`].
 const KEPT_PART: u64 = 64;
-/// In bytes.
+/// The largest kernel reserve, in bytes.
 const MOST_KEPT: u64 = 16 << 20;
 
 static HOST: Once<Host> = Once::new();
 static MACHINE: Once<Machine> = Once::new();
 
-/// Hands the memory of a machine with so many processors to the engine.
+/// Boots the engine with the memory of `map`, for a machine with `cpus` CPUs.
+///
+/// # Errors
+///
+/// The engine's `BootError`.
 pub fn init(
     map: &MemoryMap,
     nodes: &Nodes,
@@ -78,27 +85,27 @@ pub fn init(
     MACHINE.try_call_once(|| Machine::boot(host, BootOptions { min_free: kept, ..BootOptions::default() }))
 }
 
-/// The machine's memory.
+/// Returns the engine's machine.
 ///
 /// # Panics
 ///
 /// Before [`init`].
 #[inline]
 pub fn machine() -> &'static Machine {
-    MACHINE.get().expect("the engine has booted")
+    MACHINE.get().expect("mem::init must be called before mem::machine")
 }
 
 /// The wall clock when the machine starts, in nanoseconds since 1970: a fixed day, as the kernel
 /// reads no real-time clock.
 pub const EPOCH: u64 = 1_767_225_600_000_000_000;
 
-/// Nanoseconds since the machine started.
+/// Returns the nanoseconds since the machine started; 0 before [`init`].
 #[inline]
 pub fn now_ns() -> u64 {
     HOST.get().map_or(0, vellum::platform::Clock::now_ns)
 }
 
-/// What the engine has done since the start, in a line.
+/// One line of engine counters since the start, for the console.
 pub struct Tally;
 
 impl fmt::Display for Tally {
@@ -117,25 +124,30 @@ impl fmt::Display for Tally {
     }
 }
 
-/// An empty memory object.
+/// Creates an empty page-cache object that is charged to `memcg`. `tag` identifies the file in the
+/// VMAs that map the object.
 ///
 /// # Errors
 ///
-/// No memory.
-pub fn new_object(group: MemcgId, tag: u64) -> Result<Object, vellum::page_cache::ObjectError> {
-    Object::new(machine(), &format(), group, tag, 0)
+/// Memory is short, or the memcg's limit is reached.
+pub fn new_object(memcg: MemcgId, tag: u64) -> Result<Object, vellum::page_cache::ObjectError> {
+    Object::new(machine(), &format(), memcg, tag, 0)
 }
 
-/// An empty space, with the kernel in its upper half.
-pub fn new_space(machine: &'static Machine, group: MemcgId, limits: Limits) -> Result<Space, Refused> {
-    let space = Space::new(machine, format(), group, limits)?;
+/// Creates an empty address space with the kernel in its upper half.
+///
+/// # Errors
+///
+/// Memory is short, or the memcg's limit is reached.
+pub fn new_space(machine: &'static Machine, memcg: MemcgId, limits: Limits) -> Result<Space, Refused> {
+    let space = Space::new(machine, format(), memcg, limits)?;
     adopt(&space);
     Ok(space)
 }
 
-/// Puts the kernel into the upper half of a space that the engine has just made.
+/// Copies the kernel's root entries into the upper half of a new address space's root page table.
 pub fn adopt(space: &Space) {
-    // SAFETY: a root table that is not loaded anywhere yet, and the engine leaves the upper half of
-    // it to the host (`AddressSpace::root`).
+    // SAFETY: the root page table is not loaded on any CPU yet, and the engine leaves its upper
+    // half to the host (`AddressSpace::root`).
     unsafe { copy_kernel_half(space.root().addr().0) };
 }

@@ -1,10 +1,12 @@
-//! Which group pays for the kernel's own memory: that of the program that has it allocate it.
+//! Chooses the memcg that is charged for kernel memory: the memcg of the program on whose behalf
+//! the kernel allocates.
 //!
-//! Small blocks, of up to `1 << MOST_BEYOND` frames, are not refused: few callers of the heap could
-//! go back. They come from what is kept for the kernel if there is nothing else, and may take the
-//! group beyond its limit. After its system call the thread waits until neither is so any more, by
-//! reclaim or by a process's end. Larger blocks, and everything of which the program says how much
-//! ([`reserve`], [`zeros`]), are refused; for a limit, the call is made again when there is room.
+//! An allocation of up to `1 << MOST_BEYOND` frames is never refused, because few users of the heap
+//! could undo their work. If memory is short it is served from the kernel's reserve, and it may
+//! take the memcg beyond its limit. The thread then waits after its system call until reclaim or
+//! the end of a process has made up for it. Larger allocations, and all those whose size the
+//! program chooses ([`reserve`], [`zeros`]), are refused. If the memcg's limit was the reason, the
+//! system call is restarted once there is room.
 
 use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{machine, percpu};
@@ -17,38 +19,39 @@ use vellum::addr::FRAME_SIZE;
 use vellum::memcg::{MemcgId, Refused};
 use vellum_kernel::errno::Errno;
 
-/// log2 of the most frames of a block that is not refused for a limit.
+/// log2 of the largest block, in frames, that is allocated beyond a limit.
 pub const MOST_BEYOND: u8 = 2;
 
-/// Returns the group to charge for what this CPU allocates now.
+/// Returns the memcg to charge for what this CPU allocates now.
 pub fn payer() -> MemcgId {
     let cpu = percpu::current();
     let payer = cpu.payer.get();
     if cpu.shared.get() > 0 || payer.is_null() {
         return MemcgId::ROOT;
     }
-    // SAFETY: it lives as long as it is set (`thread::work_for`).
+    // SAFETY: the counter lives as long as it is set (`thread::work_for`).
     MemcgId::numbered(unsafe { &*payer }.load(Relaxed))
 }
 
-/// A table of the whole machine's, with its lock. The root group pays for it: a node of it serves
-/// many programs, and would keep the group of the one that came first from being removed.
+/// A machine-wide table with its lock. Allocations under the lock are charged to the root memcg: a
+/// node of the table serves many programs, and its charge would otherwise keep the memcg of the
+/// first one from being removed.
 pub struct Shared<T>(Mutex<T>);
 
 impl<T> Shared<T> {
-    /// One that holds `table`.
+    /// Returns an unlocked table.
     pub const fn new(table: T) -> Self {
         Shared(Mutex::new(table))
     }
 
-    /// Locks it.
+    /// Locks the table.
     pub fn lock(&self) -> SharedGuard<'_, T> {
         let root_pays = RootPays::new();
         SharedGuard(self.0.lock(), root_pays)
     }
 }
 
-/// A table that is locked.
+/// A locked table.
 pub struct SharedGuard<'a, T>(MutexGuard<'a, T>, RootPays);
 
 impl<T> Deref for SharedGuard<'_, T> {
@@ -65,7 +68,8 @@ impl<T> DerefMut for SharedGuard<'_, T> {
     }
 }
 
-/// As long as there is one on a CPU, which is where it was made, the root group pays.
+/// Guard. While one exists on a CPU, this CPU's allocations are charged to the root memcg. It must
+/// be dropped on the CPU that created it.
 struct RootPays(PhantomData<*const ()>);
 
 impl RootPays {
@@ -83,21 +87,22 @@ impl Drop for RootPays {
     }
 }
 
-/// The payer was refused memory. `beyond`: it got it all the same.
+/// Notes that the payer was refused memory, so that the current thread waits. `beyond`: the
+/// allocation was made all the same.
 pub fn refused(why: Refused, beyond: bool) {
     match why {
         _ if beyond => _ = thread::current(|thread| thread.try_block(BlockedOn::Overdraft(why))),
         Refused::OverLimit(_) => _ = thread::current(|thread| thread.try_block(BlockedOn::Shortage(why))),
-        // Reclaim doesn't put frames side by side: the call fails.
+        // Reclaim does not produce contiguous frames: the call fails.
         Refused::OutOfMemory => {}
     }
 }
 
-/// Checks that the payer may have so many bytes more.
+/// Checks that the payer's memcg may be charged for `bytes` more.
 ///
 /// # Errors
 ///
-/// `ENOMEM`; the system call is made again when it may.
+/// `ENOMEM`; the system call is restarted once the memcg has room.
 pub fn afford(bytes: u64) -> Result<(), Errno> {
     let pages = u32::try_from(bytes.div_ceil(FRAME_SIZE)).map_err(|_| Errno::ENOMEM)?;
     machine().memcgs().has_room(machine().frames(), payer(), pages).map_err(|over| {
@@ -106,8 +111,8 @@ pub fn afford(bytes: u64) -> Result<(), Errno> {
     })
 }
 
-/// Reserves room for so many more elements, where a program says how many: memory may be short, or
-/// in pieces, or the program's group may not have it.
+/// Reserves room for `more` elements where a program determines the number. Memory may be short or
+/// fragmented, or the program's memcg may be at its limit.
 ///
 /// # Errors
 ///
@@ -119,7 +124,7 @@ pub fn reserve<T>(vec: &mut Vec<T>, more: usize) -> Result<(), Errno> {
     vec.try_reserve(more).map_err(Errno::from)
 }
 
-/// Returns so many bytes of zeros; as [`reserve`].
+/// Returns `len` bytes of zeros, allocated as by [`reserve`].
 ///
 /// # Errors
 ///

@@ -9,11 +9,11 @@ use core::ptr;
 use core::sync::atomic::AtomicU16;
 use vellum_kernel::tags::Tags;
 
-/// How many address spaces a CPU keeps translations of, where its TLB can tell them apart. The
-/// number is Linux's (`TLB_NR_DYN_ASIDS`).
+/// The number of address spaces whose translations a CPU keeps, where its TLB has tags (x86: PCIDs,
+/// AArch64: ASIDs). The value is Linux's `TLB_NR_DYN_ASIDS`.
 const TAGS: usize = 6;
 
-/// What the memory layer keeps per CPU.
+/// The memory layer's record of a CPU.
 #[repr(C)]
 pub struct MemCpu {
     /// The architecture layer's part.
@@ -22,7 +22,7 @@ pub struct MemCpu {
     pub space: UnsafeCell<Option<Arc<UserSpace>>>,
     /// The address spaces whose translations the TLB may hold.
     pub tags: UnsafeCell<Tags<TAGS>>,
-    /// How many tables of the whole machine this CPU has locked
+    /// The number of machine-wide tables that this CPU has locked
     /// ([`Shared`](crate::mem::payer::Shared)).
     pub shared: Cell<u32>,
     /// The memory layer's part of the thread that this CPU works for; null if it works for none.
@@ -48,7 +48,7 @@ impl MemCpu {
     }
 }
 
-/// Returns the running CPU's record, as far as the memory layer knows it.
+/// Returns the memory layer's part of the running CPU's record.
 #[inline(always)]
 pub fn current() -> &'static MemCpu {
     // SAFETY: the records are `TaskCpu`s, which begin with a `MemCpu`.

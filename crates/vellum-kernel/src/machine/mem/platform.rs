@@ -1,7 +1,8 @@
-//! The machine as the engine sees it: `vellum::platform`.
+//! The machine as the engine sees it: the implementation of `vellum::platform`.
 //!
-//! Kernel code is not preempted, and no interrupt handler calls the engine; so what the engine says about preemption and
-//! interrupts goes unheard, but by `holds`.
+//! Kernel code is not preempted, and no interrupt handler calls the engine. So this host ignores
+//! the engine's requests to disable preemption or interrupts, except that the feature `holds`
+//! measures them.
 
 use crate::arch::clock::Clock;
 use crate::arch::layout::DIRECT_MAP;
@@ -15,19 +16,20 @@ use vellum::platform::{self, CpuSet, Cpus, Event, Invalidation, Memory, Region, 
 use vellum_kernel::boot::{CAPACITY, MemoryMap};
 use vellum_kernel::nodes::Nodes;
 
-/// The machine.
+/// The machine: its memory regions, clock, CPUs and NUMA nodes.
 pub struct Host {
     regions: [Region; CAPACITY],
     len: usize,
     clock: Clock,
     cpus: usize,
     nodes: Nodes,
-    /// Of each processor.
+    /// The NUMA node of each CPU.
     node: [usize; MAX_CPUS],
 }
 
 impl Host {
-    /// A machine with this memory and so many processors, which have told their names.
+    /// Describes a machine with this memory and `cpus` CPUs, whose firmware names are known
+    /// already.
     pub fn new(map: &MemoryMap, nodes: &Nodes, clock: Clock, cpus: usize) -> Self {
         let nothing = Region { base: PhysAddr(0), len: 0, zeroed: false, node: 0 };
         let (mut regions, mut len) = ([nothing; CAPACITY], 0);
@@ -36,7 +38,7 @@ impl Host {
             *region = Region {
                 base: PhysAddr(piece.start),
                 len: piece.end - piece.start,
-                // The firmware ran in it, and left what it left.
+                // The firmware has run in this memory and left data there.
                 zeroed: false,
                 node,
             };
@@ -47,9 +49,9 @@ impl Host {
     }
 }
 
-// SAFETY: the memory map calls a region usable only if it is memory, inside the direct map, and nobody's: not the
-// image's, the loader's or the firmware's. The direct map is writable and stays for ever. The kernel takes no memory
-// for itself but through the engine.
+// SAFETY: the memory map lists a region as usable only if it is RAM, lies inside the direct map,
+// and holds nothing of the image, the loader or the firmware. The direct map is writable and
+// permanent. The kernel takes all its memory through the engine.
 unsafe impl Memory for Host {
     fn regions(&self) -> &[Region] {
         &self.regions[..self.len]
@@ -78,9 +80,9 @@ unsafe impl Memory for Host {
     }
 }
 
-// SAFETY: a processor's index is below the count, which was settled before the engine booted. Handlers of interrupts call
-// nothing of the engine's; the handler of page faults does, and the engine touches no user memory. Nothing preempts kernel
-// code.
+// SAFETY: a CPU's index is below the count, which is fixed before the engine boots. Interrupt
+// handlers never call the engine; the page-fault handler does, and the engine touches no user
+// memory. Kernel code is not preempted.
 unsafe impl Cpus for Host {
     fn count(&self) -> usize {
         self.cpus
@@ -127,8 +129,10 @@ unsafe impl Cpus for Host {
     }
 }
 
-// SAFETY: every processor of the set has invalidated before `shootdown::invalidate` returns. None has process-context
-// identifiers, so that one that has another space loaded has nothing left of this one.
+// SAFETY: `shootdown::invalidate` returns only when every CPU of the set that has the space loaded
+// has invalidated. A CPU whose TLB keeps translations of a space that is not loaded, under a tag,
+// drops them before it uses the tag again (`vellum_kernel::tags`); without tags, loading another
+// root drops them all.
 unsafe impl Tlb for Host {
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
         shootdown::invalidate(what, cpus);

@@ -1,34 +1,36 @@
-//! Memory is short: some of it goes to swap, or, where its owner said that it may, for good.
+//! Reclaims memory through the engine (pageout, swap, discard of lazyfree pages) and counts the
+//! pages scanned and freed, by reason.
 
 use crate::mem::spaces::All;
 use crate::mem::{machine, memcgs};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum::reclaim::{ReclaimScope, Reclaimed};
 
-/// Why memory is reclaimed.
+/// The reason for which memory is reclaimed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Who {
-    /// Little of it is free.
+    /// Background reclaim: free memory is below its mark (Linux: kswapd).
     Background,
-    /// Somebody waits for some.
+    /// Direct reclaim: a thread waits for memory.
     Direct,
-    /// A group has as much as it may have.
+    /// A memcg has reached its limit.
     Limit,
-    /// A program asks for it.
+    /// A program requests it (`memory.reclaim`).
     Asked,
 }
 
-/// Pages that were looked at and freed, for each of these reasons.
+/// The pages scanned and freed, by reason.
 static DONE: [[AtomicU64; 2]; 4] = [const { [const { AtomicU64::new(0) }; 2] }; 4];
 
-/// What was done for a reason.
+/// Returns the pages scanned and freed for a reason since boot.
 pub fn done(why: Who) -> Reclaimed {
     let [looked, freed] = &DONE[why as usize];
     Reclaimed { scanned: looked.load(Relaxed), freed: freed.load(Relaxed) }
 }
 
-/// Frees about so many pages of what a group and those below it have, on one node or all, as far as that can be; how many that were.
-pub fn reclaim(why: Who, part: impl Into<ReclaimScope>, pages: u64) -> u64 {
+/// Frees about `pages` pages of a memcg and its descendants, on one node or on all. Returns the
+/// number of pages freed, which is less if not enough can be reclaimed.
+pub fn reclaim(why: Who, part: impl Into<Part>, pages: u64) -> u64 {
     memcgs::tell_swap_room();
     let reclaimed = vellum::reclaim::reclaim(machine(), &All, part, pages);
     let Reclaimed { scanned: looked, freed } = reclaimed.unwrap_or_default();

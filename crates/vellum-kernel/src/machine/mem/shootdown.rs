@@ -1,11 +1,14 @@
-//! Invalidating translations, here and on other processors.
+//! TLB shootdown: invalidates translations on this CPU and on other CPUs.
 //!
-//! Who wants others to drop something writes down what, in a place of its own, notes for each of them that it has asked, and
-//! waits until all have struck themselves off. Only the first who asks a processor sends it an interrupt: it looks who else has
-//! asked. Who waits answers meanwhile, even with interrupts off: so processors never wait for each other in a circle.
+//! Each CPU has one request slot. The initiator writes its request there, sets its bit in the
+//! pending mask of every target CPU, and spins until every target has cleared its bit in the
+//! request. Only the initiator that finds a target's mask empty sends it an interrupt; the handler
+//! then serves all initiators in the mask. A spinning initiator serves the requests of others
+//! meanwhile, even with interrupts off, so that CPUs never wait for each other in a circle.
 //!
-//! Only processors that have the space loaded are asked; one with nothing to do has none loaded. One whose TLB may hold
-//! translations of it all the same sees that they are old when it loads the space again ([`vellum_kernel::tags`]).
+//! Only CPUs that have the space loaded are interrupted; an idle CPU has none loaded. A CPU whose
+//! TLB may still hold translations of a space that it has not loaded finds by the space's
+//! generation that they are stale when it loads the space again ([`vellum_kernel::tags`]).
 
 use crate::arch::cpu::relax;
 use crate::arch::paging::{flush_pages, flush_user, publish};
@@ -19,68 +22,71 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, fence};
 use vellum::addr::VirtRange;
 use vellum::platform::{CpuSet, Cpus, Invalidation};
 
-/// An invalidation of more pages than this drops the whole user half: to fill the TLB again costs less than to ask
-/// about every page. The number is Linux's (`tlb_single_page_flush_ceiling`).
+/// An invalidation of more pages than this flushes the whole user half: refilling the TLB costs
+/// less than invalidating page by page. The value is Linux's `tlb_single_page_flush_ceiling`.
 pub const MOST_PAGES: u64 = 33;
 
-/// What is to be done.
+/// The work that a target CPU does for a request.
 enum Work<'a> {
-    /// To drop translations.
-    Drop { ranges: &'a [VirtRange], stride_shift: u32, change: Change },
-    /// Nothing: to be asked is a barrier.
+    /// Invalidate translations.
+    Flush { ranges: &'a [VirtRange], stride_shift: u32, change: Change },
+    /// Nothing: receiving the request is a memory barrier.
     Barrier,
 }
 
-/// What a processor asks others to do.
+/// The request of one initiating CPU to others.
 struct Request {
-    /// Lent by the one who asks, until all have answered.
+    /// The initiator's work, on its stack; valid until all targets have answered.
     work: AtomicPtr<Work<'static>>,
-    /// Who has not answered yet, a bit each.
+    /// A bit for each target CPU that has not answered yet.
     unanswered: AtomicU64,
 }
 
 static REQUESTS: [Request; MAX_CPUS] =
     [const { Request { work: AtomicPtr::new(ptr::null_mut()), unanswered: AtomicU64::new(0) } }; MAX_CPUS];
-/// For each processor, who has asked it, a bit each.
-static ASKED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+/// For each target CPU, a bit for each CPU whose request is pending there.
+static PENDING: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
-/// Invalidates on each processor of the set, and returns when all have done so.
+/// Invalidates translations on each CPU of the set that has the space loaded. Returns when all have
+/// done so, after which the engine may free what was mapped (INV-1). Interrupts may be off.
 pub fn invalidate(what: &Invalidation<'_>, cpus: &CpuSet) {
     let here = percpu::current().index;
     let change = Change::of(what.space);
     let (mut others, mut concerned) = (0u64, false);
-    for cpu in cpus.iter().filter(|cpu| change.concerns(*cpu)) {
+    for cpu in cpus.iter().filter(|cpu| change.is_loaded_on(*cpu)) {
         match cpu == here {
             true => concerned = true,
             false => others |= 1 << cpu,
         }
     }
     publish();
-    ask(others, concerned, &Work::Drop { ranges: what.ranges, stride_shift: what.stride_shift, change });
+    request(others, concerned, &Work::Flush { ranges: what.ranges, stride_shift: what.stride_shift, change });
 }
 
-/// Invalidates on this processor alone, if it has the space loaded, so that what faulted there sees
-/// what the tables allow now. If it has not, it may go on holding old translations of the space,
-/// and whatever faults by one comes here again.
+/// Invalidates on this CPU alone, if it has the space loaded, so that a retried access sees the
+/// present PTEs (INV-20; Linux: `flush_tlb_fix_spurious_fault`). A CPU that has not loaded the
+/// space may keep stale translations; an access that faults by one of them comes here again.
 pub fn invalidate_local(what: &Invalidation<'_>) {
     if space::is_loaded(what.space, percpu::current().index) {
         drop_translations(what.ranges, what.stride_shift);
     }
 }
 
-/// Returns when every processor has had a barrier since this was called.
+/// Returns when every CPU has executed a memory barrier since the call (`membarrier`).
 pub fn barrier() {
     let all = (1 << machine().platform().count()) - 1;
-    ask(all & !(1 << percpu::current().index), true, &Work::Barrier);
+    request(all & !(1 << percpu::current().index), true, &Work::Barrier);
 }
 
-fn ask(others: u64, myself: bool, work: &Work<'_>) {
+/// Sends a request to the CPUs in the bit set `others`, does the work here too with `myself`, and
+/// waits until all have answered.
+fn request(others: u64, myself: bool, work: &Work<'_>) {
     let here = percpu::current().index;
     let request = &REQUESTS[here];
     request.work.store(ptr::from_ref(work).cast_mut().cast(), Relaxed);
     request.unanswered.store(others, Relaxed);
     for cpu in bits(others) {
-        if ASKED[cpu].fetch_or(1 << here, AcqRel) == 0 {
+        if PENDING[cpu].fetch_or(1 << here, AcqRel) == 0 {
             irq::send(cpu, irq::SHOOTDOWN);
         }
     }
@@ -93,22 +99,24 @@ fn ask(others: u64, myself: bool, work: &Work<'_>) {
     }
 }
 
-/// Does what others have asked of this processor: the interrupt's handler. Interrupts are off, as whoever has answered must
-/// not look at the request any more.
+/// Serves the requests that are pending for this CPU; the interrupt's handler. Interrupts are off:
+/// after answering, the CPU must not access the request any more, because the initiator's stack
+/// frame may be gone.
 pub fn answer() {
     let here = percpu::current().index;
-    if ASKED[here].load(Relaxed) == 0 {
+    if PENDING[here].load(Relaxed) == 0 {
         return;
     }
-    for cpu in bits(ASKED[here].swap(0, AcqRel)) {
+    for cpu in bits(PENDING[here].swap(0, AcqRel)) {
         let request = &REQUESTS[cpu];
-        // SAFETY: written before this processor was asked, and lent until it has answered, which it has not.
+        // SAFETY: the initiator wrote the work before it set this CPU's pending bit, and keeps it
+        // until this CPU answers below.
         unsafe { &*request.work.load(Relaxed) }.carry_out();
         request.unanswered.fetch_and(!(1 << here), Release);
     }
 }
 
-/// The numbers of the bits that are set.
+/// Iterates over the numbers of the set bits, highest first.
 fn bits(mut set: u64) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
         let first = set.checked_ilog2()?;
@@ -118,17 +126,17 @@ fn bits(mut set: u64) -> impl Iterator<Item = usize> {
 }
 
 impl Work<'_> {
-    /// This processor's part. A page's translation goes with all that is cached of the tables that lead to it, so that
-    /// [`Invalidation::tables`] is served too.
+    /// Does this CPU's part. Invalidating a page's translation also drops the paging-structure
+    /// caches that lead to it, which serves [`Invalidation::tables`] too.
     fn carry_out(&self) {
-        let Work::Drop { ranges, stride_shift, change } = *self else { return fence(SeqCst) };
+        let Work::Flush { ranges, stride_shift, change } = *self else { return fence(SeqCst) };
         let all = drop_translations(ranges, stride_shift);
-        change.heard(all);
+        change.record_flush(all);
     }
 }
 
-/// Drops this processor's translations of some ranges of the space that it has loaded; whether all
-/// of that space's, as that is less work.
+/// Invalidates this CPU's translations of `ranges` in the space that it has loaded. Returns whether
+/// it flushed the whole user half, which is cheaper for many pages.
 fn drop_translations(ranges: &[VirtRange], stride_shift: u32) -> bool {
     let stride = 1 << stride_shift;
     let pages: u64 = ranges.iter().map(|range| range.len().div_ceil(stride)).sum();

@@ -1,13 +1,14 @@
-//! The address spaces of processes, and which one a processor has loaded.
+//! The address spaces of processes, and the space that each CPU has loaded.
 //!
-//! A processor keeps the space that it had last, because mostly it will need the same again; it lets go of it when it needs
-//! another, when it has nothing to do, and when the last thread there ends.
+//! A CPU keeps its last space loaded while it runs kernel code, because it will most likely need
+//! the same space next. It unloads the space when it needs another, when it is idle, and when the
+//! last thread on it ends.
 
 use crate::arch::paging::{kernel_root, load_root, load_tagged_root};
 use crate::arch::percpu::MAX_CPUS;
 use crate::arch::{cpu, interrupts};
 use crate::mem::percpu;
-use crate::mem::spaces::{self, Place};
+use crate::mem::spaces::{self, Registration};
 use crate::mem::thread::failed;
 use crate::mem::uffd::Uffd;
 use crate::mem::{self, Space};
@@ -31,118 +32,125 @@ use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::names::Mapped;
 use vellum_kernel::tags::Generations;
 
-/// So many files are remembered before those are forgotten that no VMA maps any more.
-const SOME: usize = 64;
+/// The number of remembered files from which on those that no VMA maps any more are forgotten.
+const FILES_BEFORE_CLEANUP: usize = 64;
 
-/// A process's address space, and what the kernel remembers of it besides.
+/// A process's address space, and what the kernel keeps with it (Linux: `mm_struct`).
 pub struct UserSpace {
-    /// The engine's part.
+    /// The engine's address space.
     pub engine: Space,
-    /// The program's heap: where it begins and ends (`brk`).
+    /// The bounds of the `brk` heap.
     pub heap: Mutex<Heap>,
-    /// The kinds of `membarrier` that the program has registered for.
+    /// The `membarrier` commands for which the program has registered.
     pub barriers: AtomicU32,
-    /// Whether memory may not become executable (`PR_SET_MDWE`, with its bits); never taken back.
+    /// The `PR_SET_MDWE` bits, which deny memory that becomes executable; 0 if unset, and never
+    /// cleared.
     refusals: AtomicU32,
-    /// The program that was put into it.
+    /// The layout of the program that runs in this space.
     pub image: Mutex<Image>,
-    /// Who watches its faults and writes.
-    pub watchers: Mutex<Watchers>,
-    /// How many processes have it.
-    tenants: AtomicUsize,
-    /// The files that it maps, by the tags of their objects; some that it mapped once.
+    /// The space's userfaultfds.
+    pub uffds: Mutex<Uffds>,
+    /// The number of processes that use this space (Linux: `mm_users`).
+    users: AtomicUsize,
+    /// The files that VMAs map, by the tags of their page-cache objects; may include files that are
+    /// not mapped any more.
     mapped: Mutex<Arc<BTreeMap<u64, Mapped>>>,
-    /// Dropped after all else.
-    _place: Place,
+    /// The entry in the registry of spaces. Dropped last.
+    _registration: Registration,
 }
 
-/// Where the parts of a program are, as `/proc` shows it.
+/// The program's layout, as `/proc` shows it.
 #[derive(Clone, Default)]
 pub struct Image {
     /// The program's file.
     pub file: Option<(Arc<dyn Inode>, Mapped)>,
-    /// What was mapped executable: first address, and that after the last.
+    /// The executable mappings: first address, and end.
     pub code: [u64; 2],
-    /// What was mapped writable.
+    /// The writable mappings: first address, and end.
     pub data: [u64; 2],
     /// The first stack pointer.
     pub stack: u64,
-    /// The strings of the arguments.
+    /// The argument strings: first address, and end.
     pub arguments: [u64; 2],
-    /// The strings of the environment.
+    /// The environment strings: first address, and end.
     pub environment: [u64; 2],
-    /// The auxiliary vector.
+    /// The auxiliary vector: first address, and end.
     pub aux: [u64; 2],
 }
 
-/// The heap that `brk` moves the end of.
+/// The heap whose end `brk` moves.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Heap {
-    /// First address.
+    /// The heap's first address.
     pub start: u64,
-    /// The address after the last, as the program set it.
+    /// The heap's end, as the program set it.
     pub end: u64,
 }
 
-/// Who watches a space, by number.
+/// The userfaultfds of a space, by number.
 #[derive(Default)]
-pub struct Watchers(BTreeMap<NonZeroU16, Weak<Uffd>>);
+pub struct Uffds(BTreeMap<NonZeroU16, Weak<Uffd>>);
 
-impl Watchers {
-    /// One more, made with the number that it is to have.
+impl Uffds {
+    /// Chooses an unused number, calls `make` with it, and registers the userfaultfd that `make`
+    /// returns.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`: there are as many as there may be.
+    /// `ENOMEM`: all numbers are in use.
     pub fn add(&mut self, make: impl FnOnce(Watcher) -> Arc<Uffd>) -> Result<Arc<Uffd>, Errno> {
         let unused = (1..=u16::MAX).filter_map(NonZeroU16::new).find(|number| !self.0.contains_key(number));
         let number = unused.ok_or(Errno::ENOMEM)?;
-        let watch = make(Watcher(number));
-        self.0.insert(number, Arc::downgrade(&watch));
-        Ok(watch)
+        let uffd = make(Watcher(number));
+        self.0.insert(number, Arc::downgrade(&uffd));
+        Ok(uffd)
     }
 
-    /// The one with a number, unless it is being closed.
+    /// Returns the userfaultfd with a number, unless it is being closed.
     pub fn find(&self, number: Watcher) -> Option<Arc<Uffd>> {
         self.0.get(&number.0)?.upgrade()
     }
 
-    /// It is closed.
+    /// Forgets a userfaultfd that is being closed.
     pub fn remove(&mut self, number: Watcher) {
         self.0.remove(&number.0);
     }
 }
 
 impl UserSpace {
-    /// A space without a heap yet.
+    /// Wraps the engine's space, with an empty heap.
     pub fn new(engine: Space) -> Self {
         Self {
-            _place: Place::of(&engine),
+            _registration: Registration::of(&engine),
             engine,
             heap: Mutex::default(),
             barriers: AtomicU32::new(0),
             refusals: AtomicU32::new(0),
             image: Mutex::default(),
-            watchers: Mutex::default(),
-            tenants: AtomicUsize::new(0),
+            uffds: Mutex::default(),
+            users: AtomicUsize::new(0),
             mapped: Mutex::default(),
         }
     }
 
-    /// Nobody watches what was moved here any more.
+    /// Unregisters all userfaultfds from the VMAs in a range, after `mremap` moved them there.
     pub fn unwatch(&self, start: u64, len: u64) {
-        let numbers: Vec<Watcher> = self.watchers.lock().0.keys().copied().map(Watcher).collect();
+        let numbers: Vec<Watcher> = self.uffds.lock().0.keys().copied().map(Watcher).collect();
         let end = align_up(len, FRAME_SHIFT).and_then(|len| start.checked_add(len)).unwrap_or(start);
         for by in numbers {
-            // The VMAs begin and end there: none needs to be split.
+            // VMAs begin and end at the bounds of the range: none needs to be split, and the call
+            // can't fail.
             let _ = self.engine.unwatch(VirtRange { start, end }, by);
         }
     }
 
-    /// Remembers the file whose object has this tag: a VMA maps it now.
+    /// Records the file whose page-cache object has this tag, because a VMA maps it now. Forgets
+    /// unmapped files each time the number of recorded ones reaches a power of two from
+    /// [`FILES_BEFORE_CLEANUP`] on.
     pub fn remember(&self, tag: u64, file: Mapped) {
         let mut mapped = self.mapped.lock();
-        let forgets = !mapped.contains_key(&tag) && mapped.len() >= SOME && mapped.len().is_power_of_two();
+        let forgets =
+            !mapped.contains_key(&tag) && mapped.len() >= FILES_BEFORE_CLEANUP && mapped.len().is_power_of_two();
         let known = Arc::make_mut(&mut mapped);
         if forgets {
             let mut used = BTreeSet::new();
@@ -155,21 +163,23 @@ impl UserSpace {
         known.insert(tag, file);
     }
 
-    /// The file whose object has this tag, if a VMA maps it.
+    /// Returns the file whose page-cache object has this tag, if a VMA maps it or mapped it until
+    /// lately.
     pub fn mapped(&self, tag: u64) -> Option<Mapped> {
         self.mapped.lock().get(&tag).cloned()
     }
 
-    /// The space of whoever has none any more: nothing is mapped there.
+    /// Returns the empty space, which processes have after they gave up their own (Linux: `init_mm`
+    /// in this role).
     ///
     /// # Panics
     ///
     /// Before [`init`].
     pub fn nobodys() -> Arc<Self> {
-        NOBODYS.get().expect("spaces are set up").clone()
+        EMPTY.get().expect("space::init must be called before UserSpace::empty").clone()
     }
 
-    /// A child's copy.
+    /// Creates a child's copy of this space (`fork`).
     ///
     /// # Errors
     ///
@@ -180,14 +190,14 @@ impl UserSpace {
         let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
         let barriers = AtomicU32::new(self.barriers.load(Relaxed));
         let child = Self {
-            _place: Place::of(&engine),
+            _registration: Registration::of(&engine),
             engine,
             heap: Mutex::new(heap),
             barriers,
             refusals: AtomicU32::new(0),
             image: Mutex::new(image),
-            watchers: Mutex::default(),
-            tenants: AtomicUsize::new(0),
+            uffds: Mutex::default(),
+            users: AtomicUsize::new(0),
             mapped: Mutex::new(mapped),
         };
         child.engine.set_limits(|limits| limits.exec_gain = true);
@@ -195,7 +205,8 @@ impl UserSpace {
         Ok(child)
     }
 
-    /// From now on memory may not become executable. `false`: something else was said before.
+    /// Sets the `PR_SET_MDWE` bits: from now on memory may not become executable. Returns false if
+    /// other bits were set before.
     pub fn refuse(&self, bits: u32) -> bool {
         let before = self.refusals.compare_exchange(0, bits, Relaxed, Relaxed);
         if before.is_ok() && bits != 0 {
@@ -204,12 +215,13 @@ impl UserSpace {
         before.is_ok() || before == Err(bits)
     }
 
-    /// What was said by [`Self::refuse`].
+    /// Returns the `PR_SET_MDWE` bits.
     pub fn refusals(&self) -> u32 {
         self.refusals.load(Relaxed)
     }
 
-    /// Takes over from a process's parent, or the program before, what is to be taken over.
+    /// Copies the `PR_SET_MDWE` bits from the parent's space, or from the space before `execve`,
+    /// unless they exclude inheritance.
     pub fn inherit(&self, from: &Self) {
         let bits = from.refusals();
         if bits & PR_MDWE_NO_INHERIT == 0 {
@@ -218,136 +230,145 @@ impl UserSpace {
     }
 }
 
-/// That a process has a space. When the last that had it gives it up, what was mapped there is unmapped: whoever else just looks
-/// at the space, or has not loaded another one yet, keeps no memory from being free.
-pub struct Tenancy(Arc<UserSpace>);
+/// A process's use of a space (Linux: one of `mm_users`). Dropping the last one unmaps everything:
+/// a reference that only inspects the space, or a CPU that still has it loaded, does not keep its
+/// memory in use.
+pub struct SpaceUser(Arc<UserSpace>);
 
-impl Tenancy {
-    /// One more process has it.
+impl SpaceUser {
+    /// Counts one more process as a user of the space.
     pub fn new(space: Arc<UserSpace>) -> Self {
-        space.tenants.fetch_add(1, Relaxed);
+        space.users.fetch_add(1, Relaxed);
         Self(space)
     }
 
-    /// The space.
+    /// Returns the space.
     pub fn space(&self) -> &Arc<UserSpace> {
         &self.0
     }
 }
 
-impl Drop for Tenancy {
+impl Drop for SpaceUser {
     fn drop(&mut self) {
-        if self.0.tenants.fetch_sub(1, AcqRel) == 1 {
+        if self.0.users.fetch_sub(1, AcqRel) == 1 {
             self.0.engine.unmap_all();
         }
     }
 }
 
-static NOBODYS: Once<Arc<UserSpace>> = Once::new();
+static EMPTY: Once<Arc<UserSpace>> = Once::new();
 
-/// Sets up what spaces need.
+/// Creates the empty space.
 ///
 /// # Errors
 ///
-/// No memory.
+/// Memory is short.
 pub fn init() -> Result<(), Refused> {
     let engine = mem::new_space(mem::machine(), MemcgId::ROOT, Limits::default())?;
-    NOBODYS.call_once(|| spaces::publish(UserSpace::new(engine)));
+    EMPTY.call_once(|| spaces::publish(UserSpace::new(engine)));
     Ok(())
 }
 
-/// Has this processor translate user addresses through `space`.
+/// Loads `space` on this CPU, unless it is loaded already.
 #[inline]
 pub fn load(space: &Arc<UserSpace>) {
-    // SAFETY: this processor's own, which no handler looks at while it changes here.
+    // SAFETY: this CPU's own field, which interrupt handlers do not access.
     let loaded = unsafe { &mut *percpu::current().space.get() };
     if loaded.as_ref().is_none_or(|loaded| !Arc::ptr_eq(loaded, space)) {
         replace(loaded, Some(space.clone()));
     }
 }
 
-/// Has this processor let go of the space it has loaded.
+/// Unloads the space that this CPU has loaded, if any.
 pub fn unload() {
-    // SAFETY: as above.
+    // SAFETY: this CPU's own field, which interrupt handlers do not access.
     let loaded = unsafe { &mut *percpu::current().space.get() };
     if loaded.is_some() {
         replace(loaded, None);
     }
 }
 
+/// Loads `next` in place of `loaded`, which is this CPU's field, and drops the reference to the
+/// previous space.
 #[cold]
 fn replace(loaded: &mut Option<Arc<UserSpace>>, next: Option<Arc<UserSpace>>) {
-    // SAFETY: the reference kept in the `PerCpu` keeps the space alive until another is loaded.
+    // SAFETY: the reference in the per-CPU record keeps the space alive until another is loaded.
     unsafe { translate(next.as_ref().map(|space| &space.engine), loaded.as_ref().map(|space| &space.engine)) };
     *loaded = next;
 }
 
-/// Which generation of each space's translations there is.
+/// The generation of each space's translations (Linux: `tlb_gen`).
 static GENERATIONS: Generations = Generations::new();
-/// The number of the space that each processor has loaded.
-static LOADED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(NOBODY) }; MAX_CPUS];
-const NOBODY: u64 = u64::MAX;
+/// The number of the space that each CPU has loaded; `NO_SPACE` if none.
+static LOADED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(NO_SPACE) }; MAX_CPUS];
+/// The value of [`LOADED`] for a CPU without a loaded space.
+const NO_SPACE: u64 = u64::MAX;
 
-/// Returns whether a processor has loaded the space with this number.
+/// Returns whether a CPU has loaded the space with this number.
 pub fn is_loaded(space: SpaceId, cpu: usize) -> bool {
     LOADED[cpu].load(SeqCst) == space.0
 }
 
-/// A change of a space's tables that processors are to hear of.
+/// A change of a space's page tables that the CPUs that have it loaded must be notified of.
 #[derive(Clone, Copy)]
 pub struct Change {
-    /// Which space's.
+    /// The number of the space.
     pub space: u64,
-    /// Which generation of it this began.
+    /// The generation of translations that the change began.
     pub generation: u64,
 }
 
 impl Change {
-    /// The tables of this space have changed.
+    /// Begins a new generation of the space's translations.
     pub fn of(space: SpaceId) -> Self {
         Self { space: space.0, generation: GENERATIONS.advance(space.0) }
     }
 
-    /// Whether the processor has the space loaded: then it must be told. If not, it finds out when it loads it.
-    pub fn concerns(&self, cpu: usize) -> bool {
+    /// Returns whether the CPU has the space loaded and must be notified. Otherwise it finds the
+    /// change by the generation when it loads the space.
+    pub fn is_loaded_on(&self, cpu: usize) -> bool {
         is_loaded(SpaceId(self.space), cpu)
     }
 
-    /// This processor has dropped what was asked for, or all that it held of the space, if it has the space loaded.
-    pub fn heard(&self, all: bool) {
-        // SAFETY: this processor's own, and interrupts are off wherever it is touched.
+    /// Records that this CPU has invalidated what was requested, or with `all` everything of the
+    /// space, if the space is loaded here.
+    pub fn record_flush(&self, all: bool) {
+        // SAFETY: this CPU's own field, and interrupts are off wherever it is accessed.
         let tags = || unsafe { &mut *percpu::current().tags.get() }.dropped(self.space, self.generation, all);
         interrupts::without(tags);
     }
 }
 
-/// Has this processor translate user addresses through the tables of `next`, or through none.
+/// Points this CPU's user half at the page tables of `next`, or at none.
 ///
 /// # Safety
 ///
-/// `next` lives until another is loaded, and `before`, which is the one loaded, until this returns.
+/// `next` lives until another space is loaded. `before` is the loaded one, and lives until this
+/// returns.
 pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
     let cpu = percpu::current();
-    // A shootdown must not find the one space announced and the other loaded.
+    // A shootdown must not find one space in `LOADED` and another in the page-table root register.
     interrupts::without(|| match next {
         Some(space) => {
             space.cpu_enter(cpu.arch.index);
             let number = space.id().0;
             LOADED[cpu.arch.index].store(number, SeqCst);
             cpu::after_store();
-            // SAFETY: this processor's own, and interrupts are off.
+            // SAFETY: this CPU's own field, and interrupts are off.
             let tags = unsafe { &mut *cpu.tags.get() };
             let (tag, keep) = tags.load(number, GENERATIONS.now(number));
-            // SAFETY: the root of a space with the kernel in its upper half (`mem::adopt`), alive by contract.
+            // SAFETY: the root of a space with the kernel in its upper half (`mem::map_kernel`),
+            // alive by contract.
             unsafe { load_tagged_root(space.root().addr().0, tag as u16 + 1, keep) };
         }
         None => {
-            LOADED[cpu.arch.index].store(NOBODY, SeqCst);
+            LOADED[cpu.arch.index].store(NO_SPACE, SeqCst);
             // SAFETY: the kernel's own root.
             unsafe { load_root(kernel_root()) };
         }
     });
-    // With tags it may still hold translations, and goes on to take part in invalidations; see `Change`.
+    // With TLB tags this CPU may keep translations of `before`, and so stays in the space's CPU
+    // mask; see `Change`.
     if !cpu::has_tags()
         && let Some(before) = before
     {

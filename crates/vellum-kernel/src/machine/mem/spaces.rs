@@ -1,5 +1,5 @@
-//! The address spaces that there are, by number: for what concerns those that map an object, or all
-//! of them.
+//! The registry of all address spaces, by number and by fork family: the engine visits through it
+//! the spaces that map a folio or an object, or all spaces.
 
 use crate::arch::paging::Format;
 use crate::mem::payer::Shared;
@@ -11,63 +11,64 @@ use vellum::frame::Family;
 use vellum::platform::SpaceId;
 use vellum::space::{Families, Spaces};
 
-static SPACES: Shared<Known> = Shared::new(Known { all: BTreeMap::new(), families: BTreeSet::new() });
+static SPACES: Shared<Registry> = Shared::new(Registry { all: BTreeMap::new(), families: BTreeSet::new() });
 
-struct Known {
+/// The registry's contents, under its lock.
+struct Registry {
     all: BTreeMap<u64, Weak<UserSpace>>,
-    /// Each family with each space that is in it.
+    /// Each fork family with the number of each space in it.
     families: BTreeSet<(Family, u64)>,
 }
 
-impl Known {
-    /// The first space of a family from this number on.
+impl Registry {
+    /// Returns the first space of a family whose number is `from` or higher.
     fn next_of(&self, family: Family, from: u64) -> Option<Arc<UserSpace>> {
         let mut members = self.families.range((family, from)..=(family, u64::MAX));
         members.find_map(|(_, id)| self.all.get(id)?.upgrade())
     }
 }
 
-/// The place of a space among all. It goes when this is dropped: last of all, so that a number
-/// whose space can't be had any more is that of a space that ends.
-pub struct Place {
+/// A space's entry in the registry, removed on drop. A `UserSpace` drops it last, so that a
+/// registered number whose space is gone belongs to a space that is ending.
+pub struct Registration {
     id: u64,
     families: Families,
 }
 
-impl Place {
-    /// The place that a space will have.
+impl Registration {
+    /// Describes the entry that [`publish`] will make for a space.
     pub fn of(space: &Space) -> Self {
         Self { id: space.id().0, families: space.families().clone() }
     }
 }
 
-impl Drop for Place {
+impl Drop for Registration {
     fn drop(&mut self) {
-        let mut known = SPACES.lock();
-        known.all.remove(&self.id);
+        let mut registry = SPACES.lock();
+        registry.all.remove(&self.id);
         for family in self.families.iter() {
-            known.families.remove(&(*family, self.id));
+            registry.families.remove(&(*family, self.id));
         }
     }
 }
 
-/// Makes a space known.
+/// Registers a space.
 pub fn publish(space: UserSpace) -> Arc<UserSpace> {
     let space = Arc::new(space);
-    let (id, mut known) = (space.engine.id().0, SPACES.lock());
-    known.all.insert(id, Arc::downgrade(&space));
-    known.families.extend(space.engine.families().iter().map(|family| (*family, id)));
-    drop(known);
+    let (id, mut registry) = (space.engine.id().0, SPACES.lock());
+    registry.all.insert(id, Arc::downgrade(&space));
+    registry.families.extend(space.engine.families().iter().map(|family| (*family, id)));
+    drop(registry);
     space
 }
 
-/// Returns the first space from this number on.
+/// Returns the first space whose number is `from` or higher.
 pub fn next(from: SpaceId) -> Option<Arc<UserSpace>> {
     SPACES.lock().all.range(from.0..).find_map(|(_, space)| space.upgrade())
 }
 
-/// All spaces, in the order of their numbers: a child that is forked meanwhile comes after its
-/// parent.
+/// Iterates over all spaces by ascending number, so that a child that is forked meanwhile comes
+/// after its parent. Holds no lock between spaces.
 pub fn all() -> impl Iterator<Item = Arc<UserSpace>> {
     let mut from = SpaceId(0);
     core::iter::from_fn(move || {
@@ -77,7 +78,7 @@ pub fn all() -> impl Iterator<Item = Arc<UserSpace>> {
     })
 }
 
-/// What the engine is shown of them.
+/// The registry as the engine's reclaim and rmap walks see it.
 pub struct All;
 
 impl Spaces<'static, Host, Format> for All {
@@ -86,8 +87,8 @@ impl Spaces<'static, Host, Format> for All {
     }
 
     fn find(&self, id: SpaceId, visit: &mut dyn FnMut(&Space)) -> bool {
-        let Some(known) = SPACES.lock().all.get(&id.0).map(Weak::upgrade) else { return false };
-        known.inspect(|space| visit(&space.engine));
+        let Some(registry) = SPACES.lock().all.get(&id.0).map(Weak::upgrade) else { return false };
+        registry.inspect(|space| visit(&space.engine));
         true
     }
 

@@ -1,5 +1,6 @@
-//! Swap: compressed memory and a disk, as whoever started the machine wished. Both are in use from the start, the memory first; a
-//! program may take each out of use and into it again.
+//! Swap devices: compressed memory and a disk, as the machine's options choose. Both are in use
+//! from boot, compressed memory with the higher priority; a program may disable and enable each
+//! (`swapoff`, `swapon`).
 
 use crate::mem::disk::Disk;
 use crate::mem::platform::Host;
@@ -14,38 +15,40 @@ use vellum::swap::{Compressed, DetachError, SwapDevice, Usage};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::Device;
 
-/// Where pages may go.
+/// A swap device with its device file.
 pub struct Store {
-    /// The path of its device file.
+    /// The path of the device file.
     pub path: &'static str,
-    /// The number of that file.
+    /// The device number of that file.
     pub number: Device,
-    /// The priority that it has if nobody gives it one.
+    /// The priority if `swapon` gives none.
     usual: i16,
     device: Box<dyn SwapDevice<Host> + Send>,
     slots: u32,
-    /// Which device it is to the engine, while it is in use. Held by who changes that.
+    /// The engine's number of this device while it is in use. `swapon` and `swapoff` hold the lock
+    /// for as long as they run.
     in_use: Mutex<Option<u8>>,
 }
 
 static MEMORY: Once<Store> = Once::new();
 static DISK: Once<Store> = Once::new();
 
-/// All there are.
+/// Iterates over all swap devices.
 pub fn stores() -> impl Iterator<Item = &'static Store> {
     [&MEMORY, &DISK].into_iter().filter_map(Once::get)
 }
 
-/// The one of this number.
+/// Returns the swap device with a device number.
 pub fn find(number: Device) -> Option<&'static Store> {
     stores().find(|store| store.number == number)
 }
 
-/// Makes a device of so many bytes of compressed memory, has `announce` make its file, and takes it into use.
+/// Creates a swap device of `bytes` of compressed memory, has `announce` make its file, and enables
+/// it.
 ///
 /// # Errors
 ///
-/// `EINVAL`: there can be none of this size. `ENOMEM`. Those of `announce`.
+/// `EINVAL`: `bytes` is less than a page or too large. `ENOMEM`. The errors of `announce`.
 pub fn init_memory(bytes: u64, announce: impl FnOnce(&Store) -> Result<(), Errno>) -> Result<(), Errno> {
     let slots = u32::try_from(bytes / FRAME_SIZE).ok().filter(|slots| *slots > 0).ok_or(Errno::EINVAL)?;
     let device = Box::new(Compressed::new(machine().frames(), slots).map_err(|_| Errno::ENOMEM)?);
@@ -54,12 +57,12 @@ pub fn init_memory(bytes: u64, announce: impl FnOnce(&Store) -> Result<(), Errno
     init(&MEMORY, store, announce)
 }
 
-/// Has `announce` make the file of the machine's disk, and takes all of the disk into use; with a checksum of each page, if
-/// it is to be `checked`.
+/// Has `announce` make the file of the machine's disk, and enables all of the disk for swap. With
+/// `checked`, the engine keeps a checksum of each page.
 ///
 /// # Errors
 ///
-/// `ENODEV`: there is none. `ENOMEM`. Those of `announce`.
+/// `ENODEV`: the machine has no disk. `ENOMEM`. The errors of `announce`.
 pub fn init_disk(checked: bool, announce: impl FnOnce(&Store) -> Result<(), Errno>) -> Result<(), Errno> {
     let (disk, slots) = Disk::find(checked).filter(|(_, slots)| *slots > 0).ok_or(Errno::ENODEV)?;
     let number = Device { major: 253, minor: 0 };
@@ -67,6 +70,7 @@ pub fn init_disk(checked: bool, announce: impl FnOnce(&Store) -> Result<(), Errn
     init(&DISK, store, announce)
 }
 
+/// Announces a store, keeps it in `place` and enables it. On failure of `announce` nothing is kept.
 fn init(
     place: &'static Once<Store>,
     store: Store,
@@ -77,29 +81,30 @@ fn init(
 }
 
 impl Store {
-    /// Takes it into use, with this priority or its usual one.
+    /// Enables the device, with the given priority or its usual one (`swapon`).
     ///
     /// # Errors
     ///
-    /// `EBUSY`: it is. `ENOMEM`.
+    /// `EBUSY`: it is enabled already. `ENOMEM`.
     pub fn on(&'static self, priority: Option<i16>) -> Result<(), Errno> {
         let mut in_use = self.in_use.lock();
         if in_use.is_some() {
             return Err(Errno::EBUSY);
         }
         let priority = priority.unwrap_or(self.usual);
-        // SAFETY: only who finds it out of use, under the lock, gets here; and it lives for ever.
+        // SAFETY: the lock is held and the device is not in use, so it is attached once; and it
+        // lives forever.
         let id = unsafe { machine().swaps().attach(machine().frames(), &*self.device, self.slots, priority) };
         *in_use = Some(id.map_err(|_| Errno::ENOMEM)?);
         Ok(())
     }
 
-    /// Takes it out of use, once everybody has back what is there.
+    /// Disables the device once all its pages are back in memory (`swapoff`).
     ///
     /// # Errors
     ///
-    /// `EINVAL`: it is in none. It stays in use, if not all can be brought back: `ENOMEM`, or `EIO` if the device failed, and all
-    /// that it gave is back.
+    /// `EINVAL`: it is not enabled. It stays enabled if pages remain: `ENOMEM` if memory is short,
+    /// `EIO` if the device failed to read some; all others are in memory then.
     pub fn off(&self) -> Result<(), Errno> {
         let mut in_use = self.in_use.lock();
         let id = in_use.ok_or(Errno::EINVAL)?;
@@ -113,15 +118,16 @@ impl Store {
         emptied
     }
 
-    /// What there is to know of it, if it is in use.
+    /// Returns the device's usage, or `None` if it is not enabled.
     pub fn usage(&self) -> Option<Usage> {
-        // Whoever takes it out of use meanwhile leaves a number that stands for nothing.
+        // After a `swapoff` meanwhile, the number is stale and `usage` returns `None`.
         let id = self.in_use.lock().as_ref().copied()?;
         machine().swaps().usage(machine().platform(), id)
     }
 }
 
-/// Has a device that is closed emptied, and forgotten.
+/// Swaps in all pages of a closed device and detaches it. Repeats while the number of slots in use
+/// falls.
 fn empty(id: u8) -> Result<(), Errno> {
     let mut left = u32::MAX;
     loop {
@@ -143,14 +149,15 @@ fn empty(id: u8) -> Result<(), Errno> {
         }
         match machine().swaps().detach(machine().frames(), id) {
             Ok(()) => return Ok(()),
-            // Who was forked meanwhile, or is about to end, has some.
+            // A space that is being forked or is ending still has slots.
             Err(DetachError::InUse(slots)) if slots < left => left = slots,
             Err(_) => return Err(Errno::ENOMEM),
         }
     }
 }
 
-/// Bytes of swap in all, those that are free, and those that hold what is in memory too.
+/// Returns the bytes of all swap, the bytes free, and the bytes of slots whose page is also in the
+/// swap cache.
 pub fn bytes() -> [u64; 3] {
     let bytes =
         |usage: Usage| [usage.slots, usage.slots - usage.used, usage.cached].map(|slots| u64::from(slots) * FRAME_SIZE);

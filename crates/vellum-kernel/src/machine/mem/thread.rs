@@ -21,8 +21,8 @@ pub enum BlockedOn {
     Overdraft(Refused),
     /// The page's fault is the userfaultfd's to resolve.
     Watched(Arc<UserSpace>, Watched),
-    /// A signal came while the system call waited for one of the above: it is dealt with before the
-    /// call is made again.
+    /// A signal arrived while the system call waited for one of the above. The signal is delivered
+    /// before the call is restarted.
     Signal,
 }
 
@@ -37,10 +37,10 @@ impl BlockedOn {
     }
 }
 
-/// What the memory layer keeps of a thread.
+/// The memory layer's part of a thread.
 #[derive(Default)]
 pub struct ThreadMem {
-    /// Whether `blocked_on` is to be looked at after the system call.
+    /// True if `blocked_on` must be checked after the system call.
     blocked: AtomicBool,
     blocked_on: Mutex<Option<BlockedOn>>,
     /// The thread's page faults.
@@ -79,10 +79,10 @@ impl ThreadMem {
     }
 }
 
-/// The number of all faults that had to wait for swap.
+/// The number of major faults of all threads.
 static MAJOR: AtomicU64 = AtomicU64::new(0);
 
-/// A thread's faults, the minor and the major ones.
+/// A thread's minor and major faults.
 #[derive(Debug, Default)]
 pub struct Faults {
     minor: AtomicU64,
@@ -142,13 +142,13 @@ pub fn work_for_none() {
 #[inline]
 pub fn current<R>(show: impl FnOnce(&ThreadMem) -> R) -> Option<R> {
     let thread = percpu::current().thread.get();
-    // SAFETY: it lives as long as it is set (`work_for`), and `show` can't await.
+    // SAFETY: the thread lives as long as it is set (`work_for`), and `show` can't await.
     (!thread.is_null()).then(|| show(unsafe { &*thread }))
 }
 
-/// Converts an error of the engine's to the number that the current thread's system call returns.
-/// If memory was refused, the call is made again once some was reclaimed: of the machine, or of the
-/// one memcg whose limit it was.
+/// Converts an engine error to the errno of the current thread's system call. If memory was
+/// refused, the call is restarted once some was reclaimed: on the whole machine, or in the one
+/// memcg whose limit was reached.
 pub fn failed(refused: Option<Refused>, errno: vellum::errno::Errno) -> Errno {
     if let Some(why) = refused {
         current(|thread| thread.block(BlockedOn::Shortage(why)));

@@ -1,7 +1,8 @@
-//! The kernel's accesses to user memory.
+//! The kernel's accesses to user memory (Linux: uaccess).
 //!
-//! The instructions of [`access`] do it all, and they alone may fault. A fault is resolved by the engine, as if the program
-//! itself had touched the address; if the engine refuses, the access ends early and says so.
+//! All accesses go through the routines of [`access`], the only kernel code that may fault. The
+//! engine resolves such a fault as if the program itself had accessed the address. If the engine
+//! refuses, the routine ends early and its caller returns an error or a short count.
 
 use crate::arch::access;
 use crate::arch::cpu::user_access;
@@ -13,7 +14,7 @@ use crate::mem::{UserSpace, percpu, space};
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
 
-/// Whether the range lies in user space.
+/// Checks that the range lies in user space.
 fn check(address: u64, bytes: usize) -> Result<(), Errno> {
     match address.checked_add(bytes as u64) {
         Some(end) if end <= user_end() => Ok(()),
@@ -21,49 +22,52 @@ fn check(address: u64, bytes: usize) -> Result<(), Errno> {
     }
 }
 
-/// Copies from user memory, as far as it goes; the answer is how far.
+/// Copies from user memory until a fault ends the copy. Returns the number of bytes copied.
 pub fn read_some(memory: &Arc<UserSpace>, address: u64, to: &mut [u8]) -> usize {
     if check(address, to.len()).is_err() {
         return 0;
     }
     space::load(memory);
-    // SAFETY: writes to the slice only; what it reads is user memory, to which no reference exists, and a fault there ends it.
+    // SAFETY: writes to the slice only; reads user memory, to which no reference exists, and where
+    // a fault ends the copy.
     to.len() - user_access(|| unsafe { access::copy(to.as_mut_ptr(), address as *const u8, to.len()) })
 }
 
-/// Copies to user memory, as far as it goes; the answer is how far.
+/// Copies to user memory until a fault ends the copy. Returns the number of bytes copied.
 pub fn write_some(memory: &Arc<UserSpace>, address: u64, from: &[u8]) -> usize {
     if check(address, from.len()).is_err() {
         return 0;
     }
     space::load(memory);
-    // SAFETY: reads the slice only; what it writes is user memory, to which no reference exists, and a fault there ends it.
+    // SAFETY: reads the slice only; writes user memory, to which no reference exists, and where a
+    // fault ends the copy.
     from.len() - user_access(|| unsafe { access::copy(address as *mut u8, from.as_ptr(), from.len()) })
 }
 
-/// Copies from user memory.
+/// Fills `to` from user memory.
 ///
 /// # Errors
 ///
-/// `EFAULT`: not all of it may be read.
+/// `EFAULT`: part of the range is not readable. `to` may be partly filled.
 pub fn read(memory: &Arc<UserSpace>, address: u64, to: &mut [u8]) -> Result<(), Errno> {
     if read_some(memory, address, to) == to.len() { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-/// Copies to user memory.
+/// Copies `from` to user memory.
 ///
 /// # Errors
 ///
-/// `EFAULT`: not all of it may be written.
+/// `EFAULT`: part of the range is not writable. Part of `from` may have been written.
 pub fn write(memory: &Arc<UserSpace>, address: u64, from: &[u8]) -> Result<(), Errno> {
     if write_some(memory, address, from) == from.len() { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-/// Writes `new` to a word if it is `expected`; the answer is what was there.
+/// Writes `new` to a word of user memory if it holds `expected`, atomically. Returns the word's
+/// previous value.
 ///
 /// # Errors
 ///
-/// `EFAULT`: it may not be written.
+/// `EFAULT`: the word is not writable.
 pub fn exchange(memory: &Arc<UserSpace>, address: u64, expected: u32, new: u32) -> Result<u32, Errno> {
     check(address, 4)?;
     space::load(memory);
@@ -81,16 +85,17 @@ impl UserMemory for Arc<UserSpace> {
     }
 }
 
-/// The bytes of a structure of Linux's.
+/// Returns the bytes of a Linux ABI structure.
 pub fn bytes_of<T: Copy>(value: &T) -> &[u8] {
-    // SAFETY: the structures that the kernel hands out are plain words, zeroed before they are filled in, so that each byte
-    // has a value.
+    // SAFETY: these structures consist of plain words and are zeroed before they are filled in, so
+    // that each byte is initialized.
     unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// The hook for page faults of the kernel's.
+/// Resolves a page fault of kernel code: the hook for [`Fault`]s in the routines of [`access`].
 pub fn resolve(fault: &Fault) -> Outcome {
-    // SAFETY: this processor's own. The code that faulted had it loaded and does not change it, nor does this.
+    // SAFETY: this CPU's own field. Neither the faulting code, which loaded the space, nor this
+    // function changes it.
     let Some(space) = (unsafe { (*percpu::current().space.get()).as_ref() }) else {
         return Outcome::Unresolved;
     };

@@ -1,7 +1,8 @@
-//! How long processors may work for a process (`RLIMIT_CPU`).
+//! The CPU time limit of a process (`RLIMIT_CPU`).
 //!
-//! Nobody looks each time that a turn ends. A process with a limit has a task that sleeps for as long as the process can't have
-//! reached it, whatever it does, and then looks again.
+//! No time slice is checked against the limit. Instead a process with a limit has a task that
+//! sleeps for as long as the process can't have reached the limit even on all CPUs, and then
+//! checks.
 
 use crate::mem::{machine, now_ns};
 use crate::task::signal::{self, Info};
@@ -14,7 +15,8 @@ use vellum::platform::Cpus;
 const SECOND: u64 = 1_000_000_000;
 const CPU: usize = abi::RLIMIT_CPU as usize;
 
-/// Has a process be watched from now on, if it has a limit and is not watched already.
+/// Starts the task that enforces the process's CPU time limit, unless there is no limit or the task
+/// runs already.
 pub fn watch(process: &Arc<Process>) {
     let limited = process.limits.lock()[CPU] != [u64::MAX; 2];
     if limited && !process.watched.swap(true, Relaxed) {
@@ -22,16 +24,18 @@ pub fn watch(process: &Arc<Process>) {
     }
 }
 
+/// Sleeps and checks until the process ends or has no limit any more.
 async fn run(process: Weak<Process>) {
-    while let Some(left) = process.upgrade().and_then(|process| look(&process)) {
-        // All processors at once may work for it.
+    while let Some(left) = process.upgrade().and_then(|process| check_limits(&process)) {
+        // All CPUs may run the process at once.
         let soonest = (left / machine().platform().count() as u64).max(time::TURN);
         time::until(now_ns() + soonest).await;
     }
 }
 
-/// Tells the process if it has reached a limit; how much longer it may be worked for until the next, if it is to be watched on.
-fn look(process: &Arc<Process>) -> Option<u64> {
+/// Sends `SIGXCPU` or `SIGKILL` if the process has reached a limit. Returns the CPU time in
+/// nanoseconds until the next limit, or `None` if the task is to end.
+fn check_limits(process: &Arc<Process>) -> Option<u64> {
     if process.life.lock().is_over() {
         return None;
     }
@@ -46,7 +50,7 @@ fn look(process: &Arc<Process>) -> Option<u64> {
     let signal = match (reached(*hard), reached(*soft)) {
         (true, _) => abi::SIGKILL,
         (false, true) => {
-            // And again each second.
+            // `SIGXCPU` is repeated for each further second.
             *soft += 1;
             abi::SIGXCPU
         }

@@ -1,6 +1,8 @@
-//! Memory is reclaimed before it runs out, by a task beside those who use it (Linux: `kswapd`).
+//! Background reclaim: a kernel task reclaims memory before free memory runs out (Linux: kswapd).
 //!
-//! Whoever has a fault looks whether little is free. Then the task is woken, and let go first; it reclaims until enough is free. So those who want memory seldom have to wait until some has been found for them.
+//! After each page fault the faulting thread checks whether free memory is below its mark. If so it
+//! wakes the task and yields to it. The task reclaims until enough memory is free, so that threads
+//! seldom have to reclaim directly.
 
 use crate::mem::reclaim::{Who, reclaim};
 use crate::mem::{machine, now_ns};
@@ -12,24 +14,26 @@ use spin::Mutex;
 use vellum::memcg::MemcgId;
 use vellum::reclaim::ReclaimScope;
 
-/// Pages that are reclaimed before others are let go on.
+/// The pages to reclaim before the task yields.
 const AT_ONCE: u64 = 256;
-/// How long nothing is tried once nothing was found, in nanoseconds.
+/// The pause after nothing could be reclaimed, in nanoseconds.
 const PAUSE: u64 = 100_000_000;
 
-/// Whether the task is at work, or about to be.
+/// True if the task runs or is about to.
 static AT_WORK: AtomicBool = AtomicBool::new(false);
 static WAKER: Mutex<Option<Waker>> = Mutex::new(None);
 
-/// To be called after a fault. Whether its thread had better let the task go first.
+/// Wakes the task if free memory is low. Returns whether it is, in which case the calling thread
+/// should yield. Called after each page fault.
 #[inline]
-pub fn look() -> bool {
+pub fn wake_if_low() -> bool {
     machine().frames().shortage() > 0 && {
         wake();
         true
     }
 }
 
+/// Wakes the task unless it is at work.
 #[cold]
 fn wake() {
     if !AT_WORK.swap(true, SeqCst) {
@@ -38,11 +42,12 @@ fn wake() {
     }
 }
 
-/// Has the task ready.
+/// Starts the task.
 pub fn start() {
     executor::spawn_first(run());
 }
 
+/// Sleeps until woken, then reclaims on each node until none is short or nothing can be reclaimed.
 async fn run() {
     loop {
         poll_fn(|context| {
@@ -55,7 +60,7 @@ async fn run() {
             if frames.shortage() == 0 {
                 break;
             }
-            // Of each node what that lacks.
+            // Reclaim on each node that is short of memory.
             let found: u64 = (0..frames.nodes())
                 .map(|node| (node, frames.shortage_on(node).min(AT_ONCE)))
                 .filter(|(_, missing)| *missing > 0)

@@ -1,5 +1,5 @@
-//! Waiting until an access to memory that failed is worth another try ([`BlockedOn`]): then the
-//! fault is taken, or the system call made, again.
+//! Waiting until a failed memory access is worth a retry ([`BlockedOn`]). The thread then takes the
+//! fault again or restarts the system call.
 
 use crate::mem::thread::BlockedOn;
 use crate::mem::{UserSpace, heap, machine};
@@ -12,8 +12,8 @@ use vellum::space::{Access, FaultError, Happening, Watched};
 use vellum_kernel::fs::watch::Fault;
 
 impl BlockedOn {
-    /// Waits until the access is worth another try. Returns false if it won't be. `in_kernel`: the
-    /// kernel made the access, for the thread.
+    /// Waits until the access is worth a retry. Returns false if it never will be. `in_kernel`: the
+    /// kernel made the access on the thread's behalf.
     pub async fn passes(self, thread: &Arc<Thread>, in_kernel: bool) -> bool {
         match self {
             Self::Signal => true,
@@ -27,13 +27,13 @@ impl BlockedOn {
     }
 }
 
-/// Waits while the kernel's memory for a thread is beyond its memcg's limit, or beyond the memory
-/// that the machine has to spare, or until the thread's process is to end.
+/// Reclaims while the kernel memory charged for a thread exceeds its memcg's limit or is taken from
+/// the kernel's reserve. Returns early if the process is ending, or if nothing is left to reclaim.
 async fn repay(thread: &Arc<Thread>, why: Refused) {
-    let (groups, frames) = (machine().memcgs(), machine().frames());
+    let (memcgs, frames) = (machine().memcgs(), machine().frames());
     let is_beyond = || match why {
-        Refused::OverLimit(group) => {
-            groups.drain(frames, group).is_ok() && groups.counters(group).is_ok_and(|of| of.charged > of.limit)
+        Refused::OverLimit(memcg) => {
+            memcgs.drain(frames, memcg).is_ok() && memcgs.counters(memcg).is_ok_and(|of| of.charged > of.limit)
         }
         Refused::OutOfMemory => heap::is_short(),
     };
@@ -44,32 +44,32 @@ async fn repay(thread: &Arc<Thread>, why: Refused) {
     }
 }
 
-/// Waits until the program behind the userfaultfd has resolved a fault, or the access is worth
-/// another try for another reason. Returns false if it won't be.
+/// Waits until the program behind the userfaultfd has resolved a fault, or until a retry is due for
+/// another reason. Returns false if a retry can't succeed.
 async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: Watched, in_kernel: bool) -> bool {
-    let watch = memory.watchers.lock().find(watched.by);
-    let Some(watch) = watch else {
-        // It is being closed.
+    let uffd = memory.uffds.lock().find(watched.by);
+    let Some(uffd) = uffd else {
+        // The userfaultfd is being closed.
         executor::give_way().await;
         return true;
     };
-    if in_kernel && watch.user_only {
+    if in_kernel && uffd.user_only {
         return false;
     }
-    let told = |bit, is| if is { u64::from(bit) } else { 0 };
-    let flags = told(abi::UFFD_PAGEFAULT_FLAG_WRITE, watched.access == Access::Write)
-        | told(abi::UFFD_PAGEFAULT_FLAG_WP, watched.what == Happening::Write);
-    let tells_thread = watch.features.load(Relaxed) & u64::from(abi::UFFD_FEATURE_THREAD_ID) != 0;
-    let fault = Fault { address: watched.page, flags, thread: if tells_thread { thread.tid } else { 0 } };
-    let faults = watch.faults.clone();
-    drop(watch);
+    let flag = |bit, is| if is { u64::from(bit) } else { 0 };
+    let flags = flag(abi::UFFD_PAGEFAULT_FLAG_WRITE, watched.access == Access::Write)
+        | flag(abi::UFFD_PAGEFAULT_FLAG_WP, watched.what == Happening::Write);
+    let reports_thread = uffd.features.load(Relaxed) & u64::from(abi::UFFD_FEATURE_THREAD_ID) != 0;
+    let fault = Fault { address: watched.page, flags, thread: if reports_thread { thread.tid } else { 0 } };
+    let faults = uffd.faults.clone();
+    drop(uffd);
     let Ok(number) = faults.add(fault) else {
         executor::give_way().await;
         return true;
     };
     let again = memory.engine.fault(watched.page, watched.access);
     if again == Err(FaultError::Watched(watched)) {
-        // A signal is dealt with first; then the access is made again, and told again.
+        // A signal is delivered first. The access is then retried, and its fault reported again.
         let _ = thread.interruptible(faults.dealt_with(number), None).await;
     }
     faults.remove(number);

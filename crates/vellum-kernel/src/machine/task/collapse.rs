@@ -1,5 +1,5 @@
-//! Where there is time, small pages become huge ones: a task looks at so many of them every so often, one address space after the other
-//! (Linux: `khugepaged`).
+//! Collapses small pages into huge ones in the background: a task scans a number of pages at
+//! intervals, one address space after the other (Linux: khugepaged).
 
 use crate::mem::{now_ns, spaces};
 use crate::task::{executor, time};
@@ -13,13 +13,13 @@ use vellum::platform::SpaceId;
 use vellum::space::{CollapseError, CollapseLimits};
 use vellum_kernel::wait::Queue;
 
-/// A huge page's pages.
+/// The number of small pages in a huge one.
 pub const PAGES: u64 = 1 << HUGE_ORDER;
 
-/// A number that a program may set.
+/// A setting that a program may change.
 pub struct Setting {
     value: AtomicU64,
-    /// The least and the most that it may be.
+    /// The smallest and the largest value allowed.
     pub range: [u64; 2],
 }
 
@@ -28,49 +28,49 @@ impl Setting {
         Setting { value: AtomicU64::new(value), range }
     }
 
-    /// What it is.
+    /// Returns the value.
     pub fn get(&self) -> u64 {
         self.value.load(Relaxed)
     }
 
-    /// What it is from now on: the task looks at it at once.
+    /// Sets the value. The task takes it into account at once, even while it sleeps.
     pub fn set(&self, value: u64) {
         self.value.store(value, Relaxed);
-        TURNED.fetch_add(1, Relaxed);
+        CHANGES.fetch_add(1, Relaxed);
         CHANGED.wake_all();
     }
 }
 
-/// Pages that are looked at each time.
+/// The number of pages scanned before each sleep (`pages_to_scan`).
 pub static PAGES_TO_SCAN: Setting = Setting::new(8 * PAGES, [1, u32::MAX as u64]);
-/// How long to wait until the next time.
+/// The sleep between scans, in milliseconds (`scan_sleep_millisecs`).
 pub static SCAN_SLEEP: Setting = Setting::new(10_000, [0, u32::MAX as u64]);
-/// How long, when there was no memory.
+/// The sleep after memory was short, in milliseconds (`alloc_sleep_millisecs`).
 pub static ALLOC_SLEEP: Setting = Setting::new(60_000, [0, u32::MAX as u64]);
-/// How many pages of a huge one may be missing, swapped out, or others' too.
+/// The number of pages of a huge page that may be unmapped (`max_ptes_none`).
 pub static MAX_NONE: Setting = Setting::new(PAGES - 1, [0, PAGES - 1]);
-/// See [`MAX_NONE`].
+/// The number of pages of a huge page that may be swapped out (`max_ptes_swap`).
 pub static MAX_SWAP: Setting = Setting::new(PAGES / 8, [0, PAGES - 1]);
-/// See [`MAX_NONE`].
+/// The number of pages of a huge page that may be shared with other spaces (`max_ptes_shared`).
 pub static MAX_SHARED: Setting = Setting::new(PAGES / 2, [0, PAGES - 1]);
 
-/// How often a setting was turned.
-static TURNED: AtomicU64 = AtomicU64::new(0);
+/// The number of changes of settings.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
 static CHANGED: Queue = Queue::new();
 static COLLAPSED: AtomicU64 = AtomicU64::new(0);
 static ROUNDS: AtomicU64 = AtomicU64::new(0);
 
-/// How many folios have become of smaller pieces here.
+/// Returns the number of folios that the task has collapsed (`pages_collapsed`).
 pub fn collapsed() -> u64 {
     COLLAPSED.load(Relaxed)
 }
 
-/// How often all address spaces were gone through.
+/// Returns the number of full scans of all address spaces (`full_scans`).
 pub fn rounds() -> u64 {
     ROUNDS.load(Relaxed)
 }
 
-/// The task.
+/// Runs the task.
 pub async fn run() {
     let mut at = (SpaceId(0), 0);
     let mut wait = &SCAN_SLEEP;
@@ -80,14 +80,15 @@ pub async fn run() {
     }
 }
 
-/// Until so much time has passed since it began, however often that is turned meanwhile.
+/// Sleeps until the setting's time has passed since the call. A change of the setting meanwhile
+/// applies to the same sleep.
 async fn sleep(setting: &Setting) {
     let began = now_ns();
     loop {
-        let turned = TURNED.load(Relaxed);
+        let changes = CHANGES.load(Relaxed);
         let deadline = began.saturating_add(setting.get().saturating_mul(1_000_000));
         let mut over = pin!(time::until(deadline));
-        let mut changed = pin!(CHANGED.wait_until(|| (TURNED.load(Relaxed) != turned).then_some(())));
+        let mut changed = pin!(CHANGED.wait_until(|| (CHANGES.load(Relaxed) != changes).then_some(())));
         poll_fn(|context| match (over.as_mut().poll(context), changed.as_mut().poll(context)) {
             (Poll::Pending, Poll::Pending) => Poll::Pending,
             _ => Poll::Ready(()),
@@ -99,8 +100,8 @@ async fn sleep(setting: &Setting) {
     }
 }
 
-/// Looks at as many pages as are to be looked at, from where it was left off; at the end of the last space it ends. Whether there was
-/// memory.
+/// Scans as many pages as `PAGES_TO_SCAN` demands, from the position `at` on, but not beyond the
+/// last space. Returns false if memory was short.
 async fn scan(at: &mut (SpaceId, u64)) -> bool {
     let pages = |limit: &Setting| limit.get() as u32;
     let limits = CollapseLimits { none: pages(&MAX_NONE), swapped: pages(&MAX_SWAP), shared: pages(&MAX_SHARED) };
@@ -118,7 +119,7 @@ async fn scan(at: &mut (SpaceId, u64)) -> bool {
                     return true;
                 }
             }
-            // Others may have more.
+            // The memcg of this space is at its limit; other spaces may belong to others.
             Err(CollapseError::NoMemory(Refused::OverLimit(_))) => {}
             Err(_) => return false,
         }

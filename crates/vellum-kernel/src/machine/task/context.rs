@@ -1,4 +1,4 @@
-//! What a thread has of the processor, and what from its maker.
+//! A thread's registers and private state, and the attributes that it inherits from its creator.
 
 use crate::arch::entry::Registers;
 use crate::arch::held::Held;
@@ -8,35 +8,37 @@ use alloc::sync::Arc;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::fs::Files;
 
-/// What a thread has of the processor, and what nobody else needs to see.
+/// The state that only the thread's own future accesses.
 pub struct Context {
     /// The general registers.
     pub registers: Registers,
-    /// The registers beside them, while no processor holds them.
+    /// The FPU, vector and TLS registers, while no CPU holds the thread's values of them.
     pub held: Held,
-    /// The memory it runs in.
+    /// The address space it runs in.
     pub memory: Arc<UserSpace>,
-    /// Its files.
+    /// Its open files.
     pub files: Arc<Files>,
-    /// Where the kernel writes 0 when the thread ends (`set_tid_address`).
+    /// The address at which the kernel writes 0 when the thread ends (`set_tid_address`).
     pub clear_tid: u64,
-    /// The list of locks to mark when the thread ends (`set_robust_list`).
+    /// The list of robust futexes to mark when the thread ends (`set_robust_list`).
     pub robust_list: u64,
-    /// The alternate stack for signals: address and length.
+    /// The alternate signal stack: address and length.
     pub signal_stack: [u64; 2],
-    /// The mask to return to after a signal, when `sigsuspend` and the like have another in place.
+    /// The mask to restore after a signal, while `sigsuspend` and the like have another one in
+    /// place.
     pub saved_mask: Option<Set>,
-    /// Where the last page fault was.
+    /// The address of the last page fault.
     pub fault_address: u64,
-    /// The system call that a signal ended and that may be made again.
+    /// The number of a system call that a signal interrupted and that may be restarted.
     pub restart: Option<u64>,
-    /// Whether that is made again whatever a handler wants.
+    /// True if that call is restarted even after a handler without `SA_RESTART`.
     pub insists: bool,
-    /// How long the system call waits at most, if it has waited before: made again, it goes on waiting.
-    pub waits_until: Option<u64>,
+    /// The deadline of the system call's wait, if the call was restarted: it keeps its first
+    /// deadline.
+    pub wait_deadline: Option<u64>,
 }
 
-/// A memory policy: the nodes that a thread's memory is to come from (`set_mempolicy`).
+/// A memory policy: the nodes from which a thread's memory is allocated (`set_mempolicy`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Policy {
     /// A mode of `linux/mempolicy.h`, without its flags.
@@ -45,27 +47,27 @@ pub struct Policy {
     pub nodes: u64,
 }
 
-/// What a thread has from its maker, and gives to those it makes.
+/// The attributes that a thread inherits from its creator.
 #[derive(Clone)]
 pub struct Traits {
-    /// Whose it is.
+    /// Its credentials.
     pub credentials: Arc<Credentials>,
-    /// Whether no program that it executes gains anything by that (`PR_SET_NO_NEW_PRIVS`).
+    /// True if `execve` never grants privileges (`PR_SET_NO_NEW_PRIVS`).
     pub no_new_privileges: bool,
-    /// How nice it is to others: from −20 to 19.
+    /// The nice value, from −20 to 19.
     pub nice: i32,
-    /// Its class of scheduling and its priority there, for those who only want to know.
+    /// The scheduling policy and priority; only reported, not applied.
     pub schedule: (u32, u32),
-    /// Which node its memory is to come from.
+    /// The memory policy.
     pub policy: Policy,
-    /// How much later its sleep may end, in nanoseconds, for those who only want to know.
+    /// The timer slack in nanoseconds; only reported, not applied.
     pub slack: u64,
-    /// What that is when nothing is said: its maker's as it was made.
+    /// The default timer slack: the creator's slack when it created the thread.
     pub usual_slack: u64,
 }
 
 impl Traits {
-    /// Of the first thread.
+    /// Returns the attributes of the first thread.
     pub(super) fn first() -> Self {
         Self {
             credentials: Arc::new(Credentials::root()),
@@ -78,14 +80,14 @@ impl Traits {
         }
     }
 
-    /// Of a thread that one with these makes.
-    pub(super) fn passed_on(&self) -> Self {
+    /// Returns the attributes of a thread that a thread with these attributes creates.
+    pub(super) fn inherited(&self) -> Self {
         Self { usual_slack: self.slack, ..self.clone() }
     }
 }
 
 impl Context {
-    /// Of a thread that will begin with these registers.
+    /// Returns the context of a new thread that starts with these registers.
     pub fn new(memory: Arc<UserSpace>, files: Arc<Files>, registers: Registers) -> Self {
         Self {
             registers,
@@ -99,7 +101,7 @@ impl Context {
             fault_address: 0,
             restart: None,
             insists: false,
-            waits_until: None,
+            wait_deadline: None,
         }
     }
 }

@@ -1,30 +1,31 @@
-//! How many threads there are, in all and of each user, those counted that have ended but for their parents.
+//! Counts threads, in all and by user. A thread counts until it has ended, the last one of a
+//! process until the parent has reaped the process.
 
 use crate::mem::machine;
 use crate::mem::payer::Shared;
 use alloc::collections::BTreeMap;
 use vellum_kernel::errno::Errno;
 
-/// How many each user has.
+/// The number of threads of each user.
 static USERS: Shared<BTreeMap<u32, u64>> = Shared::new(BTreeMap::new());
 
-/// How many there may be in all: no more than 1/32 as many as pages of memory, as on Linux.
+/// Returns the largest number of threads in all: 1/32 of the number of memory pages, as on Linux.
 pub fn most() -> u64 {
     (machine().frames().total() / 32).clamp(64, 1 << 22)
 }
 
-/// One that is counted, until it is dropped.
+/// Guard. Counts as a thread of its user until dropped.
 #[derive(Debug)]
 pub struct Counted {
     user: u32,
 }
 
 impl Counted {
-    /// One more of a user who may have `limit`.
+    /// Counts one more thread of a user whose limit is `limit`.
     ///
     /// # Errors
     ///
-    /// `EAGAIN`: there are too many, in all or of the user.
+    /// `EAGAIN`: the limit of all threads or of the user's threads is reached.
     pub fn new(user: u32, limit: u64) -> Result<Self, Errno> {
         let mut users = USERS.lock();
         let all: u64 = users.values().sum();
@@ -36,10 +37,10 @@ impl Counted {
         Ok(Self { user })
     }
 
-    /// It is another user's from now on, whatever that one's limit.
+    /// Moves the count to another user, regardless of that user's limit.
     pub fn belongs_to(&mut self, user: u32) {
         let mut users = USERS.lock();
-        forget(&mut users, self.user);
+        uncount(&mut users, self.user);
         *users.entry(user).or_insert(0) += 1;
         self.user = user;
     }
@@ -47,11 +48,12 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        forget(&mut USERS.lock(), self.user);
+        uncount(&mut USERS.lock(), self.user);
     }
 }
 
-fn forget(users: &mut BTreeMap<u32, u64>, user: u32) {
+/// Takes one thread from a user's count.
+fn uncount(users: &mut BTreeMap<u32, u64>, user: u32) {
     let Some(count) = users.get_mut(&user) else { return };
     *count -= 1;
     if *count == 0 {

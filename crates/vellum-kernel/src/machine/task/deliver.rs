@@ -1,4 +1,5 @@
-//! What a thread does about signals, before it enters user mode again: the handler's frame on the stack, or the program's end.
+//! Signal delivery: before a thread enters user mode, it takes its pending signals, and pushes a
+//! handler's frame on its stack, or stops or ends the program.
 
 use crate::arch::frame;
 use crate::arch::types::{Handler, Raised};
@@ -14,7 +15,8 @@ use linux_raw_sys::general as abi;
 use vellum::space::FaultError;
 use vellum_kernel::errno::Errno;
 
-/// Deals with what the thread was alerted to. `false`: it is to end.
+/// Handles everything the thread was alerted to: stops, ends, pending signals. Restores the signal
+/// mask and restarts an interrupted system call where due. Returns false if the thread is to end.
 pub async fn settle<S: SystemCalls>(thread: &Arc<Thread>) -> bool {
     loop {
         if thread.ending.load(Ordering::Relaxed) {
@@ -37,10 +39,10 @@ pub async fn settle<S: SystemCalls>(thread: &Arc<Thread>) -> bool {
                 Default::Stop => thread.process.stop(info.signal),
                 Default::Ignore | Default::Continue => {}
             },
-            _ => once_there(thread, || handle::<S>(thread, &info, &action)).await.unwrap_or_default(),
+            _ => retry_frame(thread, || handle::<S>(thread, &info, &action)).await.unwrap_or_default(),
         }
     }
-    // SAFETY: the thread's own future.
+    // SAFETY: runs in the thread's own future.
     let context = unsafe { thread.context() };
     if let Some(mask) = context.saved_mask.take() {
         thread.set_mask(mask);
@@ -51,14 +53,14 @@ pub async fn settle<S: SystemCalls>(thread: &Arc<Thread>) -> bool {
     true
 }
 
-/// Whether `SIGKILL` waits for it.
+/// Returns whether `SIGKILL` is pending for the thread.
 pub fn has_kill(thread: &Thread) -> bool {
     (thread.pending.lock().set() | thread.process.signals.lock().pending.set()) & bit(abi::SIGKILL) != 0
 }
 
-/// Returns whether the thread is to end, or is going to as soon as it deals with its signals: one
-/// that it does not block ends the program. As on Linux, one that would leave a core file does not
-/// count, and only `SIGKILL` does while the program is stopped.
+/// Returns whether the thread is to end, or will as soon as it takes its pending signals, because
+/// an unblocked one is fatal. As on Linux, a signal that dumps core does not count, and only
+/// `SIGKILL` does while the program is stopped.
 pub fn is_dying(thread: &Thread) -> bool {
     if thread.ending.load(Ordering::SeqCst) {
         return true;
@@ -71,21 +73,22 @@ pub fn is_dying(thread: &Thread) -> bool {
     pending != 0 && (1..=signal::COUNT).any(|signal| pending & bit(signal) != 0 && ends(signal))
 }
 
-/// The next signal to deliver.
+/// Removes and returns the next unblocked pending signal: the thread's own before the process's.
 fn next(thread: &Thread) -> Option<Info> {
     let open = !thread.mask.load(Ordering::Relaxed);
     let own = thread.pending.lock().take(open);
     own.or_else(|| thread.process.signals.lock().pending.take(open))
 }
 
-/// Has the thread make its last system call once more.
+/// Makes the thread repeat its last system call, which has the number `number`.
 pub fn again(thread: &Thread, number: u64) {
-    // SAFETY: the thread's own future.
+    // SAFETY: runs in the thread's own future.
     unsafe { thread.context() }.registers.repeat(number);
 }
 
-/// Does something with the frame of a handler, as soon as its memory can be had. None: that is never, and the program ends.
-async fn once_there<T>(thread: &Arc<Thread>, attempt: impl Fn() -> Result<T, Errno>) -> Option<T> {
+/// Calls `attempt`, which accesses the frame of a signal handler, until its memory can be had.
+/// Returns `None` if it can't: the program then ends by `SIGSEGV`.
+async fn retry_frame<T>(thread: &Arc<Thread>, attempt: impl Fn() -> Result<T, Errno>) -> Option<T> {
     loop {
         let result = attempt();
         if let Ok(done) = result {
@@ -95,19 +98,21 @@ async fn once_there<T>(thread: &Arc<Thread>, attempt: impl Fn() -> Result<T, Err
             thread.process.end(Life::Killed(abi::SIGSEGV));
             return None;
         }
-        // What comes meanwhile is dealt with afterwards; but for the end.
-        thread.has_heard();
+        // Signals that arrive meanwhile are delivered afterwards, except that the thread may have
+        // to end.
+        thread.clear_alert();
         if thread.ending.load(Ordering::Relaxed) {
             return None;
         }
     }
 }
 
-/// Has the thread run a handler. What fails may be tried again.
+/// Pushes a handler's frame and points the thread at the handler. On failure nothing has changed
+/// that a repeated call would not set again.
 fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errno> {
     let flags = action.flags as u32;
     let now = thread.mask.load(Ordering::Relaxed);
-    // SAFETY: the thread's own future.
+    // SAFETY: runs in the thread's own future.
     let context = unsafe { thread.context() };
     let insists = core::mem::take(&mut context.insists);
     if let Some(number) = context.restart.take()
@@ -115,9 +120,9 @@ fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) ->
     {
         context.registers.repeat(number);
     }
-    context.waits_until = None;
+    context.wait_deadline = None;
     thread.save_held();
-    // SAFETY: as above; the reference before ended.
+    // SAFETY: runs in the thread's own future, and the previous reference is not used any more.
     let context = unsafe { thread.context() };
     let handler = Handler {
         signal: info.signal,
@@ -140,16 +145,17 @@ fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) ->
     Ok(())
 }
 
-/// Returns from a handler: to what the frame says, as far as a program may say it.
+/// Returns from a signal handler (`sigreturn`): restores the registers and the mask from the frame,
+/// as far as user mode may set them.
 pub async fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
     let attempt = || {
         thread.save_held();
-        // SAFETY: the thread's own future.
+        // SAFETY: runs in the thread's own future.
         let Context { registers, held, memory, .. } = unsafe { thread.context() };
         frame::pop(registers, held, memory)
     };
-    let Some(mask) = once_there(thread, attempt).await else { return Ok(0) };
-    // SAFETY: as above; the reference before ended.
+    let Some(mask) = retry_frame(thread, attempt).await else { return Ok(0) };
+    // SAFETY: runs in the thread's own future, and the previous reference is not used any more.
     let context = unsafe { thread.context() };
     context.restart = None;
     let answer = context.registers.answer();
@@ -158,46 +164,48 @@ pub async fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
     Ok(answer)
 }
 
-/// The end of a system call.
+/// Stores a system call's result in the thread's registers. An interrupted call is remembered for a
+/// restart.
 pub fn answer<S: SystemCalls>(thread: &Thread, number: u64, answer: Result<u64, Errno>) {
-    // SAFETY: the thread's own future.
+    // SAFETY: runs in the thread's own future.
     let context = unsafe { thread.context() };
     if answer == Err(Errno::EINTR) && S::restarts(number) != Restart::Never {
         context.restart = Some(number);
     } else {
-        context.waits_until = None;
+        context.wait_deadline = None;
         context.insists = false;
     }
     context.registers.set_answer(answer.unwrap_or_else(|error| error.returned() as u64));
 }
 
-/// A touch that the engine refused.
+/// Sends the signal for a page fault that the engine could not resolve.
 pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
     let (signal, code) = match error {
         FaultError::Unmapped(_) => (abi::SIGSEGV, abi::SEGV_MAPERR),
         FaultError::Denied(_) => (abi::SIGSEGV, abi::SEGV_ACCERR),
         FaultError::BeyondEnd(_) | FaultError::TooManyReferences(_) => (abi::SIGBUS, abi::BUS_ADRERR),
         FaultError::Poisoned(_) => (abi::SIGBUS, abi::BUS_MCEERR_AR),
-        // The access is made again.
+        // The access is repeated.
         FaultError::Watched(_) => return,
         FaultError::NoMemory(_) => {
             let process = &thread.process;
-            println!("process {} is killed: {error}", process.pid);
+            println!("out of memory: killed process {}: {error}, and no process is left to kill", process.pid);
             return process.end(Life::Killed(abi::SIGKILL));
         }
     };
-    // SAFETY: the thread's own future.
+    // SAFETY: runs in the thread's own future.
     unsafe { thread.context() }.fault_address = address;
     force(thread, Info::fault(signal, code, address));
 }
 
-/// An exception that is no page fault.
+/// Sends the signal for a CPU exception other than a page fault.
 pub fn exception(thread: &Arc<Thread>, raised: Raised) {
     let Raised { signal, code, address } = raised;
     force(thread, Info { signal, code, fields: [address, 0, 0, 0] });
 }
 
-/// A signal that the thread's own instruction raised: it can't go on without dealing with it.
+/// Sends a signal that the thread's own instruction raised. A blocked or ignored one ends the
+/// process, because the thread can't continue (Linux: `force_sig`).
 pub fn force(thread: &Arc<Thread>, info: Info) {
     let blocked = thread.mask.load(Ordering::Relaxed) & bit(info.signal) != 0;
     let action = *thread.process.signals.lock().action(info.signal);
@@ -208,20 +216,21 @@ pub fn force(thread: &Arc<Thread>, info: Info) {
     thread.alert();
 }
 
-/// Whether the thread's stack pointer is on its alternate stack.
+/// Returns whether the thread's stack pointer is on its alternate signal stack.
 pub fn is_on_signal_stack(context: &Context) -> bool {
     let [start, len] = context.signal_stack;
     context.registers.stack().wrapping_sub(start) <= len && len > 0
 }
 
-/// Where the frame of a handler is to end: on the alternate stack, or so far below the stack pointer.
+/// Returns the address below which a handler's frame is pushed: the end of the alternate stack, or
+/// `red_zone` bytes below the stack pointer.
 pub fn stack_for(context: &Context, action: &Action, red_zone: u64) -> u64 {
     let [start, len] = context.signal_stack;
     let switches = action.flags & u64::from(abi::SA_ONSTACK) != 0 && len > 0 && !is_on_signal_stack(context);
     if switches { start.wrapping_add(len) } else { context.registers.stack().wrapping_sub(red_zone) }
 }
 
-/// What `sigaltstack` says about the thread's alternate stack now.
+/// Returns the `SS_` flags that `sigaltstack` reports.
 pub fn stack_flags(context: &Context) -> u64 {
     const ON_STACK: u64 = 1;
     const DISABLED: u64 = 2;
@@ -232,7 +241,11 @@ pub fn stack_flags(context: &Context) -> u64 {
     }
 }
 
-/// Copies a set of signals from a program.
+/// Reads a signal set from user memory.
+///
+/// # Errors
+///
+/// `EINVAL`: `size` is not that of a set. `EFAULT`.
 pub fn read_set(thread: &Thread, address: u64, size: u64) -> Result<Set, Errno> {
     if size != 8 {
         return Err(Errno::EINVAL);

@@ -1,12 +1,14 @@
-//! Who may run, and on which processor.
+//! The scheduler: runs tasks (futures) on the CPUs from one run queue.
 //!
-//! One line serves all processors, and who has been worked for least goes first: so a task that makes long system calls gets
-//! no more than one that makes short ones, and one that sleeps a lot goes ahead when it wakes. It does not save up time
-//! while it sleeps: it stands no further ahead than at the front. A new task stands a turn behind whoever made it, so that a stream
-//! of new ones holds up nobody.
+//! The queue is ordered by virtual runtime: the task that has had the least CPU time runs first. A
+//! task with long system calls thus gets no more CPU time than one with short calls, and a task
+//! that sleeps a lot runs soon after it wakes. Sleeping saves up no CPU time: a waking task's
+//! virtual runtime is raised to the queue's minimum. A new task starts one time slice behind its
+//! creator, so that a stream of new tasks starves no other.
 //!
-//! A processor that finds the line empty halts, and says so before it looks a last time; so whoever joins the line either is
-//! seen or sees an idle processor to kick.
+//! A CPU that finds the queue empty sets its bit in `IDLE`, checks the queue once more, and halts.
+//! A task that is queued thus either is found by that check or finds the bit and sends the CPU an
+//! interrupt.
 
 use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{interrupts, irq};
@@ -20,99 +22,102 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub use vellum_kernel::wait::give_way;
 
-/// A task's place among the others.
+/// The scheduler's record of a task (Linux: `sched_entity`).
 #[derive(Default)]
-pub struct Rank {
-    /// How long processors have worked for it, in nanoseconds, and how far it was put back for other reasons.
-    used: AtomicU64,
-    /// It goes first whatever it has used.
+pub struct SchedEntity {
+    /// The virtual runtime in nanoseconds: the CPU time taken, plus what its placement in the queue
+    /// added.
+    vruntime: AtomicU64,
+    /// True if the task runs before all others regardless of its virtual runtime.
     first: bool,
-    /// How often it has joined the line, less how often a processor has finished with it. It counts
-    /// from the wake itself, and a wake while it runs counts before that run ends: so a task that
-    /// was woken is never taken for one that sleeps.
+    /// The number of times the task was queued, less the number of its runs that ended. A wake
+    /// counts at once, and a wake during a run counts before that run ends; so a task that was
+    /// woken never appears to sleep.
     runnable: AtomicU32,
 }
 
-impl Rank {
-    /// Returns whether the task waits for something: it neither runs nor wants a processor.
+impl SchedEntity {
+    /// Returns whether the task waits for an event: it is neither running nor queued.
     pub fn sleeps(&self) -> bool {
         self.runnable.load(Ordering::SeqCst) == 0
     }
 }
 
-type Task = Runnable<Arc<Rank>>;
+type Task = Runnable<Arc<SchedEntity>>;
 
-/// Those who want a processor.
-struct Line {
-    /// By what each has used; and by when they came.
+/// The queue of runnable tasks.
+struct RunQueue {
+    /// The tasks by virtual runtime, and by order of arrival among equals.
     tasks: BTreeMap<(u64, u64), Task>,
-    /// How many have come so far.
-    came: u64,
-    /// What the last to leave it had used, or one before that, if it was more.
-    front: u64,
+    /// The number of tasks queued so far.
+    arrivals: u64,
+    /// The highest virtual runtime among tasks that left the queue (Linux: `min_vruntime`).
+    min_vruntime: u64,
 }
 
-static LINE: Shared<Line> = Shared::new(Line { tasks: BTreeMap::new(), came: 0, front: 0 });
-/// When each processor began with the task that it has.
-static BEGAN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
-/// What that task had used then.
-static USED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
-/// The processors that halt, or are about to, a bit each.
+static RUN_QUEUE: Shared<RunQueue> = Shared::new(RunQueue { tasks: BTreeMap::new(), arrivals: 0, min_vruntime: 0 });
+/// The time at which each CPU started its present task.
+static STARTED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+/// The virtual runtime of that task at its start.
+static VRUNTIME: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+/// The CPUs that halt or are about to, a bit each.
 static IDLE: AtomicU64 = AtomicU64::new(0);
-/// How many are in line.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// The number of queued tasks.
+static QUEUED: AtomicUsize = AtomicUsize::new(0);
 
-/// Starts a task.
+/// Starts a task. Its virtual runtime is one time slice behind the current task's.
 pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
-    spawn_ranked(Arc::default(), future);
+    spawn_with(Arc::default(), future);
 }
 
-/// Starts a task whose rank the caller keeps, to ask whether it sleeps.
-pub fn spawn_ranked(rank: Arc<Rank>, future: impl Future<Output = ()> + Send + 'static) {
-    let maker = USED[percpu::current().index].load(Ordering::Relaxed) + elapsed();
-    let used = LINE.lock().front.max(maker) + time::TURN;
-    rank.used.store(used, Ordering::Relaxed);
-    start(future, rank);
+/// Starts a task whose scheduler record the caller shares, to see whether the task sleeps.
+pub fn spawn_with(entity: Arc<SchedEntity>, future: impl Future<Output = ()> + Send + 'static) {
+    let creator = VRUNTIME[percpu::current().index].load(Ordering::Relaxed) + elapsed();
+    let vruntime = RUN_QUEUE.lock().min_vruntime.max(creator) + time::TURN;
+    entity.vruntime.store(vruntime, Ordering::Relaxed);
+    start(future, entity);
 }
 
-/// Starts a task that goes first whenever it wants a processor: it works for all others.
+/// Starts a task that runs before all others whenever it is runnable, because it works for all of
+/// them.
 pub fn spawn_first(future: impl Future<Output = ()> + Send + 'static) {
-    start(future, Arc::new(Rank { first: true, ..Rank::default() }));
+    start(future, Arc::new(SchedEntity { first: true, ..SchedEntity::default() }));
 }
 
-fn start(future: impl Future<Output = ()> + Send + 'static, rank: Arc<Rank>) {
-    let (task, handle) = Builder::new().metadata(rank).spawn(|_| future, WithInfo(join));
+/// Creates the task and queues it.
+fn start(future: impl Future<Output = ()> + Send + 'static, entity: Arc<SchedEntity>) {
+    let (task, handle) = Builder::new().metadata(entity).spawn(|_| future, WithInfo(enqueue));
     handle.detach();
     task.schedule();
 }
 
-/// How long this processor has had its task.
+/// Returns the nanoseconds for which this CPU has run its present task.
 fn elapsed() -> u64 {
-    now_ns().saturating_sub(BEGAN[percpu::current().index].load(Ordering::Relaxed))
+    now_ns().saturating_sub(STARTED[percpu::current().index].load(Ordering::Relaxed))
 }
 
-/// Returns whether the task that this processor has may go on before others have their turn.
+/// Returns whether the current task's time slice has not ended.
 #[inline]
 pub fn turn_lasts() -> bool {
     elapsed() < time::TURN
 }
 
-/// A task joins the line: it was woken, or this processor is done with it for now and it wants to go on.
-fn join(task: Task, info: ScheduleInfo) {
+/// Puts a task on the run queue: it was woken, or it yielded. Wakes an idle CPU if there is one.
+fn enqueue(task: Task, info: ScheduleInfo) {
     if info.woken_while_running {
-        task.metadata().used.fetch_add(elapsed(), Ordering::Relaxed);
+        task.metadata().vruntime.fetch_add(elapsed(), Ordering::Relaxed);
     }
     task.metadata().runnable.fetch_add(1, Ordering::SeqCst);
-    let mut line = LINE.lock();
-    let used = task.metadata().used.fetch_max(line.front, Ordering::Relaxed).max(line.front);
-    line.came += 1;
-    let place = if task.metadata().first { (0, line.came) } else { (used, line.came) };
-    line.tasks.insert(place, task);
-    drop(line);
-    WAITING.fetch_add(1, Ordering::SeqCst);
+    let mut queue = RUN_QUEUE.lock();
+    let vruntime = task.metadata().vruntime.fetch_max(queue.min_vruntime, Ordering::Relaxed).max(queue.min_vruntime);
+    queue.arrivals += 1;
+    let place = if task.metadata().first { (0, queue.arrivals) } else { (vruntime, queue.arrivals) };
+    queue.tasks.insert(place, task);
+    drop(queue);
+    QUEUED.fetch_add(1, Ordering::SeqCst);
     let idle = IDLE.load(Ordering::SeqCst);
     if idle != 0 {
-        // Struck off by whoever kicks it, so that the next to be woken finds another.
+        // The waker clears the bit, so that the next waker picks another CPU.
         let chosen = idle & idle.wrapping_neg();
         if IDLE.fetch_and(!chosen, Ordering::SeqCst) & chosen != 0 {
             irq::send(chosen.trailing_zeros() as usize, irq::KICK);
@@ -120,39 +125,40 @@ fn join(task: Task, info: ScheduleInfo) {
     }
 }
 
-/// Whether somebody waits for a processor.
+/// Returns whether a task waits for a CPU.
 #[inline]
-pub fn others_wait() -> bool {
-    WAITING.load(Ordering::Relaxed) > 0
+pub fn is_contended() -> bool {
+    QUEUED.load(Ordering::Relaxed) > 0
 }
 
+/// Takes the first task off the run queue.
 fn next() -> Option<Task> {
-    if !others_wait() {
+    if !is_contended() {
         return None;
     }
-    let mut line = LINE.lock();
-    let ((used, _), task) = line.tasks.pop_first()?;
-    line.front = line.front.max(used);
-    drop(line);
-    WAITING.fetch_sub(1, Ordering::SeqCst);
+    let mut queue = RUN_QUEUE.lock();
+    let ((vruntime, _), task) = queue.tasks.pop_first()?;
+    queue.min_vruntime = queue.min_vruntime.max(vruntime);
+    drop(queue);
+    QUEUED.fetch_sub(1, Ordering::SeqCst);
     Some(task)
 }
 
-/// What a processor does from now on.
+/// Runs tasks on this CPU forever.
 pub fn run() -> ! {
     loop {
         while let Some(task) = next() {
-            BEGAN[percpu::current().index].store(now_ns(), Ordering::Relaxed);
-            let rank = task.metadata().clone();
-            USED[percpu::current().index].store(rank.used.load(Ordering::Relaxed), Ordering::Relaxed);
+            STARTED[percpu::current().index].store(now_ns(), Ordering::Relaxed);
+            let entity = task.metadata().clone();
+            VRUNTIME[percpu::current().index].store(entity.vruntime.load(Ordering::Relaxed), Ordering::Relaxed);
             #[cfg(feature = "holds")]
             crate::mem::holds::begin(crate::mem::holds::Kind::Work);
-            let joined_again = task.run();
+            let requeued = task.run();
             #[cfg(feature = "holds")]
             crate::mem::holds::end(crate::mem::holds::Kind::Work);
-            rank.runnable.fetch_sub(1, Ordering::SeqCst);
-            if !joined_again {
-                rank.used.fetch_add(elapsed(), Ordering::Relaxed);
+            entity.runnable.fetch_sub(1, Ordering::SeqCst);
+            if !requeued {
+                entity.vruntime.fetch_add(elapsed(), Ordering::Relaxed);
             }
             time::expire();
         }
@@ -161,7 +167,7 @@ pub fn run() -> ! {
         time::arm_for_sleepers();
         let me = 1 << percpu::current().index;
         IDLE.fetch_or(me, Ordering::SeqCst);
-        if WAITING.load(Ordering::SeqCst) > 0 || percpu::current().tick.load(Ordering::Relaxed) {
+        if QUEUED.load(Ordering::SeqCst) > 0 || percpu::current().tick.load(Ordering::Relaxed) {
             interrupts::enable();
         } else {
             interrupts::enable_and_wait();

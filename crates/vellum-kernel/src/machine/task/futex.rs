@@ -1,8 +1,8 @@
-//! Futexes: threads that wait for a word of their memory to change.
+//! Futexes: threads wait for a word of their memory to change.
 //!
-//! A thread that waits looks at the word under the lock under which others wake; so a wake that
-//! follows a change is never missed. A wake that has been counted is never lost either: under the
-//! same lock a thread that gives up finds that it was woken.
+//! A waiter checks the word under the lock of the wait queues, which a waker takes too, so that a
+//! wake after a change is never missed. A counted wake is not lost either: a waiter that gives up
+//! checks under the same lock whether it was woken.
 
 use crate::mem::payer::Shared;
 use crate::mem::{UserSpace, uaccess};
@@ -15,28 +15,33 @@ use spin::Mutex;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::wait::Queue;
 
-/// What a futex is known by.
+/// The identity of a futex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
-    /// Whose memory, and where in it.
+    /// A word in private memory: the address of the `UserSpace`, and the word's address.
     Private(usize, u64),
-    /// Which object, and where in it: all who share the memory find the same.
+    /// A word in shared memory: the page-cache object's number, and the offset in it. All spaces
+    /// that map the object get the same key.
     Shared(u64, u64),
 }
 
 struct Waiter {
     bits: u32,
-    /// Set under the lock of the lines, as the waiter leaves its line.
+    /// Set under the lock of the wait queues, when the waiter is taken off its queue.
     woken: AtomicBool,
-    /// The thread's, which may have other places.
+    /// Notified when any waiter of the same system call is woken.
     changed: Arc<Queue>,
-    /// Where it stands in line: a requeue moves it.
+    /// The futex on whose queue it is; a requeue changes it.
     key: Mutex<Key>,
 }
 
-static LINES: Shared<BTreeMap<Key, VecDeque<Arc<Waiter>>>> = Shared::new(BTreeMap::new());
+static QUEUES: Shared<BTreeMap<Key, VecDeque<Arc<Waiter>>>> = Shared::new(BTreeMap::new());
 
-/// The key of a word.
+/// Returns the key of the word at `address`.
+///
+/// # Errors
+///
+/// `EINVAL`: the address is not aligned.
 pub fn key(memory: &Arc<UserSpace>, address: u64) -> Result<Key, Errno> {
     if !address.is_multiple_of(4) {
         return Err(Errno::EINVAL);
@@ -47,29 +52,35 @@ pub fn key(memory: &Arc<UserSpace>, address: u64) -> Result<Key, Errno> {
     })
 }
 
-/// The word at an address.
+/// Reads the word at `address`.
+///
+/// # Errors
+///
+/// `EFAULT`.
 pub fn word(memory: &Arc<UserSpace>, address: u64) -> Result<u32, Errno> {
     let mut bytes = [0; 4];
     uaccess::read(memory, address, &mut bytes)?;
     Ok(u32::from_le_bytes(bytes))
 }
 
-/// A word that a thread waits at.
+/// A futex that a thread waits on.
 #[derive(Clone, Copy)]
 pub struct Watched {
-    /// Where it is.
+    /// The word's address.
     pub address: u64,
-    /// What it must be for the thread to wait.
+    /// The value that the word must have for the thread to wait.
     pub expected: u32,
-    /// For which wakes: those of one of these bits.
+    /// The bit set that a wake must intersect (`FUTEX_WAIT_BITSET`).
     pub bits: u32,
 }
 
-/// Waits, if each word is as expected, until somebody wakes one who waits at one of them: at which.
+/// Waits, if each word has its expected value, until a waker wakes one of the futexes. Returns the
+/// index of the one that was woken.
 ///
 /// # Errors
 ///
-/// `EAGAIN`: a word is another. `EINTR`: a signal came. `ETIMEDOUT`: the deadline passed. `EFAULT`, `ENOMEM`.
+/// `EAGAIN`: a word has another value. `EINTR`: a signal arrived. `ETIMEDOUT`: the deadline passed.
+/// `EFAULT`, `ENOMEM`.
 pub async fn wait(thread: &Thread, watched: &[Watched], deadline: Option<u64>) -> Result<usize, Errno> {
     let memory = thread.memory();
     let changed = Arc::new(Queue::new());
@@ -77,9 +88,9 @@ pub async fn wait(thread: &Thread, watched: &[Watched], deadline: Option<u64>) -
     places.try_reserve_exact(watched.len())?;
     for one in watched {
         let key = Mutex::new(key(&memory, one.address)?);
-        // A fault on the word may take long: have it done before the lock.
+        // A fault on the word may take long: resolve it before taking the lock.
         word(&memory, one.address)?;
-        places.push(Place(Arc::new(Waiter {
+        places.push(QueuedWaiter(Arc::new(Waiter {
             bits: one.bits,
             woken: AtomicBool::new(false),
             changed: changed.clone(),
@@ -87,67 +98,67 @@ pub async fn wait(thread: &Thread, watched: &[Watched], deadline: Option<u64>) -
         })));
     }
     {
-        let mut lines = LINES.lock();
+        let mut queues = QUEUES.lock();
         for one in watched {
             if word(&memory, one.address)? != one.expected {
                 return Err(Errno::EAGAIN);
             }
         }
-        for Place(waiter) in &places {
+        for QueuedWaiter(waiter) in &places {
             let key = *waiter.key.lock();
-            let line = lines.entry(key).or_default();
-            line.try_reserve(1)?;
-            line.push_back(waiter.clone());
+            let queue = queues.entry(key).or_default();
+            queue.try_reserve(1)?;
+            queue.push_back(waiter.clone());
         }
     }
     let woken = || places.iter().position(|place| place.0.woken.load(Ordering::Acquire));
     let waited = thread.interruptible(changed.wait_until(woken), deadline).await;
     waited.or_else(|error| {
-        places.iter().for_each(Place::leave);
+        places.iter().for_each(QueuedWaiter::leave);
         woken().ok_or(error)
     })
 }
 
-/// A place in line, left when it is dropped.
-struct Place(Arc<Waiter>);
+/// Guard. A waiter on a wait queue, taken off the queue on drop.
+struct QueuedWaiter(Arc<Waiter>);
 
-impl Place {
-    /// Leaves the line: from now on nothing wakes it.
+impl QueuedWaiter {
+    /// Takes the waiter off its queue, after which it can't be woken.
     fn leave(&self) {
-        let mut lines = LINES.lock();
+        let mut queues = QUEUES.lock();
         let key = *self.0.key.lock();
-        if let Some(line) = lines.get_mut(&key) {
-            line.retain(|other| !Arc::ptr_eq(other, &self.0));
-            if line.is_empty() {
-                lines.remove(&key);
+        if let Some(queue) = queues.get_mut(&key) {
+            queue.retain(|other| !Arc::ptr_eq(other, &self.0));
+            if queue.is_empty() {
+                queues.remove(&key);
             }
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuedWaiter {
     fn drop(&mut self) {
         self.leave();
     }
 }
 
-/// How many are woken for each time that the lines are locked.
+/// The number of waiters woken for each locking of the queues.
 const AT_ONCE: usize = 32;
 
-/// Wakes up to `most` of those who wait for one of `bits`; how many there were.
+/// Wakes up to `most` waiters whose bit set intersects `bits`. Returns the number woken.
 pub fn wake(key: Key, most: u32, bits: u32) -> u32 {
     let mut left = most;
-    // Those that come meanwhile are not for this call, however many it may wake.
+    // Waiters that arrive after the call began are not woken by it, even below `most`.
     let mut there = usize::MAX;
     loop {
         let mut woken = [const { None }; AT_ONCE];
         let mut free = woken.iter_mut();
         {
-            let mut lines = LINES.lock();
-            let Some(line) = lines.get_mut(&key) else { break };
+            let mut queues = QUEUES.lock();
+            let Some(queue) = queues.get_mut(&key) else { break };
             let mut seen = 0;
-            there = there.min(line.len());
-            line.retain(|waiter: &Arc<Waiter>| {
+            there = there.min(queue.len());
+            queue.retain(|waiter: &Arc<Waiter>| {
                 seen += 1;
                 let wake = seen <= there && left > 0 && waiter.bits & bits != 0;
                 let Some(place) = wake.then(|| free.next()).flatten() else { return true };
@@ -156,8 +167,8 @@ pub fn wake(key: Key, most: u32, bits: u32) -> u32 {
                 left -= 1;
                 false
             });
-            if line.is_empty() {
-                lines.remove(&key);
+            if queue.is_empty() {
+                queues.remove(&key);
             }
         }
         let is_last = free.len() > 0;
@@ -170,30 +181,31 @@ pub fn wake(key: Key, most: u32, bits: u32) -> u32 {
     most - left
 }
 
-/// Moves up to `most` of those who wait at `from` to the end of the line at `to`; how many there were.
+/// Moves up to `most` waiters from the queue of `from` to the end of the queue of `to`. Returns the
+/// number moved.
 ///
 /// # Errors
 ///
-/// `ENOMEM`: none was moved.
+/// `ENOMEM`: no waiter was moved.
 pub fn requeue(from: Key, to: Key, most: u32) -> Result<u32, Errno> {
     if from == to {
         return Ok(0);
     }
-    let mut lines = LINES.lock();
-    let count = lines.get(&from).map_or(0, |line| line.len().min(most as usize));
+    let mut queues = QUEUES.lock();
+    let count = queues.get(&from).map_or(0, |queue| queue.len().min(most as usize));
     if count == 0 {
         return Ok(0);
     }
-    let mut target = lines.remove(&to).unwrap_or_default();
+    let mut target = queues.remove(&to).unwrap_or_default();
     let has_room = target.try_reserve(count);
-    if let (Ok(()), Some(line)) = (&has_room, lines.get_mut(&from)) {
-        target.extend(line.drain(..count).inspect(|waiter| *waiter.key.lock() = to));
-        if line.is_empty() {
-            lines.remove(&from);
+    if let (Ok(()), Some(queue)) = (&has_room, queues.get_mut(&from)) {
+        target.extend(queue.drain(..count).inspect(|waiter| *waiter.key.lock() = to));
+        if queue.is_empty() {
+            queues.remove(&from);
         }
     }
     if !target.is_empty() {
-        lines.insert(to, target);
+        queues.insert(to, target);
     }
     has_room.map(|()| count as u32).map_err(Errno::from)
 }

@@ -1,27 +1,27 @@
-//! How far a process's life has come.
+//! The states of a process, as `wait` reports them.
 
-/// What has become of a process, as `wait` reports it.
+/// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// It runs.
     Running,
-    /// A signal stopped it; whether its parent has heard.
+    /// A signal stopped it. The flag is set once `wait` has reported that.
     Stopped(u32, bool),
-    /// It was stopped and goes on; its parent has not heard.
+    /// It was stopped and continues; `wait` has not reported that yet.
     Continued,
-    /// It ended: by itself, with this status.
+    /// It exited with this status.
     Exited(u8),
-    /// It ended: by this signal.
+    /// This signal killed it.
     Killed(u32),
 }
 
 impl Life {
-    /// Whether it is over.
+    /// Returns whether the process is ending or has ended.
     pub fn is_over(self) -> bool {
         matches!(self, Life::Exited(_) | Life::Killed(_))
     }
 
-    /// As `wait4` says it.
+    /// Returns the status in `wait4`'s encoding.
     pub fn status(self) -> u32 {
         match self {
             Life::Running => 0,
@@ -32,7 +32,7 @@ impl Life {
         }
     }
 
-    /// As a shell says it.
+    /// Returns the status in a shell's encoding.
     pub fn shell_status(self) -> u32 {
         match self {
             Life::Exited(status) => status.into(),

@@ -1,26 +1,26 @@
-//! Threads, and what runs them.
+//! Threads and processes, and the executor that schedules them.
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
-//! | [`executor`] | who may run, and on which processor |
-//! | [`time`] | waiting for a moment |
+//! | [`executor`] | the scheduler: one run queue, ordered by virtual runtime |
+//! | [`time`] | sleeping until a deadline; the CPUs' timers |
 //! | [`thread`] | a user thread: a future that enters user mode again and again |
-//! | [`run`] | into user mode, and what a thread comes back for |
-//! | [`blocked`] | waiting until an access to memory that failed is worth another try |
-//! | [`oom`] | memory runs out |
-//! | [`background`] | memory is reclaimed before it runs out |
-//! | [`collapse`] | where there is time, small pages become huge ones |
+//! | [`run`] | the thread's loop: enter user mode, handle the trap |
+//! | [`blocked`] | waiting until a failed memory access is worth a retry |
+//! | [`oom`] | direct reclaim and the OOM killer |
+//! | [`background`] | background reclaim (Linux: kswapd) |
+//! | [`collapse`] | collapsing small pages into huge ones (Linux: khugepaged) |
 //! | [`percpu`] | the task layer's part of a CPU's record |
 //! | [`timer`] | a process's timers |
-//! | [`context`] | what a thread has of the processor, and what from its maker |
-//! | [`process`] | what the threads of a program share, and who knows whom |
-//! | [`life`] | how far its life has come |
-//! | [`count`] | how many there are |
-//! | [`allowance`] | how long processors may work for a process |
-//! | [`usage`] | what a thread has used |
+//! | [`context`] | a thread's registers and private state, and what it inherits |
+//! | [`process`] | processes: what the threads of a program share, and the process tree |
+//! | [`life`] | the states of a process |
+//! | [`count`] | the number of threads, in all and by user |
+//! | [`allowance`] | the CPU time limit of a process (`RLIMIT_CPU`) |
+//! | [`usage`] | the resources that a thread has used |
 //! | [`signal`] | signals: sending |
-//! | [`deliver`] | signals: what a thread does about them |
-//! | [`futex`] | waiting for a word of memory |
+//! | [`deliver`] | signals: delivery |
+//! | [`futex`] | futexes |
 
 pub mod allowance;
 pub mod background;

@@ -1,8 +1,9 @@
-//! Memory runs out, the machine's or a group's: some is reclaimed, or else a process is killed for it, and who wanted memory tries
-//! again.
+//! Direct reclaim and the OOM killer: the machine or a memcg is out of memory, so some is
+//! reclaimed, or else a process is killed, and the thread that needs memory retries.
 //!
-//! Where there is no swap left, what is in use comes back only from who ends, because files in memory have nothing behind them. The
-//! process with the most memory ends, as far as nothing was said about it (`oom_score_adj`). Who shares its memory ends with it.
+//! Without free swap, memory in use is freed only when a process ends, because files in memory have
+//! no backing store. The victim is the process with the most memory, adjusted by its
+//! `oom_score_adj`; processes that share its address space end with it.
 
 use crate::mem::memcgs::{self, Event};
 use crate::mem::reclaim::{Who, reclaim};
@@ -19,146 +20,156 @@ use vellum::addr::FRAME_SIZE;
 use vellum::memcg::{MemcgId, Refused};
 use vellum::space::SpaceStats;
 
-/// A process that is never killed has this said about it.
-const NEVER: i32 = -1000;
-/// Pages that are reclaimed for who finds none: enough to be worth the while, and not so many that one pays for all.
+/// The `oom_score_adj` of a process that is never killed (Linux: `OOM_SCORE_ADJ_MIN`).
+const OOM_SCORE_ADJ_MIN: i32 = -1000;
+/// The pages to reclaim per attempt: enough to be worthwhile, and few enough that one thread does
+/// not pay for all.
 const AT_ONCE: u64 = 128;
 
-/// How often nothing is found to reclaim before somebody is killed.
-const TRIES: usize = 16;
+/// The number of fruitless attempts before a process is killed.
+const ATTEMPTS: usize = 16;
 
 static KILLED: AtomicU64 = AtomicU64::new(0);
 
-/// How many were killed for memory.
+/// Returns the number of processes killed.
 pub fn killed() -> u64 {
     KILLED.load(Relaxed)
 }
 
-/// Whose memory is short.
+/// The part of the machine that is out of memory: all of it, or the memcg with this number.
 #[derive(Clone, Copy)]
 enum Scope {
     Machine,
-    Group(u32),
+    Memcg(u32),
 }
 
 impl Scope {
+    /// Returns whether the process is charged in this scope.
     fn has(self, process: &Process) -> bool {
         match self {
             Scope::Machine => true,
-            Scope::Group(group) => memcgs::is_below(process.cgroup.load(Relaxed), group),
+            Scope::Memcg(memcg) => memcgs::is_below(process.cgroup.load(Relaxed), memcg),
         }
     }
 
-    /// Whether some memory could be reclaimed.
+    /// Tries to reclaim `pages` pages. Returns whether any were freed.
     fn reclaims(self, pages: u64) -> bool {
-        let (why, group) = match self {
+        let (why, memcg) = match self {
             Scope::Machine => (Who::Direct, Some(MemcgId::ROOT)),
-            Scope::Group(group) => (Who::Limit, memcgs::engine(group).ok()),
+            Scope::Memcg(memcg) => (Who::Limit, memcgs::engine(memcg).ok()),
         };
-        group.is_some_and(|group| reclaim(why, group, pages) > 0)
+        memcg.is_some_and(|memcg| reclaim(why, memcg, pages) > 0)
     }
 
-    /// How many pages there are in all.
+    /// Returns the number of pages of the machine, or the memcg's limit if that is lower.
     fn pages(self) -> u64 {
         let total = machine().frames().total();
         match self {
             Scope::Machine => total,
-            Scope::Group(group) => memcgs::limit(group).min(total),
+            Scope::Memcg(memcg) => memcgs::limit(memcg).min(total),
         }
     }
 }
 
+/// Returns the memory statistics of a process's address space, or `None` if it has ended.
 fn stats(process: &Process) -> Option<SpaceStats> {
     let memory = process.memory();
     memory.map(|memory| memory.engine.stats())
 }
 
+/// Returns the pages that count for the badness: resident, swapped, page tables, and the engine's
+/// own memory for the space.
 fn pages(stats: &SpaceStats) -> u64 {
     (stats.anon + stats.file + stats.shmem + stats.swap + stats.tables + stats.kernel) / FRAME_SIZE
 }
 
-/// What a process counts, in pages, where there are so many in all.
+/// Returns a process's badness in pages (Linux: `oom_badness`): its memory, plus `oom_score_adj`
+/// thousandths of all `all` pages.
 fn points(process: &Process, stats: &SpaceStats, all: u64) -> i64 {
     pages(stats) as i64 + i64::from(process.badness.load(Relaxed)) * (all / 1000) as i64
 }
 
-/// The same in thousandths of the machine's memory (`oom_score`).
+/// Returns the badness in thousandths of the machine's memory (`oom_score`).
 pub fn score(process: &Process) -> u64 {
     let all = Scope::Machine.pages().max(1);
     let points = stats(process).map_or(0, |stats| points(process, &stats, all));
     (points.max(0) as u64) * 1000 / all
 }
 
-/// A fault or a system call was refused memory. Reclaims where it was refused: of the machine, or
-/// of that group alone. Returns when there may be some: when some was reclaimed, when a process
-/// that had it is gone, or the caller is to end itself; `false`: nobody can be killed.
+/// Makes memory available after a fault or a system call was refused some: reclaims on the machine,
+/// or in the memcg whose limit was reached, or else kills a process. Returns true when a retry is
+/// due: memory was reclaimed, a signal arrived, a process that had memory is gone, or the caller's
+/// process is ending. Returns false if no process can be killed.
 pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
     let scope = match why {
-        Refused::OverLimit(group) => Scope::Group(memcgs::number_of(group)),
+        Refused::OverLimit(memcg) => Scope::Memcg(memcgs::number_of(memcg)),
         Refused::OutOfMemory => Scope::Machine,
     };
     if thread.process.life.lock().is_over() {
         return true;
     }
-    if let Scope::Group(group) = scope {
-        memcgs::note(group, Event::Max);
+    if let Scope::Memcg(memcg) = scope {
+        memcgs::note(memcg, Event::Max);
     }
-    // What another processor is just looking at, or is about to free, can't be found.
-    for _ in 0..TRIES {
+    // Pages that another CPU is scanning or about to free can't be found: retry.
+    for _ in 0..ATTEMPTS {
         if scope.reclaims(AT_ONCE) {
             return true;
         }
         executor::give_way().await;
-        // To look at everything in vain takes long, and longer if other threads do it as well: a
-        // signal comes first.
+        // A fruitless scan of everything takes long, and longer if other threads scan too: a signal
+        // goes first.
         if thread.is_interrupted() {
             return true;
         }
     }
-    if let Scope::Group(group) = scope {
-        memcgs::note(group, Event::OutOfMemory);
+    if let Scope::Memcg(memcg) = scope {
+        memcgs::note(memcg, Event::OutOfMemory);
     }
-    let Some(victim) = leaving(scope).or_else(|| kill(scope, Some(&thread.process))) else { return false };
+    let Some(victim) = find_ending(scope).or_else(|| kill(scope, Some(&thread.process))) else { return false };
     while !victim.threads.lock().is_empty() && !thread.process.life.lock().is_over() {
         executor::give_way().await;
     }
     true
 }
 
-/// A group may have less than it has: some is reclaimed, or one of it is killed.
-pub fn enforce(group: u32) {
-    let scope = Scope::Group(group);
-    memcgs::note(group, Event::Max);
-    while let over @ 1.. = memcgs::excess(group) {
+/// Enforces a memcg's lowered limit: reclaims the excess, or kills a process of the memcg.
+pub fn enforce(memcg: u32) {
+    let scope = Scope::Memcg(memcg);
+    memcgs::note(memcg, Event::Max);
+    while let over @ 1.. = memcgs::excess(memcg) {
         if !scope.reclaims(over) {
             break;
         }
     }
-    if memcgs::excess(group) == 0 {
+    if memcgs::excess(memcg) == 0 {
         return;
     }
-    memcgs::note(group, Event::OutOfMemory);
-    if leaving(scope).is_none() {
+    memcgs::note(memcg, Event::OutOfMemory);
+    if find_ending(scope).is_none() {
         kill(scope, None);
     }
 }
 
-/// A process that is about to give up its memory.
-fn leaving(scope: Scope) -> Option<Arc<Process>> {
-    let leaves = |process: &Arc<Process>| process.life.lock().is_over() && !process.threads.lock().is_empty();
-    processes::all().find(|process| leaves(process) && scope.has(process))
+/// Returns a process that is ending but has not freed its memory yet.
+fn find_ending(scope: Scope) -> Option<Arc<Process>> {
+    let is_ending = |process: &Arc<Process>| process.life.lock().is_over() && !process.threads.lock().is_empty();
+    processes::all().find(|process| is_ending(process) && scope.has(process))
 }
 
+/// Kills the process with the highest badness in this scope, and all processes that share its
+/// address space. Returns `None` if no process may be killed.
 fn kill(scope: Scope, wanting: Option<&Arc<Process>>) -> Option<Arc<Process>> {
     let all = scope.pages();
-    let may =
-        |process: &Arc<Process>| process.pid != FIRST && process.badness.load(Relaxed) > NEVER && scope.has(process);
+    let may = |process: &Arc<Process>| {
+        process.pid != FIRST && process.badness.load(Relaxed) > OOM_SCORE_ADJ_MIN && scope.has(process)
+    };
     let counted = processes::all().filter(may).filter_map(|process| {
         let stats = stats(&process)?;
         Some((points(&process, &stats, all), process, stats))
     });
     let (points, victim, has) = counted.max_by_key(|(points, ..)| *points)?;
-    say(scope, wanting, &victim, points, &has);
+    log(scope, wanting, &victim, points, &has);
     KILLED.fetch_add(1, Relaxed);
     memcgs::note(victim.cgroup.load(Relaxed), Event::Killed);
     let memory = victim.memory();
@@ -171,13 +182,14 @@ fn kill(scope: Scope, wanting: Option<&Arc<Process>>) -> Option<Arc<Process>> {
     Some(victim)
 }
 
+/// Returns the name of a process's first thread.
 fn name(process: &Process) -> String {
     let first = process.threads.lock().values().next().map(|thread| thread.name()).unwrap_or_default();
     String::from_utf8_lossy(&first).into_owned()
 }
 
-/// Who is killed and why.
-fn say(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i64, has: &SpaceStats) {
+/// Logs the victim and the reason.
+fn log(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i64, has: &SpaceStats) {
     let kib = |bytes: u64| bytes / 1024;
     match scope {
         Scope::Machine => {
@@ -186,13 +198,13 @@ fn say(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i
             let [swap, swap_free, _] = swap::bytes().map(kib);
             println!("out of memory: {free} kB of {all} kB are free, {swap_free} kB of {swap} kB of swap");
         }
-        Scope::Group(group) => {
-            let (path, limit) = (memcgs::path(group), kib(memcgs::limit(group) * FRAME_SIZE));
-            println!("out of memory: group {} may have {limit} kB", String::from_utf8_lossy(&path));
+        Scope::Memcg(memcg) => {
+            let (path, limit) = (memcgs::path(memcg), kib(memcgs::limit(memcg) * FRAME_SIZE));
+            println!("out of memory: memcg {} is at its limit of {limit} kB", String::from_utf8_lossy(&path));
         }
     }
     if let Some(wanting) = wanting {
-        println!("out of memory: process {} ({}) wanted more", wanting.pid, name(wanting));
+        println!("out of memory: process {} ({}) could not allocate", wanting.pid, name(wanting));
     }
     println!(
         "out of memory: killed process {} ({}): {} kB anonymous, {} kB of files, {} kB shared, {} kB of page tables, \

@@ -1,4 +1,4 @@
-//! The task layer's part of a CPU's record. As the topmost part it makes up the whole record.
+//! The task layer's part of a CPU's record. It is the topmost part, and so the whole record.
 
 use crate::arch::percpu::{self, MAX_CPUS, Record};
 use crate::mem::percpu::MemCpu;
@@ -11,9 +11,9 @@ use core::ptr;
 pub struct TaskCpu {
     /// The memory layer's part, and in it the architecture layer's.
     pub mem: MemCpu,
-    /// When the timer will fire, in nanoseconds; `u64::MAX`: never.
+    /// The time for which the timer is armed, in nanoseconds; `u64::MAX` if it is not.
     pub armed: Cell<u64>,
-    /// The thread whose registers beside the general ones are in this CPU; null if no thread's are.
+    /// The thread whose FPU, vector and TLS registers are loaded on this CPU; null if none.
     pub thread: Cell<*const Thread>,
     /// The thread whose future this CPU polls; null if it polls none.
     pub polled: Cell<*const Thread>,
@@ -41,7 +41,7 @@ static mut CPUS: [TaskCpu; MAX_CPUS] = [const { TaskCpu::new() }; MAX_CPUS];
 ///
 /// Called once, before any CPU asks for its record.
 pub unsafe fn provide() {
-    // SAFETY: only the address is taken. Nothing else uses the records, and they live for ever.
+    // SAFETY: only the address is taken. No other code uses the records, and they live forever.
     unsafe { percpu::provide(&raw mut CPUS) };
 }
 

@@ -1,11 +1,11 @@
-//! Processes: what the threads of a program share, and who knows whom.
+//! Processes: the state that the threads of a program share, and the process tree.
 //!
-//! Locks, outermost first: the families; the tables of processes and of threads; a process's
-//! children; its threads; its life; its signals; a thread's pending signals. None is held across an
-//! await, and none while another process's is taken, but the table's.
+//! Lock order, outermost first: the tasklist lock; the tables of processes and of threads; a
+//! process's children; its threads; its life; its signals; a thread's pending signals. No lock is
+//! held across an await, and none while another process's lock is taken, except the table's.
 
 use crate::mem::payer::Shared;
-use crate::mem::space::Tenancy;
+use crate::mem::space::SpaceUser;
 use crate::mem::{UserSpace, now_ns};
 use crate::task::Thread;
 use crate::task::count::Counted;
@@ -27,21 +27,23 @@ use vellum_kernel::fs::Files;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::wait::Queue;
 
-/// The process that everybody descends from: the kernel's own, without memory or threads.
+/// The number of the root process, the ancestor of all others: the kernel's own, without memory or
+/// threads.
 pub const FIRST: u32 = 1;
-/// The last number given out; they are not given out twice.
+/// The last number given out. Numbers are not reused.
 static NUMBERS: AtomicU32 = AtomicU32::new(FIRST);
+/// The processes by number.
 static TABLE: Shared<BTreeMap<u32, Arc<Process>>> = Shared::new(BTreeMap::new());
-/// The threads by their numbers, but for each process's first, which has its process's.
+/// The threads by number, without each process's first thread, which has the process's number.
 static THREADS: Shared<BTreeMap<u32, Weak<Thread>>> = Shared::new(BTreeMap::new());
 
-/// Guards the tree of processes, their ends and their stops: a parent's `wait` sees each change of
-/// these together with the signal that tells of it, never one without the other (Linux:
-/// `tasklist_lock`). The outermost lock.
+/// Guard of the tasklist lock, which protects the process tree, the ends and the stops of
+/// processes. A parent's `wait` thereby sees each of these changes together with its signal, never
+/// one without the other (Linux: `tasklist_lock`). The outermost lock.
 pub struct Families(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 impl Families {
-    /// Locks them.
+    /// Takes the tasklist lock.
     pub fn lock() -> Self {
         static LOCK: Mutex<()> = Mutex::new(());
         Families(LOCK.lock())
@@ -50,70 +52,72 @@ impl Families {
 
 /// A process.
 pub struct Process {
-    /// Its number.
+    /// The process's number.
     pub pid: u32,
-    /// Its group's number.
+    /// The number of its process group.
     pub group: AtomicU32,
-    /// Its session's number.
+    /// The number of its session.
     pub session: AtomicU32,
-    /// Who waits for it.
+    /// The parent, which waits for its end.
     pub parent: Mutex<Weak<Process>>,
-    /// Whom it may wait for.
+    /// The children by number, including those that ended and are not reaped.
     pub children: Mutex<BTreeMap<u32, Arc<Process>>>,
-    /// A child has changed.
+    /// Notified when a child changes state.
     pub child_changed: Queue,
-    /// The signal for the parent when it ends; 0 for none.
+    /// The signal for the parent when the process ends; 0: none.
     pub exit_signal: AtomicU32,
-    /// Its threads by their numbers: the first one first.
+    /// The threads by number, the first thread first.
     pub threads: Mutex<BTreeMap<u32, Arc<Thread>>>,
-    /// Its memory, until it ends.
-    pub memory: Mutex<Option<Tenancy>>,
-    /// Its files, until it ends.
+    /// The address space, until the process ends.
+    pub memory: Mutex<Option<SpaceUser>>,
+    /// The open files, until the process ends.
     pub files: Mutex<Option<Arc<Files>>>,
-    /// What has become of it.
+    /// The process's state.
     pub life: Mutex<Life>,
-    /// It was stopped, and goes on: or a thread ended, or the memory was given up.
+    /// Notified when the process continues or ends, when a thread ends, or when the memory is given
+    /// up.
     pub changed: Queue,
-    /// When it began, in nanoseconds since the machine did.
+    /// The time of its start, in nanoseconds since the machine's start.
     pub started: u64,
-    /// How much sooner it is to be killed for its memory (`oom_score_adj`, from −1000 to 1000).
+    /// The `oom_score_adj`, from −1000 to 1000.
     pub badness: AtomicI32,
-    /// The number of its control group.
+    /// The number of its memcg.
     pub cgroup: AtomicU32,
-    /// The number of the engine's group, which pays for what the kernel allocates for it.
+    /// The number of the engine's memcg that is charged for kernel memory of the process.
     pub payer: AtomicU16,
-    /// What of its memory a core file would have (`coredump_filter`).
+    /// The kinds of memory that a core file would contain (`coredump_filter`).
     pub core_filter: AtomicU32,
-    /// What its threads used that have ended.
+    /// The resources that its ended threads used.
     ended_usage: Mutex<Usage>,
-    /// What its children used that it has waited for, and theirs.
+    /// The resources that its reaped children and their reaped children used.
     pub children_usage: Mutex<Usage>,
-    /// The signal that it gets when its parent ends; 0: none.
+    /// The signal that the process gets when its parent ends (`PR_SET_PDEATHSIG`); 0: none.
     pub death_signal: AtomicU32,
-    /// Whether the children of its descendants become its own when they lose their parent.
+    /// True if orphaned descendants become its children (`PR_SET_CHILD_SUBREAPER`).
     pub adopts: AtomicBool,
-    /// Whether its memory may be looked into by others of its user (`PR_SET_DUMPABLE`).
+    /// Nonzero if other processes of its user may access its memory (`PR_SET_DUMPABLE`).
     pub dumpable: AtomicU32,
-    /// What its last thread was called.
+    /// The name of its last thread that ended.
     pub last_name: Mutex<Vec<u8>>,
-    /// Its directory in `/proc`, once somebody has looked.
+    /// Its directory in `/proc`, created on first use.
     pub folder: Once<Arc<Folder>>,
-    /// What is to be done about signals.
+    /// The signal actions, and the signals pending for the whole process.
     pub signals: Mutex<Signals>,
-    /// Resource limits: soft and hard.
+    /// The resource limits: soft and hard.
     pub limits: Mutex<[[u64; 2]; 16]>,
-    /// Whether somebody looks how long processors work for it ([`allowance`](crate::task::allowance)).
+    /// True if the task that enforces the CPU time limit runs
+    /// ([`allowance`](crate::task::allowance)).
     pub watched: AtomicBool,
-    /// Its timers.
+    /// The process's timers.
     pub timers: Mutex<Timers>,
-    /// Set when the process has reported its end to its parent, after its last thread. Changed
-    /// under [`Families`].
+    /// Set when the process has reported its end to its parent, after its last thread ended.
+    /// Changed under the tasklist lock.
     ended: AtomicBool,
-    /// It counts until its parent has waited for it.
+    /// The last thread's count, held until the parent reaps the process.
     counted: Mutex<Option<Counted>>,
 }
 
-/// Limits as Linux has them by default.
+/// Returns Linux's default resource limits.
 pub fn default_limits() -> [[u64; 2]; 16] {
     let mut limits = [[u64::MAX; 2]; 16];
     limits[abi::RLIMIT_STACK as usize] = [8 << 20, u64::MAX];
@@ -129,11 +133,11 @@ pub fn default_limits() -> [[u64; 2]; 16] {
     limits
 }
 
-/// Counts one more thread, that `thread` makes.
+/// Counts one more thread, which `thread` creates.
 ///
 /// # Errors
 ///
-/// `EAGAIN`: there are too many, in all or of its user (`RLIMIT_NPROC`).
+/// `EAGAIN`: the limit of all threads or of the user's threads (`RLIMIT_NPROC`) is reached.
 pub fn count_one(thread: &Thread) -> Result<Counted, Errno> {
     let own = thread.credentials();
     let user = own.uids[place::REAL];
@@ -142,28 +146,28 @@ pub fn count_one(thread: &Thread) -> Result<Counted, Errno> {
     Counted::new(user, limit)
 }
 
-/// A number for a new process or thread.
+/// Returns a number for a new process or thread.
 pub fn new_number() -> u32 {
     NUMBERS.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// The last number that was given out.
+/// Returns the last number given out.
 pub fn last_number() -> u32 {
     NUMBERS.load(Ordering::Relaxed)
 }
 
-/// The process of this number.
+/// Returns the process with this number.
 pub fn find(pid: u32) -> Option<Arc<Process>> {
     TABLE.lock().get(&pid).cloned()
 }
 
-/// The process of this number, or of the thread of this number.
+/// Returns the process with this number, or the process of the thread with this number.
 pub fn find_by_thread(number: u32) -> Option<Arc<Process>> {
     find(number).or_else(|| find_thread(number).map(|thread| thread.process.clone()))
 }
 
-/// Walks a table by its numbers, from one on, without a copy of it: `next` returns the first entry
-/// from a number on. Entries may come and go meanwhile; those that stay are shown.
+/// Iterates over a table by ascending number without copying it; `next` returns the first entry
+/// from a number on. Entries may be added and removed meanwhile; those that stay are visited.
 pub fn walk<T>(from: u32, next: impl Fn(u32) -> Option<(u32, T)>) -> impl Iterator<Item = T> {
     let mut from = Some(from);
     core::iter::from_fn(move || {
@@ -173,39 +177,39 @@ pub fn walk<T>(from: u32, next: impl Fn(u32) -> Option<(u32, T)>) -> impl Iterat
     })
 }
 
-/// A table's first entry from a number on.
+/// Returns a table's first entry from a number on.
 pub fn first<T: Clone>(table: &BTreeMap<u32, T>, from: u32) -> Option<(u32, T)> {
     table.range(from..).next().map(|(number, found)| (*number, found.clone()))
 }
 
-/// All processes from a number on, in the order of their numbers.
+/// Iterates over the processes from a number on, by ascending number.
 pub fn from(number: u32) -> impl Iterator<Item = Arc<Process>> {
     walk(number, |from| first(&TABLE.lock(), from))
 }
 
-/// All processes.
+/// Iterates over all processes.
 pub fn all() -> impl Iterator<Item = Arc<Process>> {
     from(0)
 }
 
-/// All threads of all processes.
+/// Iterates over all threads of all processes.
 pub fn threads() -> impl Iterator<Item = Arc<Thread>> {
     all().flat_map(|process| walk(0, move |from| first(&process.threads.lock(), from)))
 }
 
-/// How many there are.
+/// Returns the number of processes.
 pub fn count() -> usize {
     TABLE.lock().len()
 }
 
-/// The thread of this number.
+/// Returns the thread with this number.
 pub fn find_thread(tid: u32) -> Option<Arc<Thread>> {
     let Some(process) = find(tid) else { return THREADS.lock().get(&tid)?.upgrade() };
     process.threads.lock().get(&tid).cloned()
 }
 
 impl Process {
-    /// A child of `parent`, or the first process of all, in the table from now on.
+    /// Creates a child of `parent`, or the root process, and adds it to the table.
     pub fn new(
         _: &Families,
         pid: u32,
@@ -224,7 +228,7 @@ impl Process {
             exit_signal: AtomicU32::new(exit_signal),
             ended: AtomicBool::new(false),
             threads: Mutex::default(),
-            memory: Mutex::new(memory.map(Tenancy::new)),
+            memory: Mutex::new(memory.map(SpaceUser::new)),
             files: Mutex::new(None),
             life: Mutex::new(Life::Running),
             changed: Queue::new(),
@@ -253,30 +257,30 @@ impl Process {
         process
     }
 
-    /// Returns the group that pays for what the kernel allocates for it.
+    /// Returns the engine's memcg that is charged for kernel memory of the process.
     pub fn payer(&self) -> MemcgId {
         MemcgId::numbered(self.payer.load(Ordering::Relaxed))
     }
 
-    /// Its memory, until it ends.
+    /// Returns the address space, or `None` if the process has ended.
     pub fn memory(&self) -> Option<Arc<UserSpace>> {
-        self.memory.lock().as_ref().map(|tenancy| tenancy.space().clone())
+        self.memory.lock().as_ref().map(|user| user.space().clone())
     }
 
-    /// Gives it up, and may get other in its place. What nobody else has is free then.
+    /// Replaces the address space. The previous one is unmapped if no other process uses it.
     pub fn change_memory(&self, next: Option<Arc<UserSpace>>) {
-        // Not under the lock.
-        let before = core::mem::replace(&mut *self.memory.lock(), next.map(Tenancy::new));
+        // Unmapping may take long: drop the previous space without the lock.
+        let before = core::mem::replace(&mut *self.memory.lock(), next.map(SpaceUser::new));
         drop(before);
     }
 
-    /// Whose it is, as its first thread says; a process without threads is nobody's.
+    /// Returns the credentials of its first thread; `None` if the process has no thread.
     pub fn credentials(&self) -> Option<Arc<Credentials>> {
         self.threads.lock().values().next().map(|thread| thread.credentials())
     }
 
-    /// One more thread. If the process is over it is to end at once: either [`end`](Self::end)
-    /// finds it, or it finds that.
+    /// Adds a thread. If the process is ending, the thread is marked to end at once: either
+    /// [`end`](Self::end) finds the new thread, or this function finds the process ending.
     pub fn add(&self, thread: &Arc<Thread>) {
         if thread.tid != self.pid {
             THREADS.lock().insert(thread.tid, Arc::downgrade(thread));
@@ -288,14 +292,14 @@ impl Process {
         }
     }
 
-    /// Ends all threads but the caller's, and waits until they are gone. Of several callers one
-    /// goes on.
+    /// Ends all threads but the caller's and waits until they are gone. If several threads call
+    /// this, one of them succeeds.
     ///
     /// # Errors
     ///
     /// `EINTR`: the caller's thread is to end, too.
     pub async fn end_others(&self, own: &Arc<Thread>) -> Result<(), Errno> {
-        // Each look marks those that a thread made before it was marked itself.
+        // Each check also marks threads that another thread created before it was marked itself.
         let alone = || {
             let threads = self.threads.lock();
             if own.ending.load(Ordering::SeqCst) {
@@ -308,23 +312,24 @@ impl Process {
         own.killable(self.changed.wait_until(alone)).await?
     }
 
-    /// The number of its parent, 0 if it has none.
+    /// Returns the parent's number, or 0 without a parent.
     pub fn parent_pid(&self) -> u32 {
         self.parent.lock().upgrade().map_or(0, |parent| parent.pid)
     }
 
-    /// What it has used.
+    /// Returns the resources that the process has used.
     pub fn usage(&self) -> Usage {
         let threads = self.threads.lock();
         threads.values().map(|thread| thread.usage()).fold(*self.ended_usage.lock(), Usage::add)
     }
 
-    /// How long processors have worked for it, in nanoseconds.
+    /// Returns the CPU time of the process, in nanoseconds.
     pub fn processor_time(&self) -> u64 {
         self.usage().time
     }
 
-    /// Ends the process: its threads end as soon as they come to it. The first reason counts.
+    /// Ends the process: marks and alerts its threads, which end at their next check. The first
+    /// reason is kept.
     pub fn end(&self, life: Life) {
         let mut now = self.life.lock();
         if !now.is_over() {
@@ -338,66 +343,68 @@ impl Process {
         }
     }
 
-    /// Stops it, by a signal.
+    /// Stops the process with a signal and notifies the parent.
     pub fn stop(self: &Arc<Self>, signal: u32) {
-        let families = Families::lock();
+        let tasklist = Families::lock();
         let mut life = self.life.lock();
         if life.is_over() {
             return;
         }
         *life = Life::Stopped(signal, false);
         drop(life);
-        self.tell_parent(&families, abi::CLD_STOPPED, signal);
-        drop(families);
+        self.notify_parent(&tasklist, abi::CLD_STOPPED, signal);
+        drop(tasklist);
         for thread in self.threads.lock().values() {
             thread.alert();
         }
     }
 
-    /// Lets it go on, if it was stopped; with the families, its parent is told.
-    pub fn go_on(self: &Arc<Self>, families: Option<&Families>) {
+    /// Continues the process if it is stopped. With the tasklist lock, also notifies the parent.
+    pub fn go_on(self: &Arc<Self>, tasklist: Option<&Families>) {
         let mut life = self.life.lock();
         if !matches!(*life, Life::Stopped(..)) {
             return;
         }
-        *life = if families.is_some() { Life::Continued } else { Life::Running };
+        *life = if tasklist.is_some() { Life::Continued } else { Life::Running };
         drop(life);
         self.changed.wake_all();
-        if let Some(families) = families {
-            self.tell_parent(families, abi::CLD_CONTINUED, abi::SIGCONT);
+        if let Some(tasklist) = tasklist {
+            self.notify_parent(tasklist, abi::CLD_CONTINUED, abi::SIGCONT);
         }
     }
 
-    /// Returns whether it is over, all its threads are gone, and its parent was told.
+    /// Returns whether the process is over, its threads are gone, and its parent was notified.
     pub fn has_ended(&self, _: &Families) -> bool {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Whether its parent has heard of its end, so that its number means nobody.
+    /// Returns whether its parent has reaped the process, so that its number refers to no process.
     pub fn is_reaped(&self) -> bool {
         !TABLE.lock().contains_key(&self.pid)
     }
 
-    /// Whether it is stopped.
+    /// Returns whether the process is stopped.
     pub fn is_stopped(&self) -> bool {
         matches!(*self.life.lock(), Life::Stopped(..))
     }
 
-    fn tell_parent(&self, families: &Families, code: u32, status: u32) {
+    /// Sends `SIGCHLD` to the parent, unless it has set `SA_NOCLDSTOP`, and wakes its `wait`.
+    fn notify_parent(&self, tasklist: &Families, code: u32, status: u32) {
         let Some(parent) = self.parent.lock().upgrade() else { return };
         let quiet = parent.signals.lock().action(abi::SIGCHLD).flags & u64::from(abi::SA_NOCLDSTOP) != 0;
         if !quiet {
-            signal::send_among(families, &parent, self.child_info(abi::SIGCHLD, code, status));
+            signal::send_among(tasklist, &parent, self.child_info(abi::SIGCHLD, code, status));
         }
         parent.child_changed.wake_all();
     }
 
-    /// What the parent hears about it.
+    /// Returns the `siginfo` of a `SIGCHLD` about this process.
     pub fn child_info(&self, signal: u32, code: u32, status: u32) -> Info {
         Info { signal, code: code as i32, fields: [u64::from(self.pid), u64::from(status), 0, 0] }
     }
 
-    /// A thread is no more. With the last one the process is over: its children are the first process's, its parent hears.
+    /// Removes an ended thread. With the last one the process is over: its children are reparented
+    /// and its parent is notified.
     pub fn thread_ended(self: &Arc<Self>, thread: &Arc<Thread>) {
         *self.last_name.lock() = thread.name();
         let left = {
@@ -422,40 +429,40 @@ impl Process {
         }
         *self.counted.lock() = counted;
         self.change_memory(None);
-        let families = Families::lock();
-        self.give_away_children(&families);
+        let tasklist = Families::lock();
+        self.reparent_children(&tasklist);
         self.ended.store(true, Ordering::Relaxed);
-        self.report_end(&families);
-        drop(families);
+        self.report_end(&tasklist);
+        drop(tasklist);
         self.changed.wake_all();
     }
 
-    /// Its children become its guardian's.
-    fn give_away_children(&self, families: &Families) {
+    /// Reparents the children to the reaper (Linux: `forget_original_parent`).
+    fn reparent_children(&self, tasklist: &Families) {
         let orphans = core::mem::take(&mut *self.children.lock());
-        let Some(guardian) = self.guardian() else { return };
+        let Some(reaper) = self.reaper() else { return };
         for (number, orphan) in orphans {
-            *orphan.parent.lock() = Arc::downgrade(&guardian);
+            *orphan.parent.lock() = Arc::downgrade(&reaper);
             orphan.exit_signal.store(abi::SIGCHLD, Ordering::Relaxed);
-            guardian.children.lock().insert(number, orphan.clone());
+            reaper.children.lock().insert(number, orphan.clone());
             let death_signal = orphan.death_signal.load(Ordering::Relaxed);
             if death_signal != 0 {
-                signal::send_among(families, &orphan, Info { signal: death_signal, ..Info::default() });
+                signal::send_among(tasklist, &orphan, Info { signal: death_signal, ..Info::default() });
             }
-            if orphan.has_ended(families) {
-                orphan.report_end(families);
+            if orphan.has_ended(tasklist) {
+                orphan.report_end(tasklist);
             }
         }
-        guardian.child_changed.wake_all();
+        reaper.child_changed.wake_all();
     }
 
-    /// Its parent is told of its end, and forgets it if it does not want to know.
-    fn report_end(self: &Arc<Self>, families: &Families) {
+    /// Notifies the parent of the end. A parent that ignores `SIGCHLD` reaps the process at once.
+    fn report_end(self: &Arc<Self>, tasklist: &Families) {
         let Some(parent) = self.parent.lock().upgrade() else { return };
         let exit_signal = self.exit_signal.load(Ordering::Relaxed);
         let action = *parent.signals.lock().action(abi::SIGCHLD);
         if exit_signal == abi::SIGCHLD && (action.handler == 1 || action.flags & u64::from(abi::SA_NOCLDWAIT) != 0) {
-            parent.reap(families, self);
+            parent.reap(tasklist, self);
         }
         if exit_signal != 0 {
             let life = *self.life.lock();
@@ -463,13 +470,14 @@ impl Process {
                 Life::Killed(signal) => (abi::CLD_KILLED, signal),
                 other => (abi::CLD_EXITED, other.shell_status()),
             };
-            signal::send_among(families, &parent, self.child_info(exit_signal, code, status));
+            signal::send_among(tasklist, &parent, self.child_info(exit_signal, code, status));
         }
         parent.child_changed.wake_all();
     }
 
-    /// Who takes its children when it ends: the nearest of those it descends from that adopts, or the first of all.
-    fn guardian(&self) -> Option<Arc<Process>> {
+    /// Returns the process that receives the children: the nearest ancestor that is a child
+    /// subreaper, or the root process (Linux: `find_new_reaper`).
+    fn reaper(&self) -> Option<Arc<Process>> {
         let mut above = self.parent.lock().upgrade();
         while let Some(process) = above {
             if process.adopts.load(Ordering::Relaxed) && !process.life.lock().is_over() {
@@ -480,7 +488,7 @@ impl Process {
         find(FIRST)
     }
 
-    /// Forgets a child that is over.
+    /// Removes an ended child and adds its resource usage to this process's children.
     pub fn reap(&self, _: &Families, child: &Process) {
         let all = child.usage() + *child.children_usage.lock();
         let mut children = self.children_usage.lock();

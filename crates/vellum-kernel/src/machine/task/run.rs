@@ -1,6 +1,6 @@
-//! A thread's life: into user mode, and what it comes back for, again and again.
+//! A thread's loop: enter user mode, handle the trap that ends it, and enter again.
 
-use super::thread::{NOWHERE, Thread};
+use super::thread::{NOT_IN_USER, Thread};
 use crate::arch::cpu::after_store;
 use crate::arch::types::Trap;
 use crate::arch::{entry, interrupts};
@@ -14,91 +14,95 @@ use core::sync::atomic::Ordering;
 use core::task::{Context as Waking, Poll};
 use vellum_kernel::errno::Errno;
 
-/// Whether a system call that a signal ended is made again (signal(7)).
+/// The rule by which a system call that a signal interrupted is restarted (signal(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restart {
-    /// It is not.
+    /// It is never restarted.
     Never,
-    /// It is after a signal that no handler took: one that stopped the program, say.
+    /// It is restarted after a signal without a handler, for example one that stopped the program.
     AfterStops,
-    /// It is also after a handler that asks for that (`SA_RESTART`).
+    /// It is also restarted after a handler with `SA_RESTART`.
     AfterHandlers,
 }
 
-/// What the layer of the system calls does for a thread. The calls are bound statically: they cost
-/// what a direct call costs.
+/// The interface to the system call layer. It is bound statically, so that it costs no more than a
+/// direct call.
 pub trait SystemCalls: 'static {
-    /// Carries out a system call of the thread's, which runs in the thread's own future.
+    /// Executes a system call in the thread's own future.
     fn call(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> impl Future<Output = Result<u64, Errno>> + Send;
 
-    /// Returns whether a call that a signal ended is made again.
+    /// Returns the restart rule of a system call.
     fn restarts(number: u64) -> Restart;
 
-    /// Ends the thread: called last, in the thread's own future.
+    /// Ends the thread; the last call, in the thread's own future.
     fn thread_ends(thread: &Arc<Thread>);
 }
 
 impl Thread {
     /// Lets the thread run, with `S` for its system calls.
     pub fn start<S: SystemCalls>(self: Arc<Self>) {
-        executor::spawn_ranked(self.rank.clone(), Running { thread: self.clone(), future: run::<S>(self) });
+        executor::spawn_with(self.entity.clone(), Running { thread: self.clone(), future: run::<S>(self) });
     }
 
-    /// Runs user mode until it comes back.
+    /// Enters user mode and returns the trap that ended it. Returns at once, as if interrupted, if
+    /// the thread is alerted or this CPU's tick is due.
     fn enter(self: &Arc<Self>) -> Trap {
         interrupts::disable();
         let cpu = percpu::current();
         if cpu.thread.get() != Arc::as_ptr(self) {
             self.resume();
         }
-        self.place.store(cpu.mem.arch.index, Ordering::SeqCst);
+        self.user_cpu.store(cpu.mem.arch.index, Ordering::SeqCst);
         after_store();
         if cpu.mem.arch.tick.load(Ordering::Relaxed) || self.alerted.load(Ordering::SeqCst) {
-            self.place.store(NOWHERE, Ordering::Relaxed);
+            self.user_cpu.store(NOT_IN_USER, Ordering::Relaxed);
             interrupts::enable();
             return Trap::Interrupt;
         }
-        // SAFETY: the thread's own future runs this.
+        // SAFETY: runs in the thread's own future.
         space::load(unsafe { &self.context().memory });
         time::arm_for_turn();
-        // SAFETY: the thread's own future runs this, and keeps no reference.
+        // SAFETY: runs in the thread's own future, which keeps no other reference.
         let registers = unsafe { &mut self.context().registers };
         #[cfg(feature = "holds")]
         crate::mem::holds::end(crate::mem::holds::Kind::Work);
-        // SAFETY: interrupts are off. The registers are the thread's, whose space and other
-        // registers are loaded; whoever writes the segments or flags takes what user mode may have.
+        // SAFETY: interrupts are off. The registers are the thread's, its space and its extended
+        // registers are loaded, and all code that sets segments or flags admits only what user mode
+        // may have.
         let trap = unsafe { entry::enter(registers) };
         #[cfg(feature = "holds")]
         crate::mem::holds::begin(crate::mem::holds::Kind::Work);
-        self.place.store(NOWHERE, Ordering::Relaxed);
+        self.user_cpu.store(NOT_IN_USER, Ordering::Relaxed);
         interrupts::enable();
         trap
     }
 
-    /// Has this processor hold the thread's registers, beside the general ones.
+    /// Loads the thread's extended registers (FPU, vector, TLS) on this CPU.
     #[cold]
     fn resume(&self) {
-        // SAFETY: the thread's own future runs this.
+        // SAFETY: runs in the thread's own future.
         let context = unsafe { self.context() };
         context.held.restore();
         percpu::current().thread.set(ptr::from_ref(self));
     }
 
-    /// Takes them back, if this processor holds them.
+    /// Saves the thread's extended registers, if this CPU holds them, and marks them as not loaded.
     fn suspend(&self) {
         self.save_held();
         self.forget_held();
     }
 
-    /// Brings the saved registers beside the general ones up to date. For the thread's own future.
+    /// Updates the saved extended registers from this CPU, if it holds them. Must run in the
+    /// thread's own future.
     pub fn save_held(&self) {
         if ptr::eq(percpu::current().thread.get(), self) {
-            // SAFETY: the thread's own future runs this.
+            // SAFETY: runs in the thread's own future.
             unsafe { self.context() }.held.save();
         }
     }
 
-    /// From now on the saved ones are those that count. For the thread's own future.
+    /// Marks the thread's extended registers as not loaded, so that the saved copy is loaded before
+    /// user mode. Must run in the thread's own future.
     pub fn forget_held(&self) {
         let cpu = percpu::current();
         if ptr::eq(cpu.thread.get(), self) {
@@ -107,7 +111,7 @@ impl Thread {
     }
 }
 
-/// The thread's future, which takes the thread's registers along when it gives way.
+/// The thread's future. It saves the thread's extended registers whenever the task yields.
 struct Running<F> {
     thread: Arc<Thread>,
     future: F,
@@ -117,7 +121,7 @@ impl<F: Future<Output = ()>> Future for Running<F> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Waking) -> Poll<()> {
-        // SAFETY: `future` is never moved: this is the only access to it, and hands out a pinned
+        // SAFETY: `future` is never moved: this is the only access to it, and it hands out a pinned
         // reference.
         let (thread, future) = unsafe {
             let this = self.get_unchecked_mut();
@@ -125,28 +129,28 @@ impl<F: Future<Output = ()>> Future for Running<F> {
         };
         let cpu = percpu::current();
         cpu.polled.set(Arc::as_ptr(thread));
-        // SAFETY: the future has a reference to the thread, and the thread to its process, for as
-        // long as it is polled.
+        // SAFETY: the future holds a reference to the thread, and the thread one to its process,
+        // for as long as it is polled.
         unsafe { thread::work_for(&thread.mem, &thread.process.payer) };
         let began = now_ns();
-        thread.working.store(began, Ordering::Relaxed);
+        thread.running_since.store(began, Ordering::Relaxed);
         let outcome = future.poll(context);
         cpu.polled.set(ptr::null());
         thread::work_for_none();
-        thread.worked.fetch_add(now_ns().saturating_sub(began), Ordering::Relaxed);
-        thread.working.store(0, Ordering::Relaxed);
+        thread.cpu_time.fetch_add(now_ns().saturating_sub(began), Ordering::Relaxed);
+        thread.running_since.store(0, Ordering::Relaxed);
         thread.suspend();
         outcome
     }
 }
 
-/// The thread's life.
+/// Runs the thread's loop until the thread ends.
 async fn run<S: SystemCalls>(thread: Arc<Thread>) {
     loop {
         match thread.enter() {
             Trap::PageFault(address, access) => {
-                // SAFETY: the thread's own future, and the reference is used for the last time by
-                // the fault.
+                // SAFETY: runs in the thread's own future, and the reference is last used by the
+                // fault.
                 let memory = &unsafe { thread.context() }.memory;
                 let result = memory.engine.fault(address, access);
                 thread.mem.faults.count(&result);
@@ -159,12 +163,12 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
                         deliver::fault(&thread, address, error);
                     }
                 }
-                if background::look() {
+                if background::wake_if_low() {
                     executor::give_way().await;
                 }
             }
             Trap::SystemCall(number) => {
-                // SAFETY: as above.
+                // SAFETY: runs in the thread's own future.
                 let arguments = unsafe { thread.context() }.registers.arguments();
                 let answer = S::call(&thread, number, arguments).await;
                 if thread.mem.is_blocked() && thread.may_repeat(answer).await {
@@ -179,7 +183,7 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
                 if thread.alerted.swap(false, Ordering::SeqCst) && !deliver::settle::<S>(&thread).await {
                     break;
                 }
-                if executor::others_wait() {
+                if executor::is_contended() {
                     executor::give_way().await;
                 }
             }

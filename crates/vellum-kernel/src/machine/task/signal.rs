@@ -1,7 +1,8 @@
-//! Signals: who they are for, what is to be done about them, and when.
+//! Signals: sending, pending signals, and actions.
 //!
-//! A signal that would be ignored is not sent at all, unless it is blocked; so a thread that finds one pending and not
-//! blocked has something to do, and whoever sends one can tell the thread so ([`Thread::alert`]).
+//! A signal that would be ignored is not sent at all unless it is blocked. So a thread with an
+//! unblocked pending signal has something to do, and the sender can alert the thread
+//! ([`Thread::alert`]).
 
 use crate::task::life::Life;
 use crate::task::process::Families;
@@ -16,54 +17,54 @@ use vellum_kernel::errno::Errno;
 /// A set of signals: bit 0 is signal 1.
 pub type Set = u64;
 
-/// How many signals there are.
+/// The number of signals.
 pub const COUNT: u32 = 64;
-/// Neither blocked, nor handled, nor ignored.
+/// The signals that can't be blocked, handled or ignored.
 pub const UNSTOPPABLE: Set = bit(abi::SIGKILL) | bit(abi::SIGSTOP);
-/// Those that the thread's own instruction raises.
+/// The signals that an instruction of the thread itself raises.
 pub const SYNCHRONOUS: Set =
     bit(abi::SIGSEGV) | bit(abi::SIGBUS) | bit(abi::SIGILL) | bit(abi::SIGTRAP) | bit(abi::SIGFPE) | bit(abi::SIGSYS);
-/// Those that leave a core file where there are such (signal(7)).
+/// The signals that dump core by default (signal(7)).
 pub const DUMPING: Set = SYNCHRONOUS | bit(abi::SIGQUIT) | bit(abi::SIGABRT) | bit(abi::SIGXCPU) | bit(abi::SIGXFSZ);
-/// From here on each signal sent is delivered, and not only the first of its number.
+/// The first real-time signal: each one sent is queued, not only the first of its number.
 const REAL_TIME: u32 = 32;
-/// So many may wait to be delivered, whatever `RLIMIT_SIGPENDING` says.
+/// The largest number of pending signals, regardless of `RLIMIT_SIGPENDING`.
 const MOST_PENDING: usize = 4096;
 
-/// The set of one signal.
+/// Returns the set that contains one signal.
 pub const fn bit(signal: u32) -> Set {
     1 << (signal - 1)
 }
 
-/// What there is to say about a signal besides its number: the first 48 bytes of Linux's `siginfo_t`.
+/// A signal's information: the first 48 bytes of Linux's `siginfo_t`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Info {
-    /// The number.
+    /// The signal's number.
     pub signal: u32,
-    /// Why (`si_code`).
+    /// The reason (`si_code`).
     pub code: i32,
-    /// What else, by the kind of signal: the bytes after the first 16.
+    /// The fields that depend on the kind of signal: the bytes after the first 16.
     pub fields: [u64; 4],
 }
 
 impl Info {
-    /// Sent by a thread: `kill` and the like.
+    /// Returns the information of a signal that a thread sends (`kill` and the like).
     pub fn from(signal: u32, code: i32, sender: &Thread) -> Self {
         let user = sender.credentials().uids[place::REAL];
         Self { signal, code, fields: [u64::from(sender.process.pid) | u64::from(user) << 32, 0, 0, 0] }
     }
 
-    /// Raised at an address.
+    /// Returns the information of a signal raised by an access to `address`.
     pub fn fault(signal: u32, code: u32, address: u64) -> Self {
         Self { signal, code: code as i32, fields: [address, 0, 0, 0] }
     }
 
-    /// Whether it says what only the kernel knows: who sent it, or what happened.
+    /// Returns whether `si_code` is one that only the kernel may set.
     pub fn is_kernels(&self) -> bool {
         self.code >= 0 || self.code == abi::SI_TKILL
     }
 
-    /// As a program sees it.
+    /// Returns the bytes of `siginfo_t`.
     pub fn bytes(&self) -> [u8; 128] {
         let mut bytes = [0; 128];
         bytes[0..4].copy_from_slice(&self.signal.to_le_bytes());
@@ -75,7 +76,7 @@ impl Info {
     }
 }
 
-/// What a program wants done about a signal (Linux's `struct sigaction`).
+/// A signal's action (Linux: `struct sigaction`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Action {
@@ -83,26 +84,26 @@ pub struct Action {
     pub handler: u64,
     /// `SA_` flags.
     pub flags: u64,
-    /// Where a handler returns to.
+    /// The address that a handler returns to.
     pub restorer: u64,
-    /// What is blocked meanwhile.
+    /// The signals that are blocked while the handler runs.
     pub mask: Set,
 }
 
-/// What happens when a program says nothing about a signal.
+/// The default action of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Default {
-    /// Nothing.
+    /// Ignored.
     Ignore,
-    /// The program ends.
+    /// Ends the process.
     End,
-    /// It stops.
+    /// Stops the process.
     Stop,
-    /// It goes on, which it did as the signal was sent.
+    /// Continues the process, which happens when the signal is sent.
     Continue,
 }
 
-/// What happens to a program that says nothing about a signal (signal(7)).
+/// Returns a signal's default action (signal(7)).
 pub fn default_of(signal: u32) -> Default {
     match signal {
         abi::SIGCHLD | abi::SIGURG | abi::SIGWINCH => Default::Ignore,
@@ -113,7 +114,7 @@ pub fn default_of(signal: u32) -> Default {
 }
 
 impl Action {
-    /// Whether nothing is to be done.
+    /// Returns whether this action ignores the signal.
     pub fn ignores(&self, signal: u32) -> bool {
         match self.handler {
             0 => matches!(default_of(signal), Default::Ignore | Default::Continue),
@@ -123,34 +124,35 @@ impl Action {
     }
 }
 
-/// Signals that wait to be delivered.
+/// Pending signals.
 #[derive(Default)]
 pub struct Pending {
     queue: VecDeque<Info>,
 }
 
 impl Pending {
-    /// Which there are.
+    /// Returns the set of pending signals.
     pub fn set(&self) -> Set {
         self.queue.iter().fold(0, |set, info| set | bit(info.signal))
     }
 
-    /// Whether there is such a one.
+    /// Returns whether a pending signal satisfies `is`.
     pub fn any(&self, is: impl Fn(&Info) -> bool) -> bool {
         self.queue.iter().any(is)
     }
 
-    /// One more. Of those that do not count, the first is kept.
+    /// Queues a signal. Of a standard signal only the first is kept.
     pub fn push(&mut self, info: Info) {
         let counts = info.signal >= REAL_TIME;
         let wanted = (counts && self.queue.len() < MOST_PENDING) || self.set() & bit(info.signal) == 0;
-        // Those that don't count are few, and their memory is not refused.
+        // Standard signals are few; their memory comes from the kernel's reserve if need be.
         if wanted && self.queue.try_reserve(1).is_ok() {
             self.queue.push_back(info);
         }
     }
 
-    /// The next of `wanted`: those raised by the thread itself first, then the lowest number.
+    /// Removes and returns the next pending signal of `wanted`: synchronous signals first, then by
+    /// lowest number.
     pub fn take(&mut self, wanted: Set) -> Option<Info> {
         let there = self.set() & wanted;
         let first = if there & SYNCHRONOUS != 0 { there & SYNCHRONOUS } else { there };
@@ -159,32 +161,32 @@ impl Pending {
         self.queue.remove(at)
     }
 
-    /// Forgets those of `set`.
+    /// Removes the pending signals of `set`.
     pub fn drop(&mut self, set: Set) {
         self.queue.retain(|info| bit(info.signal) & set == 0);
     }
 }
 
-/// What all threads of a process share about signals.
+/// The signal state that all threads of a process share.
 pub struct Signals {
-    /// What is to be done.
+    /// The actions.
     pub actions: [Action; COUNT as usize],
-    /// Sent to the process as a whole.
+    /// The signals sent to the process as a whole.
     pub pending: Pending,
 }
 
 impl Signals {
-    /// Nothing was said and nothing was sent.
+    /// Returns the default actions and no pending signals.
     pub fn new() -> Self {
         Self { actions: [Action::default(); COUNT as usize], pending: Pending::default() }
     }
 
-    /// What is to be done about a signal.
+    /// Returns a signal's action.
     pub fn action(&mut self, signal: u32) -> &mut Action {
         &mut self.actions[signal as usize - 1]
     }
 
-    /// A program that replaces another keeps what is ignored, and nothing else.
+    /// Resets the handled signals to their default action for `execve`; ignored ones stay ignored.
     pub fn after_exec(&mut self) {
         for action in &mut self.actions {
             if action.handler != 1 {
@@ -194,11 +196,12 @@ impl Signals {
     }
 }
 
-/// Whether one more of a signal that counts may wait for a process (`RLIMIT_SIGPENDING`; here each process has its own).
+/// Checks that one more signal may be queued for a process (`RLIMIT_SIGPENDING`, which is applied
+/// to each process on its own). Standard signals always may.
 ///
 /// # Errors
 ///
-/// `EAGAIN`: too many do, or there is no memory for it.
+/// `EAGAIN`: too many are pending, or memory is short.
 pub fn may_queue(process: &Arc<Process>, signal: u32) -> Result<(), Errno> {
     if signal < REAL_TIME {
         return Ok(());
@@ -212,25 +215,27 @@ pub fn may_queue(process: &Arc<Process>, signal: u32) -> Result<(), Errno> {
     if has_room && (waiting as u64) < most.min(MOST_PENDING as u64) { Ok(()) } else { Err(Errno::EAGAIN) }
 }
 
-/// Sends a signal to a process: to whichever of its threads can take it. `SIGKILL` ends it here and
-/// now, as it depends on no thread.
+/// Sends a signal to a process, for any of its threads to take. `SIGKILL` ends the process here,
+/// because it depends on no thread.
 pub fn send(process: &Arc<Process>, info: Info) {
-    let families = (info.signal == abi::SIGCONT).then(Families::lock);
-    send_to_any(process, info, families.as_ref());
+    let tasklist = (info.signal == abi::SIGCONT).then(Families::lock);
+    send_to_any(process, info, tasklist.as_ref());
 }
 
-/// The same, for a caller that has the families locked.
-pub fn send_among(families: &Families, process: &Arc<Process>, info: Info) {
-    send_to_any(process, info, Some(families));
+/// Sends a signal as [`send`], for a caller that holds the tasklist lock.
+pub fn send_among(tasklist: &Families, process: &Arc<Process>, info: Info) {
+    send_to_any(process, info, Some(tasklist));
 }
 
-fn send_to_any(process: &Arc<Process>, info: Info, families: Option<&Families>) {
+/// Sends a signal to a process. `tasklist` is required for `SIGCONT`, which notifies the parent.
+/// Takes the locks of the threads and of the signals.
+fn send_to_any(process: &Arc<Process>, info: Info, tasklist: Option<&Families>) {
     let threads = process.threads.lock().clone();
     let mut signals = process.signals.lock();
-    effects(process, &mut signals, info.signal, &threads, families);
+    effects(process, &mut signals, info.signal, &threads, tasklist);
     let ignored = signals.action(info.signal).ignores(info.signal);
-    // Under the lock: a thread that blocks the signal from now on finds it pending, and hands it
-    // on.
+    // The signals lock is held: a thread that blocks the signal from now on finds it pending and
+    // alerts the others.
     let open = |thread: &&Arc<Thread>| thread.mask.load(Ordering::SeqCst) & bit(info.signal) == 0;
     let taker = threads.values().find(open);
     let awaits = threads.values().find(|thread| thread.waits_for(info.signal));
@@ -244,13 +249,13 @@ fn send_to_any(process: &Arc<Process>, info: Info, families: Option<&Families>) 
     }
     match awaits.or(taker) {
         Some(thread) => thread.alert(),
-        None => threads.values().for_each(|thread| thread.alert_if_open(info.signal)),
+        None => threads.values().for_each(|thread| thread.alert_unless_blocked(info.signal)),
     }
 }
 
-/// A thread takes none of these signals any more: those that the process has pending are for its
-/// other threads (Linux: `retarget_shared_pending`).
-pub fn hand_on(process: &Process, set: Set) {
+/// Alerts the other threads of the process that can take its pending signals of `set`, because a
+/// thread no longer takes these (Linux: `retarget_shared_pending`).
+pub fn retarget_pending(process: &Process, set: Set) {
     let pending = process.signals.lock().pending.set() & set;
     if pending != 0 {
         let threads = process.threads.lock();
@@ -262,10 +267,10 @@ pub fn hand_on(process: &Process, set: Set) {
 /// Sends a signal to one thread.
 pub fn send_to(thread: &Arc<Thread>, info: Info) {
     let process = &thread.process;
-    let families = (info.signal == abi::SIGCONT).then(Families::lock);
+    let tasklist = (info.signal == abi::SIGCONT).then(Families::lock);
     let threads = process.threads.lock().clone();
     let mut signals = process.signals.lock();
-    effects(process, &mut signals, info.signal, &threads, families.as_ref());
+    effects(process, &mut signals, info.signal, &threads, tasklist.as_ref());
     let blocked = thread.mask.load(Ordering::Relaxed) & bit(info.signal) != 0;
     if signals.action(info.signal).ignores(info.signal) && !blocked {
         return;
@@ -278,13 +283,14 @@ pub fn send_to(thread: &Arc<Thread>, info: Info) {
     }
 }
 
-/// What sending alone does: a signal to go on undoes stops, and the other way round.
+/// Applies the effects of sending: a signal to continue removes pending stop signals, and the other
+/// way round (Linux: `prepare_signal`).
 fn effects(
     process: &Arc<Process>,
     signals: &mut Signals,
     signal: u32,
     threads: &BTreeMap<u32, Arc<Thread>>,
-    families: Option<&Families>,
+    tasklist: Option<&Families>,
 ) {
     let stops = bit(abi::SIGSTOP) | bit(abi::SIGTSTP) | bit(abi::SIGTTIN) | bit(abi::SIGTTOU);
     let undone = match signal {
@@ -296,7 +302,7 @@ fn effects(
     signals.pending.drop(undone);
     threads.values().for_each(|thread| thread.pending.lock().drop(undone));
     if stops & bit(signal) == 0 {
-        process.go_on(families.filter(|_| signal == abi::SIGCONT));
+        process.go_on(tasklist.filter(|_| signal == abi::SIGCONT));
         threads.values().for_each(|thread| thread.alert());
     }
 }

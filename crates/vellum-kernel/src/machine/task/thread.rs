@@ -7,7 +7,7 @@ use crate::mem::{UserSpace, now_ns};
 use crate::task::context::{Context, Traits};
 use crate::task::count::Counted;
 use crate::task::deliver;
-use crate::task::executor::Rank;
+use crate::task::executor::SchedEntity;
 use crate::task::percpu;
 use crate::task::signal::{self, Pending, Set};
 use crate::task::usage::Usage;
@@ -26,138 +26,142 @@ use vellum_kernel::fs::Files;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::wait::Queue;
 
-pub(super) const NOWHERE: usize = usize::MAX;
+/// The value of [`Thread::user_cpu`] while no CPU runs the thread in user mode.
+pub(super) const NOT_IN_USER: usize = usize::MAX;
 
-/// What a thread is called; the last byte is zero.
+/// A thread's name, padded with zeros; the last byte is zero.
 pub type Name = [u8; 16];
 
-/// A thread.
+/// A user thread.
 pub struct Thread {
-    /// Its number.
+    /// The thread's number.
     pub tid: u32,
-    /// The program that it is a thread of.
+    /// The process that it belongs to.
     pub process: Arc<Process>,
-    /// Whether it is to end.
+    /// True if the thread is to end.
     pub ending: AtomicBool,
-    /// With what status, if it ends by itself.
+    /// The exit status if the thread ends by itself.
     pub exit_status: AtomicU32,
-    /// The signals that it blocks.
+    /// The blocked signals.
     pub mask: AtomicU64,
     /// The signals that it waits for in `sigtimedwait`.
     pub awaited: AtomicU64,
-    /// What it is called: up to 15 bytes, the others zero.
+    /// The name: up to 15 bytes, padded with zeros.
     pub name: Mutex<Name>,
     /// The memory layer's part.
     pub mem: ThreadMem,
-    /// What those it makes have from it.
+    /// The attributes that threads it creates inherit.
     pub traits: Mutex<Traits>,
-    /// It counts until it ends.
+    /// Its count as a thread of its user, until it ends.
     pub counted: Mutex<Option<Counted>>,
-    /// Its place among those who want a processor.
-    pub(super) rank: Arc<Rank>,
-    /// How long processors have worked for it, until it gave way last, in nanoseconds.
-    pub(super) worked: AtomicU64,
-    /// Since when one does; 0: none does.
-    pub(super) working: AtomicU64,
-    /// Its directory in `/proc`, once somebody has looked.
+    /// The scheduler's record.
+    pub(super) entity: Arc<SchedEntity>,
+    /// The CPU time up to the last yield, in nanoseconds.
+    pub(super) cpu_time: AtomicU64,
+    /// The start of the present run on a CPU; 0 if it does not run.
+    pub(super) running_since: AtomicU64,
+    /// Its directory in `/proc`, created on first use.
     pub folder: Once<Arc<Folder>>,
-    /// Signals sent to it alone.
+    /// The signals sent to this thread alone.
     pub pending: Mutex<Pending>,
-    /// Whether there is something to do before it enters user mode.
+    /// True if signals or state changes must be checked before it enters user mode.
     pub(super) alerted: AtomicBool,
-    /// Its own waits that an alert is to end stand here.
+    /// The queue of its waits that an alert interrupts.
     alerts: Queue,
-    /// Whether the thread that made it waits until it no longer uses the memory that both have
+    /// True if its creator waits until this thread no longer uses the memory that they share
     /// (`vfork`).
     pub holds_maker: AtomicBool,
-    /// Whether it has done the last thing that concerns its process.
+    /// True if the thread has called [`Self::leaves`].
     left: AtomicBool,
-    /// The processor that runs it in user mode, or [`NOWHERE`].
-    pub(super) place: AtomicUsize,
+    /// The CPU that runs the thread in user mode, or [`NOT_IN_USER`].
+    pub(super) user_cpu: AtomicUsize,
     context: UnsafeCell<Context>,
 }
 
-// SAFETY: the context is touched by the thread's own future only, which one processor polls at a time.
+// SAFETY: only the thread's own future accesses the context, and one CPU at a time polls it.
 unsafe impl Sync for Thread {}
 
 impl Thread {
-    /// A thread of `process`, not started yet, with the mask, name and traits of its maker.
+    /// Creates a thread of `process` with the mask, name and attributes of its creator, and does
+    /// not start it.
     pub fn new(
         tid: u32,
         process: &Arc<Process>,
         context: Context,
         counted: Counted,
-        maker: Option<&Thread>,
+        creator: Option<&Thread>,
     ) -> Arc<Self> {
         let thread = Arc::new(Self {
             tid,
             process: process.clone(),
             ending: AtomicBool::new(false),
             exit_status: AtomicU32::new(0),
-            mask: AtomicU64::new(maker.map_or(0, |maker| maker.mask.load(Ordering::Relaxed))),
+            mask: AtomicU64::new(creator.map_or(0, |creator| creator.mask.load(Ordering::Relaxed))),
             awaited: AtomicU64::new(0),
             mem: ThreadMem::default(),
-            name: Mutex::new(maker.map_or_else(Name::default, |maker| *maker.name.lock())),
-            traits: Mutex::new(maker.map_or_else(Traits::first, |maker| maker.traits.lock().passed_on())),
+            name: Mutex::new(creator.map_or_else(Name::default, |creator| *creator.name.lock())),
+            traits: Mutex::new(creator.map_or_else(Traits::first, |creator| creator.traits.lock().inherited())),
             counted: Mutex::new(Some(counted)),
-            rank: Arc::default(),
-            worked: AtomicU64::new(0),
-            working: AtomicU64::new(0),
+            entity: Arc::default(),
+            cpu_time: AtomicU64::new(0),
+            running_since: AtomicU64::new(0),
             folder: Once::new(),
             pending: Mutex::new(Pending::default()),
             alerted: AtomicBool::new(true),
             alerts: Queue::new(),
             holds_maker: AtomicBool::new(false),
             left: AtomicBool::new(false),
-            place: AtomicUsize::new(NOWHERE),
+            user_cpu: AtomicUsize::new(NOT_IN_USER),
             context: UnsafeCell::new(context),
         });
         process.add(&thread);
         thread
     }
 
-    /// The context.
+    /// Returns the context.
     ///
     /// # Safety
     ///
-    /// Called by the thread's own future; the reference ends before the next is asked for.
+    /// The caller is the thread's own future; the reference must end before the next call.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn context(&self) -> &mut Context {
-        // SAFETY: by contract, and by the `Sync` above.
+        // SAFETY: by contract, and by the argument at `Sync`.
         unsafe { &mut *self.context.get() }
     }
 
-    /// When a system call's wait is over: then, or when it was to be over as the same call waited before. For the thread's own
-    /// future.
+    /// Returns the deadline of a system call's wait: `deadline`, or the first one if the call was
+    /// restarted. Must run in the thread's own future.
     pub fn wait_until(&self, deadline: u64) -> u64 {
-        // SAFETY: system calls are made by the thread's own future.
-        *unsafe { self.context() }.waits_until.get_or_insert(deadline)
+        // SAFETY: the thread's own future makes its system calls.
+        *unsafe { self.context() }.wait_deadline.get_or_insert(deadline)
     }
 
-    /// The memory it runs in. For the thread's own future.
+    /// Returns the thread's address space. Must run in the thread's own future.
     pub fn memory(&self) -> Arc<UserSpace> {
-        // SAFETY: system calls are made by the thread's own future.
+        // SAFETY: the thread's own future makes its system calls.
         unsafe { self.context() }.memory.clone()
     }
 
-    /// The thread that the caller works for, if for one: files that are made when they are read depend on who reads them.
+    /// Returns the thread that this CPU runs, if any. Files whose contents are made when they are
+    /// read depend on the reader.
     pub fn current() -> Option<Arc<Thread>> {
         let polled = percpu::current().polled.get();
-        // SAFETY: set for as long as this processor polls the thread's future, which has a reference; and it comes from
-        // `Arc::as_ptr`.
+        // SAFETY: set while this CPU polls the thread's future, which holds a reference, and taken
+        // from `Arc::as_ptr`.
         (!polled.is_null()).then(|| unsafe {
             Arc::increment_strong_count(polled);
             Arc::from_raw(polled)
         })
     }
 
-    /// Returns whether an access or a system call failed for the reason noted in [`Self::mem`] alone, once the reason has
-    /// passed.
+    /// If an access or a system call failed for the reason noted in [`Self::mem`], waits until the
+    /// reason has passed, and returns whether a retry is due. Returns false at once for other
+    /// errors.
     #[cold]
     pub async fn may_repeat<T>(self: &Arc<Self>, result: Result<T, Errno>) -> bool {
         match self.mem.take_blocked() {
             Some(on @ BlockedOn::Overdraft(_)) => on.passes(self, true).await,
-            // `madvise` and `mlock` answer `EAGAIN` where memory is short.
+            // `madvise` and `mlock` return `EAGAIN` where memory is short.
             Some(on) if matches!(result, Err(Errno::EFAULT | Errno::ENOMEM | Errno::EAGAIN)) => {
                 on.passes(self, true).await
             }
@@ -165,42 +169,43 @@ impl Thread {
         }
     }
 
-    /// What it was alerted to is seen to, or will be before it enters user mode.
-    pub fn has_heard(&self) {
+    /// Clears the alert. The caller has handled its reason, or handles it before the thread enters
+    /// user mode.
+    pub fn clear_alert(&self) {
         self.alerted.store(false, Ordering::SeqCst);
     }
 
-    /// Whose it is.
+    /// Returns the thread's credentials.
     pub fn credentials(&self) -> Arc<Credentials> {
         self.traits.lock().credentials.clone()
     }
 
-    /// Whether it waits for something.
+    /// Returns whether the thread waits for an event.
     pub fn sleeps(&self) -> bool {
-        self.rank.sleeps()
+        self.entity.sleeps()
     }
 
-    /// How long processors have worked for it, in nanoseconds.
+    /// Returns the thread's CPU time, in nanoseconds.
     pub fn processor_time(&self) -> u64 {
-        let since = match self.working.load(Ordering::Relaxed) {
+        let since = match self.running_since.load(Ordering::Relaxed) {
             0 => 0,
             began => now_ns().saturating_sub(began),
         };
-        self.worked.load(Ordering::Relaxed) + since
+        self.cpu_time.load(Ordering::Relaxed) + since
     }
 
-    /// What it has used.
+    /// Returns the resources that the thread has used.
     pub fn usage(&self) -> Usage {
         Usage { time: self.processor_time(), minor: self.mem.faults.minor(), major: self.mem.faults.major() }
     }
 
-    /// What it is called, without what fills it up.
+    /// Returns the name without its padding.
     pub fn name(&self) -> Vec<u8> {
         let name = *self.name.lock();
         name.iter().copied().take_while(|byte| *byte != 0).collect()
     }
 
-    /// Calls it so, as far as there is room.
+    /// Sets the name, cut off at 15 bytes.
     pub fn set_name(&self, name: &[u8]) {
         let mut own = Name::default();
         let len = name.len().min(own.len() - 1);
@@ -208,72 +213,73 @@ impl Thread {
         *self.name.lock() = own;
     }
 
-    /// Blocks these signals, and no others. A signal of the process's that this thread was to take,
-    /// and now blocks, is another thread's to take.
+    /// Replaces the signal mask. Signals pending for the process that this thread now blocks are
+    /// left to its other threads.
     pub fn set_mask(&self, mask: Set) {
         let mask = mask & !signal::UNSTOPPABLE;
         let before = self.mask.swap(mask, Ordering::SeqCst);
         self.alerted.store(true, Ordering::SeqCst);
         if mask & !before != 0 {
-            signal::hand_on(&self.process, mask & !before);
+            signal::retarget_pending(&self.process, mask & !before);
         }
     }
 
-    /// From now on it also waits for these signals, blocked or not; none: no longer. One that is
-    /// pending already ends the wait that follows.
+    /// Sets the signals that the thread also waits for, blocked or not; an empty set ends that. A
+    /// signal that is already pending interrupts the next wait.
     pub fn set_awaited(&self, set: Set) {
         self.awaited.store(set, Ordering::SeqCst);
         self.alerted.store(true, Ordering::SeqCst);
     }
 
-    /// It is about to end, and takes no more signals. Returns whether all threads of its process
-    /// have come to this: exactly one is the last.
+    /// Prepares the thread's end: it takes no more signals. Returns true for the last thread of the
+    /// process to call this, and only for that one.
     pub fn leaves(&self) -> bool {
         self.mask.store(Set::MAX, Ordering::SeqCst);
-        signal::hand_on(&self.process, Set::MAX);
+        signal::retarget_pending(&self.process, Set::MAX);
         let threads = self.process.threads.lock();
         self.left.store(true, Ordering::Relaxed);
         threads.values().all(|thread| thread.left.load(Ordering::Relaxed))
     }
 
-    /// The thread that made it may go on, if it waits for that.
+    /// Lets the thread's creator continue if it waits for this one (`vfork`).
     pub fn let_go_of_maker(&self) {
         if self.holds_maker.swap(false, Ordering::SeqCst) {
             self.process.changed.wake_all();
         }
     }
 
-    /// Its files. For the thread's own future.
+    /// Returns the thread's open files. Must run in the thread's own future.
     pub fn files(&self) -> Arc<Files> {
-        // SAFETY: system calls are made by the thread's own future.
+        // SAFETY: the thread's own future makes its system calls.
         unsafe { self.context() }.files.clone()
     }
 
-    /// Has the thread look for something to do before it enters user mode again, and ends its wait if it waits. If it is in
-    /// user mode, it comes back: either it is seen there, or it sees that it was alerted before it goes.
+    /// Makes the thread check for signals and state changes before it enters user mode again, and
+    /// interrupts its wait. If the thread is in user mode, an interrupt fetches it: either this
+    /// function finds it there, or the thread finds the alert before it enters.
     pub fn alert(&self) {
         self.alerted.store(true, Ordering::SeqCst);
         after_store();
-        let place = self.place.load(Ordering::SeqCst);
-        if place != NOWHERE {
-            irq::send(place, irq::KICK);
+        let user_cpu = self.user_cpu.load(Ordering::SeqCst);
+        if user_cpu != NOT_IN_USER {
+            irq::send(user_cpu, irq::KICK);
         }
         self.alerts.wake_all();
     }
 
-    /// The same, if it does not block this signal.
-    pub fn alert_if_open(&self, signal: u32) {
+    /// Alerts the thread wait_unless it blocks this signal.
+    pub fn alert_unless_blocked(&self, signal: u32) {
         if self.mask.load(Ordering::SeqCst) & signal::bit(signal) == 0 {
             self.alert();
         }
     }
 
-    /// Whether it waits for this very signal.
+    /// Returns whether the thread waits for this signal in `sigtimedwait`.
     pub fn waits_for(&self, signal: u32) -> bool {
         self.awaited.load(Ordering::SeqCst) & signal::bit(signal) != 0
     }
 
-    /// Whether a signal that it does not block is pending, or it is to end or to stop.
+    /// Returns whether an unblocked signal is pending, or the thread is to end or to stop.
     pub fn is_interrupted(&self) -> bool {
         if !self.alerted.load(Ordering::SeqCst) {
             return false;
@@ -285,28 +291,28 @@ impl Thread {
             || self.process.signals.lock().pending.set() & open != 0
     }
 
-    /// Waits for `what`, until a signal comes or the clock says `deadline`.
+    /// Waits for `what` until a signal arrives or the clock reaches `deadline`.
     ///
     /// # Errors
     ///
-    /// `EINTR`: a signal came, or the thread is to end. `ETIMEDOUT`: the deadline passed.
+    /// `EINTR`: a signal arrived, or the thread is to end. `ETIMEDOUT`: the deadline passed.
     pub async fn interruptible<T>(&self, what: impl Future<Output = T>, deadline: Option<u64>) -> Result<T, Errno> {
-        self.unless(|| self.is_interrupted(), what, deadline).await
+        self.wait_unless(|| self.is_interrupted(), what, deadline).await
     }
 
-    /// Waits for `what`, whatever signals come, until the thread is to end (Linux:
+    /// Waits for `what`, regardless of signals, until the thread is to end (Linux:
     /// `TASK_KILLABLE`).
     ///
     /// # Errors
     ///
-    /// `EINTR`: the thread is to end, or a signal came that ends it.
+    /// `EINTR`: the thread is to end, or a fatal signal arrived.
     pub async fn killable<T>(&self, what: impl Future<Output = T>) -> Result<T, Errno> {
-        self.unless(|| deliver::is_dying(self), what, None).await
+        self.wait_unless(|| deliver::is_dying(self), what, None).await
     }
 
-    /// Waits for `what`, until the thread was alerted and `ends` is true, or until the clock says
-    /// `deadline`.
-    async fn unless<T>(
+    /// Waits for `what` until the thread is alerted and `ends` returns true, or until the clock
+    /// reaches `deadline`.
+    async fn wait_unless<T>(
         &self,
         ends: impl Fn() -> bool,
         what: impl Future<Output = T>,

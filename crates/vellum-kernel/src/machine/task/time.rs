@@ -1,7 +1,8 @@
-//! Waiting for a moment.
+//! Sleeping until a deadline.
 //!
-//! All who wait are in one ordered map. Each processor's timer is set for the first of them, or for the end of the turn of the
-//! thread it runs, whichever is sooner; whichever processor's fires, wakes them.
+//! All sleepers are in one map, ordered by deadline. Each CPU arms its timer for the first deadline
+//! or for the end of its thread's time slice, whichever is sooner. Any CPU whose timer fires wakes
+//! the sleepers that are due.
 
 use crate::arch::irq;
 use crate::mem::now_ns;
@@ -14,30 +15,32 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::{Context, Poll, Waker};
 use spin::Once;
 
-/// How long a thread may run while others wait: 10 ms.
+/// The time slice: 10 ms for which a thread may run while others wait.
 pub const TURN: u64 = 10_000_000;
-/// The timer's longest reach: 2 s.
+/// The longest time for which a timer is armed: 2 s.
 const REACH: u64 = 2_000_000_000;
 
+/// The sleepers by deadline, and by a serial number among equals.
 static SLEEPERS: Shared<BTreeMap<(u64, u64), Waker>> = Shared::new(BTreeMap::new());
-/// When the first of them wants to be woken.
+/// The first sleeper's deadline, or `u64::MAX`.
 static FIRST: AtomicU64 = AtomicU64::new(u64::MAX);
-/// See [`set_input`].
+/// The function that [`set_input`] set.
 static LOOK: Once<fn()> = Once::new();
+/// The serial number of the next sleeper.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
-/// Has `look` called after each interrupt of the timer or of an input device, on the CPU that was interrupted, outside the
-/// interrupt handler: it wakes the tasks that wait for input. Called once.
+/// Sets the function that is called after each interrupt of the timer or of an input device, on the
+/// interrupted CPU, outside the interrupt handler: it wakes tasks that wait for input. Called once.
 pub fn set_input(look: fn()) {
     LOOK.call_once(|| look);
 }
 
-/// Waits until the clock says so many nanoseconds.
+/// Returns a future that waits until the clock reaches `deadline`, in nanoseconds.
 pub fn until(deadline: u64) -> Sleep {
     Sleep { key: (deadline, NUMBERS.fetch_add(1, Ordering::Relaxed)) }
 }
 
-/// See [`until`].
+/// The future that [`until`] returns. Dropping it cancels the sleep.
 pub struct Sleep {
     key: (u64, u64),
 }
@@ -62,7 +65,7 @@ impl Drop for Sleep {
     }
 }
 
-/// Deals with what an interrupt has told: wakes whoever has waited long enough, or for the wire.
+/// Handles a pending tick: wakes sleepers whose deadline has passed, and tasks that wait for input.
 pub fn expire() {
     let cpu = percpu::current();
     if cpu.mem.arch.tick.swap(false, Ordering::Relaxed) {
@@ -82,7 +85,8 @@ pub fn expire() {
     due.into_values().for_each(Waker::wake);
 }
 
-/// Sets this processor's timer before user mode: for the first sleeper, or for the end of a turn. Interrupts are off.
+/// Arms this CPU's timer before user mode, for the first sleeper or for the end of a time slice.
+/// Interrupts are off.
 #[inline]
 pub fn arm_for_turn() {
     let armed = percpu::current().armed.get();
@@ -92,7 +96,7 @@ pub fn arm_for_turn() {
     }
 }
 
-/// Sets this processor's timer before it halts: for the first sleeper. Interrupts are off.
+/// Arms this CPU's timer before it halts, for the first sleeper. Interrupts are off.
 pub fn arm_for_sleepers() {
     let first = FIRST.load(Ordering::SeqCst);
     if first < percpu::current().armed.get() {
@@ -100,6 +104,7 @@ pub fn arm_for_sleepers() {
     }
 }
 
+/// Arms this CPU's timer for the time `wanted`, but for at most [`REACH`] from now.
 #[cold]
 fn arm(wanted: u64) {
     percpu::current().armed.set(wanted);

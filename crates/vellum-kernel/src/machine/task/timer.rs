@@ -1,7 +1,7 @@
-//! A process's timers: the interval timer of real time, and those that programs make.
+//! A process's timers: the real-time interval timer (`setitimer`), and POSIX timers.
 //!
-//! A timer that is set has a task that sleeps until it fires. Setting the timer anew makes the
-//! task's setting an old one, and the task ends when it finds that out.
+//! Each setting of a timer starts a task that sleeps until the timer expires. A new setting changes
+//! the timer's version; the previous setting's task ends when it finds another version.
 
 use crate::mem::now_ns;
 use crate::task::signal::{self, Info};
@@ -12,44 +12,44 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
 
-/// The interval timer of real time, among timers by their numbers.
+/// The number of the real-time interval timer among a process's timers.
 pub const REAL: u32 = u32::MAX;
-/// A signal of a timer's, as it says why it came.
+/// The `si_code` of a POSIX timer's signal.
 pub const SI_TIMER: i32 = -2;
 
-/// How often a timer was set.
+/// The number of timer settings so far, from which versions are taken.
 static SETTINGS: AtomicU64 = AtomicU64::new(0);
 
 /// A process's timers.
 pub type Timers = BTreeMap<u32, Timer>;
 
-/// What happens when a timer fires.
+/// The action when a timer expires.
 #[derive(Clone, Copy, Debug)]
 pub enum Then {
     /// Nothing.
     Nothing,
-    /// The process gets this.
+    /// Send this signal to the process.
     Tell(Info),
-    /// This thread does.
+    /// Send this signal to the thread with this number.
     TellThread(u32, Info),
 }
 
-/// A timer fires no more often than this, in nanoseconds: whatever its program asks for, other
-/// threads have the processor in between.
+/// The shortest time between expirations, in nanoseconds: regardless of a timer's interval, other
+/// threads run in between.
 const SHORTEST: u64 = 100_000;
 
 /// A timer.
 #[derive(Clone, Copy, Debug)]
 pub struct Timer {
-    /// When it fires; 0: never.
+    /// The time of the next expiration; 0: none.
     deadline: u64,
-    /// How long until it fires again; 0: once.
+    /// The interval between expirations in nanoseconds; 0: expires once.
     pub interval: u64,
-    /// Changes with each setting.
+    /// The version, unique to each setting.
     version: u64,
-    /// Whether moments are those of real time.
+    /// True if deadlines are in real time (`CLOCK_REALTIME`).
     pub real: bool,
-    /// How often it fired while its signal was not yet delivered.
+    /// The number of expirations while the previous signal was not delivered yet.
     pub overrun: u64,
     then: Then,
 }
@@ -60,13 +60,13 @@ impl Timer {
         Self { deadline: 0, interval: 0, version: 0, real, overrun: 0, then }
     }
 
-    /// Nanoseconds until it fires; 0: never.
+    /// Returns the nanoseconds until the next expiration; 0: none.
     pub fn left(&self) -> u64 {
         if self.deadline == 0 { 0 } else { self.deadline.saturating_sub(now_ns()).max(1) }
     }
 }
 
-/// Sets a timer: when it fires (0: never), and how long until it fires again; what it was.
+/// Sets a timer's deadline (0: never) and interval. Returns the previous state.
 ///
 /// # Errors
 ///
@@ -75,7 +75,7 @@ pub fn set(process: &Arc<Process>, number: u32, deadline: u64, interval: u64) ->
     let mut timers = process.timers.lock();
     let timer = timers.get_mut(&number).ok_or(Errno::EINVAL)?;
     let before = *timer;
-    // No two settings have the same, not of timers that had the same number either.
+    // Versions are unique even among successive timers of the same number.
     let version = SETTINGS.fetch_add(1, Ordering::Relaxed) + 1;
     *timer = Timer { deadline, interval, version, overrun: 0, ..before };
     drop(timers);
@@ -85,6 +85,8 @@ pub fn set(process: &Arc<Process>, number: u32, deadline: u64, interval: u64) ->
     Ok(before)
 }
 
+/// Runs one setting of a timer: sleeps until each expiration and carries out the timer's action.
+/// Ends when the timer is set again, is deleted, or does not repeat.
 async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u64) {
     while deadline != 0 {
         time::until(deadline).await;
@@ -92,8 +94,8 @@ async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u6
         let then = {
             let mut timers = process.timers.lock();
             let Some(timer) = timers.get_mut(&number).filter(|timer| timer.version == version) else { return };
-            // What it is late by counts as often as it should have fired, and so does what it
-            // would fire in the next moment.
+            // Missed expirations count as overruns, and so do those that would follow within the
+            // next `SHORTEST` nanoseconds.
             let (late, next) = match timer.interval {
                 0 => (0, 0),
                 interval => {
@@ -103,7 +105,7 @@ async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u6
             };
             deadline = next;
             timer.deadline = deadline;
-            if waits(&process, number, timer.then) {
+            if is_signal_pending(&process, number, timer.then) {
                 timer.overrun = timer.overrun.saturating_add(late + 1);
                 continue;
             }
@@ -123,8 +125,8 @@ async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u6
     }
 }
 
-/// Whether the timer's last signal is still to be delivered.
-fn waits(process: &Process, number: u32, then: Then) -> bool {
+/// Returns whether the timer's last signal is still pending.
+fn is_signal_pending(process: &Process, number: u32, then: Then) -> bool {
     let own = |info: &Info| info.code == SI_TIMER && info.fields[0] as u32 == number;
     match then {
         Then::Nothing => false,
@@ -136,11 +138,11 @@ fn waits(process: &Process, number: u32, then: Then) -> bool {
     }
 }
 
-/// Sets the interval timer of real time; what it was.
+/// Sets the real-time interval timer, in nanoseconds. Returns the previous state.
 ///
 /// # Errors
 ///
-/// None.
+/// None: the timer is created if there is none.
 pub fn set_real(process: &Arc<Process>, ns: u64, interval: u64) -> Result<Timer, Errno> {
     let info = Info { signal: abi::SIGALRM, code: abi::SI_KERNEL as i32, fields: [0; 4] };
     process.timers.lock().entry(REAL).or_insert(Timer::new(Then::Tell(info), false));

@@ -1,15 +1,16 @@
-//! What a thread has used: what `getrusage` tells of it, of its process, and of the children that this has waited for.
+//! The resources that a thread has used: `getrusage` reports them for a thread, for its process,
+//! and for the children that the process has reaped.
 
 use core::ops::Add;
 
-/// How much was used.
+/// An amount of resources.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// How long processors have worked, in nanoseconds.
+    /// CPU time in nanoseconds.
     pub time: u64,
-    /// Faults, but for those that are counted next.
+    /// The number of minor faults.
     pub minor: u64,
-    /// Faults that had to wait for swap.
+    /// The number of major faults: those that waited for swap.
     pub major: u64,
 }
 

@@ -1,18 +1,18 @@
-//! What the processor does to memory by the block.
+//! Zeroing and copying whole pages, and instruction cache synchronization.
 
 use core::arch::asm;
 
-/// DCZID_EL0: that `dc zva` is prohibited.
+/// DCZID_EL0.DZP: `dc zva` is prohibited.
 const PROHIBITED: u64 = 1 << 4;
-/// CTR_EL0.L1Ip: that instructions are cached by their physical addresses.
+/// CTR_EL0.L1Ip: the instruction cache is physically tagged.
 const PHYSICAL: u64 = 0b11;
 
-/// Overwrites memory with zeros, by blocks of the size that the processor says (Arm ARM, DDI 0487, "DC ZVA"): 64 bytes in most,
-/// never more than half a page.
+/// Zeroes memory by blocks of the CPU's `dc zva` size (Arm ARM, DDI 0487, "DC ZVA"), which is
+/// mostly 64 bytes and at most half a page.
 ///
 /// # Safety
 ///
-/// As of `ptr::write_bytes`. Whole pages of normal memory.
+/// As of `ptr::write_bytes`. The range consists of whole pages of normal memory.
 pub unsafe fn zero(at: *mut u8, bytes: usize) {
     let how = read_register!("dczid_el0");
     if how & PROHIBITED != 0 {
@@ -20,7 +20,7 @@ pub unsafe fn zero(at: *mut u8, bytes: usize) {
         return unsafe { at.write_bytes(0, bytes) };
     }
     let block = 4u64 << (how & 15);
-    // SAFETY: by contract; a page is so many whole blocks.
+    // SAFETY: by contract; a page is a multiple of the block size.
     unsafe {
         asm!(
             "2: dc zva, {at}",
@@ -35,9 +35,9 @@ pub unsafe fn zero(at: *mut u8, bytes: usize) {
     }
 }
 
-/// Has every processor fetch the instructions that were written to memory (Arm ARM, DDI 0487, "Concurrent
-/// modification and execution of instructions"), as far as CTR_EL0 says that this takes anything: IDC that data reaches them by
-/// itself, DIC that processors notice by themselves.
+/// Makes every CPU fetch newly written instructions (Arm ARM, DDI 0487, "Concurrent modification
+/// and execution of instructions"). Skips what CTR_EL0 reports as unnecessary: cleaning the data
+/// cache (IDC), invalidating the instruction cache (DIC).
 pub fn publish_code(at: *const u8, bytes: usize) {
     let caches = read_register!("ctr_el0");
     let line = |shift: u32| 4usize << (caches >> shift & 15);
@@ -45,7 +45,7 @@ pub fn publish_code(at: *const u8, bytes: usize) {
     let (idc, dic) = (caches >> 28 & 1 != 0, caches >> 29 & 1 != 0);
     if !idc {
         for line in lines(16) {
-            // SAFETY: cleaning changes no contents.
+            // SAFETY: cleaning a cache line changes no contents.
             unsafe { asm!("dc cvau, {}", in(reg) line, options(nostack, preserves_flags)) };
         }
     }
@@ -56,25 +56,28 @@ pub fn publish_code(at: *const u8, bytes: usize) {
     }
     if caches >> 14 & 3 == PHYSICAL {
         for line in lines(0) {
-            // SAFETY: instructions are fetched anew.
+            // SAFETY: an invalidation only makes CPUs fetch the instructions again.
             unsafe { asm!("ic ivau, {}", in(reg) line, options(nostack, preserves_flags)) };
         }
     } else {
-        // Programs know the same memory by other addresses. SAFETY: as above.
+        // Programs map the same memory at other addresses. SAFETY: an invalidation only makes CPUs
+        // fetch the instructions again.
         unsafe { asm!("ic ialluis", options(nostack, preserves_flags)) };
     }
-    // Other processors come to user mode by an exception return, which discards what was fetched ahead.
+    // Other CPUs enter user mode by an exception return, which discards prefetched instructions.
     // SAFETY: barriers.
     unsafe { asm!("dsb ish", "isb", options(nostack, preserves_flags)) };
 }
 
-/// Copies memory that others may be writing to.
+/// Copies memory that other CPUs may be writing to.
 ///
 /// # Safety
 ///
-/// As of `ptr::copy_nonoverlapping`, but for those others. Whole pages.
+/// As of `ptr::copy_nonoverlapping`, except that concurrent writes are allowed. The range consists
+/// of whole pages.
 pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: by contract; a page is so many times 64 bytes. To these instructions nothing is a data race.
+    // SAFETY: by contract; a page is a multiple of 64 bytes. The instructions tolerate concurrent
+    // writes.
     unsafe {
         asm!(
             "2: ldp {a}, {b}, [{from}]",

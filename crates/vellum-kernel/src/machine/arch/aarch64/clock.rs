@@ -1,17 +1,17 @@
-//! Time: the generic timer's virtual counter, whose rate it says itself.
+//! The clock: the generic timer's virtual counter, whose rate a register contains.
 
 use core::arch::asm;
 
-/// What the counter stands at.
+/// Reads the counter.
 #[inline]
 pub fn ticks() -> u64 {
     let ticks: u64;
-    // SAFETY: reads a register. The barrier keeps it from being read early.
+    // SAFETY: reads a register. The barrier keeps the read from being executed early.
     unsafe { asm!("isb", "mrs {}, cntvct_el0", out(reg) ticks, options(nostack, preserves_flags)) };
     ticks
 }
 
-/// How often it counts in a second.
+/// Returns the counter's ticks per second.
 pub fn rate() -> u64 {
     read_register!("cntfrq_el0").max(1)
 }
@@ -24,16 +24,16 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts the clock. `_counted` is nothing to it: the counter says its rate in any case.
+    /// Starts the clock. `_counted` has no effect, because the counter's rate is known in any case.
     ///
     /// # Safety
     ///
-    /// None is broken here: other architectures have something to promise.
+    /// Always safe here; other architectures demand something.
     pub unsafe fn start(_counted: bool) -> Self {
         Self { start: ticks(), scale: ((1_000_000_000u128 << 32) / u128::from(rate())) as u64 }
     }
 
-    /// Nanoseconds since it was started.
+    /// Returns the nanoseconds since the clock was started.
     pub fn now_ns(&self) -> u64 {
         ((u128::from(ticks() - self.start) * u128::from(self.scale)) >> 32) as u64
     }

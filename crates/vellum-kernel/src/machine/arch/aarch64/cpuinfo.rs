@@ -1,10 +1,11 @@
-//! What the processor says of itself (Arm ARM, DDI 0487, ID_AA64ISAR0_EL1 and others), for programs.
+//! The CPU's identification and features (Arm ARM, DDI 0487, ID_AA64ISAR0_EL1 and others), for
+//! programs.
 
 use core::fmt::{self, Write};
 use vellum_kernel::proc::Text;
 
-/// Bits of `AT_HWCAP` (Linux, `arch/arm64/include/uapi/asm/hwcap.h`), their names, and the least value of which field of
-/// ID_AA64ISAR0_EL1 that they stand for.
+/// `AT_HWCAP` bits (Linux, `arch/arm64/include/uapi/asm/hwcap.h`): the bit, its name, and the shift
+/// and least value of the field of ID_AA64ISAR0_EL1 that it stands for.
 const FEATURES: [(u32, &str, u32, u64); 9] = [
     (3, "aes", 4, 1),
     (4, "pmull", 4, 2),
@@ -23,12 +24,12 @@ fn features() -> impl Iterator<Item = (u32, &'static str)> {
     [(0, "fp"), (1, "asimd")].into_iter().chain(there.map(|(bit, name, ..)| (*bit, *name)))
 }
 
-/// What the auxiliary vector says of the processor.
+/// Returns the `AT_HWCAP` values of the auxiliary vector.
 pub fn hwcap() -> [u64; 2] {
     [features().fold(0, |bits, (bit, _)| bits | 1 << bit), 0]
 }
 
-/// The text for one of so many processors.
+/// Writes the `/proc/cpuinfo` text of one CPU.
 pub fn describe(text: &mut Text, cpu: usize, _cpus: usize) -> fmt::Result {
     let name = read_register!("midr_el1");
     write!(text, "processor\t: {cpu}\nFeatures\t:")?;

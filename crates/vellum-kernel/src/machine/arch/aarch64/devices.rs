@@ -1,6 +1,6 @@
-//! Where QEMU's `virt` has devices' registers.
+//! The addresses of device registers on QEMU's `virt`.
 
-/// The configuration spaces of PCI, 1 MiB a bus.
+/// The PCI configuration space, 1 MiB per bus.
 pub const CONFIGURATION: u64 = 0x40_1000_0000;
-/// Memory addresses that PCI answers to.
+/// The start of the addresses for PCI BARs.
 pub const MEMORY_WINDOW: u64 = 0x1000_0000;

@@ -1,8 +1,8 @@
-//! Into user mode and back.
+//! Enters user mode and returns from it.
 //!
-//! [`enter`] is an ordinary function that takes long: it returns when the processor comes back from user mode, whatever the
-//! reason was. There is no stack of the thread's in the kernel: SP_EL1 points to the thread's [`Registers`] meanwhile, and the
-//! entry saves them there.
+//! [`enter`] is an ordinary function that returns when the CPU leaves user mode, for any reason. A
+//! thread has no kernel stack. In user mode SP_EL1 points to the thread's [`Registers`], and the
+//! entry code saves the registers there.
 
 use super::vectors::{INTERRUPT, SYNCHRONOUS};
 use crate::arch::entry_state::{EXCEPTION_SP, KERNEL_SP};
@@ -10,7 +10,7 @@ use crate::arch::types::Trap;
 use crate::arch::{irq, trap};
 use core::fmt;
 
-/// The general registers, in the order in which the entries save them.
+/// The general registers, in the order in which the entry code saves them.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Default)]
 pub struct Registers {
@@ -18,61 +18,62 @@ pub struct Registers {
     pub x: [u64; 31],
     /// The stack pointer.
     pub sp: u64,
-    /// The next instruction.
+    /// The program counter.
     pub pc: u64,
-    /// The processor's state (SPSR_EL1).
+    /// The saved program status (SPSR_EL1).
     pub state: u64,
-    /// X0 as it was before the last system call answered.
+    /// X0 before the last system call's result replaced it.
     pub first: u64,
-    /// Why user mode was left, or what the exception was (ESR_EL1).
+    /// The exception syndrome (ESR_EL1) of the exception that left user mode.
     pub syndrome: u64,
 }
 
-/// The bytes of [`Registers`].
+/// The size of [`Registers`] in bytes.
 pub const SIZE: usize = size_of::<Registers>();
 
-// What the entries know of it.
+// The entry code contains this size.
 const _: () = assert!(SIZE == 288);
 
 impl Registers {
-    /// Of a program about to start.
+    /// Returns the registers of a program about to start.
     pub fn start(pc: u64, sp: u64) -> Self {
         Self { pc, sp, ..Self::default() }
     }
 
-    /// The arguments of a system call.
+    /// Returns the arguments of a system call.
     pub fn arguments(&self) -> [u64; 6] {
         core::array::from_fn(|index| self.x[index])
     }
 
-    /// What a system call has answered.
+    /// Returns the result of a system call.
     pub fn answer(&self) -> u64 {
         self.x[0]
     }
 
-    /// Has a system call answer this.
+    /// Sets the result of a system call.
     pub fn set_answer(&mut self, answer: u64) {
         self.x[0] = answer;
     }
 
-    /// Has the program make its last system call, of this number, once more.
+    /// Makes the program repeat its last system call, which has the number `number`.
     pub fn repeat(&mut self, number: u64) {
         (self.x[0], self.x[8]) = (self.first, number);
         self.pc -= 4; // the length of the instruction
     }
 
-    /// The stack pointer.
+    /// Returns the stack pointer.
     pub fn stack(&self) -> u64 {
         self.sp
     }
 
-    /// Has the program go on on another stack.
+    /// Sets the stack pointer.
     pub fn set_stack(&mut self, stack: u64) {
         self.sp = stack;
     }
 }
 
-/// The general registers but X0 and X1, and what an exception left behind, go to where the stack pointer points; X2 says what it was.
+/// Saves the general registers except X0 and X1, and the exception state, at the stack pointer.
+/// Leaves the syndrome in X2.
 macro_rules! save_registers {
     () => {
         r#"
@@ -100,7 +101,7 @@ macro_rules! save_registers {
     };
 }
 
-/// The general registers but X30 come from where the stack pointer points.
+/// Loads the general registers except X30 from the stack pointer.
 macro_rules! restore_registers {
     () => {
         r#"
@@ -181,16 +182,17 @@ unsafe extern "C" {
     fn enter_user(registers: *mut Registers) -> u64;
 }
 
-/// Runs user mode from these registers on until it comes back: why it did. Interrupts are off before and after.
+/// Runs user mode with these registers until it is left, and returns the reason. Interrupts are off
+/// before and after.
 ///
 /// # Safety
 ///
-/// Interrupts are off; the state is one that user mode may have; what is loaded is the address space, and the vector
-/// registers, of whoever the registers belong to.
+/// Interrupts are off, and the saved status is one that user mode may have. The address space and
+/// the extended registers of the thread that owns `registers` are loaded.
 #[inline(always)]
 pub unsafe fn enter(registers: &mut Registers) -> Trap {
     debug_assert!(registers.state & trap::KERNEL_STATE == 0);
-    // SAFETY: by contract. The entries write to the registers and nothing else.
+    // SAFETY: by contract. The entry code writes only to the registers.
     match unsafe { enter_user(registers) } {
         SYNCHRONOUS => trap::of_user(registers),
         INTERRUPT => {

@@ -4,19 +4,19 @@ use core::arch::asm;
 use core::cell::Cell;
 use core::mem::offset_of;
 
-/// What the entry code keeps per CPU: the first field of [`ArchCpu`](crate::arch::percpu::ArchCpu).
-/// The entry code knows the offsets of the fields.
+/// The entry code's record of a CPU: the first field of [`ArchCpu`](crate::arch::percpu::ArchCpu).
+/// The entry code uses the offsets of the fields.
 #[repr(C)]
 pub struct EntryState {
     /// The kernel's stack pointer while this CPU is in user mode.
     kernel_sp: Cell<u64>,
-    /// The top of the stack for exceptions in kernel mode.
+    /// The top of the exception stack.
     pub exception_sp: Cell<u64>,
 }
 
-/// Offset of a field, for the entry code.
+/// Offset of `kernel_sp`, for the entry code.
 pub const KERNEL_SP: usize = offset_of!(EntryState, kernel_sp);
-/// As above.
+/// Offset of `exception_sp`, for the entry code.
 pub const EXCEPTION_SP: usize = offset_of!(EntryState, exception_sp);
 
 impl EntryState {
@@ -30,9 +30,9 @@ impl EntryState {
 ///
 /// # Safety
 ///
-/// `state` lives for ever, and no other CPU installs it.
+/// `state` lives forever, and no other CPU installs it.
 pub unsafe fn install(state: *mut EntryState) {
-    // SAFETY: by contract; nothing else has a use for the register.
+    // SAFETY: by contract; no other code uses the register.
     unsafe { write_register!("tpidr_el1", state as u64) };
 }
 
@@ -40,8 +40,8 @@ pub unsafe fn install(state: *mut EntryState) {
 #[inline(always)]
 pub fn current() -> *const EntryState {
     let state: *const EntryState;
-    // SAFETY: reads a register. Without `nomem` and `pure`: a future that waits may continue on
-    // another CPU.
+    // SAFETY: reads a register. Without `nomem` and `pure`, because a future that awaits may
+    // continue on another CPU.
     unsafe { asm!("mrs {}, tpidr_el1", out(reg) state, options(nostack, preserves_flags, readonly)) };
     state
 }

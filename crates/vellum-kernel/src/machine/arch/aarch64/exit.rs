@@ -1,18 +1,19 @@
-//! How the machine stops: by semihosting, which QEMU has (`-semihosting-config enable=on,target=native`), and which takes a
-//! status along (Arm, "Semihosting for AArch32 and AArch64", SYS_EXIT); without it, by PSCI, which does not.
+//! Stops the machine through semihosting with an exit status, as QEMU supports it
+//! (`-semihosting-config enable=on,target=native`; Arm, "Semihosting for AArch32 and AArch64",
+//! SYS_EXIT), or without a status through PSCI.
 
 use crate::arch::interrupts;
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use smccc::{Hvc, psci};
 
-/// How a run of the kernel ended. QEMU's statuses are those of x86-64's exit device.
+/// The outcome of a run of the kernel. QEMU's statuses are those of x86-64's exit device.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub enum Outcome {
-    /// Everything asked was done.
+    /// The run succeeded.
     Success = 33,
-    /// Something went wrong and was printed.
+    /// The run failed, and the reason was printed.
     Failure = 35,
 }
 
@@ -25,12 +26,12 @@ pub fn exit(outcome: Outcome) -> ! {
     const APPLICATION_EXIT: u64 = 0x20026;
     let block = [APPLICATION_EXIT, outcome as u64];
     interrupts::disable();
-    // Where nobody listens the instruction is an exception, whose report ends here again.
+    // Without semihosting the instruction is an exception, whose report calls this function again.
     if !TRIED.swap(true, Relaxed) {
         // SAFETY: the call reads the block and does not return.
         unsafe { asm!("hlt #0xf000", in("x0") SYS_EXIT, in("x1") &raw const block) };
     }
-    // Not done if there is no PSCI.
+    // Returns if there is no PSCI.
     let _ = psci::system_off::<Hvc>();
     loop {
         interrupts::halt();

@@ -1,35 +1,38 @@
-//! Whether interrupts come to this processor, and waiting for one.
+//! Masking interrupts on this CPU, and waiting for one.
 
 use core::arch::asm;
 
-/// The bit of DAIF that keeps them away.
+/// DAIF.I, which masks interrupts.
 const MASKED: u64 = 1 << 7;
 
-/// Lets them come.
+/// Unmasks interrupts.
 pub fn enable() {
-    // SAFETY: whoever has interrupts come has what serves them in place; without `nomem`, so that nothing is moved over it.
+    // SAFETY: interrupts are unmasked only after their handlers are installed; without `nomem`, so
+    // that no access is moved over it.
     unsafe { asm!("msr daifclr, #2", options(nostack)) };
 }
 
-/// Keeps them away.
+/// Masks interrupts.
 pub fn disable() {
-    // SAFETY: as above.
+    // SAFETY: masking interrupts breaks nothing; without `nomem`, so that no access is moved over
+    // it.
     unsafe { asm!("msr daifset, #2", options(nostack)) };
 }
 
-/// Waits for one, and lets it come. They are kept away before: one that is there already ends the wait.
+/// Waits for an interrupt and unmasks interrupts. They are masked before: an interrupt that is
+/// already pending ends the wait.
 pub fn enable_and_wait() {
-    // SAFETY: as above.
+    // SAFETY: as in `enable`.
     unsafe { asm!("dsb sy", "wfi", "msr daifclr, #2", options(nostack)) };
 }
 
-/// Waits for one.
+/// Waits for an interrupt, without unmasking.
 pub fn halt() {
-    // SAFETY: as above.
+    // SAFETY: waiting breaks nothing.
     unsafe { asm!("dsb sy", "wfi", options(nostack)) };
 }
 
-/// Runs `body` while none comes.
+/// Runs `body` with interrupts masked.
 pub fn without<T>(body: impl FnOnce() -> T) -> T {
     let masked = read_register!("daif") & MASKED != 0;
     disable();

@@ -1,4 +1,4 @@
-//! The interrupt controller (GICv3), this processor's timer, and interrupts between processors.
+//! The interrupt controller (GICv3), this CPU's timer, and inter-processor interrupts.
 
 use crate::arch::clock::{rate, ticks};
 use crate::arch::hooks;
@@ -11,39 +11,40 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
 
-/// Ends another processor's halt, and nothing more.
+/// The software interrupt that only ends another CPU's halt.
 pub const KICK: u32 = 0;
-/// Has another processor answer a shootdown.
+/// The software interrupt that makes another CPU serve shootdown requests.
 pub const SHOOTDOWN: u32 = 1;
-/// The first of the four lines of PCI, as the machine has them.
+/// The first of the machine's four PCI interrupt lines.
 pub const PCI_LINES: u32 = 3;
-/// The interrupt of the virtual timer, of those that each processor has for itself.
+/// The virtual timer's private interrupt.
 const TIMER: u32 = 11;
 const PRIORITY: u8 = 0x80;
 
-/// Where the machine has the distributor, and the processors' own parts.
+/// The addresses of the distributor and the redistributors.
 const DISTRIBUTOR: u64 = 0x0800_0000;
 const REDISTRIBUTORS: u64 = 0x080a_0000;
 
 static GIC: Mutex<Option<GicV3<'static>>> = Mutex::new(None);
-/// The processors' affinities.
+/// The CPUs' affinities.
 static NAMES: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
-/// The wire's interrupt.
-static WIRE: AtomicU32 = AtomicU32::new(u32::MAX);
+/// The stdio channel's interrupt.
+static STDIO: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// Sets the controller up, for so many processors.
+/// Sets up the interrupt controller for `cpus` CPUs.
 pub fn init_all(cpus: usize) {
-    let at = |address| NonNull::new(phys_to_virt::<u8>(address)).expect("not at 0");
-    // SAFETY: the machine's controller, whose registers the direct map shows, and which nobody else knows of.
+    let at = |address| NonNull::new(phys_to_virt::<u8>(address)).expect("the direct map has no address 0");
+    // SAFETY: these are the controller's registers, which the direct map covers and no other code
+    // uses.
     let gic = unsafe {
         GicV3::new(UniqueMmioPointer::new(at(DISTRIBUTOR).cast::<Gicd>()), at(REDISTRIBUTORS).cast::<GicrSgi>(), cpus)
     };
-    let mut gic = gic.expect("the machine has a GICv3");
+    let mut gic = gic.expect("no GICv3: run QEMU with -machine virt,gic-version=3");
     gic.setup(percpu::current().index);
     *GIC.lock() = Some(gic);
 }
 
-/// Lets this processor be interrupted, by its timer and by other processors.
+/// Enables the timer's and the software interrupts on this CPU.
 ///
 /// # Panics
 ///
@@ -52,43 +53,43 @@ pub fn init() {
     let cpu = percpu::current().index;
     NAMES[cpu].store(read_register!("mpidr_el1"), Relaxed);
     let mut gic = GIC.lock();
-    let gic = gic.as_mut().expect("the controller is set up");
+    let gic = gic.as_mut().expect("irq::init_all must be called before irq::init");
     gic.init_cpu(cpu);
     for own in [IntId::sgi(KICK), IntId::sgi(SHOOTDOWN), IntId::ppi(TIMER)] {
         let enabled = gic
             .set_interrupt_priority(own, Some(cpu), PRIORITY)
             .and_then(|()| gic.enable_interrupt(own, Some(cpu), true));
-        enabled.expect("each processor has these");
+        enabled.expect("the GIC rejected a private interrupt of this CPU");
     }
     GicCpuInterface::set_priority_mask(0xff);
     GicCpuInterface::enable_group1(true);
 }
 
-/// Has the timer fire once, in so many nanoseconds (at most some seconds).
+/// Arms the timer to fire once after `ns` nanoseconds (some seconds at most).
 pub fn arm(ns: u64) {
     let wait = (u128::from(ns) * u128::from(rate()) / 1_000_000_000) as u64;
-    // SAFETY: this processor's timer, whose interrupt is served.
+    // SAFETY: this CPU's timer, whose interrupt has a handler.
     unsafe {
         write_register!("cntv_cval_el0", ticks() + wait.max(1));
         write_register!("cntv_ctl_el0", 1);
     }
 }
 
-/// Has this processor hear of a line.
-pub fn hear(line: u32) {
+/// Routes an interrupt line to this CPU.
+pub fn enable_line(line: u32) {
     let interrupt = IntId::spi(line);
-    WIRE.store(interrupt.into(), Relaxed);
+    STDIO.store(interrupt.into(), Relaxed);
     let mut gic = GIC.lock();
     let Some(gic) = gic.as_mut() else { return };
-    // The line falls when all has been read: what counts is that it rises again.
-    let heard = gic
+    // The line falls when all bytes are read, and the next rise is the next event: edge-triggered.
+    let enabled = gic
         .set_trigger(interrupt, None, Trigger::Edge)
         .and_then(|()| gic.set_interrupt_priority(interrupt, None, PRIORITY))
         .and_then(|()| gic.enable_interrupt(interrupt, None, true));
-    heard.expect("the controller has the line");
+    enabled.expect("the GIC rejected the interrupt line");
 }
 
-/// Sends another processor an interrupt.
+/// Sends an interrupt to another CPU.
 pub fn send(cpu: usize, interrupt: u32) {
     let name = NAMES[cpu].load(Relaxed);
     let target = SgiTarget::List {
@@ -97,24 +98,23 @@ pub fn send(cpu: usize, interrupt: u32) {
         affinity1: (name >> 8) as u8,
         target_list: 1 << (name & 15),
     };
-    // What was written before is seen by whoever is interrupted.
-    // SAFETY: a barrier.
+    // The interrupted CPU must see earlier writes. SAFETY: a barrier.
     unsafe { core::arch::asm!("dsb ishst", options(nostack, preserves_flags)) };
     let sent = GicCpuInterface::send_sgi(IntId::sgi(interrupt), target, SgiTargetGroup::CurrentGroup1);
-    sent.expect("one of the sixteen that there are");
+    sent.expect("the GIC rejected a software interrupt: its number must be below 16");
 }
 
-/// Serves what interrupts this processor.
+/// Serves this CPU's pending interrupts.
 pub fn serve() {
     while let Some(interrupt) = GicCpuInterface::get_and_acknowledge_interrupt(InterruptGroup::Group1) {
         if interrupt == IntId::ppi(TIMER) {
-            // It stands until the timer is set anew, or is off.
-            // SAFETY: as in `arm`.
+            // The interrupt stays pending until the timer is armed again or disabled. SAFETY: as in
+            // `arm`.
             unsafe { write_register!("cntv_ctl_el0", 0) };
             percpu::current().tick.store(true, Relaxed);
         } else if interrupt == IntId::sgi(SHOOTDOWN) {
             hooks::shootdown();
-        } else if u32::from(interrupt) == WIRE.load(Relaxed) {
+        } else if u32::from(interrupt) == STDIO.load(Relaxed) {
             percpu::current().tick.store(true, Relaxed);
         }
         GicCpuInterface::end_interrupt(interrupt, InterruptGroup::Group1);

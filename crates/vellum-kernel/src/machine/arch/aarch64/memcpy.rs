@@ -1,13 +1,12 @@
-//! `memcpy`, to which the compiler turns moves of large values.
+//! `memcpy`, which the compiler calls to move large values.
 //!
-//! The one that comes with the target is built for memory that allows aligned accesses only: where
-//! source and target are not aligned alike, it puts each word together from bytes. The kernel runs
-//! with its memory mapped as normal memory, where an access need not be aligned (Arm ARM, B2, on
-//! alignment).
+//! The target's own version assumes that only aligned accesses are allowed: if source and
+//! destination are aligned differently, it assembles each word from bytes. The kernel's memory is
+//! mapped as normal memory, where accesses need not be aligned (Arm ARM, B2, on alignment).
 
 use core::arch::global_asm;
 
-// Bits 0 to 4 of a negative remainder say what is left of the last 32 bytes.
+// Bits 0 to 4 of the negative remainder are the number of bytes left after the last 32.
 global_asm!(
     r#"
     .section .text.memcpy, "ax", @progbits

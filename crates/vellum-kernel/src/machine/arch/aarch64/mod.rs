@@ -1,11 +1,12 @@
-//! AArch64, on QEMU's machine `virt`: GICv3, PSCI, generic timer, PL011. Beside what each architecture has:
+//! AArch64, on QEMU's machine `virt`: GICv3, PSCI, generic timer, PL011. Besides the modules that
+//! each architecture has:
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
-//! | `boot/devicetree` | what the machine says of itself |
-//! | `memcpy` | moves of large values |
-//! | `register` | system registers |
-//! | `vectors` | where exceptions begin |
+//! | `boot/devicetree` | the machine's device tree |
+//! | `memcpy` | moving large values |
+//! | `register` | access to system registers |
+//! | `vectors` | the exception vectors |
 
 #[macro_use]
 mod register;

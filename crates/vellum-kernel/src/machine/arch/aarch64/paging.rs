@@ -1,33 +1,36 @@
-//! The kernel half of every address space: the kernel itself, and all physical memory. It has tables of its own (TTBR1_EL1),
-//! so that the user half (TTBR0_EL1) is the engine's alone.
+//! The kernel half of every address space: the kernel's image and the direct map. It has page
+//! tables of its own (TTBR1_EL1), so that the user half (TTBR0_EL1) belongs to the engine alone.
 //!
-//! | addresses | what | by |
+//! | addresses | contents | leaf size |
 //! |---|---|---|
-//! | [`DIRECT_MAP`](crate::arch::layout::DIRECT_MAP), 512 GiB | physical memory, and devices, from 0 on, writable, never executable | blocks of 1 GiB |
-//! | [`KERNEL_BASE`](crate::arch::layout::KERNEL_BASE) + 1 GiB + 2 MiB | the kernel's image, each section with its own rights, the guard pages left out | pages of 4 KiB |
+//! | [`DIRECT_MAP`], 512 GiB | physical memory and devices from 0 on, writable, never executable | 1 GiB |
+//! | [`KERNEL_BASE`] + 1 GiB + 2 MiB | the kernel's image without guard pages, each section with its rights | 4 KiB |
+//!
+//! [`DIRECT_MAP`]: crate::arch::layout::DIRECT_MAP
+//! [`KERNEL_BASE`]: crate::arch::layout::KERNEL_BASE
 
 use crate::arch::kernel_map::{GIB, ImageTables, Section, Table, image_to_phys};
 use core::arch::{asm, global_asm};
 use vellum::arch::{Aarch64, Arch};
 use vellum_kernel::boot::{BadBoot, Kind, MemoryMap};
 
-/// What every valid entry has that leads nowhere else: accessed, inner shareable.
+/// The bits that every leaf PTE has: accessed, inner shareable.
 const LEAF: u64 = 1 << 10 | 3 << 8;
-/// A valid entry that is a block, and one that is a page or a table.
+/// The type of a block descriptor, and that of a page or table descriptor.
 const BLOCK: u64 = 0b01;
 const PAGE: u64 = 0b11;
-/// The memory types, as [`MEMORY_TYPES`] says.
+/// The index of device memory in [`MEMORY_TYPES`]; normal memory has index 0.
 const DEVICE: u64 = 1 << 2;
 const READ_ONLY: u64 = 1 << 7;
-/// Not executable: by the kernel, by user mode.
+/// Not executable: by the kernel (PXN), by user mode (UXN).
 const PRIVILEGED_NO_EXEC: u64 = 1 << 53;
 const USER_NO_EXEC: u64 = 1 << 54;
-/// MAIR_EL1: normal memory, write-back; device memory, whose writes may be acknowledged early.
+/// MAIR_EL1: normal write-back memory; device memory with early write acknowledgement.
 pub const MEMORY_TYPES: u64 = 0x04 << 8 | 0xff;
 
-/// Memory begins at 1 GiB; below are devices, and above what the map says.
+/// Memory begins at 1 GiB. Below it are devices, and so are above the top of the memory map.
 const FIRST_MEMORY: u64 = GIB;
-/// Returns the entry that leads to a table.
+/// Returns the entry that links a page table.
 fn link(table: &Table) -> u64 {
     table.address() | PAGE
 }
@@ -37,7 +40,7 @@ struct Tables {
     direct: Table,
     high: Table,
     image: ImageTables,
-    /// The root of a user half in which there is nothing.
+    /// The root of an empty user half.
     empty: Table,
 }
 
@@ -49,19 +52,19 @@ static mut TABLES: Tables = Tables {
     empty: Table::EMPTY,
 };
 
-/// Builds the final tables and switches to them. Memory that the direct map cannot reach is taken from `map`.
+/// Builds the final page tables and loads them. Memory beyond the direct map is reserved in `map`.
 ///
 /// # Safety
 ///
-/// To be called once, on the boot processor, before anything keeps an address of the identity mapping.
+/// Called once, on the boot CPU, before any address of the identity mapping is kept.
 ///
 /// # Errors
 ///
-/// The map has no room for that.
+/// The map has no room for the reservation.
 pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     let tables = &raw mut TABLES;
-    // SAFETY: called once and with one processor, so this is the only reference there ever is; the processor
-    // reads the tables only after the last use of it.
+    // SAFETY: called once with one CPU running, so this is the only reference ever; the CPU reads
+    // the page tables only after the reference's last use.
     let tables = unsafe { &mut *tables };
     map.reserve(512 * GIB, u64::MAX, Kind::Unreachable)?;
     let memory = FIRST_MEMORY..map.top().next_multiple_of(GIB).max(FIRST_MEMORY + GIB);
@@ -72,18 +75,20 @@ pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     map_image(tables);
     tables.root.0[0] = link(&tables.direct);
     tables.root.0[511] = link(&tables.high);
-    // SAFETY: the new tables map the image, which holds this code, its data and its stack, where the old ones
-    // do, with the rights that each section needs.
-    unsafe { adopt() };
+    // SAFETY: the new page tables map the image, with this code, its data and its stack, at the
+    // same addresses as the old ones and with each section's rights.
+    unsafe { switch_tables() };
     Ok(())
 }
 
-/// Has this processor leave the tables of [`crate::arch::boot`] for the final ones, with nothing in the user half.
+/// Switches this CPU from the page tables of [`crate::arch::boot`] to the final ones, with an empty
+/// user half.
 ///
 /// # Safety
 ///
-/// The final tables are there, interrupts are off, and the user half is the identity mapping.
-pub unsafe fn adopt() {
+/// The final page tables are complete, interrupts are off, and the user half is the identity
+/// mapping.
+pub unsafe fn switch_tables() {
     // SAFETY: only the field's address is taken; nothing is read.
     let root = unsafe { &raw const TABLES.root };
     // SAFETY: by contract. The code runs in the identity mapping while there is no kernel half.
@@ -93,7 +98,8 @@ pub unsafe fn adopt() {
     }
 }
 
-// A page must not have two sizes in a TLB: so there is a moment without any (Arm ARM, D8.17.1, "Using break-before-make").
+// A TLB must not see two page sizes for one page, so for a moment the kernel half is empty (Arm
+// ARM, D8.17.1, "Using break-before-make").
 global_asm!(
     r#"
     .section .text.paging, "ax", @progbits
@@ -117,7 +123,7 @@ unsafe extern "C" {
     fn paging_switch(root: u64, empty: u64, here: u64);
 }
 
-/// Maps the image by pages of 4 KiB, each with the rights of its section.
+/// Maps the image by 4 KiB pages with the rights of each section.
 fn map_image(tables: &mut Tables) {
     let leaf = |section, physical| {
         let rights = match section {
@@ -131,7 +137,8 @@ fn map_image(tables: &mut Tables) {
     tables.high.0[510] = link(&tables.image.directory);
 }
 
-/// Returns the command line: there is one kind of tables, and so no number of levels to report.
+/// Returns the command line unchanged and no number of levels, because there is only one kind of
+/// page tables.
 ///
 /// # Errors
 ///
@@ -140,107 +147,112 @@ pub fn choose(command_line: &str) -> Result<(&str, Option<u32>), &'static str> {
     Ok((command_line, None))
 }
 
-/// The format of the user half's tables.
+/// The page-table format of the user half.
 pub type Format = Aarch64;
 
-/// The same, as the processor is: whether it lets the contiguous bit of live leaves change in place, and is known not to abort
-/// then (ID_AA64MMFR2_EL1.BBM; QEMU's own CPU).
+/// Returns the format for this CPU. It changes the contiguous bit of live PTEs in place only if the
+/// CPU supports that (ID_AA64MMFR2_EL1.BBM) and is known not to abort then, as QEMU's own CPU is.
 pub fn format() -> Format {
-    /// MIDR_EL1 without variant and revision.
+    /// The MIDR_EL1 of that CPU, without variant and revision.
     const QEMU_MAX: u64 = 0x000f_0510;
     let known = read_register!("midr_el1") & 0xff0f_fff0 == QEMU_MAX;
     let format = Aarch64::granule_4k();
     if known && read_register!("id_aa64mmfr2_el1") >> 52 & 15 >= 2 { format.with_bbm2() } else { format }
 }
 
-/// What TCR_EL1 says but for the size of physical addresses: both halves alike, address-space identifiers of 16 bits.
+/// Returns TCR_EL1 without the physical address size: both halves have the same format, and ASIDs
+/// have 16 bits.
 pub const fn control() -> u64 {
     let user = Aarch64::granule_4k().tcr_el1();
     let (size, write_back, inner_shareable, granule) = (16 << 16, 0b01 << 24 | 0b01 << 26, 0b11 << 28, 0b10 << 30);
     user | size | write_back | inner_shareable | granule | 1 << 36
 }
 
-/// Returns the first address that user mode can't have: that of the format, whatever the processor
-/// adds to it.
+/// Returns the end of user addresses, which depends on the format only, not on the CPU.
 pub fn user_end() -> u64 {
     Aarch64::granule_4k().user_end()
 }
 
-/// The physical address of the root of a user half in which there is nothing.
+/// Returns the physical address of the root of an empty user half.
 pub fn kernel_root() -> u64 {
     // SAFETY: only the field's address is taken; nothing is read.
     image_to_phys(unsafe { &raw const TABLES.empty } as u64)
 }
 
-/// Makes the kernel reachable from another root table: it is, always.
+/// Copies the kernel half into a root page table: unnecessary here, because TTBR1_EL1 maps it in
+/// every space.
 ///
 /// # Safety
 ///
-/// None is broken here: other architectures have something to promise.
+/// Always safe here; other architectures demand something.
 pub unsafe fn copy_kernel_half(_root: u64) {}
 
-/// Makes this processor translate user addresses through the table at physical address `root`, in which there is nothing.
+/// Loads the empty user half at physical address `root` on this CPU.
 ///
 /// # Safety
 ///
-/// The table stays one until another is loaded.
+/// The page table stays valid until another is loaded.
 pub unsafe fn load_root(root: u64) {
-    // SAFETY: the kernel half has tables of its own; and nothing is cached under identifier 0, which is for this alone.
+    // SAFETY: the kernel half has page tables of its own, and nothing is cached under ASID 0, which
+    // only the empty user half uses.
     unsafe { write_register!("ttbr0_el1", root) };
 }
 
-/// The same for a space with a tag, 1 or more: nothing is dropped of other spaces, and of this one only if not to `keep` it.
+/// Loads the root of a space with a TLB tag of 1 or more. Other spaces' translations stay in the
+/// TLB, and with `keep` those of this space too.
 ///
 /// # Safety
 ///
-/// The table stays one until another is loaded. What is kept is true of the tables.
+/// The page table stays valid until another is loaded. With `keep`, the translations under this tag
+/// agree with the page tables.
 pub unsafe fn load_tagged_root(root: u64, tag: u16, keep: bool) {
     let tag = u64::from(tag) << 48;
     if !keep {
-        // The tag may be that of the space that is loaded, of whose tables nothing may come to be
-        // cached under it any more. Nothing is under identifier 0.
-        // SAFETY: nothing is there.
+        // The tag may be the loaded space's. From here on, walks must cache nothing more under it
+        // from that space's page tables, so the empty user half is loaded first. SAFETY: it maps
+        // nothing.
         unsafe { load_root(kernel_root()) };
-        // SAFETY: dropping translations breaks nothing.
+        // SAFETY: flushing translations breaks nothing.
         unsafe { asm!("dsb ishst", "tlbi aside1, {}", "dsb nsh", in(reg) tag, options(nostack, preserves_flags)) };
     }
-    // SAFETY: by contract; what user memory holds, the kernel touches only under `cpu::user_access`.
+    // SAFETY: by contract; the kernel accesses the user half only inside `cpu::user_access`.
     unsafe { write_register!("ttbr0_el1", root | tag) };
 }
 
-/// The tag of the space that is loaded, where invalidations want it.
+/// Returns the loaded space's tag, in the position that `tlbi` takes it.
 fn tag() -> u64 {
     read_register!("ttbr0_el1") & !((1 << 48) - 1)
 }
 
-/// Has the tables, as they are written, be what other processors' translations see, before those are told.
+/// Makes page-table writes visible to the page-table walks of other CPUs, before those are
+/// notified.
 pub fn publish() {
     // SAFETY: a barrier.
     unsafe { asm!("dsb ishst", options(nostack, preserves_flags)) };
 }
 
-/// Drops this processor's translations of the pages at these addresses, of whatever size, and all it holds of the tables that
-/// lead to them (Arm ARM, D8.17, "TLB maintenance").
+/// Flushes the translations of the pages at these addresses, of any page size, from this CPU's TLB,
+/// together with cached table entries that lead to them (Arm ARM, D8.17, "TLB maintenance").
 pub fn flush_pages(addresses: impl Iterator<Item = u64>) {
     let tag = tag();
     publish();
     for address in addresses {
         let page = tag | address >> 12 & ((1 << 44) - 1);
-        // SAFETY: dropping translations breaks nothing.
+        // SAFETY: flushing translations breaks nothing.
         unsafe { asm!("tlbi vae1, {}", in(reg) page, options(nostack, preserves_flags)) };
     }
     // SAFETY: barriers.
     unsafe { asm!("dsb nsh", "isb", options(nostack, preserves_flags)) };
 }
 
-/// Drops all this processor's translations of the user half of the space that is loaded.
+/// Flushes this CPU's translations of the loaded space's user half.
 pub fn flush_user() {
-    // SAFETY: dropping translations breaks nothing.
+    // SAFETY: flushing translations breaks nothing.
     unsafe { asm!("dsb ishst", "tlbi aside1, {}", "dsb nsh", "isb", in(reg) tag(), options(nostack, preserves_flags)) };
 }
 
-/// Drops all this processor's translations.
+/// Flushes all translations of this CPU.
 pub fn flush_all() {
-    // SAFETY: as above.
+    // SAFETY: flushing translations breaks nothing.
     unsafe { asm!("dsb ishst", "tlbi vmalle1", "dsb nsh", "isb", options(nostack, preserves_flags)) };
 }

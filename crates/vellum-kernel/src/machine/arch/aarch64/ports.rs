@@ -1,5 +1,5 @@
-//! The serial ports: the machine's own for the console, `pci-serial`, a 16550 behind one I/O region, for the
-//! wire.
+//! The serial ports: the machine's PL011 is the console; `pci-serial`, a 16550 behind one I/O BAR,
+//! is the stdio channel.
 
 use crate::arch::irq::{self, PCI_LINES};
 use crate::arch::kernel_map::phys_to_virt;
@@ -11,21 +11,21 @@ use uart_16550::Uart16550;
 use uart_16550::backend::MmioBackend;
 use virtio_drivers::transport::pci::bus::Command;
 
-/// How the wire's registers are reached.
+/// The access to the stdio channel's registers.
 pub type Backend = MmioBackend;
 
-/// Where the machine has the PL011, and the clock that drives it.
+/// The PL011's address, and the rate of its clock.
 const PL011: u64 = 0x0900_0000;
 const PL011_HZ: u32 = 24_000_000;
 
-/// Where in memory PCI's I/O addresses are.
+/// The memory address of PCI's I/O window.
 const IO_WINDOW: u64 = 0x3eff_0000;
-/// The I/O address that the port is given.
+/// The I/O address assigned to the port.
 const IO_ADDRESS: u32 = 0x1000;
 /// Red Hat's `pci-serial`: vendor and device.
 const SERIAL: (u16, u16) = (0x1b36, 0x0002);
 
-static WIRE_LINE: AtomicU32 = AtomicU32::new(0);
+static STDIO_LINE: AtomicU32 = AtomicU32::new(0);
 
 /// The console's port.
 pub struct Console(Uart<'static>);
@@ -42,30 +42,31 @@ impl Console {
     }
 }
 
-/// The console's port. To be asked for once.
+/// Returns the console's port. Called once.
 pub fn console() -> Option<Console> {
     let registers = NonNull::new(phys_to_virt::<PL011Registers>(PL011))?;
-    // SAFETY: the port has this address on the machine, and who asked for it is its only user.
+    // SAFETY: the machine has the port at this address, and the caller is its only user.
     let mut port = Uart::new(unsafe { UniqueMmioPointer::new(registers) });
     let config = LineConfig { data_bits: DataBits::Bits8, parity: Parity::None, stop_bits: StopBits::One };
     port.enable(config, 115_200, PL011_HZ).ok()?;
     Some(Console(port))
 }
 
-/// The wire's port, if there is one. To be asked for once.
-pub fn wire() -> Option<Uart16550<Backend>> {
+/// Returns the stdio channel's port, if there is one. Called once.
+pub fn stdio() -> Option<Uart16550<Backend>> {
     let (address, line) = pci_serial()?;
-    WIRE_LINE.store(line, Relaxed);
-    // SAFETY: the port's registers, a byte each; who asked for it is its only user.
+    STDIO_LINE.store(line, Relaxed);
+    // SAFETY: these are the port's byte-wide registers, and the caller is its only user.
     unsafe { Uart16550::new_mmio(NonNull::new(phys_to_virt(address))?, 1) }.ok()
 }
 
-/// From now on this processor is interrupted when something comes over the wire.
-pub fn hear_wire() {
-    irq::hear(WIRE_LINE.load(Relaxed));
+/// Makes bytes that arrive on the stdio channel interrupt this CPU.
+pub fn enable_stdio_interrupt() {
+    irq::enable_line(STDIO_LINE.load(Relaxed));
 }
 
-/// The serial port, made to answer: its physical address, and its interrupt's line.
+/// Finds the PCI serial port and enables it. Returns the physical address of its registers and its
+/// interrupt line.
 fn pci_serial() -> Option<(u64, u32)> {
     let mut root = pci::root();
     let device = pci::find(&root, |info| (info.vendor_id, info.device_id) == SERIAL)?;

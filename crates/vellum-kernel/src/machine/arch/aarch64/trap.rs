@@ -1,10 +1,11 @@
-//! Exceptions. Those that come in user mode end [`crate::arch::entry::enter`].
+//! Exceptions in kernel mode. Those in user mode end [`crate::arch::entry::enter`].
 //!
-//! A page fault of the kernel's at a user address goes to the hook, which may resolve it, or have the code that faulted go on
-//! elsewhere; every other exception is a bug of the kernel, is reported with all that is known of it, and stops the machine.
+//! A page fault at a user address calls the hook, which may resolve it or make the faulting code
+//! continue elsewhere. Any other exception is a kernel bug: it is reported with all that is known,
+//! and the machine stops.
 //!
-//! Interrupts may come at any moment in kernel mode; so what serves them takes no lock and calls nothing: it sets a flag,
-//! or invalidates, and is done.
+//! An interrupt may arrive at any point of the kernel, so its handler takes no lock: it sets a
+//! flag, or serves shootdown requests.
 
 use super::vectors::{INTERRUPT, SYNCHRONOUS};
 use crate::arch::backtrace;
@@ -18,20 +19,21 @@ use crate::println;
 use linux_raw_sys::general as abi;
 use vellum::space::Access;
 
-/// What user mode may set in its state: the condition flags, those of branch targets, of speculation and of timing.
+/// The status bits that user mode may set: the condition flags, DIT, SSBS and BTYPE.
 pub const USER_STATE: u64 = 0xf << 28 | 1 << 24 | 1 << 12 | 3 << 10;
-/// What user mode's state never has: another level, or exceptions kept away.
+/// The status bits that are never set in user mode: other exception levels, and the exception
+/// masks.
 pub const KERNEL_STATE: u64 = 0x3df;
-/// In the kernel's: interrupts are kept away; touching user memory is forbidden (PAN).
+/// In the kernel's status: interrupts are masked; access to user memory is forbidden (PAN).
 const MASKED: u64 = 1 << 7;
 const FORBIDDEN: u64 = 1 << 22;
 
-/// What ESR_EL1 says (Arm ARM, D19.2.40).
+/// The exception syndrome (ESR_EL1; Arm ARM, D19.2.40).
 #[derive(Clone, Copy)]
 struct Syndrome(u64);
 
 impl Syndrome {
-    /// The class of the exception.
+    /// Returns the exception class.
     fn class(self) -> u64 {
         self.0 >> 26 & 63
     }
@@ -44,12 +46,13 @@ impl Syndrome {
         self.is_fetch() || matches!(self.class(), 0x24 | 0x25)
     }
 
-    /// Whether an entry of a page table is the reason: a translation, access flag or permission fault, at any level.
+    /// Returns whether a page-table entry caused the exception: a translation, access flag or
+    /// permission fault at any level.
     fn is_page_fault(self) -> bool {
         self.is_abort() && matches!(self.0 >> 2 & 15, 1..=3)
     }
 
-    /// What was tried. Maintenance of caches counts as a read.
+    /// Returns the kind of access. Cache maintenance counts as a read.
     fn access(self) -> Access {
         let (write, maintenance) = (self.0 >> 6 & 1 != 0, self.0 >> 8 & 1 != 0);
         match self.is_fetch() {
@@ -60,7 +63,7 @@ impl Syndrome {
     }
 }
 
-/// Why a synchronous exception left user mode.
+/// Returns the reason for which a synchronous exception left user mode.
 #[inline]
 pub fn of_user(registers: &Registers) -> Trap {
     const SYSTEM_CALL: u64 = 0x15;
@@ -74,14 +77,14 @@ pub fn of_user(registers: &Registers) -> Trap {
     }
 }
 
-/// The signal that another exception of user mode's is to the program.
+/// Returns the signal for an exception in user mode other than a system call or a page fault.
 #[cold]
 fn raised(registers: &Registers, syndrome: Syndrome) -> Raised {
     const ALIGNMENT: u64 = 0b10_0001;
     let address = read_register!("far_el1");
     let (signal, code, address) = match syndrome.class() {
         _ if syndrome.is_abort() && syndrome.0 & 63 == ALIGNMENT => (abi::SIGBUS, abi::BUS_ADRALN, address),
-        // The address has more bits than there are, or memory failed.
+        // The address is not canonical, or memory has failed.
         _ if syndrome.is_abort() => (abi::SIGSEGV, abi::SEGV_MAPERR, address),
         0x22 => (abi::SIGBUS, abi::BUS_ADRALN, address),
         0x26 => (abi::SIGBUS, abi::BUS_ADRALN, registers.sp),
@@ -93,17 +96,17 @@ fn raised(registers: &Registers, syndrome: Syndrome) -> Raised {
     Raised { signal, code: code as i32, address }
 }
 
-/// An exception in kernel mode.
+/// Handles an exception in kernel mode.
 pub extern "C" fn handle(frame: &mut Registers, kind: u64) {
     match kind {
         SYNCHRONOUS => {}
         INTERRUPT => return irq::serve(),
         _ => report(frame, kind),
     }
-    // First of all, as a fault inside the handler would overwrite it.
+    // Read FAR_EL1 first, because a fault inside the handler would overwrite it.
     let address = read_register!("far_el1");
     if frame.state & MASKED == 0 {
-        // Whoever resolves the fault may wait for another processor, which may wait for this one.
+        // The hook may wait for another CPU that in turn waits for this one to serve its shootdown.
         interrupts::enable();
     }
     let outcome = resolve(frame, address);
@@ -115,22 +118,22 @@ pub extern "C" fn handle(frame: &mut Registers, kind: u64) {
     }
 }
 
-/// Asks the hook about the faults that a page-table entry can cure: not about the kernel's own half, and not about
-/// user memory touched where that is forbidden.
+/// Calls the hook for a page fault that a PTE can resolve: not for the kernel half, and not for
+/// user memory outside `cpu::user_access`.
 fn resolve(frame: &Registers, address: u64) -> Outcome {
     let syndrome = Syndrome(frame.syndrome);
-    if !syndrome.is_page_fault() || address >= user_end() || is_stray(frame) {
+    if !syndrome.is_page_fault() || address >= user_end() || is_outside_user_access(frame) {
         return Outcome::Unresolved;
     }
     hooks::page_fault(&Fault { address, access: syndrome.access(), pc: frame.pc })
 }
 
-/// Whether the kernel ran with access to user memory forbidden.
-fn is_stray(frame: &Registers) -> bool {
+/// Returns whether the kernel faulted while access to user memory was forbidden.
+fn is_outside_user_access(frame: &Registers) -> bool {
     cpu::has_pan() && frame.state & FORBIDDEN != 0
 }
 
-/// Reports an exception that nobody knows what to do about, and stops the machine.
+/// Reports an unexpected exception and stops the machine.
 #[cold]
 pub fn report(frame: &Registers, kind: u64) -> ! {
     let address = read_register!("far_el1");
@@ -139,8 +142,8 @@ pub fn report(frame: &Registers, kind: u64) -> ! {
     println!("{frame}\nfar {address:#018x}");
     if stack::is_guard(address) {
         println!("the stack overflowed");
-    } else if address < user_end() && Syndrome(frame.syndrome).is_page_fault() && is_stray(frame) {
-        println!("the kernel touched a user address outside cpu::user_access");
+    } else if address < user_end() && Syndrome(frame.syndrome).is_page_fault() && is_outside_user_access(frame) {
+        println!("the kernel accessed a user address outside cpu::user_access");
     }
     backtrace::print(Some(frame.pc), frame.x[29]);
     exit(exit::Outcome::Failure)

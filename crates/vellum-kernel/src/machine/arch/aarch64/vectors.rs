@@ -1,14 +1,14 @@
-//! Where exceptions begin (Arm ARM, DDI 0487, D1.3.4, "Exception vectors"). SP_EL1 is the stack pointer: see
-//! [`crate::arch::boot`].
+//! The exception vectors (Arm ARM, DDI 0487, D1.3.4, "Exception vectors"). Exceptions run on
+//! SP_EL1, as [`crate::arch::boot`] describes.
 
 use crate::arch::entry::{SIZE, restore_registers, save_registers};
 use crate::arch::trap;
 
-/// The kinds of exceptions that the vectors tell apart.
+/// The kind of a synchronous exception.
 pub const SYNCHRONOUS: u64 = 0;
-/// As above.
+/// The kind of an interrupt.
 pub const INTERRUPT: u64 = 1;
-/// What never comes: a fast interrupt, or an error of the system's.
+/// The kind of exceptions that never occur: fast interrupts and system errors.
 pub const OTHER: u64 = 2;
 
 core::arch::global_asm!(
@@ -73,12 +73,12 @@ unsafe extern "C" {
     static vectors: u8;
 }
 
-/// Has this processor find them.
+/// Installs the vectors on this CPU.
 ///
 /// # Safety
 ///
 /// SP_EL1 points to a stack.
 pub unsafe fn install() {
-    // SAFETY: the vectors live for ever, and each leads to code that serves its exception.
+    // SAFETY: the vectors live forever, and each leads to code that handles its exception.
     unsafe { write_register!("vbar_el1", &raw const vectors as u64) };
 }

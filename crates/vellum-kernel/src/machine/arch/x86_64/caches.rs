@@ -1,27 +1,35 @@
-//! What the processor does to memory by the block.
+//! Zeroing and copying whole pages, and instruction cache synchronization.
 
 use core::arch::asm;
 
-/// Overwrites memory with zeros. By words also where bytes are said to be fast (ERMS): whole pages take the same time, and QEMU
-/// counts an instruction for each word or byte.
+/// Zeroes memory by words even where byte stores are fast (ERMS): whole pages take the same time,
+/// and QEMU counts one instruction per word or byte.
 ///
 /// # Safety
 ///
-/// As of `ptr::write_bytes`. Whole pages.
+/// As of `ptr::write_bytes`. The range consists of whole pages.
 pub unsafe fn zero(at: *mut u8, bytes: usize) {
-    // SAFETY: by contract; the direction flag is clear, as everywhere.
+    // SAFETY: by contract; the direction flag is clear, as everywhere in the kernel.
     unsafe {
-        asm!("rep stosq", inout("rcx") bytes / 8 => _, inout("rdi") at => _, in("rax") 0, options(nostack, preserves_flags));
+        asm!(
+            "rep stosq",
+            inout("rcx") bytes / 8 => _,
+            inout("rdi") at => _,
+            in("rax") 0,
+            options(nostack, preserves_flags),
+        );
     }
 }
 
-/// Copies memory that others may be writing to.
+/// Copies memory that other CPUs may be writing to.
 ///
 /// # Safety
 ///
-/// As of `ptr::copy_nonoverlapping`, but for those others. Whole pages.
+/// As of `ptr::copy_nonoverlapping`, except that concurrent writes are allowed. The range consists
+/// of whole pages.
 pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: by contract; the direction flag is clear, as everywhere. To this instruction nothing is a data race.
+    // SAFETY: by contract; the direction flag is clear, as everywhere in the kernel. The
+    // instruction tolerates concurrent writes.
     unsafe {
         asm!(
             "rep movsq",
@@ -33,6 +41,6 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Has every processor fetch the instructions that were written to memory: they notice by themselves (Intel SDM, volume 3A,
-/// "Self-modifying code").
+/// Makes every CPU fetch newly written instructions. x86 CPUs notice by themselves (Intel SDM,
+/// volume 3A, "Self-modifying code").
 pub fn publish_code(_at: *const u8, _bytes: usize) {}

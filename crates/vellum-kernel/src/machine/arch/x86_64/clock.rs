@@ -1,18 +1,19 @@
-//! Time: the processor's time-stamp counter, whose rate is found out once by the PC's interval timer.
+//! The clock: the CPU's time-stamp counter, whose rate is calibrated once with the PC's interval
+//! timer.
 
 use core::arch::x86_64::_rdtsc;
 use x86_64::instructions::port::Port;
 
-/// The rate at which every PC's interval timer counts.
+/// The rate of every PC's interval timer.
 const TIMER_HZ: u64 = 1_193_182;
-/// So long the two counters are compared: 5 ms.
+/// The calibration time in timer ticks: 5 ms.
 const TIMER_TICKS: u16 = (TIMER_HZ / 200) as u16;
-/// If the timer is not done by then there is none. At 5 GHz a fifth of a second.
-const PATIENCE: u64 = 1 << 30;
+/// The time-stamp ticks after which the timer is considered absent: a fifth of a second at 5 GHz.
+const TIMEOUT: u64 = 1 << 30;
 
-/// What the time-stamp counter stands at.
+/// Reads the time-stamp counter.
 pub fn ticks() -> u64 {
-    // SAFETY: every 64-bit processor has the instruction, and nothing here forbids it.
+    // SAFETY: every 64-bit CPU has the instruction, and the kernel never disables it.
     unsafe { _rdtsc() }
 }
 
@@ -24,37 +25,40 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts the clock, at the rate that the interval timer says. `counted`: the counter is QEMU's virtual time, in nanoseconds.
+    /// Starts the clock at the rate calibrated with the interval timer. `counted`: the counter is
+    /// QEMU's virtual time, in nanoseconds.
     ///
     /// # Safety
     ///
-    /// Nobody else uses the timer meanwhile.
+    /// No other code uses the interval timer meanwhile.
     pub unsafe fn start(counted: bool) -> Self {
         if counted {
             return Self { start: self::ticks(), scale: 1 << 32 };
         }
         // SAFETY: by contract.
         let ticks = unsafe { ticks_of_timer() };
-        // A counter that nothing can be said about is taken to count nanoseconds.
+        // Without a timer the counter is taken to count nanoseconds.
         let scale = ticks.map_or(1 << 32, |ticks| ((u64::from(TIMER_TICKS) * 1_000_000_000 / TIMER_HZ) << 32) / ticks);
         Self { start: self::ticks(), scale }
     }
 
-    /// Nanoseconds since it was started.
+    /// Returns the nanoseconds since the clock was started.
     pub fn now_ns(&self) -> u64 {
         ((u128::from(ticks() - self.start) * u128::from(self.scale)) >> 32) as u64
     }
 }
 
-/// How far the time-stamp counter comes while the timer counts [`TIMER_TICKS`] down; `None` if there is no timer.
+/// Returns the time-stamp ticks that pass while the timer counts [`TIMER_TICKS`] down, or `None` if
+/// there is no timer.
 ///
 /// # Safety
 ///
-/// Nobody else uses the timer meanwhile.
+/// No other code uses the interval timer meanwhile.
 unsafe fn ticks_of_timer() -> Option<u64> {
     let (mut control, mut command, mut count) = (Port::<u8>::new(0x61), Port::<u8>::new(0x43), Port::<u8>::new(0x42));
-    // SAFETY: the ports of the interval timer's third channel, the only one without an interrupt, and of its gate;
-    // or of nothing. The loudspeaker, which hangs on it too, is kept silent.
+    // SAFETY: the ports are those of the interval timer's channel 2, the only one without an
+    // interrupt, and of its gate, or of no device. The loudspeaker on the same channel is kept
+    // silent.
     unsafe {
         let gate = control.read() & !0b11;
         control.write(gate | 1);
@@ -63,7 +67,7 @@ unsafe fn ticks_of_timer() -> Option<u64> {
         count.write((TIMER_TICKS >> 8) as u8);
         let start = ticks();
         while control.read() & 1 << 5 == 0 {
-            if ticks() - start > PATIENCE {
+            if ticks() - start > TIMEOUT {
                 return None;
             }
         }

@@ -1,8 +1,8 @@
-//! The processor: its segments, the protections that are switched on, and the way to user memory.
+//! CPU setup: segments, protections, and access to user memory.
 //!
-//! With SMAP the kernel faults on its own stray touches of user memory. It runs with the protection on, and lifts
-//! it only inside [`user_access`], the one place from which user addresses are meant to be touched. A processor
-//! without SMAP runs the same code, less guarded.
+//! With SMAP, kernel accesses to user memory fault except inside [`user_access`], the only place
+//! where the kernel accesses user addresses. A CPU without SMAP runs the same code without this
+//! check.
 
 use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::stack;
@@ -20,23 +20,23 @@ use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 pub const USER_DATA: u64 = 0x1b;
 /// The selector of user mode's code segment.
 pub const USER_CODE: u64 = 0x23;
-/// The slot of the interrupt stack table whose stack serves the exceptions that may find no other stack usable.
+/// The slot of the interrupt stack table for exceptions that can't rely on another stack.
 pub const FAULT_STACK_SLOT: u16 = 0;
 
 static mut SEGMENTS: [MaybeUninit<GlobalDescriptorTable>; MAX_CPUS] = [const { MaybeUninit::uninit() }; MAX_CPUS];
 static SMAP: AtomicBool = AtomicBool::new(false);
 static TAGS: AtomicBool = AtomicBool::new(false);
 
-/// Loads the segments, and switches on the protections that the processor has: no-execute and write protection
-/// always; supervisor-mode execution and access prevention where available.
+/// Loads the segments and enables the CPU's protections: no-execute and write protection always,
+/// SMEP and SMAP where available.
 ///
 /// # Safety
 ///
-/// To be called once by each processor, with interrupts off, after [`percpu::install`].
+/// Called once by each CPU, with interrupts off, after [`percpu::install`].
 pub unsafe fn init() {
     let percpu::ArchCpu { index, ref entry, .. } = *percpu::current();
     let (task, fault_stack) = (entry.task.get(), stack::fault_stack_top(index));
-    // SAFETY: this processor's own, and not loaded yet.
+    // SAFETY: this CPU's own task state segment, which is not loaded yet.
     unsafe { (*task).interrupt_stack_table[FAULT_STACK_SLOT as usize] = VirtAddr::new(fault_stack) };
     let mut table = GlobalDescriptorTable::new();
     let code = table.append(Descriptor::kernel_code_segment());
@@ -44,12 +44,12 @@ pub unsafe fn init() {
     let user_data = table.append(Descriptor::user_data_segment());
     let user_code = table.append(Descriptor::user_code_segment());
     debug_assert!([user_data.0, user_code.0].map(u64::from) == [USER_DATA, USER_CODE]);
-    // SAFETY: the task state is this processor's, and lives for ever.
+    // SAFETY: the task state segment is this CPU's and lives forever.
     let state = table.append(unsafe { Descriptor::tss_segment_unchecked(task) });
     let segments = &raw mut SEGMENTS;
-    // SAFETY: this processor's own, which is not loaded yet and not written again.
+    // SAFETY: this CPU's own table, which is not loaded yet and not written again.
     unsafe { (*segments)[index].write(table) }.load();
-    // SAFETY: the selectors are those of the table just loaded, which is never changed.
+    // SAFETY: the selectors are those of the table just loaded, which never changes.
     unsafe {
         CS::set_reg(code);
         SS::set_reg(data);
@@ -57,8 +57,8 @@ pub unsafe fn init() {
     }
     assert!(extended_features() & 1 << 20 != 0, "this processor has no no-execute bit");
     let (smep, smap) = (structured_features() & 1 << 7 != 0, structured_features() & 1 << 20 != 0);
-    // SAFETY: no table in use has a bit that these give another meaning to (no-execute is bit 63), maps a user
-    // page, or maps something read-only that is yet written.
+    // SAFETY: no page table in use sets a bit whose meaning these flags change (no-execute is bit
+    // 63), maps a user page, or maps read-only memory that is written.
     unsafe {
         Efer::update(|efer| efer.insert(EferFlags::NO_EXECUTE_ENABLE));
         Cr0::update(|cr0| cr0.insert(Cr0Flags::WRITE_PROTECT));
@@ -70,12 +70,12 @@ pub unsafe fn init() {
     SMAP.store(smap, Relaxed);
 }
 
-/// Lets the TLB keep translations over a change of address space: global ones, and, where it can tag them, every space's
-/// own. The kernel's own tables are loaded.
-pub fn enable_keeping() {
+/// Lets TLB entries survive a change of address space: global ones, and with PCIDs those of every
+/// space. Called with the kernel's own page tables loaded.
+pub fn enable_global_and_pcid() {
     let tags = features() & 1 << 17 != 0;
-    // SAFETY: the kernel half is the same in every address space, and it alone has global entries. The tag in use is 0, as
-    // tags ask for when they are switched on.
+    // SAFETY: the kernel half is the same in every address space, and only it has global PTEs. The
+    // PCID in use is 0, which enabling PCIDs requires.
     unsafe {
         Cr4::update(|cr4| {
             cr4.insert(Cr4Flags::PAGE_GLOBAL);
@@ -85,61 +85,62 @@ pub fn enable_keeping() {
     TAGS.store(tags, Relaxed);
 }
 
-/// Whether the TLB tags translations with the space that they belong to (PCID).
+/// Returns whether TLB entries are tagged with the address space (PCID).
 pub fn has_tags() -> bool {
     TAGS.load(Relaxed)
 }
 
-/// Whether an upper-level entry may map 1 GiB (CPUID 80000001H, EDX bit 26).
+/// Returns whether a PTE at the 1 GiB level may be a leaf (CPUID 80000001H, EDX bit 26).
 pub fn has_1g_pages() -> bool {
     extended_features() & 1 << 26 != 0
 }
 
-/// Whether page tables have five levels, which is settled at boot.
+/// Returns whether page tables have five levels, which boot decides.
 pub fn has_five_levels() -> bool {
     Cr4::read().contains(Cr4Flags::L5_PAGING)
 }
 
-/// Whether supervisor-mode access prevention is on.
+/// Returns whether SMAP is on.
 pub fn has_smap() -> bool {
     SMAP.load(Relaxed)
 }
 
-/// Runs `body`, which may touch user memory. A touch of a page that is not mapped, or not so, goes to the hook
-/// of [`crate::arch::hooks`], and is retried when the hook has resolved it.
+/// Runs `body`, which may access user memory. A page fault in it calls the hook of
+/// [`crate::arch::hooks`]; the access is retried once the hook has resolved the fault.
 pub fn user_access<T>(body: impl FnOnce() -> T) -> T {
     if !has_smap() {
         return body();
     }
-    // SAFETY: sets EFLAGS.AC and nothing else; it exists, as the processor has SMAP. Without `nomem`, and so a
-    // barrier that the compiler moves no access over.
+    // SAFETY: sets EFLAGS.AC and nothing else; the instruction exists with SMAP. Without `nomem`,
+    // so that the compiler moves no access over it.
     unsafe { asm!("stac", options(nostack)) };
     let result = body();
     forbid_user_access();
     result
 }
 
-/// Forbids touching user memory until the next [`user_access`]: for the entry of an exception handler, which
-/// begins with the permission of the code that it interrupted, and gives it back by returning.
+/// Forbids access to user memory until the next [`user_access`]. Called at the entry of an
+/// exception handler, which inherits the permission of the interrupted code; returning from the
+/// exception restores it.
 pub fn forbid_user_access() {
     if has_smap() {
-        // SAFETY: clears EFLAGS.AC and nothing else, as above.
+        // SAFETY: clears EFLAGS.AC and nothing else.
         unsafe { asm!("clac", options(nostack)) };
     }
 }
 
-/// Between a store and a look at what another processor stores, where each looks after its own
-/// store and at least one must see the other's: a `SeqCst` store does that (`xchg`).
+/// Orders an earlier `SeqCst` store before later loads, so that of two CPUs that each store and
+/// then check the other's store, at least one sees it. On x86 the store alone does that (`xchg`).
 #[inline(always)]
 pub fn after_store() {}
 
-/// A processor calls this again and again while it waits for another one.
+/// Pauses in a loop that waits for another CPU.
 #[inline]
 pub fn relax() {
     core::hint::spin_loop();
 }
 
-/// The frame pointer of the caller.
+/// Returns the caller's frame pointer.
 #[inline(always)]
 pub fn frame_pointer() -> u64 {
     let frame: u64;

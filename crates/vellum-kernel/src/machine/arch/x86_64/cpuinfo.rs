@@ -1,23 +1,24 @@
-//! What the processor says of itself (CPUID; Intel SDM, volume 2A, and AMD APM, volume 3), for `/proc/cpuinfo`.
+//! The CPU's identification (CPUID; Intel SDM, volume 2A, and AMD APM, volume 3), for
+//! `/proc/cpuinfo`.
 
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use core::fmt::{self, Write};
 use vellum_kernel::proc::Text;
 
-/// Names of the bits of leaf 1's EDX.
+/// The names of the bits of leaf 1's EDX.
 const LEAF_1_EDX: &str = "fpu vme de pse tsc msr pae mce cx8 apic . sep mtrr pge mca cmov pat pse36 pn clflush . dts acpi mmx \
     fxsr sse sse2 ss ht tm ia64 pbe";
-/// Of leaf 1's ECX.
+/// The names of the bits of leaf 1's ECX.
 const LEAF_1_ECX: &str = "pni pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ssse3 cid sdbg fma cx16 xtpr pdcm . pcid dca \
     sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline_timer aes xsave . avx f16c rdrand hypervisor";
-/// Of leaf 7's EBX.
+/// The names of the bits of leaf 7's EBX.
 const LEAF_7_EBX: &str = "fsgsbase tsc_adjust sgx bmi1 hle avx2 . smep bmi2 erms invpcid rtm cqm . mpx rdt_a avx512f \
     avx512dq rdseed adx smap avx512ifma . clflushopt clwb intel_pt avx512pf avx512er avx512cd sha_ni avx512bw avx512vl";
-/// Of leaf 8000_0001h's EDX; those that repeat leaf 1's are left out.
+/// The names of the bits of leaf 8000_0001h's EDX, without those that repeat leaf 1's.
 const EXTENDED_EDX: &str = ". . . . . . . . . . . syscall . . . . . . . . nx . mmxext . . fxsr_opt pdpe1gb rdtscp . lm \
     3dnowext 3dnow";
 
-/// The text for one of so many processors.
+/// Writes the `/proc/cpuinfo` text of one of `cpus` CPUs.
 pub fn describe(text: &mut Text, cpu: usize, cpus: usize) -> fmt::Result {
     let (zero, one) = (__cpuid(0), __cpuid(1));
     let vendor = [zero.ebx, zero.edx, zero.ecx].map(u32::to_le_bytes);
@@ -31,8 +32,8 @@ pub fn describe(text: &mut Text, cpu: usize, cpus: usize) -> fmt::Result {
     let mut brand = [[0; 16]; 3];
     if most >= 0x8000_0004 {
         for (leaf, place) in (0x8000_0002..).zip(&mut brand) {
-            let said = __cpuid(leaf);
-            let words = [said.eax, said.ebx, said.ecx, said.edx].map(u32::to_le_bytes);
+            let leaf = __cpuid(leaf);
+            let words = [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes);
             place.copy_from_slice(words.as_flattened());
         }
     }

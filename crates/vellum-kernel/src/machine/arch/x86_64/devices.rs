@@ -1,7 +1,7 @@
-//! Where QEMU's `q35` has devices' registers.
+//! The addresses of device registers on QEMU's `q35`.
 
-/// The configuration spaces of PCI, 1 MiB a bus, as the firmware leaves them.
+/// The PCI configuration space, 1 MiB per bus, where the firmware leaves it.
 pub const CONFIGURATION: u64 = 0xb000_0000;
-/// Addresses that PCI answers to: above the configuration spaces, and so far down that the firmware, which begins at the other
-/// end, has put nothing there.
+/// The start of the addresses for PCI BARs: above the configuration space, and far below those that
+/// the firmware assigns from the other end of the window.
 pub const MEMORY_WINDOW: u64 = 0xc000_0000;

@@ -1,9 +1,9 @@
-//! Into user mode and back.
+//! Enters user mode and returns from it.
 //!
-//! [`enter`] is an ordinary function that takes long: it returns when the processor comes back from user mode, whatever the
-//! reason was. There is no stack of the thread's in the kernel. The processor pushes what it saves straight to the end of
-//! the thread's [`Registers`], because the task state says that its stack ends there, and the entries push the rest; so
-//! nothing is copied.
+//! [`enter`] is an ordinary function that returns when the CPU leaves user mode, for any reason. A
+//! thread has no kernel stack. The task state segment's stack pointer is the end of the thread's
+//! [`Registers`], so the CPU pushes its exception frame directly there, and the entry code pushes
+//! the other registers below it: nothing is copied.
 
 use crate::arch::cpu;
 use crate::arch::cpu::{USER_CODE, USER_DATA};
@@ -16,10 +16,10 @@ use x86_64::registers::control::Cr2;
 use x86_64::registers::model_specific::{Efer, EferFlags, LStar, Msr, SFMask};
 use x86_64::registers::rflags::RFlags;
 
-/// What [`Registers::vector`] says after a system call.
+/// The value of [`Registers::vector`] after a system call.
 const SYSTEM_CALL: u64 = 256;
 
-/// The general registers, in the order in which the entries push them.
+/// The general registers, in the order in which the entry code pushes them.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Default)]
 #[allow(missing_docs)]
@@ -39,9 +39,10 @@ pub struct Registers {
     pub rdx: u64,
     pub rcx: u64,
     pub rax: u64,
-    /// Why user mode was left: the number of the exception or interrupt, or [`SYSTEM_CALL`].
+    /// The reason for which user mode was left: the vector of the exception or interrupt, or
+    /// [`SYSTEM_CALL`].
     pub vector: u64,
-    /// The exception's error code; after a system call its number.
+    /// The exception's error code, or the system call's number.
     pub error: u64,
     pub rip: u64,
     pub cs: u64,
@@ -50,43 +51,43 @@ pub struct Registers {
     pub ss: u64,
 }
 
-// The processor aligns the stack to 16 bytes before it pushes; so the end must be aligned.
+// The CPU aligns the stack to 16 bytes before it pushes, so the end must be aligned.
 const _: () = assert!(size_of::<Registers>().is_multiple_of(16));
 
 impl Registers {
-    /// Of a program about to start.
+    /// Returns the registers of a program about to start.
     pub fn start(rip: u64, rsp: u64) -> Self {
         let rflags = RFlags::INTERRUPT_FLAG.bits();
         Self { rip, rsp, rflags, cs: USER_CODE, ss: USER_DATA, ..Self::default() }
     }
 
-    /// The arguments of a system call.
+    /// Returns the arguments of a system call.
     pub fn arguments(&self) -> [u64; 6] {
         [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
     }
 
-    /// What a system call has answered.
+    /// Returns the result of a system call.
     pub fn answer(&self) -> u64 {
         self.rax
     }
 
-    /// Has a system call answer this.
+    /// Sets the result of a system call.
     pub fn set_answer(&mut self, answer: u64) {
         self.rax = answer;
     }
 
-    /// Has the program make its last system call, of this number, once more.
+    /// Makes the program repeat its last system call, which has the number `number`.
     pub fn repeat(&mut self, number: u64) {
         self.rax = number;
         self.rip -= 2; // the length of the instruction
     }
 
-    /// The stack pointer.
+    /// Returns the stack pointer.
     pub fn stack(&self) -> u64 {
         self.rsp
     }
 
-    /// Has the program go on on another stack.
+    /// Sets the stack pointer.
     pub fn set_stack(&mut self, stack: u64) {
         self.rsp = stack;
     }
@@ -127,7 +128,7 @@ enter_user:                             // (registers)
     iretq
 
     .balign 16
-system_call_entry:                      // interrupts are masked, the stack is the user's, rip is in rcx and rflags in r11
+system_call_entry:                      // interrupts masked, user stack, rip in rcx, rflags in r11
     swapgs
     movq %rsp, %gs:{user_sp}
     movq %gs:{registers_end}, %rsp
@@ -185,19 +186,20 @@ unsafe extern "C" {
     fn system_call_entry();
 }
 
-/// Runs user mode from these registers on until it comes back: why it did. Interrupts are off before and after.
+/// Runs user mode with these registers until it is left, and returns the reason. Interrupts are off
+/// before and after.
 ///
 /// # Safety
 ///
-/// Interrupts are off; the segments are the user's, the flags of the kind that user mode may have; what is loaded is the
-/// address space, and the vector registers, of whoever the registers belong to.
+/// Interrupts are off. The segments are the user's, and the flags are ones that user mode may have.
+/// The address space and the extended registers of the thread that owns `registers` are loaded.
 #[inline(always)]
 pub unsafe fn enter(registers: &mut Registers) -> Trap {
     debug_assert!(registers.cs == USER_CODE && registers.ss == USER_DATA);
-    // SAFETY: by contract. The entries write to the registers and nothing else, and this CPU's `EntryState` says where
-    // those are.
+    // SAFETY: by contract. The entry code writes only to the registers, which this CPU's
+    // `EntryState` locates.
     unsafe { enter_user(registers) };
-    // Before anything else can fault.
+    // Read CR2 before another page fault can overwrite it.
     let address = if registers.vector == PAGE_FAULT { Cr2::read_raw() } else { 0 };
     cpu::forbid_user_access();
     match registers.vector {
@@ -211,10 +213,11 @@ pub unsafe fn enter(registers: &mut Registers) -> Trap {
     }
 }
 
-/// Lets user mode make system calls on this processor.
+/// Enables system calls on this CPU.
 pub fn init() {
-    // SAFETY: the selectors are those of `cpu`'s table, where the kernel's code and data are the first two; what a return by
-    // SYSRET would load is not used. The entry leaves the user's stack at once, with interrupts masked.
+    // SAFETY: the selectors are those of `cpu`'s table, whose first two are the kernel's code and
+    // data; the ones that SYSRET would load are not used. The entry code leaves the user's stack at
+    // once, with interrupts masked.
     unsafe {
         Efer::update(|efer| efer.insert(EferFlags::SYSTEM_CALL_EXTENSIONS));
         Msr::new(0xc000_0081).write(0x0008 << 32 | 0x0010 << 48);

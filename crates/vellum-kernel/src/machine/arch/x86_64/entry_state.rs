@@ -8,14 +8,14 @@ use x86_64::VirtAddr;
 use x86_64::registers::model_specific::{GsBase, KernelGsBase};
 use x86_64::structures::tss::TaskStateSegment;
 
-/// What the entry code keeps per CPU: the first field of [`ArchCpu`](crate::arch::percpu::ArchCpu).
-/// The entry code knows the offsets of some fields.
+/// The entry code's record of a CPU: the first field of [`ArchCpu`](crate::arch::percpu::ArchCpu).
+/// The entry code uses the offsets of some fields.
 #[repr(C)]
 pub struct EntryState {
     this: *const EntryState,
     /// The kernel's stack pointer while this CPU is in user mode.
     kernel_sp: Cell<u64>,
-    /// The user's stack pointer, for a moment, while a system call enters the kernel.
+    /// The user's stack pointer, temporarily, while a system call enters the kernel.
     user_sp: Cell<u64>,
     /// The end of the registers of the thread in user mode: the entry code pushes down from here.
     registers_end: Cell<u64>,
@@ -23,14 +23,14 @@ pub struct EntryState {
     pub task: UnsafeCell<TaskStateSegment>,
 }
 
-/// Offset of the stack pointer of an entry, which is also that of the processor's own (Intel SDM,
+/// Offset of the stack pointer that the CPU loads for an exception from user mode (Intel SDM,
 /// volume 3A, "64-Bit Mode TSS": RSP0 at byte 4).
 pub const TASK_SP: usize = offset_of!(EntryState, task) + 4;
-/// Offset of a field, for the entry code.
+/// Offset of `kernel_sp`, for the entry code.
 pub const KERNEL_SP: usize = offset_of!(EntryState, kernel_sp);
-/// As above.
+/// Offset of `user_sp`, for the entry code.
 pub const USER_SP: usize = offset_of!(EntryState, user_sp);
-/// As above.
+/// Offset of `registers_end`, for the entry code.
 pub const REGISTERS_END: usize = offset_of!(EntryState, registers_end);
 
 impl EntryState {
@@ -50,7 +50,7 @@ impl EntryState {
 ///
 /// # Safety
 ///
-/// `state` lives for ever, and no other CPU installs it.
+/// `state` lives forever, and no other CPU installs it.
 pub unsafe fn install(state: *mut EntryState) {
     // SAFETY: by contract.
     unsafe { (*state).this = state };
@@ -62,8 +62,8 @@ pub unsafe fn install(state: *mut EntryState) {
 #[inline(always)]
 pub fn current() -> *const EntryState {
     let this: *const EntryState;
-    // SAFETY: GS points to an `EntryState` from `install` on, whenever the kernel runs, and its
-    // first word to itself.
+    // SAFETY: from `install` on, GS points to an `EntryState` whenever the kernel runs, and the
+    // first word of that is its own address.
     unsafe { asm!("mov {}, gs:[0]", out(reg) this, options(nostack, preserves_flags, readonly, pure)) };
     this
 }

@@ -1,4 +1,4 @@
-//! Whether interrupts come to this processor, and waiting for one.
+//! Masking interrupts on this CPU, and waiting for one.
 
 pub use x86_64::instructions::hlt as halt;
 pub use x86_64::instructions::interrupts::{

@@ -1,5 +1,5 @@
-//! The local APIC: this processor's timer, and interrupts between processors (Intel SDM, volume 3A, "Advanced Programmable
-//! Interrupt Controller").
+//! The local APIC: this CPU's timer, and inter-processor interrupts (Intel SDM, volume 3A,
+//! "Advanced Programmable Interrupt Controller").
 
 use super::ioapic;
 use crate::arch::clock::ticks;
@@ -11,16 +11,16 @@ use x86_64::instructions::port::Port;
 
 /// The timer's vector.
 pub const TIMER: u8 = 32;
-/// Ends another processor's halt, and nothing more.
+/// The vector that only ends another CPU's halt.
 pub const KICK: u8 = 33;
-/// Has another processor answer a shootdown.
+/// The vector that makes another CPU serve shootdown requests.
 pub const SHOOTDOWN: u8 = 34;
-/// The wire's: the host has sent something.
-pub const WIRE: u8 = 35;
-/// What the APIC delivers when there is nothing to deliver.
+/// The stdio channel's vector: the host has sent bytes.
+pub const STDIO: u8 = 35;
+/// The vector of spurious interrupts.
 pub const SPURIOUS: u8 = 47;
 
-/// Where every PC has it.
+/// The address of every PC's local APIC.
 const BASE: u64 = 0xfee0_0000;
 const ID: usize = 0x20;
 const END: usize = 0xb0;
@@ -34,37 +34,38 @@ const DIVIDE: usize = 0x3e0;
 /// Divide by 16.
 const DIVIDE_BY_16: u32 = 3;
 
-/// The command has not been delivered yet.
+/// The previous command has not been delivered yet.
 const PENDING: u32 = 1 << 12;
 const ASSERT: u32 = 1 << 14;
 const ALL_OTHERS: u32 = 3 << 18;
 const INIT: u32 = 5 << 8;
 const START: u32 = 6 << 8;
 
-/// The APIC's own number for each processor.
+/// The APIC ID of each CPU.
 static IDS: [AtomicU8; MAX_CPUS] = [const { AtomicU8::new(0) }; MAX_CPUS];
-/// Counts of the timer in 2³² nanoseconds.
+/// The timer's counts in 2³² nanoseconds.
 static RATE: AtomicU64 = AtomicU64::new(0);
 
 fn read(register: usize) -> u32 {
-    // SAFETY: the APIC's registers are devices' memory that the direct map shows; reading has no effect.
+    // SAFETY: the APIC's registers are device memory in the direct map; reading one has no effect.
     unsafe { phys_to_virt::<u32>(BASE).byte_add(register).read_volatile() }
 }
 
 fn write(register: usize, value: u32) {
-    // SAFETY: as above; what is written makes the APIC do what this module promises, and nothing to memory.
+    // SAFETY: the APIC's registers are device memory in the direct map; the values written have the
+    // effects that this module's functions document, and access no memory.
     unsafe { phys_to_virt::<u32>(BASE).byte_add(register).write_volatile(value) }
 }
 
-/// Silences the PC's old interrupt controllers, whose vectors are those of exceptions.
-pub fn silence() {
+/// Masks the PC's legacy interrupt controllers, whose vectors overlap those of exceptions.
+pub fn mask_legacy() {
     for port in [0x21, 0xa1] {
         // SAFETY: the mask registers of the two interrupt controllers.
         unsafe { Port::<u8>::new(port).write(0xff) };
     }
 }
 
-/// Switches this processor's APIC on, its timer idle.
+/// Enables this CPU's APIC, with the timer stopped.
 pub fn init() {
     IDS[percpu::current().index].store((read(ID) >> 24) as u8, Relaxed);
     write(SPURIOUS_VECTOR, 0x100 | u32::from(SPURIOUS));
@@ -72,15 +73,14 @@ pub fn init() {
     write(LVT_TIMER, u32::from(TIMER));
 }
 
-/// Finds out how fast the timer counts, by the clock.
-///
-/// To be called once, on the boot processor, after [`init`]: the others' are as fast.
+/// Calibrates the timer by the clock. Called once, on the boot CPU after [`init`]: the other CPUs'
+/// timers have the same rate.
 pub fn calibrate(now_ns: impl Fn() -> u64) {
     const SPAN: u64 = 2_000_000;
     write(INITIAL_COUNT, u32::MAX);
     let start = now_ns();
-    let patience = ticks();
-    while now_ns() - start < SPAN && ticks() - patience < 1 << 32 {
+    let start_ticks = ticks();
+    while now_ns() - start < SPAN && ticks() - start_ticks < 1 << 32 {
         core::hint::spin_loop();
     }
     let passed = u64::from(u32::MAX - read(CURRENT_COUNT));
@@ -89,34 +89,34 @@ pub fn calibrate(now_ns: impl Fn() -> u64) {
     RATE.store((passed << 32) / ns.max(1), Relaxed);
 }
 
-/// Has the timer fire once, in so many nanoseconds (at most some seconds).
+/// Arms the timer to fire once after `ns` nanoseconds (some seconds at most).
 pub fn arm(ns: u64) {
     let count = ((u128::from(ns) * u128::from(RATE.load(Relaxed))) >> 32) as u64;
     write(INITIAL_COUNT, count.clamp(1, u64::from(u32::MAX)) as u32);
 }
 
-/// Has a line of the old bus interrupt this processor.
-pub fn hear(line: u8, vector: u8) {
+/// Routes an ISA line to this CPU.
+pub fn enable_line(line: u8, vector: u8) {
     ioapic::route(line, vector, (read(ID) >> 24) as u8);
 }
 
-/// Tells the APIC that its interrupt is served.
-pub fn served() {
+/// Signals the end of an interrupt to the APIC.
+pub fn end_of_interrupt() {
     write(END, 0);
 }
 
-/// The APIC's number of a processor that has its APIC on.
+/// Returns the APIC ID of a CPU whose APIC is enabled.
 pub fn name(cpu: usize) -> u64 {
     IDS[cpu].load(Relaxed).into()
 }
 
-/// Sends another processor an interrupt.
+/// Sends an interrupt to another CPU.
 pub fn send(cpu: usize, vector: u8) {
     command(u32::from(IDS[cpu].load(Relaxed)) << 24, u32::from(vector));
 }
 
-/// Starts all other processors, in real mode, at a page below 1 MiB (Intel SDM, volume 3A, "Typical BSP Initialization
-/// Sequence"). `wait`: for so many nanoseconds.
+/// Starts all other CPUs in real mode at a page below 1 MiB (Intel SDM, volume 3A, "Typical BSP
+/// Initialization Sequence"). `wait` must wait for the given number of nanoseconds.
 pub fn start_others(page: u8, wait: impl Fn(u64)) {
     command(0, ALL_OTHERS | ASSERT | INIT);
     wait(10_000_000);
@@ -127,7 +127,7 @@ pub fn start_others(page: u8, wait: impl Fn(u64)) {
 }
 
 fn command(target: u32, command: u32) {
-    // Nothing may come between the halves.
+    // No other command may be written between the halves.
     interrupts::without(|| {
         while read(COMMAND_LOW) & PENDING != 0 {
             core::hint::spin_loop();

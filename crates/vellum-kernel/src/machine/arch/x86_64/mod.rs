@@ -1,9 +1,9 @@
-//! x86-64, on a PC. Beside what each architecture has:
+//! x86-64, on a PC. Besides the modules that each architecture has:
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
-//! | `boot/pvh` | what the loader says: memory map, command line, first files |
-//! | `ioapic` | devices' interrupts |
+//! | `boot/pvh` | the loader's information: memory map, command line, initial archive |
+//! | `ioapic` | device interrupts |
 
 pub mod boot;
 pub mod caches;

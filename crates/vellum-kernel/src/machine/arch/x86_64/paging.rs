@@ -1,14 +1,17 @@
-//! The kernel half of every address space: the kernel itself, and all physical memory.
+//! The kernel half of every address space: the kernel's image and the direct map.
 //!
-//! | addresses | what | by |
+//! | addresses | contents | leaf size |
 //! |---|---|---|
-//! | [`DIRECT_MAP`](crate::arch::layout::DIRECT_MAP), up to 512 GiB | physical memory, from 0 on, writable, never executable | pages of 1 GiB |
-//! | [`KERNEL_BASE`](crate::arch::layout::KERNEL_BASE) + 2 MiB | the kernel's image, each section with its own rights, the guard pages left out | pages of 4 KiB |
+//! | [`DIRECT_MAP`], up to 512 GiB | physical memory from 0 on, writable, never executable | 1 GiB |
+//! | [`KERNEL_BASE`] + 2 MiB | the kernel's image without guard pages, each section with its rights | 4 KiB |
 //!
-//! Both live in one entry each of a four-level table, or together in the last entry of a five-level one, which is
-//! written once here and never again. So an address space gets the kernel half by [`copy_kernel_half`], and no copy can
-//! ever be out of date. The user half belongs to the engine. After [`init`] nothing is mapped there, the first page
-//! included.
+//! Each occupies one entry of a four-level root page table; with five levels both share the root's
+//! last entry. These entries are written once here and never change, so that [`copy_kernel_half`]
+//! gives an address space a kernel half that stays current. The user half belongs to the engine.
+//! After [`init`] nothing is mapped there, not even the first page.
+//!
+//! [`DIRECT_MAP`]: crate::arch::layout::DIRECT_MAP
+//! [`KERNEL_BASE`]: crate::arch::layout::KERNEL_BASE
 
 use crate::arch::cpu;
 use crate::arch::kernel_map::{GIB, ImageTables, Section, Table, image_to_phys, phys_to_virt};
@@ -22,21 +25,21 @@ use x86_64::structures::paging::{PageTableFlags as Flags, PhysFrame};
 use x86_64::{PhysAddr, VirtAddr};
 
 const HUGE_2M: u64 = 2 << 20;
-/// How many GiB the direct map reaches on a processor without pages of 1 GiB.
+/// The GiB of the direct map on a CPU without 1 GiB pages.
 const SMALL_REACH: usize = 4;
 
-/// What an entry says that leads to a table.
+/// The flags of an entry that links a page table.
 const LINK: Flags = Flags::PRESENT.union(Flags::WRITABLE);
 
-/// Returns the entry that leads to a table.
+/// Returns the entry that links a page table.
 fn link(table: &Table) -> u64 {
     table.address() | LINK.bits()
 }
 
 struct Tables {
-    /// The root of five levels.
+    /// The root with five levels.
     top: Table,
-    /// The root of four levels, or what is below the last entry of `top`.
+    /// The root with four levels, or the table below the last entry of `top`.
     root: Table,
     direct: Table,
     direct_small: [Table; SMALL_REACH],
@@ -53,20 +56,20 @@ static mut TABLES: Tables = Tables {
     image: ImageTables::new(),
 };
 
-/// Builds the final tables and switches to them. Memory that the direct map cannot reach is taken from `map`.
+/// Builds the final page tables and loads them. Memory beyond the direct map is reserved in `map`.
 ///
 /// # Safety
 ///
-/// To be called once, on the boot processor, after [`cpu::init`], before anything keeps an address of the
-/// identity mapping.
+/// Called once, on the boot CPU, after [`cpu::init`], and before any address of the identity
+/// mapping is kept.
 ///
 /// # Errors
 ///
-/// The map has no room for that.
+/// The map has no room for the reservation.
 pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     let tables = &raw mut TABLES;
-    // SAFETY: called once and with one processor, so this is the only reference there ever is; the processor
-    // reads the tables, and writes accessed bits to them, only after the last use of it.
+    // SAFETY: called once with one CPU running, so this is the only reference ever; the CPU reads
+    // the page tables and sets accessed bits in them only after the reference's last use.
     let tables = unsafe { &mut *tables };
     let reach = map_memory(tables, map.top().max(4 * GIB));
     map.reserve(reach, u64::MAX, Kind::Unreachable)?;
@@ -74,16 +77,16 @@ pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     tables.root.0[DIRECT_MAP_SLOT as usize] = link(&tables.direct);
     tables.root.0[511] = link(&tables.high);
     tables.top.0[511] = link(&tables.root);
-    // SAFETY: the new tables map the image, which holds this code, its data and its stack, where the old ones
-    // do, with the rights that each section needs.
+    // SAFETY: the new page tables map the image, with this code, its data and its stack, at the
+    // same addresses as the old ones and with each section's rights.
     unsafe { load_root(kernel_root()) };
-    // Only now: an entry of the old tables must not stay in the TLB over the switch. They have no global bit,
-    // but this way it does not matter.
-    cpu::enable_keeping();
+    // Enabled only after the switch, so that no PTE of the old page tables can stay in the TLB.
+    // Those have no global bit, but this order does not depend on it.
+    cpu::enable_global_and_pcid();
     Ok(())
 }
 
-/// Fills the direct map up to `top` and returns how far it reaches.
+/// Fills the direct map up to `top`. Returns the end of the memory that it covers.
 fn map_memory(tables: &mut Tables, top: u64) -> u64 {
     let rights = Flags::PRESENT | Flags::WRITABLE | Flags::HUGE_PAGE | Flags::GLOBAL | Flags::NO_EXECUTE;
     let wanted = top.div_ceil(GIB) as usize;
@@ -102,7 +105,7 @@ fn map_memory(tables: &mut Tables, top: u64) -> u64 {
     slots as u64 * GIB
 }
 
-/// Maps the image by pages of 4 KiB, each with the rights of its section.
+/// Maps the image by 4 KiB pages with the rights of each section.
 fn map_image(tables: &mut Tables) {
     let leaf = |section, physical| {
         let rights = match section {
@@ -116,11 +119,12 @@ fn map_image(tables: &mut Tables) {
     tables.high.0[510] = link(&tables.image.directory);
 }
 
-/// Checks that the tables are as the command line asks. Returns the rest of the command line, and the number of levels.
+/// Checks that the page tables are as the command line demands. Returns the rest of the command
+/// line and the number of levels.
 ///
 /// # Errors
 ///
-/// They are not.
+/// A message: the command line demands five levels, and the CPU has four.
 pub fn choose(command_line: &str) -> Result<(&str, Option<u32>), &'static str> {
     let (levels, rest) = match command_line.strip_prefix("la57") {
         Some(rest) => (5, rest.trim_start()),
@@ -132,89 +136,94 @@ pub fn choose(command_line: &str) -> Result<(&str, Option<u32>), &'static str> {
     Ok((rest, Some(levels)))
 }
 
-/// The format of the user half's tables.
+/// The page-table format of the user half.
 pub type Format = vellum::arch::X86_64;
 
-/// The same, as settled at boot.
+/// Returns the format with the number of levels that boot chose.
 pub fn format() -> Format {
     if cpu::has_five_levels() { Format::five_levels() } else { Format::four_levels() }
 }
 
-/// Returns the first address that user mode can't have. The engine says which: what it would refuse
-/// is refused here too.
+/// Returns the end of user addresses. The engine's format defines it, so that the kernel refuses
+/// exactly what the engine would.
 pub fn user_end() -> u64 {
     format().user_end()
 }
 
-/// The physical address of the kernel's own root table, whose user half is empty.
+/// Returns the physical address of the kernel's own root page table, whose user half is empty.
 pub fn kernel_root() -> u64 {
     // SAFETY: only the field's address is taken; nothing is read.
     let root = unsafe { if cpu::has_five_levels() { &raw const TABLES.top } else { &raw const TABLES.root } };
     image_to_phys(root as u64)
 }
 
-/// Makes the kernel reachable from another root table, by writing the upper half of its entries.
+/// Copies the kernel's root entries into the upper half of another root page table.
 ///
 /// # Safety
 ///
-/// `root` is the physical address of a page in usable memory, used as a top-level table, whose upper 256
-/// entries nobody else reads or writes meanwhile. The user half may be in use.
+/// `root` is the physical address of a root page table in usable memory, whose upper 256 entries no
+/// other code accesses meanwhile. The user half may be in use.
 pub unsafe fn copy_kernel_half(root: u64) {
-    // SAFETY: `init` was the last to write the kernel's root, and the kernel half of it never changes; the
-    // other table is the caller's by contract. Both are pages of 512 entries.
+    // SAFETY: `init` was the last to write the kernel's root, whose kernel half never changes; the
+    // other page table is the caller's by contract. Both are pages of 512 entries.
     unsafe {
         let from = phys_to_virt::<u64>(kernel_root()).add(256);
         phys_to_virt::<u64>(root).add(256).copy_from_nonoverlapping(from, 256);
     }
 }
 
-/// Makes this processor translate through the table at physical address `root`, and drops what its TLB holds
-/// of the user half.
+/// Loads the root page table at physical address `root` on this CPU, and flushes the user half from
+/// its TLB.
 ///
 /// # Safety
 ///
-/// The table's upper half is the kernel's ([`copy_kernel_half`]), and the table stays one until another is
-/// loaded.
+/// The root's upper half is the kernel's ([`copy_kernel_half`]), and the page table stays valid
+/// until another is loaded.
 pub unsafe fn load_root(root: u64) {
     let frame = PhysFrame::containing_address(PhysAddr::new(root));
-    // SAFETY: the upper half is the same as that of the table in use, so the kernel goes on as it was; what
-    // the user half maps, the kernel touches only under `cpu::user_access`.
+    // SAFETY: the upper half is the same as the loaded one's, so the kernel continues to run; the
+    // kernel accesses the user half only inside `cpu::user_access`.
     unsafe { Cr3::write(frame, Cr3Flags::empty()) };
 }
 
-/// The same for a space with a tag, 1 or more: where the processor has tags, nothing is dropped of other spaces, and of this
-/// one only if not to `keep` it (Intel SDM, volume 3A, "Process-Context Identifiers (PCIDs)").
+/// Loads the root of a space with a TLB tag of 1 or more. With PCIDs, other spaces' translations
+/// stay in the TLB, and with `keep` those of this space too (Intel SDM, volume 3A, "Process-Context
+/// Identifiers (PCIDs)").
 ///
 /// # Safety
 ///
-/// As of [`load_root`]. What is kept is true of the tables.
+/// As of [`load_root`]. With `keep`, the translations under this tag agree with the page tables.
 pub unsafe fn load_tagged_root(root: u64, tag: u16, keep: bool) {
     if !cpu::has_tags() {
         // SAFETY: by contract.
         return unsafe { load_root(root) };
     }
     let value = root | u64::from(tag) | u64::from(keep) << 63;
-    // SAFETY: as in `load_root`; the bits are a tag and, with tags on, the wish to keep.
+    // SAFETY: as in `load_root`; the other bits are the PCID and, with PCIDs enabled, the no-flush
+    // bit.
     unsafe { asm!("mov cr3, {}", in(reg) value, options(nostack, preserves_flags)) };
 }
 
-/// Has the tables, as they are written, be what other processors' translations see: they are.
+/// Makes page-table writes visible to the page-table walks of other CPUs; x86 needs no barrier for
+/// that.
 pub fn publish() {}
 
-/// Drops this processor's translations of the pages at these addresses, of whatever size, and all it holds of the tables of
-/// the space that is loaded (Intel SDM, volume 3A, "Operations that Invalidate TLBs and Paging-Structure Caches").
+/// Flushes the translations of the pages at these addresses, of any page size, from this CPU's TLB,
+/// together with its paging-structure caches of the loaded space (Intel SDM, volume 3A, "Operations
+/// that Invalidate TLBs and Paging-Structure Caches").
 pub fn flush_pages(addresses: impl Iterator<Item = u64>) {
     for address in addresses {
-        // SAFETY: never a bad address, and the constructors that check know four levels only; INVLPG takes any.
+        // SAFETY: the addresses are canonical, but the checked constructors know four levels only;
+        // INVLPG accepts any address.
         tlb::flush(unsafe { VirtAddr::new_unsafe(address) });
     }
 }
 
-/// Drops all this processor's translations of the user half of the space that is loaded. Those of the kernel half are
-/// global, and stay.
+/// Flushes this CPU's translations of the loaded space's user half. Those of the kernel half are
+/// global and stay.
 pub fn flush_user() {
     let root: u64;
-    // SAFETY: the register is written as it was; the bit that would keep translations reads as 0.
+    // SAFETY: the register is written back unchanged; the no-flush bit reads as 0.
     unsafe { asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) root, options(nostack, preserves_flags)) };
     let _ = root;
 }

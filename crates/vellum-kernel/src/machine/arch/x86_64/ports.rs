@@ -1,15 +1,15 @@
-//! The serial ports of a PC: the first for the console, the second for the wire.
+//! The serial ports of a PC: COM1 is the console, COM2 the stdio channel.
 
 use crate::arch::irq;
 use uart_16550::backend::PioBackend;
 use uart_16550::{Config, Uart16550};
 
-/// How the wire's registers are reached.
+/// The access to the stdio channel's registers.
 pub type Backend = PioBackend;
 
 const COM1: u16 = 0x3f8;
 const COM2: u16 = 0x2f8;
-/// The line of the second's interrupt.
+/// COM2's interrupt line.
 const COM2_LINE: u8 = 3;
 
 /// The console's port.
@@ -22,21 +22,21 @@ impl Console {
     }
 }
 
-/// The console's port, if there is one. To be asked for once.
+/// Returns the console's port, if there is one. Called once.
 pub fn console() -> Option<Console> {
-    // SAFETY: COM1 has this address on every PC, and who asked for it is its only user.
+    // SAFETY: every PC has COM1 at this address, and the caller is its only user.
     let mut port = unsafe { Uart16550::new_port(COM1) }.ok()?;
     port.init(Config::default()).ok()?;
     Some(Console(port))
 }
 
-/// The wire's port, if there is one. To be asked for once.
-pub fn wire() -> Option<Uart16550<Backend>> {
-    // SAFETY: as above.
+/// Returns the stdio channel's port, if there is one. Called once.
+pub fn stdio() -> Option<Uart16550<Backend>> {
+    // SAFETY: every PC has COM2 at this address, and the caller is its only user.
     unsafe { Uart16550::new_port(COM2) }.ok()
 }
 
-/// From now on this processor is interrupted when something comes over the wire.
-pub fn hear_wire() {
-    irq::hear(COM2_LINE, irq::WIRE);
+/// Makes bytes that arrive on the stdio channel interrupt this CPU.
+pub fn enable_stdio_interrupt() {
+    irq::enable_line(COM2_LINE, irq::STDIO);
 }

@@ -1,10 +1,11 @@
-//! Exceptions and interrupts. Those that come in user mode end [`crate::arch::entry::enter`]; this is about the kernel's own.
+//! Exceptions and interrupts in kernel mode. Those in user mode end [`crate::arch::entry::enter`].
 //!
-//! A page fault at a user address goes to the hook, which may resolve it, or have the code that faulted go on elsewhere;
-//! every other exception is a bug of the kernel, is reported with all that is known of it, and stops the machine.
+//! A page fault at a user address calls the hook, which may resolve it or make the faulting code
+//! continue elsewhere. Any other exception is a kernel bug: it is reported with all that is known,
+//! and the machine stops.
 //!
-//! Interrupts may come at any moment in kernel mode; so what serves them takes no lock and calls nothing: it sets a flag,
-//! or invalidates, and is done.
+//! An interrupt may arrive at any point of the kernel, so its handler takes no lock: it sets a
+//! flag, or serves shootdown requests.
 
 use crate::arch::entry::Registers;
 use crate::arch::exit::{self, exit};
@@ -27,11 +28,12 @@ use x86_64::structures::DescriptorTablePointer;
 use x86_64::structures::idt::PageFaultErrorCode;
 
 const EXCEPTIONS: usize = 32;
-/// Exceptions, then interrupts.
+/// The number of vectors: exceptions, then interrupts.
 const VECTORS: usize = 48;
-/// The number of a page fault.
+/// The vector of a page fault.
 pub const PAGE_FAULT: u64 = 14;
-/// Non-maskable interrupt, double fault and machine check: they may come when the stack is not to be relied on.
+/// Non-maskable interrupt, double fault and machine check: the main stack may be unusable when they
+/// arrive.
 const ON_FAULT_STACK: [usize; 3] = [2, 8, 18];
 
 const NAMES: [&str; EXCEPTIONS] = [
@@ -69,10 +71,11 @@ const NAMES: [&str; EXCEPTIONS] = [
     "reserved exception",
 ];
 
-// One stub of 16 bytes an exception. The processor pushes an error code for some of them (Intel SDM, volume 3A,
-// "Error Code"; AMD's manual, volume 2, adds 29 and 30); the stubs of the others push a zero in its place. The
-// target has no vector registers, so the general ones are all there is to save. The processor aligns the stack
-// before it pushes, and the 22 words of `Registers` keep it aligned for the call.
+// One stub of 16 bytes per vector. The CPU pushes an error code for some exceptions (Intel SDM,
+// volume 3A, "Error Code"; AMD's manual, volume 2, adds 29 and 30); the other stubs push a zero in
+// its place. The kernel is compiled without vector registers, so only the general registers are
+// saved. The CPU aligns the stack before it pushes, and the 22 words of `Registers` keep it aligned
+// for the call.
 core::arch::global_asm!(
     r#"
     .section .text.trap, "ax", @progbits
@@ -86,7 +89,7 @@ trap_stubs:
     .endif
     pushq $vector
     .if vector == 2 || vector == 8 || vector == 18
-    jmp trap_from_kernel                // on a stack of their own, wherever they come from
+    jmp trap_from_kernel                // these have a stack of their own in either mode
     .else
     jmp trap_common
     .endif
@@ -143,14 +146,15 @@ unsafe extern "C" {
 
 static mut GATES: [[u64; 2]; VECTORS] = [[0; 2]; VECTORS];
 
-/// Fills in the interrupt descriptor table.
+/// Fills and loads the interrupt descriptor table.
 ///
 /// # Safety
 ///
-/// To be called once, on the boot processor, after [`cpu::init`].
+/// Called once, on the boot CPU, after [`cpu::init`].
 pub unsafe fn init() {
     let gates = &raw mut GATES;
-    // SAFETY: called once and with one processor, and the table is not loaded yet: nobody else looks at it.
+    // SAFETY: called once with one CPU running, and the table is not loaded yet: no other code
+    // accesses it.
     let gates = unsafe { &mut *gates };
     for (vector, gate) in gates.iter_mut().enumerate() {
         let stack = if ON_FAULT_STACK.contains(&vector) { cpu::FAULT_STACK_SLOT + 1 } else { 0 };
@@ -159,16 +163,18 @@ pub unsafe fn init() {
     load();
 }
 
-/// Has this processor use the table.
+/// Loads the interrupt descriptor table on this CPU.
 pub fn load() {
     let gates = &raw const GATES;
     let limit = (size_of::<[[u64; 2]; VECTORS]>() - 1) as u16;
     let pointer = DescriptorTablePointer { limit, base: VirtAddr::from_ptr(gates) };
-    // SAFETY: the table lives for ever, was filled in and is not written again; each of its gates leads to a stub.
+    // SAFETY: the table lives forever, is filled and not written again, and each of its gates leads
+    // to a stub.
     unsafe { lidt(&pointer) };
 }
 
-/// A gate that turns interrupts off (Intel SDM, volume 3A, "64-Bit Mode IDT"): present, type 14.
+/// Returns a present interrupt gate, which masks interrupts (Intel SDM, volume 3A, "64-Bit Mode
+/// IDT": type 14).
 fn interrupt_gate(address: u64, code: u16, stack: u16) -> [u64; 2] {
     let low = address & 0xffff | u64::from(code) << 16 | u64::from(stack) << 32 | 0x8e << 40;
     [low | (address >> 16 & 0xffff) << 48, address >> 32]
@@ -178,11 +184,11 @@ extern "C" fn handle(frame: &mut Registers) {
     if frame.vector >= EXCEPTIONS as u64 {
         return interrupt(frame.vector);
     }
-    // First of all, as a fault inside the handler would overwrite it.
+    // Read CR2 first, because a fault inside the handler would overwrite it.
     let address = Cr2::read_raw();
     cpu::forbid_user_access();
     if frame.rflags & RFlags::INTERRUPT_FLAG.bits() != 0 {
-        // Whoever resolves the fault may wait for another processor, which may wait for this one.
+        // The hook may wait for another CPU that in turn waits for this one to serve its shootdown.
         interrupts::enable();
     }
     let outcome = resolve(frame, address);
@@ -197,32 +203,35 @@ extern "C" fn handle(frame: &mut Registers) {
 /// Serves an interrupt, in kernel mode or from user mode. Interrupts are off.
 pub fn interrupt(vector: u64) {
     match vector as u8 {
-        irq::TIMER | irq::WIRE => percpu::current().tick.store(true, Ordering::Relaxed),
+        irq::TIMER | irq::STDIO => percpu::current().tick.store(true, Ordering::Relaxed),
         irq::SHOOTDOWN => hooks::shootdown(),
         irq::SPURIOUS => return,
         _ => {}
     }
-    irq::served();
+    irq::end_of_interrupt();
 }
 
-/// Asks the hook about the faults that a page-table entry can cure: not about the kernel's own half, and not about
-/// user memory touched where that is forbidden.
+/// Calls the hook for a page fault that a PTE can resolve: not for the kernel half, and not for
+/// user memory outside `cpu::user_access`.
 fn resolve(frame: &Registers, address: u64) -> Outcome {
-    if frame.vector != PAGE_FAULT || address >= user_end() || is_stray(frame) {
+    if frame.vector != PAGE_FAULT || address >= user_end() || is_outside_user_access(frame) {
         return Outcome::Unresolved;
     }
     hooks::page_fault(&Fault { address, access: access(frame.error), pc: frame.rip })
 }
 
-/// What a page fault's error code says was tried.
+/// Returns the kind of access in a page fault's error code.
 ///
 /// # Panics
 ///
-/// An entry has a bit set that must be 0.
+/// If a reserved bit is set in a page-table entry.
 #[inline]
 pub fn access(error: u64) -> Access {
     let code = PageFaultErrorCode::from_bits_truncate(error);
-    assert!(!code.contains(PageFaultErrorCode::MALFORMED_TABLE), "an entry has a bit set that must be 0");
+    assert!(
+        !code.contains(PageFaultErrorCode::MALFORMED_TABLE),
+        "a page-table entry has a reserved bit set: {error:#x}"
+    );
     if code.contains(PageFaultErrorCode::INSTRUCTION_FETCH) {
         Access::Exec
     } else if code.contains(PageFaultErrorCode::CAUSED_BY_WRITE) {
@@ -232,7 +241,7 @@ pub fn access(error: u64) -> Access {
     }
 }
 
-/// The signal that an exception of user mode's, other than a page fault, is to the program.
+/// Returns the signal for an exception in user mode other than a page fault.
 #[cold]
 pub fn raised(registers: &Registers) -> Raised {
     let rip = registers.rip;
@@ -249,8 +258,8 @@ pub fn raised(registers: &Registers) -> Raised {
     Raised { signal, code: code as i32, address }
 }
 
-/// Whether the kernel ran with access to user memory forbidden.
-fn is_stray(frame: &Registers) -> bool {
+/// Returns whether the kernel faulted while access to user memory was forbidden.
+fn is_outside_user_access(frame: &Registers) -> bool {
     let from_kernel = frame.cs & 3 == 0;
     from_kernel && cpu::has_smap() && frame.rflags & RFlags::ALIGNMENT_CHECK.bits() == 0
 }
@@ -262,8 +271,8 @@ fn report(frame: &Registers, address: u64) -> ! {
     println!("{frame}");
     if frame.vector == PAGE_FAULT {
         println!("cr2 {address:#018x}  {:?}", PageFaultErrorCode::from_bits_truncate(frame.error));
-        if address < user_end() && is_stray(frame) {
-            println!("the kernel touched a user address outside cpu::user_access");
+        if address < user_end() && is_outside_user_access(frame) {
+            println!("the kernel accessed a user address outside cpu::user_access");
         }
     } else {
         println!("cr2 {address:#018x}");

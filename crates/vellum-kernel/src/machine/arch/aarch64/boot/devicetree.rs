@@ -1,4 +1,4 @@
-//! The device tree that QEMU leaves at the start of memory, read by the library
+//! Reads the device tree, which QEMU leaves at the start of memory, through the library's parser
 //! (`vellum_kernel::devicetree`).
 
 use crate::arch::kernel_map::{image, phys_to_virt};
@@ -7,29 +7,29 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use vellum_kernel::boot::{BadBoot, Boot};
 use vellum_kernel::devicetree::{self, HEAD, Tree};
 
-/// How many processors there are to use.
+/// The number of CPUs to use.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
-/// What PSCI calls each of them: its affinity (MPIDR_EL1).
+/// The affinity of each CPU (MPIDR_EL1), which PSCI uses as its name.
 static NAMES: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
-/// What PSCI calls the processors.
+/// Iterates over the CPUs' affinities.
 pub fn processors() -> impl Iterator<Item = u64> {
     NAMES[..COUNT.load(Relaxed)].iter().map(|name| name.load(Relaxed))
 }
 
-/// Reads the tree.
+/// Reads the device tree.
 ///
 /// # Safety
 ///
-/// The tree is at this physical address, in the first 2 GiB, and nothing has been written since to
-/// memory outside the image.
+/// The tree is at this physical address, in the first 2 GiB, and nothing has been written to memory
+/// outside the image since.
 ///
 /// # Errors
 ///
-/// [`BadBoot`]: the tree is unsound, or names memory or an archive that can't be.
+/// [`BadBoot`]: the tree is malformed, or names memory or an archive that can't exist.
 pub unsafe fn read(address: u64) -> Result<Boot, BadBoot> {
-    // SAFETY: by contract it is memory, which the direct map shows, and what of it is a tree's is
-    // kept for good. The rest of a tree that says how large it is follows on its head.
+    // SAFETY: by contract the tree lies in memory that the direct map covers, and its range is
+    // reserved permanently. The tree's body follows its header, which contains the size.
     let bytes = |len: usize| -> &'static [u8] { unsafe { core::slice::from_raw_parts(phys_to_virt(address), len) } };
     let tree = bytes(devicetree::size(bytes(HEAD))?);
     let (start, end) = image();
@@ -40,7 +40,7 @@ pub unsafe fn read(address: u64) -> Result<Boot, BadBoot> {
     COUNT.store(tree.processors().len().clamp(1, MAX_CPUS), Relaxed);
     let Tree { map, nodes, command_line, archive, .. } = tree;
     let len = (archive.end - archive.start) as usize;
-    // SAFETY: the loader put it into memory, by the map, which keeps it for good.
+    // SAFETY: the loader put the archive into memory that the map reserves permanently.
     let archive = unsafe { core::slice::from_raw_parts(phys_to_virt(archive.start), len) };
     Ok(Boot { map, nodes, command_line, archive })
 }

@@ -1,14 +1,15 @@
-//! From a processor's first instruction to `kernel_start`.
+//! Boot, from a CPU's first instruction to `kernel_start`.
 //!
-//! QEMU starts an ELF file at its entry, on one processor, at EL1 with the MMU off, and leaves the device tree at the start of
-//! memory. The others start the same way, by PSCI, with their index in X0.
+//! QEMU starts an ELF file at its entry, on one CPU, at EL1 with the MMU off, and leaves the device
+//! tree at the start of memory. PSCI starts the other CPUs the same way, with their index in X0.
 //!
-//! The kernel runs on SP_EL0. The other stack pointer of its level, SP_EL1, which is the one after every exception, points to
-//! a stack for exceptions, and in user mode to where the thread's registers go. So no exception needs a stack that may be used
-//! up.
+//! The kernel runs on SP_EL0. Every exception switches to SP_EL1, which points to the exception
+//! stack, or, in user mode, to the memory for the thread's registers. So no exception depends on a
+//! stack that may have overflowed.
 //!
-//! The tables used here map the first 2 GiB, devices and memory, three times: at 0, because the instruction after the one that
-//! turns translation on still has its physical address; at [`layout::DIRECT_MAP`]; and memory at [`layout::KERNEL_BASE`].
+//! The boot page tables map the first 2 GiB, devices and memory, three times: at 0, because the
+//! instruction after the one that enables translation still has its physical address; at
+//! [`layout::DIRECT_MAP`]; and memory at [`layout::KERNEL_BASE`].
 
 mod devicetree;
 pub mod secondary;
@@ -19,12 +20,13 @@ use crate::arch::stack::{MAIN_STACK_SIZE, STACKS, Stacks};
 use crate::arch::{cpu, layout, paging};
 use vellum_kernel::boot::{BadBoot, Boot};
 
-/// Where QEMU leaves the device tree.
+/// The address at which QEMU leaves the device tree.
 const DEVICE_TREE: u64 = 0x4000_0000;
 
-/// SCTLR_EL1: translation and caches on, stacks aligned, no execution of what is writable left to chance; user mode may zero
-/// and clean caches, and wait. SPAN is clear: exceptions forbid touching user memory. So is A: words of normal memory need not be
-/// aligned, which the compiler is told (`scripts/prepare.sh`). The others are those that must be set.
+/// SCTLR_EL1: translation and caches on, stack alignment checked; user mode may zero and clean
+/// caches, and wait for events and interrupts. SPAN is clear, so that exceptions set PAN. A is
+/// clear, so that accesses to normal memory need not be aligned, as the compiler assumes
+/// (`scripts/prepare.sh`). The other bits are reserved ones that must be set.
 const SYSTEM_CONTROL: u64 = {
     let on = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 12;
     let user = 1 << 14 | 1 << 15 | 1 << 16 | 1 << 18 | 1 << 26;
@@ -33,22 +35,23 @@ const SYSTEM_CONTROL: u64 = {
 };
 
 unsafe extern "C" {
-    /// The kernel's first Rust code, which `main` defines. `boot_entry` calls it once, on the boot CPU's stack with interrupts
-    /// off, with what the loader handed over.
+    /// The kernel's first Rust code, which `main` defines. `boot_entry` calls it once, on the boot
+    /// CPU's stack with interrupts off, with the loader's value.
     fn kernel_start(handed_over: u64) -> !;
 }
 
-/// Prepares the boot processor, and reads what the loader handed over.
+/// Sets up the boot CPU and reads the loader's information.
 ///
 /// # Safety
 ///
-/// To be called once, first of all, with the address of the device tree.
+/// Called once, before anything else, with the device tree's address.
 ///
 /// # Errors
 ///
-/// [`BadBoot`]: the tree is unsound, or names memory or an archive that can't be.
+/// [`BadBoot`]: the tree is malformed, or names memory or an archive that can't exist.
 pub unsafe fn prepare(device_tree: u64) -> Result<Boot, BadBoot> {
-    // SAFETY: each is called once, here, in the order that it asks for; nothing so far has written outside the image.
+    // SAFETY: each function is called once, here, in the order that it demands; nothing has written
+    // outside the image yet.
     unsafe {
         percpu::install(0);
         vectors::install();
@@ -141,6 +144,6 @@ boot_other:                             // (index)
 const _: () = assert!(MAX_CPUS * size_of::<Stacks>() < 8 << 20);
 
 unsafe extern "C" {
-    /// Where another processor begins, with its index.
+    /// The first instruction of another CPU, which has its index in X0.
     pub fn boot_other();
 }

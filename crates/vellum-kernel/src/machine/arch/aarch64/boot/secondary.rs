@@ -1,4 +1,4 @@
-//! The other processors, started by PSCI.
+//! Starts the other CPUs through PSCI.
 
 use super::devicetree;
 use crate::arch::aarch64::vectors;
@@ -9,11 +9,12 @@ use crate::arch::percpu;
 use crate::arch::{cpu, irq, paging, smp};
 use smccc::{Hvc, psci};
 
-/// Starts the clock, of instructions if they are `counted`, and all processors; how many there are. The others wait for [`smp::release`].
+/// Starts the clock and all CPUs. Returns the clock and the number of CPUs. The other CPUs wait for
+/// [`smp::release`].
 ///
 /// # Safety
 ///
-/// To be called once, on the boot processor, when it has its final tables.
+/// Called once, on the boot CPU, after the final page tables are loaded.
 pub unsafe fn start(counted: bool) -> (Clock, usize) {
     // SAFETY: by contract.
     let clock = unsafe { Clock::start(counted) };
@@ -22,7 +23,7 @@ pub unsafe fn start(counted: bool) -> (Clock, usize) {
     let entry = image_to_phys(boot_other as *const () as u64);
     let mut cpus = 1;
     for name in devicetree::processors().skip(1) {
-        // One after the other, so that there is none of an index above one that is missing.
+        // Start one CPU after the other, so that indices have no gap if one fails.
         if psci::cpu_on::<Hvc>(name, entry, cpus as u64).is_err() {
             break;
         }
@@ -32,20 +33,20 @@ pub unsafe fn start(counted: bool) -> (Clock, usize) {
     (clock, cpus)
 }
 
-/// What the firmware calls a processor.
+/// Returns the firmware's name of a CPU: its affinity.
 pub fn name(cpu: usize) -> u64 {
     devicetree::processors().nth(cpu).unwrap_or(0)
 }
 
-/// The first Rust code of another processor.
+/// The first Rust code of another CPU.
 pub extern "C" fn begin(index: usize) -> ! {
-    // SAFETY: once on each processor, in the order that they ask for; the index is its own. The kernel's tables map all
-    // that the boot tables do and this code uses.
+    // SAFETY: called once by each CPU, with its own index and in the order that the functions
+    // demand. The kernel's page tables map everything that this code uses of the boot page tables.
     unsafe {
         percpu::install(index);
         vectors::install();
         cpu::init();
-        paging::adopt();
+        paging::switch_tables();
     }
     irq::init();
     smp::work()

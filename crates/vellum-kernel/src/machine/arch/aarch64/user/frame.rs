@@ -1,6 +1,6 @@
-//! The frame that a signal's handler finds on its stack, as Linux lays it out (`struct rt_sigframe`): a `siginfo`, a `ucontext`
-//! with all registers, and in its last part records of a kind and a size each, of which one has the vector registers. Above it
-//! is a record of the frames' chain.
+//! The signal frame on the user stack, in Linux's layout (`struct rt_sigframe`): a `siginfo` and a
+//! `ucontext` with all general registers, which ends with records of a kind and a size each, one of
+//! them for the vector registers. Above the frame is a frame record (X29, X30).
 
 use crate::arch::abi::return_from_handler;
 use crate::arch::entry::Registers;
@@ -11,29 +11,30 @@ use crate::arch::types::{Handler, UserMemory};
 use alloc::vec::Vec;
 use vellum_kernel::errno::Errno;
 
-/// Bytes below the stack pointer that a function may use: none.
+/// The bytes below the stack pointer that a function may use: none.
 pub const RED_ZONE: u64 = 0;
-/// Offsets in the frame: of the `ucontext`, and of its parts.
+/// The offset of the `ucontext` in the frame, and the offsets of its parts.
 const UCONTEXT: usize = 128;
 const STACK: usize = UCONTEXT + 16;
 const MASK: usize = UCONTEXT + 40;
-/// The mask has room for 1024 signals, and the registers are aligned to 16 bytes.
+/// The mask has room for 1024 signals, and the machine context is aligned to 16 bytes.
 const MACHINE: usize = UCONTEXT + 176;
 const GENERAL: usize = MACHINE + 8;
 const RECORDS: usize = MACHINE + 288;
-/// What there is room for behind.
+/// The frame's size, with the room for records.
 const SIZE: usize = RECORDS + 4096;
-/// A record: what it is, and how many bytes it has, with these 8.
+/// A record's kind, and its size with the 8 bytes of its header.
 const VECTOR: [u32; 2] = [0x4650_8001, 528];
 const SYNDROME: [u32; 2] = [0x4553_5201, 16];
-/// What is written: both records, and the end of all.
+/// The bytes written: up to both records and the end record.
 const WRITTEN: usize = RECORDS + VECTOR[1] as usize + SYNDROME[1] as usize + 16;
 
-/// Has the thread go on in a handler, with a frame on its stack.
+/// Pushes a signal frame on the user stack and points the registers at the handler. On failure the
+/// registers are unchanged.
 ///
 /// # Errors
 ///
-/// There is no room for it, or no way to return.
+/// `EFAULT`: the stack is not writable, or the handler is no user address. `ENOMEM`.
 pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
     if handler.address >= user_end() {
         return Err(Errno::EFAULT);
@@ -76,12 +77,13 @@ pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, ha
     Ok(())
 }
 
-/// Takes the registers back from the frame that the stack pointer is at, as far as a program may set them; the answer is the
-/// mask.
+/// Restores the registers from the signal frame at the stack pointer, as far as user mode may set
+/// them. Returns the signal mask.
 ///
 /// # Errors
 ///
-/// It can't be read, or is none.
+/// `EFAULT`: the frame is not readable, or its instruction pointer is no user address. `EINVAL`: a
+/// record is malformed. `ENOMEM`.
 pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory) -> Result<u64, Errno> {
     let at = registers.sp;
     let mut bytes = Vec::new();

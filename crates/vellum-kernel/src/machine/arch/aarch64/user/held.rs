@@ -1,19 +1,19 @@
-//! What a processor holds of a thread beside the general registers: the vector registers, and the thread pointer. The kernel
-//! itself is compiled without them, so they keep the values of the thread that ran last.
+//! A thread's extended registers: the FPU and vector registers, and the thread pointer. The kernel
+//! itself is compiled without them, so a CPU keeps those of the thread that ran last.
 
 use core::arch::global_asm;
 
-/// A thread's part of the processor, while that does not hold it.
+/// The saved extended registers of a thread, valid while no CPU has them loaded.
 #[repr(C, align(16))]
 #[derive(Clone)]
 pub struct Held {
     /// V0 to V31.
     pub vector: [u128; 32],
-    /// The flags of floating point.
+    /// The floating-point status (FPSR).
     pub status: u64,
-    /// How floating point is done.
+    /// The floating-point control (FPCR).
     pub control: u64,
-    /// What user mode reads as TPIDR_EL0.
+    /// The thread pointer (TPIDR_EL0).
     pub thread_pointer: u64,
 }
 
@@ -79,25 +79,26 @@ unsafe extern "C" {
 }
 
 impl Held {
-    /// What a program starts with.
+    /// Returns the state in which a program starts.
     pub const fn new() -> Self {
         Self { vector: [0; 32], status: 0, control: 0, thread_pointer: 0 }
     }
 
-    /// The same for a thread whose thread pointer is this.
+    /// Sets the thread pointer.
     pub fn set_thread_pointer(&mut self, value: u64) {
         self.thread_pointer = value;
     }
 
-    /// Saves this processor's registers here.
+    /// Saves this CPU's registers.
     pub fn save(&mut self) {
-        // SAFETY: the code writes this structure, whose layout it knows.
+        // SAFETY: the assembly code writes this structure, whose layout it knows.
         unsafe { held_save(self) };
     }
 
-    /// Loads this processor's registers from here.
+    /// Loads the registers on this CPU.
     pub fn restore(&self) {
-        // SAFETY: the code reads this structure, whose layout it knows; the kernel has no use for the registers.
+        // SAFETY: the assembly code reads this structure, whose layout it knows; the kernel does
+        // not use the registers.
         unsafe { held_restore(self) };
     }
 }

@@ -1,10 +1,10 @@
-//! The instructions that touch user memory: each of them may fault, and be refused. Then the function says so. What they are to the
-//! rest of the kernel: [`crate::arch::access`].
+//! The instructions that access user memory. Each may fault and be refused; the function then
+//! reports that to its caller in [`crate::arch::access`].
 
 core::arch::global_asm!(
     r#"
     .section .text.access, "ax", @progbits
-user_copy:                              // (to, from, bytes): the bytes that were not copied
+user_copy:                              // (to, from, bytes) -> number of bytes not copied
     cmp     x2, #64
     b.lo    2f
 1:  ldp     x3, x4, [x1]
@@ -28,7 +28,7 @@ user_copy:                              // (to, from, bytes): the bytes that wer
     add     x0, x0, #8
     sub     x2, x2, #8
     b       2b
-user_copy_bytes:                        // where a refused copy goes on, to find out how far it goes
+user_copy_bytes:                        // a refused copy continues here, to count the bytes copied
     cbz     x2, user_copy_refused
     ldrb    w3, [x1], #1
     strb    w3, [x0]
@@ -38,7 +38,7 @@ user_copy_bytes:                        // where a refused copy goes on, to find
 user_copy_refused:
     mov     x0, x2
     ret
-user_exchange:                          // (address, expected, new, where to put what was there): whether it was refused
+user_exchange:                          // (address, expected, new, &previous) -> 1 if refused
     ldaxr   w4, [x0]
     cmp     w4, w1
     b.ne    3f
@@ -48,12 +48,12 @@ user_exchange:                          // (address, expected, new, where to put
     str     w4, [x3]
     mov     w0, wzr
     ret
-user_load:                              // (address, where to put the value): whether it was refused
+user_load:                              // (address, &value) -> 1 if refused
     ldr     x2, [x0]
     str     x2, [x1]
     mov     w0, wzr
     ret
-user_store:                             // (address, value): whether it was refused
+user_store:                             // (address, value) -> 1 if refused
     str     x1, [x0]
     mov     w0, wzr
     ret

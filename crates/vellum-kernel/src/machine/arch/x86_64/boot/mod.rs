@@ -1,18 +1,19 @@
-//! From the machine's first instruction to `kernel_start`.
+//! Boot, from the first instruction to `kernel_start`.
 //!
-//! QEMU (and Xen, Firecracker, Cloud Hypervisor) start an ELF file that carries an `XEN_ELFNOTE_PHYS32_ENTRY`
-//! note by jumping to the physical address in the note, in 32-bit protected mode with paging off and the
-//! address of the start info in EBX (Xen, `docs/misc/pvh.pandoc`). From there it takes four steps to
-//! 64-bit code at the kernel's own address (Intel SDM, volume 3A, "Initializing IA-32e Mode"):
-//! page tables in CR3, PAE in CR4, long mode in EFER, paging in CR0.
+//! QEMU (and Xen, Firecracker, Cloud Hypervisor) start an ELF file with an
+//! `XEN_ELFNOTE_PHYS32_ENTRY` note by jumping to the physical address in the note, in 32-bit
+//! protected mode with paging off and the address of the start info in EBX (Xen,
+//! `docs/misc/pvh.pandoc`). Four steps lead from there to 64-bit code at the kernel's own address
+//! (Intel SDM, volume 3A, "Initializing IA-32e Mode"): page tables in CR3, PAE in CR4, long mode in
+//! EFER, paging in CR0.
 //!
-//! Page tables have four levels, or five if the command line begins with `la57` and the processor knows them: that
-//! can be chosen only here, as long as paging is off.
+//! Page tables have four levels, or five if the command line begins with `la57` and the CPU
+//! supports them. The number can be chosen only here, while paging is off.
 //!
-//! The tables used here map the first GiB three times: at 0, because the instruction after the one that turns
-//! paging on still has its physical address; at [`layout::KERNEL_BASE`], where the kernel is linked; and at
-//! [`layout::DIRECT_MAP`], so that [`pvh`] reads its structures the same way before and after
-//! [`paging::init`] replaces these tables with the final ones, which have no identity mapping.
+//! The boot page tables map the first GiB three times: at 0, because the instruction after the one
+//! that enables paging still has its physical address; at [`layout::KERNEL_BASE`], where the kernel
+//! is linked; and at [`layout::DIRECT_MAP`], so that [`pvh`] reads its structures the same way
+//! before and after [`paging::init`] loads the final page tables, which have no identity mapping.
 
 mod pvh;
 pub mod secondary;
@@ -23,24 +24,25 @@ use crate::arch::{cpu, entry, irq, layout, paging, trap};
 use vellum_kernel::boot::{BadBoot, Boot};
 
 unsafe extern "C" {
-    /// The kernel's first Rust code, which `main` defines. `pvh_entry` calls it once, on the boot CPU's stack with interrupts
-    /// off, with what the loader handed over.
+    /// The kernel's first Rust code, which `main` defines. `pvh_entry` calls it once, on the boot
+    /// CPU's stack with interrupts off, with the loader's value.
     fn kernel_start(handed_over: u64) -> !;
 }
 
-/// Prepares the boot processor, and reads what the loader handed over.
+/// Sets up the boot CPU and reads the loader's information.
 ///
 /// # Safety
 ///
-/// To be called once, first of all, with the loader's address as it came.
+/// Called once, before anything else, with the loader's start info address.
 ///
 /// # Errors
 ///
-/// [`BadBoot`]: the structures are unsound, or name memory or an archive that can't be.
+/// [`BadBoot`]: the structures are malformed, or name memory or an archive that can't exist.
 pub unsafe fn prepare(start_info: u64) -> Result<Boot, BadBoot> {
-    // SAFETY: each is called once, here, in the order that it asks for; nothing so far has written outside the image.
+    // SAFETY: each function is called once, here, in the order that it demands; nothing has written
+    // outside the image yet.
     unsafe {
-        irq::silence();
+        irq::mask_legacy();
         percpu::install(0);
         cpu::init();
         trap::init();

@@ -1,7 +1,9 @@
-//! The other processors: from real mode to 64-bit code, each on its own stack, where they wait for work.
+//! Starts the other CPUs: from real mode to 64-bit code, each on its own stack, where they wait for
+//! work.
 //!
-//! They begin in real mode at a page below 1 MiB, where a copy of the code below is put. It goes to 64-bit mode in one
-//! step, through the tables of [`crate::arch::boot`], whose identity mapping they need for one jump.
+//! They start in real mode at a page below 1 MiB, to which the code below is copied. It enters
+//! 64-bit mode in one step, with the page tables of [`crate::arch::boot`], whose identity mapping
+//! is needed for one jump.
 
 use crate::arch::clock::Clock;
 use crate::arch::kernel_map::{PAGE_SIZE, phys_to_virt};
@@ -14,12 +16,12 @@ use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use x86_64::instructions::port::Port;
 use x86_64::registers::control::Cr4;
 
-/// Where the copy goes: in the memory that the map calls low, which nobody uses.
+/// The physical address of the copy, in low memory that is otherwise unused.
 const PAGE: u64 = 0x8000;
-/// So long they are waited for, in nanoseconds: a second.
-const PATIENCE: u64 = 1_000_000_000;
+/// The longest wait for the CPUs to start: a second, in nanoseconds.
+const TIMEOUT: u64 = 1_000_000_000;
 
-/// How many processors have taken an index; the boot processor has 0.
+/// The number of CPUs that have taken an index; the boot CPU has 0.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
 
 core::arch::global_asm!(
@@ -94,25 +96,27 @@ unsafe extern "C" {
     static boot_pml5: u8;
 }
 
-/// How many processors there are to use: what QEMU's configuration device says (QEMU's documentation, "QEMU Firmware
-/// Configuration (fw_cfg) Device").
+/// Returns the number of CPUs to use, as QEMU's configuration device reports it (QEMU's
+/// documentation, "QEMU Firmware Configuration (fw_cfg) Device").
 fn expected() -> usize {
     const PROCESSORS: u16 = 5;
     let (mut selector, mut data) = (Port::<u16>::new(0x510), Port::<u8>::new(0x511));
-    // SAFETY: the ports of that device, or of nothing.
+    // SAFETY: the ports are that device's, or no device's.
     let count = unsafe {
         selector.write(PROCESSORS);
         u16::from_le_bytes([data.read(), data.read()])
     };
-    // Where there is no device, all bits are set.
+    // Without the device all bits read as 1.
     if count == u16::MAX { 1 } else { usize::from(count).clamp(1, MAX_CPUS) }
 }
 
-/// Starts the clock, of instructions if they are `counted`, and all processors; how many there are. The others wait for [`smp::release`].
+/// Starts the clock (which counts instructions with `counted`) and all CPUs. Returns the clock and
+/// the number of CPUs. The other CPUs wait for [`smp::release`].
 ///
 /// # Safety
 ///
-/// To be called once, on the boot processor, when it has its final tables. Nobody else uses the PC's timers.
+/// Called once, on the boot CPU, after the final page tables are loaded. No other code uses the
+/// PC's timers.
 pub unsafe fn start(counted: bool) -> (Clock, usize) {
     held::init();
     irq::init();
@@ -124,7 +128,7 @@ pub unsafe fn start(counted: bool) -> (Clock, usize) {
     (clock, cpus)
 }
 
-/// Starts the other processors, and says how many there are with this one.
+/// Starts the other CPUs. Returns the number of CPUs, including this one.
 ///
 /// # Safety
 ///
@@ -137,7 +141,8 @@ unsafe fn start_others(clock: &Clock) -> usize {
     let (begin, end) = (&raw const smp_begin, &raw const smp_end);
     let root = if cpu::has_five_levels() { &raw const boot_pml5 } else { &raw const boot_pml4 };
     let page = phys_to_virt::<u8>(PAGE);
-    // SAFETY: the memory is nobody's; what is copied is code of this image, shorter than a page, and the words are in it.
+    // SAFETY: the page is unused; the copied code is part of this image and shorter than a page,
+    // and both words lie in it.
     unsafe {
         page.copy_from_nonoverlapping(begin, end as usize - begin as usize);
         let word = |symbol: *const u32| page.add(symbol as usize - begin as usize).cast::<u32>();
@@ -152,30 +157,30 @@ unsafe fn start_others(clock: &Clock) -> usize {
     };
     irq::start_others((PAGE / PAGE_SIZE) as u8, wait);
     let start = clock.now_ns();
-    while COUNT.load(SeqCst) < expected && clock.now_ns() - start < PATIENCE {
+    while COUNT.load(SeqCst) < expected && clock.now_ns() - start < TIMEOUT {
         core::hint::spin_loop();
     }
-    // Whoever comes now finds no index left.
+    // A CPU that starts later finds no index left, and halts.
     let count = COUNT.swap(MAX_CPUS, SeqCst).min(MAX_CPUS);
     smp::wait_until_ready(count);
     count
 }
 
-/// What the firmware calls a processor.
+/// Returns the firmware's number of a CPU: its APIC ID.
 pub fn name(cpu: usize) -> u64 {
     irq::name(cpu)
 }
 
-/// The first Rust code of another processor.
+/// The first Rust code of another CPU.
 extern "C" fn begin(index: usize) -> ! {
-    // SAFETY: once on each processor, in the order that they ask for; the index is its own. The kernel's tables map all
-    // that the boot tables do and this code uses.
+    // SAFETY: called once by each CPU, with its own index and in the order that the functions
+    // demand. The kernel's page tables map everything that this code uses of the boot page tables.
     unsafe {
         percpu::install(index);
         cpu::init();
         paging::load_root(paging::kernel_root());
     }
-    cpu::enable_keeping();
+    cpu::enable_global_and_pcid();
     trap::load();
     irq::init();
     entry::init();

@@ -1,31 +1,31 @@
-//! The names and numbers by which programs know the architecture.
+//! Architecture names and constants of the user ABI.
 
 use core::arch::x86_64::__cpuid;
 
-/// What `uname` and the auxiliary vector call it.
+/// The name in `uname` and the auxiliary vector.
 pub const NAME: &str = "x86_64";
-/// Programs that don't ask for more have the addresses below this.
+/// The end of the addresses for programs that do not ask for more.
 pub const ADDRESSES_END: u64 = 1 << 47;
-/// What an ELF file calls it.
+/// The machine number in ELF files.
 pub const ELF_MACHINE: u16 = elf::abi::EM_X86_64;
-/// The flag of `mmap` that asks for a low address.
+/// The `mmap` flag that requests a low address.
 pub const MAP_LOW: u32 = linux_raw_sys::general::MAP_32BIT;
-/// The least stack for a signal handler, with the vector registers.
+/// The smallest stack for a signal handler, vector registers included.
 pub const LEAST_SIGNAL_STACK: u64 = 3632;
-/// A system call as a program makes it, in as many bytes as it has.
+/// The bytes of the system call instruction.
 pub const SYSTEM_CALL: &[u8] = &[0x0f, 0x05];
 
-/// Returns the code that a program finds in its memory without asking, and the address of its page: none.
+/// Returns the code page that the kernel maps into every program, and its address: none on x86.
 pub fn trampoline() -> Option<(u64, &'static [u8])> {
     None
 }
 
-/// What the auxiliary vector says of the processor.
+/// Returns the `AT_HWCAP` values of the auxiliary vector.
 pub fn hwcap() -> [u64; 2] {
     [__cpuid(1).edx.into(), 0]
 }
 
-/// Of the arguments of `clone`: where to write the child's number for the child, and its thread pointer.
+/// Returns, of `clone`'s arguments, the address for the child's number and the thread pointer.
 pub fn child_and_thread_pointer(arguments: [u64; 6]) -> [u64; 2] {
     [arguments[3], arguments[4]]
 }

@@ -1,5 +1,6 @@
-//! The frame that a signal's handler finds on its stack, as Linux lays it out (`struct rt_sigframe`): the address to return
-//! to, a `ucontext` with all registers, a `siginfo`, and above them the vector registers.
+//! The signal frame on the user stack, in Linux's layout (`struct rt_sigframe`): the return
+//! address, a `ucontext` with all general registers, a `siginfo`, and above them the vector
+//! registers.
 
 use crate::arch::cpu::{USER_CODE, USER_DATA};
 use crate::arch::entry::Registers;
@@ -10,27 +11,29 @@ use alloc::vec::Vec;
 use vellum_kernel::errno::Errno;
 use x86_64::registers::rflags::RFlags;
 
-/// Bytes below the stack pointer that a function may use (System V ABI, "The Stack Frame").
+/// The bytes below the stack pointer that a function may use (System V ABI, "The Stack Frame").
 pub const RED_ZONE: u64 = 128;
-/// Offset of the `ucontext` in the frame, and of its parts.
+/// The offset of the `ucontext` in the frame, and the offsets of its parts.
 const UCONTEXT: usize = 8;
 const STACK: usize = UCONTEXT + 16;
 const MACHINE: usize = UCONTEXT + 40;
 const MASK: usize = MACHINE + 256;
 const INFO: usize = MASK + 8;
 const SIZE: usize = INFO + 128;
-/// The word of the machine context that has the address of the vector registers.
+/// The index of the machine context's word with the address of the vector registers.
 const VECTOR_WORD: usize = 23;
-/// Flags that user mode may set for itself: CF PF AF ZF SF TF DF OF RF AC ID.
+/// The flags that user mode may set: CF PF AF ZF SF TF DF OF RF AC ID.
 const USER_FLAGS: u64 = 0x0025_0dd5;
 
-/// Has the thread go on in a handler, with a frame on its stack.
+/// Pushes a signal frame on the user stack and points the registers at the handler. On failure the
+/// registers are unchanged.
 ///
 /// # Errors
 ///
-/// There is no room for it, or no way to return.
+/// `EFAULT`: the stack is not writable, there is no restorer, or the handler is no user address.
+/// `ENOMEM`.
 pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
-    // A jump to what is no address of user mode's would fail in the kernel.
+    // Returning to an address that is not canonical would fault in the kernel.
     if handler.restorer.is_none() || handler.address >= user_end() {
         return Err(Errno::EFAULT);
     }
@@ -38,7 +41,7 @@ pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, ha
     let top = handler.top;
     let vector = held.vector.bytes();
     let vector_at = top.wrapping_sub(vector.len() as u64) & !63;
-    // As after a call: the stack is aligned but for the return address.
+    // As after a call: the stack would be aligned without the return address.
     let at = (vector_at.wrapping_sub(SIZE as u64) & !15).wrapping_sub(8);
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(SIZE)?;
@@ -68,7 +71,7 @@ pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, ha
     Ok(())
 }
 
-/// The general registers in the order of `struct sigcontext`, and the segments.
+/// Returns the general registers in the order of `struct sigcontext`, and the segments.
 fn words(r: &Registers) -> [u64; 19] {
     [
         r.r8,
@@ -93,12 +96,12 @@ fn words(r: &Registers) -> [u64; 19] {
     ]
 }
 
-/// Takes the registers back from the frame that the stack pointer is at, its first word gone, as far as a program may set
-/// them; the answer is the mask.
+/// Restores the registers from the signal frame at the stack pointer, whose first word has been
+/// popped, as far as user mode may set them. Returns the signal mask.
 ///
 /// # Errors
 ///
-/// It can't be read, or names an address that is not user mode's.
+/// `EFAULT`: the frame is not readable, or its instruction pointer is no user address. `ENOMEM`.
 pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory) -> Result<u64, Errno> {
     let at = registers.rsp.wrapping_sub(UCONTEXT as u64);
     let mut bytes = [0; INFO];
@@ -112,7 +115,7 @@ pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory)
         vector.resize(held.vector.bytes().len(), 0);
         memory.read(vector_at, &mut vector)?;
     }
-    // What can be tried again ends here.
+    // Failures up to here leave the registers unchanged and may be retried.
     let r = registers;
     let places = [
         &mut r.r8, &mut r.r9, &mut r.r10, &mut r.r11, &mut r.r12, &mut r.r13, &mut r.r14, &mut r.r15, &mut r.rdi,

@@ -1,11 +1,11 @@
-//! User mode: what programs know the architecture by, and what a CPU keeps of a thread.
+//! User mode: the user ABI, signal frames, and a thread's extended registers.
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
-//! | [`abi`] | names and numbers that programs know the architecture by |
-//! | [`held`] | the registers of a thread beside the general ones |
-//! | [`frame`] | the frame that a signal's handler finds on its stack |
-//! | `touch` | the instructions that touch user memory |
+//! | [`abi`] | architecture names and constants of the user ABI |
+//! | [`held`] | a thread's FPU, vector and TLS registers |
+//! | [`frame`] | the signal frame on the user stack |
+//! | `touch` | the instructions that access user memory |
 
 pub mod abi;
 pub mod frame;
