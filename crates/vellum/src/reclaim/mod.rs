@@ -36,7 +36,7 @@ use crate::frame::{Family, Frame, RmapKey, flag};
 use crate::machine::Machine;
 use crate::memcg::{IsolateLimit, LruList, LruvecId, MemcgError, MemcgId};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, BATCH, Copies, Isolated, Pageout, Rmap, Spaces};
+use crate::space::{AddressSpace, ISOLATION_BATCH, IsolationBatch, MigratedPages, Pageout, Rmap, Spaces};
 use crate::vma::Vma;
 
 /// The maximum number of folios that are isolated together, if they join into few victims: about as
@@ -159,7 +159,7 @@ impl<'m> Victim<'m> {
 
     /// Returns whether the search for mappings can end: the victim is young and stays, or no space
     /// maps it any more.
-    fn is_done<P: Platform>(&self, machine: &Machine<'_, P>, isolated: Isolated) -> bool {
+    fn is_done<P: Platform>(&self, machine: &Machine<'_, P>, isolated: IsolationBatch) -> bool {
         let mut folios = machine.frames().folios(self.head, self.frames);
         self.young || folios.all(|(_, frame, _)| isolated.is_unmapped(frame))
     }
@@ -234,7 +234,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let machine = self.machine;
         let (memcgs, frames) = (machine.memcgs(), machine.frames());
         while left > 0 && self.done.freed < enough {
-            let (mut victims, isolated) = (ArrayVec::<Victim<'_>, BATCH>::new(), Isolated::new(machine));
+            let (mut victims, isolated) =
+                (ArrayVec::<Victim<'_>, ISOLATION_BATCH>::new(), IsolationBatch::new(machine));
             let limit = IsolateLimit { folios: BATCH_FOLIOS, pages: left.min(enough - self.done.freed) };
             // Each folio is young or not by itself, so folios are joined only when that does not
             // matter.
@@ -266,7 +267,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 self.reclaim_family(family, isolated, spare_young, None);
             }
             self.reclaim_objects(objects, isolated, spare_young);
-            self.done.freed += isolated.settle(machine, victims.iter().map(|victim| (victim.head, victim.frames)));
+            self.done.freed += isolated.putback(machine, victims.iter().map(|victim| (victim.head, victim.frames)));
             machine.platform().resched();
         }
     }
@@ -277,9 +278,9 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     fn reclaim_family(
         &self,
         victims: &mut [Victim<'m>],
-        isolated: Isolated,
+        isolated: IsolationBatch,
         spare_young: bool,
-        mut copies: Option<&mut Copies>,
+        mut copies: Option<&mut MigratedPages>,
     ) {
         let Some(family) = victims.first().map(Victim::family) else { return };
         if spare_young {
@@ -299,7 +300,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let visit = |space: &AddressSpace<'m, P, A>, search: RmapSearch, victims: &mut [Victim<'m>]| {
             let mut old = victims.iter().filter(|victim| !victim.young).filter_map(|victim| search.find(victim));
             let Some(mut last) = old.next() else { return };
-            let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
+            let mut ranges = ArrayVec::<VirtRange, ISOLATION_BATCH>::new();
             for range in old {
                 if !last.merge(&range) {
                     ranges.push(core::mem::replace(&mut last, range));

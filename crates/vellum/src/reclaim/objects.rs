@@ -14,7 +14,7 @@ use crate::addr::VirtRange;
 use crate::arch::Arch;
 use crate::page_cache::{self, Object};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, BATCH, Isolated, Rmap, Spaces, each_mapper};
+use crate::space::{AddressSpace, ISOLATION_BATCH, IsolationBatch, Rmap, Spaces, each_mapper};
 use crate::vma::Vma;
 
 use super::{Reclaim, Victim};
@@ -22,7 +22,7 @@ use super::{Reclaim, Victim};
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
     /// Reclaims victims of page-cache objects, one object at a time. A victim whose object is gone
     /// by now is left to [`Isolated::settle`].
-    pub(super) fn reclaim_objects(&self, victims: &mut [Victim<'m>], isolated: Isolated, spare_young: bool) {
+    pub(super) fn reclaim_objects(&self, victims: &mut [Victim<'m>], isolated: IsolationBatch, spare_young: bool) {
         victims.sort_unstable_by_key(|victim| victim.rmap_key);
         let mut rest = victims;
         while let Some(first) = rest.first() {
@@ -44,7 +44,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         &self,
         object: &Object<'m, P>,
         victims: &mut [Victim<'m>],
-        isolated: Isolated,
+        isolated: IsolationBatch,
         spare_young: bool,
     ) {
         if spare_young {
@@ -59,7 +59,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let old = victims.partition_point(|victim| !victim.young);
         let old = &mut victims[..old];
         self.object_rmap_walk(object, old, |space, vma, victims| {
-            let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
+            let mut ranges = ArrayVec::<VirtRange, ISOLATION_BATCH>::new();
             for range in
                 victims.iter().filter_map(|victim| Rmap::of(space).mapped_part(vma, object, &pages_of(object, victim)))
             {

@@ -17,7 +17,7 @@ use crate::frame::{Frame, HUGE_ORDER};
 use crate::machine::Machine;
 use crate::memcg::LruvecId;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Copies, Isolated, Spaces, Thp};
+use crate::space::{AddressSpace, IsolationBatch, MigratedPages, Spaces, Thp};
 use crate::stats::SizeCounter;
 use crate::tlb::free_unmapped;
 
@@ -100,13 +100,13 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     /// the number of pages freed less those of the new folios.
     fn migrate_mapped(&self, victim: Victim<'m>) -> u64 {
         let machine = self.machine;
-        let (isolated, mut copies) = (Isolated::new(machine), Copies::new(victim.head));
+        let (isolated, mut copies) = (IsolationBatch::new(machine), MigratedPages::new(victim.head));
         isolated.add(victim.frame);
         self.reclaim_family(&mut [victim], isolated, false, Some(&mut copies));
         // Before the isolation ends: until then the folio can't be freed.
         machine.memcgs().defer_if_partial(machine.frames(), victim.head);
-        let freed = isolated.settle(machine, [(victim.head, victim.frames)].into_iter());
-        freed.saturating_sub(copies.forget(machine))
+        let freed = isolated.putback(machine, [(victim.head, victim.frames)].into_iter());
+        freed.saturating_sub(copies.finish(machine))
     }
 }
 

@@ -46,17 +46,19 @@ mod thp;
 mod uffd;
 mod vma_ops;
 
-pub use fault::{Access, FaultError, Happening, Resolved, Watched};
+pub use fault::{Access, FaultError, Resolved, UffdEvent, UffdMode};
 pub use fork::ForkError;
 pub(crate) use ground::Ptes;
 pub use ground::{Families, Limits};
-pub use observe::{CantTrack, Categories, QueryError, Region, Scan, ScanError, Scanned, SpaceStats, Split, Usage};
-pub(crate) use reclaim::{BATCH, Copies, Isolated, Pageout, Rmap};
+pub use observe::{
+    Categories, MincoreError, Region, Scan, ScanError, Scanned, SoftDirtyUnsupported, SpaceStats, Usage, UsageSplit,
+};
+pub(crate) use reclaim::{ISOLATION_BATCH, IsolationBatch, MigratedPages, Pageout, Rmap};
 pub(crate) use spaces::each_mapper;
-pub use spaces::{Spaces, discard};
+pub use spaces::{Spaces, unmap_removed};
 pub(crate) use thp::Thp;
 pub use thp::{CollapseError, CollapseLimits, Collapsed};
-pub use uffd::{Stopped, SupplyError, WatchError};
+pub use uffd::{UffdError, UffdFillError, UffdFillStopped};
 pub use vma_ops::{
     Advise, AdviseError, Advising, LockAll, LockError, MapError, MapFlags, MapRequest, Populating, ProtectError,
     RemapError, RemapFlags, RemapRequest, SealError, SharedKey, SyncError, UnmapError,

@@ -70,7 +70,7 @@ pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
 ///
 /// Waits for changes of these spaces that are under way, and until the host knows a child that is
 /// being forked. The caller holds no lock that a fork takes.
-pub fn discard<'m, P: Platform, A: Arch>(
+pub fn unmap_removed<'m, P: Platform, A: Arch>(
     spaces: &(impl Spaces<'m, P, A> + ?Sized),
     object: &Object<'m, P>,
     gone: &RemovedPages,

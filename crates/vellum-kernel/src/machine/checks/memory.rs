@@ -137,9 +137,9 @@ pub fn written() -> Attrs {
 pub fn stats(mapped: u64, resident: u64, tables: u64) -> SpaceStats {
     SpaceStats {
         mapped,
-        most_mapped: mapped,
+        peak_mapped: mapped,
         anon: resident,
-        peak: resident,
+        peak_rss: resident,
         tables: tables * FRAME_SIZE,
         // The counts of its CPUs, and a node for its VMAs.
         kernel: (1 + u64::from(mapped > 0)) * FRAME_SIZE,

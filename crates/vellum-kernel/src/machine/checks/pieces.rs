@@ -76,8 +76,8 @@ fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
     let tables = tables_between(space) + 2;
     let stats = SpaceStats {
         vmas: 2,
-        most_mapped: BYTES,
-        peak: BYTES,
+        peak_mapped: BYTES,
+        peak_rss: BYTES,
         ..stats(BYTES - HOLE.len(), BYTES - HOLE.len(), tables)
     };
     expect("the space", space.stats(), stats)?;

@@ -63,7 +63,7 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
     expect(
         "the space",
         space.stats(),
-        vellum::space::SpaceStats { most_mapped: BYTES, peak: BYTES, ..stats(0, 0, 1) },
+        vellum::space::SpaceStats { peak_mapped: BYTES, peak_rss: BYTES, ..stats(0, 0, 1) },
     )?;
     lab.expect_group(1 + kernel_pages(space), 0, 0)?;
     // The TLB knew the last pages of it.

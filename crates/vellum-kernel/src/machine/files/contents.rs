@@ -64,7 +64,7 @@ impl Pages for InObject {
     fn set_size(&self, size: u64) -> Result<(), Errno> {
         let _sizing = self.sizing.lock();
         let gone = self.object.set_size(size).map_err(errno)?;
-        space::discard(&All, &self.object, &gone);
+        space::unmap_removed(&All, &self.object, &gone);
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl Pages for InObject {
 
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
         let gone = self.object.punch_hole(bytes).map_err(errno)?;
-        space::discard(&All, &self.object, &gone);
+        space::unmap_removed(&All, &self.object, &gone);
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use linux_raw_sys::general as abi;
 use linux_raw_sys::ioctl;
 use vellum::addr::VirtRange;
 use vellum::memcg::MayBeRefused;
-use vellum::space::Stopped;
+use vellum::space::UffdFillStopped;
 use vellum::vma::VmaFlags;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::File;
@@ -95,7 +95,10 @@ impl Uffd {
         what.set(VmaFlags::MISSING, mode & MISSING != 0);
         what.set(VmaFlags::WRITES, mode & WRITES != 0);
         what.set(VmaFlags::ASYNC, mode & WRITES != 0 && self.has(abi::UFFD_FEATURE_WP_ASYNC));
-        memory.engine.watch(range, self.number, what).map_err(|error| failed(error.refused(), error.errno()))?;
+        memory
+            .engine
+            .uffd_register(range, self.number, what)
+            .map_err(|error| failed(error.refused(), error.errno()))?;
         let mut requests = 1 << abi::_UFFDIO_WAKE | 1 << abi::_UFFDIO_COPY | 1 << abi::_UFFDIO_ZEROPAGE;
         requests |= 1 << abi::_UFFDIO_POISON;
         requests |= if mode & WRITES != 0 { 1 << abi::_UFFDIO_WRITEPROTECT } else { 0 };
@@ -109,8 +112,8 @@ impl Uffd {
         let changed = match mode {
             1 => memory
                 .engine
-                .write_protect(range, self.has(abi::UFFD_FEATURE_WP_UNPOPULATED | abi::UFFD_FEATURE_WP_ASYNC)),
-            0 | 2 => memory.engine.write_unprotect(range),
+                .uffd_write_protect(range, self.has(abi::UFFD_FEATURE_WP_UNPOPULATED | abi::UFFD_FEATURE_WP_ASYNC)),
+            0 | 2 => memory.engine.uffd_write_unprotect(range),
             _ => return Err(Errno::EINVAL),
         };
         changed.map_err(|error| failed(error.refused(), error.errno()))?;
@@ -128,12 +131,12 @@ impl Uffd {
         (at, index): (u64, u64),
         range: VirtRange,
         wakes: bool,
-        supplied: Result<(), Stopped>,
+        supplied: Result<(), UffdFillStopped>,
     ) -> Result<(), Errno> {
         let (done, answer) = match supplied {
             Ok(()) => (range.len(), Ok(())),
-            Err(Stopped { done: 0, why }) => (0, Err(failed(why.refused(), why.errno()))),
-            Err(Stopped { done, .. }) => (done, Err(Errno::EAGAIN)),
+            Err(UffdFillStopped { done: 0, why }) => (0, Err(failed(why.refused(), why.errno()))),
+            Err(UffdFillStopped { done, .. }) => (done, Err(Errno::EAGAIN)),
         };
         let told =
             if let (0, Err(error)) = (done, answer) { (error.number() as i64).wrapping_neg() as u64 } else { done };
@@ -152,7 +155,7 @@ impl Uffd {
         if mode & !(DONT_WAKE | PROTECT) != 0 || from.checked_add(len).is_none() {
             return Err(Errno::EINVAL);
         }
-        let supplied = memory.engine.fill(range, mode & PROTECT != 0, |offset, bytes| {
+        let supplied = memory.engine.uffd_copy(range, mode & PROTECT != 0, |offset, bytes| {
             uaccess::read(&thread.memory(), from + offset, bytes).map_err(|_| ())
         });
         self.answer(thread, (at, 4), range, mode & DONT_WAKE == 0, supplied)
@@ -163,7 +166,7 @@ impl Uffd {
         &self,
         thread: &Thread,
         at: u64,
-        supply: impl FnOnce(VirtRange) -> Result<(), Stopped>,
+        supply: impl FnOnce(VirtRange) -> Result<(), UffdFillStopped>,
     ) -> Result<(), Errno> {
         let [start, len, mode, _] = words(thread, at)?;
         let range = range(start, len)?;
@@ -178,7 +181,10 @@ impl Uffd {
         let [start, len] = words(thread, at)?;
         let range = range(start, len)?;
         if unwatch {
-            memory.engine.unwatch(range, self.number).map_err(|error| failed(error.refused(), error.errno()))?;
+            memory
+                .engine
+                .uffd_unregister(range, self.number)
+                .map_err(|error| failed(error.refused(), error.errno()))?;
         }
         self.faults.wake(range.start..range.end);
         Ok(())
@@ -225,8 +231,8 @@ impl File for Uffd {
             ioctl::UFFDIO_UNREGISTER => self.release(thread, memory, at, true),
             ioctl::UFFDIO_WAKE => self.release(thread, memory, at, false),
             ioctl::UFFDIO_COPY => self.copy(thread, memory, at),
-            ioctl::UFFDIO_ZEROPAGE => self.supply(thread, at, |range| memory.engine.fill_zeros(range)),
-            POISON => self.supply(thread, at, |range| memory.engine.poison(range)),
+            ioctl::UFFDIO_ZEROPAGE => self.supply(thread, at, |range| memory.engine.uffd_zeropage(range)),
+            POISON => self.supply(thread, at, |range| memory.engine.uffd_poison(range)),
             ioctl::UFFDIO_WRITEPROTECT => self.protect(thread, memory, at),
             _ => Err(Errno::EINVAL),
         };

@@ -30,7 +30,7 @@ pub fn done(why: Who) -> Reclaimed {
 
 /// Frees about `pages` pages of a memcg and its descendants, on one node or on all. Returns the
 /// number of pages freed, which is less if not enough can be reclaimed.
-pub fn reclaim(why: Who, part: impl Into<Part>, pages: u64) -> u64 {
+pub fn reclaim(why: Who, part: impl Into<ReclaimScope>, pages: u64) -> u64 {
     memcgs::tell_swap_room();
     let reclaimed = vellum::reclaim::reclaim(machine(), &All, part, pages);
     let Reclaimed { scanned: looked, freed } = reclaimed.unwrap_or_default();

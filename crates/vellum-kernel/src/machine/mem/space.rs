@@ -140,7 +140,7 @@ impl UserSpace {
         for by in numbers {
             // VMAs begin and end at the bounds of the range: none needs to be split, and the call
             // can't fail.
-            let _ = self.engine.unwatch(VirtRange { start, end }, by);
+            let _ = self.engine.uffd_unregister(VirtRange { start, end }, by);
         }
     }
 

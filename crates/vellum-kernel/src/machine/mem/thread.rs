@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
 use vellum::memcg::Refused;
-use vellum::space::{FaultError, Resolved, Watched};
+use vellum::space::{FaultError, Resolved, UffdEvent};
 use vellum_kernel::errno::Errno;
 
 /// The reason for which an access failed that may succeed later.
@@ -20,7 +20,7 @@ pub enum BlockedOn {
     /// that the machine has to spare. The system call did not fail; the thread waits after it.
     Overdraft(Refused),
     /// The page's fault is the userfaultfd's to resolve.
-    Watched(Arc<UserSpace>, Watched),
+    Uffd(Arc<UserSpace>, UffdEvent),
     /// A signal arrived while the system call waited for one of the above. The signal is delivered
     /// before the call is restarted.
     Signal,
@@ -31,7 +31,7 @@ impl BlockedOn {
     pub fn of(error: FaultError, memory: &Arc<UserSpace>) -> Option<Self> {
         match error {
             FaultError::NoMemory(why) => Some(Self::Shortage(why)),
-            FaultError::Watched(watched) => Some(Self::Watched(memory.clone(), watched)),
+            FaultError::Uffd(watched) => Some(Self::Uffd(memory.clone(), watched)),
             _ => None,
         }
     }

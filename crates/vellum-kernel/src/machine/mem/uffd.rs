@@ -54,7 +54,7 @@ impl Drop for Uffd {
         if let Some(memory) = self.memory.upgrade() {
             let all = VirtRange { start: 0, end: user_end() };
             // No VMA needs to be split.
-            let _ = memory.engine.unwatch(all, self.number);
+            let _ = memory.engine.uffd_unregister(all, self.number);
             memory.uffds.lock().remove(self.number);
         }
         self.faults.wake(0..u64::MAX);

@@ -70,7 +70,7 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
         _ => return Err(Errno::EINVAL),
     };
     let prot = Prot::from_bits_truncate(prot_bits as u8);
-    let mut wanted = MapFlags::LATER;
+    let mut wanted = MapFlags::NO_POPULATE;
     for (bit, flag) in FLAGS {
         wanted.set(flag, flags & bit != 0);
     }
@@ -135,7 +135,7 @@ async fn populate_rest(thread: &Arc<Thread>, memory: &Arc<UserSpace>, mut rest: 
             populated.map_err(|error| failed(error.refused(), error.errno()))
         };
         match by_pieces(thread, piece).await {
-            Err(error) if error != Errno::EINTR && !thread.mem.is_blocked() => rest.pass_over(),
+            Err(error) if error != Errno::EINTR && !thread.mem.is_blocked() => rest.skip_vma(),
             populated => return populated,
         }
     }
@@ -177,7 +177,7 @@ pub async fn madvise(thread: &Arc<Thread>, addr: u64, len: u64, advice: u64) -> 
 pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, len: u64, advice: u64) -> Answer {
     let advice = match advice as u32 {
         abi::MADV_REMOVE => return remove(memory, addr, len),
-        abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL => Advise::Reading,
+        abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL => Advise::ReadPattern,
         abi::MADV_WILLNEED => Advise::WillNeed,
         abi::MADV_DONTNEED => Advise::DontNeed,
         abi::MADV_DONTNEED_LOCKED => Advise::DontNeedLocked,
@@ -200,8 +200,8 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
         _ => return Err(Errno::EINVAL),
     };
     let told = |error: AdviseError| {
-        if let AdviseError::Fault(FaultError::Watched(watched)) = error {
-            thread.mem.block(BlockedOn::Watched(memory.clone(), watched));
+        if let AdviseError::Fault(FaultError::Uffd(watched)) = error {
+            thread.mem.block(BlockedOn::Uffd(memory.clone(), watched));
         }
         failed(error.refused(), error.errno())
     };
@@ -217,9 +217,9 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
 
 /// `madvise` with `MADV_REMOVE`.
 fn remove(memory: &UserSpace, addr: u64, len: u64) -> Answer {
-    let removed = memory
-        .engine
-        .remove(addr, len, |object, bytes| object.punch_hole(bytes).map(|gone| space::discard(&All, object, &gone)));
+    let removed = memory.engine.remove(addr, len, |object, bytes| {
+        object.punch_hole(bytes).map(|gone| space::unmap_removed(&All, object, &gone))
+    });
     removed.map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
@@ -284,7 +284,7 @@ pub async fn remap_file_pages(thread: &Arc<Thread>, [addr, len, prot, page, _, _
     let (Some((_, prot, _)), Some((object, _))) = (first.filter(|_| at >= end), memory.engine.object_at(addr)) else {
         return Err(Errno::EINVAL);
     };
-    let flags = MapFlags::FIXED | MapFlags::SHARED | MapFlags::LATER;
+    let flags = MapFlags::FIXED | MapFlags::SHARED | MapFlags::NO_POPULATE;
     let mapped = memory.engine.map_object(MapRequest { addr, len, prot, flags }, &object, offset);
     mapped.map_err(|error| failed(error.refused(), error.errno()))?;
     populate(thread, addr, len, true).await.map(|()| 0)
@@ -314,7 +314,7 @@ pub async fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answ
         let count = (pages - first).min(AT_ONCE as u64) as usize;
         let mut answer = [false; AT_ONCE];
         let start = addr.checked_add(first * FRAME_SIZE).ok_or(Errno::ENOMEM)?;
-        let resident = thread.memory().engine.resident(start, count as u64 * FRAME_SIZE, &mut answer[..count]);
+        let resident = thread.memory().engine.mincore(start, count as u64 * FRAME_SIZE, &mut answer[..count]);
         resident.map_err(|error| Errno::from(error.errno()))?;
         let to = to.checked_add(first).ok_or(Errno::EFAULT)?;
         uaccess::write(&thread.memory(), to, &answer.map(u8::from)[..count])?;
@@ -353,7 +353,7 @@ fn move_end(space: &UserSpace, end: u64) -> (u64, Option<(u64, u64)>) {
     }
     let mut grown = None;
     let moved = if new > old {
-        let flags = MapFlags::FIXED_NOREPLACE | MapFlags::LATER;
+        let flags = MapFlags::FIXED_NOREPLACE | MapFlags::NO_POPULATE;
         grown = Some((old, new - old));
         let request = MapRequest { addr: old, len: new - old, prot: Prot::READ | Prot::WRITE, flags };
         space.engine.map(request).is_ok()

@@ -184,7 +184,7 @@ pub fn getrusage(thread: &Arc<Thread>, whom: u64, to: u64) -> Answer {
     const OWN: i32 = 0;
     const CHILDREN: i32 = -1;
     const THREAD: i32 = 1;
-    let most = thread.memory().engine.stats().peak * vellum::addr::FRAME_SIZE;
+    let most = thread.memory().engine.stats().peak_rss * vellum::addr::FRAME_SIZE;
     let bytes = match whom as i32 {
         OWN => usage(thread.process.usage(), most),
         CHILDREN => usage(*thread.process.children_usage.lock(), 0),

@@ -83,7 +83,7 @@ pub async fn attach(thread: &Arc<Thread>, id: u64, addr: u64, flags: u64) -> Ans
     let mut prot = Prot::READ;
     prot.set(Prot::WRITE, flags & READ_ONLY == 0);
     prot.set(Prot::EXEC, flags & EXECUTE != 0);
-    let mut how = MapFlags::SHARED | MapFlags::LATER;
+    let mut how = MapFlags::SHARED | MapFlags::NO_POPULATE;
     how.set(MapFlags::READ_ONLY, flags & READ_ONLY != 0);
     how.set(MapFlags::FIXED, flags & REPLACE != 0);
     how.set(MapFlags::FIXED_NOREPLACE, addr != 0 && flags & REPLACE == 0);

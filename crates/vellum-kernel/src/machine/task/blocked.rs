@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
 use vellum::memcg::Refused;
-use vellum::space::{Access, FaultError, Happening, Watched};
+use vellum::space::{Access, FaultError, UffdEvent, UffdMode};
 use vellum_kernel::fs::watch::Fault;
 
 impl BlockedOn {
@@ -22,7 +22,7 @@ impl BlockedOn {
                 repay(thread, why).await;
                 false
             }
-            Self::Watched(memory, watched) => wait_for_uffd(thread, &memory, watched, in_kernel).await,
+            Self::Uffd(memory, watched) => wait_for_uffd(thread, &memory, watched, in_kernel).await,
         }
     }
 }
@@ -46,8 +46,8 @@ async fn repay(thread: &Arc<Thread>, why: Refused) {
 
 /// Waits until the program behind the userfaultfd has resolved a fault, or until a retry is due for
 /// another reason. Returns false if a retry can't succeed.
-async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: Watched, in_kernel: bool) -> bool {
-    let uffd = memory.uffds.lock().find(watched.by);
+async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: UffdEvent, in_kernel: bool) -> bool {
+    let uffd = memory.uffds.lock().find(watched.uffd);
     let Some(uffd) = uffd else {
         // The userfaultfd is being closed.
         executor::give_way().await;
@@ -58,7 +58,7 @@ async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: W
     }
     let flag = |bit, is| if is { u64::from(bit) } else { 0 };
     let flags = flag(abi::UFFD_PAGEFAULT_FLAG_WRITE, watched.access == Access::Write)
-        | flag(abi::UFFD_PAGEFAULT_FLAG_WP, watched.what == Happening::Write);
+        | flag(abi::UFFD_PAGEFAULT_FLAG_WP, watched.mode == UffdMode::Write);
     let reports_thread = uffd.features.load(Relaxed) & u64::from(abi::UFFD_FEATURE_THREAD_ID) != 0;
     let fault = Fault { address: watched.page, flags, thread: if reports_thread { thread.tid } else { 0 } };
     let faults = uffd.faults.clone();
@@ -68,7 +68,7 @@ async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: W
         return true;
     };
     let again = memory.engine.fault(watched.page, watched.access);
-    if again == Err(FaultError::Watched(watched)) {
+    if again == Err(FaultError::Uffd(watched)) {
         // A signal is delivered first. The access is then retried, and its fault reported again.
         let _ = thread.interruptible(faults.dealt_with(number), None).await;
     }

@@ -186,7 +186,7 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
         FaultError::BeyondEnd(_) | FaultError::TooManyReferences(_) => (abi::SIGBUS, abi::BUS_ADRERR),
         FaultError::Poisoned(_) => (abi::SIGBUS, abi::BUS_MCEERR_AR),
         // The access is repeated.
-        FaultError::Watched(_) => return,
+        FaultError::Uffd(_) => return,
         FaultError::NoMemory(_) => {
             let process = &thread.process;
             println!("out of memory: killed process {}: {error}, and no process is left to kill", process.pid);

@@ -86,7 +86,7 @@ fn in_proportion<A: Silicon>(arch: A) {
             map(space, BASE, pages * page);
             (0..pages).for_each(|i| on.store(space, BASE + i * page, i));
             let all = VirtRange { start: BASE, end: BASE + pages * page };
-            space.forget_recorded(all, Attrs::ACCESSED, |_, _| ());
+            space.clear_accessed_dirty(all, Attrs::ACCESSED, |_, _| ());
         }
         // Recently accessed pages are scanned with the rest, and others are reclaimed instead.
         (0..64).for_each(|i| _ = on.load(&spaces[2], BASE + i * page));
@@ -107,7 +107,7 @@ fn ages<A: Silicon>(arch: A) {
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
         // Clears all accessed bits.
-        space.forget_recorded(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
+        space.clear_accessed_dirty(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
         (0..16).for_each(|i| assert_eq!(on.load(&space, BASE + 4 * i * page), 4 * i));
         let frames = 48 * (page >> 12);
         let done = reclaim::<_, A>(on.machine, &[&space][..], MemcgId::ROOT, frames).unwrap();
@@ -172,7 +172,7 @@ fn beside<A: Silicon>(arch: A) {
         on.store(&child, BASE, 2);
         let both = [&parent, &child];
         for space in both {
-            space.forget_recorded(VirtRange { start: BASE, end: BASE + page }, Attrs::ACCESSED, |_, _| ());
+            space.clear_accessed_dirty(VirtRange { start: BASE, end: BASE + page }, Attrs::ACCESSED, |_, _| ());
         }
         // The parent's folio has been isolated when the child's is.
         let first = || {
@@ -257,7 +257,7 @@ fn cold<A: Silicon>(arch: A) {
             (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
             let all = VirtRange { start: BASE, end: BASE + 64 * page };
             if !used {
-                space.forget_recorded(all, Attrs::ACCESSED, |_, _| ());
+                space.clear_accessed_dirty(all, Attrs::ACCESSED, |_, _| ());
             }
             space.advise(BASE + 40 * page, 16 * page, Advise::Cold).unwrap();
             assert_eq!(resident(&space, BASE, 64 * page), 64 * page);
@@ -343,7 +343,7 @@ fn written_anywhere<A: Silicon>(arch: A) {
             if told {
                 let mut written = 0;
                 let all = VirtRange { start: BASE, end: at(16, 0) };
-                space.forget_recorded(all, Attrs::HARDWARE, |_, attrs| {
+                space.clear_accessed_dirty(all, Attrs::HARDWARE, |_, attrs| {
                     written += u32::from(attrs.contains(Attrs::DIRTY))
                 });
                 assert!(written > 0);
@@ -371,7 +371,7 @@ fn freed_by_one<A: Silicon>(arch: A) {
             let space = on.space_of(MemcgId::ROOT);
             map(&space, BASE, 8 * page);
             (0..8).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
-            space.forget_recorded(VirtRange { start: BASE, end: BASE + 8 * page }, Attrs::HARDWARE, |_, _| ());
+            space.clear_accessed_dirty(VirtRange { start: BASE, end: BASE + 8 * page }, Attrs::HARDWARE, |_, _| ());
             let child = space.fork().unwrap();
             space.advise(BASE, 8 * page, Advise::Free).unwrap();
             on.reclaim(&[&space, &child], MemcgId::ROOT, u64::MAX);
@@ -471,7 +471,7 @@ fn moved_ages<A: Silicon>(arch: A) {
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
         moves(&space, BASE, 64 * page, ODD, false);
-        space.forget_recorded(VirtRange { start: ODD, end: ODD + 64 * page }, Attrs::ACCESSED, |_, _| ());
+        space.clear_accessed_dirty(VirtRange { start: ODD, end: ODD + 64 * page }, Attrs::ACCESSED, |_, _| ());
         (0..16).for_each(|i| assert_eq!(on.load(&space, ODD + 4 * i * page), 4 * i));
         let frames = 48 * (page >> 12);
         assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, frames), frames);

@@ -71,7 +71,7 @@ const HINTS: [Advise; 11] = [
     Advise::KeepOnFork,
     Advise::DontDump,
     Advise::DoDump,
-    Advise::Reading,
+    Advise::ReadPattern,
     Advise::WillNeed,
     Advise::Cold,
     Advise::PageOut,

@@ -187,7 +187,7 @@ pub static SEAL: [Row; 11] = [
             Advise::KeepOnFork,
             Advise::Cold,
             Advise::PageOut,
-            Advise::Reading,
+            Advise::ReadPattern,
             Advise::DontDump,
             Advise::NoHuge,
         ];

@@ -42,7 +42,7 @@ pub enum FaultError {
     /// The machine has no memory left.
     NoMemory(Refused),
     /// A userfaultfd is to be notified. When it has resolved the event, the access may be tried again.
-    Watched(Watched),
+    Uffd(UffdEvent),
 }
 
 impl FaultError {
@@ -64,7 +64,7 @@ impl core::fmt::Display for FaultError {
             FaultError::Poisoned(addr) => write!(f, "the contents of {addr:#x} were lost"),
             FaultError::TooManyReferences(addr) => write!(f, "{addr:#x}: {TooManyReferences}"),
             FaultError::NoMemory(why) => why.fmt(f),
-            FaultError::Watched(watched) => write!(f, "{:#x} waits for a userfaultfd", watched.page),
+            FaultError::Uffd(watched) => write!(f, "{:#x} waits for a userfaultfd", watched.page),
         }
     }
 }
@@ -87,20 +87,20 @@ impl FaultError {
 
 /// An access that a userfaultfd is to be notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watched {
+pub struct UffdEvent {
     /// The userfaultfd.
-    pub by: Watcher,
+    pub uffd: Watcher,
     /// The address of the page.
     pub page: u64,
     /// The access that faulted.
     pub access: Access,
     /// The reason why the access has to wait.
-    pub what: Happening,
+    pub mode: UffdMode,
 }
 
 /// The registration mode that an access has to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happening {
+pub enum UffdMode {
     /// The page is missing (`UFFDIO_REGISTER_MODE_MISSING`).
     Missing,
     /// The page is write-protected, and the access writes (`UFFDIO_REGISTER_MODE_WP`).

@@ -35,7 +35,7 @@ mod swap_in;
 mod uffd;
 mod zeros;
 
-pub use error::{Access, FaultError, Happening, Resolved, Watched};
+pub use error::{Access, FaultError, Resolved, UffdEvent, UffdMode};
 pub(super) use resolve::{Outcome, Touch};
 pub(super) use retry::Retry;
 

@@ -6,7 +6,7 @@ use crate::platform::Platform;
 use crate::table::{Found, Run};
 use crate::vma::{Vma, VmaFlags};
 
-use super::{Access, Fault, FaultError, Happening, Outcome, Touch, Watched};
+use super::{Access, Fault, FaultError, Outcome, Touch, UffdEvent, UffdMode};
 use crate::space::anon::Anon;
 use crate::space::ground::Ptes;
 
@@ -18,12 +18,15 @@ pub(super) fn reports_wp(vma: &Vma) -> bool {
 
 impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     /// Returns the event for the userfaultfd of the VMA, or [`Outcome::Again`] if it has none.
-    fn event(self, touch: Touch<'_>, what: Happening) -> Result<Outcome, FaultError> {
+    fn event(self, touch: Touch<'_>, what: UffdMode) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
         match vma.watcher {
-            Some(by) => {
-                Err(FaultError::Watched(Watched { by, page: align_down(addr, self.page_shift()), access, what }))
-            }
+            Some(by) => Err(FaultError::Uffd(UffdEvent {
+                uffd: by,
+                page: align_down(addr, self.page_shift()),
+                access,
+                mode: what,
+            })),
             None => Ok(Outcome::Again),
         }
     }
@@ -42,7 +45,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
                 return Ok(Outcome::Again);
             }
         }
-        self.event(touch, Happening::Missing)
+        self.event(touch, UffdMode::Missing)
     }
 
     /// Resolves a fault on an uffd-wp marker, where no page is.
@@ -56,7 +59,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
             return self.map_wp_zeros(vma, addr);
         }
         if reports_wp(vma) {
-            return self.event(touch, Happening::Write);
+            return self.event(touch, UffdMode::Write);
         }
         let page = align_down(addr, self.page_shift());
         Ptes::of(self.space).each_run(vma.range.around(page, self.page_shift()), |table, run| {
@@ -73,7 +76,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     #[cold]
     pub(super) fn fault_on_wp_leaf(self, vma: &Vma, addr: u64, mapping: UserRange) -> Result<Outcome, FaultError> {
         if reports_wp(vma) {
-            return self.event(Touch { vma, addr, access: Access::Write }, Happening::Write);
+            return self.event(Touch { vma, addr, access: Access::Write }, UffdMode::Write);
         }
         if mapping.len() > 1 << self.page_shift() {
             return self.split_huge(addr, mapping);

@@ -16,7 +16,7 @@ use crate::space::ground::{Change, Ptes};
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
     /// Implements [`AddressSpace::forget_recorded`].
-    pub(super) fn forget_recorded(self, range: VirtRange, what: Attrs, mut told: impl FnMut(VirtRange, Attrs)) {
+    pub(super) fn clear_accessed_dirty(self, range: VirtRange, what: Attrs, mut told: impl FnMut(VirtRange, Attrs)) {
         let range = self.user_part(range);
         let what = what & Attrs::HARDWARE;
         let mut change = Change::begin(self.space, range);

@@ -10,7 +10,7 @@ use super::Observe;
 
 /// Why a query can't be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueryError {
+pub enum MincoreError {
     /// The address is not a multiple of the page size.
     Unaligned(u64),
     /// The end is beyond the last address, or not all of the range is mapped.
@@ -19,41 +19,41 @@ pub enum QueryError {
     TooShort(usize),
 }
 
-impl QueryError {
+impl MincoreError {
     /// What Linux's `mincore` answers.
     pub const fn errno(&self) -> Errno {
         match self {
-            QueryError::Unaligned(_) => Errno::EINVAL,
-            QueryError::NotMapped => Errno::ENOMEM,
-            QueryError::TooShort(_) => Errno::EFAULT,
+            MincoreError::Unaligned(_) => Errno::EINVAL,
+            MincoreError::NotMapped => Errno::ENOMEM,
+            MincoreError::TooShort(_) => Errno::EFAULT,
         }
     }
 }
 
-impl core::fmt::Display for QueryError {
+impl core::fmt::Display for MincoreError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            QueryError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
-            QueryError::NotMapped => f.write_str("not all of the range is mapped"),
-            QueryError::TooShort(needed) => write!(f, "the answer has {needed} entries"),
+            MincoreError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
+            MincoreError::NotMapped => f.write_str("not all of the range is mapped"),
+            MincoreError::TooShort(needed) => write!(f, "the answer has {needed} entries"),
         }
     }
 }
 
-impl core::error::Error for QueryError {}
+impl core::error::Error for MincoreError {}
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
     /// Implements [`AddressSpace::resident`].
-    pub(super) fn resident(self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), QueryError> {
+    pub(super) fn mincore(self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), MincoreError> {
         let shift = self.page_shift();
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
-            BadRange::Unaligned(addr) => QueryError::Unaligned(addr),
-            BadRange::Overflow | BadRange::Beyond(_) => QueryError::NotMapped,
+            BadRange::Unaligned(addr) => MincoreError::Unaligned(addr),
+            BadRange::Overflow | BadRange::Beyond(_) => MincoreError::NotMapped,
         })?;
         let pages = (range.len() >> shift) as usize;
-        let answer = answer.get_mut(..pages).ok_or(QueryError::TooShort(pages))?;
+        let answer = answer.get_mut(..pages).ok_or(MincoreError::TooShort(pages))?;
         if !range.is_empty() && !self.space.read().covers(self.platform(), range) {
-            return Err(QueryError::NotMapped);
+            return Err(MincoreError::NotMapped);
         }
         self.runs(*range, |run| {
             let part = run.range(self.arch()).intersect(&range);

@@ -16,11 +16,11 @@ mod soft_dirty;
 mod stats;
 mod usage;
 
-pub use mincore::QueryError;
+pub use mincore::MincoreError;
 pub use scan::{Categories, Region, Scan, ScanError, Scanned};
-pub use soft_dirty::CantTrack;
+pub use soft_dirty::SoftDirtyUnsupported;
 pub use stats::SpaceStats;
-pub use usage::{Split, Usage};
+pub use usage::{Usage, UsageSplit};
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, UserRange};
@@ -67,8 +67,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// See [`QueryError`].
-    pub fn resident(&self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), QueryError> {
-        Observe::of(self).resident(addr, len, answer)
+    pub fn mincore(&self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), MincoreError> {
+        Observe::of(self).mincore(addr, len, answer)
     }
 
     /// Visits the pages of `range` in ascending order (Linux: `PAGEMAP_SCAN`), and writes the regions that
@@ -91,8 +91,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// [`CantTrack`]: the format has no such bit. Nothing was changed.
-    pub fn track_writes(&self) -> Result<(), CantTrack> {
-        Observe::of(self).track_writes()
+    pub fn clear_soft_dirty(&self) -> Result<(), SoftDirtyUnsupported> {
+        Observe::of(self).clear_soft_dirty()
     }
 
     /// Clears the bits `what` of [`Attrs::HARDWARE`] (accessed, dirty) in the PTEs of `range`, and calls
@@ -102,7 +102,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// The page table of a piece is locked during the call: `told` must be quick, and must not call back
     /// into the space.
-    pub fn forget_recorded(&self, range: VirtRange, what: Attrs, told: impl FnMut(VirtRange, Attrs)) {
-        Observe::of(self).forget_recorded(range, what, told)
+    pub fn clear_accessed_dirty(&self, range: VirtRange, what: Attrs, told: impl FnMut(VirtRange, Attrs)) {
+        Observe::of(self).clear_accessed_dirty(range, what, told)
     }
 }

@@ -21,22 +21,22 @@ use crate::space::ground::{Change, Ptes};
 
 /// The format's entries have no room to remember what was written ([`Arch::supported`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CantTrack;
+pub struct SoftDirtyUnsupported;
 
-impl core::fmt::Display for CantTrack {
+impl core::fmt::Display for SoftDirtyUnsupported {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("entries of this format can't remember what was written")
     }
 }
 
-impl core::error::Error for CantTrack {}
+impl core::error::Error for SoftDirtyUnsupported {}
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
     /// Implements [`AddressSpace::track_writes`].
-    pub(super) fn track_writes(self) -> Result<(), CantTrack> {
+    pub(super) fn clear_soft_dirty(self) -> Result<(), SoftDirtyUnsupported> {
         let arch = self.arch();
         if !arch.supported().contains(Attrs::SOFT_DIRTY) {
-            return Err(CantTrack);
+            return Err(SoftDirtyUnsupported);
         }
         let all = UserRange::all(arch);
         let mut change = Change::begin(self.space, all);

@@ -16,7 +16,7 @@ pub struct SpaceStats {
     /// Address space in use (`VmSize`).
     pub mapped: u64,
     /// The most that ever was in use (`VmPeak`).
-    pub most_mapped: u64,
+    pub peak_mapped: u64,
     /// In locked VMAs (`VmLck`).
     pub locked: u64,
     /// Resident anonymous memory (`RssAnon`).
@@ -28,7 +28,7 @@ pub struct SpaceStats {
     /// Swapped out (`VmSwap`).
     pub swap: u64,
     /// The most that was ever resident, looked at whenever it was about to become less (`VmHWM`).
-    pub peak: u64,
+    pub peak_rss: u64,
     /// Page tables of all levels (`VmPTE`).
     pub tables: u64,
     /// The engine's other structures for the space: nodes of VMAs, and what each CPU counts.
@@ -45,13 +45,13 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         let vmas = self.space.read();
         SpaceStats {
             mapped: vmas.mapped,
-            most_mapped: vmas.most_mapped,
+            peak_mapped: vmas.most_mapped,
             locked: vmas.locked,
             anon: count(SpaceCounter::Anon),
             file: count(SpaceCounter::File),
             shmem: count(SpaceCounter::Shmem),
             swap: count(SpaceCounter::Swap),
-            peak: peak << FRAME_SHIFT,
+            peak_rss: peak << FRAME_SHIFT,
             tables: count(SpaceCounter::Tables),
             kernel: (self.space.slots_in.len() + vmas.tree.nodes() + vmas.tree.spares()) as u64 * FRAME_SIZE,
             vmas: vmas.tree.iter_from(0).filter(|v| v.state != State::Dying).count(),

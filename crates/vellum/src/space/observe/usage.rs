@@ -17,9 +17,9 @@ pub struct Usage {
     pub resident: u64,
     /// Of that, each page's share: a page that three map is a third in each (`Pss`). Of a large folio, all pages count as mapped
     /// as often as they are on average, but at least once; and all are shared if some surely are.
-    pub proportional: Split,
+    pub pss: UsageSplit,
     /// Of that, what others map too (`Shared_Clean` and `Shared_Dirty`).
-    pub shared: Split,
+    pub shared: UsageSplit,
     /// Of that, anonymous memory (`Anonymous`); the rest is objects'.
     pub anonymous: u64,
     /// Of that, what would be lost with its page (`Private_Dirty` and `Shared_Dirty`): all anonymous memory, and what was
@@ -30,21 +30,21 @@ pub struct Usage {
     /// Of that, in huge mappings (`AnonHugePages`).
     pub huge: u64,
     /// Of that, objects' memory in huge mappings (`ShmemPmdMapped`); the rest of [`Usage::huge`] is anonymous.
-    pub huge_objects: u64,
+    pub huge_shmem: u64,
     /// Of that, what a TLB may hold by blocks of entries, of the last level and of the one above; how large such a block is says
     /// [`Arch::cont_bits`].
-    pub blocks: [u64; 2],
+    pub cont_blocks: [u64; 2],
     /// Swapped out (`SwapPss`).
     pub swap: u64,
     /// Swapped out from the objects behind it, where nothing else is (`Swap`, together with the former).
-    pub swap_objects: u64,
+    pub swap_shmem: u64,
     /// Runs: how many pieces the engine has to deal with.
     pub runs: u64,
 }
 
 /// A number of bytes, and what of it is of some kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Split {
+pub struct UsageSplit {
     /// All of it.
     pub all: u64,
     /// Of that, what is anonymous.
@@ -53,7 +53,7 @@ pub struct Split {
     pub dirty: u64,
 }
 
-impl Split {
+impl UsageSplit {
     fn add(&mut self, bytes: u64, anonymous: bool, dirty: bool) {
         self.all += bytes;
         self.anonymous += if anonymous { bytes } else { 0 };
@@ -73,7 +73,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
                 Kind::Leaf if !self.machine().zero_folio().contains(run.pfn(arch)) => {
                     usage.runs += 1;
                     let Some(table) = table else { return };
-                    if let Some(blocks) = usage.blocks.get_mut(usize::from(run.level) - 1) {
+                    if let Some(blocks) = usage.cont_blocks.get_mut(usize::from(run.level) - 1) {
                         *blocks += (table.joined(run) as u64) << table.shift();
                     }
                     // Its entries may differ in what hardware has recorded.
@@ -91,7 +91,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
                 _ => {}
             }
         });
-        usage.swap_objects = self.swapped_in_objects(range);
+        usage.swap_shmem = self.swapped_in_objects(range);
         usage
     }
 
@@ -112,8 +112,8 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
             usage.dirty += if dirty { bytes } else { 0 };
             usage.referenced += if attrs.contains(Attrs::ACCESSED) { bytes } else { 0 };
             usage.huge += if level > 1 { bytes } else { 0 };
-            usage.huge_objects += if level > 1 && !anonymous { bytes } else { 0 };
-            usage.proportional.add(bytes * size / maps.max(size), anonymous, dirty);
+            usage.huge_shmem += if level > 1 && !anonymous { bytes } else { 0 };
+            usage.pss.add(bytes * size / maps.max(size), anonymous, dirty);
             if maps > size {
                 usage.shared.add(bytes, anonymous, dirty);
             }

@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use crate::tlb::free_unmapped;
 
 /// Folios, or rows of them, that may be isolated together.
-pub(crate) const BATCH: usize = 128;
+pub(crate) const ISOLATION_BATCH: usize = 128;
 
 /// What a folio says besides of which it is known that it is locked. (Numbers don't get there.)
 const LOCKED: u64 = 1 << 63;
@@ -17,12 +17,12 @@ const UNMAPPED: u64 = 1 << 62;
 
 /// Who has isolated them: what each of them says of that.
 #[derive(Clone, Copy)]
-pub(crate) struct Isolated(u64);
+pub(crate) struct IsolationBatch(u64);
 
-impl Isolated {
+impl IsolationBatch {
     /// None yet.
     pub(crate) fn new<P: Platform>(machine: &Machine<'_, P>) -> Self {
-        Isolated(machine.next_serial())
+        IsolationBatch(machine.next_serial())
     }
 
     /// One more, which the caller has isolated just now.
@@ -68,7 +68,7 @@ impl Isolated {
     /// The folios in these rows of frames are no longer isolated: what nobody has any more is freed, and the others go back to their
     /// lists. How many pages (of 4 KiB) were freed.
     #[inline(never)]
-    pub(crate) fn settle<P: Platform>(self, machine: &Machine<'_, P>, these: impl Iterator<Item = (Pfn, u32)>) -> u64 {
+    pub(crate) fn putback<P: Platform>(self, machine: &Machine<'_, P>, these: impl Iterator<Item = (Pfn, u32)>) -> u64 {
         let is_gone = |head, frame: &_| {
             let gone = self.is_gone(machine, head, frame);
             if gone {

@@ -13,7 +13,7 @@ use crate::stats::{Counter, SpaceCounter};
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 
-use super::{Isolated, Pageout};
+use super::{IsolationBatch, Pageout};
 use crate::space::ground::{More, Pieces, Ptes, Rest};
 
 impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
@@ -72,7 +72,7 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         self,
         table: &LockedTable<'_, 'm, P, A>,
         run: &mut Run,
-        isolated: Option<Isolated>,
+        isolated: Option<IsolationBatch>,
         gather: &mut Gather<'_, 'm, P>,
     ) -> u64 {
         let arch = self.arch();
@@ -82,8 +82,9 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         let alone = run.attrs(arch).contains(Attrs::EXCLUSIVE);
         let (mut pages, mut sole) = (0, None);
         for (_, frame, its) in frames.folios(first, run.frames(arch)) {
-            let sole_if =
-                |isolated: &Isolated| isolated.is_sole(frame, its) && allows(self.platform(), FailPoint::Unpinned);
+            let sole_if = |isolated: &IsolationBatch| {
+                isolated.is_sole(frame, its) && allows(self.platform(), FailPoint::Unpinned)
+            };
             let its_sole = isolated.filter(sole_if);
             if !frame.has(flag::LAZYFREE)
                 || its_sole.is_none() && !self.is_reclaimable((frame, its), alone, isolated, || 0)

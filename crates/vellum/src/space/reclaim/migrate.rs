@@ -17,7 +17,7 @@ use super::pageout::{Fate, OutOfRoom, Sent, WriteProtected};
 use crate::space::anon::{Anon, NewFrames};
 
 /// Where the pages of a folio are that was isolated, no larger than a huge page, of which what is mapped is to go to others.
-pub(crate) struct Copies {
+pub(crate) struct MigratedPages {
     of: Pfn,
     /// Of each frame; each has a reference to its copy.
     to: [Pfn; 1 << HUGE_ORDER],
@@ -25,10 +25,10 @@ pub(crate) struct Copies {
     frames: u64,
 }
 
-impl Copies {
+impl MigratedPages {
     /// None yet.
     pub(crate) fn new(of: Pfn) -> Self {
-        Copies { of, to: [Pfn::NONE; 1 << HUGE_ORDER], frames: 0 }
+        MigratedPages { of, to: [Pfn::NONE; 1 << HUGE_ORDER], frames: 0 }
     }
 
     /// A part of the folio was copied to this one, which the caller has.
@@ -57,7 +57,7 @@ impl Copies {
     }
 
     /// All is settled. How many frames were copied.
-    pub(crate) fn forget<P: Platform>(self, machine: &Machine<'_, P>) -> u64 {
+    pub(crate) fn finish<P: Platform>(self, machine: &Machine<'_, P>) -> u64 {
         for copy in self.to.iter().filter_map(|to| to.some()) {
             let (head, frame) = machine.frames().head(copy);
             machine.put_refs(head, frame, 1);
@@ -69,7 +69,12 @@ impl Copies {
 impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     /// Copy what is held, in naturally aligned blocks as large as there is memory for, and have its entries map the copies; what was
     /// copied already is not copied again. How many pages went, and whether there is memory for more: if not, what was not copied stays.
-    pub(super) fn migrate(self, held: &WriteProtected, copies: &mut Copies, gather: &mut Gather<'_, 'm, P>) -> Sent {
+    pub(super) fn migrate(
+        self,
+        held: &WriteProtected,
+        copies: &mut MigratedPages,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> Sent {
         let run = &held.run;
         let arch = self.arch();
         let machine = self.machine();

@@ -24,8 +24,8 @@ mod pageout;
 mod rmap;
 mod swap_out;
 
-pub(crate) use isolated::{BATCH, Isolated};
-pub(crate) use migrate::Copies;
+pub(crate) use isolated::{ISOLATION_BATCH, IsolationBatch};
+pub(crate) use migrate::MigratedPages;
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, UserRange};

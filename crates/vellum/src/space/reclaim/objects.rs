@@ -10,7 +10,7 @@ use crate::page_cache::Object;
 use crate::platform::Platform;
 use crate::table::Found;
 
-use super::{BATCH, Isolated, Pageout, Rmap};
+use super::{ISOLATION_BATCH, IsolationBatch, Pageout, Rmap};
 
 impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
     /// Evict folios of objects that a range maps, and nobody else.
@@ -18,8 +18,8 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         let machine = self.machine();
         let mut at = range.start;
         while at < range.end {
-            let (start, isolated) = (at, Isolated::new(machine));
-            let mut folios = ArrayVec::<(Pfn, &Frame), BATCH>::new();
+            let (start, isolated) = (at, IsolationBatch::new(machine));
+            let mut folios = ArrayVec::<(Pfn, &Frame), ISOLATION_BATCH>::new();
             while at < range.end && !folios.is_full() {
                 at = self.isolate_objects(range.tail(at), isolated, &mut folios);
                 machine.platform().resched();
@@ -32,7 +32,7 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
                 let object = Object::from_folio(machine, frame).filter(|_| !isolated.is_locked(frame));
                 object.is_none_or(|object| object.swap_out(*head, frame).is_ok())
             });
-            isolated.settle(machine, folios.iter().map(|(head, frame)| (*head, 1 << frame.order())));
+            isolated.putback(machine, folios.iter().map(|(head, frame)| (*head, 1 << frame.order())));
             if !room {
                 return;
             }
@@ -44,8 +44,8 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
     fn isolate_objects(
         self,
         range: UserRange,
-        isolated: Isolated,
-        folios: &mut ArrayVec<(Pfn, &'m Frame), BATCH>,
+        isolated: IsolationBatch,
+        folios: &mut ArrayVec<(Pfn, &'m Frame), ISOLATION_BATCH>,
     ) -> u64 {
         let (arch, machine) = (self.arch(), self.machine());
         let vmas = self.space.read();

@@ -25,7 +25,7 @@ use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 use crate::vma::{Prot, State, VmaFlags};
 
-use super::{Copies, Isolated, Pageout, Rmap};
+use super::{IsolationBatch, MigratedPages, Pageout, Rmap};
 use crate::space::ground::{Change, Ptes};
 
 /// The runs that are write-protected at a time, behind one flush.
@@ -95,8 +95,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     pub(crate) fn pageout(
         self,
         ranges: &[VirtRange],
-        isolated: Option<Isolated>,
-        mut copies: Option<&mut Copies>,
+        isolated: Option<IsolationBatch>,
+        mut copies: Option<&mut MigratedPages>,
     ) -> u64 {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return 0 };
         self.space.peak.note(&self.tables().slots);
@@ -160,7 +160,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     fn protect_next(
         self,
         range: UserRange,
-        isolated: Option<Isolated>,
+        isolated: Option<IsolationBatch>,
         batch: &mut Batch,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Option<Advance> {
@@ -213,7 +213,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         self,
         (frame, pages): (&Frame, u32),
         alone: bool,
-        isolated: Option<Isolated>,
+        isolated: Option<IsolationBatch>,
         own: impl FnOnce() -> u32,
     ) -> bool {
         let Counts { refs, maps } = frame.counts();
@@ -233,7 +233,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         self,
         table: &LockedTable<'_, 'm, P, A>,
         run: &mut Run,
-        isolated: Option<Isolated>,
+        isolated: Option<IsolationBatch>,
         batch: &Batch,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Option<WriteProtected> {

@@ -16,7 +16,7 @@ use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
-use super::{Isolated, Rmap};
+use super::{IsolationBatch, Rmap};
 use crate::space::ground::Ptes;
 
 /// The result of [`Rmap::clear_young`].
@@ -40,7 +40,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
     }
 
     /// Empty what maps folios in these ranges that were isolated together and are an object's, unless they are to stay.
-    pub(crate) fn unmap_isolated(self, ranges: &[VirtRange], isolated: Isolated) {
+    pub(crate) fn unmap_isolated(self, ranges: &[VirtRange], isolated: IsolationBatch) {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
         self.space.peak.note(&self.tables().slots);
         let _evicting = self.tables().tlb.set_reclaim_flush_pending();
@@ -59,7 +59,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
     }
 
     /// The same for what the next table has of a range; how far that was.
-    fn unmap_isolated_in(self, range: UserRange, isolated: Isolated, gather: &mut Gather<'_, 'm, P>) -> u64 {
+    fn unmap_isolated_in(self, range: UserRange, isolated: IsolationBatch, gather: &mut Gather<'_, 'm, P>) -> u64 {
         let arch = self.arch();
         let vmas = self.space.read();
         let Some(vma) = vmas.first(range) else { return range.end };
@@ -100,7 +100,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
         self,
         table: &LockedTable<'_, 'm, P, A>,
         run: &mut Run,
-        isolated: Isolated,
+        isolated: IsolationBatch,
         gather: &mut Gather<'_, 'm, P>,
     ) {
         let arch = self.arch();
@@ -157,7 +157,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
     }
 
     /// Marks the folios of a batch that a run of a locked VMA maps: they are unevictable.
-    pub(super) fn note_locked(self, run: &Run, isolated: Option<Isolated>) {
+    pub(super) fn note_locked(self, run: &Run, isolated: Option<IsolationBatch>) {
         let Some(isolated) = isolated else { return };
         Ptes::of(self.space).folios_of(run).for_each(|(_, frame)| isolated.lock(frame));
     }

@@ -24,13 +24,13 @@ use crate::space::ground::{LeafShape, Ptes, Vmas};
 
 /// Why no more was put there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SupplyError {
+pub enum UffdFillError {
     /// The range is not in whole pages.
     Unaligned(VirtRange),
     /// The range reaches beyond the addresses of user mode.
     OutOfRange(VirtRange),
     /// There is no VMA, or nobody watches it.
-    NotWatched(u64),
+    NotRegistered(u64),
     /// Something is there already.
     Exists(u64),
     /// The contents can't be had.
@@ -39,52 +39,52 @@ pub enum SupplyError {
     NoMemory(Refused),
 }
 
-impl SupplyError {
+impl UffdFillError {
     /// What Linux's requests to a `userfaultfd` answer.
     pub const fn errno(&self) -> Errno {
         match self {
-            SupplyError::Unaligned(_) | SupplyError::OutOfRange(_) => Errno::EINVAL,
-            SupplyError::NotWatched(_) => Errno::ENOENT,
-            SupplyError::Exists(_) => Errno::EEXIST,
-            SupplyError::NoContents(_) => Errno::EFAULT,
-            SupplyError::NoMemory(_) => Errno::ENOMEM,
+            UffdFillError::Unaligned(_) | UffdFillError::OutOfRange(_) => Errno::EINVAL,
+            UffdFillError::NotRegistered(_) => Errno::ENOENT,
+            UffdFillError::Exists(_) => Errno::EEXIST,
+            UffdFillError::NoContents(_) => Errno::EFAULT,
+            UffdFillError::NoMemory(_) => Errno::ENOMEM,
         }
     }
 }
 
-impl core::fmt::Display for SupplyError {
+impl core::fmt::Display for UffdFillError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            SupplyError::Unaligned(range) => write!(f, "{range:?} is not in whole pages"),
-            SupplyError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
-            SupplyError::NotWatched(addr) => write!(f, "nobody watches {addr:#x}"),
-            SupplyError::Exists(addr) => write!(f, "something is at {addr:#x} already"),
-            SupplyError::NoContents(addr) => write!(f, "no contents for {addr:#x}"),
-            SupplyError::NoMemory(why) => why.fmt(f),
+            UffdFillError::Unaligned(range) => write!(f, "{range:?} is not in whole pages"),
+            UffdFillError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
+            UffdFillError::NotRegistered(addr) => write!(f, "nobody watches {addr:#x}"),
+            UffdFillError::Exists(addr) => write!(f, "something is at {addr:#x} already"),
+            UffdFillError::NoContents(addr) => write!(f, "no contents for {addr:#x}"),
+            UffdFillError::NoMemory(why) => why.fmt(f),
         }
     }
 }
 
-impl core::error::Error for SupplyError {}
+impl core::error::Error for UffdFillError {}
 
-may_be_refused!(SupplyError);
+may_be_refused!(UffdFillError);
 
-impl From<FaultError> for SupplyError {
+impl From<FaultError> for UffdFillError {
     fn from(error: FaultError) -> Self {
         match error {
-            FaultError::NoMemory(why) => SupplyError::NoMemory(why),
-            _ => SupplyError::NoMemory(Refused::OutOfMemory),
+            FaultError::NoMemory(why) => UffdFillError::NoMemory(why),
+            _ => UffdFillError::NoMemory(Refused::OutOfMemory),
         }
     }
 }
 
 /// Not all of a range was supplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped {
+pub struct UffdFillStopped {
     /// How many bytes were, from its beginning.
     pub done: u64,
     /// Why no more.
-    pub why: SupplyError,
+    pub why: UffdFillError,
 }
 
 /// Something to put in a place.
@@ -112,23 +112,23 @@ enum NotPut {
     /// Another CPU has changed the place, or is about to.
     Changed,
     /// A new attempt fails as well.
-    Failed(SupplyError),
+    Failed(UffdFillError),
 }
 
-impl From<SupplyError> for NotPut {
-    fn from(error: SupplyError) -> Self {
+impl From<UffdFillError> for NotPut {
+    fn from(error: UffdFillError) -> Self {
         NotPut::Failed(error)
     }
 }
 
 impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     /// Implements [`AddressSpace::fill`].
-    pub(super) fn fill(
+    pub(super) fn uffd_copy(
         self,
         range: VirtRange,
         protect: bool,
         mut contents: impl FnMut(u64, &mut [u8]) -> Result<(), ()>,
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), UffdFillStopped> {
         let marks = if protect { Attrs::UFFD_WP } else { Attrs::empty() };
         let mut orders = u32::MAX;
         self.fill_range(range, |rest| {
@@ -147,12 +147,12 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     }
 
     /// Implements [`AddressSpace::fill_zeros`].
-    pub(super) fn fill_zeros(self, range: VirtRange) -> Result<(), Stopped> {
+    pub(super) fn uffd_zeropage(self, range: VirtRange) -> Result<(), UffdFillStopped> {
         self.fill_range(range, |rest| self.put(rest, What::Zeros, None))
     }
 
     /// Implements [`AddressSpace::poison`].
-    pub(super) fn poison(self, range: VirtRange) -> Result<(), Stopped> {
+    pub(super) fn uffd_poison(self, range: VirtRange) -> Result<(), UffdFillStopped> {
         self.fill_range(range, |rest| self.put(rest, What::Poison, None))
     }
 
@@ -160,19 +160,19 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     fn fill_range(
         self,
         range: VirtRange,
-        mut next: impl FnMut(UserRange) -> Result<u64, SupplyError>,
-    ) -> Result<(), Stopped> {
+        mut next: impl FnMut(UserRange) -> Result<u64, UffdFillError>,
+    ) -> Result<(), UffdFillStopped> {
         let mut rest = UserRange::exact(self.arch(), range).map_err(|bad| {
             let why = match bad {
-                BadRange::Beyond(_) => SupplyError::OutOfRange(range),
-                BadRange::Unaligned(_) | BadRange::Overflow => SupplyError::Unaligned(range),
+                BadRange::Beyond(_) => UffdFillError::OutOfRange(range),
+                BadRange::Unaligned(_) | BadRange::Overflow => UffdFillError::Unaligned(range),
             };
-            Stopped { done: 0, why }
+            UffdFillStopped { done: 0, why }
         })?;
         while !rest.is_empty() {
             match next(rest) {
                 Ok(at) => rest = rest.tail(at),
-                Err(why) => return Err(Stopped { done: rest.start - range.start, why }),
+                Err(why) => return Err(UffdFillStopped { done: rest.start - range.start, why }),
             }
             self.platform().resched();
         }
@@ -187,7 +187,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         rest: UserRange,
         orders: u32,
         contents: impl FnOnce(&mut [u8]) -> Result<(), ()>,
-    ) -> Result<(Pfn, u8, Option<Place>), SupplyError> {
+    ) -> Result<(Pfn, u8, Option<Place>), UffdFillError> {
         let at = rest.start;
         let vmas = self.space.read();
         let vma = supplied(&vmas, at)?;
@@ -208,7 +208,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         let bytes = unsafe { core::slice::from_raw_parts_mut(bytes.as_ptr(), 1 << (order as u32 + FRAME_SHIFT)) };
         if contents(bytes).is_err() {
             self.machine().put_folio(pfn, 1 << order, 1 << order);
-            return Err(SupplyError::NoContents(at));
+            return Err(UffdFillError::NoContents(at));
         }
         let block = rest.around(at, order as u32 + FRAME_SHIFT);
         Ok((pfn, order, place.map(|place| Place { block, order, ..place })))
@@ -218,7 +218,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     /// covers all of `rest` or is not put there: then that is how far. Ends after a bounded number of attempts
     /// (INV-21), as a fault does.
     #[inline]
-    fn put(self, rest: UserRange, what: What, seen: Option<Place>) -> Result<u64, SupplyError> {
+    fn put(self, rest: UserRange, what: What, seen: Option<Place>) -> Result<u64, UffdFillError> {
         match self.try_put(rest, what, seen, None) {
             Ok(end) => Ok(end),
             Err(why) => self.put_in_turn(rest, what, why),
@@ -227,7 +227,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
 
     /// Goes on with what an attempt has not put there.
     #[cold]
-    fn put_in_turn(self, rest: UserRange, what: What, mut why: NotPut) -> Result<u64, SupplyError> {
+    fn put_in_turn(self, rest: UserRange, what: What, mut why: NotPut) -> Result<u64, UffdFillError> {
         let page = rest.around(rest.start, self.page_shift());
         let mut retry = Retry::new(self.space);
         loop {
@@ -283,7 +283,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
                 frames.sync_icache(pfn, 1 << order, attrs);
                 Run::new(block.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
             }
-            _ if place.marked.is_some() => return Err(SupplyError::Exists(block.start).into()),
+            _ if place.marked.is_some() => return Err(UffdFillError::Exists(block.start).into()),
             What::Zeros => Fault::of(self.space).zero_ptes(vma, block, Attrs::empty()),
             What::Poison => {
                 let entries = (block.len() >> arch.page_shift()) as usize;
@@ -295,7 +295,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
             None => match self.tables().map_run(block, &run) {
                 Ok(()) => true,
                 Err(NotMapped::Occupied) => false,
-                Err(NotMapped::NoMemory(why)) => return Err(SupplyError::NoMemory(why).into()),
+                Err(NotMapped::NoMemory(why)) => return Err(UffdFillError::NoMemory(why).into()),
             },
         };
         if !put {
@@ -328,13 +328,13 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
                 self.platform().wait();
                 Err(NotPut::Changed)
             }
-            _ => Err(SupplyError::Exists(at).into()),
+            _ => Err(UffdFillError::Exists(at).into()),
         }
     }
 }
 
 /// Returns the VMA at an address whose missing pages may be supplied: it is watched, and anonymous.
-fn supplied(vmas: &Vmas, addr: u64) -> Result<&Vma, SupplyError> {
+fn supplied(vmas: &Vmas, addr: u64) -> Result<&Vma, UffdFillError> {
     let is_supplied = |vma: &&Vma| vma.flags.intersects(VmaFlags::WATCHES) && vma.backing.is_anonymous();
-    vmas.find(addr).filter(is_supplied).ok_or(SupplyError::NotWatched(addr))
+    vmas.find(addr).filter(is_supplied).ok_or(UffdFillError::NotRegistered(addr))
 }

@@ -24,8 +24,8 @@ mod fill;
 mod register;
 mod write_protect;
 
-pub use fill::{Stopped, SupplyError};
-pub use register::WatchError;
+pub use fill::{UffdFillError, UffdFillStopped};
+pub use register::UffdError;
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, UserRange};
@@ -49,8 +49,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// See [`WatchError`]: nothing was changed.
-    pub fn watch(&self, range: VirtRange, by: Watcher, what: VmaFlags) -> Result<(), WatchError> {
-        Uffd::of(self).watch(range, by, what)
+    pub fn uffd_register(&self, range: VirtRange, by: Watcher, what: VmaFlags) -> Result<(), UffdError> {
+        Uffd::of(self).uffd_register(range, by, what)
     }
 
     /// Unregisters the VMAs of a range from the userfaultfd `by`, and removes its write protection there
@@ -59,8 +59,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`WatchError`]: the part before the VMA that could not be split is done. No VMA needs to be split
     /// if the range is the whole space.
-    pub fn unwatch(&self, range: VirtRange, by: Watcher) -> Result<(), WatchError> {
-        Uffd::of(self).unwatch(range, by)
+    pub fn uffd_unregister(&self, range: VirtRange, by: Watcher) -> Result<(), UffdError> {
+        Uffd::of(self).uffd_unregister(range, by)
     }
 
     /// Write-protects every page of a registered range, with `unmapped` also pages that are missing
@@ -68,16 +68,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// See [`WatchError`].
-    pub fn write_protect(&self, range: VirtRange, unmapped: bool) -> Result<(), WatchError> {
-        Uffd::of(self).write_protect(range, unmapped)
+    pub fn uffd_write_protect(&self, range: VirtRange, unmapped: bool) -> Result<(), UffdError> {
+        Uffd::of(self).uffd_write_protect(range, unmapped)
     }
 
     /// Removes the write protection of every page of a registered range.
     ///
     /// # Errors
     /// See [`WatchError`].
-    pub fn write_unprotect(&self, range: VirtRange) -> Result<(), WatchError> {
-        Uffd::of(self).write_unprotect(range)
+    pub fn uffd_write_unprotect(&self, range: VirtRange) -> Result<(), UffdError> {
+        Uffd::of(self).uffd_write_unprotect(range)
     }
 
     /// Fills missing or poisoned pages of a registered range with contents (`UFFDIO_COPY`). Each page
@@ -88,21 +88,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// [`Stopped`]: a page is there already, the VMA is not registered, or `contents` failed.
-    pub fn fill(
+    pub fn uffd_copy(
         &self,
         range: VirtRange,
         protect: bool,
         contents: impl FnMut(u64, &mut [u8]) -> Result<(), ()>,
-    ) -> Result<(), Stopped> {
-        Uffd::of(self).fill(range, protect, contents)
+    ) -> Result<(), UffdFillStopped> {
+        Uffd::of(self).uffd_copy(range, protect, contents)
     }
 
     /// Maps the zero folio where pages of a registered range are missing (`UFFDIO_ZEROPAGE`).
     ///
     /// # Errors
     /// [`Stopped`]: a page is there already, or the VMA is not registered.
-    pub fn fill_zeros(&self, range: VirtRange) -> Result<(), Stopped> {
-        Uffd::of(self).fill_zeros(range)
+    pub fn uffd_zeropage(&self, range: VirtRange) -> Result<(), UffdFillStopped> {
+        Uffd::of(self).uffd_zeropage(range)
     }
 
     /// Poisons missing pages of a registered range (`UFFDIO_POISON`): an access fails with
@@ -110,7 +110,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// [`Stopped`]: a page is there already, or the VMA is not registered.
-    pub fn poison(&self, range: VirtRange) -> Result<(), Stopped> {
-        Uffd::of(self).poison(range)
+    pub fn uffd_poison(&self, range: VirtRange) -> Result<(), UffdFillStopped> {
+        Uffd::of(self).uffd_poison(range)
     }
 }

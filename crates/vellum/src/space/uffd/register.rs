@@ -13,90 +13,90 @@ use crate::space::vma_ops::{ProtectError, VmaOps};
 
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WatchError {
+pub enum UffdError {
     /// The range is not in whole pages, or empty.
     Unaligned(VirtRange),
     /// The range reaches beyond the addresses of user mode.
     OutOfRange(VirtRange),
     /// Nothing is to be watched for, or writes are to go on that nobody watches for.
-    Nothing,
+    NoModes,
     /// Not all of the range is mapped.
     NotMapped,
     /// This VMA can't be watched so: only private anonymous memory can, unless writes are to go on.
-    Unwatchable(VirtRange),
+    Unsupported(VirtRange),
     /// Somebody else watches this VMA.
-    Taken(VirtRange),
+    Busy(VirtRange),
     /// Not all of the range is watched for writes.
-    NotWatched,
+    NotRegistered,
     /// VMAs would have to be split, and the space has as many as it may.
     TooManyVmas,
     /// No memory to split VMAs or huge mappings, or for tables of markers. Of what is to be protected, some may be.
     NoMemory(Refused),
 }
 
-impl WatchError {
+impl UffdError {
     /// What Linux's requests to a `userfaultfd` answer.
     pub const fn errno(&self) -> Errno {
         match self {
-            WatchError::Taken(_) => Errno::EBUSY,
-            WatchError::NotWatched => Errno::ENOENT,
-            WatchError::TooManyVmas | WatchError::NoMemory(_) => Errno::ENOMEM,
+            UffdError::Busy(_) => Errno::EBUSY,
+            UffdError::NotRegistered => Errno::ENOENT,
+            UffdError::TooManyVmas | UffdError::NoMemory(_) => Errno::ENOMEM,
             _ => Errno::EINVAL,
         }
     }
 }
 
-impl core::fmt::Display for WatchError {
+impl core::fmt::Display for UffdError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            WatchError::Unaligned(range) => write!(f, "{range:?} is empty or not in whole pages"),
-            WatchError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
-            WatchError::Nothing => f.write_str("nothing to watch for"),
-            WatchError::NotMapped => f.write_str("not all of the range is mapped"),
-            WatchError::Unwatchable(range) => write!(f, "{range:?} can't be watched so"),
-            WatchError::Taken(range) => write!(f, "somebody else watches {range:?}"),
-            WatchError::NotWatched => f.write_str("not all of the range is watched for writes"),
-            WatchError::TooManyVmas => f.write_str("too many VMAs"),
-            WatchError::NoMemory(why) => why.fmt(f),
+            UffdError::Unaligned(range) => write!(f, "{range:?} is empty or not in whole pages"),
+            UffdError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
+            UffdError::NoModes => f.write_str("nothing to watch for"),
+            UffdError::NotMapped => f.write_str("not all of the range is mapped"),
+            UffdError::Unsupported(range) => write!(f, "{range:?} can't be watched so"),
+            UffdError::Busy(range) => write!(f, "somebody else watches {range:?}"),
+            UffdError::NotRegistered => f.write_str("not all of the range is watched for writes"),
+            UffdError::TooManyVmas => f.write_str("too many VMAs"),
+            UffdError::NoMemory(why) => why.fmt(f),
         }
     }
 }
 
-impl core::error::Error for WatchError {}
+impl core::error::Error for UffdError {}
 
-may_be_refused!(WatchError);
+may_be_refused!(UffdError);
 
-impl From<ProtectError> for WatchError {
+impl From<ProtectError> for UffdError {
     fn from(error: ProtectError) -> Self {
         match error {
-            ProtectError::NotMapped => WatchError::NotMapped,
-            ProtectError::TooManyVmas => WatchError::TooManyVmas,
-            ProtectError::NoMemory(why) => WatchError::NoMemory(why),
-            _ => WatchError::NoMemory(Refused::OutOfMemory),
+            ProtectError::NotMapped => UffdError::NotMapped,
+            ProtectError::TooManyVmas => UffdError::TooManyVmas,
+            ProtectError::NoMemory(why) => UffdError::NoMemory(why),
+            _ => UffdError::NoMemory(Refused::OutOfMemory),
         }
     }
 }
 
 impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     /// Implements [`AddressSpace::watch`].
-    pub(super) fn watch(self, range: VirtRange, by: Watcher, what: VmaFlags) -> Result<(), WatchError> {
+    pub(super) fn uffd_register(self, range: VirtRange, by: Watcher, what: VmaFlags) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let what = what & VmaFlags::WATCHES;
         if what.is_empty() || what.contains(VmaFlags::ASYNC) && !what.contains(VmaFlags::WRITES) {
-            return Err(WatchError::Nothing);
+            return Err(UffdError::NoModes);
         }
         let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
         if !vmas.covers(self.platform(), range) {
-            return Err(WatchError::NotMapped);
+            return Err(UffdError::NotMapped);
         }
         let waits = what.contains(VmaFlags::MISSING) || !what.contains(VmaFlags::ASYNC);
         for vma in vmas.overlapping(self.platform(), range) {
             if waits && !vma.backing.is_anonymous() {
-                return Err(WatchError::Unwatchable(*vma.range));
+                return Err(UffdError::Unsupported(*vma.range));
             }
             if vma.watcher.is_some_and(|watcher| watcher != by) {
-                return Err(WatchError::Taken(*vma.range));
+                return Err(UffdError::Busy(*vma.range));
             }
         }
         let now = |v: &Vma| (v.flags - VmaFlags::WATCHES) | what;
@@ -109,7 +109,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     }
 
     /// Implements [`AddressSpace::unwatch`].
-    pub(super) fn unwatch(self, range: VirtRange, by: Watcher) -> Result<(), WatchError> {
+    pub(super) fn uffd_unregister(self, range: VirtRange, by: Watcher) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let mut change = Change::begin(self.space, range);
         let mut rest = range;
@@ -125,11 +125,11 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         }
     }
 
-    pub(super) fn whole_pages(self, range: VirtRange) -> Result<UserRange, WatchError> {
+    pub(super) fn whole_pages(self, range: VirtRange) -> Result<UserRange, UffdError> {
         match UserRange::exact(self.arch(), range) {
             Ok(exact) if !exact.is_empty() => Ok(exact),
-            Err(BadRange::Beyond(_)) => Err(WatchError::OutOfRange(range)),
-            _ => Err(WatchError::Unaligned(range)),
+            Err(BadRange::Beyond(_)) => Err(UffdError::OutOfRange(range)),
+            _ => Err(UffdError::Unaligned(range)),
         }
     }
 }

@@ -5,13 +5,13 @@ use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::platform::Platform;
 use crate::vma::VmaFlags;
 
-use super::{Uffd, WatchError};
+use super::{Uffd, UffdError};
 use crate::space::ground::{Change, Ptes};
 use crate::space::observe::Observe;
 
 impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
     /// Implements [`AddressSpace::write_protect`].
-    pub(super) fn write_protect(self, range: VirtRange, unmapped: bool) -> Result<(), WatchError> {
+    pub(super) fn uffd_write_protect(self, range: VirtRange, unmapped: bool) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let change = self.begin_wp_change(range)?;
         let protected = Observe::of(self.space).write_protect_all(range, unmapped);
@@ -20,7 +20,7 @@ impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
     }
 
     /// Implements [`AddressSpace::write_unprotect`].
-    pub(super) fn write_unprotect(self, range: VirtRange) -> Result<(), WatchError> {
+    pub(super) fn uffd_write_unprotect(self, range: VirtRange) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let _change = self.begin_wp_change(range)?;
         self.tables().split_edges(range)?;
@@ -29,12 +29,12 @@ impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
     }
 
     /// Begin to change a range that is watched for writes.
-    fn begin_wp_change(self, range: UserRange) -> Result<Change<'s, 'm, P, A>, WatchError> {
+    fn begin_wp_change(self, range: UserRange) -> Result<Change<'s, 'm, P, A>, UffdError> {
         let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
         let watched = vmas.overlapping(self.platform(), range).all(|v| v.flags.contains(VmaFlags::WRITES));
         if !watched || !vmas.covers(self.platform(), range) {
-            return Err(WatchError::NotWatched);
+            return Err(UffdError::NotRegistered);
         }
         change.unlock();
         Ok(change)

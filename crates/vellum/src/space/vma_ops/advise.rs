@@ -34,7 +34,7 @@ pub enum Advise {
     /// For core files (`MADV_DODUMP`).
     DoDump,
     /// How it will be read (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`). Nothing depends on it.
-    Reading,
+    ReadPattern,
     /// Needed soon: what is swapped out comes back, as far as there is memory (`MADV_WILLNEED`).
     WillNeed,
     /// Not needed soon: what is this space's alone counts as not used, and is looked at first when memory is short (`MADV_COLD`).

@@ -79,7 +79,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
             Advise::Free => self.check_vmas(range, true, true)?,
             Advise::WipeOnFork => self.check_vmas(range, false, true)?,
             Advise::Cold | Advise::PageOut | Advise::GuardInstall => self.check_vmas(range, true, false)?,
-            Advise::Reading | Advise::WillNeed => self.check_vmas(range, false, false)?,
+            Advise::ReadPattern | Advise::WillNeed => self.check_vmas(range, false, false)?,
             _ => true,
         };
         begun.rest.holes = !all;

@@ -38,7 +38,7 @@ bitflags! {
         /// Where the engine chooses: in the second gibibyte of addresses (`MAP_32BIT`).
         const LOW = 256;
         /// Faults nothing in: the caller does that next ([`AddressSpace::begin_populate`]).
-        const LATER = 512;
+        const NO_POPULATE = 512;
     }
 }
 
@@ -92,9 +92,9 @@ pub enum MapError {
     /// The object has no such addresses.
     OffsetTooLarge,
     /// The object's pages are not the space's.
-    OtherPages,
+    PageSizeMismatch,
     /// A stack ([`MapFlags::GROWSDOWN`]) is private anonymous memory.
-    NoStack,
+    NotAStack,
     /// It is to be written, and [`MapFlags::READ_ONLY`].
     Denied,
     /// It is to be written, and the object allows no shared writing any more.
@@ -112,8 +112,8 @@ impl MapError {
             MapError::ZeroLength
             | MapError::Unaligned(_)
             | MapError::UnalignedOffset(_)
-            | MapError::OtherPages
-            | MapError::NoStack => Errno::EINVAL,
+            | MapError::PageSizeMismatch
+            | MapError::NotAStack => Errno::EINVAL,
             MapError::TooLow(_) | MapError::Sealed | MapError::SealedVma(_) | MapError::LockForbidden => Errno::EPERM,
             MapError::Denied | MapError::ExecGain => Errno::EACCES,
             MapError::OffsetTooLarge => Errno::EOVERFLOW,
@@ -142,8 +142,8 @@ impl core::fmt::Display for MapError {
             MapError::Overcommit => f.write_str("more than the machine has"),
             MapError::UnalignedOffset(offset) => write!(f, "offset {offset:#x} is not a multiple of the page size"),
             MapError::OffsetTooLarge => f.write_str("beyond the largest size of an object"),
-            MapError::OtherPages => f.write_str("the object has pages of another size"),
-            MapError::NoStack => f.write_str("a stack is private anonymous memory"),
+            MapError::PageSizeMismatch => f.write_str("the object has pages of another size"),
+            MapError::NotAStack => f.write_str("a stack is private anonymous memory"),
             MapError::Denied => f.write_str("it may not be written"),
             MapError::Sealed => f.write_str("it may not be written any more"),
             MapError::ExecGain => f.write_str("it may not be both written and executed"),
@@ -212,7 +212,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         } else {
             self.map_anywhere(request.addr, len, &request)?
         };
-        if !request.flags.contains(MapFlags::LATER) {
+        if !request.flags.contains(MapFlags::NO_POPULATE) {
             self.populate_all(Populating::all(range, request.flags.contains(MapFlags::POPULATE)));
         }
         Ok(range.start)

@@ -46,7 +46,7 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
     pub(super) fn map_object(self, request: MapRequest, object: &Object<'m, P>, offset: u64) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
         if object.page_shift() != self.page_shift() {
-            return Err(MapError::OtherPages);
+            return Err(MapError::PageSizeMismatch);
         }
         if offset & ((1 << self.page_shift()) - 1) != 0 {
             return Err(MapError::UnalignedOffset(offset));
@@ -55,7 +55,7 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
             return Err(MapError::OffsetTooLarge);
         }
         if request.flags.contains(MapFlags::GROWSDOWN) {
-            return Err(MapError::NoStack);
+            return Err(MapError::NotAStack);
         }
         let writes = request.prot.contains(Prot::WRITE);
         let sharing = match request.flags {

@@ -25,7 +25,7 @@ impl Populating {
 
     /// Passes over the rest of the VMA of which a page could not be faulted in: for a caller for
     /// which that is no error.
-    pub fn pass_over(&mut self) {
+    pub fn skip_vma(&mut self) {
         self.left = self.left.tail(self.part_end.max(self.left.start));
     }
 }
@@ -79,7 +79,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
     /// Faults in all that is left, as far as that is possible.
     pub(super) fn populate_all(self, mut rest: Populating) {
         while self.populate_some(&mut rest, || true).is_err() {
-            rest.pass_over();
+            rest.skip_vma();
         }
     }
 }

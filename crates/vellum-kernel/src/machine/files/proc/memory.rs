@@ -91,24 +91,24 @@ fn usage(memory: &UserSpace, vma: &Vma) -> Usage {
         bits => 1 << (arch.level_shift(level) + bits),
     };
     Usage {
-        blocks: found.blocks,
+        blocks: found.cont_blocks,
         block_sizes: [1, 2].map(block_size),
         rss: found.resident,
-        pss: found.proportional.all,
-        pss_dirty: found.proportional.dirty,
-        pss_anon: found.proportional.anonymous,
-        pss_shmem: found.proportional.all - found.proportional.anonymous,
+        pss: found.pss.all,
+        pss_dirty: found.pss.dirty,
+        pss_anon: found.pss.anonymous,
+        pss_shmem: found.pss.all - found.pss.anonymous,
         shared_clean: found.shared.all - found.shared.dirty,
         shared_dirty: found.shared.dirty,
         private_clean: (found.resident - found.shared.all) - (found.dirty - found.shared.dirty),
         private_dirty: found.dirty - found.shared.dirty,
         referenced: found.referenced,
         anonymous: found.anonymous,
-        anon_huge: found.huge - found.huge_objects,
-        shmem_huge: found.huge_objects,
-        swap: found.swap + found.swap_objects,
+        anon_huge: found.huge - found.huge_shmem,
+        shmem_huge: found.huge_shmem,
+        swap: found.swap + found.swap_shmem,
         swap_pss: found.swap,
-        locked: if vma.flags.contains(VmaFlags::LOCKED) { found.proportional.all } else { 0 },
+        locked: if vma.flags.contains(VmaFlags::LOCKED) { found.pss.all } else { 0 },
         ..Usage::default()
     }
 }
@@ -190,11 +190,11 @@ pub fn figures(memory: &UserSpace) -> Memory {
     });
     let code = image.code[1] - image.code[0];
     Memory {
-        peak: stats.most_mapped,
+        peak: stats.peak_mapped,
         size: stats.mapped,
         locked: stats.locked,
         pinned: 0,
-        most_resident: stats.peak,
+        most_resident: stats.peak_rss,
         anonymous: stats.anon,
         file: stats.file,
         shmem: stats.shmem,
@@ -337,7 +337,7 @@ pub fn clear(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
         let Some(memory) = &memory else { return Ok(()) };
         let vmas = vmas(memory)?;
         for vma in vmas.iter().filter(|vma| concerns(vma)) {
-            memory.engine.forget_recorded(*vma.range, Attrs::ACCESSED, |_, _| ());
+            memory.engine.clear_accessed_dirty(*vma.range, Attrs::ACCESSED, |_, _| ());
         }
         Ok(())
     };
@@ -345,7 +345,7 @@ pub fn clear(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
         b"1" => forget(|_| true),
         b"2" => forget(|vma| vma.backing.is_anonymous()),
         b"3" => forget(|vma| !vma.backing.is_anonymous()),
-        b"4" => memory.map_or(Ok(()), |memory| memory.engine.track_writes().map_err(|_| Errno::EOPNOTSUPP)),
+        b"4" => memory.map_or(Ok(()), |memory| memory.engine.clear_soft_dirty().map_err(|_| Errno::EOPNOTSUPP)),
         // The most that was ever in memory is not the engine's to reset.
         b"5" => Err(Errno::EOPNOTSUPP),
         _ => Err(Errno::EINVAL),

@@ -214,17 +214,17 @@ fn mprotect_takes_and_gives_permissions<A: Silicon>(on: &Bench<'_, A>) {
 fn removing_uffd_wp_takes_one_fault_per_cpu<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
-    on.space.watch(on.all(), UFFD, VmaFlags::WRITES).unwrap();
-    on.space.write_protect(on.all(), false).unwrap();
+    on.space.uffd_register(on.all(), UFFD, VmaFlags::WRITES).unwrap();
+    on.space.uffd_write_protect(on.all(), false).unwrap();
     for program in &programs {
-        assert!(matches!(program.store(on.at(5), 1), Err(Fault::Handler(FaultError::Watched(_)))));
+        assert!(matches!(program.store(on.at(5), 1), Err(Fault::Handler(FaultError::Uffd(_)))));
     }
-    on.stores_after(&programs, &on.some(), || on.space.write_unprotect(on.all()).unwrap());
-    on.space.write_protect(on.all(), false).unwrap();
-    on.stores_after(&programs, &on.some(), || on.space.unwatch(on.all(), UFFD).unwrap());
+    on.stores_after(&programs, &on.some(), || on.space.uffd_write_unprotect(on.all()).unwrap());
+    on.space.uffd_write_protect(on.all(), false).unwrap();
+    on.stores_after(&programs, &on.some(), || on.space.uffd_unregister(on.all(), UFFD).unwrap());
     // Asynchronous write protection: the write goes on, and is recorded.
-    on.space.watch(on.all(), UFFD, VmaFlags::WRITES | VmaFlags::ASYNC).unwrap();
-    on.space.write_protect(on.all(), false).unwrap();
+    on.space.uffd_register(on.all(), UFFD, VmaFlags::WRITES | VmaFlags::ASYNC).unwrap();
+    on.space.uffd_write_protect(on.all(), false).unwrap();
     let huge = on.len() > PAGES * on.page;
     // A huge PTE is split first.
     programs.iter().for_each(|program| _ = program.load(on.at(5)).unwrap());
@@ -240,7 +240,7 @@ fn first_write_after_clearing_soft_dirty_faults<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
     for _ in 0..2 {
-        on.space.track_writes().unwrap();
+        on.space.clear_soft_dirty().unwrap();
         on.stores_after(&programs, &on.some(), || ());
     }
 }

@@ -69,7 +69,7 @@ fn every_call_refuses<A: Silicon>(arch: A) {
             assert!(space.lock(addr, len, false).is_err(), "lock {label}");
             assert!(space.unlock(addr, len).is_err(), "unlock {label}");
             assert!(space.sync(addr, len, true).is_err(), "sync {label}");
-            assert!(space.resident(addr, len, &mut [false; 4]).is_err(), "resident {label}");
+            assert!(space.mincore(addr, len, &mut [false; 4]).is_err(), "resident {label}");
             assert!(space.remove(addr, len, |_, _| Ok(())).is_err(), "remove {label}");
             for flags in [RemapFlags::empty(), RemapFlags::MAYMOVE] {
                 let smaller = RemapRequest { addr, old_len: len, new_len: page, flags, new_addr: 0 };
@@ -85,18 +85,18 @@ fn every_call_refuses<A: Silicon>(arch: A) {
             };
             assert!(space.remap(to).is_err(), "remap to {label}");
             let by = Watcher(1.try_into().unwrap());
-            assert!(space.watch(range, by, VmaFlags::WRITES).is_err(), "watch {label}");
-            assert!(space.unwatch(range, by).is_err(), "unwatch {label}");
-            assert!(space.write_protect(range, true).is_err(), "write-protect {label}");
-            assert!(space.write_unprotect(range).is_err(), "write-unprotect {label}");
-            assert!(space.fill(range, false, |_, _| Ok(())).is_err(), "fill {label}");
-            assert!(space.fill_zeros(range).is_err(), "fill zeros {label}");
-            assert!(space.poison(range).is_err(), "poison {label}");
+            assert!(space.uffd_register(range, by, VmaFlags::WRITES).is_err(), "watch {label}");
+            assert!(space.uffd_unregister(range, by).is_err(), "unwatch {label}");
+            assert!(space.uffd_write_protect(range, true).is_err(), "write-protect {label}");
+            assert!(space.uffd_write_unprotect(range).is_err(), "write-unprotect {label}");
+            assert!(space.uffd_copy(range, false, |_, _| Ok(())).is_err(), "fill {label}");
+            assert!(space.uffd_zeropage(range).is_err(), "fill zeros {label}");
+            assert!(space.uffd_poison(range).is_err(), "poison {label}");
             let scan = Scan { select: |is: Categories| Some(is), pages: u64::MAX, protect: true, only_async: false };
             assert!(space.scan(range, scan, None).is_err(), "scan {label}");
             assert_eq!(written(space), before, "{label}");
             // Queries find nothing, or the last page.
-            space.forget_recorded(range, Attrs::HARDWARE, |_, _| ());
+            space.clear_accessed_dirty(range, Attrs::HARDWARE, |_, _| ());
             assert!(space.usage(range).resident <= page, "usage {label}");
             assert!(space.collapse_some(addr, 1 << 9, &CollapseLimits::default()).is_ok(), "collapse {label}");
             if addr >= end {

@@ -4,7 +4,7 @@ use vellum::addr::FRAME_SHIFT;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::memcg::MemcgId;
 use vellum::page_cache::Object;
-use vellum::space::{FaultError, Limits, MapError, MapFlags, MapRequest, discard};
+use vellum::space::{FaultError, Limits, MapError, MapFlags, MapRequest, unmap_removed};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Fault, Hostility, Silicon, Strictness};
@@ -34,7 +34,7 @@ fn run<A: Silicon>(arch: A, other: impl Silicon) {
         if other.page_shift() != arch.page_shift() {
             let foreign = Object::new(&machine, &other, MemcgId::ROOT, 0, page).expect("memory");
             let refused = a.map_object(request(BASE, MapFlags::SHARED), &foreign, 0);
-            assert_eq!(refused, Err(MapError::OtherPages));
+            assert_eq!(refused, Err(MapError::PageSizeMismatch));
         }
         for nth in 0..5 {
             cpu.enter(&a).store_u64(BASE + nth * page + page / 2, nth + 1).expect("in the object");
@@ -47,7 +47,7 @@ fn run<A: Silicon>(arch: A, other: impl Silicon) {
         assert_eq!((b.stats().anon, b.stats().shmem), (frames << FRAME_SHIFT, 0));
         assert_eq!((a.stats().anon, a.stats().shmem), (0, frames << FRAME_SHIFT));
         let gone = object.set_size(2 * page + page / 2).expect("not too large");
-        discard(&[&a, &b][..], &object, &gone);
+        unmap_removed(&[&a, &b][..], &object, &gone);
         assert_eq!(cpu.enter(&b).load_u64(BASE + 2 * page + page / 2), Ok(0));
         assert_eq!(
             cpu.enter(&b).load_u64(BASE + 10 * page + page / 2),

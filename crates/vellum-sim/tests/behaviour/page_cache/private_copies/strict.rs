@@ -6,7 +6,7 @@ use vellum::arch::{Kind, X86_64};
 use vellum::frame::Use;
 use vellum::memcg::MemcgId;
 use vellum::page_cache::Object;
-use vellum::space::{Limits, MapFlags, MapRequest, discard};
+use vellum::space::{Limits, MapFlags, MapRequest, unmap_removed};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Strict, Strictness};
@@ -51,7 +51,7 @@ fn run() {
             |space: &AddressSpace<'_, Strict, X86_64>| (space.stats().anon / PAGE, space.stats().shmem / PAGE);
 
         // Neither exclusive nor soft-dirty, the copy's PTE looks like that of the object's page.
-        space.track_writes().expect("x86-64 can tell");
+        space.clear_soft_dirty().expect("x86-64 can tell");
         let first = space.fork().expect("memory");
         let (there, runs) = frames(&space);
         assert_eq!((there[1].0, runs), (there[0].0 + 1, 1), "the test needs adjacent frames: {there:?}");
@@ -66,7 +66,7 @@ fn run() {
 
         let gone = object.punch_hole(0..2 * PAGE).expect("memory");
         let all = [&space, &first, &second];
-        discard(&all[..], &object, &gone);
+        unmap_removed(&all[..], &object, &gone);
         for any in all {
             assert_eq!((frames(any).0, counted(any)), (there[..1].to_vec(), (1, 0)));
         }

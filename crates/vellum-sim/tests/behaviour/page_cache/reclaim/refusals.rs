@@ -7,7 +7,7 @@ use vellum::arch::{Aarch64, X86_64};
 use vellum::memcg::MemcgId;
 use vellum::page_cache::{Object, ObjectError};
 use vellum::reclaim::reclaim;
-use vellum::space::{FaultError, Limits, MapFlags, MapRequest, discard};
+use vellum::space::{FaultError, Limits, MapFlags, MapRequest, unmap_removed};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Disk, Fault, Hostility, Refusal, Silicon, Strict, Strictness};
 
@@ -73,7 +73,7 @@ impl<A: Silicon> Shared<'_, A> {
     fn forget(&mut self, gone: Option<vellum::page_cache::RemovedPages>) {
         if let Some(gone) = gone {
             let spaces: Vec<_> = self.spaces.iter().collect();
-            discard(&spaces[..], &self.object, &gone);
+            unmap_removed(&spaces[..], &self.object, &gone);
             self.model.retain(|page, _| !(gone.first..gone.end).contains(page));
         }
     }

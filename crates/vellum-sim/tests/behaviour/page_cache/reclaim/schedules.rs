@@ -8,7 +8,7 @@ use vellum::arch::X86_64;
 use vellum::memcg::MemcgId;
 use vellum::page_cache::Object;
 use vellum::reclaim::reclaim;
-use vellum::space::{FaultError, MapFlags, discard};
+use vellum::space::{FaultError, MapFlags, unmap_removed};
 use vellum_sim::{Cpu, Disk, Fault, Refusal, Strict};
 
 use crate::fixtures::schedules::{PAGE, Space, at, both, fixed, some_swapping, space};
@@ -154,7 +154,7 @@ fn swap_in_races_swap_in_and_out_again() {
 fn truncation_races_swap_out_and_in() {
     let cut = |on: &Context<'_, '_>| {
         let gone = on.object().set_size(PAGE).unwrap();
-        discard(&on.spaces[..], &on.object(), &gone);
+        unmap_removed(&on.spaces[..], &on.object(), &gone);
         let found = on.cpu.enter(on.spaces[1]).load_u64(at(2));
         assert_eq!(found, Err(Fault::Handler(FaultError::BeyondEnd(at(2)))));
     };

@@ -6,7 +6,7 @@ use vellum::addr::VirtRange;
 use vellum::arch::Attrs;
 use vellum::memcg::{LruList, MemcgId, Refused};
 use vellum::page_cache::{Object, ObjectError};
-use vellum::space::{Access, Advise, FaultError, MapFlags, MapRequest, discard};
+use vellum::space::{Access, Advise, FaultError, MapFlags, MapRequest, unmap_removed};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum_sim::{Hostility, Silicon, Strict};
@@ -110,7 +110,7 @@ fn mapped<A: Silicon>(arch: A) {
         assert_eq!(all.map(|space| space.stats().shmem), [0; 4]);
         assert_eq!((object.resident(), object.swapped()), (0, 64));
         let mut there = [true; 64];
-        child.resident(BASE, 64 * page, &mut there).unwrap();
+        child.mincore(BASE, 64 * page, &mut there).unwrap();
         assert_eq!(there, [false; 64]);
         for i in 0..64 {
             assert_eq!(on.load(&spaces[2], BASE + i * page + 8), if i == 9 { 1 } else { i + 7 });
@@ -133,7 +133,7 @@ fn large<A: Silicon>(arch: A) {
         assert_eq!(orders(), [order; 2]);
         // A part of one folio is punched out.
         let gone = object.punch_hole(0..3 * page).unwrap();
-        discard(&[&space][..], &object, &gone);
+        unmap_removed(&[&space][..], &object, &gone);
         on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
         assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (0, 29, 29 * (page >> 12)));
         assert_eq!(on.load(&space, BASE + 20 * page + 8), 27);
@@ -242,7 +242,7 @@ fn ages<A: Silicon>(arch: A) {
         fill(&object, 64);
         let space = share(on, &object, 64, MapFlags::SHARED);
         (0..64).for_each(|i| _ = on.load(&space, BASE + i * page));
-        space.forget_recorded(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
+        space.clear_accessed_dirty(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
         (0..16).for_each(|i| assert_eq!(on.load(&space, BASE + 4 * i * page + 8), 4 * i + 7));
         assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, 48 * (page >> 12)), 48 * (page >> 12));
         let stays: Vec<u64> = (0..64).filter(|i| resident(&space, BASE + i * page, page) > 0).collect();

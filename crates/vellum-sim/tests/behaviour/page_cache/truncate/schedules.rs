@@ -8,7 +8,7 @@ use vellum::addr::VirtRange;
 use vellum::arch::{Kind, X86_64};
 use vellum::memcg::MemcgId;
 use vellum::page_cache::Object;
-use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest, Spaces, discard};
+use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest, Spaces, unmap_removed};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Fault, Refusal, Schedule, Strict, Strictness};
@@ -192,7 +192,7 @@ fn truncate(seed: u64, schedule: Schedule, load: Load) {
             for _ in 0..load.rounds.div_ceil(3) {
                 let left = dice.below(load.pages);
                 let gone = object.set_size(left * PAGE).expect("memory");
-                discard(&spaces[..], object, &gone);
+                unmap_removed(&spaces[..], object, &gone);
                 assert_eq!(object.next_data(left), None);
                 for (space, base) in spaces.into_iter().flat_map(|space| [(space, SHARED), (space, PRIVATE)]) {
                     let beyond = VirtRange { start: base + left * PAGE, end: base + load.pages * PAGE };
@@ -246,7 +246,7 @@ fn punch(seed: u64, schedule: Schedule, load: Load) {
             let _cpu = sim.cpu(0);
             for page in 0..load.pages {
                 let gone = object.punch_hole(page * PAGE..(page + 1) * PAGE).expect("memory");
-                discard(&spaces[..], object, &gone);
+                unmap_removed(&spaces[..], object, &gone);
                 done.store(page + 1, SeqCst);
             }
         };
@@ -294,7 +294,7 @@ fn children(seed: u64, schedule: Schedule, load: Load) {
         let cutter = || {
             let _cpu = sim.cpu(0);
             let gone = object.set_size(PAGE).expect("memory");
-            discard(&known, object, &gone);
+            unmap_removed(&known, object, &gone);
         };
         let jobs: Vec<Box<dyn FnOnce() + Send + '_>> = vec![Box::new(cutter), Box::new(forker)];
         side_by_side(schedule, jobs);

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use shuttle::thread;
 use vellum::addr::VirtRange;
-use vellum::space::{Access, Advise, Categories, FaultError, Happening, MapFlags, Region, Scan, SupplyError, Watched};
+use vellum::space::{
+    Access, Advise, Categories, FaultError, MapFlags, Region, Scan, UffdEvent, UffdFillError, UffdMode,
+};
 use vellum::vma::{VmaFlags, Watcher};
 use vellum_sim::{Cpu, Fault, Strict};
 
@@ -28,7 +30,7 @@ fn at_once(
         let flags = if populate { MapFlags::POPULATE } else { MapFlags::empty() };
         space.map(fixed(0, PAGES, flags)).unwrap();
         space.map(fixed(PAGES, 1, MapFlags::POPULATE)).unwrap();
-        space.watch(ALL, UFFD, what).unwrap();
+        space.uffd_register(ALL, UFFD, what).unwrap();
         thread::scope(|s| {
             for (n, work) in work.into_iter().enumerate() {
                 let (sim, space) = (&sim, &space);
@@ -103,8 +105,8 @@ fn no_write_is_lost_on_missing_pages() {
     no_write_is_lost([counts, has_a_child], false);
 }
 
-fn is_told(page: u64, access: Access, what: Happening) -> Fault<FaultError> {
-    Fault::Handler(FaultError::Watched(Watched { by: UFFD, page: at(page), access, what }))
+fn is_told(page: u64, access: Access, what: UffdMode) -> Fault<FaultError> {
+    Fault::Handler(FaultError::Uffd(UffdEvent { uffd: UFFD, page: at(page), access, mode: what }))
 }
 
 /// A write-protected page is not written until it is unprotected.
@@ -115,10 +117,7 @@ fn write_protected_pages_are_not_written() {
         for n in 1..4 {
             for page in 0..PAGES {
                 let stored = program.store_u64(at(page), n);
-                assert!(
-                    stored == Ok(()) || stored == Err(is_told(page, Access::Write, Happening::Write)),
-                    "{stored:?}"
-                );
+                assert!(stored == Ok(()) || stored == Err(is_told(page, Access::Write, UffdMode::Write)), "{stored:?}");
             }
         }
     }
@@ -127,12 +126,12 @@ fn write_protected_pages_are_not_written() {
             if last {
                 return;
             }
-            space.write_protect(ALL, true).unwrap();
+            space.uffd_write_protect(ALL, true).unwrap();
             let program = cpu.enter(space);
             let look = || (0..PAGES).map(|page| program.load_u64(at(page)).unwrap()).collect::<Vec<_>>();
             let seen = look();
             assert_eq!(look(), seen);
-            space.write_unprotect(ALL).unwrap();
+            space.uffd_write_unprotect(ALL).unwrap();
         });
     }
 }
@@ -145,11 +144,11 @@ fn missing_pages_are_filled_once() {
         for page in 0..PAGES {
             let number = NEXT.fetch_add(1, SeqCst);
             let range = VirtRange { start: at(page), end: at(page + 1) };
-            let filled = space.fill(range, false, |_, bytes| {
+            let filled = space.uffd_copy(range, false, |_, bytes| {
                 bytes.chunks_mut(8).for_each(|word| word.copy_from_slice(&number.to_ne_bytes()));
                 Ok(())
             });
-            assert!(filled.is_ok() || filled.unwrap_err().why == SupplyError::Exists(at(page)));
+            assert!(filled.is_ok() || filled.unwrap_err().why == UffdFillError::Exists(at(page)));
         }
     }
     at_once(VmaFlags::MISSING, false, [supplies, supplies], |space, cpu, last| {
@@ -157,7 +156,7 @@ fn missing_pages_are_filled_once() {
         for page in 0..PAGES {
             match program.load_u64(at(page)) {
                 Ok(number) => assert!(number != 0 && program.load_u64(at(page) + PAGE - 8) == Ok(number)),
-                Err(error) => assert!(!last && error == is_told(page, Access::Read, Happening::Missing)),
+                Err(error) => assert!(!last && error == is_told(page, Access::Read, UffdMode::Missing)),
             }
         }
     });
@@ -169,7 +168,7 @@ fn written_zeros_are_not_missing() {
     fn writes(space: &Space<'_>, cpu: &Cpu<'_, Strict>) {
         let program = cpu.enter(space);
         for page in 0..PAGES {
-            let told = is_told(page, Access::Read, Happening::Missing);
+            let told = is_told(page, Access::Read, UffdMode::Missing);
             while program.load_u64(at(page)) == Err(told) {
                 thread::yield_now();
             }
@@ -178,7 +177,7 @@ fn written_zeros_are_not_missing() {
     }
     at_once(VmaFlags::MISSING, false, [writes, writes], |space, cpu, last| {
         if !last {
-            return space.fill_zeros(ALL).unwrap();
+            return space.uffd_zeropage(ALL).unwrap();
         }
         (0..PAGES).for_each(|page| assert_eq!(cpu.enter(space).load_u64(at(page)), Ok(2)));
     });

@@ -7,8 +7,8 @@ use vellum::arch::Kind;
 use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
 use vellum::space::{
-    Access, Advise, Categories, FaultError, Happening, Limits, MapFlags, MapRequest, Region, RemapFlags, RemapRequest,
-    Scan, ScanError, Stopped, SupplyError, WatchError, Watched,
+    Access, Advise, Categories, FaultError, Limits, MapFlags, MapRequest, Region, RemapFlags, RemapRequest, Scan,
+    ScanError, UffdError, UffdEvent, UffdFillError, UffdFillStopped, UffdMode,
 };
 use vellum::swap::Compressed;
 use vellum::vma::{Prot, VmaFlags, Watcher};
@@ -72,28 +72,28 @@ impl<A: Silicon> Bench<'_, A> {
         self.cpu.enter(&self.space).store_u64(self.at(page), value)
     }
 
-    fn told(&self, page: u64, access: Access, what: Happening) -> Fault<FaultError> {
-        Fault::Handler(FaultError::Watched(Watched { by: UFFD, page: self.at(page), access, what }))
+    fn told(&self, page: u64, access: Access, what: UffdMode) -> Fault<FaultError> {
+        Fault::Handler(FaultError::Uffd(UffdEvent { uffd: UFFD, page: self.at(page), access, mode: what }))
     }
 
     /// Returns the result of a store that raises an event.
-    fn no_store(&self, page: u64, what: Happening) -> Result<(), Fault<FaultError>> {
+    fn no_store(&self, page: u64, what: UffdMode) -> Result<(), Fault<FaultError>> {
         Err(self.told(page, Access::Write, what))
     }
 
     /// Returns the result of a load of a missing page.
     fn no_load(&self, page: u64) -> Result<u64, Fault<FaultError>> {
-        Err(self.told(page, Access::Read, Happening::Missing))
+        Err(self.told(page, Access::Read, UffdMode::Missing))
     }
 
     fn watch(&self, what: VmaFlags) {
-        self.space.watch(self.all(), UFFD, what).unwrap();
+        self.space.uffd_register(self.all(), UFFD, what).unwrap();
     }
 
     /// Fills pages, each with its number plus 1000 in its first word.
-    fn fill(&self, first: u64, count: u64, protect: bool) -> Result<(), Stopped> {
+    fn fill(&self, first: u64, count: u64, protect: bool) -> Result<(), UffdFillStopped> {
         let page = self.page;
-        self.space.fill(self.pages(first, count), protect, |at, bytes| {
+        self.space.uffd_copy(self.pages(first, count), protect, |at, bytes| {
             bytes.fill(0);
             for (i, bytes) in bytes.chunks_mut(page as usize).enumerate() {
                 let number = 1000 + first + at / page + i as u64;
@@ -160,12 +160,12 @@ fn missing<A: Silicon>(on: &Bench<'_, A>) {
     on.watch(VmaFlags::MISSING);
     for access in [Access::Read, Access::Write] {
         let told = on.space.fault(on.at(3) + 5, access).map_err(Fault::Handler);
-        assert_eq!(told, Err(on.told(3, access, Happening::Missing)));
+        assert_eq!(told, Err(on.told(3, access, UffdMode::Missing)));
     }
     assert_eq!(on.held(), [0; 3], "nothing was changed");
     on.fill(3, 1, false).unwrap();
     assert_eq!((on.load(3), on.load(4)), (Ok(1003), on.no_load(4)));
-    on.space.fill_zeros(on.pages(4, 2)).unwrap();
+    on.space.uffd_zeropage(on.pages(4, 2)).unwrap();
     assert_eq!((on.load(5), on.load(6)), (Ok(0), on.no_load(6)));
     on.store(4, 44).unwrap();
     assert_eq!((on.load(4), on.load(5), on.held()[0]), (Ok(44), Ok(0), 3));
@@ -173,34 +173,38 @@ fn missing<A: Silicon>(on: &Bench<'_, A>) {
     on.space.advise(on.at(3), 2 * on.page, Advise::PageOut).unwrap();
     assert_eq!((on.load(3), on.load(4)), (Ok(1003), Ok(44)));
     on.space.advise(on.at(3), on.page, Advise::DontNeed).unwrap();
-    assert_eq!(on.store(3, 1), on.no_store(3, Happening::Missing));
+    assert_eq!(on.store(3, 1), on.no_store(3, UffdMode::Missing));
 }
 
 fn supplied<A: Silicon>(on: &Bench<'_, A>) {
     on.watch(VmaFlags::MISSING);
     on.fill(20, 1, false).unwrap();
-    let exists = |done: u64, page: u64| Err(Stopped { done: done * on.page, why: SupplyError::Exists(on.at(page)) });
+    let exists =
+        |done: u64, page: u64| Err(UffdFillStopped { done: done * on.page, why: UffdFillError::Exists(on.at(page)) });
     assert_eq!(on.fill(16, 16, false), exists(4, 20));
-    assert_eq!(on.space.fill_zeros(on.pages(18, 1)), exists(0, 18));
-    assert_eq!(on.space.poison(on.pages(19, 1)), exists(0, 19));
+    assert_eq!(on.space.uffd_zeropage(on.pages(18, 1)), exists(0, 18));
+    assert_eq!(on.space.uffd_poison(on.pages(19, 1)), exists(0, 19));
     on.fill(32, 32, false).unwrap();
     assert_eq!((on.load(32), on.load(63)), (Ok(1032), Ok(1063)));
     assert_eq!(on.held(), [37, 0, 0]);
     // The caller can't provide contents.
-    let lost = on.space.fill(on.pages(0, 2), false, |_, _| Err(()));
-    assert_eq!(lost, Err(Stopped { done: 0, why: SupplyError::NoContents(BASE) }));
+    let lost = on.space.uffd_copy(on.pages(0, 2), false, |_, _| Err(()));
+    assert_eq!(lost, Err(UffdFillStopped { done: 0, why: UffdFillError::NoContents(BASE) }));
     assert_eq!(on.held(), [37, 0, 0]);
     let folios = on.space.usage(on.pages(32, 16)).runs;
     let most = if on.order == 4 { ((16 * on.page) >> 16).max(1) } else { 16 };
     assert!(folios <= most, "not by the run: {folios}");
     let beyond = VirtRange { start: on.at(64), end: on.at(65) };
-    assert_eq!(on.space.fill_zeros(beyond), Err(Stopped { done: 0, why: SupplyError::NotWatched(on.at(64)) }));
+    assert_eq!(
+        on.space.uffd_zeropage(beyond),
+        Err(UffdFillStopped { done: 0, why: UffdFillError::NotRegistered(on.at(64)) })
+    );
 }
 
 fn narrowed<A: Silicon>(on: &Bench<'_, A>) {
     on.watch(VmaFlags::MISSING);
     let mut pieces = Vec::new();
-    let filled = on.space.fill(on.pages(16, 16), false, |at, bytes| {
+    let filled = on.space.uffd_copy(on.pages(16, 16), false, |at, bytes| {
         if pieces.is_empty() {
             on.fill(17, 1, false).unwrap();
         }
@@ -208,7 +212,7 @@ fn narrowed<A: Silicon>(on: &Bench<'_, A>) {
         bytes.fill(0x11);
         Ok(())
     });
-    assert_eq!(filled, Err(Stopped { done: on.page, why: SupplyError::Exists(on.at(17)) }));
+    assert_eq!(filled, Err(UffdFillStopped { done: on.page, why: UffdFillError::Exists(on.at(17)) }));
     let (first, again) = pieces.split_first().unwrap();
     assert_eq!(first.0, 0);
     assert_eq!(again, if first.1 > 1 { &[(0, 1)][..] } else { &[] });
@@ -226,10 +230,10 @@ fn moved<A: Silicon>(arch: A) {
                 bytes.fill(page as u8);
                 Ok(())
             };
-            space.fill(VirtRange { start: at(page), end: at(page + 1) }, false, contents).unwrap();
+            space.uffd_copy(VirtRange { start: at(page), end: at(page + 1) }, false, contents).unwrap();
         };
         crate::fixtures::bench::map(&space, BASE, 64 * on.page);
-        space.watch(VirtRange { start: BASE, end: at(64) }, UFFD, VmaFlags::MISSING).unwrap();
+        space.uffd_register(VirtRange { start: BASE, end: at(64) }, UFFD, VmaFlags::MISSING).unwrap();
         let remap = |from: u64, to: u64| {
             let (flags, len) = (RemapFlags::MAYMOVE | RemapFlags::FIXED, 2 * on.page);
             let request = RemapRequest { addr: at(from), old_len: len, new_len: len, flags, new_addr: at(to) };
@@ -249,51 +253,51 @@ fn protected<A: Silicon>(on: &Bench<'_, A>) {
     (0..64).for_each(|i| on.store(i, i).unwrap());
     on.watch(VmaFlags::WRITES);
     on.store(5, 55).unwrap();
-    on.space.write_protect(on.pages(5, 20), false).unwrap();
+    on.space.uffd_write_protect(on.pages(5, 20), false).unwrap();
     for i in 0..64 {
         assert_eq!(on.load(i), Ok(if i == 5 { 55 } else { i }));
         let stored = on.store(i, 100 + i);
-        assert_eq!(stored, if (5..25).contains(&i) { on.no_store(i, Happening::Write) } else { Ok(()) }, "page {i}");
+        assert_eq!(stored, if (5..25).contains(&i) { on.no_store(i, UffdMode::Write) } else { Ok(()) }, "page {i}");
     }
-    on.space.write_unprotect(on.pages(6, 2)).unwrap();
-    assert_eq!(on.store(5, 0), on.no_store(5, Happening::Write));
+    on.space.uffd_write_unprotect(on.pages(6, 2)).unwrap();
+    assert_eq!(on.store(5, 0), on.no_store(5, UffdMode::Write));
     (6..8).for_each(|i| on.store(i, 0).unwrap());
-    assert_eq!(on.store(8, 0), on.no_store(8, Happening::Write));
-    on.space.write_unprotect(on.all()).unwrap();
+    assert_eq!(on.store(8, 0), on.no_store(8, UffdMode::Write));
+    on.space.uffd_write_unprotect(on.all()).unwrap();
     (0..64).for_each(|i| on.store(i, i).unwrap());
     // Filled and write-protected at once.
     on.watch(VmaFlags::MISSING | VmaFlags::WRITES);
     on.space.advise(BASE, 64 * on.page, Advise::DontNeed).unwrap();
     on.fill(0, 16, true).unwrap();
-    assert_eq!((on.load(9), on.store(9, 1)), (Ok(1009), on.no_store(9, Happening::Write)));
+    assert_eq!((on.load(9), on.store(9, 1)), (Ok(1009), on.no_store(9, UffdMode::Write)));
 }
 
 fn markers<A: Silicon>(on: &Bench<'_, A>) {
     on.watch(VmaFlags::WRITES);
     on.store(9, 99).unwrap();
     let before = on.held()[0];
-    on.space.write_protect(on.all(), false).unwrap();
+    on.space.uffd_write_protect(on.all(), false).unwrap();
     assert_eq!(on.held(), [before, 0, 0], "only present pages");
-    on.space.write_protect(on.all(), true).unwrap();
+    on.space.uffd_write_protect(on.all(), true).unwrap();
     assert_eq!(on.held(), [before, 0, 64 - before]);
     let empty = if before == 64 { return } else { 40 };
-    assert_eq!(on.store(empty, 1), on.no_store(empty, Happening::Write));
+    assert_eq!(on.store(empty, 1), on.no_store(empty, UffdMode::Write));
     assert_eq!(on.load(empty), Ok(0));
     assert!(on.held()[0] > before);
-    assert_eq!(on.store(empty, 1), on.no_store(empty, Happening::Write), "zeros are protected too");
-    on.space.write_unprotect(on.pages(empty, 1)).unwrap();
+    assert_eq!(on.store(empty, 1), on.no_store(empty, UffdMode::Write), "zeros are protected too");
+    on.space.uffd_write_unprotect(on.pages(empty, 1)).unwrap();
     on.store(empty, 1).unwrap();
-    assert_eq!(on.store(empty + 1, 1), on.no_store(empty + 1, Happening::Write));
+    assert_eq!(on.store(empty + 1, 1), on.no_store(empty + 1, UffdMode::Write));
     // Markers are missing pages, and can be filled.
     on.watch(VmaFlags::WRITES | VmaFlags::MISSING);
     assert_eq!(on.load(60), if on.held()[2] == 0 { Ok(0) } else { on.no_load(60) });
     if on.held()[2] > 0 {
         on.fill(60, 2, true).unwrap();
-        assert_eq!((on.load(60), on.store(60, 1)), (Ok(1060), on.no_store(60, Happening::Write)));
+        assert_eq!((on.load(60), on.store(60, 1)), (Ok(1060), on.no_store(60, UffdMode::Write)));
         on.fill(62, 1, false).unwrap();
         on.store(62, 1).unwrap();
     }
-    on.space.write_unprotect(on.all()).unwrap();
+    on.space.uffd_write_unprotect(on.all()).unwrap();
     assert_eq!(on.held()[2], 0);
 }
 
@@ -301,32 +305,32 @@ fn exact<A: Silicon>(on: &Bench<'_, A>) {
     // Zeros, one of which is written.
     assert_eq!(on.load(0), Ok(0));
     on.watch(VmaFlags::WRITES);
-    on.space.write_protect(on.pages(1, 15), true).unwrap();
+    on.space.uffd_write_protect(on.pages(1, 15), true).unwrap();
     on.store(0, 1).unwrap();
-    assert_eq!(on.store(1, 1), on.no_store(1, Happening::Write));
-    on.space.write_unprotect(on.all()).unwrap();
+    assert_eq!(on.store(1, 1), on.no_store(1, UffdMode::Write));
+    on.space.uffd_write_unprotect(on.all()).unwrap();
     // Memory that is shared with a child.
     (0..16).for_each(|i| on.store(i, i).unwrap());
-    on.space.write_protect(on.pages(2, 3), false).unwrap();
+    on.space.uffd_write_protect(on.pages(2, 3), false).unwrap();
     let child = on.space.fork().unwrap();
     on.store(0, 7).unwrap();
     on.store(6, 7).unwrap();
-    (2..5).for_each(|i| assert_eq!(on.store(i, 7), on.no_store(i, Happening::Write), "page {i}"));
-    on.space.write_unprotect(on.pages(2, 1)).unwrap();
+    (2..5).for_each(|i| assert_eq!(on.store(i, 7), on.no_store(i, UffdMode::Write), "page {i}"));
+    on.space.uffd_write_unprotect(on.pages(2, 1)).unwrap();
     on.store(2, 7).unwrap();
-    assert_eq!(on.store(3, 7), on.no_store(3, Happening::Write));
+    assert_eq!(on.store(3, 7), on.no_store(3, UffdMode::Write));
     assert_eq!(on.cpu.enter(&child).load_u64(on.at(2)), Ok(2));
 }
 
 fn along<A: Silicon>(on: &Bench<'_, A>) {
     (0..16).for_each(|i| on.store(i, i).unwrap());
     on.watch(VmaFlags::WRITES);
-    on.space.write_protect(on.pages(0, 40), true).unwrap();
-    on.space.write_unprotect(on.pages(7, 1)).unwrap();
+    on.space.uffd_write_protect(on.pages(0, 40), true).unwrap();
+    on.space.uffd_write_unprotect(on.pages(7, 1)).unwrap();
     let protected = |on: &Bench<'_, A>| {
         (0..40)
             .filter(|i| *i != 7)
-            .for_each(|i| assert_eq!(on.store(i, 1), on.no_store(i, Happening::Write), "page {i}"));
+            .for_each(|i| assert_eq!(on.store(i, 1), on.no_store(i, UffdMode::Write), "page {i}"));
         assert_eq!(on.load(3), Ok(3));
     };
     on.space.advise(BASE, 16 * on.page, Advise::PageOut).unwrap();
@@ -335,9 +339,9 @@ fn along<A: Silicon>(on: &Bench<'_, A>) {
     protected(on);
     on.store(7, 7).unwrap();
     on.space.advise(BASE, 16 * on.page, Advise::PageOut).unwrap();
-    on.space.write_unprotect(on.pages(8, 1)).unwrap();
+    on.space.uffd_write_unprotect(on.pages(8, 1)).unwrap();
     on.store(8, 8).unwrap();
-    on.space.write_protect(on.pages(8, 1), false).unwrap();
+    on.space.uffd_write_protect(on.pages(8, 1), false).unwrap();
     on.space.protect(BASE, 64 * on.page, Prot::READ).unwrap();
     on.space.protect(BASE, 64 * on.page, RW).unwrap();
     protected(on);
@@ -353,7 +357,7 @@ fn along<A: Silicon>(on: &Bench<'_, A>) {
 fn child<A: Silicon>(on: &Bench<'_, A>) {
     (0..16).for_each(|i| on.store(i, i).unwrap());
     on.watch(VmaFlags::WRITES | VmaFlags::MISSING);
-    on.space.write_protect(on.pages(0, 40), true).unwrap();
+    on.space.uffd_write_protect(on.pages(0, 40), true).unwrap();
     on.space.advise(BASE, 4 * on.page, Advise::PageOut).unwrap();
     let child = on.space.fork().unwrap();
     let program = on.cpu.enter(&child);
@@ -366,19 +370,19 @@ fn child<A: Silicon>(on: &Bench<'_, A>) {
         assert_eq!((vma.watcher, vma.flags & VmaFlags::WATCHES), (None, VmaFlags::empty()));
         true
     });
-    assert_eq!((on.store(8, 1), on.store(2, 1)), (on.no_store(8, Happening::Write), on.no_store(2, Happening::Write)));
+    assert_eq!((on.store(8, 1), on.store(2, 1)), (on.no_store(8, UffdMode::Write), on.no_store(2, UffdMode::Write)));
 }
 
 fn unwatched<A: Silicon>(on: &Bench<'_, A>) {
     (0..16).for_each(|i| on.store(i, i).unwrap());
     on.watch(VmaFlags::WRITES | VmaFlags::MISSING);
-    on.space.write_protect(on.all(), true).unwrap();
-    on.space.unwatch(on.all(), OTHER).unwrap();
-    assert_eq!(on.store(0, 1), on.no_store(0, Happening::Write));
-    on.space.unwatch(on.pages(16, 16), UFFD).unwrap();
+    on.space.uffd_write_protect(on.all(), true).unwrap();
+    on.space.uffd_unregister(on.all(), OTHER).unwrap();
+    assert_eq!(on.store(0, 1), on.no_store(0, UffdMode::Write));
+    on.space.uffd_unregister(on.pages(16, 16), UFFD).unwrap();
     (16..32).for_each(|i| on.store(i, i).unwrap());
-    assert_eq!(on.store(15, 1), on.no_store(15, Happening::Write));
-    on.space.unwatch(VirtRange { start: 0, end: on.at(64) }, UFFD).unwrap();
+    assert_eq!(on.store(15, 1), on.no_store(15, UffdMode::Write));
+    on.space.uffd_unregister(VirtRange { start: 0, end: on.at(64) }, UFFD).unwrap();
     (0..64).for_each(|i| on.store(i, i).unwrap());
     assert_eq!(on.held()[2], 0);
     assert_eq!(on.space.stats().vmas, 1);
@@ -420,14 +424,14 @@ fn later<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(on.written(false), [(30, 1), (50, 1)]);
     let found = on.space.scan(on.all(), Scan { pages: 1, ..scan }, None).unwrap();
     assert_eq!((found.pages, on.written(false)), (1, vec![(50, 1)]));
-    on.space.watch(on.pages(32, 16), UFFD, VmaFlags::WRITES).unwrap();
+    on.space.uffd_register(on.pages(32, 16), UFFD, VmaFlags::WRITES).unwrap();
     let refused = on.space.scan(on.all(), scan, None);
     assert_eq!(refused, Err(ScanError::NotAsync(on.pages(32, 16))));
 }
 
 fn poisoned<A: Silicon>(on: &Bench<'_, A>) {
     on.watch(VmaFlags::MISSING);
-    on.space.poison(on.pages(2, 20)).unwrap();
+    on.space.uffd_poison(on.pages(2, 20)).unwrap();
     for i in 2..22 {
         assert_eq!(on.load(i), Err(Fault::Handler(FaultError::Poisoned(on.at(i)))));
         assert_eq!(on.store(i, 0), Err(Fault::Handler(FaultError::Poisoned(on.at(i)))));
@@ -438,8 +442,8 @@ fn poisoned<A: Silicon>(on: &Bench<'_, A>) {
     on.space.advise(on.at(2), on.page, Advise::DontNeed).unwrap();
     assert_eq!(on.load(2), on.no_load(2));
     // A poisoned page is present, without contents.
-    let exists = Err(Stopped { done: 0, why: SupplyError::Exists(on.at(4)) });
-    assert_eq!((on.space.fill_zeros(on.pages(4, 1)), on.space.poison(on.pages(4, 1))), (exists, exists));
+    let exists = Err(UffdFillStopped { done: 0, why: UffdFillError::Exists(on.at(4)) });
+    assert_eq!((on.space.uffd_zeropage(on.pages(4, 1)), on.space.uffd_poison(on.pages(4, 1))), (exists, exists));
     on.fill(4, 4, false).unwrap();
     assert_eq!((on.load(4), on.load(7)), (Ok(1004), Ok(1007)));
 }
@@ -448,16 +452,16 @@ fn refused<A: Silicon>(on: &Bench<'_, A>) {
     let flags = MapFlags::FIXED | MapFlags::SHARED;
     let shared = VirtRange { start: on.at(100), end: on.at(101) };
     on.space.map(MapRequest { addr: shared.start, len: on.page, prot: RW, flags }).unwrap();
-    let watch = |range, by, what| on.space.watch(range, by, what);
-    assert_eq!(watch(shared, UFFD, VmaFlags::MISSING), Err(WatchError::Unwatchable(shared)));
-    assert_eq!(watch(shared, UFFD, VmaFlags::WRITES), Err(WatchError::Unwatchable(shared)));
-    assert_eq!(watch(on.pages(60, 10), UFFD, LATER), Err(WatchError::NotMapped));
-    assert_eq!(watch(on.all(), UFFD, VmaFlags::ASYNC), Err(WatchError::Nothing));
+    let watch = |range, by, what| on.space.uffd_register(range, by, what);
+    assert_eq!(watch(shared, UFFD, VmaFlags::MISSING), Err(UffdError::Unsupported(shared)));
+    assert_eq!(watch(shared, UFFD, VmaFlags::WRITES), Err(UffdError::Unsupported(shared)));
+    assert_eq!(watch(on.pages(60, 10), UFFD, LATER), Err(UffdError::NotMapped));
+    assert_eq!(watch(on.all(), UFFD, VmaFlags::ASYNC), Err(UffdError::NoModes));
     watch(on.pages(8, 8), UFFD, VmaFlags::MISSING).unwrap();
-    assert_eq!(watch(on.all(), OTHER, VmaFlags::MISSING), Err(WatchError::Taken(on.pages(8, 8))));
-    assert_eq!(on.space.write_protect(on.pages(8, 8), true), Err(WatchError::NotWatched));
+    assert_eq!(watch(on.all(), OTHER, VmaFlags::MISSING), Err(UffdError::Busy(on.pages(8, 8))));
+    assert_eq!(on.space.uffd_write_protect(on.pages(8, 8), true), Err(UffdError::NotRegistered));
     let odd = VirtRange { start: BASE + 1, end: on.at(1) };
-    assert_eq!(watch(odd, UFFD, LATER), Err(WatchError::Unaligned(odd)));
+    assert_eq!(watch(odd, UFFD, LATER), Err(UffdError::Unaligned(odd)));
     // Asynchronous write protection works in shared memory.
     watch(shared, UFFD, LATER).unwrap();
     on.store(100, 1).unwrap();

@@ -61,7 +61,7 @@ fn equal_neighbours_merge_in_the_end() {
         both(
             &sim,
             |_| space.protect(at(0), PAGE, Prot::READ).unwrap(),
-            |_| space.forget_recorded(VirtRange { start: at(4), end: at(5) }, Attrs::HARDWARE, |_, _| ()),
+            |_| space.clear_accessed_dirty(VirtRange { start: at(4), end: at(5) }, Attrs::HARDWARE, |_, _| ()),
         );
         assert_eq!(space.stats().vmas, 1);
         check(&space);

@@ -9,7 +9,7 @@ use vellum::arch::{Aarch64, Attrs, Kind, Riscv64};
 use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
 use vellum::page_cache::Object;
-use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest, discard};
+use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest, unmap_removed};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -166,7 +166,7 @@ impl<A: Silicon> Context<'_, '_, A> {
         let mut told = Vec::new();
         let of = |va: u64| (va - BASE) / self.page;
         let range = VirtRange { start, end: start + pages * self.page };
-        self.space.forget_recorded(range, Attrs::HARDWARE, |range, attrs| {
+        self.space.clear_accessed_dirty(range, Attrs::HARDWARE, |range, attrs| {
             told.push((of(range.start)..of(range.end), attrs));
         });
         told
@@ -187,7 +187,7 @@ impl<A: Silicon> Context<'_, '_, A> {
         let joined = blocks.filter(is_joined).count();
         let mut expected = [0; 2];
         expected[usize::from(self.level) - 1] = joined as u64 * self.block;
-        assert_eq!(self.space.usage(range).blocks, expected);
+        assert_eq!(self.space.usage(range).cont_blocks, expected);
         joined
     }
 
@@ -407,7 +407,7 @@ fn executes<A: Silicon>(on: &Context<'_, '_, A>) {
     assert_eq!((on.joined(ELSEWHERE, 0..4), on.turned()), (2, (0, 0)));
     // A page of the block is punched out, which unfolds the block.
     let gone = file.punch_hole(on.block..on.block + on.page).expect("memory");
-    discard(&[on.space][..], &file, &gone);
+    unmap_removed(&[on.space][..], &file, &gone);
     assert_eq!((on.joined(ELSEWHERE, 0..2), on.turned()), (1, (0, 1)));
     assert_eq!(on.program.load_u64(ELSEWHERE + on.block + on.page + 8), Ok(7));
     on.space.unmap(ELSEWHERE, 4 * on.block).unwrap();
@@ -416,7 +416,7 @@ fn executes<A: Silicon>(on: &Context<'_, '_, A>) {
 /// Soft-dirty reports exactly the written pages, though TLBs cache blocks; and blocks are unfolded
 /// only where some pages were written and others not.
 fn tracks<A: Silicon>(on: &Context<'_, '_, A>) {
-    let Ok(()) = on.space.track_writes() else {
+    let Ok(()) = on.space.clear_soft_dirty() else {
         assert!(!on.space.arch().supported().contains(Attrs::SOFT_DIRTY));
         return;
     };
@@ -445,7 +445,7 @@ fn tracks<A: Silicon>(on: &Context<'_, '_, A>) {
     (0..on.pages()).for_each(|page| store(on.pages() + page));
     assert_eq!((written().len() as u64, on.joined(BASE, 1..2)), (on.pages() + 2, 1));
     // Parent and child each report their own writes.
-    on.space.track_writes().unwrap();
+    on.space.clear_soft_dirty().unwrap();
     let child = on.space.fork().unwrap();
     store(5);
     assert_eq!(written(), [5]);

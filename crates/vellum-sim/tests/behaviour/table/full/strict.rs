@@ -43,7 +43,7 @@ fn acts<A: Silicon>() -> [Act<A>; 9] {
         |_, space, _| drop(space.fork().unwrap()),
         // Hardware sets accessed and dirty again during the fork.
         |_, space, bytes| {
-            space.forget_recorded(range(BASE, bytes), Attrs::HARDWARE, |_, _| ());
+            space.clear_accessed_dirty(range(BASE, bytes), Attrs::HARDWARE, |_, _| ());
             drop(space.fork().unwrap());
         },
         |_, space, bytes| space.advise(BASE, bytes, Advise::PageOut).unwrap(),

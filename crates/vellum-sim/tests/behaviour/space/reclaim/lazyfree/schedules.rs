@@ -271,7 +271,7 @@ fn mlock_races_reclaim_of_lazyfree_memory() {
     };
     meanwhile(lock, |on| {
         let mut resident = [false; 2];
-        on.space.resident(at(1), 2 * PAGE, &mut resident).unwrap();
+        on.space.mincore(at(1), 2 * PAGE, &mut resident).unwrap();
         assert_eq!(resident, [true; 2], "locked memory is in memory");
     });
 }

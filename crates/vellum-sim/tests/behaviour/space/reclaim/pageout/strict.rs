@@ -34,7 +34,7 @@ fn goes_and_comes<A: Silicon>(arch: A) {
             (0..60).for_each(|i| on.store(&space, BASE + i * page, 1000 + i));
             let all = range(BASE, 64 * page);
             let (resident, _) = held(&space, all);
-            let blocks = space.usage(all).blocks;
+            let blocks = space.usage(all).cont_blocks;
             assert_eq!(blocks[0] != 0, A::CONT != 0 && order == 4 && arch.page_shift() == 12, "{blocks:?}");
             space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
             assert_eq!(held(&space, all), (0, resident), "order {order}");
@@ -43,7 +43,7 @@ fn goes_and_comes<A: Silicon>(arch: A) {
                 assert_eq!(on.load(&space, BASE + i * page), if i < 60 { 1000 + i } else { 0 });
             }
             (0..60).for_each(|i| on.store(&space, BASE + i * page, 2000 + i));
-            assert_eq!(space.usage(all).blocks, blocks, "blocks are folded again");
+            assert_eq!(space.usage(all).cont_blocks, blocks, "blocks are folded again");
             assert_eq!(held(&space, range(BASE, 60 * page)), (60 * page, 0));
             assert_eq!(on.used(), 0);
             assert_eq!(on.count(Counter::SwapIn), on.count(Counter::SwapOut));
@@ -165,7 +165,7 @@ fn tracked<A: Silicon>(arch: A) {
         };
         space.advise(BASE, 32 * page, Advise::PageOut).unwrap();
         assert_eq!((written(), held(&space, range(BASE, 64 * page)).1), ((0..64).collect(), 32 * page));
-        space.track_writes().unwrap();
+        space.clear_soft_dirty().unwrap();
         assert_eq!(written(), []);
         // A read does not set soft-dirty; a write sets it before a swap-out or after it.
         [3, 40].iter().for_each(|i| assert_eq!(on.load(&space, BASE + i * page), *i));

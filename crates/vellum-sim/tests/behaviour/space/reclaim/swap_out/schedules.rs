@@ -130,7 +130,7 @@ fn mlock_races_swap_out_and_in() {
         let other = if away { |on: &Context<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
         at_once(away, lock, other, |on| {
             let mut resident = [false; 2];
-            on.space.resident(at(1), 2 * PAGE, &mut resident).unwrap();
+            on.space.mincore(at(1), 2 * PAGE, &mut resident).unwrap();
             assert_eq!(resident, [true; 2], "locked memory is in memory");
             on.holds(on.space, 0..PAGES);
         });
@@ -206,7 +206,7 @@ fn swapoff_races_swap_in() {
 #[test]
 fn soft_dirty_scans_race_swap_out_and_in() {
     let ask = |on: &Context<'_, '_>| {
-        on.space.track_writes().unwrap();
+        on.space.clear_soft_dirty().unwrap();
         on.cpu.enter(on.space).store_u64(at(1), 9).unwrap();
     };
     for away in [true, false] {

@@ -304,7 +304,7 @@ fn limited<A: Silicon>(arch: A) {
             },
         );
         space.advise(BASE + HUGE, HUGE / 2, Advise::PageOut).unwrap();
-        space.forget_recorded(range(BASE + 3 * HUGE, HUGE), Attrs::ACCESSED, |_, _| ());
+        space.clear_accessed_dirty(range(BASE + 3 * HUGE, HUGE), Attrs::ACCESSED, |_, _| ());
         on.machine.policy().set(9, Knob::Always);
         assert_eq!(some(0, whole), step(1, 0));
         assert_eq!(some(BASE + HUGE, whole), step(2, 0));
@@ -346,7 +346,7 @@ fn small<A: Silicon>(arch: A) {
         assert_eq!(done, Collapsed { scanned: 64, collapsed: 4, next: None });
         assert_eq!(on.collapsed(4), 4);
         let usage = space.usage(range(BASE, 256 << 10));
-        assert_eq!(usage.blocks[0] != 0, A::CONT != 0 && on.page == 4096, "{usage:?}");
+        assert_eq!(usage.cont_blocks[0] != 0, A::CONT != 0 && on.page == 4096, "{usage:?}");
         (0..pages).for_each(|i| assert_eq!(on.load(&space, BASE + i * on.page), i + 1));
         assert_eq!(space.stats().anon, 256 << 10);
     });
@@ -362,7 +362,7 @@ fn watched<A: Silicon>(arch: A) {
         for what in [VmaFlags::MISSING, VmaFlags::WRITES, VmaFlags::MISSING | VmaFlags::WRITES, later] {
             let space = on.mapped(HUGE);
             on.fill(&space, (0..=last).filter(|i| *i != 1));
-            space.watch(all, Watcher(NonZeroU16::MIN), what).unwrap();
+            space.uffd_register(all, Watcher(NonZeroU16::MIN), what).unwrap();
             assert_eq!(collapse(&space, HUGE), Err(CollapseError::BeyondLimits(all)), "{what:?}");
             on.machine.policy().set(9, Knob::Always);
             let limits = CollapseLimits { none: 512, swapped: 512, shared: 512 };
@@ -373,20 +373,20 @@ fn watched<A: Silicon>(arch: A) {
                 bytes.fill(0);
                 Ok(())
             };
-            let fill = |i| space.fill(page(i), false, zero);
+            let fill = |i| space.uffd_copy(page(i), false, zero);
             fill(1).unwrap();
             if what.contains(VmaFlags::WRITES) {
                 // A resident page, a swapped one, and a missing one.
                 space.advise(page(last).start, on.page, Advise::PageOut).unwrap();
                 space.advise(page(4).start, on.page, Advise::DontNeed).unwrap();
                 for i in [3, last, 4] {
-                    space.write_protect(page(i), true).unwrap();
+                    space.uffd_write_protect(page(i), true).unwrap();
                     assert_eq!(collapse(&space, HUGE), Err(CollapseError::Unfit(all)), "page {i}");
                     assert_eq!(space.collapse_some(0, 1 << 20, &limits).unwrap().collapsed, 0);
                     if what != later {
                         assert!(on.cpu.enter(&space).store_u64(page(i).start, 1).is_err(), "page {i}");
                     }
-                    space.write_unprotect(page(i)).unwrap();
+                    space.uffd_write_unprotect(page(i)).unwrap();
                 }
                 fill(4).unwrap();
             }
@@ -395,7 +395,7 @@ fn watched<A: Silicon>(arch: A) {
             on.holds(&space, |i| i != 1 && (i != 4 || !what.contains(VmaFlags::WRITES)));
             // A huge PTE is one folio already, with all its bits.
             if what.contains(VmaFlags::WRITES) {
-                space.write_protect(all, true).unwrap();
+                space.uffd_write_protect(all, true).unwrap();
                 collapse(&space, HUGE).unwrap();
             }
         }

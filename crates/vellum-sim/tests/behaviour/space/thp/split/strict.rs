@@ -94,14 +94,14 @@ fn freed<A: Silicon>(arch: A) {
         on.forget(&space, all / 2, all / 4);
         assert_eq!(on.usage().deferred, 1);
         let (before, free) = (on.usage(), on.machine.frames().free_frames());
-        let blocks = space.usage(VirtRange { start: BASE, end: BASE + HUGE }).blocks;
+        let blocks = space.usage(VirtRange { start: BASE, end: BASE + HUGE }).cont_blocks;
         let gone = (1 + all / 4) * (on.page >> 12);
         assert_eq!(on.reclaim_all(&[&space]), gone);
         let after = on.usage();
         assert_eq!((after.charged, after.deferred), (before.charged - gone, 0));
         assert_eq!(after.lru[LruList::Anon as usize], (1 << ORDER) - gone);
         assert_eq!(on.machine.frames().free_frames(), free + gone);
-        assert_eq!(space.usage(VirtRange { start: BASE, end: BASE + HUGE }).blocks, blocks);
+        assert_eq!(space.usage(VirtRange { start: BASE, end: BASE + HUGE }).cont_blocks, blocks);
         let mut expected: Vec<_> = (arch.page_order()..ORDER - 1).map(|order| (1 << order, order)).collect();
         expected.push((3 << (ORDER - 2), ORDER - 2));
         assert_eq!(on.folios(&space), expected);
@@ -153,7 +153,7 @@ fn shared<A: Silicon>(arch: A) {
         assert_eq!(on.folios(&space), [(3 << (ORDER - 2), ORDER - 2)]);
         assert_eq!(on.folios(&child), on.folios(&space));
         let now = space.usage(VirtRange { start: BASE, end: BASE + HUGE });
-        assert_eq!((now.blocks, now.anonymous), (used.blocks, used.anonymous));
+        assert_eq!((now.cont_blocks, now.anonymous), (used.cont_blocks, used.anonymous));
         on.check(&child, |i| i >= all / 4 * 3 && i < all - 1);
         on.store(&child, BASE + (all - 2) * on.page, 5);
         on.check(&space, |i| i >= all / 4 * 3);

@@ -123,7 +123,7 @@ fn the_source_of_uffd_copy_may_change_the_space() {
                 machine.policy().set(2, Knob::Always);
                 map(space, BASE, PAGES * PAGE, MapFlags::empty());
                 let what = VmaFlags::MISSING | VmaFlags::WRITES;
-                space.watch(all, Watcher(NonZeroU16::MIN), what).unwrap();
+                space.uffd_register(all, Watcher(NonZeroU16::MIN), what).unwrap();
             }
             thread::scope(|s| {
                 s.spawn(|| {
@@ -135,14 +135,14 @@ fn the_source_of_uffd_copy_may_change_the_space() {
                 let contents = |_, bytes: &mut [u8]| {
                     if pieces == 0 {
                         // Now a folio of all pages has no room.
-                        space.poison(VirtRange { start: all.start + PAGE, end: all.start + 2 * PAGE }).unwrap();
+                        space.uffd_poison(VirtRange { start: all.start + PAGE, end: all.start + 2 * PAGE }).unwrap();
                     }
                     pieces += 1;
-                    space.write_unprotect(all).unwrap();
+                    space.uffd_write_unprotect(all).unwrap();
                     bytes.fill(1);
                     Ok(())
                 };
-                space.fill(all, false, contents).unwrap();
+                space.uffd_copy(all, false, contents).unwrap();
                 assert_eq!(space.stats().anon, PAGES * PAGE);
             });
         });
