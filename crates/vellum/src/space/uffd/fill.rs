@@ -105,6 +105,16 @@ struct Place {
     marked: Option<Marker>,
 }
 
+/// A folio that has its contents, and is not mapped yet.
+struct FilledFolio {
+    /// Its first frame.
+    pfn: Pfn,
+    /// Its order.
+    order: u8,
+    /// Its place, if a look found one.
+    place: Option<Place>,
+}
+
 /// Why an attempt put nothing there.
 enum NotPut {
     /// A change of the VMA is under way.
@@ -133,7 +143,8 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         let mut orders = u32::MAX;
         self.fill_range(range, |rest| {
             let at = rest.start;
-            let (pfn, order, seen) = self.filled_folio(rest, orders, |bytes| contents(at - range.start, bytes))?;
+            let filled = self.filled_folio(rest, orders, |bytes| contents(at - range.start, bytes))?;
+            let FilledFolio { pfn, order, place: seen } = filled;
             let block = rest.around(at, order as u32 + FRAME_SHIFT);
             let put = self.put(block, What::Folio(pfn, order, marks), seen);
             if put != Ok(block.end) {
@@ -179,15 +190,15 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         Ok(())
     }
 
-    /// Returns a folio that nothing maps yet, of one of `orders` or of a page, for the beginning of `rest`: as large
-    /// as there is room, with what `contents` writes to it; and its place, if a look found one. `contents` may fault
-    /// here, and so wait for a change of the VMAs or at the gate: the caller has nothing that those wait for.
+    /// Allocates a folio for the beginning of `rest`, of one of `orders` or of a page, as large as there
+    /// is room, and has `contents` fill it. `contents` may fault in this space, and so wait for a change
+    /// of the VMAs or at the gate: the caller holds nothing that those wait for.
     fn filled_folio(
         self,
         rest: UserRange,
         orders: u32,
         contents: impl FnOnce(&mut [u8]) -> Result<(), ()>,
-    ) -> Result<(Pfn, u8, Option<Place>), UffdFillError> {
+    ) -> Result<FilledFolio, SupplyError> {
         let at = rest.start;
         let vmas = self.space.read();
         let vma = supplied(&vmas, at)?;
@@ -211,7 +222,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
             return Err(UffdFillError::NoContents(at));
         }
         let block = rest.around(at, order as u32 + FRAME_SHIFT);
-        Ok((pfn, order, place.map(|place| Place { block, order, ..place })))
+        Ok(FilledFolio { pfn, order, place: place.map(|place| Place { block, order, ..place }) })
     }
 
     /// Puts something at the beginning of `rest`, and returns how far it reaches: as far as there is room. A folio

@@ -6,10 +6,10 @@ use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::vma::State;
 
-use super::{AdviseError, VmaOps};
+use super::{AdviseError, Madvise};
 use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 
-impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
+impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
     /// Forgets what is in a range and guards what is mapped of it, one table after the other.
     ///
     /// If memory for tables runs out, what lies before the failing table is guarded, what lies behind

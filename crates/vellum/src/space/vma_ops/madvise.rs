@@ -1,11 +1,11 @@
 //! `madvise`, piece by piece.
 //!
 //! The operation begins with a check of everything that concerns the range as a whole, and with the
-//! changes that may fail ([`VmaOps::begin_advice`]). It returns a value that records what is left, which
-//! the caller passes to the second part again and again ([`VmaOps::advise_some`]). That part asks the
+//! changes that may fail ([`Madvise::begin_advice`]). It returns a value that records what is left, which
+//! the caller passes to the second part again and again ([`Madvise::advise_some`]). That part asks the
 //! caller after each step whether to go on. When it returns it holds no lock and claims no range: a host
 //! that can't switch tasks inside the engine runs other tasks then, which may change the space. The
-//! result and what a failure leaves don't depend on the number of pieces; [`VmaOps::advise`] does all in
+//! result and what a failure leaves don't depend on the number of pieces; [`Madvise::advise`] does all in
 //! one.
 //!
 //! After an error the value records what is left from the failure on. A caller that has removed the cause
@@ -18,7 +18,7 @@ use crate::platform::Platform;
 use crate::vma::{Prot, State, Vma, VmaFlags};
 
 use super::protect::Holes;
-use super::{Advise, AdviseError, VmaOps};
+use super::{Advise, AdviseError, Madvise, VmaOps};
 use crate::space::fault::{Access, Fault, FaultError, SwapIn};
 use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 use crate::space::reclaim::Pageout;
@@ -47,7 +47,7 @@ impl Advising {
     }
 }
 
-impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
+impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
     /// Implements [`AddressSpace::advise`].
     pub(super) fn advise(self, addr: u64, len: u64, advice: Advise) -> Result<(), AdviseError> {
         let mut rest = self.begin_advice(addr, len, advice)?;
@@ -68,7 +68,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
             return Ok(begun);
         }
         if advice.forgets() {
-            self.check_sealed(range)?;
+            VmaOps::of(self.space).check_sealed(range)?;
         }
         // The checks and splits that may fail come first, so that a failure changes nothing.
         let all = match advice {
@@ -130,7 +130,9 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
             Advise::NoHuge => |v| v.advice = Advice::NoHuge,
             _ => return Ok(true),
         };
-        Ok(self.set_vmas_if(&mut Change::begin(self.space, range), range, Holes::Passed, |_| Ok(()), set)?.covered)
+        Ok(VmaOps::of(self.space)
+            .set_vmas_if(&mut Change::begin(self.space, range), range, Holes::Passed, |_| Ok(()), set)?
+            .covered)
     }
 
     /// Returns whether all of a range is mapped.

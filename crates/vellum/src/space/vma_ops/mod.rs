@@ -69,6 +69,11 @@ handle! {
     pub(super) struct VmaOps
 }
 
+handle! {
+    /// Advice about ranges of a space.
+    struct Madvise
+}
+
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Maps anonymous memory, and returns its address. With [`MapFlags::SHARED`], a page-cache object is
     /// made for it.
@@ -137,7 +142,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`AdviseError`].
     pub fn advise(&self, addr: u64, len: u64, advice: Advise) -> Result<(), AdviseError> {
-        VmaOps::of(self).advise(addr, len, advice)
+        Madvise::of(self).advise(addr, len, advice)
     }
 
     /// Begins to take advice about a range: checks everything that concerns the range as a whole.
@@ -146,7 +151,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`AdviseError`].
     pub fn begin_advice(&self, addr: u64, len: u64, advice: Advise) -> Result<Advising, AdviseError> {
-        VmaOps::of(self).begin_advice(addr, len, advice)
+        Madvise::of(self).begin_advice(addr, len, advice)
     }
 
     /// Goes on with advice until `more`, which is called after each step, returns false, or nothing is left.
@@ -156,7 +161,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`AdviseError`].
     pub fn advise_some(&self, begun: &mut Advising, more: impl FnMut() -> bool) -> Result<bool, AdviseError> {
-        VmaOps::of(self).advise_some(begun, more)
+        Madvise::of(self).advise_some(begun, more)
     }
 
     /// Begins to fault in what was just mapped with [`MapFlags::LATER`]: of `len` bytes from `addr` on, the
