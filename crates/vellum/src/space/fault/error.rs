@@ -41,8 +41,9 @@ pub enum FaultError {
     TooManyReferences(u64),
     /// The machine has no memory left.
     NoMemory(Refused),
-    /// A userfaultfd is to be notified. When it has resolved the event, the access may be tried again.
-    Uffd(UffdEvent),
+    /// A userfaultfd is to be notified. When it has resolved the event, the access may be tried
+    /// again.
+    Watched(Watched),
 }
 
 impl FaultError {
