@@ -2,7 +2,7 @@
 
 use super::Answer;
 use super::memory::populate;
-use crate::files::contents::InObject;
+use crate::files::contents::ObjectContents;
 use crate::files::proc::settings;
 use crate::files::shm::{Segment, attached, mode, now, with};
 use crate::mem::thread::failed;
@@ -50,7 +50,7 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
         if size.div_ceil(FRAME_SIZE) > machine().frames().total() {
             return Err(Errno::ENOMEM);
         }
-        let contents = InObject::new()?;
+        let contents = ObjectContents::new()?;
         contents.set_size(size.next_multiple_of(FRAME_SIZE))?;
         let (object, times, pids) = (Some(contents.object), [0, 0, now()], [pid, 0]);
         Ok(Segment { tag: object.as_ref().map_or(0, Object::tag), object, size, times, pids })
