@@ -125,15 +125,15 @@ use vellum_kernel::boot::Boot;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::written::{self, BootOption};
 
-/// The first Rust code, called once by [`arch::boot`] with interrupts off, on the boot processor's
+/// The first Rust function. `arch::boot` calls it once, with interrupts off, on the boot CPU's
 /// stack.
 // SAFETY: `arch` declares it so, and nothing else has this name.
 #[unsafe(no_mangle)]
 extern "C" fn kernel_start(handed_over: u64) -> ! {
     serial::init();
-    // SAFETY: called once, here, before any CPU asks for its record.
+    // SAFETY: called once, here, before any CPU accesses its record.
     unsafe { task::percpu::provide() };
-    // SAFETY: called once, here; what the loader handed over comes untouched from the entry.
+    // SAFETY: called once, here; the entry code passes on what the loader handed over.
     let boot = unsafe { arch::boot::prepare(handed_over) };
     let boot = boot.unwrap_or_else(|reason| fail(&reason));
     match main(&boot) {
@@ -145,13 +145,13 @@ extern "C" fn kernel_start(handed_over: u64) -> ! {
     }
 }
 
-/// Says why the kernel can't go on, and ends the machine.
+/// Prints why the kernel cannot go on, and stops the machine.
 fn fail(reason: &dyn Display) -> ! {
     println!("vellum-kernel: failed: {reason}");
     exit(Outcome::Failure)
 }
 
-/// What the kernel does, once there is ground to stand on.
+/// Follows the command line. Runs once the boot CPU is set up.
 fn main(boot: &Boot) -> Result<(), &'static str> {
     let Boot { map, command_line, .. } = boot;
     println!("vellum-kernel {}\n{map}", env!("CARGO_PKG_VERSION"));
@@ -159,8 +159,8 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
     if let Some(levels) = levels {
         println!("page tables of {levels} levels");
     }
-    // Time is instructions (QEMU's `-icount shift=0`): the same work takes the same number of them
-    // every time.
+    // Time is counted in instructions (QEMU's `-icount shift=0`): the same work takes the same
+    // number of them every time.
     let (counted, command_line) = match command_line.strip_suffix("counted") {
         Some(rest) => (true, rest.trim_end()),
         None => (false, command_line),
@@ -175,8 +175,8 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
             smp::release(cpus, checks::processors::part);
             checks::processors::part()
         }
-        ("run", wish) => run(boot, wish, counted),
-        // Ways to fail on purpose, to see that a failure is seen.
+        ("run", option) => run(boot, option, counted),
+        // Deliberate failures, by which `./x` checks that a failure is detected.
         ("fail", _) => Err("asked to"),
         ("panic", _) => panic!("asked to"),
         ("overflow", _) => Err(if overflow(0) == 0 { "no overflow" } else { "" }),
@@ -191,7 +191,7 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
 }
 
 fn start_clock(counted: bool) -> Clock {
-    // SAFETY: called once, and nobody else knows of the machine's timers.
+    // SAFETY: called once, and nothing else uses the machine's timers.
     unsafe { Clock::start(counted) }
 }
 
@@ -203,25 +203,25 @@ fn boot_engine(boot: &Boot, clock: Clock, cpus: usize) -> Result<&'static Machin
     })
 }
 
-/// Starts all processors, and hands their machine's memory to the engine.
+/// Starts all CPUs, and hands the machine's memory to the engine.
 fn boot_all(boot: &Boot, counted: bool) -> Result<(&'static Machine, usize), &'static str> {
     hooks::set_shootdown(mem::shootdown::answer);
-    // SAFETY: called once, and nobody else knows of the machine's timers.
+    // SAFETY: called once, and nothing else uses the machine's timers.
     let (clock, cpus) = unsafe { secondary::start(counted) };
-    println!("{cpus} processors");
+    println!("{cpus} CPUs");
     let machine = boot_engine(boot, clock, cpus)?;
     interrupts::enable();
     Ok((machine, cpus))
 }
 
-/// Runs the program that the archive names, until it ends and with it the machine. By `wish`,
-/// memory is mapped without contiguous blocks.
-fn run(boot: &Boot, wish: &str, counted: bool) -> Result<(), &'static str> {
+/// Runs the program that the archive names; the machine stops when it ends. With the option
+/// `apart`, memory is mapped without cont blocks.
+fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
     let (machine, cpus) = boot_all(boot, counted)?;
-    match wish {
+    match option {
         "" => {}
-        "apart" => machine.policy().set_cont_blocks(false),
-        _ => return Err("unknown wish: run [apart]"),
+        "apart" => machine.policy().set_joins(false),
+        _ => return Err("unknown option of `run`: only `apart` is known"),
     }
     hooks::set_page_fault(mem::uaccess::resolve);
     files::kinds::init(boot.archive).map_err(|_| "the archive of first files can't be read")?;
@@ -248,19 +248,21 @@ fn run(boot: &Boot, wish: &str, counted: bool) -> Result<(), &'static str> {
     task::executor::run()
 }
 
-/// What the archive wishes beside its program: lines `key=value`.
+/// Applies the options in the archive: lines of the form `key=value`.
 fn follow_options() -> Result<(), &'static str> {
     let options = files::find(b".vellum/options").and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
     let make_file = |store: &mem::swap::Store| files::make_block_device(store.path, store.number);
     written::options(&options).try_for_each(|option| match option? {
-        BootOption::Swap(bytes) => mem::swap::init_memory(bytes, make_file).map_err(|_| "no memory for so much swap"),
+        BootOption::Swap(bytes) => {
+            mem::swap::init_memory(bytes, make_file).map_err(|_| "not enough memory for the swap device")
+        }
         BootOption::SwapDisk { checked } => {
             mem::swap::init_disk(checked, make_file).map_err(|_| "there is no disk, or no memory to swap to it")
         }
     })
 }
 
-/// The program is none: its fault, and told as a shell would.
+/// Reports that the program cannot be executed, with the exit status that a shell would return.
 fn refuse(path: &[u8], error: Errno) {
     use serial::wire::{Frame, send};
     send(Frame::Errors, path);
@@ -269,16 +271,16 @@ fn refuse(path: &[u8], error: Errno) {
     send(Frame::Exit, &status.to_le_bytes());
 }
 
-/// Touches user memory as only a bug would.
+/// Touches user memory outside of the copy instructions, as only a bug would.
 fn stray() -> Result<(), &'static str> {
-    hooks::set_page_fault(|_| panic!("the hook was asked about a stray touch"));
-    // SAFETY: none: this is the bug. Nothing is mapped there, so the touch faults, and a fault
+    hooks::set_page_fault(|_| panic!("the page-fault hook was called for a stray access"));
+    // SAFETY: none, this is the bug. Nothing is mapped there, so the access faults, and the fault
     // stops the machine.
     unsafe { (0x1234_5678_9000 as *mut u64).write_volatile(1) };
-    Err("a stray touch of user memory went unnoticed")
+    Err("a stray access to user memory raised no fault")
 }
 
-/// Uses up the stack, to run into its guard page.
+/// Overflows the stack into its guard page.
 #[inline(never)]
 #[allow(unconditional_recursion)]
 fn overflow(depth: u64) -> u64 {

@@ -1,7 +1,8 @@
-//! Accessed and dirty, as the processor sets them and the engine reads and keeps them.
+//! Checks the accessed and dirty bits: the CPU sets them, and the engine reads and keeps them.
 //!
-//! The engine sets both when it maps a page, so a processor finds nothing to do. Here they are cleared behind its back,
-//! in the entries themselves: no method does that yet. On the way there the entries are looked at by the processor's manual.
+//! The engine sets both bits when it maps a page, so the CPU has nothing to set. The check clears
+//! them directly in the PTEs. It walks the page tables by the processor's manual, and so checks
+//! their format.
 
 use super::lab::{Checked, Failed, Lab, expect, must};
 use super::memory::{BASE, HUGE, RW, each_run, first, map, protect, write};
@@ -29,7 +30,7 @@ pub fn story(lab: &Lab) -> Checked {
     Ok(())
 }
 
-/// The second of four entries, which all belong to one run.
+/// The second of four PTEs, all of one run.
 fn one_entry(space: &Space, step: u64) -> Checked {
     let (all, page) = (first(4 * step), VirtRange { start: BASE + step, end: BASE + 2 * step });
     let runs = each_run(space, all, |_| Ok(()))?;
@@ -38,17 +39,17 @@ fn one_entry(space: &Space, step: u64) -> Checked {
         expect_bits(space, page, Attrs::empty())
     };
     clear()?;
-    // The bits are merged over a run, and don't cut it.
+    // The bits are merged over a run, and do not split it.
     expect("runs", each_run(space, all, |_| Ok(()))?, runs)?;
     must("read", load(page.start))?;
     expect_bits(space, page, Attrs::ACCESSED)?;
     must("write", store(page.start, 1))?;
     expect_bits(space, page, Attrs::ACCESSED | Attrs::DIRTY)?;
-    // Written without having been read.
+    // The page is written without a read before.
     clear()?;
     must("write", store(page.start, 2))?;
     expect_bits(space, page, Attrs::ACCESSED | Attrs::DIRTY)?;
-    // Rights change while the processor might still set the bits: neither is lost, and none appears.
+    // Rights change while the CPU may still set the bits. No bit may get lost, and none may appear.
     clear()?;
     must("read", load(page.start))?;
     protect(space, all, Prot::READ)?;
@@ -66,23 +67,24 @@ fn expect_bits(space: &Space, page: VirtRange, bits: Attrs) -> Checked {
     })?;
     let usage = space.usage(page);
     let referenced = if bits.contains(Attrs::ACCESSED) { page.len() } else { 0 };
-    // Anonymous memory would be lost with its page, written or not.
+    // An anonymous page is lost unless it is written to swap, so all of them count as dirty.
     expect("usage", (usage.referenced, usage.dirty), (referenced, page.len()))
 }
 
-/// Clears both bits in the entry for an address that may be written: down the tables as the processor goes, by its manual and
-/// not by the engine's code.
+/// Clears both bits in the PTE of a writable address. Walks the page tables by the processor's
+/// manual, independently of the engine's code.
 fn clear_bits(space: &Space, address: u64) -> Checked {
     let mut table = space.root().addr().0;
     for level in (0..u32::from(space.arch().levels())).rev() {
         let index = address >> (12 + 9 * level) & 511;
         let entry = phys_to_virt::<u64>(table).wrapping_add(index as usize);
-        // SAFETY: an entry of a table of this space, which stays one: nothing is unmapped meanwhile.
+        // SAFETY: a PTE in a page table of this space, which stays one: nothing is unmapped
+        // meanwhile.
         let raw = unsafe { entry.read_volatile() };
         match manual::read(raw, level) {
             Some(Entry::Table(next)) => table = next,
             Some(Entry::Page(cleared)) => {
-                // SAFETY: as above. Nobody changes the entry meanwhile, but for the processor, whose bits these are.
+                // SAFETY: as above. Only the CPU changes the PTE meanwhile, and only these bits.
                 unsafe { entry.write_volatile(cleared) };
                 flush_pages([address].into_iter());
                 break;

@@ -1,4 +1,5 @@
-//! From the memory map to an allocator: every frame is accounted for, and what is freed is merged.
+//! Checks the way from the memory map to the allocator: every frame is accounted for, and freed
+//! blocks are merged.
 
 use super::lab::{Checked, Lab, expect, tables_between};
 use super::memory::{HUGE, RW, expect_written, first, map, pages, write};
@@ -12,16 +13,17 @@ pub fn story(lab: &Lab) -> Checked {
     let frames = lab.machine.frames();
     let audit = audit(lab.machine)?;
     println!(
-        "  {} frames: {} of descriptors and caches, {} kept by the engine, {} free in {} blocks",
+        "  {} frames: {} of metadata, {} used by the engine, {} free in {} blocks",
         audit.usable, audit.metadata, audit.used, audit.free, audit.blocks
     );
-    expect("all but the metadata", audit.usable - audit.metadata, frames.total())?;
-    expect("metadata is less than a hundredth", audit.metadata * 100 < audit.usable, true)?;
-    expect("the engine itself is small, but for the zeros", audit.used - zeros(lab.machine) < 16, true)?;
+    expect("usable frames without metadata", audit.usable - audit.metadata, frames.total())?;
+    expect("metadata is less than 1 % of memory", audit.metadata * 100 < audit.usable, true)?;
+    expect("the engine uses fewer than 16 frames besides the zero folio", audit.used - zeros(lab.machine) < 16, true)?;
     churn(lab)
 }
 
-/// Two spaces take single pages in turn, and one of them goes: what it had lies between what the other has.
+/// Two address spaces allocate single pages in turn, and one is dropped. Its frames lie between the
+/// other's.
 fn churn(lab: &Lab) -> Checked {
     const BYTES: u64 = 4 << 20;
     lab.use_folios(0);
@@ -37,36 +39,36 @@ fn churn(lab: &Lab) -> Checked {
     let full = audit(lab.machine)?;
     let [stays, goes] = spaces;
     let tables = tables_between(&goes) + 1 + BYTES.div_ceil(HUGE);
-    // Besides pages and tables a space has a page of counts and one for its VMAs.
+    // A space also has a page of per-CPU counts and one page for its VMAs.
     let freed = (BYTES >> FRAME_SHIFT) + tables + 2;
     drop(goes);
     let half = audit(lab.machine)?;
     expect("frames freed", half.free - full.free, freed)?;
     run_in(&stays, || expect_written(first(BYTES)))?;
-    println!("  two spaces in turn: one gone, {freed} frames freed, {} free blocks", half.blocks);
+    println!("  two interleaved spaces, one dropped: {freed} frames freed, {} free blocks", half.blocks);
     drop(stays);
-    expect("frames freed in all", audit(lab.machine)?.free - full.free, 2 * freed)?;
+    expect("frames freed by both spaces", audit(lab.machine)?.free - full.free, 2 * freed)?;
     Ok(())
 }
 
-/// Frames of the zeros that read faults map, by the rule that the engine's documentation gives.
+/// Returns the number of frames of the zero folio, by the rule in the engine's documentation.
 fn zeros(machine: &Machine) -> u64 {
     1 << super::zeros::order(machine)
 }
 
-/// What the descriptors say about every frame of the memory map.
+/// The numbers of frames by state, from the frame descriptors.
 #[derive(Default)]
 struct Audit {
     usable: u64,
-    /// Frames that the engine can't give out.
+    /// Frames of the engine's metadata, which the allocator never returns.
     metadata: u64,
-    /// Frames that it gave out.
+    /// Allocated frames.
     used: u64,
     free: u64,
     blocks: u64,
 }
 
-/// Goes through the descriptors, and compares with what the allocator says.
+/// Counts frames by their descriptors, and compares the sums with the allocator's.
 fn audit(machine: &Machine) -> Checked<Audit> {
     let frames = machine.frames();
     frames.drain();

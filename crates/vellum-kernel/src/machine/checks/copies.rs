@@ -1,13 +1,13 @@
-//! `memcpy` copies so many bytes from anywhere to anywhere, and no others.
+//! Checks that `memcpy` copies exactly the bytes asked for, for every length and alignment.
 
 use super::lab::{Checked, Lab, expect};
 use core::hint::black_box;
 
-/// More bytes than a step of any `memcpy` takes at once, twice.
+/// Twice the most bytes that one step of any `memcpy` copies, and more.
 const MOST: usize = 70;
-/// Places to which a word may be aligned, twice.
+/// Twice the number of alignments within a word.
 const PLACES: usize = 16;
-/// The byte that stands around the copy.
+/// The byte around the destination, which must not change.
 const AROUND: u8 = 0xa5;
 
 pub fn story(_: &Lab) -> Checked {
@@ -21,7 +21,7 @@ pub fn story(_: &Lab) -> Checked {
                 Some(into) if into < bytes => *byte == (source + into) as u8,
                 _ => *byte == AROUND,
             });
-            expect("bytes that were copied, and those around them", right, true)?;
+            expect("the copied bytes, and the bytes around them", right, true)?;
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The first and the last addresses of user mode, and what lies beyond them.
+//! Checks the lowest and the highest user addresses, and that addresses beyond them are refused.
 
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{HUGE, RW, expect_written, map, unmap, write};
@@ -21,7 +21,8 @@ pub fn story(lab: &Lab) -> Checked {
             map(&space, range, RW)?;
             write(range)?;
         }
-        // Where an end is not aligned to huge pages, small ones take their place, in two tables; and the first end never is.
+        // At an end that is not aligned to huge pages small pages are used, in two page tables. The
+        // lowest end is never aligned.
         let is_aligned = end.is_multiple_of(HUGE);
         let (huge, faults, last) = if is_aligned { (1, 1, 0) } else { (0, HUGE / FRAME_SIZE, 2) };
         let born = 2 * tables_between(&space) + 2 + last;
@@ -29,7 +30,8 @@ pub fn story(lab: &Lab) -> Checked {
             .expect("written", &[(Faults, HUGE / FRAME_SIZE + faults), (LargeFolios, huge), (TablesAllocated, born)])?;
         edges.into_iter().try_for_each(expect_written)?;
 
-        // Beyond: the first pages, the last page below the kernel's half, and the kernel.
+        // Beyond the ends: the first pages, the last page below the kernel half, and the kernel
+        // half.
         for address in [0, lowest - 8, end, end + FRAME_SIZE, 0u64.wrapping_sub(HUGE)] {
             expect(format_args!("read of {address:#x}"), load(address), Err(FaultError::Unmapped(address)))?;
             expect(format_args!("write to {address:#x}"), store(address, 1), Err(FaultError::Unmapped(address)))?;
@@ -39,18 +41,18 @@ pub fn story(lab: &Lab) -> Checked {
             let request = MapRequest { addr, len: FRAME_SIZE, prot: RW, flags: MapFlags::FIXED };
             expect(format_args!("map {addr:#x}"), space.map(request), Err(error))?;
         }
-        // The engine's choice: as high as possible, and where huge pages fit.
+        // Without an address the engine chooses the highest range in which huge pages fit.
         let request = MapRequest { addr: 0, len: HUGE, prot: RW, flags: MapFlags::empty() };
-        let start = must("map anywhere", space.map(request))?;
+        let start = must("map without an address", space.map(request))?;
         let (chosen, highest) = (VirtRange { start, end: start + HUGE }, (end - HUGE) & !(HUGE - 1));
-        expect("the highest huge page that is free", chosen, VirtRange { start: highest - HUGE, end: highest })?;
+        expect("the highest free huge page", chosen, VirtRange { start: highest - HUGE, end: highest })?;
         write(chosen)?;
         expect("huge folios", tally.since(LargeFolios), 1)?;
         expect_written(chosen)?;
         unmap(&space, chosen)?;
         edges.into_iter().try_for_each(|range| unmap(&space, range))?;
         expect("tables", space.stats().tables, FRAME_SIZE)?;
-        println!("  from {lowest:#x} to {end:#x}, and nothing beyond");
+        println!("  user memory from {lowest:#x} to {end:#x}, refused beyond");
         Ok(())
     })
 }

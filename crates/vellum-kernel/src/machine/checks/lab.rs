@@ -1,4 +1,5 @@
-//! What a story works with: spaces in a group of its own, counters from some moment on, and a way to fail.
+//! Provides what all checks use: spaces in a memcg of their own, counter deltas, and failure
+//! reports.
 
 use super::user::{self, Machine, Space};
 use crate::println;
@@ -11,14 +12,15 @@ use vellum::frame::policy::Knob;
 use vellum::memcg::{MemcgId, MemcgUsage};
 use vellum::stats::{COUNTERS, Counter};
 
-/// A check failed, and what was wrong is on the console.
+/// A check failed. The reason is on the console.
 #[derive(Debug)]
 pub struct Failed;
 
-/// What a check comes to.
+/// The result of a check.
 pub type Checked<T = ()> = Result<T, Failed>;
 
-/// Says so if something is not as expected.
+/// Compares two values. If they differ, prints both and the caller's location, and returns
+/// [`Failed`].
 #[track_caller]
 pub fn expect<T: PartialEq + Debug>(what: impl Display, found: T, expected: T) -> Checked {
     if found == expected {
@@ -28,7 +30,7 @@ pub fn expect<T: PartialEq + Debug>(what: impl Display, found: T, expected: T) -
     Err(Failed)
 }
 
-/// What must succeed.
+/// Returns the value of a result. If it is an error, prints it, and returns [`Failed`].
 #[track_caller]
 pub fn must<T, E: Debug>(what: impl Display, result: Result<T, E>) -> Checked<T> {
     result.map_err(|error| {
@@ -37,24 +39,24 @@ pub fn must<T, E: Debug>(what: impl Display, result: Result<T, E>) -> Checked<T>
     })
 }
 
-/// What a story works with.
+/// The environment of one check.
 pub struct Lab {
     /// The machine.
     pub machine: &'static Machine,
-    /// The group that the story's spaces are charged to.
+    /// The memcg that the check's spaces are charged to.
     pub group: MemcgId,
-    /// Whether time is instructions.
+    /// True if time is counted in instructions (QEMU's `-icount`).
     pub counted: bool,
 }
 
 impl Lab {
-    /// An empty space.
+    /// Creates an empty address space.
     #[track_caller]
     pub fn space(&self) -> Checked<Space> {
-        must("make a space", user::new_space(self.machine, self.group))
+        must("create an address space", user::new_space(self.machine, self.group))
     }
 
-    /// Gives faults folios of this order, or of a single page where those do not go.
+    /// Makes faults use folios of this order, or single pages where such a folio does not fit.
     pub fn use_folios(&self, order: u8) {
         let policy = self.machine.policy();
         for other in 1..=HUGE_ORDER {
@@ -62,22 +64,23 @@ impl Lab {
         }
     }
 
-    /// Counters, from here on.
+    /// Starts counter deltas.
     pub fn tally(&self) -> Tally {
         Tally(self.machine, counters(self.machine))
     }
 
-    /// The group: its charge, its list of anonymous folios, and its folios that wait to be split.
+    /// Checks the memcg's charge, the length of its anonymous LRU list, and the number of folios on
+    /// its deferred-split list.
     #[track_caller]
     pub fn expect_group(&self, charged: u64, listed: u64, deferred: u64) -> Checked {
-        let usage = must("read the group's usage", self.machine.memcgs().usage(self.machine.frames(), self.group))?;
+        let usage = must("read the memcg's usage", self.machine.memcgs().usage(self.machine.frames(), self.group))?;
         let MemcgUsage { peak, limit, .. } = usage;
-        let expected = MemcgUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred, swapped: 0, lruvecs: 0 };
-        expect("the group", usage, expected)
+        let expected = MemcgUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred, swapped: 0, shards: 0 };
+        expect("usage of the memcg", usage, expected)
     }
 }
 
-/// Every counter there is but those of blocks, which only some formats have.
+/// All counters but those of cont blocks, which only some page-table formats have.
 const ALL_COUNTERS: [Counter; COUNTERS - 2] = [
     Counter::Faults,
     Counter::SpuriousFaults,
@@ -104,17 +107,18 @@ fn counters(machine: &Machine) -> [u64; ALL_COUNTERS.len()] {
     ALL_COUNTERS.map(|counter| machine.counter(counter))
 }
 
-/// What the counters stood at.
+/// The counter values at some moment.
 pub struct Tally(&'static Machine, [u64; ALL_COUNTERS.len()]);
 
 impl Tally {
-    /// What a counter has counted since.
+    /// Returns the change of a counter since then.
     pub fn since(&self, counter: Counter) -> u64 {
         let at = ALL_COUNTERS.iter().position(|other| *other == counter);
         self.0.counter(counter) - at.map_or(0, |at| self.1[at])
     }
 
-    /// Since the last time these counters have counted this much, and the others nothing.
+    /// Checks that these counters changed by these amounts since the last call, and the others not
+    /// at all.
     #[track_caller]
     pub fn expect(&mut self, what: &str, changes: &[(Counter, u64)]) -> Checked {
         for counter in ALL_COUNTERS {
@@ -126,12 +130,12 @@ impl Tally {
     }
 }
 
-/// Pages that the group is charged for besides a space's memory and page tables.
+/// Returns the number of kernel pages that a space is charged for, without its page tables.
 pub fn kernel_pages(space: &Space) -> u64 {
     space.stats().kernel / FRAME_SIZE
 }
 
-/// The tables that lead from a space's root to one of the last level.
+/// Returns the number of page tables between the root and one of the last level.
 pub fn tables_between(space: &Space) -> u64 {
     u64::from(space.arch().levels()) - 2
 }

@@ -1,4 +1,5 @@
-//! Memory as the stories see it: mapped through the engine, touched through the MMU, looked up in the entries.
+//! Maps and accesses memory for the checks: mapped by the engine, accessed through the MMU,
+//! compared with the PTEs.
 
 use super::lab::{Checked, expect, must};
 use super::user::{self, Space};
@@ -9,12 +10,12 @@ use vellum::frame::HUGE_ORDER;
 use vellum::space::{FaultError, MapFlags, MapRequest, SpaceStats};
 use vellum::vma::Prot;
 
-/// Bytes of a huge page.
+/// The size of a huge page in bytes.
 pub const HUGE: u64 = FRAME_SIZE << HUGE_ORDER;
-/// Where stories map memory: the beginning of a table of the third level, so that all a story maps has the tables above
-/// the last in common.
+/// The address at which checks map memory. It begins a table of the third level, so all that a
+/// check maps shares its page tables above the last level.
 pub const BASE: u64 = 0x1234_4000_0000;
-/// Reading and writing.
+/// Readable and writable.
 pub const RW: Prot = Prot::READ.union(Prot::WRITE);
 
 /// Maps memory at an address.
@@ -23,7 +24,7 @@ pub fn map(space: &Space, range: VirtRange, prot: Prot) -> Checked {
     map_with(space, range, prot, MapFlags::empty())
 }
 
-/// Maps memory at an address, in a particular way.
+/// Maps memory at an address, with extra flags.
 #[track_caller]
 pub fn map_with(space: &Space, range: VirtRange, prot: Prot, flags: MapFlags) -> Checked {
     let flags = flags | MapFlags::FIXED_NOREPLACE;
@@ -31,39 +32,39 @@ pub fn map_with(space: &Space, range: VirtRange, prot: Prot, flags: MapFlags) ->
     expect(format_args!("map {range:?}"), space.map(request), Ok(range.start))
 }
 
-/// Unmaps what is there.
+/// Unmaps a range.
 #[track_caller]
 pub fn unmap(space: &Space, range: VirtRange) -> Checked {
     must(format_args!("unmap {range:?}"), space.unmap(range.start, range.len()))
 }
 
-/// Changes what may be done there.
+/// Changes the protection of a range.
 #[track_caller]
 pub fn protect(space: &Space, range: VirtRange, prot: Prot) -> Checked {
     must(format_args!("protect {range:?}"), space.protect(range.start, range.len(), prot))
 }
 
-/// The addresses from [`BASE`] on.
+/// Returns the range of `bytes` bytes from [`BASE`].
 pub fn first(bytes: u64) -> VirtRange {
     VirtRange { start: BASE, end: BASE + bytes }
 }
 
-/// The pages of a range.
+/// Returns the addresses of a range's pages.
 pub fn pages(range: VirtRange) -> impl Iterator<Item = u64> {
     (range.start..range.end).step_by(FRAME_SIZE as usize)
 }
 
-/// What is written to the page at an address: something that no other page has.
+/// Returns the value that is written to a page; it is different for each page.
 pub fn pattern(page: u64) -> u64 {
     page.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// Where in a page the pattern is written: somewhere else in each.
+/// Returns the address within a page at which the value is written; the offset differs per page.
 pub fn word_of(page: u64) -> u64 {
     8 + (pattern(page) >> 32) % (FRAME_SIZE - 16) / 8 * 8
 }
 
-/// Writes each page's pattern.
+/// Writes each page's value.
 #[track_caller]
 pub fn write(range: VirtRange) -> Checked {
     for page in pages(range) {
@@ -73,7 +74,7 @@ pub fn write(range: VirtRange) -> Checked {
     Ok(())
 }
 
-/// Reads each page's pattern back.
+/// Checks that each page has its value.
 #[track_caller]
 pub fn expect_written(range: VirtRange) -> Checked {
     for page in pages(range) {
@@ -83,7 +84,7 @@ pub fn expect_written(range: VirtRange) -> Checked {
     Ok(())
 }
 
-/// Reads zeros where the patterns would be.
+/// Checks that each page has zeros where its value would be.
 #[track_caller]
 pub fn expect_zeros(range: VirtRange) -> Checked {
     for page in pages(range) {
@@ -93,7 +94,7 @@ pub fn expect_zeros(range: VirtRange) -> Checked {
     Ok(())
 }
 
-/// Is refused each page, for reading, for this reason.
+/// Checks that a read of each page is refused with this error.
 #[track_caller]
 pub fn expect_no_load(range: VirtRange, error: fn(u64) -> FaultError) -> Checked {
     for page in pages(range) {
@@ -103,7 +104,7 @@ pub fn expect_no_load(range: VirtRange, error: fn(u64) -> FaultError) -> Checked
     Ok(())
 }
 
-/// Is refused each page, for writing, for this reason.
+/// Checks that a write to each page is refused with this error.
 #[track_caller]
 pub fn expect_no_store(range: VirtRange, error: fn(u64) -> FaultError) -> Checked {
     for page in pages(range) {
@@ -113,7 +114,8 @@ pub fn expect_no_store(range: VirtRange, error: fn(u64) -> FaultError) -> Checke
     Ok(())
 }
 
-/// Checks each run of leaves in the range and says how many there are; the rest of the range is empty.
+/// Calls `check` for each run of leaf PTEs in a range, and returns the number of runs. The rest of
+/// the range must be empty.
 #[track_caller]
 pub fn each_run(space: &Space, range: VirtRange, mut check: impl FnMut(&Run) -> Checked) -> Checked<u64> {
     let (mut count, mut outcome) = (0, Ok(()));
@@ -128,12 +130,13 @@ pub fn each_run(space: &Space, range: VirtRange, mut check: impl FnMut(&Run) -> 
     outcome.map(|()| count)
 }
 
-/// What an entry for written memory says.
+/// Returns the attributes of a PTE for written memory.
 pub fn written() -> Attrs {
     Attrs::READ | Attrs::WRITE | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY
 }
 
-/// A space with one VMA, all of it in single pages or all of it in huge ones, has these numbers.
+/// Returns the expected counts of a space with one VMA that is mapped either by single pages or by
+/// huge ones.
 pub fn stats(mapped: u64, resident: u64, tables: u64) -> SpaceStats {
     SpaceStats {
         mapped,
@@ -141,7 +144,7 @@ pub fn stats(mapped: u64, resident: u64, tables: u64) -> SpaceStats {
         anon: resident,
         peak_rss: resident,
         tables: tables * FRAME_SIZE,
-        // The counts of its CPUs, and a node for its VMAs.
+        // The per-CPU counts, and a node for the VMA.
         kernel: (1 + u64::from(mapped > 0)) * FRAME_SIZE,
         vmas: usize::from(mapped > 0),
         ..SpaceStats::default()

@@ -1,25 +1,26 @@
-//! The checks: the engine on a real page table, one story after the other.
+//! Checks the engine on real page tables, without user programs.
 //!
-//! A story gets an empty group and makes its spaces in it. It touches their memory through the processor's MMU, looks
-//! at the same frames through the direct map, and compares every counter with what it must be. A check that fails says
-//! what was expected and what was found, and ends the run. After each story everything must be back where it was: every
-//! frame free, and merged with its neighbours as before.
+//! A check gets an empty memcg and creates its address spaces in it. It accesses their memory
+//! through the MMU, reads the same frames through the direct map, and compares every counter with
+//! its expected value. A failed check prints what was expected and what was found, and ends the
+//! run. After each check all memory must be as before: every frame free, and merged with its
+//! neighbours.
 //!
-//! | file | story |
+//! | file | checks |
 //! |---|---|
-//! | [`copies`] | bytes of any number, from anywhere to anywhere |
-//! | [`boot`] | from the memory map to an allocator |
+//! | [`copies`] | `memcpy` at every length and alignment |
+//! | [`boot`] | from the memory map to the allocator |
 //! | [`sizes`] | 64 MiB in folios of each size: mapped, touched, unmapped |
-//! | [`zeros`] | memory that was only read; contents that are not needed any more |
-//! | [`rights`] | read-only, nothing at all, no execution |
-//! | [`bits`] | accessed and dirty, as the processor sets them |
-//! | [`pieces`] | parts of huge mappings |
-//! | [`stack`] | growing downward |
-//! | [`limits`] | a group's limit; no memory left |
-//! | [`edges`] | the first and the last addresses of user mode |
-//! | [`switch`] | two spaces, and the same addresses in both |
+//! | [`zeros`] | the zero folio, and `MADV_DONTNEED` |
+//! | [`rights`] | read-only, inaccessible and executable memory |
+//! | [`bits`] | accessed and dirty bits, as the CPU sets them |
+//! | [`pieces`] | unmapping and protecting parts of huge pages |
+//! | [`stack`] | VMAs that grow downward |
+//! | [`limits`] | a memcg's limit; a machine out of memory |
+//! | [`edges`] | the lowest and highest user addresses |
+//! | [`switch`] | switches between two spaces with the same addresses |
 //!
-//! [`lab`], [`memory`] and [`user`] are what they have in common.
+//! [`lab`], [`memory`] and [`user`] are shared by the checks.
 
 mod bits;
 mod boot;
@@ -45,10 +46,10 @@ use vellum::frame::MAX_ORDER;
 use vellum::memcg::MemcgId;
 use vellum::stats::Counter;
 
-/// A name, and what is checked.
-type Story = (&'static str, fn(&Lab) -> Checked);
+/// A check's name and function.
+type Check = (&'static str, fn(&Lab) -> Checked);
 
-const STORIES: [Story; 11] = [
+const CHECKS: [Check; 11] = [
     ("copies", copies::story),
     ("boot", boot::story),
     ("sizes", sizes::story),
@@ -62,28 +63,29 @@ const STORIES: [Story; 11] = [
     ("switch", switch::story),
 ];
 
-/// Checks all stories, or those whose name is given. `counted`: time is instructions, and they are told.
+/// Runs all checks, or those with the name `only`. With `counted`, time is counted in instructions,
+/// and the counts are printed.
 pub fn run(machine: &'static Machine, only: &str, counted: bool) -> Checked {
     hooks::set_page_fault(user::resolve);
     let groups = machine.memcgs();
-    let stories = || STORIES.iter().filter(|(name, _)| only.is_empty() || *name == only);
-    expect("there is such a story", stories().count() > 0, true)?;
-    for (name, story) in stories() {
+    let selected = || CHECKS.iter().filter(|(name, _)| only.is_empty() || *name == only);
+    expect("a check has the given name", selected().count() > 0, true)?;
+    for (name, story) in selected() {
         let before = Baseline::of(machine);
-        let group = must("create a group", groups.create(machine.frames(), MemcgId::ROOT, u64::MAX))?;
+        let group = must("create a memcg", groups.create(machine.frames(), MemcgId::ROOT, u64::MAX))?;
         println!("{name}");
         story(&Lab { machine, group, counted })?;
-        // Refused if anything is still charged to it.
-        must("remove the group", groups.remove(machine.frames(), group))?;
-        expect("memory after the story", Baseline::of(machine), before)?;
+        // The engine refuses to remove a memcg that still has a charge.
+        must("remove the memcg", groups.remove(machine.frames(), group))?;
+        expect("free memory after the check", Baseline::of(machine), before)?;
     }
     let counts = |counter| machine.counter(counter);
-    expect("tables freed", counts(Counter::TablesFreed), counts(Counter::TablesAllocated))?;
-    println!("all is back: {} frames free; {}", machine.frames().free_frames(), mem::Tally);
+    expect("tables freed", counts(Counter::TablesFreed), counts(Counter::TablesBorn))?;
+    println!("all memory is freed: {} frames free; {}", machine.frames().free_frames(), mem::Tally);
     Ok(())
 }
 
-/// How free memory lies: with nothing in the processor's cache, and so each block merged as far as it goes.
+/// The state of free memory, with the per-CPU caches drained, so that every block is fully merged.
 #[derive(Debug, PartialEq)]
 struct Baseline {
     free: u64,

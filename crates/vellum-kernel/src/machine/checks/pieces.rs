@@ -1,5 +1,5 @@
-//! Parts of huge mappings: unmapped, protected, not needed any more. The mapping is split, through the eyes of an MMU that
-//! has it cached, and the rest of it stays as it is.
+//! Checks operations on parts of huge pages: unmap, protect, `MADV_DONTNEED`. The huge PTE is split
+//! while the TLB holds it, and the rest of the mapping must not change.
 
 use super::lab::{Checked, Lab, expect, kernel_pages, must, tables_between};
 use super::memory::{
@@ -16,11 +16,11 @@ use vellum::vma::Prot;
 
 /// Three huge pages.
 const BYTES: u64 = 3 * HUGE;
-/// What is unmapped: the middle half of the second.
+/// The range unmapped: the middle half of the second huge page.
 const HOLE: VirtRange = VirtRange { start: BASE + HUGE + HUGE / 4, end: BASE + HUGE + HUGE * 3 / 4 };
-/// What is made read-only: the second half of the first.
+/// The range made read-only: the second half of the first huge page.
 const FIXED: VirtRange = VirtRange { start: BASE + HUGE / 2, end: BASE + HUGE };
-/// What is not needed: the last page of the third.
+/// The range dropped by `MADV_DONTNEED`: the last page of the third huge page.
 const UNNEEDED: VirtRange = VirtRange { start: BASE + BYTES - FRAME_SIZE, end: BASE + BYTES };
 
 pub fn story(lab: &Lab) -> Checked {
@@ -36,7 +36,7 @@ pub fn story(lab: &Lab) -> Checked {
     })
 }
 
-/// Everything written that the hole has not taken, up to an end.
+/// Checks that the pages outside of the hole, up to `end`, still have their values.
 fn expect_rest(end: u64) -> Checked {
     expect_written(VirtRange { start: BASE, end: HOLE.start })?;
     expect_written(VirtRange { start: HOLE.end, end })
@@ -44,34 +44,27 @@ fn expect_rest(end: u64) -> Checked {
 
 fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
     let frames = HOLE.len() >> FRAME_SHIFT;
-    // For the TLB to have it.
+    // The write brings the translation into the TLB.
     write(HOLE)?;
     let (mut tally, free) = (lab.tally(), lab.machine.frames().free_frames());
     unmap(space, HOLE)?;
-    // One invalidation for the split, one for what was unmapped.
+    // One flush for the split, one for the unmapped range.
     tally.expect(
-        "hole made",
-        &[
-            (HugeSplits, 1),
-            (TablesAllocated, 1),
-            (Flushes, 2),
-            (RunsCleared, 1),
-            (PagesCleared, frames),
-            (SplitDeferred, 1),
-        ],
+        "middle unmapped",
+        &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, frames), (SplitDeferred, 1)],
     )?;
     expect_no_load(HOLE, FaultError::Unmapped)?;
     expect_no_store(HOLE, FaultError::Unmapped)?;
-    tally.expect("hole not touched", &[(Faults, 2 * frames)])?;
+    tally.expect("unmapped range refused", &[(Faults, 2 * frames)])?;
     expect_rest(first(BYTES).end)?;
-    tally.expect("the rest read", &[])?;
+    tally.expect("rest read", &[])?;
     let mut levels = [0; 3];
     each_run(space, first(BYTES), |run| {
         levels[usize::from(run.level)] += run.len;
         expect("attributes", run.attrs(space.arch()), written())
     })?;
     expect("entries of each level", levels, [0, 256, 2])?;
-    // The folio stays whole until somebody splits it: a table and a VMA's worth of memory more, and nothing less.
+    // The partially mapped folio is not split yet, so only a page table and a VMA's memory differ.
     expect("frames free", free - lab.machine.frames().free_frames(), 1)?;
     let tables = tables_between(space) + 2;
     let stats = SpaceStats {
@@ -80,7 +73,7 @@ fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
         peak_rss: BYTES,
         ..stats(BYTES - HOLE.len(), BYTES - HOLE.len(), tables)
     };
-    expect("the space", space.stats(), stats)?;
+    expect("counts of the space", space.stats(), stats)?;
     lab.expect_group((BYTES >> FRAME_SHIFT) + tables + kernel_pages(space), BYTES >> FRAME_SHIFT, 1)?;
     println!("  {frames} pages out of the middle of a huge one: split once, unmapped in 1 run, 1 folio deferred");
     Ok(())
@@ -94,9 +87,9 @@ fn make_read_only(lab: &Lab, space: &Space) -> Checked {
     tally.expect("protected", &[(HugeSplits, 1), (TablesAllocated, 1), (Flushes, 2)])?;
     expect_no_store(FIXED, FaultError::Denied)?;
     write(VirtRange { start: BASE, end: FIXED.start })?;
-    tally.expect("written beside it", &[(Faults, frames)])?;
+    tally.expect("write-protected pages refused", &[(Faults, frames)])?;
     expect_rest(first(BYTES).end)?;
-    tally.expect("the rest read", &[])?;
+    tally.expect("rest read", &[])?;
     println!("  {frames} pages at the end of a huge one made read-only: split once");
     Ok(())
 }
@@ -105,20 +98,20 @@ fn drop_one_page(lab: &Lab, space: &Space) -> Checked {
     let mut tally = lab.tally();
     must("DONTNEED", space.advise(UNNEEDED.start, UNNEEDED.len(), Advise::DontNeed))?;
     tally.expect(
-        "not needed",
-        &[(HugeSplits, 1), (TablesAllocated, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, 1), (SplitDeferred, 1)],
+        "MADV_DONTNEED",
+        &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, 1), (SplitDeferred, 1)],
     )?;
     expect_zeros(UNNEEDED)?;
-    tally.expect("zeros read", &[(Faults, 1)])?;
+    tally.expect("zero page read", &[(Faults, 1)])?;
     must("write", store(UNNEEDED.start, 7))?;
-    expect("what was written", load(UNNEEDED.start), Ok(7))?;
-    tally.expect("written anew", &[(Faults, 1), (Flushes, 1)])?;
+    expect("the written value", load(UNNEEDED.start), Ok(7))?;
+    tally.expect("page written again", &[(Faults, 1), (Flushes, 1)])?;
     expect_rest(UNNEEDED.start)?;
-    tally.expect("the rest read", &[])?;
+    tally.expect("rest read", &[])?;
     // Three huge folios, a new page, and the root, the tables between and one for each huge page.
     let listed = (BYTES >> FRAME_SHIFT) + 1;
     lab.expect_group(listed + tables_between(space) + 4 + kernel_pages(space), listed, 2)?;
-    println!("  the last page of a huge one not needed: split once, zeros, written anew");
+    println!("  MADV_DONTNEED of the last page of a huge one: split once, zeros, written again");
     Ok(())
 }
 

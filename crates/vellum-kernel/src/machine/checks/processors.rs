@@ -1,6 +1,6 @@
-//! All processors in one space: what one of them unmaps or forbids, none of them reaches any more.
+//! Checks TLB shootdowns: after one CPU unmaps or protects memory, no CPU can access it any more.
 //!
-//! Every processor runs [`part`], and they meet between its steps.
+//! All CPUs run [`part`] in one address space, and meet at a barrier between its steps.
 
 use super::lab::{Checked, expect, must};
 use super::memory::{
@@ -22,41 +22,41 @@ use vellum::space::FaultError::{Denied, Unmapped};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 
-/// How often memory goes while others read it.
+/// The number of times that memory is unmapped while other CPUs read it.
 const RACES: u64 = 20;
-/// How often each processor maps and unmaps memory of its own beside the others.
+/// The number of times that each CPU maps and unmaps its own memory beside the others.
 const ROUNDS: u64 = 20;
-/// Two processors shake hands so often, or for so long: each handshake takes a time slice of the
-/// host where both processors share one of its CPUs.
+/// The limits of the store-then-load test, by count and by time. On a host with too few CPUs each
+/// round takes a time slice.
 const HANDSHAKES: u64 = 200_000;
 const HANDSHAKES_NS: u64 = 10_000_000_000;
 
 static SPACE: Once<Space> = Once::new();
 static CPUS: AtomicUsize = AtomicUsize::new(0);
-/// How often processors have come to a meeting.
+/// The number of arrivals at all barriers.
 static ARRIVED: AtomicUsize = AtomicUsize::new(0);
-/// The last race whose memory has gone.
+/// The last race whose memory was unmapped.
 static GONE: AtomicU64 = AtomicU64::new(0);
-/// The last handshake; the first processor says so before it comes to it.
+/// The last round; the first CPU sets it before it gets there.
 static LAST: AtomicU64 = AtomicU64::new(HANDSHAKES);
-/// The handshake that each of two processors has come to, and the last of the other's that it saw.
-/// Far apart, so that no cache line holds two.
+/// The round that each of the two CPUs has reached, and the other's last round that it saw. Each is
+/// in a cache line of its own.
 static SAID: [Apart; 2] = [const { Apart(AtomicU64::new(0)) }; 2];
 static SEEN: [Apart; 2] = [const { Apart(AtomicU64::new(0)) }; 2];
 
 #[repr(align(128))]
 struct Apart(AtomicU64);
 
-/// Prepares the check, which all processors then do by [`part`].
+/// Prepares the check, which all CPUs then run by [`part`].
 pub fn prepare(machine: &'static Machine, cpus: usize) -> Checked {
     hooks::set_page_fault(user::resolve);
-    let space = must("make a space", user::new_space(machine, MemcgId::ROOT))?;
+    let space = must("create an address space", user::new_space(machine, MemcgId::ROOT))?;
     SPACE.call_once(|| space);
     CPUS.store(cpus, SeqCst);
     Ok(())
 }
 
-/// One processor's part; ends the machine.
+/// Runs one CPU's part of the check, and stops the machine at its end.
 pub fn part() -> ! {
     let space = SPACE.wait();
     let me = percpu::current().index;
@@ -77,26 +77,27 @@ pub fn part() -> ! {
     }
     if me == 0 {
         let stats = space.stats();
-        if expect("memory left", (stats.mapped, stats.anon), (0, 0)).is_err() {
+        if expect("memory still mapped", (stats.mapped, stats.anon), (0, 0)).is_err() {
             exit(Outcome::Failure);
         }
         let flushes = space.machine().counter(Counter::Flushes);
-        println!("{} processors in one space, {flushes} invalidations", CPUS.load(SeqCst));
+        println!("{} CPUs in one space, {flushes} invalidations", CPUS.load(SeqCst));
         println!("vellum-kernel: success");
         exit(Outcome::Success);
     }
-    // Asleep, so that the two that shake hands run at the same time, on a host with two processors too.
+    // The other CPUs sleep, so that the two tested run at the same time on a host with two CPUs
+    // too.
     loop {
         interrupts::halt();
     }
 }
 
-/// Tells the others that this processor is here, and returns how many were before it, at all meetings.
+/// Counts this CPU's arrival at a barrier. Returns the earlier arrivals, at all barriers.
 fn arrive() -> usize {
     ARRIVED.fetch_add(1, SeqCst)
 }
 
-/// Waits until all processors are here.
+/// Waits at a barrier for all CPUs.
 fn meet() {
     let (cpus, number) = (CPUS.load(SeqCst), arrive());
     while ARRIVED.load(SeqCst) / cpus <= number / cpus {
@@ -104,7 +105,8 @@ fn meet() {
     }
 }
 
-/// Every processor has every page in its TLB; then one of them forbids writing, and then unmaps.
+/// All CPUs load every page into their TLBs; then one CPU write-protects the pages, and unmaps
+/// them.
 fn in_turn(space: &Space, me: usize) -> Checked {
     let first = |what: &dyn Fn() -> Checked| {
         meet();
@@ -129,7 +131,7 @@ fn in_turn(space: &Space, me: usize) -> Checked {
     Ok(())
 }
 
-/// One processor unmaps what the others read, and uses the memory for something else at once.
+/// One CPU unmaps what the others read, and reuses the memory at once.
 fn while_it_goes(space: &Space, me: usize) -> Checked {
     const PAGES: u64 = 8;
     let range = VirtRange { start: BASE, end: BASE + PAGES * FRAME_SIZE };
@@ -153,8 +155,8 @@ fn while_it_goes(space: &Space, me: usize) -> Checked {
                 loop {
                     let gone = GONE.load(SeqCst) == race;
                     match load(page) {
-                        Ok(value) => expect("contents, while it is there", (value, gone), (race, false))?,
-                        Err(error) => break expect("why it is refused", error, Unmapped(page))?,
+                        Ok(value) => expect("contents while mapped", (value, gone), (race, false))?,
+                        Err(error) => break expect("the error of the refused access", error, Unmapped(page))?,
                     }
                 }
             }
@@ -164,8 +166,8 @@ fn while_it_goes(space: &Space, me: usize) -> Checked {
     Ok(())
 }
 
-/// Each processor has memory of its own in the space, and all of them map, protect and unmap at once: so that many
-/// shootdowns wait for processors that wait themselves.
+/// Each CPU maps, protects and unmaps its own memory in the shared space, all at the same time. So
+/// many shootdowns wait for CPUs that wait for shootdowns themselves.
 fn side_by_side(space: &Space, me: usize) -> Checked {
     let start = BASE + me as u64 * 4 * HUGE;
     for round in 0..ROUNDS {
@@ -181,8 +183,9 @@ fn side_by_side(space: &Space, me: usize) -> Checked {
     Ok(())
 }
 
-/// Two processors store and then look, again and again: at least one of them sees the other each
-/// time. What tells a processor that loads a space from one that changes its tables rests on that.
+/// Two CPUs store and then load, over and over: in each round at least one must see the other's
+/// store. The protocol between a CPU that loads an address space and one that changes its page
+/// tables relies on this.
 fn handshake(me: usize) -> Checked {
     let other = 1 - me;
     let mut missed = 0u64;
@@ -202,12 +205,12 @@ fn handshake(me: usize) -> Checked {
             }
             relax();
         };
-        // One that is ahead has seen this one's store, or would wait.
+        // A CPU that is one round ahead has seen this CPU's store, or it would still wait.
         missed += u64::from(!saw && others == round << 1);
-        // The first has said which is the last before the other one can have seen it here.
+        // The first CPU has set the last round before the other can see it here.
         if round >= LAST.load(SeqCst) {
             break;
         }
     }
-    expect("handshakes that neither saw", missed, 0)
+    expect("rounds in which neither CPU saw the other's store", missed, 0)
 }

@@ -1,4 +1,4 @@
-//! Read-only, nothing at all, no execution: what the MMU lets through is what was asked for last.
+//! Checks protection: the MMU allows exactly the accesses of the last `protect`.
 
 use super::lab::{Checked, Lab, expect, must};
 use super::memory::{HUGE, RW, expect_no_load, expect_no_store, expect_written, first, map, protect, write};
@@ -12,13 +12,14 @@ use vellum::space::FaultError::Denied;
 use vellum::stats::Counter::*;
 use vellum::vma::Prot;
 
-/// A system call, and nothing else.
+/// Returns code that makes a system call and does nothing else.
 fn code() -> u64 {
     SYSTEM_CALL.iter().rev().fold(0, |code, byte| code << 8 | u64::from(*byte))
 }
 
 pub fn story(lab: &Lab) -> Checked {
-    // One page; as many as are invalidated one by one, and one more; more than a table has; a huge one, and two.
+    // One page; the most pages flushed one by one, and one more; more than a page table has; one
+    // huge page, and two.
     for pages in [1, MOST_PAGES, MOST_PAGES + 1, 700] {
         round(lab, pages << FRAME_SHIFT, 0)?;
     }
@@ -28,7 +29,7 @@ pub fn story(lab: &Lab) -> Checked {
     execution(lab)
 }
 
-/// Each change finds the TLB full of what was allowed before.
+/// Changes the protection several times, each time with the TLB full of the previous rights.
 fn round(lab: &Lab, bytes: u64, folios: u8) -> Checked {
     let (range, pages) = (first(bytes), bytes >> FRAME_SHIFT);
     lab.use_folios(folios);
@@ -40,14 +41,14 @@ fn round(lab: &Lab, bytes: u64, folios: u8) -> Checked {
         protect(&space, range, Prot::READ)?;
         tally.expect("made read-only", &[(Flushes, 1)])?;
         expect_no_store(range, Denied)?;
-        tally.expect("not written", &[(Faults, pages)])?;
+        tally.expect("write refused", &[(Faults, pages)])?;
         expect_written(range)?;
         tally.expect("read", &[])?;
 
         protect(&space, range, RW)?;
-        tally.expect("made writable, of which the TLB need not know", &[])?;
+        tally.expect("made writable, without a flush", &[])?;
         write(range)?;
-        // A processor may go by what it had cached and fault, to find that it may.
+        // A CPU may still use a cached read-only translation, and take a spurious fault.
         let spurious = tally.since(SpuriousFaults);
         tally.expect("written", &[(Faults, spurious), (SpuriousFaults, spurious)])?;
 
@@ -55,21 +56,21 @@ fn round(lab: &Lab, bytes: u64, folios: u8) -> Checked {
         tally.expect("made inaccessible", &[(Flushes, 1)])?;
         expect_no_load(range, Denied)?;
         expect_no_store(range, Denied)?;
-        tally.expect("not touched", &[(Faults, 2 * pages)])?;
-        expect("resident all the same", space.stats().anon, bytes)?;
+        tally.expect("access refused", &[(Faults, 2 * pages)])?;
+        expect("inaccessible pages stay resident", space.stats().anon, bytes)?;
 
         protect(&space, range, Prot::READ)?;
         expect_written(range)?;
-        tally.expect("there again", &[])?;
+        tally.expect("readable again", &[])?;
         println!(
-            "  {pages:>4} pages in folios of {} KiB: read-only, writable, nothing, read-only",
+            "  {pages:>4} pages in folios of {} KiB: read-only, writable, inaccessible, read-only",
             FRAME_SIZE << folios >> 10
         );
         Ok(())
     })
 }
 
-/// Code that was just executed is not executed any more.
+/// Checks that code is no longer executed after its execute right was removed.
 fn execution(lab: &Lab) -> Checked {
     let range = first(FRAME_SIZE);
     lab.use_folios(0);
@@ -79,13 +80,14 @@ fn execution(lab: &Lab) -> Checked {
         must("write code", store(range.start, code()))?;
         let mut tally = lab.tally();
         run(&space, "written", RW, false)?;
-        run(&space, "made code", Prot::READ | Prot::EXEC, true)?;
-        run(&space, "made data", Prot::READ, false)?;
-        run(&space, "made code again", Prot::READ | Prot::EXEC, true)?;
-        run(&space, "taken away", Prot::empty(), false)?;
-        // Three times it was refused. Rights were taken away three times: writing, and twice execution.
+        run(&space, "executable", Prot::READ | Prot::EXEC, true)?;
+        run(&space, "not executable", Prot::READ, false)?;
+        run(&space, "executable again", Prot::READ | Prot::EXEC, true)?;
+        run(&space, "inaccessible", Prot::empty(), false)?;
+        // Three executions were refused. Rights were removed three times: write once, and execute
+        // twice.
         tally.expect("executed", &[(Faults, 3), (Flushes, 3)])?;
-        println!("  a page executed when it is code, and only then: 3 faults");
+        println!("  a page executed only while it is executable: 3 faults");
         Ok(())
     })
 }
@@ -95,7 +97,7 @@ fn run(space: &Space, what: &str, prot: Prot, allowed: bool) -> Checked {
     protect(space, page, prot)?;
     let expected = if allowed { Ok(()) } else { Err(Denied(page.start)) };
     for _ in 0..2 - u32::from(!allowed) {
-        // SAFETY: if it can be executed, it is what was written there, a system call.
+        // SAFETY: if it is executable, it is the code written there, a system call.
         expect(what, unsafe { execute(page.start) }, expected)?;
     }
     if !prot.is_empty() {

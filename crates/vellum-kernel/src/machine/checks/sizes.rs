@@ -1,4 +1,5 @@
-//! 64 MiB in folios of each size: mapped, touched through the MMU, found again through the direct map, unmapped.
+//! Checks 64 MiB in folios of each size: mapped, touched through the MMU, read through the direct
+//! map, unmapped.
 
 use super::lab::{Checked, Lab, expect, kernel_pages, must, tables_between};
 use super::memory::{
@@ -39,16 +40,16 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
     let large = if order > 0 { folios } else { 0 };
     tally.expect("touched", &[(Faults, folios), (LargeFolios, large), (TablesAllocated, born)])?;
     expect("frames taken", free - frames.free_frames(), PAGES + born)?;
-    expect("the space", space.stats(), stats(BYTES, BYTES, born + 1))?;
+    expect("counts of the space", space.stats(), stats(BYTES, BYTES, born + 1))?;
     lab.expect_group(PAGES + born + 1 + kernel_pages(space), PAGES, 0)?;
 
     let mut at = BASE;
     let runs = each_run(space, range, |run| {
-        expect("where a run begins", run.va, at)?;
+        expect("start of a run", run.va, at)?;
         at = run.range(space.arch()).end;
         check_run(lab, space, run, order)
     })?;
-    expect("where the last run ends", at, range.end)?;
+    expect("end of the last run", at, range.end)?;
     expect_written(range)?;
     soil()?;
     tally.expect("read and written again", &[])?;
@@ -61,18 +62,18 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
         &[(RunsCleared, runs), (PagesCleared, PAGES), (FoliosFreed, folios), (Flushes, 1), (TablesFreed, born)],
     )?;
     expect(
-        "the space",
+        "counts of the space",
         space.stats(),
         vellum::space::SpaceStats { peak_mapped: BYTES, peak_rss: BYTES, ..stats(0, 0, 1) },
     )?;
     lab.expect_group(1 + kernel_pages(space), 0, 0)?;
-    // The TLB knew the last pages of it.
+    // The TLB had the translations of the last pages.
     expect_no_load(range, FaultError::Unmapped)?;
     print(order, folios, born, runs, cost);
     Ok(())
 }
 
-/// A word is written to each page, and the others are zero, those at both ends for example.
+/// Writes a word to each page, and checks that the words at both ends of the page are zero.
 fn touch() -> Checked {
     pages(first(BYTES)).try_for_each(|page| {
         must(format_args!("write to {page:#x}"), store(page + word_of(page), pattern(page)))?;
@@ -81,7 +82,7 @@ fn touch() -> Checked {
     })
 }
 
-/// Leaves something where [`touch`] expects zeros, for the next one to see if memory is not zeroed in between.
+/// Writes where [`touch`] expects zeros, so that the next one finds memory that was not zeroed.
 fn soil() -> Checked {
     pages(first(BYTES)).try_for_each(|page| {
         must("write the first word", store(page, u64::MAX))?;
@@ -89,8 +90,8 @@ fn soil() -> Checked {
     })
 }
 
-/// The entries are of the right kind; they map folios of the right order, all of each; and what was written through the
-/// MMU is in those very frames.
+/// Checks a run of PTEs: their attributes, that they map all of a folio of the right order, and
+/// that its frames have what was written through the MMU.
 fn check_run(lab: &Lab, space: &Space, run: &Run, order: u8) -> Checked {
     let arch = space.arch();
     expect("level", run.level, if order == HUGE_ORDER { 2 } else { 1 })?;
@@ -99,7 +100,7 @@ fn check_run(lab: &Lab, space: &Space, run: &Run, order: u8) -> Checked {
         let (head, folio) = lab.machine.frames().head(Pfn(pfn));
         let expected = (FrameKind::Folio, order, Counts { refs: 1 << order, maps: 1 << order });
         expect(format_args!("folio {head:?}"), (folio.kind(), folio.order(), folio.counts()), expected)?;
-        // SAFETY: a word of a frame that a user page is mapped to; nobody has a reference to it.
+        // SAFETY: a word of a frame that a user page is mapped to; no reference to it exists.
         let word = unsafe { phys_to_virt::<u64>(Pfn(pfn).addr().0 + word_of(page)).read() };
         expect(format_args!("frame {pfn:#x}, mapped at {page:#x}"), word, pattern(page))?;
     }

@@ -1,4 +1,4 @@
-//! A stack grows downward when the page below it is touched, as far as it may.
+//! Checks that a stack grows downward when the page below it is touched, up to its limit.
 
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{BASE, RW, expect_zeros, first, map, map_with, unmap, write};
@@ -9,14 +9,14 @@ use vellum::space::{FaultError, Limits, MapFlags};
 use vellum::stats::Counter::*;
 use vellum::vma::STACK_GUARD;
 
-/// What it begins with.
+/// The initial size of the stack.
 const FIRST: u64 = 4 * FRAME_SIZE;
-/// Where another VMA ends, below it.
+/// The end of another VMA below the stack.
 const BELOW: u64 = BASE + FRAME_SIZE;
 
 pub fn story(lab: &Lab) -> Checked {
     let most = Limits::default().stack;
-    // So close that the guard gap ends its growth a page before the limit does.
+    // The other VMA is so close that the guard gap ends the growth one page before the limit.
     let top = BELOW + STACK_GUARD + most - FRAME_SIZE;
     let lowest = BELOW + STACK_GUARD;
     lab.use_folios(0);
@@ -27,7 +27,7 @@ pub fn story(lab: &Lab) -> Checked {
         let mut tally = lab.tally();
         let mut faults = 0;
         let mut start = top;
-        // Page by page, as calls do it, and by a leap.
+        // The stack grows page by page, as calls do it, and then by a jump.
         while start > top - 64 * FRAME_SIZE {
             start -= FRAME_SIZE;
             write(VirtRange { start, end: start + FRAME_SIZE })?;
@@ -38,21 +38,21 @@ pub fn story(lab: &Lab) -> Checked {
         expect("mapped", space.stats().mapped, FRAME_SIZE + top - lowest)?;
         expect("areas", space.stats().vmas, 2)?;
         expect("resident", space.stats().anon, faults * FRAME_SIZE)?;
-        // The pages leapt over are there.
+        // The pages jumped over are accessible.
         expect_zeros(VirtRange { start: lowest + FRAME_SIZE, end: lowest + 2 * FRAME_SIZE })?;
         faults += 1;
         let refused = lowest - FRAME_SIZE;
-        expect("no nearer to the VMA below", store(refused, 1), Err(FaultError::Unmapped(refused)))?;
-        expect("nor by reading", load(BELOW), Err(FaultError::Unmapped(BELOW)))?;
-        // One table for what was touched at the top, one for the bottom.
+        expect("write within the guard gap", store(refused, 1), Err(FaultError::Unmapped(refused)))?;
+        expect("read within the guard gap", load(BELOW), Err(FaultError::Unmapped(BELOW)))?;
+        // One page table for the top of the stack, one for its bottom.
         let tables = tables_between(&space) + 2;
         tally.expect("grown", &[(Faults, faults + 2), (TablesAllocated, tables)])?;
 
-        // With nothing below, the limit is what ends it.
+        // With no VMA below, the limit ends the growth.
         unmap(&space, first(FRAME_SIZE))?;
         let refused = top - most - FRAME_SIZE;
         must("the last page within the limit", store(top - most, 1))?;
-        expect("no larger than the limit", store(refused, 1), Err(FaultError::Unmapped(refused)))?;
+        expect("write beyond the limit", store(refused, 1), Err(FaultError::Unmapped(refused)))?;
         expect("mapped", space.stats().mapped, most)?;
         println!("  from {} to {} pages, {} of them touched", FIRST / FRAME_SIZE, most / FRAME_SIZE, faults + 1);
         Ok(())

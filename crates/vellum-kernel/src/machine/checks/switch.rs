@@ -1,4 +1,4 @@
-//! Two spaces, and the same addresses in both.
+//! Checks switches between two address spaces that map the same addresses.
 
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{
@@ -13,7 +13,7 @@ use vellum::space::FaultError;
 use vellum::stats::Counter::*;
 use vellum::vma::Prot;
 
-/// Few enough that each translation of the one space would still be there in the other.
+/// The pages are few, so that the TLB would still hold all translations of one space in the other.
 const BYTES: u64 = 32 * FRAME_SIZE;
 const PAGES: u64 = BYTES >> FRAME_SHIFT;
 const ROUNDS: u64 = 10;
@@ -22,7 +22,7 @@ pub fn story(lab: &Lab) -> Checked {
     lab.use_folios(0);
     let range = first(BYTES);
     let [one, two] = [lab.space()?, lab.space()?];
-    expect("numbers differ", one.id() != two.id(), true)?;
+    expect("IDs of the spaces differ", one.id() != two.id(), true)?;
     for space in [&one, &two] {
         map(space, range, RW)?;
     }
@@ -33,20 +33,20 @@ pub fn story(lab: &Lab) -> Checked {
         expect_written(range)
     })?;
     let tables = tables_between(&one) + 1;
-    tally.expect("written here, zeros there", &[(Faults, 2 * PAGES), (TablesAllocated, 2 * tables)])?;
-    // The write there needs frames; after that nothing does.
+    tally.expect("written in one space, read in the other", &[(Faults, 2 * PAGES), (TablesBorn, 2 * tables)])?;
+    // The first writes in the second space allocate frames; later accesses allocate nothing.
     run_in(&two, || pages(range).try_for_each(|page| must("write", store(page, 0))))?;
-    tally.expect("written there", &[(Faults, PAGES), (Flushes, PAGES), (TablesFreed, 0)])?;
+    tally.expect("written in the other space", &[(Faults, PAGES), (Flushes, PAGES), (TablesFreed, 0)])?;
     for round in 1..=ROUNDS {
         for (space, value) in [(&one, round), (&two, round << 32)] {
             run_in(space, || pages(range).try_for_each(|page| must("write", store(page, value))))?;
         }
         for (space, value) in [(&one, round), (&two, round << 32)] {
-            let read = |page| expect("what this space wrote", load(page), Ok(value));
+            let read = |page| expect("the value written in this space", load(page), Ok(value));
             run_in(space, || pages(range).try_for_each(read))?;
         }
     }
-    tally.expect("to and fro", &[])?;
+    tally.expect("switched back and forth", &[])?;
     let mut frames = [Pfn::NONE; 2];
     for (space, frame) in [&one, &two].into_iter().zip(&mut frames) {
         each_run(space, first(FRAME_SIZE), |run| {
@@ -54,16 +54,16 @@ pub fn story(lab: &Lab) -> Checked {
             Ok(())
         })?;
     }
-    expect("frames differ", frames[0] != frames[1], true)?;
+    expect("the spaces' frames differ", frames[0] != frames[1], true)?;
 
-    // A space that no processor is in is changed without an invalidation, unless a TLB may keep translations of it: then this
-    // processor is told, and has nothing to do.
+    // A space that no CPU has loaded is changed without a flush, unless a TLB may hold tagged
+    // translations of it. Then this CPU is notified, and has nothing to flush.
     let told = u64::from(has_tags());
     run_in(&one, || {
         protect(&two, range, Prot::READ)?;
-        tally.expect("protected from outside", &[(Flushes, told)])?;
+        tally.expect("protected while not loaded", &[(Flushes, told)])?;
         run_in(&two, || expect_no_store(range, FaultError::Denied))?;
-        tally.expect("not written", &[(Faults, PAGES)])?;
+        tally.expect("write refused", &[(Faults, PAGES)])?;
         unmap(&two, range)?;
         expect("invalidations", tally.since(Flushes), told)?;
         run_in(&two, || expect_no_load(range, FaultError::Unmapped))?;
@@ -71,6 +71,6 @@ pub fn story(lab: &Lab) -> Checked {
         expect("invalidations", tally.since(Flushes), told)?;
         expect_written(range)
     })?;
-    println!("  {PAGES} pages at {BASE:#x}, {} switches: each space has its own", 4 * ROUNDS);
+    println!("  {PAGES} pages at {BASE:#x}, {} switches: each space kept its contents", 4 * ROUNDS);
     Ok(())
 }

@@ -1,8 +1,9 @@
-//! User memory: which address space is in use, page faults in it, and accesses that may be refused.
+//! Accesses user memory for the checks: the address space in use, page faults, and refused
+//! accesses.
 //!
-//! A page fault goes to the engine. When the engine has resolved it the access is tried again; when it refuses, the
-//! access fails: [`load`], [`store`] and [`execute`] say so to their caller. Any other touch that is refused is a bug of
-//! the kernel.
+//! A page fault calls the engine. If the engine resolves it, the access is retried. If the engine
+//! refuses, the access fails, and [`load`], [`store`] or [`execute`] returns the error. Any other
+//! refused access is a bug of the kernel.
 
 use crate::arch::cpu::user_access;
 use crate::arch::entry::{self, Registers};
@@ -21,13 +22,13 @@ use vellum::space::{FaultError, Limits};
 
 pub use crate::mem::{Machine, Space};
 
-/// What this is about on one processor.
+/// The state of one CPU.
 struct Seat {
-    /// The space in use; null when the user half is empty.
+    /// The address space in use; null if the user half is empty.
     current: AtomicPtr<Space>,
-    /// Why the engine refused the last fault that it refused.
+    /// The error of the last fault that the engine refused.
     refused: Mutex<Option<FaultError>>,
-    /// Faults since the last access began.
+    /// The number of faults since the last access began.
     tries: AtomicU32,
 }
 
@@ -39,19 +40,20 @@ fn seat() -> &'static Seat {
     &SEATS[percpu::current().index]
 }
 
-/// If an access still faults after so many faults were resolved, the tables do not say what the engine believes.
-const PATIENCE: u32 = 100;
+/// The most faults per access. If an access still faults after that many were resolved, the page
+/// tables do not have what the engine believes.
+const MOST_TRIES: u32 = 100;
 
-/// An empty space, with the kernel in its upper half.
+/// Creates an empty space, with the kernel in its upper half.
 pub fn new_space(machine: &'static Machine, group: MemcgId) -> Result<Space, Refused> {
     mem::new_space(machine, group, Limits::default())
 }
 
-/// Runs `body` with this space in use, and then returns to the one before.
+/// Runs `body` with this space in use, and then restores the previous one.
 pub fn run_in<T>(space: &Space, body: impl FnOnce() -> T) -> T {
     let before = seat().current.load(Relaxed);
-    // SAFETY: the space is borrowed until the second switch is done, whatever `body` does, as a panic does not return.
-    // The space before is borrowed by the call of `run_in` that this one is inside of.
+    // SAFETY: the space is borrowed until the second switch is done, whatever `body` does, as a
+    // panic does not return. The previous space is borrowed by the enclosing call of `run_in`.
     unsafe { switch(ptr::from_ref(space).cast_mut()) };
     let result = body();
     // SAFETY: as above.
@@ -59,17 +61,17 @@ pub fn run_in<T>(space: &Space, body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Puts another space in use, or none.
+/// Puts another space, or none, in use.
 ///
 /// # Safety
 ///
-/// Null, or a space that lives until the next switch.
+/// `to` is null, or a space that lives until the next switch.
 unsafe fn switch(to: *mut Space) {
     let from = seat().current.swap(to, Relaxed);
     if from == to {
         return;
     }
-    // SAFETY: both live: by this contract, and by that of the switch before.
+    // SAFETY: both live: by this contract, and by that of the previous switch.
     unsafe { space::translate(to.as_ref(), from.as_ref()) };
 }
 
@@ -85,14 +87,14 @@ pub fn store(address: u64, value: u64) -> Result<(), FaultError> {
     attempt(address, || unsafe { access::store(address, value) }.then_some(()))
 }
 
-/// Executes what is at an address, in user mode, until it makes a system call.
+/// Executes the code at an address in user mode, until it makes a system call.
 ///
 /// # Safety
 ///
-/// If code can be executed there, it makes one and touches nothing. A space is in use.
+/// If code can be executed there, it makes a system call and touches no memory. A space is in use.
 pub unsafe fn execute(address: u64) -> Result<(), FaultError> {
     let mut registers = Registers::start(address, 0);
-    for _ in 0..PATIENCE {
+    for _ in 0..MOST_TRIES {
         // SAFETY: interrupts are off. The space in use stays; the code uses no other registers.
         match interrupts::without(|| unsafe { entry::enter(&mut registers) }) {
             Trap::SystemCall(_) => return Ok(()),
@@ -105,29 +107,29 @@ pub unsafe fn execute(address: u64) -> Result<(), FaultError> {
             Trap::Exception(raised) => panic!("code in user memory raised {raised:?}"),
         }
     }
-    panic!("code at {address:#x} was not left by a system call");
+    panic!("code at {address:#x} made no system call");
 }
 
 fn attempt<T>(address: u64, access: impl FnOnce() -> Option<T>) -> Result<T, FaultError> {
-    // The user half, and nothing beyond, is what the engine answers for.
+    // The engine handles the user half only.
     if address > user_end() - size_of::<u64>() as u64 {
         return Err(FaultError::Unmapped(address));
     }
     seat().tries.store(0, Relaxed);
-    let refused = || seat().refused.lock().take().expect("an access is refused by the engine");
+    let refused = || seat().refused.lock().take().expect("the engine refused the access");
     user_access(access).ok_or_else(refused)
 }
 
-/// The hook for page faults.
+/// Handles page faults (the hook of `arch`).
 pub fn resolve(fault: &Fault) -> Outcome {
-    // SAFETY: null, or a space that lives until the next switch (contract of `switch`), which this is not inside of:
-    // it touches no user memory.
+    // SAFETY: null, or a space that lives until the next switch (contract of `switch`), which this
+    // is not inside of: it touches no user memory.
     let Some(space) = (unsafe { seat().current.load(Relaxed).as_ref() }) else {
         return Outcome::Unresolved;
     };
     assert!(
-        seat().tries.fetch_add(1, Relaxed) < PATIENCE,
-        "the fault at {:#x} was resolved {PATIENCE} times, and is still there: {:?}",
+        seat().tries.fetch_add(1, Relaxed) < MOST_TRIES,
+        "the access to {:#x} still faults after {MOST_TRIES} resolved faults: {:?}",
         fault.address,
         fault.access
     );

@@ -1,4 +1,5 @@
-//! Memory that was only read, and memory whose contents are not needed any more: both are zeros, and cost nothing.
+//! Checks memory that was only read, and memory dropped by `MADV_DONTNEED`: both read as zeros and
+//! have no frames.
 
 use super::lab::{Checked, Lab, expect, kernel_pages, must, tables_between};
 use super::memory::{BASE, HUGE, RW, each_run, expect_written, expect_zeros, first, map, stats, write, written};
@@ -14,7 +15,7 @@ use vellum::stats::Counter::*;
 const BYTES: u64 = 2 * HUGE;
 const PAGES: u64 = BYTES >> FRAME_SHIFT;
 
-/// The order of the folio of zeros: a huge page, or a thousandth of memory on a small machine.
+/// Returns the order of the zero folio: a huge page, or a thousandth of a small machine's memory.
 pub fn order(machine: &Machine) -> u8 {
     (machine.frames().total() / 1024).ilog2().min(HUGE_ORDER.into()) as u8
 }
@@ -32,7 +33,7 @@ pub fn story(lab: &Lab) -> Checked {
     Ok(())
 }
 
-/// Reads map zeros that all share; a write gets memory of its own, and everybody sees it at once.
+/// Read faults map the shared zero folio; a write allocates a page, which all CPUs see at once.
 fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     let between = tables_between(space);
     let (piece, range) = (order(lab.machine).min(folios), first(BYTES));
@@ -41,10 +42,10 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     let mut tally = lab.tally();
 
     expect_zeros(range)?;
-    // Whatever is missing comes by the largest piece.
+    // A read fault maps as much of the zero folio as fits.
     let faults = PAGES >> piece;
-    tally.expect("read", &[(Faults, faults), (TablesAllocated, between + last_level)])?;
-    expect("the space", space.stats(), stats(BYTES, 0, 1 + between + last_level))?;
+    tally.expect("read", &[(Faults, faults), (TablesBorn, between + last_level)])?;
+    expect("counts of the space", space.stats(), stats(BYTES, 0, 1 + between + last_level))?;
     expect("resident", space.usage(range), Usage::default())?;
     lab.expect_group(1 + between + last_level + kernel_pages(space), 0, 0)?;
     let mut zeros = Pfn::NONE;
@@ -52,13 +53,14 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
         expect("attributes", run.attrs(space.arch()), Attrs::READ | Attrs::ACCESSED)?;
         let (head, folio) = lab.machine.frames().head(run.pfn(space.arch()));
         zeros = head;
-        expect("folio of zeros", (folio.has(flag::ZERO_FOLIO), folio.order()), (true, order(lab.machine)))
+        expect("the zero folio", (folio.has(flag::ZEROS), folio.order()), (true, order(lab.machine)))
     })?;
 
-    // The processor's TLB has the zeros of this page and of its neighbour.
+    // The TLB has the zeros of this page and of its neighbour.
     must("write", store(BASE + 8, 1))?;
-    expect("what was written", load(BASE + 8), Ok(1))?;
-    // All of a huge page went with the one page of it, and with it the table, unless that was not there either.
+    expect("the written value", load(BASE + 8), Ok(1))?;
+    // A huge folio replaced a whole table of zero PTEs, and the page table was freed, unless the
+    // zeros were mapped by a huge PTE.
     let gone = u64::from(folios == HUGE_ORDER && !huge_zeros);
     let large = u64::from(folios == HUGE_ORDER);
     tally.expect(
@@ -66,7 +68,7 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
         &[
             (Faults, 1),
             (LargeFolios, large),
-            // Before anybody may see what is written; and again for the table, once that has gone.
+            // One flush before the written page is visible, and one for the freed page table.
             (Flushes, 1 + gone),
             (TablesFreed, gone),
         ],
@@ -74,16 +76,18 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     behind_the_mmu(space, folios)?;
     write(range)?;
     let more = if folios == HUGE_ORDER { 1 } else { PAGES - 1 };
-    tally
-        .expect("all written", &[(Faults, more), (LargeFolios, large), (Flushes, more + gone), (TablesFreed, gone)])?;
+    tally.expect(
+        "every page written",
+        &[(Faults, more), (LargeFolios, large), (Flushes, more + gone), (TablesFreed, gone)],
+    )?;
     expect_written(range)?;
-    tally.expect("all read", &[])?;
+    tally.expect("every page read", &[])?;
     expect("resident", space.stats().anon, BYTES)?;
     let frames = 1u64 << order(lab.machine);
     for word in 0..frames * FRAME_SIZE / 8 {
-        // SAFETY: a word of the folio of zeros, which nobody ever writes.
+        // SAFETY: a word of the zero folio, which is never written.
         let found = unsafe { phys_to_virt::<u64>(zeros.addr().0).add(word as usize).read() };
-        expect("the zeros themselves", found, 0)?;
+        expect("contents of the zero folio", found, 0)?;
     }
     println!(
         "  folios of {} KiB: {PAGES} pages of zeros by {faults} faults; written by {}",
@@ -93,8 +97,8 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     Ok(())
 }
 
-/// A word appears in the frame that is mapped now, put there through the direct map. The MMU must see it: in a huge page
-/// also where nothing was written yet, and the TLB had the zeros.
+/// Writes a word to the frame now mapped, through the direct map. The MMU must see it, also where a
+/// huge page was not written yet and the TLB had the zeros.
 fn behind_the_mmu(space: &Space, folios: u8) -> Checked {
     let page = if folios == HUGE_ORDER { BASE + 7 * FRAME_SIZE } else { BASE };
     let mut frame = Pfn::NONE;
@@ -103,17 +107,17 @@ fn behind_the_mmu(space: &Space, folios: u8) -> Checked {
         frame = run.pfn(space.arch()).add(inside as u32);
         expect("attributes", run.attrs(space.arch()), written())
     })?;
-    // SAFETY: a word of a frame that a user page is mapped to; nobody has a reference to it.
+    // SAFETY: a word of a frame that a user page is mapped to; no reference to it exists.
     unsafe { phys_to_virt::<u64>(frame.addr().0 + 16).write(0x5eed) };
-    expect("what the direct map put there", load(page + 16), Ok(0x5eed))
+    expect("the value written through the direct map", load(page + 16), Ok(0x5eed))
 }
 
-/// Contents go, the VMA stays.
+/// Drops a VMA's contents and keeps the VMA (`MADV_DONTNEED`).
 fn dont_need(lab: &Lab, space: &Space, folios: u8) -> Checked {
     let (between, range) = (tables_between(space), first(BYTES));
     let runs = each_run(space, range, |_| Ok(()))?;
     let mut tally = lab.tally();
-    // The TLB has the last pages, for writing.
+    // The TLB has the last pages, writable.
     must("DONTNEED", space.advise(BASE, BYTES, Advise::DontNeed))?;
     let last_level = if folios == HUGE_ORDER { 0 } else { BYTES / HUGE };
     let freed = [
@@ -123,16 +127,19 @@ fn dont_need(lab: &Lab, space: &Space, folios: u8) -> Checked {
         (Flushes, 1),
         (TablesFreed, between + last_level),
     ];
-    tally.expect("not needed", &freed)?;
+    tally.expect("MADV_DONTNEED", &freed)?;
     expect("resident", (space.stats().anon, space.stats().mapped), (0, BYTES))?;
     lab.expect_group(1 + kernel_pages(space), 0, 0)?;
-    // From the end, whose pages the TLB knows.
+    // Backwards, because the TLB has the last pages.
     for page in (0..PAGES).rev() {
         let page = BASE + page * FRAME_SIZE;
         expect_zeros(VirtRange { start: page, end: page + FRAME_SIZE })?;
     }
     write(range)?;
     expect_written(range)?;
-    println!("  folios of {} KiB: {PAGES} pages not needed: {runs} runs, 1 invalidation", FRAME_SIZE << folios >> 10);
+    println!(
+        "  folios of {} KiB: {PAGES} pages dropped by MADV_DONTNEED: {runs} runs, 1 invalidation",
+        FRAME_SIZE << folios >> 10
+    );
     Ok(())
 }

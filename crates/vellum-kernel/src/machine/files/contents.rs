@@ -1,4 +1,4 @@
-//! The contents of files in memory, which are the engine's objects: so they can be mapped.
+//! Backs files in memory with the engine's page-cache objects, so that programs can map them.
 
 use crate::mem::spaces::All;
 use crate::mem::thread::{self, BlockedOn};
@@ -16,17 +16,18 @@ use vellum::space;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{Pages, Sink, Source};
 
-/// See the module's text.
-pub struct InObject {
-    /// The object.
+/// A file's contents in a page-cache object.
+pub struct ObjectContents {
+    /// The page-cache object.
     pub object: Object,
-    /// Held while the size is set: sizes of one object are not set side by side.
+    /// Serializes changes of the object's size.
     sizing: Mutex<()>,
 }
 
 const PAGE: usize = FRAME_SIZE as usize;
 
-/// What a call answers; it is made again if memory is short and some of it may go to swap.
+/// Converts an engine error. On a memory shortage the thread is marked as blocked, so that the call
+/// is retried after reclaim.
 fn errno(error: ObjectError) -> Errno {
     let shortage = match error {
         ObjectError::TooLarge => return Errno::EFBIG,
@@ -42,8 +43,8 @@ fn errno(error: ObjectError) -> Errno {
     Errno::ENOMEM
 }
 
-impl InObject {
-    /// Nothing yet.
+impl ObjectContents {
+    /// Creates an empty object.
     ///
     /// # Errors
     ///
@@ -56,7 +57,7 @@ impl InObject {
     }
 }
 
-impl Pages for InObject {
+impl Pages for ObjectContents {
     fn size(&self) -> u64 {
         self.object.size()
     }
@@ -98,7 +99,8 @@ impl Pages for InObject {
             let to = at + done as u64;
             let (page, offset) = (to / FRAME_SIZE, (to % FRAME_SIZE) as usize);
             let wanted = from.left().min(PAGE - offset);
-            // First the page: what has been taken can't be put back, and the call may be made again.
+            // The page is allocated before bytes are taken: bytes taken cannot be put back, and the
+            // call may be retried.
             let page = match self.object.page_or_new(page, payer::payer()) {
                 Ok(page) => page,
                 Err(_) if done > 0 => break,
@@ -114,7 +116,7 @@ impl Pages for InObject {
             if to + taken as u64 > self.size() {
                 let _sizing = self.sizing.lock();
                 if to + taken as u64 > self.size() {
-                    // It only grows: nothing goes.
+                    // The size only grows, so no page is truncated.
                     let _ = self.object.set_size(to + taken as u64).map_err(errno)?;
                 }
             }
@@ -123,7 +125,7 @@ impl Pages for InObject {
     }
 
     fn expect(&self, bytes: Range<u64>) {
-        // A write asks again, by the page, for memory that it can't have here.
+        // A failure is ignored: the write allocates page by page what is missing here.
         let _ = self.object.allocate(bytes, payer::payer());
     }
 
@@ -160,7 +162,7 @@ impl Pages for InObject {
     }
 }
 
-/// The object behind a file's contents.
+/// Returns the page-cache object behind a file's contents.
 pub fn object_of(pages: &Arc<dyn Pages>) -> Option<&Object> {
-    pages.as_any().downcast_ref::<InObject>().map(|contents| &contents.object)
+    pages.as_any().downcast_ref::<ObjectContents>().map(|contents| &contents.object)
 }

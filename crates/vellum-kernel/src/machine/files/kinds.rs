@@ -1,4 +1,4 @@
-//! The file systems that there are, by kind: mounting them, and the first of each.
+//! Mounts file systems by type, and sets up those that exist from boot.
 
 use super::stream;
 use super::{Host, begin, cgroupfs, proc, sys};
@@ -15,11 +15,11 @@ use vellum_kernel::fs::tmpfs::Tmpfs;
 use vellum_kernel::fs::{Inode, Kind, Namespace, Who, archive};
 use vellum_kernel::written;
 
-/// Sets up the root file system, with what the archive holds, and the devices.
+/// Sets up the root file system from the archive, and the devices.
 ///
 /// # Errors
 ///
-/// The archive is none, or memory runs out.
+/// The archive is malformed, or memory is short.
 pub fn init(bytes: &[u8]) -> Result<(), Errno> {
     let root = Tmpfs::root(Arc::new(Host), 1, 0o755);
     let above: Arc<dyn Inode> = root.clone();
@@ -54,10 +54,10 @@ pub fn init(bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A file system by the name that `mount` knows it by: its root directory. Of those in memory a new
-/// one, with a root of this mode; of the kernel's own there is one of each.
+/// Returns the root directory of a file system of the type `kind`. A tmpfs is created, with a root
+/// of the mode `mode`; the kernel's own file systems exist once.
 fn root(kind: &[u8], mode: u32) -> Result<(Arc<dyn Inode>, &'static str), Errno> {
-    /// From here on are numbers of devices for file systems in memory.
+    /// The minor number of the next tmpfs.
     static MINORS: AtomicU32 = AtomicU32::new(30);
     match kind {
         b"proc" => Ok((proc::root()?, "proc")),
@@ -68,19 +68,19 @@ fn root(kind: &[u8], mode: u32) -> Result<(Arc<dyn Inode>, &'static str), Errno>
     }
 }
 
-/// Mounts what is there from the start.
+/// Mounts the file systems that exist from boot.
 fn mount_first(view: &View) -> Result<(), Errno> {
     let first: [(&[u8], &[u8]); 3] = [(b"proc", b"/proc"), (b"sysfs", b"/sys"), (b"cgroup2", b"/sys/fs/cgroup")];
     first.iter().try_for_each(|(kind, on)| mount(view, kind, on, kind, b"", false))
 }
 
-/// Mounts a file system of a kind on a directory. Of the options one counts, `mode=`; there is no
-/// limit to the size of a file system but memory's.
+/// Mounts a file system of the type `kind` on a directory. Only the option `mode=` has an effect; a
+/// tmpfs is limited by memory alone.
 ///
 /// # Errors
 ///
-/// `ENODEV`: no such kind. `EINVAL`: bad options. Those of looking for the directory, and of
-/// mounting there.
+/// `ENODEV`: no such type. `EINVAL`: malformed options. Those of resolving the path and of
+/// mounting.
 pub fn mount(view: &View, source: &[u8], on: &[u8], kind: &[u8], options: &[u8], read_only: bool) -> Result<(), Errno> {
     let on = view.get(on, true)?;
     let (root, kind) = root(kind, written::mode(options)?.unwrap_or(0o1777))?;

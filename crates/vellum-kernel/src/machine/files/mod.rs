@@ -1,17 +1,17 @@
-//! Files: what ties the library's file systems to this machine.
+//! Connects the portable half's file systems to this machine.
 //!
-//! | file | story |
+//! | file | subject |
 //! |---|---|
-//! | [`contents`] | the contents of files in memory, which are the engine's objects |
-//! | [`user`] | bytes in a program's memory, to read to and write from |
-//! | [`stream`] | the streams of the first program, over the wire |
-//! | [`kinds`] | the file systems that there are, and mounting them |
-//! | [`mount`] | what is mounted where |
+//! | [`contents`] | contents of files in memory: the engine's page-cache objects |
+//! | [`user`] | user buffers of reads and writes |
+//! | [`stream`] | the first program's standard streams, over the serial port |
+//! | [`kinds`] | file-system types, and mounting them |
+//! | [`mount`] | the mount table |
 //! | [`proc`] | `/proc` |
 //! | [`mod@sys`] | `/sys` |
-//! | [`cgroupfs`] | control groups |
-//! | [`uffd`] | the files of `userfaultfd` |
-//! | [`shm`] | the segments of System V shared memory |
+//! | [`cgroupfs`] | the cgroup2 file system |
+//! | [`uffd`] | userfaultfd files |
+//! | [`shm`] | System V shared memory segments |
 
 pub mod cgroupfs;
 pub mod contents;
@@ -40,7 +40,7 @@ use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::tmpfs::{self, Node};
 use vellum_kernel::fs::{Files, Inode, Kind, Namespace, Pages, Table, Who};
 
-/// All there is.
+/// The mount namespace, the file locks and the root file system.
 struct World {
     names: Namespace,
     locks: Arc<Locks>,
@@ -49,7 +49,7 @@ struct World {
 
 static WORLD: Once<World> = Once::new();
 
-/// What the file system in memory gets from this machine.
+/// The services that a tmpfs needs from this machine.
 struct Host;
 
 impl tmpfs::Host for Host {
@@ -59,7 +59,7 @@ impl tmpfs::Host for Host {
     }
 
     fn pages(&self) -> Result<Arc<dyn Pages>, Errno> {
-        Ok(Arc::new(contents::InObject::new()?))
+        Ok(Arc::new(contents::ObjectContents::new()?))
     }
 
     fn space(&self) -> (u64, u64) {
@@ -68,7 +68,7 @@ impl tmpfs::Host for Host {
     }
 }
 
-/// Makes these the files that there are.
+/// Installs the mount namespace. Called once.
 fn begin(names: Namespace, root: Arc<Node>) {
     WORLD.call_once(|| World { names, locks: Arc::default(), root });
 }
@@ -77,19 +77,20 @@ fn world() -> &'static World {
     WORLD.get().expect("files are set up")
 }
 
-/// The locks on files.
+/// Returns the table of file locks.
 pub fn locks() -> &'static Arc<Locks> {
     &world().locks
 }
 
-/// A process has closed a descriptor: with it go the process's locks on the file.
+/// Releases a process's locks on a file, because the process has closed a descriptor of it (POSIX).
 pub fn closed(process: u32, open: &Open) {
     if world().locks.any() {
         world().locks.release_all(Owner::Process(process), Some(open.inode().meta().identity()));
     }
 }
 
-/// Returns the files of the first program: its three streams, and the root as its current directory.
+/// Returns the file table of the first program: its three standard streams, and the root as current
+/// directory.
 ///
 /// # Errors
 ///
@@ -103,17 +104,17 @@ pub fn first() -> Result<Files, Errno> {
     Ok(Files::new(table, world().root.clone(), 0o022))
 }
 
-/// Returns the files of a thread that has given up its own: no descriptor.
+/// Returns an empty file table, for a thread that has released its own.
 pub fn none() -> Arc<Files> {
     static NONE: Once<Arc<Files>> = Once::new();
     NONE.call_once(|| Arc::new(Files::new(Table::default(), world().root.clone(), 0))).clone()
 }
 
-/// Calls `look` with the names as a process sees them ([`Files::view`]).
+/// Calls `look` with the file system as a process sees it ([`Files::view`]).
 ///
 /// # Errors
 ///
-/// `EBADF`, `ENOTDIR`, and those of `look`.
+/// `EBADF`, `ENOTDIR`; those of `look`.
 pub fn view<T>(
     files: &Files,
     who: &Who,
@@ -129,51 +130,51 @@ pub fn view<T>(
 ///
 /// # Errors
 ///
-/// `ENOENT`: it was removed.
+/// `ENOENT`: the directory was removed.
 pub fn current_path(files: &Files) -> Result<Vec<u8>, Errno> {
     let root: Arc<dyn Inode> = world().root.clone();
     files.current_path(&world().names, &root)
 }
 
-/// A program's file, and what is remembered of it.
+/// An executable's inode, and the name and identity under which its mappings are shown.
 pub type Executable = (Arc<dyn Inode>, Mapped);
 
-/// What a path leads to that is to be executed; `follow`: if it is a link, then to what it leads to.
+/// Returns the executable file at a path. With `follow`, a link at its end is followed.
 ///
 /// # Errors
 ///
-/// Those of looking for it.
+/// Those of resolving the path.
 pub fn executable(view: &View, path: &[u8], follow: bool) -> Result<Executable, Errno> {
     let found = view.find(path, follow)?;
     let mapped = Mapped::found(&found).ok_or(Errno::ENOENT)?;
     Ok((found.inode.ok_or(Errno::ENOENT)?, mapped))
 }
 
-/// The inode of a path from the root on.
+/// Returns the inode at an absolute path.
 ///
 /// # Errors
 ///
-/// Those of looking for it.
+/// Those of resolving the path.
 pub fn find(path: &[u8]) -> Result<Arc<dyn Inode>, Errno> {
     from_root(|view| view.get(path, true))
 }
 
-/// Looks at names from the root on, with all rights.
+/// Calls `look` with a view from the root that has all access rights.
 pub fn from_root<T>(look: impl FnOnce(View) -> T) -> T {
     let root: Arc<dyn Inode> = world().root.clone();
     look(View { names: &world().names, root: &root, current: &root, who: &Who::root() })
 }
 
-/// Makes the file of a block device, for root alone.
+/// Creates the special file of a block device, accessible to root only.
 ///
 /// # Errors
 ///
-/// Those of making it.
+/// Those of creating a file.
 pub fn make_block_device(path: &str, number: Device) -> Result<(), Errno> {
     from_root(|view| view.make(path.as_bytes(), Kind::Block, 0o600, number, &[]))
 }
 
-/// A file in memory without a name.
+/// Creates an unlinked file in memory.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What is mounted where.
+//! Unmounts file systems and lists the mount table.
 
 use super::from_root;
 use crate::task::process as processes;
@@ -9,7 +9,8 @@ use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::names::{Mount, View};
 
-/// Whether anybody is in a file system, or has a file of it open, or something is mounted there.
+/// Returns true if a file system is busy: a process has its current directory or an open file
+/// there, or another file system is mounted on it.
 fn is_used(view: &View, device: Device) -> bool {
     let of = |inode: &Arc<dyn Inode>| inode.meta().device == device;
     view.names.mounts().iter().any(|mount| of(&mount.on))
@@ -22,7 +23,8 @@ fn is_used(view: &View, device: Device) -> bool {
         })
 }
 
-/// Unmounts what is mounted on a directory, if nobody uses it, or else, with `anyway`, out of the sight of those who don't.
+/// Unmounts the file system mounted on a directory. With `anyway` (`MNT_DETACH`), a busy one is
+/// detached and stays alive for its users.
 ///
 /// # Errors
 ///
@@ -35,13 +37,13 @@ pub fn unmount(view: &View, path: &[u8], follow: bool, anyway: bool) -> Result<(
     view.names.unmount(&root).map(drop)
 }
 
-/// Where something is mounted.
+/// Returns the path of a mount point.
 pub fn path(view: &View, mount: &Mount) -> String {
     let path = view.names.path_of(&mount.root, view.root).unwrap_or_default();
     String::from_utf8_lossy(&path).into_owned()
 }
 
-/// Every mount, the root's first: source, path, kind, device, and whether it is read-only.
+/// Calls `tell` for each mount, the root's first: source, path, type, device, and `ro` or `rw`.
 pub fn each(mut tell: impl FnMut(&str, &str, &str, Device, &str) -> core::fmt::Result) -> core::fmt::Result {
     from_root(|view| {
         tell("none", "/", "tmpfs", view.root.meta().device, "rw")?;

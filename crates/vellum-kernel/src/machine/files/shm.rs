@@ -1,7 +1,7 @@
-//! The segments of System V shared memory: objects of the engine under keys and numbers.
+//! Keeps the System V shared memory segments: page-cache objects under keys and IDs.
 //!
-//! No count is kept of attachments: the VMAs of all spaces are looked through. A segment that was
-//! removed lives as long as a VMA maps it; its entry goes when the table is next locked.
+//! Attachments are not counted: the VMAs of all address spaces are searched instead. A removed
+//! segment lives as long as a VMA maps it; its entry is dropped when the table is next locked.
 
 use crate::mem::{EPOCH, Object, now_ns, spaces};
 use alloc::vec::Vec;
@@ -12,20 +12,20 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::ipc::{Named, Things};
 use vellum_kernel::proc::Text;
 
-/// In the mode of a segment: it was removed, and lives until it is detached.
+/// `SHM_DEST`, a mode bit: the segment was removed and is freed when it is last detached.
 const REMOVED: u32 = 0o1000;
 
-/// A segment.
+/// A shared memory segment.
 pub struct Segment {
-    /// Its contents, until it is removed.
+    /// The page-cache object; `None` once the segment is removed.
     pub object: Option<Object>,
-    /// The tag of that object.
+    /// The tag of the page-cache object, by which VMAs that map it are found.
     pub tag: u64,
-    /// Bytes, as they were asked for.
+    /// The requested size in bytes.
     pub size: u64,
-    /// When it was attached, detached, and changed last, in seconds.
+    /// The times of the last attach, detach and change, in seconds.
     pub times: [u64; 3],
-    /// The processes that made it, and used it last.
+    /// The PIDs of the creator and of the last user.
     pub pids: [u32; 2],
 }
 
@@ -48,8 +48,7 @@ pub fn attached(tag: u64) -> u64 {
     count
 }
 
-/// Calls `work` with the segments locked, without those that were removed and that no VMA maps any
-/// more.
+/// Locks the segments, drops removed ones that no VMA maps any more, and calls `work`.
 pub fn with<T>(work: impl FnOnce(&mut Things<Segment>) -> Result<T, Errno>) -> Result<T, Errno> {
     let mut segments = SEGMENTS.lock();
     let segments = segments.get_or_insert_default();
@@ -57,13 +56,12 @@ pub fn with<T>(work: impl FnOnce(&mut Things<Segment>) -> Result<T, Errno>) -> R
     work(segments)
 }
 
-/// Returns the number that the next segment is to have (`/proc/sys/kernel/shm_next_id`), if one is
-/// set.
+/// Returns the ID requested for the next segment (`/proc/sys/kernel/shm_next_id`), if one is set.
 pub fn wanted() -> Result<Option<u32>, Errno> {
     with(|segments| Ok(segments.wanted))
 }
 
-/// Sets the number that the next segment is to have.
+/// Requests an ID for the next segment.
 pub fn want(id: u32) -> Result<(), Errno> {
     with(|segments| {
         segments.wanted = Some(id);
@@ -71,12 +69,12 @@ pub fn want(id: u32) -> Result<(), Errno> {
     })
 }
 
-/// Returns a segment's mode, as programs see it.
+/// Returns a segment's mode as programs see it.
 pub fn mode(segment: &Named<Segment>) -> u32 {
     segment.rights.mode | if segment.what.object.is_none() { REMOVED } else { 0 }
 }
 
-/// Returns the text of `/proc/sysvipc/shm`.
+/// Returns the contents of `/proc/sysvipc/shm`.
 pub fn list() -> Result<Vec<u8>, Errno> {
     with(|segments| {
         Text::of(|text| {

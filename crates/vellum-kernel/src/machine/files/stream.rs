@@ -1,7 +1,8 @@
-//! The streams of the first program, over the wire.
+//! Connects the first program's standard streams to the host, over the serial port.
 //!
-//! The wire is read only as fast as the program reads: what it has not asked for stays in the serial port, and then with the
-//! host. The port interrupts when something comes into an empty port, so that whoever finds it empty may sleep.
+//! The port is read only as fast as the program reads: the rest stays in the port's FIFO, and then
+//! with the host. The port raises an interrupt when input reaches its empty FIFO, so a thread that
+//! finds no input can sleep.
 
 use crate::arch::serial::wire;
 use core::any::Any;
@@ -12,7 +13,7 @@ use vellum_kernel::fs::{File, Sink, Source};
 use vellum_kernel::wait::Queue;
 use vellum_kernel::wire::Input;
 
-/// Which of them.
+/// A standard stream.
 pub enum Stream {
     /// Standard input.
     Input,
@@ -25,7 +26,7 @@ pub enum Stream {
 static ARRIVED: Mutex<Arrived> = Mutex::new(Arrived { frames: Input::new(), bytes: [0; 256], first: 0, end: 0 });
 static READERS: Queue = Queue::new();
 
-/// Input that has left the port and was not read yet.
+/// Input that was taken from the port and not read yet.
 struct Arrived {
     frames: Input,
     bytes: [u8; 256],
@@ -34,7 +35,7 @@ struct Arrived {
 }
 
 impl Arrived {
-    /// What there is now.
+    /// Returns the input at hand; takes more from the port if there is none.
     fn look(&mut self) -> &[u8] {
         if self.first == self.end {
             (self.first, self.end) = (0, 0);
@@ -50,7 +51,7 @@ impl Arrived {
     }
 }
 
-/// Has whoever waits for input look again.
+/// Wakes all readers of standard input, which then check for input again.
 pub fn tell() {
     READERS.wake_all();
 }
@@ -110,7 +111,7 @@ impl File for Stream {
 
     fn ready(&self) -> u32 {
         match self {
-            // As with a pipe.
+            // Polled as a pipe is.
             Stream::Input => {
                 let mut arrived = ARRIVED.lock();
                 let there = if arrived.look().is_empty() { 0 } else { POLLIN | POLLRDNORM };

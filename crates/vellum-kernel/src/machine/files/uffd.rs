@@ -1,10 +1,10 @@
-//! The files of `userfaultfd`: requests of a program that resolves the faults and writes of its
-//! memory itself.
+//! Implements the files of `userfaultfd`, by which a program resolves faults and write-protect
+//! faults of its own memory.
 //!
-//! A thread that takes such a fault waits in the file's list of faults, and asks the engine again
-//! before it sleeps: so either it finds what the program did meanwhile, or the program's request
-//! finds the thread. A system call whose copy meets such memory ends, waits in the same way, and is
-//! made again (`task::blocked`).
+//! A thread that takes such a fault enqueues itself in the file's list of faults, and retries the
+//! fault in the engine before it sleeps. So either the retry finds what the program did meanwhile,
+//! or the program's request finds the thread in the list: no wake-up is lost. A system call whose
+//! copy meets such a fault fails, waits in the same way, and is retried (`task::blocked`).
 
 use crate::mem::thread::failed;
 use crate::mem::uffd::Uffd;
@@ -29,14 +29,14 @@ const FEATURES: u64 = (abi::UFFD_FEATURE_PAGEFAULT_FLAG_WP
     | abi::UFFD_FEATURE_WP_UNPOPULATED
     | abi::UFFD_FEATURE_POISON
     | abi::UFFD_FEATURE_WP_ASYNC) as u64;
-/// The program has said which features it wants.
+/// A flag in the file's features: `UFFDIO_API` has been called.
 const AGREED: u64 = 1 << 63;
 /// `UFFDIO_POISON`, which the crate lacks.
 const POISON: u32 = 0xc020_aa08;
-/// In a request's mode: nobody is to be woken.
+/// `UFFDIO_COPY_MODE_DONTWAKE` and its like: the request wakes no thread.
 const DONT_WAKE: u64 = 1;
 
-/// Opens one for the memory of a thread.
+/// Opens a userfaultfd for a thread's memory.
 ///
 /// # Errors
 ///
@@ -46,7 +46,7 @@ pub fn open(thread: &Thread, flags: u32) -> Result<Arc<Open>, Errno> {
     Ok(device::open(file, abi::O_RDWR | flags & abi::O_NONBLOCK))
 }
 
-/// The words of a request.
+/// Reads the words of a request's struct.
 fn words<const N: usize>(thread: &Thread, at: u64) -> Result<[u64; N], Errno> {
     let mut words = [0; N];
     for (n, word) in words.iter_mut().enumerate() {
@@ -61,7 +61,7 @@ fn set_word(thread: &Thread, at: u64, index: u64, word: u64) -> Result<(), Errno
     uaccess::write(&thread.memory(), at.wrapping_add(8 * index), &word.to_le_bytes())
 }
 
-/// A range that a request names.
+/// Checks the range of a request.
 fn range(start: u64, len: u64) -> Result<VirtRange, Errno> {
     let end = start.checked_add(len).filter(|end| *end <= crate::arch::paging::user_end());
     let whole = (start | len) & (vellum::addr::FRAME_SIZE - 1) == 0;
@@ -69,7 +69,7 @@ fn range(start: u64, len: u64) -> Result<VirtRange, Errno> {
 }
 
 impl Uffd {
-    /// `UFFDIO_API`.
+    /// Implements `UFFDIO_API`.
     fn agree(&self, thread: &Thread, at: u64) -> Result<(), Errno> {
         let [version, wanted, _] = words(thread, at)?;
         let known = version == u64::from(abi::UFFD_API) && wanted & !FEATURES == 0;
@@ -82,7 +82,7 @@ impl Uffd {
         set_word(thread, at, 2, requests)
     }
 
-    /// `UFFDIO_REGISTER`.
+    /// Implements `UFFDIO_REGISTER`.
     fn register(&self, thread: &Thread, memory: &UserSpace, at: u64) -> Result<(), Errno> {
         const MISSING: u64 = 1;
         const WRITES: u64 = 2;
@@ -105,7 +105,7 @@ impl Uffd {
         set_word(thread, at, 3, requests)
     }
 
-    /// `UFFDIO_WRITEPROTECT`.
+    /// Implements `UFFDIO_WRITEPROTECT`.
     fn protect(&self, thread: &Thread, memory: &UserSpace, at: u64) -> Result<(), Errno> {
         let [start, len, mode] = words(thread, at)?;
         let range = range(start, len)?;
@@ -123,8 +123,8 @@ impl Uffd {
         Ok(())
     }
 
-    /// Says in word `index` of a request how much of a range was supplied, and wakes who waited for
-    /// that, unless told not to.
+    /// Stores the number of bytes filled (or the error) in word `index` of the request, and wakes
+    /// the threads that wait for that range, unless the request has `DONTWAKE`.
     fn answer(
         &self,
         thread: &Thread,
@@ -147,7 +147,7 @@ impl Uffd {
         answer
     }
 
-    /// `UFFDIO_COPY`.
+    /// Implements `UFFDIO_COPY`.
     fn copy(&self, thread: &Thread, memory: &UserSpace, at: u64) -> Result<(), Errno> {
         const PROTECT: u64 = 2;
         let [to, from, len, mode, _] = words(thread, at)?;
@@ -161,30 +161,22 @@ impl Uffd {
         self.answer(thread, (at, 4), range, mode & DONT_WAKE == 0, supplied)
     }
 
-    /// `UFFDIO_ZEROPAGE` and `UFFDIO_POISON`.
-    fn supply(
-        &self,
-        thread: &Thread,
-        at: u64,
-        supply: impl FnOnce(VirtRange) -> Result<(), UffdFillStopped>,
-    ) -> Result<(), Errno> {
+    /// Implements `UFFDIO_ZEROPAGE` and `UFFDIO_POISON`.
+    fn fill(&self, thread: &Thread, at: u64, fill: impl FnOnce(VirtRange) -> Result<(), Stopped>) -> Result<(), Errno> {
         let [start, len, mode, _] = words(thread, at)?;
         let range = range(start, len)?;
         if mode & !DONT_WAKE != 0 {
             return Err(Errno::EINVAL);
         }
-        self.answer(thread, (at, 3), range, mode & DONT_WAKE == 0, supply(range))
+        self.answer(thread, (at, 3), range, mode & DONT_WAKE == 0, fill(range))
     }
 
-    /// `UFFDIO_UNREGISTER` and `UFFDIO_WAKE`.
-    fn release(&self, thread: &Thread, memory: &UserSpace, at: u64, unwatch: bool) -> Result<(), Errno> {
+    /// Implements `UFFDIO_UNREGISTER` and `UFFDIO_WAKE`.
+    fn release(&self, thread: &Thread, memory: &UserSpace, at: u64, unregister: bool) -> Result<(), Errno> {
         let [start, len] = words(thread, at)?;
         let range = range(start, len)?;
-        if unwatch {
-            memory
-                .engine
-                .uffd_unregister(range, self.number)
-                .map_err(|error| failed(error.refused(), error.errno()))?;
+        if unregister {
+            memory.engine.unwatch(range, self.number).map_err(|error| failed(error.refused(), error.errno()))?;
         }
         self.faults.wake(range.start..range.end);
         Ok(())
@@ -207,7 +199,7 @@ impl File for Uffd {
         }
     }
 
-    // userfaultfd(2): else it always shows an error.
+    // userfaultfd(2): poll on a blocking userfaultfd always reports `POLLERR`.
     fn is_polled_unblocked(&self) -> bool {
         true
     }
@@ -231,8 +223,8 @@ impl File for Uffd {
             ioctl::UFFDIO_UNREGISTER => self.release(thread, memory, at, true),
             ioctl::UFFDIO_WAKE => self.release(thread, memory, at, false),
             ioctl::UFFDIO_COPY => self.copy(thread, memory, at),
-            ioctl::UFFDIO_ZEROPAGE => self.supply(thread, at, |range| memory.engine.uffd_zeropage(range)),
-            POISON => self.supply(thread, at, |range| memory.engine.uffd_poison(range)),
+            ioctl::UFFDIO_ZEROPAGE => self.fill(thread, at, |range| memory.engine.fill_zeros(range)),
+            POISON => self.fill(thread, at, |range| memory.engine.poison(range)),
             ioctl::UFFDIO_WRITEPROTECT => self.protect(thread, memory, at),
             _ => Err(Errno::EINVAL),
         };

@@ -1,4 +1,4 @@
-//! Bytes in a program's memory, in one piece or several, that a read fills or a write takes.
+//! Describes the user memory of a read or write: one buffer or several.
 
 use crate::mem::{UserSpace, payer, uaccess};
 use crate::task::Thread;
@@ -8,12 +8,12 @@ use alloc::vec::Vec;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{Sink, Source};
 
-/// The most pieces that `readv` and its kin take.
+/// `UIO_MAXIOV`: the most buffers that `readv` and its like accept.
 const MOST_PIECES: u64 = 1024;
-/// The most bytes that one call moves, as on Linux.
+/// `MAX_RW_COUNT`: the most bytes that one call moves, as on Linux.
 const MOST: u64 = 0x7fff_f000;
 
-/// See the module's text.
+/// The user buffers of a call, consumed from the front.
 pub struct UserBytes {
     memory: Arc<UserSpace>,
     pieces: Vec<(u64, u64)>,
@@ -21,16 +21,16 @@ pub struct UserBytes {
 }
 
 impl UserBytes {
-    /// One piece.
+    /// Describes one buffer.
     pub fn one(thread: &Thread, address: u64, len: u64) -> Self {
         Self { memory: thread.memory(), pieces: vec![(address, len.min(MOST))], at: 0 }
     }
 
-    /// The pieces that an array of `struct iovec` names.
+    /// Reads an array of `struct iovec`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: too many, or too long together. `EFAULT`.
+    /// `EINVAL`: too many buffers, or their total length is too large. `EFAULT`.
     pub fn many(thread: &Thread, array: u64, count: u64) -> Result<Self, Errno> {
         if count > MOST_PIECES {
             return Err(Errno::EINVAL);
@@ -53,7 +53,7 @@ impl UserBytes {
         Ok(Self { memory, pieces, at: 0 })
     }
 
-    /// No more than so many bytes.
+    /// Shortens the buffers to at most `most` bytes in all.
     pub fn shorten(&mut self, most: u64) {
         let mut left = most;
         for (_, len) in &mut self.pieces[self.at..] {
@@ -62,7 +62,7 @@ impl UserBytes {
         }
     }
 
-    /// The pieces, as address and length.
+    /// Returns the buffers as address and length.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, u64)> {
         self.pieces.iter().copied()
     }
@@ -71,7 +71,8 @@ impl UserBytes {
         self.pieces[self.at..].iter().map(|(_, len)| *len as usize).sum()
     }
 
-    /// Moves up to `most` bytes, piece by piece: `copy` says how many of those at an address it could.
+    /// Moves up to `most` bytes, buffer by buffer. `copy` returns the number of bytes it could copy
+    /// at an address.
     fn walk(
         &mut self,
         most: usize,

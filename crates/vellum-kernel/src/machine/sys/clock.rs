@@ -1,4 +1,4 @@
-//! Time: clocks, and sleeping.
+//! Implements the system calls that read clocks and sleep.
 
 use super::Answer;
 use crate::mem::{EPOCH, now_ns, uaccess};
@@ -10,7 +10,7 @@ use vellum_kernel::errno::Errno;
 
 pub const SECOND: u64 = 1_000_000_000;
 
-/// Copies a `struct timespec` from a program, in nanoseconds.
+/// Reads a `struct timespec` from a program and returns it in nanoseconds.
 pub fn read_time(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
     let [seconds, ns] = read_pair(thread, from)?;
     if seconds > i64::MAX as u64 || ns >= SECOND {
@@ -19,12 +19,12 @@ pub fn read_time(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
     Ok(seconds.saturating_mul(SECOND).saturating_add(ns))
 }
 
-/// Copies so many nanoseconds to a program's `struct timeval`.
+/// Writes `ns` nanoseconds to a program's `struct timeval`.
 pub fn write_micro(thread: &Arc<Thread>, to: u64, ns: u64) -> Result<(), Errno> {
     write_pair(thread, to, [ns / SECOND, ns % SECOND / 1000])
 }
 
-/// Copies two words from a program.
+/// Reads two 64-bit words from a program.
 pub fn read_pair(thread: &Arc<Thread>, from: u64) -> Result<[u64; 2], Errno> {
     let mut bytes = [0; 16];
     uaccess::read(&thread.memory(), from, &mut bytes)?;
@@ -32,13 +32,13 @@ pub fn read_pair(thread: &Arc<Thread>, from: u64) -> Result<[u64; 2], Errno> {
     Ok([both as u64, (both >> 64) as u64])
 }
 
-/// Copies two words to a program.
+/// Writes two 64-bit words to a program.
 pub fn write_pair(thread: &Arc<Thread>, to: u64, pair: [u64; 2]) -> Result<(), Errno> {
     let both = u128::from(pair[0]) | u128::from(pair[1]) << 64;
     uaccess::write(&thread.memory(), to, &both.to_le_bytes())
 }
 
-/// What a clock says.
+/// Returns the time of a clock in nanoseconds; `EINVAL` for an unknown clock.
 pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
     match clock as u32 {
         abi::CLOCK_REALTIME | abi::CLOCK_REALTIME_COARSE | abi::CLOCK_TAI => Ok(EPOCH + now_ns()),
@@ -47,7 +47,8 @@ pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
         }
         abi::CLOCK_PROCESS_CPUTIME_ID => Ok(thread.process.processor_time()),
         abi::CLOCK_THREAD_CPUTIME_ID => Ok(thread.processor_time()),
-        // Clocks of processes and threads, named by their numbers: above three bits that say which.
+        // A CPU-time clock of a process or thread: the inverted ID above three bits that select the
+        // kind.
         _ if (clock as i32) < 0 => {
             const OF_THREAD: i32 = 4;
             let (number, of_thread) = (!(clock as i32 >> 3) as u32, clock as i32 & OF_THREAD != 0);
@@ -62,19 +63,20 @@ pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
     }
 }
 
-/// When the machine's clock reaches a moment that a program gives: of real time, or monotonic.
+/// Reads a deadline from a program and returns it in nanoseconds of the monotonic clock. With
+/// `real`, the program gave it in real time.
 pub fn deadline(thread: &Arc<Thread>, from: u64, real: bool) -> Result<u64, Errno> {
     let at = read_time(thread, from)?;
     Ok(if real { at.saturating_sub(EPOCH) } else { at })
 }
 
-/// `clock_gettime`.
+/// Implements `clock_gettime`.
 pub fn gettime(thread: &Arc<Thread>, clock: u64, to: u64) -> Answer {
     let now = read(thread, clock)?;
     write_pair(thread, to, [now / SECOND, now % SECOND]).map(|()| 0)
 }
 
-/// `clock_getres`.
+/// Implements `clock_getres`.
 pub fn getres(thread: &Arc<Thread>, clock: u64, to: u64) -> Answer {
     read(thread, clock)?;
     if to != 0 {
@@ -83,7 +85,7 @@ pub fn getres(thread: &Arc<Thread>, clock: u64, to: u64) -> Answer {
     Ok(0)
 }
 
-/// `gettimeofday`.
+/// Implements `gettimeofday`.
 pub fn gettimeofday(thread: &Arc<Thread>, to: u64) -> Answer {
     let now = EPOCH + now_ns();
     if to != 0 {
@@ -92,13 +94,13 @@ pub fn gettimeofday(thread: &Arc<Thread>, to: u64) -> Answer {
     Ok(0)
 }
 
-/// `nanosleep`.
+/// Implements `nanosleep`.
 pub async fn nanosleep(thread: &Arc<Thread>, from: u64, left: u64) -> Answer {
     let ns = read_time(thread, from)?;
     sleep(thread, now_ns().saturating_add(ns), left).await
 }
 
-/// `clock_nanosleep`.
+/// Implements `clock_nanosleep`.
 pub async fn clock_nanosleep(thread: &Arc<Thread>, clock: u64, flags: u64, from: u64, left: u64) -> Answer {
     let (now, ns) = (read(thread, clock)?, read_time(thread, from)?);
     if clock as u32 == abi::CLOCK_THREAD_CPUTIME_ID {

@@ -1,4 +1,5 @@
-//! Descriptors: reading, writing, and what else is done with open files.
+//! Implements the system calls that take a file descriptor: read, write, `fcntl`, `fallocate` and
+//! the like.
 
 use super::pieces::by_pieces;
 use super::{Answer, lock};
@@ -17,17 +18,17 @@ use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::tmpfs::Node;
 use vellum_kernel::fs::{Inode, Open};
 
-/// The open file of a descriptor.
+/// Returns the open file of descriptor `fd`, or `EBADF`.
 pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
     thread.files().open(fd)
 }
 
-/// How many descriptors the thread may have.
+/// Returns the thread's `RLIMIT_NOFILE`: one more than the highest descriptor allowed.
 pub fn limit(thread: &Thread) -> u64 {
     thread.process.limits.lock()[abi::RLIMIT_NOFILE as usize][0]
 }
 
-/// A descriptor for an open file.
+/// Adds a descriptor for an open file and returns its number. `O_CLOEXEC` in `flags` counts.
 pub fn add(thread: &Thread, open: Arc<Open>, flags: u32) -> Answer {
     let slot = Slot { open, close_on_exec: flags & abi::O_CLOEXEC != 0 };
     let limit = limit(thread);
@@ -35,12 +36,12 @@ pub fn add(thread: &Thread, open: Arc<Open>, flags: u32) -> Answer {
     added.map(u64::from)
 }
 
-/// Where bytes go or come from: one piece of memory, or several.
+/// The user memory of a read or write: one buffer, or an array of `struct iovec`.
 #[derive(Clone, Copy)]
 pub enum Memory {
-    /// At an address, so many bytes.
+    /// One buffer: address, length in bytes.
     One(u64, u64),
-    /// An array of `struct iovec`, so many of them.
+    /// An array of `struct iovec`: its address, the number of elements.
     Many(u64, u64),
 }
 
@@ -53,7 +54,7 @@ impl Memory {
     }
 }
 
-/// `read`, `readv`; with an offset `pread64`, `preadv`.
+/// Implements `read` and `readv`; with an offset, `pread64` and `preadv`.
 pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) -> Answer {
     let open = open_of(thread, fd)?;
     let mut bytes = to.bytes(thread)?;
@@ -64,14 +65,14 @@ pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) ->
         None => at_file(thread, &open, open.read(&mut bytes)).await,
     };
     match (read, all - vellum_kernel::fs::Sink::room(&bytes)) {
-        // Bytes that the call read before a signal came count: a pipe has them no more.
+        // Bytes that were read before the signal arrived must be reported: a pipe has lost them.
         (Err(Errno::EINTR), count @ 1..) => Ok(count as u64),
         (read, _) => read?.map(|n| n as u64),
     }
 }
 
-/// Waits for what is done to a file: until a signal comes if the file has to wait for something,
-/// and otherwise until the thread is to end.
+/// Awaits a file operation. If the file can block, any signal interrupts it; otherwise only a
+/// fatal signal does.
 ///
 /// # Errors
 ///
@@ -80,7 +81,7 @@ async fn at_file<T>(thread: &Thread, open: &Open, what: impl Future<Output = T>)
     if open.is_always_ready() { thread.killable(what).await } else { thread.interruptible(what, None).await }
 }
 
-/// `write`, `writev`; with an offset `pwrite64`, `pwritev`.
+/// Implements `write` and `writev`; with an offset, `pwrite64` and `pwritev`.
 pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>) -> Answer {
     let open = open_of(thread, fd)?;
     let mut bytes = from.bytes(thread)?;
@@ -102,7 +103,7 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
         None => at_file(thread, &open, open.write(&mut bytes)).await,
     };
     let done = match written {
-        // What was taken before a signal came, counts.
+        // Bytes that were written before the signal arrived are reported.
         Err(Errno::EINTR) if vellum_kernel::fs::Source::left(&bytes) < all => {
             return Ok((all - vellum_kernel::fs::Source::left(&bytes)) as u64);
         }
@@ -115,13 +116,14 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
     done.map(|n| n as u64)
 }
 
-/// Where a file ends at the latest that the thread makes longer (`RLIMIT_FSIZE`), if that is limited: that of a file in memory.
+/// Returns the size beyond which the thread must not extend the file (`RLIMIT_FSIZE`), if a limit
+/// applies. Only files in memory are limited.
 fn longest(thread: &Thread, inode: &dyn Inode) -> Option<u64> {
     let limit = thread.process.limits.lock()[abi::RLIMIT_FSIZE as usize][0];
     (limit != u64::MAX && inode.as_any().is::<Node>()).then_some(limit)
 }
 
-/// Whether a file may be so long that may end at `most`; who is told that it may not gets a signal too.
+/// Returns `EFBIG` and sends `SIGXFSZ` if `end` lies beyond the limit `most`.
 fn may_reach(thread: &Arc<Thread>, most: u64, end: u64) -> Result<(), Errno> {
     if end <= most {
         return Ok(());
@@ -130,11 +132,11 @@ fn may_reach(thread: &Arc<Thread>, most: u64, end: u64) -> Result<(), Errno> {
     Err(Errno::EFBIG)
 }
 
-/// Whether the thread may set a file's size, as far as that is limited.
+/// Checks a new file size against `RLIMIT_FSIZE`.
 ///
 /// # Errors
 ///
-/// `EFBIG`.
+/// `EFBIG`; the thread also gets `SIGXFSZ`.
 pub fn may_resize(thread: &Arc<Thread>, inode: &dyn Inode, size: u64) -> Result<(), Errno> {
     match longest(thread, inode) {
         Some(most) if size > inode.meta().size => may_reach(thread, most, size),
@@ -142,7 +144,7 @@ pub fn may_resize(thread: &Arc<Thread>, inode: &dyn Inode, size: u64) -> Result<
     }
 }
 
-/// `close`.
+/// Implements `close`.
 pub fn close(thread: &Thread, fd: u64) -> Answer {
     let number = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
     let removed = thread.files().table.lock().remove(number);
@@ -152,7 +154,7 @@ pub fn close(thread: &Thread, fd: u64) -> Answer {
     })
 }
 
-/// `close_range`.
+/// Implements `close_range`.
 pub fn close_range(thread: &Thread, first: u64, last: u64, flags: u64) -> Answer {
     const UNSHARE: u64 = 2;
     const ON_EXEC: u64 = 4;
@@ -172,12 +174,12 @@ pub fn close_range(thread: &Thread, first: u64, last: u64, flags: u64) -> Answer
     }
 }
 
-/// `dup`.
+/// Implements `dup`.
 pub fn dup(thread: &Thread, fd: u64) -> Answer {
     add(thread, open_of(thread, fd)?, 0)
 }
 
-/// `dup2`, `dup3`.
+/// Implements `dup2` and `dup3`.
 pub fn dup_to(thread: &Thread, from: u64, to: u64, flags: Option<u64>) -> Answer {
     let (from, to) = (from as u32, to as u32);
     let files = thread.files();
@@ -196,7 +198,7 @@ pub fn dup_to(thread: &Thread, from: u64, to: u64, flags: Option<u64>) -> Answer
     })
 }
 
-/// `fcntl`.
+/// Implements `fcntl`.
 pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -> Answer {
     let files = thread.files();
     let open = files.open(fd)?;
@@ -228,12 +230,12 @@ pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -
     }
 }
 
-/// `lseek`.
+/// Implements `lseek`.
 pub fn lseek(thread: &Thread, fd: u64, offset: u64, whence: u64) -> Answer {
     open_of(thread, fd)?.seek(offset as i64, whence as u32)
 }
 
-/// `ioctl`: what all files know; nothing here is a terminal.
+/// Implements the `ioctl` requests that every file has. No file is a terminal.
 pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
     let open = open_of(thread, fd)?;
     let set_close_on_exec = |on| thread.files().table.lock().set_close_on_exec(fd as u32, on).map(|()| 0);
@@ -255,7 +257,7 @@ pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
     }
 }
 
-/// `fsync`, `fdatasync`: what there is, is in memory.
+/// Implements `fsync` and `fdatasync`. Files live in memory, so there is nothing to write.
 pub fn sync(thread: &Thread, fd: u64) -> Answer {
     let open = open_of(thread, fd)?;
     if open.inode().meta().kind == vellum_kernel::fs::Kind::Fifo {
@@ -264,7 +266,7 @@ pub fn sync(thread: &Thread, fd: u64) -> Answer {
     Ok(0)
 }
 
-/// `fadvise64`: all that there is, is in memory.
+/// Implements `fadvise64`. Files live in memory, so the advice has no effect.
 pub fn advise(thread: &Thread, fd: u64, len: u64, advice: u64) -> Answer {
     let open = open_of(thread, fd)?;
     if open.flags() & abi::O_PATH != 0 {
@@ -277,7 +279,7 @@ pub fn advise(thread: &Thread, fd: u64, len: u64, advice: u64) -> Answer {
     }
 }
 
-/// `ftruncate`.
+/// Implements `ftruncate`.
 pub fn ftruncate(thread: &Arc<Thread>, fd: u64, size: u64) -> Answer {
     let open = open_of(thread, fd)?;
     if size > i64::MAX as u64 {
@@ -288,7 +290,7 @@ pub fn ftruncate(thread: &Arc<Thread>, fd: u64, size: u64) -> Answer {
     open.truncate(size).map(|()| 0)
 }
 
-/// `fallocate`.
+/// Implements `fallocate`.
 pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, len: u64) -> Answer {
     const KEEPS_SIZE: u64 = 1;
     let open = open_of(thread, fd)?;
@@ -296,7 +298,7 @@ pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, le
     if mode & KEEPS_SIZE == 0 {
         may_resize(thread, &**open.inode(), offset.saturating_add(len))?;
     }
-    // No write comes between the pieces.
+    // The file's write lock is held across the pieces, so that no write comes between them.
     let _turn = thread.killable(open.turn()).await?;
     let mut done = 0;
     let piece = || {
@@ -310,13 +312,13 @@ pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, le
     by_pieces(thread, piece).await.map(|()| 0)
 }
 
-/// `getdents64`.
+/// Implements `getdents64`.
 pub fn getdents(thread: &Thread, fd: u64, to: u64, len: u64) -> Answer {
     let mut bytes = UserBytes::one(thread, to, len);
     open_of(thread, fd)?.entries(&mut bytes).map(|n| n as u64)
 }
 
-/// `vmsplice`: bytes of a pipe into memory, or of memory into a pipe, as much as there is room for; they are copied.
+/// Implements `vmsplice`: copies from a pipe to memory or from memory to a pipe, as much as fits.
 pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, flags: u64) -> Answer {
     const KNOWN: u64 = 15;
     const AT_ONCE: u64 = 2;
@@ -340,7 +342,7 @@ pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, fl
     done.map(|n| n as u64)
 }
 
-/// `cachestat`: how many pages of a range of a file are in memory.
+/// Implements `cachestat`: counts the pages of a file range that are in memory.
 pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64) -> Answer {
     let open = open_of(thread, fd)?;
     let memory = thread.memory();

@@ -1,4 +1,4 @@
-//! `futex`.
+//! Implements the `futex` operations, `futex_waitv`, and the robust list.
 
 use super::{Answer, clock, pi};
 use crate::mem::{now_ns, uaccess};
@@ -9,16 +9,17 @@ use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
 
-/// Who wakes or waits without saying for what.
+/// The bit set of an operation without one (`FUTEX_BITSET_MATCH_ANY`).
 const ANY: u32 = u32::MAX;
 
-/// `futex`.
+/// Implements `futex`.
 pub async fn futex(thread: &Arc<Thread>, [address, op, value, timeout, second, third]: [u64; 6]) -> Answer {
     let (op, value) = (op as u32, value as u32);
     let command = op & !(abi::FUTEX_PRIVATE_FLAG | abi::FUTEX_CLOCK_REALTIME);
     let memory = thread.memory();
     let key = |address| {
-        // Who shares a word finds it by its memory, which is to be there; others by its address.
+        // A shared futex is keyed by its memory, which must be readable; a private one by its
+        // address.
         if op & abi::FUTEX_PRIVATE_FLAG == 0 && address % 4 == 0 {
             futex::word(&memory, address)?;
         }
@@ -70,7 +71,7 @@ pub async fn futex(thread: &Arc<Thread>, [address, op, value, timeout, second, t
     }
 }
 
-/// `futex_waitv`: waits at several words.
+/// Implements `futex_waitv`: waits on several futex words.
 pub async fn waitv(thread: &Arc<Thread>, [array, count, flags, timeout, clock, _]: [u64; 6]) -> Answer {
     const MOST: u64 = 128;
     const OF_32_BITS: u64 = 2;
@@ -90,7 +91,7 @@ pub async fn waitv(thread: &Arc<Thread>, [array, count, flags, timeout, clock, _
         let mut bytes = [0; 24];
         uaccess::read(&thread.memory(), array.wrapping_add(24 * index), &mut bytes)?;
         let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[8 * at + i]));
-        // The upper half is reserved.
+        // The upper 32 bits are reserved and must be 0.
         let kind = word(2) & !u64::from(abi::FUTEX_PRIVATE_FLAG);
         if kind != OF_32_BITS || word(0) > u64::from(u32::MAX) {
             return Err(Errno::EINVAL);
@@ -100,7 +101,7 @@ pub async fn waitv(thread: &Arc<Thread>, [array, count, flags, timeout, clock, _
     futex::wait(thread, &watched, deadline).await.map(|index| index as u64)
 }
 
-/// The change that `FUTEX_WAKE_OP` makes to a word; what was there.
+/// Applies the change of `FUTEX_WAKE_OP` to a word, atomically. Returns the word's old value.
 fn change(thread: &Arc<Thread>, address: u64, how: u32) -> Result<u32, Errno> {
     let memory = thread.memory();
     let argument = (how << 8) as i32 >> 20;
@@ -134,7 +135,8 @@ fn compares(old: u32, how: u32) -> Result<bool, Errno> {
     })
 }
 
-/// The locks that a thread still held as it ended are marked, and one that waits for each is woken (`set_robust_list`).
+/// Marks the robust locks that an exiting thread still owns with `FUTEX_OWNER_DIED`, and wakes one
+/// waiter of each (`set_robust_list`).
 pub fn release_robust_list(thread: &Arc<Thread>, head: u64) {
     const MOST: usize = 2048;
     let memory = thread.memory();

@@ -1,4 +1,4 @@
-//! Users, groups, capabilities: whose a thread is.
+//! Implements the system calls for user IDs, group IDs and capabilities.
 
 use super::Answer;
 use super::memory::set_limits;
@@ -10,7 +10,9 @@ use linux_raw_sys::general as abi;
 use vellum_kernel::credentials::{Credentials, Four, Ids, MOST_GROUPS, place};
 use vellum_kernel::errno::Errno;
 
-/// Replaces the thread's credentials by changed ones, if the change is allowed.
+/// Replaces the thread's credentials by a changed copy, if `change` returns no error. Moves the
+/// thread to its new user's count, and updates the limits on locked memory if `CAP_IPC_LOCK`
+/// changed.
 pub fn change(thread: &Thread, change: impl FnOnce(&mut Credentials) -> Answer) -> Answer {
     let mut new = Credentials::clone(&thread.credentials());
     let answer = change(&mut new)?;
@@ -25,17 +27,18 @@ pub fn change(thread: &Thread, change: impl FnOnce(&mut Credentials) -> Answer) 
     Ok(answer)
 }
 
-/// `setuid`, `setreuid`, `setresuid`. No more processes than the limit of the new user allows are made later.
+/// Implements `setuid`, `setreuid` and `setresuid`. `RLIMIT_NPROC` of the new user is checked by
+/// the next `clone`.
 pub fn set_users(thread: &Thread, wanted: Ids) -> Answer {
     change(thread, |own| own.set_users(wanted).map(|()| 0))
 }
 
-/// `setgid`, `setregid`, `setresgid`.
+/// Implements `setgid`, `setregid` and `setresgid`.
 pub fn set_groups(thread: &Thread, wanted: Ids) -> Answer {
     change(thread, |own| own.set_group_ids(wanted).map(|()| 0))
 }
 
-/// `getresuid`, `getresgid`.
+/// Implements `getresuid` and `getresgid`.
 pub fn get(thread: &Thread, ids: Four, to: [u64; 3]) -> Answer {
     for (to, id) in to.into_iter().zip(ids) {
         uaccess::write(&thread.memory(), to, &id.to_le_bytes())?;
@@ -43,7 +46,7 @@ pub fn get(thread: &Thread, ids: Four, to: [u64; 3]) -> Answer {
     Ok(0)
 }
 
-/// `getgroups`.
+/// Implements `getgroups`.
 pub fn getgroups(thread: &Thread, room: u64, to: u64) -> Answer {
     let groups = thread.credentials().groups.clone();
     let room = room as i32;
@@ -58,7 +61,7 @@ pub fn getgroups(thread: &Thread, room: u64, to: u64) -> Answer {
     Ok(groups.len() as u64)
 }
 
-/// `setgroups`.
+/// Implements `setgroups`.
 pub fn setgroups(thread: &Thread, count: u64, from: u64) -> Answer {
     let count = count as u32 as usize;
     thread.credentials().needs(abi::CAP_SETGID)?;
@@ -73,7 +76,8 @@ pub fn setgroups(thread: &Thread, count: u64, from: u64) -> Answer {
     change(thread, |own| own.set_groups(Arc::new(groups)).map(|()| 0))
 }
 
-/// What `capget` and `capset` begin with: how many halves of sets the program knows, and whom it is about.
+/// Reads the header of `capget` and `capset`. Returns the number of 32-bit halves per capability
+/// set in the program's version, and the TID.
 fn header(thread: &Arc<Thread>, at: u64) -> Result<(usize, i32), Errno> {
     let mut bytes = [0; 8];
     uaccess::read(&thread.memory(), at, &mut bytes)?;
@@ -89,10 +93,10 @@ fn header(thread: &Arc<Thread>, at: u64) -> Result<(usize, i32), Errno> {
     Ok((halves, (both >> 32) as i32))
 }
 
-/// `capget`.
+/// Implements `capget`.
 pub fn capget(thread: &Arc<Thread>, head: u64, to: u64) -> Answer {
     let (halves, pid) = match header(thread, head) {
-        // Who gives no place for an answer only asks for the version.
+        // A call without a data pointer only queries the version.
         Err(Errno::EINVAL) if to == 0 => return Ok(0),
         other => other?,
     };
@@ -113,7 +117,7 @@ pub fn capget(thread: &Arc<Thread>, head: u64, to: u64) -> Answer {
     uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
 }
 
-/// `capset`: one's own only.
+/// Implements `capset`, for the calling thread only.
 pub fn capset(thread: &Arc<Thread>, head: u64, from: u64) -> Answer {
     let (halves, pid) = header(thread, head)?;
     if pid != 0 && pid as u32 != thread.tid {

@@ -1,5 +1,5 @@
-//! The system calls that x86-64 has and newer architectures don't: mostly calls that have a
-//! successor with more arguments.
+//! Implements the system calls that x86-64 has and newer architectures lack. Most have a successor
+//! with more arguments.
 
 use super::clock::{SECOND, read_pair, write_micro};
 use super::process::Wanted;
@@ -13,10 +13,10 @@ use alloc::sync::Arc;
 use linux_raw_sys::general as nr;
 use vellum_kernel::errno::Errno;
 
-/// The flags of an `open` that `creat` is.
+/// The `open` flags that `creat` stands for.
 pub const CREAT: u64 = (nr::O_CREAT | nr::O_WRONLY | nr::O_TRUNC) as u64;
 
-/// A child that shares nothing but what the flags say.
+/// Returns the `clone` arguments of `fork` and `vfork`: the child shares only what `flags` names.
 pub fn plain(flags: u32) -> Wanted {
     Wanted {
         flags: flags.into(),
@@ -30,13 +30,13 @@ pub fn plain(flags: u32) -> Wanted {
     }
 }
 
-/// When a `poll` with this timeout in milliseconds gives up.
+/// Converts the timeout of `poll`, in milliseconds, to a deadline; a negative timeout has none.
 pub fn poll_deadline(ms: u64) -> Option<u64> {
     let ms = ms as i32;
     (ms >= 0).then(|| now_ns() + ms as u64 * 1_000_000)
 }
 
-/// `select`: what is left of the time is told.
+/// Implements `select`. Stores the remaining time in the program's `timeval`.
 pub async fn select(thread: &Arc<Thread>, [count, read, write, other, timeout, _]: [u64; 6]) -> Answer {
     let deadline = match timeout {
         0 => None,
@@ -44,13 +44,13 @@ pub async fn select(thread: &Arc<Thread>, [count, read, write, other, timeout, _
     };
     let answer = select::wait(thread, count, [read, write, other], deadline).await;
     if let Some(deadline) = deadline {
-        // Who gave the time in memory that can't be written is none the worse for it.
+        // A `timeval` that is not writable is not an error, as on Linux.
         let _ = write_micro(thread, timeout, deadline.saturating_sub(now_ns()));
     }
     answer
 }
 
-/// Copies a `struct timeval` of how long, in nanoseconds.
+/// Reads the `struct timeval` of a duration and returns it in nanoseconds.
 pub fn read_micro(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
     let [seconds, us] = read_pair(thread, from)?;
     if seconds > i64::MAX as u64 || us > i64::MAX as u64 {
@@ -59,13 +59,13 @@ pub fn read_micro(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
     Ok(seconds.saturating_mul(SECOND).saturating_add(us.saturating_mul(1000)))
 }
 
-/// `alarm`.
+/// Implements `alarm`.
 pub fn alarm(thread: &Arc<Thread>, seconds: u64) -> Answer {
     let before = set_real(&thread.process, (seconds & 0xffff_ffff) * SECOND, 0)?;
     Ok(before.left().div_ceil(SECOND))
 }
 
-/// `time`.
+/// Implements `time`.
 pub fn time(thread: &Arc<Thread>, to: u64) -> Answer {
     let now = (EPOCH + now_ns()) / SECOND;
     if to != 0 {
@@ -74,7 +74,7 @@ pub fn time(thread: &Arc<Thread>, to: u64) -> Answer {
     Ok(now)
 }
 
-/// `arch_prctl`.
+/// Implements `arch_prctl`.
 pub fn arch_prctl(thread: &Arc<Thread>, code: u64, value: u64) -> Answer {
     const SET_GS: u64 = 0x1001;
     const SET_FS: u64 = 0x1002;

@@ -1,4 +1,4 @@
-//! Locks on files: `flock`, and those of `fcntl`.
+//! Implements file locks: `flock`, and the record locks of `fcntl`.
 
 use super::Answer;
 use super::file::open_of;
@@ -12,19 +12,19 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Open;
 use vellum_kernel::fs::lock::{Class, Lock, Owner};
 
-/// The kinds of locks that a `struct flock` names.
+/// The values of `l_type` in a `struct flock`.
 const SHARED: u16 = abi::F_RDLCK as u16;
 const EXCLUSIVE: u16 = abi::F_WRLCK as u16;
 const NONE: u16 = abi::F_UNLCK as u16;
 
-/// Whether `fcntl` is asked about locks.
+/// Returns true if `command` is one of `fcntl`'s lock commands.
 pub fn is_command(command: u32) -> bool {
     let own = [abi::F_GETLK, abi::F_SETLK, abi::F_SETLKW];
     let of_open = [abi::F_OFD_GETLK, abi::F_OFD_SETLK, abi::F_OFD_SETLKW];
     own.contains(&command) || of_open.contains(&command)
 }
 
-/// A `struct flock`.
+/// A `struct flock` that a program passes in, with its range resolved to file offsets.
 struct Asked {
     kind: u16,
     range: Range<u64>,
@@ -44,7 +44,7 @@ fn read(thread: &Thread, open: &Open, from: u64) -> Result<Asked, Errno> {
     };
     let start = (base as i64).checked_add(word(8)).ok_or(Errno::EOVERFLOW)?;
     let length = word(16);
-    // A negative length is that of the range before.
+    // A negative length locks the range before `l_start` (POSIX).
     let end = start.checked_add(length).ok_or(Errno::EOVERFLOW)?;
     let (start, end) = if length < 0 { (end, start) } else { (start, end) };
     let start = u64::try_from(start).map_err(|_| Errno::EINVAL)?;
@@ -52,7 +52,7 @@ fn read(thread: &Thread, open: &Open, from: u64) -> Result<Asked, Errno> {
     Ok(Asked { kind: half(0), range, pid: word(24) as u32 })
 }
 
-/// `fcntl` with one of the commands of locks.
+/// Implements `fcntl` for the lock commands.
 pub async fn fcntl(thread: &Arc<Thread>, open: &Arc<Open>, command: u32, at: u64) -> Answer {
     let locks = files::locks();
     let asked = read(thread, open, at)?;
@@ -76,7 +76,7 @@ pub async fn fcntl(thread: &Arc<Thread>, open: &Arc<Open>, command: u32, at: u64
     }
 }
 
-/// Says which lock is in the way, or that none is.
+/// Writes the conflicting lock to the program's `struct flock`, or `F_UNLCK` if there is none.
 fn answer(thread: &Thread, at: u64, found: Option<Lock>) -> Answer {
     let memory = thread.memory();
     let Some(lock) = found else { return uaccess::write(&memory, at, &NONE.to_le_bytes()).map(|()| 0) };
@@ -94,7 +94,8 @@ fn answer(thread: &Thread, at: u64, found: Option<Lock>) -> Answer {
     uaccess::write(&memory, at, &bytes).map(|()| 0)
 }
 
-/// `flock`. Who has a lock and asks for one of the other kind has none while it waits.
+/// Implements `flock`. A conversion between shared and exclusive is not atomic: the old lock is
+/// released before the call waits for the new one, as on Linux.
 pub async fn flock(thread: &Arc<Thread>, fd: u64, operation: u64) -> Answer {
     let (locks, open) = (files::locks(), open_of(thread, fd)?);
     if open.flags() & abi::O_PATH != 0 {

@@ -1,4 +1,4 @@
-//! `mmap` and its kin: the engine's calls, in Linux's words.
+//! Implements `mmap`, `madvise` and the other memory calls on top of the engine.
 
 use super::Answer;
 use super::pieces::by_pieces;
@@ -25,13 +25,13 @@ use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::names::Mapped;
 use vellum_kernel::wait::give_way;
 
-/// What a program may say of memory; the bits are Linux's.
+/// Converts `PROT_` bits. Returns `None` if a bit is unknown.
 fn prot(bits: u64) -> Option<Prot> {
     let known = (abi::PROT_READ | abi::PROT_WRITE | abi::PROT_EXEC | abi::PROT_SEM) as u64;
     (bits & !known == 0).then(|| Prot::from_bits_truncate(bits as u8))
 }
 
-/// Flags that `MAP_SHARED_VALIDATE` knows.
+/// The flags that `MAP_SHARED_VALIDATE` accepts.
 const KNOWN: u32 = abi::MAP_TYPE
     | abi::MAP_FIXED
     | abi::MAP_FIXED_NOREPLACE
@@ -45,7 +45,7 @@ const KNOWN: u32 = abi::MAP_TYPE
     | MAP_LOW
     | abi::MAP_HUGETLB;
 
-/// Flags that mean the same to the engine.
+/// The `MAP_` flags that have an engine flag of the same meaning.
 const FLAGS: [(u32, MapFlags); 7] = [
     (abi::MAP_FIXED, MapFlags::FIXED),
     (abi::MAP_FIXED_NOREPLACE, MapFlags::FIXED_NOREPLACE),
@@ -56,7 +56,7 @@ const FLAGS: [(u32, MapFlags); 7] = [
     (MAP_LOW, MapFlags::LOW),
 ];
 
-/// `mmap`.
+/// Implements `mmap`.
 pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]) -> Answer {
     if !offset.is_multiple_of(FRAME_SIZE) {
         return Err(Errno::EINVAL);
@@ -97,7 +97,7 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
             Mappable::Zeros => memory.engine.map(request),
             Mappable::Pages(pages) => {
                 let object = contents::object_of(&pages).ok_or(Errno::ENODEV)?;
-                // To map a file is to read it, as far as its times tell.
+                // Mapping a file counts as an access, so its access time is updated.
                 file.read(0, &mut UserBytes::one(thread, 0, 0))?;
                 memory.remember(object.tag(), Mapped::of(&open));
                 memory.engine.map_object(request, object, offset)
@@ -109,13 +109,13 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
     Ok(to)
 }
 
-/// Faults in what was just mapped, as far as it is locked, or all of it. What can't be had, not even
-/// when memory was reclaimed, is no error; nor is it that the rest is missing after a signal, after
-/// which the call can't be made again.
+/// Populates a new mapping: its locked pages, or with `unlocked` all of them. Pages that cannot be
+/// allocated even after reclaim are skipped without an error (as for `MAP_POPULATE` on Linux). A
+/// signal ends the work without an error too, because the call cannot be restarted.
 ///
 /// # Errors
 ///
-/// `EINTR`: the thread is to end.
+/// `EINTR`: the thread is being killed.
 pub async fn populate(thread: &Arc<Thread>, addr: u64, len: u64, unlocked: bool) -> Result<(), Errno> {
     let memory = thread.memory();
     let rest = memory.engine.begin_populate(addr, len, unlocked);
@@ -123,11 +123,12 @@ pub async fn populate(thread: &Arc<Thread>, addr: u64, len: u64, unlocked: bool)
     populated.or_else(|error| if error == Errno::EINTR { Err(error) } else { Ok(()) })
 }
 
-/// Faults in what is left, and passes over what can't be had.
+/// Populates the rest and skips pages that cannot be allocated.
 ///
 /// # Errors
 ///
-/// `EINTR`: the thread is to end. Others: a signal came, after which the call is made again.
+/// `EINTR`: the thread is being killed. Others: a signal arrived, after which the call is
+/// restarted.
 async fn populate_rest(thread: &Arc<Thread>, memory: &Arc<UserSpace>, mut rest: Populating) -> Result<(), Errno> {
     loop {
         let piece = || {
@@ -141,18 +142,18 @@ async fn populate_rest(thread: &Arc<Thread>, memory: &Arc<UserSpace>, mut rest: 
     }
 }
 
-/// `munmap`.
+/// Implements `munmap`.
 pub fn munmap(thread: &Thread, addr: u64, len: u64) -> Answer {
     thread.memory().engine.unmap(addr, len).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
-/// `mprotect`.
+/// Implements `mprotect`.
 pub fn mprotect(thread: &Thread, addr: u64, len: u64, bits: u64) -> Answer {
     let prot = prot(bits).ok_or(Errno::EINVAL)?;
     thread.memory().engine.protect(addr, len, prot).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
-/// `mremap`.
+/// Implements `mremap`.
 pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u64; 6]) -> Answer {
     let flags = u8::try_from(flags).ok().and_then(RemapFlags::from_bits).ok_or(Errno::EINVAL)?;
     let request = RemapRequest { addr, old_len, new_len, flags, new_addr };
@@ -164,12 +165,12 @@ pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u6
     Ok(to)
 }
 
-/// `madvise`.
+/// Implements `madvise` for the calling process.
 pub async fn madvise(thread: &Arc<Thread>, addr: u64, len: u64, advice: u64) -> Answer {
     advise(thread, &thread.memory(), addr, len, advice).await
 }
 
-/// Advice about a space's memory.
+/// Applies `madvise` advice to a range of an address space.
 ///
 /// # Errors
 ///
@@ -215,7 +216,7 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
     by_pieces(thread, piece).await.map(|()| 0)
 }
 
-/// `madvise` with `MADV_REMOVE`.
+/// Implements `MADV_REMOVE`: punches a hole in the mapped file.
 fn remove(memory: &UserSpace, addr: u64, len: u64) -> Answer {
     let removed = memory.engine.remove(addr, len, |object, bytes| {
         object.punch_hole(bytes).map(|gone| space::unmap_removed(&All, object, &gone))
@@ -223,7 +224,7 @@ fn remove(memory: &UserSpace, addr: u64, len: u64) -> Answer {
     removed.map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
-/// `mlock`, `mlock2`.
+/// Implements `mlock` and `mlock2`.
 pub async fn mlock(thread: &Arc<Thread>, addr: u64, len: u64, flags: u64) -> Answer {
     if flags & !u64::from(abi::MLOCK_ONFAULT) != 0 {
         return Err(Errno::EINVAL);
@@ -238,12 +239,12 @@ pub async fn mlock(thread: &Arc<Thread>, addr: u64, len: u64, flags: u64) -> Ans
     by_pieces(thread, piece).await.map(|()| 0)
 }
 
-/// `munlock`.
+/// Implements `munlock`.
 pub fn munlock(thread: &Thread, addr: u64, len: u64) -> Answer {
     thread.memory().engine.unlock(addr, len).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
-/// `mlockall`.
+/// Implements `mlockall`.
 pub async fn mlockall(thread: &Arc<Thread>, flags: u64) -> Answer {
     let flags = u8::try_from(flags as u32).ok().and_then(LockAll::from_bits).ok_or(Errno::EINVAL)?;
     let memory = thread.memory();
@@ -252,13 +253,13 @@ pub async fn mlockall(thread: &Arc<Thread>, flags: u64) -> Answer {
     populate_rest(thread, &memory, rest).await.map(|()| 0)
 }
 
-/// `munlockall`.
+/// Implements `munlockall`.
 pub fn munlockall(thread: &Thread) -> Answer {
     thread.memory().engine.unlock_all();
     Ok(0)
 }
 
-/// `mseal`.
+/// Implements `mseal`.
 pub fn mseal(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
     if flags != 0 {
         return Err(Errno::EINVAL);
@@ -266,14 +267,14 @@ pub fn mseal(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
     thread.memory().engine.seal(addr, len).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
-/// `remap_file_pages`, which is a shared mapping of other pages of what is mapped there.
+/// Implements `remap_file_pages` by a shared mapping of other pages of the file mapped at `addr`.
 pub async fn remap_file_pages(thread: &Arc<Thread>, [addr, len, prot, page, _, _]: [u64; 6]) -> Answer {
     let memory = thread.memory();
     let (addr, len) = (addr & !(FRAME_SIZE - 1), len & !(FRAME_SIZE - 1));
     let offset = page.checked_mul(FRAME_SIZE);
     let end = addr.checked_add(len).filter(|end| *end > addr);
     let (Some(offset), Some(end), 0) = (offset, end, prot) else { return Err(Errno::EINVAL) };
-    // One file, mapped alike as far as it goes.
+    // The VMAs must map one file without a break and with the same flags.
     let (mut at, mut first) = (addr, None);
     memory.engine.vmas(addr, |vma| {
         let seen = (vma.backing.tag(), vma.prot, vma.flags);
@@ -290,7 +291,7 @@ pub async fn remap_file_pages(thread: &Arc<Thread>, [addr, len, prot, page, _, _
     populate(thread, addr, len, true).await.map(|()| 0)
 }
 
-/// What an address space may have, by a process's limits.
+/// Sets an address space's limits from the process's resource limits and credentials.
 pub fn set_limits(limits: &mut Limits, resources: &[[u64; 2]; 16], own: &Credentials) {
     let limit = |which: u32| resources[which as usize][0];
     limits.vmas = proc::most_vmas();
@@ -300,7 +301,7 @@ pub fn set_limits(limits: &mut Limits, resources: &[[u64; 2]; 16], own: &Credent
     limits.locked = if own.has(abi::CAP_IPC_LOCK) { u64::MAX } else { limit(abi::RLIMIT_MEMLOCK) };
 }
 
-/// `mincore`: 512 pages at once; then others go first.
+/// Implements `mincore`. Other tasks run after each 512 pages.
 pub async fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answer {
     const AT_ONCE: usize = 512;
     let pages = align_up(len, FRAME_SIZE.ilog2()).ok_or(Errno::ENOMEM)? / FRAME_SIZE;
@@ -322,7 +323,7 @@ pub async fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answ
     Ok(0)
 }
 
-/// `msync`.
+/// Implements `msync`.
 pub fn msync(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
     let (sync, known) = (abi::MS_ASYNC | abi::MS_SYNC, abi::MS_ASYNC | abi::MS_SYNC | abi::MS_INVALIDATE);
     let flags = flags as u32;
@@ -333,7 +334,7 @@ pub fn msync(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
     synced.map_err(|error| error.errno().into()).map(|()| 0)
 }
 
-/// `brk`: moves the end of the heap, or says where it is.
+/// Implements `brk`: moves the end of the heap. Returns the end, unchanged if it cannot be moved.
 pub async fn brk(thread: &Arc<Thread>, end: u64) -> Answer {
     let (end, grown) = move_end(&thread.memory(), end);
     if let Some((from, len)) = grown {
@@ -342,8 +343,7 @@ pub async fn brk(thread: &Arc<Thread>, end: u64) -> Answer {
     Ok(end)
 }
 
-/// Moves the end of the heap, if that can be; returns where it is then, and the addresses that were
-/// mapped for it.
+/// Moves the end of the heap if possible. Returns the end, and the range newly mapped for the heap.
 fn move_end(space: &UserSpace, end: u64) -> (u64, Option<(u64, u64)>) {
     let mut heap = space.heap.lock();
     let page = |at: u64| align_up(at, FRAME_SIZE.ilog2());

@@ -1,4 +1,5 @@
-//! Who and what a program is, what it may have, and chance.
+//! Implements the calls that query the system, resource limits and usage, and a few that fit
+//! nowhere else.
 
 use super::{Answer, process::process_of};
 use crate::arch::abi::NAME;
@@ -18,7 +19,7 @@ use vellum_kernel::fs::table;
 use vellum_kernel::uname::{DOMAIN, HOST, RELEASE, SYSTEM, VERSION};
 use vellum_kernel::wait::give_way;
 
-/// `uname`.
+/// Implements `uname`.
 pub fn uname(thread: &Arc<Thread>, to: u64) -> Answer {
     const FIELD: usize = 65;
     let fields = [SYSTEM, HOST, RELEASE, VERSION, NAME, DOMAIN];
@@ -29,7 +30,7 @@ pub fn uname(thread: &Arc<Thread>, to: u64) -> Answer {
     uaccess::write(&thread.memory(), to, &names).map(|()| 0)
 }
 
-/// `getrandom`: as much as is asked for, or less if a signal comes after the first piece.
+/// Implements `getrandom`. A signal after the first page ends the call with fewer bytes.
 pub async fn getrandom(thread: &Arc<Thread>, to: u64, len: u64, flags: u64) -> Answer {
     if flags & !7 != 0 {
         return Err(Errno::EINVAL);
@@ -52,14 +53,14 @@ pub async fn getrandom(thread: &Arc<Thread>, to: u64, len: u64, flags: u64) -> A
     Ok(done)
 }
 
-/// `set_tid_address`.
+/// Implements `set_tid_address`.
 pub fn set_tid_address(thread: &Arc<Thread>, address: u64) -> Answer {
     // SAFETY: the thread's own future.
     unsafe { thread.context() }.clear_tid = address;
     Ok(thread.tid.into())
 }
 
-/// `set_robust_list`.
+/// Implements `set_robust_list`.
 pub fn set_robust_list(thread: &Arc<Thread>, head: u64, len: u64) -> Answer {
     if len != 24 {
         return Err(Errno::EINVAL);
@@ -69,7 +70,7 @@ pub fn set_robust_list(thread: &Arc<Thread>, head: u64, len: u64) -> Answer {
     Ok(0)
 }
 
-/// `get_robust_list`: of the caller; those of others are theirs alone.
+/// Implements `get_robust_list` for the calling thread; `EPERM` for any other thread.
 pub fn get_robust_list(thread: &Arc<Thread>, tid: u64, head: u64, len: u64) -> Answer {
     match tid as u32 {
         0 => {}
@@ -82,7 +83,7 @@ pub fn get_robust_list(thread: &Arc<Thread>, tid: u64, head: u64, len: u64) -> A
     uaccess::write(&thread.memory(), head, &list.to_le_bytes()).map(|()| 0)
 }
 
-/// `prlimit64`.
+/// Implements `prlimit64`.
 pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -> Answer {
     let process = process_of(thread, pid)?;
     let own = thread.credentials();
@@ -100,8 +101,8 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
         let both = u128::from_le_bytes(bytes);
         wanted = Some([both as u64, (both >> 64) as u64]);
     }
-    // What is allowed counts in the lock in which it was looked at: else one thread raises what
-    // another has just lowered.
+    // The limits lock is held from the check to the store. Otherwise a thread could raise a limit
+    // that another thread has just lowered.
     let mut limits = process.limits.lock();
     let before = *limits.get(which).ok_or(Errno::EINVAL)?;
     if let Some(mut wanted) = wanted {
@@ -113,11 +114,11 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
             () => {}
         }
         if which == RLIMIT_CPU as usize {
-            // At once is as soon as can be told of.
+            // A limit of 0 seconds takes effect after the first, as on Linux.
             wanted[0] = wanted[0].max(1);
         }
         limits[which] = wanted;
-        // Nobody else sets limits meanwhile, so that the space has the last.
+        // The limits lock is still held, so the address space gets the limits stored last.
         if let Some(memory) = process.memory() {
             memory.engine.set_limits(|of_space| super::memory::set_limits(of_space, &limits, &theirs));
         }
@@ -133,7 +134,7 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
     Ok(0)
 }
 
-/// `sysinfo`.
+/// Implements `sysinfo`.
 pub fn sysinfo(thread: &Arc<Thread>, to: u64) -> Answer {
     let frames = crate::mem::machine().frames();
     let page = vellum::addr::FRAME_SIZE;
@@ -152,7 +153,7 @@ pub fn sysinfo(thread: &Arc<Thread>, to: u64) -> Answer {
     uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
 }
 
-/// `getcpu`: the processor, and its node.
+/// Implements `getcpu`: stores the CPU and its NUMA node.
 pub fn getcpu(thread: &Arc<Thread>, cpu: u64, node: u64) -> Answer {
     let index = percpu::current().index;
     for (to, value) in [(cpu, index), (node, machine().platform().node(index))] {
@@ -163,7 +164,8 @@ pub fn getcpu(thread: &Arc<Thread>, cpu: u64, node: u64) -> Answer {
     Ok(0)
 }
 
-/// A `struct rusage` of someone who used so much. Nobody tells the kernel's own work from the program's.
+/// Builds a `struct rusage`. All CPU time counts as user time: user and system time are not told
+/// apart. `most` is the peak resident size in bytes.
 fn usage(used: Usage, most: u64) -> [u8; 144] {
     let mut bytes = [0; 144];
     let Usage { time, minor, major } = used;
@@ -174,12 +176,12 @@ fn usage(used: Usage, most: u64) -> [u8; 144] {
     bytes
 }
 
-/// What `wait4` says about a child that it has reaped.
+/// Returns the `struct rusage` of a child that `wait4` reports.
 pub fn usage_of(process: &Process) -> [u8; 144] {
     usage(process.usage() + *process.children_usage.lock(), 0)
 }
 
-/// `getrusage`.
+/// Implements `getrusage`.
 pub fn getrusage(thread: &Arc<Thread>, whom: u64, to: u64) -> Answer {
     const OWN: i32 = 0;
     const CHILDREN: i32 = -1;
@@ -194,7 +196,7 @@ pub fn getrusage(thread: &Arc<Thread>, whom: u64, to: u64) -> Answer {
     uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
 }
 
-/// `times`: in hundredths of a second.
+/// Implements `times`, in clock ticks of 10 ms.
 pub fn times(thread: &Arc<Thread>, to: u64) -> Answer {
     const TICK: u64 = 10_000_000;
     if to != 0 {
@@ -207,10 +209,10 @@ pub fn times(thread: &Arc<Thread>, to: u64) -> Answer {
     Ok(now_ns() / TICK)
 }
 
-/// `membarrier`: whatever kind is asked for, every processor has a barrier.
+/// Implements `membarrier`: every command executes a barrier on all CPUs.
 pub fn membarrier(thread: &Thread, command: u64, flags: u64) -> Answer {
     use abi::membarrier_cmd as cmd;
-    /// What is to be registered for, and what is registered by what.
+    /// The expedited commands, each with the command that registers for it.
     const EXPEDITED: [(u32, u32); 3] = [
         (cmd::MEMBARRIER_CMD_GLOBAL_EXPEDITED as u32, cmd::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED as u32),
         (cmd::MEMBARRIER_CMD_PRIVATE_EXPEDITED as u32, cmd::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED as u32),
@@ -233,7 +235,7 @@ pub fn membarrier(thread: &Thread, command: u64, flags: u64) -> Answer {
     }
     if command != GLOBAL {
         let (what, by) = EXPEDITED.iter().find(|(what, _)| *what == command).ok_or(Errno::EINVAL)?;
-        // Whoever asks for one of all registered processes need not be one of them.
+        // The caller of the global command need not be registered itself.
         if *what != EXPEDITED[0].0 && space.barriers.load(Ordering::Relaxed) & by == 0 {
             return Err(Errno::EPERM);
         }

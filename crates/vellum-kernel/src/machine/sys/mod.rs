@@ -1,35 +1,36 @@
-//! The system calls.
+//! Implements Linux's system calls: one module per subject, and one table that dispatches to them.
 //!
-//! | file | story |
+//! | file | subject |
 //! |---|---|
-//! | `table` | the table of all system calls: numbers, how much there is of each, what carries it out |
-//! | `legacy` | those that x86-64 alone has |
-//! | [`memory`] | `mmap` and its kin |
-//! | [`remote`] | other processes' memory |
-//! | [`pieces`] | calls that take long |
-//! | [`mod@file`] | descriptors |
-//! | [`nameless`] | files that are made without a name |
-//! | [`mod@select`] | waiting for one of a set of files |
-//! | [`mod@lock`] | locks on files |
-//! | [`path`] | files by name |
-//! | [`mod@mount`] | what is mounted where |
-//! | [`swap`] | what swap is in use |
-//! | [`program`] | programs: into memory, and `execve` |
-//! | [`process`] | processes and threads |
-//! | [`wait`] | waiting for children |
-//! | [`pidfd`] | descriptors of processes |
-//! | [`identity`] | users, groups, capabilities |
-//! | [`schedule`] | who runs where and how soon, for those who ask |
+//! | `table` | the system-call table: numbers, support level, restart rule, handler |
+//! | `legacy` | calls that only x86-64 has |
+//! | [`memory`] | `mmap`, `mprotect`, `mremap`, `madvise`, `mlock`, `mincore`, `brk` |
+//! | [`remote`] | `process_vm_readv`, `process_vm_writev`, `process_madvise` |
+//! | [`pieces`] | long calls that run piece by piece |
+//! | [`mod@file`] | file descriptors: read, write, `fcntl`, `fallocate` |
+//! | [`anon_inode`] | files without a path: pipes, memfds, userfaultfds, eventfds |
+//! | [`mod@select`] | `select` and `poll` |
+//! | [`mod@lock`] | `flock` and record locks |
+//! | [`path`] | calls that take a path |
+//! | [`mod@mount`] | `mount` and `umount2` |
+//! | [`swap`] | `swapon` and `swapoff` |
+//! | [`program`] | program loading and `execve` |
+//! | [`process`] | `clone`, `exit`, process groups and sessions |
+//! | [`wait`] | `wait4` and `waitid` |
+//! | [`pidfd`] | pidfds |
+//! | [`identity`] | user IDs, group IDs, capabilities |
+//! | [`schedule`] | scheduling class, priority, affinity |
 //! | [`shm`] | System V shared memory |
 //! | [`signal`] | signals |
-//! | [`futex`] | waiting for a word of memory |
-//! | [`pi`] | locks whose word names their owner |
-//! | [`clock`] | clocks, and sleeping |
-//! | [`timer`] | timers |
-//! | [`policy`] | which node memory comes from |
-//! | [`prctl`] | what a program says about itself |
-//! | [`misc`] | who and what a program is, what it may have, and chance |
+//! | [`futex`] | futexes |
+//! | [`pi`] | priority-inheritance futexes |
+//! | [`clock`] | clocks and sleeping |
+//! | [`timer`] | interval timers and POSIX timers |
+//! | [`policy`] | NUMA memory policy |
+//! | [`prctl`] | `prctl` |
+//! | [`misc`] | `uname`, `prlimit64`, `getrusage`, `membarrier`, `getrandom` and the like |
 
+pub mod anon_inode;
 pub mod clock;
 pub mod file;
 pub mod futex;
@@ -40,7 +41,7 @@ pub mod lock;
 pub mod memory;
 pub mod misc;
 pub mod mount;
-pub mod nameless;
+
 pub mod path;
 pub mod pi;
 pub mod pidfd;
@@ -64,10 +65,10 @@ use crate::task::run::{Restart, SystemCalls};
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
 
-/// What a system call answers.
+/// The result of a system call: the value for the return register, or the error number.
 pub type Answer = Result<u64, Errno>;
 
-/// The system calls, as the task layer makes them.
+/// The system calls, as the task layer dispatches them.
 pub struct Calls;
 
 impl SystemCalls for Calls {

@@ -1,4 +1,4 @@
-//! `mount` and `umount2`.
+//! Implements `mount` and `umount2`.
 
 use super::{Answer, program};
 use crate::files::{self, kinds, mount};
@@ -9,14 +9,14 @@ use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::names::LONGEST_PATH;
 
-/// Who sees what is mounted: there is one view of it, so nothing is to be done.
+/// The flags of mount propagation. There is one mount namespace, so they have no effect.
 const PROPAGATION: u32 = abi::MS_SHARED | abi::MS_PRIVATE | abi::MS_SLAVE | abi::MS_UNBINDABLE;
 
 fn string(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
     if at == 0 { Ok(Vec::new()) } else { program::read_string(&thread.memory(), at, LONGEST_PATH) }
 }
 
-/// `mount`: of file systems by their kind, and again, to be changed or not.
+/// Implements `mount`: mounts a file system by its type, or remounts one read-only or writable.
 pub fn mount(thread: &Arc<Thread>, [source, on, kind, flags, options, _]: [u64; 6]) -> Answer {
     let own = thread.credentials();
     own.needs(abi::CAP_SYS_ADMIN)?;
@@ -39,7 +39,7 @@ pub fn mount(thread: &Arc<Thread>, [source, on, kind, flags, options, _]: [u64; 
     Ok(0)
 }
 
-/// `umount2`.
+/// Implements `umount2`.
 pub fn unmount(thread: &Arc<Thread>, on: u64, flags: u64) -> Answer {
     let flags = flags as u32;
     let known = abi::MNT_FORCE | abi::MNT_DETACH | abi::UMOUNT_NOFOLLOW;

@@ -1,4 +1,4 @@
-//! Files by name.
+//! Implements the system calls that take a path, and those that change a file's metadata.
 
 use super::{Answer, file, program};
 use crate::files::{self, Executable};
@@ -14,14 +14,14 @@ use vellum_kernel::fs::meta::{Device, Time, Want};
 use vellum_kernel::fs::names::{LONGEST_PATH, Mapped, View};
 use vellum_kernel::fs::{Files, Inode, Kind, Meta, Who};
 
-/// The current directory, where calls of old take their paths from.
+/// `AT_FDCWD`: calls without a directory argument resolve paths from the current directory.
 pub const HERE: u64 = abi::AT_FDCWD as u32 as u64;
 
 fn path(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
     program::read_string(&thread.memory(), at, LONGEST_PATH)
 }
 
-/// Looks at a path, from a directory on.
+/// Calls `look` with the thread's view of the file system, to resolve `path` from directory `at`.
 fn with<T>(thread: &Thread, at: u64, path: &[u8], look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
     files::view(&thread.files(), &thread.credentials().who(), at as i32, path.first() == Some(&b'/'), look)
 }
@@ -30,12 +30,14 @@ fn masked(files: &Files, mode: u64) -> u32 {
     mode as u32 & 0o7777 & !files.umask.load(Ordering::Relaxed)
 }
 
-/// What a path and the flags of an `…at` call mean: perhaps the descriptor itself.
+/// Resolves the path of an `...at` call. With `AT_EMPTY_PATH` and an empty path, returns the file
+/// of the descriptor `at` itself. `nofollow` is the call's flag that keeps links from being
+/// followed.
 pub fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> Result<Arc<dyn Inode>, Errno> {
     inode_for(thread, &thread.credentials().who(), at, name, flags, nofollow)
 }
 
-/// The same, for this user.
+/// As [`inode_at`], with the access rights of `who`.
 fn inode_for(
     thread: &Thread,
     who: &Who,
@@ -55,12 +57,12 @@ fn inode_for(
     files::view(&thread.files(), who, at as i32, absolute, |view| view.get(&path, flags as u32 & nofollow == 0))
 }
 
-/// Looks with the caller's rights at what it has in hand already.
+/// Calls `look` with the caller's rights, for an operation on an inode already resolved.
 fn view<T>(thread: &Thread, look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
     files::view(&thread.files(), &thread.credentials().who(), abi::AT_FDCWD, true, look)
 }
 
-/// `open`, `openat`, `creat`.
+/// Implements `open`, `openat` and `creat`.
 pub async fn open(thread: &Arc<Thread>, at: u64, name: u64, flags: u64, mode: u64) -> Answer {
     let (path, flags) = (path(thread, name)?, flags as u32);
     let mode = masked(&thread.files(), mode);
@@ -69,18 +71,18 @@ pub async fn open(thread: &Arc<Thread>, at: u64, name: u64, flags: u64, mode: u6
     file::add(thread, Arc::new(open), flags)
 }
 
-/// `stat`, `lstat`, `newfstatat`.
+/// Implements `stat`, `lstat` and `newfstatat`.
 pub fn stat(thread: &Thread, at: u64, name: u64, to: u64, flags: u64) -> Answer {
     let inode = inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
     write_stat(thread, &inode.meta(), to)
 }
 
-/// `fstat`.
+/// Implements `fstat`.
 pub fn fstat(thread: &Thread, fd: u64, to: u64) -> Answer {
     write_stat(thread, &file::open_of(thread, fd)?.inode().meta(), to)
 }
 
-/// Each architecture has the fields in its own order and width, and other ones between them.
+/// Writes a `struct stat`, whose field order, widths and padding differ per architecture.
 #[allow(clippy::unnecessary_cast)]
 fn write_stat(thread: &Thread, meta: &Meta, to: u64) -> Answer {
     // SAFETY: integers, for which zero bits are a value.
@@ -104,25 +106,25 @@ fn write_stat(thread: &Thread, meta: &Meta, to: u64) -> Answer {
     uaccess::write(&thread.memory(), to, uaccess::bytes_of(&stat)).map(|()| 0)
 }
 
-/// `statx`.
+/// Implements `statx`.
 pub fn statx(thread: &Thread, [at, name, flags, _mask, to, _]: [u64; 6]) -> Answer {
     let inode = inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
     let statx = inode.meta().statx();
     uaccess::write(&thread.memory(), to, uaccess::bytes_of(&statx)).map(|()| 0)
 }
 
-/// `statfs`, `fstatfs`.
+/// Implements `fstatfs`, and `statfs` once the path is resolved.
 pub fn statfs(thread: &Thread, inode: &Arc<dyn Inode>, to: u64) -> Answer {
     let statfs = inode.space().statfs();
     uaccess::write(&thread.memory(), to, uaccess::bytes_of(&statfs)).map(|()| 0)
 }
 
-/// `statfs`.
+/// Implements `statfs`.
 pub fn statfs_at(thread: &Thread, name: u64, to: u64) -> Answer {
     statfs(thread, &inode_at(thread, HERE, name, 0, 0)?, to)
 }
 
-/// `access`, `faccessat`, `faccessat2`.
+/// Implements `access`, `faccessat` and `faccessat2`.
 pub fn access(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Answer {
     if mode & !7 != 0 {
         return Err(Errno::EINVAL);
@@ -134,12 +136,12 @@ pub fn access(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Ans
     who.may(&inode.meta(), Want(mode as u32)).map(|()| 0)
 }
 
-/// `mkdir`, `mkdirat`.
+/// Implements `mkdir` and `mkdirat`.
 pub fn mkdir(thread: &Thread, at: u64, name: u64, mode: u64) -> Answer {
     make(thread, at, name, Kind::Directory, mode, Device::default(), &[])
 }
 
-/// `mknod`, `mknodat`.
+/// Implements `mknod` and `mknodat`.
 pub fn mknod(thread: &Thread, at: u64, name: u64, mode: u64, device: u64) -> Answer {
     let kind = if mode as u32 & abi::S_IFMT == 0 { Kind::Regular } else { Kind::of(mode as u32)? };
     let device =
@@ -147,7 +149,7 @@ pub fn mknod(thread: &Thread, at: u64, name: u64, mode: u64, device: u64) -> Ans
     make(thread, at, name, kind, mode, device, &[])
 }
 
-/// `symlink`, `symlinkat`.
+/// Implements `symlink` and `symlinkat`.
 pub fn symlink(thread: &Thread, target: u64, at: u64, name: u64) -> Answer {
     let target = path(thread, target)?;
     make(thread, at, name, Kind::Link, 0o777, Device::default(), &target)
@@ -159,9 +161,9 @@ fn make(thread: &Thread, at: u64, name: u64, kind: Kind, mode: u64, device: Devi
     with(thread, at, &path, |view| view.make(&path, kind, mode, device, target)).map(|()| 0)
 }
 
-/// `link`, `linkat`.
+/// Implements `link` and `linkat`.
 pub fn link(thread: &Thread, [from_at, from, at, name, flags, _]: [u64; 6]) -> Answer {
-    // Links are followed only if asked for, unlike elsewhere.
+    // Unlike other calls, `linkat` follows links only on request.
     let follow = flags as u32 & abi::AT_SYMLINK_FOLLOW != 0;
     let flags = if follow { flags } else { flags | u64::from(abi::AT_SYMLINK_NOFOLLOW) };
     let inode = inode_at(thread, from_at, from, flags, abi::AT_SYMLINK_NOFOLLOW)?;
@@ -169,7 +171,7 @@ pub fn link(thread: &Thread, [from_at, from, at, name, flags, _]: [u64; 6]) -> A
     with(thread, at, &path, |view| view.link(&inode, &path)).map(|()| 0)
 }
 
-/// `unlink`, `rmdir`, `unlinkat`.
+/// Implements `unlink`, `rmdir` and `unlinkat`.
 pub fn unlink(thread: &Thread, at: u64, name: u64, flags: u64) -> Answer {
     if flags as u32 & !abi::AT_REMOVEDIR != 0 {
         return Err(Errno::EINVAL);
@@ -178,14 +180,14 @@ pub fn unlink(thread: &Thread, at: u64, name: u64, flags: u64) -> Answer {
     with(thread, at, &path, |view| view.remove(&path, flags as u32 & abi::AT_REMOVEDIR != 0)).map(|()| 0)
 }
 
-/// `rename`, `renameat`, `renameat2`.
+/// Implements `rename`, `renameat` and `renameat2`.
 pub fn rename(thread: &Thread, from_at: u64, from: u64, at: u64, to: u64, flags: u64) -> Answer {
     let (from, to) = (path(thread, from)?, path(thread, to)?);
     with(thread, from_at, &from, |view| with(thread, at, &to, |target| view.rename(&from, &target, &to, flags as u32)))
         .map(|()| 0)
 }
 
-/// `readlink`, `readlinkat`.
+/// Implements `readlink` and `readlinkat`.
 pub fn readlink(thread: &Thread, at: u64, name: u64, to: u64, len: u64) -> Answer {
     if len as i32 <= 0 {
         return Err(Errno::EINVAL);
@@ -197,7 +199,7 @@ pub fn readlink(thread: &Thread, at: u64, name: u64, to: u64, len: u64) -> Answe
     Ok(count as u64)
 }
 
-/// `truncate`.
+/// Implements `truncate`.
 pub fn truncate(thread: &Arc<Thread>, name: u64, size: u64) -> Answer {
     if size > i64::MAX as u64 {
         return Err(Errno::EINVAL);
@@ -211,41 +213,41 @@ pub fn truncate(thread: &Arc<Thread>, name: u64, size: u64) -> Answer {
     Ok(0)
 }
 
-/// `chmod`, `fchmodat`.
+/// Implements `chmod` and `fchmodat`.
 pub fn chmod(thread: &Thread, at: u64, name: u64, mode: u64) -> Answer {
     let inode = inode_at(thread, at, name, 0, 0)?;
     view(thread, |view| view.set_mode(&*inode, mode as u32)).map(|()| 0)
 }
 
-/// What `chown` does: −1 leaves an owner as it is.
+/// Sets a file's owner and group; −1 keeps the present one.
 fn set_owner(thread: &Thread, inode: &dyn Inode, [uid, gid]: [u64; 2]) -> Answer {
     let owner = |id: u64| Some(id as u32).filter(|id| *id != SAME);
     view(thread, |view| view.set_owner(inode, owner(uid), owner(gid))).map(|()| 0)
 }
 
-/// `chown`, `lchown`, `fchownat`.
+/// Implements `chown`, `lchown` and `fchownat`.
 pub fn chown(thread: &Thread, at: u64, name: u64, uid: u64, gid: u64, flags: u64) -> Answer {
     set_owner(thread, &*inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?, [uid, gid])
 }
 
-/// The file of a descriptor, to change what is known about it.
+/// Returns the inode of a descriptor whose metadata is to be changed.
 fn changeable(thread: &Thread, fd: u64) -> Result<Arc<dyn Inode>, Errno> {
     let open = file::open_of(thread, fd)?;
     if open.flags() & abi::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(open.inode().clone()) }
 }
 
-/// `fchmod`.
+/// Implements `fchmod`.
 pub fn fchmod(thread: &Thread, fd: u64, mode: u64) -> Answer {
     let inode = changeable(thread, fd)?;
     view(thread, |view| view.set_mode(&*inode, mode as u32)).map(|()| 0)
 }
 
-/// `fchown`.
+/// Implements `fchown`.
 pub fn fchown(thread: &Thread, fd: u64, uid: u64, gid: u64) -> Answer {
     set_owner(thread, &*changeable(thread, fd)?, [uid, gid])
 }
 
-/// `utimensat`.
+/// Implements `utimensat`.
 pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u64) -> Answer {
     let inode = if name == 0 && at as i32 != abi::AT_FDCWD {
         file::open_of(thread, at)?.inode().clone()
@@ -277,7 +279,7 @@ pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u6
     view(thread, |view| view.set_times(&*inode, accessed, modified, present)).map(|()| 0)
 }
 
-/// `chdir`, `fchdir`.
+/// Implements `fchdir`, and `chdir` once the path is resolved.
 pub fn chdir(thread: &Thread, inode: Arc<dyn Inode>) -> Answer {
     if inode.directory().is_none() {
         return Err(Errno::ENOTDIR);
@@ -287,12 +289,12 @@ pub fn chdir(thread: &Thread, inode: Arc<dyn Inode>) -> Answer {
     Ok(0)
 }
 
-/// `chdir`.
+/// Implements `chdir`.
 pub fn chdir_to(thread: &Thread, name: u64) -> Answer {
     chdir(thread, inode_at(thread, HERE, name, 0, 0)?)
 }
 
-/// `getcwd`.
+/// Implements `getcwd`.
 pub fn getcwd(thread: &Thread, to: u64, len: u64) -> Answer {
     let mut path = files::current_path(&thread.files())?;
     path.push(0);
@@ -303,12 +305,12 @@ pub fn getcwd(thread: &Thread, to: u64, len: u64) -> Answer {
     Ok(path.len() as u64)
 }
 
-/// `umask`.
+/// Implements `umask`.
 pub fn umask(thread: &Thread, mask: u64) -> Answer {
     Ok(thread.files().umask.swap(mask as u32 & 0o777, Ordering::Relaxed).into())
 }
 
-/// A file for `execve`; with an empty path that of the descriptor.
+/// Returns the executable file at `path`; with an empty path, that of descriptor `at`.
 pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result<Executable, Errno> {
     let file = if path.is_empty() {
         let open = file::open_of(thread, at & 0xffff_ffff)?;
@@ -323,11 +325,11 @@ pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result
     Ok(file)
 }
 
-/// All of a file.
+/// Reads a whole file.
 ///
 /// # Errors
 ///
-/// `ENOMEM`, and the file's own.
+/// `ENOMEM`; those of the file.
 pub fn read_file(inode: &Arc<dyn Inode>) -> Result<Vec<u8>, Errno> {
     let size = inode.meta().size as usize;
     let file = inode.clone().open(abi::O_RDONLY)?;

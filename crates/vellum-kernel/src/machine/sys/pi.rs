@@ -1,9 +1,11 @@
-//! Locks whose word names their owner: futexes with priority inheritance. Nobody has a priority here that another could inherit,
-//! so what is left is the protocol of the word.
+//! Implements priority-inheritance futexes, whose word holds the owner's TID. No thread has a
+//! priority that another could inherit, so only the protocol of the word is implemented.
 //!
-//! The word of a free lock is 0. Who finds it so takes it in user mode; all others come here. An owner that others wait for
-//! finds the bit for that in its word, and comes here to give the lock up: it leaves the word without an owner, but with the
-//! bit, so that nobody takes it in user mode, and wakes one, who takes it here if nobody else was faster.
+//! A free lock's word is 0, and a thread that finds 0 takes the lock in user mode. Every other
+//! thread enters the kernel. An owner that finds `FUTEX_WAITERS` in its word enters the kernel to
+//! unlock: the kernel clears the owner's TID and keeps `FUTEX_WAITERS`, so that no thread takes the
+//! lock in user mode, and wakes one waiter. The waiter takes the lock in the kernel, unless another
+//! thread there was faster.
 
 use super::{Answer, clock};
 use crate::mem::{UserSpace, uaccess};
@@ -13,18 +15,19 @@ use alloc::sync::Arc;
 use linux_raw_sys::general::{FUTEX_OWNER_DIED, FUTEX_TID_MASK, FUTEX_WAITERS};
 use vellum_kernel::errno::Errno;
 
-/// What an attempt to take a lock comes to.
+/// The result of an attempt to take a lock.
 enum Attempt {
     Taken,
-    /// Its word is this, with the bit that says that somebody waits.
+    /// Another thread owns the lock. Holds the word as it is now, with `FUTEX_WAITERS` if
+    /// requested.
     Owned(u32),
 }
 
-/// Takes a lock, unless it has an owner; `waits`: who then is to hear that somebody waits.
+/// Takes the lock unless it has an owner. With `waits`, sets `FUTEX_WAITERS` for the owner.
 ///
 /// # Errors
 ///
-/// `EDEADLK`: the thread has it. `ESRCH`: its owner is no more. `EFAULT`.
+/// `EDEADLK`: the calling thread owns the lock. `ESRCH`: the owner no longer exists. `EFAULT`.
 fn attempt(thread: &Thread, memory: &Arc<UserSpace>, address: u64, waits: bool) -> Result<Attempt, Errno> {
     loop {
         let word = futex::word(memory, address)?;
@@ -42,7 +45,7 @@ fn attempt(thread: &Thread, memory: &Arc<UserSpace>, address: u64, waits: bool) 
     }
 }
 
-/// `FUTEX_LOCK_PI`, `FUTEX_LOCK_PI2`.
+/// Implements `FUTEX_LOCK_PI` and `FUTEX_LOCK_PI2`.
 pub async fn lock(thread: &Arc<Thread>, address: u64, timeout: u64, real_time: bool) -> Answer {
     let memory = thread.memory();
     futex::key(&memory, address)?;
@@ -53,7 +56,7 @@ pub async fn lock(thread: &Arc<Thread>, address: u64, timeout: u64, real_time: b
         match waited {
             Ok(_) | Err(Errno::EAGAIN) => {}
             Err(Errno::EINTR) => {
-                // A lock is not left half taken: whatever a handler wants, the call goes on after it.
+                // The lock call restarts after every handler, with or without `SA_RESTART`.
                 // SAFETY: the thread's own future.
                 unsafe { thread.context() }.insists = true;
                 return Err(Errno::EINTR);
@@ -63,7 +66,7 @@ pub async fn lock(thread: &Arc<Thread>, address: u64, timeout: u64, real_time: b
     }
 }
 
-/// `FUTEX_TRYLOCK_PI`.
+/// Implements `FUTEX_TRYLOCK_PI`.
 pub fn try_lock(thread: &Thread, address: u64) -> Answer {
     let memory = thread.memory();
     futex::key(&memory, address)?;
@@ -73,7 +76,7 @@ pub fn try_lock(thread: &Thread, address: u64) -> Answer {
     }
 }
 
-/// `FUTEX_UNLOCK_PI`.
+/// Implements `FUTEX_UNLOCK_PI`.
 pub fn unlock(thread: &Thread, address: u64) -> Answer {
     let memory = thread.memory();
     let key = futex::key(&memory, address)?;
@@ -87,7 +90,7 @@ pub fn unlock(thread: &Thread, address: u64) -> Answer {
         }
     }
     if futex::wake(key, 1, u32::MAX) == 0 {
-        // Nobody waits any more, and nobody begins to at a word without an owner.
+        // There is no waiter left, and no thread starts to wait on a word without an owner.
         uaccess::exchange(&memory, address, FUTEX_WAITERS, 0)?;
     }
     Ok(0)

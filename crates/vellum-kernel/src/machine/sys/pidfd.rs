@@ -1,4 +1,4 @@
-//! Descriptors of processes, whose numbers may have come to mean nobody: whom they stand for doesn't change.
+//! Implements pidfds. A pidfd keeps referring to its process even after the PID is reused.
 
 use super::file::{add, open_of};
 use super::signal::{allowed, known_or_none, read_info};
@@ -15,7 +15,7 @@ use vellum_kernel::fs::inode::File;
 use vellum_kernel::fs::{Open, device};
 use vellum_kernel::wait::Queue;
 
-/// The file: it is ready when the process has ended.
+/// The file behind a pidfd. It is readable once the process has exited.
 struct Descriptor {
     process: Arc<Process>,
 }
@@ -38,17 +38,17 @@ impl File for Descriptor {
     }
 }
 
-/// An open descriptor of a process.
+/// Creates an open pidfd file for a process.
 pub fn open(process: &Arc<Process>, flags: u32) -> Arc<Open> {
     let file = Arc::new(Descriptor { process: process.clone() });
     device::open(file, abi::O_RDWR | flags & abi::O_NONBLOCK)
 }
 
-/// Whom a descriptor stands for, and whether it is not to be waited for.
+/// Returns the process of a pidfd, and whether the pidfd is non-blocking.
 ///
 /// # Errors
 ///
-/// `EBADF`: there is none, or it is no such file.
+/// `EBADF`: `fd` is not open, or is not a pidfd.
 pub fn process_of(thread: &Thread, fd: u64) -> Result<(Arc<Process>, bool), Errno> {
     let open = open_of(thread, u64::from(fd as u32))?;
     let file = open.file().map_err(|_| Errno::EBADF)?;
@@ -56,7 +56,7 @@ pub fn process_of(thread: &Thread, fd: u64) -> Result<(Arc<Process>, bool), Errn
     Ok((descriptor.process.clone(), open.flags() & abi::O_NONBLOCK != 0))
 }
 
-/// `pidfd_open`.
+/// Implements `pidfd_open`.
 pub fn pidfd_open(thread: &Thread, pid: u64, flags: u64) -> Answer {
     let (pid, flags) = (pid as i32, flags as u32);
     if pid <= 0 || flags & !abi::O_NONBLOCK != 0 {
@@ -70,7 +70,7 @@ pub fn pidfd_open(thread: &Thread, pid: u64, flags: u64) -> Answer {
     add(thread, open(&process, flags), abi::O_CLOEXEC)
 }
 
-/// `pidfd_send_signal`.
+/// Implements `pidfd_send_signal`.
 pub fn pidfd_send_signal(thread: &Arc<Thread>, fd: u64, signal: u64, from: u64, flags: u64) -> Answer {
     const THREAD_GROUP: u64 = 1 << 1;
     let signal = known_or_none(signal)?;
@@ -102,7 +102,7 @@ pub fn pidfd_send_signal(thread: &Arc<Thread>, fd: u64, signal: u64, from: u64, 
     Ok(0)
 }
 
-/// `pidfd_getfd`: a descriptor for what another process has open.
+/// Implements `pidfd_getfd`: duplicates a descriptor of another process.
 pub fn pidfd_getfd(thread: &Thread, fd: u64, theirs: u64, flags: u64) -> Answer {
     if flags as u32 != 0 {
         return Err(Errno::EINVAL);
@@ -113,7 +113,7 @@ pub fn pidfd_getfd(thread: &Thread, fd: u64, theirs: u64, flags: u64) -> Answer 
     add(thread, files.open(u64::from(theirs as u32))?, abi::O_CLOEXEC)
 }
 
-/// `process_mrelease`: has a process that was killed give up its memory, which it does by ending.
+/// Implements `process_mrelease`: waits until a killed process has released its memory.
 pub async fn process_mrelease(thread: &Arc<Thread>, fd: u64, flags: u64) -> Answer {
     if flags as u32 != 0 {
         return Err(Errno::EINVAL);

@@ -1,4 +1,4 @@
-//! Long calls, a piece after the other.
+//! Runs long system calls piece by piece, so that other tasks run in between.
 
 use crate::mem::thread::BlockedOn;
 use crate::task::executor::give_way;
@@ -6,15 +6,15 @@ use crate::task::{Thread, deliver};
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
 
-/// Carries out a call that may take long. `piece` does some of it, as long as the thread's turn
-/// lasts ([`turn_lasts`](crate::task::executor::turn_lasts)), and returns whether that was the
-/// last. Between two pieces other tasks run, and a thread that is to end gives up. A piece that
-/// something hinders is made again when that has passed; the pieces before it are not.
+/// Runs a system call that may take long. `piece` works as long as the thread's time slice lasts
+/// ([`turn_lasts`](crate::task::executor::turn_lasts)) and returns true when the call is complete.
+/// Between two pieces other tasks run. When a piece blocks (on memory, for example), only that
+/// piece is retried after the wait; completed pieces are not.
 ///
 /// # Errors
 ///
-/// Those of a piece; `EINTR`: the thread is to end. If a signal came while something hindered
-/// a piece, the whole call is made again after the signal.
+/// Those of `piece`. `EINTR`: the thread is being killed. If a signal arrives while a piece is
+/// blocked, the piece's error is returned and the whole call is restarted after the signal.
 pub async fn by_pieces(thread: &Arc<Thread>, mut piece: impl FnMut() -> Result<bool, Errno>) -> Result<(), Errno> {
     loop {
         match piece() {

@@ -1,4 +1,4 @@
-//! Which node memory comes from. There is one; so what is asked for is checked, and remembered for the thread.
+//! Implements NUMA memory policies. The machine has one node, so a policy is validated and stored.
 
 use super::Answer;
 use crate::mem::uaccess;
@@ -14,18 +14,18 @@ const DEFAULT: u32 = 0;
 const PREFERRED: u32 = 1;
 const LOCAL: u32 = 4;
 const LAST: u32 = 6;
-/// Of a mode: how its nodes are counted.
+/// Mode flags that define how node numbers are counted.
 const STATIC_NODES: u32 = 1 << 15;
 const RELATIVE_NODES: u32 = 1 << 14;
-/// The nodes that there are.
+/// The set of existing nodes.
 const NODES: u64 = 1;
 
-/// The nodes that a program names.
+/// Reads a node mask from a program.
 fn nodes(thread: &Thread, at: u64, most: u64) -> Result<u64, Errno> {
     if at == 0 || most <= 1 {
         return Ok(0);
     }
-    // The number is one more than that of bits, and more bits than pages have are none.
+    // `maxnode` is one more than the number of bits. Linux rejects masks larger than a page.
     let bits = most - 1;
     if bits > 8 * FRAME_SIZE {
         return Err(Errno::EINVAL);
@@ -42,7 +42,7 @@ fn nodes(thread: &Thread, at: u64, most: u64) -> Result<u64, Errno> {
     Ok(set)
 }
 
-/// The policy that a program asks for.
+/// Validates the policy that a program passes.
 fn wanted(thread: &Thread, mode: u64, at: u64, most: u64) -> Result<Policy, Errno> {
     let (mode, flags) = (mode as u32 & !(STATIC_NODES | RELATIVE_NODES), mode as u32 & (STATIC_NODES | RELATIVE_NODES));
     let set = nodes(thread, at, most)?;
@@ -59,14 +59,14 @@ fn wanted(thread: &Thread, mode: u64, at: u64, most: u64) -> Result<Policy, Errn
     }
 }
 
-/// `set_mempolicy`.
+/// Implements `set_mempolicy`.
 pub fn set(thread: &Thread, mode: u64, at: u64, most: u64) -> Answer {
     let policy = wanted(thread, mode, at, most)?;
     thread.traits.lock().policy = policy;
     Ok(0)
 }
 
-/// `mbind`.
+/// Implements `mbind`.
 pub fn bind(thread: &Thread, [addr, len, mode, at, most, flags]: [u64; 6]) -> Answer {
     const STRICT: u64 = 1;
     const MOVE: u64 = 2;
@@ -89,7 +89,7 @@ pub fn bind(thread: &Thread, [addr, len, mode, at, most, flags]: [u64; 6]) -> An
     if mapped < end { Err(Errno::EFAULT) } else { Ok(0) }
 }
 
-/// `get_mempolicy`.
+/// Implements `get_mempolicy`.
 pub fn get(thread: &Arc<Thread>, [mode, at, most, addr, flags]: [u64; 5]) -> Answer {
     const NODE: u64 = 1;
     const ADDRESS: u64 = 2;
@@ -112,7 +112,7 @@ pub fn get(thread: &Arc<Thread>, [mode, at, most, addr, flags]: [u64; 5]) -> Ans
             }
             (if flags & NODE != 0 { 0 } else { policy.mode }, policy.nodes)
         }
-        // The next node is that of nobody who takes them in turn.
+        // The next node exists only with interleaving, which is not implemented.
         NODE => return Err(Errno::EINVAL),
         _ if addr != 0 => return Err(Errno::EINVAL),
         _ => (policy.mode, policy.nodes),

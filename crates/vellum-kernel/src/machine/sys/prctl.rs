@@ -1,4 +1,4 @@
-//! `prctl`: what a program says about itself, and asks.
+//! Implements `prctl`.
 
 use super::Answer;
 use super::identity::change;
@@ -12,11 +12,12 @@ use linux_raw_sys::prctl as abi;
 use vellum_kernel::capabilities::cap;
 use vellum_kernel::errno::Errno;
 
-/// What `PR_SET_MDWE` takes: nothing, or that no memory becomes executable, for this program or its descendants too.
+/// The values of `PR_SET_MDWE`: none, no executable mappings that were writable, and the same
+/// without inheritance by children.
 const REFUSALS: [u64; 3] =
     [0, abi::PR_MDWE_REFUSE_EXEC_GAIN as u64, (abi::PR_MDWE_REFUSE_EXEC_GAIN | abi::PR_MDWE_NO_INHERIT) as u64];
 
-/// `prctl`.
+/// Implements `prctl`.
 pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 5]) -> Answer {
     let process = &thread.process;
     let memory = thread.memory();
@@ -61,7 +62,7 @@ pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 
         abi::PR_GET_TIMERSLACK => Ok(thread.traits.lock().slack),
         abi::PR_SET_TIMING if value == 0 => Ok(0),
         abi::PR_GET_TIMING => Ok(0),
-        // The time-stamp counter may be read, and there are no filters of system calls.
+        // The time-stamp counter is readable from user mode, and there is no seccomp.
         abi::PR_GET_TSC => write(abi::PR_TSC_ENABLE),
         abi::PR_SET_TSC if value as u32 == abi::PR_TSC_ENABLE => Ok(0),
         abi::PR_GET_SECCOMP => Ok(0),
@@ -94,7 +95,7 @@ pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 
     }
 }
 
-/// Capabilities that outlast an `execve` by others than root.
+/// Implements `PR_CAP_AMBIENT`: capabilities that a user other than root keeps across `execve`.
 fn ambient(thread: &Thread, what: u64, which: u64, nothing_more: bool) -> Answer {
     let what = what as u32;
     if !nothing_more || which > CAP_LAST_CAP.into() || (what == abi::PR_CAP_AMBIENT_CLEAR_ALL && which != 0) {

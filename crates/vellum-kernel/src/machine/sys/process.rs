@@ -1,4 +1,4 @@
-//! Processes and threads: they begin, and end, and others hear of it.
+//! Implements process and thread creation and exit, process groups and sessions.
 
 use super::{Answer, Calls, file, futex as robust, pidfd, program};
 use crate::arch::exit::{Outcome, exit as stop};
@@ -23,11 +23,11 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Open;
 use vellum_kernel::fs::lock::Owner;
 
-/// Starts the first program. When it ends, the machine does.
+/// Starts the first program (Linux's init). When it exits, the machine stops.
 ///
 /// # Errors
 ///
-/// What `execve` answers.
+/// Those of `execve`.
 pub fn first(
     file: &program::Program,
     path: &[u8],
@@ -48,7 +48,8 @@ pub fn first(
     let thread = Thread::new(pid, &process, context, Counted::new(0, u64::MAX)?, None);
     thread.set_name(path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
     executor::spawn(async move {
-        // Reaps all who end without a parent, until the first program does.
+        // Reaps the children of the root process (orphans among them) until the first program
+        // exits.
         let everybodys = &everybodys;
         loop {
             let over = || {
@@ -70,27 +71,27 @@ pub fn first(
     Ok(())
 }
 
-/// What `clone` and `clone3` ask for.
+/// The arguments of `clone` and `clone3`.
 pub struct Wanted {
     /// `CLONE_` flags.
     pub flags: u64,
-    /// The signal for the parent when the child ends.
+    /// The signal that the parent gets when the child exits.
     pub exit_signal: u32,
-    /// The child's stack pointer; 0: as the parent's.
+    /// The child's stack pointer; 0 keeps the parent's.
     pub stack: u64,
-    /// Where the child's number is written for the parent, and for the child.
+    /// The address in the parent's memory at which the child's TID is stored.
     pub parent_tid: u64,
-    /// As above.
+    /// The address in the child's memory at which the child's TID is stored.
     pub child_tid: u64,
     /// The child's thread pointer.
     pub tls: u64,
-    /// Where a descriptor of the child is written.
+    /// The address at which the child's pidfd is stored.
     pub pidfd: u64,
-    /// The directory of the group that it begins in.
+    /// The cgroup directory in which the child starts (`CLONE_INTO_CGROUP`).
     pub group: Option<Arc<Open>>,
 }
 
-/// `clone`, `clone3`, `fork`, `vfork`.
+/// Implements `clone`, `clone3`, `fork` and `vfork`.
 pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let has = |flag: u32| wanted.flags & u64::from(flag) != 0;
     let needs = |flag, other| has(flag) && !has(other);
@@ -130,7 +131,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     }
     let tid = new_number();
     if has(abi::CLONE_CHILD_SETTID) {
-        // A child that can't be told learns it otherwise.
+        // A failed store is not an error, as on Linux: the child can get its TID by `gettid`.
         let _ = uaccess::write(&memory, wanted.child_tid, &tid.to_le_bytes());
     }
     if has(abi::CLONE_PARENT_SETTID) {
@@ -144,7 +145,8 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let own = &thread.process;
     let (parent, process) = {
         let families = Families::lock();
-        // A signal for all of a group reaches the child, or its parent does not get that far.
+        // The family lock orders this fork against a signal to the whole process group: either the
+        // signal reaches the child, or the parent sees here that it is being killed.
         if is_dying(thread) {
             return Err(Errno::EINTR);
         }
@@ -171,8 +173,9 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     Ok(tid.into())
 }
 
-/// Starts a new thread; `holds_maker`: and waits until that no longer uses its maker's memory, or
-/// its maker is to end. What is waited for is said before the thread can end it.
+/// Starts a new thread. With `holds_maker` (`CLONE_VFORK`), waits until the new thread has released
+/// its creator's memory or the creator is being killed. `holds_maker` is set before the new thread
+/// starts, so that the new thread cannot exit unnoticed.
 async fn start(maker: &Arc<Thread>, new: Arc<Thread>, holds_maker: bool) {
     new.holds_maker.store(holds_maker, Ordering::SeqCst);
     new.clone().start::<Calls>();
@@ -182,7 +185,7 @@ async fn start(maker: &Arc<Thread>, new: Arc<Thread>, holds_maker: bool) {
     }
 }
 
-/// A descriptor of a new process, written for its parent.
+/// Creates a pidfd for a new process and stores it at `to` in the parent's memory.
 fn give_descriptor(thread: &Thread, process: &Arc<Process>, to: u64) -> Result<(), Errno> {
     let fd = file::add(thread, pidfd::open(process, 0), abi::O_CLOEXEC)?;
     let written = uaccess::write(&thread.memory(), to, &(fd as u32).to_le_bytes());
@@ -192,7 +195,7 @@ fn give_descriptor(thread: &Thread, process: &Arc<Process>, to: u64) -> Result<(
     written
 }
 
-/// `clone3`.
+/// Implements `clone3`.
 pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
     const WORDS: usize = 11;
     const CLONE_INTO_CGROUP: u64 = 1 << 33;
@@ -221,7 +224,8 @@ pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
         .await
 }
 
-/// The thread tells those who wait for its memory, and lets go of it.
+/// Releases what refers to the thread's memory, on exit and `execve`: walks the robust futex list,
+/// clears `clear_child_tid` and wakes one waiter on it (Linux: `mm_release`).
 pub fn let_go_of_memory(thread: &Arc<Thread>) {
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
@@ -240,14 +244,14 @@ pub fn let_go_of_memory(thread: &Arc<Thread>) {
     }
 }
 
-/// The end of a thread's life.
+/// Ends a thread: releases its memory and files, and with the last thread those of its process.
 pub fn thread_ends(thread: &Arc<Thread>) {
     let_go_of_memory(thread);
     thread.forget_held();
     let process = &thread.process;
     let last = thread.leaves();
     space::unload();
-    // Before the parent hears of it: the memory is free then.
+    // The memory is freed before the parent is notified of the exit.
     if last {
         process.change_memory(None);
     }
@@ -263,7 +267,7 @@ pub fn thread_ends(thread: &Arc<Thread>) {
     process.thread_ended(thread);
 }
 
-/// `exit`.
+/// Implements `exit`.
 pub fn exit(thread: &Thread, status: u64) -> Answer {
     thread.exit_status.store(status as u32 & 0xff, Ordering::Relaxed);
     thread.ending.store(true, Ordering::Relaxed);
@@ -271,18 +275,18 @@ pub fn exit(thread: &Thread, status: u64) -> Answer {
     Ok(0)
 }
 
-/// `exit_group`.
+/// Implements `exit_group`.
 pub fn exit_group(thread: &Thread, status: u64) -> Answer {
     thread.process.end(Life::Exited(status as u8));
     Ok(0)
 }
 
-/// The process of a number that a program gives: 0 is its own.
+/// Returns the process with the PID `pid`; 0 is the calling process. `ESRCH` if there is none.
 pub fn process_of(thread: &Thread, pid: u64) -> Result<Arc<Process>, Errno> {
     if pid as i32 == 0 { Ok(thread.process.clone()) } else { find(pid as u32).ok_or(Errno::ESRCH) }
 }
 
-/// `setpgid`.
+/// Implements `setpgid`.
 pub fn setpgid(thread: &Thread, pid: u64, group: u64) -> Answer {
     if (group as i32) < 0 {
         return Err(Errno::EINVAL);
@@ -304,7 +308,7 @@ pub fn setpgid(thread: &Thread, pid: u64, group: u64) -> Answer {
     Ok(0)
 }
 
-/// `setsid`.
+/// Implements `setsid`.
 pub fn setsid(thread: &Thread) -> Answer {
     let process = &thread.process;
     if process.group.load(Ordering::Relaxed) == process.pid {

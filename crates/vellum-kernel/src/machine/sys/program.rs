@@ -1,4 +1,4 @@
-//! Programs: into memory, and `execve`.
+//! Loads programs into new address spaces, and implements `execve`.
 
 use super::Answer;
 use super::path::{HERE, executable};
@@ -30,23 +30,23 @@ use vellum_kernel::exec::stack::{self, Aux};
 use vellum_kernel::fs::names::LONGEST_PATH;
 use vellum_kernel::fs::{File, Inode, Kind};
 
-/// Bytes that a stack is mapped with; it grows from there.
+/// The initial size of the stack mapping in bytes; the stack grows from there.
 const STACK: u64 = 132 << 10;
-/// Bytes of a file that are read at a time.
+/// The number of bytes of a file read at a time.
 const PIECE: u64 = 64 << 10;
 
-/// A file that is to be executed. It is read a piece at a time, because memory may not have room for all of it in one.
+/// An executable file. It is read in chunks, so that loading needs no buffer for the whole file.
 pub struct Program {
     file: Arc<dyn File>,
     size: u64,
 }
 
 impl Program {
-    /// Of a file.
+    /// Opens a file for execution.
     ///
     /// # Errors
     ///
-    /// `EACCES`: it may not be executed. The file's own.
+    /// `EACCES`: the file is not executable. Those of the file.
     pub fn open(inode: &Arc<dyn Inode>) -> Result<Self, Errno> {
         let meta = inode.meta();
         if meta.kind != Kind::Regular || meta.mode & 0o111 == 0 {
@@ -55,7 +55,7 @@ impl Program {
         Ok(Self { file: inode.clone().open(abi::O_RDONLY)?, size: meta.size })
     }
 
-    /// A part of it, as far as it has one.
+    /// Reads a range of the file; fewer bytes at its end.
     fn part(&self, range: Range<u64>) -> Result<Vec<u8>, Errno> {
         let len = range.end.min(self.size).saturating_sub(range.start) as usize;
         let mut bytes = payer::zeros(len)?;
@@ -65,12 +65,13 @@ impl Program {
     }
 }
 
-/// A space with a program in it, and the registers it begins with. It will have these credentials; `gained`: more than who
-/// executes it.
+/// Loads a program into a new address space. Returns the space and the initial registers. `own` are
+/// the credentials that the program gets; `gained` is true if they exceed the caller's
+/// (`AT_SECURE`).
 ///
 /// # Errors
 ///
-/// What `execve` answers.
+/// Those of `execve`.
 pub fn load(
     file: &Program,
     path: &[u8],
@@ -80,7 +81,8 @@ pub fn load(
     own: &Credentials,
     gained: bool,
 ) -> Result<(Arc<UserSpace>, Registers), Errno> {
-    // The page before the end stays free, as on Linux: an instruction at the very end would go on beyond it.
+    // The last page stays unmapped, as on Linux: an instruction at the very end would run beyond
+    // it.
     let top = user_end().min(machine::ADDRESSES_END - 4096);
     let known =
         elf::Limits { addresses: Limits::default().lowest..top, page_size: 4096, machine: machine::ELF_MACHINE };
@@ -91,10 +93,11 @@ pub fn load(
     }
     let plan = elf::plan(&head, &table, file.size, &known)?;
     if plan.interpreter.is_some() {
-        // No loader to hand it to yet.
+        // Programs with a dynamic loader are not supported.
         return Err(Errno::ENOEXEC);
     }
-    // Where Linux has a program that may lie anywhere, without randomization: at two thirds of the address space.
+    // A position-independent program lies where Linux loads it without randomization: at two thirds
+    // of the address space.
     let base = if plan.relocatable { ((top / 3 * 2) & !4095).next_multiple_of(plan.align) } else { 0 };
     if base.checked_add(plan.span.end).is_none_or(|end| end > top) {
         return Err(Errno::ENOMEM);
@@ -174,7 +177,7 @@ fn map(space: &Arc<UserSpace>, base: u64, mapping: &Mapping, file: &Program) -> 
     space.engine.protect(start, len, prot).map_err(|error| failed(error.refused(), error.errno()))
 }
 
-/// `execve`, `execveat`.
+/// Implements `execve` and `execveat`.
 pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, flags]: [u64; 5]) -> Answer {
     let flags = flags as u32;
     if flags & !(abi::AT_EMPTY_PATH | abi::AT_SYMLINK_NOFOLLOW) != 0 {
@@ -190,7 +193,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     let follow = flags & abi::AT_SYMLINK_NOFOLLOW == 0;
     let mut found = executable(thread, at, &name, follow)?;
     let mut file = Program::open(&found.0)?;
-    // By what name a script's interpreter, and the program itself, find the file.
+    // The path under which a script's interpreter and the program itself find the file.
     let mut path = match at as i32 {
         abi::AT_FDCWD => name,
         _ if name.first() == Some(&b'/') => name,
@@ -239,11 +242,11 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     }
     thread.set_name(called.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
     thread.let_go_of_maker();
-    // What the entry of a program finds in RAX is of no consequence.
+    // No program uses the value of RAX at its entry.
     Ok(0)
 }
 
-/// Maps a page of code into a program's memory.
+/// Maps a page of code into a program's address space.
 fn map_code(space: &Arc<UserSpace>, addr: u64, code: &[u8]) -> Result<(), Errno> {
     let request = MapRequest { addr, len: FRAME_SIZE, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
     space.engine.map(request).map_err(|error| failed(error.refused(), error.errno()))?;
@@ -252,12 +255,12 @@ fn map_code(space: &Arc<UserSpace>, addr: u64, code: &[u8]) -> Result<(), Errno>
     space.engine.protect(addr, FRAME_SIZE, executable).map_err(|error| failed(error.refused(), error.errno()))
 }
 
-/// Copies a string from a program.
+/// Reads a NUL-terminated string of at most `most` bytes from a program.
 pub fn read_string(memory: &Arc<UserSpace>, address: u64, most: usize) -> Result<Vec<u8>, Errno> {
     let mut string = Vec::new();
     let mut at = address;
     loop {
-        // To the end of a page at most: what is behind it may not be there.
+        // A read ends at the page boundary: the next page may be unmapped.
         let mut piece = [0; 256];
         let room = (4096 - at % 4096).min(piece.len() as u64) as usize;
         let copied = uaccess::read_some(memory, at, &mut piece[..room]);
@@ -288,7 +291,7 @@ fn read_strings(memory: &Arc<UserSpace>, address: u64) -> Result<Vec<Vec<u8>>, E
         if word == 0 {
             break;
         }
-        // Each is small, and there may be many.
+        // The strings are small, but there may be many.
         payer::afford(FRAME_SIZE)?;
         let string = read_string(memory, word, 128 << 10).map_err(|error| match error {
             Errno::ENAMETOOLONG => Errno::E2BIG,

@@ -1,4 +1,5 @@
-//! The memory of other processes. To read or write it goes page by page: a page is pinned there and copied to or from the caller's.
+//! Accesses other processes' memory, page by page: pins a page of the target and copies it to or
+//! from the caller's memory.
 
 use super::Answer;
 use super::process::process_of;
@@ -17,7 +18,7 @@ use vellum_kernel::wait::give_way;
 
 const PAGE: usize = FRAME_SIZE as usize;
 
-/// Which way.
+/// The direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// `process_vm_readv`.
@@ -26,7 +27,8 @@ pub enum Way {
     Write,
 }
 
-/// `process_vm_readv`, `process_vm_writev`: as many bytes as go before one can't be reached, on either side.
+/// Implements `process_vm_readv` and `process_vm_writev`: copies up to the first byte that is not
+/// accessible on either side, and returns the number of bytes copied.
 pub async fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, remotes, flags]: [u64; 6]) -> Answer {
     if flags != 0 {
         return Err(Errno::EINVAL);
@@ -39,7 +41,7 @@ pub async fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, r
     thread.killable(copy_all(&memory, way, &mut mine, &theirs)).await?
 }
 
-/// As many bytes as go, 64 KiB at once; then others go first.
+/// Copies until the first inaccessible byte. Other tasks run after each 64 KiB.
 async fn copy_all(memory: &Arc<UserSpace>, way: Way, mine: &mut UserBytes, theirs: &UserBytes) -> Answer {
     const PIECE: u64 = 64 << 10;
     let (mut done, mut rest) = (0, PIECE);
@@ -64,14 +66,15 @@ async fn copy_all(memory: &Arc<UserSpace>, way: Way, mine: &mut UserBytes, their
     Ok(done)
 }
 
-/// `process_madvise`: as many bytes as advice is taken about before it is refused.
+/// Implements `process_madvise`: returns the number of bytes advised before the first failure.
 pub async fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: [u64; 6]) -> Answer {
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
     let (process, _) = pidfd::process_of(thread, fd)?;
     let pieces = UserBytes::many(thread, array, count)?;
-    // What another process would notice is not for others to say.
+    // Advice that changes another process's contents is refused (Linux:
+    // `process_madvise_remote_valid`).
     if process.pid != thread.process.pid
         && !matches!(advice as u32, MADV_COLD | MADV_COLLAPSE | MADV_PAGEOUT | MADV_WILLNEED)
     {
@@ -90,7 +93,7 @@ pub async fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: 
     Ok(done)
 }
 
-/// Whether the thread may see, and change, what a process has.
+/// Checks that the thread may access another process's memory (Linux: `ptrace_may_access`).
 ///
 /// # Errors
 ///
@@ -103,7 +106,7 @@ pub fn may_look_into(thread: &Thread, process: &Process) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Copies what lies in one page.
+/// Copies bytes within one page of the target. Returns the number of bytes copied.
 fn copy_in_page(
     memory: &Arc<UserSpace>,
     way: Way,
@@ -119,7 +122,8 @@ fn copy_in_page(
         Errno::EFAULT
     })?;
     let inside = address as usize & (PAGE - 1);
-    // The caller's memory may be the same page, and a fault there must not find it half copied.
+    // The bounce buffer is needed because the caller's buffer may be the pinned page itself: a
+    // fault there must not leave it half copied.
     let mut bytes = payer::zeros(most.min(mine.left()))?;
     match way {
         Way::Read => {

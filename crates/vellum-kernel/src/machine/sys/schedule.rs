@@ -1,4 +1,5 @@
-//! Who runs where and how soon. The kernel gives everybody turns in order; what is asked for is checked and remembered.
+//! Implements the scheduling calls: class, priority, affinity. Threads run in turn; what a program
+//! sets is validated and stored only.
 
 use super::Answer;
 use crate::mem::{machine, uaccess};
@@ -11,10 +12,10 @@ use vellum::platform::Cpus;
 use vellum_kernel::credentials::place;
 use vellum_kernel::errno::Errno;
 
-/// The least nice that one can be, and the most.
+/// The range of nice values.
 const NICE: core::ops::RangeInclusive<i32> = -20..=19;
 
-/// The thread of a number that a program gives: 0 is its own.
+/// Returns the thread with this TID; 0 is the calling thread.
 fn thread_of(thread: &Arc<Thread>, tid: u64) -> Result<Arc<Thread>, Errno> {
     match tid as i32 {
         0 => Ok(thread.clone()),
@@ -23,7 +24,7 @@ fn thread_of(thread: &Arc<Thread>, tid: u64) -> Result<Arc<Thread>, Errno> {
     }
 }
 
-/// `sched_getaffinity`: every processor.
+/// Implements `sched_getaffinity`: every CPU is in the set.
 pub fn getaffinity(thread: &Arc<Thread>, pid: u64, size: u64, to: u64) -> Answer {
     thread_of(thread, pid)?;
     if size < 8 || !size.is_multiple_of(8) {
@@ -35,7 +36,7 @@ pub fn getaffinity(thread: &Arc<Thread>, pid: u64, size: u64, to: u64) -> Answer
     Ok(8)
 }
 
-/// `sched_setaffinity`: any set that has a processor in it, to no effect.
+/// Implements `sched_setaffinity`: accepts every set that has a CPU, without effect.
 pub fn setaffinity(thread: &Arc<Thread>, pid: u64, size: u64, from: u64) -> Answer {
     thread_of(thread, pid)?;
     let mut bytes = [0; 8];
@@ -47,7 +48,7 @@ pub fn setaffinity(thread: &Arc<Thread>, pid: u64, size: u64, from: u64) -> Answ
     Ok(0)
 }
 
-/// Whom `getpriority` and `setpriority` are about.
+/// Returns the threads that `getpriority` and `setpriority` select.
 fn those(thread: &Arc<Thread>, kind: u64, who: u64) -> Result<Vec<Arc<Thread>>, Errno> {
     const PROCESS: u32 = 0;
     const GROUP: u32 = 1;
@@ -74,13 +75,13 @@ fn those(thread: &Arc<Thread>, kind: u64, who: u64) -> Result<Vec<Arc<Thread>>, 
     if found.is_empty() { Err(Errno::ESRCH) } else { Ok(found) }
 }
 
-/// `getpriority`: 20 less what the least nice of them is.
+/// Implements `getpriority`: returns 20 minus the lowest nice value among the threads.
 pub fn getpriority(thread: &Arc<Thread>, kind: u64, who: u64) -> Answer {
     let nice = those(thread, kind, who)?.iter().map(|thread| thread.traits.lock().nice).min();
     Ok((20 - nice.unwrap_or(0)) as u64)
 }
 
-/// `setpriority`.
+/// Implements `setpriority`.
 pub fn setpriority(thread: &Arc<Thread>, kind: u64, who: u64, nice: u64) -> Answer {
     let nice = (nice as i32).clamp(*NICE.start(), *NICE.end());
     let own = thread.credentials();
@@ -99,7 +100,7 @@ pub fn setpriority(thread: &Arc<Thread>, kind: u64, who: u64, nice: u64) -> Answ
     answer
 }
 
-/// `sched_get_priority_max` and `sched_get_priority_min`.
+/// Implements `sched_get_priority_max` and `sched_get_priority_min`.
 pub fn priority_range(class: u64, max: bool) -> Answer {
     match class as u32 {
         abi::SCHED_FIFO | abi::SCHED_RR => Ok(if max { 99 } else { 1 }),
@@ -108,8 +109,8 @@ pub fn priority_range(class: u64, max: bool) -> Answer {
     }
 }
 
-/// Gives a thread a class and a priority, if it may have them. `class` is that of a call, perhaps with the flag that children
-/// go without.
+/// Sets a thread's class and priority, if the caller has the privilege. `class` may contain
+/// `SCHED_RESET_ON_FORK`.
 fn set(thread: &Arc<Thread>, tid: u64, class: u32, priority: u32) -> Answer {
     let target = thread_of(thread, tid)?;
     let class = class & !abi::SCHED_RESET_ON_FORK;
@@ -133,7 +134,7 @@ fn set(thread: &Arc<Thread>, tid: u64, class: u32, priority: u32) -> Answer {
     Ok(0)
 }
 
-/// The priority that a program gives (`struct sched_param`).
+/// Reads the priority from a program's `struct sched_param`.
 fn read_priority(thread: &Arc<Thread>, from: u64) -> Result<u32, Errno> {
     let mut bytes = [0; 4];
     if from == 0 {
@@ -143,7 +144,7 @@ fn read_priority(thread: &Arc<Thread>, from: u64) -> Result<u32, Errno> {
     Ok(u32::from_le_bytes(bytes))
 }
 
-/// `sched_setscheduler`.
+/// Implements `sched_setscheduler`.
 pub fn setscheduler(thread: &Arc<Thread>, tid: u64, class: u64, from: u64) -> Answer {
     if (class as i32) < 0 {
         return Err(Errno::EINVAL);
@@ -151,19 +152,19 @@ pub fn setscheduler(thread: &Arc<Thread>, tid: u64, class: u64, from: u64) -> An
     set(thread, tid, class as u32, read_priority(thread, from)?)
 }
 
-/// `sched_getscheduler`.
+/// Implements `sched_getscheduler`.
 pub fn getscheduler(thread: &Arc<Thread>, tid: u64) -> Answer {
     Ok(thread_of(thread, tid)?.traits.lock().schedule.0.into())
 }
 
-/// `sched_setparam`.
+/// Implements `sched_setparam`.
 pub fn setparam(thread: &Arc<Thread>, tid: u64, from: u64) -> Answer {
     let priority = read_priority(thread, from)?;
     let class = thread_of(thread, tid)?.traits.lock().schedule.0;
     set(thread, tid, class, priority)
 }
 
-/// `sched_getparam`.
+/// Implements `sched_getparam`.
 pub fn getparam(thread: &Arc<Thread>, tid: u64, to: u64) -> Answer {
     if to == 0 {
         return Err(Errno::EINVAL);
@@ -172,7 +173,7 @@ pub fn getparam(thread: &Arc<Thread>, tid: u64, to: u64) -> Answer {
     uaccess::write(&thread.memory(), to, &priority.to_le_bytes()).map(|()| 0)
 }
 
-/// `sched_rr_get_interval`: how long a turn is.
+/// Implements `sched_rr_get_interval`: stores the length of a time slice.
 pub fn interval(thread: &Arc<Thread>, tid: u64, to: u64) -> Answer {
     thread_of(thread, tid)?;
     let turn = u128::from(time::TURN) << 64;

@@ -1,4 +1,4 @@
-//! Waiting for one of a set of files: `poll`, and `select`, which is the same with sets of bits.
+//! Implements `select` and `poll`.
 
 use super::{Answer, clock, file};
 use crate::mem::{now_ns, payer, uaccess};
@@ -12,21 +12,21 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Files;
 use vellum_kernel::fs::poll::{self, Interest};
 
-/// The events that each of the three sets waits for and reports.
+/// The events that each of the three `fd_set`s waits for and reports.
 const SETS: [u32; 3] = [
     abi::POLLIN | abi::POLLRDNORM | abi::POLLRDBAND | abi::POLLHUP | abi::POLLERR,
     abi::POLLOUT | abi::POLLWRNORM | abi::POLLWRBAND | abi::POLLERR,
     abi::POLLPRI,
 ];
 
-/// Waits for what the sets name, and leaves in them what is ready.
+/// Waits for the events that the `fd_set`s name, and overwrites them with the ready descriptors.
 pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Option<u64>) -> Answer {
     let files = thread.files();
     let count = count as i32;
     if count < 0 {
         return Err(Errno::EINVAL);
     }
-    // Nothing beyond the table can be open.
+    // No descriptor beyond the table can be open.
     let count = (count as usize).min(files.table.lock().room().next_multiple_of(64).max(64));
     let len = (count as u64).div_ceil(64) * 8;
     let memory = thread.memory();
@@ -69,18 +69,18 @@ pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Op
     Ok(found)
 }
 
-/// Waits for an event of interest, until the clock says `deadline`; returns the ready events of
-/// each file, none at the deadline.
+/// Waits until a file has an event of interest, or the clock reaches `deadline`. Returns the ready
+/// events of each file; the vector is empty at the deadline.
 async fn any(thread: &Arc<Thread>, set: &[Interest], deadline: Option<u64>) -> Result<Vec<u32>, Errno> {
     match thread.interruptible(poll::any(set), deadline).await {
         Ok(ready) => ready,
-        // The events of none.
+        // No file has an event.
         Err(Errno::ETIMEDOUT) => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
 
-/// `pselect6`: with a mask of signals, whose address and size are in memory.
+/// Implements `pselect6`. The address and size of its signal mask are read from memory at `mask`.
 pub async fn pselect(thread: &Arc<Thread>, [count, read, write, other, timeout, mask]: [u64; 6]) -> Answer {
     let deadline = match timeout {
         0 => None,
@@ -101,7 +101,7 @@ pub async fn pselect(thread: &Arc<Thread>, [count, read, write, other, timeout, 
     wait(thread, count, [read, write, other], deadline).await
 }
 
-/// `poll`, with a timeout in milliseconds; `ppoll`, with one in memory and a mask of signals.
+/// Implements `poll` and the wait of `ppoll`. `deadline` is in nanoseconds of the monotonic clock.
 pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option<u64>) -> Answer {
     if count > file::limit(thread) {
         return Err(Errno::EINVAL);
@@ -124,7 +124,7 @@ pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option
         }
         set.push((open, wanted | poll::ALWAYS));
     }
-    // A descriptor that is not open is an event, so that there is no wait.
+    // A descriptor that is not open is an event (`POLLNVAL`), so the call does not wait.
     let found = if bad {
         let mut found = Vec::new();
         found.try_reserve_exact(set.len())?;
@@ -144,7 +144,7 @@ pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option
     Ok(ready)
 }
 
-/// `ppoll`.
+/// Implements `ppoll`.
 pub async fn ppoll(thread: &Arc<Thread>, a: [u64; 6]) -> Answer {
     let [array, count, timeout, mask, size, _] = a;
     let deadline = if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) };

@@ -1,8 +1,8 @@
-//! The system calls of System V shared memory.
+//! Implements System V shared memory.
 
 use super::Answer;
 use super::memory::populate;
-use crate::files::contents::InObject;
+use crate::files::contents::ObjectContents;
 use crate::files::proc::settings;
 use crate::files::shm::{Segment, attached, mode, now, with};
 use crate::mem::thread::failed;
@@ -27,12 +27,12 @@ const READ_ONLY: u32 = 0o10000;
 const ROUND: u32 = 0o20000;
 const REPLACE: u32 = 0o40000;
 const EXECUTE: u32 = 0o100000;
-/// Of `shmget`.
+/// `SHM_HUGETLB`, a flag of `shmget`.
 const HUGE: u32 = 0o4000;
-/// It is not to be paged out.
+/// `SHM_LOCKED`, a mode bit: the segment must not be paged out.
 const LOCKED: u32 = 0o2000;
 
-/// `shmget`.
+/// Implements `shmget`.
 pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
     let (key, flags) = (key as i32, flags as u32);
     let [_, most_bytes, most] = settings::shared_memory();
@@ -44,13 +44,13 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
             return Err(Errno::EINVAL);
         }
         if flags & HUGE != 0 {
-            // None are set aside.
+            // No huge pages are reserved.
             return Err(if who.has(CAP_IPC_LOCK) { Errno::ENOMEM } else { Errno::EPERM });
         }
         if size.div_ceil(FRAME_SIZE) > machine().frames().total() {
             return Err(Errno::ENOMEM);
         }
-        let contents = InObject::new()?;
+        let contents = ObjectContents::new()?;
         contents.set_size(size.next_multiple_of(FRAME_SIZE))?;
         let (object, times, pids) = (Some(contents.object), [0, 0, now()], [pid, 0]);
         Ok(Segment { tag: object.as_ref().map_or(0, Object::tag), object, size, times, pids })
@@ -58,7 +58,7 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
     with(|segments| segments.find_or_make(key, flags, &who, most, fits, make)).map(u64::from)
 }
 
-/// The object of a segment that was removed: somebody's VMA has it.
+/// Finds the page-cache object of a removed segment through a VMA that still maps it.
 fn object_of_vma(tag: u64) -> Option<Object> {
     spaces::all().find_map(|space| {
         let mut at = None;
@@ -70,7 +70,7 @@ fn object_of_vma(tag: u64) -> Option<Object> {
     })
 }
 
-/// `shmat`.
+/// Implements `shmat`.
 pub async fn attach(thread: &Arc<Thread>, id: u64, addr: u64, flags: u64) -> Answer {
     let flags = flags as u32;
     let mut addr = addr;
@@ -109,7 +109,7 @@ pub async fn attach(thread: &Arc<Thread>, id: u64, addr: u64, flags: u64) -> Ans
     Ok(mapped)
 }
 
-/// `shmdt`: what is still there of an attachment that began at `addr`.
+/// Implements `shmdt`: unmaps what is left of the attachment that began at `addr`.
 pub fn detach(thread: &Thread, addr: u64) -> Answer {
     if !addr.is_multiple_of(FRAME_SIZE) {
         return Err(Errno::EINVAL);
@@ -129,7 +129,7 @@ pub fn detach(thread: &Thread, addr: u64) -> Answer {
                 full = parts.try_reserve(1).is_err();
                 parts.extend((!full).then_some(vma.range));
             }
-            // Nothing begins before its own size.
+            // No VMA of the attachment lies beyond the segment's size.
             !full && first.is_none_or(|(_, end)| start < end)
         });
         if full {
@@ -147,7 +147,7 @@ pub fn detach(thread: &Thread, addr: u64) -> Answer {
     })
 }
 
-/// A `struct shmid64_ds`.
+/// Builds a `struct shmid64_ds`.
 fn described(segment: &Named<Segment>) -> [u8; 112] {
     let mut bytes = [0; 112];
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -164,7 +164,7 @@ fn described(segment: &Named<Segment>) -> [u8; 112] {
     bytes
 }
 
-/// `shmctl`.
+/// Implements `shmctl`.
 pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
     const REMOVE: u32 = 0;
     const SET: u32 = 1;
@@ -228,7 +228,7 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
             let removed = with(|segments| {
                 let segment = segments.get(id)?;
                 segment.rights.owns(&who)?;
-                // It is not found by its key any more.
+                // A removed segment is no longer found by its key.
                 segment.rights.key = 0;
                 Ok(segment.what.object.take())
             })?;
@@ -244,7 +244,7 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
                     return Err(Errno::EPERM);
                 }
             }
-            // Nothing is paged out; so to say so is all there is to it.
+            // Segments are not paged out, so the mode bit is all that changes.
             segment.rights.mode = segment.rights.mode & !LOCKED | if command == LOCK { LOCKED } else { 0 };
             Ok(0)
         }),

@@ -1,4 +1,4 @@
-//! Signals.
+//! Implements the signal system calls.
 
 use super::{Answer, clock};
 use crate::mem::{now_ns, uaccess};
@@ -17,12 +17,12 @@ fn known(signal: u64) -> Result<u32, Errno> {
     if (1..=u64::from(COUNT)).contains(&signal) { Ok(signal as u32) } else { Err(Errno::EINVAL) }
 }
 
-/// The same, and 0, which is to ask whether one might be sent.
+/// Returns the signal number if it is valid or 0. Signal 0 only checks permission and existence.
 pub fn known_or_none(signal: u64) -> Result<u32, Errno> {
     if signal as u32 <= COUNT { Ok(signal as u32) } else { Err(Errno::EINVAL) }
 }
 
-/// What a program says about a signal that it sends.
+/// Reads the `siginfo_t` that a program passes for a signal that it sends.
 pub fn read_info(thread: &Thread, from: u64) -> Result<Info, Errno> {
     let mut bytes = [0; 48];
     uaccess::read(&thread.memory(), from, &mut bytes)?;
@@ -31,7 +31,7 @@ pub fn read_info(thread: &Thread, from: u64) -> Result<Info, Errno> {
     Ok(Info { signal: word(0), code: word(8) as i32, fields })
 }
 
-/// `rt_sigaction`.
+/// Implements `rt_sigaction`.
 pub fn sigaction(thread: &Arc<Thread>, signal: u64, new: u64, old: u64, size: u64) -> Answer {
     let signal = known(signal)?;
     let memory = thread.memory();
@@ -70,7 +70,7 @@ pub fn sigaction(thread: &Arc<Thread>, signal: u64, new: u64, old: u64, size: u6
     Ok(0)
 }
 
-/// `rt_sigprocmask`.
+/// Implements `rt_sigprocmask`.
 pub fn sigprocmask(thread: &Arc<Thread>, how: u64, new: u64, old: u64, size: u64) -> Answer {
     let before = thread.mask.load(Ordering::Relaxed);
     if size != 8 {
@@ -91,7 +91,7 @@ pub fn sigprocmask(thread: &Arc<Thread>, how: u64, new: u64, old: u64, size: u64
     Ok(0)
 }
 
-/// `rt_sigpending`.
+/// Implements `rt_sigpending`.
 pub fn sigpending(thread: &Arc<Thread>, to: u64, size: u64) -> Answer {
     if size > 8 {
         return Err(Errno::EINVAL);
@@ -101,7 +101,7 @@ pub fn sigpending(thread: &Arc<Thread>, to: u64, size: u64) -> Answer {
     uaccess::write(&thread.memory(), to, &blocked.to_le_bytes()[..size as usize]).map(|()| 0)
 }
 
-/// `rt_sigsuspend`.
+/// Implements `rt_sigsuspend`.
 pub async fn sigsuspend(thread: &Arc<Thread>, mask: u64, size: u64) -> Answer {
     let mask = read_set(thread, mask, size)?;
     // SAFETY: the thread's own future.
@@ -110,12 +110,12 @@ pub async fn sigsuspend(thread: &Arc<Thread>, mask: u64, size: u64) -> Answer {
     pause(thread).await
 }
 
-/// `pause`.
+/// Implements `pause`.
 pub async fn pause(thread: &Arc<Thread>) -> Answer {
     thread.interruptible(pending::<()>(), None).await.map(|()| 0)
 }
 
-/// `rt_sigtimedwait`.
+/// Implements `rt_sigtimedwait`.
 pub async fn sigtimedwait(thread: &Arc<Thread>, set: u64, info: u64, timeout: u64, size: u64) -> Answer {
     let set = read_set(thread, set, size)? & !UNSTOPPABLE;
     let deadline = if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) };
@@ -143,7 +143,7 @@ pub async fn sigtimedwait(thread: &Arc<Thread>, set: u64, info: u64, timeout: u6
     Ok(taken.signal.into())
 }
 
-/// `sigaltstack`.
+/// Implements `sigaltstack`.
 pub fn sigaltstack(thread: &Arc<Thread>, new: u64, old: u64) -> Answer {
     const DISABLE: u64 = 2;
     const AUTODISARM: u64 = 1 << 31;
@@ -173,16 +173,16 @@ pub fn sigaltstack(thread: &Arc<Thread>, new: u64, old: u64) -> Answer {
     Ok(0)
 }
 
-/// `rt_sigreturn`.
+/// Implements `rt_sigreturn`.
 pub async fn sigreturn(thread: &Arc<Thread>) -> Answer {
     deliver::return_from_handler(thread).await
 }
 
-/// Whether the thread may send this signal there.
+/// Checks that the thread may send `signal` to the process `to`; `EPERM` if not.
 pub fn allowed(thread: &Thread, to: &Process, signal: u32) -> Result<(), Errno> {
     let same_session = to.session.load(Ordering::Relaxed) == thread.process.session.load(Ordering::Relaxed);
     let goes_on = signal == abi::SIGCONT && same_session;
-    // The first of all has no thread that could say so, and is root's.
+    // The root process has no thread to take credentials from; it belongs to root.
     let theirs = if to.pid == process::FIRST { Some(Arc::new(Credentials::root())) } else { to.credentials() };
     if goes_on || theirs.is_none_or(|other| thread.credentials().may_signal(&other)) {
         Ok(())
@@ -191,7 +191,7 @@ pub fn allowed(thread: &Thread, to: &Process, signal: u32) -> Result<(), Errno> 
     }
 }
 
-/// `kill`.
+/// Implements `kill`.
 pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
     let (pid, signal) = (pid as i32, known_or_none(signal)?);
     let own = thread.process.pid;
@@ -211,7 +211,8 @@ pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
         }
     };
     let mut answer = Err(Errno::ESRCH);
-    // No child comes meanwhile, and none of a parent that this ends comes later.
+    // The family lock keeps new children out while the signal is sent. After it, a parent that the
+    // signal kills forks no more.
     let families = Families::lock();
     for process in process::all() {
         let wanted = match group {
@@ -233,7 +234,7 @@ pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
     answer
 }
 
-/// `tgkill`; `tkill` where `process` is `None`.
+/// Implements `tgkill`, and `tkill` if `process` is `None`.
 pub fn tgkill(thread: &Arc<Thread>, process: Option<u64>, tid: u64, signal: u64) -> Answer {
     let signal = known_or_none(signal)?;
     if (tid as i32) <= 0 || process.is_some_and(|pid| (pid as i32) <= 0) {
@@ -251,7 +252,7 @@ pub fn tgkill(thread: &Arc<Thread>, process: Option<u64>, tid: u64, signal: u64)
     Ok(0)
 }
 
-/// `rt_sigqueueinfo`; `rt_tgsigqueueinfo` with a thread.
+/// Implements `rt_sigqueueinfo`, and `rt_tgsigqueueinfo` if `tid` is given.
 pub fn sigqueueinfo(thread: &Arc<Thread>, pid: u64, tid: Option<u64>, signal: u64, from: u64) -> Answer {
     let said = read_info(thread, from)?;
     let signal = known_or_none(signal)?;

@@ -1,4 +1,4 @@
-//! `swapon` and `swapoff`.
+//! Implements `swapon` and `swapoff`.
 
 use super::{Answer, path};
 use crate::mem::swap::{self, Store};
@@ -7,14 +7,14 @@ use linux_raw_sys::general::CAP_SYS_ADMIN;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Kind;
 
-/// A priority is given.
+/// `SWAP_FLAG_PREFER`: the flags contain a priority.
 const PREFER: u64 = 0x8000;
-/// It.
+/// `SWAP_FLAG_PRIO_MASK`: the priority.
 const PRIORITY: u64 = 0x7fff;
-/// What is to be forgotten by the device, and when: ours forgets by itself.
+/// The `SWAP_FLAG_DISCARD` flags. Accepted without effect: the device frees unused space by itself.
 const DISCARD: u64 = 0x70000;
 
-/// `swapon`.
+/// Implements `swapon`.
 pub fn on(thread: &Thread, name: u64, flags: u64) -> Answer {
     if flags & !(PREFER | PRIORITY | DISCARD) != 0 {
         return Err(Errno::EINVAL);
@@ -23,12 +23,12 @@ pub fn on(thread: &Thread, name: u64, flags: u64) -> Answer {
     find(thread, name)?.on(priority).map(|()| 0)
 }
 
-/// `swapoff`.
+/// Implements `swapoff`.
 pub fn off(thread: &Thread, name: u64) -> Answer {
     find(thread, name)?.off().map(|()| 0)
 }
 
-/// What has its file at a path.
+/// Returns the swap device whose block special file is at the path `name`. Needs `CAP_SYS_ADMIN`.
 fn find(thread: &Thread, name: u64) -> Result<&'static Store, Errno> {
     thread.credentials().needs(CAP_SYS_ADMIN)?;
     let meta = path::inode_at(thread, path::HERE, name, 0, 0)?.meta();

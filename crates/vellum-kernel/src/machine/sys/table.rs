@@ -1,7 +1,7 @@
-//! The table of system calls: each has one row, with how much of it there is, whether it is made
-//! again after a signal, and what carries it out.
+//! Dispatches system calls. Each call has one row in the table: its number, its support level, its
+//! restart rule after a signal, and its handler.
 //!
-//! A call without a row is absent: it returns `ENOSYS`, and the console names it once.
+//! A call without a row returns `ENOSYS`, and the kernel logs its name once to the console.
 
 use super::file::Memory;
 #[cfg(target_arch = "x86_64")]
@@ -9,7 +9,7 @@ use super::legacy;
 use super::path::HERE;
 use super::process::Wanted;
 use super::{
-    Answer, clock, file, futex, identity, lock, memory, misc, mount, nameless, path, pidfd, policy, prctl, process,
+    Answer, anon_inode, clock, file, futex, identity, lock, memory, misc, mount, path, pidfd, policy, prctl, process,
     program, remote, schedule, select, shm, signal, swap, timer, wait,
 };
 use crate::arch;
@@ -22,22 +22,22 @@ use linux_raw_sys::general as nr;
 use vellum_kernel::credentials::{Ids, place};
 use vellum_kernel::errno::Errno;
 
-/// How much of a system call there is.
+/// The support level of a system call.
 #[allow(dead_code, reason = "the table's column is for its reader")]
 pub enum Support {
-    /// What Linux does, as far as programs without other parts of Linux can tell.
+    /// Everything that Linux does, as far as a program without other parts of Linux can observe.
     Full,
-    /// All but this.
+    /// Everything except what the text names.
     Partial(&'static str),
-    /// Nothing: a C library asks for it and is content without it, so the console does not name it.
+    /// Nothing. The C library probes for the call and works without it, so the console does not log
+    /// it.
     Absent,
 }
 
 use Support::{Absent, Full, Partial};
 
-/// Makes of the table what carries out a call, and what says whether it is made again after a
-/// signal. A row is `number: support, restart => call;`, where `restart` is [`Restart::AfterStops`]
-/// if it is left out.
+/// Generates the dispatch function and the restart function from the table. A row is
+/// `number: support, restart => call;`. Without `restart` the rule is [`Restart::AfterStops`].
 macro_rules! system_calls {
     (
         ($thread:ident, $arguments:ident);
@@ -46,7 +46,8 @@ macro_rules! system_calls {
     ) => {
         const _: &[Support] = &[$($support,)* $($own_support,)*];
 
-        /// Carries out a system call.
+        /// Runs the system call `number` and returns its result; `ENOSYS` if the table has no row
+        /// for it.
         pub async fn call($thread: &Arc<Thread>, number: u64, $arguments: [u64; 6]) -> Answer {
             match number as u32 {
                 $(nr::$number => $call,)*
@@ -55,7 +56,7 @@ macro_rules! system_calls {
             }
         }
 
-        /// Returns whether a call that a signal ended is made again.
+        /// Returns the rule by which a call that a signal interrupted is restarted.
         pub fn restarts(number: u64) -> Restart {
             match number as u32 {
                 $($(nr::$number => Restart::$restart,)?)*
@@ -69,7 +70,7 @@ macro_rules! system_calls {
 system_calls! {
     (thread, a);
     everywhere {
-        __NR_mmap: Partial("no huge pages asked for by MAP_HUGETLB") => memory::mmap(thread, a).await;
+        __NR_mmap: Partial("no MAP_HUGETLB") => memory::mmap(thread, a).await;
         __NR_munmap: Full => memory::munmap(thread, a[0], a[1]);
         __NR_mprotect: Partial("no PROT_GROWSDOWN, no protection keys") => memory::mprotect(thread, a[0], a[1], a[2]);
         __NR_mremap: Full => memory::mremap(thread, a);
@@ -83,7 +84,7 @@ system_calls! {
         __NR_process_vm_readv: Full => remote::copy(thread, remote::Way::Read, a).await;
         __NR_process_vm_writev: Full => remote::copy(thread, remote::Way::Write, a).await;
         __NR_process_madvise: Partial("as madvise") => remote::advise(thread, a).await;
-        __NR_madvise: Partial("no merging of pages, and collapsing of private memory only")
+        __NR_madvise: Partial("no KSM; MADV_COLLAPSE of private memory only")
             => memory::madvise(thread, a[0], a[1], a[2]).await;
         __NR_mincore: Full => memory::mincore(thread, a[0], a[1], a[2]).await;
         __NR_msync: Full => memory::msync(thread, a[0], a[1], a[2]);
@@ -91,7 +92,7 @@ system_calls! {
         __NR_get_mempolicy: Partial("one node; VMAs have no policy of their own")
             => policy::get(thread, [a[0], a[1], a[2], a[3], a[4]]);
         __NR_set_mempolicy: Partial("one node") => policy::set(thread, a[0], a[1], a[2]);
-        __NR_mbind: Partial("checked, to no effect: one node") => policy::bind(thread, a);
+        __NR_mbind: Partial("validated without effect: one node") => policy::bind(thread, a);
         __NR_shmget: Full => shm::get(thread, a[0], a[1], a[2]);
         __NR_shmat: Full => shm::attach(thread, a[0], a[1], a[2]).await;
         __NR_shmdt: Full => shm::detach(thread, a[0]);
@@ -121,18 +122,18 @@ system_calls! {
         __NR_ftruncate: Full => file::ftruncate(thread, a[0], a[1]);
         __NR_fallocate: Full => file::fallocate(thread, a[0], a[1], a[2], a[3]).await;
         __NR_getdents64: Full => file::getdents(thread, a[0], a[1], a[2]);
-        __NR_pipe2: Full => nameless::pipe(thread, a[0], a[1]);
+        __NR_pipe2: Full => anon_inode::pipe(thread, a[0], a[1]);
         __NR_pselect6: Full => select::pselect(thread, a).await;
         __NR_fadvise64: Full => file::advise(thread, a[0], a[2], a[3]);
         __NR_ppoll: Full => select::ppoll(thread, a).await;
-        __NR_cachestat: Partial("files in memory, of which nothing is written back or evicted")
+        __NR_cachestat: Partial("files in memory; no counts of writeback or of recently evicted pages")
             => file::cachestat(thread, a[0], a[1], a[2], a[3]);
         __NR_userfaultfd: Partial("private anonymous memory; no events but faults, no minor faults, no UFFDIO_MOVE")
-            => nameless::userfaultfd(thread, a[0]);
+            => anon_inode::userfaultfd(thread, a[0]);
         __NR_eventfd2: Partial("a write that does not fit may answer EINVAL instead of waiting")
-            => nameless::eventfd(thread, a[0], a[1]);
-        __NR_vmsplice: Partial("bytes are copied, never given") => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await;
-        __NR_memfd_create: Partial("no huge pages") => nameless::memfd_create(thread, a[0], a[1]);
+            => anon_inode::eventfd(thread, a[0], a[1]);
+        __NR_vmsplice: Partial("copies; no gifted pages") => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_memfd_create: Partial("no huge pages") => anon_inode::memfd_create(thread, a[0], a[1]);
 
         __NR_openat: Partial("no O_ASYNC, no O_DIRECT"), AfterHandlers
             => path::open(thread, a[0], a[1], a[2], a[3]).await;
@@ -163,8 +164,8 @@ system_calls! {
         __NR_mount: Partial("proc, sysfs, cgroup2 and tmpfs, and these read-only; nothing is bound or moved")
             => mount::mount(thread, a);
         __NR_umount2: Partial("nothing expires") => mount::unmount(thread, a[0], a[1]);
-        __NR_swapon: Partial("of the one device that there may be") => swap::on(thread, a[0], a[1]);
-        __NR_swapoff: Partial("of the one device that there may be") => swap::off(thread, a[0]);
+        __NR_swapon: Partial("one swap device at most") => swap::on(thread, a[0], a[1]);
+        __NR_swapoff: Partial("one swap device at most") => swap::off(thread, a[0]);
         __NR_umask: Full => path::umask(thread, a[0]);
 
         __NR_clone: Partial("no namespaces, no ptrace") => {
@@ -236,7 +237,7 @@ system_calls! {
         __NR_tkill: Full => signal::tgkill(thread, None, a[0], a[1]);
         __NR_tgkill: Full => signal::tgkill(thread, Some(a[0]), a[1], a[2]);
 
-        __NR_futex: Partial("no priorities to inherit, and no moving of those who wait to such locks"), AfterHandlers
+        __NR_futex: Partial("no priority inheritance, no FUTEX_CMP_REQUEUE_PI"), AfterHandlers
             => futex::futex(thread, a).await;
         __NR_futex_waitv: Full => futex::waitv(thread, a).await;
         __NR_get_robust_list: Full => misc::get_robust_list(thread, a[0], a[1], a[2]);
@@ -246,12 +247,12 @@ system_calls! {
             executor::give_way().await;
             Ok(0)
         };
-        __NR_sched_getaffinity: Partial("always every processor") => schedule::getaffinity(thread, a[0], a[1], a[2]);
-        __NR_sched_setaffinity: Partial("to no effect") => schedule::setaffinity(thread, a[0], a[1], a[2]);
-        __NR_sched_setscheduler: Partial("remembered, to no effect; no deadlines")
+        __NR_sched_getaffinity: Partial("always all CPUs") => schedule::getaffinity(thread, a[0], a[1], a[2]);
+        __NR_sched_setaffinity: Partial("no effect") => schedule::setaffinity(thread, a[0], a[1], a[2]);
+        __NR_sched_setscheduler: Partial("stored without effect; no SCHED_DEADLINE")
             => schedule::setscheduler(thread, a[0], a[1], a[2]);
         __NR_sched_getscheduler: Full => schedule::getscheduler(thread, a[0]);
-        __NR_sched_setparam: Partial("remembered, to no effect; no deadlines")
+        __NR_sched_setparam: Partial("stored without effect; no SCHED_DEADLINE")
             => schedule::setparam(thread, a[0], a[1]);
         __NR_sched_getparam: Full => schedule::getparam(thread, a[0], a[1]);
         __NR_sched_rr_get_interval: Full => schedule::interval(thread, a[0], a[1]);
@@ -265,7 +266,7 @@ system_calls! {
         __NR_clock_nanosleep: Full => clock::clock_nanosleep(thread, a[0], a[1], a[2], a[3]).await;
         __NR_setitimer: Partial("real time only") => timer::setitimer(thread, a[0], a[1], a[2]);
         __NR_getitimer: Partial("real time only") => timer::getitimer(thread, a[0], a[1]);
-        __NR_timer_create: Partial("not of clocks of processor time") => timer::create(thread, a[0], a[1], a[2]);
+        __NR_timer_create: Partial("no CPU-time clocks") => timer::create(thread, a[0], a[1], a[2]);
         __NR_timer_settime: Full => timer::settime(thread, a[0], a[1], a[2], a[3]);
         __NR_timer_gettime: Full => timer::gettime(thread, a[0], a[1]);
         __NR_timer_getoverrun: Full => timer::getoverrun(thread, a[0]);
@@ -279,14 +280,14 @@ system_calls! {
         __NR_getrlimit: Full => misc::prlimit(thread, 0, a[0], 0, given(a[1])?);
         __NR_setrlimit: Partial("as prlimit64") => misc::prlimit(thread, 0, a[0], given(a[1])?, 0);
         __NR_getcpu: Full => misc::getcpu(thread, a[0], a[1]);
-        __NR_getrusage: Partial("time, and the most that was resident; the kernel's work counts as the program's")
+        __NR_getrusage: Partial("CPU time and peak RSS; system time counts as user time")
             => misc::getrusage(thread, a[0], a[1]);
-        __NR_times: Partial("the kernel's work counts as the program's") => misc::times(thread, a[0]);
+        __NR_times: Partial("system time counts as user time") => misc::times(thread, a[0]);
         __NR_sysinfo: Partial("no load") => misc::sysinfo(thread, a[0]);
         __NR_uname: Full => misc::uname(thread, a[0]);
         __NR_getrandom: Partial("not fit for secrets"), AfterHandlers
             => misc::getrandom(thread, a[0], a[1], a[2]).await;
-        // A C library asks for these and is content without them.
+        // The C library probes for these calls and works without them.
         __NR_rseq: Absent => Err(Errno::ENOSYS);
     }
     x86_64 {
@@ -297,7 +298,7 @@ system_calls! {
         __NR_chown: Full => path::chown(thread, HERE, a[0], a[1], a[2], 0);
         __NR_creat: Full => path::open(thread, HERE, a[0], legacy::CREAT, a[1]).await;
         __NR_dup2: Full => file::dup_to(thread, a[0], a[1], None);
-        __NR_eventfd: Partial("as eventfd2") => nameless::eventfd(thread, a[0], 0);
+        __NR_eventfd: Partial("as eventfd2") => anon_inode::eventfd(thread, a[0], 0);
         __NR_fork: Full => process::clone(thread, legacy::plain(0)).await;
         __NR_getpgrp: Full => Ok(thread.process.group.load(Ordering::Relaxed).into());
         __NR_lchown: Full => path::chown(thread, HERE, a[0], a[1], a[2], nr::AT_SYMLINK_NOFOLLOW.into());
@@ -308,7 +309,7 @@ system_calls! {
         __NR_open: Partial("no O_ASYNC, no O_DIRECT"), AfterHandlers
             => path::open(thread, HERE, a[0], a[1], a[2]).await;
         __NR_pause: Full => signal::pause(thread).await;
-        __NR_pipe: Full => nameless::pipe(thread, a[0], 0);
+        __NR_pipe: Full => anon_inode::pipe(thread, a[0], 0);
         __NR_poll: Full => select::poll(thread, a[0], a[1], legacy::poll_deadline(a[2])).await;
         __NR_readlink: Full => path::readlink(thread, HERE, a[0], a[1], a[2]);
         __NR_rename: Full => path::rename(thread, HERE, a[0], HERE, a[1], 0);
@@ -322,19 +323,20 @@ system_calls! {
     }
 }
 
-/// Returns an address that a call can't do without.
+/// Returns `address`, or `EFAULT` if it is null: for calls whose pointer argument is mandatory.
 fn given(address: u64) -> Result<u64, Errno> {
     if address == 0 { Err(Errno::EFAULT) } else { Ok(address) }
 }
 
-/// Says once of each that there is no such system call.
+/// Logs a system call that the table lacks, once per number, and returns `ENOSYS`.
 #[cold]
 fn absent(number: u64) -> Answer {
     static SAID: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
     if let Some(word) = SAID.get((number / 64) as usize)
         && word.fetch_or(1 << (number % 64), Ordering::Relaxed) >> (number % 64) & 1 == 0
     {
-        // The numbers are each architecture's own; those of x86-64 have all names.
+        // Each architecture numbers its calls differently; `Sysno` knows the names of all x86-64
+        // calls.
         let name = usize::try_from(number).ok().and_then(syscalls::Sysno::new).map_or("of no name", |call| call.name());
         println!("system call {number}, {name}, is absent");
     }

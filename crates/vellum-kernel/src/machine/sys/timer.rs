@@ -1,4 +1,4 @@
-//! The system calls of timers.
+//! Implements interval timers and POSIX timers.
 
 use super::Answer;
 use super::clock::{self, SECOND, read_pair, write_pair};
@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
 
-/// `setitimer`: of real time; the timers of processor time never fire.
+/// Implements `setitimer` for real time. The CPU-time timers are accepted and never fire.
 pub fn setitimer(thread: &Arc<Thread>, which: u64, new: u64, old: u64) -> Answer {
     if which > 2 {
         return Err(Errno::EINVAL);
@@ -33,7 +33,7 @@ pub fn setitimer(thread: &Arc<Thread>, which: u64, new: u64, old: u64) -> Answer
     Ok(0)
 }
 
-/// `getitimer`.
+/// Implements `getitimer`.
 pub fn getitimer(thread: &Arc<Thread>, which: u64, to: u64) -> Answer {
     if which > 2 {
         return Err(Errno::EINVAL);
@@ -48,7 +48,7 @@ fn write_interval(thread: &Arc<Thread>, to: u64, timer: Option<Timer>) -> Result
     clock::write_micro(thread, to.wrapping_add(16), left)
 }
 
-/// `timer_create`.
+/// Implements `timer_create`.
 pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
     const SIGNAL: u32 = 0;
     const NONE: u32 = 1;
@@ -99,13 +99,13 @@ pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
     Ok(0)
 }
 
-/// The timer of this number, of those that programs make.
+/// Returns the POSIX timer with this ID; `EINVAL` if there is none.
 fn get(thread: &Thread, number: u64) -> Result<Timer, Errno> {
     let number = number as u32;
     thread.process.timers.lock().get(&number).copied().filter(|_| number != REAL).ok_or(Errno::EINVAL)
 }
 
-/// `timer_settime`.
+/// Implements `timer_settime`.
 pub fn settime(thread: &Arc<Thread>, number: u64, flags: u64, new: u64, old: u64) -> Answer {
     let timer = get(thread, number)?;
     if new == 0 {
@@ -126,17 +126,17 @@ pub fn settime(thread: &Arc<Thread>, number: u64, flags: u64, new: u64, old: u64
     Ok(0)
 }
 
-/// `timer_gettime`.
+/// Implements `timer_gettime`.
 pub fn gettime(thread: &Arc<Thread>, number: u64, to: u64) -> Answer {
     write(thread, to, &get(thread, number)?).map(|()| 0)
 }
 
-/// `timer_getoverrun`.
+/// Implements `timer_getoverrun`.
 pub fn getoverrun(thread: &Thread, number: u64) -> Answer {
     Ok(get(thread, number)?.overrun.min(i32::MAX as u64))
 }
 
-/// `timer_delete`.
+/// Implements `timer_delete`.
 pub fn delete(thread: &Thread, number: u64) -> Answer {
     get(thread, number)?;
     thread.process.timers.lock().remove(&(number as u32));

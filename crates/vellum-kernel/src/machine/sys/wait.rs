@@ -1,4 +1,4 @@
-//! Waiting for children.
+//! Implements `wait4` and `waitid`.
 
 use super::{Answer, misc, pidfd};
 use crate::mem::uaccess;
@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
 
-/// Whether a child is one that `wait` was asked about: by number, by group, or any.
+/// Returns true if `pid` selects `child`: by PID, by process group, or any child.
 fn is_wanted(child: &Process, pid: i64, own: &Process) -> bool {
     match pid {
         -1 => true,
@@ -20,28 +20,35 @@ fn is_wanted(child: &Process, pid: i64, own: &Process) -> bool {
     }
 }
 
-/// A child that has something to tell, and what; it is told once, unless `keep`.
-fn news(own: &Process, pid: i64, options: u32, ended: bool, keep: bool) -> Option<Result<(Arc<Process>, Life), Errno>> {
-    /// Children that are looked at before others may have the lock of all families.
+/// Finds a selected child with a state change to report. Without `keep` the change is consumed, and
+/// an exited child is reaped. Returns `ECHILD` if no child is selected.
+fn find_change(
+    own: &Process,
+    pid: i64,
+    options: u32,
+    ended: bool,
+    keep: bool,
+) -> Option<Result<(Arc<Process>, Life), Errno>> {
+    /// The number of children checked before the family lock is dropped for others.
     const AT_ONCE: usize = 64;
-    // One that is asked for by its number is found by it.
+    // A child selected by PID is looked up directly.
     let (mut from, most) = if pid > 0 { (pid as u32, 1) } else { (0, AT_ONCE) };
     let mut any = false;
     loop {
         let families = Families::lock();
         let mut children = process::walk(from, |from| process::first(&own.children.lock(), from)).take(most);
         let mut last = None;
-        let told = children.find_map(|child| {
+        let change = children.find_map(|child| {
             last = Some(child.pid);
             if !is_wanted(&child, pid, own) {
                 return None;
             }
             any = true;
-            let life = told_by(&families, &child, own, options, ended, keep)?;
+            let life = take_change(&families, &child, own, options, ended, keep)?;
             Some((child, life))
         });
-        if let Some(told) = told {
-            return Some(Ok(told));
+        if let Some(change) = change {
+            return Some(Ok(change));
         }
         match last {
             Some(last) if most > 1 => from = last + 1,
@@ -50,8 +57,9 @@ fn news(own: &Process, pid: i64, options: u32, ended: bool, keep: bool) -> Optio
     }
 }
 
-/// What a child has to tell, if anything; it is told once, unless `keep`.
-fn told_by(
+/// Returns the child's state change to report, if any. Without `keep` the change is consumed, and
+/// an exited child is reaped.
+fn take_change(
     families: &Families,
     child: &Arc<Process>,
     own: &Process,
@@ -84,7 +92,7 @@ fn told_by(
     Some(now)
 }
 
-/// `wait4`.
+/// Implements `wait4`.
 pub async fn wait4(thread: &Arc<Thread>, pid: u64, to: u64, options: u64, usage: u64) -> Answer {
     let (pid, options) = (i64::from(pid as i32), options as u32);
     let known = abi::WNOHANG | abi::WUNTRACED | abi::WCONTINUED | abi::__WNOTHREAD | abi::__WCLONE | abi::__WALL;
@@ -112,14 +120,14 @@ async fn wait(
     keep: bool,
 ) -> Result<Option<(Arc<Process>, Life)>, Errno> {
     let own = &thread.process;
-    let look = || news(own, pid, options, ended, keep);
+    let look = || find_change(own, pid, options, ended, keep);
     if options & abi::WNOHANG != 0 {
         return look().transpose();
     }
     thread.interruptible(own.child_changed.wait_until(look), None).await?.map(Some)
 }
 
-/// `waitid`.
+/// Implements `waitid`.
 pub async fn waitid(thread: &Arc<Thread>, kind: u64, id: u64, to: u64, options: u64) -> Answer {
     let options = options as u32;
     let states = abi::WEXITED | abi::WSTOPPED | abi::WCONTINUED;

@@ -1,9 +1,9 @@
-//! The control groups' file system: the memcgs, and the processes in them. The memory controller is
-//! the only one.
+//! Implements the cgroup2 file system: the memcgs, and the processes in them. The memory controller
+//! is the only one.
 //!
-//! | file | story |
+//! | file | subject |
 //! |---|---|
-//! | `statistics` | what memcgs have, by kind |
+//! | `statistics` | `memory.stat` and `memory.numa_stat` |
 
 mod statistics;
 
@@ -32,24 +32,24 @@ use vellum_kernel::fs::text::System;
 use vellum_kernel::proc::Text as Words;
 use vellum_kernel::written;
 
-/// `/proc/PID/cgroup`.
+/// Returns the contents of `/proc/PID/cgroup`.
 pub fn line(process: &Process) -> Result<Vec<u8>, Errno> {
     Ok([b"0::", &path(process.cgroup.load(Relaxed))[..], b"\n"].concat())
 }
 
-/// The root directory.
+/// Returns the root directory.
 ///
 /// # Errors
 ///
 /// `ENOMEM`.
 pub fn root() -> Result<Arc<Folder>, Errno> {
-    /// There is one, wherever it is mounted.
+    /// The one root directory, shared by all mounts.
     static FOLDER: Once<Arc<Folder>> = Once::new();
     let system = System { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC, owner: None };
     FOLDER.try_call_once(|| cgroup::root(system, Arc::new(Memory), ROOT)).cloned()
 }
 
-/// The groups, for their file system.
+/// The memcgs, as the portable half's cgroup file system sees them.
 struct Memory;
 
 impl cgroup::Groups for Memory {
@@ -145,16 +145,16 @@ fn members(group: u32) -> impl Iterator<Item = Arc<Process>> {
     processes::all().filter(move |process| lives(process) && process.cgroup.load(Relaxed) == group)
 }
 
-/// A process that does not run yet begins in the group of an open directory.
+/// Puts a process that does not run yet into the cgroup of an open directory.
 ///
 /// # Errors
 ///
-/// `EBADF`: it is no group's. `ENODEV`: the group is gone.
+/// `EBADF`: not a cgroup's directory. `ENODEV`: the cgroup was removed.
 pub fn begin_in(process: &Process, directory: &dyn Inode) -> Result<(), Errno> {
     enter(process, cgroup::group_of(directory).ok_or(Errno::EBADF)?)
 }
 
-/// A process moves to a group, and what its memory is charged to with it.
+/// Moves a process to a cgroup. Its memory is charged to that group from then on.
 fn enter(process: &Process, group: u32) -> Result<(), Errno> {
     memcgs::enter(group, |engine| {
         process.cgroup.store(group, Relaxed);

@@ -1,4 +1,4 @@
-//! What groups have, by kind.
+//! Formats the memory statistics of cgroups.
 
 use crate::mem::machine;
 use crate::mem::memcgs::{ROOT, Table, table, usage};
@@ -9,14 +9,14 @@ use vellum::memcg::{LruList, MemcgId};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::proc::Text as Words;
 
-/// Pages on lists.
+/// Numbers of pages on LRU lists.
 #[derive(Clone, Copy, Default)]
 pub struct Listed {
-    /// Anonymous ones that may be reclaimed.
+    /// Anonymous pages on the evictable lists.
     pub anonymous: u64,
-    /// Those of objects.
+    /// Page-cache pages on the evictable lists.
     pub objects: u64,
-    /// Those that may not be reclaimed.
+    /// Pages on the unevictable lists.
     pub unevictable: u64,
 }
 
@@ -27,7 +27,7 @@ impl Listed {
         self.unevictable += lists[LruList::Unevictable as usize];
     }
 
-    /// What files say of them.
+    /// Returns these numbers under their names in `memory.stat`.
     fn rows(&self) -> [(&'static str, u64); 8] {
         [
             ("anon", self.anonymous + self.unevictable),
@@ -42,7 +42,7 @@ impl Listed {
     }
 }
 
-/// Pages on their lists, of one node or all.
+/// Returns a group's pages on LRU lists, of one node or of all.
 fn listed_below(table: &Table, group: u32, node: Option<usize>) -> Listed {
     let (groups, frames) = (machine().memcgs(), machine().frames());
     let mut sum = Listed::default();
@@ -51,23 +51,23 @@ fn listed_below(table: &Table, group: u32, node: Option<usize>) -> Listed {
             Some(node) => groups.listed_on(frames, engine, node),
             None => groups.usage(frames, engine).map(|usage| usage.lru),
         };
-        // It may be gone by now.
+        // The group may have been removed meanwhile.
         let _ = lists.map(|lists| sum.add(&lists));
     }
     sum
 }
 
-/// Pages on the lists of all groups.
+/// Returns the pages on the LRU lists of all groups.
 pub fn listed() -> Listed {
     listed_below(&table(), ROOT, None)
 }
 
-/// Those of a node.
+/// Returns the pages on one node's LRU lists.
 pub fn listed_on(node: usize) -> Listed {
     listed_below(&table(), ROOT, Some(node))
 }
 
-/// `memory.numa_stat`: what of `memory.stat` is on which node.
+/// Returns the contents of `memory.numa_stat`: what of `memory.stat` is on which node.
 pub fn by_node(group: u32) -> Result<Vec<u8>, Errno> {
     let table = table();
     let rows_of = |node| listed_below(&table, group, Some(node)).rows();
@@ -82,9 +82,9 @@ pub fn by_node(group: u32) -> Result<Vec<u8>, Errno> {
     })
 }
 
-/// `memory.stat`. A group is charged for anonymous memory, objects', and the kernel's for it: page
-/// tables, nodes of VMAs and of objects' indices, what spaces count per CPU, and (`percpu`) the
-/// lists of groups below it.
+/// Returns the contents of `memory.stat`. A group is charged for anonymous memory, for the page
+/// cache, and for kernel memory: page tables, VMA nodes, nodes of page-cache indices, per-CPU
+/// counts of address spaces, and (`percpu`) the lruvecs of its child groups.
 pub fn of(group: u32, engine: MemcgId) -> Result<Vec<u8>, Errno> {
     let (listed, cached) = {
         let table = table();

@@ -1,4 +1,5 @@
-//! Who and what a process is.
+//! Formats the files of `/proc/PID` that describe a process: `status`, `stat`, `limits` and the
+//! like.
 
 use super::memory::figures;
 use super::process::Subject;
@@ -20,24 +21,24 @@ use vellum_kernel::proc::process::{self as words, Memory, State};
 use vellum_kernel::proc::{Text, limits as limit_words};
 use vellum_kernel::written;
 
-/// Nanoseconds in a hundredth of a second, in which programs are told times.
+/// Nanoseconds per clock tick (1/100 s), the unit in which programs get CPU times.
 const TICK: u64 = 10_000_000;
 
-/// `comm`.
+/// Returns the contents of `comm`.
 pub fn name(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let mut name = subject.thread().ok_or(Errno::ESRCH)?.name();
     name.push(b'\n');
     Ok(name)
 }
 
-/// `comm` is written.
+/// Handles a write to `comm`.
 pub fn rename(subject: &Subject, name: &[u8]) -> Result<(), Errno> {
     let thread = subject.thread().ok_or(Errno::ESRCH)?;
     thread.set_name(name.strip_suffix(b"\n").unwrap_or(name));
     Ok(())
 }
 
-/// A range of a process's memory, as far as it is there.
+/// Reads a range of a process's memory, up to the first byte that is not mapped.
 fn bytes(subject: &Subject, range: impl FnOnce(&UserSpace) -> [u64; 2]) -> Result<Vec<u8>, Errno> {
     let Some(memory) = subject.process()?.memory() else { return Ok(Vec::new()) };
     let [start, end] = range(&memory);
@@ -50,72 +51,73 @@ fn bytes(subject: &Subject, range: impl FnOnce(&UserSpace) -> [u64; 2]) -> Resul
     Ok(bytes)
 }
 
-/// `cmdline`.
+/// Returns the contents of `cmdline`.
 pub fn arguments(subject: &Subject) -> Result<Vec<u8>, Errno> {
     bytes(subject, |memory| memory.image.lock().arguments)
 }
 
-/// `environ`.
+/// Returns the contents of `environ`.
 pub fn environment(subject: &Subject) -> Result<Vec<u8>, Errno> {
     bytes(subject, |memory| memory.image.lock().environment)
 }
 
-/// `auxv`.
+/// Returns the contents of `auxv`.
 pub fn aux(subject: &Subject) -> Result<Vec<u8>, Errno> {
     bytes(subject, |memory| memory.image.lock().aux)
 }
 
-/// `limits`.
+/// Returns the contents of `limits`.
 pub fn limits(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let limits = *subject.process()?.limits.lock();
     Text::of(|text| limit_words::limits(text, &limits))
 }
 
-/// `cgroup`.
+/// Returns the contents of `cgroup`.
 pub fn group(subject: &Subject) -> Result<Vec<u8>, Errno> {
     cgroupfs::line(&*subject.process()?)
 }
 
-/// `coredump_filter`.
+/// Returns the contents of `coredump_filter`.
 pub fn core_filter(subject: &Subject) -> Result<Vec<u8>, Errno> {
     Ok(format!("{:08x}\n", subject.process()?.core_filter.load(Relaxed)).into_bytes())
 }
 
-/// `coredump_filter` is written.
+/// Handles a write to `coredump_filter`.
 pub fn set_core_filter(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     let filter = written::bits(value)?;
     subject.process()?.core_filter.store(filter & 0x1ff, Relaxed);
     Ok(())
 }
 
-/// `oom_score`.
+/// Returns the contents of `oom_score`.
 pub fn score(subject: &Subject) -> Result<Vec<u8>, Errno> {
     Ok(format!("{}\n", oom::score(&*subject.process()?)).into_bytes())
 }
 
-/// `oom_score_adj`.
-pub fn badness(subject: &Subject) -> Result<Vec<u8>, Errno> {
+/// Returns the contents of `oom_score_adj`.
+pub fn score_adj(subject: &Subject) -> Result<Vec<u8>, Errno> {
     Ok(format!("{}\n", subject.process()?.badness.load(Relaxed)).into_bytes())
 }
 
-/// `timerslack_ns`.
+/// Returns the contents of `timerslack_ns`.
 pub fn slack(subject: &Subject) -> Result<Vec<u8>, Errno> {
-    let thread = whose_slack(subject)?;
+    let thread = slack_owner(subject)?;
     let slack = thread.traits.lock().slack;
     Ok(format!("{slack}\n").into_bytes())
 }
 
-/// `timerslack_ns` is written; 0 is the usual.
+/// Handles a write to `timerslack_ns`; 0 restores the default.
 pub fn set_slack(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     let value = written::number(value)?;
-    let thread = whose_slack(subject)?;
+    let thread = slack_owner(subject)?;
     let mut traits = thread.traits.lock();
     traits.slack = if value == 0 { traits.usual_slack } else { value };
     Ok(())
 }
 
-/// Slack is a thread's own, and the powerful's.
-fn whose_slack(subject: &Subject) -> Result<Arc<Thread>, Errno> {
+/// Returns the thread whose timer slack is accessed. The thread itself may, and a privileged
+/// reader.
+fn slack_owner(subject: &Subject) -> Result<Arc<Thread>, Errno> {
     let (thread, reader) = (subject.thread().ok_or(Errno::ESRCH)?, reader()?);
     if !Arc::ptr_eq(&thread, &reader) && !reader.credentials().has(abi::CAP_SYS_NICE) {
         return Err(Errno::EPERM);
@@ -123,14 +125,14 @@ fn whose_slack(subject: &Subject) -> Result<Arc<Thread>, Errno> {
     Ok(thread)
 }
 
-/// `oom_score_adj` is written.
-pub fn set_badness(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
+/// Handles a write to `oom_score_adj`.
+pub fn set_score_adj(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     let value = written::number::<i32>(value)?;
     if !(-1000..=1000).contains(&value) {
         return Err(Errno::EINVAL);
     }
     let process = subject.process()?;
-    // Anybody may offer more of its own, and only the powerful less.
+    // Any owner may raise the value; lowering it needs `CAP_SYS_RESOURCE`.
     if value < process.badness.load(Relaxed) && !reader()?.credentials().has(abi::CAP_SYS_RESOURCE) {
         return Err(Errno::EACCES);
     }
@@ -138,8 +140,8 @@ pub fn set_badness(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `oom_adj`: the same on a scale of old, from −17 to 15.
-pub fn old_badness(subject: &Subject) -> Result<Vec<u8>, Errno> {
+/// Returns the contents of `oom_adj`: the legacy scale from −17 to 15.
+pub fn oom_adj(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let value = match subject.process()?.badness.load(Relaxed) {
         1000 => 15,
         value => value * 17 / 1000,
@@ -147,27 +149,27 @@ pub fn old_badness(subject: &Subject) -> Result<Vec<u8>, Errno> {
     Ok(format!("{value}\n").into_bytes())
 }
 
-/// `oom_adj` is written.
-pub fn set_old_badness(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
+/// Handles a write to `oom_adj`.
+pub fn set_oom_adj(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     let value = match written::number::<i32>(value)? {
         15 => 1000,
         value @ -17..15 => value * 1000 / 17,
         _ => return Err(Errno::EINVAL),
     };
-    set_badness(subject, format!("{value}").as_bytes())
+    set_score_adj(subject, format!("{value}").as_bytes())
 }
 
-/// `status`.
+/// Returns the contents of `status`.
 pub fn status(subject: &Subject) -> Result<Vec<u8>, Errno> {
     described(subject, |known| Text::of(|text| words::status(text, known)))
 }
 
-/// `stat`.
+/// Returns the contents of `stat`.
 pub fn stat(subject: &Subject) -> Result<Vec<u8>, Errno> {
     described(subject, |known| Text::of(|text| words::stat(text, known)))
 }
 
-/// `statm`.
+/// Returns the contents of `statm`.
 pub fn statm(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let memory = memory(&*subject.process()?).unwrap_or_default();
     Text::of(|text| words::statm(text, &memory))

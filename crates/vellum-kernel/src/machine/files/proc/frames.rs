@@ -1,5 +1,5 @@
-//! The machine's memory, frame by frame, in Linux's terms: `kpageflags` and `kpagecount`. As of the moment at which each is looked
-//! at, which nobody holds still.
+//! Serves `kpageflags` and `kpagecount`: the machine's memory, frame by frame, in Linux's terms.
+//! Each frame is sampled without a lock, so neighbouring entries may be of different moments.
 
 use super::numbers;
 use crate::mem::machine;
@@ -29,17 +29,17 @@ mod bit {
     pub const LOCKED: u64 = 1 << 33;
 }
 
-/// `kpageflags`: what each frame is.
+/// Serves `kpageflags`: the flags of each frame.
 pub fn flags(at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
     numbers(at, to, end(), |first, numbers| each(first, numbers, |block| block.map_or(bit::NO_PAGE, flags_of)))
 }
 
-/// `kpagecount`: how often each frame is mapped; of a large folio, how often on average.
+/// Serves `kpagecount`: the mapcount of each frame; for a large folio, the average over its pages.
 pub fn counts(at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
     numbers(at, to, end(), |first, numbers| each(first, numbers, |block| block.map_or(0, count_of)))
 }
 
-/// The first frame after the machine's last.
+/// Returns the PFN after the machine's last frame.
 fn end() -> u64 {
     let regions = machine().platform().regions();
     regions.iter().map(|region| (region.base.0 + region.len) >> FRAME_SHIFT).max().unwrap_or(0)
@@ -51,7 +51,7 @@ fn each(first: u64, numbers: &mut [u64], number: impl Fn(Option<Place>) -> u64) 
     }
 }
 
-/// Where a frame is: in which block or folio, and whether it is its first.
+/// The folio or free block that a frame belongs to.
 struct Place {
     head: &'static Frame,
     state: FrameState,
@@ -96,6 +96,6 @@ fn count_of(place: Place) -> u64 {
         return 0;
     }
     let (maps, pages) = (u64::from(head.counts().maps), 1 << state.order());
-    // Rounded, but what is mapped at all is mapped once.
+    // The average is rounded, but at least 1 if any page is mapped.
     ((maps + pages / 2) / pages).max(maps.min(1))
 }

@@ -1,4 +1,5 @@
-//! What a process has open, and its program: links that lead there whatever their names say.
+//! Serves the links of `/proc/PID` to open files and to the executable. They lead to the file
+//! itself, whatever its path names now.
 
 use super::process::Subject;
 use crate::files::{Files, from_root};
@@ -12,10 +13,10 @@ use vellum_kernel::fs::text::{Jump, Link, Make, System, Text};
 use vellum_kernel::fs::{Inode, Kind, Open, inode::Entry};
 use vellum_kernel::written::named;
 
-/// Where a link leads, and by which name.
+/// The inode that a link leads to, and the path shown.
 type Target = Result<(Arc<dyn Inode>, Vec<u8>), Errno>;
 
-/// The links of a process or thread.
+/// Adds the links of a process or thread.
 ///
 /// # Errors
 ///
@@ -50,12 +51,12 @@ fn files(subject: &Subject) -> Result<Arc<Files>, Errno> {
     subject.process()?.files.lock().clone().ok_or(Errno::ENOENT)
 }
 
-/// What is behind the entries of a directory of descriptors.
+/// The content of an entry in a directory of descriptors.
 #[derive(Clone, Copy)]
 enum Of {
-    /// The file that is open.
+    /// `fd`: a link to the open file.
     Files,
-    /// Offset and flags.
+    /// `fdinfo`: offset and flags.
     Facts,
 }
 

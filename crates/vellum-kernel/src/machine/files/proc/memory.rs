@@ -1,4 +1,5 @@
-//! What of a process's memory is where.
+//! Formats the files of `/proc/PID` that describe a process's memory: `maps`, `smaps`, `pagemap`
+//! and the like.
 
 use super::process::Subject;
 use super::{numbers, reader};
@@ -19,12 +20,12 @@ use vellum_kernel::proc::Text;
 use vellum_kernel::proc::maps::{self as words, MapsEntry, Usage};
 use vellum_kernel::proc::process::Memory;
 
-/// The memory of whom a file is about; none if it has ended.
+/// Returns the address space of a file's process; `None` once the process has released it.
 pub fn space(subject: &Subject) -> Result<Option<Arc<UserSpace>>, Errno> {
     Ok(subject.process()?.memory())
 }
 
-/// The VMAs, of one moment.
+/// Returns the VMAs, as of one moment.
 fn vmas(memory: &UserSpace) -> Result<Vec<Vma>, Errno> {
     let mut vmas = Vec::new();
     let mut full = false;
@@ -38,12 +39,12 @@ fn vmas(memory: &UserSpace) -> Result<Vec<Vma>, Errno> {
     if full { Err(Errno::ENOMEM) } else { Ok(vmas) }
 }
 
-/// What shared memory without a file is shown as.
+/// The path shown for shared memory without a file.
 const SHARED: &[u8] = b"/dev/zero (deleted)";
-/// The file system it is said to be on, as on Linux.
+/// The device shown for shared memory without a file, as on Linux.
 const SHARED_DEVICE: Device = Device { major: 0, minor: 1 };
 
-/// Shows a VMA as `maps` does.
+/// Calls `tell` with a VMA's line of `maps`.
 fn show<T>(memory: &UserSpace, vma: &Vma, tell: impl FnOnce(&MapsEntry<'_>) -> T) -> T {
     let VirtRange { start, end } = *vma.range;
     let (heap, stack) = (*memory.heap.lock(), memory.image.lock().stack);
@@ -75,14 +76,14 @@ fn show<T>(memory: &UserSpace, vma: &Vma, tell: impl FnOnce(&MapsEntry<'_>) -> T
     })
 }
 
-/// `maps`.
+/// Returns the contents of `maps`.
 pub fn maps(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let Some(memory) = space(subject)? else { return Ok(Vec::new()) };
     let vmas = vmas(&memory)?;
     Text::of(|text| vmas.iter().try_for_each(|vma| show(&memory, vma, |shown| words::line(text, shown))))
 }
 
-/// What of a VMA is in memory.
+/// Returns the resident and swapped pages of a VMA, by kind.
 fn usage(memory: &UserSpace, vma: &Vma) -> Usage {
     let found = memory.engine.usage(*vma.range);
     let arch = memory.engine.arch();
@@ -113,7 +114,7 @@ fn usage(memory: &UserSpace, vma: &Vma) -> Usage {
     }
 }
 
-/// The letters of `VmFlags`.
+/// Returns the two-letter codes of `VmFlags`.
 fn flags(vma: &Vma) -> Vec<&'static str> {
     let shared = vma.backing.is_shared();
     let has = |flag| vma.flags.contains(flag);
@@ -141,7 +142,8 @@ fn flags(vma: &Vma) -> Vec<&'static str> {
     letters.into_iter().filter(|(set, _)| *set).map(|(_, letters)| letters).collect()
 }
 
-/// Whether a VMA may have huge pages: it is large enough, and policy allows them.
+/// Returns true if a VMA is eligible for huge pages: it is large enough, and the policy allows
+/// them.
 fn huge(vma: &Vma) -> bool {
     let order = vellum::frame::HUGE_ORDER;
     let size = FRAME_SIZE << order;
@@ -150,7 +152,7 @@ fn huge(vma: &Vma) -> bool {
     allowed && vma.backing.is_anonymous() && first.saturating_add(size) <= vma.range.end
 }
 
-/// `smaps`.
+/// Returns the contents of `smaps`.
 pub fn smaps(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let Some(memory) = space(subject)? else { return Ok(Vec::new()) };
     let vmas = vmas(&memory)?;
@@ -162,7 +164,7 @@ pub fn smaps(subject: &Subject) -> Result<Vec<u8>, Errno> {
     })
 }
 
-/// `smaps_rollup`.
+/// Returns the contents of `smaps_rollup`.
 pub fn rollup(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let memory = space(subject)?.ok_or(Errno::ESRCH)?;
     let vmas = vmas(&memory)?;
@@ -172,7 +174,7 @@ pub fn rollup(subject: &Subject) -> Result<Vec<u8>, Errno> {
     Text::of(|text| words::rollup(text, range, &sum))
 }
 
-/// A process's memory in figures, as `status`, `stat` and `statm` say it.
+/// Returns a process's memory counts, for `status`, `stat` and `statm`.
 pub fn figures(memory: &UserSpace) -> Memory {
     let stats = memory.engine.stats();
     let image = memory.image.lock().clone();
@@ -213,7 +215,7 @@ pub fn figures(memory: &UserSpace) -> Memory {
     }
 }
 
-/// The frame's number; of what is swapped out the device's, and above it the slot's.
+/// The bits of an entry for the PFN; for a swapped page, the swap device and above it the slot.
 const PLACE: u64 = (1 << 55) - 1;
 const SLOT_SHIFT: u32 = 5;
 const PRESENT: u64 = 1 << 63;
@@ -224,10 +226,10 @@ const GUARD: u64 = 1 << 58;
 const WATCHED: u64 = 1 << 57;
 const SOFT_DIRTY: u64 = 1 << 55;
 
-/// `pagemap`: eight bytes a page.
+/// Serves `pagemap`: eight bytes per page.
 pub fn pagemap(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
     let Some(memory) = space(subject)? else { return Ok(0) };
-    // Where in the machine a page lies is the powerful's business alone.
+    // PFNs are shown only with `CAP_SYS_ADMIN`, as on Linux.
     let shown = if reader()?.credentials().has(CAP_SYS_ADMIN) { !0 } else { !PLACE };
     numbers(at, to, crate::arch::paging::user_end() >> FRAME_SHIFT, |first, entries| {
         look(&memory, first, entries);
@@ -235,7 +237,7 @@ pub fn pagemap(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, E
     })
 }
 
-/// The entries of `pagemap` from a page on.
+/// Fills `entries` with the entries of `pagemap` from page `first` on.
 fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
     let start = first << FRAME_SHIFT;
     let range = VirtRange { start, end: start + ((entries.len() as u64) << FRAME_SHIFT) };
@@ -289,7 +291,7 @@ fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
     });
 }
 
-/// `mem` is read.
+/// Handles a read of `mem`.
 pub fn read(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
     let Some(memory) = space(subject)? else { return Ok(0) };
     let mut done = 0;
@@ -309,7 +311,7 @@ pub fn read(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, Errn
     Ok(done)
 }
 
-/// `mem` is written. What the process may not write itself is not written either.
+/// Handles a write to `mem`. Pages that the process may not write are not written.
 pub fn write(subject: &Subject, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
     let Some(memory) = space(subject)? else { return Ok(0) };
     let mut done = 0;
@@ -330,7 +332,7 @@ pub fn write(subject: &Subject, at: u64, from: &mut dyn Source) -> Result<usize,
     Ok(done)
 }
 
-/// `clear_refs` is written.
+/// Handles a write to `clear_refs`.
 pub fn clear(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     let memory = space(subject)?;
     let forget = |concerns: fn(&Vma) -> bool| {
@@ -345,8 +347,8 @@ pub fn clear(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
         b"1" => forget(|_| true),
         b"2" => forget(|vma| vma.backing.is_anonymous()),
         b"3" => forget(|vma| !vma.backing.is_anonymous()),
-        b"4" => memory.map_or(Ok(()), |memory| memory.engine.clear_soft_dirty().map_err(|_| Errno::EOPNOTSUPP)),
-        // The most that was ever in memory is not the engine's to reset.
+        b"4" => memory.map_or(Ok(()), |memory| memory.engine.track_writes().map_err(|_| Errno::EOPNOTSUPP)),
+        // The engine has no way to reset the peak resident size.
         b"5" => Err(Errno::EOPNOTSUPP),
         _ => Err(Errno::EINVAL),
     }

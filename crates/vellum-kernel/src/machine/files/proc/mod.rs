@@ -1,14 +1,14 @@
-//! `/proc`: what there is to know about processes and the machine, in the words of the library's `proc`.
+//! Implements `/proc` with the text formats of the portable half's `proc`.
 //!
-//! | file | story |
+//! | file | subject |
 //! |---|---|
-//! | [`process`] | a process's directory, and a thread's |
-//! | [`facts`] | who and what a process is: `status`, `stat`, `limits` and the like |
-//! | [`memory`] | what of its memory is where: `maps`, `smaps`, `pagemap` |
-//! | [`scan`] | requests to `pagemap` |
-//! | [`links`] | what it has open, and its program |
-//! | [`frames`] | the machine's memory: `kpageflags`, `kpagecount` |
-//! | [`system`] | the machine: `meminfo`, `vmstat`, `stat` and the like |
+//! | [`process`] | directories of processes and threads |
+//! | [`facts`] | `status`, `stat`, `limits`, `oom_score` and the like |
+//! | [`memory`] | `maps`, `smaps`, `pagemap`, `mem`, `clear_refs` |
+//! | [`scan`] | `PAGEMAP_SCAN` |
+//! | [`links`] | `fd`, `fdinfo`, `exe`, `cwd`, `root` |
+//! | [`frames`] | `kpageflags`, `kpagecount` |
+//! | [`system`] | `meminfo`, `vmstat`, `stat` and the like |
 //! | [`settings`] | `/proc/sys` |
 
 mod facts;
@@ -36,10 +36,10 @@ use vellum_kernel::fs::text::{Link, Make, System};
 use vellum_kernel::fs::{Inode, Kind, Sink, inode::Entry};
 use vellum_kernel::written;
 
-/// The root directory; there is one, wherever it is mounted.
+/// The one root directory, shared by all mounts.
 static ROOT: Once<Arc<Folder>> = Once::new();
 
-/// The root directory.
+/// Returns the root directory.
 ///
 /// # Errors
 ///
@@ -62,15 +62,16 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
     .cloned()
 }
 
-/// Who reads.
+/// Returns the thread that accesses the file; `ENOENT` outside of any thread.
 fn reader() -> Result<Arc<Thread>, Errno> {
     Thread::current().ok_or(Errno::ENOENT)
 }
 
-/// Numbers of a file of numbers that are made at once.
+/// The number of entries produced at a time.
 const AT_ONCE: usize = 512;
 
-/// Reads a file of numbers of eight bytes, up to the number `end`; `fill` makes those from a number on.
+/// Serves a file of 64-bit entries, up to entry `end`. `fill` produces the entries from an index
+/// on.
 fn numbers(at: u64, to: &mut dyn Sink, end: u64, fill: impl Fn(u64, &mut [u64])) -> Result<usize, Errno> {
     if !at.is_multiple_of(8) || !to.room().is_multiple_of(8) {
         return Err(Errno::EINVAL);
@@ -97,12 +98,12 @@ fn numbers(at: u64, to: &mut dyn Sink, end: u64, fill: impl Fn(u64, &mut [u64]))
     Ok(done)
 }
 
-/// The processes' directories.
+/// The directories of all processes.
 struct Processes;
 
 impl More for Processes {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
-        // A thread's number stands for its process as well.
+        // A TID names the directory of its process too, as on Linux.
         let number = written::named(name)?;
         let process =
             processes::find(number).or_else(|| processes::find_thread(number).map(|thread| thread.process.clone()))?;

@@ -1,6 +1,6 @@
-//! A process's directory, and those of its threads.
+//! Implements the directories of processes and threads in `/proc`.
 //!
-//! A directory is made when somebody first looks for it, and stays as long as its process does.
+//! A directory is created at its first lookup, and lives as long as its process.
 
 use super::{ROOT, facts, links, memory, scan};
 use crate::task::process::{self as processes, find};
@@ -16,7 +16,8 @@ use vellum_kernel::fs::text::{Make, Owner, System, Take, Text, Window};
 use vellum_kernel::fs::{Inode, Kind, inode::Entry};
 use vellum_kernel::written::named;
 
-/// Whom a file is about: a process, or one of its threads. It keeps neither.
+/// The process or thread that a file describes. It is referred to weakly, so files keep no process
+/// alive.
 #[derive(Clone)]
 pub struct Subject {
     process: Weak<Process>,
@@ -24,16 +25,16 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// The process.
+    /// Returns the process.
     ///
     /// # Errors
     ///
-    /// `ESRCH`: it is no more.
+    /// `ESRCH`: the process no longer exists.
     pub fn process(&self) -> Result<Arc<Process>, Errno> {
         self.process.upgrade().ok_or(Errno::ESRCH)
     }
 
-    /// The thread, or the process's first; none if it has ended.
+    /// Returns the thread, or the process's main thread; `None` if it has exited.
     pub fn thread(&self) -> Option<Arc<Thread>> {
         match &self.thread {
             Some(thread) => thread.upgrade(),
@@ -41,19 +42,19 @@ impl Subject {
         }
     }
 
-    /// Whether it is about a thread.
+    /// Returns true if the file describes a thread.
     pub fn is_thread(&self) -> bool {
         self.thread.is_some()
     }
 }
 
-/// Says what is in a file.
-type Says = fn(&Subject) -> Result<Vec<u8>, Errno>;
-/// Takes what is written to it.
-type Hears = fn(&Subject, &[u8]) -> Result<(), Errno>;
+/// Produces a file's contents.
+type Contents = fn(&Subject) -> Result<Vec<u8>, Errno>;
+/// Handles a write to a file.
+type WriteHandler = fn(&Subject, &[u8]) -> Result<(), Errno>;
 
-/// The files of text, of processes and threads.
-const TEXTS: &[(&str, u32, Says, Option<Hears>)] = &[
+/// The text files of processes and threads: name, mode, contents, write handler.
+const TEXTS: &[(&str, u32, Contents, Option<WriteHandler>)] = &[
     ("auxv", 0o400, facts::aux, None),
     ("cgroup", 0o444, facts::group, None),
     ("cmdline", 0o444, facts::arguments, None),
@@ -64,9 +65,9 @@ const TEXTS: &[(&str, u32, Says, Option<Hears>)] = &[
     ("maps", 0o444, memory::maps, None),
     ("mountinfo", 0o444, |_| super::system::mountinfo(), None),
     ("mounts", 0o444, |_| super::system::mounts(), None),
-    ("oom_adj", 0o644, facts::old_badness, Some(facts::set_old_badness)),
+    ("oom_adj", 0o644, facts::oom_adj, Some(facts::set_oom_adj)),
     ("oom_score", 0o444, facts::score, None),
-    ("oom_score_adj", 0o644, facts::badness, Some(facts::set_badness)),
+    ("oom_score_adj", 0o644, facts::score_adj, Some(facts::set_score_adj)),
     ("personality", 0o400, |_| Ok(b"00000000\n".to_vec()), None),
     ("smaps", 0o444, memory::smaps, None),
     ("smaps_rollup", 0o444, memory::rollup, None),
@@ -76,7 +77,7 @@ const TEXTS: &[(&str, u32, Says, Option<Hears>)] = &[
     ("timerslack_ns", 0o666, facts::slack, Some(facts::set_slack)),
 ];
 
-/// The inode number of a process's directory.
+/// Returns the inode number of a process's directory.
 pub fn inode(pid: u32) -> u64 {
     1 << 32 | u64::from(pid)
 }
@@ -85,7 +86,7 @@ fn thread_inode(tid: u32) -> u64 {
     2 << 32 | u64::from(tid)
 }
 
-/// A process's directory.
+/// Returns a process's directory, and creates it if needed.
 ///
 /// # Errors
 ///
@@ -102,7 +103,7 @@ pub fn folder(process: &Arc<Process>) -> Result<Arc<Folder>, Errno> {
     made.cloned()
 }
 
-/// Whose the files of a process are: its user's.
+/// Returns the owner of a process's files: the process's user.
 fn owner(pid: u32) -> Owner {
     let own = find(pid).and_then(|process| process.credentials());
     own.map_or((0, 0), |own| (own.uids[place::EFFECTIVE], own.gids[place::EFFECTIVE]))
@@ -134,11 +135,11 @@ fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
     links::fill(folder, subject)
 }
 
-/// A process's threads.
+/// The directory of a process's threads.
 struct Threads(Weak<Process>);
 
 impl Threads {
-    /// Those from a number on.
+    /// Returns the threads with a TID of `number` or above.
     fn from(&self, number: u32) -> impl Iterator<Item = Arc<Thread>> {
         let process = self.0.upgrade();
         processes::walk(number, move |from| processes::first(&process.as_ref()?.threads.lock(), from))

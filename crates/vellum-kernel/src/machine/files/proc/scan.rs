@@ -1,4 +1,4 @@
-//! `PAGEMAP_SCAN`: which pages are what, and which were written since they were protected.
+//! Implements `PAGEMAP_SCAN`: reports pages by category, and write-protects them to detect writes.
 
 use super::memory::space;
 use super::process::Subject;
@@ -11,18 +11,19 @@ use vellum::memcg::MayBeRefused;
 use vellum::space::{Categories, Region, Scan};
 use vellum_kernel::errno::Errno;
 
-/// The request, which the crate lacks.
+/// The request number, which the crate lacks.
 const PAGEMAP_SCAN: u32 = 0xc060_6610;
 const PROTECT: u64 = 1;
 const ONLY_ASYNC: u64 = 2;
-/// Regions that are found at a time.
+/// The number of regions collected at a time.
 const AT_ONCE: usize = 64;
 
-/// `ioctl` of `pagemap`.
+/// Handles an `ioctl` on `pagemap`.
 ///
 /// # Errors
 ///
-/// `ENOTTY`: it is something else. `ESRCH`: the process has ended. The engine's. `EINVAL`, `EFAULT`.
+/// `ENOTTY`: unknown request. `ESRCH`: the process has exited. Those of the engine. `EINVAL`,
+/// `EFAULT`.
 pub fn request(subject: &Subject, request: u32, at: u64) -> Result<u64, Errno> {
     if request != PAGEMAP_SCAN {
         return Err(Errno::ENOTTY);
@@ -72,7 +73,7 @@ pub fn request(subject: &Subject, request: u32, at: u64) -> Result<u64, Errno> {
     Ok(answer.told)
 }
 
-/// What the program is told: the last region is kept back, as the next may go on like it.
+/// The regions reported to the program. The last one is kept back, as the next may extend it.
 struct Answer {
     to: u64,
     told: u64,

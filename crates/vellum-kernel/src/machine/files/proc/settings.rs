@@ -1,7 +1,7 @@
-//! `/proc/sys`: settings.
+//! Implements `/proc/sys`.
 //!
-//! One that is fixed here can be written only with what it is: a program that saves and restores it is content, and one that
-//! wants another hears of it.
+//! A setting that is fixed here accepts only its present value. A program that saves and restores
+//! it succeeds; a program that changes it gets an error.
 
 use crate::files::shm;
 use crate::task::{count, process as processes};
@@ -15,7 +15,7 @@ use vellum_kernel::fs::text::{Make, Take, Text};
 use vellum_kernel::uname;
 use vellum_kernel::written;
 
-/// A number that may be written, in these bounds. What nothing here depends on is remembered, and no more.
+/// A number within bounds. If the kernel does not use it, it is stored only.
 struct Setting {
     name: &'static str,
     value: AtomicU64,
@@ -27,7 +27,7 @@ const fn setting(name: &'static str, value: u64, least: u64, most: u64) -> Setti
     Setting { name, value: AtomicU64::new(value), least, most }
 }
 
-/// Numbers of `vm`. No page is written back, so most say how that would be done.
+/// The numbers of `vm`. Most configure writeback and have no effect: nothing is written back.
 static MEMORY: [Setting; 18] = [
     setting("compaction_proactiveness", 20, 0, 100),
     setting("dirty_background_ratio", 10, 0, 100),
@@ -40,7 +40,7 @@ static MEMORY: [Setting; 18] = [
     setting("nr_overcommit_hugepages", 0, 0, u64::MAX),
     setting("oom_kill_allocating_task", 0, 0, 0),
     setting("overcommit_kbytes", 0, 0, 0),
-    // Whatever is asked for is promised.
+    // The kernel always overcommits.
     setting("overcommit_memory", 1, 0, 1),
     setting("overcommit_ratio", 50, 0, u64::MAX),
     setting("page-cluster", 3, 0, 31),
@@ -50,7 +50,7 @@ static MEMORY: [Setting; 18] = [
     setting("watermark_scale_factor", 10, 1, 3000),
 ];
 
-/// Those of `vm` that stay what they are, whatever is written: there is nothing to drop, and there are no huge pages set aside.
+/// Files of `vm` that accept writes without effect: no caches to drop, no huge page pool.
 const STAYS: [&str; 3] = ["drop_caches", "nr_hugepages", "nr_overcommit_hugepages"];
 
 static KERNEL: [Setting; 13] = [
@@ -63,7 +63,7 @@ static KERNEL: [Setting; 13] = [
     setting("ngroups_max", 65536, 65536, 65536),
     setting("panic", 0, 0, u64::MAX),
     setting("panic_on_oops", 1, 1, 1),
-    // Numbers of processes are not given out twice.
+    // PIDs are not reused.
     setting("pid_max", 4_194_304, 4_194_304, 4_194_304),
     setting("randomize_va_space", 0, 0, 0),
     setting("sched_rr_timeslice_ms", 10, 10, 10),
@@ -79,14 +79,14 @@ const WORDS: [(&str, &str); 6] = [
     ("version", uname::VERSION),
 ];
 
-/// Limits of shared memory: pages in all, bytes of a segment, segments.
+/// The limits of System V shared memory: total pages, bytes per segment, segments.
 static SHARED_MEMORY: [Setting; 3] = [
     setting("shmall", u64::MAX - (1 << 24), 0, u64::MAX),
     setting("shmmax", u64::MAX - (1 << 24), 0, u64::MAX),
     setting("shmmni", 4096, 0, 32768),
 ];
 
-/// How much System V shared memory there may be: pages, bytes of a segment, segments.
+/// Returns the limits of System V shared memory: total pages, bytes per segment, segments.
 pub fn shared_memory() -> [u64; 3] {
     [0, 1, 2].map(|which: usize| SHARED_MEMORY[which].value.load(Relaxed))
 }
@@ -125,13 +125,13 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     files.add("pipe-max-size", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))
 }
 
-/// How many VMAs an address space may have (`max_map_count`).
+/// Returns the most VMAs that an address space may have (`max_map_count`).
 pub fn most_vmas() -> usize {
     let setting = MEMORY.iter().find(|setting| setting.name == "max_map_count");
     setting.map_or(usize::MAX, |setting| setting.value.load(Relaxed) as usize)
 }
 
-/// What was written holds for all who run, and not only for those to come.
+/// Applies the written limits to the address spaces of all running processes.
 fn apply() {
     for process in processes::all() {
         let memory = process.memory();

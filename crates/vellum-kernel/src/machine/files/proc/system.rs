@@ -1,4 +1,5 @@
-//! The machine, in figures: all of them the engine's, or counted where they change.
+//! Formats the files of `/proc` that describe the machine: `meminfo`, `vmstat`, `stat` and the
+//! like.
 
 use super::frames;
 use crate::arch::cpuinfo;
@@ -26,7 +27,7 @@ use vellum_kernel::fs::text::{Text, Window};
 use vellum_kernel::proc::{Text as Words, system as words};
 use vellum_kernel::uname;
 
-/// A file: its name, and what is in it.
+/// A file's name, and the function that produces its contents.
 type File = (&'static str, fn() -> Result<Vec<u8>, Errno>);
 
 const FILES: [File; 15] = [
@@ -60,7 +61,7 @@ pub fn fill(root: &Arc<Folder>) -> Result<(), Errno> {
     shared.add("shm", Text::read_only(root.system(), shm::list))
 }
 
-/// What all address spaces have, in bytes.
+/// Sums over all address spaces, in bytes.
 struct Spaces {
     tables: u64,
     mapped: u64,
@@ -76,7 +77,8 @@ fn spaces() -> Spaces {
     sum
 }
 
-/// The machine's memory, in bytes. What several map is mapped once, as far as is known: no more than there is.
+/// Returns the machine's memory counts in bytes. Mapped shared pages are summed over all address
+/// spaces, which and capped at the pages in use, because shared pages are counted once per mapping.
 fn memory(machine: &Machine) -> words::Memory {
     let frames = machine.frames();
     let spaces = spaces();
@@ -108,7 +110,7 @@ fn memory(machine: &Machine) -> words::Memory {
     }
 }
 
-/// `swaps`.
+/// Returns the contents of `swaps`.
 fn swaps() -> Result<Vec<u8>, Errno> {
     let in_use = swap::stores().filter_map(|store| store.usage().map(|usage| (store.path, usage)));
     let devices = in_use.map(|(path, usage)| words::Swap {
@@ -120,13 +122,13 @@ fn swaps() -> Result<Vec<u8>, Errno> {
     Words::of(|text| words::swaps(text, devices))
 }
 
-/// `meminfo`.
+/// Returns the contents of `meminfo`.
 fn meminfo() -> Result<Vec<u8>, Errno> {
     let memory = memory(machine());
     Words::of(|text| words::meminfo(text, &memory))
 }
 
-/// What a node says of its memory.
+/// Writes the `meminfo` of a NUMA node.
 pub fn meminfo_of_node(text: &mut Words, node: usize) -> fmt::Result {
     let (frames, lists) = (machine().frames(), crate::files::cgroupfs::listed_on(node));
     let (total, free) = (frames.total_on(node), frames.free_on(node));
@@ -236,14 +238,14 @@ fn buddies() -> Result<Vec<u8>, Errno> {
     })
 }
 
-/// `mounts`: what is mounted where, the root first.
+/// Returns the contents of `mounts`, the root's first.
 pub fn mounts() -> Result<Vec<u8>, Errno> {
     Words::of(|text| {
         mount::each(|source, path, kind, _, rights| writeln!(text, "{source} {path} {kind} {rights},relatime 0 0"))
     })
 }
 
-/// `mountinfo`: the same with numbers.
+/// Returns the contents of `mountinfo`.
 pub fn mountinfo() -> Result<Vec<u8>, Errno> {
     Words::of(|text| {
         let mut number = 0;

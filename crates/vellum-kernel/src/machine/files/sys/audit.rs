@@ -1,8 +1,9 @@
-//! `/sys/kernel/mm/audit`, which Linux does not have and only root may read: the engine's audit of
-//! the whole machine, made when the file is read. Its first line is `sound`, or the first
-//! difference; sums follow, or the other differences.
+//! Serves `/sys/kernel/mm/audit`, which Linux lacks and only root may read: the engine's audit of
+//! the whole machine, run on each read. The first line is `sound` or the first discrepancy; sums or
+//! further discrepancies follow.
 //!
-//! The machine should be at rest: a process that runs meanwhile shows as differences that are none.
+//! The machine should be idle: a process that runs meanwhile appears as discrepancies that are
+//! none.
 
 use crate::mem::{machine, spaces};
 use alloc::boxed::Box;
@@ -16,7 +17,7 @@ use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::text::Text;
 use vellum_kernel::proc::Text as Words;
 
-/// So many differences are shown.
+/// The most discrepancies listed.
 const SHOWN: usize = 16;
 
 /// Adds the file.
@@ -29,7 +30,7 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
 }
 
 fn audit() -> Result<Vec<u8>, Errno> {
-    /// Allocated by the first audit, and kept: later there may be no memory for it.
+    /// The audit's buffer, allocated by the first audit and kept: later memory may be short.
     static COUNTS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
     let mut counts = COUNTS.try_lock().ok_or(Errno::EBUSY)?;
     let (_, frames) = audit::span(machine());

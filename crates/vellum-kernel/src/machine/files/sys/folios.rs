@@ -1,7 +1,7 @@
-//! `/sys/kernel/mm/transparent_hugepage`: which sizes of folios faults may use (the engine's policy), and how often they got
-//! them.
+//! Serves `/sys/kernel/mm/transparent_hugepage`: the folio sizes that faults may use (the engine's
+//! policy), and per-size statistics.
 //!
-//! What says how Linux would go about it (when to compact) is remembered, and no more: that is not done here.
+//! Settings of Linux's defragmentation are stored only: the kernel does not compact on faults.
 
 use crate::mem::machine;
 use crate::task::collapse::{self, Setting};
@@ -19,16 +19,16 @@ use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::text::{Make, Take, Text};
 use vellum_kernel::proc::{Text as Words, choice};
 
-/// The smallest folio that has a knob, as on Linux.
+/// The smallest folio order that has a directory, as on Linux.
 const SMALLEST: u8 = 2;
 
-/// The machine-wide knob's words, and what they mean to the engine.
+/// The values of the global setting, and the engine's policy for each.
 const GLOBAL: ([&str; 3], [Knob; 3]) = (["always", "madvise", "never"], [Knob::Always, Knob::Madvise, Knob::Never]);
-/// A size's.
+/// The values of a size's setting.
 const SIZE: ([&str; 4], [Knob; 4]) =
     (["always", "inherit", "madvise", "never"], [Knob::Always, Knob::Inherit, Knob::Madvise, Knob::Never]);
 
-/// A setting that is one of some words.
+/// A setting with a fixed set of values.
 fn knob(
     folder: &Arc<Folder>,
     name: &str,
@@ -41,14 +41,14 @@ fn knob(
     folder.add(name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
 }
 
-/// One that is remembered, and no more.
+/// A setting that is stored and has no effect.
 fn remembered(folder: &Arc<Folder>, name: &str, words: &'static [&'static str], at_first: usize) -> Result<(), Errno> {
     let holds = Arc::new(AtomicUsize::new(at_first));
     let sets = holds.clone();
     knob(folder, name, words, move || holds.load(Relaxed), move |chosen| sets.store(chosen, Relaxed))
 }
 
-/// A number.
+/// A numeric setting.
 fn number(
     folder: &Arc<Folder>,
     name: &str,
@@ -65,7 +65,7 @@ fn number(
     folder.add(name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
 }
 
-/// A yes or no that is remembered, and no more.
+/// A boolean setting that is stored and has no effect.
 fn remembered_bit(folder: &Arc<Folder>, name: &str) -> Result<(), Errno> {
     let holds = Arc::new(AtomicU64::new(1));
     let sets = holds.clone();
@@ -120,7 +120,7 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What is counted of a size.
+/// The counters of a folio size.
 fn counters(folder: &Arc<Folder>, order: u8) -> Result<(), Errno> {
     let counted = [
         ("anon_fault_alloc", SizeCounter::Faults),
@@ -142,7 +142,7 @@ fn counters(folder: &Arc<Folder>, order: u8) -> Result<(), Errno> {
     }
     add("nr_anon", Box::new(move || in_use(order).0))?;
     add("nr_anon_partially_mapped", Box::new(move || in_use(order).1))?;
-    // What goes out is not counted by folios, and those of files in memory are pages.
+    // Pageout is not counted per folio, and files in memory have single pages.
     for name in [
         "swpin_fallback",
         "swpin_fallback_charge",
@@ -158,8 +158,8 @@ fn counters(folder: &Arc<Folder>, order: u8) -> Result<(), Errno> {
     Ok(())
 }
 
-/// How many anonymous folios of an order there are, and how many of those are mapped in part only. Found by looking at all
-/// frames, so that nobody has to count who faults and unmaps: exact when nothing runs.
+/// Returns the number of anonymous folios of an order, and how many of them are partially mapped.
+/// Scans all frames, so that faults and unmaps need no counters. Exact if nothing else runs.
 fn in_use(order: u8) -> (u64, u64) {
     let (mut all, mut partial) = (0, 0);
     for region in machine().platform().regions() {

@@ -1,9 +1,9 @@
-//! `/sys`: the machine's processors and memory, and what can be said about large folios.
+//! Implements `/sys`: CPUs, NUMA nodes, and the settings of large folios.
 //!
-//! | file | story |
+//! | file | subject |
 //! |---|---|
 //! | [`audit`] | the engine's audit of the machine |
-//! | [`folios`] | which sizes of folios faults may use, and how often they got them |
+//! | [`folios`] | folio sizes that faults may use, and their statistics |
 
 mod audit;
 mod folios;
@@ -27,13 +27,13 @@ use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::{System, Text};
 use vellum_kernel::proc::{Text as Words, processors};
 
-/// The root directory.
+/// Returns the root directory.
 ///
 /// # Errors
 ///
 /// `ENOMEM`.
 pub fn root() -> Result<Arc<Folder>, Errno> {
-    /// There is one, wherever it is mounted.
+    /// The one root directory, shared by all mounts.
     static ROOT: Once<Arc<Folder>> = Once::new();
     let made = ROOT.try_call_once(|| {
         let system = System { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC, owner: None };
@@ -47,14 +47,14 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
         let machine = root.add_folder("devices")?.add_folder("system")?;
         fill_processors(&machine.add_folder("cpu")?)?;
         fill_nodes(&machine.add_folder("node")?)?;
-        // Where control groups are mounted.
+        // The mount point of the cgroup file system.
         root.add_folder("fs")?.add_folder("cgroup")?;
         Ok(root)
     });
     made.cloned()
 }
 
-/// A file that can be read only.
+/// Returns a read-only file.
 fn file(
     folder: &Arc<Folder>,
     name: &str,
@@ -63,8 +63,7 @@ fn file(
     folder.add(name, Text::read_only(folder.system(), move || Words::of(&make)))
 }
 
-/// The longest stretches in which a processor could do nothing else; whatever is written makes the
-/// kernel forget them.
+/// The longest times for which a CPU could not be preempted. A write of any value resets them.
 #[cfg(feature = "holds")]
 fn holds(folder: &Arc<Folder>) -> Result<(), Errno> {
     let make = || Words::of(|text| write!(text, "{}", crate::mem::holds::Longest));
@@ -96,7 +95,7 @@ fn fill_processors(folder: &Arc<Folder>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The nodes, each with its memory and its processors.
+/// Adds the NUMA nodes, each with its memory and its CPUs.
 fn fill_nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
     let frames = machine().frames();
     let all = move || 0..frames.nodes();
@@ -126,14 +125,14 @@ fn fill_nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// So many bytes are to be reclaimed from a node.
+/// Reclaims a number of bytes from a node.
 fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
     let pages = amount(wanted)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
     let part = ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) };
     if reclaim(Who::Asked, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
-/// Equal pages are not made one: that can't be switched on.
+/// KSM is not implemented: it cannot be switched on.
 fn merging(folder: &Arc<Folder>) -> Result<(), Errno> {
     let zero = || Ok(b"0\n".to_vec());
     let take = |value: &[u8]| if matches!(value.trim_ascii(), b"0" | b"2") { Ok(()) } else { Err(Errno::EINVAL) };

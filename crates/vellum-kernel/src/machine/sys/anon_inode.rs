@@ -1,4 +1,5 @@
-//! Files that a system call makes, and that no directory has.
+//! Implements the system calls that create files without a path: pipes, memfds, userfaultfds and
+//! eventfds.
 
 use super::Answer;
 use super::file::{add, close};
@@ -13,7 +14,7 @@ use vellum_kernel::fs::event::Event;
 use vellum_kernel::fs::open::Name;
 use vellum_kernel::fs::{Inode, Open, device, pipe};
 
-/// `pipe`, `pipe2`.
+/// Implements `pipe` and `pipe2`.
 pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
     static NUMBERS: AtomicU64 = AtomicU64::new(1);
     let flags = flags as u32;
@@ -41,7 +42,7 @@ pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
     Ok(0)
 }
 
-/// `memfd_create`.
+/// Implements `memfd_create`.
 pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
     let flags = flags as u32;
     let known = abi::MFD_CLOEXEC | abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL | abi::MFD_EXEC;
@@ -60,7 +61,7 @@ pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
     add(thread, open, if flags & abi::MFD_CLOEXEC != 0 { abi::O_CLOEXEC } else { 0 })
 }
 
-/// `userfaultfd`.
+/// Implements `userfaultfd`.
 pub fn userfaultfd(thread: &Thread, flags: u64) -> Answer {
     let flags = flags as u32;
     if flags & abi::UFFD_USER_MODE_ONLY == 0 {
@@ -72,7 +73,7 @@ pub fn userfaultfd(thread: &Thread, flags: u64) -> Answer {
     add(thread, uffd::open(thread, flags)?, flags)
 }
 
-/// `eventfd2`.
+/// Implements `eventfd2`.
 pub fn eventfd(thread: &Thread, count: u64, flags: u64) -> Answer {
     const SEMAPHORE: u32 = 1;
     let flags = flags as u32;
