@@ -220,7 +220,7 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
     let (machine, cpus) = boot_all(boot, counted)?;
     match option {
         "" => {}
-        "apart" => machine.policy().set_joins(false),
+        "apart" => machine.policy().set_cont_blocks(false),
         _ => return Err("unknown option of `run`: only `apart` is known"),
     }
     hooks::set_page_fault(mem::uaccess::resolve);

@@ -47,7 +47,7 @@ fn limit(lab: &Lab) -> Checked {
         expect("resident", space.stats().anon, touched << FRAME_SHIFT)?;
         let faults = 1 + (touched - HUGE_PAGES) + 1;
         tally
-            .expect("touched", &[(Faults, faults), (LargeFolios, 1), (LargeFallbacks, 1), (TablesBorn, tables - 1)])?;
+            .expect("touched", &[(Faults, faults), (LargeFolios, 1), (LargeFallbacks, 1), (TablesAllocated, tables - 1)])?;
         must("raise the limit", groups.set_limit(lab.group, LIMIT + 1))?;
         let next = BASE + (touched << FRAME_SHIFT);
         must("write one more page", store(next + word_of(next), pattern(next)))?;
@@ -70,7 +70,7 @@ fn exhaustion(lab: &Lab) -> Checked {
         let (touched, error) = touch_all(bytes)?;
         expect("the error of the refused fault", error, FaultError::NoMemory(Refused::OutOfMemory))?;
         // One frame may be left if a page and its page table did not fit.
-        let left = frames.free_frames() - frames.kept();
+        let left = frames.free_frames() - frames.min_free();
         expect("at most one frame is free, apart from the reserve", left <= 1, true)?;
         let tables = (space.stats().tables >> FRAME_SHIFT) - tables;
         expect("touched pages, page tables and free frames", touched + tables + frames.free_frames(), free)?;

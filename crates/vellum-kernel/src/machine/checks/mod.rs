@@ -80,7 +80,7 @@ pub fn run(machine: &'static Machine, only: &str, counted: bool) -> Checked {
         expect("free memory after the check", Baseline::of(machine), before)?;
     }
     let counts = |counter| machine.counter(counter);
-    expect("tables freed", counts(Counter::TablesFreed), counts(Counter::TablesBorn))?;
+    expect("tables freed", counts(Counter::TablesFreed), counts(Counter::TablesAllocated))?;
     println!("all memory is freed: {} frames free; {}", machine.frames().free_frames(), mem::Tally);
     Ok(())
 }

@@ -51,7 +51,7 @@ fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
     // One flush for the split, one for the unmapped range.
     tally.expect(
         "middle unmapped",
-        &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, frames), (SplitDeferred, 1)],
+        &[(HugeSplits, 1), (TablesAllocated, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, frames), (SplitDeferred, 1)],
     )?;
     expect_no_load(HOLE, FaultError::Unmapped)?;
     expect_no_store(HOLE, FaultError::Unmapped)?;
@@ -99,7 +99,7 @@ fn drop_one_page(lab: &Lab, space: &Space) -> Checked {
     must("DONTNEED", space.advise(UNNEEDED.start, UNNEEDED.len(), Advise::DontNeed))?;
     tally.expect(
         "MADV_DONTNEED",
-        &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, 1), (SplitDeferred, 1)],
+        &[(HugeSplits, 1), (TablesAllocated, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, 1), (SplitDeferred, 1)],
     )?;
     expect_zeros(UNNEEDED)?;
     tally.expect("zero page read", &[(Faults, 1)])?;

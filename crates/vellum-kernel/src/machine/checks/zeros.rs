@@ -44,7 +44,7 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     expect_zeros(range)?;
     // A read fault maps as much of the zero folio as fits.
     let faults = PAGES >> piece;
-    tally.expect("read", &[(Faults, faults), (TablesBorn, between + last_level)])?;
+    tally.expect("read", &[(Faults, faults), (TablesAllocated, between + last_level)])?;
     expect("counts of the space", space.stats(), stats(BYTES, 0, 1 + between + last_level))?;
     expect("resident", space.usage(range), Usage::default())?;
     lab.expect_group(1 + between + last_level + kernel_pages(space), 0, 0)?;
@@ -53,7 +53,7 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
         expect("attributes", run.attrs(space.arch()), Attrs::READ | Attrs::ACCESSED)?;
         let (head, folio) = lab.machine.frames().head(run.pfn(space.arch()));
         zeros = head;
-        expect("the zero folio", (folio.has(flag::ZEROS), folio.order()), (true, order(lab.machine)))
+        expect("the zero folio", (folio.has(flag::ZERO_FOLIO), folio.order()), (true, order(lab.machine)))
     })?;
 
     // The TLB has the zeros of this page and of its neighbour.

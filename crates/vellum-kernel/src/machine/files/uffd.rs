@@ -162,7 +162,7 @@ impl Uffd {
     }
 
     /// Implements `UFFDIO_ZEROPAGE` and `UFFDIO_POISON`.
-    fn fill(&self, thread: &Thread, at: u64, fill: impl FnOnce(VirtRange) -> Result<(), Stopped>) -> Result<(), Errno> {
+    fn fill(&self, thread: &Thread, at: u64, fill: impl FnOnce(VirtRange) -> Result<(), UffdFillStopped>) -> Result<(), Errno> {
         let [start, len, mode, _] = words(thread, at)?;
         let range = range(start, len)?;
         if mode & !DONT_WAKE != 0 {
@@ -176,7 +176,7 @@ impl Uffd {
         let [start, len] = words(thread, at)?;
         let range = range(start, len)?;
         if unregister {
-            memory.engine.unwatch(range, self.number).map_err(|error| failed(error.refused(), error.errno()))?;
+            memory.engine.uffd_unregister(range, self.number).map_err(|error| failed(error.refused(), error.errno()))?;
         }
         self.faults.wake(range.start..range.end);
         Ok(())
@@ -223,8 +223,8 @@ impl File for Uffd {
             ioctl::UFFDIO_UNREGISTER => self.release(thread, memory, at, true),
             ioctl::UFFDIO_WAKE => self.release(thread, memory, at, false),
             ioctl::UFFDIO_COPY => self.copy(thread, memory, at),
-            ioctl::UFFDIO_ZEROPAGE => self.fill(thread, at, |range| memory.engine.fill_zeros(range)),
-            POISON => self.fill(thread, at, |range| memory.engine.poison(range)),
+            ioctl::UFFDIO_ZEROPAGE => self.fill(thread, at, |range| memory.engine.uffd_zeropage(range)),
+            POISON => self.fill(thread, at, |range| memory.engine.uffd_poison(range)),
             ioctl::UFFDIO_WRITEPROTECT => self.protect(thread, memory, at),
             _ => Err(Errno::EINVAL),
         };

@@ -41,9 +41,8 @@ pub enum FaultError {
     TooManyReferences(u64),
     /// The machine has no memory left.
     NoMemory(Refused),
-    /// A userfaultfd is to be notified. When it has resolved the event, the access may be tried
-    /// again.
-    Watched(Watched),
+    /// A userfaultfd is to be notified. When it has resolved the event, the access may be tried again.
+    Uffd(UffdEvent),
 }
 
 impl FaultError {

@@ -1,15 +1,14 @@
 //! The entry allows what the CPU faulted on, and the CPU is to see that.
 //!
 //! An entry comes to allow more by a store, without a flush: copy-on-write reuse ([`super::cow`]),
-//! `mprotect` that gives a right back, uffd-wp lifted ([`super::uffd`]), the first write to a
-//! soft-dirty page ([`super::soft_dirty`]), reclaim that failed
-//! ([`reclaim`](crate::space::reclaim)), or a fault that makes it present. What a CPU's TLB held of
-//! it before makes the next access there fault once more; whether that fault drops it, or only an
-//! invalidation does, the format says ([`crate::arch::stale`]). Where it takes an invalidation,
-//! **each fault that is resolved ends with one, of the address that faulted, on the CPU that
-//! faulted** (INV-20): so the access goes ahead when it is tried again. A CPU that has not faulted
-//! yet will, once, and ends up here too. If the task changed its CPU meanwhile, that is one more
-//! such fault.
+//! `mprotect` that gives a right back, uffd-wp lifted ([`super::watch`]), the first write to a
+//! soft-dirty page ([`super::track`]), reclaim that failed ([`super::evict`]), or a fault that
+//! makes it present. What a CPU's TLB held of it before makes the next access there fault once
+//! more; whether that fault drops it, or only an invalidation does, the format says
+//! ([`crate::arch::stale`]). Where it takes an invalidation, **each fault that is resolved ends
+//! with one, of the address that faulted, on the CPU that faulted** (INV-20): so the access goes
+//! ahead when it is tried again. A CPU that has not faulted yet will, once, and ends up here too.
+//! If the task changed its CPU meanwhile, that is one more such fault.
 
 use crate::addr::{VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};

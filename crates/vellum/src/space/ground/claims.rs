@@ -38,8 +38,7 @@ struct Claim {
     ranges: [UserRange; 2],
     turn: Turn,
     granted: bool,
-    /// Whether the change counts on the boundaries between VMAs that it finds or makes in its
-    /// ranges.
+    /// Whether the change counts on the boundaries between VMAs that it finds or makes in its ranges.
     keeps_boundaries: bool,
 }
 
@@ -64,16 +63,16 @@ impl Claims {
         self.claims.iter().any(|claim| claim.granted && claim.overlaps(range))
     }
 
-    /// Returns whether a change is at work that counts on a boundary of VMAs at an address: it
-    /// claims what begins or ends there, or both sides.
+    /// Returns whether a change is at work that counts on a boundary of VMAs at an address: it claims
+    /// what begins or ends there, or both sides.
     pub(super) fn keeps_boundary(&self, addr: u64) -> bool {
         let touches = |range: &UserRange| !range.is_empty() && range.start <= addr && addr <= range.end;
         let keeps = |claim: &Claim| claim.granted && claim.keeps_boundaries && claim.ranges.iter().any(touches);
         self.claims.iter().any(keeps)
     }
 
-    /// Lets others join VMAs inside the ranges of a claim and at their ends: whatever has claimed
-    /// them looks at the VMAs anew each time.
+    /// Lets others join VMAs inside the ranges of a claim and at their ends: whatever has claimed them
+    /// looks at the VMAs anew each time.
     fn leave_boundaries(&mut self, turn: Turn) {
         if let Some(claim) = self.claims.iter_mut().find(|claim| claim.turn == turn) {
             claim.keeps_boundaries = false;

@@ -43,8 +43,8 @@ impl core::fmt::Display for MincoreError {
 impl core::error::Error for MincoreError {}
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
-    /// Implements `AddressSpace::resident`.
-    pub(super) fn resident(self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), QueryError> {
+    /// Implements [`AddressSpace::resident`].
+    pub(super) fn mincore(self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), MincoreError> {
         let shift = self.page_shift();
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => MincoreError::Unaligned(addr),
@@ -71,8 +71,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         });
     }
 
-    /// Show each page that the objects behind a range have: the VMA, where it would be mapped, and
-    /// whether it is in memory.
+    /// Show each page that the objects behind a range have: the VMA, where it would be mapped, and whether it is in memory.
     pub(super) fn each_page_in_objects(self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
         let shift = self.page_shift();
         let vmas = self.space.read();

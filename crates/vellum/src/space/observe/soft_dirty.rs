@@ -1,16 +1,14 @@
-//! Soft-dirty: which pages were written since soft-dirty was cleared (Linux:
-//! `/proc/PID/clear_refs`).
+//! Soft-dirty: which pages were written since soft-dirty was cleared (Linux: `/proc/PID/clear_refs`).
 //!
 //! Soft-dirty is a software bit of each PTE, and a PTE without it is not writable: the first write
-//! faults, and the page gets both. PTEs with the bit and PTEs without are different runs, so they
-//! are not joined to one cont block either, and the result is exact to the page though TLBs hold
-//! larger translations: the first write to a block splits it, and it is joined again when all of it
-//! was written. Only a huge page counts as one page.
+//! faults, and the page gets both. PTEs with the bit and PTEs without are different runs, so they are
+//! not joined to one cont block either, and the result is exact to the page though TLBs hold larger
+//! translations: the first write to a block splits it, and it is joined again when all of it was
+//! written. Only a huge page counts as one page.
 //!
 //! Swap PTEs have the bit too, and swap-in keeps it.
 //!
-//! New memory counts as written, and so do VMAs that were mapped or moved since soft-dirty was
-//! cleared.
+//! New memory counts as written, and so do VMAs that were mapped or moved since soft-dirty was cleared.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -34,8 +32,8 @@ impl core::fmt::Display for SoftDirtyUnsupported {
 impl core::error::Error for SoftDirtyUnsupported {}
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
-    /// Implements `AddressSpace::track_writes`.
-    pub(super) fn track_writes(self) -> Result<(), CantTrack> {
+    /// Implements [`AddressSpace::track_writes`].
+    pub(super) fn clear_soft_dirty(self) -> Result<(), SoftDirtyUnsupported> {
         let arch = self.arch();
         if !arch.supported().contains(Attrs::SOFT_DIRTY) {
             return Err(SoftDirtyUnsupported);

@@ -38,7 +38,7 @@ pub struct SpaceStats {
 }
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
-    /// Implements `AddressSpace::stats`.
+    /// Implements [`AddressSpace::stats`].
     pub(super) fn stats(self) -> SpaceStats {
         let peak = self.space.peak.note(&self.tables().slots);
         let count = |c| sum(&self.tables().slots, c) << FRAME_SHIFT;
@@ -58,7 +58,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         }
     }
 
-    /// Implements `AddressSpace::vmas`.
+    /// Implements [`AddressSpace::vmas`].
     pub(super) fn vmas(self, addr: u64, mut visit: impl FnMut(&Vma) -> bool) {
         let vmas = self.space.read();
         for vma in vmas.tree.iter_from(addr).filter(|v| v.state != State::Dying) {
@@ -68,7 +68,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         }
     }
 
-    /// Implements `AddressSpace::runs`.
+    /// Implements [`AddressSpace::runs`].
     pub(super) fn runs(self, range: VirtRange, mut visit: impl FnMut(&Run)) {
         Ptes::of(self.space).each_run_or_hole(self.user_part(range), |_, run| visit(run));
     }

@@ -30,8 +30,7 @@ pub enum UffdError {
     NotRegistered,
     /// VMAs would have to be split, and the space has as many as it may.
     TooManyVmas,
-    /// No memory to split VMAs or huge mappings, or for tables of markers. Of what is to be
-    /// protected, some may be.
+    /// No memory to split VMAs or huge mappings, or for tables of markers. Of what is to be protected, some may be.
     NoMemory(Refused),
 }
 
@@ -79,8 +78,8 @@ impl From<ProtectError> for UffdError {
 }
 
 impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
-    /// Implements `AddressSpace::watch`.
-    pub(super) fn watch(self, range: VirtRange, by: Watcher, what: VmaFlags) -> Result<(), WatchError> {
+    /// Implements [`AddressSpace::watch`].
+    pub(super) fn uffd_register(self, range: VirtRange, by: Watcher, what: VmaFlags) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let what = what & VmaFlags::WATCHES;
         if what.is_empty() || what.contains(VmaFlags::ASYNC) && !what.contains(VmaFlags::WRITES) {
@@ -109,8 +108,8 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         Ok(())
     }
 
-    /// Implements `AddressSpace::unwatch`.
-    pub(super) fn unwatch(self, range: VirtRange, by: Watcher) -> Result<(), WatchError> {
+    /// Implements [`AddressSpace::unwatch`].
+    pub(super) fn uffd_unregister(self, range: VirtRange, by: Watcher) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let mut change = Change::begin(self.space, range);
         let mut rest = range;

@@ -10,8 +10,8 @@ use crate::space::ground::{Change, Ptes};
 use crate::space::observe::Observe;
 
 impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
-    /// Implements `AddressSpace::write_protect`.
-    pub(super) fn write_protect(self, range: VirtRange, unmapped: bool) -> Result<(), WatchError> {
+    /// Implements [`AddressSpace::write_protect`].
+    pub(super) fn uffd_write_protect(self, range: VirtRange, unmapped: bool) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let change = self.begin_wp_change(range)?;
         let protected = Observe::of(self.space).write_protect_all(range, unmapped);
@@ -19,8 +19,8 @@ impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
         Ok(protected?)
     }
 
-    /// Implements `AddressSpace::write_unprotect`.
-    pub(super) fn write_unprotect(self, range: VirtRange) -> Result<(), WatchError> {
+    /// Implements [`AddressSpace::write_unprotect`].
+    pub(super) fn uffd_write_unprotect(self, range: VirtRange) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let _change = self.begin_wp_change(range)?;
         self.tables().split_edges(range)?;
@@ -40,8 +40,7 @@ impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
         Ok(change)
     }
 
-    /// Nothing in a range is protected any more. The range is claimed, and no huge mapping that is
-    /// reaches across its ends.
+    /// Nothing in a range is protected any more. The range is claimed, and no huge mapping that is reaches across its ends.
     pub(super) fn clear_wp(self, range: UserRange) {
         let arch = self.arch();
         Ptes::of(self.space).each_run(range, |table, run| {

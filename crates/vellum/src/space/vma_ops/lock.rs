@@ -1,10 +1,9 @@
 //! Memory that is to stay: `mlock` and its kin.
 //!
-//! A locked VMA is faulted in at once, and its memory is not to be reclaimed; or, `ONFAULT`, only
-//! the latter. Who reclaims asks the VMA. So what was faulted in before stays on its LRU list until
-//! somebody looks at it there; then, and what is faulted in later at once, it goes to the list of
-//! what is not to be looked at. Unlocking brings it back from there. (What nobody has locked any
-//! more for another reason is found there when nothing else can be reclaimed.)
+//! A locked VMA is faulted in at once, and its memory is not to be reclaimed; or, `ONFAULT`, only the latter. Who reclaims asks
+//! the VMA. So what was faulted in before stays on its LRU list until somebody looks at it there; then, and what is faulted in
+//! later at once, it goes to the list of what is not to be looked at. Unlocking brings it back from there. (What nobody has locked
+//! any more for another reason is found there when nothing else can be reclaimed.)
 
 use bitflags::bitflags;
 
@@ -101,13 +100,13 @@ fn with_lock(flags: VmaFlags, lock: VmaFlags) -> VmaFlags {
 }
 
 impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
-    /// Implements `AddressSpace::lock`.
+    /// Implements [`AddressSpace::lock`].
     pub(super) fn lock(self, addr: u64, len: u64, on_fault: bool) -> Result<(), LockError> {
         let mut rest = self.begin_lock(addr, len, on_fault)?;
         self.populate_some(&mut rest, || true).map(|_| ()).map_err(LockError::Fault)
     }
 
-    /// Implements `AddressSpace::begin_lock`.
+    /// Implements [`AddressSpace::begin_lock`].
     pub(super) fn begin_lock(self, addr: u64, len: u64, on_fault: bool) -> Result<Populating, LockError> {
         let limit = self.space.limits().locked;
         if limit == 0 {
@@ -129,7 +128,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         Ok(Populating::all(range, false))
     }
 
-    /// Implements `AddressSpace::unlock`.
+    /// Implements [`AddressSpace::unlock`].
     pub(super) fn unlock(self, addr: u64, len: u64) -> Result<(), LockError> {
         let range = self.pages_of(addr, len)?;
         let mut change = Change::begin(self.space, range);
@@ -140,12 +139,12 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         Ok(())
     }
 
-    /// Implements `AddressSpace::lock_all`.
+    /// Implements [`AddressSpace::lock_all`].
     pub(super) fn lock_all(self, flags: LockAll) -> Result<(), LockError> {
         self.begin_lock_all(flags).map(|rest| self.populate_all(rest))
     }
 
-    /// Implements `AddressSpace::begin_lock_all`.
+    /// Implements [`AddressSpace::begin_lock_all`].
     pub(super) fn begin_lock_all(self, flags: LockAll) -> Result<Populating, LockError> {
         if !flags.intersects(LockAll::CURRENT | LockAll::FUTURE) || flags.bits() & !LockAll::all().bits() != 0 {
             return Err(LockError::Flags(flags));
@@ -172,7 +171,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         Ok(Populating::all(now, false))
     }
 
-    /// Implements `AddressSpace::unlock_all`.
+    /// Implements [`AddressSpace::unlock_all`].
     pub(super) fn unlock_all(self) {
         let all = UserRange::all(self.arch());
         let mut change = Change::begin(self.space, all);
@@ -214,8 +213,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
 }
 
 impl Vma {
-    /// The access that brings all that there is to be brought ahead: private memory that may be
-    /// written has its own.
+    /// The access that brings all that there is to be brought ahead: private memory that may be written has its own.
     pub(super) fn populated_by(&self) -> Access {
         if self.prot.contains(Prot::WRITE) && !self.backing.is_shared() { Access::Write } else { Access::Read }
     }

@@ -30,17 +30,15 @@ bitflags! {
         const GROWSDOWN = 16;
         /// Not to be reclaimed, and faulted in at once (`MAP_LOCKED`).
         const LOCKED = 32;
-        /// What is written is written to what stands behind the VMA, for all to see (`MAP_SHARED`);
-        /// of anonymous memory, an object that is made for it and that forks share.
+        /// What is written is written to what stands behind the VMA, for all to see (`MAP_SHARED`); of anonymous memory, an
+        /// object that is made for it and that forks share.
         const SHARED = 64;
-        /// A shared VMA that may never be written, not even by a later `protect` (Linux: the file
-        /// is open for reading only).
+        /// A shared VMA that may never be written, not even by a later `protect` (Linux: the file is open for reading only).
         const READ_ONLY = 128;
         /// Where the engine chooses: in the second gibibyte of addresses (`MAP_32BIT`).
         const LOW = 256;
-        /// Faults nothing in: the caller does that next
-        /// ([`AddressSpace::begin_populate`](crate::AddressSpace::begin_populate)).
-        const LATER = 512;
+        /// Faults nothing in: the caller does that next ([`AddressSpace::begin_populate`]).
+        const NO_POPULATE = 512;
     }
 }
 
@@ -101,8 +99,7 @@ pub enum MapError {
     Denied,
     /// It is to be written, and the object allows no shared writing any more.
     Sealed,
-    /// It is to be written and executed, which the space forbids
-    /// ([`Limits::exec_gain`](crate::space::Limits::exec_gain)).
+    /// It is to be written and executed, which the space forbids (`Limits::exec_gain`).
     ExecGain,
     /// No memory for the engine's own structures.
     NoMemory(Refused),
@@ -184,7 +181,7 @@ impl core::ops::Deref for Request {
 }
 
 impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
-    /// Implements `AddressSpace::map`.
+    /// Implements [`AddressSpace::map`].
     pub(super) fn map(self, request: MapRequest) -> Result<u64, MapError> {
         if request.flags.contains(MapFlags::SHARED) {
             return self.map_shared(request);
@@ -204,8 +201,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         Ok(len)
     }
 
-    /// Map this; the VMA takes over the caller's reference to the object, if there is one and
-    /// nothing fails.
+    /// Map this; the VMA takes over the caller's reference to the object, if there is one and nothing fails.
     pub(super) fn map_source(self, request: MapRequest, source: Source) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
         let request = Request { request, source };
@@ -306,8 +302,8 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
             self.add(vmas, range, request);
             return Ok(());
         }
-        // What is there goes, and there is no moment at which the addresses are free: its VMAs hold
-        // the place, and the first becomes the new one, so that nothing needs to be allocated then.
+        // What is there goes, and there is no moment at which the addresses are free: its VMAs hold the place, and the
+        // first becomes the new one, so that nothing needs to be allocated then.
         let new = new_vma(range, request, vmas.future);
         self.begin_unmap(&mut change, range, State::Held, Some(&new)).map_err(|error| match error {
             UnmapError::Sealed(range) => MapError::SealedVma(range),

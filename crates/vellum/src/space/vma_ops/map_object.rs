@@ -1,9 +1,8 @@
 //! What stands behind a VMA: how an object comes to be mapped, and faults on it.
 //!
-//! A shared VMA maps the object's own pages, and what its entries allow is what the VMA does: they
-//! are *exclusive* in the sense that a write goes ahead in place. A private VMA maps them
-//! read-only; who writes gets a copy, which is anonymous memory from then on. Both look the page up
-//! while the VMAs are locked; why that is enough against truncation is said in
+//! A shared VMA maps the object's own pages, and what its entries allow is what the VMA does: they are *exclusive* in the
+//! sense that a write goes ahead in place. A private VMA maps them read-only; who writes gets a copy, which is anonymous
+//! memory from then on. Both look the page up while the VMAs are locked; why that is enough against truncation is said in
 //! [`crate::page_cache`].
 
 use crate::arch::Arch;
@@ -33,8 +32,7 @@ impl Source {
     }
 }
 
-/// What all who wait at an address of shared memory have in common: the object's number, never used
-/// again, and the byte.
+/// What all who wait at an address of shared memory have in common: the object's number, never used again, and the byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SharedKey {
     /// The object: see [`Object::serial`].
@@ -44,7 +42,7 @@ pub struct SharedKey {
 }
 
 impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
-    /// Implements `AddressSpace::map_object`.
+    /// Implements [`AddressSpace::map_object`].
     pub(super) fn map_object(self, request: MapRequest, object: &Object<'m, P>, offset: u64) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
         if object.page_shift() != self.page_shift() {
@@ -87,7 +85,7 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         self.map_object(request, &object, 0)
     }
 
-    /// Implements `AddressSpace::object_at`.
+    /// Implements [`AddressSpace::object_at`].
     pub(super) fn object_at(self, addr: u64) -> Option<(Object<'m, P>, u64)> {
         let vmas = self.space.read();
         let vma = vmas.find(addr).filter(|vma| !vma.backing.is_anonymous())?;
@@ -96,7 +94,7 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         Some(((*object).clone(), vma.backing.offset(addr)))
     }
 
-    /// Implements `AddressSpace::shared_key`.
+    /// Implements [`AddressSpace::shared_key`].
     pub(super) fn shared_key(self, addr: u64) -> Option<SharedKey> {
         let vmas = self.space.read();
         let vma = vmas.find(addr).filter(|vma| vma.backing.is_shared())?;

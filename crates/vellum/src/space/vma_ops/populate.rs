@@ -31,7 +31,7 @@ impl Populating {
 }
 
 impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
-    /// Implements `AddressSpace::begin_populate`.
+    /// Implements [`AddressSpace::begin_populate`].
     pub(super) fn begin_populate(self, addr: u64, len: u64, unlocked: bool) -> Populating {
         let range = match UserRange::new(self.arch(), addr, len) {
             Ok(part) | Err(BadRange::Beyond(part)) => part,
@@ -40,7 +40,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         Populating::all(range, unlocked)
     }
 
-    /// Implements `AddressSpace::populate_some`.
+    /// Implements [`AddressSpace::populate_some`].
     pub(super) fn populate_some(
         self,
         rest: &mut Populating,

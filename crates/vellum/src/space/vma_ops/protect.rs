@@ -21,13 +21,12 @@ pub enum ProtectError {
     Overflow,
     /// Not all of the range is mapped.
     NotMapped,
-    /// What is there may never be written (Linux: a file that was not opened for that, or is
-    /// sealed).
+    /// What is there may never be written (Linux: a file that was not opened for that, or is sealed).
     Denied(VirtRange),
     /// This VMA is sealed.
     Sealed(VirtRange),
     /// This VMA would become executable, or writable as well, which the space forbids
-    /// ([`Limits::exec_gain`](crate::space::Limits::exec_gain)).
+    /// (`Limits::exec_gain`).
     ExecGain(VirtRange),
     /// More private memory that may be written than the limit allows.
     DataLimit,
@@ -87,7 +86,7 @@ pub(super) struct Set {
 }
 
 impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
-    /// Implements `AddressSpace::protect`.
+    /// Implements [`AddressSpace::protect`].
     pub(super) fn protect(self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => ProtectError::Unaligned(addr),
@@ -118,8 +117,8 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         Ok(())
     }
 
-    /// Change (`set`) the VMAs of `range`, split at its ends, with no huge mapping reaching across.
-    /// `false`: all of them are as they should be already.
+    /// Change (`set`) the VMAs of `range`, split at its ends, with no huge mapping reaching across. `false`: all of them are
+    /// as they should be already.
     pub(in crate::space) fn set_vmas(
         self,
         change: &mut Change<'_, 'm, P, A>,
@@ -175,8 +174,8 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         vmas.count(&found.amounts, -1);
         vmas.count(&coming, 1);
         if self.tables().has_edges(range) {
-            // Faults go on meanwhile, but the VMAs end at the ends of the range now, so that no new
-            // huge mapping reaches across.
+            // Faults go on meanwhile, but the VMAs end at the ends of the range now, so that no new huge mapping reaches
+            // across.
             change.unlock();
             if let Err(error) = self.tables().split_edges(range) {
                 let vmas = change.vmas();

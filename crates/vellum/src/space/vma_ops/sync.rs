@@ -1,5 +1,4 @@
-//! `msync`. What is written to shared memory is in its object at once, so there is nothing to do
-//! but to look.
+//! `msync`. What is written to shared memory is in its object at once, so there is nothing to do but to look.
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, BadRange, UserRange};
@@ -44,7 +43,7 @@ impl core::fmt::Display for SyncError {
 impl core::error::Error for SyncError {}
 
 impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
-    /// Implements `AddressSpace::sync`.
+    /// Implements [`AddressSpace::sync`].
     pub(super) fn sync(self, addr: u64, len: u64, invalidate: bool) -> Result<(), SyncError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => SyncError::Unaligned(addr),

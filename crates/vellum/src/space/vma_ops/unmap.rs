@@ -56,7 +56,7 @@ impl core::error::Error for UnmapError {}
 may_be_refused!(UnmapError);
 
 impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
-    /// Implements `AddressSpace::unmap`.
+    /// Implements [`AddressSpace::unmap`].
     pub(super) fn unmap(self, addr: u64, len: u64) -> Result<(), UnmapError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => UnmapError::Unaligned(addr),
@@ -73,7 +73,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         Ok(())
     }
 
-    /// Implements `AddressSpace::unmap_all`.
+    /// Implements [`AddressSpace::unmap_all`].
     pub(super) fn unmap_all(self) {
         let machine = self.machine();
         let range = UserRange::all(self.arch());

@@ -347,7 +347,7 @@ pub fn clear(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
         b"1" => forget(|_| true),
         b"2" => forget(|vma| vma.backing.is_anonymous()),
         b"3" => forget(|vma| !vma.backing.is_anonymous()),
-        b"4" => memory.map_or(Ok(()), |memory| memory.engine.track_writes().map_err(|_| Errno::EOPNOTSUPP)),
+        b"4" => memory.map_or(Ok(()), |memory| memory.engine.clear_soft_dirty().map_err(|_| Errno::EOPNOTSUPP)),
         // The engine has no way to reset the peak resident size.
         b"5" => Err(Errno::EOPNOTSUPP),
         _ => Err(Errno::EINVAL),
