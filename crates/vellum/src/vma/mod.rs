@@ -204,7 +204,7 @@ pub struct Vma {
     /// The flags.
     pub flags: VmaFlags,
     /// The userfaultfd instance that this VMA is registered with, for the events of
-    /// [`VmaFlags::UFFD_FLAGS`].
+    /// `VmaFlags::UFFD_FLAGS`.
     pub watcher: Option<Watcher>,
     /// The program's advice on large folios (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`).
     pub advice: Advice,

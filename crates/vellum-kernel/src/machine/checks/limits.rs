@@ -46,8 +46,10 @@ fn limit(lab: &Lab) -> Checked {
         lab.expect_group(LIMIT, touched, 0)?;
         expect("resident", space.stats().anon, touched << FRAME_SHIFT)?;
         let faults = 1 + (touched - HUGE_PAGES) + 1;
-        tally
-            .expect("touched", &[(Faults, faults), (LargeFolios, 1), (LargeFallbacks, 1), (TablesAllocated, tables - 1)])?;
+        tally.expect(
+            "touched",
+            &[(Faults, faults), (LargeFolios, 1), (LargeFallbacks, 1), (TablesAllocated, tables - 1)],
+        )?;
         must("raise the limit", groups.set_limit(lab.group, LIMIT + 1))?;
         let next = BASE + (touched << FRAME_SHIFT);
         must("write one more page", store(next + word_of(next), pattern(next)))?;

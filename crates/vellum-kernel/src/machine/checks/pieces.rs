@@ -51,7 +51,14 @@ fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
     // One flush for the split, one for the unmapped range.
     tally.expect(
         "middle unmapped",
-        &[(HugeSplits, 1), (TablesAllocated, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, frames), (SplitDeferred, 1)],
+        &[
+            (HugeSplits, 1),
+            (TablesAllocated, 1),
+            (Flushes, 2),
+            (RunsCleared, 1),
+            (PagesCleared, frames),
+            (SplitDeferred, 1),
+        ],
     )?;
     expect_no_load(HOLE, FaultError::Unmapped)?;
     expect_no_store(HOLE, FaultError::Unmapped)?;

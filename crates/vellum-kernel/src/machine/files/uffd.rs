@@ -162,7 +162,12 @@ impl Uffd {
     }
 
     /// Implements `UFFDIO_ZEROPAGE` and `UFFDIO_POISON`.
-    fn fill(&self, thread: &Thread, at: u64, fill: impl FnOnce(VirtRange) -> Result<(), UffdFillStopped>) -> Result<(), Errno> {
+    fn fill(
+        &self,
+        thread: &Thread,
+        at: u64,
+        fill: impl FnOnce(VirtRange) -> Result<(), UffdFillStopped>,
+    ) -> Result<(), Errno> {
         let [start, len, mode, _] = words(thread, at)?;
         let range = range(start, len)?;
         if mode & !DONT_WAKE != 0 {
@@ -176,7 +181,10 @@ impl Uffd {
         let [start, len] = words(thread, at)?;
         let range = range(start, len)?;
         if unregister {
-            memory.engine.uffd_unregister(range, self.number).map_err(|error| failed(error.refused(), error.errno()))?;
+            memory
+                .engine
+                .uffd_unregister(range, self.number)
+                .map_err(|error| failed(error.refused(), error.errno()))?;
         }
         self.faults.wake(range.start..range.end);
         Ok(())

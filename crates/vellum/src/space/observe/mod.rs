@@ -66,7 +66,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// behind the VMA (Linux: `mincore`). The result may be outdated when this returns.
     ///
     /// # Errors
-    /// See [`QueryError`].
+    /// See [`MincoreError`].
     pub fn mincore(&self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), MincoreError> {
         Observe::of(self).mincore(addr, len, answer)
     }
@@ -90,7 +90,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Writes while this runs count or don't. A forked child has the same bits.
     ///
     /// # Errors
-    /// [`CantTrack`]: the format has no such bit. Nothing was changed.
+    /// [`SoftDirtyUnsupported`]: the format has no such bit. Nothing was changed.
     pub fn clear_soft_dirty(&self) -> Result<(), SoftDirtyUnsupported> {
         Observe::of(self).clear_soft_dirty()
     }

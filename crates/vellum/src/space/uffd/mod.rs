@@ -48,7 +48,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// (`UFFDIO_REGISTER`).
     ///
     /// # Errors
-    /// See [`WatchError`]: nothing was changed.
+    /// See [`UffdError`]: nothing was changed.
     pub fn uffd_register(&self, range: VirtRange, by: Watcher, what: VmaFlags) -> Result<(), UffdError> {
         Uffd::of(self).uffd_register(range, by, what)
     }
@@ -57,7 +57,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// (`UFFDIO_UNREGISTER`).
     ///
     /// # Errors
-    /// See [`WatchError`]: the part before the VMA that could not be split is done. No VMA needs to be split
+    /// See [`UffdError`]: the part before the VMA that could not be split is done. No VMA needs to be split
     /// if the range is the whole space.
     pub fn uffd_unregister(&self, range: VirtRange, by: Watcher) -> Result<(), UffdError> {
         Uffd::of(self).uffd_unregister(range, by)
@@ -67,7 +67,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// (`UFFDIO_WRITEPROTECT`). When this returns, a write there faults.
     ///
     /// # Errors
-    /// See [`WatchError`].
+    /// See [`UffdError`].
     pub fn uffd_write_protect(&self, range: VirtRange, unmapped: bool) -> Result<(), UffdError> {
         Uffd::of(self).uffd_write_protect(range, unmapped)
     }
@@ -75,7 +75,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Removes the write protection of every page of a registered range.
     ///
     /// # Errors
-    /// See [`WatchError`].
+    /// See [`UffdError`].
     pub fn uffd_write_unprotect(&self, range: VirtRange) -> Result<(), UffdError> {
         Uffd::of(self).uffd_write_unprotect(range)
     }
@@ -84,10 +84,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// appears with its contents: `contents` gets the offset of a piece in the range, and the piece to fill,
     /// of one page or more. It may use this space in any way, faults and changes included, because no lock,
     /// claim or closed gate is held during the call. It may be called for a piece more than once, with other
-    /// lengths. With `protect`, the pages are write-protected ([`AddressSpace::write_protect`]).
+    /// lengths. With `protect`, the pages are write-protected ([`AddressSpace::uffd_write_protect`]).
     ///
     /// # Errors
-    /// [`Stopped`]: a page is there already, the VMA is not registered, or `contents` failed.
+    /// [`UffdFillStopped`]: a page is there already, the VMA is not registered, or `contents` failed.
     pub fn uffd_copy(
         &self,
         range: VirtRange,
@@ -100,7 +100,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Maps the zero folio where pages of a registered range are missing (`UFFDIO_ZEROPAGE`).
     ///
     /// # Errors
-    /// [`Stopped`]: a page is there already, or the VMA is not registered.
+    /// [`UffdFillStopped`]: a page is there already, or the VMA is not registered.
     pub fn uffd_zeropage(&self, range: VirtRange) -> Result<(), UffdFillStopped> {
         Uffd::of(self).uffd_zeropage(range)
     }
@@ -109,7 +109,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// [`FaultError::Poisoned`](super::FaultError::Poisoned).
     ///
     /// # Errors
-    /// [`Stopped`]: a page is there already, or the VMA is not registered.
+    /// [`UffdFillStopped`]: a page is there already, or the VMA is not registered.
     pub fn uffd_poison(&self, range: VirtRange) -> Result<(), UffdFillStopped> {
         Uffd::of(self).uffd_poison(range)
     }

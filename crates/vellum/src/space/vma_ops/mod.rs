@@ -164,9 +164,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Madvise::of(self).advise_some(begun, more)
     }
 
-    /// Begins to fault in what was just mapped with [`MapFlags::LATER`]: of `len` bytes from `addr` on, the
+    /// Begins to fault in what was just mapped with [`MapFlags::NO_POPULATE`]: of `len` bytes from `addr` on, the
     /// locked VMAs that are not `ONFAULT`, or all with `unlocked`. [`AddressSpace::populate_some`] goes on;
-    /// Linux skips VMAs that can't be faulted in ([`Populating::pass_over`]).
+    /// Linux skips VMAs that can't be faulted in ([`Populating::skip_vma`]).
     pub fn begin_populate(&self, addr: u64, len: u64, unlocked: bool) -> Populating {
         VmaOps::of(self).begin_populate(addr, len, unlocked)
     }
