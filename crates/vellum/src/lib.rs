@@ -1,32 +1,89 @@
-//! Vellum: the memory manager of an operating-system kernel, working by the **run**.
+//! Vellum: the memory manager of an operating-system kernel, which handles page tables one **run**
+//! at a time.
 //!
-//! A run is a stretch of consecutive page-table entries that say the same thing. Whatever a memory manager does to page
-//! tables, Vellum does once a run instead of once a page: unmapping, protecting, counting, flushing. A page is a run of
-//! length one, so there is no second path.
+//! A run is a sequence of consecutive PTEs of one page table that are alike: for example leaf PTEs
+//! that map consecutive frames with the same attributes. Unmapping, protecting, counting and TLB
+//! flushing take one step for each run, where other memory managers take one for each page. A
+//! single page is a run of length one and takes the same code path. See [`Run`].
 //!
-//! The crate is `no_std`, allocates from the memory it manages and nothing else, holds no global state, and reaches its
-//! host only through the traits of [`platform`]. Start with [`Machine::boot`], then [`AddressSpace::new`].
+//! The crate is `no_std` and has no global state. All its memory comes from the regions that the
+//! host gives it, and it reaches the host only through the traits of [`platform`].
 //!
-//! Modules import only from those above them in this list:
+//! # The way through the crate
 //!
-//! | module | what |
+//! 1. [`Machine::boot`] takes over the host's memory and builds what all address spaces share:
+//!    frame descriptors, allocators, memcgs and swap devices.
+//! 2. [`AddressSpace::new`] makes an address space with a page-table format ([`arch`]), a memcg and
+//!    limits. Its methods are the system calls of memory management: [`AddressSpace::map`],
+//!    [`AddressSpace::unmap`], [`AddressSpace::protect`], [`AddressSpace::fork`] and others.
+//! 3. [`AddressSpace::fault`] resolves a page fault. Reading the engine from there shows most of
+//!    it: lookup of the VMA, allocation and charging of a folio, and the mapping of a run.
+//!
+//! ```
+//! use vellum::arch::X86_64;
+//! use vellum::memcg::MemcgId;
+//! use vellum::platform::Platform;
+//! use vellum::space::{Access, Limits, MapFlags, MapRequest};
+//! use vellum::vma::Prot;
+//! use vellum::{AddressSpace, Machine};
+//!
+//! // `host` implements `Platform`; the crate `vellum-sim` has one in software.
+//! fn first_fault<P: Platform>(host: &P) {
+//!     let machine = Machine::boot(host, Default::default()).expect("enough memory to boot");
+//!     let arch = X86_64::four_levels();
+//!     let (memcg, limits) = (MemcgId::ROOT, Limits::default());
+//!     let space = AddressSpace::new(&machine, arch, memcg, limits).expect("memory for a root");
+//!     let prot = Prot::READ | Prot::WRITE;
+//!     let request = MapRequest { addr: 0, len: 1 << 20, prot, flags: MapFlags::empty() };
+//!     let addr = space.map(request).expect("free addresses");
+//!     space.fault(addr, Access::Write).expect("memory for a folio");
+//! }
+//! ```
+//!
+//! # Modules
+//!
+//! A module imports only from modules above it in this table.
+//!
+//! | module | contents |
 //! |---|---|
-//! | [`addr`], [`errno`] | addresses, ranges; Linux's names for errors |
-//! | [`platform`] | what a host supplies |
-//! | [`sync`] | locks, and lockless walkers |
-//! | [`arch`] | page-table formats |
-//! | [`stats`] | counters |
-//! | [`frame`] | physical memory: descriptors, allocator, folio sizes |
-//! | [`swap`] | swap: slots, devices, compressed memory |
-//! | [`memcg`] | memory control memcgs and their LRU lists |
-//! | `machine` | all of the above for one machine |
-//! | `tlb` | what must be flushed before it is freed |
-//! | `table` | page tables: walk, lock, runs |
-//! | [`vma`] | VMAs |
-//! | [`page_cache`] | memory objects: shared memory and files |
-//! | [`space`] | address spaces |
-//! | [`reclaim`] | memory is short |
-//! | [`audit`] | what the engine counts, compared with what is there |
+//! | [`addr`], [`errno`] | addresses and ranges; Linux's error numbers |
+//! | [`platform`] | the traits that a host implements |
+//! | [`sync`] | spin locks, a per-CPU reader-writer lock, grace periods for lockless walks |
+//! | [`arch`] | page-table formats: x86-64, AArch64, RISC-V |
+//! | [`stats`] | per-CPU counters |
+//! | [`frame`] | physical memory: descriptors, buddy allocators, folio orders |
+//! | [`swap`] | swap devices, swap slots, the swap cache, compressed swap |
+//! | [`memcg`] | memory cgroups: charges, limits and LRU lists |
+//! | `machine` | [`Machine`]: the memory that all address spaces of a machine share |
+//! | `tlb` | TLB shootdown, and freeing after the flush |
+//! | `table` | page tables: lockless walks, locks, runs |
+//! | [`vma`] | VMAs and the VMA tree |
+//! | [`page_cache`] | page-cache objects (Linux's `address_space`): shared memory and files |
+//! | [`space`] | address spaces: mapping, page faults, fork, `madvise`, swapping, userfaultfd |
+//! | [`reclaim`] | reclaim by memcg and NUMA node |
+//! | [`audit`] | comparison of counts with page tables, descriptors, lists and indexes |
+//!
+//! # The host's duties
+//!
+//! The safety contracts are those of the traits in [`platform`]. Beyond them a host does the
+//! following.
+//!
+//! - **Memory, CPUs and TLBs.** It implements [`platform::Platform`]. The engine frees memory on
+//!   the strength of [`platform::Tlb::invalidate`].
+//! - **Loading a root.** It calls [`AddressSpace::cpu_enter`] before a CPU loads
+//!   [`AddressSpace::root`], and [`AddressSpace::cpu_leave`] after that CPU has loaded another
+//!   root. The entries of the root above the user addresses are the host's (INV-17).
+//! - **Page faults.** It passes faults of user mode to [`AddressSpace::fault`] and turns a
+//!   [`space::FaultError`] into a signal or a userfaultfd event.
+//! - **Direct reclaim.** An operation that finds no memory returns an error with no state changed
+//!   (INV-7). The host reclaims from the scope that the error names ([`memcg::MayBeRefused`],
+//!   [`reclaim::reclaim`]) and retries, or ends a process.
+//! - **Background reclaim.** It runs a task like kswapd that reclaims while
+//!   [`frame::Frames::shortage`] is above 0.
+//! - **Truncation.** When an object loses pages, the host unmaps them from all spaces by
+//!   [`space::unmap_removed`] before it reports success (INV-12).
+//! - **Listing its spaces.** For reclaim, truncation and queries about all spaces it implements
+//!   [`space::Spaces`].
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn, missing_docs)]
 
@@ -38,7 +95,7 @@ pub mod errno;
 pub mod platform;
 pub mod sync;
 
-// A model of the locks has no use for the rest, whose memory is not `loom`'s.
+// The loom models check `sync` alone: the other modules access memory that loom does not track.
 #[cfg(not(loom))]
 pub mod arch;
 #[cfg(not(loom))]

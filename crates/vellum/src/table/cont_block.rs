@@ -11,7 +11,7 @@
 //! - **Hardware may set the accessed and dirty bits of a block in any of its PTEs.** A read of one
 //!   PTE merges those of all of them.
 //! - **Live PTEs are folded and unfolded with break-before-make** (Arm ARM D8.7.1, D8.17.1): clear
-//!   all, flush, write all. The flush is left out where [`Arch::joins_in_place`] returns true.
+//!   all, flush, write all. The flush is left out where [`Arch::cont_in_place`] returns true.
 //!   Meanwhile the PTEs are busy. A change of all PTEs of a block in the same way is neither, and
 //!   needs no break.
 

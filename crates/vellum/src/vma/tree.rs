@@ -10,8 +10,8 @@
 //! * An operation that fails has changed nothing (INV-7).
 //!
 //! All VMAs are in leaves. An inner node stores for each child the start of its first VMA, the end
-//! of its last VMA, and the largest gap inside it. Every change is one recursive [`edit`]: down to
-//! the leaf, the change there, and on the way back the summaries, splits and merges. Nodes own
+//! of its last VMA, and the largest gap inside it. Every change is one recursive [`edit()`]: down
+//! to the leaf, the change there, and on the way back the summaries, splits and merges. Nodes own
 //! their children ([`Node`]), so there are no parent pointers. The only `unsafe` operation here is
 //! freeing a page to its source.
 
