@@ -31,8 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         write(&parent, page, page)?;
     }
 
-    // The child maps the parent's folios. The right to write in place goes from the parent's PTEs by the run, and one flush
-    // makes all CPUs forget that they had it.
+    // The child maps the parent's folios. The right to write in place goes from the parent's PTEs
+    // by the run, and one flush makes all CPUs forget that they had it.
     let before = machine.frames().free_frames();
     let child = parent.fork()?;
     let tables = before - machine.frames().free_frames();

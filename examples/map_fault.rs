@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     space.advise(at, len / 2, Advise::Huge)?;
     assert_eq!(space.stats().anon, 0, "nothing is resident before it is touched");
 
-    // A program writes a byte in each page. Its CPU walks the page tables and raises the faults; the engine resolves them.
+    // A program writes a byte in each page. Its CPU walks the page tables and raises the faults;
+    // the engine resolves them.
     let program = cpu.enter(&space);
     let range = VirtRange { start: at, end: at + len };
     program.touch(range, 4096, Access::Write).map_err(|_| "a write was refused")?;

@@ -1,5 +1,6 @@
-//! A page-table format that the engine does not know, in a hundred lines: three levels, 4 KiB pages, and bits in places of
-//! its own. Everything else (walks, runs, locks, huge pages, swap) is the engine's.
+//! A page-table format that the engine does not know, in a hundred lines: three levels, 4 KiB
+//! pages, and bits in places of its own. Everything else (walks, runs, locks, huge pages, swap) is
+//! the engine's.
 //!
 //! `cargo run -p vellum-sim --example page_table_format`
 
@@ -47,8 +48,8 @@ const BITS: [(Attrs, u64); 8] = [
 impl Arch for Imaginary {
     const HARDWARE: u64 = 1 << 5 | 1 << 6;
 
-    // The bits of PTEs that are not valid: hardware ignores them, so the engine keeps swap entries and markers there. Bit
-    // 0 and the mark of a no-access leaf stay clear.
+    // The bits of PTEs that are not valid: hardware ignores them, so the engine keeps swap entries
+    // and markers there. Bit 0 and the mark of a no-access leaf stay clear.
     const SWAP_PTE: SwapPteLayout = SwapPteLayout {
         software_shift: 4,
         device_shift: 7,
@@ -111,8 +112,8 @@ impl Arch for Imaginary {
         PhysAddr(raw & ADDR)
     }
 
-    // This CPU behaves as x86-64 does: a PTE that is not valid is not cached, and a fault drops a translation that denied
-    // the access.
+    // This CPU behaves as x86-64 does: a PTE that is not valid is not cached, and a fault drops a
+    // translation that denied the access.
     fn tlb_rules(&self) -> TlbRules {
         let not = Stale::NotCached;
         TlbRules { not_present: not, denied: Stale::UntilFault, not_accessed: not, not_dirty: not }

@@ -31,12 +31,14 @@ fn each(slots: Slots) -> std::ops::Range<u32> {
     slots.first..slots.first + slots.count
 }
 
-// The engine calls a device by the run: consecutive slots, and consecutive frames. It holds no lock meanwhile.
+// The engine calls a device by the run: consecutive slots, and consecutive frames. It holds no lock
+// meanwhile.
 impl<P: Platform> SwapDevice<P> for Shelf {
     unsafe fn write(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
         let mut shelf = self.0.lock().map_err(|_| WriteError::Failed)?;
         for (slot, pfn) in each(slots).zip(from.0..) {
-            // SAFETY: the trait's contract: the frame is the machine's, and no CPU writes to it during the call.
+            // SAFETY: the trait's contract: the frame is the machine's, and no CPU writes to it
+            // during the call.
             let page = unsafe { frames.at(Pfn(pfn).addr()).cast::<Page>().read() };
             shelf.insert(slot, Box::new(page));
         }
@@ -47,7 +49,8 @@ impl<P: Platform> SwapDevice<P> for Shelf {
         for (slot, pfn) in each(slots).zip(to.0..) {
             let shelf = self.0.lock().map_err(|_| ReadError { slot, reason: Unreadable::Failed })?;
             let page = shelf.get(&slot).ok_or(ReadError { slot, reason: Unreadable::Empty })?;
-            // SAFETY: the trait's contract: the frame is the machine's, and the caller's alone during the call.
+            // SAFETY: the trait's contract: the frame is the machine's, and the caller's alone
+            // during the call.
             unsafe { frames.at(Pfn(pfn).addr()).cast::<Page>().write(**page) };
         }
         Ok(())
@@ -75,7 +78,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         program.store_u64(at + page * PAGE, page).map_err(|_| "a write was refused")?;
     }
 
-    // What a host does when memory is short. Recently used pages get a second chance, so it takes a second round.
+    // What a host does when memory is short. Recently used pages get a second chance, so it takes a
+    // second round.
     let spaces = [&space];
     while space.stats().anon > 0 {
         let done = reclaim(&machine, &spaces[..], MemcgId::ROOT, PAGES)?;

@@ -10,8 +10,9 @@ use crate::{bench, compare, estimate, run};
 
 /// Memory management by the run: measure it, beside the kernel you are running on.
 ///
-/// Vellum is the memory manager of an operating-system kernel as a library. It works on runs: stretches of
-/// consecutive page-table entries that say the same thing. This command shows what that is worth.
+/// Vellum is the memory manager of an operating-system kernel as a library. It works on runs:
+/// stretches of consecutive page-table entries that say the same thing. This command shows what
+/// that is worth.
 #[derive(Parser)]
 #[command(name = "vellum", version, max_term_width = 110)]
 pub struct Cli {
@@ -25,31 +26,35 @@ pub struct Cli {
 pub enum Command {
     /// Measure memory operations: the least they can be, the engine, and the Linux kernel below.
     ///
-    /// All contenders take turns in one process (A B A B …), so that a noisy machine is noisy for all of them.
-    /// A figure is the median of the runs; the smallest and the largest stand beside it. What compares between
-    /// machines is a ratio of two columns, not a time.
+    /// All contenders take turns in one process (A B A B …), so that a noisy machine is noisy for
+    /// all of them. A figure is the median of the runs; the smallest and the largest stand beside
+    /// it. What compares between machines is a ratio of two columns, not a time.
     #[command(after_help = AFTER_BENCH)]
     Bench {
         /// Which benchmark.
         #[command(subcommand)]
         what: bench::Bench,
     },
-    /// What page tables live processes have, and which of them hold nothing. Without root, for processes of one's own.
+    /// What page tables live processes have, and which of them hold nothing. Without root, for
+    /// processes of one's own.
     ///
-    /// A process that reserves much and gives most of it back keeps page tables that hold nothing, and no other tool shows them. This one
-    /// counts them exactly, says where they are, and what would free them here. It reads, and changes nothing.
+    /// A process that reserves much and gives most of it back keeps page tables that hold nothing,
+    /// and no other tool shows them. This one counts them exactly, says where they are, and what
+    /// would free them here. It reads, and changes nothing.
     #[command(after_help = AFTER_INSPECT)]
     Inspect(vellum_inspect::Args<estimate::Args>),
     /// Run a static Linux program on the reference kernel, or on Linux, in a virtual machine.
     ///
-    /// The program's standard input, output, error and status are this command's. If the kernel fails instead, the status is 125
-    /// and its console is on standard error.
+    /// The program's standard input, output, error and status are this command's. If the kernel
+    /// fails instead, the status is 125 and its console is on standard error.
     #[command(after_help = AFTER_RUN)]
     Run(run::Args),
-    /// Run a static Linux program on the reference kernel, then on Linux, and show both outputs side by side.
+    /// Run a static Linux program on the reference kernel, then on Linux, and show both outputs
+    /// side by side.
     ///
-    /// Lines that are JSON objects with the same keys on both become a table: a line for each figure that differs, with its ratio.
-    /// The status is the program's; 1 if the two differ; 125 if a kernel, or this command, failed.
+    /// Lines that are JSON objects with the same keys on both become a table: a line for each
+    /// figure that differs, with its ratio. The status is the program's; 1 if the two differ; 125
+    /// if a kernel, or this command, failed.
     #[command(after_help = AFTER_COMPARE)]
     Compare(compare::Args),
     /// Write what a shell needs to complete this command's words.

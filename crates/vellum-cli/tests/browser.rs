@@ -1,4 +1,5 @@
-//! The page that `vellum inspect --html` writes, as a browser shows it: in light and dark, on a wide window and on a narrow one, on paper.
+//! The page that `vellum inspect --html` writes, as a browser shows it: in light and dark, on a
+//! wide window and on a narrow one, on paper.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -24,7 +25,8 @@ const LOOK: &str = "<script>addEventListener('load', () => {
   seen.id = 'seen'; seen.textContent = JSON.stringify(seenOf); document.body.append(seen);
 });</script>";
 
-/// A browser that has this page before it, and a profile of its own; what it writes to standard output.
+/// A browser that has this page before it, and a profile of its own; what it writes to standard
+/// output.
 fn browser(folder: &Path, page: &str, words: &[&str]) -> String {
     let profile = tempfile::tempdir().unwrap();
     // (Without a sandbox, as it runs as root in many a container, and the page is ours.)
@@ -70,7 +72,8 @@ fn light_and_colours(file: &Path) -> (f64, usize) {
 fn empty_tables() {
     const LEN: usize = 256 << 20;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: it is put where nothing is, and nobody else knows where; its pages are written to before they are given up.
+    // SAFETY: it is put where nothing is, and nobody else knows where; its pages are written to
+    // before they are given up.
     unsafe {
         let start = mmap_anonymous(ptr::null_mut(), LEN, prot, MapFlags::PRIVATE | MapFlags::NORESERVE).unwrap();
         let _ = madvise(start, LEN, Advice::LinuxNoHugepage);

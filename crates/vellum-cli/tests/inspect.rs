@@ -45,7 +45,8 @@ fn what_it_says_of_itself_adds_up() {
     assert_eq!(text(&output.stderr), format!("vellum: there is no process {pid}\n"));
 }
 
-/// The tables themselves, where they may be read: they are what Linux counts, and what the scan says. Else it is said why not.
+/// The tables themselves, where they may be read: they are what Linux counts, and what the scan
+/// says. Else it is said why not.
 #[test]
 fn located_tables_are_those_that_linux_counts() {
     let mut sleeper = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
@@ -100,7 +101,8 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     );
 }
 
-/// A copy is of what the process has, on both sides; and of all that is done to it, there is a figure, or a reason why not.
+/// A copy is of what the process has, on both sides; and of all that is done to it, there is a
+/// figure, or a reason why not.
 #[test]
 fn what_it_would_cost_is_found_on_a_copy() {
     // This process has enough for a copy that lacks something to be seen.
@@ -127,7 +129,8 @@ fn what_it_would_cost_is_found_on_a_copy() {
                 assert!(side["ns"][0].as_u64().is_some() || side["why_not"].as_str().is_some(), "{cost}");
             }
             assert_eq!(cost["vellum"]["resident"], memory, "{} {cost}", column["folio_kib"]);
-            // It is counted by the batch, and a fault on a file brings pages around it that are there.
+            // It is counted by the batch, and a fault on a file brings pages around it that are
+            // there.
             let linux = cost["linux"]["resident"].as_u64();
             assert!(linux.is_none_or(|linux| linux.abs_diff(memory) < 1 << 20), "{cost}");
         }

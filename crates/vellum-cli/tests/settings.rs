@@ -52,9 +52,9 @@ impl Settings {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
         command.args(["bench", bench, "--no-huge", "--thp-root"]).arg(self.path()).args(args);
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        // A shell without job control starts background jobs, and so these tests, with SIGINT and SIGQUIT ignored,
-        // which a child inherits.
-        // SAFETY: `signal` is async-signal-safe, and the closure touches no memory of the parent.
+        // A shell without job control starts background jobs, and so these tests, with SIGINT and
+        // SIGQUIT ignored, which a child inherits. SAFETY: `signal` is async-signal-safe, and the
+        // closure touches no memory of the parent.
         unsafe {
             command.pre_exec(|| {
                 for number in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {

@@ -59,25 +59,29 @@ pub struct Args<X: Extension = ()> {
     /// All processes that may be read.
     #[arg(long, conflicts_with_all = ["pids", "cgroup"])]
     all: bool,
-    /// All processes of a control group and of those below it: a path below /sys/fs/cgroup, or a whole one.
+    /// All processes of a control group and of those below it: a path below /sys/fs/cgroup, or a
+    /// whole one.
     #[arg(long, value_name = "PATH", conflicts_with = "pids")]
     cgroup: Option<PathBuf>,
-    /// Say where the empty tables are, address by address. For root, the tables themselves are read (by BPF): then it is exact, and upper
-    /// tables are told, too.
+    /// Say where the empty tables are, address by address. For root, the tables themselves are read
+    /// (by BPF): then it is exact, and upper tables are told, too.
     #[arg(long)]
     locate: bool,
     /// Draw the address space: a cell for each table, or for as many as it takes to fit.
     #[arg(long)]
     map: bool,
-    /// Look into folios even if there is much memory: a tenth of a second for a GiB, and only for root.
+    /// Look into folios even if there is much memory: a tenth of a second for a GiB, and only for
+    /// root.
     #[arg(long)]
     folios: bool,
     #[command(flatten)]
     extension: X,
-    /// Count entries of translation caches for the cores in this file, instead of those that are known. --tlb-sources writes one.
+    /// Count entries of translation caches for the cores in this file, instead of those that are
+    /// known. --tlb-sources writes one.
     #[arg(long, value_name = "FILE")]
     tlb: Option<PathBuf>,
-    /// Write the table of the cores that are known, with where its figures are from, and nothing else.
+    /// Write the table of the cores that are known, with where its figures are from, and nothing
+    /// else.
     #[arg(long)]
     tlb_sources: bool,
     /// Go through this share of large VMAs only (2%), and say how sure that is.
@@ -92,7 +96,8 @@ pub struct Args<X: Extension = ()> {
     /// How many VMAs, or processes, to list.
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
-    /// Hold a process's memory lock for no longer than this at a time; where it needs that itself, for much less, with pauses.
+    /// Hold a process's memory lock for no longer than this at a time; where it needs that itself,
+    /// for much less, with pauses.
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = humantime::parse_duration)]
     max_hold: Duration,
     /// Read every entry, as on a kernel without PAGEMAP_SCAN.
@@ -104,7 +109,8 @@ pub struct Args<X: Extension = ()> {
     /// Write it as JSON as well, to a file, or to standard output instead of the text (-).
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write it as one web page as well, complete in itself. Of many processes, those that --top lists are told in full.
+    /// Write it as one web page as well, complete in itself. Of many processes, those that --top
+    /// lists are told in full.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }

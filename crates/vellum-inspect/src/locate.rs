@@ -37,7 +37,8 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Between what was read and what the scan has found. None: it was to find no table by itself, or not everywhere.
+    /// Between what was read and what the scan has found. None: it was to find no table by itself,
+    /// or not everywhere.
     pub fn of(look: &Look, walked: &Walked, kernel: &Kernel) -> Option<Self> {
         let survey = &look.survey;
         let told = kernel.tells != Tells::Nothing && survey.scanned;

@@ -13,7 +13,8 @@ use vellum_pagemap::{
 use super::Args;
 use super::extension::{Analysis, Collector, Extension, Part};
 
-/// Of more memory than this, frames are looked at only if that was asked for: it takes a tenth of a second for a GiB.
+/// Of more memory than this, frames are looked at only if that was asked for: it takes a tenth of a
+/// second for a GiB.
 const FEW: u64 = 16 << 30;
 
 /// What was seen of a process.

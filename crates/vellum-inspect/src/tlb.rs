@@ -105,7 +105,8 @@ mod tests {
     fn an_entry_holds_what_the_core_can_put_into_it() {
         let cores = cores(None).unwrap();
         let entries = |name: &str, lies: &Lies| cores.iter().find(|core| core.name == name).unwrap().entries(lies);
-        // 64 KiB in one folio, 16 KiB that lie well by chance, 3 pages that do not, and a huge page.
+        // 64 KiB in one folio, 16 KiB that lie well by chance, 3 pages that do not, and a huge
+        // page.
         let lies = Lies {
             pages: 16 + 4 + 3 + 512,
             huge: 1,

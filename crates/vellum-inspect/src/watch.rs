@@ -1,4 +1,5 @@
-//! Look again and again, and say what has changed; or what has changed from one saved look to another.
+//! Look again and again, and say what has changed; or what has changed from one saved look to
+//! another.
 
 use std::fs;
 use std::io::{self, Write};

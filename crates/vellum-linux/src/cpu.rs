@@ -11,8 +11,9 @@ pub fn now_ns() -> u64 {
 
 /// Keeps this thread, and the children it starts, on the CPU it is on, until dropped.
 ///
-/// A thread that moves leaves its address space's mark on the CPU it left, and the kernel then has to interrupt
-/// that CPU for every invalidation; its free-page lists stay behind as well. Nothing of that belongs to the operation.
+/// A thread that moves leaves its address space's mark on the CPU it left, and the kernel then has
+/// to interrupt that CPU for every invalidation; its free-page lists stay behind as well. Nothing
+/// of that belongs to the operation.
 pub struct OnOneCpu(Option<CpuSet>);
 
 impl OnOneCpu {
@@ -31,7 +32,8 @@ pub fn allowed() -> Vec<usize> {
     all.map_or_else(|_| vec![sched_getcpu()], |all| (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect())
 }
 
-/// Keeps this thread on one CPU for the rest of its life. A kernel that refuses leaves it free to move.
+/// Keeps this thread on one CPU for the rest of its life. A kernel that refuses leaves it free to
+/// move.
 pub fn stay_on(cpu: usize) {
     let mut there = CpuSet::new();
     there.set(cpu);

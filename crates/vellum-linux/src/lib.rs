@@ -1,9 +1,10 @@
 //! Times memory operations of the running Linux kernel, and restores every setting it changes.
 //!
-//! The caller describes a workload: a region of folios of one size ([`workload::case`]), or the VMAs
-//! of a process ([`workload::layout`]). This crate maps it, times one operation on it through the
-//! kernel's system calls, and returns a [`Sample`], or a [`Skip`] with the reason why this kernel or
-//! user has no figure. [`Linux`] does so for regions, [`child::copy::Copies`] for processes.
+//! The caller describes a workload: a region of folios of one size ([`workload::case`]), or the
+//! VMAs of a process ([`workload::layout`]). This crate maps it, times one operation on it through
+//! the kernel's system calls, and returns a [`Sample`], or a [`Skip`] with the reason why this
+//! kernel or user has no figure. [`Linux`] does so for regions, [`child::copy::Copies`] for
+//! processes.
 //!
 //! | module | contents |
 //! |---|---|
@@ -71,8 +72,8 @@ impl Linux {
         }
     }
 
-    /// Checks that this kernel and user can measure `case`, and compacts memory for its folios. Called
-    /// once before the runs of a case, outside of all measurement.
+    /// Checks that this kernel and user can measure `case`, and compacts memory for its folios.
+    /// Called once before the runs of a case, outside of all measurement.
     ///
     /// # Errors
     /// The settings, the kernel or the free memory don't allow the case.
@@ -84,8 +85,8 @@ impl Linux {
         Ok(())
     }
 
-    /// Maps and touches a fresh region, measures `op` on it, and removes it. The settings are changed
-    /// only while the region is touched (for swap: until it is back in memory).
+    /// Maps and touches a fresh region, measures `op` on it, and removes it. The settings are
+    /// changed only while the region is touched (for swap: until it is back in memory).
     ///
     /// # Errors
     /// A setting can't be changed, a system call fails, or pages come back with other contents.
@@ -111,7 +112,8 @@ impl Linux {
             settings.restore()?;
             return Ok(Sample { touch_ns: Some(touched.ns), fallback: touched.fallback, ..sample });
         }
-        // The rest of the machine gets its settings back at once: the operations below read none of them.
+        // The rest of the machine gets its settings back at once: the operations below read none of
+        // them.
         settings.restore()?;
         let op_ns = match op {
             Op::Dontneed => region.discard()?,
@@ -122,7 +124,8 @@ impl Linux {
     }
 }
 
-/// Has memory compacted for large folios. Whoever may not compact gets what memory there is; the check of the folios tells.
+/// Has memory compacted for large folios. Whoever may not compact gets what memory there is; the
+/// check of the folios tells.
 pub fn compact(case: &Case) {
     if case.folio_kib > 4 {
         let _ = std::fs::write(COMPACT, "1");

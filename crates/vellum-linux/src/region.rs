@@ -14,8 +14,8 @@ use crate::workload::data::Page;
 
 /// Private anonymous memory, aligned to 2 MiB, with inaccessible memory on both sides.
 ///
-/// The sides keep the kernel from joining it with a neighbour: an operation on it is then one on a whole
-/// VMA, and what `smaps` says of the VMA it says of the region.
+/// The sides keep the kernel from joining it with a neighbour: an operation on it is then one on a
+/// whole VMA, and what `smaps` says of the VMA it says of the region.
 pub struct Region {
     reserved: *mut c_void,
     reserved_len: usize,
@@ -48,7 +48,8 @@ impl Region {
         let start = reserved.wrapping_byte_add(PAGE as usize);
         let start = start.wrapping_byte_add(start.align_offset(align));
         let region = Region { reserved, reserved_len, start, len, gone: false };
-        // SAFETY: replaces pages in the middle of the reservation above, which nobody else knows of.
+        // SAFETY: replaces pages in the middle of the reservation above, which nobody else knows
+        // of.
         let mapped = unsafe {
             mmap_anonymous(
                 start,
@@ -60,7 +61,8 @@ impl Region {
         mapped.map(|_| region).map_err(|error| Skip::system("mmap", error))
     }
 
-    /// Writes one byte in each page, makes the mappings what the case says, and checks that they are.
+    /// Writes one byte in each page, makes the mappings what the case says, and checks that they
+    /// are.
     pub fn touch(&self, case: &Case) -> Result<Touched, Skip> {
         let (faults, start) = (minor_faults(), now_ns());
         self.write(0, self.len, PAGE);
@@ -69,7 +71,8 @@ impl Region {
         Ok(Touched { ns, fallback })
     }
 
-    /// Makes the mappings of a region that took so many `faults` what the case says; the share that is not, 0 to 1.
+    /// Makes the mappings of a region that took so many `faults` what the case says; the share that
+    /// is not, 0 to 1.
     pub fn shape(&self, case: &Case, faults: u64) -> Result<f64, Skip> {
         let small = small_share(case, faults);
         if case.folio_kib != 2048 {
@@ -154,14 +157,15 @@ impl Region {
     pub fn write(&self, offset: usize, len: usize, step: u64) {
         assert!(offset + len <= self.len);
         for at in (offset..offset + len).step_by(step as usize) {
-            // SAFETY: in the region, which is mapped and writable until a method that takes `self` ends it.
-            // Volatile, since nobody ever reads it.
+            // SAFETY: in the region, which is mapped and writable until a method that takes `self`
+            // ends it. Volatile, since nobody ever reads it.
             unsafe { self.start.byte_add(at).cast::<u8>().write_volatile(1) };
         }
     }
 
-    /// Maps each huge folio by page-table entries: a change of one page's protection needs an entry for each
-    /// page. It is taken back at once, so that entries and VMA are as if nothing had been. The folio stays large.
+    /// Maps each huge folio by page-table entries: a change of one page's protection needs an entry
+    /// for each page. It is taken back at once, so that entries and VMA are as if nothing had been.
+    /// The folio stays large.
     fn split(&self) -> Result<(), Errno> {
         for offset in (0..self.len).step_by(TABLE_SPAN as usize) {
             let page = self.start.wrapping_byte_add(offset);
@@ -190,7 +194,8 @@ impl Region {
         Ok(now_ns() - start)
     }
 
-    /// `munmap` of the whole region, which is its last operation: nothing but dropping it is left to do.
+    /// `munmap` of the whole region, which is its last operation: nothing but dropping it is left
+    /// to do.
     pub fn take_away(&mut self) -> Result<(), Skip> {
         // SAFETY: the region is this value's own, and no reference to it exists.
         unsafe { munmap(self.start, self.len) }.map_err(|error| Skip::system("munmap", error))?;
@@ -214,8 +219,8 @@ impl Region {
         result.map_err(|error| Skip::system("madvise", error))
     }
 
-    /// `mprotect` of the whole region to read-only; nanoseconds. It is the region's last operation: it can no
-    /// longer be written.
+    /// `mprotect` of the whole region to read-only; nanoseconds. It is the region's last operation:
+    /// it can no longer be written.
     pub fn protect(self) -> Result<u64, Skip> {
         let start = now_ns();
         // SAFETY: the region is this value's own, and no reference to it exists.
@@ -235,8 +240,8 @@ impl Drop for Region {
             [(self.reserved, front), (self.start, self.reserved_len - front)]
         };
         for (start, len) in parts {
-            // SAFETY: the reservation is this value's own, what is gone of it is in neither part, and no reference to it
-            // exists.
+            // SAFETY: the reservation is this value's own, what is gone of it is in neither part,
+            // and no reference to it exists.
             let _ = unsafe { munmap(start, len) };
         }
     }
@@ -251,11 +256,11 @@ pub fn minor_faults() -> u64 {
     usage.ru_minflt as u64
 }
 
-/// Share of a region that got 4 KiB pages in place of the case's folios, told by the number of faults: one a
-/// folio, or one for each of its pages.
+/// Share of a region that got 4 KiB pages in place of the case's folios, told by the number of
+/// faults: one a folio, or one for each of its pages.
 ///
-/// The kernel also counts fallbacks (`stats/anon_fault_fallback`), but for all processes together: on a busy
-/// machine it would accuse the wrong one.
+/// The kernel also counts fallbacks (`stats/anon_fault_fallback`), but for all processes together:
+/// on a busy machine it would accuse the wrong one.
 fn small_share(case: &Case, faults: u64) -> f64 {
     let surplus = faults.saturating_sub(case.folios());
     let largest = case.pages() - case.folios();

@@ -1,7 +1,7 @@
 //! From samples to a figure.
 
-/// What is said about a set of samples. The median, since noise only ever adds; the extremes, so that nobody
-/// has to trust the median.
+/// What is said about a set of samples. The median, since noise only ever adds; the extremes, so
+/// that nobody has to trust the median.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// The middle sample, or the mean of the middle two.

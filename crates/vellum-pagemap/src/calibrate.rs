@@ -12,7 +12,8 @@ use crate::{Pace, Pagemap, ScanError, Timing};
 pub struct Kernel {
     /// How empty tables are found one by one, if they are.
     pub tells: Tells,
-    /// Who gives up all pages of a table in one call (`MADV_DONTNEED`) is rid of the table as well. None: it doesn't tell.
+    /// Who gives up all pages of a table in one call (`MADV_DONTNEED`) is rid of the table as well.
+    /// None: it doesn't tell.
     pub frees_tables: Option<bool>,
 }
 
@@ -22,9 +23,11 @@ pub enum Tells {
     /// They are not, though their number is known.
     #[default]
     Nothing,
-    /// [`Pagemap::tables`] is right: it tells a table without an entry where we ask, and tells none where there is none.
+    /// [`Pagemap::tables`] is right: it tells a table without an entry where we ask, and tells none
+    /// where there is none.
     Tables,
-    /// By the time that it takes to find nothing ([`Pagemap::tables_by_time`]), which may be wrong now and then.
+    /// By the time that it takes to find nothing ([`Pagemap::tables_by_time`]), which may be wrong
+    /// now and then.
     Time(Timing),
 }
 
@@ -90,7 +93,8 @@ impl Own {
         // SAFETY: it is put where nothing is.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }?.cast();
         let own = Own { start, len };
-        // SAFETY: it is ours, and this changes nothing of what is in it. Where there are no huge pages it is refused, and not needed.
+        // SAFETY: it is ours, and this changes nothing of what is in it. Where there are no huge
+        // pages it is refused, and not needed.
         let _ = unsafe { madvise(own.start.cast(), own.len, Advice::LinuxNoHugepage) };
         Ok(own)
     }

@@ -3,14 +3,16 @@
 use linux_raw_sys::general as abi;
 
 bitflags::bitflags! {
-    /// What a page is: the categories of `PAGEMAP_SCAN` (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
+    /// What a page is: the categories of `PAGEMAP_SCAN` (Linux,
+    /// `Documentation/admin-guide/mm/pagemap.rst`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Categories: u64 {
         /// A `userfaultfd` watches its VMA for writes without a handler's help.
         const WRITE_WATCHABLE = abi::PAGE_IS_WPALLOWED as u64;
         /// It is not write-protected by a `userfaultfd`: written to, or never watched.
         const WRITTEN = abi::PAGE_IS_WRITTEN as u64;
-        /// A file's or shared memory's; else it is anonymous. (Of a page that is not present, never.)
+        /// A file's or shared memory's; else it is anonymous. (Of a page that is not present,
+        /// never.)
         const FILE = abi::PAGE_IS_FILE as u64;
         /// In memory.
         const PRESENT = abi::PAGE_IS_PRESENT as u64;

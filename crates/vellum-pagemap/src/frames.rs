@@ -1,4 +1,5 @@
-//! Which frames pages are in, and which folios those are of. That is for root only (`CAP_SYS_ADMIN`): others are told frame 0.
+//! Which frames pages are in, and which folios those are of. That is for root only
+//! (`CAP_SYS_ADMIN`): others are told frame 0.
 
 use std::fs::File;
 use std::io;
@@ -37,13 +38,16 @@ pub struct Lies {
     pub by_order: [u64; ORDERS],
     /// Blocks of 2 MiB of them that are mapped by entries of upper tables; a page of 1 GiB is 512.
     pub huge: u64,
-    /// Pages in frames that are in a row for at least so long, wherever that begins, by size of block.
+    /// Pages in frames that are in a row for at least so long, wherever that begins, by size of
+    /// block.
     pub contiguous: [u64; 3],
-    /// Blocks that are contiguous, and aligned both as addresses and as frames; not those that are mapped huge.
+    /// Blocks that are contiguous, and aligned both as addresses and as frames; not those that are
+    /// mapped huge.
     pub congruent: [u64; 3],
     /// Those of them that are in one folio, as Linux wants of what it maps by contiguous entries.
     pub in_folio: [u64; 3],
-    /// Congruent blocks of the smallest size that are not in a block of the second size that is in one folio.
+    /// Congruent blocks of the smallest size that are not in a block of the second size that is in
+    /// one folio.
     pub small_apart: u64,
 }
 
@@ -59,8 +63,9 @@ impl Frames {
         Ok(Some(Frames { pagemap, flags, page, entries: vec![0; AT_ONCE * 8] }))
     }
 
-    /// Add how pages lie that are alike, in a VMA whose pages are of this size ([`crate::Vma`]). `tell` is told of each part of a folio,
-    /// in ascending order: from which address to which, and the folio's order.
+    /// Add how pages lie that are alike, in a VMA whose pages are of this size ([`crate::Vma`]).
+    /// `tell` is told of each part of a folio, in ascending order: from which address to which, and
+    /// the folio's order.
     ///
     /// # Errors
     /// Whatever reading says.
@@ -75,7 +80,8 @@ impl Frames {
             return Ok(());
         }
         let pages = region.len() / self.page;
-        // Of hugetlbfs, all are told to be huge, even if they are smaller than what an upper table maps.
+        // Of hugetlbfs, all are told to be huge, even if they are smaller than what an upper table
+        // maps.
         let folio = if size > self.page { size / self.page } else { BLOCKS[2] };
         if region.categories.contains(Categories::HUGE) && folio >= BLOCKS[2] {
             lies.pages += pages;
@@ -93,7 +99,8 @@ impl Frames {
             let read = self.pagemap.read_at(&mut entries[..count * 8], at / self.page * 8);
             let frames = entries[..read.as_ref().map_or(0, |read| *read)].as_chunks().0;
             for entry in frames {
-                // The frame is in the lower 55 bits of what is present; 0 is no frame of a process's.
+                // The frame is in the lower 55 bits of what is present; 0 is no frame of a
+                // process's.
                 let entry = u64::from_ne_bytes(*entry);
                 let frame = if entry >> 63 == 1 { entry & ((1 << 55) - 1) } else { 0 };
                 if frame == 0 || run.pages == 0 || run.frame + run.pages != frame {
@@ -137,7 +144,8 @@ impl Frames {
         let mut flags = vec![0u8; run.pages as usize * 8];
         self.flags.read_exact_at(&mut flags, run.frame * 8)?;
         let mut folios = folios_of(flags.as_chunks().0);
-        // The first may have begun before, and the last one go on behind: how large they are is read there.
+        // The first may have begun before, and the last one go on behind: how large they are is
+        // read there.
         let last = folios.len() - 1;
         for (n, folio) in folios.iter_mut().enumerate().filter(|(_, folio)| folio.order != 0) {
             let known = n != 0 && n != last;

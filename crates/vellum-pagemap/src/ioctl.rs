@@ -12,7 +12,8 @@ use crate::{Categories, Query, Region};
 /// `PAGEMAP_SCAN` (Linux, `include/uapi/linux/fs.h`; from 6.7).
 struct Scan(pm_scan_arg);
 
-// SAFETY: the opcode is this structure's, as Linux has it, and the result is the number of regions that were written.
+// SAFETY: the opcode is this structure's, as Linux has it, and the result is the number of regions
+// that were written.
 unsafe impl Ioctl for Scan {
     type Output = usize;
     const IS_MUTATING: bool = true;
@@ -51,7 +52,8 @@ impl Regions {
         told(self.0.get(..count).ok_or_else(senseless)?, range)
     }
 
-    /// Ask once, of whole pages: how many regions there are, of no more than so many pages together (0: of any number).
+    /// Ask once, of whole pages: how many regions there are, of no more than so many pages together
+    /// (0: of any number).
     pub(crate) fn fill(
         &mut self,
         pagemap: impl AsFd,
@@ -73,8 +75,8 @@ impl Regions {
             category_anyof_mask: query.any.bits(),
             return_mask: query.told.bits(),
         });
-        // SAFETY: Linux writes to the vector no more than its length, which is told, and changes nothing else that we have: without
-        // flags it only reads.
+        // SAFETY: Linux writes to the vector no more than its length, which is told, and changes
+        // nothing else that we have: without flags it only reads.
         unsafe { ioctl(pagemap, scan) }
     }
 }
@@ -128,7 +130,8 @@ unsafe impl Ioctl for Ask {
     }
 }
 
-/// The size of the pages of which a VMA is, that an address is in: the system's, or that of its hugetlbfs. `maps`: of `/proc/PID`.
+/// The size of the pages of which a VMA is, that an address is in: the system's, or that of its
+/// hugetlbfs. `maps`: of `/proc/PID`.
 pub(crate) fn page_size_at(maps: impl AsFd, address: u64) -> io::Result<u64> {
     let ask = Ask(procmap_query {
         size: size_of::<procmap_query>() as u64,
@@ -148,6 +151,7 @@ pub(crate) fn page_size_at(maps: impl AsFd, address: u64) -> io::Result<u64> {
         vma_name_addr: 0,
         build_id_addr: 0,
     });
-    // SAFETY: Linux writes to this structure alone, as there is room for no name, and changes nothing else that we have.
+    // SAFETY: Linux writes to this structure alone, as there is room for no name, and changes
+    // nothing else that we have.
     unsafe { ioctl(maps, ask) }.map(|told| told.vma_page_size)
 }

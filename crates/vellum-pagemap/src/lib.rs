@@ -1,14 +1,16 @@
-//! What a Linux process has mapped, read from outside: which pages, and which page tables, empty ones too. Without root, for processes
-//! of one's own.
+//! What a Linux process has mapped, read from outside: which pages, and which page tables, empty
+//! ones too. Without root, for processes of one's own.
 //!
-//! Linux can be asked for a process's pages by range (`PAGEMAP_SCAN`, from 6.7 on). That is a system call with some traps: it holds
-//! the process's lock for as long as it walks, it may say that it has ended where it has not, and it is not to be had everywhere.
-//! [`Pagemap`] goes in steps that stay within a budget ([`Pace`]), goes on from what was told, and reads entry by entry where the call
-//! is missing.
+//! Linux can be asked for a process's pages by range (`PAGEMAP_SCAN`, from 6.7 on). That is a
+//! system call with some traps: it holds the process's lock for as long as it walks, it may say
+//! that it has ended where it has not, and it is not to be had everywhere. [`Pagemap`] goes in
+//! steps that stay within a budget ([`Pace`]), goes on from what was told, and reads entry by entry
+//! where the call is missing.
 //!
-//! From what is told follows how many page tables a process needs; Linux says how many it has; and the difference are empty ones
-//! ([`survey`]). Each of the lowest level is found as well ([`Pagemap::tables`]; where that does not work, [`Pagemap::tables_by_time`]).
-//! Root can have the tables themselves, of all levels ([`Walker`]).
+//! From what is told follows how many page tables a process needs; Linux says how many it has; and
+//! the difference are empty ones ([`survey`]). Each of the lowest level is found as well
+//! ([`Pagemap::tables`]; where that does not work, [`Pagemap::tables_by_time`]). Root can have the
+//! tables themselves, of all levels ([`Walker`]).
 //!
 //! ```
 //! use std::time::Duration;

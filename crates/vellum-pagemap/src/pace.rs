@@ -1,12 +1,13 @@
-//! Not to be in the way: who reads a process's page tables holds its address space's lock meanwhile, and `mmap`, `munmap` and many
-//! faults of the process wait for it.
+//! Not to be in the way: who reads a process's page tables holds its address space's lock
+//! meanwhile, and `mmap`, `munmap` and many faults of the process wait for it.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Of addresses, no more is walked at once, however little was found before. If it is full of tables that are empty, that takes half a millisecond.
+/// Of addresses, no more is walked at once, however little was found before. If it is full of
+/// tables that are empty, that takes half a millisecond.
 const SPAN: u64 = 1 << 30;
 /// Nor is it ever less.
 const LEAST_SPAN: u64 = 4 << 20;
@@ -16,16 +17,18 @@ const LEAST_PAGES: u64 = 1 << 10;
 const MOST_PAGES: u64 = 1 << 20;
 /// Steps shorter than this are not asked whether they had to wait: that would take longer.
 const SHORT: Duration = Duration::from_micros(15);
-/// Who was seen to be in the way holds the lock about so long between pauses, and a pause is so many times as long.
+/// Who was seen to be in the way holds the lock about so long between pauses, and a pause is so
+/// many times as long.
 const HOLD: Duration = Duration::from_micros(50);
 const PAUSE: u32 = 15;
 /// And goes on like that for so many pauses after it last saw it.
 const CAREFUL: u32 = 200;
 
-/// How much is asked for at once, so that no step holds the lock for longer than a budget; and how long it was held.
+/// How much is asked for at once, so that no step holds the lock for longer than a budget; and how
+/// long it was held.
 ///
-/// Where a step has to wait for the lock, the process is at work with it, and waits for us as well: then steps become small, and pauses
-/// are made between them.
+/// Where a step has to wait for the lock, the process is at work with it, and waits for us as well:
+/// then steps become small, and pauses are made between them.
 #[derive(Debug)]
 pub struct Pace<'a> {
     budget: Duration,
@@ -48,7 +51,8 @@ pub struct Holds {
     pub total: Duration,
     /// In so many steps.
     pub steps: u64,
-    /// Steps that had to wait for the lock, and are in `total` with the time that they waited, but not in `longest`.
+    /// Steps that had to wait for the lock, and are in `total` with the time that they waited, but
+    /// not in `longest`.
     pub waited: u64,
 }
 
@@ -57,7 +61,8 @@ pub struct Holds {
 pub struct Stopped;
 
 impl<'a> Pace<'a> {
-    /// With steps no longer than this. (What a step takes is known afterwards: they are sized for half of it.)
+    /// With steps no longer than this. (What a step takes is known afterwards: they are sized for
+    /// half of it.)
     pub fn new(budget: Duration) -> Self {
         Pace {
             budget,

@@ -73,9 +73,11 @@ pub struct Vma {
     pub name: String,
     /// Whether it is a file's, or shared memory's; not anonymous.
     pub file: bool,
-    /// Which file: its device's number and its own, if it is one's. Who has the same here has the same memory, where it is shared.
+    /// Which file: its device's number and its own, if it is one's. Who has the same here has the
+    /// same memory, where it is shared.
     pub inode: (i32, i32, u64),
-    /// The size of its pages, if they are of hugetlbfs, and Linux tells it (from 6.11 on); else that of the system.
+    /// The size of its pages, if they are of hugetlbfs, and Linux tells it (from 6.11 on); else
+    /// that of the system.
     pub page: u64,
 }
 
@@ -90,7 +92,8 @@ impl Vma {
         self.start == self.end
     }
 
-    /// Not worth asking of others: it is a file's, of no device's, and of whole pages of the smallest size that there is (Arm's 64 KiB).
+    /// Not worth asking of others: it is a file's, of no device's, and of whole pages of the
+    /// smallest size that there is (Arm's 64 KiB).
     fn may_be_hugetlb(&self) -> bool {
         self.file && self.inode.0 == 0 && (self.start | self.end).is_multiple_of(64 << 10)
     }

@@ -14,7 +14,8 @@ use crate::{Categories, Query, Region};
 
 /// Regions that Linux is asked for at once.
 const REGIONS: usize = 2048;
-/// Entries that are read at once where it can't be asked: those of a table, for which Linux takes the lock once.
+/// Entries that are read at once where it can't be asked: those of a table, for which Linux takes
+/// the lock once.
 const ENTRIES: u64 = 512;
 
 /// A process's `pagemap`.
@@ -56,7 +57,8 @@ impl Pagemap {
     /// That of a process.
     ///
     /// # Errors
-    /// It is another user's, or gone. (What is needed: to be allowed to read its memory as a debugger may, `ptrace(2)`.)
+    /// It is another user's, or gone. (What is needed: to be allowed to read its memory as a
+    /// debugger may, `ptrace(2)`.)
     pub fn open(process: &Process) -> Result<Self, procfs::ProcError> {
         Ok(Self::new(process.open_relative("pagemap")?))
     }
@@ -76,8 +78,9 @@ impl Pagemap {
         Pagemap { file, page, scans, regions }
     }
 
-    /// Whether this kernel can be asked (`PAGEMAP_SCAN`). Otherwise all entries are read, which takes its time where much is reserved,
-    /// and [`Categories::HUGE`], [`Categories::ZERO`] are never told.
+    /// Whether this kernel can be asked (`PAGEMAP_SCAN`). Otherwise all entries are read, which
+    /// takes its time where much is reserved, and [`Categories::HUGE`], [`Categories::ZERO`] are
+    /// never told.
     pub fn scans(&self) -> bool {
         self.scans
     }
@@ -97,8 +100,8 @@ impl Pagemap {
         self.page
     }
 
-    /// Tell of the pages of a range that are asked for, in ascending order; pages in a row that are alike are told together. What changes
-    /// meanwhile is told as it was at some time.
+    /// Tell of the pages of a range that are asked for, in ascending order; pages in a row that are
+    /// alike are told together. What changes meanwhile is told as it was at some time.
     ///
     /// # Errors
     /// [`ScanError`]; what was told until then is true.
@@ -149,8 +152,9 @@ impl Pagemap {
                 told = region.end;
                 each(region);
             }
-            // Where the walk says that it has ended is not to be trusted when there was no room for more (Linux 6.18 and 7.3 both may
-            // tell an earlier address, and would tell regions twice): what was told says it.
+            // Where the walk says that it has ended is not to be trusted when there was no room for
+            // more (Linux 6.18 and 7.3 both may tell an earlier address, and would tell regions
+            // twice): what was told says it.
             at = if count == self.regions.most() || pages >= most { told } else { to };
         }
         Ok(())
@@ -190,15 +194,17 @@ impl Pagemap {
         self.regions.fill(&self.file, range, query, 1)
     }
 
-    /// Tell of the tables of the lowest level that a range has, empty ones too: the first address of each, in ascending order. (And of
-    /// huge pages, which are where a table would be.)
+    /// Tell of the tables of the lowest level that a range has, empty ones too: the first address
+    /// of each, in ascending order. (And of huge pages, which are where a table would be.)
     ///
-    /// That is not what the call is for, but it follows from how it is built. Asked only for pages that are [`Categories::WRITTEN`], Linux
-    /// looks at nothing of an entry but its mark of protection, and so an empty entry is one that was written; but where there is no
-    /// table, it has no entry to look at. So each step asks for one page from here on, and goes on behind its table: an existing table
-    /// costs one step, and none costs next to nothing. Only a table all of whose pages are protected by `userfaultfd` is not told; but
-    /// those are known to be there from [`Pagemap::scan`]. [`crate::Kernel`] says whether this kernel does so (seen on 6.18 and 7.2; by
-    /// the sources from 6.7 on and no more from 7.3).
+    /// That is not what the call is for, but it follows from how it is built. Asked only for pages
+    /// that are [`Categories::WRITTEN`], Linux looks at nothing of an entry but its mark of
+    /// protection, and so an empty entry is one that was written; but where there is no table, it
+    /// has no entry to look at. So each step asks for one page from here on, and goes on behind its
+    /// table: an existing table costs one step, and none costs next to nothing. Only a table all of
+    /// whose pages are protected by `userfaultfd` is not told; but those are known to be there from
+    /// [`Pagemap::scan`]. [`crate::Kernel`] says whether this kernel does so (seen on 6.18 and 7.2;
+    /// by the sources from 6.7 on and no more from 7.3).
     ///
     /// # Errors
     /// [`ScanError`].

@@ -5,7 +5,8 @@ use crate::process::{Memory, Target, Unreadable, Vma};
 use crate::tables::{Counter, Geometry, Mapped, Tables};
 use crate::{Categories, Holds, Pace, Pagemap, Query, Region, ScanError};
 
-/// What this many tables of the second level span is gone through together: pages first, then which tables exist.
+/// What this many tables of the second level span is gone through together: pages first, then which
+/// tables exist.
 const TOGETHER: u64 = 16;
 /// Stretches that a sample has at least.
 const LEAST: u64 = 32;
@@ -55,7 +56,8 @@ pub struct Surveyed {
 pub struct Survey {
     /// What Linux says, before.
     pub before: Memory,
-    /// And after: if they differ, the process has changed meanwhile, and so may the tables be wrong by that.
+    /// And after: if they differ, the process has changed meanwhile, and so may the tables be wrong
+    /// by that.
     pub after: Memory,
     /// How addresses are translated.
     pub geometry: Geometry,
@@ -65,15 +67,17 @@ pub struct Survey {
     pub vmas: Vec<Surveyed>,
     /// How long its address space was locked.
     pub holds: Holds,
-    /// If only a sample was gone through: all figures of pages and tables are what would be found of all of it, but those of the lock.
+    /// If only a sample was gone through: all figures of pages and tables are what would be found
+    /// of all of it, but those of the lock.
     pub sample: Option<Sample>,
-    /// Whether Linux was asked, or every entry read (then huge pages look like small ones, and empty tables are known by number only).
+    /// Whether Linux was asked, or every entry read (then huge pages look like small ones, and
+    /// empty tables are known by number only).
     pub scanned: bool,
 }
 
 impl Survey {
-    /// Tables that hold nothing, or lead only to such: what Linux counts and nobody needs. Negative, or not quite right, if the process
-    /// has changed meanwhile.
+    /// Tables that hold nothing, or lead only to such: what Linux counts and nobody needs.
+    /// Negative, or not quite right, if the process has changed meanwhile.
     pub fn empty(&self) -> i64 {
         (self.after.tables / self.geometry.page()) as i64 - self.tables.needed() as i64
     }
@@ -105,8 +109,8 @@ pub trait Watcher {
         let _ = (region, vma);
     }
 
-    /// A table of the lowest level that exists, in ascending order: its range's first address and how many entries are not empty. None: a
-    /// huge page is there.
+    /// A table of the lowest level that exists, in ascending order: its range's first address and
+    /// how many entries are not empty. None: a huge page is there.
     fn table(&mut self, start: u64, entries: Option<u64>) {
         let _ = (start, entries);
     }
@@ -136,7 +140,8 @@ pub struct Sample {
     pub stretches: u64,
     /// How many were gone through.
     pub seen: u64,
-    /// With a confidence of 95 %, the tables of the lowest level that are in use are no more and no less than this from what is told.
+    /// With a confidence of 95 %, the tables of the lowest level that are in use are no more and no
+    /// less than this from what is told.
     pub error: u64,
 }
 
@@ -191,13 +196,15 @@ struct Walk<'a, 'p, W> {
 }
 
 impl<W: Watcher> Walk<'_, '_, W> {
-    /// All VMAs as far as they lie in a range, which begins and ends where none does, or where a table of the second level does.
+    /// All VMAs as far as they lie in a range, which begins and ends where none does, or where a
+    /// table of the second level does.
     fn all(&mut self, vmas: &mut [Surveyed], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
         let stretch = TOGETHER * self.geometry.span(1);
         let mut at = range.0;
         let mut first = vmas.partition_point(|one| one.vma.end <= at);
         while at < range.1 && first < vmas.len() && vmas[first].vma.start < range.1 {
-            // From where the next VMA is, to the next multiple, or to the end of what lies close together.
+            // From where the next VMA is, to the next multiple, or to the end of what lies close
+            // together.
             at = at.max(vmas[first].vma.start / self.geometry.span(0) * self.geometry.span(0));
             let end = (at / stretch + 1).saturating_mul(stretch).min(range.1);
             let behind = vmas.partition_point(|one| one.vma.start < end);
@@ -248,7 +255,8 @@ impl<W: Watcher> Walk<'_, '_, W> {
     }
 }
 
-/// A sample: of each large VMA, some of the stretches that lie in it entirely, as many from each part of it.
+/// A sample: of each large VMA, some of the stretches that lie in it entirely, as many from each
+/// part of it.
 struct Sampled {
     share: f64,
     random: fastrand::Rng,

@@ -1,9 +1,11 @@
 //! Page tables counted: which are needed, and which hold nothing.
 //!
-//! A process's tables are in no list that it may read, but what is in them is. A table is in use if anything in its range has an entry
-//! that is not empty; so the tables in use, of each level, are the different ranges that pages are in, over the whole process (VMAs
-//! may share a table). One more is put by for each huge page of anonymous memory, for the day when that is taken apart. All the rest
-//! of what Linux counts (`VmPTE`) is empty. Those of the lowest level are found one by one ([`crate::Pagemap::tables`]).
+//! A process's tables are in no list that it may read, but what is in them is. A table is in use if
+//! anything in its range has an entry that is not empty; so the tables in use, of each level, are
+//! the different ranges that pages are in, over the whole process (VMAs may share a table). One
+//! more is put by for each huge page of anonymous memory, for the day when that is taken apart. All
+//! the rest of what Linux counts (`VmPTE`) is empty. Those of the lowest level are found one by one
+//! ([`crate::Pagemap::tables`]).
 
 use crate::Region;
 
@@ -21,8 +23,8 @@ impl Geometry {
     /// That of this machine, for a process whose highest address is this.
     pub fn of(page: u64, highest: u64) -> Self {
         let bits = u64::BITS - highest.leading_zeros();
-        // Each level has as many bits as entries fit into a page. The highest table is not counted, nor is there one if a smaller
-        // address space was chosen when the kernel was built.
+        // Each level has as many bits as entries fit into a page. The highest table is not counted,
+        // nor is there one if a smaller address space was chosen when the kernel was built.
         let per_level = page.ilog2() - 3;
         let levels = bits.max(39).saturating_sub(page.ilog2()).div_ceil(per_level) as usize;
         Geometry { page, levels: levels.saturating_sub(1).clamp(1, LEVELS) }
@@ -43,8 +45,8 @@ impl Geometry {
         self.page * self.entries().pow(level as u32 + 1)
     }
 
-    /// The level of the tables whose entries map pages of a size, or parts of them: Arm maps some sizes of hugetlbfs by several entries
-    /// in a row.
+    /// The level of the tables whose entries map pages of a size, or parts of them: Arm maps some
+    /// sizes of hugetlbfs by several entries in a row.
     pub(crate) fn level(&self, page: u64) -> usize {
         (0..LEVELS - 1).find(|level| page < self.span(*level)).unwrap_or(LEVELS - 1)
     }
@@ -55,7 +57,8 @@ impl Geometry {
     }
 }
 
-/// How full tables of the lowest level are: how many of them hold up to an eighth of what they can, and so on.
+/// How full tables of the lowest level are: how many of them hold up to an eighth of what they can,
+/// and so on.
 pub type Occupancy = [u64; 8];
 
 /// A process's tables, each level's.
@@ -95,7 +98,8 @@ impl Tables {
         }
     }
 
-    /// Of upper levels: they lead to tables, but all of those are empty. None: this kernel does not tell.
+    /// Of upper levels: they lead to tables, but all of those are empty. None: this kernel does not
+    /// tell.
     pub fn leading_nowhere(&self) -> Option<u64> {
         let nowhere = |level: usize| self.leading[level] - self.used[level];
         self.empty.map(|_| (1..LEVELS).map(nowhere).sum())
@@ -176,8 +180,8 @@ impl Counter {
         }
     }
 
-    /// All pages of a range were told; and so were all its tables of the lowest level, if they can be: the first address of each. They are
-    /// given back in ascending order, empty ones too.
+    /// All pages of a range were told; and so were all its tables of the lowest level, if they can
+    /// be: the first address of each. They are given back in ascending order, empty ones too.
     pub(crate) fn take(&mut self, existing: Option<&[u64]>) -> Vec<Leaf> {
         let mut leaves = std::mem::take(&mut self.leaves);
         if let Some(existing) = existing {
@@ -278,7 +282,8 @@ mod tests {
         assert_eq!((tables.entries, tables.leading_nowhere()), (0, Some(0)));
     }
 
-    /// Arm's hugetlbfs has pages of several entries: 64 KiB in a table of the lowest level, 32 MiB in one of the second.
+    /// Arm's hugetlbfs has pages of several entries: 64 KiB in a table of the lowest level, 32 MiB
+    /// in one of the second.
     #[test]
     fn pages_of_several_entries_are_in_a_table_all_the_same() {
         let levels = |page, sizes: [u64; 4]| sizes.map(|size| Geometry::of(page, X86).level(size));

@@ -1,8 +1,9 @@
 //! Tables told by the time that it takes to look where they are.
 //!
-//! Where Linux won't tell an empty table (from 7.3 on), it still has to read all its entries to say that there is nothing; where there is
-//! no table, it has nothing to read. That is 0.8 µs against 0.3 µs on the machine where this was written. What is measured is
-//! compared with what the same call takes on memory of our own, just before.
+//! Where Linux won't tell an empty table (from 7.3 on), it still has to read all its entries to say
+//! that there is nothing; where there is no table, it has nothing to read. That is 0.8 µs against
+//! 0.3 µs on the machine where this was written. What is measured is compared with what the same
+//! call takes on memory of our own, just before.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,8 @@ use crate::{Categories, Pace, Pagemap, Query, ScanError};
 
 /// Looks at memory of our own, to know how long they take.
 const TRIALS: usize = 64;
-/// Looks at each place, the shortest of which counts. Whatever disturbs one makes it longer, so one that is short settles it.
+/// Looks at each place, the shortest of which counts. Whatever disturbs one makes it longer, so one
+/// that is short settles it.
 const LOOKS: usize = 4;
 
 /// How long a look takes, where there is no table and where there is one.
@@ -64,8 +66,9 @@ fn look(pagemap: &mut Pagemap, start: u64, len: u64) -> Option<Duration> {
 }
 
 impl Pagemap {
-    /// Tell of the tables of the lowest level that a range seems to have, as [`Pagemap::tables`] does, but by the time that it takes. Where
-    /// there are pages, what is told means nothing: those tables are known to be there.
+    /// Tell of the tables of the lowest level that a range seems to have, as [`Pagemap::tables`]
+    /// does, but by the time that it takes. Where there are pages, what is told means nothing:
+    /// those tables are known to be there.
     ///
     /// # Errors
     /// [`ScanError`].

@@ -1,4 +1,5 @@
-//! Programs that people run: all that Linux counts of their page tables is accounted for, once they are quiet.
+//! Programs that people run: all that Linux counts of their page tables is accounted for, once they
+//! are quiet.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};

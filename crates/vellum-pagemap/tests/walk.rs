@@ -1,5 +1,5 @@
-//! Page tables read by BPF, of a process whose tables are known in advance. That is for root, on x86-64; elsewhere these tests say that they
-//! did nothing.
+//! Page tables read by BPF, of a process whose tables are known in advance. That is for root, on
+//! x86-64; elsewhere these tests say that they did nothing.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -15,11 +15,13 @@ use vellum_pagemap::{Kernel, Options, Pace, Pagemap, Refused, Survey, Table, Tar
 const PAGE: u64 = 4096;
 const TABLE: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
-/// What a table of the third level is for. Each shape has one of its own, far from anything that the system maps by itself.
+/// What a table of the third level is for. Each shape has one of its own, far from anything that
+/// the system maps by itself.
 const APART: u64 = 512 << 30;
 const PLACE: u64 = 8 << 40;
 
-/// None, and a line that says so, where it is not to be had. That it is, where it could be, is tested too.
+/// None, and a line that says so, where it is not to be had. That it is, where it could be, is
+/// tested too.
 fn walker() -> Option<Walker> {
     match Walker::open() {
         Ok(walker) => Some(walker),
@@ -188,8 +190,8 @@ fn every_table_is_read_as_it_is() {
     assert_eq!(third, top(MIXED, 2, false));
 }
 
-/// What is given up in one piece loses its tables of the lowest level, where Linux frees those (PT_RECLAIM, from 6.14): then those above
-/// are empty, which nothing else tells.
+/// What is given up in one piece loses its tables of the lowest level, where Linux frees those
+/// (PT_RECLAIM, from 6.14): then those above are empty, which nothing else tells.
 #[test]
 fn an_upper_table_can_be_empty() {
     let Some(mut walker) = walker() else { return };
@@ -203,7 +205,8 @@ fn an_upper_table_can_be_empty() {
     assert_eq!(of(&walked, 2, WHOLE), [Table { start: WHOLE, entries: 2, bare: true }]);
 }
 
-/// There is no table below a huge page, not even below one that nobody may look at; the one put by is counted.
+/// There is no table below a huge page, not even below one that nobody may look at; the one put by
+/// is counted.
 #[test]
 fn a_huge_page_has_no_table_below() {
     let Some(mut walker) = walker() else { return };
@@ -247,7 +250,8 @@ fn reading_says_what_the_scan_says() {
     let walked = walker.tables(&helper.pagemap()).unwrap();
     let mut read: Vec<(u64, u64)> =
         walked.levels[0].iter().map(|table| (table.start, u64::from(table.entries))).collect();
-    // Linux does not tell of what is a device's; there is some of the kernel's own (`[vvar]`) in each process.
+    // Linux does not tell of what is a device's; there is some of the kernel's own (`[vvar]`) in
+    // each process.
     let devices = survey.vmas.iter().filter(|one| one.vma.name.starts_with("[vvar"));
     let devices: Vec<u64> = devices.map(|one| one.vma.start / TABLE * TABLE).collect();
     read.retain(|(start, _)| !devices.contains(start));
@@ -273,8 +277,8 @@ fn restless() {
     }
 }
 
-/// Whatever it does meanwhile, what is told makes sense: a table has one above it, is told once, and in its place. Nor is it an error that
-/// the process has ended.
+/// Whatever it does meanwhile, what is told makes sense: a table has one above it, is told once,
+/// and in its place. Nor is it an error that the process has ended.
 #[test]
 fn a_process_that_goes_on_can_be_read() {
     let Some(mut walker) = walker() else { return };

@@ -20,7 +20,8 @@ pub fn comments(source: &Source) -> Vec<Comment> {
 
 fn of_rust(text: &str) -> Vec<Comment> {
     let mut blocks: Vec<Comment> = Vec::new();
-    // The marker of the block that the line before belongs to, and whether a code example is open in it.
+    // The marker of the block that the line before belongs to, and whether a code example is open
+    // in it.
     let mut open: Option<(&str, bool)> = None;
     for (at, line) in text.lines().enumerate() {
         let Some((marker, said)) = marked(line) else {

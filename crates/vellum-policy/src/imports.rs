@@ -14,7 +14,8 @@ pub struct Import {
     pub path: Vec<String>,
 }
 
-/// Returns what `source` names by `crate::…` and `super::…` paths, in `use` items and elsewhere, tests left out.
+/// Returns what `source` names by `crate::…` and `super::…` paths, in `use` items and elsewhere,
+/// tests left out.
 ///
 /// `module` is the path of the file's own module, from the crate's root.
 ///

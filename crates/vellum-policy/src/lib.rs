@@ -1,8 +1,9 @@
-//! The project's own sources, as text and as syntax, for the tests in `tests/policy` that keep the rules of CONTRIBUTING.md.
+//! The project's own sources, as text and as syntax, for the tests in `tests/policy` that keep the
+//! rules of CONTRIBUTING.md.
 //!
-//! A test reads the tree that it was compiled from: [`Tree::of_this_project`] lists the Rust and Markdown files of the
-//! repository, [`comments`] yields comment blocks with their first line's number, and [`imports`] yields the modules that a
-//! file names by `crate::` and `super::` paths.
+//! A test reads the tree that it was compiled from: [`Tree::of_this_project`] lists the Rust and
+//! Markdown files of the repository, [`comments`] yields comment blocks with their first line's
+//! number, and [`imports`] yields the modules that a file names by `crate::` and `super::` paths.
 
 mod comments;
 mod imports;

@@ -39,7 +39,8 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Reads the repository that this crate was compiled in. Skips what is built (`target`) and hidden folders.
+    /// Reads the repository that this crate was compiled in. Skips what is built (`target`) and
+    /// hidden folders.
     ///
     /// # Panics
     ///
@@ -57,7 +58,8 @@ impl Tree {
         self.sources.iter().filter(move |source| source.is_rust() && source.path.starts_with(prefix))
     }
 
-    /// Returns the folder, with a `/` at its end, of the nearest `lib.rs` or `main.rs` at or above `path`.
+    /// Returns the folder, with a `/` at its end, of the nearest `lib.rs` or `main.rs` at or above
+    /// `path`.
     ///
     /// # Panics
     ///

@@ -1,13 +1,15 @@
-//! The three files of `vellum::sync` under `loom`, which tries every order in which two or three CPUs can take their steps
-//! and every value that the memory model lets a load return, not x86's alone.
+//! The three files of `vellum::sync` under `loom`, which tries every order in which two or three
+//! CPUs can take their steps and every value that the memory model lets a load return, not x86's
+//! alone.
 //!
-//! It is the real code, compiled with `loom`'s atomics; what it protects is in `loom`'s cells, which report any two accesses
-//! that nothing orders. Run with `./x test models`.
+//! It is the real code, compiled with `loom`'s atomics; what it protects is in `loom`'s cells,
+//! which report any two accesses that nothing orders. Run with `./x test models`.
 //!
-//! What bounds it: each model has two or three threads, and those executions are tried that preempt a thread at most
-//! [`PREEMPTIONS`] times where it would have gone on (`LOOM_MAX_PREEMPTIONS` overrides), and in which waiting loops go round
-//! [`TURNS`] times in all; how one that waits longer goes on is not branched into. `loom` treats `SeqCst` as acquire and release except in fences, so the fences here carry what is sequentially
-//! consistent, as they do on AArch64.
+//! What bounds it: each model has two or three threads, and those executions are tried that preempt
+//! a thread at most [`PREEMPTIONS`] times where it would have gone on (`LOOM_MAX_PREEMPTIONS`
+//! overrides), and in which waiting loops go round [`TURNS`] times in all; how one that waits
+//! longer goes on is not branched into. `loom` treats `SeqCst` as acquire and release except in
+//! fences, so the fences here carry what is sequentially consistent, as they do on AArch64.
 //!
 //! Each model names the changes to the code that it was seen to catch.
 #![cfg(loom)]
@@ -27,11 +29,12 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::Ordering;
 use vellum::platform::Cpus;
 
-/// Preemptions tried in each execution. Three find all that the models' comments list; two miss some.
+/// Preemptions tried in each execution. Three find all that the models' comments list; two miss
+/// some.
 const PREEMPTIONS: usize = 3;
 
-/// Turns of waiting loops in an execution. Two threads that wait for a third could give the turn to each other for ever,
-/// without a preemption.
+/// Turns of waiting loops in an execution. Two threads that wait for a third could give the turn to
+/// each other for ever, without a preemption.
 const TURNS: usize = 4;
 
 std::thread_local! {
@@ -97,8 +100,8 @@ impl Watched {
     }
 }
 
-/// What `loom` has no name for: the order of things as they happen in an execution, seen from outside it. Not an atomic of
-/// `loom`'s, so it orders nothing.
+/// What `loom` has no name for: the order of things as they happen in an execution, seen from
+/// outside it. Not an atomic of `loom`'s, so it orders nothing.
 #[derive(Default)]
 struct Outside(std::sync::atomic::AtomicBool);
 

@@ -38,7 +38,8 @@ impl Column {
     }
 }
 
-/// One value a column. In JSON, an object with the keys `floor_ns`, `vellum_ns`, `page_ns`, `linux_ns`.
+/// One value a column. In JSON, an object with the keys `floor_ns`, `vellum_ns`, `page_ns`,
+/// `linux_ns`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Columns<T> {
     /// Of [`Column::Floor`].
@@ -89,14 +90,16 @@ impl<T> IndexMut<Column> for Columns<T> {
 /// What one run found out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Nanoseconds to touch every page of the fresh region; `None` where that is not this contender's work.
+    /// Nanoseconds to touch every page of the fresh region; `None` where that is not this
+    /// contender's work.
     pub touch_ns: Option<u64>,
     /// Nanoseconds to bring back what the operation took away; `None` where nothing comes back.
     pub back_ns: Option<u64>,
     /// Nanoseconds of the operation itself. For [`Op::Touch`], any operation may be behind it.
     pub op_ns: u64,
-    /// Share of the region, 0 to 1, that is not mapped the way the case says. Other than zero only where the contender cannot
-    /// force it: Linux falls back to small folios when it finds no contiguous memory.
+    /// Share of the region, 0 to 1, that is not mapped the way the case says. Other than zero only
+    /// where the contender cannot force it: Linux falls back to small folios when it finds no
+    /// contiguous memory.
     pub fallback: f64,
     /// What was counted of the operation; `None` where nobody counts.
     pub work: Option<Work>,
@@ -113,8 +116,9 @@ pub struct Work {
 
 /// Somebody who can do the operations.
 ///
-/// To add one: implement this, and add it to the list in [`regions::contenders`](super::regions::contenders). Its
-/// column then fills in every table, chart and JSON row; nothing else has to know about it.
+/// To add one: implement this, and add it to the list in
+/// [`regions::contenders`](super::regions::contenders). Its column then fills in every table, chart
+/// and JSON row; nothing else has to know about it.
 pub trait Contender {
     /// The column it fills.
     fn column(&self) -> Column;

@@ -1,4 +1,5 @@
-//! Real memory for a contender to work on, as a kernel finds its own: mapped large, and already there.
+//! Real memory for a contender to work on, as a kernel finds its own: mapped large, and already
+//! there.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -7,10 +8,11 @@ use bytemuck::Zeroable;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use vellum_linux::workload::case::TABLE_SPAN;
 
-/// A slice of zeroes in memory of its own, aligned to 2 MiB, on huge pages where the machine gives them.
+/// A slice of zeroes in memory of its own, aligned to 2 MiB, on huge pages where the machine gives
+/// them.
 ///
-/// A kernel reaches its tables and descriptors through a direct map of huge pages. Small pages here would
-/// charge the contender for TLB misses that the work it stands for does not have.
+/// A kernel reaches its tables and descriptors through a direct map of huge pages. Small pages here
+/// would charge the contender for TLB misses that the work it stands for does not have.
 pub struct Mapped<T: Zeroable> {
     reserved: NonNull<T>,
     reserved_bytes: usize,
@@ -30,8 +32,9 @@ impl<T: Zeroable> Mapped<T> {
             mmap_anonymous(std::ptr::null_mut(), reserved_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
         let start = reserved.wrapping_byte_add(reserved.align_offset(align));
-        // SAFETY: the range lies in the mapping just made: at most `align - 1` bytes are skipped in front, and
-        // `align` bytes were added. The advice changes no contents. It is a wish: no kernel has to grant it.
+        // SAFETY: the range lies in the mapping just made: at most `align - 1` bytes are skipped in
+        // front, and `align` bytes were added. The advice changes no contents. It is a wish: no
+        // kernel has to grant it.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         let (Some(reserved), Some(start)) = (NonNull::new(reserved.cast()), NonNull::new(start.cast::<T>())) else {
             return Err(rustix::io::Errno::NOMEM);
@@ -50,8 +53,8 @@ impl<T: Zeroable> Deref for Mapped<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: `start` is aligned and has `len` values in a mapping that only `drop` removes. A fresh
-        // mapping is all zeroes, which `Zeroable` makes a value of T.
+        // SAFETY: `start` is aligned and has `len` values in a mapping that only `drop` removes. A
+        // fresh mapping is all zeroes, which `Zeroable` makes a value of T.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

@@ -12,8 +12,9 @@
 //! | [`contpte`] | a benchmark without contenders: a trace replayed under policies |
 //! | [`report`] | rows to a terminal, to JSON lines, to a web page |
 //!
-//! A benchmark ends in a [`report::Section`]; `bench all` is nothing but several sections in one report. A new
-//! one needs a module with `section(&Args) -> Section`, and a line in [`Bench`] and in [`run`].
+//! A benchmark ends in a [`report::Section`]; `bench all` is nothing but several sections in one
+//! report. A new one needs a module with `section(&Args) -> Section`, and a line in [`Bench`] and
+//! in [`run`].
 
 pub mod contender;
 pub mod contpte;
@@ -41,9 +42,9 @@ use clap::Subcommand;
 pub enum Bench {
     /// Take memory away: munmap, MADV_DONTNEED, exit; and change it: mprotect.
     ///
-    /// A region is mapped, touched page by page, and then measured while it is taken away (or made read-only).
-    /// Its folios are 4 KiB to 2 MiB, each page mapped by a page-table entry of its own; `huge` is 2 MiB folios
-    /// mapped by one upper-level entry each.
+    /// A region is mapped, touched page by page, and then measured while it is taken away (or made
+    /// read-only). Its folios are 4 KiB to 2 MiB, each page mapped by a page-table entry of its
+    /// own; `huge` is 2 MiB folios mapped by one upper-level entry each.
     Unmap {
         /// What to measure.
         #[command(flatten)]
@@ -54,7 +55,8 @@ pub enum Bench {
     },
     /// Make a child of an address space: fork.
     ///
-    /// A region is mapped, touched page by page, and then the address space that holds it is forked. Folios are as in `unmap`.
+    /// A region is mapped, touched page by page, and then the address space that holds it is
+    /// forked. Folios are as in `unmap`.
     Fork {
         /// On what to measure.
         #[command(flatten)]
@@ -65,8 +67,9 @@ pub enum Bench {
     },
     /// Have memory written to swap, and read it again: MADV_PAGEOUT.
     ///
-    /// A region's pages are filled, go to swap in compressed memory (lz4), and come back; all are compared afterwards. For Linux the
-    /// swap device (zram) is made by the benchmark, and removed however it ends, which needs root.
+    /// A region's pages are filled, go to swap in compressed memory (lz4), and come back; all are
+    /// compared afterwards. For Linux the swap device (zram) is made by the benchmark, and removed
+    /// however it ends, which needs root.
     #[command(mut_arg("size", |size| size.default_value("256MiB")), mut_arg("folios", few))]
     Pageout {
         /// On what to measure.
@@ -76,10 +79,12 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// Have memory taken back that its owner has no use for any more: MADV_FREE, and reclaim by its group.
+    /// Have memory taken back that its owner has no use for any more: MADV_FREE, and reclaim by its
+    /// group.
     ///
-    /// A region is mapped, touched and said to be free; then its group gives back what it can. Once nobody writes to it meanwhile, once
-    /// every tenth stretch of 2 MiB is written to: exactly that must stay. For Linux this needs root, to make a control group.
+    /// A region is mapped, touched and said to be free; then its group gives back what it can. Once
+    /// nobody writes to it meanwhile, once every tenth stretch of 2 MiB is written to: exactly that
+    /// must stay. For Linux this needs root, to make a control group.
     #[command(mut_arg("folios", few))]
     Lazyfree {
         /// On what to measure.
@@ -91,8 +96,9 @@ pub enum Bench {
     },
     /// Take memory away with several threads at once: does one wait for another?
     ///
-    /// Each thread maps and touches a region of its own and unmaps it, all together, on a CPU of its own; in one
-    /// address space, and in one each. The scaling is how much more they do in the same time than one thread.
+    /// Each thread maps and touches a region of its own and unmaps it, all together, on a CPU of
+    /// its own; in one address space, and in one each. The scaling is how much more they do in the
+    /// same time than one thread.
     Threads {
         /// What to measure.
         #[command(flatten)]
@@ -103,8 +109,8 @@ pub enum Bench {
     },
     /// Touch and discard a long span of addresses: how many page tables are left behind?
     ///
-    /// Touches 2 MiB at a time and discards it at once, over the whole span. Nothing is mapped in the end, so
-    /// no page table is needed; what the process still pays for is the figure.
+    /// Touches 2 MiB at a time and discards it at once, over the whole span. Nothing is mapped in
+    /// the end, so no page table is needed; what the process still pays for is the figure.
     Tables {
         /// What to measure.
         #[command(flatten)]
@@ -115,8 +121,9 @@ pub enum Bench {
     },
     /// Replay a program's memory accesses: what are larger translations worth to it?
     ///
-    /// The engine makes the page tables, under policies from single pages of 4 KiB to contiguous blocks and larger pages; the
-    /// translation caches of real cores are simulated. `tools/trace` in the sources makes traces.
+    /// The engine makes the page tables, under policies from single pages of 4 KiB to contiguous
+    /// blocks and larger pages; the translation caches of real cores are simulated. `tools/trace`
+    /// in the sources makes traces.
     Contpte {
         /// What to replay.
         #[command(flatten)]
@@ -141,7 +148,8 @@ pub enum Bench {
     },
     /// Run every benchmark of time and memory, into one report.
     All {
-        /// What `unmap` measures, on what `fork` is measured, and, with less of it, `pageout` and `lazyfree`.
+        /// What `unmap` measures, on what `fork` is measured, and, with less of it, `pageout` and
+        /// `lazyfree`.
         #[command(flatten)]
         unmap: unmap::Args,
         /// What `threads` measures besides: no more than `unmap`.

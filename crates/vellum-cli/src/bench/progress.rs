@@ -2,7 +2,8 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar that is redrawn only when somebody calls it: no thread of its own ticks during a measurement.
+/// A bar that is redrawn only when somebody calls it: no thread of its own ticks during a
+/// measurement.
 pub struct Progress(ProgressBar);
 
 impl Progress {

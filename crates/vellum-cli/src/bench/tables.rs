@@ -1,7 +1,7 @@
 //! `bench tables`: the page tables that a long walk over addresses leaves behind.
 //!
-//! Allocators map much, touch it, and give the memory back with `MADV_DONTNEED` while they keep the addresses.
-//! Whoever frees the folios and keeps the empty tables ends with gigabytes of nothing.
+//! Allocators map much, touch it, and give the memory back with `MADV_DONTNEED` while they keep the
+//! addresses. Whoever frees the folios and keeps the empty tables ends with gigabytes of nothing.
 
 use serde::Serialize;
 use vellum_linux::child::spans;
@@ -17,7 +17,8 @@ use super::walker::{Tables, VARIANTS, Variant, Walker};
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// Bytes of addresses to walk over: a multiple of 2 MiB. Never more than 2 MiB of memory are in use.
+    /// Bytes of addresses to walk over: a multiple of 2 MiB. Never more than 2 MiB of memory are in
+    /// use.
     #[arg(long, default_value = "50GiB", value_parser = parse_span)]
     pub span: u64,
 }

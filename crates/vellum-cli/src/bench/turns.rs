@@ -1,7 +1,7 @@
 //! Taking turns.
 //!
-//! A machine's speed drifts: neighbours come and go, memory fragments. Contenders measured one after the other
-//! would each get their own weather. So they alternate, run by run, and share it.
+//! A machine's speed drifts: neighbours come and go, memory fragments. Contenders measured one
+//! after the other would each get their own weather. So they alternate, run by run, and share it.
 
 use vellum_linux::workload::case::{Case, Op};
 

@@ -12,7 +12,8 @@ pub struct Args {
     /// On what.
     #[command(flatten)]
     pub regions: regions::Args,
-    /// Operations to measure. `touch`, the page faults, is reported beside the others and not compared.
+    /// Operations to measure. `touch`, the page faults, is reported beside the others and not
+    /// compared.
     #[arg(long, value_delimiter = ',', default_value = "munmap,dontneed,exit,protect,touch")]
     pub ops: Vec<Op>,
 }

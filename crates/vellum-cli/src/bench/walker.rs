@@ -31,7 +31,7 @@ pub struct Tables {
 
 /// Who walks.
 pub trait Walker {
-    /// Walks over `span` bytes: touches 2 MiB in folios of 4 KiB, discards them by `variant`, goes on. `progress`
-    /// hears how far it is, 0 to 1.
+    /// Walks over `span` bytes: touches 2 MiB in folios of 4 KiB, discards them by `variant`, goes
+    /// on. `progress` hears how far it is, 0 to 1.
     fn walk(&mut self, span: u64, variant: Variant, progress: &mut dyn FnMut(f64)) -> Result<Tables, Skip>;
 }

@@ -31,7 +31,8 @@ struct Side {
     outcome: Outcome,
 }
 
-/// Runs the program on one kernel after the other. The status is the program's, if both have the same.
+/// Runs the program on one kernel after the other. The status is the program's, if both have the
+/// same.
 ///
 /// # Errors
 /// There is no such file, kernel or QEMU, or the host refuses something.

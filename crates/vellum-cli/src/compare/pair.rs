@@ -30,8 +30,8 @@ fn alike(a: &Object, b: &Object) -> bool {
     a.len() == b.len() && a.keys().all(|key| b.contains_key(key))
 }
 
-/// Pairs the lines of two outputs by their order, the rows of figures among rows and the others among others, and groups
-/// rows with the same keys that follow one another. Lines come first.
+/// Pairs the lines of two outputs by their order, the rows of figures among rows and the others
+/// among others, and groups rows with the same keys that follow one another. Lines come first.
 pub fn parts(a: &str, b: &str) -> Vec<Part> {
     let (mut lines, mut rows) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
     for line in read(a) {

@@ -66,7 +66,8 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), String::from)
 }
 
-/// What tells rows apart is the same on both kernels, unless something is wrong or could not be done.
+/// What tells rows apart is the same on both kernels, unless something is wrong or could not be
+/// done.
 fn label(a: &Value, b: &Value) -> String {
     if a == b { text(a) } else { format!("{} ≠ {}", text(a), text(b)) }
 }

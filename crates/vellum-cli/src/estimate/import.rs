@@ -24,7 +24,8 @@ pub struct Import {
     left_out: u64,
 }
 
-/// Chooses some in a row: one of each so many, by chance, since what is in a process often comes in regular patterns.
+/// Chooses some in a row: one of each so many, by chance, since what is in a process often comes in
+/// regular patterns.
 #[derive(Clone, Debug)]
 struct Sample {
     /// How much of all, 0 to 1.
@@ -80,7 +81,8 @@ impl Import {
         }
     }
 
-    /// Pages that are alike, in ascending order. Of anonymous memory, in folios of an order, if that is known.
+    /// Pages that are alike, in ascending order. Of anonymous memory, in folios of an order, if
+    /// that is known.
     pub fn pages(&mut self, region: &Region, vma: &Vma, order: usize) {
         let categories = region.categories;
         let [present, huge, zero, file] = [Categories::PRESENT, Categories::HUGE, Categories::ZERO, Categories::FILE]
@@ -162,7 +164,8 @@ impl Import {
             let (first, last) = (one.vma.start / TABLE_SPAN, (one.vma.end - 1) / TABLE_SPAN);
             let mut own = Vec::new();
             while let Some(run) = self.runs.get(next).filter(|run| run.start < one.vma.end) {
-                // VMAs in a row may share one, and an empty table's addresses may begin before the VMA.
+                // VMAs in a row may share one, and an empty table's addresses may begin before the
+                // VMA.
                 let (start, end) = (run.start.max(one.vma.start), run.end.min(one.vma.end));
                 own.extend(places.get(&(start / TABLE_SPAN)).filter(|_| start < end).map(|place| {
                     let shifted = place * TABLE_SPAN + start % TABLE_SPAN;
@@ -198,8 +201,8 @@ impl Import {
         Imported { layout, share, left_out: self.left_out }
     }
 
-    /// Where each table that is kept comes to lie. If all are, upper tables stay what they are; else tables are moved together, since upper
-    /// ones would be far too many for them.
+    /// Where each table that is kept comes to lie. If all are, upper tables stay what they are;
+    /// else tables are moved together, since upper ones would be far too many for them.
     fn places(&self) -> BTreeMap<u64, u64> {
         let mut upper = BTreeMap::new();
         let place = |(n, table): (usize, &u64)| match self.sample.share {
@@ -237,7 +240,8 @@ mod tests {
         import.finish(&vmas.iter().map(|(start, end)| vma(*start, *end)).collect::<Vec<_>>())
     }
 
-    /// VMAs do not overlap, what is in one is in it, in order; and where something lies in its table is where it was.
+    /// VMAs do not overlap, what is in one is in it, in order; and where something lies in its
+    /// table is where it was.
     fn is_sound(layout: &Layout) {
         assert!(layout.vmas.windows(2).all(|pair| pair[0].end <= pair[1].start), "{layout:x?}");
         for vma in &layout.vmas {

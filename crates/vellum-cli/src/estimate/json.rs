@@ -8,7 +8,8 @@ use super::Estimate;
 /// What its end, and the like, would cost.
 #[derive(Serialize)]
 pub struct Costs {
-    /// How much of it was copied, 0 to 1. Figures of copies are of the copy: all of it is so many times as much.
+    /// How much of it was copied, 0 to 1. Figures of copies are of the copy: all of it is so many
+    /// times as much.
     share: f64,
     left_out: u64,
     runs: u32,

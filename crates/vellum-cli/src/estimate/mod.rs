@@ -1,7 +1,9 @@
-//! What it costs to end a process, to unmap, fork, swap and reclaim it: as it is, and with other folios.
+//! What it costs to end a process, to unmap, fork, swap and reclaim it: as it is, and with other
+//! folios.
 //!
-//! A copy of what it has mapped is made twice, in a process on this kernel and in the engine, and the same is done to both, in turn. The
-//! process itself is only looked at. Of a large one, the copy is of a share of it, and figures are what all of it would take.
+//! A copy of what it has mapped is made twice, in a process on this kernel and in the engine, and
+//! the same is done to both, in turn. The process itself is only looked at. Of a large one, the
+//! copy is of a share of it, and figures are what all of it would take.
 //!
 //! | module | story |
 //! |---|---|
@@ -41,11 +43,13 @@ const MORE: u64 = 4;
 #[derive(Clone, clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// Say what its end, munmap, fork, swap-out and lazyfree reclaim cost, on this kernel and on Vellum, as it is and with other folios.
+    /// Say what its end, munmap, fork, swap-out and lazyfree reclaim cost, on this kernel and on
+    /// Vellum, as it is and with other folios.
     ///
-    /// Copies are made of what it has mapped (not of what is in it), in a helper process and in the engine, and it is these that are ended
-    /// and unmapped. As root, settings of huge pages are changed for moments, and there is a swap device in memory and a control group
-    /// meanwhile; all is put back, however this ends.
+    /// Copies are made of what it has mapped (not of what is in it), in a helper process and in the
+    /// engine, and it is these that are ended and unmapped. As root, settings of huge pages are
+    /// changed for moments, and there is a swap device in memory and a control group meanwhile; all
+    /// is put back, however this ends.
     #[arg(long, conflicts_with_all = ["all", "cgroup", "children", "watch", "diff"])]
     pub estimate: bool,
     /// Memory that a copy may take. Of a larger process, a share of it is copied.

@@ -1,7 +1,9 @@
-//! How the machine's instructions are executed: by the host's CPU where that is proved to work, else by translation.
+//! How the machine's instructions are executed: by the host's CPU where that is proved to work,
+//! else by translation.
 //!
-//! That `/dev/kvm` is there says little: inside a virtual machine it may abort QEMU, or stop at an instruction that it does not
-//! know. So a kernel is booted with it, once for each boot of the host, with a program that does nothing.
+//! That `/dev/kvm` is there says little: inside a virtual machine it may abort QEMU, or stop at an
+//! instruction that it does not know. So a kernel is booted with it, once for each boot of the
+//! host, with a program that does nothing.
 
 use super::archive::{self, Program};
 use super::kernel::Kernel;
@@ -94,7 +96,8 @@ fn nothing() -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
     let size = HEADERS + CODE.len() as u64;
     let mut put = |value: u64, width: usize| bytes.extend_from_slice(&value.to_le_bytes()[..width]);
-    // An executable for x86-64, version 1; entry; the program headers follow, there are no sections; no flags.
+    // An executable for x86-64, version 1; entry; the program headers follow, there are no
+    // sections; no flags.
     for (value, width) in [(2, 2), (62, 2), (1, 4), (BASE + HEADERS, 8), (64, 8), (0, 8), (0, 4)] {
         put(value, width);
     }

@@ -17,7 +17,8 @@ pub enum Arch {
 
 /// Where `virt` has its memory.
 const MEMORY: u64 = 0x4000_0000;
-/// Where in it the archive of first files goes, as the loader knows none: above the reference kernel, which has 16 MiB at most.
+/// Where in it the archive of first files goes, as the loader knows none: above the reference
+/// kernel, which has 16 MiB at most.
 const ARCHIVE: u64 = MEMORY + (16 << 20);
 
 impl Arch {
@@ -32,8 +33,8 @@ impl Arch {
         }
     }
 
-    /// The architecture for which an image of Linux is that is no ELF file (Linux, `Documentation/arch/x86/boot.rst` and
-    /// `Documentation/arch/arm64/booting.rst`).
+    /// The architecture for which an image of Linux is that is no ELF file (Linux,
+    /// `Documentation/arch/x86/boot.rst` and `Documentation/arch/arm64/booting.rst`).
     pub fn of_linux(bytes: &[u8]) -> Option<Self> {
         let has = |at: usize, magic: &[u8]| bytes.get(at..at + magic.len()) == Some(magic);
         if has(0x202, b"HdrS") { Some(Arch::X86_64) } else { has(0x38, b"ARM\x64").then_some(Arch::Aarch64) }
@@ -100,7 +101,8 @@ impl Arch {
         self == Arch::X86_64 && cfg!(target_arch = "x86_64")
     }
 
-    /// Tells QEMU of the machine: what ends it with a status, the console in a file, the wire on standard input and output.
+    /// Tells QEMU of the machine: what ends it with a status, the console in a file, the wire on
+    /// standard input and output.
     pub fn machine(self, qemu: &mut Command, accel: Accel, console: &Path) {
         let wire = ["-chardev", "stdio,id=wire,signal=off"];
         match self {
@@ -121,7 +123,8 @@ impl Arch {
         }
     }
 
-    /// The memory, in bytes, that the reference kernel and an archive of this length fill, if the command and not QEMU places them.
+    /// The memory, in bytes, that the reference kernel and an archive of this length fill, if the
+    /// command and not QEMU places them.
     pub fn filled(self, len: usize) -> u64 {
         match self {
             Arch::X86_64 => 0,

@@ -1,4 +1,5 @@
-//! The program and its files, packed for the kernel: a cpio archive of the form that Linux takes its first files from.
+//! The program and its files, packed for the kernel: a cpio archive of the form that Linux takes
+//! its first files from.
 
 use anyhow::{Context, bail};
 use cpio::newc::{Builder, ModeFileType, trailer};
@@ -84,7 +85,8 @@ pub struct Extra {
     pub contents: Vec<u8>,
 }
 
-/// Packs a program, what it is called with, its files, and the kernel's; `options` are lines `key=value`.
+/// Packs a program, what it is called with, its files, and the kernel's; `options` are lines
+/// `key=value`.
 ///
 /// # Errors
 /// A file can't be read; there is no such program.

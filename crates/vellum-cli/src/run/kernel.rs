@@ -115,8 +115,8 @@ impl Kernel {
     pub fn command_line(&self, joins: bool, counts: bool) -> String {
         match self.kind {
             Kind::Vellum => ["run", if joins { "" } else { " apart" }, if counts { " counted" } else { "" }].concat(),
-            // Without what guards against flaws of hardware that an emulated CPU doesn't have: the reference kernel has
-            // none of it. A panic ends the machine.
+            // Without what guards against flaws of hardware that an emulated CPU doesn't have: the
+            // reference kernel has none of it. A panic ends the machine.
             Kind::Linux => {
                 let [console, wire] = self.arch.ports();
                 format!("console={console} panic=-1 rdinit=/init mitigations=off WIRE=/dev/{wire}")
@@ -134,7 +134,8 @@ impl Kernel {
         }
     }
 
-    /// Files that the kernel needs, by their paths in the archive, and what `/.vellum/options` says.
+    /// Files that the kernel needs, by their paths in the archive, and what `/.vellum/options`
+    /// says.
     ///
     /// # Errors
     /// There is no such file.

@@ -1,7 +1,8 @@
 //! The virtual machine: started, watched, ended.
 //!
-//! QEMU's standard input and output are the wire to the program; the kernel's console goes to a file. QEMU ends with the
-//! program, with this command (it asked the host for that), and on every error.
+//! QEMU's standard input and output are the wire to the program; the kernel's console goes to a
+//! file. QEMU ends with the program, with this command (it asked the host for that), and on every
+//! error.
 
 use super::accel::Accel;
 use super::arch::Arch;
@@ -143,7 +144,8 @@ impl Machine<'_> {
         qemu
     }
 
-    /// Tells QEMU of the nodes, if there are several: the same part of memory for each, by the MiB, and CPUs in a row.
+    /// Tells QEMU of the nodes, if there are several: the same part of memory for each, by the MiB,
+    /// and CPUs in a row.
     fn divide(&self, qemu: &mut Command) {
         let (nodes, mib, cpus) = (u64::from(self.nodes), self.memory.div_ceil(1 << 20), u64::from(self.cpus));
         for node in (0..nodes).filter(|_| nodes > 1) {
@@ -157,8 +159,9 @@ impl Machine<'_> {
     }
 
     fn accelerator(&self) -> &'static str {
-        // A CPU that waits for another, as in a shootdown, spins. With more of them than the host has, each such wait lasts
-        // until the host's scheduler has had them all run, for milliseconds; one thread in turns takes the next at once.
+        // A CPU that waits for another, as in a shootdown, spins. With more of them than the host
+        // has, each such wait lasts until the host's scheduler has had them all run, for
+        // milliseconds; one thread in turns takes the next at once.
         let host = thread::available_parallelism().map_or(1, usize::from);
         match self.accel {
             Accel::Kvm => "kvm",
@@ -167,7 +170,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Runs the machine until the program ends, with these for its standard input, output and error.
+    /// Runs the machine until the program ends, with these for its standard input, output and
+    /// error.
     ///
     /// # Errors
     /// QEMU is missing, the host refuses something, or the output can't be written.

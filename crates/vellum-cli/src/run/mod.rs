@@ -1,4 +1,5 @@
-//! `vellum run`: a Linux program on the reference kernel, or on Linux, in a virtual machine that lives as long as the program.
+//! `vellum run`: a Linux program on the reference kernel, or on Linux, in a virtual machine that
+//! lives as long as the program.
 //!
 //! | file | story |
 //! |---|---|
@@ -62,7 +63,8 @@ pub struct Task {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     swap: Option<u64>,
 
-    /// A disk to swap to, once compressed memory is full: a new one of this size, or a file, whose contents are lost
+    /// A disk to swap to, once compressed memory is full: a new one of this size, or a file, whose
+    /// contents are lost
     #[arg(long, value_name = "SIZE|FILE", value_parser = disk::parse)]
     swap_disk: Option<disk::Image>,
 
@@ -70,17 +72,18 @@ pub struct Task {
     #[arg(long, value_name = "reads|writes", value_enum, hide_possible_values = true, requires = "swap_disk")]
     swap_disk_fails: Option<disk::Failing>,
 
-    /// Have the reference kernel keep a checksum of each page on that disk: one that comes back as something else is lost. Linux
-    /// does as ever
+    /// Have the reference kernel keep a checksum of each page on that disk: one that comes back as
+    /// something else is lost. Linux does as ever
     #[arg(long, requires = "swap_disk")]
     swap_disk_checksums: bool,
 
-    /// Make the machine's clock count instructions: one a nanosecond, the same in every run. With one CPU only
+    /// Make the machine's clock count instructions: one a nanosecond, the same in every run. With
+    /// one CPU only
     #[arg(long)]
     icount: bool,
 
-    /// Have the reference kernel map each page by itself: no 64 KiB and 32 MiB blocks that a TLB holds as one translation
-    /// (AArch64's contiguous bit; x86-64 has none). Linux does as ever
+    /// Have the reference kernel map each page by itself: no 64 KiB and 32 MiB blocks that a TLB
+    /// holds as one translation (AArch64's contiguous bit; x86-64 has none). Linux does as ever
     #[arg(long)]
     no_contiguous: bool,
 
@@ -111,7 +114,8 @@ pub struct Task {
 /// What to run, and on which kernel.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The kernel: `vellum`, which `./x build --kernel` leaves beside this command, or an image of Linux
+    /// The kernel: `vellum`, which `./x build --kernel` leaves beside this command, or an image of
+    /// Linux
     #[arg(long, value_name = "vellum|PATH", default_value = "vellum")]
     kernel: PathBuf,
 

@@ -1,4 +1,5 @@
-//! Modules of a Linux kernel, found by name as its package has them, unpacked, with all that they depend on.
+//! Modules of a Linux kernel, found by name as its package has them, unpacked, with all that they
+//! depend on.
 
 use anyhow::{Context, bail};
 use lzma_rust2::XzReader;
@@ -7,8 +8,8 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The module and what it depends on, in the order in which they can be loaded. None if the kernel has no modules, or
-/// none of that name: it may be part of the image.
+/// The module and what it depends on, in the order in which they can be loaded. None if the kernel
+/// has no modules, or none of that name: it may be part of the image.
 ///
 /// # Errors
 /// A module can't be read, or lacks one that it depends on.
@@ -24,7 +25,8 @@ pub fn with_dependencies(image: &Path, name: &str) -> anyhow::Result<Vec<(String
     Ok(found)
 }
 
-/// Where they may be: beside the image, or where distributions install those of `/boot/vmlinuz-VERSION`.
+/// Where they may be: beside the image, or where distributions install those of
+/// `/boot/vmlinuz-VERSION`.
 fn folders(image: &Path) -> Vec<PathBuf> {
     let name = image.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let version = name.split_once('-').map(|(_, version)| Path::new("/lib/modules").join(version).join("kernel"));

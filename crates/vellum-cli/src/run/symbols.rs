@@ -4,8 +4,8 @@ use addr2line::{Loader, demangle_auto};
 use std::fmt::Write;
 use std::path::Path;
 
-/// The console's text, in which each line `  at ADDRESS` has become the functions that were there, innermost first, as far as
-/// the kernel's image knows.
+/// The console's text, in which each line `  at ADDRESS` has become the functions that were there,
+/// innermost first, as far as the kernel's image knows.
 pub fn named(kernel: &Path, console: &str) -> String {
     let Some(names) = Names::of(kernel) else { return console.into() };
     let mut text = String::with_capacity(console.len());
@@ -80,7 +80,8 @@ mod tests {
     fn an_address_gets_its_name_and_other_lines_stay() {
         let image = std::env::current_exe().unwrap();
         let loader = Loader::new(&image).unwrap();
-        // Where this image's function stands in its file: the loader may have put the image elsewhere.
+        // Where this image's function stands in its file: the loader may have put the image
+        // elsewhere.
         let base = loader.relative_address_base();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let name = image.to_str().unwrap();

@@ -1,4 +1,5 @@
-//! The program's streams, in frames over a serial port: a type, a length of two bytes (little endian), and so many bytes.
+//! The program's streams, in frames over a serial port: a type, a length of two bytes (little
+//! endian), and so many bytes.
 
 use std::io::{self, Read, Write};
 

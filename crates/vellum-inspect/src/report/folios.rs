@@ -1,4 +1,5 @@
-//! How memory lies in frames and folios, and what that is worth to translation caches. For root only.
+//! How memory lies in frames and folios, and what that is worth to translation caches. For root
+//! only.
 
 use std::io::{self, Write};
 

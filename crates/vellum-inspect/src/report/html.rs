@@ -12,7 +12,8 @@ use crate::size::about;
 use crate::tlb::Core;
 use crate::{advice, groups};
 
-/// What the page of benchmarks does not need: colours for the kinds of the map's legend, in its order.
+/// What the page of benchmarks does not need: colours for the kinds of the map's legend, in its
+/// order.
 const OWN: &str = "
 :root { --k0: color-mix(in srgb, var(--soft) 15%, var(--paper)); --k1: var(--linux); --k2: color-mix(in srgb, var(--vellum) 25%, var(--paper));
   --k3: color-mix(in srgb, var(--vellum) 45%, var(--paper)); --k4: color-mix(in srgb, var(--vellum) 70%, var(--paper));

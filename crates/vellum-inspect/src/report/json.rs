@@ -38,7 +38,8 @@ pub struct Process<'a> {
     /// Of the lowest level.
     tables_empty: Option<u64>,
     tables_leading_nowhere: Option<u64>,
-    /// Of all levels: counted by Linux and needed for nothing. Can be negative if the process changed meanwhile.
+    /// Of all levels: counted by Linux and needed for nothing. Can be negative if the process
+    /// changed meanwhile.
     pub tables_needless: i64,
     tables_least: u64,
     entries: u64,

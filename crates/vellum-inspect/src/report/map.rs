@@ -12,7 +12,8 @@ const HEIGHT: u64 = 16;
 /// What is farther apart is drawn apart.
 const GAP: u64 = 1 << 30;
 
-/// From empty to full, then huge and swap: letters, their colours on a terminal, and what they mean.
+/// From empty to full, then huge and swap: letters, their colours on a terminal, and what they
+/// mean.
 pub const LEGEND: [(char, &str, &str); 9] = [
     ('.', "90", "no table"),
     ('!', "31;1", "EMPTY"),

@@ -1,5 +1,6 @@
-//! What ACPI's tables say of nodes (ACPI specification: "Root System Description Pointer", "Extended System Description
-//! Table", "System Resource Affinity Table (SRAT)", "System Locality Information Table (SLIT)").
+//! What ACPI's tables say of nodes (ACPI specification: "Root System Description Pointer",
+//! "Extended System Description Table", "System Resource Affinity Table (SRAT)", "System Locality
+//! Information Table (SLIT)").
 
 use crate::nodes::Nodes;
 
@@ -162,7 +163,8 @@ mod tests {
         }
     }
 
-    /// Wherever tables end too soon, and whatever a byte says, reading them ends, and nothing is read that is not there.
+    /// Wherever tables end too soon, and whatever a byte says, reading them ends, and nothing is
+    /// read that is not there.
     #[test]
     fn tables_that_are_wrong_are_read_as_far_as_they_go() {
         let whole = tables(true);

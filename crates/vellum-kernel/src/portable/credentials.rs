@@ -1,7 +1,9 @@
-//! Whose a program is: its user, its groups, and what of the superuser's power it has (credentials(7), capabilities(7)).
+//! Whose a program is: its user, its groups, and what of the superuser's power it has
+//! (credentials(7), capabilities(7)).
 //!
-//! Numbers of users and groups come in fours: real, effective, saved, and the one that counts for files, which follows the
-//! effective one. The superuser's powers follow the user's numbers, as if no program ever asked otherwise (no securebits).
+//! Numbers of users and groups come in fours: real, effective, saved, and the one that counts for
+//! files, which follows the effective one. The superuser's powers follow the user's numbers, as if
+//! no program ever asked otherwise (no securebits).
 
 use crate::capabilities::{ALL, Caps, cap};
 use crate::errno::Errno;
@@ -125,7 +127,8 @@ impl Credentials {
         }
     }
 
-    /// The same by its real numbers, as `access` asks: the real root with all powers that it may have.
+    /// The same by its real numbers, as `access` asks: the real root with all powers that it may
+    /// have.
     pub fn real(&self) -> Who {
         let caps = if self.uids[REAL] == 0 { self.permitted } else { 0 };
         Who { uid: self.uids[REAL], gid: self.gids[REAL], groups: self.groups.clone(), caps }
@@ -252,7 +255,8 @@ impl Credentials {
         self.has(abi::CAP_SYS_NICE) || mine == other.uids[REAL] || mine == other.uids[EFFECTIVE]
     }
 
-    /// Whether its numbers are all those of the other's: it may change the other's limits, and look into it.
+    /// Whether its numbers are all those of the other's: it may change the other's limits, and look
+    /// into it.
     pub fn matches(&self, other: &Credentials) -> bool {
         let all = |mine: Four, theirs: Four| theirs[..3].iter().all(|id| *id == mine[REAL]);
         all(self.uids, other.uids) && all(self.gids, other.gids)
@@ -299,7 +303,8 @@ mod tests {
         assert_eq!(user.uids[EFFECTIVE], 0);
     }
 
-    /// Without the power, a number is one that one has; `setreuid` does not take the saved one for the real one.
+    /// Without the power, a number is one that one has; `setreuid` does not take the saved one for
+    /// the real one.
     #[test]
     fn numbers_are_swapped_not_invented() {
         let mut user = user(7);

@@ -1,5 +1,5 @@
-//! Reads what a flattened device tree says about the machine (Devicetree Specification): physical memory,
-//! processors, nodes, the command line, the first files.
+//! Reads what a flattened device tree says about the machine (Devicetree Specification): physical
+//! memory, processors, nodes, the command line, the first files.
 
 use crate::boot::{BadBoot, CAPACITY, Kind, MemoryMap};
 use crate::nodes::Nodes;

@@ -1,4 +1,5 @@
-//! System V's way to name things that processes share: by a key that they agree on, and then by a number.
+//! System V's way to name things that processes share: by a key that they agree on, and then by a
+//! number.
 
 use crate::errno::Errno;
 use crate::fs::Who;
@@ -16,7 +17,8 @@ pub const READ: u32 = 4;
 /// To write to it.
 pub const WRITE: u32 = 2;
 
-/// So many places there are at most; a number is that of a place, and how often one was given out before.
+/// So many places there are at most; a number is that of a place, and how often one was given out
+/// before.
 const PLACES: u32 = 1 << 15;
 
 /// Whose it is and who may do what with it (`struct ipc64_perm`).
@@ -114,11 +116,12 @@ impl<T> Things<T> {
         self.places.iter().rposition(Option::is_some).unwrap_or(0)
     }
 
-    /// The number of what a key stands for, or of something new; `flags` are rights and [`CREATE`] and [`EXCLUSIVE`].
-    /// `fits` says whether what there is will do, `make` makes something else.
+    /// The number of what a key stands for, or of something new; `flags` are rights and [`CREATE`]
+    /// and [`EXCLUSIVE`]. `fits` says whether what there is will do, `make` makes something else.
     ///
     /// # Errors
-    /// `ENOENT`, `EEXIST`, `EACCES`, `ENOSPC` (there are `most`), `ENOMEM`; what `fits` and `make` say.
+    /// `ENOENT`, `EEXIST`, `EACCES`, `ENOSPC` (there are `most`), `ENOMEM`; what `fits` and `make`
+    /// say.
     pub fn find_or_make(
         &mut self,
         key: i32,

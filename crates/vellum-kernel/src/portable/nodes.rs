@@ -1,4 +1,5 @@
-//! Which memory and which processors are near each other: nodes, as ACPI and device trees tell of them.
+//! Which memory and which processors are near each other: nodes, as ACPI and device trees tell of
+//! them.
 
 use core::ops::Range;
 

@@ -1,19 +1,23 @@
 //! Which address space's translations a TLB may keep while another space is loaded.
 //!
-//! Processors mark each translation with a number of the space that it belongs to: x86-64 calls it process-context identifier,
-//! AArch64 and RISC-V address-space identifier. Here it is a tag. A processor has a few and gives them to the spaces that it
-//! loads, the one that has waited longest losing its own.
+//! Processors mark each translation with a number of the space that it belongs to: x86-64 calls it
+//! process-context identifier, AArch64 and RISC-V address-space identifier. Here it is a tag. A
+//! processor has a few and gives them to the spaces that it loads, the one that has waited longest
+//! losing its own.
 //!
-//! A space that is not loaded hears nothing of shootdowns. Instead each one makes a new [generation](Generations) of the space,
-//! and a processor that loads a space keeps what its TLB has only if that is of the generation that there is now.
+//! A space that is not loaded hears nothing of shootdowns. Instead each one makes a new
+//! [generation](Generations) of the space, and a processor that loads a space keeps what its TLB
+//! has only if that is of the generation that there is now.
 //!
-//! Who invalidates first makes a new generation, then looks who has the space loaded, and has those drop what they hold. Who
-//! loads a space first says so, then looks which generation there is. Both in one order for all processors (`SeqCst`): so
-//! whoever is not seen to have the space loaded, sees the new generation.
+//! Who invalidates first makes a new generation, then looks who has the space loaded, and has those
+//! drop what they hold. Who loads a space first says so, then looks which generation there is. Both
+//! in one order for all processors (`SeqCst`): so whoever is not seen to have the space loaded,
+//! sees the new generation.
 
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// How many cells there are. Two spaces in one cell make each other's generations, and so drop more than they have to.
+/// How many cells there are. Two spaces in one cell make each other's generations, and so drop more
+/// than they have to.
 const CELLS: usize = 1024;
 
 /// The generations of all spaces.
@@ -63,7 +67,8 @@ impl<const N: usize> Tags<N> {
         Self { held: [Held { space: None, generation: 0 }; N], loaded: 0, next: 0 }
     }
 
-    /// The processor loads a space that is of this generation: under which tag, and whether it may keep what it holds under it.
+    /// The processor loads a space that is of this generation: under which tag, and whether it may
+    /// keep what it holds under it.
     pub fn load(&mut self, space: u64, generation: u64) -> (usize, bool) {
         let known = self.held.iter().position(|held| held.space == Some(space));
         self.loaded = known.unwrap_or_else(|| {
@@ -77,8 +82,8 @@ impl<const N: usize> Tags<N> {
         (self.loaded, keep)
     }
 
-    /// Of the space, if it is the one loaded, the processor has dropped what a shootdown asked for that made this generation,
-    /// or `all`.
+    /// Of the space, if it is the one loaded, the processor has dropped what a shootdown asked for
+    /// that made this generation, or `all`.
     pub fn dropped(&mut self, space: u64, generation: u64, all: bool) {
         let held = &mut self.held[self.loaded];
         // Other changes may have come between, of which the processor has not heard yet.
@@ -167,7 +172,8 @@ mod tests {
                         let generation = lab.change(space, &page);
                         lab.drop(space, generation, &page);
                     }
-                    // Two changes, of which a processor hears in the other order, having loaded another space meanwhile.
+                    // Two changes, of which a processor hears in the other order, having loaded
+                    // another space meanwhile.
                     _ => {
                         let (first, second) = (lab.change(space, &[0]), lab.change(space, &[1]));
                         lab.drop(space, second, &[1]);

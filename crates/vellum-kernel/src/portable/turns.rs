@@ -29,7 +29,8 @@ impl Turns {
         Taking { turns: self, number: None }
     }
 
-    /// Serves the next in line, if `number` is served now; otherwise takes `number` out of the line.
+    /// Serves the next in line, if `number` is served now; otherwise takes `number` out of the
+    /// line.
     fn leave(&self, number: u64) {
         let mut line = self.0.lock();
         let (next, left) = if line.served == Some(number) {

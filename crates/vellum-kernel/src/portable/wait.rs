@@ -1,9 +1,10 @@
 //! Waiting: queues of tasks that wait for something to become true.
 //!
 //! # Guarantee
-//! No wake is lost. Who makes a condition true and then wakes reaches every task that found it false: a task stands in the
-//! queue before it looks. A wake meant for one is not lost with it either: if the task that was woken stops waiting before
-//! it has looked (a signal came, a timeout passed), the wake goes to the next in line.
+//! No wake is lost. Who makes a condition true and then wakes reaches every task that found it
+//! false: a task stands in the queue before it looks. A wake meant for one is not lost with it
+//! either: if the task that was woken stops waiting before it has looked (a signal came, a timeout
+//! passed), the wake goes to the next in line.
 //!
 //! What a condition asks is a state that lasts until the task has seen it, never a moment that may
 //! have passed: an event that others undo at once (an end of a pipe opened and closed, a child that
@@ -11,8 +12,9 @@
 //! finds is what the task goes on with: it does not look a second time.
 //!
 //! # Mechanism
-//! A spin lock around a list of wakers in the order of their coming. Nothing is woken and no waker is dropped under the lock,
-//! as either may run code that waits or wakes here. Dropping a future that waits takes it out of the list.
+//! A spin lock around a list of wakers in the order of their coming. Nothing is woken and no waker
+//! is dropped under the lock, as either may run code that waits or wakes here. Dropping a future
+//! that waits takes it out of the list.
 
 use alloc::collections::VecDeque;
 use core::future::Future;
@@ -51,8 +53,8 @@ impl Queue {
         Place { queue: self, number: None }
     }
 
-    /// Wake the first in line. Right where those who wait are alike and one of them can use what there is; whether there was
-    /// one.
+    /// Wake the first in line. Right where those who wait are alike and one of them can use what
+    /// there is; whether there was one.
     pub fn wake_one(&self) -> bool {
         let first = self.line.lock().waiting.pop_front();
         first.map(|(_, waker)| waker.wake()).is_some()
@@ -78,9 +80,11 @@ pub struct Place<'q> {
 }
 
 impl Place<'_> {
-    /// Be in line, with this waker: from now on a wake reaches it. The caller looks at its condition *after* this.
+    /// Be in line, with this waker: from now on a wake reaches it. The caller looks at its
+    /// condition *after* this.
     ///
-    /// If there is no memory for it, the task is woken at once, so that it asks again instead of sleeping forever.
+    /// If there is no memory for it, the task is woken at once, so that it asks again instead of
+    /// sleeping forever.
     pub fn take(&mut self, waker: &Waker) {
         let mut stale = None;
         let mut line = self.queue.line.lock();
@@ -249,7 +253,8 @@ mod tests {
         assert_eq!(next.woken(), 1, "the wake of the one that is gone");
     }
 
-    /// Tokens are made and taken by threads, with waits given up in between: each token wakes somebody who takes it.
+    /// Tokens are made and taken by threads, with waits given up in between: each token wakes
+    /// somebody who takes it.
     #[test]
     fn no_wake_is_lost_between_threads() {
         const TOKENS: usize = 20_000;

@@ -1,4 +1,5 @@
-//! What comes over the wire from the host: frames of a type, a length of two bytes (little endian), and so many bytes.
+//! What comes over the wire from the host: frames of a type, a length of two bytes (little endian),
+//! and so many bytes.
 
 /// The type of a frame with the first program's standard input. An empty one is its end.
 const INPUT: u8 = 0;
@@ -20,8 +21,8 @@ impl Input {
         Input { head: [0; 3], have: 0, left: 0, ended: false }
     }
 
-    /// The next byte of the wire: the byte of input that it is, if it is one. What is no input is passed over, and so is what
-    /// comes after the end.
+    /// The next byte of the wire: the byte of input that it is, if it is one. What is no input is
+    /// passed over, and so is what comes after the end.
     pub fn take(&mut self, byte: u8) -> Option<u8> {
         if self.left > 0 {
             self.left -= 1;

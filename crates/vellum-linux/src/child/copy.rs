@@ -1,7 +1,8 @@
 //! A copy of what a process has mapped, in a helper process, and timing what is done to it.
 //!
-//! Contents are the helper's own, the process itself is not touched. Folios of a size need the machine's settings for as long as
-//! memory is touched: the helper says so, and the benchmark, which has the right to, changes them.
+//! Contents are the helper's own, the process itself is not touched. Folios of a size need the
+//! machine's settings for as long as memory is touched: the helper says so, and the benchmark,
+//! which has the right to, changes them.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -200,8 +201,8 @@ impl<'a> Copy<'a> {
     /// Maps its VMAs.
     fn map(layout: &'a Layout, files: &File) -> anyhow::Result<Self> {
         let len = (layout.end() + ALIGN) as usize;
-        // SAFETY: no address is asked for, so that nothing that exists is replaced; and it goes again at once: this process has
-        // one thread, so nobody takes what is free meanwhile.
+        // SAFETY: no address is asked for, so that nothing that exists is replaced; and it goes
+        // again at once: this process has one thread, so nobody takes what is free meanwhile.
         let base = unsafe {
             let found = mmap_anonymous(null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)?;
             munmap(found, len)?;
@@ -256,7 +257,8 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Has whole tables' spans mapped huge, as far as the VMA goes that far. That needs no setting, and nobody's leave.
+    /// Has whole tables' spans mapped huge, as far as the VMA goes that far. That needs no setting,
+    /// and nobody's leave.
     fn fill_huge(&self, vma: &Vma, run: &Run, deed: Deed) -> anyhow::Result<()> {
         for start in (run.start / TABLE_SPAN * TABLE_SPAN..run.end).step_by(TABLE_SPAN as usize) {
             let inside = vma.start <= start && start + TABLE_SPAN <= vma.end;
@@ -264,7 +266,8 @@ impl<'a> Copy<'a> {
             let to = to.min(start + TABLE_SPAN);
             self.touch(&Run { start: from, end: if inside { from + PAGE } else { to }, what: What::Huge }, deed)?;
             if inside {
-                // SAFETY: changes no contents. Where no memory is found that is contiguous, pages stay small.
+                // SAFETY: changes no contents. Where no memory is found that is contiguous, pages
+                // stay small.
                 unsafe { libc::madvise(self.at(start), TABLE_SPAN as usize, libc::MADV_COLLAPSE) };
             }
             if deed == Deed::Out {
@@ -278,8 +281,8 @@ impl<'a> Copy<'a> {
     fn touch(&self, run: &Run, deed: Deed) -> anyhow::Result<()> {
         for address in (run.start..run.end).step_by(PAGE as usize) {
             let at = self.at(address);
-            // SAFETY: a page of the copy, which is mapped and writable, and to whose contents there is no reference. Volatile, since
-            // nobody ever reads what is written.
+            // SAFETY: a page of the copy, which is mapped and writable, and to whose contents there
+            // is no reference. Volatile, since nobody ever reads what is written.
             unsafe {
                 match run.what {
                     What::Zero | What::File => drop(at.cast::<u8>().read_volatile()),

@@ -1,9 +1,9 @@
 //! Timing the exit of a process that holds a region.
 //!
-//! The child maps and touches the region and waits. Told to go, it writes the time into a page it shares with
-//! us and ends itself with its next instruction. The time until our wait for it returns is the whole of its
-//! end: leaving the CPU, tearing down the address space, telling the parent. The same for a child that maps
-//! nothing is what any process pays, and is taken off.
+//! The child maps and touches the region and waits. Told to go, it writes the time into a page it
+//! shares with us and ends itself with its next instruction. The time until our wait for it returns
+//! is the whole of its end: leaving the CPU, tearing down the address space, telling the parent.
+//! The same for a child that maps nothing is what any process pays, and is taken off.
 
 use std::fs::File;
 use std::io::Read;
@@ -33,7 +33,8 @@ pub struct ExitTimer {
 }
 
 impl ExitTimer {
-    /// Times the exit of a child with the case's region. The settings are needed until it is touched.
+    /// Times the exit of a child with the case's region. The settings are needed until it is
+    /// touched.
     pub fn measure(&mut self, case: &Case, settings: Scope<'_>) -> Result<Sample, Skip> {
         let mut full = Waiting::start(Some(case))?;
         settings.restore()?;
@@ -110,8 +111,8 @@ impl Stamp {
         // SAFETY: no address is asked for, so that nothing that exists is replaced.
         let page = unsafe { mmap(null_mut(), PAGE as usize, access, MapFlags::SHARED, file, 0)? };
         let page = NonNull::new(page.cast::<AtomicU64>()).ok_or(rustix::io::Errno::NOMEM)?;
-        // SAFETY: a page of zeroes, aligned, mapped until `drop`; the reference does not leave this value. The
-        // other process writes it as an atomic, too.
+        // SAFETY: a page of zeroes, aligned, mapped until `drop`; the reference does not leave this
+        // value. The other process writes it as an atomic, too.
         Ok(Stamp(unsafe { page.as_ref() }))
     }
 
@@ -123,8 +124,8 @@ impl Stamp {
     /// Notes the time and ends the process at once.
     pub fn exit(&self) -> ! {
         self.0.store(now_ns(), Ordering::Release);
-        // SAFETY: ends the process. Nothing here waits to be written or cleaned up, and unmapping what it has mapped
-        // first is exactly what shall not happen.
+        // SAFETY: ends the process. Nothing here waits to be written or cleaned up, and unmapping
+        // what it has mapped first is exactly what shall not happen.
         unsafe { libc::_exit(0) }
     }
 }

@@ -1,7 +1,8 @@
 //! Timing a fork of a process that holds a region.
 //!
-//! It is a helper that forks: the benchmark has gigabytes of its own. Its child waits until the time is taken, so that the
-//! child's end is not in it. What a fork costs in a helper that holds nothing is what any process pays, and is taken off.
+//! It is a helper that forks: the benchmark has gigabytes of its own. Its child waits until the
+//! time is taken, so that the child's end is not in it. What a fork costs in a helper that holds
+//! nothing is what any process pays, and is taken off.
 
 use std::io::Read;
 
@@ -26,7 +27,8 @@ pub struct ForkTimer {
 }
 
 impl ForkTimer {
-    /// Times the fork of a process with the case's region. The settings are needed until it is touched.
+    /// Times the fork of a process with the case's region. The settings are needed until it is
+    /// touched.
     pub fn measure(&mut self, case: &Case, settings: Scope<'_>) -> Result<Sample, Skip> {
         let mut full = start(Some(case))?;
         settings.restore()?;

@@ -1,7 +1,8 @@
 //! Helper processes: this program, started again by the benchmark.
 //!
-//! They are started afresh rather than forked. A fork copies the benchmark's page tables, and then each write of
-//! another contender to its own memory is a fault; a fresh process has nothing but what it maps itself.
+//! They are started afresh rather than forked. A fork copies the benchmark's page tables, and then
+//! each write of another contender to its own memory is a fault; a fresh process has nothing but
+//! what it maps itself.
 
 pub mod copy;
 pub mod exit;
@@ -38,7 +39,8 @@ pub enum Role {
     Exit(exit::Args),
     /// Map and touch a region, say so, wait for a byte, fork, and say how long it took.
     Fork(held::Args),
-    /// Map and touch a region in a group, say so, wait for a byte, have it reclaimed, and say how long it took.
+    /// Map and touch a region in a group, say so, wait for a byte, have it reclaimed, and say how
+    /// long it took.
     Reclaim(lazy::Args),
     /// Touch and discard a span, and count the page tables.
     Tables(spans::Args),
@@ -109,8 +111,8 @@ pub fn run(role: Role) -> anyhow::Result<()> {
     }
 }
 
-/// From now on, what ends a benchmark does not end this process. A service manager that stops the one stops every process of
-/// it; the work of helpers that put things back begins then.
+/// From now on, what ends a benchmark does not end this process. A service manager that stops the
+/// one stops every process of it; the work of helpers that put things back begins then.
 pub fn outlive_signals() -> io::Result<()> {
     let noticed = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGHUP, signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -152,7 +154,8 @@ impl Helper {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C goes to all of a terminal's foreground group. Helpers end with the benchmark, or after it.
+            // Ctrl-C goes to all of a terminal's foreground group. Helpers end with the benchmark,
+            // or after it.
             .process_group(0)
             .spawn()
             .map_err(|error| failed(&error))?;
@@ -161,7 +164,8 @@ impl Helper {
         Ok(Helper { process, go, says: BufReader::new(says) })
     }
 
-    /// The next thing it says. Its silence is an error, explained by what it wrote to standard error.
+    /// The next thing it says. Its silence is an error, explained by what it wrote to standard
+    /// error.
     pub fn hear(&mut self) -> Result<Message, Skip> {
         let mut line = String::new();
         match self.says.read_line(&mut line) {

@@ -1,6 +1,7 @@
 //! Counting the page tables that a long walk over addresses leaves behind.
 //!
-//! A child does the walk, so that its page tables vanish with it, and reads the kernel's own account of them: `VmPTE`.
+//! A child does the walk, so that its page tables vanish with it, and reads the kernel's own
+//! account of them: `VmPTE`.
 
 use procfs::process::Process;
 use serde::{Deserialize, Serialize};

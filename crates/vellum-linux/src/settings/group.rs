@@ -1,7 +1,7 @@
 //! A control group of the benchmark's own, whose memory it has the kernel take back.
 //!
-//! There are two versions of groups: `memory.reclaim` takes so many bytes, `memory.force_empty` (of the first version) as much as
-//! can be had. What must be kept is not swapped out meanwhile.
+//! There are two versions of groups: `memory.reclaim` takes so many bytes, `memory.force_empty` (of
+//! the first version) as much as can be had. What must be kept is not swapped out meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};

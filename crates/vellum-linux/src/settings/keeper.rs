@@ -1,7 +1,8 @@
 //! The process that puts settings back when the benchmark cannot: killed, out of memory, aborted.
 //!
-//! It is this program, started again before the first change. It reads from a pipe what was changed and what was
-//! put back; when the pipe ends, because whoever held its other end is no more, it restores what is still changed.
+//! It is this program, started again before the first change. It reads from a pipe what was changed
+//! and what was put back; when the pipe ends, because whoever held its other end is no more, it
+//! restores what is still changed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,7 +23,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts it. It also gets hold of `lock`: nobody else shall record settings that it has yet to restore.
+    /// Starts it. It also gets hold of `lock`: nobody else shall record settings that it has yet to
+    /// restore.
     pub fn start(lock: &File) -> io::Result<Keeper> {
         let process = Command::new("/proc/self/exe")
             .args(["linux-child", "keeper"])

@@ -1,7 +1,7 @@
 //! Settings in files: changed in a scope, restored on every way out.
 //!
-//! The settings belong to the whole machine, and to somebody else. So they are changed for as long as a
-//! region is touched and no longer, and whatever ends the benchmark puts them back:
+//! The settings belong to the whole machine, and to somebody else. So they are changed for as long
+//! as a region is touched and no longer, and whatever ends the benchmark puts them back:
 //!
 //! | the end | who restores |
 //! |---|---|
@@ -9,7 +9,8 @@
 //! | Ctrl-C, SIGTERM, SIGHUP, SIGQUIT | the signal thread, before the signal takes effect |
 //! | SIGKILL, out of memory, abort | the [`keeper`](super::keeper), which outlives us |
 //!
-//! A lock on the settings' own directory keeps two benchmarks from recording each other's changes as the originals.
+//! A lock on the settings' own directory keeps two benchmarks from recording each other's changes
+//! as the originals.
 
 use std::fs::File;
 use std::io;
@@ -89,7 +90,8 @@ impl Knobs {
 
 impl Drop for Knobs {
     fn drop(&mut self) {
-        // The signal thread holds on to the state for as long as the process lives. Lock and keeper go now.
+        // The signal thread holds on to the state for as long as the process lives. Lock and keeper
+        // go now.
         lock(&self.state).guard = None;
     }
 }

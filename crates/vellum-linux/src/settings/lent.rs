@@ -1,7 +1,8 @@
-//! What the benchmark has of the machine for a while: it goes when the benchmark does, however that ends.
+//! What the benchmark has of the machine for a while: it goes when the benchmark does, however that
+//! ends.
 //!
-//! A helper process makes it, keeps it until its standard input ends, which is when whoever held the other end is no more,
-//! and removes it. Signals that end the benchmark do not end the helper.
+//! A helper process makes it, keeps it until its standard input ends, which is when whoever held
+//! the other end is no more, and removes it. Signals that end the benchmark do not end the helper.
 
 use std::io::Read;
 

@@ -1,7 +1,8 @@
 //! Which settings give folios of one size.
 //!
-//! `/sys/kernel/mm/transparent_hugepage/` has an `enabled` of its own and, since Linux 6.8, one a folio size. A
-//! fault takes the largest size that is on and fits. So: the wanted size on, every other off.
+//! `/sys/kernel/mm/transparent_hugepage/` has an `enabled` of its own and, since Linux 6.8, one a
+//! folio size. A fault takes the largest size that is on and fits. So: the wanted size on, every
+//! other off.
 
 use std::path::{Path, PathBuf};
 
@@ -30,8 +31,8 @@ impl Mthp {
         Mthp { root: root.to_owned(), sizes }
     }
 
-    /// What has to be changed so that an anonymous region gets folios of the case's size. Settings that already
-    /// do are left alone: without root, those cases can still be measured.
+    /// What has to be changed so that an anonymous region gets folios of the case's size. Settings
+    /// that already do are left alone: without root, those cases can still be measured.
     pub fn plan(&self, case: &Case) -> Result<Vec<Change>, Skip> {
         let (small, global) = (case.folio_kib == 4, self.root.join("enabled"));
         if !global.exists() {

@@ -1,7 +1,9 @@
-//! Compressed memory as a swap device: a new one, by the algorithm that the engine uses, for as long as it is needed.
+//! Compressed memory as a swap device: a new one, by the algorithm that the engine uses, for as
+//! long as it is needed.
 //!
-//! What is swapped out from now on goes there first, whoever it belongs to; in the end it is brought back. A cache of pages
-//! in front of swap devices (zswap) is turned off meanwhile: it would take what is to be measured.
+//! What is swapped out from now on goes there first, whoever it belongs to; in the end it is
+//! brought back. A cache of pages in front of swap devices (zswap) is turned off meanwhile: it
+//! would take what is to be measured.
 
 use std::ffi::CString;
 use std::fs::{self, File};

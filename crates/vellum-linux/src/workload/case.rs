@@ -64,7 +64,8 @@ pub enum Op {
     /// Read one byte in each page of it, after that.
     #[value(skip)]
     In(Data),
-    /// Have its memory taken back by its group, after its owner said that the contents may go (`MADV_FREE`).
+    /// Have its memory taken back by its group, after its owner said that the contents may go
+    /// (`MADV_FREE`).
     #[value(skip)]
     Reclaim(Written),
     /// Write one byte in each page of it, fresh: the page faults. Reported, not compared.

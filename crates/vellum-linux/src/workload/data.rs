@@ -77,7 +77,8 @@ impl Data {
     }
 }
 
-/// What is written to once more after its contents were said to be of no use, as `programs/lazyfree.c` has it.
+/// What is written to once more after its contents were said to be of no use, as
+/// `programs/lazyfree.c` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     /// Nothing.
@@ -110,8 +111,8 @@ impl Written {
         page + 2
     }
 
-    /// Whether exactly those of so many pages are there that should be: `kept` of them are, and `read` brings the first word, which
-    /// was 1 before.
+    /// Whether exactly those of so many pages are there that should be: `kept` of them are, and
+    /// `read` brings the first word, which was 1 before.
     ///
     /// # Errors
     /// [`Skip::Kept`], [`Skip::Lost`], or what `read` says.

@@ -1,7 +1,7 @@
 //! What a process has mapped, as something to measure on: VMAs, and what is in them.
 //!
-//! Addresses begin at 0, which stands for any multiple of 1 GiB. What shared a page table shares one here, and what was far apart is
-//! only as far apart as that takes.
+//! Addresses begin at 0, which stands for any multiple of 1 GiB. What shared a page table shares
+//! one here, and what was far apart is only as far apart as that takes.
 
 use std::collections::BTreeSet;
 
@@ -88,7 +88,8 @@ pub enum Deed {
     Fork,
     /// Anonymous memory is written to swap, in compressed memory (`MADV_PAGEOUT`).
     Out,
-    /// Anonymous memory is said to be of no use any more (`MADV_FREE`), and is taken back: the taking back.
+    /// Anonymous memory is said to be of no use any more (`MADV_FREE`), and is taken back: the
+    /// taking back.
     Reclaim,
 }
 
@@ -132,7 +133,8 @@ impl Run {
 }
 
 impl Vma {
-    /// The size of folios, in KiB, that a run of it is made of: 0 for what no setting is needed for. Copies of a file's pages are single ones.
+    /// The size of folios, in KiB, that a run of it is made of: 0 for what no setting is needed
+    /// for. Copies of a file's pages are single ones.
     pub fn folio(&self, run: &Run, folios: Folios) -> u32 {
         match (run.what, folios) {
             (What::Zero | What::File | What::Table, _) => 0,
@@ -165,13 +167,15 @@ impl Layout {
         self.vmas.iter().filter(|vma| vma.backing != Backing::Anonymous).map(|vma| vma.end - vma.start).sum()
     }
 
-    /// The sizes of folios, in KiB, that it is made of one after the other, the largest first: what is smaller goes where room is left.
+    /// The sizes of folios, in KiB, that it is made of one after the other, the largest first: what
+    /// is smaller goes where room is left.
     pub fn sizes(&self, folios: Folios) -> Vec<u32> {
         let sizes: BTreeSet<u32> = self.runs().map(|(vma, run)| vma.folio(run, folios)).collect();
         sizes.into_iter().rev().collect()
     }
 
-    /// Bytes of memory that it takes with these folios: a fault brings a whole one, if it lies in the VMA, and that is anonymous.
+    /// Bytes of memory that it takes with these folios: a fault brings a whole one, if it lies in
+    /// the VMA, and that is anonymous.
     pub fn bytes(&self, folios: Folios) -> u64 {
         let mut bytes = 0;
         for vma in &self.vmas {
@@ -191,7 +195,8 @@ impl Layout {
         bytes
     }
 
-    /// Page tables that it has, of all levels but the highest, where there are four; with one put by for each that is huge.
+    /// Page tables that it has, of all levels but the highest, where there are four; with one put
+    /// by for each that is huge.
     pub fn tables(&self) -> u64 {
         let mut levels = [const { BTreeSet::new() }; 3];
         for (_, run) in self.runs() {

@@ -1,11 +1,13 @@
-//! Where the kernel has mapped all memory: a table's entry says where in memory the next table is, and the kernel's memory is read by
-//! address.
+//! Where the kernel has mapped all memory: a table's entry says where in memory the next table is,
+//! and the kernel's memory is read by address.
 //!
-//! Linux has all memory mapped in one stretch of addresses. It begins somewhere else after each boot, in steps of 1 GiB, and many kernels
-//! don't say where (symbols of variables are in `/proc/kallsyms` with `CONFIG_KALLSYMS_ALL` only, and `/proc/kcore` may not be there). So
-//! it is found by trial. Each possible beginning says where in memory some structures are whose addresses are known: there have to be
-//! pages for such (`/proc/kpageflags`). That leaves few, mostly one, and keeps us from reading where there is no memory. The proof is a page
-//! of our own, of which `pagemap` says where in memory it is: it has to be there word by word.
+//! Linux has all memory mapped in one stretch of addresses. It begins somewhere else after each
+//! boot, in steps of 1 GiB, and many kernels don't say where (symbols of variables are in
+//! `/proc/kallsyms` with `CONFIG_KALLSYMS_ALL` only, and `/proc/kcore` may not be there). So it is
+//! found by trial. Each possible beginning says where in memory some structures are whose addresses
+//! are known: there have to be pages for such (`/proc/kpageflags`). That leaves few, mostly one,
+//! and keeps us from reading where there is no memory. The proof is a page of our own, of which
+//! `pagemap` says where in memory it is: it has to be there word by word.
 
 use std::fs::File;
 use std::io;
@@ -27,7 +29,8 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Find it. `structures`: the addresses of some that are small, so that they share pages with others.
+    /// Find it. `structures`: the addresses of some that are small, so that they share pages with
+    /// others.
     pub(super) fn find(memory: &mut impl Memory, structures: &[u64], own: &Own) -> Result<Self, Refused> {
         let pages = Pages::open().map_err(Refused::NoFlags)?;
         let place = own.place().ok_or(Refused::Denied)?;
@@ -45,7 +48,8 @@ impl Direct {
         Some(Direct { base, end: pages.end() })
     }
 
-    /// Where in memory an entry leads to. (Bits that no memory's place has mean something else: on AMD, that it is encrypted.)
+    /// Where in memory an entry leads to. (Bits that no memory's place has mean something else: on
+    /// AMD, that it is encrypted.)
     pub(super) fn place(&self, entry: u64) -> u64 {
         entry & (self.end - 1) & !(PAGE - 1)
     }
@@ -137,7 +141,8 @@ mod tests {
         }
     }
 
-    /// What is told of memory that has structures at these places, and then is not told of any more.
+    /// What is told of memory that has structures at these places, and then is not told of any
+    /// more.
     fn pages(structures: &[u64]) -> Pages {
         let file = tempfile::tempfile().unwrap();
         file.set_len(ALL / PAGE * 8).unwrap();

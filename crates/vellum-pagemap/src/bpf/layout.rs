@@ -1,4 +1,5 @@
-//! Where the members of the kernel's structures are, as it says itself (BTF, `Documentation/bpf/btf.rst`).
+//! Where the members of the kernel's structures are, as it says itself (BTF,
+//! `Documentation/bpf/btf.rst`).
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,9 +1,10 @@
 //! Page tables themselves, read from the kernel's memory: for root.
 //!
-//! All else in this crate tells tables by what Linux says of them. Whoever may load BPF programs that read the kernel's memory, and may know
-//! where pages are in memory (`CAP_SYS_ADMIN` is both), can read them: `/proc/PID/pagemap`, once opened, is a file of ours that Linux knows to be of an
-//! address space, which has a highest table, which leads to the others. No lock is taken, and nothing of the process is touched, so it
-//! doesn't notice.
+//! All else in this crate tells tables by what Linux says of them. Whoever may load BPF programs
+//! that read the kernel's memory, and may know where pages are in memory (`CAP_SYS_ADMIN` is both),
+//! can read them: `/proc/PID/pagemap`, once opened, is a file of ours that Linux knows to be of an
+//! address space, which has a highest table, which leads to the others. No lock is taken, and
+//! nothing of the process is touched, so it doesn't notice.
 //!
 //! | module | story |
 //! |---|---|
@@ -49,7 +50,8 @@ pub enum Refused {
     /// It does not say what pages of memory are used for.
     #[error("this kernel doesn't say what its memory is used for (/proc/kpageflags): {0}")]
     NoFlags(#[source] io::Error),
-    /// It is built in a way that is not known here: memory is not mapped where it could be, or is not what it should be.
+    /// It is built in a way that is not known here: memory is not mapped where it could be, or is
+    /// not what it should be.
     #[error("this kernel keeps its memory in a way that is not known here")]
     Unknown,
 }

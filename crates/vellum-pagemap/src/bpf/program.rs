@@ -13,7 +13,8 @@ const TOGETHER: usize = 16;
 
 /// What can be read by address.
 pub(super) trait Memory {
-    /// The pages at these addresses, which are multiples of its size: each, or why there is nothing to be read.
+    /// The pages at these addresses, which are multiples of its size: each, or why there is nothing
+    /// to be read.
     ///
     /// # Errors
     /// Nothing can be read at all.
@@ -78,8 +79,8 @@ impl Program {
             // BPF_F_SLEEPABLE: all programs of this type are said to be.
             flags: 1 << 4,
         };
-        // SAFETY: Linux reads the instructions, as many as told, and the licence up to its end; both live until it returns. It writes
-        // nothing.
+        // SAFETY: Linux reads the instructions, as many as told, and the licence up to its end;
+        // both live until it returns. It writes nothing.
         let program = unsafe { make(5, &mut load) }?;
         Ok(Program { program, map, pages })
     }
@@ -102,8 +103,9 @@ impl Program {
             unused_too: 0,
             context: (&raw mut context) as u64,
         };
-        // SAFETY: Linux reads and writes the context, which is of the size that is told and nobody else's until it returns. Linux has
-        // verified that the program writes to that and to the map.
+        // SAFETY: Linux reads and writes the context, which is of the size that is told and nobody
+        // else's until it returns. Linux has verified that the program writes to that and to the
+        // map.
         unsafe { bpf(10, &mut run) }?;
         let key = 0u32;
         let mut look = LookUp {
@@ -112,8 +114,8 @@ impl Program {
             key: (&raw const key) as u64,
             value: self.pages.as_mut_ptr() as u64,
         };
-        // SAFETY: Linux reads the key and writes the value; both are of the sizes that the map was made with, and nobody else's until
-        // it returns.
+        // SAFETY: Linux reads the key and writes the value; both are of the sizes that the map was
+        // made with, and nobody else's until it returns.
         unsafe { bpf(1, &mut look) }?;
         Ok(context)
     }
@@ -134,7 +136,8 @@ impl Memory for Program {
     }
 }
 
-/// `BPF_MAP_CREATE` (Linux, `include/uapi/linux/bpf.h`). Of each command's attributes, what is left out at the end is zero.
+/// `BPF_MAP_CREATE` (Linux, `include/uapi/linux/bpf.h`). Of each command's attributes, what is left
+/// out at the end is zero.
 #[repr(C)]
 struct Create {
     kind: u32,
@@ -194,8 +197,10 @@ unsafe fn make<T>(command: u32, attributes: &mut T) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(file) })
 }
 
-/// The program, which reads into a map's value (Linux, `Documentation/bpf/standardization/instruction-set.rst`). Registers: 0 is a
-/// result; 1, 2 and 3 are what functions are given, and they overwrite them; 6 is kept. At first, 1 is where the context is.
+/// The program, which reads into a map's value (Linux,
+/// `Documentation/bpf/standardization/instruction-set.rst`). Registers: 0 is a result; 1, 2 and 3
+/// are what functions are given, and they overwrite them; 6 is kept. At first, 1 is where the
+/// context is.
 fn program(map: RawFd) -> Vec<u64> {
     /// `bpf_get_current_task` and `bpf_probe_read_kernel`.
     const CURRENT_TASK: u64 = 35;

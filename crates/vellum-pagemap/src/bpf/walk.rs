@@ -25,7 +25,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Whether it has no entries. (A table of an upper level that leads only to such is not empty, but bare.)
+    /// Whether it has no entries. (A table of an upper level that leads only to such is not empty,
+    /// but bare.)
     pub fn is_empty(&self) -> bool {
         self.entries == 0
     }
@@ -34,7 +35,8 @@ impl Table {
 /// The tables of an address space, as they were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Walked {
-    /// Of each level, the lowest first, and in ascending order; but for the highest table, which is always there.
+    /// Of each level, the lowest first, and in ascending order; but for the highest table, which is
+    /// always there.
     pub levels: Vec<Vec<Table>>,
     /// How many there are as Linux counts them (`VmPTE`), when all had been read.
     pub counted: u64,
@@ -43,8 +45,8 @@ pub struct Walked {
 }
 
 impl Walked {
-    /// Tables that are put by, for huge pages: Linux counts them, and no entry leads to them. Not quite right, or even negative, if some
-    /// were made or freed meanwhile.
+    /// Tables that are put by, for huge pages: Linux counts them, and no entry leads to them. Not
+    /// quite right, or even negative, if some were made or freed meanwhile.
     pub fn deposited(&self) -> i64 {
         // Of five levels, the fourth is not counted.
         self.counted as i64 - self.levels.iter().take(LEVELS).map(|level| level.len() as i64).sum::<i64>()
@@ -73,8 +75,8 @@ impl<'a, M: Memory> Walk<'a, M> {
         Ok(walk)
     }
 
-    /// All tables below one of some level, which begins at an address, was read at another, and has these entries. Whether nothing is in
-    /// any of them, nor in it.
+    /// All tables below one of some level, which begins at an address, was read at another, and has
+    /// these entries. Whether nothing is in any of them, nor in it.
     fn below(&mut self, level: usize, start: u64, at: u64, entries: &[u64]) -> io::Result<bool> {
         let (leading, mapping): (Vec<_>, Vec<_>) =
             (0..).zip(entries).filter(|(_, entry)| is_filled(entry)).partition(|(_, entry)| leads(level, **entry));
@@ -86,7 +88,8 @@ impl<'a, M: Memory> Walk<'a, M> {
         let tables = self.memory.pages(&places)?;
         let now = self.memory.page(at)?;
         for (((n, entry), place), table) in leading.into_iter().zip(places).zip(tables) {
-            // Linux takes an entry out, and frees the table later; so if it is still there, it was a table when it was read.
+            // Linux takes an entry out, and frees the table later; so if it is still there, it was
+            // a table when it was read.
             if (now[n] ^ entry) & !RECORDED != 0 {
                 self.changed = true;
                 continue;
@@ -124,7 +127,8 @@ mod tests {
     use super::*;
     use crate::bpf::program::Page;
 
-    /// Tables at some places of memory, which is mapped somewhere; and what happens to it each time before something is read.
+    /// Tables at some places of memory, which is mapped somewhere; and what happens to it each time
+    /// before something is read.
     struct Fake<F> {
         direct: Direct,
         pages: HashMap<u64, Page>,
@@ -141,7 +145,8 @@ mod tests {
     }
 
     const ROOT: u64 = 7 << 30;
-    /// What an entry that leads to another table says besides (Linux: `_PAGE_TABLE`), and one of a page.
+    /// What an entry that leads to another table says besides (Linux: `_PAGE_TABLE`), and one of a
+    /// page.
     const LEADS: u64 = 0x67;
     const MAPS: u64 = 0x8000_0000_0000_0067;
     const FOUR: Direct = Direct { base: 0xffff_9a43_c000_0000, end: 1 << 36 };
@@ -164,7 +169,8 @@ mod tests {
         (levels, changed)
     }
 
-    /// A root, and a table of each level below it, at 1, 2, 3... MiB, of which the last has these entries.
+    /// A root, and a table of each level below it, at 1, 2, 3... MiB, of which the last has these
+    /// entries.
     fn chain(levels: usize, last: &[(usize, u64)]) -> Vec<(u64, Page)> {
         let mut pages: Vec<_> =
             (1..levels as u64).map(|n| (n << 20, table(&[(n as usize, (n + 1) << 20 | LEADS)]))).collect();
@@ -201,7 +207,8 @@ mod tests {
         assert_eq!(walk(FOUR, 4, &pages, nothing).0[0].len(), 1);
     }
 
-    /// What moves, or is swapped out, leads nowhere, whatever its entry looks like; neither does what is mapped huge.
+    /// What moves, or is swapped out, leads nowhere, whatever its entry looks like; neither does
+    /// what is mapped huge.
     #[test]
     fn only_what_is_present_leads_to_tables() {
         for entry in [0x1234_5000 << 9 | 0x7e, 5 << 30 | LEADS | HUGE, 5 << 30 | HUGE | 1 << 8] {
@@ -220,7 +227,8 @@ mod tests {
         assert!(levels[0][0].is_empty() && levels.iter().flatten().all(|table| table.bare));
     }
 
-    /// The second table is unhooked before it is read, and is something else by then: nothing of it is told, nor what it seems to lead to.
+    /// The second table is unhooked before it is read, and is something else by then: nothing of it
+    /// is told, nor what it seems to lead to.
     #[test]
     fn what_is_no_table_any_more_is_not_told() {
         let (levels, changed) = walk(FOUR, 4, &chain(4, &[(1, MAPS)]), |pages, places| {

@@ -26,8 +26,9 @@ impl fmt::Debug for Walker {
 }
 
 impl Walker {
-    /// Find out how. It takes a fifth of a second, most of it to read what the kernel says of its structures. And find out whether it
-    /// works: our own tables have to say of a page of ours what `pagemap` says.
+    /// Find out how. It takes a fifth of a second, most of it to read what the kernel says of its
+    /// structures. And find out whether it works: our own tables have to say of a page of ours what
+    /// `pagemap` says.
     ///
     /// # Errors
     /// [`Refused`].
@@ -43,8 +44,8 @@ impl Walker {
         let own = Own::new();
         let chain = Chain::follow(&mut memory, &layout, &Pagemap::own()?)?;
         let direct = Direct::find(&mut memory, &[chain.task, chain.files, chain.file, chain.space], &own)?;
-        // It is in the upper half of the addresses, which begins here if there are four levels (Linux,
-        // `Documentation/arch/x86/x86_64/mm.rst`).
+        // It is in the upper half of the addresses, which begins here if there are four levels
+        // (Linux, `Documentation/arch/x86/x86_64/mm.rst`).
         let levels = if direct.base >= 0xffff_8000_0000_0000 { 4 } else { 5 };
         let mut walker = Walker { memory, layout, direct, levels };
         match walker.place(chain.space, own.address())? {
@@ -55,9 +56,10 @@ impl Walker {
 
     /// Read all tables of the address space that a `pagemap` is of.
     ///
-    /// It may change meanwhile. Each table is read in one go, and told only if what had led to it still did so afterwards: what is told of a
-    /// table was true of one of this address space at some time. [`Walked::changed`] says whether tables were made or freed between the
-    /// first and the last; entries of the lowest level may have changed without that.
+    /// It may change meanwhile. Each table is read in one go, and told only if what had led to it
+    /// still did so afterwards: what is told of a table was true of one of this address space at
+    /// some time. [`Walked::changed`] says whether tables were made or freed between the first and
+    /// the last; entries of the lowest level may have changed without that.
     ///
     /// # Errors
     /// [`Refused::Unknown`]: they lead where nothing is, or can't be read any more.
@@ -85,7 +87,8 @@ impl Walker {
     }
 }
 
-/// The structures that lead from us to an address space of which we have opened the `pagemap`. As long as that is open, they all stay.
+/// The structures that lead from us to an address space of which we have opened the `pagemap`. As
+/// long as that is open, they all stay.
 struct Chain {
     task: u64,
     files: u64,

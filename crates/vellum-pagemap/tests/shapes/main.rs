@@ -16,7 +16,8 @@ use vellum_pagemap::{
 const PAGE: u64 = 4096;
 const TABLE: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
-/// Far from anything that the system maps by itself, and at the beginning of a table of every level.
+/// Far from anything that the system maps by itself, and at the beginning of a table of every
+/// level.
 const PLACE: u64 = 8 << 40;
 
 /// What was found where the shapes are.
@@ -89,7 +90,8 @@ fn empty_tables_are_found_where_they_are() {
     nothing_is_left(&survey);
 }
 
-/// Where Linux has freed the tables itself (PT_RECLAIM, from 6.14), what is left is of upper levels, and where is not told.
+/// Where Linux has freed the tables itself (PT_RECLAIM, from 6.14), what is left is of upper
+/// levels, and where is not told.
 #[test]
 fn what_linux_has_freed_is_not_there() {
     let survey = Shape::new("emptied whole").survey(|map| map, &mut ());
@@ -207,7 +209,8 @@ fn no_region_is_told_twice() {
     assert_eq!(told, expected.collect::<Vec<_>>());
 }
 
-/// 64 GiB, half of whose tables are in use and half of them empty, in a pattern that no stride meets.
+/// 64 GiB, half of whose tables are in use and half of them empty, in a pattern that no stride
+/// meets.
 #[test]
 fn a_sample_is_as_right_as_it_says() {
     let shape = Shape::new("half");
@@ -228,7 +231,8 @@ fn a_sample_is_as_right_as_it_says() {
     assert!(right >= 16, "{right} of 20, where 19 are to be expected");
 }
 
-/// Where they have to be found by time, nearly all are; how many there are is known exactly all the same.
+/// Where they have to be found by time, nearly all are; how many there are is known exactly all the
+/// same.
 #[test]
 #[ignore = "by the clock: for a quiet machine"]
 fn tables_are_found_by_time() {

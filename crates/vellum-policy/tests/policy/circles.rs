@@ -1,7 +1,7 @@
 //! No circle of files crosses a folder.
 //!
-//! Files of one folder may use each other in both directions. A `mod.rs`, `lib.rs` or `main.rs` belongs to its folder, and names
-//! that it only hands on lead to the file that defines them.
+//! Files of one folder may use each other in both directions. A `mod.rs`, `lib.rs` or `main.rs`
+//! belongs to its folder, and names that it only hands on lead to the file that defines them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! Imports point one way: toward the hardware.
 //!
-//! A module whose documentation says that its modules import only from those above them lists them in a table, the ground
-//! first. That table is the rule.
+//! Where the documentation of a module says that each of its modules imports only from those above
+//! it in a table, that table, the ground first, is the rule.
 
 use regex::Regex;
 use vellum_policy::{Source, Tree, imports, module};
@@ -9,7 +9,7 @@ use vellum_policy::{Source, Tree, imports, module};
 use crate::none;
 
 /// The sentence that makes a table a rule.
-const PROMISE: &str = "import only from those above them";
+const PROMISE: &str = "imports only from modules above it in this table";
 
 #[test]
 fn modules_import_only_from_those_above_them() {
@@ -21,7 +21,7 @@ fn modules_import_only_from_those_above_them() {
         promises += 1;
         upward.extend(breaches(&tree, source, &order));
     }
-    assert!(promises >= 1, "no module says that its modules {PROMISE}");
+    assert!(promises >= 1, "no table of modules says that a module {PROMISE}");
     none("import from a module further down the table", upward);
 }
 

@@ -1,4 +1,5 @@
-//! The rules of structure and language that CONTRIBUTING.md states, each as a test over the project's own files.
+//! The rules of structure and language that CONTRIBUTING.md states, each as a test over the
+//! project's own files.
 
 mod circles;
 mod columns;

@@ -23,25 +23,27 @@ pub enum Rule {
     /// A lockless walk begins once, ends once, and reads entries of page tables only.
     Walk,
     /// An entry that other CPUs can see is written by the holder of its page table's lock, or by
-    /// the only CPU that uses the space.
+    /// the only CPU that uses the space (INV-5).
     Unlocked,
     /// An entry holds what the engine expects, and changes only by announced events.
     Unexpected,
     /// A leaf maps allocated frames, and a table entry points to a page table of the next level
     /// that is not hooked elsewhere.
     WrongTarget,
-    /// An upper-level entry that maps something becomes empty only when its removal is final.
+    /// An upper-level entry that maps something becomes empty only when its removal is final
+    /// (INV-4).
     TransientlyEmpty,
     /// A mapping changes its size only when no TLB holds a translation of the old size any more.
     TwoSizes,
-    /// A contiguous block is whole, alike, consecutive, aligned and of one folio.
+    /// A contiguous block is whole, alike, consecutive, aligned and of one folio
+    /// (INV-14).
     Block,
     /// A live PTE joins a block, leaves one, or comes to map something else, only after it was
-    /// cleared (break-before-make).
+    /// cleared (break-before-make; INV-14).
     BreakBeforeMake,
     /// No CPU finds two translations for one address that disagree.
     Conflict,
-    /// No accessed or dirty bit that hardware set is lost.
+    /// No accessed or dirty bit that hardware set is lost (INV-6).
     LostBit,
     /// A folio's refcount is never below its mapcount, and neither is negative (INV-2).
     References,
@@ -57,10 +59,10 @@ pub enum Rule {
     /// No CPU waits forever.
     Deadlock,
     /// No lock, walk, or masked interrupt where the engine may be rescheduled or waits for other
-    /// CPUs.
+    /// CPUs (INV-8).
     Atomic,
     /// The work that a CPU does with preemption disabled, or touching memory without a point to
-    /// reschedule, is bounded.
+    /// reschedule, is bounded (INV-11).
     Long,
     /// An invalidation names the space's root, and non-empty ranges in ascending order.
     Invalidation,

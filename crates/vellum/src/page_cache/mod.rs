@@ -19,9 +19,9 @@
 //!   that of a cluster of swap slots.
 //! - **The size decides under that lock** whether a fault finds a page (INV-12).
 //!   [`Object::set_size`] writes the size first. A fault that looked the page up before still holds
-//!   the lock of its space's VMAs for reading, and truncation ([`crate::space::unmap_removed`]) takes
-//!   that lock for writing before it unmaps: it finds and removes what such a fault has mapped, and
-//!   every later fault reads the new size.
+//!   the lock of its space's VMAs for reading, and truncation ([`crate::space::unmap_removed`])
+//!   takes that lock for writing before it unmaps: it finds and removes what such a fault has
+//!   mapped, and every later fault reads the new size.
 //! - **Large folios** need no other index: each entry names the frame of its own page, and a tail's
 //!   descriptor leads to the folio's head. A large folio is inserted where none of its pages exists
 //!   yet, and its pages are removed one by one; its memory is freed with the last of them.

@@ -17,8 +17,8 @@ const MAX_BATCH: usize = 32;
 
 /// Pages that were removed from an object. Spaces may still map them: before the caller reports
 /// that the operation is done, every space that maps the object must unmap them
-/// ([`crate::space::unmap_removed`]; Linux: `unmap_mapping_range`). After that no space maps them and no
-/// fault finds them (INV-12).
+/// ([`crate::space::unmap_removed`]; Linux: `unmap_mapping_range`). After that no space maps them
+/// and no fault finds them (INV-12).
 #[must_use = "spaces may still map these pages"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemovedPages {

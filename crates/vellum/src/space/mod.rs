@@ -1,23 +1,26 @@
 //! An address space: what `mmap`, a page fault, `munmap`, `mprotect`, `madvise` and `fork` do.
 //!
 //! # Locks
-//! The VMAs are behind a lock with a reader count for each CPU ([`crate::sync::PerCpuLock`]). A fault takes
-//! the lock for reading until it is done, by its CPU's count, so that faults share no cache line. Two
-//! faults that change the same PTEs are ordered by the lock of the page table that has them.
+//! The VMAs are behind a lock with a reader count for each CPU ([`crate::sync::PerCpuLock`]). A
+//! fault takes the lock for reading until it is done, by its CPU's count, so that faults share no
+//! cache line. Two faults that change the same PTEs are ordered by the lock of the page table that
+//! has them.
 //!
-//! A change of VMAs takes the lock for writing twice and briefly: first to split the VMAs at the ends of its
-//! range and to mark them (`State`); then, when the page tables are done, to finish.
-//! Between the two only changes of the same range wait, so two CPUs unmap two ranges side by side, and the
-//! addresses are free when `unmap` returns.
+//! A change of VMAs takes the lock for writing twice and briefly: first to split the VMAs at the
+//! ends of its range and to mark them (`State`); then, when the page tables are done, to finish.
+//! Between the two only changes of the same range wait, so two CPUs unmap two ranges side by side,
+//! and the addresses are free when `unmap` returns.
 //!
 //! # All or nothing
-//! Each operation first checks whether it can succeed, and allocates all memory that it will need (nodes of
-//! the VMA tree, page tables to split huge PTEs at the ends of the range). The rest can't fail.
+//! Each operation first checks whether it can succeed, and allocates all memory that it will need
+//! (nodes of the VMA tree, page tables to split huge PTEs at the ends of the range). The rest can't
+//! fail.
 //!
 //! # Folders
-//! [`AddressSpace`] has the public calls. Each folder implements its part of them on a handle, a type of
-//! its own that is no more than a reference to the space: other folders can call what the handle makes
-//! visible, and nothing else. A folder imports only folders above it in this table:
+//! [`AddressSpace`] has the public calls. Each folder implements its part of them on a handle, a
+//! type of its own that is no more than a reference to the space: other folders can call what the
+//! handle makes visible, and nothing else. A folder imports only from modules above it in this
+//! table:
 //!
 //! | folder | contents |
 //! |---|---|
@@ -30,8 +33,7 @@
 //! | `observe` | queries: statistics, mincore, soft-dirty, accessed and dirty bits, `PAGEMAP_SCAN` |
 //! | `vma_ops` | `mmap`, `munmap`, `mremap`, `mprotect`, `madvise`, `mlock`, `mseal`, `msync` |
 //! | `uffd` | userfaultfd: registration, write protection, filling |
-//!
-//! The file `spaces` has what concerns several spaces.
+//! | `spaces` | operations on all spaces that map an object or share a fork family |
 
 mod anon;
 mod fault;
@@ -76,7 +78,8 @@ use crate::sync::PerCpuLock;
 use crate::table::PageTables;
 use ground::{PeakRss, SlotFrames, Vmas, Zap};
 
-/// An address space. All methods but [`AddressSpace::cap_runs`] take `&self` and may be called from any CPU at any time.
+/// An address space. All methods but [`AddressSpace::cap_runs`] take `&self` and may be called from
+/// any CPU at any time.
 pub struct AddressSpace<'m, P: Platform, A: Arch> {
     /// The page tables, the TLB shootdown state and the per-CPU counters.
     tables: PageTables<'m, P, A>,
@@ -102,8 +105,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Makes an empty space whose memory is charged to `memcg`.
     ///
     /// # Errors
-    /// There is no memory for its root page table and counters, or the memcg is at its limit or does not
-    /// exist.
+    /// There is no memory for its root page table and counters, or the memcg is at its limit or
+    /// does not exist.
     pub fn new(machine: &'m Machine<'m, P>, arch: A, memcg: MemcgId, limits: Limits) -> Result<Self, Refused> {
         let memcgs = machine.memcgs();
         if !memcgs.pin(memcg) {
@@ -126,8 +129,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         made.inspect_err(|_| memcgs.unpin(memcg))
     }
 
-    /// Limits runs to `entries` PTEs. With 1 the engine works page by page, as kernels without runs do: the
-    /// benchmarks' `page` column. The caller calls this before it uses the space.
+    /// Limits runs to `entries` PTEs. With 1 the engine works page by page, as kernels without runs
+    /// do: the benchmarks' `page` column. The caller calls this before it uses the space.
     pub fn cap_runs(&mut self, entries: usize) {
         self.tables.max_run = entries.max(1);
         self.tables.joins &= entries > 1;
@@ -144,8 +147,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self.families
     }
 
-    /// Returns the frame of the root page table, for the CPU's register. The host fills in the part that
-    /// translates addresses from the format's [`Arch::user_end`] on, rounded up to whole PTEs.
+    /// Returns the frame of the root page table, for the CPU's register. The host fills in the part
+    /// that translates addresses from the format's [`Arch::user_end`] on, rounded up to whole PTEs.
     pub fn root(&self) -> Pfn {
         self.tables.root
     }
@@ -155,8 +158,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.memcg()
     }
 
-    /// Charges memory to another memcg from now on. What is charged already, page tables included, stays
-    /// charged where it is until it is freed.
+    /// Charges memory to another memcg from now on. What is charged already, page tables included,
+    /// stays charged where it is until it is freed.
     ///
     /// # Errors
     /// There is no such memcg.
@@ -189,8 +192,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.tlb.enter(cpu);
     }
 
-    /// Removes a CPU that has loaded another root and holds no translation of this space any more from those
-    /// that take part in TLB shootdowns.
+    /// Removes a CPU that has loaded another root and holds no translation of this space any more
+    /// from those that take part in TLB shootdowns.
     pub fn cpu_leave(&self, cpu: usize) {
         self.tables.tlb.leave(cpu);
     }

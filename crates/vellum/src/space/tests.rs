@@ -55,8 +55,8 @@ fn frames_that_become_executable_are_published() {
 }
 
 /// A change that splits a VMA and makes its parts equal again merges them when it ends, also while
-/// another change is at work elsewhere in the VMA. It keeps the boundaries of the other change, which
-/// merges there when it ends.
+/// another change is at work elsewhere in the VMA. It keeps the boundaries of the other change,
+/// which merges there when it ends.
 #[test]
 fn vmas_are_merged_beside_changes_elsewhere_in_them() {
     let host = Host::with_frames(6_000, 1);

@@ -1,5 +1,6 @@
 //! Locked page tables: releases a page table's lock, and unhooks the page table if it became empty
-//! (INV-3).
+//! (INV-3). Entries are written through a locked page table, or before the page table is published
+//! (INV-5).
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;

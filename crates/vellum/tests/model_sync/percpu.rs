@@ -1,4 +1,5 @@
-//! The lock with a door for each CPU: readers on different doors and a writer keep apart, and the writer gets its turn.
+//! The lock with a door for each CPU: readers on different doors and a writer keep apart, and the
+//! writer gets its turn.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU32;
@@ -33,9 +34,10 @@ impl House {
 
 /// Two readers at two doors, and a writer.
 ///
-/// Catches: `read` without `after_seqcst_rmw`; `write` without it; a reader that leaves, or a writer that leaves, with
-/// `Relaxed`; a reader that looks for writers with `Relaxed`, or a writer for readers with no acquire at all; a writer that
-/// waits at the first door alone; a reader that does not look whether a writer is about.
+/// Catches: `read` without `after_seqcst_rmw`; `write` without it; a reader that leaves, or a
+/// writer that leaves, with `Relaxed`; a reader that looks for writers with `Relaxed`, or a writer
+/// for readers with no acquire at all; a writer that waits at the first door alone; a reader that
+/// does not look whether a writer is about.
 #[test]
 fn readers_see_all_of_a_write_or_nothing() {
     explore(|| {
@@ -53,7 +55,8 @@ fn readers_see_all_of_a_write_or_nothing() {
     });
 }
 
-/// Two readers at one door, as when a task moves to another CPU before it leaves: the door counts, it is no flag.
+/// Two readers at one door, as when a task moves to another CPU before it leaves: the door counts,
+/// it is no flag.
 ///
 /// Catches: `read` that stores 1 into the slot instead of adding to it.
 #[test]
@@ -74,7 +77,8 @@ fn a_door_counts_its_readers() {
     });
 }
 
-/// Two writers and a reader that comes twice: writes are not lost, and what a reader has seen it sees again.
+/// Two writers and a reader that comes twice: writes are not lost, and what a reader has seen it
+/// sees again.
 ///
 /// Catches: `write` that does not wait for its turn; a reader that queues without counting itself
 /// out (nobody ever gets in again); one that gives its turn on before it is counted in.
@@ -119,8 +123,8 @@ unsafe impl Cpus for Waiting {
     }
 }
 
-/// Once a writer waits for readers to leave, nobody who comes later enters before it: so it waits for each CPU's present
-/// reader at most, however many follow.
+/// Once a writer waits for readers to leave, nobody who comes later enters before it: so it waits
+/// for each CPU's present reader at most, however many follow.
 ///
 /// Catches: `read` without `after_seqcst_rmw`; `read` that lets a reader in that met a writer's
 /// ticket.

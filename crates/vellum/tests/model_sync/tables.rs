@@ -25,7 +25,8 @@ struct Table {
     dead: AtomicBool,
     /// Written under the lock, or before anybody can find the table.
     live: Watched,
-    /// The same; not an atomic as in a real table, so that `loom` reports who reads or writes it without the lock.
+    /// The same; not an atomic as in a real table, so that `loom` reports who reads or writes it
+    /// without the lock.
     entry: Watched,
     /// Written once, before the table is published, and when it is freed; read in walks.
     level: Watched,
@@ -74,7 +75,8 @@ impl Tree {
         }
     }
 
-    /// `map_run`: write the entry of a new table, which only `number` can be, unless there is one already. Whether it did.
+    /// `map_run`: write the entry of a new table, which only `number` can be, unless there is one
+    /// already. Whether it did.
     fn map(&self, cpu: &Cpu, number: usize, value: u32) -> bool {
         loop {
             if let Some(table) = self.find(cpu) {
@@ -96,7 +98,8 @@ impl Tree {
         }
     }
 
-    /// `zap`, and the gather's flush: empty the entry, and if nothing is left, unhook the table and free it.
+    /// `zap`, and the gather's flush: empty the entry, and if nothing is left, unhook the table and
+    /// free it.
     fn unmap(&self, cpu: &Cpu) -> Option<u32> {
         let table = self.find(cpu)?;
         let found = table.entry.get();
@@ -129,8 +132,8 @@ impl Table {
     }
 }
 
-/// A fault on a page of a table that another CPU empties and frees. Either it comes first and finds the page, or it comes
-/// later, and what it maps is there to be found, once.
+/// A fault on a page of a table that another CPU empties and frees. Either it comes first and finds
+/// the page, or it comes later, and what it maps is there to be found, once.
 ///
 /// Catches: `find` without the look at `dead`; the walk ended before the ticket is drawn; no
 /// `outwait`; no `drain`; `dead` set after the table's lock was given back; the new table published

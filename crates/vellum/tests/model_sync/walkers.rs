@@ -10,8 +10,8 @@ use super::{Cpu, Watched, explore};
 const LIVE: u32 = 1;
 const FREED: u32 = 2;
 
-/// A node, whether it can be found, and who walks. To free the node is to write to it: `loom` reports a walker that reads it
-/// meanwhile, and the walker itself finds what was freed before.
+/// A node, whether it can be found, and who walks. To free the node is to write to it: `loom`
+/// reports a walker that reads it meanwhile, and the walker itself finds what was freed before.
 struct Scene {
     walkers: Walkers<'static>,
     hooked: AtomicBool,
@@ -45,8 +45,8 @@ impl Scene {
 
 /// A walker that comes twice, and whoever frees.
 ///
-/// Catches: no `outwait`; `enter` without `after_seqcst_rmw`; `outwait` without its first fence, or with no acquire at all;
-/// a walk that ends with `Relaxed`.
+/// Catches: no `outwait`; `enter` without `after_seqcst_rmw`; `outwait` without its first fence, or
+/// with no acquire at all; a walk that ends with `Relaxed`.
 #[test]
 fn what_was_outwaited_is_out_of_reach() {
     explore(|| {
@@ -84,7 +84,8 @@ fn every_walker_is_outwaited() {
 
 /// Two CPUs walk, and each outwaits the other afterwards: nobody waits for ever.
 ///
-/// Catches: `outwait` that waits for a walk later than the one under way; a walk that does not count itself out.
+/// Catches: `outwait` that waits for a walk later than the one under way; a walk that does not
+/// count itself out.
 #[test]
 fn who_waits_is_waited_for_and_both_go_on() {
     explore(|| {

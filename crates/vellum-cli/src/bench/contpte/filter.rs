@@ -1,12 +1,14 @@
 //! What a trace leaves out, and how a cache of translations is told of it all the same.
 //!
-//! For fetches, and for data apart, a *filter* holds the pages used last, a few; an access to one of them is not in the trace. A
-//! cache that replaces the least recently used entry, in sets of at least as many entries, has all of them. So what was left out
-//! are hits of the first tier. They matter for one thing only: they keep their pages young.
+//! For fetches, and for data apart, a *filter* holds the pages used last, a few; an access to one
+//! of them is not in the trace. A cache that replaces the least recently used entry, in sets of at
+//! least as many entries, has all of them. So what was left out are hits of the first tier. They
+//! matter for one thing only: they keep their pages young.
 //!
-//! A record names the page that left the filter. That page was used longer ago than those that stay, and later than all
-//! that had left before. So a [`Mirror`] has it used once more when it leaves, which puts all that left in their true order; and
-//! has those that stay used before a cache could take them for old. No miss is added and none is lost.
+//! A record names the page that left the filter. That page was used longer ago than those that
+//! stay, and later than all that had left before. So a [`Mirror`] has it used once more when it
+//! leaves, which puts all that left in their true order; and has those that stay used before a
+//! cache could take them for old. No miss is added and none is lost.
 
 use vellum_sim::Access;
 
@@ -58,7 +60,8 @@ impl Filter {
 
 /// What the filter of a trace holds, for one who replays it on a cache.
 pub struct Mirror {
-    /// So many accesses of one side may follow on an access to a page before a cache could have forgotten that page.
+    /// So many accesses of one side may follow on an access to a page before a cache could have
+    /// forgotten that page.
     patience: u64,
     size: usize,
     held: [[Held; MOST]; SIDES],
@@ -72,14 +75,15 @@ struct Held {
 }
 
 impl Mirror {
-    /// For a trace whose filters hold `size` pages, and a cache whose smallest set has `ways` entries for each side. `None`: such
-    /// a cache could not spare what the trace leaves out.
+    /// For a trace whose filters hold `size` pages, and a cache whose smallest set has `ways`
+    /// entries for each side. `None`: such a cache could not spare what the trace leaves out.
     pub fn new(size: usize, ways: usize) -> Option<Mirror> {
         let patience = ways.checked_sub(size)? as u64;
         Some(Mirror { patience, size, held: Default::default(), now: [0; SIDES] })
     }
 
-    /// A page takes a slot: tells of each access that has to be made, in order; the last is the one recorded.
+    /// A page takes a slot: tells of each access that has to be made, in order; the last is the one
+    /// recorded.
     pub fn enter<E>(
         &mut self,
         slot: usize,

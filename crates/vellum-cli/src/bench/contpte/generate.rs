@@ -1,5 +1,5 @@
-//! A trace of a program that does not exist, shaped like a compiler: much code in no order, a heap that grows and is returned
-//! to, a stack. For tests, and for who has no trace.
+//! A trace of a program that does not exist, shaped like a compiler: much code in no order, a heap
+//! that grows and is returned to, a stack. For tests, and for who has no trace.
 
 use std::io;
 

@@ -36,7 +36,8 @@ use trace::{Reader, TraceError};
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// A trace of memory accesses, made by `tools/trace`. Without, one of a program that does not exist is made up.
+    /// A trace of memory accesses, made by `tools/trace`. Without, one of a program that does not
+    /// exist is made up.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// The cores whose translation caches are simulated. [default: all]

@@ -8,7 +8,8 @@ const fn policy(name: &'static str, format: Format, folios: bool, joins: bool, t
     Policy { name, format, folios, joins, text }
 }
 
-/// What each format has, from single pages on. Those of AArch64 bear the names under which Linux's were published.
+/// What each format has, from single pages on. Those of AArch64 bear the names under which Linux's
+/// were published.
 pub const POLICIES: &[Policy] = &[
     policy(BASE, Format::Aarch64(4), false, false, false),
     policy("anonfolio", Format::Aarch64(4), true, false, false),
@@ -45,9 +46,9 @@ pub fn fits(model: &TlbModel, policy: &Policy) -> bool {
 const X86: [&str; 3] = ["skylake", "sapphire-rapids", "zen-4"];
 const RISCV: [&str; 1] = ["xiangshan-kunminghu"];
 
-/// What was measured of Linux 6.4 on an Ampere Altra (Neoverse N1), compiling a kernel: R. Roberts, "Transparent Contiguous PTEs for
-/// User Mappings", linux-mm, 22 June 2023. Changes against pages of 4 KiB in percent: of real time, of time in the kernel, of time
-/// in programs.
+/// What was measured of Linux 6.4 on an Ampere Altra (Neoverse N1), compiling a kernel: R. Roberts,
+/// "Transparent Contiguous PTEs for User Mappings", linux-mm, 22 June 2023. Changes against pages
+/// of 4 KiB in percent: of real time, of time in the kernel, of time in programs.
 pub const PUBLISHED: [(&str, [f64; 3]); 6] = [
     (NAMES[0], [0.0, 0.0, 0.0]),
     (NAMES[1], [-5.4, -46.0, -0.3]),

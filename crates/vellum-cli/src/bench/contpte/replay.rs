@@ -1,4 +1,5 @@
-//! A trace on one machine: page tables made by the engine under one policy, translations cached as one model says.
+//! A trace on one machine: page tables made by the engine under one policy, translations cached as
+//! one model says.
 
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::HUGE_ORDER;
@@ -15,7 +16,8 @@ use crate::bench::contender::Skip;
 
 /// The machine's memory. The host provides what is touched of it.
 const MEMORY: u64 = 2 << 30;
-/// log2 of the frames of a folio of 64 KiB: what anonymous memory comes in, where it comes in large folios.
+/// log2 of the frames of a folio of 64 KiB: what anonymous memory comes in, where it comes in large
+/// folios.
 const ORDER: u8 = 4;
 
 /// A format of page tables.

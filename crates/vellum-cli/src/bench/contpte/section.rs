@@ -1,5 +1,5 @@
-//! What `bench contpte` tells: refills, walks and what they cost, against pages of 4 KiB, by policy and core; beside what was measured
-//! of Linux.
+//! What `bench contpte` tells: refills, walks and what they cost, against pages of 4 KiB, by policy
+//! and core; beside what was measured of Linux.
 
 use serde_json::json;
 use vellum_sim::TlbModel;
@@ -9,9 +9,11 @@ use super::policies::{BASE, NAMES, PUBLISHED};
 use super::replay::Counts;
 use crate::bench::report::{Chart, Ink, Part, Scale, Section, Series, Table, Value, show};
 
-/// Cycles that an answer of the second tier costs over one of the first: Arm's figure for the Neoverse V2 (TRM 102375).
+/// Cycles that an answer of the second tier costs over one of the first: Arm's figure for the
+/// Neoverse V2 (TRM 102375).
 const REFILL: f64 = 6.0;
-/// Cycles of a walk whose entries are in the caches: Apple's cores were measured at 32 to 35, and nobody publishes others.
+/// Cycles of a walk whose entries are in the caches: Apple's cores were measured at 32 to 35, and
+/// nobody publishes others.
 const WALK: f64 = 30.0;
 
 /// A figure of a replay.

@@ -1,7 +1,7 @@
 //! Traces of memory accesses: reading them, and writing them.
 //!
-//! `tools/trace` makes them; its README describes the format. A trace leaves out accesses that every translation cache of
-//! interest answers; [`super::filter`] tells what is known of them.
+//! `tools/trace` makes them; its README describes the format. A trace leaves out accesses that
+//! every translation cache of interest answers; [`super::filter`] tells what is known of them.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -1,7 +1,8 @@
 //! The address space of a traced program, made anew with pages of any size.
 //!
-//! The program ran with pages of 4 KiB. A kernel with larger ones would have put its mappings at multiples of those and rounded
-//! their lengths; so each mapping has a place of its own in the new space, where it was if that will do.
+//! The program ran with pages of 4 KiB. A kernel with larger ones would have put its mappings at
+//! multiples of those and rounded their lengths; so each mapping has a place of its own in the new
+//! space, where it was if that will do.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -67,7 +68,8 @@ impl<'m, A: Silicon> World<'m, A> {
         }
     }
 
-    /// Where a byte is now; what was there before the program began is mapped when it is first asked for.
+    /// Where a byte is now; what was there before the program began is mapped when it is first
+    /// asked for.
     pub fn place(&mut self, at: u64) -> Result<u64, Skip> {
         if let Some(new) = self.find(at) {
             return Ok(new);
@@ -125,7 +127,8 @@ impl<'m, A: Silicon> World<'m, A> {
         let (page, prot) = (1 << self.arch.page_shift(), prot(rights));
         let inside = (flags & FIXED != 0).then(|| self.find(at)).flatten();
         let (start, end) = match inside {
-            // Where the program has reserved addresses. What follows on a file's last page stays on that page.
+            // Where the program has reserved addresses. What follows on a file's last page stays on
+            // that page.
             Some(new) if file == 0 => (up(new, page), up(new + len, page)),
             Some(new) => (down(new, page), up(new + len, page)),
             None => {
@@ -200,7 +203,8 @@ impl<'m, A: Silicon> World<'m, A> {
         Ok(())
     }
 
-    /// Rights are added to every page concerned, and taken only from those that are concerned entirely.
+    /// Rights are added to every page concerned, and taken only from those that are concerned
+    /// entirely.
     fn protect(&self, start: u64, end: u64, prot: Prot) -> Result<(), Skip> {
         let page = 1 << self.arch.page_shift();
         let (start, end) =
@@ -257,8 +261,8 @@ fn prot(rights: u64) -> Prot {
     Prot::from_bits_truncate(rights as u8)
 }
 
-/// Has the file's pages in memory, as they are when a program is not the first to use it: page by page and in no order, or in large
-/// folios.
+/// Has the file's pages in memory, as they are when a program is not the first to use it: page by
+/// page and in no order, or in large folios.
 fn fill<A: Silicon>(object: &Object<'_, Fast<A>>, from: u64, len: u64, large: bool) -> Result<(), Skip> {
     let shift = object.page_shift();
     let failed = |error| Skip::system("fill", error);

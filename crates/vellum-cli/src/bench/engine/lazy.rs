@@ -12,7 +12,8 @@ use vellum_linux::workload::data::Written;
 use super::{Booted, Counted, Fast, Sample, Space};
 use crate::bench::contender::Skip;
 
-/// Measures the reclaim of a touched region, by a group that has nothing else. What was not written again is gone afterwards.
+/// Measures the reclaim of a touched region, by a group that has nothing else. What was not written
+/// again is gone afterwards.
 pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, written: Written) -> Result<Sample, Skip> {
     let pages = range.len() / PAGE;
     space.advise(range.start, range.len(), Advise::Free).map_err(|error| Skip::system("advise", error))?;

@@ -1,11 +1,13 @@
 //! The contender that is the engine, on the memory of a simulated machine.
 //!
-//! Everything is on: groups and their limits, LRU lists, statistics, zeroing of new folios. The machine is booted once
-//! and serves all cases of a benchmark, so its memory is as mixed up by what went before as a running machine's is.
+//! Everything is on: groups and their limits, LRU lists, statistics, zeroing of new folios. The
+//! machine is booted once and serves all cases of a benchmark, so its memory is as mixed up by what
+//! went before as a running machine's is.
 //!
-//! What runs is the code that a kernel would run, on real page tables and descriptors, reached through one offset as in a
-//! kernel's direct map. What a kernel has on top of it is not there: the entry by an exception or a system call, and the
-//! TLB instructions themselves, which are counted instead.
+//! What runs is the code that a kernel would run, on real page tables and descriptors, reached
+//! through one offset as in a kernel's direct map. What a kernel has on top of it is not there: the
+//! entry by an exception or a system call, and the TLB instructions themselves, which are counted
+//! instead.
 
 mod copy;
 mod lazy;
@@ -36,7 +38,8 @@ pub type Space<'m> = AddressSpace<'m, Fast, X86_64>;
 
 const READ_WRITE: Prot = Prot::READ.union(Prot::WRITE);
 
-/// A simulated machine with the engine on it, booted when it is first needed and kept until the program ends.
+/// A simulated machine with the engine on it, booted when it is first needed and kept until the
+/// program ends.
 #[derive(Clone)]
 pub struct Engine {
     /// Bytes of memory that are in use at a time.
@@ -59,7 +62,8 @@ impl Engine {
         Engine { bytes, booted: Rc::default() }
     }
 
-    /// A contender that uses it, for the column of the whole engine or that of the engine with runs capped at one page.
+    /// A contender that uses it, for the column of the whole engine or that of the engine with runs
+    /// capped at one page.
     pub fn contender(&self, column: Column) -> impl Contender + use<> {
         ByRun { engine: self.clone(), column }
     }
@@ -68,7 +72,8 @@ impl Engine {
         if let Some(booted) = self.booted.get() {
             return Ok(booted);
         }
-        // As much again: a machine is not full of one region, and large folios need room to be found in.
+        // As much again: a machine is not full of one region, and large folios need room to be
+        // found in.
         let sim: &'static Fast = Box::leak(Box::new(simulate(1, 2 * self.bytes + (128 << 20))?));
         let cpu = sim.cpu(0);
         let machine = Box::leak(Box::new(boot(sim)?));
@@ -136,8 +141,8 @@ pub fn touch(program: &Program<'_, Fast, Space<'_>>, range: VirtRange) -> Result
     touched.map(drop).map_err(|error| Skip::system("touch", format!("{error:?}")))
 }
 
-/// Makes the mappings of a touched region what the case says: has each huge folio mapped page by page where they are to be,
-/// as Linux is made to, by a change of one page's rights and back.
+/// Makes the mappings of a touched region what the case says: has each huge folio mapped page by
+/// page where they are to be, as Linux is made to, by a change of one page's rights and back.
 pub fn shape(space: &Space<'_>, range: VirtRange, case: &Case) -> Result<(), Skip> {
     if case.folio_kib != 2048 || case.huge {
         return Ok(());
@@ -178,8 +183,9 @@ impl Counted {
         }
     }
 
-    /// The share of a region touched and shaped between this moment and `later` that is not mapped the way `case` says, 0
-    /// to 1. Counters tell: looking at tables and descriptors would fetch them into the caches, just before the measurement.
+    /// The share of a region touched and shaped between this moment and `later` that is not mapped
+    /// the way `case` says, 0 to 1. Counters tell: looking at tables and descriptors would fetch
+    /// them into the caches, just before the measurement.
     pub fn fallback(&self, later: &Counted, case: &Case) -> f64 {
         let share = |folios: u64| folios as f64 / case.folios() as f64;
         let small = if case.folio_kib == 4 { 0.0 } else { 1.0 - share(later.large - self.large) };
@@ -237,8 +243,9 @@ impl Contender for ByRun {
     }
 }
 
-/// Nanoseconds of the operation, and what was counted at its end, before what it left is torn down. The CPU is in the space, so
-/// that every flush has somebody to reach, except at exit, which comes after the last CPU has left.
+/// Nanoseconds of the operation, and what was counted at its end, before what it left is torn down.
+/// The CPU is in the space, so that every flush has somebody to reach, except at exit, which comes
+/// after the last CPU has left.
 fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<(u64, Counted), Skip> {
     let of = |start: Instant| (start.elapsed().as_nanos() as u64, Counted::now(booted.machine));
     if op == Op::Exit {

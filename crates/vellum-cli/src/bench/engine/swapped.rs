@@ -12,7 +12,8 @@ use vellum_sim::Access;
 use super::{Booted, Counted, Fast, Machine, Sample, Space};
 use crate::bench::contender::Skip;
 
-/// Gives the machine compressed memory, as much as `bytes` become at worst. For as long as the machine is there.
+/// Gives the machine compressed memory, as much as `bytes` become at worst. For as long as the
+/// machine is there.
 pub fn attach(machine: &'static Machine<'static, Fast>, bytes: u64) -> Result<(), Skip> {
     let slots = (bytes / PAGE) as u32;
     let store = Compressed::new(machine.frames(), slots).map_err(|error| Skip::system("swap", error))?;
@@ -22,7 +23,8 @@ pub fn attach(machine: &'static Machine<'static, Fast>, bytes: u64) -> Result<()
     attached.map(drop).map_err(|error| Skip::system("swap", error))
 }
 
-/// Measures going out and coming back of a touched region. All of it is in memory afterwards, and is what it was.
+/// Measures going out and coming back of a touched region. All of it is in memory afterwards, and
+/// is what it was.
 pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data) -> Result<Sample, Skip> {
     let program = booted.cpu.enter(space);
     let pages = range.len() / PAGE;

@@ -1,19 +1,22 @@
 //! The floor: the least work the operation can be, as a bare loop on real memory.
 //!
-//! What it does: the x86-64 entries of the region lie in page tables, one 32-byte descriptor a frame in an
-//! array. Unmapping reads each entry, finds the run by comparing its neighbours with what they must be, clears
-//! it, takes the run off the counts in the head frame's descriptor, and puts the folio on a free list if
-//! nothing is left of them; then the table itself goes on the list. Protecting clears the write bit of each entry. Forking
-//! does so as well, run by run, writes the same entries into the child's tables, and adds the run to the counts of the folio.
+//! What it does: the x86-64 entries of the region lie in page tables, one 32-byte descriptor a
+//! frame in an array. Unmapping reads each entry, finds the run by comparing its neighbours with
+//! what they must be, clears it, takes the run off the counts in the head frame's descriptor, and
+//! puts the folio on a free list if nothing is left of them; then the table itself goes on the
+//! list. Protecting clears the write bit of each entry. Forking does so as well, run by run, writes
+//! the same entries into the child's tables, and adds the run to the counts of the folio.
 //!
 //! What it leaves out is everything that makes it a memory manager: locks, atomic operations, TLB
-//! invalidation and the wait for it, reverse map, statistics, groups, LRU, the merging of free blocks, regions,
-//! the walk from the root. It fetches nothing ahead either, which the engine
-//! does: where descriptors lie far apart the engine can come close to it, or below. The question is how near it comes.
+//! invalidation and the wait for it, reverse map, statistics, groups, LRU, the merging of free
+//! blocks, regions, the walk from the root. It fetches nothing ahead either, which the engine does:
+//! where descriptors lie far apart the engine can come close to it, or below. The question is how
+//! near it comes.
 //!
 //! Swapping out and in is in [`swapped`].
 //!
-//! `munmap`, `dontneed` and `exit` are the same loop here: what tells them apart is none of the floor's work.
+//! `munmap`, `dontneed` and `exit` are the same loop here: what tells them apart is none of the
+//! floor's work.
 
 mod swapped;
 
@@ -30,7 +33,8 @@ use swapped::Swap;
 
 /// Entries of one table.
 const ENTRIES: usize = 512;
-/// Frame number of the region's first page: away from zero, so that no address is accidentally null.
+/// Frame number of the region's first page: away from zero, so that no address is accidentally
+/// null.
 const FIRST_FRAME: u64 = 0x10_0000;
 
 const PRESENT: u64 = 1;
@@ -94,9 +98,9 @@ pub struct Floor {
 /// Bytes written between filling and measuring: several times what the caches of a CPU hold.
 pub const ELSEWHERE: usize = 256 << 20;
 
-/// Leaves the caches as the touching of a region leaves them. All others write the whole region between the making of an
-/// entry and its end, so what the operation needs comes from memory; entries and descriptors that were filled in a moment
-/// ago would not.
+/// Leaves the caches as the touching of a region leaves them. All others write the whole region
+/// between the making of an entry and its end, so what the operation needs comes from memory;
+/// entries and descriptors that were filled in a moment ago would not.
 fn cool(elsewhere: &mut Option<Mapped<u64>>) -> Result<(), Skip> {
     let memory = match elsewhere {
         Some(memory) => memory,
@@ -248,7 +252,8 @@ fn reclaim(tables: &mut [Table], frames: &mut [Descriptor]) -> u64 {
     free.folios
 }
 
-/// Unmaps everything that a table maps, and frees it, but for folios with an entry that says `STAYS`.
+/// Unmaps everything that a table maps, and frees it, but for folios with an entry that says
+/// `STAYS`.
 #[inline(always)]
 fn unmap_table<const STAYS: u64>(table: &mut [u64], frames: &mut [Descriptor], free: &mut FreeList) {
     let mut rest = table;
@@ -282,17 +287,19 @@ fn unmap_table<const STAYS: u64>(table: &mut [u64], frames: &mut [Descriptor], f
     }
 }
 
-/// Clears the entries from the start that map consecutive frames with the same attributes, at least the first,
-/// and returns how many they are.
+/// Clears the entries from the start that map consecutive frames with the same attributes, at least
+/// the first, and returns how many they are.
 #[inline(always)]
 fn take_run(entries: &mut [u64], first: u64) -> usize {
     change_run(entries, first, |_, part| part.fill(0))
 }
 
-/// Has the entries from the start changed that map consecutive frames with the same attributes, at least the first, a part
-/// at a time with where it begins; how many they are. What hardware sets by itself is not compared.
+/// Has the entries from the start changed that map consecutive frames with the same attributes, at
+/// least the first, a part at a time with where it begins; how many they are. What hardware sets by
+/// itself is not compared.
 ///
-/// One pass, four entries at a time: compared without a branch in between, which becomes vector instructions.
+/// One pass, four entries at a time: compared without a branch in between, which becomes vector
+/// instructions.
 #[inline(always)]
 fn change_run(entries: &mut [u64], first: u64, mut change: impl FnMut(usize, &mut [u64])) -> usize {
     const SET_BY_HARDWARE: u64 = ACCESSED | DIRTY;
@@ -379,7 +386,8 @@ fn share_huge(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descript
     runs
 }
 
-/// Unmaps and frees every huge mapping that does not say `STAYS`: one entry and one descriptor each.
+/// Unmaps and frees every huge mapping that does not say `STAYS`: one entry and one descriptor
+/// each.
 #[inline(never)]
 fn unmap_huge<const STAYS: u64>(tables: &mut [Table], descriptors: &mut [Descriptor]) -> u64 {
     let mut free = FreeList::default();

@@ -1,5 +1,5 @@
-//! Swap, at the least: pages that a word fills are known by it, the others are compressed to where they stay; the entries
-//! say where. And back.
+//! Swap, at the least: pages that a word fills are known by it, the others are compressed to where
+//! they stay; the entries say where. And back.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! Operations on a whole region of memory, by folio size: what `bench unmap` and `bench fork` have in common.
+//! Operations on a whole region of memory, by folio size: what `bench unmap` and `bench fork` have
+//! in common.
 //!
 //! | module | its story |
 //! |---|---|

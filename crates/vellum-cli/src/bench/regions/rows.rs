@@ -66,7 +66,8 @@ impl Cell {
 }
 
 impl Row {
-    /// The row of `outcomes`. For [`Op::Touch`] their touches count, for [`Op::In`] what they brought back.
+    /// The row of `outcomes`. For [`Op::Touch`] their touches count, for [`Op::In`] what they
+    /// brought back.
     pub fn new(op: Op, case: Case, outcomes: &Columns<Outcome>) -> Row {
         let of = |outcome: &Outcome| match op {
             Op::Touch => Cell::new(&outcome.touches, outcome),
@@ -118,8 +119,9 @@ impl Row {
     }
 }
 
-/// The keys of a row. `data` (what was in memory) and `written` (what of it was written to once more) appear only where they matter; `skipped` (why there is no figure) and `fallback` (the share of the region that was not
-/// what the row says) appear only where there is something to say.
+/// The keys of a row. `data` (what was in memory) and `written` (what of it was written to once
+/// more) appear only where they matter; `skipped` (why there is no figure) and `fallback` (the
+/// share of the region that was not what the row says) appear only where there is something to say.
 #[derive(Serialize)]
 struct Json {
     bench: &'static str,
@@ -143,7 +145,8 @@ struct Json {
     fallback: Option<Map<String, Value>>,
 }
 
-/// Adds the touches of one operation's runs to those of all: every run touches, whatever it measures then.
+/// Adds the touches of one operation's runs to those of all: every run touches, whatever it
+/// measures then.
 pub fn gather_touches(all: &mut Columns<Outcome>, outcomes: &Columns<Outcome>) {
     for column in Column::ALL {
         let (all, outcome) = (&mut all[column], &outcomes[column]);

@@ -1,4 +1,5 @@
-//! What is told of them: a table and a chart an operation, how it was measured, and what is missing.
+//! What is told of them: a table and a chart an operation, how it was measured, and what is
+//! missing.
 
 use vellum_linux::workload::case::Op;
 
@@ -151,7 +152,8 @@ fn figure(cell: &Cell) -> Value {
 }
 
 fn chart(rows: &[Row]) -> Chart {
-    // The x axis is log2 of the folio size; what is mapped huge stands one step to the right, by itself.
+    // The x axis is log2 of the folio size; what is mapped huge stands one step to the right, by
+    // itself.
     let x = |row: &Row| f64::from(row.case.folio_kib).log2() + if row.case.huge { 1.0 } else { 0.0 };
     let mut ticks: Vec<(f64, String)> =
         rows.iter().map(|row| (x(row), if row.case.huge { "huge".to_owned() } else { row.case.label() })).collect();
@@ -179,7 +181,8 @@ fn chart(rows: &[Row]) -> Chart {
     }
 }
 
-/// What is missing and why, and what is not as it should be; each reason once, with the rows it holds for.
+/// What is missing and why, and what is not as it should be; each reason once, with the rows it
+/// holds for.
 fn notes(rows: &[Row]) -> Vec<String> {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
     for (row, column) in rows.iter().flat_map(|row| Column::ALL.map(|column| (row, column))) {

@@ -12,8 +12,8 @@ use crate::bench::contender::Column;
 
 const SIZE: (u32, u32) = (860, 330);
 
-/// plotters wants colours; the page has them, light or dark. So each role gets a colour that nobody would choose, and
-/// the finished drawing names the page's own in its place.
+/// plotters wants colours; the page has them, light or dark. So each role gets a colour that nobody
+/// would choose, and the finished drawing names the page's own in its place.
 const INK: RGBColor = RGBColor(1, 1, 1);
 const RULE: RGBColor = RGBColor(1, 1, 2);
 

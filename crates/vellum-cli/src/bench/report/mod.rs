@@ -1,7 +1,7 @@
 //! Reports: what benchmarks found, on a terminal, as JSON lines, as a web page.
 //!
-//! A benchmark fills in [`Section`]s, plain data; the writers know nothing of benchmarks. A new benchmark gets
-//! all three for free, a new format sees all benchmarks.
+//! A benchmark fills in [`Section`]s, plain data; the writers know nothing of benchmarks. A new
+//! benchmark gets all three for free, a new format sees all benchmarks.
 
 mod chart;
 pub mod html;
@@ -20,7 +20,8 @@ use super::machine::Machine;
 /// Where to write.
 #[derive(clap::Args)]
 pub struct Output {
-    /// Write one JSON object a row to FILE; `-` is standard output, and the table then goes to standard error.
+    /// Write one JSON object a row to FILE; `-` is standard output, and the table then goes to
+    /// standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write a report with charts to FILE: one page, complete in itself.
@@ -43,8 +44,8 @@ pub struct Section {
     pub id: &'static str,
     /// Its headline.
     pub title: String,
-    /// How it was measured: what is in the figures and what is not. Each text with the term it explains, or
-    /// with an empty one.
+    /// How it was measured: what is in the figures and what is not. Each text with the term it
+    /// explains, or with an empty one.
     pub method: Vec<(&'static str, String)>,
     /// The findings.
     pub parts: Vec<Part>,
@@ -164,7 +165,8 @@ impl Series {
 }
 
 impl Output {
-    /// Opens what will be written, so that a wrong path is told before minutes of measuring and not after.
+    /// Opens what will be written, so that a wrong path is told before minutes of measuring and not
+    /// after.
     pub fn open(&self) -> anyhow::Result<Writer> {
         // What is in the file stays until there is something to replace it with.
         let open = |path: &PathBuf| {

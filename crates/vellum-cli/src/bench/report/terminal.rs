@@ -35,8 +35,8 @@ fn write_section(section: &Section, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The table on as few lines as its width allows: ranges beside their figures, or under them where the screen is
-/// narrow. Where there is no screen there is no limit.
+/// The table on as few lines as its width allows: ranges beside their figures, or under them where
+/// the screen is narrow. Where there is no screen there is no limit.
 fn table(table: &Table) -> comfy_table::Table {
     let wide = lay_out(table, " ");
     let narrow = wide.width().is_some_and(|limit| wide.lines().any(|line| line.chars().count() > limit.into()));

@@ -1,4 +1,5 @@
-//! `bench threads`: several threads at once, each with a region of its own. Does anything make one wait for another?
+//! `bench threads`: several threads at once, each with a region of its own. Does anything make one
+//! wait for another?
 //!
 //! | module | its story |
 //! |---|---|
@@ -99,7 +100,8 @@ pub fn section(args: &Args) -> anyhow::Result<Section> {
     );
     cpus.truncate(threads);
 
-    // Half as much again: a machine is not full of its programs, and large folios need room to be found in.
+    // Half as much again: a machine is not full of its programs, and large folios need room to be
+    // found in.
     let bytes = args.size * threads as u64;
     let sim = engine::simulate(threads, bytes + bytes / 2 + (128 << 20));
     let machine = match &sim {

@@ -1,8 +1,9 @@
 //! Threads that do the same thing at the same time, each on a CPU of the host by itself.
 //!
-//! Each goes through two measured steps, touching its region and taking it away. Before and after each step all wait for
-//! all, spinning: a thread that slept would have to be woken, which costs more than some of the steps. A step's time is from
-//! the moment when the last one arrived, and all were let go, to the moment when the last one was done.
+//! Each goes through two measured steps, touching its region and taking it away. Before and after
+//! each step all wait for all, spinning: a thread that slept would have to be woken, which costs
+//! more than some of the steps. A step's time is from the moment when the last one arrived, and all
+//! were let go, to the moment when the last one was done.
 
 use std::hint::spin_loop;
 use std::ops::Range;
@@ -22,8 +23,9 @@ pub struct Times {
     pub unmap_ns: u64,
 }
 
-/// Runs `life` on a thread for each of `members`, by whose numbers `cpus` names the host's CPU. `touched` runs once,
-/// when all have touched. The life gets its number and goes through the steps of [`Pace`]; the answers come back in order.
+/// Runs `life` on a thread for each of `members`, by whose numbers `cpus` names the host's CPU.
+/// `touched` runs once, when all have touched. The life gets its number and goes through the steps
+/// of [`Pace`]; the answers come back in order.
 pub fn work<T: Send>(
     cpus: &[usize],
     members: Range<usize>,
@@ -59,7 +61,8 @@ pub fn work<T: Send>(
 
 type TouchedOnce<'a> = Mutex<Option<Box<dyn FnOnce() -> Result<(), Skip> + Send + 'a>>>;
 
-/// The steps, for all threads of a team. Every thread goes through each of them once, in order, unless it fails.
+/// The steps, for all threads of a team. Every thread goes through each of them once, in order,
+/// unless it fails.
 pub struct Pace<'a> {
     gate: Gate,
     touched: TouchedOnce<'a>,
@@ -117,7 +120,8 @@ impl Gate {
         }
     }
 
-    /// Waits for all others. The last one to come does `last`, then all go on; the answer is when that was.
+    /// Waits for all others. The last one to come does `last`, then all go on; the answer is when
+    /// that was.
     fn pass(&self, last: impl FnOnce() -> Result<(), Skip>) -> Result<u64, Skip> {
         let round = self.rounds.load(Ordering::Acquire);
         if self.waiting.fetch_add(1, Ordering::AcqRel) + 1 == self.members {

@@ -111,15 +111,15 @@ impl Row {
         Row { op, spaces, threads, case, cells: outcomes.map(|outcome| Cell::new(op, outcome)) }
     }
 
-    /// How much more is done in the same time by all threads than by one: as many times as there are threads, if none
-    /// waits for another. Of the medians.
+    /// How much more is done in the same time by all threads than by one: as many times as there
+    /// are threads, if none waits for another. Of the medians.
     pub fn scaling(&self, column: Column) -> Option<f64> {
         let (together, alone) = self.cells[column].summaries()?;
         (together.median > 0).then(|| self.threads as f64 * alone.median as f64 / together.median as f64)
     }
 
-    /// The row as one JSON object. `skipped` (why there is no figure) and `fallback` (the share of a region that was not
-    /// what the row says) appear only where there is something to say.
+    /// The row as one JSON object. `skipped` (why there is no figure) and `fallback` (the share of
+    /// a region that was not what the row says) appear only where there is something to say.
     pub fn json(&self) -> Value {
         let mut json = Map::new();
         let mut put = |key: String, value: Value| json.insert(key, value);
@@ -173,7 +173,8 @@ impl Row {
 pub mod tests {
     use super::*;
 
-    /// A row of the floor and of Linux, with these samples of all together; one alone always takes 100 ns.
+    /// A row of the floor and of Linux, with these samples of all together; one alone always takes
+    /// 100 ns.
     pub fn row(op: Op, spaces: Spaces, together: &[u64], linux: Outcome) -> Row {
         let times = |ns: &[u64]| ns.iter().map(|&ns| Times { touch_ns: 10 * ns, unmap_ns: ns }).collect();
         let floor = Outcome { together: times(together), alone: times(&[100]), ..Outcome::default() };

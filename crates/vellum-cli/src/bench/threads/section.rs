@@ -1,4 +1,5 @@
-//! What `bench threads` tells: a table and a chart for each operation and kind of space, and how it was measured.
+//! What `bench threads` tells: a table and a chart for each operation and kind of space, and how it
+//! was measured.
 
 use vellum_linux::workload::case::Op;
 
@@ -133,7 +134,8 @@ fn chart(rows: &[Row]) -> Chart {
     }
 }
 
-/// What is missing and why, and what is not as it should be; each reason once, with the rows it holds for.
+/// What is missing and why, and what is not as it should be; each reason once, with the rows it
+/// holds for.
 fn notes(rows: &[Row]) -> Vec<String> {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
     // Both operations come from the same runs, so those of one tell it all.

@@ -1,4 +1,5 @@
-//! Who is measured: the floor, the engine, and the kernel of this machine, each by as many threads as asked.
+//! Who is measured: the floor, the engine, and the kernel of this machine, each by as many threads
+//! as asked.
 
 use std::ops::Range;
 use std::path::Path;
@@ -44,8 +45,8 @@ pub trait Team {
         Ok(())
     }
 
-    /// One run, by these members: each maps a fresh region, and all touch theirs together, then unmap theirs together. A
-    /// member's number says which of `cpus` is its own.
+    /// One run, by these members: each maps a fresh region, and all touch theirs together, then
+    /// unmap theirs together. A member's number says which of `cpus` is its own.
     fn run(&mut self, case: &Case, spaces: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip>;
 }
 
@@ -107,7 +108,8 @@ impl Place {
     }
 }
 
-/// Zeroes so many bytes, a page at a time, over and over the same memory: there is too much of it for the caches.
+/// Zeroes so many bytes, a page at a time, over and over the same memory: there is too much of it
+/// for the caches.
 fn zero(memory: &mut [u64], bytes: u64) {
     let pages = memory.len() / WORDS;
     for page in 0..(bytes / PAGE) as usize {

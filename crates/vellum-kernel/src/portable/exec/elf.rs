@@ -1,8 +1,9 @@
 //! From an ELF file to a [`Plan`]: the mappings that the kernel is to make, in order.
 //!
-//! The file is read in two steps, because its table of segments may be anywhere in it: [`head`] says from the first bytes
-//! where that is, and [`plan`] judges it. A plan is consistent whatever the file says: it lies within the limits given, its
-//! mappings are whole pages in ascending order, and what they take from the file is there.
+//! The file is read in two steps, because its table of segments may be anywhere in it: [`head`]
+//! says from the first bytes where that is, and [`plan`] judges it. A plan is consistent whatever
+//! the file says: it lies within the limits given, its mappings are whole pages in ascending order,
+//! and what they take from the file is there.
 
 use crate::errno::Errno;
 use alloc::vec::Vec;
@@ -36,8 +37,8 @@ pub struct Head {
 pub enum Contents {
     /// Zeros.
     Zero,
-    /// The file from this offset on, private. The bytes in `clear` (addresses within the last page, none if empty) are to be
-    /// overwritten with zeros.
+    /// The file from this offset on, private. The bytes in `clear` (addresses within the last page,
+    /// none if empty) are to be overwritten with zeros.
     File {
         /// A multiple of the page's size.
         offset: u64,
@@ -66,7 +67,8 @@ pub struct Mapping {
     pub contents: Contents,
 }
 
-/// All that the kernel must do. Addresses are relative to the program's base if that is relocatable.
+/// All that the kernel must do. Addresses are relative to the program's base if that is
+/// relocatable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Whether the kernel is to choose a base, a multiple of `align`, and add it to all addresses.
@@ -127,8 +129,8 @@ pub fn head(first: &[u8], machine: u16) -> Result<Head, Errno> {
 /// Judge the table of segments, `table` being the bytes of the file that [`Head::table`] names.
 ///
 /// # Errors
-/// `ENOEXEC`: the program is not what it should be, lies beyond the limits, or takes more from the file than is there.
-/// `ENOMEM`: the kernel's heap is exhausted.
+/// `ENOEXEC`: the program is not what it should be, lies beyond the limits, or takes more from the
+/// file than is there. `ENOMEM`: the kernel's heap is exhausted.
 pub fn plan(head: &Head, table: &[u8], file_size: u64, limits: &Limits) -> Result<Plan, Errno> {
     if table.len() as u64 != head.table.end - head.table.start || head.table.end > file_size {
         return Err(Errno::ENOEXEC);
@@ -363,7 +365,8 @@ mod tests {
         for round in 0..300_000 {
             let mut file = seeds[round % 2].clone();
             for _ in 0..random.rand_range(1..5) {
-                // Most of it in what is judged; whole words that are near a limit, and single bytes.
+                // Most of it in what is judged; whole words that are near a limit, and single
+                // bytes.
                 let at = random.rand_range(0..64 + 3 * 56) as usize;
                 let near = [0, 1, 0xfff, 0x1000, 0x7fff_ffff_f000, 1 << 63, u64::MAX, 0x40_2000];
                 if random.rand_range(0..2) == 0 {

@@ -1,5 +1,6 @@
-//! Starting programs: what a file says about the memory it wants, and what a program finds on its stack. Everything here
-//! judges input that a program made up: it answers with an error, and never panics.
+//! Starting programs: what a file says about the memory it wants, and what a program finds on its
+//! stack. Everything here judges input that a program made up: it answers with an error, and never
+//! panics.
 //!
 //! | file | story |
 //! |---|---|

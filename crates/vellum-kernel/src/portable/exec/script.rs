@@ -8,8 +8,8 @@ pub const HEAD: usize = 256;
 /// How many interpreters may be scripts themselves before it is `ELOOP`.
 pub const DEPTH: usize = 5;
 
-/// What the first line says. The interpreter is started with its own name, the argument if there is one, the path of the
-/// script, and the script's arguments but the first.
+/// What the first line says. The interpreter is started with its own name, the argument if there is
+/// one, the path of the script, and the script's arguments but the first.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Script<'a> {
     /// A path.
@@ -37,7 +37,8 @@ impl Script<'_> {
     }
 }
 
-/// Read the first line, given the start of a file, [`HEAD`] bytes if it has that many; `None` if it is no script.
+/// Read the first line, given the start of a file, [`HEAD`] bytes if it has that many; `None` if it
+/// is no script.
 ///
 /// # Errors
 /// `ENOEXEC`: no interpreter, or its path may be cut off.
@@ -49,7 +50,8 @@ pub fn parse(first: &[u8]) -> Option<Result<Script<'_>, Errno>> {
     let Some(start) = line.iter().position(|byte| !space(byte)) else { return Some(Err(Errno::ENOEXEC)) };
     let line = &line[start..];
     let end = line.iter().position(space);
-    // A file that ends without a newline ends its line; a line that goes on beyond what is seen does not.
+    // A file that ends without a newline ends its line; a line that goes on beyond what is seen
+    // does not.
     if whole.is_none() && end.is_none() && first.len() >= HEAD {
         return Some(Err(Errno::ENOEXEC));
     }

@@ -1,9 +1,11 @@
-//! The first stack of a program: argument strings, environment, and the auxiliary vector, laid out as Linux does.
+//! The first stack of a program: argument strings, environment, and the auxiliary vector, laid out
+//! as Linux does.
 //!
-//! From the top down: eight bytes of zeros; the path executed; the environment's strings; the arguments' strings (these lie in
-//! ascending order, so that `/proc/PID/cmdline` is one piece); the platform's name; sixteen random bytes; then, so that the
-//! stack pointer is a multiple of 16: the count of arguments, their addresses, zero, the environment's addresses, zero, and
-//! the auxiliary vector.
+//! From the top down: eight bytes of zeros; the path executed; the environment's strings; the
+//! arguments' strings (these lie in ascending order, so that `/proc/PID/cmdline` is one piece); the
+//! platform's name; sixteen random bytes; then, so that the stack pointer is a multiple of 16: the
+//! count of arguments, their addresses, zero, the environment's addresses, zero, and the auxiliary
+//! vector.
 
 use crate::errno::Errno;
 use alloc::vec::Vec;
@@ -17,7 +19,8 @@ const LEAST: u64 = 128 * 1024;
 /// What they may take at most, three quarters of the usual stack.
 const MOST: u64 = 6 * 1024 * 1024;
 
-/// What the auxiliary vector says, beside addresses on the stack. What is not here has one value in this kernel.
+/// What the auxiliary vector says, beside addresses on the stack. What is not here has one value in
+/// this kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Aux {
     /// `AT_PLATFORM`: what the architecture is called.
@@ -42,7 +45,8 @@ pub struct Aux {
     pub secure: bool,
     /// `AT_RANDOM`: the bytes.
     pub random: [u8; 16],
-    /// `AT_MINSIGSTKSZ`: the least stack for a signal handler, with the vector registers of this machine.
+    /// `AT_MINSIGSTKSZ`: the least stack for a signal handler, with the vector registers of this
+    /// machine.
     pub least_signal_stack: u64,
 }
 
@@ -66,8 +70,9 @@ pub fn room(stack_limit: u64) -> u64 {
     (stack_limit / 4).clamp(LEAST, MOST)
 }
 
-/// Lay out a stack that ends at `top` (a multiple of 16), and takes at most `room` bytes for strings and their addresses. Strings
-/// are without their NUL. A program that is given no arguments gets an empty one.
+/// Lay out a stack that ends at `top` (a multiple of 16), and takes at most `room` bytes for
+/// strings and their addresses. Strings are without their NUL. A program that is given no arguments
+/// gets an empty one.
 ///
 /// # Errors
 /// `E2BIG`: too many or too long strings. `ENOMEM`: the kernel's heap is exhausted.

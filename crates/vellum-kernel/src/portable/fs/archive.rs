@@ -1,7 +1,7 @@
 //! The archive of first files: cpio in its "newc" form, as a kernel gets it from its loader.
 //!
-//! A header of 110 bytes of text, then the name with a NUL, then the contents, each filled up to a multiple of four; the last
-//! entry is called `TRAILER!!!`.
+//! A header of 110 bytes of text, then the name with a NUL, then the contents, each filled up to a
+//! multiple of four; the last entry is called `TRAILER!!!`.
 
 use super::inode::{Change, File, Inode};
 use super::meta::{Device, Kind, MODE, Time, Who};

@@ -1,8 +1,9 @@
-//! The file system of control groups: a directory a group, with its control files; `mkdir` makes a group, `rmdir` removes it.
-//! What the files say and do is the kernel's part ([`Groups`]).
+//! The file system of control groups: a directory a group, with its control files; `mkdir` makes a
+//! group, `rmdir` removes it. What the files say and do is the kernel's part ([`Groups`]).
 //!
-//! The memory controller is the only one. Partial: its files are there whether `cgroup.subtree_control` of the group above has
-//! it or not, and what is switched there is only remembered.
+//! The memory controller is the only one. Partial: its files are there whether
+//! `cgroup.subtree_control` of the group above has it or not, and what is switched there is only
+//! remembered.
 
 use super::folder::{Folder, More};
 use super::inode::{Entry, Inode};
@@ -72,7 +73,8 @@ pub trait Groups: Send + Sync {
     /// `ENOMEM`.
     fn read(&self, group: u32, control: Control) -> Result<Vec<u8>, Errno>;
 
-    /// What is written to a control file. `cgroup.procs` is given a number, of which zero is the writer's own process.
+    /// What is written to a control file. `cgroup.procs` is given a number, of which zero is the
+    /// writer's own process.
     ///
     /// # Errors
     /// `EINVAL`: it makes no sense; `ESRCH`, `EBUSY`, `EAGAIN` (not as much was reclaimed).
@@ -87,8 +89,8 @@ pub fn root(system: System, groups: Arc<dyn Groups>, group: u32) -> Result<Arc<F
     directory(system, groups, group, None)
 }
 
-/// An amount as it is written to `memory.max` and `memory.reclaim`: bytes, perhaps with `K`, `M`, `G` or `T`; or `max`, which is
-/// none.
+/// An amount as it is written to `memory.max` and `memory.reclaim`: bytes, perhaps with `K`, `M`,
+/// `G` or `T`; or `max`, which is none.
 ///
 /// # Errors
 /// `EINVAL`.

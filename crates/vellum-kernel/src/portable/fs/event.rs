@@ -1,5 +1,6 @@
-//! Event counters (`eventfd`). Partial: a write that waits does so only while no value at all would fit; one whose value is too
-//! large for what is left below the maximum answers `EINVAL` after its first `EAGAIN`, instead of waiting on.
+//! Event counters (`eventfd`). Partial: a write that waits does so only while no value at all would
+//! fit; one whose value is too large for what is left below the maximum answers `EINVAL` after its
+//! first `EAGAIN`, instead of waiting on.
 
 use super::inode::File;
 use super::io::{Sink, Source};

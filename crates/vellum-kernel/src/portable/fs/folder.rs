@@ -71,7 +71,8 @@ impl Folder {
         Folder::numbered(system, None, parent, more)
     }
 
-    /// As [`Folder::new`], with an inode number that is known before it is made: of 2³² or more, to be no other's.
+    /// As [`Folder::new`], with an inode number that is known before it is made: of 2³² or more, to
+    /// be no other's.
     pub fn numbered(
         system: System,
         number: Option<u64>,

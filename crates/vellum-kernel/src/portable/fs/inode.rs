@@ -82,7 +82,8 @@ pub trait Inode: Send + Sync + Any {
         Err(Errno::EPERM)
     }
 
-    /// What reads and writes go to, with the flags of `open`. Not asked of directories, links and devices.
+    /// What reads and writes go to, with the flags of `open`. Not asked of directories, links and
+    /// devices.
     ///
     /// # Errors
     /// `ENXIO`: it can't be opened so.
@@ -146,8 +147,8 @@ pub trait Directory {
     /// The directory that it is in; none if it is the root of its file system, or removed.
     fn parent(&self) -> Option<Arc<dyn Inode>>;
 
-    /// Name entries from a position on ([`FIRST`] or one that an entry gave), until `each` has enough and says false. Entries
-    /// that are neither added nor removed meanwhile are named once.
+    /// Name entries from a position on ([`FIRST`] or one that an entry gave), until `each` has
+    /// enough and says false. Entries that are neither added nor removed meanwhile are named once.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -185,8 +186,8 @@ pub trait Directory {
         Err(Errno::EPERM)
     }
 
-    /// Move an entry into a directory of the same file system, over what has the name there; `flags` are those of
-    /// `renameat2`.
+    /// Move an entry into a directory of the same file system, over what has the name there;
+    /// `flags` are those of `renameat2`.
     ///
     /// # Errors
     /// As `renameat2`.
@@ -205,8 +206,8 @@ pub enum Mappable {
     Pages(Arc<dyn Pages>),
 }
 
-/// What reads and writes of an open file do. They never wait: what would have to answers `EAGAIN`, and to wait at
-/// [`File::queue`] until it doesn't is the business of [`super::Open`].
+/// What reads and writes of an open file do. They never wait: what would have to answers `EAGAIN`,
+/// and to wait at [`File::queue`] until it doesn't is the business of [`super::Open`].
 pub trait File: Send + Sync {
     /// Read at an offset (which matters if it is seekable); zero bytes are the end.
     ///
@@ -216,7 +217,8 @@ pub trait File: Send + Sync {
         Err(Errno::EINVAL)
     }
 
-    /// Write at an offset. It may be less than all for no other reason than that it would take long.
+    /// Write at an offset. It may be less than all for no other reason than that it would take
+    /// long.
     ///
     /// # Errors
     /// `EAGAIN`; `EPIPE` (to which belongs `SIGPIPE`); the source's; the file's own.

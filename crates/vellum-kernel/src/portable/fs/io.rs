@@ -1,4 +1,5 @@
-//! Bytes that come and go. On the other side is mostly user memory, which may end half way; what was done until then counts.
+//! Bytes that come and go. On the other side is mostly user memory, which may end half way; what
+//! was done until then counts.
 
 use crate::errno::Errno;
 
@@ -7,7 +8,8 @@ pub trait Sink: Send {
     /// How many bytes it still takes.
     fn room(&self) -> usize;
 
-    /// Take bytes, as many as there is room for; how many. Fewer if memory ends among them: then the next call fails.
+    /// Take bytes, as many as there is room for; how many. Fewer if memory ends among them: then
+    /// the next call fails.
     ///
     /// # Errors
     /// `EFAULT`: not one byte could be taken, though there is room.
@@ -19,8 +21,8 @@ pub trait Source: Send {
     /// How many bytes there still are.
     fn left(&self) -> usize;
 
-    /// Give bytes, as many as there are and `to` has room for; how many. Fewer if memory ends among them: then the next call
-    /// fails.
+    /// Give bytes, as many as there are and `to` has room for; how many. Fewer if memory ends among
+    /// them: then the next call fails.
     ///
     /// # Errors
     /// `EFAULT`: not one byte could be given, though there are some.
@@ -83,8 +85,8 @@ impl Source for Part<'_, dyn Source + '_> {
     }
 }
 
-/// Do a transfer piece by piece: `piece` says how many bytes it has moved and whether to go on. What was moved before an
-/// error counts, and the error is forgotten.
+/// Do a transfer piece by piece: `piece` says how many bytes it has moved and whether to go on.
+/// What was moved before an error counts, and the error is forgotten.
 pub(crate) fn in_pieces(mut piece: impl FnMut() -> Result<(usize, bool), Errno>) -> Result<usize, Errno> {
     let mut done = 0;
     loop {

@@ -1,8 +1,8 @@
-//! Locks on files: of ranges (`fcntl`) and of the whole (`flock`). They keep nobody from reading or writing; they tell those
-//! who ask.
+//! Locks on files: of ranges (`fcntl`) and of the whole (`flock`). They keep nobody from reading or
+//! writing; they tell those who ask.
 //!
-//! A lock is had by a process, and goes with the first descriptor of the file that the process closes; or by an open file
-//! description, and goes with that.
+//! A lock is had by a process, and goes with the first descriptor of the file that the process
+//! closes; or by an open file description, and goes with that.
 
 use crate::errno::Errno;
 use crate::wait::Queue;
@@ -57,7 +57,8 @@ impl Lock {
 #[derive(Default)]
 pub struct Locks {
     table: Mutex<Table>,
-    /// Whether there are any: how many owners have locks of how many subjects; so that whoever closes a file need not look.
+    /// Whether there are any: how many owners have locks of how many subjects; so that whoever
+    /// closes a file need not look.
     count: AtomicUsize,
     changed: Queue,
 }
@@ -204,7 +205,8 @@ impl Locks {
                 Err(Errno::EAGAIN) => {}
                 other => return other,
             }
-            // To take a lock wakes the queue, which a condition must not do at its own: so it only says when to try.
+            // To take a lock wakes the queue, which a condition must not do at its own: so it only
+            // says when to try.
             let in_the_way = || match self.stand_in_line(subject, wanted) {
                 Ok(true) => None,
                 other => Some(other),

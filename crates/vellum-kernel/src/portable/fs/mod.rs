@@ -1,5 +1,6 @@
-//! Files, as far as they need no machine. What the kernel supplies: user memory ([`Sink`], [`Source`]), the contents of files in
-//! memory ([`Pages`], which the engine's memory objects are), time and random bytes, and what generated files say.
+//! Files, as far as they need no machine. What the kernel supplies: user memory ([`Sink`],
+//! [`Source`]), the contents of files in memory ([`Pages`], which the engine's memory objects are),
+//! time and random bytes, and what generated files say.
 //!
 //! | file | story |
 //! |---|---|

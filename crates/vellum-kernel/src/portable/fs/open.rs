@@ -1,7 +1,8 @@
-//! Open file descriptions: what descriptors stand for. An inode, how it was opened, and an offset; here is decided whether a
-//! call waits.
+//! Open file descriptions: what descriptors stand for. An inode, how it was opened, and an offset;
+//! here is decided whether a call waits.
 //!
-//! A call that is given up (its future dropped, as for a signal) may have done a part: the sink or source knows how much.
+//! A call that is given up (its future dropped, as for a signal) may have done a part: the sink or
+//! source knows how much.
 
 use super::inode::{FIRST, File, Inode};
 use super::io::{Part, Sink, Source};
@@ -288,7 +289,8 @@ impl Open {
         Ok(done)
     }
 
-    /// Writes until all is written or an error comes, which does not count if something was written.
+    /// Writes until all is written or an error comes, which does not count if something was
+    /// written.
     async fn write_all(
         &self,
         file: &dyn File,

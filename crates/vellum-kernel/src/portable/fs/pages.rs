@@ -1,7 +1,7 @@
 //! The contents of a file in memory.
 //!
-//! In the kernel they are the engine's memory objects, so that programs can map them. [`OnHeap`] keeps them on the heap
-//! instead, for tests and for what is never mapped.
+//! In the kernel they are the engine's memory objects, so that programs can map them. [`OnHeap`]
+//! keeps them on the heap instead, for tests and for what is never mapped.
 
 use super::io::{Sink, Source, in_pieces};
 use crate::errno::Errno;
@@ -11,13 +11,14 @@ use core::any::Any;
 use core::ops::Range;
 use spin::Mutex;
 
-/// A sparse row of pages with a size in bytes. Holes read as zeros. The file sees to it that sizes are set, and bytes written, by
-/// one caller at a time; reads may come at any time.
+/// A sparse row of pages with a size in bytes. Holes read as zeros. The file sees to it that sizes
+/// are set, and bytes written, by one caller at a time; reads may come at any time.
 pub trait Pages: Send + Sync {
     /// In bytes.
     fn size(&self) -> u64;
 
-    /// Cut it off, or add a hole at its end. What lies beyond the end reads as zeros if it grows again.
+    /// Cut it off, or add a hole at its end. What lies beyond the end reads as zeros if it grows
+    /// again.
     ///
     /// # Errors
     /// `EFBIG`, `ENOMEM`.

@@ -1,7 +1,7 @@
 //! Pipes: named (FIFOs) or not.
 //!
-//! A write of at most [`ATOMIC`] bytes is in one piece. Readers wait for bytes or for the last writer to go; writers for room
-//! or for the last reader to go.
+//! A write of at most [`ATOMIC`] bytes is in one piece. Readers wait for bytes or for the last
+//! writer to go; writers for room or for the last reader to go.
 
 use super::bytes::Bytes;
 use super::inode::{Change, File, Inode};
@@ -27,7 +27,8 @@ const MOST: usize = 1 << 20;
 /// A pipe.
 pub struct Pipe {
     state: Mutex<State>,
-    /// One queue for both ends: whatever happens concerns the other end, and its waits are for a condition.
+    /// One queue for both ends: whatever happens concerns the other end, and its waits are for a
+    /// condition.
     changed: Queue,
 }
 

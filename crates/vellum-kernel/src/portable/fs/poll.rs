@@ -1,5 +1,5 @@
-//! To wait for one of many. `poll`, `ppoll` and `select` are this, with a timeout of the kernel's; `epoll` would add a set that
-//! stays.
+//! To wait for one of many. `poll`, `ppoll` and `select` are this, with a timeout of the kernel's;
+//! `epoll` would add a set that stays.
 
 use super::open::Open;
 use crate::errno::Errno;

@@ -1,7 +1,7 @@
 //! Descriptors: small numbers for open files.
 //!
-//! The table is behind a lock of the kernel's. What is taken out of it is returned, to be dropped after that lock: the last
-//! reference to an open file does more than to forget it.
+//! The table is behind a lock of the kernel's. What is taken out of it is returned, to be dropped
+//! after that lock: the last reference to an open file does more than to forget it.
 
 use super::open::Open;
 use crate::errno::Errno;
@@ -72,7 +72,8 @@ impl Table {
         Ok(self.slots[at].replace(slot))
     }
 
-    /// `dup3` without its check for equal numbers: `to` stands for the same as `from`; what it stood for before.
+    /// `dup3` without its check for equal numbers: `to` stands for the same as `from`; what it
+    /// stood for before.
     ///
     /// # Errors
     /// `EBADF`: `from` is none, or `to` is not below the limit. `ENOMEM`.
@@ -109,13 +110,15 @@ impl Table {
         self.slots.len()
     }
 
-    /// The first descriptor from a number on: to close ranges, for `execve`, and for `/proc/PID/fd`.
+    /// The first descriptor from a number on: to close ranges, for `execve`, and for
+    /// `/proc/PID/fd`.
     pub fn next(&self, from: u32) -> Option<(u32, &Slot)> {
         let taken = self.slots.iter().enumerate().skip(from as usize);
         taken.filter_map(|(number, slot)| Some((number as u32, slot.as_ref()?))).next()
     }
 
-    /// Take out the first one of a range (both ends included); `execve` wants only those to close. Repeat until none is left.
+    /// Take out the first one of a range (both ends included); `execve` wants only those to close.
+    /// Repeat until none is left.
     pub fn remove_next(&mut self, range: (u32, u32), on_exec: bool) -> Option<Slot> {
         let mut from = range.0;
         loop {

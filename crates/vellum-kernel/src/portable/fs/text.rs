@@ -1,5 +1,5 @@
-//! Files whose contents are made when they are read (`/proc`, `/sys`, control files): a function says what is in them, another
-//! takes what is written. They are in folders ([`super::folder`]).
+//! Files whose contents are made when they are read (`/proc`, `/sys`, control files): a function
+//! says what is in them, another takes what is written. They are in folders ([`super::folder`]).
 //!
 //! | what | contents |
 //! |---|---|
@@ -230,7 +230,8 @@ impl File for Window {
     }
 }
 
-/// A symbolic link whose target a function says, and that may lead to an inode whatever the target's name says.
+/// A symbolic link whose target a function says, and that may lead to an inode whatever the
+/// target's name says.
 pub struct Link {
     system: System,
     meta: Meta,

@@ -1,5 +1,5 @@
-//! Faults that wait until somebody has dealt with them, who is told of each (`userfaultfd`): in the order of their coming, as long as
-//! whoever faulted still waits.
+//! Faults that wait until somebody has dealt with them, who is told of each (`userfaultfd`): in the
+//! order of their coming, as long as whoever faulted still waits.
 
 use super::io::Sink;
 use crate::errno::Errno;

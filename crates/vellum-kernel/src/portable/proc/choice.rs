@@ -1,4 +1,5 @@
-//! Settings that are one of some words, as `/sys` shows them: all words, and the one that holds in brackets.
+//! Settings that are one of some words, as `/sys` shows them: all words, and the one that holds in
+//! brackets.
 
 use super::Text;
 use core::fmt::{self, Write};

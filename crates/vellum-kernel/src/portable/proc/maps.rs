@@ -50,7 +50,8 @@ pub struct Usage {
     pub swap: u64,
     pub swap_pss: u64,
     pub locked: u64,
-    /// In blocks of entries that a TLB may hold as one translation, by the two sizes of [`Usage::block_sizes`].
+    /// In blocks of entries that a TLB may hold as one translation, by the two sizes of
+    /// [`Usage::block_sizes`].
     pub blocks: [u64; 2],
     /// 0: there are none.
     pub block_sizes: [u64; 2],

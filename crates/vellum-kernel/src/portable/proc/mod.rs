@@ -1,5 +1,5 @@
-//! The texts of `/proc` and `/sys`, exactly as Linux forms them: from plain structures to text, and nothing else. Sizes are in bytes, where
-//! nothing else is said.
+//! The texts of `/proc` and `/sys`, exactly as Linux forms them: from plain structures to text, and
+//! nothing else. Sizes are in bytes, where nothing else is said.
 //!
 //! | file | story |
 //! |---|---|

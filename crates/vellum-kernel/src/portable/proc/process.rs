@@ -242,7 +242,8 @@ mod tests {
         String::from_utf8(Text::of(write).unwrap()).unwrap()
     }
 
-    /// This process's own, read and formed again: every line that this writes is among Linux's, and in its order.
+    /// This process's own, read and formed again: every line that this writes is among Linux's, and
+    /// in its order.
     #[test]
     fn status_as_linux_does() {
         let real = std::fs::read_to_string("/proc/self/status").unwrap();

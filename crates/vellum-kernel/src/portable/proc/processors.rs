@@ -24,7 +24,8 @@ pub fn list(text: &mut Text, set: impl Iterator<Item = usize>) -> fmt::Result {
     writeln!(text)
 }
 
-/// The same in hexadecimal, a bit each, with as many digits as `of` processors need, at most 32 of them.
+/// The same in hexadecimal, a bit each, with as many digits as `of` processors need, at most 32 of
+/// them.
 ///
 /// # Errors
 /// No memory for the text.
@@ -53,8 +54,8 @@ pub enum With {
     All,
 }
 
-/// The files of a processor's `topology`: each is a core of its own, and all lie in one package, as QEMU makes machines by
-/// itself. Linux calls unknown clusters 65535.
+/// The files of a processor's `topology`: each is a core of its own, and all lie in one package, as
+/// QEMU makes machines by itself. Linux calls unknown clusters 65535.
 pub fn topology(cpu: u32) -> [(&'static str, Place); 16] {
     use Place::{In, ListedWith, With as Shared};
     use With::{All, Itself};

@@ -27,16 +27,16 @@ pub(in crate::space) struct NewFrames {
 }
 
 impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
-    /// Returns the orders that folios of a VMA may have, as a bit mask, beside single pages. Private
-    /// copies of an object's pages are single: no huge mapping reaches across an end of what a
-    /// truncation removes.
+    /// Returns the orders that folios of a VMA may have, as a bit mask, beside single pages.
+    /// Private copies of an object's pages are single: no huge mapping reaches across an end of
+    /// what a truncation removes.
     #[inline]
     pub(in crate::space) fn orders(self, vma: &Vma) -> u32 {
         if vma.backing.is_anonymous() { self.machine().policy().orders(vma.advice) } else { 0 }
     }
 
-    /// Allocates a folio of `order`, or of the next smaller of `orders` that there is memory for, or
-    /// a single page. Returns the folio and its order. Otherwise as [`Anon::alloc`].
+    /// Allocates a folio of `order`, or of the next smaller of `orders` that there is memory for,
+    /// or a single page. Returns the folio and its order. Otherwise as [`Anon::alloc`].
     ///
     /// # Errors
     /// There is no memory for a page either.
@@ -86,8 +86,8 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
     }
 
     /// Allocates contiguous folios of `order`, each as [`Anon::alloc`] does, that fill a naturally
-    /// aligned block of the order `block`. Their contents are unspecified. Returns the first frame, or
-    /// `None` if not all of them can be had.
+    /// aligned block of the order `block`. Their contents are unspecified. Returns the first frame,
+    /// or `None` if not all of them can be had.
     pub(in crate::space) fn alloc_contiguous(self, vma: &Vma, addr: u64, block: u8, order: u8) -> Option<Pfn> {
         let machine = self.machine();
         let pages = 1u32 << order;
@@ -107,8 +107,8 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
         Some(first)
     }
 
-    /// Frees `frames` frames of [`Anon::alloc_contiguous`] that were not mapped, in one piece, so that
-    /// the next allocation finds them in one piece.
+    /// Frees `frames` frames of [`Anon::alloc_contiguous`] that were not mapped, in one piece, so
+    /// that the next allocation finds them in one piece.
     pub(in crate::space) fn free_contiguous(self, first: Pfn, frames: u32, order: u8) {
         let (machine, pages) = (self.machine(), 1 << order);
         let is_gone = |head, frame: &Frame| machine.frames().put(head, frame, pages, pages).refs == 0;

@@ -14,7 +14,8 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
     /// Maps a new folio of [`Anon::alloc`] in the block of `vma` around `addr`. Returns the block.
     ///
     /// # Errors
-    /// Something is mapped there by now, or there is no memory for a page table. The folio is freed.
+    /// Something is mapped there by now, or there is no memory for a page table. The folio is
+    /// freed.
     #[inline(always)]
     pub(in crate::space) fn map(self, vma: &Vma, addr: u64, pfn: Pfn, order: u8) -> Result<VirtRange, NotMapped> {
         let (arch, ptes) = (self.arch(), Ptes::of(self.space));

@@ -1,10 +1,10 @@
 //! Replaces what a block maps by a copy of it in one folio: for copy-on-write, and for collapse.
 //!
 //! The old PTEs are cleared, and their place is busy until the new ones come
-//! ([`LockedTable::occupy`]): flush, copy and fill, with no lock held. Nothing writes to the original
-//! while it is copied, and no CPU reads the original after a write to the copy. The flush covers all of
-//! the place, also where nothing was mapped: a reclaimer may have cleared PTEs there whose flush is
-//! still pending.
+//! ([`LockedTable::occupy`]): flush, copy and fill, with no lock held. Nothing writes to the
+//! original while it is copied, and no CPU reads the original after a write to the copy. The flush
+//! covers all of the place, also where nothing was mapped: a reclaimer may have cleared PTEs there
+//! whose flush is still pending.
 
 use arrayvec::ArrayVec;
 
@@ -21,8 +21,8 @@ use crate::space::ground::Ptes;
 
 impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
     /// Maps the folio `pfn` of [`Anon::alloc`] in the place of what `block` maps, with the same
-    /// contents. The block is one huge PTE of `table`, or a part of `table` that has nothing but leaf
-    /// PTEs, in `RUNS` runs at most, and holes, which become zeros.
+    /// contents. The block is one huge PTE of `table`, or a part of `table` that has nothing but
+    /// leaf PTEs, in `RUNS` runs at most, and holes, which become zeros.
     pub(in crate::space) fn replace_part<const RUNS: usize>(
         self,
         table: LockedTable<'_, 'm, P, A>,
@@ -67,8 +67,8 @@ impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
         Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> arch.level_shift(level)) as usize)
     }
 
-    /// Copies parts of a block, in ascending order, which no CPU reaches any more, to a new folio, and
-    /// zeroes the rest of the folio. Returns how many of the copied frames counted as resident.
+    /// Copies parts of a block, in ascending order, which no CPU reaches any more, to a new folio,
+    /// and zeroes the rest of the folio. Returns how many of the copied frames counted as resident.
     fn copy_parts(self, block: VirtRange, pfn: Pfn, parts: impl Iterator<Item = (VirtRange, Pfn)>) -> i64 {
         let machine = self.machine();
         let frames = |bytes: u64| (bytes >> FRAME_SHIFT) as u32;

@@ -1,10 +1,13 @@
-//! Copy on write: a page is written that others have too (a parent, a child, the object behind a private VMA).
+//! Copy on write: a page is written that others have too (a parent, a child, the object behind a
+//! private VMA).
 //!
-//! What is the copy of slots ([`crate::swap`]) is written in the same way: they are given up, unless it is copied.
+//! What is the copy of slots ([`crate::swap`]) is written in the same way: they are given up,
+//! unless it is copied.
 //!
-//! If all references and mappings of its folio are those of the run that it stands in, nobody else has it any more, and the run
-//! becomes the space's own again in place. Otherwise it is copied, with as many of its neighbours as one folio of the size that
-//! policy allows takes ([`super::replace`]).
+//! If all references and mappings of its folio are those of the run that it stands in, nobody else
+//! has it any more, and the run becomes the space's own again in place. Otherwise it is copied,
+//! with as many of its neighbours as one folio of the size that policy allows takes
+//! ([`super::replace`]).
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -25,8 +28,8 @@ const RUNS: usize = 16;
 enum Seen {
     /// It may be written now.
     Own,
-    /// Somebody else has it: a folio of this order would take it and its neighbours. (Less than it is itself: it is huge, and
-    /// folios as large as that are not allowed.)
+    /// Somebody else has it: a folio of this order would take it and its neighbours. (Less than it
+    /// is itself: it is huge, and folios as large as that are not allowed.)
     Others(u8),
     /// It is not what it was.
     Changed,
@@ -69,7 +72,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         Ok(Outcome::Again)
     }
 
-    /// Whether entries are mapped, but not as the space's own, and nobody watches for a write to them.
+    /// Whether entries are mapped, but not as the space's own, and nobody watches for a write to
+    /// them.
     fn is_shared(self, run: &Run) -> bool {
         let arch = self.arch();
         run.kind == Kind::Leaf
@@ -83,15 +87,16 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         let frames = machine.frames();
         let Some(page) = table.run(addr, addr + 1).filter(|run| self.is_shared(run)) else { return Seen::Changed };
         let (head, frame) = frames.head(page.pfn(arch));
-        // More mappings than it has pages are not all of this run, and neither are references without a mapping: mostly that is
-        // seen here, without a look at the run.
+        // More mappings than it has pages are not all of this run, and neither are references
+        // without a mapping: mostly that is seen here, without a look at the run.
         let counts = frame.counts();
         if !frame.has(flag::OBJECT) && counts.refs == counts.maps && counts.maps <= 1 << frame.order() {
             let alone = || counts.maps == 1 << frame.order() && frame.counts() == counts;
             if alone() && machine.uncache_part(head, frame, alone) {
                 return Seen::Changed;
             }
-            // The run in which the page stands, no further back than to its folio's first page: so it begins with that folio.
+            // The run in which the page stands, no further back than to its folio's first page: so
+            // it begins with that folio.
             let before = (page.pfn(arch).0 - head.0) as u64;
             let first = page.va.saturating_sub(before << FRAME_SHIFT).max(vma.range.start).max(table.base);
             let mut run = table.run(first, vma.range.end);
@@ -128,7 +133,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         let mut folios = machine.frames().folios(run.pfn(arch), run.frames(arch));
         let mut own = folios.next().filter(alone).map(|(.., pages)| pages)?;
         if first.has(flag::SWAP_CACHED) {
-            // Nobody finds it by its slots after this, and nobody may have found it before. The others keep theirs: they are not written.
+            // Nobody finds it by its slots after this, and nobody may have found it before. The
+            // others keep theirs: they are not written.
             let still = || alone(&(head, first, own));
             (machine.uncache(head, first, still) && still()).then(|| first.clear_flag(flag::SWAP_CACHED))?;
         } else {
@@ -144,7 +150,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         (len > 0).then_some(Run { len, ..*run })
     }
 
-    /// How many runs stand in a block of the last level, if all of it is mapped, nothing as the space's own, and they are few.
+    /// How many runs stand in a block of the last level, if all of it is mapped, nothing as the
+    /// space's own, and they are few.
     fn runs_to_copy(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> Option<usize> {
         let mut at = block.start;
         let mut runs = 0;
@@ -156,7 +163,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         Some(runs)
     }
 
-    /// Put a folio in the place of what a block maps, with the same contents. `false`: it is not what it was.
+    /// Put a folio in the place of what a block maps, with the same contents. `false`: it is not
+    /// what it was.
     fn replace_by_copy(self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let Found::Table(table) = self.tables().find(block) else { return false };
         let fits = match table.level > 1 {

@@ -41,7 +41,8 @@ pub enum FaultError {
     TooManyReferences(u64),
     /// The machine has no memory left.
     NoMemory(Refused),
-    /// A userfaultfd is to be notified. When it has resolved the event, the access may be tried again.
+    /// A userfaultfd is to be notified. When it has resolved the event, the access may be tried
+    /// again.
     Uffd(UffdEvent),
 }
 

@@ -1,9 +1,9 @@
 //! Page faults: what an access finds, and the steps that make it succeed.
 //!
-//! A fault locks the VMAs for reading, looks at the PTE, and dispatches ([`Fault::try_fault`]) to the
-//! step that fits; each step decides under the lock of the one page table where its PTEs are. A step
-//! that finds that another CPU was faster returns [`Outcome::Again`]; the fault tries again, after some
-//! tries with its addresses claimed and the gate closed ([`Retry`], INV-21).
+//! A fault locks the VMAs for reading, looks at the PTE, and dispatches ([`Fault::try_fault`]) to
+//! the step that fits; each step decides under the lock of the one page table where its PTEs are. A
+//! step that finds that another CPU was faster returns [`Outcome::Again`]; the fault tries again,
+//! after some tries with its addresses claimed and the gate closed ([`Retry`], INV-21).
 //!
 //! | file | step |
 //! |---|---|
@@ -70,12 +70,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Fault::of(self).fault(addr, access)
     }
 
-    /// Pins the page at `addr`, faulted in for `access`; for a write it is made exclusive to the space
-    /// first. The page is not freed before the result is dropped, and has one more reference until
-    /// then (Linux: `pin_user_pages`).
+    /// Pins the page at `addr`, faulted in for `access`; for a write it is made exclusive to the
+    /// space first. The page is not freed before the result is dropped, and has one more reference
+    /// until then (Linux: `pin_user_pages`).
     ///
-    /// The space sees what the host writes to the page, and a child that is forked meanwhile doesn't,
-    /// until the space unmaps or discards the page. For a write the page counts as dirty from now on.
+    /// The space sees what the host writes to the page, and a child that is forked meanwhile
+    /// doesn't, until the space unmaps or discards the page. For a write the page counts as dirty
+    /// from now on.
     ///
     /// # Errors
     /// See [`FaultError`].
@@ -85,9 +86,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Swaps in everything that the space has on a device, in folios as faults would (Linux:
     /// `swapoff`). The host does this with each space before it detaches the device, after
-    /// [`Swaps::close`](crate::swap::Swaps::close): pages that are on their way to the device while this
-    /// runs, or that a later fork shares, stay there, and detaching fails. Faults go on meanwhile;
-    /// changes of VMAs wait.
+    /// [`Swaps::close`](crate::swap::Swaps::close): pages that are on their way to the device while
+    /// this runs, or that a later fork shares, stay there, and detaching fails. Faults go on
+    /// meanwhile; changes of VMAs wait.
     ///
     /// # Errors
     /// [`FaultError::NoMemory`]: there is no memory, and the rest is still on the device.

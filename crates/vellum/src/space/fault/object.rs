@@ -14,12 +14,13 @@ use super::{Access, Fault, FaultError, Outcome, Touch};
 use crate::space::anon::Anon;
 use crate::space::ground::Ptes;
 
-/// How many pages a fault maps at most, if the object has them and they lie in a row, as an order of pages.
+/// How many pages a fault maps at most, if the object has them and they lie in a row, as an order
+/// of pages.
 const AROUND: u8 = 4;
 
 impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
-    /// Which blocks of pages a fault on an object may map at once. (Cold, like the next: so an anonymous fault, which is most of
-    /// them, stays in one piece.)
+    /// Which blocks of pages a fault on an object may map at once. (Cold, like the next: so an
+    /// anonymous fault, which is most of them, stays in one piece.)
     #[cold]
     pub(super) fn object_orders(self, vma: &Vma, access: Access) -> u32 {
         if access == Access::Write && !vma.backing.is_shared() {
@@ -48,7 +49,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         let shift = arch.page_shift();
         let page = vma.backing.offset(addr) >> shift;
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
-        // No further than the object's beginning, where a VMA's block may begin before its object does.
+        // No further than the object's beginning, where a VMA's block may begin before its object
+        // does.
         let first = page.saturating_sub((align_down(addr, shift) - start) >> shift);
         let window = first..page + (((start + (1 << (order as u32 + FRAME_SHIFT))) - align_down(addr, shift)) >> shift);
         let around = page >> AROUND << AROUND..((page >> AROUND) + 1) << AROUND;
@@ -85,8 +87,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         }
     }
 
-    /// A private VMA is written where nothing is mapped: straight to a copy. Of a hole that is zeros, and the object needs no
-    /// page for it.
+    /// A private VMA is written where nothing is mapped: straight to a copy. Of a hole that is
+    /// zeros, and the object needs no page for it.
     fn map_private_copy(
         self,
         vma: &Vma,

@@ -26,10 +26,12 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
                 if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(needed) {
                     let inside = (addr & ((1 << table.shift()) - 1)) >> arch.page_shift() << arch.page_order();
                     let pfn = arch.leaf_pfn(raw, table.level).add(inside as u32);
-                    // SAFETY: a page of the space's size, which the entry refers to, under the lock of its table.
+                    // SAFETY: a page of the space's size, which the entry refers to, under the lock
+                    // of its table.
                     page = Some(unsafe { ObjectPage::get(self.machine(), pfn, arch.page_shift()) });
                     if access == Access::Write && !arch.attrs(raw, table.level).contains(Attrs::HARDWARE) {
-                        // What is written past the entry hardware will not record, and clean memory may go.
+                        // What is written past the entry hardware will not record, and clean memory
+                        // may go.
                         table.record(addr, Attrs::HARDWARE);
                     }
                 }

@@ -70,9 +70,9 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         }
     }
 
-    /// Goes on with a fault that its first try did not resolve. Waits for changes of the VMAs in its
-    /// turn among them, so that no stream of changes starves it; and closes the gate after some tries,
-    /// so that no stream of other faults, reclaim or advice does (INV-21).
+    /// Goes on with a fault that its first try did not resolve. Waits for changes of the VMAs in
+    /// its turn among them, so that no stream of changes starves it; and closes the gate after some
+    /// tries, so that no stream of other faults, reclaim or advice does (INV-21).
     #[cold]
     pub(super) fn fault_in_turn(
         self,
@@ -171,8 +171,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         Outcome::of_mapping(Anon::of(self.space).map(vma, addr, pfn, order))
     }
 
-    /// Resolves a fault on a PTE that is present: another CPU was faster, or the access writes to the
-    /// zero folio or a shared page, or the VMA allows more than the PTE.
+    /// Resolves a fault on a PTE that is present: another CPU was faster, or the access writes to
+    /// the zero folio or a shared page, or the VMA allows more than the PTE.
     #[inline(never)]
     fn fault_on_leaf(self, vma: &Vma, addr: u64, access: Access, raw: u64, level: u8) -> Result<Outcome, FaultError> {
         let arch = self.arch();
@@ -202,8 +202,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         if access == Access::Write && !Ptes::of(self.space).rights(attrs, vma.prot).contains(Attrs::WRITE) {
             return Ok(self.first_write(vma, addr));
         }
-        // Only a change of the VMA that is under way leaves PTEs with old rights: they get the new ones
-        // here, a run at a time.
+        // Only a change of the VMA that is under way leaves PTEs with old rights: they get the new
+        // ones here, a run at a time.
         let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
         let mut stale = None;
         if let Some(run) = table.run(addr, vma.range.end)
@@ -214,8 +214,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         }
         table.release();
         if let Some((range, shift)) = stale {
-            // The change took a right away too, and finds these PTEs done, so it won't flush them. It
-            // ends only when this fault has unlocked the VMAs.
+            // The change took a right away too, and finds these PTEs done, so it won't flush them.
+            // It ends only when this fault has unlocked the VMAs.
             self.tables().tlb.invalidate(&[range], shift, false);
         }
         Ok(Outcome::Again)

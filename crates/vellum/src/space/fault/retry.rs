@@ -30,8 +30,8 @@ impl<'s, 'm, P: Platform, A: Arch> Retry<'s, 'm, P, A> {
         self.turn = Some(Change::wait_turn(space, range));
     }
 
-    /// Counts a try that failed. When the tries are used up, claims `range`, so that no change of the
-    /// VMAs is at work there, and closes the gate, so that no fault, reclaim or advice begins.
+    /// Counts a try that failed. When the tries are used up, claims `range`, so that no change of
+    /// the VMAs is at work there, and closes the gate, so that no fault, reclaim or advice begins.
     pub(in crate::space) fn again(&mut self, space: &'s AddressSpace<'m, P, A>, range: UserRange) {
         if self.patience.count_retry() && !self.patience.has_closed() {
             if self.turn.is_none() {

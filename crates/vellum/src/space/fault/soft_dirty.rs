@@ -12,8 +12,8 @@ use crate::space::ground::Ptes;
 
 impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     /// Resolves the first write to an exclusive page since soft-dirty was cleared, or since it was
-    /// write-protected in asynchronous mode: the run of its PTEs becomes soft-dirty and writable. An
-    /// event for a userfaultfd comes before this.
+    /// write-protected in asynchronous mode: the run of its PTEs becomes soft-dirty and writable.
+    /// An event for a userfaultfd comes before this.
     #[cold]
     pub(super) fn first_write(self, vma: &Vma, addr: u64) -> Outcome {
         let arch = self.arch();

@@ -1,9 +1,11 @@
-//! What was swapped out is touched, and comes back with as much around it as went out side by side, and went nowhere else since: in
-//! one folio that policy allows, or, up to [`ROW`], in a row of smaller ones. What went out in one huge piece comes back as that.
+//! What was swapped out is touched, and comes back with as much around it as went out side by side,
+//! and went nowhere else since: in one folio that policy allows, or, up to [`ROW`], in a row of
+//! smaller ones. What went out in one huge piece comes back as that.
 //!
-//! What others of the family have brought back from the same slots is mapped with them ([`crate::swap`]'s `cache`). Otherwise it is the
-//! slots' copy from then on, not the space's own, so that it needs not be written again before somebody has written to it: unless nobody
-//! else has these slots, and it is written to right now, or is to stay, or slots are short.
+//! What others of the family have brought back from the same slots is mapped with them
+//! ([`crate::swap`]'s `cache`). Otherwise it is the slots' copy from then on, not the space's own,
+//! so that it needs not be written again before somebody has written to it: unless nobody else has
+//! these slots, and it is written to right now, or is to stay, or slots are short.
 
 use arrayvec::ArrayVec;
 
@@ -21,7 +23,8 @@ use super::{Access, FaultError, Outcome, SwapIn, Touch};
 use crate::space::anon::Anon;
 use crate::space::ground::{Change, Ptes};
 
-/// Orders of what comes back in a row of folios that are smaller than it: up to 64 KiB, as much as what a fault on an object maps.
+/// Orders of what comes back in a row of folios that are smaller than it: up to 64 KiB, as much as
+/// what a fault on an object maps.
 const ROW: u32 = 0b11111;
 
 impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
@@ -225,7 +228,8 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         mapped
     }
 
-    /// Frames were mapped by their slots, for which they have references: of their folios nobody may map the rest by now.
+    /// Frames were mapped by their slots, for which they have references: of their folios nobody
+    /// may map the rest by now.
     fn defer_partial(self, pfn: Pfn, count: u32) {
         let machine = self.machine();
         for (head, frame, _) in machine.frames().folios(pfn, count) {
@@ -270,8 +274,8 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         for (_, frame, _) in machine.frames().folios(pfn, slots.slots.count) {
             frame.set_data(RmapKey { family: self.space.families.first(), ..RmapKey::unpack(frame.data()) }.pack());
         }
-        // SAFETY: as above. The folios are new, and what was read just now is what the slots hold. They will not be mapped as the space's
-        // own; who makes them that sees to it.
+        // SAFETY: as above. The folios are new, and what was read just now is what the slots hold.
+        // They will not be mapped as the space's own; who makes them that sees to it.
         match unsafe { swaps.add_to_cache(machine.frames(), slots, pfn) } {
             Ok(()) => Some(false),
             Err(NotCached::Taken) => None,

@@ -10,8 +10,8 @@ use super::{Access, Fault, FaultError, Outcome, Touch, UffdEvent, UffdMode};
 use crate::space::anon::Anon;
 use crate::space::ground::Ptes;
 
-/// Returns whether a write to a write-protected page of a VMA is an event. In asynchronous mode it is
-/// not: the write removes the protection.
+/// Returns whether a write to a write-protected page of a VMA is an event. In asynchronous mode it
+/// is not: the write removes the protection.
 pub(super) fn reports_wp(vma: &Vma) -> bool {
     vma.flags & (VmaFlags::WRITES | VmaFlags::ASYNC) == VmaFlags::WRITES
 }
@@ -71,8 +71,8 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
         Ok(Outcome::Again)
     }
 
-    /// Resolves a write to a present page that is write-protected for a userfaultfd. `mapping` is what
-    /// its PTE maps.
+    /// Resolves a write to a present page that is write-protected for a userfaultfd. `mapping` is
+    /// what its PTE maps.
     #[cold]
     pub(super) fn fault_on_wp_leaf(self, vma: &Vma, addr: u64, mapping: UserRange) -> Result<Outcome, FaultError> {
         if reports_wp(vma) {
@@ -116,8 +116,8 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
         run.kind == Kind::Marker && arch.marker_of(run.raw) == marker && range == run.range(arch)
     }
 
-    /// Writes a run in the place of markers `marker`. Returns false, and changes nothing, if anything
-    /// else is there.
+    /// Writes a run in the place of markers `marker`. Returns false, and changes nothing, if
+    /// anything else is there.
     pub(in crate::space) fn map_over_markers(self, range: UserRange, run: &Run, marker: Option<Marker>) -> bool {
         let arch = self.arch();
         let Found::Table(table) = self.tables().find(range) else { return false };

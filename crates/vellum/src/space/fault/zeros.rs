@@ -1,4 +1,5 @@
-//! Memory that was only read is zeros: a folio that all have together, mapped by the run. Who writes gets his own in its place.
+//! Memory that was only read is zeros: a folio that all have together, mapped by the run. Who
+//! writes gets his own in its place.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -12,8 +13,9 @@ use crate::space::anon::Anon;
 use crate::space::ground::{LeafShape, Ptes};
 
 impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
-    /// Which blocks a read may fill with zeros where faults may use these orders: any up to the largest, because the folio of
-    /// zeros serves for each, and a piece that is missing should not cost a fault for each of its pages.
+    /// Which blocks a read may fill with zeros where faults may use these orders: any up to the
+    /// largest, because the folio of zeros serves for each, and a piece that is missing should not
+    /// cost a fault for each of its pages.
     pub(in crate::space) fn zero_orders(self, orders: u32) -> u32 {
         let largest = orders.checked_ilog2().map(|top| top.min(self.machine().zero_folio().order as u32));
         largest.map_or(0, |top| (2 << top) - 1)
@@ -40,11 +42,12 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         Run::new(block.start, level, Kind::Leaf, raw, entries)
     }
 
-    /// Memory that was only read is to be written: away with the zeros, so that the fault finds a hole for a folio of its
-    /// own. Of the VMA's zeros around the page as much goes as one large folio could take.
+    /// Memory that was only read is to be written: away with the zeros, so that the fault finds a
+    /// hole for a folio of its own. Of the VMA's zeros around the page as much goes as one large
+    /// folio could take.
     ///
-    /// Flushed before the table's lock is given back: whoever maps a folio into the hole and writes to it must not be
-    /// contradicted by zeros in some CPU's TLB.
+    /// Flushed before the table's lock is given back: whoever maps a folio into the hole and writes
+    /// to it must not be contradicted by zeros in some CPU's TLB.
     pub(super) fn unmap_zeros(self, vma: &Vma, page: UserRange) {
         let arch = self.arch();
         let zeros = self.machine().zero_folio();
@@ -83,8 +86,9 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         }
     }
 
-    /// The same where somebody watches for what is missing: zeros that he supplied must not be, not even for a moment. A folio takes the place
-    /// of as many of them as policy allows: out, flush, in, under the lock of the table.
+    /// The same where somebody watches for what is missing: zeros that he supplied must not be, not
+    /// even for a moment. A folio takes the place of as many of them as policy allows: out, flush,
+    /// in, under the lock of the table.
     #[cold]
     pub(super) fn replace_zeros(self, vma: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
         let arch = self.arch();

@@ -13,7 +13,8 @@ use crate::space::AddressSpace;
 use crate::space::ground::{Ptes, Vmas};
 
 impl<'s, P: Platform, A: Arch> Child<'s, '_, P, A> {
-    /// Maps runs of one of the parent's page tables, which have references and mappings for the child.
+    /// Maps runs of one of the parent's page tables, which have references and mappings for the
+    /// child.
     ///
     /// # Errors
     /// There is no memory for a page table. The references and mappings of the rest are dropped.
@@ -59,8 +60,8 @@ impl<'s, P: Platform, A: Arch> Child<'s, '_, P, A> {
         }
     }
 
-    /// Drops the references and mappings of a run that was not mapped. The parent has some too, so they
-    /// are not the last.
+    /// Drops the references and mappings of a run that was not mapped. The parent has some too, so
+    /// they are not the last.
     fn give_up(self, run: &Run) {
         if run.kind == Kind::Swap {
             self.count(run);
@@ -82,8 +83,8 @@ impl Vmas {
         for vma in self.tree.iter_from(0).filter(|v| !v.flags.contains(VmaFlags::DONTFORK)) {
             let flags = vma.flags - VmaFlags::LOCKS - VmaFlags::WATCHES;
             let vma = Vma { flags, watcher: None, ..*vma };
-            // One at a time: many inserts need far fewer nodes than would have to be reserved for the worst
-            // case.
+            // One at a time: many inserts need far fewer nodes than would have to be reserved for
+            // the worst case.
             vmas.reserve(machine, memcg, 1)?;
             page_cache::get_backing_in(machine, &vma.backing, space, memcg)?;
             let inserted = vmas.tree.insert(vma);

@@ -1,17 +1,17 @@
 //! `fork`: the child gets the VMAs of its parent and what is mapped in them, and nothing is copied.
-//! Memory that both have is read-only in both until one of them writes
-//! (copy-on-write, [`fault`](super::fault)).
+//! Memory that both have is read-only in both until one of them writes (copy-on-write,
+//! [`fault`](super::fault)).
 //!
-//! The parent's page tables are visited once. A run of PTEs that map private memory gets references and
-//! mappings for the child, folio by folio; [`Attrs::EXCLUSIVE`](crate::arch::Attrs::EXCLUSIVE) is
-//! removed from all of its PTEs, and with it the right to write; and the same run is mapped in the
-//! child.
+//! The parent's page tables are visited once. A run of PTEs that map private memory gets references
+//! and mappings for the child, folio by folio; [`Attrs::EXCLUSIVE`](crate::arch::Attrs::EXCLUSIVE)
+//! is removed from all of its PTEs, and with it the right to write; and the same run is mapped in
+//! the child.
 //!
 //! # What the child finds
-//! The child sees the parent's memory as of the final TLB flush. Until that flush, CPUs with a stale
-//! writable translation still write to shared pages; a CPU that takes a fault waits
-//! ([`State::Held`](crate::vma::State::Held)). So a thread's later store is never in the child without
-//! its earlier ones.
+//! The child sees the parent's memory as of the final TLB flush. Until that flush, CPUs with a
+//! stale writable translation still write to shared pages; a CPU that takes a fault waits
+//! ([`State::Held`](crate::vma::State::Held)). So a thread's later store is never in the child
+//! without its earlier ones.
 //!
 //! # Pinned pages
 //! The host writes to a pinned page past the PTEs ([`AddressSpace::pin`]). So such a page stays
@@ -93,10 +93,10 @@ handle! {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Forks the space. Returns a child with the same limits that is charged to the same memcg; memory
-    /// that both have stays charged where it was. The child has no `VM_DONTFORK` VMAs, and none of its
-    /// VMAs is locked or registered with a userfaultfd. Of VMAs with an object only private copies are
-    /// mapped in the child; it faults the rest in.
+    /// Forks the space. Returns a child with the same limits that is charged to the same memcg;
+    /// memory that both have stays charged where it was. The child has no `VM_DONTFORK` VMAs, and
+    /// none of its VMAs is locked or registered with a userfaultfd. Of VMAs with an object only
+    /// private copies are mapped in the child; it faults the rest in.
     ///
     /// Claims the whole space; faults wait until this returns.
     ///

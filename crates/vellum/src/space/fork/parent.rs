@@ -22,24 +22,24 @@ use crate::space::ground::{Change, Ptes, mapped_part};
 /// Slots of one table that the child gets references to before the lock of the table is given back.
 const SLOTS: u32 = 2048;
 
-/// A fork does so much to one table before it gives its lock back (INV-11), in instructions, of which
-/// there are fewer. A table of 512 entries that were written to, each with a folio of its own, is done
-/// at once.
+/// A fork does so much to one table before it gives its lock back (INV-11), in instructions, of
+/// which there are fewer. A table of 512 entries that were written to, each with a folio of its
+/// own, is done at once.
 const WORK: u32 = 59_000;
 
 /// The work of an entry: it is written once, and twice more if it becomes a part of a block.
 const ENTRY: u32 = 25;
 
-/// The work of an entry in which hardware may still record something: it is written again after each
-/// of both bits.
+/// The work of an entry in which hardware may still record something: it is written again after
+/// each of both bits.
 const UNSETTLED: u32 = ENTRY + 16;
 
-/// The work of changing the counts of a folio, which is 100, less that of joining one entry: a folio
-/// that has one entry alone is in no block.
+/// The work of changing the counts of a folio, which is 100, less that of joining one entry: a
+/// folio that has one entry alone is in no block.
 const FOLIO: u32 = 84;
 
-/// Runs of one page table that the child is to have. The child's page tables can't be allocated while
-/// the parent's is locked.
+/// Runs of one page table that the child is to have. The child's page tables can't be allocated
+/// while the parent's is locked.
 type Batch = ArrayVec<Run, 32>;
 
 /// The part of a VMA whose private memory a child may have.
@@ -73,8 +73,8 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(child)
     }
 
-    /// Gives the child what its VMAs map. When this returns, also with an error, no CPU writes to shared
-    /// memory without a fault.
+    /// Gives the child what its VMAs map. When this returns, also with an error, no CPU writes to
+    /// shared memory without a fault.
     fn share(self, child: &AddressSpace<'m, P, A>) -> Result<(), ForkError> {
         let mut gather = self.space.gather(UserRange::all(self.arch()));
         let mut pinned = false;
@@ -94,8 +94,8 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
     ) -> Result<(), ForkError> {
         let mut at = 0;
         loop {
-            // Only this fork knows the child yet, and the parent's VMAs don't change: the lock need not be
-            // held.
+            // Only this fork knows the child yet, and the parent's VMAs don't change: the lock need
+            // not be held.
             let next = child.read().tree.find_from(at).copied();
             let Some(vma) = next else { return Ok(()) };
             at = vma.range.end;
@@ -150,12 +150,13 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(())
     }
 
-    /// Shares the part of `range` that a page table maps, until the batch is full or [`WORK`] is used
-    /// up; returns the address that it got to. Behind the end of the private part only markers are
-    /// shared; the range does not reach across that end.
+    /// Shares the part of `range` that a page table maps, until the batch is full or [`WORK`] is
+    /// used up; returns the address that it got to. Behind the end of the private part only markers
+    /// are shared; the range does not reach across that end.
     ///
     /// # Errors
-    /// A swap slot or a folio has as many references as it may. The runs before it are in the batch.
+    /// A swap slot or a folio has as many references as it may. The runs before it are in the
+    /// batch.
     fn share_table(
         self,
         table: &LockedTable<'_, 'm, P, A>,
@@ -223,8 +224,8 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(at)
     }
 
-    /// Give the child copies of what has stayed the parent's own in a VMA. Nothing there changes meanwhile, but for what is
-    /// written by who has pinned it.
+    /// Give the child copies of what has stayed the parent's own in a VMA. Nothing there changes
+    /// meanwhile, but for what is written by who has pinned it.
     fn copy_pinned(self, child: &AddressSpace<'m, P, A>, vma: &Vma) -> Result<(), ForkError> {
         let arch = self.arch();
         let mut at = vma.range.start;
@@ -253,7 +254,8 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
             let va = run.va + ((n as u64) << arch.page_shift());
             let from = run.pfn(arch).add(n << arch.page_order());
             let (pfn, order) = Anon::of(child).alloc_or_smaller(vma, va, arch.page_order(), 0, false)?;
-            // SAFETY: the parent has the page mapped until its VMAs are held no more; the copy is nobody else's yet.
+            // SAFETY: the parent has the page mapped until its VMAs are held no more; the copy is
+            // nobody else's yet.
             unsafe { self.machine().frames().copy(from, pfn, 1 << order) };
             Anon::of(child).map(vma, va, pfn, order).map_err(NotMapped::shortage)?;
             self.platform().resched();
@@ -262,8 +264,8 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
     }
 
     /// Takes references and mappings for the child, and from the entries the right to write in
-    /// place, as far as `work` goes, which is at least twice a block, or a folio. Of `work` it leaves
-    /// what may still be done, and of the run what it dealt with.
+    /// place, as far as `work` goes, which is at least twice a block, or a folio. Of `work` it
+    /// leaves what may still be done, and of the run what it dealt with.
     #[inline(never)]
     fn share_run(
         self,
@@ -324,10 +326,10 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         }
     }
 
-    /// Takes references and mappings of frames that are the space's own, of at most `most` folios, of
-    /// which it leaves how many may still be taken, up to the first folio that is held; returns how
-    /// many frames that were. Their references are too many only if some have no mapping: then the
-    /// folio is held.
+    /// Takes references and mappings of frames that are the space's own, of at most `most` folios,
+    /// of which it leaves how many may still be taken, up to the first folio that is held; returns
+    /// how many frames that were. Their references are too many only if some have no mapping: then
+    /// the folio is held.
     ///
     /// Out of line, like the next: each folio costs little more than its atomic operation.
     #[inline(never)]

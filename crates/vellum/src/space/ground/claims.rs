@@ -1,11 +1,12 @@
 //! Claims: which ranges of a space are being changed, and which changes wait for which.
 //!
 //! A change of a range (`munmap`, `mprotect`, `mremap`, `fork`, ...) claims it, and is alone there
-//! until it ends, also while it has let go of the lock of the VMAs. Changes are served in the
-//! order in which they arrive: a claim is granted once no granted claim overlaps it and none that
-//! arrived before it does (INV-18). So a change waits for those that came before it and for no
-//! others, however many follow; and one that needs all of the space gets it though threads change
-//! parts of it all the time.
+//! until it ends, also while it has let go of the lock of the VMAs. Changes are served in the order
+//! in which they arrive: a claim is granted once no granted claim overlaps it and none that arrived
+//! before it does (INV-18). So a change waits for those that came before it and for no others,
+//! however many follow; and one that needs all of the space gets it though threads change parts of
+//! it all the time. A thread that changes PTEs either claimed their range or reads the lock of VMAs
+//! that no change has claimed, so no other thread moves them (INV-13).
 //!
 //! There is room for a number of claims; changes beyond that wait to be let in, in the same order.
 //! A change that waits sleeps on a count of what has ended, and looks at the VMAs again only when
@@ -38,7 +39,8 @@ struct Claim {
     ranges: [UserRange; 2],
     turn: Turn,
     granted: bool,
-    /// Whether the change counts on the boundaries between VMAs that it finds or makes in its ranges.
+    /// Whether the change counts on the boundaries between VMAs that it finds or makes in its
+    /// ranges.
     keeps_boundaries: bool,
 }
 
@@ -63,16 +65,16 @@ impl Claims {
         self.claims.iter().any(|claim| claim.granted && claim.overlaps(range))
     }
 
-    /// Returns whether a change is at work that counts on a boundary of VMAs at an address: it claims
-    /// what begins or ends there, or both sides.
+    /// Returns whether a change is at work that counts on a boundary of VMAs at an address: it
+    /// claims what begins or ends there, or both sides.
     pub(super) fn keeps_boundary(&self, addr: u64) -> bool {
         let touches = |range: &UserRange| !range.is_empty() && range.start <= addr && addr <= range.end;
         let keeps = |claim: &Claim| claim.granted && claim.keeps_boundaries && claim.ranges.iter().any(touches);
         self.claims.iter().any(keeps)
     }
 
-    /// Lets others join VMAs inside the ranges of a claim and at their ends: whatever has claimed them
-    /// looks at the VMAs anew each time.
+    /// Lets others join VMAs inside the ranges of a claim and at their ends: whatever has claimed
+    /// them looks at the VMAs anew each time.
     fn leave_boundaries(&mut self, turn: Turn) {
         if let Some(claim) = self.claims.iter_mut().find(|claim| claim.turn == turn) {
             claim.keeps_boundaries = false;

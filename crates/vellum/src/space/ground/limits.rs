@@ -15,9 +15,11 @@ pub struct Limits {
     pub vmas: usize,
     /// Lowest address that may be mapped (`vm.mmap_min_addr`).
     pub lowest: u64,
-    /// Where the search for free addresses begins, downward; the end of user space if that is lower (`mmap_base`).
+    /// Where the search for free addresses begins, downward; the end of user space if that is lower
+    /// (`mmap_base`).
     pub mmap_base: u64,
-    /// Whether memory may be executed that can be written, or that could not be executed before (not with `PR_SET_MDWE`).
+    /// Whether memory may be executed that can be written, or that could not be executed before
+    /// (not with `PR_SET_MDWE`).
     pub exec_gain: bool,
 }
 

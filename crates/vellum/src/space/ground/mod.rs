@@ -1,5 +1,5 @@
-//! Ground: the state of an address space and the operations that every other folder of [`space`](super)
-//! builds on. It imports none of them.
+//! Ground: the state of an address space and the operations that every other folder of
+//! [`space`](super) builds on. It imports none of them.
 //!
 //! | file | contents |
 //! |---|---|
@@ -94,8 +94,8 @@ macro_rules! handle {
             }
 
             /// Returns the part of `range` that lies in the user half. Ranges that the rmap
-            /// computes come this way: those of private copies of an object's pages are offsets, and
-            /// may be larger than any address.
+            /// computes come this way: those of private copies of an object's pages are offsets,
+            /// and may be larger than any address.
             #[inline]
             fn user_part(self, range: VirtRange) -> UserRange {
                 UserRange::all(self.arch()).intersect(&range)

@@ -1,8 +1,9 @@
 //! Pieces: visits of a range that can be interrupted after each piece and resumed later.
 //!
-//! A visit keeps what is left of its range in a [`Rest`]. After each piece it asks its caller whether to
-//! go on ([`More`]); a piece takes about as long as the engine works between two calls of
-//! [`resched`](crate::platform::Cpus::resched). Between two pieces it holds no lock and claims no range.
+//! A visit keeps what is left of its range in a [`Rest`]. After each piece it asks its caller
+//! whether to go on ([`More`]); a piece takes about as long as the engine works between two calls
+//! of [`resched`](crate::platform::Cpus::resched). Between two pieces it holds no lock and claims
+//! no range.
 
 use core::convert::Infallible;
 
@@ -39,9 +40,9 @@ impl Rest {
 }
 
 impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
-    /// Calls `act` for each VMA of the rest, with the VMAs locked for reading: with the VMA, and the
-    /// part of the rest that lies in it. `act` returns the address that it got to. Waits for the end
-    /// of changes that have locked VMAs ([`State::Held`]).
+    /// Calls `act` for each VMA of the rest, with the VMAs locked for reading: with the VMA, and
+    /// the part of the rest that lies in it. `act` returns the address that it got to. Waits for
+    /// the end of changes that have locked VMAs ([`State::Held`]).
     ///
     /// # Errors
     /// Those of `act`, at once. What `act` failed at is still in the rest.

@@ -1,8 +1,9 @@
 //! What the PTEs of a space may say: access rights, soft-dirty, uffd-wp and swap slots.
 //!
 //! A PTE allows a write only where the page is exclusive to the space, is not write-protected for
-//! userfaultfd, and, after soft-dirty was cleared, is soft-dirty ([`Ptes::rights`]). Every PTE that this
-//! engine makes present gets its rights here, so that no other place can forget one of the three.
+//! userfaultfd, and, after soft-dirty was cleared, is soft-dirty ([`Ptes::rights`]). Every PTE that
+//! this engine makes present gets its rights here, so that no other place can forget one of the
+//! three.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -27,8 +28,8 @@ pub(in crate::space) struct LeafShape {
 }
 
 impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
-    /// Returns whether soft-dirty was ever cleared in this space: whether PTEs that are not soft-dirty
-    /// must not be writable.
+    /// Returns whether soft-dirty was ever cleared in this space: whether PTEs that are not
+    /// soft-dirty must not be writable.
     #[inline]
     pub(in crate::space) fn is_soft_dirty_on(self) -> bool {
         self.space.soft_dirty_on.load(Relaxed)
@@ -45,7 +46,8 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
         rights
     }
 
-    /// Returns the attributes of new PTEs that map memory exclusive to the space, with `marks` added.
+    /// Returns the attributes of new PTEs that map memory exclusive to the space, with `marks`
+    /// added.
     #[inline]
     pub(in crate::space) fn exclusive_attrs(self, vma: &Vma, marks: Attrs) -> Attrs {
         let attrs = Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY | marks;
@@ -61,14 +63,14 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
         }
     }
 
-    /// Gives a run of leaf PTEs the access rights of its VMA, as far as [`Ptes::rights`] allows. Returns
-    /// whether a right was taken away, so that the caller must flush.
+    /// Gives a run of leaf PTEs the access rights of its VMA, as far as [`Ptes::rights`] allows.
+    /// Returns whether a right was taken away, so that the caller must flush.
     pub(in crate::space) fn apply_prot(self, table: &LockedTable<'_, 'm, P, A>, run: &Run, prot: Prot) -> bool {
         self.set_attrs(table, run, run.attrs(self.arch()), prot)
     }
 
-    /// Gives a run of leaf PTEs the attributes `attrs`, with rights as [`Ptes::apply_prot`]. Returns
-    /// whether a right was taken away, so that the caller must flush.
+    /// Gives a run of leaf PTEs the attributes `attrs`, with rights as [`Ptes::apply_prot`].
+    /// Returns whether a right was taken away, so that the caller must flush.
     pub(in crate::space) fn set_attrs(
         self,
         table: &LockedTable<'_, 'm, P, A>,

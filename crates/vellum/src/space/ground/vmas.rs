@@ -37,11 +37,13 @@ pub(in crate::space) struct Vmas {
     displaced: u64,
     /// What is added to new VMAs, of [`VmaFlags::LOCKS`].
     pub(in crate::space) future: VmaFlags,
-    /// Objects that no VMA maps any more, nor anybody else knows: freed when the lock is given back.
+    /// Objects that no VMA maps any more, nor anybody else knows: freed when the lock is given
+    /// back.
     pub(in crate::space) orphans: Orphans,
     /// Which ranges are being changed, holes included.
     pub(in crate::space) claims: Claims,
-    /// VMAs that will be added by operations which have let go of the lock meanwhile, and can't fail any more.
+    /// VMAs that will be added by operations which have let go of the lock meanwhile, and can't
+    /// fail any more.
     pub(in crate::space) promised: usize,
 }
 
@@ -64,7 +66,8 @@ impl<'a, 'p, P: Platform> Nodes<'a, 'p, P> {
     }
 }
 
-// SAFETY: a frame from the allocator is a page of memory, aligned to its size, that belongs to whoever allocated it.
+// SAFETY: a frame from the allocator is a page of memory, aligned to its size, that belongs to
+// whoever allocated it.
 unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
     fn alloc(&self) -> Option<NonNull<u8>> {
         self.machine.platform().resched();
@@ -77,7 +80,8 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
         self.machine.platform().resched();
         let offset = (node.as_ptr() as usize).wrapping_sub(self.machine.platform().direct_map() as usize);
         let pfn = Pfn((offset >> FRAME_SHIFT) as u32);
-        // SAFETY: the tree gives back what `alloc` gave it (contract of `NodeMemory`), and nobody else knows of it.
+        // SAFETY: the tree gives back what `alloc` gave it (contract of `NodeMemory`), and nobody
+        // else knows of it.
         unsafe { self.machine.memcgs().free(self.machine.frames(), pfn, 0, false) }
     }
 }
@@ -85,7 +89,8 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
 impl Vmas {
     pub(in crate::space) fn new(mut limits: Limits, arch: &impl Arch, space: SpaceId) -> Self {
         limits.mmap_base = limits.mmap_base.min(arch.user_end());
-        // SAFETY: the methods below always give it the frames of the machine that the space lives on.
+        // SAFETY: the methods below always give it the frames of the machine that the space lives
+        // on.
         let tree = unsafe { VmaTree::new() };
         Vmas {
             tree,
@@ -208,7 +213,8 @@ impl Vmas {
         self.tree.iter_from(addr).take_while(move |_| any).filter(|v| v.is_displaced())
     }
 
-    /// Split VMAs so that one begins at `range.start` and one ends at `range.end`. Reserved before: [`Vmas::cuts`] VMAs.
+    /// Split VMAs so that one begins at `range.start` and one ends at `range.end`. Reserved before:
+    /// [`Vmas::cuts`] VMAs.
     pub(in crate::space) fn isolate<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         self.cut(machine, range.start);
         self.cut(machine, range.end);
@@ -253,7 +259,8 @@ impl Vmas {
         }
     }
 
-    /// Put another VMA in the place of one, whatever the two have behind them. The new one's reference is the caller's.
+    /// Put another VMA in the place of one, whatever the two have behind them. The new one's
+    /// reference is the caller's.
     pub(in crate::space) fn replace<P: Platform>(&mut self, machine: &Machine<'_, P>, start: u64, new: Vma) {
         let (orphans, space) = (&mut self.orphans, self.space);
         self.tree.update(start, |vma| {
@@ -262,10 +269,10 @@ impl Vmas {
         });
     }
 
-    /// Joins neighbours that say the same, from the VMA before `range` to the one behind it; but not
-    /// where another change begins, ends or goes on, which counts on that boundary. Such a change
-    /// joins them when it is done. A change elsewhere in the two VMAs, or a fault's turn, is no
-    /// hindrance: nothing would join them later, or only after calls that need one VMA.
+    /// Joins neighbours that say the same, from the VMA before `range` to the one behind it; but
+    /// not where another change begins, ends or goes on, which counts on that boundary. Such a
+    /// change joins them when it is done. A change elsewhere in the two VMAs, or a fault's turn, is
+    /// no hindrance: nothing would join them later, or only after calls that need one VMA.
     pub(in crate::space) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let first = self.tree.find_from(range.start).map_or(range.start, |vma| vma.range.start.min(range.start));
         let mut at = first.saturating_sub(1);
@@ -316,7 +323,8 @@ impl Vmas {
         self.count(&amounts, sign);
     }
 
-    /// Whether the limits allow `len` bytes more that are used as `kind` is, `replaced` bytes being given up for them.
+    /// Whether the limits allow `len` bytes more that are used as `kind` is, `replaced` bytes being
+    /// given up for them.
     pub(in crate::space) fn allow(&self, kind: &Vma, len: u64, replaced: u64) -> Result<(), Excess> {
         let limits = &self.limits;
         let more = |now: u64| (now - replaced.min(now)).saturating_add(len);

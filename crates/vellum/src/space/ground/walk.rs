@@ -11,9 +11,9 @@ use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
 use super::Ptes;
 
 impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
-    /// Calls `f` for each run of leaf, swap or marker PTEs that lies in `range` entirely, with the lock
-    /// of its page table held. `f` may change the run, and returns whether TLBs may hold what it
-    /// changed: then the run is flushed before this returns.
+    /// Calls `f` for each run of leaf, swap or marker PTEs that lies in `range` entirely, with the
+    /// lock of its page table held. `f` may change the run, and returns whether TLBs may hold what
+    /// it changed: then the run is flushed before this returns.
     pub(in crate::space) fn each_run(
         self,
         range: UserRange,
@@ -53,8 +53,8 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
         }
     }
 
-    /// Returns the address of the first run in `range` for which `like` returns true. Empty PTEs are
-    /// not shown.
+    /// Returns the address of the first run in `range` for which `like` returns true. Empty PTEs
+    /// are not shown.
     pub(in crate::space) fn next_run(self, range: UserRange, like: impl Fn(&Run) -> bool) -> Option<u64> {
         let arch = self.arch();
         let mut at = range.start;
@@ -83,8 +83,9 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
         None
     }
 
-    /// Calls `visit` for each run in `range` in ascending order, with its page table, which is locked.
-    /// Where there is no page table, the hole is shown as a run of [`Kind::None`] at level 1.
+    /// Calls `visit` for each run in `range` in ascending order, with its page table, which is
+    /// locked. Where there is no page table, the hole is shown as a run of [`Kind::None`] at level
+    /// 1.
     pub(in crate::space) fn each_run_or_hole(
         self,
         range: UserRange,

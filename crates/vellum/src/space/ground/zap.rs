@@ -17,7 +17,8 @@ pub(in crate::space) enum Keep {
     Nothing,
     /// Guard markers, which outlive the contents they guard (Linux: `MADV_DONTNEED`).
     Guards,
-    /// Those, and private copies of an object's pages: what the object has lost goes, and nothing else.
+    /// Those, and private copies of an object's pages: what the object has lost goes, and nothing
+    /// else.
     Copies,
 }
 
@@ -31,7 +32,8 @@ struct Tally {
 }
 
 impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
-    /// Empty `range`, at whose ends no huge mapping reaches across, and free everything that was there.
+    /// Empty `range`, at whose ends no huge mapping reaches across, and free everything that was
+    /// there.
     pub(in crate::space) fn all(self, range: UserRange) {
         self.all_but(range, Keep::Nothing);
     }
@@ -47,11 +49,12 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
         }
     }
 
-    /// Empty `range` as far as fits between two preemption points, and say how far that was. What was found goes to the
-    /// gather, which the caller flushes; it is flushed here when it is full.
+    /// Empty `range` as far as fits between two preemption points, and say how far that was. What
+    /// was found goes to the gather, which the caller flushes; it is flushed here when it is full.
     ///
     /// # Errors
-    /// A huge mapping reaches across an end of the range and there is no memory to split it; everything before it is done.
+    /// A huge mapping reaches across an end of the range and there is no memory to split it;
+    /// everything before it is done.
     pub(in crate::space) fn some(
         self,
         range: UserRange,
@@ -99,7 +102,8 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
             if gather.is_full() {
                 gather.flush();
             } else if next == at && at < range.end {
-                // Either a huge mapping of which the range has only a part, or a table that was hooked in meanwhile.
+                // Either a huge mapping of which the range has only a part, or a table that was
+                // hooked in meanwhile.
                 self.tables().split_edges(range.tail(at))?;
             }
             at = next;

@@ -1,9 +1,9 @@
-//! The accessed and dirty bits that hardware sets in PTEs: reading and clearing them (Linux: idle page
-//! tracking, and `/proc/PID/clear_refs`).
+//! The accessed and dirty bits that hardware sets in PTEs: reading and clearing them (Linux: idle
+//! page tracking, and `/proc/PID/clear_refs`).
 //!
-//! For any page of a cont block, hardware may set the bits in any PTE of the block. So the block was
-//! accessed or written, and is reported as a whole. Soft-dirty ([`super::soft_dirty`]) is exact to the
-//! page.
+//! For any page of a cont block, hardware may set the bits in any PTE of the block. So the block
+//! was accessed or written, and is reported as a whole. Soft-dirty ([`super::soft_dirty`]) is exact
+//! to the page.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
@@ -47,7 +47,8 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         }
     }
 
-    /// What a part of a run maps was written to, and its entries don't say so any more: it may not go.
+    /// What a part of a run maps was written to, and its entries don't say so any more: it may not
+    /// go.
     fn keep(self, run: &Run, part: VirtRange) {
         let frames = self.machine().frames();
         let first = run.pfn(self.arch()).add(((part.start - run.va) >> FRAME_SHIFT) as u32);

@@ -71,7 +71,8 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         });
     }
 
-    /// Show each page that the objects behind a range have: the VMA, where it would be mapped, and whether it is in memory.
+    /// Show each page that the objects behind a range have: the VMA, where it would be mapped, and
+    /// whether it is in memory.
     pub(super) fn each_page_in_objects(self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
         let shift = self.page_shift();
         let vmas = self.space.read();

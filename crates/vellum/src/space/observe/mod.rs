@@ -43,16 +43,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Observe::of(self).stats()
     }
 
-    /// Calls `visit` for each VMA from `addr` on in ascending order, until it returns false. The VMAs are
-    /// locked for reading meanwhile: `visit` must be quick, and must not call a method of this space that
-    /// changes VMAs.
+    /// Calls `visit` for each VMA from `addr` on in ascending order, until it returns false. The
+    /// VMAs are locked for reading meanwhile: `visit` must be quick, and must not call a method of
+    /// this space that changes VMAs.
     pub fn vmas(&self, addr: u64, visit: impl FnMut(&Vma) -> bool) {
         Observe::of(self).vmas(addr, visit)
     }
 
-    /// Calls `visit` for each run of PTEs in `range` in ascending order. A hole is shown as a run of
-    /// [`Kind::None`](crate::arch::Kind::None) at level 1. The page table of a run is locked during the
-    /// call: `visit` must be quick, and must not call back into the space.
+    /// Calls `visit` for each run of PTEs in `range` in ascending order. A hole is shown as a run
+    /// of [`Kind::None`](crate::arch::Kind::None) at level 1. The page table of a run is locked
+    /// during the call: `visit` must be quick, and must not call back into the space.
     pub fn runs(&self, range: VirtRange, visit: impl FnMut(&Run)) {
         Observe::of(self).runs(range, visit)
     }
@@ -62,8 +62,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Observe::of(self).usage(range)
     }
 
-    /// Writes to `answer` for each page of the range whether it is in memory: mapped, or in the object
-    /// behind the VMA (Linux: `mincore`). The result may be outdated when this returns.
+    /// Writes to `answer` for each page of the range whether it is in memory: mapped, or in the
+    /// object behind the VMA (Linux: `mincore`). The result may be outdated when this returns.
     ///
     /// # Errors
     /// See [`MincoreError`].
@@ -71,8 +71,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Observe::of(self).mincore(addr, len, answer)
     }
 
-    /// Visits the pages of `range` in ascending order (Linux: `PAGEMAP_SCAN`), and writes the regions that
-    /// `scan` selects to `out`, if there is one, as far as it has room.
+    /// Visits the pages of `range` in ascending order (Linux: `PAGEMAP_SCAN`), and writes the
+    /// regions that `scan` selects to `out`, if there is one, as far as it has room.
     ///
     /// # Errors
     /// See [`ScanError`].
@@ -85,9 +85,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Observe::of(self).scan(range, scan, out)
     }
 
-    /// Clears soft-dirty: from now on a page was written exactly if its PTE has [`Attrs::SOFT_DIRTY`] or
-    /// its VMA lacks [`VmaFlags::TRACKED`](crate::vma::VmaFlags::TRACKED) (Linux: writing 4 to `clear_refs`).
-    /// Writes while this runs count or don't. A forked child has the same bits.
+    /// Clears soft-dirty: from now on a page was written exactly if its PTE has
+    /// [`Attrs::SOFT_DIRTY`] or its VMA lacks [`VmaFlags::TRACKED`](crate::vma::VmaFlags::TRACKED)
+    /// (Linux: writing 4 to `clear_refs`). Writes while this runs count or don't. A forked child
+    /// has the same bits.
     ///
     /// # Errors
     /// [`SoftDirtyUnsupported`]: the format has no such bit. Nothing was changed.
@@ -95,13 +96,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Observe::of(self).clear_soft_dirty()
     }
 
-    /// Clears the bits `what` of [`Attrs::HARDWARE`] (accessed, dirty) in the PTEs of `range`, and calls
-    /// `told` with what was set, in ascending order, for pieces whose pages had the same bits. Huge PTEs
-    /// that don't lie in the range entirely are left out. When this returns, CPUs set the bits anew; an
-    /// access meanwhile is reported now, or by the next call.
+    /// Clears the bits `what` of [`Attrs::HARDWARE`] (accessed, dirty) in the PTEs of `range`, and
+    /// calls `told` with what was set, in ascending order, for pieces whose pages had the same
+    /// bits. Huge PTEs that don't lie in the range entirely are left out. When this returns, CPUs
+    /// set the bits anew; an access meanwhile is reported now, or by the next call.
     ///
-    /// The page table of a piece is locked during the call: `told` must be quick, and must not call back
-    /// into the space.
+    /// The page table of a piece is locked during the call: `told` must be quick, and must not call
+    /// back into the space.
     pub fn clear_accessed_dirty(&self, range: VirtRange, what: Attrs, told: impl FnMut(VirtRange, Attrs)) {
         Observe::of(self).clear_accessed_dirty(range, what, told)
     }

@@ -1,6 +1,7 @@
-//! What pages are, by the run, and which of them were written since they were protected (Linux: `PAGEMAP_SCAN`). What is told may be
-//! protected in the same step, so that whoever asks again and again hears of every write: it came before its page was looked at,
-//! which finds that; or the page is protected when it comes, which the next to ask finds.
+//! What pages are, by the run, and which of them were written since they were protected (Linux:
+//! `PAGEMAP_SCAN`). What is told may be protected in the same step, so that whoever asks again and
+//! again hears of every write: it came before its page was looked at, which finds that; or the page
+//! is protected when it comes, which the next to ask finds.
 
 use bitflags::bitflags;
 
@@ -54,11 +55,13 @@ pub struct Region {
 /// What to look for.
 #[derive(Clone, Copy, Debug)]
 pub struct Scan<F> {
-    /// Which pages to tell of, and what of them: categories that are left out don't keep regions apart. Tables are locked meanwhile.
+    /// Which pages to tell of, and what of them: categories that are left out don't keep regions
+    /// apart. Tables are locked meanwhile.
     pub select: F,
     /// Of how many pages at most.
     pub pages: u64,
-    /// Protect what is told. Only where writes go on ([`VmaFlags::ASYNC`]); other VMAs are passed over.
+    /// Protect what is told. Only where writes go on ([`VmaFlags::ASYNC`]); other VMAs are passed
+    /// over.
     pub protect: bool,
     /// End with an error where writes don't go on.
     pub only_async: bool,
@@ -133,7 +136,8 @@ struct Pass<'q, F> {
 }
 
 impl<F: Fn(Categories) -> Option<Categories>> Pass<'_, F> {
-    /// How much of a piece is to be told, and what; none, if it is not of interest, or there is no room.
+    /// How much of a piece is to be told, and what; none, if it is not of interest, or there is no
+    /// room.
     fn admit(&mut self, piece: UserRange, is: Categories) -> Option<(UserRange, Categories)> {
         let is = (self.select)(is)?;
         let start = piece.start;
@@ -241,7 +245,8 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
         Ok(Scanned { regions: pass.used, pages: pass.told, end: at })
     }
 
-    /// Look at what stands first in a part of a VMA: a hole, or what a table has of it. How far that was.
+    /// Look at what stands first in a part of a VMA: a hole, or what a table has of it. How far
+    /// that was.
     fn pass_table(
         self,
         vma: &Vma,
@@ -324,7 +329,8 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
         Run::new(range.start, 1, Kind::Marker, arch.marker_pte(Marker::UffdWp), entries)
     }
 
-    /// Protect what a table has of a range, which is a part of one run. `false`: it is a part of one entry.
+    /// Protect what a table has of a range, which is a part of one run. `false`: it is a part of
+    /// one entry.
     fn protect_piece(
         self,
         table: &LockedTable<'_, 'm, P, A>,

@@ -1,14 +1,16 @@
-//! Soft-dirty: which pages were written since soft-dirty was cleared (Linux: `/proc/PID/clear_refs`).
+//! Soft-dirty: which pages were written since soft-dirty was cleared (Linux:
+//! `/proc/PID/clear_refs`).
 //!
 //! Soft-dirty is a software bit of each PTE, and a PTE without it is not writable: the first write
-//! faults, and the page gets both. PTEs with the bit and PTEs without are different runs, so they are
-//! not joined to one cont block either, and the result is exact to the page though TLBs hold larger
-//! translations: the first write to a block splits it, and it is joined again when all of it was
-//! written. Only a huge page counts as one page.
+//! faults, and the page gets both. PTEs with the bit and PTEs without are different runs, so they
+//! are not joined to one cont block either, and the result is exact to the page though TLBs hold
+//! larger translations: the first write to a block splits it, and it is joined again when all of it
+//! was written. Only a huge page counts as one page.
 //!
 //! Swap PTEs have the bit too, and swap-in keeps it.
 //!
-//! New memory counts as written, and so do VMAs that were mapped or moved since soft-dirty was cleared.
+//! New memory counts as written, and so do VMAs that were mapped or moved since soft-dirty was
+//! cleared.
 
 use core::sync::atomic::Ordering::Relaxed;
 

@@ -15,28 +15,31 @@ use crate::space::ground::Ptes;
 pub struct Usage {
     /// Resident (`Rss`). The folio of zeros counts as nothing, as in Linux.
     pub resident: u64,
-    /// Of that, each page's share: a page that three map is a third in each (`Pss`). Of a large folio, all pages count as mapped
-    /// as often as they are on average, but at least once; and all are shared if some surely are.
+    /// Of that, each page's share: a page that three map is a third in each (`Pss`). Of a large
+    /// folio, all pages count as mapped as often as they are on average, but at least once; and all
+    /// are shared if some surely are.
     pub pss: UsageSplit,
     /// Of that, what others map too (`Shared_Clean` and `Shared_Dirty`).
     pub shared: UsageSplit,
     /// Of that, anonymous memory (`Anonymous`); the rest is objects'.
     pub anonymous: u64,
-    /// Of that, what would be lost with its page (`Private_Dirty` and `Shared_Dirty`): all anonymous memory, and what was
-    /// written of objects since last cleared.
+    /// Of that, what would be lost with its page (`Private_Dirty` and `Shared_Dirty`): all
+    /// anonymous memory, and what was written of objects since last cleared.
     pub dirty: u64,
     /// Of that, touched since last cleared (`Referenced`).
     pub referenced: u64,
     /// Of that, in huge mappings (`AnonHugePages`).
     pub huge: u64,
-    /// Of that, objects' memory in huge mappings (`ShmemPmdMapped`); the rest of [`Usage::huge`] is anonymous.
+    /// Of that, objects' memory in huge mappings (`ShmemPmdMapped`); the rest of [`Usage::huge`] is
+    /// anonymous.
     pub huge_shmem: u64,
-    /// Of that, what a TLB may hold by blocks of entries, of the last level and of the one above; how large such a block is says
-    /// [`Arch::cont_bits`].
+    /// Of that, what a TLB may hold by blocks of entries, of the last level and of the one above;
+    /// how large such a block is says [`Arch::cont_bits`].
     pub cont_blocks: [u64; 2],
     /// Swapped out (`SwapPss`).
     pub swap: u64,
-    /// Swapped out from the objects behind it, where nothing else is (`Swap`, together with the former).
+    /// Swapped out from the objects behind it, where nothing else is (`Swap`, together with the
+    /// former).
     pub swap_shmem: u64,
     /// Runs: how many pieces the engine has to deal with.
     pub runs: u64,
@@ -121,7 +124,8 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         }
     }
 
-    /// Bytes of a range that the objects behind it have on swap devices, but for those of which a private VMA has something of its own.
+    /// Bytes of a range that the objects behind it have on swap devices, but for those of which a
+    /// private VMA has something of its own.
     fn swapped_in_objects(self, range: UserRange) -> u64 {
         let mut bytes = 0;
         self.each_page_in_objects(range, |vma, addr, here| {
@@ -136,7 +140,8 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
     }
 }
 
-/// The first entries of a part of a run that are alike in what hardware has recorded, of all of a block at once.
+/// The first entries of a part of a run that are alike in what hardware has recorded, of all of a
+/// block at once.
 fn recorded_alike<P: Platform, A: Arch>(table: &LockedTable<'_, '_, P, A>, part: UserRange) -> UserRange {
     let recorded = |at: u64| table.get(at) & A::HARDWARE;
     let step = 1 << table.shift();

@@ -11,8 +11,8 @@ use super::Pageout;
 use crate::space::ground::{More, Pieces, Rest};
 
 impl<'s, P: Platform, A: Arch> Pageout<'s, '_, P, A> {
-    /// What a range has that is this space's alone was not used, and is the first to be looked at when memory is short
-    /// (`MADV_COLD`). Side by side with faults.
+    /// What a range has that is this space's alone was not used, and is the first to be looked at
+    /// when memory is short (`MADV_COLD`). Side by side with faults.
     pub(in crate::space) fn cool(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_whole_run(rest, more, |table, run, gather| {
             if run.kind != Kind::Leaf || self.machine().zero_folio().contains(run.pfn(self.arch())) {

@@ -37,7 +37,8 @@ impl IsolationBatch {
         frame.isolated_by() == self.0 && !LruvecId::is_listed(frame.lruvec())
     }
 
-    /// Whether a folio may go all of which is mapped by these pages, and that nobody has otherwise: without them nobody finds it any more.
+    /// Whether a folio may go all of which is mapped by these pages, and that nobody has otherwise:
+    /// without them nobody finds it any more.
     #[inline]
     pub(super) fn is_sole(self, frame: &Frame, pages: u32) -> bool {
         let state = frame.state();
@@ -65,8 +66,8 @@ impl IsolationBatch {
         }
     }
 
-    /// The folios in these rows of frames are no longer isolated: what nobody has any more is freed, and the others go back to their
-    /// lists. How many pages (of 4 KiB) were freed.
+    /// The folios in these rows of frames are no longer isolated: what nobody has any more is
+    /// freed, and the others go back to their lists. How many pages (of 4 KiB) were freed.
     #[inline(never)]
     pub(crate) fn putback<P: Platform>(self, machine: &Machine<'_, P>, these: impl Iterator<Item = (Pfn, u32)>) -> u64 {
         let is_gone = |head, frame: &_| {

@@ -1,8 +1,9 @@
 //! Memory whose contents may go when it is wanted elsewhere (`MADV_FREE`).
 //!
-//! It is remembered by the folio, and the entries forget that they were written. Who evicts it ([`super::evict`]) drops what was not
-//! written since, without a swap device, and huge mappings in one piece. That is decided under the lock of the table, and nothing is
-//! held for it: an entry that goes without saying that it was written to can't be written through any more.
+//! It is remembered by the folio, and the entries forget that they were written. Who evicts it
+//! ([`super::evict`]) drops what was not written since, without a swap device, and huge mappings in
+//! one piece. That is decided under the lock of the table, and nothing is held for it: an entry
+//! that goes without saying that it was written to can't be written through any more.
 
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};
@@ -17,8 +18,9 @@ use super::{IsolationBatch, Pageout};
 use crate::space::ground::{More, Pieces, Ptes, Rest};
 
 impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
-    /// Whatever a range has may go, as long as nobody writes to it: folios that this space has alone and that lie in the range entirely,
-    /// and what is swapped out, at once. Side by side with faults.
+    /// Whatever a range has may go, as long as nobody writes to it: folios that this space has
+    /// alone and that lie in the range entirely, and what is swapped out, at once. Side by side
+    /// with faults.
     pub(in crate::space) fn mark_lazyfree(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_whole_run(rest, more, |table, run, gather| match run.kind {
             Kind::Leaf => self.mark_run(table, run, gather),
@@ -52,7 +54,8 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
             folios += 1;
         }
         run.len = (marked >> shift) as usize;
-        // First the entries, then the folios: who finds one marked finds written what was written since.
+        // First the entries, then the folios: who finds one marked finds written what was written
+        // since.
         if run.attrs(arch).intersects(Attrs::HARDWARE) {
             table.forget_recorded(run, Attrs::HARDWARE, |_, _| ());
             gather.note(run.range(arch), table.shift());
@@ -66,8 +69,9 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         folios
     }
 
-    /// Drop the folios at the beginning of a run that may go, but for those that were written to, which may not go any more. The run
-    /// becomes what was decided about. How many pages (of 4 KiB) went.
+    /// Drop the folios at the beginning of a run that may go, but for those that were written to,
+    /// which may not go any more. The run becomes what was decided about. How many pages (of 4 KiB)
+    /// went.
     pub(super) fn discard_run(
         self,
         table: &LockedTable<'_, 'm, P, A>,

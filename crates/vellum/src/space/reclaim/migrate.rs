@@ -1,8 +1,10 @@
-//! What is held ([`super::evict`]) goes to folios of its own, with its contents: then nobody has the one any more that it was a part of.
+//! What is held ([`super::evict`]) goes to folios of its own, with its contents: then nobody has
+//! the one any more that it was a part of.
 //!
-//! What spaces had together they have together afterwards: where the first had it copied to is remembered ([`Copies`]), and the
-//! entries of the others turn to the same place. What is there is still what the folio holds: who has isolated that has a reference
-//! without a mapping, and so have the copies until all is done; so whoever writes to either meanwhile gets a copy of his own.
+//! What spaces had together they have together afterwards: where the first had it copied to is
+//! remembered ([`Copies`]), and the entries of the others turn to the same place. What is there is
+//! still what the folio holds: who has isolated that has a reference without a mapping, and so have
+//! the copies until all is done; so whoever writes to either meanwhile gets a copy of his own.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
@@ -16,7 +18,8 @@ use super::Pageout;
 use super::pageout::{Fate, OutOfRoom, Sent, WriteProtected};
 use crate::space::anon::{Anon, NewFrames};
 
-/// Where the pages of a folio are that was isolated, no larger than a huge page, of which what is mapped is to go to others.
+/// Where the pages of a folio are that was isolated, no larger than a huge page, of which what is
+/// mapped is to go to others.
 pub(crate) struct MigratedPages {
     of: Pfn,
     /// Of each frame; each has a reference to its copy.
@@ -42,8 +45,8 @@ impl MigratedPages {
         }
     }
 
-    /// Where frames were copied to from this one on, to one folio, and how many of them, in blocks of this order. The caller has a reference
-    /// and a mapping to each then.
+    /// Where frames were copied to from this one on, to one folio, and how many of them, in blocks
+    /// of this order. The caller has a reference and a mapping to each then.
     fn find<P: Platform>(&self, frames: &Frames<'_, P>, from: Pfn, most: u32, order: u8) -> Option<(Pfn, u32)> {
         let rest = &self.to[(from.0 - self.of.0) as usize..];
         let first = rest[0].some().filter(|first| first.is_aligned(order))?;
@@ -67,8 +70,9 @@ impl MigratedPages {
 }
 
 impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
-    /// Copy what is held, in naturally aligned blocks as large as there is memory for, and have its entries map the copies; what was
-    /// copied already is not copied again. How many pages went, and whether there is memory for more: if not, what was not copied stays.
+    /// Copy what is held, in naturally aligned blocks as large as there is memory for, and have its
+    /// entries map the copies; what was copied already is not copied again. How many pages went,
+    /// and whether there is memory for more: if not, what was not copied stays.
     pub(super) fn migrate(
         self,
         held: &WriteProtected,
@@ -101,8 +105,9 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
                     room: Err(OutOfRoom),
                 };
             };
-            // SAFETY: the frames are held: whoever might have written to them has lost the right before a flush, and won't have it back
-            // before they are settled. The copy is nobody else's before it is mapped.
+            // SAFETY: the frames are held: whoever might have written to them has lost the right
+            // before a flush, and won't have it back before they are settled. The copy is nobody
+            // else's before it is mapped.
             unsafe { machine.frames().copy(pfn, copy, 1 << order) };
             machine.frames().sync_icache(copy, 1 << order, run.attrs(arch));
             copies.keep(machine.frames(), pfn, copy);
@@ -113,7 +118,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         Sent { pages: went, room: Ok(()) }
     }
 
-    /// A folio for a copy of a part of one that is held: in the same place, and charged to the same memcg.
+    /// A folio for a copy of a part of one that is held: in the same place, and charged to the same
+    /// memcg.
     fn alloc_copy(self, of: Pfn, order: u8) -> Option<Pfn> {
         let frames = self.machine().frames();
         let (head, frame) = frames.head(of);

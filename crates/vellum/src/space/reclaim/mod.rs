@@ -1,8 +1,8 @@
 //! Reclaim: what one space does so that its memory can go elsewhere.
 //!
-//! The engine's reclaimer ([`crate::reclaim`]) chooses folios and isolates them from their LRU lists; it
-//! finds the VMAs that map them by the rmap, and has each space page them out. `madvise` pages out and
-//! marks ranges of one space.
+//! The engine's reclaimer ([`crate::reclaim`]) chooses folios and isolates them from their LRU
+//! lists; it finds the VMAs that map them by the rmap, and has each space page them out. `madvise`
+//! pages out and marks ranges of one space.
 //!
 //! | file | contents |
 //! |---|---|

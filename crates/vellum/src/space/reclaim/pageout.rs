@@ -1,17 +1,18 @@
-//! Pages out runs of PTEs: to a swap device, to new folios (migration), or, where they are lazyfree and
-//! clean, to nowhere.
+//! Pages out runs of PTEs: to a swap device, to new folios (migration), or, where they are lazyfree
+//! and clean, to nowhere.
 //!
 //! The reclaimer shares a run as a forked child would ([`fork`](crate::space::fork)): it takes
-//! references, and [`Attrs::EXCLUSIVE`] and the right to write are removed from the PTEs. After one flush
-//! for many runs no CPU writes to a write-protected run, and a CPU that faults on it gets a copy. So no
-//! lock is held while contents are written, no page is missing meanwhile, and no cache of pages under
-//! writeback is needed. When it is decided what becomes of a run ([`Fate`]), the PTEs that still map it
-//! change in one step; PTEs that have changed since stay.
+//! references, and [`Attrs::EXCLUSIVE`] and the right to write are removed from the PTEs. After one
+//! flush for many runs no CPU writes to a write-protected run, and a CPU that faults on it gets a
+//! copy. So no lock is held while contents are written, no page is missing meanwhile, and no cache
+//! of pages under writeback is needed. When it is decided what becomes of a run ([`Fate`]), the
+//! PTEs that still map it change in one step; PTEs that have changed since stay.
 //!
-//! Runs that can't go get their rights back, and keep the accessed and dirty bits that were set since.
+//! Runs that can't go get their rights back, and keep the accessed and dirty bits that were set
+//! since.
 //!
-//! Runs are not folios: of a folio that is mapped in part, that part goes, and no folio needs to be split
-//! first.
+//! Runs are not folios: of a folio that is mapped in part, that part goes, and no folio needs to be
+//! split first.
 
 use arrayvec::ArrayVec;
 
@@ -89,9 +90,9 @@ pub(super) struct Sent {
 
 impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     /// Pages out `ranges` (ascending). With `isolated`, only folios of that isolation batch, shared
-    /// ones too; without, only folios that only this space maps. They are copied to new folios, which
-    /// `copies` records, or else swapped out. What can't go stays. Returns the number of 4 KiB pages
-    /// that went. Runs beside faults.
+    /// ones too; without, only folios that only this space maps. They are copied to new folios,
+    /// which `copies` records, or else swapped out. What can't go stays. Returns the number of 4
+    /// KiB pages that went. Runs beside faults.
     pub(crate) fn pageout(
         self,
         ranges: &[VirtRange],
@@ -155,8 +156,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         }
     }
 
-    /// Write-protects the part of a range that the first page table there maps, or discards it where it
-    /// is lazyfree. Returns `None` if a change has locked the VMA there.
+    /// Write-protects the part of a range that the first page table there maps, or discards it
+    /// where it is lazyfree. Returns `None` if a change has locked the VMA there.
     fn protect_next(
         self,
         range: UserRange,
@@ -206,8 +207,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         Some(Advance { next: at, discarded: dropped })
     }
 
-    /// Whether these pages of a folio may go from a space that has them alone, or not, and nobody has them pinned: but for who has
-    /// isolated the folio, and for what is the caller's own.
+    /// Whether these pages of a folio may go from a space that has them alone, or not, and nobody
+    /// has them pinned: but for who has isolated the folio, and for what is the caller's own.
     #[inline]
     pub(super) fn is_reclaimable(
         self,
@@ -228,7 +229,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
             && allows(self.platform(), FailPoint::Unpinned)
     }
 
-    /// Hold a run, as far as it may go and is to be kept. None: it may not go, as far as it goes then.
+    /// Hold a run, as far as it may go and is to be kept. None: it may not go, as far as it goes
+    /// then.
     fn protect_run(
         self,
         table: &LockedTable<'_, 'm, P, A>,
@@ -247,7 +249,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         let alone = attrs.contains(Attrs::EXCLUSIVE);
         let (mut taken, mut stays, mut shared) = (0, 0, false);
         for (head, frame, pages) in frames.folios(run.pfn(arch), run.frames(arch)) {
-            // What was isolated is not held a second time, nor does being held add a reference to it.
+            // What was isolated is not held a second time, nor does being held add a reference to
+            // it.
             let own = || match isolated {
                 None => self.protected_pages_of(head, frame.order(), &batch.held),
                 Some(_) => 0,
@@ -290,8 +293,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         run.pfn(self.arch()).add(((at - run.va) >> FRAME_SHIFT) as u32)
     }
 
-    /// A part of what was held goes its fate, where its entries are as they were left. Slots that nothing became of are given up, and so
-    /// are the references. How many pages went.
+    /// A part of what was held goes its fate, where its entries are as they were left. Slots that
+    /// nothing became of are given up, and so are the references. How many pages went.
     pub(super) fn finish(
         self,
         held: &WriteProtected,
@@ -375,7 +378,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         };
         let removed = if now.level > 1 { table.take_busy(now.va).1 } else { table.take_run(now) };
         if kind == Kind::Leaf {
-            // Whoever writes to the copy is not contradicted by what a CPU still reads of the original.
+            // Whoever writes to the copy is not contradicted by what a CPU still reads of the
+            // original.
             self.tables().tlb.invalidate(&[now.range(arch)], table.shift(), false);
         }
         if now.level > 1 {
@@ -387,7 +391,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         true
     }
 
-    /// What was taken from entries when they were held is theirs again, unless a child has them now.
+    /// What was taken from entries when they were held is theirs again, unless a child has them
+    /// now.
     fn restore(self, table: &LockedTable<'_, 'm, P, A>, now: &Run, was: &Run, prot: Prot) {
         let arch = self.arch();
         let frames = self.machine().frames();

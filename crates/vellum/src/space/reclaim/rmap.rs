@@ -1,8 +1,8 @@
 //! The rmap's end in a space: which VMAs map a folio, whether it was used there, and unmapping it.
 //!
-//! PTEs of an object's folio become empty: a fault finds the page in the object again. PTEs of locked
-//! VMAs stay, and so do PTEs that record more than the object does: in VMAs that are registered with a
-//! userfaultfd, and soft-dirty ones.
+//! PTEs of an object's folio become empty: a fault finds the page in the object again. PTEs of
+//! locked VMAs stay, and so do PTEs that record more than the object does: in VMAs that are
+//! registered with a userfaultfd, and soft-dirty ones.
 
 use core::ops::Range;
 
@@ -39,7 +39,8 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
         crate::space::ground::mapped_part(vma, object, pages, self.page_shift())
     }
 
-    /// Empty what maps folios in these ranges that were isolated together and are an object's, unless they are to stay.
+    /// Empty what maps folios in these ranges that were isolated together and are an object's,
+    /// unless they are to stay.
     pub(crate) fn unmap_isolated(self, ranges: &[VirtRange], isolated: IsolationBatch) {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
         self.space.peak.note(&self.tables().slots);
@@ -95,7 +96,8 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
         !vma.flags.intersects(says)
     }
 
-    /// Empty the entries at the beginning of a run that may go; or else not, as far as it goes then.
+    /// Empty the entries at the beginning of a run that may go; or else not, as far as it goes
+    /// then.
     fn clear_isolated(
         self,
         table: &LockedTable<'_, 'm, P, A>,

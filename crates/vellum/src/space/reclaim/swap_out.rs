@@ -1,5 +1,5 @@
-//! Memory goes to a swap device, by the run: what is held ([`super::evict`]) is written in naturally aligned blocks, unless a slot has it
-//! already, and its entries become swap entries.
+//! Memory goes to a swap device, by the run: what is held ([`super::evict`]) is written in
+//! naturally aligned blocks, unless a slot has it already, and its entries become swap entries.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, SwapEntry};
@@ -27,9 +27,10 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         });
     }
 
-    /// Write what is held, in naturally aligned blocks as large as slots are to be had, and turn its entries into swap entries; what
-    /// has slots already ([`crate::swap`]'s `cache`) is not written again. How many pages went, and whether there is room for more: if not,
-    /// what was not written stays.
+    /// Write what is held, in naturally aligned blocks as large as slots are to be had, and turn
+    /// its entries into swap entries; what has slots already ([`crate::swap`]'s `cache`) is not
+    /// written again. How many pages went, and whether there is room for more: if not, what was not
+    /// written stays.
     pub(super) fn swap_out(self, held: &WriteProtected, isolated: bool, gather: &mut Gather<'_, 'm, P>) -> Sent {
         let run = &held.run;
         let arch = self.arch();
@@ -69,14 +70,16 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
                 }
             };
             let block = VirtRange { start: at, end: at + (1 << (order as u32 + FRAME_SHIFT)) };
-            // SAFETY: the slots were allocated just now. The frames are held: whoever might have written to them has lost the right
-            // before a flush, and won't have it back before they are settled.
+            // SAFETY: the slots were allocated just now. The frames are held: whoever might have
+            // written to them has lost the right before a flush, and won't have it back before they
+            // are settled.
             match unsafe { machine.swaps().write(machine.frames(), slots, pfn) } {
                 Ok(()) => {
                     machine.memcgs().use_swap_room(self.space.memcg(), 1 << order);
                     if isolated && held.shared && !own {
-                        // SAFETY: the caller has a reference to each slot, and who has isolated folios has them alone. They hold what was
-                        // written just now, and are nobody's own. If it can't be, others write them again.
+                        // SAFETY: the caller has a reference to each slot, and who has isolated
+                        // folios has them alone. They hold what was written just now, and are
+                        // nobody's own. If it can't be, others write them again.
                         let cache = |part, pfn| unsafe { machine.swaps().add_to_cache(machine.frames(), part, pfn) };
                         for first in (0..slots.slots.count).step_by(CACHED as usize) {
                             let count = CACHED.min(slots.slots.count - first);

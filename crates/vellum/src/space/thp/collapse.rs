@@ -1,13 +1,13 @@
-//! Collapse: small folios become one large folio, because the program asks for it (`MADV_COLLAPSE`), or
-//! because the host has time (khugepaged).
+//! Collapse: small folios become one large folio, because the program asks for it
+//! (`MADV_COLLAPSE`), or because the host has time (khugepaged).
 //!
-//! Swapped-out pages come back first. Then a folio is allocated, and everything that the block maps is
-//! replaced by a copy of it ([`Anon::replace_part`], [`Anon::replace_table`]), with zeros where nothing
-//! was. A block that is one large folio already, and is only mapped by small PTEs, is mapped by a huge
-//! PTE as it is.
+//! Swapped-out pages come back first. Then a folio is allocated, and everything that the block maps
+//! is replaced by a copy of it ([`Anon::replace_part`], [`Anon::replace_table`]), with zeros where
+//! nothing was. A block that is one large folio already, and is only mapped by small PTEs, is
+//! mapped by a huge PTE as it is.
 //!
-//! A block with a pinned page stays as it is. Shared memory is copied, as if all of it had been written.
-//! In VMAs with a userfaultfd, blocks with missing or write-protected pages stay.
+//! A block with a pinned page stays as it is. Shared memory is copied, as if all of it had been
+//! written. In VMAs with a userfaultfd, blocks with missing or write-protected pages stay.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -25,8 +25,8 @@ use crate::space::anon::Anon;
 use crate::space::fault::{Access, FaultError, Outcome, SwapIn, Touch};
 use crate::space::ground::{More, Pieces, Rest};
 
-/// The most runs that stand in the block of a table that goes on to have others: as many as pages in the largest such block of formats
-/// with larger pages.
+/// The most runs that stand in the block of a table that goes on to have others: as many as pages
+/// in the largest such block of formats with larger pages.
 const RUNS: usize = 128;
 /// How often a block is looked at again because something has changed, besides once for each page
 /// that is to come back from swap when it is looked at first.
@@ -35,11 +35,13 @@ const TRIES: u32 = 4;
 /// Why a block was not made one large folio. It is as it was, but for what came back from swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CollapseError {
-    /// This VMA is no private anonymous memory, or may have no large folios, or is smaller than one.
+    /// This VMA is no private anonymous memory, or may have no large folios, or is smaller than
+    /// one.
     NotAllowed(VirtRange),
     /// Nothing is there but zeros, or something that is not memory.
     Unfit(VirtRange),
-    /// More is missing, swapped out, or had by others too, than the limits allow, or than who watches this VMA; or nothing of it was used.
+    /// More is missing, swapped out, or had by others too, than the limits allow, or than who
+    /// watches this VMA; or nothing of it was used.
     BeyondLimits(VirtRange),
     /// Something there is pinned, or changes all the time.
     Busy(VirtRange),
@@ -93,8 +95,9 @@ impl From<FaultError> for CollapseError {
 
 may_be_refused!(CollapseError);
 
-/// What a block may lack to be collapsed without having been asked for it, in pages of 4 KiB of a huge page; of smaller blocks, in
-/// proportion. Linux: `khugepaged/max_ptes_*`, whose defaults these are.
+/// What a block may lack to be collapsed without having been asked for it, in pages of 4 KiB of a
+/// huge page; of smaller blocks, in proportion. Linux: `khugepaged/max_ptes_*`, whose defaults
+/// these are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollapseLimits {
     /// Nothing is there, or zeros.
@@ -157,8 +160,8 @@ enum Next {
 
 impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
     /// Has all of a range in huge pages, as far as whole ones lie in it (Linux: `MADV_COLLAPSE`). A
-    /// block that can't be had does not keep the others from being tried, unless there is no memory:
-    /// `rest` keeps the error of the last such block.
+    /// block that can't be had does not keep the others from being tried, unless there is no
+    /// memory: `rest` keeps the error of the last such block.
     ///
     /// # Errors
     /// See [`CollapseError`].
@@ -253,7 +256,8 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         vma.backing.is_anonymous() && vma.advice != Advice::NoHuge
     }
 
-    /// Have a block of a VMA, whose lock the caller is in as a reader, in one folio. Whether anything had to be done for that.
+    /// Have a block of a VMA, whose lock the caller is in as a reader, in one folio. Whether
+    /// anything had to be done for that.
     fn collapse_block(
         self,
         vma: &Vma,

@@ -1,4 +1,5 @@
-//! Folios that are mapped in part are split ([`crate::memcg`]'s `split`), where one table has all that maps them.
+//! Folios that are mapped in part are split ([`crate::memcg`]'s `split`), where one table has all
+//! that maps them.
 
 use crate::addr::{Pfn, VirtRange};
 use crate::arch::{Arch, Kind, UserRange};
@@ -10,8 +11,9 @@ use crate::table::{Found, LockedTable};
 use super::Thp;
 
 impl<'m, P: Platform, A: Arch> Thp<'_, 'm, P, A> {
-    /// Split a folio, to which the caller has a reference, if all that maps it are pages of these addresses, in one table. What is mapped
-    /// of it, then; in the place of his reference the caller has one to each piece that is not.
+    /// Split a folio, to which the caller has a reference, if all that maps it are pages of these
+    /// addresses, in one table. What is mapped of it, then; in the place of his reference the
+    /// caller has one to each piece that is not.
     pub(crate) fn split_folio(self, range: VirtRange, head: Pfn) -> Option<MappedPages> {
         let range = self.user_part(range);
         let mut at = range.start;

@@ -1,11 +1,12 @@
 //! Fills missing pages of registered VMAs: with contents, zeros or poison (Linux: `UFFDIO_COPY`,
-//! `UFFDIO_ZEROPAGE`, `UFFDIO_POISON`), by the folio, as large as policy allows and the range has room for.
+//! `UFFDIO_ZEROPAGE`, `UFFDIO_POISON`), by the folio, as large as policy allows and the range has
+//! room for.
 //!
-//! Other CPUs map and clear the same pages meanwhile, so a place may have changed between a look and the
-//! lock of its page table. Then the attempt begins again, and after a number of attempts with the range
-//! claimed and the gate closed, as a fault's does (INV-21). The contents are there before the first
-//! attempt: they come from a callback that may fault in the same space, and a fault waits for claims and
-//! at the gate.
+//! Other CPUs map and clear the same pages meanwhile, so a place may have changed between a look
+//! and the lock of its page table. Then the attempt begins again, and after a number of attempts
+//! with the range claimed and the gate closed, as a fault's does (INV-21). The contents are there
+//! before the first attempt: they come from a callback that may fault in the same space, and a
+//! fault waits for claims and at the gate.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
@@ -150,8 +151,8 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
             if put != Ok(block.end) {
                 self.machine().put_folio(pfn, 1 << order, 1 << order);
             }
-            // Where a larger folio has lost its room, a single page comes next: it has room wherever anything has, so
-            // `contents` is called twice a piece at most.
+            // Where a larger folio has lost its room, a single page comes next: it has room
+            // wherever anything has, so `contents` is called twice a piece at most.
             orders = if put == Ok(at) { 0 } else { u32::MAX };
             put
         })
@@ -190,9 +191,9 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         Ok(())
     }
 
-    /// Allocates a folio for the beginning of `rest`, of one of `orders` or of a page, as large as there
-    /// is room, and has `contents` fill it. `contents` may fault in this space, and so wait for a change
-    /// of the VMAs or at the gate: the caller holds nothing that those wait for.
+    /// Allocates a folio for the beginning of `rest`, of one of `orders` or of a page, as large as
+    /// there is room, and has `contents` fill it. `contents` may fault in this space, and so wait
+    /// for a change of the VMAs or at the gate: the caller holds nothing that those wait for.
     fn filled_folio(
         self,
         rest: UserRange,
@@ -206,16 +207,18 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         let place = match self.find_place(vma, rest, orders) {
             Ok(place) => Some(place),
             Err(NotPut::Failed(why)) => return Err(why),
-            // The caller waits for the place once the contents are there. A page needs no more room than there is.
+            // The caller waits for the place once the contents are there. A page needs no more room
+            // than there is.
             Err(NotPut::Held | NotPut::Changed) => None,
         };
         let (order, orders) = place.as_ref().map_or((self.arch().page_order(), 0), |place| (place.order, orders));
         let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, at, order, orders, false)?;
         drop(vmas);
         let bytes = self.machine().frames().at(pfn.addr());
-        // SAFETY: `new_folio` returned frames of that many bytes, in the direct map. No page table maps them and no
-        // object has them, and the engine reads and writes a folio only for one of those: until `put` maps this one,
-        // which comes after the slice has ended, nothing else accesses it.
+        // SAFETY: `new_folio` returned frames of that many bytes, in the direct map. No page table
+        // maps them and no object has them, and the engine reads and writes a folio only for one of
+        // those: until `put` maps this one, which comes after the slice has ended, nothing else
+        // accesses it.
         let bytes = unsafe { core::slice::from_raw_parts_mut(bytes.as_ptr(), 1 << (order as u32 + FRAME_SHIFT)) };
         if contents(bytes).is_err() {
             self.machine().put_folio(pfn, 1 << order, 1 << order);
@@ -225,9 +228,9 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         Ok(FilledFolio { pfn, order, place: place.map(|place| Place { block, order, ..place }) })
     }
 
-    /// Puts something at the beginning of `rest`, and returns how far it reaches: as far as there is room. A folio
-    /// covers all of `rest` or is not put there: then that is how far. Ends after a bounded number of attempts
-    /// (INV-21), as a fault does.
+    /// Puts something at the beginning of `rest`, and returns how far it reaches: as far as there
+    /// is room. A folio covers all of `rest` or is not put there: then that is how far. Ends after
+    /// a bounded number of attempts (INV-21), as a fault does.
     #[inline]
     fn put(self, rest: UserRange, what: What, seen: Option<Place>) -> Result<u64, UffdFillError> {
         match self.try_put(rest, what, seen, None) {
@@ -258,7 +261,8 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         }
     }
 
-    /// An attempt at [`AddressSpace::put`], in the place that the caller has seen, if that is still in one VMA.
+    /// An attempt at [`AddressSpace::put`], in the place that the caller has seen, if that is still
+    /// in one VMA.
     #[inline]
     fn try_put(
         self,
@@ -318,8 +322,9 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         Ok(block.end)
     }
 
-    /// Returns the largest block of these orders, or of a page, that begins where `rest` does and holds nothing, or
-    /// equal markers. A look: what it finds may have changed when the caller locks the page table.
+    /// Returns the largest block of these orders, or of a page, that begins where `rest` does and
+    /// holds nothing, or equal markers. A look: what it finds may have changed when the caller
+    /// locks the page table.
     fn find_place(self, vma: &Vma, rest: UserRange, orders: u32) -> Result<Place, NotPut> {
         let arch = self.arch();
         if vma.state == State::Held {

@@ -1,16 +1,16 @@
 //! userfaultfd: registration of VMAs, write protection, and filling of missing pages.
 //!
-//! A VMA may be registered for missing pages ([`VmaFlags::MISSING`]) and for writes to write-protected
-//! pages ([`VmaFlags::WRITES`]). A fault on such a page changes nothing and returns an event
-//! ([`FaultError::Watched`](super::FaultError::Watched)); the host makes the thread wait. When the
-//! userfaultfd's owner has filled the page or removed the write protection, the host retries the access.
-//! In asynchronous mode ([`VmaFlags::ASYNC`]) a write goes ahead at once and removes the protection, and
-//! [`AddressSpace::scan`] finds the pages that were written.
+//! A VMA may be registered for missing pages ([`VmaFlags::MISSING`]) and for writes to
+//! write-protected pages ([`VmaFlags::WRITES`]). A fault on such a page changes nothing and returns
+//! an event ([`FaultError::Watched`](super::FaultError::Watched)); the host makes the thread wait.
+//! When the userfaultfd's owner has filled the page or removed the write protection, the host
+//! retries the access. In asynchronous mode ([`VmaFlags::ASYNC`]) a write goes ahead at once and
+//! removes the protection, and [`AddressSpace::scan`] finds the pages that were written.
 //!
-//! A page is write-protected by a bit of its PTE ([`Attrs::WATCHED`](crate::arch::Attrs::WATCHED)), of its
-//! swap PTE, or by a marker where there is none. So write protection goes by the run, survives swapping
-//! and moving, and is exact to the page: protected and unprotected pages are different runs. A forked
-//! child is not registered, and has no protection.
+//! A page is write-protected by a bit of its PTE ([`Attrs::WATCHED`](crate::arch::Attrs::WATCHED)),
+//! of its swap PTE, or by a marker where there is none. So write protection goes by the run,
+//! survives swapping and moving, and is exact to the page: protected and unprotected pages are
+//! different runs. A forked child is not registered, and has no protection.
 //!
 //! | file | contents |
 //! |---|---|
@@ -53,12 +53,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Uffd::of(self).uffd_register(range, by, what)
     }
 
-    /// Unregisters the VMAs of a range from the userfaultfd `by`, and removes its write protection there
-    /// (`UFFDIO_UNREGISTER`).
+    /// Unregisters the VMAs of a range from the userfaultfd `by`, and removes its write protection
+    /// there (`UFFDIO_UNREGISTER`).
     ///
     /// # Errors
-    /// See [`UffdError`]: the part before the VMA that could not be split is done. No VMA needs to be split
-    /// if the range is the whole space.
+    /// See [`UffdError`]: the part before the VMA that could not be split is done. No VMA needs to
+    /// be split if the range is the whole space.
     pub fn uffd_unregister(&self, range: VirtRange, by: Watcher) -> Result<(), UffdError> {
         Uffd::of(self).uffd_unregister(range, by)
     }
@@ -80,11 +80,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Uffd::of(self).uffd_write_unprotect(range)
     }
 
-    /// Fills missing or poisoned pages of a registered range with contents (`UFFDIO_COPY`). Each page
-    /// appears with its contents: `contents` gets the offset of a piece in the range, and the piece to fill,
-    /// of one page or more. It may use this space in any way, faults and changes included, because no lock,
-    /// claim or closed gate is held during the call. It may be called for a piece more than once, with other
-    /// lengths. With `protect`, the pages are write-protected ([`AddressSpace::uffd_write_protect`]).
+    /// Fills missing or poisoned pages of a registered range with contents (`UFFDIO_COPY`). Each
+    /// page appears with its contents: `contents` gets the offset of a piece in the range, and the
+    /// piece to fill, of one page or more. It may use this space in any way, faults and changes
+    /// included, because no lock, claim or closed gate is held during the call. It may be called
+    /// for a piece more than once, with other lengths. With `protect`, the pages are
+    /// write-protected ([`AddressSpace::uffd_write_protect`]).
     ///
     /// # Errors
     /// [`UffdFillStopped`]: a page is there already, the VMA is not registered, or `contents` failed.

@@ -30,7 +30,8 @@ pub enum UffdError {
     NotRegistered,
     /// VMAs would have to be split, and the space has as many as it may.
     TooManyVmas,
-    /// No memory to split VMAs or huge mappings, or for tables of markers. Of what is to be protected, some may be.
+    /// No memory to split VMAs or huge mappings, or for tables of markers. Of what is to be
+    /// protected, some may be.
     NoMemory(Refused),
 }
 

@@ -40,7 +40,8 @@ impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
         Ok(change)
     }
 
-    /// Nothing in a range is protected any more. The range is claimed, and no huge mapping that is reaches across its ends.
+    /// Nothing in a range is protected any more. The range is claimed, and no huge mapping that is
+    /// reaches across its ends.
     pub(super) fn clear_wp(self, range: UserRange) {
         let arch = self.arch();
         Ptes::of(self.space).each_run(range, |table, run| {

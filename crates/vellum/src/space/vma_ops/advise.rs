@@ -19,7 +19,8 @@ pub enum Advise {
     NoHuge,
     /// As [`Advise::DontNeed`], locked VMAs too (`MADV_DONTNEED_LOCKED`).
     DontNeedLocked,
-    /// Its contents may go when memory is short, until they are written to (`MADV_FREE`): private anonymous memory only.
+    /// Its contents may go when memory is short, until they are written to (`MADV_FREE`): private
+    /// anonymous memory only.
     Free,
     /// A child is not to have it (`MADV_DONTFORK`).
     DontFork,
@@ -33,21 +34,26 @@ pub enum Advise {
     DontDump,
     /// For core files (`MADV_DODUMP`).
     DoDump,
-    /// How it will be read (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`). Nothing depends on it.
+    /// How it will be read (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`). Nothing depends on
+    /// it.
     ReadPattern,
     /// Needed soon: what is swapped out comes back, as far as there is memory (`MADV_WILLNEED`).
     WillNeed,
-    /// Not needed soon: what is this space's alone counts as not used, and is looked at first when memory is short (`MADV_COLD`).
+    /// Not needed soon: what is this space's alone counts as not used, and is looked at first when
+    /// memory is short (`MADV_COLD`).
     Cold,
-    /// Not needed soon: what is this space's alone goes to a swap device, as far as there is room (`MADV_PAGEOUT`).
+    /// Not needed soon: what is this space's alone goes to a swap device, as far as there is room
+    /// (`MADV_PAGEOUT`).
     PageOut,
-    /// Have it in huge pages now, whatever policy says of faults (`MADV_COLLAPSE`): private anonymous memory of which something is there.
+    /// Have it in huge pages now, whatever policy says of faults (`MADV_COLLAPSE`): private
+    /// anonymous memory of which something is there.
     Collapse,
     /// Fault it in for reading (`MADV_POPULATE_READ`).
     PopulateRead,
     /// Fault it in for writing (`MADV_POPULATE_WRITE`).
     PopulateWrite,
-    /// Forget what is there, and make every access a fault until the guard is removed (`MADV_GUARD_INSTALL`).
+    /// Forget what is there, and make every access a fault until the guard is removed
+    /// (`MADV_GUARD_INSTALL`).
     GuardInstall,
     /// Let what was guarded be used again (`MADV_GUARD_REMOVE`).
     GuardRemove,
@@ -75,8 +81,8 @@ pub enum AdviseError {
     Unaligned(u64),
     /// The end is beyond the last address.
     Overflow,
-    /// Not all of the range is mapped. The advice was taken for what is, as Linux does; of what is to
-    /// be faulted in, for what lies before the hole.
+    /// Not all of the range is mapped. The advice was taken for what is, as Linux does; of what is
+    /// to be faulted in, for what lies before the hole.
     NotMapped,
     /// This VMA is sealed, and can't be written, so what it holds may not be forgotten.
     Sealed(VirtRange),

@@ -1,5 +1,6 @@
-//! Guards: pages that nobody may touch though their VMA says so, without a VMA of their own (`MADV_GUARD_INSTALL`). A guard
-//! is a marker in the page table: a run of equal entries, that outlives what is forgotten around it.
+//! Guards: pages that nobody may touch though their VMA says so, without a VMA of their own
+//! (`MADV_GUARD_INSTALL`). A guard is a marker in the page table: a run of equal entries, that
+//! outlives what is forgotten around it.
 
 use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::platform::Platform;
@@ -12,9 +13,9 @@ use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
     /// Forgets what is in a range and guards what is mapped of it, one table after the other.
     ///
-    /// If memory for tables runs out, what lies before the failing table is guarded, what lies behind
-    /// it stays, and of the table's part the contents are gone and some is guarded. Guards that were
-    /// there stay in any case.
+    /// If memory for tables runs out, what lies before the failing table is guarded, what lies
+    /// behind it stays, and of the table's part the contents are gone and some is guarded. Guards
+    /// that were there stay in any case.
     pub(super) fn install_guards(self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
         let shift = self.arch().level_shift(2);
         while !rest.left.is_empty() {
@@ -53,8 +54,8 @@ impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
         guarded.map(|()| covered)
     }
 
-    /// Guards what is mapped of a range that holds nothing but guards: its VMAs are held, and no other
-    /// change is at work there.
+    /// Guards what is mapped of a range that holds nothing but guards: its VMAs are held, and no
+    /// other change is at work there.
     fn put_guards(self, range: UserRange) -> Result<(), AdviseError> {
         let arch = self.arch();
         let mut left = range;

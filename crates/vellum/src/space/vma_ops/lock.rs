@@ -1,9 +1,10 @@
 //! Memory that is to stay: `mlock` and its kin.
 //!
-//! A locked VMA is faulted in at once, and its memory is not to be reclaimed; or, `ONFAULT`, only the latter. Who reclaims asks
-//! the VMA. So what was faulted in before stays on its LRU list until somebody looks at it there; then, and what is faulted in
-//! later at once, it goes to the list of what is not to be looked at. Unlocking brings it back from there. (What nobody has locked
-//! any more for another reason is found there when nothing else can be reclaimed.)
+//! A locked VMA is faulted in at once, and its memory is not to be reclaimed; or, `ONFAULT`, only
+//! the latter. Who reclaims asks the VMA. So what was faulted in before stays on its LRU list until
+//! somebody looks at it there; then, and what is faulted in later at once, it goes to the list of
+//! what is not to be looked at. Unlocking brings it back from there. (What nobody has locked any
+//! more for another reason is found there when nothing else can be reclaimed.)
 
 use bitflags::bitflags;
 
@@ -213,7 +214,8 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
 }
 
 impl Vma {
-    /// The access that brings all that there is to be brought ahead: private memory that may be written has its own.
+    /// The access that brings all that there is to be brought ahead: private memory that may be
+    /// written has its own.
     pub(super) fn populated_by(&self) -> Access {
         if self.prot.contains(Prot::WRITE) && !self.backing.is_shared() { Access::Write } else { Access::Read }
     }

@@ -1,15 +1,15 @@
 //! `madvise`, piece by piece.
 //!
 //! The operation begins with a check of everything that concerns the range as a whole, and with the
-//! changes that may fail ([`Madvise::begin_advice`]). It returns a value that records what is left, which
-//! the caller passes to the second part again and again ([`Madvise::advise_some`]). That part asks the
-//! caller after each step whether to go on. When it returns it holds no lock and claims no range: a host
-//! that can't switch tasks inside the engine runs other tasks then, which may change the space. The
-//! result and what a failure leaves don't depend on the number of pieces; [`Madvise::advise`] does all in
-//! one.
+//! changes that may fail ([`Madvise::begin_advice`]). It returns a value that records what is left,
+//! which the caller passes to the second part again and again ([`Madvise::advise_some`]). That part
+//! asks the caller after each step whether to go on. When it returns it holds no lock and claims no
+//! range: a host that can't switch tasks inside the engine runs other tasks then, which may change
+//! the space. The result and what a failure leaves don't depend on the number of pieces;
+//! [`Madvise::advise`] does all in one.
 //!
-//! After an error the value records what is left from the failure on. A caller that has removed the cause
-//! (it reclaimed memory, or a userfaultfd supplied a page) may go on with the value.
+//! After an error the value records what is left from the failure on. A caller that has removed the
+//! cause (it reclaimed memory, or a userfaultfd supplied a page) may go on with the value.
 
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::frame::policy::Advice;
@@ -201,7 +201,8 @@ impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
         Ok(())
     }
 
-    /// What a range has on swap devices comes back, as far as there is memory for it and they give it back (`MADV_WILLNEED`).
+    /// What a range has on swap devices comes back, as far as there is memory for it and they give
+    /// it back (`MADV_WILLNEED`).
     fn will_need(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_table(rest, more, |part| {
             // No VMA goes or moves meanwhile.

@@ -30,10 +30,11 @@ bitflags! {
         const GROWSDOWN = 16;
         /// Not to be reclaimed, and faulted in at once (`MAP_LOCKED`).
         const LOCKED = 32;
-        /// What is written is written to what stands behind the VMA, for all to see (`MAP_SHARED`); of anonymous memory, an
-        /// object that is made for it and that forks share.
+        /// What is written is written to what stands behind the VMA, for all to see (`MAP_SHARED`);
+        /// of anonymous memory, an object that is made for it and that forks share.
         const SHARED = 64;
-        /// A shared VMA that may never be written, not even by a later `protect` (Linux: the file is open for reading only).
+        /// A shared VMA that may never be written, not even by a later `protect` (Linux: the file
+        /// is open for reading only).
         const READ_ONLY = 128;
         /// Where the engine chooses: in the second gibibyte of addresses (`MAP_32BIT`).
         const LOW = 256;
@@ -201,7 +202,8 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         Ok(len)
     }
 
-    /// Map this; the VMA takes over the caller's reference to the object, if there is one and nothing fails.
+    /// Map this; the VMA takes over the caller's reference to the object, if there is one and
+    /// nothing fails.
     pub(super) fn map_source(self, request: MapRequest, source: Source) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
         let request = Request { request, source };
@@ -302,8 +304,8 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
             self.add(vmas, range, request);
             return Ok(());
         }
-        // What is there goes, and there is no moment at which the addresses are free: its VMAs hold the place, and the
-        // first becomes the new one, so that nothing needs to be allocated then.
+        // What is there goes, and there is no moment at which the addresses are free: its VMAs hold
+        // the place, and the first becomes the new one, so that nothing needs to be allocated then.
         let new = new_vma(range, request, vmas.future);
         self.begin_unmap(&mut change, range, State::Held, Some(&new)).map_err(|error| match error {
             UnmapError::Sealed(range) => MapError::SealedVma(range),

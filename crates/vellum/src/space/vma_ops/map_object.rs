@@ -1,8 +1,9 @@
 //! What stands behind a VMA: how an object comes to be mapped, and faults on it.
 //!
-//! A shared VMA maps the object's own pages, and what its entries allow is what the VMA does: they are *exclusive* in the
-//! sense that a write goes ahead in place. A private VMA maps them read-only; who writes gets a copy, which is anonymous
-//! memory from then on. Both look the page up while the VMAs are locked; why that is enough against truncation is said in
+//! A shared VMA maps the object's own pages, and what its entries allow is what the VMA does: they
+//! are *exclusive* in the sense that a write goes ahead in place. A private VMA maps them
+//! read-only; who writes gets a copy, which is anonymous memory from then on. Both look the page up
+//! while the VMAs are locked; why that is enough against truncation is said in
 //! [`crate::page_cache`].
 
 use crate::arch::Arch;
@@ -32,7 +33,8 @@ impl Source {
     }
 }
 
-/// What all who wait at an address of shared memory have in common: the object's number, never used again, and the byte.
+/// What all who wait at an address of shared memory have in common: the object's number, never used
+/// again, and the byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SharedKey {
     /// The object: see [`Object::serial`].

@@ -1,10 +1,10 @@
-//! Operations on VMAs: what `mmap`, `munmap`, `mremap`, `mprotect`, `madvise`, `mlock`, `mseal` and `msync`
-//! do.
+//! Operations on VMAs: what `mmap`, `munmap`, `mremap`, `mprotect`, `madvise`, `mlock`, `mseal` and
+//! `msync` do.
 //!
-//! An operation claims its range ([`Change`](super::ground::Change), INV-18), locks the VMAs for writing,
-//! checks that it can succeed, and reserves all memory that it may need. Then it marks the VMAs, unlocks
-//! them, changes the page tables beside everything else, and locks the VMAs again to finish. `madvise`
-//! that changes no VMAs runs beside faults instead.
+//! An operation claims its range ([`Change`](super::ground::Change), INV-18), locks the VMAs for
+//! writing, checks that it can succeed, and reserves all memory that it may need. Then it marks the
+//! VMAs, unlocks them, changes the page tables beside everything else, and locks the VMAs again to
+//! finish. `madvise` that changes no VMAs runs beside faults instead.
 //!
 //! | file | operation |
 //! |---|---|
@@ -75,8 +75,8 @@ handle! {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Maps anonymous memory, and returns its address. With [`MapFlags::SHARED`], a page-cache object is
-    /// made for it.
+    /// Maps anonymous memory, and returns its address. With [`MapFlags::SHARED`], a page-cache
+    /// object is made for it.
     ///
     /// # Errors
     /// See [`MapError`]: nothing was changed.
@@ -84,9 +84,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).map(request)
     }
 
-    /// Maps an object from `offset` on, and returns the address. With [`MapFlags::SHARED`], writes go to the
-    /// object; without, to private copies. Pages beyond the object's end can be mapped, and accessed once the
-    /// object has grown.
+    /// Maps an object from `offset` on, and returns the address. With [`MapFlags::SHARED`], writes
+    /// go to the object; without, to private copies. Pages beyond the object's end can be mapped,
+    /// and accessed once the object has grown.
     ///
     /// # Errors
     /// See [`MapError`]: nothing was changed.
@@ -99,14 +99,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).object_at(addr)
     }
 
-    /// Returns the key of a byte of shared memory, which is the same in every space that maps it; `None` if
-    /// the memory at `addr` is private (for a futex: `FUTEX_PRIVATE_FLAG`).
+    /// Returns the key of a byte of shared memory, which is the same in every space that maps it;
+    /// `None` if the memory at `addr` is private (for a futex: `FUTEX_PRIVATE_FLAG`).
     pub fn shared_key(&self, addr: u64) -> Option<SharedKey> {
         VmaOps::of(self).shared_key(addr)
     }
 
-    /// Unmaps everything in a range. When it returns, no CPU reaches what was mapped there, the memory is
-    /// free, and so are the addresses.
+    /// Unmaps everything in a range. When it returns, no CPU reaches what was mapped there, the
+    /// memory is free, and so are the addresses.
     ///
     /// # Errors
     /// See [`UnmapError`]: nothing was changed.
@@ -114,14 +114,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).unmap(addr, len)
     }
 
-    /// Unmaps everything, sealed VMAs too: for a host whose last process in the space has exited while
-    /// another reference to the space remains. When it returns, the memory is free. Needs no memory.
+    /// Unmaps everything, sealed VMAs too: for a host whose last process in the space has exited
+    /// while another reference to the space remains. When it returns, the memory is free. Needs no
+    /// memory.
     pub fn unmap_all(&self) {
         VmaOps::of(self).unmap_all()
     }
 
-    /// Grows, shrinks or moves a mapping, and returns its address now. With [`RemapFlags::FIXED`] and
-    /// unchanged length, all VMAs of the old addresses move, and holes between them are kept.
+    /// Grows, shrinks or moves a mapping, and returns its address now. With [`RemapFlags::FIXED`]
+    /// and unchanged length, all VMAs of the old addresses move, and holes between them are kept.
     ///
     /// # Errors
     /// See [`RemapError`]: nothing was changed.
@@ -154,9 +155,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Madvise::of(self).begin_advice(addr, len, advice)
     }
 
-    /// Goes on with advice until `more`, which is called after each step, returns false, or nothing is left.
-    /// Returns whether nothing is left. Advice that only changes VMAs takes one step. At least one step is
-    /// done.
+    /// Goes on with advice until `more`, which is called after each step, returns false, or nothing
+    /// is left. Returns whether nothing is left. Advice that only changes VMAs takes one step. At
+    /// least one step is done.
     ///
     /// # Errors
     /// See [`AdviseError`].
@@ -164,15 +165,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Madvise::of(self).advise_some(begun, more)
     }
 
-    /// Begins to fault in what was just mapped with [`MapFlags::NO_POPULATE`]: of `len` bytes from `addr` on, the
-    /// locked VMAs that are not `ONFAULT`, or all with `unlocked`. [`AddressSpace::populate_some`] goes on;
-    /// Linux skips VMAs that can't be faulted in ([`Populating::skip_vma`]).
+    /// Begins to fault in what was just mapped with [`MapFlags::NO_POPULATE`]: of `len` bytes from
+    /// `addr` on, the locked VMAs that are not `ONFAULT`, or all with `unlocked`.
+    /// [`AddressSpace::populate_some`] goes on; Linux skips VMAs that can't be faulted in
+    /// ([`Populating::skip_vma`]).
     pub fn begin_populate(&self, addr: u64, len: u64, unlocked: bool) -> Populating {
         VmaOps::of(self).begin_populate(addr, len, unlocked)
     }
 
-    /// Faults in what is left until `more`, which is called after each fault, returns false, or nothing is
-    /// left. Returns whether nothing is left. Writable private memory is faulted in for writing.
+    /// Faults in what is left until `more`, which is called after each fault, returns false, or
+    /// nothing is left. Returns whether nothing is left. Writable private memory is faulted in for
+    /// writing.
     ///
     /// # Errors
     /// See [`FaultError`].
@@ -189,8 +192,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).lock(addr, len, on_fault)
     }
 
-    /// Locks all pages of a range as [`AddressSpace::lock`], but faults none in: the caller does that next
-    /// ([`AddressSpace::populate_some`]).
+    /// Locks all pages of a range as [`AddressSpace::lock`], but faults none in: the caller does
+    /// that next ([`AddressSpace::populate_some`]).
     ///
     /// # Errors
     /// See [`LockError`].
@@ -206,8 +209,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).unlock(addr, len)
     }
 
-    /// Locks present or future VMAs of the whole space (`mlockall`). Replaces what an earlier call has set.
-    /// Pages that can't be faulted in are no error.
+    /// Locks present or future VMAs of the whole space (`mlockall`). Replaces what an earlier call
+    /// has set. Pages that can't be faulted in are no error.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -229,7 +232,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).unlock_all()
     }
 
-    /// Seals the VMAs of a range for the rest of the space's life (`mseal`). A forked child's are sealed too.
+    /// Seals the VMAs of a range for the rest of the space's life (`mseal`). A forked child's are
+    /// sealed too.
     ///
     /// # Errors
     /// See [`SealError`]: nothing was changed.
@@ -237,14 +241,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).seal(addr, len)
     }
 
-    /// Removes the contents of shared memory in a range for every space that maps it (`MADV_REMOVE`). Calls
-    /// `punch` with each object and the bytes of it that go; `punch` makes the hole
-    /// ([`Object::punch_hole`]), and unmaps the pages from all spaces
-    /// (`unmap_removed`), this one too. No lock is held during the call.
+    /// Removes the contents of shared memory in a range for every space that maps it
+    /// (`MADV_REMOVE`). Calls `punch` with each object and the bytes of it that go; `punch` makes
+    /// the hole ([`Object::punch_hole`]), and unmaps the pages from all spaces (`unmap_removed`),
+    /// this one too. No lock is held during the call.
     ///
     /// # Errors
-    /// Some of the range is not mapped; or a VMA is locked, has no object, or may not be written. VMAs before
-    /// it are done, as in Linux. Or `punch` fails.
+    /// Some of the range is not mapped; or a VMA is locked, has no object, or may not be written.
+    /// VMAs before it are done, as in Linux. Or `punch` fails.
     pub fn remove(
         &self,
         addr: u64,
@@ -254,8 +258,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).remove(addr, len, punch)
     }
 
-    /// Synchronizes a range with the objects behind it (`msync`): they have what was written already, so
-    /// this only checks. `invalidate` is `MS_INVALIDATE`. The host checks the other flags.
+    /// Synchronizes a range with the objects behind it (`msync`): they have what was written
+    /// already, so this only checks. `invalidate` is `MS_INVALIDATE`. The host checks the other
+    /// flags.
     ///
     /// # Errors
     /// See [`SyncError`].

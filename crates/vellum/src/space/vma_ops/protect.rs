@@ -21,7 +21,8 @@ pub enum ProtectError {
     Overflow,
     /// Not all of the range is mapped.
     NotMapped,
-    /// What is there may never be written (Linux: a file that was not opened for that, or is sealed).
+    /// What is there may never be written (Linux: a file that was not opened for that, or is
+    /// sealed).
     Denied(VirtRange),
     /// This VMA is sealed.
     Sealed(VirtRange),
@@ -117,8 +118,8 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         Ok(())
     }
 
-    /// Change (`set`) the VMAs of `range`, split at its ends, with no huge mapping reaching across. `false`: all of them are
-    /// as they should be already.
+    /// Change (`set`) the VMAs of `range`, split at its ends, with no huge mapping reaching across.
+    /// `false`: all of them are as they should be already.
     pub(in crate::space) fn set_vmas(
         self,
         change: &mut Change<'_, 'm, P, A>,
@@ -174,8 +175,8 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         vmas.count(&found.amounts, -1);
         vmas.count(&coming, 1);
         if self.tables().has_edges(range) {
-            // Faults go on meanwhile, but the VMAs end at the ends of the range now, so that no new huge mapping reaches
-            // across.
+            // Faults go on meanwhile, but the VMAs end at the ends of the range now, so that no new
+            // huge mapping reaches across.
             change.unlock();
             if let Err(error) = self.tables().split_edges(range) {
                 let vmas = change.vmas();

@@ -1,11 +1,13 @@
 //! VMAs move to other addresses, with all that is in them.
 //!
-//! The VMAs of the old addresses and of the new are held, so that faults there wait. What is replaced is emptied; the entries of
-//! the page tables move ([`crate::table`]), and neither references nor mappings change by that. Then the old addresses are
-//! flushed, and in one step the VMAs are in their new place.
+//! The VMAs of the old addresses and of the new are held, so that faults there wait. What is
+//! replaced is emptied; the entries of the page tables move ([`crate::table`]), and neither
+//! references nor mappings change by that. Then the old addresses are flushed, and in one step the
+//! VMAs are in their new place.
 //!
-//! What is moved keeps its place behind the VMA ([`Backing`]), by which the reverse map finds it. So it is one VMA with what is
-//! beside it only if that continues it there too; but a VMA that has nothing may as well be a new one.
+//! What is moved keeps its place behind the VMA ([`Backing`]), by which the reverse map finds it.
+//! So it is one VMA with what is beside it only if that continues it there too; but a VMA that has
+//! nothing may as well be a new one.
 
 use core::convert::Infallible;
 
@@ -87,7 +89,8 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         renewed
     }
 
-    /// All that can fail, short of changing anything: huge mappings are split that reach across a border, and tables provided.
+    /// All that can fail, short of changing anything: huge mappings are split that reach across a
+    /// border, and tables provided.
     fn prepare(
         self,
         change: &mut Change<'_, 'm, P, A>,
@@ -104,8 +107,8 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         Ok(spares)
     }
 
-    /// Empty the new addresses, and what is not kept of the old; move the rest. Nobody uses the old addresses any more when this
-    /// is done.
+    /// Empty the new addresses, and what is not kept of the old; move the rest. Nobody uses the old
+    /// addresses any more when this is done.
     fn move_ptes(
         self,
         change: &mut Change<'_, 'm, P, A>,
@@ -180,7 +183,8 @@ impl Parts {
         Ok(())
     }
 
-    /// Faults wait, at the old addresses and the new; what will be there in the end counts from now on.
+    /// Faults wait, at the old addresses and the new; what will be there in the end counts from now
+    /// on.
     fn hold<P: Platform>(&self, machine: &Machine<'_, P>, vmas: &mut Vmas, wanted: &Wanted, leave: bool) {
         vmas.each(machine, wanted.old, |v| v.state = State::Held);
         if !leave {

@@ -1,7 +1,7 @@
 //! VMAs change their size or their place: `mremap`.
 //!
-//! To grow in place is to map what lies behind the VMA as the VMA is; the two then merge. To shrink is to unmap. How VMAs move
-//! is said in [`super::relocate`].
+//! To grow in place is to map what lies behind the VMA as the VMA is; the two then merge. To shrink
+//! is to unmap. How VMAs move is said in [`super::relocate`].
 
 use bitflags::bitflags;
 
@@ -22,9 +22,11 @@ bitflags! {
     pub struct RemapFlags: u8 {
         /// Elsewhere, if it can't grow where it is (`MREMAP_MAYMOVE`).
         const MAYMOVE = 1;
-        /// To the address given; what is there is unmapped (`MREMAP_FIXED`). Together with [`RemapFlags::MAYMOVE`].
+        /// To the address given; what is there is unmapped (`MREMAP_FIXED`). Together with
+        /// [`RemapFlags::MAYMOVE`].
         const FIXED = 2;
-        /// Elsewhere, and leave the VMA behind, empty (`MREMAP_DONTUNMAP`). Together with [`RemapFlags::MAYMOVE`].
+        /// Elsewhere, and leave the VMA behind, empty (`MREMAP_DONTUNMAP`). Together with
+        /// [`RemapFlags::MAYMOVE`].
         const DONTUNMAP = 4;
     }
 }
@@ -34,13 +36,15 @@ bitflags! {
 pub struct RemapRequest {
     /// Where it is.
     pub addr: u64,
-    /// How many bytes of it; rounded up to whole pages. 0: map what shared memory begins there a second time.
+    /// How many bytes of it; rounded up to whole pages. 0: map what shared memory begins there a
+    /// second time.
     pub old_len: u64,
     /// How many bytes are to be mapped afterwards; rounded up to whole pages.
     pub new_len: u64,
     /// How.
     pub flags: RemapFlags,
-    /// Where to, exactly or as a hint; of no meaning without [`RemapFlags::FIXED`] or [`RemapFlags::DONTUNMAP`].
+    /// Where to, exactly or as a hint; of no meaning without [`RemapFlags::FIXED`] or
+    /// [`RemapFlags::DONTUNMAP`].
     pub new_addr: u64,
 }
 

@@ -1,6 +1,6 @@
-//! VMAs that stay as they are: `mseal`. A sealed VMA can't be unmapped, moved, resized or replaced, and what may be done with it
-//! doesn't change; nor may what it holds be forgotten by who could not write to it. What the VMA forbids, the operations that
-//! it is about look at themselves.
+//! VMAs that stay as they are: `mseal`. A sealed VMA can't be unmapped, moved, resized or replaced,
+//! and what may be done with it doesn't change; nor may what it holds be forgotten by who could not
+//! write to it. What the VMA forbids, the operations that it is about look at themselves.
 
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
@@ -79,7 +79,8 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         Ok(())
     }
 
-    /// Whether what a range holds may be forgotten: not what is sealed and can't be written, where no object has it.
+    /// Whether what a range holds may be forgotten: not what is sealed and can't be written, where
+    /// no object has it.
     pub(super) fn check_sealed(self, range: UserRange) -> Result<(), AdviseError> {
         let vmas = self.space.read();
         let mut sealed = vmas.overlapping(self.platform(), range).filter(|v| v.flags.contains(VmaFlags::SEALED));

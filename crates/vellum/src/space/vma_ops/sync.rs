@@ -1,4 +1,5 @@
-//! `msync`. What is written to shared memory is in its object at once, so there is nothing to do but to look.
+//! `msync`. What is written to shared memory is in its object at once, so there is nothing to do
+//! but to look.
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, BadRange, UserRange};

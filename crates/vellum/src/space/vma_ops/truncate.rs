@@ -1,4 +1,5 @@
-//! Pages that an object has lost, because it was truncated or a hole was made in it, go from the spaces that map them.
+//! Pages that an object has lost, because it was truncated or a hole was made in it, go from the
+//! spaces that map them.
 
 use core::ops::Range;
 
@@ -13,10 +14,11 @@ use crate::space::ground::{Change, Keep, Zap};
 use crate::space::reclaim::Rmap;
 
 impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
-    /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this space, and none will (INV-12).
+    /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this
+    /// space, and none will (INV-12).
     ///
-    /// It enters as the writer first. So it waits for faults that had found such a page before the object lost it; every
-    /// later one finds that it is gone.
+    /// It enters as the writer first. So it waits for faults that had found such a page before the
+    /// object lost it; every later one finds that it is gone.
     ///
     /// A child that is forked meanwhile has what its parent had: see [`super::discard`].
     pub(in crate::space) fn unmap_removed(self, object: &Object<'m, P>, gone: &RemovedPages) {
@@ -32,7 +34,8 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
                 .tree
                 .iter_from(at)
                 .find_map(|vma| Some((Rmap::of(self.space).mapped_part(vma, object, &pages)?, *vma)));
-            // Faults go on while a part is emptied; whoever wants to change VMAs waits, so none moves.
+            // Faults go on while a part is emptied; whoever wants to change VMAs waits, so none
+            // moves.
             change.unlock();
             found
         };

@@ -52,8 +52,8 @@ impl View<'_> {
         inode.change(&Change { mode, uid, gid, ..Change::default() })
     }
 
-    /// `utimensat`: times of access and modification; what is `None` stays. `now` says that both are the present, which who may
-    /// write may set too.
+    /// `utimensat`: times of access and modification; what is `None` stays. `now` says that both
+    /// are the present, which who may write may set too.
     ///
     /// # Errors
     /// `EPERM`, `EACCES`.

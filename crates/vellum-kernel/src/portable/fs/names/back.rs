@@ -8,7 +8,8 @@ use alloc::format;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
-/// What memory remembers of the file that it maps: enough to name it, and nothing that would keep it.
+/// What memory remembers of the file that it maps: enough to name it, and nothing that would keep
+/// it.
 #[derive(Clone)]
 pub struct Mapped {
     /// Of the file system.
@@ -55,7 +56,8 @@ impl Mapped {
 }
 
 impl Namespace {
-    /// The absolute path of a directory, as seen from `root`; none if it is not below it (any more).
+    /// The absolute path of a directory, as seen from `root`; none if it is not below it (any
+    /// more).
     pub fn path_of(&self, inode: &Arc<dyn Inode>, root: &Arc<dyn Inode>) -> Option<Vec<u8>> {
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut at = inode.clone();
@@ -94,8 +96,8 @@ impl Namespace {
         Some(path)
     }
 
-    /// The path of an open file, as `/proc` shows it: with ` (deleted)` if the name means something else by now. What never had
-    /// a name has one of its kind and number.
+    /// The path of an open file, as `/proc` shows it: with ` (deleted)` if the name means something
+    /// else by now. What never had a name has one of its kind and number.
     pub fn path_of_open(&self, open: &Open, root: &Arc<dyn Inode>) -> Option<Vec<u8>> {
         let inode = open.inode();
         if open.name().is_some() {

@@ -1,4 +1,5 @@
-//! Names: what all paths have in common, which is mounts and devices; and one caller's [`View`] of them.
+//! Names: what all paths have in common, which is mounts and devices; and one caller's [`View`] of
+//! them.
 //!
 //! | file | story |
 //! |---|---|
@@ -57,7 +58,8 @@ impl Namespace {
     /// Put a file system on a directory, or over the one that is there.
     ///
     /// # Errors
-    /// `ENOTDIR`; `EBUSY`: the directory has another one already, or leads back to itself; `ENOMEM`.
+    /// `ENOTDIR`; `EBUSY`: the directory has another one already, or leads back to itself;
+    /// `ENOMEM`.
     pub fn mount(&self, mount: Mount) -> Result<(), Errno> {
         directory(&mount.on)?;
         directory(&mount.root)?;
@@ -94,7 +96,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// Whether an inode of this device may be changed: unless the file system is mounted so that it may not, wherever.
+    /// Whether an inode of this device may be changed: unless the file system is mounted so that it
+    /// may not, wherever.
     ///
     /// # Errors
     /// `EROFS`.

@@ -41,7 +41,8 @@ impl View<'_> {
     /// Go along a path, up to its last name; if that is a link, follow it if `follow` says so.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`, `ENOMEM`. That the last name is missing is none.
+    /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`, `ENOMEM`. That the last name is
+    /// missing is none.
     pub fn find(&self, path: &[u8], follow: bool) -> Result<Found, Errno> {
         if path.is_empty() {
             return Err(Errno::ENOENT);
@@ -123,7 +124,8 @@ impl View<'_> {
     }
 }
 
-/// Put the names of a path on the stack of those ahead; whether it ends with a slash (or is nothing else).
+/// Put the names of a path on the stack of those ahead; whether it ends with a slash (or is nothing
+/// else).
 fn push(ahead: &mut Vec<Vec<u8>>, path: &[u8]) -> Result<bool, Errno> {
     for name in path.rsplit(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
         let mut copy = Vec::new();

@@ -36,7 +36,8 @@ impl Node {
         false
     }
 
-    /// Whether `old` may give way to this one; under all locks. If it is a directory, nothing can be made in it any more.
+    /// Whether `old` may give way to this one; under all locks. If it is a directory, nothing can
+    /// be made in it any more.
     fn replaces(&self, old: &Node) -> Result<(), Errno> {
         match (self.is_directory(), old.entries()) {
             (true, None) => Err(Errno::ENOTDIR),

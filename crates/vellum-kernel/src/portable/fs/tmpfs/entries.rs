@@ -1,5 +1,5 @@
-//! The entries of a directory: found by name, listed by position. A position never changes and is never used again, so that a
-//! listing goes on where it was, whatever came and went meanwhile.
+//! The entries of a directory: found by name, listed by position. A position never changes and is
+//! never used again, so that a listing goes on where it was, whatever came and went meanwhile.
 
 use super::node::Node;
 use crate::errno::Errno;

@@ -1,9 +1,10 @@
 //! The file system in memory.
 //!
 //! # Locks
-//! `renaming` of the file system comes first: who holds two directories' locks holds it, so their order does not matter. Then
-//! a directory's entries, then an inode's attributes. A regular file's `writing` is outside of attributes, and of the locks
-//! of its contents. Times and contents come from the kernel ([`Host`]).
+//! `renaming` of the file system comes first: who holds two directories' locks holds it, so their
+//! order does not matter. Then a directory's entries, then an inode's attributes. A regular file's
+//! `writing` is outside of attributes, and of the locks of its contents. Times and contents come
+//! from the kernel ([`Host`]).
 //!
 //! | file | story |
 //! |---|---|
@@ -52,8 +53,8 @@ pub struct Tmpfs {
 }
 
 impl Tmpfs {
-    /// A new one with an empty root of mode `mode`, which is returned; `minor` is the minor number of its device, which tells it
-    /// from others.
+    /// A new one with an empty root of mode `mode`, which is returned; `minor` is the minor number
+    /// of its device, which tells it from others.
     pub fn root(host: Arc<dyn Host>, minor: u32, mode: u32) -> Arc<Node> {
         let fs = Tmpfs { device: Device { major: 0, minor }, host, next: AtomicU64::new(1), renaming: Mutex::new(()) };
         let new = New { kind: Kind::Directory, mode, uid: 0, gid: 0, special: Device::default(), target: &[] };
@@ -66,7 +67,8 @@ impl Tmpfs {
     }
 }
 
-/// `memfd_create`: a file of the file system that `beside` is of, without a name; with `sealable`, seals may be added.
+/// `memfd_create`: a file of the file system that `beside` is of, without a name; with `sealable`,
+/// seals may be added.
 ///
 /// # Errors
 /// `ENOMEM`.

@@ -127,7 +127,8 @@ impl Node {
         (attributes.modified, attributes.changed) = (now, now);
     }
 
-    /// It was read. The time is kept only as far as that tells whether it was read since it changed (`relatime`).
+    /// It was read. The time is kept only as far as that tells whether it was read since it changed
+    /// (`relatime`).
     pub(super) fn accessed(&self) {
         let now = self.fs.host.now();
         let mut attributes = self.attributes.lock();

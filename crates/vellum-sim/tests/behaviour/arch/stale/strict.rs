@@ -1,7 +1,7 @@
 //! PTEs that come to allow more, beside TLBs that cache what they allowed before
 //! ([`vellum::arch::stale`]): the CPU that faulted goes on, in every format, and another CPU goes
 //! on after one more fault. Programs stay on their CPUs, so that only the architecture and the
-//! engine drop translations.
+//! engine drop translations (INV-20).
 
 use std::num::NonZeroU16;
 use std::sync::Mutex;

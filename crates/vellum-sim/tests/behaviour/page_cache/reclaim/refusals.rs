@@ -1,5 +1,5 @@
 //! Refusals while pages of an object are swapped out and in. Two spaces map it shared, and a third
-//! privately.
+//! privately (INV-16).
 
 use std::collections::BTreeMap;
 

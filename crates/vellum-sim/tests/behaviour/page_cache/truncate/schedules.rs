@@ -1,5 +1,5 @@
 //! Truncation, holes, forks and shared memory of page-cache objects, with several CPUs in several
-//! spaces, on threads of the host or under a deterministic scheduler.
+//! spaces, on threads of the host or under a deterministic scheduler (INV-12).
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};

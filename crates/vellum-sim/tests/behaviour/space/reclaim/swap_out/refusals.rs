@@ -2,6 +2,7 @@
 //! check for pins, write or read of a device fails, for n = 1, 2, … until a scenario runs through.
 //! Each time programs find what a model of plain maps predicts, slots are in use exactly as swap
 //! entries name them, and nothing is left in the end.
+//! An operation that fails leaves the space as it was (INV-7).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
 //! Fairness: operations on one space at once each get their turn, and none exceeds a limit that
-//! another has used up.
+//! another has used up (INV-18, INV-19).
 
 use std::num::NonZeroU16;
 use std::sync::Arc;

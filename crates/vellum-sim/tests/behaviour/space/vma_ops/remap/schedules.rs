@@ -1,4 +1,4 @@
-//! `mremap` moves memory while other CPUs use it.
+//! `mremap` moves memory while other CPUs use it (INV-13).
 
 use shuttle::thread;
 use vellum::Machine;
