@@ -4,7 +4,7 @@
 //! The test below runs them over the kept corpus; `fuzz/fuzz_targets` runs them over inputs that
 //! libFuzzer makes.
 
-use vellum_pagemap::Lies;
+use vellum_pagemap::FolioStats;
 
 use crate::report::json;
 use crate::{tlb, watch};
@@ -23,9 +23,10 @@ pub fn saved(bytes: &[u8]) {
 pub fn cores(bytes: &[u8]) {
     let Ok(cores) = tlb::understood(&String::from_utf8_lossy(bytes)) else { return };
     // 64 KiB in one folio, and a huge page.
-    let lies = Lies { pages: 16 + 512, huge: 1, in_folio: [4, 1, 0], congruent: [4, 1, 0], ..Lies::default() };
+    let stats =
+        FolioStats { pages: 16 + 512, huge: 1, in_folio: [4, 1, 0], aligned: [4, 1, 0], ..FolioStats::default() };
     assert!(
-        cores.iter().all(|core| [4 + 1, 1 + 1, 16 + 1].contains(&core.entries(&lies)) && core.l1 > 0 && core.l2 > 0)
+        cores.iter().all(|core| [4 + 1, 1 + 1, 16 + 1].contains(&core.entries(&stats)) && core.l1 > 0 && core.l2 > 0)
     );
 }
 

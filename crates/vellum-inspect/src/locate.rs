@@ -1,15 +1,17 @@
-//! Where the empty tables are: as the scan tells, and, for root, as the tables say themselves.
+//! Where the empty tables are: as the scan detection, and, for root, as the tables say themselves.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-use vellum_pagemap::{Kernel, LEVELS, Pagemap, Refused, Table, Target, Tells, Unreadable, Walked, Walker};
+use vellum_pagemap::{
+    Detection, Kernel, LEVELS, Pagemap, Table, Target, Unreadable, WalkedTables, Walker, WalkerError,
+};
 
 use super::look::{Cell, Look, Place};
 use super::report::table::{grouped, paragraph};
 
 /// Reads tables themselves, if that works here.
-pub struct Reader(Result<Walker, Refused>);
+pub struct Reader(Result<Walker, WalkerError>);
 
 impl Reader {
     pub fn open() -> Self {
@@ -17,7 +19,7 @@ impl Reader {
     }
 
     /// Those of a process, or why not.
-    pub fn read(&mut self, target: &Target) -> Result<Walked, String> {
+    pub fn read(&mut self, target: &Target) -> Result<WalkedTables, String> {
         let walker = self.0.as_mut().map_err(|refused| refused.to_string())?;
         let pagemap =
             Pagemap::open(&target.process).map_err(|error| Unreadable::of(target.pid(), error).to_string())?;
@@ -38,9 +40,9 @@ pub struct Difference {
 
 impl Difference {
     /// Between what was read and what the scan has found. None: it was to find no table by itself, or not everywhere.
-    pub fn of(look: &Look, walked: &Walked, kernel: &Kernel) -> Option<Self> {
+    pub fn of(look: &Look, walked: &WalkedTables, kernel: &Kernel) -> Option<Self> {
         let survey = &look.survey;
-        let told = kernel.tells != Tells::Nothing && survey.scanned;
+        let told = kernel.detection != Detection::None && survey.scanned;
         let whole = survey.sample.is_none_or(|sample| sample.seen == 0);
         (told && whole).then(|| between(&look.places, &walked.levels[0], survey.geometry.span(0)))
     }
@@ -76,7 +78,7 @@ pub fn runs<'a>(tables: impl Iterator<Item = &'a Table>, span: u64) -> Vec<[u64;
 }
 
 /// Tables of a level that have no entries, and those that lead only to such.
-pub fn bare(walked: &Walked, level: usize, span: u64) -> [Vec<[u64; 2]>; 2] {
+pub fn bare(walked: &WalkedTables, level: usize, span: u64) -> [Vec<[u64; 2]>; 2] {
     let tables = &walked.levels[level];
     let nowhere = tables.iter().filter(|table| table.bare && !table.is_empty());
     [runs(tables.iter().filter(|table| table.is_empty()), span), runs(nowhere, span)]
@@ -98,7 +100,7 @@ pub fn write(look: &Look, kernel: &Kernel, out: &mut impl Write) -> io::Result<(
     }
 }
 
-fn exact(look: &Look, walked: &Walked, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
+fn exact(look: &Look, walked: &WalkedTables, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "\nEMPTY TABLES, by the addresses that they serve (read by BPF: exact)")?;
     for level in 0..walked.levels.len() {
         let span = look.survey.geometry.span(level);
@@ -140,9 +142,9 @@ fn exact(look: &Look, walked: &Walked, kernel: &Kernel, out: &mut impl Write) ->
 }
 
 fn told(look: &Look, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
-    let how = match kernel.tells {
-        Tells::Tables if look.survey.scanned => "",
-        Tells::Time(_) if look.survey.scanned => {
+    let how = match kernel.detection {
+        Detection::Exact if look.survey.scanned => "",
+        Detection::ByTime(_) if look.survey.scanned => {
             ", found by the time that it takes to find nothing: a few may be wrong"
         }
         _ => return writeln!(out, "\nWhere the empty tables are can't be told on this kernel."),

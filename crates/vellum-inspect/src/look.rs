@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use vellum_pagemap::{
-    Categories, Frames, Kernel, Lies, Options, Pace, Pagemap, Region, Survey, SurveyError, Target, Tells, Unreadable,
-    Vma, Walked, Watcher, survey,
+    Categories, Detection, FolioStats, Frames, Kernel, Options, Pace, Pagemap, Region, Survey, SurveyError, Target,
+    Unreadable, Visitor, Vma, WalkedTables, survey,
 };
 
 use super::Args;
@@ -23,11 +23,11 @@ pub struct Look {
     pub user: u32,
     pub survey: Survey,
     pub places: Vec<Place>,
-    /// How its memory lies in frames, if that may be known.
-    pub lies: Option<Lies>,
+    /// How its memory stats in frames, if that may be known.
+    pub stats: Option<FolioStats>,
     pub took: Duration,
     /// Its tables as they were read themselves, if that was asked for, or why they were not.
-    pub read: Option<Result<Walked, String>>,
+    pub read: Option<Result<WalkedTables, String>>,
     /// The extension's analysis, until it has run.
     pub analysis: Option<Analysis>,
     /// The extension's part of the report.
@@ -68,8 +68,8 @@ impl Look {
         if args.only_read {
             pagemap = pagemap.only_read();
         }
-        let tells = if pagemap.scans() { kernel.tells } else { Tells::Nothing };
-        let options = Options { tells, sample: args.sample.map(|share| (share, fastrand::u64(..))) };
+        let detection = if pagemap.scans() { kernel.detection } else { Detection::None };
+        let options = Options { detection, sample: args.sample.map(|share| (share, fastrand::u64(..))) };
         let mut pace = Pace::new(args.max_hold).until(stop);
         let entries = pagemap.page_size() / 8;
         // In a list there is no room for it.
@@ -92,14 +92,14 @@ impl Look {
         let analysis = seen.collector.map(|collector| collector.finish(&survey.vmas));
         let (pid, user) = (target.pid(), target.user);
         // Who may not know frames is told that all are the first one.
-        let lies = seen.frames.and(Some(seen.lies)).filter(|lies| lies.pages > 0);
+        let stats = seen.frames.and(Some(seen.stats)).filter(|stats| stats.pages > 0);
         Ok(Look {
             pid,
             name: target.name,
             user,
             survey,
             places: seen.places,
-            lies,
+            stats,
             took: began.elapsed(),
             read: None,
             analysis,
@@ -124,11 +124,11 @@ struct Seen {
     swapped: BTreeMap<u64, u64>,
     places: Vec<Place>,
     frames: Option<Frames>,
-    lies: Lies,
+    stats: FolioStats,
     collector: Option<Box<dyn Collector>>,
 }
 
-impl Watcher for Seen {
+impl Visitor for Seen {
     fn region(&mut self, region: &Region, vma: &Vma) {
         let collector = &mut self.collector;
         let told = std::cell::Cell::new(false);
@@ -140,7 +140,7 @@ impl Watcher for Seen {
         };
         // What can't be read any more has gone.
         if let Some(frames) = &mut self.frames {
-            let _ = frames.add(region, vma.page, &mut self.lies, &mut add);
+            let _ = frames.add(region, vma.page, &mut self.stats, &mut add);
         }
         if !told.get() {
             add(region.start, region.end, 0);

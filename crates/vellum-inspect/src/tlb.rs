@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
-use vellum_pagemap::{BLOCKS, Lies};
+use vellum_pagemap::{BLOCKS, FolioStats};
 
 /// What comes with the command.
 pub const KNOWN: &str = include_str!("tlb.toml");
@@ -66,28 +66,28 @@ pub fn understood(text: &str) -> anyhow::Result<Vec<Core>> {
 
 impl Core {
     /// Entries for all that is mapped, as it lies.
-    pub fn entries(&self, lies: &Lies) -> u64 {
-        let mut entries = lies.pages - lies.huge * BLOCKS[2] + lies.huge;
+    pub fn entries(&self, stats: &FolioStats) -> u64 {
+        let mut entries = stats.pages - stats.huge * BLOCKS[2] + stats.huge;
         if self.contiguous != 0 {
-            entries -= lies.in_folio[1] * (BLOCKS[1] - 1);
+            entries -= stats.in_folio[1] * (BLOCKS[1] - 1);
         }
         if self.coalesces > 1 {
-            let blocks = if self.contiguous != 0 { lies.small_apart } else { lies.congruent[0] };
+            let blocks = if self.contiguous != 0 { stats.aligned_outside_folios } else { stats.aligned[0] };
             entries -= blocks * (self.coalesces - 1);
         }
         entries
     }
 
     /// Entries if as much lay in folios of 64 KiB, mapped whole.
-    pub fn in_large_folios(&self, lies: &Lies) -> u64 {
-        let small = lies.pages - lies.huge * BLOCKS[2];
+    pub fn in_large_folios(&self, stats: &FolioStats) -> u64 {
+        let small = stats.pages - stats.huge * BLOCKS[2];
         let block = if self.contiguous != 0 { BLOCKS[1] } else { self.coalesces };
-        small.div_ceil(block) + lies.huge
+        small.div_ceil(block) + stats.huge
     }
 
     /// Entries if it lay in huge pages.
-    pub fn in_huge_pages(&self, lies: &Lies) -> u64 {
-        lies.pages.div_ceil(BLOCKS[2])
+    pub fn in_huge_pages(&self, stats: &FolioStats) -> u64 {
+        stats.pages.div_ceil(BLOCKS[2])
     }
 }
 
@@ -104,19 +104,20 @@ mod tests {
     #[test]
     fn an_entry_holds_what_the_core_can_put_into_it() {
         let cores = cores(None).unwrap();
-        let entries = |name: &str, lies: &Lies| cores.iter().find(|core| core.name == name).unwrap().entries(lies);
+        let entries =
+            |name: &str, stats: &FolioStats| cores.iter().find(|core| core.name == name).unwrap().entries(stats);
         // 64 KiB in one folio, 16 KiB that lie well by chance, 3 pages that do not, and a huge page.
-        let lies = Lies {
+        let stats = FolioStats {
             pages: 16 + 4 + 3 + 512,
             huge: 1,
-            congruent: [5, 1, 0],
+            aligned: [5, 1, 0],
             in_folio: [4, 1, 0],
-            small_apart: 1,
-            ..Lies::default()
+            aligned_outside_folios: 1,
+            ..FolioStats::default()
         };
-        assert_eq!(entries("Skylake, Cascade Lake", &lies), 24);
-        assert_eq!(entries("Zen 4", &lies), 4 + 1 + 3 + 1);
-        assert_eq!(entries("Neoverse N1, Cortex-A76", &lies), 1 + 4 + 3 + 1);
+        assert_eq!(entries("Skylake, Cascade Lake", &stats), 24);
+        assert_eq!(entries("Zen 4", &stats), 4 + 1 + 3 + 1);
+        assert_eq!(entries("Neoverse N1, Cortex-A76", &stats), 1 + 4 + 3 + 1);
     }
 
     #[test]

@@ -128,7 +128,7 @@ mod tests {
 
     fn saved() -> Vec<u8> {
         let mut text = Vec::new();
-        let kernel = Kernel { tells: vellum_pagemap::Tells::Nothing, frees_tables: None };
+        let kernel = Kernel { detection: vellum_pagemap::Detection::None, frees_tables: None };
         let mut look = own(&[]);
         look.survey.vmas.truncate(1);
         json::write(&[look], &kernel, &mut text).unwrap();

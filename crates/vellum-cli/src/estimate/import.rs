@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vellum_linux::workload::case::{PAGE, TABLE_SPAN};
 use vellum_linux::workload::layout::{self, Backing, Layout, Run, What};
-use vellum_pagemap::{Categories, Region, Surveyed, Vma};
+use vellum_pagemap::{Categories, Region, Vma, VmaSurvey};
 
 /// Tables of the lowest level in a table above.
 const TABLES: u64 = 512;
@@ -144,7 +144,7 @@ impl Import {
     }
 
     /// All was seen, of these VMAs.
-    pub fn finish(mut self, vmas: &[Surveyed]) -> Imported {
+    pub fn finish(mut self, vmas: &[VmaSurvey]) -> Imported {
         self.runs.sort_by_key(|run| run.start);
         // A VMA in which nothing was met costs something as well.
         let mut bare = self.sample.clone();
@@ -222,10 +222,10 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn vma(start: u64, end: u64) -> Surveyed {
+    fn vma(start: u64, end: u64) -> VmaSurvey {
         let permissions = MMPermissions::READ | MMPermissions::WRITE | MMPermissions::PRIVATE;
         let vma = Vma { start, end, permissions, name: String::new(), file: false, inode: (0, 0, 0), page: PAGE };
-        Surveyed { vma, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
+        VmaSurvey { vma, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
     }
 
     fn imported(vmas: &[(u64, u64)], pages: &[(u64, u64)], share: f64) -> Imported {

@@ -26,7 +26,7 @@ use vellum_linux::cpu::OnOneCpu;
 use vellum_linux::stats::Summary;
 use vellum_linux::workload::case::PAGE;
 use vellum_linux::workload::layout::{Deed, Done, Folios, Layout};
-use vellum_pagemap::{Memory, Region, Surveyed, Vma};
+use vellum_pagemap::{Memory, Region, Vma, VmaSurvey};
 
 use crate::bench::engine::Engine;
 use crate::bench::progress::Progress;
@@ -146,7 +146,7 @@ impl Collector for Copied {
         self.import.empty_table(start);
     }
 
-    fn finish(self: Box<Self>, vmas: &[Surveyed]) -> Analysis {
+    fn finish(self: Box<Self>, vmas: &[VmaSurvey]) -> Analysis {
         let Copied { import, args } = *self;
         let imported = import.finish(vmas);
         Box::new(move |stop| Ok(Box::new(of(imported, &args, stop)?)))

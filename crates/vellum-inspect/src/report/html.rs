@@ -1,7 +1,7 @@
 //! What was seen, as one web page: no script, no font, nothing to load.
 
 use maud::{Markup, html};
-use vellum_pagemap::{BLOCKS, Kernel, Lies, Surveyed};
+use vellum_pagemap::{BLOCKS, FolioStats, Kernel, VmaSurvey};
 
 use super::map::{LEGEND, Stretch, WIDTH, stretches};
 use super::page::document;
@@ -99,7 +99,10 @@ fn process(look: &Look, kernel: &Kernel, cores: &[Core]) -> Markup {
         ("swapped out", about(memory.swapped)),
         ("page tables", about(memory.tables)),
         ("needed for nothing", about(look.empty())),
-        ("looked at in", format!("{:.1?}, its lock held {:.1?} at the longest", look.took, look.survey.holds.longest)),
+        (
+            "looked at in",
+            format!("{:.1?}, its lock held {:.1?} at the longest", look.took, look.survey.lock_times.longest),
+        ),
     ];
     html! {
         section id=(format!("p{}", look.pid)) {
@@ -120,7 +123,7 @@ fn process(look: &Look, kernel: &Kernel, cores: &[Core]) -> Markup {
                     @for stretch in &drawn { (map(stretch)) }
                 }
             }
-            @if let Some(lies) = &look.lies { article { h3 { "Folios" } (folios(lies, cores)) } }
+            @if let Some(stats) = &look.stats { article { h3 { "Folios" } (folios(stats, cores)) } }
             @if let Some(part) = &look.part { (part.html()) }
         }
     }
@@ -160,7 +163,7 @@ fn tables(look: &Look) -> Markup {
 }
 
 fn vmas(look: &Look) -> Markup {
-    let mut vmas: Vec<&Surveyed> = look.survey.vmas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
+    let mut vmas: Vec<&VmaSurvey> = look.survey.vmas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
     vmas.sort_by_key(|one| (std::cmp::Reverse(one.empty), std::cmp::Reverse(one.used)));
     let hidden = vmas.len().saturating_sub(VMAS);
     vmas.truncate(VMAS);
@@ -212,13 +215,13 @@ fn alike(kinds: &[usize]) -> Vec<(usize, usize, usize)> {
     kinds.chunk_by(|a, b| a == b).map(run).collect()
 }
 
-fn folios(lies: &Lies, cores: &[Core]) -> Markup {
-    let percent = |pages: u64| format!("{:.1} %", pages as f64 * 100.0 / lies.pages.max(1) as f64);
-    let huge = lies.huge * BLOCKS[2];
+fn folios(stats: &FolioStats, cores: &[Core]) -> Markup {
+    let percent = |pages: u64| format!("{:.1} %", pages as f64 * 100.0 / stats.pages.max(1) as f64);
+    let huge = stats.huge * BLOCKS[2];
     html! {
         div.scroll { table {
             thead { tr { th { "folios of" } th { "in memory" } th { "share" } } }
-            tbody { @for (order, pages) in lies.by_order.iter().enumerate().filter(|(_, pages)| **pages > 0) {
+            tbody { @for (order, pages) in stats.by_order.iter().enumerate().filter(|(_, pages)| **pages > 0) {
                 tr { th { (about(4096 << order)) } td { (about(pages * 4096)) } td { (percent(*pages)) } }
             } }
         } }
@@ -227,9 +230,9 @@ fn folios(lies: &Lies, cores: &[Core]) -> Markup {
             tbody { @for (n, size) in BLOCKS.iter().enumerate() {
                 tr {
                     th { (about(size * 4096)) }
-                    td { (percent(lies.contiguous[n])) }
-                    td { (percent(lies.congruent[n] * size + huge)) }
-                    td { (percent(lies.in_folio[n] * size + huge)) }
+                    td { (percent(stats.contiguous[n])) }
+                    td { (percent(stats.aligned[n] * size + huge)) }
+                    td { (percent(stats.in_folio[n] * size + huge)) }
                 }
             } }
         } }
@@ -238,9 +241,9 @@ fn folios(lies: &Lies, cores: &[Core]) -> Markup {
             tbody { @for core in cores {
                 tr {
                     th title=(format!("{} ({:?})", core.source, core.confidence)) { (core.name) }
-                    td { (grouped(core.entries(lies))) }
-                    td { (grouped(core.in_large_folios(lies))) }
-                    td { (grouped(core.in_huge_pages(lies))) }
+                    td { (grouped(core.entries(stats))) }
+                    td { (grouped(core.in_large_folios(stats))) }
+                    td { (grouped(core.in_huge_pages(stats))) }
                 }
             } }
         } }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::Write;
 
 use serde::{Deserialize, Serialize};
-use vellum_pagemap::{BLOCKS, Kernel, Lies, Surveyed, Walked};
+use vellum_pagemap::{BLOCKS, FolioStats, Kernel, VmaSurvey, WalkedTables};
 
 use crate::locate::{self, Difference};
 use crate::look::{Cell, Look};
@@ -94,7 +94,7 @@ struct Sample {
     tables_used_error: u64,
 }
 
-/// How memory lies, in pages; blocks are of 16 KiB, 64 KiB and 2 MiB.
+/// How memory stats, in pages; blocks are of 16 KiB, 64 KiB and 2 MiB.
 #[derive(Serialize, Deserialize)]
 struct Frames {
     pages: u64,
@@ -166,11 +166,11 @@ fn process<'a>(look: &'a Look, kernel: &Kernel) -> serde_json::Result<Process<'a
             seen: sample.seen,
             tables_used_error: sample.error,
         }),
-        frames: look.lies.as_ref().map(frames),
-        lock_longest_ns: nanos(survey.holds.longest),
-        lock_total_ns: nanos(survey.holds.total),
-        lock_steps: survey.holds.steps,
-        lock_waited: survey.holds.waited,
+        frames: look.stats.as_ref().map(frames),
+        lock_longest_ns: nanos(survey.lock_times.longest),
+        lock_total_ns: nanos(survey.lock_times.total),
+        lock_steps: survey.lock_times.steps,
+        lock_waited: survey.lock_times.waited,
         took_ns: nanos(look.took),
         vmas: survey.vmas.iter().map(|one| vma(one, exact)).collect(),
         empty_at: empty.map(|place| [place.start, place.end]).collect(),
@@ -180,7 +180,7 @@ fn process<'a>(look: &'a Look, kernel: &Kernel) -> serde_json::Result<Process<'a
     })
 }
 
-fn themselves(look: &Look, walked: &Walked, kernel: &Kernel) -> Exact {
+fn themselves(look: &Look, walked: &WalkedTables, kernel: &Kernel) -> Exact {
     let levels = 0..walked.levels.len();
     let bare = levels.map(|level| locate::bare(walked, level, look.survey.geometry.span(level)));
     let (empty_at, leading_nowhere_at) = bare.map(|[empty, nowhere]| (empty, nowhere)).unzip();
@@ -199,19 +199,19 @@ fn themselves(look: &Look, walked: &Walked, kernel: &Kernel) -> Exact {
     }
 }
 
-fn frames(lies: &Lies) -> Frames {
-    let orders = lies.by_order.iter().rposition(|pages| *pages > 0).map_or(0, |last| last + 1);
+fn frames(stats: &FolioStats) -> Frames {
+    let orders = stats.by_order.iter().rposition(|pages| *pages > 0).map_or(0, |last| last + 1);
     Frames {
-        pages: lies.pages,
-        pages_by_order: lies.by_order[..orders].to_vec(),
-        huge: lies.huge,
-        contiguous_pages: lies.contiguous,
-        aligned_blocks: lies.congruent,
-        blocks_in_one_folio: lies.in_folio,
+        pages: stats.pages,
+        pages_by_order: stats.by_order[..orders].to_vec(),
+        huge: stats.huge,
+        contiguous_pages: stats.contiguous,
+        aligned_blocks: stats.aligned,
+        blocks_in_one_folio: stats.in_folio,
     }
 }
 
-fn vma(one: &Surveyed, exact: bool) -> Vma<'_> {
+fn vma(one: &VmaSurvey, exact: bool) -> Vma<'_> {
     Vma {
         start: one.vma.start,
         end: one.vma.end,

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use comfy_table::Table;
 use procfs::process::MMPermissions;
-use vellum_pagemap::{Kernel, Occupancy, Surveyed, Tells, Vma};
+use vellum_pagemap::{Detection, Kernel, Occupancy, Vma, VmaSurvey};
 
 use super::table::{align, grouped, new_table, paragraph};
 use super::{folios, map};
@@ -55,14 +55,14 @@ pub(crate) fn one<X: Extension>(
     for (head, text) in advice {
         paragraph(head, &text, out)?;
     }
-    let mut vmas: Vec<&Surveyed> = survey.vmas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
+    let mut vmas: Vec<&VmaSurvey> = survey.vmas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
     vmas.sort_by_key(|one| (std::cmp::Reverse(one.empty), std::cmp::Reverse(one.used)));
     writeln!(out, "\n{}", list(&vmas[..vmas.len().min(args.top)], survey.scanned))?;
     if vmas.len() > args.top {
         writeln!(out, "… and {} more of {} VMAs (--top)", vmas.len() - args.top, survey.vmas.len())?;
     }
-    match &look.lies {
-        Some(lies) => folios::write(lies, cores, out)?,
+    match &look.stats {
+        Some(stats) => folios::write(stats, cores, out)?,
         None if survey.after.resident == 0 => {}
         None => writeln!(
             out,
@@ -78,13 +78,13 @@ pub(crate) fn one<X: Extension>(
     if args.map {
         map::draw(look, terminal, out)?;
     }
-    let holds = survey.holds;
+    let lock_times = survey.lock_times;
     write!(
         out,
         "\nLooked at in {:.1?}: its memory lock held {:.1?} at the longest, {:.1?} in all, in {} steps",
-        look.took, holds.longest, holds.total, holds.steps
+        look.took, lock_times.longest, lock_times.total, lock_times.steps
     )?;
-    match holds.waited {
+    match lock_times.waited {
         0 => writeln!(out, "."),
         waited => writeln!(out, ", of which {waited} had to wait for it."),
     }?;
@@ -133,7 +133,7 @@ fn tables(look: &Look) -> Table {
     shown
 }
 
-fn list(vmas: &[&Surveyed], exact: bool) -> Table {
+fn list(vmas: &[&VmaSurvey], exact: bool) -> Table {
     let mut shown = new_table(["AREA", "", "addresses", "in memory", "tables", "empty", "huge"]);
     for one in vmas {
         let vma = &one.vma;
@@ -178,10 +178,10 @@ pub(crate) fn several<X: Extension>(
     }
     writeln!(out, "\n{}", groups::sum(looks))?;
     groups::write(looks, args.top, out)?;
-    let longest = looks.iter().map(|look| look.survey.holds.longest).max().unwrap_or_default();
+    let longest = looks.iter().map(|look| look.survey.lock_times.longest).max().unwrap_or_default();
     let took = looks.iter().map(|look| look.took).sum::<std::time::Duration>();
     writeln!(out, "Looked at in {took:.1?}: no memory lock was held for longer than {longest:.1?}.")?;
-    if kernel.tells == Tells::Nothing {
+    if kernel.detection == Detection::None {
         writeln!(out, "(This kernel doesn't tell empty tables one by one; their number is known all the same.)")?;
     }
     Ok(())
