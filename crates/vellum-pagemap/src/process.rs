@@ -26,7 +26,8 @@ pub enum Unreadable {
     KernelThread(i32),
     /// This user may not read the process.
     #[error(
-        "process {0} may not be read: run as its user, or as root (CAP_SYS_PTRACE); kernel.yama.ptrace_scope may forbid it, too"
+        "process {0} may not be read: run as its user, or as root (CAP_SYS_PTRACE); kernel.yama.ptrace_scope may \
+         forbid it, too"
     )]
     Denied(i32),
     /// A file of the process can't be read or parsed.

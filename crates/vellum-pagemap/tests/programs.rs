@@ -54,10 +54,9 @@ fn is_accounted_for(survey: &Survey) {
 #[test]
 #[ignore = "needs python3, which ./x test installs"]
 fn python() {
-    let text = "import mmap, sys\nkept = [bytearray(3000) for _ in range(60000)]\ndel kept[::2]\nblock = mmap.mmap(-1, 64 << 20)\n\
-                for i in range(0, 64 << 20, 4096): block[i] = 1\n\
-                for i in range(0, 64 << 20, 1 << 20): block.madvise(mmap.MADV_DONTNEED, i, 1 << 20) if i % (6 << 20) else None\n\
-                sys.stdin.read()\n";
+    let text = "import mmap, sys\nkept = [bytearray(3000) for _ in range(60000)]\ndel kept[::2]\nblock = mmap.mmap(-1, \
+                64 << 20)\nfor i in range(0, 64 << 20, 4096): block[i] = 1\nfor i in range(0, 64 << 20, 1 << 20): \
+                block.madvise(mmap.MADV_DONTNEED, i, 1 << 20) if i % (6 << 20) else None\nsys.stdin.read()\n";
     let python = Program::new("python3", &["-c", text], "");
     is_accounted_for(&python.survey());
 }
@@ -66,7 +65,8 @@ fn python() {
 #[ignore = "needs sqlite3, which ./x test installs"]
 fn sqlite() {
     let text = "create table t(x);\nwith recursive n(i) as (select 1 union all select i + 1 from n where i < 200000) \
-                insert into t select randomblob(200) from n;\ndelete from t where rowid % 3;\nselect count(*) from t;\n";
+                insert into t select randomblob(200) from n;\ndelete from t where rowid % 3;\nselect count(*) from \
+                t;\n";
     let sqlite = Program::new("sqlite3", &[":memory:"], text);
     is_accounted_for(&sqlite.survey());
 }

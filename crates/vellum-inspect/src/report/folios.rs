@@ -1,4 +1,4 @@
-//! How memory stats in frames and folios, and what that is worth to translation caches. For root only.
+//! Writes the folios, the contiguity and the TLB entries of a process's memory, for root.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,10 @@ use super::table::{align, grouped, new_table, paragraph};
 use crate::size::about;
 use crate::tlb::Core;
 
-/// Write what is known of a process's frames.
+/// Writes the tables.
+///
+/// # Errors
+/// Returns the error of `out`.
 pub fn write(stats: &FolioStats, cores: &[Core], out: &mut impl Write) -> io::Result<()> {
     let percent = |pages: u64| format!("{:.1} %", pages as f64 * 100.0 / stats.pages.max(1) as f64);
     let mut sizes = new_table(["FOLIOS", "in memory", "share"]);
@@ -46,8 +49,8 @@ pub fn write(stats: &FolioStats, cores: &[Core], out: &mut impl Write) -> io::Re
     writeln!(out, "\n{table}")?;
     paragraph(
         "",
-        "Cores of Arm and RISC-V hold 64 KiB in an entry where the system says so, which Linux does within a folio; AMD's hold four pages \
-         in a row by themselves. What the cores' figures are from: --tlb-sources.",
+        "Arm and RISC-V cores hold 64 KiB in an entry where the kernel sets a bit in the PTEs, which Linux does within \
+         a folio; AMD cores coalesce four contiguous pages by themselves. The sources of the figures: --tlb-sources.",
         out,
     )
 }
