@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vellum_linux::workload::case::{PAGE, TABLE_SPAN};
-use vellum_linux::workload::layout::{self, Backing, Layout, Run, What};
+use vellum_linux::workload::layout::{self, Backing, Layout, PageKind, Run};
 use vellum_pagemap::{Categories, Region, Vma, VmaSurvey};
 
 /// Tables of the lowest level in a table above.
@@ -91,29 +91,29 @@ impl Import {
             return;
         }
         let what = match (zero, file, huge) {
-            (true, ..) => What::Zero,
-            (_, true, _) => What::File,
-            (.., true) => What::Huge,
-            _ => What::Folios(4 << order.min(9)),
+            (true, ..) => PageKind::Zero,
+            (_, true, _) => PageKind::File,
+            (.., true) => PageKind::Huge,
+            _ => PageKind::Folios(4 << order.min(9)),
         };
         self.add(region.start, region.end, what);
     }
 
     /// A table of the lowest level that holds nothing.
     pub fn empty_table(&mut self, start: u64) {
-        self.add(start, start + TABLE_SPAN, What::Table);
+        self.add(start, start + TABLE_SPAN, PageKind::Table);
     }
 
-    fn add(&mut self, start: u64, end: u64, what: What) {
+    fn add(&mut self, start: u64, end: u64, kind: PageKind) {
         let mut at = start;
         while at < end {
             let to = ((at / TABLE_SPAN + 1) * TABLE_SPAN).min(end);
             let keeps = self.keeps(at / TABLE_SPAN);
-            self.weigh(if what == What::Table { 0 } else { to - at }, keeps);
+            self.weigh(if kind == PageKind::Table { 0 } else { to - at }, keeps);
             if keeps {
                 match self.runs.last_mut() {
-                    Some(run) if run.end == at && run.what == what && what != What::Table => run.end = to,
-                    _ => self.runs.push(Run { start: at, end: to, what }),
+                    Some(run) if run.end == at && run.kind == kind && kind != PageKind::Table => run.end = to,
+                    _ => self.runs.push(Run { start: at, end: to, kind }),
                 }
             }
             at = to;
@@ -168,7 +168,7 @@ impl Import {
                     let shifted = place * TABLE_SPAN + start % TABLE_SPAN;
                     Run { start: shifted, end: shifted + (end - start), ..*run }
                 }));
-                if run.end > one.vma.end && run.what != What::Table {
+                if run.end > one.vma.end && run.kind != PageKind::Table {
                     break;
                 }
                 next += 1;
@@ -287,7 +287,7 @@ mod tests {
         import.empty_table(3 * GIB);
         let Imported { layout, .. } = import.finish(&[vma(at, at + GIB)]);
         is_sound(&layout);
-        assert_eq!(layout.vmas[0].runs.iter().map(|run| run.what).collect::<Vec<_>>(), [What::Table]);
+        assert_eq!(layout.vmas[0].runs.iter().map(|run| run.kind).collect::<Vec<_>>(), [PageKind::Table]);
         assert_eq!((layout.tables(), layout.bytes(Folios::AsIs)), (3, 0));
     }
 
