@@ -78,8 +78,8 @@ fn located_tables_are_those_that_linux_counts() {
 #[test]
 fn what_can_not_be_meant_is_refused() {
     for (words, say) in [
-        (&["--sample", "300%", "1"][..], "a share is more than 0"),
-        (&["--cgroup", "no/such/group"], "there is no control group no/such/group"),
+        (&["--sample", "300%", "1"][..], "a share must be more than 0"),
+        (&["--cgroup", "no/such/group"], "there is no cgroup no/such/group"),
         (&["--tlb", "no-such-file", "1"], "can't read no-such-file"),
         (&["--diff", "no-such-file", "nor-this"], "can't read no-such-file"),
         (&[], "Usage: vellum inspect"),

@@ -1,51 +1,55 @@
-//! Why a process has empty tables, and what would free them on this kernel.
+//! Explains why a process has empty page tables, and what would free them on this kernel.
 
 use vellum_pagemap::Kernel;
 
-use super::look::Look;
+use super::inspection::Inspection;
 use crate::size::about;
 
-/// What is worth saying of a process; nothing if it has no waste to speak of.
-pub fn of(look: &Look, kernel: &Kernel) -> Vec<(&'static str, String)> {
-    let survey = &look.survey;
+/// Returns headed paragraphs about a process's needless page tables; none if there are few.
+pub fn of(inspection: &Inspection, kernel: &Kernel) -> Vec<(&'static str, String)> {
+    let survey = &inspection.survey;
     let page = survey.geometry.page();
-    // Less than that nobody will ever notice.
-    if look.empty() < 64 * page || look.empty() * 10 < survey.after.tables {
+    // Less than 64 page tables, or a tenth of all, is not worth mentioning.
+    if inspection.empty() < 64 * page || inspection.empty() * 10 < survey.after.tables {
         return Vec::new();
     }
     let span = about(survey.geometry.span(0));
-    let mut said = vec![(
+    let mut paragraphs = vec![(
         "WHY",
         format!(
-            "Linux frees a page table when its addresses are unmapped, not when its pages are given up (MADV_DONTNEED, MADV_FREE and \
-             then reclaim, fallocate): the {span} that a table serves stay reserved, and so does the table."
+            "Linux frees a page table when its addresses are unmapped, not when its pages are freed (MADV_DONTNEED, \
+             MADV_FREE and then reclaim, fallocate): the {span} that a table spans stay mapped, and so the table \
+             stays."
         ),
     )];
-    said.push(match kernel.frees_tables {
+    paragraphs.push(match kernel.frees_tables {
         Some(true) => (
             "HERE",
             format!(
-                "This kernel does free tables (PT_RECLAIM), but only of MADV_DONTNEED calls that give up {span} or more in one \
-                 piece. These were given up in smaller ones."
+                "This kernel does free tables (PT_RECLAIM), but only in MADV_DONTNEED calls of {span} or more. These \
+                 pages were freed in smaller pieces."
             ),
         ),
         Some(false) => (
             "HERE",
-            "This kernel never frees a table before its addresses are unmapped (from Linux 6.14 on, CONFIG_PT_RECLAIM frees some)."
+            "This kernel never frees a table before its addresses are unmapped (from Linux 6.14 on, CONFIG_PT_RECLAIM \
+             frees some)."
                 .into(),
         ),
-        None => ("HERE", "Whether this kernel ever frees such a table could not be tried: it has no PAGEMAP_SCAN.".into()),
+        None => {
+            ("HERE", "Whether this kernel ever frees such a table could not be probed: it has no PAGEMAP_SCAN.".into())
+        }
     });
     let most = survey.vmas.iter().max_by_key(|one| one.empty).filter(|one| one.empty > 0);
     let heap = most.is_some_and(|one| !one.vma.file);
     let mut helps = vec![format!(
-        "munmap of what is not needed, instead of MADV_DONTNEED; or giving it up in pieces of {span} and more"
+        "munmap of unneeded memory, instead of MADV_DONTNEED; or MADV_DONTNEED in pieces of {span} and more"
     )];
     if heap {
         helps.push("an allocator that does so (larger extents, or memory returned by unmapping it)".into());
     }
-    helps.push(format!("huge pages ({span}), which need no table of the lowest level to be filled"));
+    helps.push(format!("huge pages ({span}), which need no last-level table"));
     helps.push("a restart of the process, for now".into());
-    said.push(("HELPS", helps.join("; ") + "."));
-    said
+    paragraphs.push(("HELPS", helps.join("; ") + "."));
+    paragraphs
 }

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::sync::atomic::AtomicBool;
 
 use maud::Markup;
-use vellum_pagemap::{Memory, Region, Surveyed, Vma};
+use vellum_pagemap::{Memory, Region, Vma, VmaSurvey};
 
 /// Command-line options that add a part to the report of each process.
 pub trait Extension: clap::Args {
@@ -41,7 +41,7 @@ pub trait Collector {
     fn empty_table(&mut self, start: u64);
 
     /// Receives the surveyed VMAs and returns the analysis of all that was collected.
-    fn finish(self: Box<Self>, vmas: &[Surveyed]) -> Analysis;
+    fn finish(self: Box<Self>, vmas: &[VmaSurvey]) -> Analysis;
 }
 
 /// Computes the part of one process's report. It ends with an error soon after the flag is set.

@@ -1,23 +1,25 @@
-//! Where the empty tables are: as the scan tells, and, for root, as the tables say themselves.
+//! Locates empty page tables: by the scan, and for root by reading the page tables.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-use vellum_pagemap::{Kernel, LEVELS, Pagemap, Refused, Table, Target, Tells, Unreadable, Walked, Walker};
+use vellum_pagemap::{
+    Detection, Kernel, LEVELS, Pagemap, Table, Target, Unreadable, WalkedTables, Walker, WalkerError,
+};
 
-use super::look::{Cell, Look, Place};
+use super::inspection::{Cell, Inspection, TableRun};
 use super::report::table::{grouped, paragraph};
 
-/// Reads tables themselves, if that works here.
-pub struct Reader(Result<Walker, Refused>);
+/// Reads page tables from kernel memory, where that is possible.
+pub struct Reader(Result<Walker, WalkerError>);
 
 impl Reader {
     pub fn open() -> Self {
         Reader(Walker::open())
     }
 
-    /// Those of a process, or why not.
-    pub fn read(&mut self, target: &Target) -> Result<Walked, String> {
+    /// Returns the page tables of a process, or why they can't be read.
+    pub fn read(&mut self, target: &Target) -> Result<WalkedTables, String> {
         let walker = self.0.as_mut().map_err(|refused| refused.to_string())?;
         let pagemap =
             Pagemap::open(&target.process).map_err(|error| Unreadable::of(target.pid(), error).to_string())?;
@@ -25,46 +27,47 @@ impl Reader {
     }
 }
 
-/// How two ways to tell tables of the lowest level differ.
+/// The difference between the page tables read from kernel memory and those the scan found, at the
+/// last level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Empty by what they say themselves; the scan does not tell them, or not as empty.
+    /// Empty page tables that the scan missed, or did not report as empty.
     pub missed: u64,
-    /// Empty by the scan, and not by what they say themselves.
+    /// Page tables that the scan reported as empty, and that are not.
     pub wrong: u64,
-    /// In use, and not told by the scan.
+    /// Page tables in use that the scan did not report.
     pub hidden: u64,
 }
 
 impl Difference {
-    /// Between what was read and what the scan has found. None: it was to find no table by itself,
-    /// or not everywhere.
-    pub fn of(look: &Look, walked: &Walked, kernel: &Kernel) -> Option<Self> {
-        let survey = &look.survey;
-        let told = kernel.tells != Tells::Nothing && survey.scanned;
+    /// Compares the page tables read with those the scan found. Returns `None` if the scan does not
+    /// find page tables one by one, or not everywhere.
+    pub fn of(inspection: &Inspection, walked: &WalkedTables, kernel: &Kernel) -> Option<Self> {
+        let survey = &inspection.survey;
+        let finds_tables = kernel.detection != Detection::None && survey.scanned;
         let whole = survey.sample.is_none_or(|sample| sample.seen == 0);
-        (told && whole).then(|| between(&look.places, &walked.levels[0], survey.geometry.span(0)))
+        (finds_tables && whole).then(|| between(&inspection.table_runs, &walked.levels[0], survey.geometry.span(0)))
     }
 }
 
-fn between(places: &[Place], lowest: &[Table], span: u64) -> Difference {
-    let told = |wanted: fn(Cell) -> bool| -> BTreeSet<u64> {
-        let some = places.iter().filter(|place| wanted(place.cell));
+fn between(runs: &[TableRun], lowest: &[Table], span: u64) -> Difference {
+    let scanned = |wanted: fn(Cell) -> bool| -> BTreeSet<u64> {
+        let some = runs.iter().filter(|place| wanted(place.cell));
         some.flat_map(|place| (place.start..place.end).step_by(span as usize)).collect()
     };
     let read = |empty: bool| -> BTreeSet<u64> {
         lowest.iter().filter(|table| table.is_empty() == empty).map(|table| table.start).collect()
     };
-    let (told_empty, empty) = (told(|cell| cell == Cell::Empty), read(true));
-    let told_used = told(|cell| matches!(cell, Cell::Table(_) | Cell::Swap));
+    let (scanned_empty, empty) = (scanned(|cell| cell == Cell::Empty), read(true));
+    let scanned_used = scanned(|cell| matches!(cell, Cell::Table(_) | Cell::Swap));
     Difference {
-        missed: empty.difference(&told_empty).count() as u64,
-        wrong: told_empty.difference(&empty).count() as u64,
-        hidden: read(false).difference(&told_used).filter(|start| !told_empty.contains(start)).count() as u64,
+        missed: empty.difference(&scanned_empty).count() as u64,
+        wrong: scanned_empty.difference(&empty).count() as u64,
+        hidden: read(false).difference(&scanned_used).filter(|start| !scanned_empty.contains(start)).count() as u64,
     }
 }
 
-/// The addresses that tables serve, those in a row together.
+/// Returns the addresses that page tables span, consecutive ones merged.
 pub fn runs<'a>(tables: impl Iterator<Item = &'a Table>, span: u64) -> Vec<[u64; 2]> {
     let mut runs: Vec<[u64; 2]> = Vec::new();
     for table in tables {
@@ -76,84 +79,88 @@ pub fn runs<'a>(tables: impl Iterator<Item = &'a Table>, span: u64) -> Vec<[u64;
     runs
 }
 
-/// Tables of a level that have no entries, and those that lead only to such.
-pub fn bare(walked: &Walked, level: usize, span: u64) -> [Vec<[u64; 2]>; 2] {
+/// Returns the address ranges of the empty page tables of a level, and of those that lead only to
+/// empty ones.
+pub fn bare(walked: &WalkedTables, level: usize, span: u64) -> [Vec<[u64; 2]>; 2] {
     let tables = &walked.levels[level];
-    let nowhere = tables.iter().filter(|table| table.bare && !table.is_empty());
-    [runs(tables.iter().filter(|table| table.is_empty()), span), runs(nowhere, span)]
+    let leading_nowhere = tables.iter().filter(|table| table.bare && !table.is_empty());
+    [runs(tables.iter().filter(|table| table.is_empty()), span), runs(leading_nowhere, span)]
 }
 
-/// Say where they are.
-pub fn write(look: &Look, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
-    match &look.read {
-        Some(Ok(walked)) => exact(look, walked, kernel, out),
+/// Writes the addresses of empty page tables.
+///
+/// # Errors
+/// Returns the error of `out`.
+pub fn write(inspection: &Inspection, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
+    match &inspection.read {
+        Some(Ok(walked)) => write_exact(inspection, walked, kernel, out),
         Some(Err(why)) => {
-            told(look, kernel, out)?;
-            paragraph(
-                "NOTE",
-                &format!("The tables themselves, which are exact and have upper ones, were not read: {why}."),
-                out,
-            )
+            write_scanned(inspection, kernel, out)?;
+            paragraph("NOTE", &format!("Page tables of all levels, which would be exact, were not read: {why}."), out)
         }
-        None => told(look, kernel, out),
+        None => write_scanned(inspection, kernel, out),
     }
 }
 
-fn exact(look: &Look, walked: &Walked, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "\nEMPTY TABLES, by the addresses that they serve (read by BPF: exact)")?;
+fn write_exact(
+    inspection: &Inspection,
+    walked: &WalkedTables,
+    kernel: &Kernel,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    writeln!(out, "\nEMPTY TABLES, by the addresses that they span (read by BPF: exact)")?;
     for level in 0..walked.levels.len() {
-        let span = look.survey.geometry.span(level);
-        let [empty, nowhere] = bare(walked, level, span);
-        let name = if level == 0 { "lowest level".into() } else { format!("level {}", level + 1) };
-        let none = empty.is_empty() && nowhere.is_empty();
+        let span = inspection.survey.geometry.span(level);
+        let [empty, leading_nowhere] = bare(walked, level, span);
+        let name = if level == 0 { "last level".into() } else { format!("level {}", level + 1) };
+        let none = empty.is_empty() && leading_nowhere.is_empty();
         writeln!(out, "{name}{}", if none { ": none" } else { "" })?;
         let mut lines: Vec<_> = empty.iter().map(|run| (run, "")).collect();
-        lines.extend(nowhere.iter().map(|run| (run, "   leading only to empty ones")));
+        lines.extend(leading_nowhere.iter().map(|run| (run, "   leading only to empty ones")));
         lines.sort();
         for ([start, end], note) in lines {
             writeln!(out, "  {start:012x}-{end:012x}  {}{note}", grouped((end - start) / span))?;
         }
     }
-    let mut said = String::new();
-    if let Some(Difference { missed, wrong, hidden }) = Difference::of(look, walked, kernel) {
-        said += &match missed + wrong {
-            0 => "The scan agrees about the lowest level.".into(),
+    let mut text = String::new();
+    if let Some(Difference { missed, wrong, hidden }) = Difference::of(inspection, walked, kernel) {
+        text += &match missed + wrong {
+            0 => "The scan agrees about the last level.".into(),
             _ => format!(
-                "The scan does not agree: it misses {missed} of the lowest level, and {wrong} are not empty that it calls so."
+                "The scan does not agree: it missed {missed} empty ones of the last level, and reported {wrong} as \
+                 empty that are not."
             ),
         };
         if hidden > 0 {
-            said += &format!(" (Of {hidden} in use it does not know: those of devices' memory.)");
+            text += &format!(" ({hidden} in use are not reported by the scan: those of device memory.)");
         }
-        said += " ";
+        text += " ";
     }
-    // Of five levels, Linux does not count the fourth.
+    // With five levels, Linux does not count the fourth.
     let count: usize = walked.levels.iter().take(LEVELS).map(Vec::len).sum();
-    said += &format!("Read were {} tables; Linux counts {}", grouped(count as u64), grouped(walked.counted));
-    said += &match walked.deposited() {
+    text += &format!("{} tables were read; Linux counts {}", grouped(count as u64), grouped(walked.counted));
+    text += &match walked.deposited() {
         0 => ".".into(),
-        some => format!(", with {some} put by for huge pages."),
+        some => format!(", with {some} deposited for huge pages."),
     };
-    if walked.changed || walked.counted * look.survey.geometry.page() != look.survey.before.tables {
-        said += " Tables came or went meanwhile, and may be the difference.";
+    if walked.changed || walked.counted * inspection.survey.geometry.page() != inspection.survey.before.tables {
+        text += " Tables were allocated or freed meanwhile, which may be the difference.";
     }
-    paragraph("", &said, out)
+    paragraph("", &text, out)
 }
 
-fn told(look: &Look, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
-    let how = match kernel.tells {
-        Tells::Tables if look.survey.scanned => "",
-        Tells::Time(_) if look.survey.scanned => {
-            ", found by the time that it takes to find nothing: a few may be wrong"
-        }
-        _ => return writeln!(out, "\nWhere the empty tables are can't be told on this kernel."),
+fn write_scanned(inspection: &Inspection, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
+    let how = match kernel.detection {
+        Detection::Exact if inspection.survey.scanned => "",
+        Detection::ByTime(_) if inspection.survey.scanned => ", found by scan time: a few may be wrong",
+        _ => return writeln!(out, "\nThis kernel does not report where empty tables are."),
     };
-    writeln!(out, "\nEMPTY TABLES of the lowest level, by the addresses that they serve{how}")?;
-    let empty = look.places.iter().filter(|place| place.cell == Cell::Empty);
+    writeln!(out, "\nEMPTY TABLES of the last level, by the addresses that they span{how}")?;
+    let empty = inspection.table_runs.iter().filter(|place| place.cell == Cell::Empty);
     let mut none = true;
     for place in empty {
         none = false;
-        let count = (place.end - place.start) / look.survey.geometry.span(0);
+        let count = (place.end - place.start) / inspection.survey.geometry.span(0);
         writeln!(out, "{:012x}-{:012x}  {count}", place.start, place.end)?;
     }
     if none { writeln!(out, "none") } else { Ok(()) }
@@ -168,19 +175,19 @@ mod tests {
     }
 
     #[test]
-    fn tables_in_a_row_are_one_line() {
+    fn consecutive_tables_are_one_range() {
         let tables = [0, 2, 4, 8, 10].map(|start| table(start, 0));
         assert_eq!(runs(tables.iter(), 2), [[0, 6], [8, 12]]);
         assert_eq!(runs([].iter(), 2), [[0; 2]; 0]);
     }
 
     #[test]
-    fn what_two_ways_tell_is_compared_table_by_table() {
-        let place = |start, end, cell| Place { start, end, cell };
-        let places = [place(0, 6, Cell::Empty), place(8, 10, Cell::Table(3)), place(10, 12, Cell::Huge)];
+    fn scanned_and_read_tables_are_compared_one_by_one() {
+        let place = |start, end, cell| TableRun { start, end, cell };
+        let runs = [place(0, 6, Cell::Empty), place(8, 10, Cell::Table(3)), place(10, 12, Cell::Huge)];
         let same = [table(0, 0), table(2, 0), table(4, 0), table(8, 7)];
-        assert_eq!(between(&places, &same, 2), Difference::default());
+        assert_eq!(between(&runs, &same, 2), Difference::default());
         let other = [table(0, 0), table(4, 9), table(8, 0), table(20, 5)];
-        assert_eq!(between(&places, &other, 2), Difference { missed: 1, wrong: 2, hidden: 1 });
+        assert_eq!(between(&runs, &other, 2), Difference { missed: 1, wrong: 2, hidden: 1 });
     }
 }

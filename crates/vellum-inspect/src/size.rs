@@ -1,20 +1,23 @@
-//! Sizes in bytes, as people write and read them.
+//! Parses and formats sizes in bytes and shares.
 
 /// Why a text is not a size.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// No digits in front.
-    #[error("a size starts with a whole number, as in 64KiB or 1GiB")]
+    /// The text does not start with digits.
+    #[error("a size must start with a whole number, as in 64KiB or 1GiB")]
     NoNumber,
-    /// Letters behind the number that name no unit.
-    #[error("'{0}' is no unit; use B, KiB, MiB, GiB, TiB or K, M, G, T (all powers of 1024)")]
+    /// The number is followed by an unknown unit.
+    #[error("'{0}' is not a unit: use B, KiB, MiB, GiB, TiB or K, M, G, T (all powers of 1024)")]
     Unit(String),
-    /// More than 64 bits of bytes.
+    /// The size does not fit in 64 bits.
     #[error("the size does not fit in 64 bits")]
     TooBig,
 }
 
-/// Reads `1GiB`, `256M`, `4096`. All units are powers of 1024: page tables know no others.
+/// Parses a size such as `1GiB`, `256M` or `4096`. All units are powers of 1024.
+///
+/// # Errors
+/// [`SizeError`].
 pub fn parse(text: &str) -> Result<u64, SizeError> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -34,18 +37,18 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
     number.checked_mul(1 << shift).ok_or(SizeError::TooBig)
 }
 
-/// Writes a size with the largest unit that leaves a whole number.
+/// Formats a size exactly, in the largest unit that gives a whole number.
 pub fn show(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let power = if bytes == 0 { 0 } else { (bytes.trailing_zeros() as usize / 10).min(UNITS.len() - 1) };
     format!("{} {}", bytes >> (10 * power), UNITS[power])
 }
 
-/// Writes about how much it is, to three digits.
+/// Formats a size to three significant digits.
 pub fn about(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let (mut value, mut unit) = (bytes as f64, 0);
-    // What would be written as 1000 or more is one of the next unit, or nearly.
+    // 1000 or more of a unit is written in the next one.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -55,12 +58,15 @@ pub fn about(bytes: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// A share of something, as people write it.
+/// Parses a share, as a fraction or a percentage.
+///
+/// # Errors
+/// The number is not in (0, 1].
 pub fn parse_share(text: &str) -> Result<f64, String> {
     let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number.trim(), 100.0));
     match number.parse::<f64>().map(|number| number / unit) {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
-        _ => Err("a share is more than 0 and no more than 1, or 100%, as in 2%".into()),
+        _ => Err("a share must be more than 0 and at most 1 (or 100%), as in 2%".into()),
     }
 }
 
@@ -77,14 +83,14 @@ mod tests {
     }
 
     #[test]
-    fn about_is_three_digits() {
+    fn about_gives_three_digits() {
         let sizes = [0, 512, 4096, 6636, 1000 << 10, 1776 << 10, 590 << 30, 55 << 40, u64::MAX];
         let shown = ["0 B", "512 B", "4 KiB", "6.48 KiB", "0.98 MiB", "1.73 MiB", "590 GiB", "55 TiB", "16384 PiB"];
         assert_eq!(sizes.map(about), shown);
     }
 
     #[test]
-    fn what_is_no_size_says_why() {
+    fn malformed_sizes_have_a_reason() {
         assert_eq!(parse("GiB"), Err(SizeError::NoNumber));
         assert_eq!(parse("-1"), Err(SizeError::NoNumber));
         assert_eq!(parse("1.5GiB"), Err(SizeError::Unit(".5GiB".into())));

@@ -1,16 +1,16 @@
-//! How many entries of a translation cache memory takes, as it lies, by kind of core.
+//! Counts the TLB entries that memory takes, by kind of core.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
-use vellum_pagemap::{BLOCKS, Lies};
+use vellum_pagemap::{BLOCKS, FolioStats};
 
-/// What comes with the command.
+/// The built-in table of cores.
 pub const KNOWN: &str = include_str!("tlb.toml");
 
-/// A core's translation caches. See `tlb.toml`.
+/// The TLBs of a core. See `tlb.toml` for the fields.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Core {
@@ -25,7 +25,7 @@ pub struct Core {
     pub confidence: Confidence,
 }
 
-/// How sure its figures are.
+/// How reliable the figures of a core are.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Confidence {
@@ -43,51 +43,57 @@ fn one() -> u64 {
     1
 }
 
-/// The cores that are known, or those of a file instead.
-pub fn cores(file: Option<&Path>) -> anyhow::Result<Vec<Core>> {
-    let Some(path) = file else { return understood(KNOWN) };
+/// Returns the built-in table of cores, or that of a file.
+///
+/// # Errors
+/// The file can't be read or parsed.
+pub fn load(file: Option<&Path>) -> anyhow::Result<Vec<Core>> {
+    let Some(path) = file else { return parse(KNOWN) };
     let text = fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))?;
-    understood(&text).with_context(|| {
-        format!("{} is no table of cores, as `vellum inspect --tlb-sources` writes one", path.display())
+    parse(&text).with_context(|| {
+        format!("{} is not a table of cores such as `vellum inspect --tlb-sources` writes", path.display())
     })
 }
 
-/// Reads a table of cores.
-pub fn understood(text: &str) -> anyhow::Result<Vec<Core>> {
+/// Parses a table of cores.
+///
+/// # Errors
+/// The text is not TOML of this form, or a value is not possible.
+pub fn parse(text: &str) -> anyhow::Result<Vec<Core>> {
     let cores = toml::from_str::<Cores>(text)?.core;
     for core in &cores {
         let name = &core.name;
-        ensure!(core.l1 > 0 && core.l2 > 0, "{name}: a cache without entries");
-        ensure!([1, 4].contains(&core.coalesces), "{name}: coalesces is 1 or 4 pages");
-        ensure!([0, 65536].contains(&core.contiguous), "{name}: contiguous is 0 or 65536 bytes");
+        ensure!(core.l1 > 0 && core.l2 > 0, "{name}: l1 and l2 must be more than 0");
+        ensure!([1, 4].contains(&core.coalesces), "{name}: coalesces must be 1 or 4 pages");
+        ensure!([0, 65536].contains(&core.contiguous), "{name}: contiguous must be 0 or 65536 bytes");
     }
     Ok(cores)
 }
 
 impl Core {
-    /// Entries for all that is mapped, as it lies.
-    pub fn entries(&self, lies: &Lies) -> u64 {
-        let mut entries = lies.pages - lies.huge * BLOCKS[2] + lies.huge;
+    /// Returns the TLB entries for all present memory as it lies now.
+    pub fn entries(&self, stats: &FolioStats) -> u64 {
+        let mut entries = stats.pages - stats.huge * BLOCKS[2] + stats.huge;
         if self.contiguous != 0 {
-            entries -= lies.in_folio[1] * (BLOCKS[1] - 1);
+            entries -= stats.in_folio[1] * (BLOCKS[1] - 1);
         }
         if self.coalesces > 1 {
-            let blocks = if self.contiguous != 0 { lies.small_apart } else { lies.congruent[0] };
+            let blocks = if self.contiguous != 0 { stats.aligned_outside_folios } else { stats.aligned[0] };
             entries -= blocks * (self.coalesces - 1);
         }
         entries
     }
 
-    /// Entries if as much lay in folios of 64 KiB, mapped whole.
-    pub fn in_large_folios(&self, lies: &Lies) -> u64 {
-        let small = lies.pages - lies.huge * BLOCKS[2];
+    /// Returns the TLB entries if the memory were in 64 KiB folios, mapped whole.
+    pub fn in_large_folios(&self, stats: &FolioStats) -> u64 {
+        let small = stats.pages - stats.huge * BLOCKS[2];
         let block = if self.contiguous != 0 { BLOCKS[1] } else { self.coalesces };
-        small.div_ceil(block) + lies.huge
+        small.div_ceil(block) + stats.huge
     }
 
-    /// Entries if it lay in huge pages.
-    pub fn in_huge_pages(&self, lies: &Lies) -> u64 {
-        lies.pages.div_ceil(BLOCKS[2])
+    /// Returns the TLB entries if the memory were in huge pages.
+    pub fn in_huge_pages(&self, stats: &FolioStats) -> u64 {
+        stats.pages.div_ceil(BLOCKS[2])
     }
 }
 
@@ -96,36 +102,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_understood_and_every_core_has_a_source() {
-        let cores = cores(None).unwrap();
+    fn the_built_in_table_parses_and_every_core_has_a_source() {
+        let cores = load(None).unwrap();
         assert!(cores.len() >= 10 && cores.iter().all(|core| core.source.len() > 5));
     }
 
     #[test]
-    fn an_entry_holds_what_the_core_can_put_into_it() {
-        let cores = cores(None).unwrap();
-        let entries = |name: &str, lies: &Lies| cores.iter().find(|core| core.name == name).unwrap().entries(lies);
-        // 64 KiB in one folio, 16 KiB that lie well by chance, 3 pages that do not, and a huge
-        // page.
-        let lies = Lies {
+    fn entries_are_counted_by_what_a_core_can_coalesce() {
+        let cores = load(None).unwrap();
+        let entries =
+            |name: &str, stats: &FolioStats| cores.iter().find(|core| core.name == name).unwrap().entries(stats);
+        // 64 KiB in one folio, 16 KiB aligned by chance, 3 single pages, and a huge page.
+        let stats = FolioStats {
             pages: 16 + 4 + 3 + 512,
             huge: 1,
-            congruent: [5, 1, 0],
+            aligned: [5, 1, 0],
             in_folio: [4, 1, 0],
-            small_apart: 1,
-            ..Lies::default()
+            aligned_outside_folios: 1,
+            ..FolioStats::default()
         };
-        assert_eq!(entries("Skylake, Cascade Lake", &lies), 24);
-        assert_eq!(entries("Zen 4", &lies), 4 + 1 + 3 + 1);
-        assert_eq!(entries("Neoverse N1, Cortex-A76", &lies), 1 + 4 + 3 + 1);
+        assert_eq!(entries("Skylake, Cascade Lake", &stats), 24);
+        assert_eq!(entries("Zen 4", &stats), 4 + 1 + 3 + 1);
+        assert_eq!(entries("Neoverse N1, Cortex-A76", &stats), 1 + 4 + 3 + 1);
     }
 
     #[test]
-    fn a_file_that_is_wrong_says_where() {
+    fn an_error_in_a_file_names_the_file_and_the_key() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("mine.toml");
         fs::write(&file, "[[core]]\nname = \"x\"\nl1 = 4\nl3 = 7\nsource = \"me\"\nconfidence = \"manual\"").unwrap();
-        let error = format!("{:#}", cores(Some(&file)).unwrap_err());
+        let error = format!("{:#}", load(Some(&file)).unwrap_err());
         assert!(error.contains("mine.toml") && error.contains("l3"), "{error}");
         assert!(error.contains("--tlb-sources"), "{error}");
     }

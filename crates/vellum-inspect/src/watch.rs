@@ -1,5 +1,4 @@
-//! Look again and again, and say what has changed; or what has changed from one saved look to
-//! another.
+//! Repeats an inspection and prints changes; compares saved reports.
 
 use std::fs;
 use std::io::{self, Write};
@@ -13,12 +12,16 @@ use vellum_pagemap::{Kernel, SurveyError, Target, Unreadable};
 
 use super::Args;
 use super::extension::Extension;
-use super::look::Look;
-use super::report::json::{self, Process, Saved};
+use super::inspection::Inspection;
+use super::report::json::{self, Process, SavedReport};
 use super::report::table::{align, new_table};
 use crate::size::about;
 
-/// A line each time, until it is stopped or everybody has ended.
+/// Prints a line for each process at each interval, until it is stopped or all processes have
+/// ended.
+///
+/// # Errors
+/// A process can't be inspected, or `out` can't be written.
 pub(crate) fn watch<X: Extension>(
     pids: &[i32],
     every: Duration,
@@ -27,16 +30,17 @@ pub(crate) fn watch<X: Extension>(
     stop: &Arc<AtomicBool>,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
-    writeln!(out, "{:<20} {:>8}  {:>22} {:>22} {:>22}", "TIME", "PID", "RES", "page tables", "needed for nothing")?;
+    writeln!(out, "{:<20} {:>8}  {:>22} {:>22} {:>22}", "TIME", "PID", "RES", "page tables", "needless")?;
     let mut before: Vec<(i32, [u64; 3])> = Vec::new();
     let mut pids = pids.to_vec();
     while !pids.is_empty() && !stop.load(Relaxed) {
         let began = Instant::now();
         let mut gone = Vec::new();
         for pid in &pids {
-            let look = Target::open(*pid).map_err(SurveyError::from).and_then(|one| Look::at(one, args, kernel, stop));
-            let look = match look {
-                Ok(look) => look,
+            let inspection =
+                Target::open(*pid).map_err(SurveyError::from).and_then(|one| Inspection::at(one, args, kernel, stop));
+            let inspection = match inspection {
+                Ok(inspection) => inspection,
                 Err(SurveyError::Unreadable(error @ (Unreadable::Gone(_) | Unreadable::Zombie(_)))) => {
                     eprintln!("vellum: {error}");
                     gone.push(*pid);
@@ -45,7 +49,7 @@ pub(crate) fn watch<X: Extension>(
                 Err(_) if stop.load(Relaxed) => return Ok(()),
                 Err(error) => return Err(error.into()),
             };
-            let now = [look.survey.after.resident, look.survey.after.tables, look.empty()];
+            let now = [inspection.survey.after.resident, inspection.survey.after.tables, inspection.empty()];
             let last = before.iter().find(|(of, _)| of == pid).map_or(now, |(_, last)| *last);
             let columns: Vec<String> = now
                 .iter()
@@ -62,7 +66,7 @@ pub(crate) fn watch<X: Extension>(
         }
         out.flush()?;
         pids.retain(|pid| !gone.contains(pid));
-        // In small pieces, so that it ends when it is told to.
+        // Sleep in short pieces, to notice a stop in time.
         while !pids.is_empty() && began.elapsed() < every && !stop.load(Relaxed) {
             std::thread::sleep(Duration::from_millis(20).min(every));
         }
@@ -70,6 +74,7 @@ pub(crate) fn watch<X: Extension>(
     Ok(())
 }
 
+/// Returns the signed difference as text, or `None` if there is none.
 fn change(from: u64, to: u64) -> Option<String> {
     match to.cmp(&from) {
         std::cmp::Ordering::Equal => None,
@@ -78,17 +83,23 @@ fn change(from: u64, to: u64) -> Option<String> {
     }
 }
 
-/// What has changed between two files that `--json` has written.
+/// Compares two files written by `--json`.
+///
+/// # Errors
+/// A file can't be read, or is not such a report.
 pub fn diff(before: &Path, after: &Path, out: &mut impl Write) -> anyhow::Result<()> {
-    let read = |path: &Path| -> anyhow::Result<Saved> {
+    let read = |path: &Path| -> anyhow::Result<SavedReport> {
         let text = fs::read(path).with_context(|| format!("can't read {}", path.display()))?;
-        json::read(&text).with_context(|| format!("{} is not what `vellum inspect --json FILE` writes", path.display()))
+        json::read(&text).with_context(|| format!("{} is not a report of `vellum inspect --json`", path.display()))
     };
     Ok(compare(&read(before)?, &read(after)?, out)?)
 }
 
-/// Writes what has changed from one saved look to another.
-pub fn compare(before: &Saved<'_>, after: &Saved<'_>, out: &mut impl Write) -> io::Result<()> {
+/// Writes the differences between two saved reports.
+///
+/// # Errors
+/// Returns the error of `out`.
+pub fn compare(before: &SavedReport<'_>, after: &SavedReport<'_>, out: &mut impl Write) -> io::Result<()> {
     let mut shown = new_table(["PROCESS", "", "", "before", "after", "change"]);
     let rows = |one: &Process<'_>| {
         [
@@ -96,7 +107,7 @@ pub fn compare(before: &Saved<'_>, after: &Saved<'_>, out: &mut impl Write) -> i
             ("RES", one.resident),
             ("swap", one.swapped),
             ("page tables", one.page_tables),
-            ("needed for nothing", (one.tables_needless.max(0) as u64).saturating_mul(one.table_size)),
+            ("needless", (one.tables_needless.max(0) as u64).saturating_mul(one.table_size)),
         ]
     };
     for now in &after.processes {
@@ -117,33 +128,33 @@ pub fn compare(before: &Saved<'_>, after: &Saved<'_>, out: &mut impl Write) -> i
     writeln!(out, "{shown}")
 }
 
-/// Standard output, and whether it was closed by whoever has seen enough.
-pub fn closed(error: &anyhow::Error) -> bool {
+/// Returns whether `error` is that standard output was closed by its reader.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::look::tests::own;
+    use super::super::inspection::tests::own;
     use super::*;
 
     fn saved() -> Vec<u8> {
         let mut text = Vec::new();
-        let kernel = Kernel { tells: vellum_pagemap::Tells::Nothing, frees_tables: None };
-        let mut look = own(&[]);
-        look.survey.vmas.truncate(1);
-        json::write(&[look], &kernel, &mut text).unwrap();
+        let kernel = Kernel { detection: vellum_pagemap::Detection::None, frees_tables: None };
+        let mut inspection = own(&[]);
+        inspection.survey.vmas.truncate(1);
+        json::write(&[inspection], &kernel, &mut text).unwrap();
         text
     }
 
     #[test]
-    fn a_file_that_was_not_saved_says_which() {
+    fn an_error_names_the_file_that_is_no_report() {
         let folder = tempfile::tempdir().unwrap();
         let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
         fs::write(&good, saved()).unwrap();
         fs::write(&bad, "[1, 2]").unwrap();
         let error = format!("{:#}", diff(&good, &bad, &mut Vec::new()).unwrap_err());
-        assert!(error.contains("bad is not what `vellum inspect --json FILE` writes"), "{error}");
+        assert!(error.contains("bad is not a report of `vellum inspect --json`"), "{error}");
         diff(&good, &good, &mut Vec::new()).unwrap();
     }
 }

@@ -3,7 +3,7 @@
 //! The caller describes a workload: a region of folios of one size ([`workload::case`]), or the
 //! VMAs of a process ([`workload::layout`]). This crate maps it, times one operation on it through
 //! the kernel's system calls, and returns a [`Sample`], or a [`Skip`] with the reason why this
-//! kernel or user has no figure. [`Linux`] does so for regions, [`child::copy::Copies`] for
+//! kernel or user has no figure. [`Linux`] does so for regions, [`child::copy::ProcessCopier`] for
 //! processes.
 //!
 //! | module | contents |
@@ -12,7 +12,7 @@
 //! | [`settings`] | huge-page settings, zram swap and memcgs: changed for a moment, restored on every way out |
 //! | [`child`] | helper processes: they exit, fork or are reclaimed to be timed |
 //! | [`region`] | a mapped region, and the timed system calls on it |
-//! | [`swapped`] | swap-out and swap-in of a region |
+//! | [`swap`] | swap-out and swap-in of a region |
 //! | [`memory`] | the check that the machine has enough memory |
 //! | [`cpu`] | pinning to one CPU, and the clock |
 //! | [`stats`] | a median with its extremes |
@@ -31,22 +31,22 @@ pub mod region;
 mod sample;
 pub mod settings;
 pub mod stats;
-pub mod swapped;
+pub mod swap;
 pub mod workload;
 
 use std::path::Path;
 
 use child::exit::ExitTimer;
 use child::fork::ForkTimer;
-use child::lazy::LazyTimer;
+use child::lazyfree::LazyfreeTimer;
 use region::Region;
 pub use sample::{Sample, Skip};
 use settings::knobs::Knobs;
 use settings::mthp::Mthp;
-use swapped::Swapped;
+use swap::SwapTimer;
 use workload::case::{Case, Op};
 
-/// Where the kernel's memory compactor is asked to run.
+/// The file that starts memory compaction.
 pub(crate) const COMPACT: &str = "/proc/sys/vm/compact_memory";
 
 /// The running kernel, as something to measure.
@@ -55,20 +55,21 @@ pub struct Linux {
     knobs: Knobs,
     exits: ExitTimer,
     forks: ForkTimer,
-    swapped: Swapped,
-    lazy: LazyTimer,
+    swap: SwapTimer,
+    lazyfree: LazyfreeTimer,
 }
 
 impl Linux {
-    /// The kernel below us. `thp_root` is `/sys/kernel/mm/transparent_hugepage` except in tests.
+    /// Measures with the huge-page settings at `thp_root`, which is
+    /// `/sys/kernel/mm/transparent_hugepage` except in tests.
     pub fn new(thp_root: &Path) -> Linux {
         Linux {
             mthp: Mthp::at(thp_root),
             knobs: Knobs::guarded(thp_root),
             exits: ExitTimer::default(),
             forks: ForkTimer::default(),
-            swapped: Swapped::default(),
-            lazy: LazyTimer::default(),
+            swap: SwapTimer::default(),
+            lazyfree: LazyfreeTimer::default(),
         }
     }
 
@@ -79,8 +80,8 @@ impl Linux {
     /// The settings, the kernel or the free memory don't allow the case.
     pub fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
         self.mthp.plan(case)?;
-        // An eighth more than the region: its page tables, and room for everybody else.
-        memory::enough(case.bytes + case.bytes / 8)?;
+        // An eighth more than the region: its page tables, and memory for other processes.
+        memory::check_available(case.bytes + case.bytes / 8)?;
         compact(case);
         Ok(())
     }
@@ -92,28 +93,27 @@ impl Linux {
     /// A setting can't be changed, a system call fails, or pages come back with other contents.
     pub fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
         if op.data().is_some() {
-            self.swapped.prepare(case.bytes)?;
+            self.swap.prepare(case.bytes)?;
         }
-        if op.written().is_some() {
-            self.lazy.prepare()?;
+        if op.rewrites().is_some() {
+            self.lazyfree.prepare()?;
         }
         let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
         match op {
             Op::Exit => return self.exits.measure(case, settings),
             Op::Fork => return self.forks.measure(case, settings),
-            Op::Reclaim(written) => return self.lazy.measure(case, written, settings),
+            Op::Reclaim(rewrites) => return self.lazyfree.measure(case, rewrites, settings),
             _ => {}
         }
         let region = Region::map(case.bytes)?;
         let touched = region.touch(case)?;
         if let Some(data) = op.data() {
-            // What comes back has the sizes that the settings ask for.
-            let sample = self.swapped.measure(&region, case.pages(), data)?;
+            // Pages that are swapped in get folios of the sizes that the settings allow.
+            let sample = self.swap.measure(&region, case.pages(), data)?;
             settings.restore()?;
             return Ok(Sample { touch_ns: Some(touched.ns), fallback: touched.fallback, ..sample });
         }
-        // The rest of the machine gets its settings back at once: the operations below read none of
-        // them.
+        // Restore the settings at once: the operations below depend on none of them.
         settings.restore()?;
         let op_ns = match op {
             Op::Dontneed => region.discard()?,
@@ -124,8 +124,8 @@ impl Linux {
     }
 }
 
-/// Has memory compacted for large folios. Whoever may not compact gets what memory there is; the
-/// check of the folios tells.
+/// Compacts memory if the case needs large folios. Without the right to, measurement goes on: the
+/// check of the folios shows what was available.
 pub fn compact(case: &Case) {
     if case.folio_kib > 4 {
         let _ = std::fs::write(COMPACT, "1");

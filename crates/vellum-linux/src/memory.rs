@@ -4,9 +4,11 @@ use procfs::Current;
 
 use crate::Skip;
 
-/// Whether so many bytes can be had. Asked beforehand: a machine that runs out of memory ends whom
-/// it likes.
-pub fn enough(needed: u64) -> Result<(), Skip> {
+/// Checks that `needed` bytes are available. Without the check, the OOM killer may end any process.
+///
+/// # Errors
+/// [`Skip::Memory`].
+pub fn check_available(needed: u64) -> Result<(), Skip> {
     let available = procfs::Meminfo::current().ok().and_then(|info| info.mem_available);
     match available {
         Some(available) if available < needed => Err(Skip::Memory { needed: needed >> 20, available: available >> 20 }),

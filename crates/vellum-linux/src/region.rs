@@ -1,4 +1,4 @@
-//! A region of memory: map, touch, take away; each step timed.
+//! Maps a region of memory, and times the system calls on it.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -12,44 +12,46 @@ use crate::cpu::now_ns;
 use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::Page;
 
-/// Private anonymous memory, aligned to 2 MiB, with inaccessible memory on both sides.
+/// Private anonymous memory, aligned to 2 MiB, between PROT_NONE guard areas.
 ///
-/// The sides keep the kernel from joining it with a neighbour: an operation on it is then one on a
-/// whole VMA, and what `smaps` says of the VMA it says of the region.
+/// The guards keep the kernel from merging its VMA with a neighbour. So an operation on it is one
+/// on a whole VMA, and `smaps` figures of the VMA are those of the region.
 pub struct Region {
     reserved: *mut c_void,
     reserved_len: usize,
     start: *mut c_void,
     len: usize,
-    /// Between the sides is nothing of ours any more.
-    gone: bool,
+    /// The region between the guards is unmapped.
+    unmapped: bool,
 }
 
-/// What touching found out.
+/// The result of touching a region.
 #[derive(Clone, Copy, Debug)]
 pub struct Touched {
-    /// Nanoseconds of it.
+    /// Nanoseconds to touch every page.
     pub ns: u64,
-    /// Share of the region that is not mapped the way the case says, 0 to 1.
+    /// Share of the region, 0 to 1, that is not mapped as the case asks.
     pub fallback: f64,
 }
 
 impl Region {
     /// Maps `bytes`, a multiple of 2 MiB.
+    ///
+    /// # Errors
+    /// `mmap` failed.
     pub fn map(bytes: u64) -> Result<Region, Skip> {
         let (align, len) = (TABLE_SPAN as usize, bytes as usize);
         let reserved_len = len + 2 * align;
-        // SAFETY: no address is asked for, so that nothing that exists is replaced.
+        // SAFETY: the kernel chooses the address, so no mapping is replaced.
         let reserved = unsafe {
             mmap_anonymous(null_mut(), reserved_len, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
         };
         let reserved = reserved.map_err(|error| Skip::system("mmap", error))?;
-        // At least a page in front; at most 2 MiB, which leaves as much or more behind.
+        // At least a page in front, and at most 2 MiB, which leaves as much or more behind.
         let start = reserved.wrapping_byte_add(PAGE as usize);
         let start = start.wrapping_byte_add(start.align_offset(align));
-        let region = Region { reserved, reserved_len, start, len, gone: false };
-        // SAFETY: replaces pages in the middle of the reservation above, which nobody else knows
-        // of.
+        let region = Region { reserved, reserved_len, start, len, unmapped: false };
+        // SAFETY: replaces pages inside the reservation above, to which no other pointer exists.
         let mapped = unsafe {
             mmap_anonymous(
                 start,
@@ -61,8 +63,10 @@ impl Region {
         mapped.map(|_| region).map_err(|error| Skip::system("mmap", error))
     }
 
-    /// Writes one byte in each page, makes the mappings what the case says, and checks that they
-    /// are.
+    /// Writes a byte in each page, makes the mappings as the case asks, and checks them.
+    ///
+    /// # Errors
+    /// A system call failed.
     pub fn touch(&self, case: &Case) -> Result<Touched, Skip> {
         let (faults, start) = (minor_faults(), now_ns());
         self.write(0, self.len, PAGE);
@@ -71,8 +75,11 @@ impl Region {
         Ok(Touched { ns, fallback })
     }
 
-    /// Makes the mappings of a region that took so many `faults` what the case says; the share that
-    /// is not, 0 to 1.
+    /// Makes the mappings of a touched region as the case asks. `faults` is the number of page
+    /// faults that the touch took. Returns the share, 0 to 1, that is mapped otherwise.
+    ///
+    /// # Errors
+    /// A system call failed.
     pub fn shape(&self, case: &Case, faults: u64) -> Result<f64, Skip> {
         let small = small_share(case, faults);
         if case.folio_kib != 2048 {
@@ -86,7 +93,7 @@ impl Region {
         Ok(small.max(wrong as f64 / case.bytes as f64))
     }
 
-    /// Writes whole pages.
+    /// Writes each page with the contents that `page` returns for its number.
     pub fn fill(&self, page: impl Fn(u64) -> Page) {
         for number in 0..self.len as u64 / PAGE {
             // SAFETY: a page of the region, as in `write`; both are aligned.
@@ -94,7 +101,7 @@ impl Region {
         }
     }
 
-    /// Reads one byte in each page; nanoseconds.
+    /// Reads a byte in each page. Returns nanoseconds.
     pub fn read(&self) -> u64 {
         let start = now_ns();
         for number in 0..self.len as u64 / PAGE {
@@ -104,9 +111,12 @@ impl Region {
         now_ns() - start
     }
 
-    /// `madvise(MADV_FREE)` of the whole region.
+    /// Calls `madvise(MADV_FREE)` on the region.
+    ///
+    /// # Errors
+    /// The call failed.
     pub fn free(&self) -> Result<(), Skip> {
-        // SAFETY: lies in the region, of whose contents nobody has a reference.
+        // SAFETY: the range is the region, to whose contents no reference exists.
         let result = unsafe { madvise(self.start, self.len, Advice::LinuxFree) };
         result.map_err(|error| Skip::system("madvise", error))
     }
@@ -117,13 +127,13 @@ impl Region {
         unsafe { self.page(number).cast::<u64>().write_volatile(word) };
     }
 
-    /// The first word of a page.
+    /// Returns the first word of a page.
     pub fn word(&self, number: u64) -> u64 {
         // SAFETY: as above, and any word is one.
         unsafe { self.page(number).cast::<u64>().read_volatile() }
     }
 
-    /// What is in a page.
+    /// Returns the contents of a page.
     pub fn contents(&self, number: u64) -> Page {
         // SAFETY: as in `fill`, and any words are a page.
         unsafe { self.page(number).read_volatile() }
@@ -134,7 +144,10 @@ impl Region {
         self.start.wrapping_byte_add((number * PAGE) as usize).cast()
     }
 
-    /// `madvise(MADV_PAGEOUT)` of the whole region; nanoseconds.
+    /// Calls `madvise(MADV_PAGEOUT)` on the region. Returns nanoseconds.
+    ///
+    /// # Errors
+    /// The call failed.
     pub fn page_out(&self) -> Result<u64, Skip> {
         let start = now_ns();
         // SAFETY: the advice changes no contents.
@@ -143,29 +156,33 @@ impl Region {
         result.map(|()| ns).map_err(|error| Skip::system("madvise", error))
     }
 
-    /// Pages of it that are in memory.
+    /// Returns the number of its pages in memory.
+    ///
+    /// # Errors
+    /// `mincore` failed.
     pub fn present(&self) -> Result<u64, Skip> {
         let mut pages = vec![0u8; self.len / PAGE as usize];
-        // SAFETY: a byte a page of the region is written to the array, which has so many.
+        // SAFETY: the kernel writes a byte for each page of the region to the array, which is as
+        // long.
         if unsafe { libc::mincore(self.start, self.len, pages.as_mut_ptr()) } != 0 {
             return Err(Skip::system("mincore", std::io::Error::last_os_error()));
         }
         Ok(pages.iter().filter(|&&page| page & 1 == 1).count() as u64)
     }
 
-    /// Writes one byte every `step` bytes in `len` bytes from `offset`.
+    /// Writes a byte every `step` bytes in `len` bytes from `offset`.
     pub fn write(&self, offset: usize, len: usize, step: u64) {
         assert!(offset + len <= self.len);
         for at in (offset..offset + len).step_by(step as usize) {
-            // SAFETY: in the region, which is mapped and writable until a method that takes `self`
-            // ends it. Volatile, since nobody ever reads it.
+            // SAFETY: the address is in the region, which is mapped and writable until a method
+            // that takes `self` ends it. Volatile, as the value is never read.
             unsafe { self.start.byte_add(at).cast::<u8>().write_volatile(1) };
         }
     }
 
-    /// Maps each huge folio by page-table entries: a change of one page's protection needs an entry
-    /// for each page. It is taken back at once, so that entries and VMA are as if nothing had been.
-    /// The folio stays large.
+    /// Splits the huge PTE of each folio: a change of one page's protection needs a PTE for each
+    /// page. The change is undone at once, so that PTEs and VMA are uniform again. The folio stays
+    /// large.
     fn split(&self) -> Result<(), Errno> {
         for offset in (0..self.len).step_by(TABLE_SPAN as usize) {
             let page = self.start.wrapping_byte_add(offset);
@@ -173,13 +190,13 @@ impl Region {
                 // SAFETY: one page of the region, to which no reference exists.
                 unsafe { mprotect(page, PAGE as usize, protection)? };
             }
-            // If the kernel left the entry read-only, this makes it like its neighbours.
+            // If the kernel left the PTE read-only, this makes it like its neighbours.
             self.write(offset, 1, PAGE);
         }
         Ok(())
     }
 
-    /// Bytes that upper-level entries map, as `smaps` tells.
+    /// Returns the bytes mapped by huge PTEs, from `smaps`.
     fn huge_bytes(&self) -> procfs::ProcResult<u64> {
         let (start, end) = (self.start as u64, self.start as u64 + self.len as u64);
         let vmas = Process::myself()?.smaps()?;
@@ -187,40 +204,53 @@ impl Region {
         Ok(inside.filter_map(|vma| vma.extension.map.get("AnonHugePages")).sum())
     }
 
-    /// `munmap` of the whole region; nanoseconds.
+    /// Unmaps the region. Returns nanoseconds.
+    ///
+    /// # Errors
+    /// `munmap` failed.
     pub fn unmap(mut self) -> Result<u64, Skip> {
         let start = now_ns();
-        self.take_away()?;
+        self.unmap_in_place()?;
         Ok(now_ns() - start)
     }
 
-    /// `munmap` of the whole region, which is its last operation: nothing but dropping it is left
-    /// to do.
-    pub fn take_away(&mut self) -> Result<(), Skip> {
+    /// Unmaps the region, as its last operation: only dropping it is left.
+    ///
+    /// # Errors
+    /// `munmap` failed.
+    pub fn unmap_in_place(&mut self) -> Result<(), Skip> {
         // SAFETY: the region is this value's own, and no reference to it exists.
         unsafe { munmap(self.start, self.len) }.map_err(|error| Skip::system("munmap", error))?;
-        // The hole is anybody's now, and `drop` must not touch it again.
-        self.gone = true;
+        // Other mappings may use the addresses now: `drop` must not unmap them.
+        self.unmapped = true;
         Ok(())
     }
 
-    /// `madvise(MADV_DONTNEED)` of the whole region; nanoseconds.
+    /// Calls `madvise(MADV_DONTNEED)` on the region. Returns nanoseconds.
+    ///
+    /// # Errors
+    /// The call failed.
     pub fn discard(&self) -> Result<u64, Skip> {
         let start = now_ns();
-        self.discard_part(0, self.len)?;
+        self.discard_range(0, self.len)?;
         Ok(now_ns() - start)
     }
 
-    /// `madvise(MADV_DONTNEED)` of `len` bytes from `offset`.
-    pub fn discard_part(&self, offset: usize, len: usize) -> Result<(), Skip> {
+    /// Calls `madvise(MADV_DONTNEED)` on `len` bytes from `offset`.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub fn discard_range(&self, offset: usize, len: usize) -> Result<(), Skip> {
         assert!(offset + len <= self.len);
-        // SAFETY: lies in the region, whose contents nobody reads.
+        // SAFETY: the range is in the region, whose contents are not used.
         let result = unsafe { madvise(self.start.wrapping_byte_add(offset), len, Advice::LinuxDontNeed) };
         result.map_err(|error| Skip::system("madvise", error))
     }
 
-    /// `mprotect` of the whole region to read-only; nanoseconds. It is the region's last operation:
-    /// it can no longer be written.
+    /// Makes the region read-only, as its last operation. Returns nanoseconds.
+    ///
+    /// # Errors
+    /// `mprotect` failed.
     pub fn protect(self) -> Result<u64, Skip> {
         let start = now_ns();
         // SAFETY: the region is this value's own, and no reference to it exists.
@@ -234,13 +264,13 @@ impl Drop for Region {
     fn drop(&mut self) {
         let front = self.start as usize - self.reserved as usize;
         let behind = self.start.wrapping_byte_add(self.len);
-        let parts = if self.gone {
+        let parts = if self.unmapped {
             [(self.reserved, front), (behind, self.reserved_len - front - self.len)]
         } else {
             [(self.reserved, front), (self.start, self.reserved_len - front)]
         };
         for (start, len) in parts {
-            // SAFETY: the reservation is this value's own, what is gone of it is in neither part,
+            // SAFETY: the reservation is this value's own, the parts leave out what is unmapped,
             // and no reference to it exists.
             let _ = unsafe { munmap(start, len) };
         }
@@ -256,11 +286,11 @@ pub fn minor_faults() -> u64 {
     usage.ru_minflt as u64
 }
 
-/// Share of a region that got 4 KiB pages in place of the case's folios, told by the number of
-/// faults: one a folio, or one for each of its pages.
+/// Returns the share of a region that got 4 KiB pages instead of the case's folios. It is computed
+/// from the number of page faults: one for each folio, or one for each of its pages.
 ///
 /// The kernel also counts fallbacks (`stats/anon_fault_fallback`), but for all processes together:
-/// on a busy machine it would accuse the wrong one.
+/// on a busy machine it would count others'.
 fn small_share(case: &Case, faults: u64) -> f64 {
     let surplus = faults.saturating_sub(case.folios());
     let largest = case.pages() - case.folios();
@@ -274,7 +304,7 @@ mod tests {
     const CASE: Case = Case { bytes: 4 << 20, folio_kib: 64, huge: false };
 
     #[test]
-    fn faults_tell_the_share_of_small_pages() {
+    fn the_number_of_faults_gives_the_share_of_small_folios() {
         assert_eq!(small_share(&CASE, 64), 0.0);
         assert_eq!(small_share(&CASE, 1024), 1.0);
         assert_eq!(small_share(&CASE, 64 + 32 * 15), 0.5, "half of the folios took 16 faults each");
@@ -282,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_works_on_a_touched_region() {
+    fn all_operations_work_on_a_touched_region() {
         let case = Case { folio_kib: 4, ..CASE };
         let touched = || {
             let region = Region::map(case.bytes).unwrap();

@@ -16,58 +16,58 @@ pub struct Sample {
     pub fallback: f64,
 }
 
-/// Why a contender has no figure for a row. The row says so, and the benchmark goes on.
+/// Why there is no figure. A report shows the reason, and the benchmark goes on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Skip {
-    /// A setting would have to be changed, and this user may not.
+    /// This user may not change a setting.
     #[error("needs root, to change the huge-page settings")]
     Denied,
-    /// A setting could not be read or written for another reason.
+    /// A setting can't be read or written for another reason.
     #[error("cannot use {}: {error}", path.display())]
     Setting {
-        /// The file.
+        /// The file of the setting.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error.
         error: String,
     },
-    /// Somebody else is changing the settings.
+    /// Another process holds the lock on the settings.
     #[error("another benchmark is using the huge-page settings")]
     Busy,
-    /// Not built with transparent huge pages.
+    /// The kernel has no transparent huge pages.
     #[error("this kernel has no transparent huge pages")]
     NoThp,
-    /// Built with them, but not of this size.
+    /// The kernel has no folios of this size.
     #[error("this kernel has no anonymous folios of {0} KiB")]
     NoFolio(u32),
-    /// The machine is too small.
+    /// The machine has too little free memory.
     #[error("needs {needed} MiB of memory, {available} MiB are available")]
     Memory {
-        /// MiB that the case takes.
+        /// MiB that the case needs.
         needed: u64,
-        /// MiB that could be had.
+        /// MiB that are available.
         available: u64,
     },
     /// A system call failed.
     #[error("{call}: {error}")]
     System {
-        /// Which.
+        /// The system call.
         call: &'static str,
-        /// What the kernel said.
+        /// The error.
         error: String,
     },
-    /// Only the superuser may.
+    /// The operation needs root.
     #[error("needs root, to {0}")]
     NotRoot(&'static str),
-    /// The kernel was built without, or nobody has loaded it.
+    /// The kernel lacks a feature, or its module is not loaded.
     #[error("this kernel has no {0}")]
     Missing(&'static str),
-    /// What was to go did not.
+    /// Pages stayed in memory that should have been swapped out.
     #[error("{0} pages could not be swapped out")]
-    Stayed(u64),
-    /// What was to be taken was not.
+    NotSwappedOut(u64),
+    /// Pages stayed in memory that should have been reclaimed.
     #[error("{0} pages were not reclaimed")]
-    Kept(u64),
-    /// The contents of memory are not what they were.
+    NotReclaimed(u64),
+    /// Pages changed their contents.
     #[error("{0} pages came back with something else in them")]
     Lost(u64),
     /// The helper process failed.

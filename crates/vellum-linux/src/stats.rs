@@ -1,10 +1,9 @@
-//! From samples to a figure.
+//! Summarises samples.
 
-/// What is said about a set of samples. The median, since noise only ever adds; the extremes, so
-/// that nobody has to trust the median.
+/// A summary of samples: the median, as noise only ever adds time, and the extremes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// The middle sample, or the mean of the middle two.
+    /// The median: the middle sample, or the mean of the middle two.
     pub median: u64,
     /// The smallest sample.
     pub min: u64,
@@ -13,7 +12,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises; `None` of nothing.
+    /// Summarises `samples`. Returns `None` if there are none.
     pub fn of(samples: &[u64]) -> Option<Summary> {
         let mut sorted = samples.to_vec();
         sorted.sort_unstable();
@@ -28,12 +27,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_nothing_there_is_no_figure() {
+    fn no_samples_have_no_summary() {
         assert_eq!(Summary::of(&[]), None);
     }
 
     #[test]
-    fn the_median_does_not_depend_on_the_order_or_on_an_outlier() {
+    fn the_median_ignores_order_and_outliers() {
         assert_eq!(Summary::of(&[7]), Some(Summary { median: 7, min: 7, max: 7 }));
         assert_eq!(Summary::of(&[9, 1, 5]), Some(Summary { median: 5, min: 1, max: 9 }));
         assert_eq!(Summary::of(&[5, 1_000_000, 1]), Some(Summary { median: 5, min: 1, max: 1_000_000 }));

@@ -1,80 +1,82 @@
-//! What a page is.
+//! Page categories and queries of `PAGEMAP_SCAN`.
 
 use linux_raw_sys::general as abi;
 
 bitflags::bitflags! {
-    /// What a page is: the categories of `PAGEMAP_SCAN` (Linux,
+    /// The categories of a page that `PAGEMAP_SCAN` reports (Linux,
     /// `Documentation/admin-guide/mm/pagemap.rst`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Categories: u64 {
-        /// A `userfaultfd` watches its VMA for writes without a handler's help.
+        /// The page's VMA is registered with a `userfaultfd` for asynchronous write protection.
         const WRITE_WATCHABLE = abi::PAGE_IS_WPALLOWED as u64;
-        /// It is not write-protected by a `userfaultfd`: written to, or never watched.
+        /// The page is not write-protected by a `userfaultfd`: it was written to, or never
+        /// registered.
         const WRITTEN = abi::PAGE_IS_WRITTEN as u64;
-        /// A file's or shared memory's; else it is anonymous. (Of a page that is not present,
-        /// never.)
+        /// The page is a file's or shared memory's; without this it is anonymous. Never set for a
+        /// page that is not present.
         const FILE = abi::PAGE_IS_FILE as u64;
-        /// In memory.
+        /// The page is present in memory.
         const PRESENT = abi::PAGE_IS_PRESENT as u64;
-        /// Its entry is neither empty nor present: swapped out, being migrated, or a marker.
+        /// The PTE is neither none nor present: a swap entry, a migration entry, or a marker.
         const SWAPPED = abi::PAGE_IS_SWAPPED as u64;
-        /// It is the page of zeros that everybody shares.
+        /// The page is the shared zero page.
         const ZERO = abi::PAGE_IS_PFNZERO as u64;
-        /// One entry of an upper table maps it.
+        /// The page is mapped by a huge PTE (a leaf above the last level).
         const HUGE = abi::PAGE_IS_HUGE as u64;
-        /// Written to since `clear_refs` was told to watch that.
+        /// The page was written to since `clear_refs` last cleared the soft-dirty bits.
         const SOFT_DIRTY = abi::PAGE_IS_SOFT_DIRTY as u64;
-        /// Whoever touches it gets a signal (`MADV_GUARD_INSTALL`; from Linux 6.15).
+        /// An access to the page raises SIGSEGV (`MADV_GUARD_INSTALL`; Linux 6.15 and later).
         const GUARD = abi::PAGE_IS_GUARD as u64;
     }
 }
 
 impl Categories {
-    /// Has an entry that is not empty.
-    pub const THERE: Categories = Categories::PRESENT.union(Categories::SWAPPED);
+    /// The page's PTE is not none.
+    pub const NONEMPTY: Categories = Categories::PRESENT.union(Categories::SWAPPED);
 }
 
-/// Pages in a row of the same categories.
+/// A range of consecutive pages with equal categories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The first byte.
+    /// The first address.
     pub start: u64,
-    /// The first byte that is no more of it.
+    /// The end of the range, exclusive.
     pub end: u64,
-    /// Those that were asked for.
+    /// The categories of the pages, as far as the query returns them.
     pub categories: Categories,
 }
 
 impl Region {
-    /// How many bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.end - self.start
     }
 
-    /// Whether it is none.
+    /// Returns whether the region has no pages.
     pub fn is_empty(&self) -> bool {
         self.end == self.start
     }
 }
 
-/// Which pages to tell of.
+/// A `PAGEMAP_SCAN` query: the pages that match, and the categories to return of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Query {
-    /// Pages that are of all these.
+    /// A matching page has all of these categories.
     pub all: Categories,
-    /// And of one of these, if there are any.
+    /// A matching page has at least one of these categories, unless the set is empty.
     pub any: Categories,
-    /// What to tell of them. Pages in a row that differ in none of these are one region.
-    pub told: Categories,
+    /// The categories that are returned. Consecutive pages that differ in none of these form one
+    /// region.
+    pub returned: Categories,
 }
 
 impl Query {
-    /// All that have an entry that is not empty, and which of these things they are.
-    pub fn there(told: Categories) -> Self {
-        Query { all: Categories::empty(), any: Categories::THERE, told }
+    /// Returns the query for all pages whose PTE is not none, with these categories returned.
+    pub fn nonempty(returned: Categories) -> Self {
+        Query { all: Categories::empty(), any: Categories::NONEMPTY, returned }
     }
 
-    /// Whether a page of these categories is asked for.
+    /// Returns whether a page of these categories matches.
     pub(crate) fn matches(&self, categories: Categories) -> bool {
         categories.contains(self.all) && (self.any.is_empty() || categories.intersects(self.any))
     }

@@ -1,5 +1,5 @@
-//! Which frames pages are in, and which folios those are of. That is for root only
-//! (`CAP_SYS_ADMIN`): others are told frame 0.
+//! Reads the frames and folios that pages are in, for root (`CAP_SYS_ADMIN`). For other users Linux
+//! reports frame 0.
 
 use std::fs::File;
 use std::io;
@@ -9,18 +9,18 @@ use procfs::process::Process;
 
 use crate::{Categories, Region, Unreadable};
 
-/// Entries, or flags, that are read at once.
+/// Pagemap entries, or page flags, that are read at once.
 const AT_ONCE: usize = 1 << 13;
-/// Sizes of blocks that translations may be of, in pages of 4 KiB: 16 KiB, 64 KiB, 2 MiB.
+/// Block sizes that one TLB entry may hold, in 4 KiB pages: 16 KiB, 64 KiB, 2 MiB.
 pub const BLOCKS: [u64; 3] = [4, 16, 512];
-/// Folios' orders are below this.
+/// Folio orders are below this.
 pub const ORDERS: usize = 20;
 
 /// Bits of `/proc/kpageflags` (Linux, `include/uapi/linux/kernel-page-flags.h`).
 const HEAD: u64 = 1 << 15;
 const TAIL: u64 = 1 << 16;
 
-/// A process's frames.
+/// The frames of a process.
 #[derive(Debug)]
 pub struct Frames {
     pagemap: File,
@@ -29,33 +29,33 @@ pub struct Frames {
     entries: Vec<u8>,
 }
 
-/// How memory lies in frames, in pages. What is mapped huge counts as its pages everywhere.
+/// The folios and the contiguity of a process's memory, in pages. Memory mapped by huge PTEs counts
+/// as its pages everywhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lies {
-    /// Pages that are in memory, and whose frames are known.
+pub struct FolioStats {
+    /// Present pages whose frames are known.
     pub pages: u64,
-    /// Of these, in folios of each order; not only those that are mapped whole.
+    /// Of these, pages in folios of each order, whether the folio is mapped whole or not.
     pub by_order: [u64; ORDERS],
-    /// Blocks of 2 MiB of them that are mapped by entries of upper tables; a page of 1 GiB is 512.
+    /// 2 MiB blocks mapped by huge PTEs; a 1 GiB page counts 512.
     pub huge: u64,
-    /// Pages in frames that are in a row for at least so long, wherever that begins, by size of
-    /// block.
+    /// Pages in runs of contiguous frames at least this long, by block size; alignment is ignored.
     pub contiguous: [u64; 3],
-    /// Blocks that are contiguous, and aligned both as addresses and as frames; not those that are
-    /// mapped huge.
-    pub congruent: [u64; 3],
-    /// Those of them that are in one folio, as Linux wants of what it maps by contiguous entries.
+    /// Blocks that are contiguous, and aligned in both virtual and physical addresses, by block
+    /// size; without those mapped by huge PTEs.
+    pub aligned: [u64; 3],
+    /// Of the aligned blocks, those within one folio, as Linux requires for a cont block.
     pub in_folio: [u64; 3],
-    /// Congruent blocks of the smallest size that are not in a block of the second size that is in
-    /// one folio.
-    pub small_apart: u64,
+    /// Aligned blocks of the smallest size that are not in a block of the second size within one
+    /// folio.
+    pub aligned_outside_folios: u64,
 }
 
 impl Frames {
-    /// Those of a process. None: this user may not know them.
+    /// Opens the frames of a process. Returns `None` if this user may not read frames.
     ///
     /// # Errors
-    /// [`Unreadable`]: it is gone, or may not be read at all.
+    /// [`Unreadable`]: the process is gone, or may not be read at all.
     pub fn open(process: &Process) -> Result<Option<Self>, Unreadable> {
         let pagemap = process.open_relative("pagemap").map_err(|error| Unreadable::of(process.pid, error))?;
         let Ok(flags) = File::open("/proc/kpageflags") else { return Ok(None) };
@@ -63,32 +63,31 @@ impl Frames {
         Ok(Some(Frames { pagemap, flags, page, entries: vec![0; AT_ONCE * 8] }))
     }
 
-    /// Add how pages lie that are alike, in a VMA whose pages are of this size ([`crate::Vma`]).
-    /// `tell` is told of each part of a folio, in ascending order: from which address to which, and
-    /// the folio's order.
+    /// Adds the pages of `region`, of a VMA whose page size is `size` ([`crate::Vma`]), to `stats`.
+    /// Calls `each` with the start, the end and the order of each part of a folio, in ascending
+    /// order.
     ///
     /// # Errors
-    /// Whatever reading says.
+    /// The error of a failed read.
     pub fn add(
         &mut self,
         region: &Region,
         size: u64,
-        lies: &mut Lies,
-        tell: &mut impl FnMut(u64, u64, usize),
+        stats: &mut FolioStats,
+        each: &mut impl FnMut(u64, u64, usize),
     ) -> io::Result<()> {
         if !region.categories.contains(Categories::PRESENT) {
             return Ok(());
         }
         let pages = region.len() / self.page;
-        // Of hugetlbfs, all are told to be huge, even if they are smaller than what an upper table
-        // maps.
+        // Linux reports all hugetlbfs pages as huge, even those smaller than a huge PTE maps.
         let folio = if size > self.page { size / self.page } else { BLOCKS[2] };
         if region.categories.contains(Categories::HUGE) && folio >= BLOCKS[2] {
-            lies.pages += pages;
-            lies.huge += pages.div_ceil(BLOCKS[2]);
-            lies.by_order[(folio.ilog2() as usize).min(ORDERS - 1)] += pages;
-            BLOCKS.iter().zip(&mut lies.contiguous).for_each(|(_, count)| *count += pages);
-            tell(region.start, region.end, 9);
+            stats.pages += pages;
+            stats.huge += pages.div_ceil(BLOCKS[2]);
+            stats.by_order[(folio.ilog2() as usize).min(ORDERS - 1)] += pages;
+            BLOCKS.iter().zip(&mut stats.contiguous).for_each(|(_, count)| *count += pages);
+            each(region.start, region.end, 9);
             return Ok(());
         }
         let mut at = region.start;
@@ -99,12 +98,12 @@ impl Frames {
             let read = self.pagemap.read_at(&mut entries[..count * 8], at / self.page * 8);
             let frames = entries[..read.as_ref().map_or(0, |read| *read)].as_chunks().0;
             for entry in frames {
-                // The frame is in the lower 55 bits of what is present; 0 is no frame of a
+                // The frame number is in the lower 55 bits of a present entry. Frame 0 is never a
                 // process's.
                 let entry = u64::from_ne_bytes(*entry);
                 let frame = if entry >> 63 == 1 { entry & ((1 << 55) - 1) } else { 0 };
                 if frame == 0 || run.pages == 0 || run.frame + run.pages != frame {
-                    self.run(&run, lies, tell)?;
+                    self.run(&run, stats, each)?;
                     run = Run { at, frame, pages: 0 };
                 }
                 run.pages += u64::from(frame != 0);
@@ -117,35 +116,35 @@ impl Frames {
                 break;
             }
         }
-        self.run(&run, lies, tell)
+        self.run(&run, stats, each)
     }
 
-    /// Frames in a row.
-    fn run(&mut self, run: &Run, lies: &mut Lies, tell: &mut impl FnMut(u64, u64, usize)) -> io::Result<()> {
+    /// Adds a run of contiguous frames.
+    fn run(&mut self, run: &Run, stats: &mut FolioStats, each: &mut impl FnMut(u64, u64, usize)) -> io::Result<()> {
         if run.pages == 0 {
             return Ok(());
         }
-        lies.pages += run.pages;
-        for (size, count) in BLOCKS.iter().zip(&mut lies.contiguous) {
+        stats.pages += run.pages;
+        for (size, count) in BLOCKS.iter().zip(&mut stats.contiguous) {
             *count += if run.pages >= *size { run.pages } else { 0 };
         }
         let folios = self.folios(run)?;
         for folio in &folios {
-            lies.by_order[folio.order.min(ORDERS - 1)] += folio.pages;
+            stats.by_order[folio.order.min(ORDERS - 1)] += folio.pages;
             let start = run.at + folio.at * self.page;
-            tell(start, start + folio.pages * self.page, folio.order);
+            each(start, start + folio.pages * self.page, folio.order);
         }
-        lies.add_blocks(run.at / self.page, run, &folios);
+        stats.add_blocks(run.at / self.page, run, &folios);
         Ok(())
     }
 
-    /// The folios that a run is of.
+    /// Returns the folios of a run.
     fn folios(&self, run: &Run) -> io::Result<Vec<Folio>> {
         let mut flags = vec![0u8; run.pages as usize * 8];
         self.flags.read_exact_at(&mut flags, run.frame * 8)?;
         let mut folios = folios_of(flags.as_chunks().0);
-        // The first may have begun before, and the last one go on behind: how large they are is
-        // read there.
+        // The first folio may begin before the run, and the last may continue behind it: their size
+        // is read separately.
         let last = folios.len() - 1;
         for (n, folio) in folios.iter_mut().enumerate().filter(|(_, folio)| folio.order != 0) {
             let known = n != 0 && n != last;
@@ -155,10 +154,10 @@ impl Frames {
         Ok(folios)
     }
 
-    /// How many pages the folio has that a frame is of.
+    /// Returns the number of pages of the folio that `frame` is in.
     fn size(&self, frame: u64) -> io::Result<u64> {
         let mut flags = [0u8; 512 * 8];
-        // Folios are aligned to their size, and a larger one than this would be mapped huge.
+        // Folios are aligned to their size, and a larger one would be mapped by a huge PTE.
         let start = frame / 512 * 512;
         self.flags.read_exact_at(&mut flags, start * 8)?;
         let tail = |frame: u64| {
@@ -171,9 +170,9 @@ impl Frames {
     }
 }
 
-impl Lies {
+impl FolioStats {
     /// Counts the blocks in a run whose first page has the number `first`, and whose folios are
-    /// these.
+    /// `folios`.
     pub(crate) fn add_blocks(&mut self, first: u64, run: &Run, folios: &[Folio]) {
         let blocks = |size: u64| {
             let aligned = first % size == run.frame % size;
@@ -183,46 +182,46 @@ impl Lies {
         };
         let in_folio = |page: u64, size: u64| {
             let offset = page - first;
-            // The last that begins no later. There are as many folios as pages at worst, and a look
-            // at each for each block would take minutes for a run of some GiB.
+            // Binary search for the last folio that begins no later. A run may have as many folios
+            // as pages: a linear search for each block would take minutes for a run of some GiB.
             let before = folios.partition_point(|folio| folio.at <= offset);
             folios[..before].last().is_some_and(|folio| offset + size <= folio.at + folio.pages)
         };
         let mut large = Vec::new();
         for (n, size) in BLOCKS.into_iter().enumerate().rev() {
             for page in blocks(size) {
-                self.congruent[n] += 1;
+                self.aligned[n] += 1;
                 let inside = in_folio(page, size);
                 self.in_folio[n] += u64::from(inside);
                 if n == 1 && inside {
                     large.push(page);
                 }
                 if n == 0 && large.binary_search(&(page / BLOCKS[1] * BLOCKS[1])).is_err() {
-                    self.small_apart += 1;
+                    self.aligned_outside_folios += 1;
                 }
             }
         }
     }
 }
 
-/// Pages in a row in frames in a row.
+/// A run of pages in contiguous frames.
 pub(crate) struct Run {
     pub(crate) at: u64,
     pub(crate) frame: u64,
     pub(crate) pages: u64,
 }
 
-/// A part of a run that is of one folio.
+/// A part of a run within one folio.
 #[derive(Debug)]
 pub(crate) struct Folio {
-    /// Pages from the beginning of the run.
+    /// The offset from the start of the run, in pages.
     pub(crate) at: u64,
     pub(crate) pages: u64,
-    /// 0, or more: how large it is, is not known yet.
+    /// The folio's order. Before its size is known: 0 for a single page, or 1.
     order: usize,
 }
 
-/// Returns the folios that frames in a row are of, by what `/proc/kpageflags` says of each.
+/// Returns the folios of contiguous frames, by the `/proc/kpageflags` of each.
 pub(crate) fn folios_of(flags: &[[u8; 8]]) -> Vec<Folio> {
     let mut folios: Vec<Folio> = Vec::new();
     for (at, flags) in (0..).zip(flags) {

@@ -1,4 +1,4 @@
-//! The system calls themselves.
+//! The ioctls `PAGEMAP_SCAN` and `PROCMAP_QUERY`.
 
 use std::ffi::c_void;
 use std::os::fd::AsFd;
@@ -12,8 +12,8 @@ use crate::{Categories, Query, Region};
 /// `PAGEMAP_SCAN` (Linux, `include/uapi/linux/fs.h`; from 6.7).
 struct Scan(pm_scan_arg);
 
-// SAFETY: the opcode is this structure's, as Linux has it, and the result is the number of regions
-// that were written.
+// SAFETY: the opcode belongs to this structure in Linux's ABI, and the result is the number of
+// regions written.
 unsafe impl Ioctl for Scan {
     type Output = usize;
     const IS_MUTATING: bool = true;
@@ -31,29 +31,29 @@ unsafe impl Ioctl for Scan {
     }
 }
 
-/// Where regions are put: as Linux writes them.
+/// A buffer of regions in Linux's format.
 #[derive(Debug)]
 pub(crate) struct Regions(Vec<page_region>);
 
 impl Regions {
-    pub(crate) fn new(most: usize) -> Self {
-        Regions(vec![page_region { start: 0, end: 0, categories: 0 }; most])
+    pub(crate) fn new(capacity: usize) -> Self {
+        Regions(vec![page_region { start: 0, end: 0, categories: 0 }; capacity])
     }
 
-    pub(crate) fn most(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns the first `count`, which [`Regions::fill`] found in `range`.
+    /// Returns the first `count` regions, which [`Regions::fill`] found in `range`.
     ///
     /// # Errors
-    /// [`told`].
+    /// The regions are not ascending, or not in the range ([`checked`]).
     pub(crate) fn get(&self, count: usize, range: (u64, u64)) -> std::io::Result<impl Iterator<Item = Region> + '_> {
-        told(self.0.get(..count).ok_or_else(senseless)?, range)
+        checked(self.0.get(..count).ok_or_else(invalid_regions)?, range)
     }
 
-    /// Ask once, of whole pages: how many regions there are, of no more than so many pages together
-    /// (0: of any number).
+    /// Scans `range`, which is of whole pages, once. Returns the number of regions found. They have
+    /// no more than `pages` pages together (0: no limit).
     pub(crate) fn fill(
         &mut self,
         pagemap: impl AsFd,
@@ -73,24 +73,27 @@ impl Regions {
             category_inverted: 0,
             category_mask: query.all.bits(),
             category_anyof_mask: query.any.bits(),
-            return_mask: query.told.bits(),
+            return_mask: query.returned.bits(),
         });
-        // SAFETY: Linux writes to the vector no more than its length, which is told, and changes
-        // nothing else that we have: without flags it only reads.
+        // SAFETY: Linux writes to the vector no more than its length. Without flags the call only
+        // reads the address space.
         unsafe { ioctl(pagemap, scan) }
     }
 }
 
-/// Returns regions that Linux wrote for a `range`. Callers go on from the last one's end, and need
-/// to get further by that.
+/// Returns the regions that Linux wrote for `range`. Callers continue at the end of the last one,
+/// so each region has to make progress.
 ///
 /// # Errors
-/// One is empty, outside the range, or not behind the one before it.
-pub(crate) fn told(regions: &[page_region], range: (u64, u64)) -> std::io::Result<impl Iterator<Item = Region> + '_> {
+/// A region is empty, outside the range, or not behind the one before it.
+pub(crate) fn checked(
+    regions: &[page_region],
+    range: (u64, u64),
+) -> std::io::Result<impl Iterator<Item = Region> + '_> {
     let mut end = range.0;
     for region in regions {
         if region.start < end || region.end <= region.start || region.end > range.1 {
-            return Err(senseless());
+            return Err(invalid_regions());
         }
         end = region.end;
     }
@@ -101,7 +104,7 @@ pub(crate) fn told(regions: &[page_region], range: (u64, u64)) -> std::io::Resul
     }))
 }
 
-fn senseless() -> std::io::Error {
+fn invalid_regions() -> std::io::Error {
     std::io::Error::new(
         std::io::ErrorKind::InvalidData,
         "PAGEMAP_SCAN returned regions that are not in order, or not in the range",
@@ -109,10 +112,10 @@ fn senseless() -> std::io::Error {
 }
 
 /// `PROCMAP_QUERY` (Linux, `include/uapi/linux/fs.h`; from 6.11).
-struct Ask(procmap_query);
+struct ProcmapQuery(procmap_query);
 
-// SAFETY: the opcode is this structure's, as Linux has it, which has written to it what is told.
-unsafe impl Ioctl for Ask {
+// SAFETY: the opcode belongs to this structure in Linux's ABI, and Linux writes the result to it.
+unsafe impl Ioctl for ProcmapQuery {
     type Output = procmap_query;
     const IS_MUTATING: bool = true;
 
@@ -125,17 +128,17 @@ unsafe impl Ioctl for Ask {
     }
 
     unsafe fn output_from_ptr(_: IoctlOutput, query: *mut c_void) -> io::Result<procmap_query> {
-        // SAFETY: it is what `as_ptr` gave.
+        // SAFETY: `query` is the pointer that `as_ptr` returned.
         Ok(unsafe { query.cast::<procmap_query>().read() })
     }
 }
 
-/// The size of the pages of which a VMA is, that an address is in: the system's, or that of its
-/// hugetlbfs. `maps`: of `/proc/PID`.
+/// Returns the page size of the VMA at `address`: the system's, or its hugetlbfs's. `maps` is an
+/// open `/proc/PID/maps`.
 pub(crate) fn page_size_at(maps: impl AsFd, address: u64) -> io::Result<u64> {
-    let ask = Ask(procmap_query {
+    let query = ProcmapQuery(procmap_query {
         size: size_of::<procmap_query>() as u64,
-        // The VMA that is there, of any kind, and neither its name nor its build's.
+        // Any VMA that covers the address; no name and no build ID.
         query_flags: 0,
         query_addr: address,
         vma_start: 0,
@@ -151,7 +154,6 @@ pub(crate) fn page_size_at(maps: impl AsFd, address: u64) -> io::Result<u64> {
         vma_name_addr: 0,
         build_id_addr: 0,
     });
-    // SAFETY: Linux writes to this structure alone, as there is room for no name, and changes
-    // nothing else that we have.
-    unsafe { ioctl(maps, ask) }.map(|told| told.vma_page_size)
+    // SAFETY: Linux writes to this structure alone, as there is no room for a name.
+    unsafe { ioctl(maps, query) }.map(|answer| answer.vma_page_size)
 }

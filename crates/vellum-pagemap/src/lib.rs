@@ -1,16 +1,15 @@
-//! What a Linux process has mapped, read from outside: which pages, and which page tables, empty
-//! ones too. Without root, for processes of one's own.
+//! Reads which pages and page tables a Linux process has, empty page tables included, from outside
+//! and without root for one's own processes.
 //!
-//! Linux can be asked for a process's pages by range (`PAGEMAP_SCAN`, from 6.7 on). That is a
-//! system call with some traps: it holds the process's lock for as long as it walks, it may say
-//! that it has ended where it has not, and it is not to be had everywhere. [`Pagemap`] goes in
-//! steps that stay within a budget ([`Pace`]), goes on from what was told, and reads entry by entry
-//! where the call is missing.
+//! Linux reports a process's pages by range (`PAGEMAP_SCAN`, 6.7 and later). The ioctl holds the
+//! target's mmap lock for as long as it walks, may report a wrong end, and is not available
+//! everywhere. [`Pagemap`] scans in steps within a time budget ([`Pace`]), continues at the last
+//! region, and reads entry by entry where the ioctl is missing.
 //!
-//! From what is told follows how many page tables a process needs; Linux says how many it has; and
-//! the difference are empty ones ([`survey`]). Each of the lowest level is found as well
-//! ([`Pagemap::tables`]; where that does not work, [`Pagemap::tables_by_time`]). Root can have the
-//! tables themselves, of all levels ([`Walker`]).
+//! The pages determine how many page tables a process needs. Linux reports how many it has, and the
+//! difference is empty ([`survey`]). Empty last-level page tables are also found one by one
+//! ([`Pagemap::tables`]; where that doesn't work, [`Pagemap::tables_by_time`]). Root can read the
+//! page tables of all levels from kernel memory ([`Walker`]).
 //!
 //! ```
 //! use std::time::Duration;
@@ -19,25 +18,25 @@
 //! let target = Target::open(std::process::id() as i32)?;
 //! let mut pagemap = Pagemap::open(&target.process)?;
 //! let mut pace = Pace::new(Duration::from_millis(1));
-//! let options = Options { tells: Kernel::probe(&mut pace)?.tells, sample: None };
+//! let options = Options { detection: Kernel::probe(&mut pace)?.detection, sample: None };
 //! let survey = survey(&target, &mut pagemap, &mut pace, &options, &mut ())?;
 //! println!("{} tables, {} of them empty", survey.after.tables / survey.geometry.page(), survey.empty());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | module | story |
+//! | module | contents |
 //! |---|---|
-//! | `category` | what a page is, and how to ask for it |
-//! | `ioctl` | the system calls |
-//! | `pace` | steps within a budget |
-//! | `scan` | pages and tables of a range |
-//! | `calibrate` | what this kernel does with empty tables |
-//! | `timing` | tables told by the time that looking takes |
-//! | `process` | what `/proc` says, and why not |
-//! | `frames` | where pages lie in memory, for root |
-//! | `tables` | counting |
-//! | `survey` | all together |
-//! | `bpf` | tables themselves, for root |
+//! | `category` | page categories and queries |
+//! | `ioctl` | the ioctls |
+//! | `pace` | steps within a budget of lock-hold time |
+//! | `scan` | the pages and page tables of a range |
+//! | `calibrate` | a probe of how this kernel treats empty page tables |
+//! | `timing` | empty page tables found by scan time |
+//! | `process` | processes and their VMAs from `/proc`, and why they can't be read |
+//! | `frames` | frames and folios, for root |
+//! | `tables` | counts of page tables |
+//! | `survey` | a whole process: VMAs, pages and page tables |
+//! | `bpf` | page tables read from kernel memory, for root |
 
 mod bpf;
 mod calibrate;
@@ -53,13 +52,13 @@ mod survey;
 mod tables;
 mod timing;
 
-pub use bpf::{Refused, Table, Walked, Walker};
-pub use calibrate::{Kernel, Tells};
+pub use bpf::{Table, WalkedTables, Walker, WalkerError};
+pub use calibrate::{Detection, Kernel};
 pub use category::{Categories, Query, Region};
-pub use frames::{BLOCKS, Frames, Lies, ORDERS};
-pub use pace::{Holds, Pace, Stopped};
+pub use frames::{BLOCKS, FolioStats, Frames, ORDERS};
+pub use pace::{Interrupted, LockTimes, Pace};
 pub use process::{Memory, Target, Unreadable, Vma, parent};
 pub use scan::{Pagemap, ScanError};
-pub use survey::{Options, Sample, Survey, SurveyError, Surveyed, Watcher, survey};
+pub use survey::{Options, Sample, Survey, SurveyError, Visitor, VmaSurvey, survey};
 pub use tables::{Geometry, LEVELS, Occupancy, Tables};
 pub use timing::Timing;

@@ -1,34 +1,34 @@
-//! Not to be in the way: who reads a process's page tables holds its address space's lock
-//! meanwhile, and `mmap`, `munmap` and many faults of the process wait for it.
+//! Bounds how long a scan holds the target's mmap lock.
+//!
+//! `PAGEMAP_SCAN` and reads of `/proc/PID/pagemap` hold the target's mmap lock for reading while
+//! they walk its page tables. The target's `mmap`, `munmap` and many of its page faults wait
+//! meanwhile. A [`Pace`] splits a scan into steps within a time budget. When a step has to wait for
+//! the lock, the target is using it, and steps become shorter, with pauses between them.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Of addresses, no more is walked at once, however little was found before. If it is full of
-/// tables that are empty, that takes half a millisecond.
+/// The most bytes of addresses walked in one step. Full of empty page tables, that takes half a
+/// millisecond.
 const SPAN: u64 = 1 << 30;
-/// Nor is it ever less.
+/// The fewest bytes of addresses walked in one step.
 const LEAST_SPAN: u64 = 4 << 20;
-/// Pages that are found at once, at first.
+/// The limit of pages that a step may return, initially.
 const PAGES: u64 = 1 << 14;
 const LEAST_PAGES: u64 = 1 << 10;
 const MOST_PAGES: u64 = 1 << 20;
-/// Steps shorter than this are not asked whether they had to wait: that would take longer.
+/// Steps shorter than this are not checked for having waited: the check takes longer.
 const SHORT: Duration = Duration::from_micros(15);
-/// Who was seen to be in the way holds the lock about so long between pauses, and a pause is so
-/// many times as long.
+/// How long the scan holds the lock between two pauses while the target contends for it; each pause
+/// is `PAUSE` times as long.
 const HOLD: Duration = Duration::from_micros(50);
 const PAUSE: u32 = 15;
-/// And goes on like that for so many pauses after it last saw it.
-const CAREFUL: u32 = 200;
+/// The number of pauses after the last step that had to wait.
+const CONTENDED: u32 = 200;
 
-/// How much is asked for at once, so that no step holds the lock for longer than a budget; and how
-/// long it was held.
-///
-/// Where a step has to wait for the lock, the process is at work with it, and waits for us as well:
-/// then steps become small, and pauses are made between them.
+/// A scan's budget of lock-hold time, the size of its steps, and the hold times measured so far.
 #[derive(Debug)]
 pub struct Pace<'a> {
     budget: Duration,
@@ -36,70 +36,74 @@ pub struct Pace<'a> {
     span: u64,
     pages: u64,
     /// Pauses that are still to be made.
-    careful: u32,
+    contended: u32,
     since_pause: Duration,
     switches: i64,
-    report: Holds,
+    report: LockTimes,
 }
 
-/// How long an address space's lock was held.
+/// How long a scan held the target's mmap lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holds {
-    /// In one step, at most: as long as the step took, which is a little more.
+pub struct LockTimes {
+    /// The longest step, which is slightly more than the time the lock was held.
     pub longest: Duration,
-    /// In all.
+    /// The sum of all steps.
     pub total: Duration,
-    /// In so many steps.
+    /// The number of steps.
     pub steps: u64,
-    /// Steps that had to wait for the lock, and are in `total` with the time that they waited, but
-    /// not in `longest`.
+    /// Steps that had to wait for the lock. Their time, the wait included, is in `total`, but not
+    /// in `longest`.
     pub waited: u64,
 }
 
-/// Whoever was asked to stop has done so.
+/// The error of a scan whose caller asked it to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped;
+pub struct Interrupted;
 
 impl<'a> Pace<'a> {
-    /// With steps no longer than this. (What a step takes is known afterwards: they are sized for
-    /// half of it.)
+    /// Returns a pace whose steps take no longer than `budget`. A step's time is known only
+    /// afterwards, so steps are sized for half of it.
     pub fn new(budget: Duration) -> Self {
         Pace {
             budget,
             stop: None,
             span: SPAN,
             pages: PAGES,
-            careful: 0,
+            contended: 0,
             since_pause: Duration::ZERO,
             switches: switches(),
-            report: Holds::default(),
+            report: LockTimes::default(),
         }
     }
 
-    /// And no further once this is true.
+    /// Makes steps fail with [`Interrupted`] once `stop` is true.
     pub fn until(self, stop: &'a AtomicBool) -> Self {
         Pace { stop: Some(stop), ..self }
     }
 
-    /// What was held so far.
-    pub fn holds(&self) -> Holds {
+    /// Returns the lock-hold times so far.
+    pub fn lock_times(&self) -> LockTimes {
         self.report
     }
 
-    /// How many bytes of addresses the next step may walk.
+    /// Returns how many bytes of addresses the next step may walk.
     pub(crate) fn span(&self) -> u64 {
         self.span
     }
 
-    /// How many pages the next step may find.
+    /// Returns how many pages the next step may return.
     pub(crate) fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// A step: something that takes the lock once.
-    pub(crate) fn step<T>(&mut self, step: impl FnOnce() -> T) -> Result<T, Stopped> {
+    /// Runs `step`, which takes the mmap lock once, and pauses afterwards if the target contends
+    /// for it.
+    ///
+    /// # Errors
+    /// The caller asked to stop.
+    pub(crate) fn step<T>(&mut self, step: impl FnOnce() -> T) -> Result<T, Interrupted> {
         if self.stop.is_some_and(|stop| stop.load(Relaxed)) {
-            return Err(Stopped);
+            return Err(Interrupted);
         }
         let began = Instant::now();
         let result = step();
@@ -107,6 +111,7 @@ impl<'a> Pace<'a> {
         Ok(result)
     }
 
+    /// Records a step of `time` and adapts the next one.
     fn took(&mut self, time: Duration) {
         self.report.steps += 1;
         self.report.total += time;
@@ -116,31 +121,32 @@ impl<'a> Pace<'a> {
         };
         if waited {
             self.report.waited += 1;
-            self.careful = CAREFUL;
+            self.contended = CONTENDED;
         } else {
             self.report.longest = self.report.longest.max(time);
         }
-        let aim = if self.careful > 0 { HOLD.min(self.budget) } else { self.budget } / 2;
+        let aim = if self.contended > 0 { HOLD.min(self.budget) } else { self.budget } / 2;
         if !waited && time > aim {
             self.span = (self.span / 2).max(LEAST_SPAN);
             self.pages = (self.pages / 2).max(LEAST_PAGES);
         } else if !waited && time < aim / 4 {
-            // By which of the two a step ended is not asked: the other one is back soon.
+            // A step ends by either limit. Which one is not tracked: growing both restores the
+            // other soon.
             self.span = (self.span * 2).min(SPAN);
             self.pages = (self.pages + self.pages / 8).min(MOST_PAGES);
         }
         self.since_pause += time;
-        if self.careful > 0 && self.since_pause >= HOLD {
-            self.careful -= 1;
+        if self.contended > 0 && self.since_pause >= HOLD {
+            self.contended -= 1;
             thread::sleep(PAUSE * self.since_pause);
             self.since_pause = Duration::ZERO;
-            // Which was a switch as well.
+            // The sleep was a voluntary switch as well.
             self.switches = switches();
         }
     }
 }
 
-/// How often this thread has waited for anything.
+/// Returns how often this thread has given up the CPU voluntarily.
 fn switches() -> i64 {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: Linux writes one such structure there, of which any bits are a value.

@@ -1,4 +1,4 @@
-//! What `/proc` says of a process's memory, and why it may not say it.
+//! Reads a process's memory figures and VMAs from `/proc`.
 
 use std::io::{self, Read};
 
@@ -7,105 +7,106 @@ use procfs::{FromBufRead, ProcError};
 
 use crate::ioctl::page_size_at;
 
-/// The size of the smallest page of any architecture.
+/// The smallest page size of any architecture.
 const LEAST_PAGE: u64 = 4096;
-/// On every architecture, what a program has mapped lies below.
+/// User addresses are below this on every architecture.
 const USER_END: u64 = 1 << 63;
 
-/// Why a process's memory can't be told of.
+/// Why a process's memory can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
-    /// There is no such process; or not any more.
+    /// There is no such process, or not any more.
     #[error("there is no process {0}")]
     Gone(i32),
-    /// It has ended, and its parent has not asked for its status yet.
-    #[error("process {0} has ended (it is a zombie, until its parent has asked for its status): it has no memory")]
+    /// The process has exited and is a zombie.
+    #[error("process {0} has ended and is a zombie: it has no memory")]
     Zombie(i32),
-    /// It has no memory of its own.
-    #[error("{0} is a thread of the kernel, which has no memory of its own")]
+    /// The process is a kernel thread, which has no memory of its own.
+    #[error("process {0} is a kernel thread, which has no memory of its own")]
     KernelThread(i32),
-    /// It is not to be read by this user.
+    /// This user may not read the process.
     #[error(
-        "process {0} may not be read: that needs its user, or root (CAP_SYS_PTRACE), and kernel.yama.ptrace_scope may forbid it"
+        "process {0} may not be read: run as its user, or as root (CAP_SYS_PTRACE); kernel.yama.ptrace_scope may \
+         forbid it, too"
     )]
     Denied(i32),
-    /// What `/proc` says can't be read, or not be understood.
+    /// A file of the process can't be read or parsed.
     #[error("process {0}: {1}")]
     Other(i32, #[source] ProcError),
 }
 
-/// A process, the same one for good: another one that gets its number later is not mistaken for it.
+/// A process, identified for good: a later process with the same PID is not mistaken for it.
 #[derive(Debug)]
 pub struct Target {
-    /// As `procfs` has it.
+    /// The handle of the crate `procfs`.
     pub process: Process,
-    /// What it was started as: the name of the program, as far as Linux keeps it.
+    /// The name of the program, as far as Linux keeps it.
     pub name: String,
-    /// By whom: a user's number.
+    /// The user's ID.
     pub user: u32,
-    /// Its parent.
+    /// The parent's PID.
     pub parent: i32,
 }
 
-/// What a process has of memory, in bytes.
+/// A process's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Addresses.
+    /// Mapped addresses (`VmSize`).
     pub reserved: u64,
-    /// Present, files' pages included.
+    /// Present in memory, files' pages included (`VmRSS`).
     pub resident: u64,
-    /// Swapped out.
+    /// Swapped out (`VmSwap`).
     pub swapped: u64,
-    /// Page tables, of all levels but the highest (`VmPTE`).
+    /// Page tables of all levels but the root (`VmPTE`).
     pub tables: u64,
 }
 
-/// A mapped VMA: a line of `/proc/PID/maps`.
+/// A VMA: a line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vma {
     /// The first address.
     pub start: u64,
-    /// The first address behind it.
+    /// The end of the VMA, exclusive.
     pub end: u64,
-    /// What may be done there, and with whom it is shared.
+    /// The access rights, and whether the mapping is shared.
     pub permissions: MMPermissions,
-    /// What it is, by its name; empty if it has none.
+    /// The name, or an empty string.
     pub name: String,
-    /// Whether it is a file's, or shared memory's; not anonymous.
+    /// The VMA maps a file or shared memory; otherwise it is anonymous.
     pub file: bool,
-    /// Which file: its device's number and its own, if it is one's. Who has the same here has the
-    /// same memory, where it is shared.
+    /// The file's device number and inode, or zeros. Shared mappings with equal numbers map the
+    /// same memory.
     pub inode: (i32, i32, u64),
-    /// The size of its pages, if they are of hugetlbfs, and Linux tells it (from 6.11 on); else
-    /// that of the system.
+    /// The page size: that of the hugetlbfs if Linux reports it (6.11 and later), else the
+    /// system's.
     pub page: u64,
 }
 
 impl Vma {
-    /// How many bytes of addresses.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.end - self.start
     }
 
-    /// Whether it has none.
+    /// Returns whether the VMA has no addresses.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Not worth asking of others: it is a file's, of no device's, and of whole pages of the
-    /// smallest size that there is (Arm's 64 KiB).
+    /// Returns whether the VMA can be of a hugetlbfs: it maps a file of no block device, in units
+    /// of 64 KiB, the smallest hugetlbfs page of any architecture (AArch64's).
     fn may_be_hugetlb(&self) -> bool {
         self.file && self.inode.0 == 0 && (self.start | self.end).is_multiple_of(64 << 10)
     }
 
-    /// Whether others see what is written there.
+    /// Returns whether other processes see what is written there.
     pub fn is_shared(&self) -> bool {
         self.permissions.contains(MMPermissions::SHARED)
     }
 }
 
 impl Target {
-    /// A process that has memory, and may be read.
+    /// Opens a process that has memory and may be read.
     ///
     /// # Errors
     /// [`Unreadable`].
@@ -123,21 +124,21 @@ impl Target {
         Ok(Target { process, name: stat.name, user, parent: stat.parent })
     }
 
-    /// Its number.
+    /// Returns the PID.
     pub fn pid(&self) -> i32 {
         self.process.pid
     }
 
-    /// How much it has.
+    /// Returns the process's memory figures.
     ///
     /// # Errors
-    /// [`Unreadable`]: it has ended.
+    /// [`Unreadable`]: the process has ended.
     pub fn memory(&self) -> Result<Memory, Unreadable> {
         let memory = read(&self.process, "status").and_then(|bytes| memory_of(&bytes));
         memory.map_err(|error| Unreadable::of(self.pid(), error))?.ok_or(Unreadable::Zombie(self.pid()))
     }
 
-    /// Its VMAs, in the order of their addresses.
+    /// Returns the VMAs in ascending order.
     ///
     /// # Errors
     /// [`Unreadable`].
@@ -156,17 +157,17 @@ impl Target {
     }
 }
 
-/// Returns the parent of a process, which may have no memory.
+/// Returns the PID of a process's parent. The process may be one without memory.
 ///
 /// # Errors
-/// [`Unreadable`]: it has ended.
+/// [`Unreadable`]: the process has ended.
 pub fn parent(process: &Process) -> Result<i32, Unreadable> {
     let stat = read(process, "stat").and_then(|bytes| Stat::of(&bytes));
     stat.map(|stat| stat.parent).map_err(|error| Unreadable::of(process.pid, error))
 }
 
-/// What is needed here of `/proc/PID/stat`. (The reader that `procfs` has panics if anything but a
-/// space is behind the name.)
+/// The fields of `/proc/PID/stat` that are used here. The parser of `procfs` panics if anything but
+/// a space follows the name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) name: String,
@@ -176,7 +177,7 @@ pub(crate) struct Stat {
 }
 
 impl Stat {
-    /// That of a text. The name in it is any bytes, parentheses included.
+    /// Parses the file. The name in it is any bytes, parentheses included.
     pub(crate) fn of(bytes: &[u8]) -> Result<Self, ProcError> {
         let text = String::from_utf8_lossy(bytes);
         let read = || {
@@ -184,11 +185,12 @@ impl Stat {
             let mut fields = rest.split_ascii_whitespace();
             let state = fields.next()?.chars().next()?;
             let parent = fields.next()?.parse().ok()?;
-            // Behind its group, session, terminal, and that one's group.
+            // The flags follow the process group, session, terminal, and the terminal's process
+            // group.
             let flags = fields.nth(4)?.parse().ok()?;
             Some(Stat { name: name.to_owned(), state, parent, flags })
         };
-        read().ok_or_else(|| ProcError::Other(format!("'{}' is no stat of a process", text.trim_end())))
+        read().ok_or_else(|| ProcError::Other(format!("'{}' is not the stat of a process", text.trim_end())))
     }
 }
 
@@ -198,8 +200,8 @@ fn read(process: &Process, file: &str) -> Result<Vec<u8>, ProcError> {
     Ok(bytes)
 }
 
-/// Returns what `/proc/PID/status` says. None: the process has ended, and has none of it. The name
-/// of a process is any bytes.
+/// Parses `/proc/PID/status`. Returns `None` for a process that has ended and has no memory. The
+/// name of a process is any bytes.
 pub(crate) fn memory_of(bytes: &[u8]) -> Result<Option<Memory>, ProcError> {
     let status = Status::from_buf_read(String::from_utf8_lossy(bytes).as_bytes())?;
     let bytes = |kib: Option<u64>| kib.unwrap_or(0).saturating_mul(1 << 10);
@@ -211,19 +213,18 @@ pub(crate) fn memory_of(bytes: &[u8]) -> Result<Option<Memory>, ProcError> {
     }))
 }
 
-/// Returns what `/proc/PID/maps` says. Names of files are any bytes. (The reader that `procfs` has
-/// panics at the name of a file that begins like that of a System V segment, which any process can
-/// map.)
+/// Parses `/proc/PID/maps`. Names of files are any bytes. The parser of `procfs` panics at a file
+/// name that begins like that of a System V segment, which any process can map.
 pub(crate) fn vmas_of(bytes: &[u8]) -> Result<Vec<Vma>, ProcError> {
     let text = String::from_utf8_lossy(bytes);
     let mut end = 0;
     let mut vmas = Vec::new();
     for line in text.lines() {
         let vma = Vma::of_line(line);
-        let mut vma = vma.ok_or_else(|| ProcError::Other(format!("'{line}' is no mapped VMA of whole pages")))?;
-        // They are read in pieces, between which VMAs may grow together.
+        let mut vma = vma.ok_or_else(|| ProcError::Other(format!("'{line}' is not a VMA of whole pages")))?;
+        // Linux writes the file in pieces, between which VMAs may merge.
         vma.start = vma.start.max(end);
-        // What is in the upper half is the kernel's, as `[vsyscall]` is.
+        // The upper half is the kernel's, such as `[vsyscall]`.
         if vma.start < vma.end && vma.end <= USER_END {
             end = vma.end;
             vmas.push(vma);
@@ -233,7 +234,7 @@ pub(crate) fn vmas_of(bytes: &[u8]) -> Result<Vec<Vma>, ProcError> {
 }
 
 impl Vma {
-    /// That of a line of `/proc/PID/maps`.
+    /// Parses a line of `/proc/PID/maps`.
     fn of_line(line: &str) -> Option<Self> {
         let mut rest = line;
         let mut field = || {
@@ -252,7 +253,7 @@ impl Vma {
         let device = (device(major)?, device(minor)?);
         let inode: u64 = field()?.parse().ok()?;
         let name = rest.trim_start_matches(' ');
-        // Mapped privately, it is anonymous memory, whatever it is called.
+        // A private mapping of `/dev/zero` is anonymous memory, whatever its name.
         let anonymous = inode == 0 || permissions.contains(MMPermissions::PRIVATE) && name == "/dev/zero";
         let whole = (start | end) % LEAST_PAGE == 0 && start < end;
         whole.then(|| Vma {
@@ -267,7 +268,7 @@ impl Vma {
     }
 }
 
-/// Returns what `rwxp` and the like mean.
+/// Parses access rights such as `rwxp`.
 fn permissions_of(letters: &str) -> Option<MMPermissions> {
     letters.chars().try_fold(MMPermissions::empty(), |all, letter| {
         Some(
@@ -285,7 +286,7 @@ fn permissions_of(letters: &str) -> Option<MMPermissions> {
 }
 
 impl Unreadable {
-    /// What an error of reading `/proc/PID` means.
+    /// Returns the reason that an error of reading `/proc/PID` stands for.
     pub fn of(pid: i32, error: ProcError) -> Self {
         match error {
             ProcError::NotFound(_) => Unreadable::Gone(pid),
@@ -311,9 +312,9 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
 ";
 
     #[test]
-    fn vmas_are_what_is_said_but_for_what_is_the_kernels() {
+    fn maps_are_parsed_without_the_kernels_half() {
         let vmas = vmas_of(MAPS.as_bytes()).unwrap();
-        let said: Vec<_> = vmas.iter().map(|vma| (vma.start, vma.len(), vma.file, vma.is_shared())).collect();
+        let parsed: Vec<_> = vmas.iter().map(|vma| (vma.start, vma.len(), vma.file, vma.is_shared())).collect();
         let expected = [
             (0x400000, 0x52000, true, false),
             (0xe03000, 0x21000, false, false),
@@ -322,14 +323,14 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
             (0x7f1000201000, 0x1000, false, false),
             (0x7ffd1c3d7000, 0x21000, false, false),
         ];
-        assert_eq!(said, expected);
+        assert_eq!(parsed, expected);
         assert_eq!(vmas[0].name, "/usr/bin/dbus daemon");
     }
 
-    /// Any process can map a file of such a name, which `/proc/PID/maps` shows whole where the
-    /// file's mount is out of the reader's sight.
+    /// Any process can map a file of such a name. `/proc/PID/maps` shows it whole where the file's
+    /// mount is out of the reader's sight.
     #[test]
-    fn a_name_that_begins_like_that_of_shared_memory_is_a_name() {
+    fn file_names_like_sysv_segments_are_parsed() {
         for name in ["/SYSV", "/SYSV0\u{e9}\u{e9}\u{e9}\u{e9}", "/SYSV0000162e (deleted)", "[stack:x]"] {
             let line = format!("1000-2000 rw-s 00000000 00:01 32          {name}\n");
             assert_eq!(vmas_of(line.as_bytes()).unwrap()[0].name, name);
@@ -338,7 +339,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
     }
 
     #[test]
-    fn vmas_that_have_grown_together_meanwhile_do_not_overlap() {
+    fn vmas_that_merge_between_reads_do_not_overlap() {
         let vmas =
             vmas_of(b"1000-3000 rw-p 0 00:00 0 \n2000-5000 rw-p 0 00:00 0 \n3000-4000 rw-p 0 00:00 0 \n").unwrap();
         assert_eq!(
@@ -348,7 +349,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
     }
 
     #[test]
-    fn vmas_that_no_program_can_have_are_refused_or_left_out() {
+    fn malformed_vmas_are_refused_and_kernel_vmas_left_out() {
         assert!(vmas_of(b"1000-1fff rw-p 0 00:00 0 \n").is_err());
         let vmas = vmas_of(b"1000-2000 rw-p 0 00:00 0 \nfffffffffffff000-ffffffffffffffff rw-p 0 00:00 0 \n");
         assert!(vmas.is_err());
@@ -357,7 +358,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
     }
 
     #[test]
-    fn the_name_in_a_stat_is_any_text() {
+    fn the_name_in_stat_may_contain_parentheses() {
         let stat = Stat::of(b"12 (a) (b) R 7 1 1 0 -1 4194560 99 0\n").unwrap();
         assert_eq!(stat, Stat { name: "a) (b".into(), state: 'R', parent: 7, flags: 4194560 });
         for wrong in ["", "(", ")(", "12 (a", "12 (a)", "12 (a)\u{fffd} R", "12 (a) R 7 1 1 0 -1"] {
@@ -366,7 +367,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
     }
 
     #[test]
-    fn a_process_whose_name_is_no_text_has_memory() {
+    fn a_process_name_that_is_not_utf8_is_accepted() {
         let status = std::fs::read("/proc/self/status").unwrap();
         let end = status.iter().position(|byte| *byte == b'\n').unwrap();
         let named = [b"Name:\t\xff\xfe".as_slice(), &status[end..]].concat();

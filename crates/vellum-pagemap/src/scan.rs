@@ -1,4 +1,4 @@
-//! Ask what is mapped, a step at a time.
+//! Scans a process's pages and page tables in bounded steps.
 
 use std::fs::File;
 use std::io;
@@ -9,16 +9,16 @@ use procfs::process::Process;
 use rustix::io::Errno;
 
 use crate::ioctl::Regions;
-use crate::pace::{Pace, Stopped};
+use crate::pace::{Interrupted, Pace};
 use crate::{Categories, Query, Region};
 
-/// Regions that Linux is asked for at once.
+/// Regions that one `PAGEMAP_SCAN` may return.
 const REGIONS: usize = 2048;
-/// Entries that are read at once where it can't be asked: those of a table, for which Linux takes
-/// the lock once.
+/// Entries that one read of `pagemap` returns where there is no `PAGEMAP_SCAN`: those of one page
+/// table, for which Linux takes the mmap lock once.
 const ENTRIES: u64 = 512;
 
-/// A process's `pagemap`.
+/// A process's open `/proc/PID/pagemap`.
 #[derive(Debug)]
 pub struct Pagemap {
     file: File,
@@ -27,23 +27,23 @@ pub struct Pagemap {
     regions: Regions,
 }
 
-/// Why something can't be told of a process's memory.
+/// Why a process's memory can't be scanned.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
-    /// It may not be read.
+    /// A read or an ioctl failed.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It was asked to stop.
+    /// The caller asked the scan to stop.
     #[error("interrupted")]
-    Stopped,
-    /// This kernel can't be asked that.
+    Interrupted,
+    /// This kernel has no `PAGEMAP_SCAN`.
     #[error("this kernel has no PAGEMAP_SCAN (Linux has it from 6.7 on)")]
     NoScan,
 }
 
-impl From<Stopped> for ScanError {
-    fn from(_: Stopped) -> Self {
-        ScanError::Stopped
+impl From<Interrupted> for ScanError {
+    fn from(_: Interrupted) -> Self {
+        ScanError::Interrupted
     }
 }
 
@@ -54,16 +54,16 @@ impl From<Errno> for ScanError {
 }
 
 impl Pagemap {
-    /// That of a process.
+    /// Opens the pagemap of `process`.
     ///
     /// # Errors
-    /// It is another user's, or gone. (What is needed: to be allowed to read its memory as a
-    /// debugger may, `ptrace(2)`.)
+    /// The process is another user's, or gone. The caller needs the right to read its memory as a
+    /// debugger does (`ptrace(2)`).
     pub fn open(process: &Process) -> Result<Self, procfs::ProcError> {
         Ok(Self::new(process.open_relative("pagemap")?))
     }
 
-    /// One's own.
+    /// Opens the pagemap of this process.
     ///
     /// # Errors
     /// There is no `/proc`.
@@ -73,38 +73,38 @@ impl Pagemap {
 
     fn new(file: File) -> Self {
         let (page, mut regions) = (rustix::param::page_size() as u64, Regions::new(REGIONS));
-        // A kernel that knows the call does so for any range.
-        let scans = regions.fill(&file, (0, page), &Query::there(Categories::PRESENT), 1).is_ok();
+        // A kernel that has the ioctl accepts any range.
+        let scans = regions.fill(&file, (0, page), &Query::nonempty(Categories::PRESENT), 1).is_ok();
         Pagemap { file, page, scans, regions }
     }
 
-    /// Whether this kernel can be asked (`PAGEMAP_SCAN`). Otherwise all entries are read, which
-    /// takes its time where much is reserved, and [`Categories::HUGE`], [`Categories::ZERO`] are
-    /// never told.
+    /// Returns whether `PAGEMAP_SCAN` is used. Otherwise all entries are read, which is slow where
+    /// much is reserved, and [`Categories::HUGE`] and [`Categories::ZERO`] are never returned.
     pub fn scans(&self) -> bool {
         self.scans
     }
 
-    /// Pretend that it can't.
+    /// Reads all entries even if the kernel has `PAGEMAP_SCAN`.
     pub fn only_read(self) -> Self {
         Pagemap { scans: false, ..self }
     }
 
-    /// Its number among the files of this process.
+    /// Returns the file descriptor's number in this process.
     pub(crate) fn number(&self) -> u64 {
         self.file.as_raw_fd() as u64
     }
 
-    /// The size of a page.
+    /// Returns the page size in bytes.
     pub fn page_size(&self) -> u64 {
         self.page
     }
 
-    /// Tell of the pages of a range that are asked for, in ascending order; pages in a row that are
-    /// alike are told together. What changes meanwhile is told as it was at some time.
+    /// Calls `each` with the pages of `range` that match `query`, in ascending order. Consecutive
+    /// pages with equal categories form one region. Pages that change during the scan are reported
+    /// as they were at some moment of it.
     ///
     /// # Errors
-    /// [`ScanError`]; what was told until then is true.
+    /// [`ScanError`]; what was reported until then is correct.
     pub fn scan(
         &mut self,
         range: (u64, u64),
@@ -122,8 +122,8 @@ impl Pagemap {
             }
         };
         match self.scans {
-            true => self.ask(range, query, pace, &mut join)?,
-            false => self.read(range, query, pace, &mut join)?,
+            true => self.scan_by_ioctl(range, query, pace, &mut join)?,
+            false => self.scan_by_reading(range, query, pace, &mut join)?,
         }
         if let Some(last) = last {
             each(last);
@@ -131,7 +131,7 @@ impl Pagemap {
         Ok(())
     }
 
-    fn ask(
+    fn scan_by_ioctl(
         &mut self,
         (start, end): (u64, u64),
         query: &Query,
@@ -141,27 +141,27 @@ impl Pagemap {
         let mut at = start;
         while at < end {
             let span = pace.span();
-            // As far as a multiple of it, so that steps end where tables do.
+            // Steps end at a multiple of the span, where page tables end.
             let to = end.min((at / span + 1).saturating_mul(span));
-            let most = pace.pages();
-            let count = pace.step(|| self.regions.fill(&self.file, (at, to), query, most))??;
+            let limit = pace.pages();
+            let count = pace.step(|| self.regions.fill(&self.file, (at, to), query, limit))??;
             let mut pages = 0;
-            let mut told = at;
+            let mut reached = at;
             for region in self.regions.get(count, (at, to))? {
                 pages += region.len() / self.page;
-                told = region.end;
+                reached = region.end;
                 each(region);
             }
-            // Where the walk says that it has ended is not to be trusted when there was no room for
-            // more (Linux 6.18 and 7.3 both may tell an earlier address, and would tell regions
-            // twice): what was told says it.
-            at = if count == self.regions.most() || pages >= most { told } else { to };
+            // With a full vector or page limit, `walk_end` is not reliable: Linux 6.18 and 7.3 may
+            // return an earlier address, and regions would be reported twice. So the scan continues
+            // at the end of the last region.
+            at = if count == self.regions.capacity() || pages >= limit { reached } else { to };
         }
         Ok(())
     }
 
-    /// Reads an entry of 64 bits a page.
-    fn read(
+    /// Reads the 64-bit pagemap entry of each page instead.
+    fn scan_by_reading(
         &self,
         (start, end): (u64, u64),
         query: &Query,
@@ -175,13 +175,13 @@ impl Pagemap {
             let bytes = &mut entries[..count as usize * 8];
             let read = pace.step(|| self.file.read_at(bytes, at / self.page * 8))??;
             if read == 0 {
-                // Behind the last address, or the process is gone.
+                // The range ends behind the last address, or the process is gone.
                 return Ok(());
             }
             for entry in bytes[..read].as_chunks().0 {
                 let categories = categories_of(u64::from_ne_bytes(*entry));
                 if query.matches(categories) {
-                    each(Region { start: at, end: at + self.page, categories: categories & query.told });
+                    each(Region { start: at, end: at + self.page, categories: categories & query.returned });
                 }
                 at += self.page;
             }
@@ -189,22 +189,22 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Ask once.
-    pub(crate) fn one(&mut self, range: (u64, u64), query: &Query) -> Result<usize, Errno> {
+    /// Scans `range` once, outside any pace. Returns the number of regions, at most one page
+    /// together.
+    pub(crate) fn scan_once(&mut self, range: (u64, u64), query: &Query) -> Result<usize, Errno> {
         self.regions.fill(&self.file, range, query, 1)
     }
 
-    /// Tell of the tables of the lowest level that a range has, empty ones too: the first address
-    /// of each, in ascending order. (And of huge pages, which are where a table would be.)
+    /// Calls `each` with the start of each last-level page table in `range`, empty ones too, in
+    /// ascending order. Huge PTEs, which stand where a page table would be, are reported as well.
     ///
-    /// That is not what the call is for, but it follows from how it is built. Asked only for pages
-    /// that are [`Categories::WRITTEN`], Linux looks at nothing of an entry but its mark of
-    /// protection, and so an empty entry is one that was written; but where there is no table, it
-    /// has no entry to look at. So each step asks for one page from here on, and goes on behind its
-    /// table: an existing table costs one step, and none costs next to nothing. Only a table all of
-    /// whose pages are protected by `userfaultfd` is not told; but those are known to be there from
-    /// [`Pagemap::scan`]. [`crate::Kernel`] says whether this kernel does so (seen on 6.18 and 7.2;
-    /// by the sources from 6.7 on and no more from 7.3).
+    /// `PAGEMAP_SCAN` is not made for that; it follows from its implementation. A query for nothing
+    /// but [`Categories::WRITTEN`] makes Linux check only the uffd-wp bit of a PTE, so a none PTE
+    /// counts as written; where there is no page table, there is no PTE to check. Each step asks
+    /// for one page and continues behind that page's table. An existing table costs one step, a
+    /// missing one next to nothing. Only a table all of whose PTEs are uffd-wp is not reported;
+    /// [`Pagemap::scan`] shows that it exists. [`crate::Kernel`] probes whether the running kernel
+    /// behaves so (seen on 6.18 and 7.2; by the sources from 6.7 on, and no longer from 7.3).
     ///
     /// # Errors
     /// [`ScanError`].
@@ -218,7 +218,7 @@ impl Pagemap {
             return Err(ScanError::NoScan);
         }
         let table = self.page * self.page / 8;
-        let query = Query { all: Categories::WRITTEN, any: Categories::empty(), told: Categories::WRITTEN };
+        let query = Query { all: Categories::WRITTEN, any: Categories::empty(), returned: Categories::WRITTEN };
         let mut at = start;
         while at < end {
             let span = pace.span().max(table);
@@ -237,8 +237,7 @@ impl Pagemap {
     }
 }
 
-/// Returns what an entry of `/proc/PID/pagemap` says (Linux,
-/// `Documentation/admin-guide/mm/pagemap.rst`).
+/// Decodes an entry of `/proc/PID/pagemap` (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
 fn categories_of(entry: u64) -> Categories {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;

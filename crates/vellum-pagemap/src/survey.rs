@@ -1,23 +1,23 @@
-//! All that a process has mapped, gone through once: its VMAs, and its tables.
+//! Surveys a process once: its VMAs, pages and page tables.
 
-use crate::calibrate::Tells;
+use crate::calibrate::Detection;
 use crate::process::{Memory, Target, Unreadable, Vma};
 use crate::tables::{Counter, Geometry, Mapped, Tables};
-use crate::{Categories, Holds, Pace, Pagemap, Query, Region, ScanError};
+use crate::{Categories, LockTimes, Pace, Pagemap, Query, Region, ScanError};
 
-/// What this many tables of the second level span is gone through together: pages first, then which
-/// tables exist.
+/// Ranges of this many second-level page tables are scanned together: first their pages, then their
+/// existing last-level page tables.
 const TOGETHER: u64 = 16;
-/// Stretches that a sample has at least.
+/// The fewest spans in a sample.
 const LEAST: u64 = 32;
 
 /// Why a process can't be surveyed.
 #[derive(Debug, thiserror::Error)]
 pub enum SurveyError {
-    /// It can't be read.
+    /// The process can't be read.
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
-    /// What it has mapped can't be.
+    /// The process's pages can't be scanned.
     #[error("what process {0} has mapped can't be read: {1}")]
     Scan(i32, #[source] ScanError),
 }
@@ -25,74 +25,74 @@ pub enum SurveyError {
 impl SurveyError {
     fn of(pid: i32, error: ScanError) -> Self {
         match error {
-            // It has ended in the middle.
+            // The process ended during the scan.
             ScanError::Io(error) if error.raw_os_error() == Some(libc::ESRCH) => Unreadable::Gone(pid).into(),
             error => SurveyError::Scan(pid, error),
         }
     }
 }
 
-/// What a VMA has.
+/// The pages and page tables of a VMA.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Surveyed {
-    /// Where.
+pub struct VmaSurvey {
+    /// The VMA.
     pub vma: Vma,
-    /// Bytes that are in memory.
+    /// Bytes present in memory.
     pub resident: u64,
-    /// Bytes whose entries are swap entries, or markers.
+    /// Bytes whose PTEs are swap entries, migration entries or markers.
     pub swapped: u64,
-    /// Of `resident`, bytes that single entries of upper tables map.
+    /// Of `resident`, bytes mapped by huge PTEs.
     pub huge: u64,
-    /// Of `resident`, bytes that are the page of zeros.
+    /// Of `resident`, bytes mapped to the zero page.
     pub zero: u64,
-    /// Tables of the lowest level in use. One that several VMAs share is the first one's.
+    /// Last-level page tables in use. One that several VMAs share belongs to the first of them.
     pub used: u64,
-    /// Tables of the lowest level that hold nothing.
+    /// Empty last-level page tables.
     pub empty: u64,
 }
 
-/// What was found.
+/// The result of a survey.
 #[derive(Clone, Debug)]
 pub struct Survey {
-    /// What Linux says, before.
+    /// The process's memory as Linux reports it, before the scan.
     pub before: Memory,
-    /// And after: if they differ, the process has changed meanwhile, and so may the tables be wrong
-    /// by that.
+    /// The same after the scan. If the two differ, the process changed meanwhile, and the
+    /// page-table counts may be off by that.
     pub after: Memory,
-    /// How addresses are translated.
+    /// The geometry of the address space.
     pub geometry: Geometry,
-    /// The tables.
+    /// The page tables of the whole process.
     pub tables: Tables,
-    /// The VMAs, in the order of addresses.
-    pub vmas: Vec<Surveyed>,
-    /// How long its address space was locked.
-    pub holds: Holds,
-    /// If only a sample was gone through: all figures of pages and tables are what would be found
-    /// of all of it, but those of the lock.
+    /// The VMAs in ascending order.
+    pub vmas: Vec<VmaSurvey>,
+    /// How long the mmap lock was held.
+    pub lock_times: LockTimes,
+    /// Set if only a sample was scanned. Then all counts of pages and page tables are extrapolated;
+    /// the lock times are not.
     pub sample: Option<Sample>,
-    /// Whether Linux was asked, or every entry read (then huge pages look like small ones, and
-    /// empty tables are known by number only).
+    /// `PAGEMAP_SCAN` was used. Otherwise every entry was read: huge PTEs look like small ones, and
+    /// only the number of empty page tables is known.
     pub scanned: bool,
 }
 
 impl Survey {
-    /// Tables that hold nothing, or lead only to such: what Linux counts and nobody needs.
-    /// Negative, or not quite right, if the process has changed meanwhile.
+    /// Returns the number of needless page tables: those that Linux counts and that hold nothing,
+    /// or lead only to such. Imprecise, even negative, if the process changed meanwhile.
     pub fn empty(&self) -> i64 {
         (self.after.tables / self.geometry.page()) as i64 - self.tables.needed() as i64
     }
 
-    /// Whether anything that Linux says has changed meanwhile.
+    /// Returns whether the memory that Linux reports changed during the survey.
     pub fn changed(&self) -> bool {
         self.before != self.after
     }
 
-    /// The fewest tables that hold as many entries.
+    /// Returns the smallest number of page tables that can hold as many PTEs.
     pub fn least(&self) -> u64 {
         let mut tables = self.tables.entries.div_ceil(self.geometry.entries());
         let mut least = tables + self.tables.deposited;
         for level in 1..self.geometry.levels() {
-            // What is huge needs entries of its level.
+            // Huge PTEs need PTEs of their level.
             let huge = self.vmas.iter().filter(|one| self.geometry.level(one.vma.page).max(1) == level);
             tables += huge.map(|one| one.huge).sum::<u64>() / self.geometry.span(level - 1);
             tables = tables.div_ceil(self.geometry.entries());
@@ -102,67 +102,66 @@ impl Survey {
     }
 }
 
-/// What a survey shows while it goes on.
-pub trait Watcher {
-    /// Pages in a row that are alike, in ascending order, and the VMA that they are of.
+/// Receives the findings of a survey while it runs.
+pub trait Visitor {
+    /// Receives pages with equal categories, in ascending order, and the VMA they belong to.
     fn region(&mut self, region: &Region, vma: &Vma) {
         let _ = (region, vma);
     }
 
-    /// A table of the lowest level that exists, in ascending order: its range's first address and
-    /// how many entries are not empty. None: a huge page is there.
+    /// Receives an existing last-level page table, in ascending order: the first address that it
+    /// spans, and the number of its PTEs that are not none. `None`: a huge PTE is in its place.
     fn table(&mut self, start: u64, entries: Option<u64>) {
         let _ = (start, entries);
     }
 
-    /// So much of the addresses (in bytes, of VMAs) has been gone through.
-    fn went(&mut self, bytes: u64) {
+    /// Receives the number of VMA bytes that were scanned since the last call.
+    fn progress(&mut self, bytes: u64) {
         let _ = bytes;
     }
 }
 
-/// Nobody.
-impl Watcher for () {}
+/// Ignores all findings.
+impl Visitor for () {}
 
-/// How to go through it.
+/// Options of a survey.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Options {
-    /// How empty tables are found one by one ([`crate::Kernel`]).
-    pub tells: Tells,
-    /// Go through this share of the addresses only, chosen by chance from this seed.
+    /// How empty page tables are found one by one ([`crate::Kernel`]).
+    pub detection: Detection,
+    /// Scan only this share of the addresses, chosen at random from this seed.
     pub sample: Option<(f64, u64)>,
 }
 
-/// What a sample says: of stretches of addresses, each what a table of the second level spans.
+/// The size and error of a sample of spans, each of one second-level page table.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// How many there are.
+    /// Spans in the population.
     pub stretches: u64,
-    /// How many were gone through.
+    /// Spans scanned.
     pub seen: u64,
-    /// With a confidence of 95 %, the tables of the lowest level that are in use are no more and no
-    /// less than this from what is told.
+    /// The half-width of the 95 % confidence interval of the last-level page tables in use.
     pub error: u64,
 }
 
-/// Go through all that a process has mapped.
+/// Surveys the pages and page tables of `target`.
 ///
 /// # Errors
-/// [`SurveyError`]: it is gone, or may not be read, or the pace was told to stop.
+/// The process is gone, may not be read, or the pace was interrupted.
 pub fn survey(
     target: &Target,
     pagemap: &mut Pagemap,
     pace: &mut Pace<'_>,
     options: &Options,
-    watcher: &mut impl Watcher,
+    visitor: &mut impl Visitor,
 ) -> Result<Survey, SurveyError> {
     let failed = |error| SurveyError::of(target.pid(), error);
     let before = target.memory()?;
     let vmas = target.vmas()?;
     let geometry = Geometry::of(pagemap.page_size(), vmas.last().map_or(0, |vma| vma.end));
-    let mut vmas = vmas.into_iter().map(Surveyed::nothing).collect::<Vec<_>>();
+    let mut vmas = vmas.into_iter().map(VmaSurvey::empty).collect::<Vec<_>>();
     let mut counter = Counter::new(geometry);
-    let mut walk = Walk { pagemap, pace, watcher, geometry, tells: options.tells, existing: Vec::new() };
+    let mut walk = Walk { pagemap, pace, visitor, geometry, detection: options.detection, existing: Vec::new() };
     let mut sample = None;
     let mut from = 0;
     if let Some((share, seed)) = options.sample {
@@ -171,74 +170,74 @@ pub fn survey(
         for i in 0..vmas.len() {
             let inside = sampled.inside(&vmas[i].vma, geometry);
             if inside.0 < inside.1 {
-                walk.all(&mut vmas, (from, inside.0), &mut counter).map_err(failed)?;
-                let found = sampled.some(&mut walk, &mut vmas[i], inside);
+                walk.vmas(&mut vmas, (from, inside.0), &mut counter).map_err(failed)?;
+                let found = sampled.sample(&mut walk, &mut vmas[i], inside);
                 counter.tables.add(&found.map_err(failed)?);
                 from = inside.1;
             }
         }
         sample = Some(Sample { error: (1.96 * sampled.variance.sqrt()) as u64, ..sampled.sum });
     }
-    walk.all(&mut vmas, (from, u64::MAX), &mut counter).map_err(failed)?;
-    let (holds, scanned) = (walk.pace.holds(), walk.pagemap.scans());
+    walk.vmas(&mut vmas, (from, u64::MAX), &mut counter).map_err(failed)?;
+    let (lock_times, scanned) = (walk.pace.lock_times(), walk.pagemap.scans());
     let after = target.memory()?;
-    Ok(Survey { before, after, geometry, tables: counter.tables, vmas, holds, sample, scanned })
+    Ok(Survey { before, after, geometry, tables: counter.tables, vmas, lock_times, sample, scanned })
 }
 
-/// Goes through addresses.
+/// The state of a survey in progress.
 struct Walk<'a, 'p, W> {
     pagemap: &'a mut Pagemap,
     pace: &'a mut Pace<'p>,
-    watcher: &'a mut W,
+    visitor: &'a mut W,
     geometry: Geometry,
-    tells: Tells,
+    detection: Detection,
     existing: Vec<u64>,
 }
 
-impl<W: Watcher> Walk<'_, '_, W> {
-    /// All VMAs as far as they lie in a range, which begins and ends where none does, or where a
-    /// table of the second level does.
-    fn all(&mut self, vmas: &mut [Surveyed], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
+impl<W: Visitor> Walk<'_, '_, W> {
+    /// Surveys the part of `vmas` in `range`. The range begins and ends at a span of a second-level
+    /// page table, or where no VMA is.
+    fn vmas(&mut self, vmas: &mut [VmaSurvey], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
         let stretch = TOGETHER * self.geometry.span(1);
         let mut at = range.0;
         let mut first = vmas.partition_point(|one| one.vma.end <= at);
         while at < range.1 && first < vmas.len() && vmas[first].vma.start < range.1 {
-            // From where the next VMA is, to the next multiple, or to the end of what lies close
-            // together.
+            // Start at the next VMA, and end at the next multiple or at the end of VMAs that lie
+            // close together.
             at = at.max(vmas[first].vma.start / self.geometry.span(0) * self.geometry.span(0));
             let end = (at / stretch + 1).saturating_mul(stretch).min(range.1);
             let behind = vmas.partition_point(|one| one.vma.start < end);
             let here = &mut vmas[first..behind];
             let to = here.last().map_or(end, |one| one.vma.end.min(end));
-            self.some(here, (at, to), counter)?;
+            self.range(here, (at, to), counter)?;
             at = end;
             first += here.iter().take_while(|one| one.vma.end <= end).count();
         }
         Ok(())
     }
 
-    /// A range, and the VMAs that it is of.
-    fn some(&mut self, vmas: &mut [Surveyed], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
-        let told = Categories::HUGE | Categories::FILE | Categories::ZERO | Categories::GUARD;
+    /// Surveys `range`, which the VMAs `vmas` lie in.
+    fn range(&mut self, vmas: &mut [VmaSurvey], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
+        let categories = Categories::HUGE | Categories::FILE | Categories::ZERO | Categories::GUARD;
         let mut cursor = 0;
         let geometry = self.geometry;
-        self.pagemap.scan(range, &Query::there(Categories::THERE | told), self.pace, |region| {
+        self.pagemap.scan(range, &Query::nonempty(Categories::NONEMPTY | categories), self.pace, |region| {
             split(vmas, &mut cursor, region, |one, part| {
                 let mapped = one.mapped(&part, geometry);
                 one.add(&part, mapped);
                 counter.add(&part, mapped);
-                self.watcher.region(&part, &one.vma);
+                self.visitor.region(&part, &one.vma);
             });
         })?;
         self.existing.clear();
-        let tell = |table| self.existing.push(table);
-        match &self.tells {
-            Tells::Nothing => {}
-            Tells::Tables => self.pagemap.tables(range, self.pace, tell)?,
-            Tells::Time(timing) => self.pagemap.tables_by_time(range, timing, self.pace, tell)?,
+        let each = |table| self.existing.push(table);
+        match &self.detection {
+            Detection::None => {}
+            Detection::Exact => self.pagemap.tables(range, self.pace, each)?,
+            Detection::ByTime(timing) => self.pagemap.tables_by_time(range, timing, self.pace, each)?,
         }
         let mut cursor = 0;
-        for leaf in counter.take((self.tells != Tells::Nothing).then_some(&self.existing[..])) {
+        for leaf in counter.take((self.detection != Detection::None).then_some(&self.existing[..])) {
             let entries = leaf.table();
             while vmas.get(cursor).is_some_and(|one| one.vma.end <= leaf.start) {
                 cursor += 1;
@@ -247,52 +246,53 @@ impl<W: Watcher> Walk<'_, '_, W> {
                 one.used += u64::from(entries.is_some_and(|entries| entries > 0));
                 one.empty += u64::from(entries == Some(0));
             }
-            self.watcher.table(leaf.start, entries);
+            self.visitor.table(leaf.start, entries);
         }
-        let went = vmas.iter().map(|one| one.vma.end.min(range.1).saturating_sub(one.vma.start.max(range.0)));
-        self.watcher.went(went.sum());
+        let scanned = vmas.iter().map(|one| one.vma.end.min(range.1).saturating_sub(one.vma.start.max(range.0)));
+        self.visitor.progress(scanned.sum());
         Ok(())
     }
 }
 
-/// A sample: of each large VMA, some of the stretches that lie in it entirely, as many from each
-/// part of it.
+/// A stratified random sample: of each large VMA some of the spans that lie entirely in it, as many
+/// from each part.
 struct Sampled {
     share: f64,
     random: fastrand::Rng,
     sum: Sample,
-    /// Of the number of tables in use.
+    /// The variance of the number of page tables in use.
     variance: f64,
 }
 
 impl Sampled {
-    /// What of a VMA is worth sampling.
+    /// Returns the part of a VMA that is sampled: whole spans, or nothing if there are too few.
     fn inside(&self, vma: &Vma, geometry: Geometry) -> (u64, u64) {
         let span = geometry.span(1);
         let inside = (vma.start.next_multiple_of(span), vma.end / span * span);
         let stretches = inside.1.saturating_sub(inside.0) / span;
-        // Of less than that, a sample says little.
+        // A sample of fewer spans says little.
         if stretches as f64 * self.share < LEAST as f64 { (0, 0) } else { inside }
     }
 
-    /// Some of it, and what all of it has by that.
-    fn some<W: Watcher>(
+    /// Scans a sample of `range` in a VMA, adds the extrapolated pages to `one`, and returns the
+    /// extrapolated page tables.
+    fn sample<W: Visitor>(
         &mut self,
         walk: &mut Walk<'_, '_, W>,
-        one: &mut Surveyed,
+        one: &mut VmaSurvey,
         (start, end): (u64, u64),
     ) -> Result<Tables, ScanError> {
         let span = walk.geometry.span(1);
         let stretches = (end - start) / span;
         let seen = ((stretches as f64 * self.share) as u64).clamp(LEAST, stretches);
         let mut counter = Counter::new(walk.geometry);
-        let mut part = Surveyed::nothing(one.vma.clone());
+        let mut part = VmaSurvey::empty(one.vma.clone());
         let (mut sum, mut squares) = (0.0, 0.0);
         for n in 0..seen {
             let (from, to) = (n * stretches / seen, (n + 1) * stretches / seen);
             let at = start + self.random.u64(from..to) * span;
             let before = counter.tables.used[0];
-            walk.some(std::slice::from_mut(&mut part), (at, at + span), &mut counter)?;
+            walk.range(std::slice::from_mut(&mut part), (at, at + span), &mut counter)?;
             let used = (counter.tables.used[0] - before) as f64;
             (sum, squares) = (sum + used, squares + used * used);
         }
@@ -310,7 +310,7 @@ impl Sampled {
         one.empty += scale(part.empty);
         let found = counter.tables;
         Ok(Tables {
-            // Tables of the highest level span so much that each was met.
+            // A page table of the highest level spans so much that the sample met each of them.
             used: [scale(found.used[0]), scale(found.used[1]), found.used[2]],
             leading: [scale(found.leading[0]), scale(found.leading[1]), found.leading[2]],
             deposited: scale(found.deposited),
@@ -321,8 +321,8 @@ impl Sampled {
     }
 }
 
-/// A region by VMAs: what is in none of them was mapped meanwhile, and is left out.
-fn split(vmas: &mut [Surveyed], cursor: &mut usize, mut region: Region, mut each: impl FnMut(&mut Surveyed, Region)) {
+/// Splits a region by VMA. Pages outside all VMAs were mapped during the scan, and are left out.
+fn split(vmas: &mut [VmaSurvey], cursor: &mut usize, mut region: Region, mut each: impl FnMut(&mut VmaSurvey, Region)) {
     while !region.is_empty() {
         while vmas.get(*cursor).is_some_and(|one| one.vma.end <= region.start) {
             *cursor += 1;
@@ -338,12 +338,12 @@ fn split(vmas: &mut [Surveyed], cursor: &mut usize, mut region: Region, mut each
     }
 }
 
-impl Surveyed {
-    fn nothing(vma: Vma) -> Self {
-        Surveyed { vma, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
+impl VmaSurvey {
+    fn empty(vma: Vma) -> Self {
+        VmaSurvey { vma, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
     }
 
-    /// By what some of it is mapped.
+    /// Returns the kind of PTE that maps pages of this VMA.
     fn mapped(&self, region: &Region, geometry: Geometry) -> Mapped {
         if self.vma.page > geometry.page() {
             return Mapped { level: geometry.level(self.vma.page), deposits: false };

@@ -1,90 +1,92 @@
-//! Page tables counted: which are needed, and which hold nothing.
+//! Counts page tables: those in use, and those that hold nothing.
 //!
-//! A process's tables are in no list that it may read, but what is in them is. A table is in use if
-//! anything in its range has an entry that is not empty; so the tables in use, of each level, are
-//! the different ranges that pages are in, over the whole process (VMAs may share a table). One
-//! more is put by for each huge page of anonymous memory, for the day when that is taken apart. All
-//! the rest of what Linux counts (`VmPTE`) is empty. Those of the lowest level are found one by one
+//! A process's page tables are listed nowhere, but the pages in them are. A page table is in use if
+//! any PTE in its range is not none. So the page tables in use at each level are the distinct
+//! ranges that pages lie in, over the whole process, as VMAs may share a table. Linux deposits one
+//! more page table for each huge anonymous page, for its later split. The remainder of what Linux
+//! counts (`VmPTE`) is empty. Empty last-level page tables are found one by one
 //! ([`crate::Pagemap::tables`]).
 
 use crate::Region;
 
-/// How addresses are translated: what a table of each level spans.
+/// The geometry of an address space: the page size, and the span of a page table at each level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     page: u64,
     levels: usize,
 }
 
-/// Levels that Linux counts in `VmPTE`: `PTE`, `PMD` and `PUD` tables.
+/// Levels that Linux counts in `VmPTE`: PTE, PMD and PUD tables.
 pub const LEVELS: usize = 3;
 
 impl Geometry {
-    /// That of this machine, for a process whose highest address is this.
+    /// Returns the geometry of this machine for a process whose highest address is `highest`.
     pub fn of(page: u64, highest: u64) -> Self {
         let bits = u64::BITS - highest.leading_zeros();
-        // Each level has as many bits as entries fit into a page. The highest table is not counted,
-        // nor is there one if a smaller address space was chosen when the kernel was built.
+        // Each level translates as many bits as PTEs fit into a page. Linux does not count the
+        // root, and has fewer levels if the kernel was built for a smaller address space.
         let per_level = page.ilog2() - 3;
         let levels = bits.max(39).saturating_sub(page.ilog2()).div_ceil(per_level) as usize;
         Geometry { page, levels: levels.saturating_sub(1).clamp(1, LEVELS) }
     }
 
-    /// The size of a page.
+    /// Returns the page size in bytes.
     pub fn page(&self) -> u64 {
         self.page
     }
 
-    /// Entries in a table.
+    /// Returns the number of PTEs in a page table.
     pub fn entries(&self) -> u64 {
         self.page / 8
     }
 
-    /// Bytes of addresses that a table of a level spans; level 0 is the lowest.
+    /// Returns the bytes of addresses that a page table of `level` spans; level 0 is the last
+    /// level.
     pub fn span(&self, level: usize) -> u64 {
         self.page * self.entries().pow(level as u32 + 1)
     }
 
-    /// The level of the tables whose entries map pages of a size, or parts of them: Arm maps some
-    /// sizes of hugetlbfs by several entries in a row.
+    /// Returns the level whose PTEs map pages of this size, or parts of them: AArch64 maps some
+    /// hugetlbfs sizes by a cont block.
     pub(crate) fn level(&self, page: u64) -> usize {
         (0..LEVELS - 1).find(|level| page < self.span(*level)).unwrap_or(LEVELS - 1)
     }
 
-    /// How many levels are counted.
+    /// Returns the number of levels that Linux counts.
     pub fn levels(&self) -> usize {
         self.levels
     }
 }
 
-/// How full tables of the lowest level are: how many of them hold up to an eighth of what they can,
-/// and so on.
+/// Last-level page tables by occupancy: the number of those that hold up to 1/8 of their PTEs, up
+/// to 2/8, and so on.
 pub type Occupancy = [u64; 8];
 
-/// A process's tables, each level's.
+/// A process's page tables, by level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
-    /// In use, by level: something below is not empty.
+    /// Page tables in use, by level: something below them is mapped.
     pub used: [u64; LEVELS],
-    /// Put by for huge pages.
+    /// Page tables deposited for huge PTEs.
     pub deposited: u64,
-    /// Of the lowest level, and empty. None: this kernel does not tell.
+    /// Empty last-level page tables. `None`: this kernel does not report them.
     pub empty: Option<u64>,
-    /// Of upper levels: they lead to tables of the lowest, empty or not, or to huge pages.
+    /// Page tables of upper levels that lead to a last-level page table, empty or not, or to a huge
+    /// PTE.
     pub leading: [u64; LEVELS],
-    /// How full those in use are.
+    /// Occupancy of the last-level page tables in use.
     pub occupancy: Occupancy,
-    /// Entries of the lowest level that are not empty.
+    /// Last-level PTEs that are not none.
     pub entries: u64,
 }
 
 impl Tables {
-    /// Those in use, and those put by.
+    /// Returns the number of page tables in use or deposited.
     pub fn needed(&self) -> u64 {
         self.used.iter().sum::<u64>() + self.deposited
     }
 
-    /// Add those of other addresses.
+    /// Adds the page tables of other addresses.
     pub(crate) fn add(&mut self, other: &Tables) {
         for level in 0..LEVELS {
             self.used[level] += other.used[level];
@@ -98,50 +100,50 @@ impl Tables {
         }
     }
 
-    /// Of upper levels: they lead to tables, but all of those are empty. None: this kernel does not
-    /// tell.
+    /// Returns the number of upper page tables that lead only to empty ones. `None`: this kernel
+    /// does not report empty page tables.
     pub fn leading_nowhere(&self) -> Option<u64> {
         let nowhere = |level: usize| self.leading[level] - self.used[level];
         self.empty.map(|_| (1..LEVELS).map(nowhere).sum())
     }
 }
 
-/// What maps a region.
+/// The kind of PTE that maps a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mapped {
-    /// Entries of tables of this level.
+    /// The level of the PTEs.
     pub(crate) level: usize,
-    /// For each of which one of the lowest level is put by.
+    /// Linux deposits a last-level page table for each PTE.
     pub(crate) deposits: bool,
 }
 
-/// A table of the lowest level, and what is in it; or what is in its place.
+/// A last-level page table and its occupancy, or the huge PTE in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf {
-    /// The first address of its range.
+    /// The first address that it spans.
     pub(crate) start: u64,
-    /// That of the table which maps these addresses; 0, or there is a huge page.
+    /// The level of the PTEs that map these addresses: 0, or more for a huge PTE.
     pub(crate) level: usize,
-    /// How many pages of the smallest size are mapped.
+    /// The number of base pages that are mapped.
     pub(crate) entries: u64,
 }
 
 impl Leaf {
-    /// Entries that are not empty. None: a huge page.
+    /// Returns the number of PTEs that are not none, or `None` for a huge PTE.
     pub(crate) fn table(&self) -> Option<u64> {
         (self.level == 0).then_some(self.entries)
     }
 }
 
-/// Counts tables of pages that are told in ascending order.
+/// Counts the page tables of pages that it receives in ascending order.
 #[derive(Debug)]
 pub(crate) struct Counter {
     geometry: Geometry,
     pub(crate) tables: Tables,
-    /// The last one in use of each level, by its number.
+    /// The last page table in use at each level, by number.
     last: [Option<u64>; LEVELS],
     last_leading: [Option<u64>; LEVELS],
-    /// Tables of the lowest level since [`Counter::take`], and huge pages.
+    /// Last-level page tables and huge PTEs since the last [`Counter::take`].
     leaves: Vec<Leaf>,
 }
 
@@ -156,7 +158,7 @@ impl Counter {
         }
     }
 
-    /// Pages that have entries.
+    /// Adds a region of pages whose PTEs are not none.
     pub(crate) fn add(&mut self, region: &Region, mapped: Mapped) {
         let span = self.geometry.span(0);
         let (first, last) = (region.start / span, (region.end - 1) / span);
@@ -180,8 +182,9 @@ impl Counter {
         }
     }
 
-    /// All pages of a range were told; and so were all its tables of the lowest level, if they can
-    /// be: the first address of each. They are given back in ascending order, empty ones too.
+    /// Completes a range: all its pages were added. `existing` has the starts of all its last-level
+    /// page tables, if the kernel reports them. Returns the page tables and huge PTEs of the range
+    /// in ascending order, empty page tables included.
     pub(crate) fn take(&mut self, existing: Option<&[u64]>) -> Vec<Leaf> {
         let mut leaves = std::mem::take(&mut self.leaves);
         if let Some(existing) = existing {
@@ -229,10 +232,10 @@ mod tests {
     }
 
     #[test]
-    fn levels_follow_from_the_size_of_a_page_and_of_the_address_space() {
+    fn levels_follow_from_page_and_address_space_sizes() {
         let levels = |page, highest| Geometry::of(page, highest).levels();
         assert_eq!(levels(4096, X86), 3);
-        // Arm: 39 bits, and pages of 16 and 64 KiB.
+        // AArch64: 39-bit addresses, and pages of 16 and 64 KiB.
         assert_eq!(levels(4096, 0x7f_ffff_f000), 2);
         assert_eq!(levels(16384, 0x7fff_ffff_c000), 2);
         assert_eq!(levels(65536, 0x3ff_ffff_0000), 1);
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_pages_apart_share_is_one() {
+    fn pages_that_share_a_table_count_it_once() {
         let present = Categories::PRESENT;
         let (tables, leaves) =
             counted(&[(0x1000, 0x3000, present), (0x5000, 0x6000, present | Categories::FILE)], &[0]);
@@ -250,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exists_and_holds_nothing_is_empty() {
+    fn existing_tables_without_pages_are_empty() {
         const GIB: u64 = 1 << 30;
         let existing = [0, 2 << 20, GIB, GIB + (4 << 20)];
         let (tables, leaves) = counted(&[(0x1000, 0x2000, Categories::PRESENT)], &existing);
@@ -259,15 +262,16 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_page_has_no_table_but_one_put_by() {
+    fn a_huge_pte_has_a_deposited_table_only() {
         let huge = Categories::PRESENT | Categories::HUGE;
         let (tables, _) = counted(&[(0, 6 << 20, huge)], &[0, 2 << 20, 4 << 20]);
         assert_eq!((tables.used, tables.deposited, tables.empty), ([0, 1, 1], 3, Some(0)));
     }
 
-    /// Each is one entry of the third level, and Linux tells a page where each table could be.
+    /// Each 1 GiB page is one PTE of the third level, and Linux reports a page where each
+    /// last-level page table could be.
     #[test]
-    fn pages_of_a_gib_have_no_tables_of_lower_levels() {
+    fn gigantic_pages_have_no_lower_tables() {
         const GIB: u64 = 1 << 30;
         let geometry = Geometry::of(4096, X86);
         let mut counter = Counter::new(geometry);
@@ -282,17 +286,17 @@ mod tests {
         assert_eq!((tables.entries, tables.leading_nowhere()), (0, Some(0)));
     }
 
-    /// Arm's hugetlbfs has pages of several entries: 64 KiB in a table of the lowest level, 32 MiB
-    /// in one of the second.
+    /// AArch64's hugetlbfs maps 64 KiB and 32 MiB pages by cont blocks, of the last and of the
+    /// second level.
     #[test]
-    fn pages_of_several_entries_are_in_a_table_all_the_same() {
+    fn cont_block_pages_belong_to_the_level_of_their_ptes() {
         let levels = |page, sizes: [u64; 4]| sizes.map(|size| Geometry::of(page, X86).level(size));
         assert_eq!(levels(4096, [64 << 10, 2 << 20, 32 << 20, 1 << 30]), [0, 1, 1, 2]);
         assert_eq!(levels(65536, [2 << 20, 512 << 20, 16 << 30, 4 << 40]), [0, 1, 1, 2]);
     }
 
     #[test]
-    fn occupancy_is_by_the_eighth() {
+    fn occupancy_is_counted_in_eighths() {
         let present = Categories::PRESENT;
         let pages = |table: u64, pages: u64| (table << 21, (table << 21) + pages * 4096, present);
         let (tables, _) = counted(&[pages(0, 1), pages(1, 64), pages(2, 65), pages(3, 512)], &[]);

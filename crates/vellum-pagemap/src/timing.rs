@@ -1,36 +1,37 @@
-//! Tables told by the time that it takes to look where they are.
+//! Finds empty page tables by the time that a scan of their range takes.
 //!
-//! Where Linux won't tell an empty table (from 7.3 on), it still has to read all its entries to say
-//! that there is nothing; where there is no table, it has nothing to read. That is 0.8 µs against
-//! 0.3 µs on the machine where this was written. What is measured is compared with what the same
-//! call takes on memory of our own, just before.
+//! From Linux 7.3 on, `PAGEMAP_SCAN` does not report empty page tables. It still reads all PTEs of
+//! an empty table before it returns nothing, and reads none where there is no table: 0.8 µs against
+//! 0.3 µs on the machine where this was written. Each scan's time is compared with the time of the
+//! same scan on a mapping of this process, calibrated just before.
 
 use std::time::{Duration, Instant};
 
-use crate::calibrate::Own;
-use crate::pace::Stopped;
+use crate::calibrate::ScratchMapping;
+use crate::pace::Interrupted;
 use crate::{Categories, Pace, Pagemap, Query, ScanError};
 
-/// Looks at memory of our own, to know how long they take.
+/// Timed scans of the scratch mapping during calibration.
 const TRIALS: usize = 64;
-/// Looks at each place, the shortest of which counts. Whatever disturbs one makes it longer, so one
-/// that is short settles it.
-const LOOKS: usize = 4;
+/// Timed scans of each range, of which the shortest counts. A disturbance only makes a scan longer,
+/// so one short scan proves that there is no table.
+const SCANS: usize = 4;
 
-/// How long a look takes, where there is no table and where there is one.
+/// The scan times that separate an existing page table from a missing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Shorter than this: there is none of the lowest level.
+    /// A scan shorter than this found no last-level page table.
     table: Duration,
-    /// Shorter than this: there is none of the second level.
+    /// A scan shorter than this found no page table of the second level.
     upper: Duration,
 }
 
 impl Timing {
-    /// Find out. None: the two can't be told apart here.
+    /// Calibrates on a mapping of this process. Returns `None` if the two times can't be told
+    /// apart.
     ///
     /// # Errors
-    /// [`ScanError`]: no `PAGEMAP_SCAN`, or no memory.
+    /// There is no `PAGEMAP_SCAN`, or no memory.
     pub fn calibrate() -> Result<Option<Self>, ScanError> {
         let mut pagemap = Pagemap::own()?;
         if !pagemap.scans() {
@@ -38,17 +39,17 @@ impl Timing {
         }
         let table = pagemap.page_size() * pagemap.page_size() / 8;
         let upper = table * (pagemap.page_size() / 8);
-        let vma = Own::new(4 * upper as usize)?;
+        let vma = ScratchMapping::new(4 * upper as usize)?;
         let first = (vma.start() as u64).next_multiple_of(upper);
-        // The table stays, for its last page does; and we look at what lies before that.
+        // The last page keeps the table alive; the timed scans cover what lies before it.
         vma.touch(first + table - pagemap.page_size());
         let half = table / 2;
-        // Whatever disturbs a look makes it longer.
+        // A disturbance only makes a scan longer.
         let mut shortest = |at: u64, len: u64| {
-            let times = (0..TRIALS).filter_map(|_| look(&mut pagemap, at, len));
+            let times = (0..TRIALS).filter_map(|_| timed_scan(&mut pagemap, at, len));
             times.min().unwrap_or_default()
         };
-        // Half a table takes half the time, so a whole one is told all the better.
+        // Half a table takes half the time, so a whole one differs even more.
         let (with, without) = (shortest(first, half), shortest(first + 4 * table, half));
         let (upper_with, upper_without) =
             (shortest(first + table, upper - table), shortest(first + upper, upper - table));
@@ -57,18 +58,18 @@ impl Timing {
     }
 }
 
-/// How long it takes to say that nothing is there. None: something is.
-fn look(pagemap: &mut Pagemap, start: u64, len: u64) -> Option<Duration> {
+/// Returns how long a scan takes that finds nothing, or `None` if it found a page.
+fn timed_scan(pagemap: &mut Pagemap, start: u64, len: u64) -> Option<Duration> {
     let began = Instant::now();
-    let found = pagemap.one((start, start + len), &Query::there(Categories::PRESENT));
+    let found = pagemap.scan_once((start, start + len), &Query::nonempty(Categories::PRESENT));
     let time = began.elapsed();
     (found != Ok(1)).then_some(time)
 }
 
 impl Pagemap {
-    /// Tell of the tables of the lowest level that a range seems to have, as [`Pagemap::tables`]
-    /// does, but by the time that it takes. Where there are pages, what is told means nothing:
-    /// those tables are known to be there.
+    /// Calls `each` with the start of each last-level page table that `range` seems to have, in
+    /// ascending order, like [`Pagemap::tables`], but judged by scan time. Ranges with pages give
+    /// no meaningful result: their page tables are known to exist.
     ///
     /// # Errors
     /// [`ScanError`].
@@ -81,9 +82,9 @@ impl Pagemap {
     ) -> Result<(), ScanError> {
         let table = self.page_size() * self.page_size() / 8;
         let upper = table * (self.page_size() / 8);
-        let mut least = |start: u64, end: u64, enough: Duration| -> Result<bool, Stopped> {
-            for _ in 0..LOOKS {
-                match pace.step(|| look(self, start, end - start))? {
+        let mut least = |start: u64, end: u64, enough: Duration| -> Result<bool, Interrupted> {
+            for _ in 0..SCANS {
+                match pace.step(|| timed_scan(self, start, end - start))? {
                     None => return Ok(true),
                     Some(time) if time < enough => return Ok(false),
                     Some(_) => {}
@@ -94,12 +95,13 @@ impl Pagemap {
         let mut at = start;
         while at < end {
             let to = end.min((at / upper + 1) * upper);
-            // A part of it takes a part of the time, and is looked at table by table.
+            // A part of the range takes a part of the time, and is scanned table by table.
             let whole = to - at == upper;
             if !whole || least(at, to, timing.upper)? {
                 while at < to {
                     let next = to.min((at / table + 1) * table);
-                    // Of a VMA's last table, a half or more.
+                    // A VMA's last table may be covered in part: half of it or more is judged as a
+                    // whole.
                     let enough = if next - at >= table / 2 {
                         timing.table
                     } else {

@@ -1,5 +1,5 @@
-//! Page tables read by BPF, of a process whose tables are known in advance. That is for root, on
-//! x86-64; elsewhere these tests say that they did nothing.
+//! Tests page tables read by BPF, on a process with known page tables. They need root and x86-64,
+//! and print NOT TESTED elsewhere.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -10,37 +10,38 @@ use std::{ptr, thread};
 use procfs::process::Process;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap};
-use vellum_pagemap::{Kernel, Options, Pace, Pagemap, Refused, Survey, Table, Target, Walked, Walker, Watcher, survey};
+use vellum_pagemap::{
+    Kernel, Options, Pace, Pagemap, Survey, Table, Target, Visitor, WalkedTables, Walker, WalkerError, survey,
+};
 
 const PAGE: u64 = 4096;
 const TABLE: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
-/// What a table of the third level is for. Each shape has one of its own, far from anything that
-/// the system maps by itself.
+/// The span of a third-level page table. Each shape has one of its own, far from anything that the
+/// system maps by itself.
 const APART: u64 = 512 << 30;
 const PLACE: u64 = 8 << 40;
 
-/// None, and a line that says so, where it is not to be had. That it is, where it could be, is
-/// tested too.
+/// Opens a walker, or prints why there is none. An unsupported kernel fails the test.
 fn walker() -> Option<Walker> {
     match Walker::open() {
         Ok(walker) => Some(walker),
         Err(refused) => {
-            assert!(!matches!(refused, Refused::Unknown), "{refused}");
+            assert!(!matches!(refused, WalkerError::Unknown), "{refused}");
             println!("NOT TESTED: page tables can't be read here: {refused}");
             None
         }
     }
 }
 
-/// This program again, as one of the helpers below, which waits until it is killed.
+/// This program started again as one of the helpers below, which waits until it is killed.
 struct Helper(Child);
 
 impl Helper {
     fn new(name: &str) -> Helper {
         let mut child = helper(name).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(said.any(|line| line.unwrap().ends_with("ready")), "{name} has failed");
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(output.any(|line| line.unwrap().ends_with("ready")), "{name} has failed");
         Helper(child)
     }
 
@@ -52,7 +53,7 @@ impl Helper {
         Pagemap::open(&Process::new(self.pid()).unwrap()).unwrap()
     }
 
-    /// Not before it waits.
+    /// Returns once all threads of the helper sleep.
     fn quiet(self) -> Helper {
         let process = Process::new(self.pid()).unwrap();
         while process.tasks().unwrap().any(|task| task.unwrap().stat().unwrap().state != 'S') {
@@ -78,14 +79,14 @@ fn helper(name: &str) -> Command {
 fn map(at: u64, len: u64) -> u64 {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: nothing is there, or it fails.
+    // SAFETY: the mapping replaces nothing, or fails.
     unsafe { mmap_anonymous(ptr::without_provenance_mut(at as usize), len as usize, prot, flags) }.unwrap();
     advise(at, len, Advice::LinuxNoHugepage);
     at
 }
 
 fn advise(at: u64, len: u64, advice: Advice) {
-    // SAFETY: it is memory that was mapped here, in which nobody has anything.
+    // SAFETY: the memory was mapped here, and no reference to its contents exists.
     let _ = unsafe { madvise(ptr::without_provenance_mut(at as usize), len as usize, advice) };
 }
 
@@ -96,9 +97,9 @@ fn touch(start: u64, len: u64, step: u64) {
     }
 }
 
-/// Nobody may look at it any more, but it is there.
-fn close(at: u64, len: u64) {
-    // SAFETY: as above, and nobody looks at it.
+/// Makes the memory inaccessible (`PROT_NONE`); its PTEs stay.
+fn make_inaccessible(at: u64, len: u64) {
+    // SAFETY: as above, and nothing accesses it any more.
     unsafe { mprotect(ptr::without_provenance_mut(at as usize), len as usize, MprotectFlags::empty()) }.unwrap();
 }
 
@@ -111,7 +112,7 @@ const SHARED: u64 = PLACE + 5 * APART;
 const CLOSED: u64 = PLACE + 6 * APART;
 const MIXED: u64 = PLACE + 7 * APART;
 
-/// Not a test: a process of known tables.
+/// Not a test: a process with known page tables.
 #[test]
 #[ignore = "a helper of the other tests"]
 fn shapes() {
@@ -125,15 +126,15 @@ fn shapes() {
     advise(WHOLE, 2 * GIB, Advice::LinuxDontNeed);
     advise(map(HUGE, 64 << 20), 64 << 20, Advice::LinuxHugepage);
     touch(HUGE, 64 << 20, TABLE);
-    close(HUGE + (32 << 20), 32 << 20);
+    make_inaccessible(HUGE + (32 << 20), 32 << 20);
     let file = memfd_create("shape", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 64 << 20).unwrap();
     let (flags, prot) = (MapFlags::SHARED | MapFlags::FIXED_NOREPLACE, ProtFlags::READ | ProtFlags::WRITE);
-    // SAFETY: nothing is there, or it fails.
+    // SAFETY: the mapping replaces nothing, or fails.
     unsafe { mmap(ptr::without_provenance_mut(SHARED as usize), 64 << 20, prot, flags, &file, 0) }.unwrap();
     touch(SHARED, 16 << 20, PAGE);
     touch(map(CLOSED, GIB), 3 * PAGE, PAGE);
-    close(CLOSED, GIB);
+    make_inaccessible(CLOSED, GIB);
     touch(map(MIXED, 4 * GIB), GIB, TABLE);
     for n in (0..512).filter(|n| n % 16 != 3) {
         advise(MIXED + n * TABLE, PAGE, Advice::LinuxDontNeed);
@@ -148,14 +149,14 @@ fn wait() {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
-/// What a level has below one table of the third.
-fn of(walked: &Walked, level: usize, place: u64) -> Vec<Table> {
+/// Returns the page tables of a level in the span of one third-level page table.
+fn of(walked: &WalkedTables, level: usize, place: u64) -> Vec<Table> {
     let within = |table: &&Table| (place..place + APART).contains(&table.start);
     walked.levels[level].iter().filter(within).copied().collect()
 }
 
 #[test]
-fn every_table_is_read_as_it_is() {
+fn page_tables_of_all_levels_are_read() {
     let Some(mut walker) = walker() else { return };
     let helper = Helper::new("shapes").quiet();
     let walked = walker.tables(&helper.pagemap()).unwrap();
@@ -176,10 +177,10 @@ fn every_table_is_read_as_it_is() {
     assert_eq!(below(EMPTIED), [emptied, two(EMPTIED, 512, true), top(EMPTIED, 2, true)]);
     let shared = tables(SHARED, TABLE, &[512; 8], false);
     assert_eq!(below(SHARED), [shared, tables(SHARED, GIB, &[8], false), top(SHARED, 1, false)]);
-    // What nobody may look at is not present to the processor, and there all the same.
+    // PROT_NONE PTEs are not present to the processor, but they are not none.
     let closed = tables(CLOSED, TABLE, &[3], false);
     assert_eq!(below(CLOSED), [closed, tables(CLOSED, GIB, &[1], false), top(CLOSED, 1, false)]);
-    // One that is empty below one that is not, and an upper one that leads only to such.
+    // An empty page table below one that is not, and an upper one that leads only to empty ones.
     let [lowest, second, third] = below(MIXED);
     let empty: Vec<u64> = lowest.iter().filter(|table| table.is_empty()).map(|table| table.start).collect();
     let expected = (0..512).filter(|n| n % 16 != 3).map(|n| MIXED + n * TABLE).chain([MIXED + 3 * GIB]);
@@ -190,10 +191,10 @@ fn every_table_is_read_as_it_is() {
     assert_eq!(third, top(MIXED, 2, false));
 }
 
-/// What is given up in one piece loses its tables of the lowest level, where Linux frees those
-/// (PT_RECLAIM, from 6.14): then those above are empty, which nothing else tells.
+/// `MADV_DONTNEED` of whole page tables frees the last level, where Linux does so (PT_RECLAIM, 6.14
+/// and later). Then those above are empty, which nothing else reports.
 #[test]
-fn an_upper_table_can_be_empty() {
+fn empty_upper_tables_are_found() {
     let Some(mut walker) = walker() else { return };
     let helper = Helper::new("shapes").quiet();
     let walked = walker.tables(&helper.pagemap()).unwrap();
@@ -205,10 +206,10 @@ fn an_upper_table_can_be_empty() {
     assert_eq!(of(&walked, 2, WHOLE), [Table { start: WHOLE, entries: 2, bare: true }]);
 }
 
-/// There is no table below a huge page, not even below one that nobody may look at; the one put by
-/// is counted.
+/// There is no page table below a huge PTE, not even below a PROT_NONE one; the deposited one is
+/// counted.
 #[test]
-fn a_huge_page_has_no_table_below() {
+fn huge_ptes_have_deposited_tables_only() {
     let Some(mut walker) = walker() else { return };
     let helper = Helper::new("shapes").quiet();
     let walked = walker.tables(&helper.pagemap()).unwrap();
@@ -222,11 +223,11 @@ fn a_huge_page_has_no_table_below() {
     }
 }
 
-/// As a survey tells tables of the lowest level: where, and how many entries.
+/// Last-level page tables as a survey reports them: start, and number of PTEs.
 #[derive(Default)]
-struct Told(Vec<(u64, u64)>);
+struct Reported(Vec<(u64, u64)>);
 
-impl Watcher for Told {
+impl Visitor for Reported {
     fn table(&mut self, start: u64, entries: Option<u64>) {
         self.0.extend(entries.map(|entries| (start, entries)));
     }
@@ -235,28 +236,28 @@ impl Watcher for Told {
 fn surveyed(helper: &Helper) -> (Survey, Vec<(u64, u64)>) {
     let target = Target::open(helper.pid()).unwrap();
     let mut pace = Pace::new(Duration::from_millis(1));
-    let options = Options { tells: Kernel::probe(&mut pace).unwrap().tells, sample: None };
-    let mut told = Told::default();
-    let survey = survey(&target, &mut helper.pagemap(), &mut pace, &options, &mut told).unwrap();
-    (survey, told.0)
+    let options = Options { detection: Kernel::probe(&mut pace).unwrap().detection, sample: None };
+    let mut reported = Reported::default();
+    let survey = survey(&target, &mut helper.pagemap(), &mut pace, &options, &mut reported).unwrap();
+    (survey, reported.0)
 }
 
-/// Two ways that have nothing in common but the process say the same, and Linux's count is the sum.
+/// Checks that the walk and the scan find the same page tables, and that Linux's count is their
+/// sum.
 #[test]
-fn reading_says_what_the_scan_says() {
+fn the_walk_and_the_scan_agree() {
     let Some(mut walker) = walker() else { return };
     let helper = Helper::new("shapes").quiet();
-    let (survey, told) = surveyed(&helper);
+    let (survey, reported) = surveyed(&helper);
     let walked = walker.tables(&helper.pagemap()).unwrap();
     let mut read: Vec<(u64, u64)> =
         walked.levels[0].iter().map(|table| (table.start, u64::from(table.entries))).collect();
-    // Linux does not tell of what is a device's; there is some of the kernel's own (`[vvar]`) in
-    // each process.
+    // Linux does not report PTEs of device memory. Each process has some (`[vvar]`).
     let devices = survey.vmas.iter().filter(|one| one.vma.name.starts_with("[vvar"));
     let devices: Vec<u64> = devices.map(|one| one.vma.start / TABLE * TABLE).collect();
     read.retain(|(start, _)| !devices.contains(start));
-    let told: Vec<_> = told.into_iter().filter(|(start, _)| !devices.contains(start)).collect();
-    assert_eq!(read, told);
+    let reported: Vec<_> = reported.into_iter().filter(|(start, _)| !devices.contains(start)).collect();
+    assert_eq!(read, reported);
     assert_eq!(walked.counted, survey.after.tables / PAGE);
     let counted: usize = walked.levels.iter().take(3).map(Vec::len).sum();
     assert_eq!(walked.counted, counted as u64 + survey.tables.deposited);
@@ -264,7 +265,7 @@ fn reading_says_what_the_scan_says() {
     assert_eq!(bare as i64, survey.empty());
 }
 
-/// Not a test: a process whose tables come and go.
+/// Not a test: a process whose page tables come and go.
 #[test]
 #[ignore = "a helper of the other tests"]
 fn restless() {
@@ -272,15 +273,15 @@ fn restless() {
     for n in 0.. {
         let at = map(PLACE + n % 7 * APART, 8 * GIB);
         touch(at, 8 * GIB, 256 << 20);
-        // SAFETY: it was mapped here, and nobody has anything in it.
+        // SAFETY: the memory was mapped here, and no reference to its contents exists.
         unsafe { munmap(ptr::without_provenance_mut(at as usize), 8 << 30) }.unwrap();
     }
 }
 
-/// Whatever it does meanwhile, what is told makes sense: a table has one above it, is told once,
-/// and in its place. Nor is it an error that the process has ended.
+/// Checks that a walk of a running process is consistent: each page table has one above it, is
+/// reported once, and is aligned. The end of the process is no error.
 #[test]
-fn a_process_that_goes_on_can_be_read() {
+fn a_running_process_is_walked_consistently() {
     let Some(mut walker) = walker() else { return };
     let mut helper = Helper::new("restless");
     let pagemap = helper.pagemap();
@@ -310,21 +311,21 @@ fn a_process_that_goes_on_can_be_read() {
     assert_eq!((walked.counted, walked.levels.concat()), (0, Vec::new()));
 }
 
-/// Not a test: somebody who may nothing.
+/// Not a test: a process without privileges.
 #[test]
 #[ignore = "a helper of the other tests"]
-fn nobody() {
-    // SAFETY: it changes who this process is, which nothing in it relies on.
+fn unprivileged() {
+    // SAFETY: changes this process's user, which nothing in it relies on.
     unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
     println!("\n{}", Walker::open().unwrap_err());
 }
 
 #[test]
-fn others_are_told_what_it_needs() {
+fn unprivileged_users_get_the_reason() {
     if !cfg!(target_arch = "x86_64") {
         return println!("NOT TESTED: only x86-64 is known");
     }
-    let output = helper("nobody").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("that needs root (CAP_SYS_ADMIN)"), "{said}");
+    let output = helper("unprivileged").output().unwrap();
+    let message = String::from_utf8_lossy(&output.stdout);
+    assert!(message.contains("that needs root (CAP_SYS_ADMIN)"), "{message}");
 }

@@ -1,7 +1,7 @@
 //! `bench lazyfree`: memory whose contents may go is taken back, by folio size.
 
 use vellum_linux::workload::case::Op;
-use vellum_linux::workload::data::Written;
+use vellum_linux::workload::data::Rewrites;
 
 use super::contender::Column::{Linux, Vellum};
 use super::regions::{self, Args, Row, Subject};
@@ -9,7 +9,7 @@ use super::report::{Part, Section, Table, Value};
 
 /// Measures, and tells of it.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
-    let ops = [Written::None, Written::EveryTenth].map(Op::Reclaim);
+    let ops = [Rewrites::None, Rewrites::EveryTenth].map(Op::Reclaim);
     let subject =
         Subject { name: "lazyfree", title: "Reclaiming what may go:", method: METHOD, beside: Some(published) };
     regions::section(args, &ops, &subject)
@@ -33,7 +33,7 @@ const METHOD: &[(&str, &str)] = &[
 
 /// What it was worth to Linux, beside what it is worth here.
 fn published(rows: &[Row]) -> Part {
-    let row = rows.iter().find(|row| row.case.huge && row.op == Op::Reclaim(Written::None));
+    let row = rows.iter().find(|row| row.case.huge && row.op == Op::Reclaim(Rewrites::None));
     let line = |name: &str, old: Option<f64>, new: Option<f64>| {
         let seconds = |s: Option<f64>| s.map_or(Value::None, |s| Value::Text(format!("{s:.6} s")));
         let change = old.zip(new).map_or(Value::None, |(old, new)| {

@@ -40,7 +40,7 @@ impl<T: Zeroable> Mapped<T> {
             return Err(rustix::io::Errno::NOMEM);
         };
         let mut mapped = Mapped { reserved, reserved_bytes, start, len };
-        // Written once, so that no page fault is left for the measurement.
+        // Rewrites once, so that no page fault is left for the measurement.
         mapped.fill_with(T::zeroed);
         Ok(mapped)
     }

@@ -8,7 +8,7 @@ use super::report::Section;
 
 /// Measures, and tells of it.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
-    let ops = [SameFilled, Compressible].map(|data| [Op::Out(data), Op::In(data)]).concat();
+    let ops = [SameFilled, Compressible].map(|data| [Op::SwapOut(data), Op::SwapIn(data)]).concat();
     let subject = Subject { name: "pageout", title: "Swapping out and in", method: METHOD, beside: None };
     regions::section(args, &ops, &subject)
 }

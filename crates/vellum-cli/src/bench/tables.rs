@@ -4,7 +4,7 @@
 //! addresses. Whoever frees the folios and keeps the empty tables ends with gigabytes of nothing.
 
 use serde::Serialize;
-use vellum_linux::child::spans;
+use vellum_linux::child::tables;
 use vellum_linux::workload::case::TABLE_SPAN;
 
 use super::contender::Skip;
@@ -33,7 +33,7 @@ struct Linux;
 
 impl Walker for Linux {
     fn walk(&mut self, span: u64, variant: Variant, progress: &mut dyn FnMut(f64)) -> Result<Tables, Skip> {
-        let spans::PageTables { start_kb, peak_kb, end_kb } = spans::measure(span, variant.piece, progress)?;
+        let tables::PageTables { start_kb, peak_kb, end_kb } = tables::measure(span, variant.piece, progress)?;
         Ok(Tables { end_kb, peak_kb, start_kb })
     }
 }

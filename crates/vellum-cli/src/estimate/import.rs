@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vellum_linux::workload::case::{PAGE, TABLE_SPAN};
-use vellum_linux::workload::layout::{self, Backing, Layout, Run, What};
-use vellum_pagemap::{Categories, Region, Surveyed, Vma};
+use vellum_linux::workload::layout::{self, Backing, Layout, PageKind, Run};
+use vellum_pagemap::{Categories, Region, Vma, VmaSurvey};
 
 /// Tables of the lowest level in a table above.
 const TABLES: u64 = 512;
@@ -93,29 +93,29 @@ impl Import {
             return;
         }
         let what = match (zero, file, huge) {
-            (true, ..) => What::Zero,
-            (_, true, _) => What::File,
-            (.., true) => What::Huge,
-            _ => What::Folios(4 << order.min(9)),
+            (true, ..) => PageKind::Zero,
+            (_, true, _) => PageKind::File,
+            (.., true) => PageKind::Huge,
+            _ => PageKind::Folios(4 << order.min(9)),
         };
         self.add(region.start, region.end, what);
     }
 
     /// A table of the lowest level that holds nothing.
     pub fn empty_table(&mut self, start: u64) {
-        self.add(start, start + TABLE_SPAN, What::Table);
+        self.add(start, start + TABLE_SPAN, PageKind::Table);
     }
 
-    fn add(&mut self, start: u64, end: u64, what: What) {
+    fn add(&mut self, start: u64, end: u64, kind: PageKind) {
         let mut at = start;
         while at < end {
             let to = ((at / TABLE_SPAN + 1) * TABLE_SPAN).min(end);
             let keeps = self.keeps(at / TABLE_SPAN);
-            self.weigh(if what == What::Table { 0 } else { to - at }, keeps);
+            self.weigh(if kind == PageKind::Table { 0 } else { to - at }, keeps);
             if keeps {
                 match self.runs.last_mut() {
-                    Some(run) if run.end == at && run.what == what && what != What::Table => run.end = to,
-                    _ => self.runs.push(Run { start: at, end: to, what }),
+                    Some(run) if run.end == at && run.kind == kind && kind != PageKind::Table => run.end = to,
+                    _ => self.runs.push(Run { start: at, end: to, kind }),
                 }
             }
             at = to;
@@ -146,7 +146,7 @@ impl Import {
     }
 
     /// All was seen, of these VMAs.
-    pub fn finish(mut self, vmas: &[Surveyed]) -> Imported {
+    pub fn finish(mut self, vmas: &[VmaSurvey]) -> Imported {
         self.runs.sort_by_key(|run| run.start);
         // A VMA in which nothing was met costs something as well.
         let mut bare = self.sample.clone();
@@ -171,7 +171,7 @@ impl Import {
                     let shifted = place * TABLE_SPAN + start % TABLE_SPAN;
                     Run { start: shifted, end: shifted + (end - start), ..*run }
                 }));
-                if run.end > one.vma.end && run.what != What::Table {
+                if run.end > one.vma.end && run.kind != PageKind::Table {
                     break;
                 }
                 next += 1;
@@ -225,10 +225,10 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn vma(start: u64, end: u64) -> Surveyed {
+    fn vma(start: u64, end: u64) -> VmaSurvey {
         let permissions = MMPermissions::READ | MMPermissions::WRITE | MMPermissions::PRIVATE;
         let vma = Vma { start, end, permissions, name: String::new(), file: false, inode: (0, 0, 0), page: PAGE };
-        Surveyed { vma, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
+        VmaSurvey { vma, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
     }
 
     fn imported(vmas: &[(u64, u64)], pages: &[(u64, u64)], share: f64) -> Imported {
@@ -291,7 +291,7 @@ mod tests {
         import.empty_table(3 * GIB);
         let Imported { layout, .. } = import.finish(&[vma(at, at + GIB)]);
         is_sound(&layout);
-        assert_eq!(layout.vmas[0].runs.iter().map(|run| run.what).collect::<Vec<_>>(), [What::Table]);
+        assert_eq!(layout.vmas[0].runs.iter().map(|run| run.kind).collect::<Vec<_>>(), [PageKind::Table]);
         assert_eq!((layout.tables(), layout.bytes(Folios::AsIs)), (3, 0));
     }
 

@@ -57,7 +57,7 @@ impl Costs {
             costs: column
                 .rows
                 .iter()
-                .map(|(deed, [linux, vellum])| Cost { what: deed.word(), linux: side(linux), vellum: side(vellum) })
+                .map(|(deed, [linux, vellum])| Cost { what: deed.argument(), linux: side(linux), vellum: side(vellum) })
                 .collect(),
         };
         Costs {

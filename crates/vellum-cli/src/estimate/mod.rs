@@ -23,12 +23,12 @@ use anyhow::ensure;
 use maud::Markup;
 use vellum_inspect::extension::{Analysis, Collector, Extension, Part};
 use vellum_linux::Skip;
-use vellum_linux::child::copy::Copies;
-use vellum_linux::cpu::OnOneCpu;
+use vellum_linux::child::copy::ProcessCopier;
+use vellum_linux::cpu::PinnedCpu;
 use vellum_linux::stats::Summary;
 use vellum_linux::workload::case::PAGE;
-use vellum_linux::workload::layout::{Deed, Done, Folios, Layout};
-use vellum_pagemap::{Memory, Region, Surveyed, Vma};
+use vellum_linux::workload::layout::{Folios, Layout, Operation, Timed};
+use vellum_pagemap::{Memory, Region, Vma, VmaSurvey};
 
 use crate::bench::engine::Engine;
 use crate::bench::progress::Progress;
@@ -91,19 +91,19 @@ pub struct Column {
     /// Why nothing was tried.
     pub skip: Option<Skip>,
     /// Of each deed, on this kernel and on Vellum.
-    pub rows: Vec<(Deed, [Side; 2])>,
+    pub rows: Vec<(Operation, [Side; 2])>,
 }
 
 /// What one of the two has done.
 #[derive(Clone, Debug, Default)]
 pub struct Side {
-    done: Vec<Done>,
+    done: Vec<Timed>,
     /// Why there is no figure.
     pub skip: Option<Skip>,
 }
 
 impl Side {
-    fn take(&mut self, did: impl FnOnce() -> Result<Done, Skip>) {
+    fn take(&mut self, did: impl FnOnce() -> Result<Timed, Skip>) {
         if self.skip.is_none() {
             match did() {
                 Ok(done) => self.done.push(done),
@@ -119,7 +119,7 @@ impl Side {
     }
 
     /// What the copy had.
-    pub fn copy(&self) -> Option<Done> {
+    pub fn copy(&self) -> Option<Timed> {
         self.done.last().copied()
     }
 }
@@ -150,7 +150,7 @@ impl Collector for Copied {
         self.import.empty_table(start);
     }
 
-    fn finish(self: Box<Self>, vmas: &[Surveyed]) -> Analysis {
+    fn finish(self: Box<Self>, vmas: &[VmaSurvey]) -> Analysis {
         let Copied { import, args } = *self;
         let imported = import.finish(vmas);
         Box::new(move |stop| Ok(Box::new(of(imported, &args, stop)?)))
@@ -184,25 +184,25 @@ pub fn of(imported: Imported, args: &Args, stop: &AtomicBool) -> anyhow::Result<
     let columns = columns(layout, args);
     let bytes = columns.iter().filter(|column| column.skip.is_none()).map(|column| layout.bytes(column.folios)).max();
     let engine = Engine::of(bytes.unwrap_or(0));
-    let _here = OnOneCpu::pin();
-    let mut linux = Copies::of(layout, Path::new(THP));
+    let _here = PinnedCpu::pin();
+    let mut linux = ProcessCopier::new(layout, Path::new(THP));
     let empty = Layout::default();
-    let mut nothing = Copies::of(&empty, Path::new(THP));
+    let mut nothing = ProcessCopier::new(&empty, Path::new(THP));
     let tried = columns.iter().filter(|column| column.skip.is_none()).count();
-    let progress = Progress::new(u64::from(args.estimate_runs) * (tried * Deed::ALL.len()) as u64);
+    let progress = Progress::new(u64::from(args.estimate_runs) * (tried * Operation::ALL.len()) as u64);
     let mut found = Vec::new();
     for mut column in columns {
-        for deed in Deed::ALL.into_iter().filter(|_| column.skip.is_none()) {
+        for deed in Operation::ALL.into_iter().filter(|_| column.skip.is_none()) {
             let [mut here, mut vellum, mut base] = [const { Side { done: Vec::new(), skip: None } }; 3];
             for _ in 0..args.estimate_runs {
                 progress.say(format!("{}, {}", deed.name(), show::folios(column.folios)));
                 // What a helper costs that has nothing is what any process does.
-                let of_nothing = matches!(deed, Deed::Exit | Deed::Fork);
+                let of_nothing = matches!(deed, Operation::Exit | Operation::Fork);
                 match (&mut linux, &mut nothing) {
                     (Ok(linux), Ok(nothing)) => {
-                        here.take(|| linux.deed(column.folios, deed));
+                        here.take(|| linux.time(column.folios, deed));
                         if of_nothing {
-                            base.take(|| nothing.deed(column.folios, deed));
+                            base.take(|| nothing.time(column.folios, deed));
                         }
                     }
                     (Err(skip), _) | (_, Err(skip)) => here.skip = Some(skip.clone()),

@@ -6,7 +6,7 @@ use vellum_inspect::report::table::{align, grouped, new_table, paragraph};
 use vellum_inspect::size::{about, show};
 use vellum_linux::stats::Summary;
 use vellum_linux::workload::case::PAGE;
-use vellum_linux::workload::layout::{Deed, Folios};
+use vellum_linux::workload::layout::{Folios, Operation};
 
 use super::{Column, Estimate, Side};
 use crate::bench::contender::Skip;
@@ -49,7 +49,7 @@ pub fn cells(estimate: &Estimate) -> Vec<Vec<String>> {
             copy.map_or_else(|| "-".into(), |copy| about(whole(copy.tables, share)))
         });
     }
-    for deed in Deed::ALL {
+    for deed in Operation::ALL {
         let sides = |column: &Column| column.rows.iter().find(|row| row.0 == deed).map(|row| row.1.clone());
         let cell =
             |side: Option<&Side>| side.and_then(Side::time).map_or_else(|| "-".into(), |time| figure(time, share));

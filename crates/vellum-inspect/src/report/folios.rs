@@ -1,31 +1,33 @@
-//! How memory lies in frames and folios, and what that is worth to translation caches. For root
-//! only.
+//! Writes the folios, the contiguity and the TLB entries of a process's memory, for root.
 
 use std::io::{self, Write};
 
-use vellum_pagemap::{BLOCKS, Lies};
+use vellum_pagemap::{BLOCKS, FolioStats};
 
 use super::table::{align, grouped, new_table, paragraph};
 use crate::size::about;
 use crate::tlb::Core;
 
-/// Write what is known of a process's frames.
-pub fn write(lies: &Lies, cores: &[Core], out: &mut impl Write) -> io::Result<()> {
-    let percent = |pages: u64| format!("{:.1} %", pages as f64 * 100.0 / lies.pages.max(1) as f64);
+/// Writes the tables.
+///
+/// # Errors
+/// Returns the error of `out`.
+pub fn write(stats: &FolioStats, cores: &[Core], out: &mut impl Write) -> io::Result<()> {
+    let percent = |pages: u64| format!("{:.1} %", pages as f64 * 100.0 / stats.pages.max(1) as f64);
     let mut sizes = new_table(["FOLIOS", "in memory", "share"]);
-    for (order, pages) in lies.by_order.iter().enumerate().filter(|(_, pages)| **pages > 0) {
+    for (order, pages) in stats.by_order.iter().enumerate().filter(|(_, pages)| **pages > 0) {
         sizes.add_row([about(4096 << order), about(pages * 4096), percent(*pages)]);
     }
     align(&mut sizes, [0, 1, 2]);
     writeln!(out, "\n{sizes}")?;
     let mut blocks = new_table(["BLOCKS of", "contiguous", "and aligned", "and in one folio"]);
     for (n, size) in BLOCKS.iter().enumerate() {
-        let huge = lies.huge * BLOCKS[2];
+        let huge = stats.huge * BLOCKS[2];
         blocks.add_row([
             about(size * 4096),
-            percent(lies.contiguous[n]),
-            percent(lies.congruent[n] * size + huge),
-            percent(lies.in_folio[n] * size + huge),
+            percent(stats.contiguous[n]),
+            percent(stats.aligned[n] * size + huge),
+            percent(stats.in_folio[n] * size + huge),
         ]);
     }
     align(&mut blocks, [0, 1, 2, 3]);
@@ -33,22 +35,22 @@ pub fn write(lies: &Lies, cores: &[Core], out: &mut impl Write) -> io::Result<()
     let mut table =
         new_table(["TLB ENTRIES for all of it", "L1 / L2 has", "as it lies", "× L2", "in 64 KiB folios", "in 2 MiB"]);
     for core in cores {
-        let entries = core.entries(lies);
+        let entries = core.entries(stats);
         table.add_row([
             core.name.clone(),
             format!("{} / {}", core.l1, grouped(core.l2)),
             grouped(entries),
             format!("{:.1}", entries as f64 / core.l2 as f64),
-            grouped(core.in_large_folios(lies)),
-            grouped(core.in_huge_pages(lies)),
+            grouped(core.in_large_folios(stats)),
+            grouped(core.in_huge_pages(stats)),
         ]);
     }
     align(&mut table, [1, 2, 3, 4, 5]);
     writeln!(out, "\n{table}")?;
     paragraph(
         "",
-        "Cores of Arm and RISC-V hold 64 KiB in an entry where the system says so, which Linux does within a folio; AMD's hold four pages \
-         in a row by themselves. What the cores' figures are from: --tlb-sources.",
+        "Arm and RISC-V cores hold 64 KiB in an entry where the kernel sets a bit in the PTEs, which Linux does within \
+         a folio; AMD cores coalesce four contiguous pages by themselves. The sources of the figures: --tlb-sources.",
         out,
     )
 }

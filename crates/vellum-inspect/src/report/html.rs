@@ -1,21 +1,21 @@
-//! What was seen, as one web page: no script, no font, nothing to load.
+//! Writes the report of an inspection as a self-contained web page.
 
 use maud::{Markup, html};
-use vellum_pagemap::{BLOCKS, Kernel, Lies, Surveyed};
+use vellum_pagemap::{BLOCKS, FolioStats, Kernel, VmaSurvey};
 
-use super::map::{LEGEND, Stretch, WIDTH, stretches};
+use super::map::{LEGEND, Section, WIDTH, sections};
 use super::page::document;
 use super::table::grouped;
 use super::text::{letters, name_of};
-use crate::look::Look;
+use crate::inspection::Inspection;
 use crate::size::about;
 use crate::tlb::Core;
-use crate::{advice, groups};
+use crate::{advice, totals};
 
-/// What the page of benchmarks does not need: colours for the kinds of the map's legend, in its
-/// order.
+/// Styles besides those of all pages: colours for the kinds of the map's legend, in its order.
 const OWN: &str = "
-:root { --k0: color-mix(in srgb, var(--soft) 15%, var(--paper)); --k1: var(--linux); --k2: color-mix(in srgb, var(--vellum) 25%, var(--paper));
+:root { --k0: color-mix(in srgb, var(--soft) 15%, var(--paper)); --k1: var(--linux);
+  --k2: color-mix(in srgb, var(--vellum) 25%, var(--paper));
   --k3: color-mix(in srgb, var(--vellum) 45%, var(--paper)); --k4: color-mix(in srgb, var(--vellum) 70%, var(--paper));
   --k5: var(--vellum); --k6: var(--line-2); --k7: var(--line-3); --k8: var(--line-6); }
 .scroll + .scroll { margin-top: 1.5rem; }
@@ -28,12 +28,13 @@ td.name { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 @media print { .bars span, .map rect { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 ";
 
-/// VMAs that are listed.
+/// The number of VMAs that are listed.
 const VMAS: usize = 40;
 
-/// The page of processes; or of a group, of which this many are told in full.
-pub fn page(looks: &[Look], group: Option<usize>, kernel: &Kernel, cores: &[Core]) -> String {
-    let order = if group.is_some() { groups::by_waste(looks) } else { looks.iter().collect() };
+/// Returns the page of these processes. With `group`, they are a list, of which this many are shown
+/// in full.
+pub fn page(inspections: &[Inspection], group: Option<usize>, kernel: &Kernel, cores: &[Core]) -> String {
+    let order = if group.is_some() { totals::by_waste(inspections) } else { inspections.iter().collect() };
     let body = html! {
         header {
             p.brand { "Vellum" }
@@ -41,41 +42,52 @@ pub fn page(looks: &[Look], group: Option<usize>, kernel: &Kernel, cores: &[Core
             p.lead { "What Linux counts as page tables, what the pages in them need, and the difference." }
         }
         main {
-            @if let Some(top) = group { (together(looks, &order, top)) }
-            @for look in order.iter().take(group.unwrap_or(looks.len())) { (process(look, kernel, cores)) }
+            @if let Some(top) = group { (together(inspections, &order, top)) }
+            @for inspection in order.iter().take(group.unwrap_or(inspections.len())) {
+                (process(inspection, kernel, cores))
+            }
         }
     };
     document("Vellum: page tables of live processes", OWN, &body)
 }
 
-/// A group: its processes, and what they share.
-fn together(looks: &[Look], order: &[&Look], top: usize) -> Markup {
-    let shared = groups::shared(looks, top);
+/// Returns the section about all processes together.
+fn together(inspections: &[Inspection], order: &[&Inspection], top: usize) -> Markup {
+    let shared = totals::shared(inspections, top);
     html! {
         section {
             h2 { "All together" }
-            p { (groups::sum(looks)) "." }
+            p { (totals::sum(inspections)) "." }
             div.scroll { table {
-                thead { tr { th { "process" } th { "" } th { "addresses" } th { "in memory" } th { "page tables" } th { "needed for nothing" } th { "" } } }
-                tbody { @for (n, look) in order.iter().enumerate() {
-                    @let memory = &look.survey.after;
+                thead { tr {
+                    th { "process" } th { "" } th { "addresses" } th { "in memory" } th { "page tables" }
+                    th { "needless" } th { "" }
+                } }
+                tbody { @for (n, inspection) in order.iter().enumerate() {
+                    @let memory = &inspection.survey.after;
                     tr {
-                        td { @if n < top { a href=(format!("#p{}", look.pid)) { (look.pid) } } @else { (look.pid) } }
-                        td.name { (look.name) }
+                        td {
+                            @if n < top { a href=(format!("#p{}", inspection.pid)) { (inspection.pid) } }
+                            @else { (inspection.pid) }
+                        }
+                        td.name { (inspection.name) }
                         td { (about(memory.reserved)) }
                         td { (about(memory.resident)) }
                         td { (about(memory.tables)) }
-                        td { (about(look.empty())) }
-                        td { (groups::percent(look.empty(), memory.tables)) }
+                        td { (about(inspection.empty())) }
+                        td { (totals::percent(inspection.empty(), memory.tables)) }
                     }
                 } }
             } }
             @if !shared.is_empty() {
                 article {
                     h3 { "Shared mappings" }
-                    p { "Each process has tables of its own for memory that it shares. " (groups::SHARED) }
+                    p { "Each process has its own page tables for shared memory. " (totals::SHARED) }
                     div.scroll { table {
-                        thead { tr { th { "mapping" } th { "size" } th { "in memory" } th { "processes" } th { "tables together" } } }
+                        thead { tr {
+                            th { "mapping" } th { "size" } th { "in memory" } th { "processes" }
+                            th { "tables together" }
+                        } }
                         tbody { @for one in &shared {
                             tr {
                                 td.name { (one.name) }
@@ -92,51 +104,61 @@ fn together(looks: &[Look], order: &[&Look], top: usize) -> Markup {
     }
 }
 
-fn process(look: &Look, kernel: &Kernel, cores: &[Core]) -> Markup {
-    let memory = &look.survey.after;
+fn process(inspection: &Inspection, kernel: &Kernel, cores: &[Core]) -> Markup {
+    let memory = &inspection.survey.after;
     let facts = [
         ("addresses", about(memory.reserved)),
         ("in memory", about(memory.resident)),
         ("swapped out", about(memory.swapped)),
         ("page tables", about(memory.tables)),
-        ("needed for nothing", about(look.empty())),
-        ("looked at in", format!("{:.1?}, its lock held {:.1?} at the longest", look.took, look.survey.holds.longest)),
+        ("needless", about(inspection.empty())),
+        (
+            "inspected in",
+            format!(
+                "{:.1?}, its mmap lock held {:.1?} at the longest",
+                inspection.took, inspection.survey.lock_times.longest
+            ),
+        ),
     ];
     html! {
-        section id=(format!("p{}", look.pid)) {
-            h2 { (look.name) " " (look.pid) }
+        section id=(format!("p{}", inspection.pid)) {
+            h2 { (inspection.name) " " (inspection.pid) }
             dl.machine { @for (name, value) in &facts { div { dt { (name) } dd { (value) } } } }
-            @if look.survey.changed() { p.note { "It has changed while this looked at it: figures may be off by that." } }
-            article { h3 { "Page tables" } (tables(look)) }
-            @for (head, text) in advice::of(look, kernel) { p { strong { (head) } " " (text) } }
-            article { h3 { "VMAs" } (vmas(look)) }
-            @let drawn = stretches(look);
+            @if inspection.survey.changed() { p.note { "The process changed during the inspection: figures may be off \
+                                                        by that." } }
+            article { h3 { "Page tables" } (tables(inspection)) }
+            @for (head, text) in advice::of(inspection, kernel) { p { strong { (head) } " " (text) } }
+            article { h3 { "VMAs" } (vmas(inspection)) }
+            @let drawn = sections(inspection);
             @if !drawn.is_empty() {
                 article {
                     h3 { "Where they are" }
-                    p { "A cell is a table of the lowest level, or several; in a cell of several, one empty table shows." }
+                    p { "A cell is a last-level page table, or several; a cell of several shows an empty one among \
+                         them." }
                     figcaption { span.legend {
-                        @for (kind, (_, _, text)) in LEGEND.iter().enumerate() { span.key style=(format!("--key: var(--k{kind})")) { (text) } }
+                        @for (kind, (_, _, text)) in LEGEND.iter().enumerate() {
+                            span.key style=(format!("--key: var(--k{kind})")) { (text) }
+                        }
                     } }
-                    @for stretch in &drawn { (map(stretch)) }
+                    @for section in &drawn { (map(section)) }
                 }
             }
-            @if let Some(lies) = &look.lies { article { h3 { "Folios" } (folios(lies, cores)) } }
-            @if let Some(part) = &look.part { (part.html()) }
+            @if let Some(stats) = &inspection.stats { article { h3 { "Folios" } (folios(stats, cores)) } }
+            @if let Some(part) = &inspection.part { (part.html()) }
         }
     }
 }
 
-fn tables(look: &Look) -> Markup {
-    let (survey, tables) = (&look.survey, &look.survey.tables);
+fn tables(inspection: &Inspection) -> Markup {
+    let (survey, tables) = (&inspection.survey, &inspection.survey.tables);
     let page = survey.geometry.page();
     let mut rows = vec![
-        ("lowest level, in use", Some(tables.used[0])),
-        ("lowest level, empty", tables.empty),
+        ("last level, in use", Some(tables.used[0])),
+        ("last level, empty", tables.empty),
         ("upper levels, in use", Some(tables.used[1..].iter().sum())),
         ("upper levels, leading only to empty ones", tables.leading_nowhere()),
-        ("put by for huge pages", Some(tables.deposited)),
-        ("needed for nothing, together", Some(look.empty() / page)),
+        ("deposited for huge pages", Some(tables.deposited)),
+        ("needless, together", Some(inspection.empty() / page)),
         ("the least that its pages need", Some(survey.least())),
     ];
     rows.retain(|(_, count)| count.is_some());
@@ -152,7 +174,9 @@ fn tables(look: &Look) -> Markup {
         figure {
             div.bars role="img" aria-label="How full the tables in use are" {
                 @for (n, count) in tables.occupancy.iter().enumerate() {
-                    span style=(format!("height: {}%", count * 100 / most)) title=(format!("up to {}/8 full: {}", n + 1, grouped(*count))) {}
+                    span
+                        style=(format!("height: {}%", count * 100 / most))
+                        title=(format!("up to {}/8 full: {}", n + 1, grouped(*count))) {}
                 }
             }
             figcaption { "How full the tables in use are: up to an eighth, on the left, to full." }
@@ -160,14 +184,18 @@ fn tables(look: &Look) -> Markup {
     }
 }
 
-fn vmas(look: &Look) -> Markup {
-    let mut vmas: Vec<&Surveyed> = look.survey.vmas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
+fn vmas(inspection: &Inspection) -> Markup {
+    let mut vmas: Vec<&VmaSurvey> =
+        inspection.survey.vmas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
     vmas.sort_by_key(|one| (std::cmp::Reverse(one.empty), std::cmp::Reverse(one.used)));
     let hidden = vmas.len().saturating_sub(VMAS);
     vmas.truncate(VMAS);
     html! {
         div.scroll { table {
-            thead { tr { th { "VMA" } th { "" } th { "addresses" } th { "in memory" } th { "tables" } th { "empty" } th { "huge" } } }
+            thead { tr {
+                th { "VMA" } th { "" } th { "addresses" } th { "in memory" } th { "tables" } th { "empty" }
+                th { "huge" }
+            } }
             tbody { @for one in vmas {
                 tr {
                     td { (format!("{:x}", one.vma.start)) }
@@ -175,7 +203,7 @@ fn vmas(look: &Look) -> Markup {
                     td { (about(one.vma.len())) }
                     td { (about(one.resident)) }
                     td { (grouped(one.used)) }
-                    td { @if look.survey.tables.empty.is_some() { (grouped(one.empty)) } @else { "?" } }
+                    td { @if inspection.survey.tables.empty.is_some() { (grouped(one.empty)) } @else { "?" } }
                     td { (about(one.huge)) }
                 }
             } }
@@ -184,21 +212,25 @@ fn vmas(look: &Look) -> Markup {
     }
 }
 
-fn map(stretch: &Stretch) -> Markup {
-    let height = stretch.rows().count();
+fn map(section: &Section) -> Markup {
+    let height = section.rows().count();
     html! {
         figure.map {
             svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img"
-                aria-label=(format!("Page tables from {:x} on, {} together", stretch.start, about(stretch.end - stretch.start))) {
-                @for (y, (row, kinds)) in stretch.rows().enumerate() {
+                aria-label=(format!(
+                    "Page tables from {:x} on, {} together", section.start, about(section.end - section.start)
+                )) {
+                @for (y, (row, kinds)) in section.rows().enumerate() {
                     @for cells in alike(kinds) {
                         rect x=(cells.0) y=(y) width=(cells.1) height="1" fill=(format!("var(--k{})", cells.2)) {
-                            title { (format!("{:x}: {}", row + cells.0 as u64 * stretch.cell, LEGEND[cells.2].2)) }
+                            title { (format!("{:x}: {}", row + cells.0 as u64 * section.cell, LEGEND[cells.2].2)) }
                         }
                     }
                 }
             }
-            figcaption { (format!("from {:x} on, {}; a cell is {}", stretch.start, about(stretch.end - stretch.start), about(stretch.cell))) }
+            figcaption { (format!(
+                "from {:x} on, {}; a cell is {}", section.start, about(section.end - section.start), about(section.cell)
+            )) }
         }
     }
 }
@@ -213,13 +245,13 @@ fn alike(kinds: &[usize]) -> Vec<(usize, usize, usize)> {
     kinds.chunk_by(|a, b| a == b).map(run).collect()
 }
 
-fn folios(lies: &Lies, cores: &[Core]) -> Markup {
-    let percent = |pages: u64| format!("{:.1} %", pages as f64 * 100.0 / lies.pages.max(1) as f64);
-    let huge = lies.huge * BLOCKS[2];
+fn folios(stats: &FolioStats, cores: &[Core]) -> Markup {
+    let percent = |pages: u64| format!("{:.1} %", pages as f64 * 100.0 / stats.pages.max(1) as f64);
+    let huge = stats.huge * BLOCKS[2];
     html! {
         div.scroll { table {
             thead { tr { th { "folios of" } th { "in memory" } th { "share" } } }
-            tbody { @for (order, pages) in lies.by_order.iter().enumerate().filter(|(_, pages)| **pages > 0) {
+            tbody { @for (order, pages) in stats.by_order.iter().enumerate().filter(|(_, pages)| **pages > 0) {
                 tr { th { (about(4096 << order)) } td { (about(pages * 4096)) } td { (percent(*pages)) } }
             } }
         } }
@@ -228,20 +260,23 @@ fn folios(lies: &Lies, cores: &[Core]) -> Markup {
             tbody { @for (n, size) in BLOCKS.iter().enumerate() {
                 tr {
                     th { (about(size * 4096)) }
-                    td { (percent(lies.contiguous[n])) }
-                    td { (percent(lies.congruent[n] * size + huge)) }
-                    td { (percent(lies.in_folio[n] * size + huge)) }
+                    td { (percent(stats.contiguous[n])) }
+                    td { (percent(stats.aligned[n] * size + huge)) }
+                    td { (percent(stats.in_folio[n] * size + huge)) }
                 }
             } }
         } }
         div.scroll { table {
-            thead { tr { th { "TLB entries for all of it, on" } th { "as it lies" } th { "in 64 KiB folios" } th { "in 2 MiB" } } }
+            thead { tr {
+                th { "TLB entries for all of it, on" } th { "as it lies" } th { "in 64 KiB folios" }
+                th { "in 2 MiB" }
+            } }
             tbody { @for core in cores {
                 tr {
                     th title=(format!("{} ({:?})", core.source, core.confidence)) { (core.name) }
-                    td { (grouped(core.entries(lies))) }
-                    td { (grouped(core.in_large_folios(lies))) }
-                    td { (grouped(core.in_huge_pages(lies))) }
+                    td { (grouped(core.entries(stats))) }
+                    td { (grouped(core.in_large_folios(stats))) }
+                    td { (grouped(core.in_huge_pages(stats))) }
                 }
             } }
         } }

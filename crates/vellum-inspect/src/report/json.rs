@@ -1,25 +1,25 @@
-//! What was seen, for programs.
+//! Writes and reads the report of an inspection as JSON.
 
 use std::borrow::Cow;
 use std::io::Write;
 
 use serde::{Deserialize, Serialize};
-use vellum_pagemap::{BLOCKS, Kernel, Lies, Surveyed, Walked};
+use vellum_pagemap::{BLOCKS, FolioStats, Kernel, VmaSurvey, WalkedTables};
 
+use crate::inspection::{Cell, Inspection};
 use crate::locate::{self, Difference};
-use crate::look::{Cell, Look};
 
-/// All of it.
+/// The whole report.
 #[derive(Serialize, Deserialize)]
-pub struct Saved<'a> {
+pub struct SavedReport<'a> {
     vellum: Cow<'a, str>,
-    /// Whether a discard of a whole table's pages frees it here.
+    /// `MADV_DONTNEED` of a whole page table's pages frees the page table on this kernel.
     kernel_frees_tables: Option<bool>,
-    /// Everybody who was looked at.
+    /// The inspected processes.
     pub processes: Vec<Process<'a>>,
 }
 
-/// A process. Sizes are bytes, times nanoseconds, tables are counted.
+/// A process. Sizes are in bytes, times in nanoseconds; page tables are counted.
 #[derive(Serialize, Deserialize)]
 pub struct Process<'a> {
     pub pid: i32,
@@ -32,14 +32,14 @@ pub struct Process<'a> {
     pub swapped: u64,
     pub page_tables: u64,
     pub table_size: u64,
-    /// By level, the lowest first.
+    /// By level, the last level first.
     tables_used: [u64; vellum_pagemap::LEVELS],
     tables_deposited: u64,
-    /// Of the lowest level.
+    /// Of the last level.
     tables_empty: Option<u64>,
     tables_leading_nowhere: Option<u64>,
-    /// Of all levels: counted by Linux and needed for nothing. Can be negative if the process
-    /// changed meanwhile.
+    /// Needless page tables of all levels: Linux counts them, and no page needs them. Can be
+    /// negative if the process changed meanwhile.
     pub tables_needless: i64,
     tables_least: u64,
     entries: u64,
@@ -59,24 +59,24 @@ pub struct Process<'a> {
     empty_at: Vec<[u64; 2]>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exact: Option<Exact>,
-    /// Why that is not there, if it was asked for.
+    /// Why `exact` is missing, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exact_refused: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     estimate: Option<serde_json::Value>,
 }
 
-/// What the tables say themselves: by level, the lowest first. Where: from an address to another.
+/// Page tables read from kernel memory: by level, the last level first. Addresses are ranges.
 #[derive(Serialize, Deserialize)]
 struct Exact {
     tables: Vec<u64>,
     empty_at: Vec<Vec<[u64; 2]>>,
     leading_nowhere_at: Vec<Vec<[u64; 2]>>,
-    /// As Linux counts them: three levels, and those put by.
+    /// The page tables that Linux counts: three levels, and the deposited ones.
     counted: u64,
     deposited: i64,
     changed_meanwhile: bool,
-    /// Of the lowest level: how the scan differs.
+    /// How the scan differs, at the last level.
     scan: Option<Scan>,
 }
 
@@ -87,7 +87,7 @@ struct Scan {
     used_hidden: u64,
 }
 
-/// How sure the figures are.
+/// The sample that the figures are extrapolated from.
 #[derive(Serialize, Deserialize)]
 struct Sample {
     stretches: u64,
@@ -95,7 +95,7 @@ struct Sample {
     tables_used_error: u64,
 }
 
-/// How memory lies, in pages; blocks are of 16 KiB, 64 KiB and 2 MiB.
+/// The folios of a process, in pages; blocks are of 16 KiB, 64 KiB and 2 MiB.
 #[derive(Serialize, Deserialize)]
 struct Frames {
     pages: u64,
@@ -120,12 +120,15 @@ struct Vma<'a> {
     tables_empty: Option<u64>,
 }
 
-/// Write it, as one object.
-pub fn write(looks: &[Look], kernel: &Kernel, out: &mut impl Write) -> anyhow::Result<()> {
-    let report = Saved {
+/// Writes the report as one JSON object.
+///
+/// # Errors
+/// `out` can't be written.
+pub fn write(inspections: &[Inspection], kernel: &Kernel, out: &mut impl Write) -> anyhow::Result<()> {
+    let report = SavedReport {
         vellum: env!("CARGO_PKG_VERSION").into(),
         kernel_frees_tables: kernel.frees_tables,
-        processes: looks.iter().map(|look| process(look, kernel)).collect::<Result<_, _>>()?,
+        processes: inspections.iter().map(|inspection| process(inspection, kernel)).collect::<Result<_, _>>()?,
     };
     serde_json::to_writer_pretty(&mut *out, &report)?;
     writeln!(out)?;
@@ -133,20 +136,23 @@ pub fn write(looks: &[Look], kernel: &Kernel, out: &mut impl Write) -> anyhow::R
     Ok(())
 }
 
-/// Read what was written.
-pub fn read(text: &[u8]) -> serde_json::Result<Saved<'static>> {
+/// Parses a report that [`write`] wrote.
+///
+/// # Errors
+/// The text is not such a report.
+pub fn read(text: &[u8]) -> serde_json::Result<SavedReport<'static>> {
     serde_json::from_slice(text)
 }
 
-fn process<'a>(look: &'a Look, kernel: &Kernel) -> serde_json::Result<Process<'a>> {
-    let survey = &look.survey;
+fn process<'a>(inspection: &'a Inspection, kernel: &Kernel) -> serde_json::Result<Process<'a>> {
+    let survey = &inspection.survey;
     let nanos = |time: std::time::Duration| time.as_nanos() as u64;
     let exact = survey.tables.empty.is_some();
-    let empty = look.places.iter().filter(|place| place.cell == Cell::Empty);
+    let empty = inspection.table_runs.iter().filter(|run| run.cell == Cell::Empty);
     Ok(Process {
-        pid: look.pid,
-        name: look.name.as_str().into(),
-        user: look.user,
+        pid: inspection.pid,
+        name: inspection.name.as_str().into(),
+        user: inspection.user,
         changed_meanwhile: survey.changed(),
         scanned: survey.scanned,
         reserved: survey.after.reserved,
@@ -167,23 +173,27 @@ fn process<'a>(look: &'a Look, kernel: &Kernel) -> serde_json::Result<Process<'a
             seen: sample.seen,
             tables_used_error: sample.error,
         }),
-        frames: look.lies.as_ref().map(frames),
-        lock_longest_ns: nanos(survey.holds.longest),
-        lock_total_ns: nanos(survey.holds.total),
-        lock_steps: survey.holds.steps,
-        lock_waited: survey.holds.waited,
-        took_ns: nanos(look.took),
+        frames: inspection.stats.as_ref().map(frames),
+        lock_longest_ns: nanos(survey.lock_times.longest),
+        lock_total_ns: nanos(survey.lock_times.total),
+        lock_steps: survey.lock_times.steps,
+        lock_waited: survey.lock_times.waited,
+        took_ns: nanos(inspection.took),
         vmas: survey.vmas.iter().map(|one| vma(one, exact)).collect(),
-        empty_at: empty.map(|place| [place.start, place.end]).collect(),
-        exact: look.read.as_ref().and_then(|read| read.as_ref().ok()).map(|walked| themselves(look, walked, kernel)),
-        exact_refused: look.read.as_ref().and_then(|read| read.as_ref().err()).map(|why| why.as_str().into()),
-        estimate: look.part.as_ref().map(|part| part.json()).transpose()?,
+        empty_at: empty.map(|run| [run.start, run.end]).collect(),
+        exact: inspection
+            .read
+            .as_ref()
+            .and_then(|read| read.as_ref().ok())
+            .map(|walked| self::exact(inspection, walked, kernel)),
+        exact_refused: inspection.read.as_ref().and_then(|read| read.as_ref().err()).map(|why| why.as_str().into()),
+        estimate: inspection.part.as_ref().map(|part| part.json()).transpose()?,
     })
 }
 
-fn themselves(look: &Look, walked: &Walked, kernel: &Kernel) -> Exact {
+fn exact(inspection: &Inspection, walked: &WalkedTables, kernel: &Kernel) -> Exact {
     let levels = 0..walked.levels.len();
-    let bare = levels.map(|level| locate::bare(walked, level, look.survey.geometry.span(level)));
+    let bare = levels.map(|level| locate::bare(walked, level, inspection.survey.geometry.span(level)));
     let (empty_at, leading_nowhere_at) = bare.map(|[empty, nowhere]| (empty, nowhere)).unzip();
     Exact {
         tables: walked.levels.iter().map(|level| level.len() as u64).collect(),
@@ -192,7 +202,7 @@ fn themselves(look: &Look, walked: &Walked, kernel: &Kernel) -> Exact {
         counted: walked.counted,
         deposited: walked.deposited(),
         changed_meanwhile: walked.changed,
-        scan: Difference::of(look, walked, kernel).map(|difference| Scan {
+        scan: Difference::of(inspection, walked, kernel).map(|difference| Scan {
             empty_missed: difference.missed,
             empty_wrong: difference.wrong,
             used_hidden: difference.hidden,
@@ -200,19 +210,19 @@ fn themselves(look: &Look, walked: &Walked, kernel: &Kernel) -> Exact {
     }
 }
 
-fn frames(lies: &Lies) -> Frames {
-    let orders = lies.by_order.iter().rposition(|pages| *pages > 0).map_or(0, |last| last + 1);
+fn frames(stats: &FolioStats) -> Frames {
+    let orders = stats.by_order.iter().rposition(|pages| *pages > 0).map_or(0, |last| last + 1);
     Frames {
-        pages: lies.pages,
-        pages_by_order: lies.by_order[..orders].to_vec(),
-        huge: lies.huge,
-        contiguous_pages: lies.contiguous,
-        aligned_blocks: lies.congruent,
-        blocks_in_one_folio: lies.in_folio,
+        pages: stats.pages,
+        pages_by_order: stats.by_order[..orders].to_vec(),
+        huge: stats.huge,
+        contiguous_pages: stats.contiguous,
+        aligned_blocks: stats.aligned,
+        blocks_in_one_folio: stats.in_folio,
     }
 }
 
-fn vma(one: &Surveyed, exact: bool) -> Vma<'_> {
+fn vma(one: &VmaSurvey, exact: bool) -> Vma<'_> {
     Vma {
         start: one.vma.start,
         end: one.vma.end,

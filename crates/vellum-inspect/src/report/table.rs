@@ -23,7 +23,10 @@ pub fn align(shown: &mut Table, right: impl IntoIterator<Item = usize>) {
     }
 }
 
-/// A word at the margin, and text beside it.
+/// Writes a paragraph, wrapped, with a word at the margin.
+///
+/// # Errors
+/// Returns the error of `out`.
 pub fn paragraph(head: &str, text: &str, out: &mut impl Write) -> io::Result<()> {
     const WIDTH: usize = 100;
     let mut line = String::new();
@@ -46,7 +49,7 @@ fn write_line(head: &str, line: &str, out: &mut impl Write) -> io::Result<()> {
     if head.is_empty() { writeln!(out, "       {line}") } else { writeln!(out, "{head:<6} {line}") }
 }
 
-/// A number with its thousands apart.
+/// Formats a number with its thousands separated.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -1,8 +1,8 @@
-//! A copy of what a process has mapped, in a helper process, and timing what is done to it.
+//! ProcessCopier the mappings of a process into a helper, and times operations on the copy.
 //!
-//! Contents are the helper's own, the process itself is not touched. Folios of a size need the
-//! machine's settings for as long as memory is touched: the helper says so, and the benchmark,
-//! which has the right to, changes them.
+//! The contents are the helper's own; the process itself is not touched. Folios of a size need
+//! machine-wide settings while memory is touched: the helper asks the benchmark, which has the
+//! right to change them.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -16,43 +16,46 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap
 
 use super::exit::Stamp;
 use super::fork;
-use super::{Helper, Message, path_for_helper, say};
+use super::{Helper, Message, path_for_helper, send};
 use crate::COMPACT;
 use crate::Skip;
 use crate::cpu::now_ns;
-use crate::settings::group;
 use crate::settings::knobs::Knobs;
-use crate::settings::lent::{Lent, Thing};
+use crate::settings::memcg;
 use crate::settings::mthp::Mthp;
+use crate::settings::resource::{HeldResource, Resource};
 use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::{Data, Page};
-use crate::workload::layout::{Backing, Deed, Done, Folios, Layout, Run, Vma, What, tables_in};
+use crate::workload::layout::{Backing, Folios, Layout, Operation, PageKind, Run, Timed, Vma, table_spans_in};
 
-/// How often what did not go is asked to go again.
+/// How often page-out or reclaim is repeated for pages that stayed.
 const TRIES: usize = 8;
-/// What a copy begins at a multiple of.
+/// The alignment of a copy's address 0.
 const ALIGN: u64 = 1 << 30;
 
 /// Makes copies of one layout.
-pub struct Copies {
+pub struct ProcessCopier {
     layout: File,
-    /// Bytes of files, and of all memory.
+    /// Bytes of backing files, and of all memory.
     files: u64,
     bytes: u64,
     mthp: Mthp,
     knobs: Knobs,
-    group: Option<(Lent, String)>,
-    swap: Option<Lent>,
+    group: Option<(HeldResource, String)>,
+    swap: Option<HeldResource>,
 }
 
-impl Copies {
-    /// Of this. `thp_root` is where the huge-page settings are.
-    pub fn of(layout: &Layout, thp_root: &Path) -> Result<Copies, Skip> {
+impl ProcessCopier {
+    /// Returns a copier of `layout`. `thp_root` is the directory of the huge-page settings.
+    ///
+    /// # Errors
+    /// The layout can't be written to a memfd.
+    pub fn new(layout: &Layout, thp_root: &Path) -> Result<ProcessCopier, Skip> {
         let failed = |error: &dyn ToString| Skip::system("memfd_create", error.to_string());
         let mut file = File::from(memfd_create("vellum-layout", MemfdFlags::CLOEXEC).map_err(|error| failed(&error))?);
         let text = serde_json::to_vec(layout).map_err(|error| failed(&error))?;
         file.write_all(&text).map_err(|error| failed(&error))?;
-        Ok(Copies {
+        Ok(ProcessCopier {
             layout: file,
             files: layout.files(),
             bytes: layout.bytes(Folios::AsIs),
@@ -63,17 +66,20 @@ impl Copies {
         })
     }
 
-    /// Makes one and does something to it.
-    pub fn deed(&mut self, folios: Folios, deed: Deed) -> Result<Done, Skip> {
-        if deed == Deed::Out && self.swap.is_none() {
-            self.swap = Some(Lent::of(&Thing::Zram { bytes: 2 * self.bytes.max(TABLE_SPAN) })?);
+    /// Makes a copy with these folios, and times `operation` on it.
+    ///
+    /// # Errors
+    /// A setting can't be changed, a resource can't be made, or the helper failed.
+    pub fn time(&mut self, folios: Folios, operation: Operation) -> Result<Timed, Skip> {
+        if operation == Operation::SwapOut && self.swap.is_none() {
+            self.swap = Some(HeldResource::new(&Resource::Zram { bytes: 2 * self.bytes.max(TABLE_SPAN) })?);
         }
-        if deed == Deed::Reclaim && self.group.is_none() {
+        if operation == Operation::Reclaim && self.group.is_none() {
             let name = format!("vellum-{}", std::process::id());
-            self.group = Some((Lent::of(&Thing::Group { name: name.clone() })?, name));
+            self.group = Some((HeldResource::new(&Resource::Memcg { name: name.clone() })?, name));
         }
         let memory = |error: rustix::io::Errno| Skip::system("memfd_create", error);
-        // It outlives the copy, as what stands behind VMAs outlives a process.
+        // The files outlive the copy, as they outlive a process.
         let files = memfd_create("vellum-copy", MemfdFlags::CLOEXEC).map_err(memory)?;
         ftruncate(&files, self.files).map_err(memory)?;
         let (stamp, stamped) = Stamp::new().map_err(memory)?;
@@ -83,138 +89,153 @@ impl Copies {
             format!("--layout={}", path(&self.layout)),
             format!("--files={}", path(&files)),
             format!("--stamp={}", path(&stamped)),
-            format!("--deed={}", deed.word()),
+            format!("--deed={}", operation.argument()),
         ];
         if let Folios::Of(kib) = folios {
             args.push(format!("--folio-kib={kib}"));
         }
-        if let (Deed::Reclaim, Some((_, name))) = (deed, &self.group) {
+        if let (Operation::Reclaim, Some((_, name))) = (operation, &self.group) {
             args.push(format!("--group={name}"));
         }
         let mut helper = Helper::start(&args)?;
         let (resident, tables) = loop {
-            match helper.hear()? {
+            match helper.receive()? {
                 Message::Wants { folio_kib } => {
                     let _ = std::fs::write(COMPACT, "1");
                     let wanted = self.mthp.plan(&Case { bytes: TABLE_SPAN, folio_kib, huge: false })?;
                     let settings = self.knobs.apply(&wanted)?;
-                    helper.nod()?;
-                    match helper.hear()? {
+                    helper.resume()?;
+                    match helper.receive()? {
                         Message::Touched { .. } => settings.restore()?,
-                        other => return Err(Skip::Child(format!("said {other:?}"))),
+                        other => return Err(Skip::Child(format!("unexpected message {other:?}"))),
                     }
                 }
                 Message::Copied { resident, tables } => break (resident, tables),
-                other => return Err(Skip::Child(format!("said {other:?}"))),
+                other => return Err(Skip::Child(format!("unexpected message {other:?}"))),
             }
         };
-        let ns = match deed {
-            Deed::Exit => helper.go_and_wait().map(|()| stamp.since()),
-            _ => helper.go().and_then(|()| helper.took()),
+        let ns = match operation {
+            Operation::Exit => helper.resume_and_wait().map(|()| stamp.since()),
+            _ => helper.resume_last().and_then(|()| helper.took()),
         }?;
-        Ok(Done { ns, resident, tables })
+        Ok(Timed { ns, resident, tables })
     }
 }
 
-/// What the helper is to do.
+/// The arguments of the helper.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
     /// The layout, as JSON.
     #[arg(long)]
     layout: PathBuf,
-    /// What stands behind VMAs that are not anonymous, one after the other.
+    /// The backing of all VMAs that are not anonymous, one after the other.
     #[arg(long)]
     files: PathBuf,
-    /// Where the time is noted when it ends.
+    /// The file with the page for the time of exit.
     #[arg(long)]
     stamp: PathBuf,
-    /// What to do.
-    #[arg(long, value_enum)]
-    deed: Deed,
-    /// The folios to have, instead of those of the layout.
+    /// The operation.
+    #[arg(long = "operation", value_enum)]
+    operation: Operation,
+    /// The folio size to use instead of the layout's.
     #[arg(long)]
     folio_kib: Option<u32>,
-    /// Its group.
+    /// Its memcg.
     #[arg(long)]
     group: Option<String>,
 }
 
-/// The helper's life.
-pub fn live(args: &Args) -> anyhow::Result<()> {
+/// Runs the helper.
+///
+/// # Errors
+/// A system call failed.
+pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(group) = &args.group {
-        group::join(group)?;
+        memcg::join(group)?;
     }
     let stamp = Stamp::open(&File::options().read(true).write(true).open(&args.stamp)?)?;
     let files = File::options().read(true).write(true).open(&args.files)?;
     let layout: Layout = serde_json::from_slice(&std::fs::read(&args.layout)?)?;
     let folios = args.folio_kib.map_or(Folios::AsIs, Folios::Of);
-    let before = memory()?;
-    let copy = Copy::map(&layout, &files)?;
+    let before = Footprint::now()?;
+    let copy = MappedLayout::map(&layout, &files)?;
     for size in layout.sizes(folios) {
-        // Without leave: no folio of this process is large.
+        // This needs no privilege: no folio of this process is large.
         rustix::thread::disable_transparent_huge_pages(size <= 4)?;
         if size > 4 && layout.runs().any(|(vma, run)| vma.folio(run, folios) == size && !vma.is_huge(run, folios)) {
-            say(Message::Wants { folio_kib: size })?;
-            if !told_to_go_on()? {
+            send(Message::Wants { folio_kib: size })?;
+            if !wait_for_byte()? {
                 return Ok(());
             }
-            copy.fill(size, folios, args.deed)?;
-            say(Message::Touched { ns: 0, fallback: 0.0 })?;
+            copy.fill(size, folios, args.operation)?;
+            send(Message::Touched { ns: 0, fallback: 0.0 })?;
         } else {
-            copy.fill(size, folios, args.deed)?;
+            copy.fill(size, folios, args.operation)?;
         }
     }
-    let (resident, tables) = memory()?;
-    say(Message::Copied { resident: resident.saturating_sub(before.0), tables: tables.saturating_sub(before.1) })?;
-    if !told_to_go_on()? {
+    let after = Footprint::now()?;
+    send(Message::Copied {
+        resident: after.resident.saturating_sub(before.resident),
+        tables: after.tables.saturating_sub(before.tables),
+    })?;
+    if !wait_for_byte()? {
         return Ok(());
     }
-    let ns = match args.deed {
-        Deed::Exit => stamp.exit(),
-        Deed::Munmap => copy.unmap()?,
-        Deed::Fork => fork::timed()?,
-        Deed::Out => copy.page_out()?,
-        Deed::Reclaim => copy.reclaim(args.group.as_deref().unwrap_or_default())?,
+    let ns = match args.operation {
+        Operation::Exit => stamp.exit(),
+        Operation::Munmap => copy.unmap()?,
+        Operation::Fork => fork::timed()?,
+        Operation::SwapOut => copy.page_out()?,
+        Operation::Reclaim => copy.reclaim(args.group.as_deref().unwrap_or_default())?,
     };
-    say(Message::Took { ns })
+    send(Message::Took { ns })
 }
 
-fn told_to_go_on() -> std::io::Result<bool> {
+/// Waits for a byte from the benchmark. Returns `false` at the end of standard input.
+fn wait_for_byte() -> std::io::Result<bool> {
     Ok(std::io::stdin().read(&mut [0])? == 1)
 }
 
-/// What this process has in memory, and of page tables.
-fn memory() -> anyhow::Result<(u64, u64)> {
-    let status = Process::myself()?.status()?;
-    Ok((status.vmrss.unwrap_or(0) << 10, status.vmpte.unwrap_or(0) << 10))
+/// The memory of this process, in bytes: resident, and of page tables.
+struct Footprint {
+    resident: u64,
+    tables: u64,
 }
 
-/// A layout, mapped. It is never unmapped but as the last thing that is done to it.
-struct Copy<'a> {
+impl Footprint {
+    /// Reads the footprint of this process.
+    fn now() -> anyhow::Result<Footprint> {
+        let status = Process::myself()?.status()?;
+        Ok(Footprint { resident: status.vmrss.unwrap_or(0) << 10, tables: status.vmpte.unwrap_or(0) << 10 })
+    }
+}
+
+/// A mapped layout. It is unmapped only as the last operation on it.
+struct MappedLayout<'a> {
     layout: &'a Layout,
-    /// Where its address 0 is.
+    /// The address of the layout's address 0.
     base: u64,
 }
 
-impl<'a> Copy<'a> {
-    /// Maps its VMAs.
+impl<'a> MappedLayout<'a> {
+    /// Maps the VMAs of `layout`.
     fn map(layout: &'a Layout, files: &File) -> anyhow::Result<Self> {
         let len = (layout.end() + ALIGN) as usize;
-        // SAFETY: no address is asked for, so that nothing that exists is replaced; and it goes
-        // again at once: this process has one thread, so nobody takes what is free meanwhile.
+        // SAFETY: the kernel chooses the address, so no mapping is replaced. The mapping is removed
+        // at once; this process has one thread, so the addresses stay free.
         let base = unsafe {
             let found = mmap_anonymous(null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)?;
             munmap(found, len)?;
             (found as u64).next_multiple_of(ALIGN)
         };
-        let copy = Copy { layout, base };
+        let copy = MappedLayout { layout, base };
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         let mut offset = 0;
         for (n, vma) in layout.vmas.iter().enumerate() {
             let (at, len) = (copy.at(vma.start), (vma.end - vma.start) as usize);
             let flags = MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
-            // SAFETY: nothing is replaced.
+            // SAFETY: FIXED_NOREPLACE replaces no mapping.
             unsafe {
                 match vma.backing {
                     Backing::Anonymous => mmap_anonymous(at, len, rights, flags | MapFlags::PRIVATE)?,
@@ -224,29 +245,29 @@ impl<'a> Copy<'a> {
             };
             offset += if vma.backing == Backing::Anonymous { 0 } else { len as u64 };
             if n % 2 == 1 {
-                // SAFETY: a mark of the VMA, that keeps apart what would become one.
+                // SAFETY: sets a flag of the VMA, which keeps adjacent VMAs from merging.
                 unsafe { madvise(at, len, Advice::LinuxDontDump)? };
             }
         }
         Ok(copy)
     }
 
-    /// Where an address of the layout is here.
+    /// Returns the address that an address of the layout is mapped at.
     fn at(&self, address: u64) -> *mut c_void {
         without_provenance_mut((self.base + address) as usize)
     }
 
-    /// Touches what is in folios of a size.
-    fn fill(&self, size: u32, folios: Folios, deed: Deed) -> anyhow::Result<()> {
+    /// Touches the pages that are in folios of this size.
+    fn fill(&self, size: u32, folios: Folios, operation: Operation) -> anyhow::Result<()> {
         for (vma, run) in self.layout.runs().filter(|(vma, run)| vma.folio(run, folios) == size) {
             if vma.is_huge(run, folios) {
-                self.fill_huge(vma, run, deed)?;
+                self.fill_huge(vma, run, operation)?;
                 continue;
             }
-            self.touch(run, deed)?;
+            self.touch(run, operation)?;
             if size == 2048 {
-                for start in tables_in(run.start, run.end) {
-                    // One page with other rights needs an entry for each page.
+                for start in table_spans_in(run.start, run.end) {
+                    // A page with another protection needs a PTE for each page.
                     for rights in [MprotectFlags::READ, MprotectFlags::READ | MprotectFlags::WRITE] {
                         // SAFETY: a page of the copy, to which no reference exists.
                         unsafe { mprotect(self.at(start), PAGE as usize, rights)? };
@@ -257,41 +278,45 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Has whole tables' spans mapped huge, as far as the VMA goes that far. That needs no setting,
-    /// and nobody's leave.
-    fn fill_huge(&self, vma: &Vma, run: &Run, deed: Deed) -> anyhow::Result<()> {
+    /// Maps whole spans of page tables by huge PTEs, where the VMA covers them. That needs no
+    /// setting and no privilege.
+    fn fill_huge(&self, vma: &Vma, run: &Run, operation: Operation) -> anyhow::Result<()> {
         for start in (run.start / TABLE_SPAN * TABLE_SPAN..run.end).step_by(TABLE_SPAN as usize) {
             let inside = vma.start <= start && start + TABLE_SPAN <= vma.end;
             let (from, to) = if inside { (start, start + TABLE_SPAN) } else { (run.start.max(start), run.end) };
             let to = to.min(start + TABLE_SPAN);
-            self.touch(&Run { start: from, end: if inside { from + PAGE } else { to }, what: What::Huge }, deed)?;
+            self.touch(
+                &Run { start: from, end: if inside { from + PAGE } else { to }, kind: PageKind::Huge },
+                operation,
+            )?;
             if inside {
-                // SAFETY: changes no contents. Where no memory is found that is contiguous, pages
-                // stay small.
+                // SAFETY: changes no contents. Without contiguous memory, pages stay small.
                 unsafe { libc::madvise(self.at(start), TABLE_SPAN as usize, libc::MADV_COLLAPSE) };
             }
-            if deed == Deed::Out {
-                self.touch(&Run { start: from, end: to, what: What::Huge }, deed)?;
+            if operation == Operation::SwapOut {
+                self.touch(&Run { start: from, end: to, kind: PageKind::Huge }, operation)?;
             }
         }
         Ok(())
     }
 
-    /// Touches each page as it has to be.
-    fn touch(&self, run: &Run, deed: Deed) -> anyhow::Result<()> {
+    /// Touches each page as its kind requires.
+    fn touch(&self, run: &Run, operation: Operation) -> anyhow::Result<()> {
         for address in (run.start..run.end).step_by(PAGE as usize) {
             let at = self.at(address);
-            // SAFETY: a page of the copy, which is mapped and writable, and to whose contents there
-            // is no reference. Volatile, since nobody ever reads what is written.
+            // SAFETY: a page of the copy, which is mapped and writable, and to whose contents no
+            // reference exists. Volatile, as the value is never read.
             unsafe {
-                match run.what {
-                    What::Zero | What::File => drop(at.cast::<u8>().read_volatile()),
-                    What::Table => {
+                match run.kind {
+                    PageKind::Zero | PageKind::File => drop(at.cast::<u8>().read_volatile()),
+                    PageKind::Table => {
                         at.cast::<u8>().write_volatile(1);
                         madvise(at, PAGE as usize, Advice::LinuxDontNeed)?;
                         break;
                     }
-                    _ if deed == Deed::Out => at.cast::<Page>().write_volatile(Data::Compressible.page(address / PAGE)),
+                    _ if operation == Operation::SwapOut => {
+                        at.cast::<Page>().write_volatile(Data::Compressible.page(address / PAGE))
+                    }
                     _ => at.cast::<u8>().write_volatile(1),
                 }
             }
@@ -299,19 +324,19 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// VMAs of anonymous memory.
+    /// Returns the address and length of each anonymous VMA.
     fn anonymous(&self) -> impl Iterator<Item = (*mut c_void, usize)> {
         let anonymous = self.layout.vmas.iter().filter(|vma| vma.backing == Backing::Anonymous);
         anonymous.map(|vma| (self.at(vma.start), (vma.end - vma.start) as usize))
     }
 
-    /// Pages of anonymous memory that are there.
+    /// Returns the number of anonymous pages in memory.
     fn present(&self) -> anyhow::Result<u64> {
         let mut present = 0;
         for (vma, run) in self.layout.runs() {
             if vma.backing == Backing::Anonymous && run.is_anonymous() {
                 let mut pages = vec![0u8; ((run.end - run.start) / PAGE) as usize];
-                // SAFETY: a byte a page is written to the array, which has so many.
+                // SAFETY: the kernel writes a byte for each page to the array, which is as long.
                 let asked =
                     unsafe { libc::mincore(self.at(run.start), (run.end - run.start) as usize, pages.as_mut_ptr()) };
                 anyhow::ensure!(asked == 0, "mincore: {}", std::io::Error::last_os_error());
@@ -321,6 +346,7 @@ impl<'a> Copy<'a> {
         Ok(present)
     }
 
+    /// Unmaps all VMAs. Returns nanoseconds.
     fn unmap(&self) -> anyhow::Result<u64> {
         let start = now_ns();
         for vma in &self.layout.vmas {
@@ -330,8 +356,9 @@ impl<'a> Copy<'a> {
         Ok(now_ns() - start)
     }
 
+    /// Swaps out all anonymous memory. Returns nanoseconds.
     fn page_out(&self) -> anyhow::Result<u64> {
-        self.until_gone(|_| {
+        self.repeat_until_gone(|_| {
             for (at, len) in self.anonymous() {
                 // SAFETY: the advice changes no contents.
                 unsafe { madvise(at, len, Advice::LinuxPageOut)? };
@@ -340,16 +367,18 @@ impl<'a> Copy<'a> {
         })
     }
 
+    /// Makes all anonymous memory lazyfree and reclaims it. Returns nanoseconds of the reclaim.
     fn reclaim(&self, group: &str) -> anyhow::Result<u64> {
         for (at, len) in self.anonymous() {
-            // SAFETY: contents of which nobody has a reference, and that nobody reads again.
+            // SAFETY: no reference to the contents exists, and they are not used again.
             unsafe { madvise(at, len, Advice::LinuxFree)? };
         }
-        self.until_gone(|left| group::reclaim(group, left * PAGE))
+        self.repeat_until_gone(|left| memcg::reclaim(group, left * PAGE))
     }
 
-    /// Has anonymous memory go, which some of it may refuse at first; nanoseconds.
-    fn until_gone(&self, go: impl Fn(u64) -> anyhow::Result<()>) -> anyhow::Result<u64> {
+    /// Repeats `go`, with the number of pages left, until no anonymous page is in memory. Returns
+    /// nanoseconds.
+    fn repeat_until_gone(&self, go: impl Fn(u64) -> anyhow::Result<()>) -> anyhow::Result<u64> {
         let all = self.present()?;
         let (mut ns, mut left) = (0, all);
         for _ in 0..TRIES {
@@ -361,7 +390,7 @@ impl<'a> Copy<'a> {
                 break;
             }
         }
-        // Single pages that somebody else is looking at do not matter.
+        // A few pages may stay because another context holds a reference.
         anyhow::ensure!(left <= all / 1000, "{left} of {all} pages stayed in memory");
         Ok(ns)
     }

@@ -1,9 +1,9 @@
-//! Timing the exit of a process that holds a region.
+//! Times the exit of a process that holds a region.
 //!
-//! The child maps and touches the region and waits. Told to go, it writes the time into a page it
-//! shares with us and ends itself with its next instruction. The time until our wait for it returns
-//! is the whole of its end: leaving the CPU, tearing down the address space, telling the parent.
-//! The same for a child that maps nothing is what any process pays, and is taken off.
+//! The helper maps and touches the region and waits. When resumed, it writes the time into a page
+//! shared with the benchmark, and exits with the next instruction. The time until the benchmark's
+//! `wait` returns is the whole exit: leaving the CPU, tearing down the address space, and notifying
+//! the parent. The exit of a helper that holds nothing is subtracted, as any process pays it.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::held::{self, Holding};
+use super::holder::{self, RegionHolder};
 use super::path_for_helper;
 use crate::cpu::now_ns;
 use crate::settings::knobs::Scope;
@@ -22,19 +22,22 @@ use crate::stats::Summary;
 use crate::workload::case::{Case, PAGE};
 use crate::{Sample, Skip};
 
-/// How many empty children the exit of an empty child is the median of.
+/// The runs whose median is the exit of an empty helper.
 const EMPTY_RUNS: usize = 15;
 
 /// Times exits.
 #[derive(Default)]
 pub struct ExitTimer {
-    /// Nanoseconds of an empty child's exit, once measured.
+    /// Nanoseconds of an empty helper's exit, once measured.
     empty: Option<u64>,
 }
 
 impl ExitTimer {
-    /// Times the exit of a child with the case's region. The settings are needed until it is
+    /// Times the exit of a helper with the case's region. The settings are restored once it is
     /// touched.
+    ///
+    /// # Errors
+    /// A setting can't be restored, or a helper failed.
     pub fn measure(&mut self, case: &Case, settings: Scope<'_>) -> Result<Sample, Skip> {
         let mut full = Waiting::start(Some(case))?;
         settings.restore()?;
@@ -43,7 +46,7 @@ impl ExitTimer {
             None => *self.empty.insert(empty_exit()?),
         };
         let op_ns = full.time_exit()?.saturating_sub(empty);
-        Ok(Sample { touch_ns: Some(full.holding.touch_ns), back_ns: None, op_ns, fallback: full.holding.fallback })
+        Ok(Sample { touch_ns: Some(full.holder.touch_ns), back_ns: None, op_ns, fallback: full.holder.fallback })
     }
 }
 
@@ -52,9 +55,9 @@ fn empty_exit() -> Result<u64, Skip> {
     Ok(Summary::of(&runs?).map_or(0, |summary| summary.median))
 }
 
-/// A child that has touched its region and waits.
+/// A helper that has touched its region and waits.
 struct Waiting {
-    holding: Holding,
+    holder: RegionHolder,
     stamp: Stamp,
 }
 
@@ -62,29 +65,32 @@ impl Waiting {
     fn start(case: Option<&Case>) -> Result<Waiting, Skip> {
         let (stamp, file) = Stamp::new().map_err(|error| Skip::system("memfd_create", error))?;
         let args = vec!["exit".to_owned(), format!("--stamp={}", path_for_helper(&file).display())];
-        Ok(Waiting { holding: Holding::start(args, case)?, stamp })
+        Ok(Waiting { holder: RegionHolder::start(args, case)?, stamp })
     }
 
     fn time_exit(&mut self) -> Result<u64, Skip> {
-        self.holding.helper.go_and_wait()?;
+        self.holder.helper.resume_and_wait()?;
         Ok(self.stamp.since())
     }
 }
 
-/// What the child is to do.
+/// The arguments of the helper.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// The shared page.
+    /// The file with the shared page.
     #[arg(long)]
     stamp: PathBuf,
-    /// What it holds.
+    /// The region it holds.
     #[command(flatten)]
-    held: held::Args,
+    held: holder::Args,
 }
 
-/// The child's life.
-pub fn exit(args: &Args) -> anyhow::Result<()> {
+/// Runs the helper.
+///
+/// # Errors
+/// A system call failed.
+pub fn run(args: &Args) -> anyhow::Result<()> {
     let stamp = Stamp::open(&File::options().read(true).write(true).open(&args.stamp)?)?;
     let _region = args.held.hold()?;
     if std::io::stdin().read(&mut [0])? == 1 {
@@ -97,7 +103,10 @@ pub fn exit(args: &Args) -> anyhow::Result<()> {
 pub struct Stamp(&'static AtomicU64);
 
 impl Stamp {
-    /// One, and the file that it is in.
+    /// Makes a timestamp, and returns it with its file.
+    ///
+    /// # Errors
+    /// A system call failed.
     pub fn new() -> rustix::io::Result<(Stamp, File)> {
         let file = memfd_create("vellum-stamp", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, PAGE)?;
@@ -105,34 +114,37 @@ impl Stamp {
         Ok((Stamp::open(&file)?, file))
     }
 
-    /// That which is in a file.
+    /// Maps the timestamp in a file.
+    ///
+    /// # Errors
+    /// `mmap` failed.
     pub fn open(file: &File) -> rustix::io::Result<Stamp> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no address is asked for, so that nothing that exists is replaced.
+        // SAFETY: the kernel chooses the address, so no mapping is replaced.
         let page = unsafe { mmap(null_mut(), PAGE as usize, access, MapFlags::SHARED, file, 0)? };
         let page = NonNull::new(page.cast::<AtomicU64>()).ok_or(rustix::io::Errno::NOMEM)?;
         // SAFETY: a page of zeroes, aligned, mapped until `drop`; the reference does not leave this
-        // value. The other process writes it as an atomic, too.
+        // value. The other process accesses it as an atomic, too.
         Ok(Stamp(unsafe { page.as_ref() }))
     }
 
-    /// Nanoseconds since somebody noted the time.
+    /// Returns the nanoseconds since the other process stored the time.
     pub fn since(&self) -> u64 {
         now_ns().saturating_sub(self.0.load(Ordering::Acquire))
     }
 
-    /// Notes the time and ends the process at once.
+    /// Stores the time and exits at once.
     pub fn exit(&self) -> ! {
         self.0.store(now_ns(), Ordering::Release);
-        // SAFETY: ends the process. Nothing here waits to be written or cleaned up, and unmapping
-        // what it has mapped first is exactly what shall not happen.
+        // SAFETY: exits the process. Nothing waits to be written or cleaned up, and unmapping first
+        // is exactly what must not happen.
         unsafe { libc::_exit(0) }
     }
 }
 
 impl Drop for Stamp {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `open` made, and the reference to it goes with this value.
+        // SAFETY: unmaps what `open` mapped; the reference to it is dropped with this value.
         let _ = unsafe { munmap(std::ptr::from_ref(self.0).cast_mut().cast(), PAGE as usize) };
     }
 }

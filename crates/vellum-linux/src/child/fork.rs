@@ -1,22 +1,22 @@
-//! Timing a fork of a process that holds a region.
+//! Times the fork of a process that holds a region.
 //!
-//! It is a helper that forks: the benchmark has gigabytes of its own. Its child waits until the
-//! time is taken, so that the child's end is not in it. What a fork costs in a helper that holds
-//! nothing is what any process pays, and is taken off.
+//! A helper forks, as the benchmark itself has gigabytes mapped. The child waits until the time is
+//! taken, so that its exit is not in it. The fork of a helper that holds nothing is subtracted, as
+//! any process pays it.
 
 use std::io::Read;
 
 use rustix::pipe::pipe;
 
-use super::held::{self, Holding};
-use super::{Message, say};
+use super::holder::{self, RegionHolder};
+use super::{Message, send};
 use crate::cpu::now_ns;
 use crate::settings::knobs::Scope;
 use crate::stats::Summary;
 use crate::workload::case::Case;
 use crate::{Sample, Skip};
 
-/// How many empty helpers the fork of an empty helper is the median of.
+/// The runs whose median is the fork of an empty helper.
 const EMPTY_RUNS: usize = 15;
 
 /// Times forks.
@@ -27,8 +27,11 @@ pub struct ForkTimer {
 }
 
 impl ForkTimer {
-    /// Times the fork of a process with the case's region. The settings are needed until it is
+    /// Times the fork of a helper with the case's region. The settings are restored once it is
     /// touched.
+    ///
+    /// # Errors
+    /// A setting can't be restored, or a helper failed.
     pub fn measure(&mut self, case: &Case, settings: Scope<'_>) -> Result<Sample, Skip> {
         let mut full = start(Some(case))?;
         settings.restore()?;
@@ -46,40 +49,46 @@ fn empty_fork() -> Result<u64, Skip> {
     Ok(Summary::of(&runs?).map_or(0, |summary| summary.median))
 }
 
-fn start(case: Option<&Case>) -> Result<Holding, Skip> {
-    Holding::start(vec!["fork".to_owned()], case)
+fn start(case: Option<&Case>) -> Result<RegionHolder, Skip> {
+    RegionHolder::start(vec!["fork".to_owned()], case)
 }
 
-fn time(holding: &mut Holding) -> Result<u64, Skip> {
-    holding.helper.go_and_wait()?;
-    holding.helper.took()
+fn time(holder: &mut RegionHolder) -> Result<u64, Skip> {
+    holder.helper.resume_and_wait()?;
+    holder.helper.took()
 }
 
-/// The helper's life.
-pub fn fork(args: &held::Args) -> anyhow::Result<()> {
+/// Runs the helper.
+///
+/// # Errors
+/// A system call failed.
+pub fn run(args: &holder::Args) -> anyhow::Result<()> {
     let _region = args.hold()?;
     if std::io::stdin().read(&mut [0])? != 1 {
         return Ok(());
     }
-    say(Message::Took { ns: timed()? })
+    send(Message::Took { ns: timed()? })
 }
 
-/// Forks this process, which has one thread; nanoseconds.
+/// Forks this process, which has one thread. Returns nanoseconds.
+///
+/// # Errors
+/// `fork` or `pipe` failed.
 pub fn timed() -> anyhow::Result<u64> {
     let (wait, go) = pipe()?;
     let start = now_ns();
-    // SAFETY: the process has one thread, and its child makes system calls and nothing else.
+    // SAFETY: the process has one thread, and the child makes system calls only.
     let child = unsafe { libc::fork() };
     let ns = now_ns() - start;
     if child == 0 {
         drop(go);
         let _ = rustix::io::read(&wait, &mut [0u8]);
-        // SAFETY: ends the child, in which nothing waits to be written or cleaned up.
+        // SAFETY: exits the child, in which nothing waits to be written or cleaned up.
         unsafe { libc::_exit(0) }
     }
     anyhow::ensure!(child > 0, "fork: {}", std::io::Error::last_os_error());
     drop(go);
-    // SAFETY: waits for the child just made; nobody wants its status.
+    // SAFETY: waits for the child just made; its status is not used.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     Ok(ns)
 }

@@ -1,15 +1,22 @@
 //! Helper processes: this program, started again by the benchmark.
 //!
-//! They are started afresh rather than forked. A fork copies the benchmark's page tables, and then
-//! each write of another contender to its own memory is a fault; a fresh process has nothing but
+//! They are started afresh rather than forked. A fork copies the benchmark's page tables, after
+//! which each write of another contender to its own memory takes a fault. A fresh process has only
 //! what it maps itself.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`holder`] | a helper that holds a touched region |
+//! | [`exit`], [`fork`], [`lazyfree`] | timing the exit, the fork, or the reclaim of such a helper |
+//! | [`tables`] | the page tables that a walk over addresses leaves behind |
+//! | [`mod@copy`] | a copy of another process's memory, and timing an operation on it |
 
 pub mod copy;
 pub mod exit;
 pub mod fork;
-pub mod held;
-pub mod lazy;
-pub mod spans;
+pub mod holder;
+pub mod lazyfree;
+pub mod tables;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -22,97 +29,104 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::Skip;
-use crate::settings::{keeper, lent};
+use crate::settings::{keeper, resource};
 
-/// What a helper does.
+/// The task of a helper.
 #[derive(clap::Subcommand)]
 pub enum Role {
-    /// Put settings back when standard input ends.
+    /// Restore settings when standard input ends.
     Keeper,
-    /// Make something, say so, and remove it when standard input ends.
-    Lent {
-        /// What.
+    /// Make a resource, report it, and remove it when standard input ends.
+    #[command(name = "lent")]
+    Resource {
+        /// The resource.
         #[command(subcommand)]
-        thing: lent::Thing,
+        resource: resource::Resource,
     },
-    /// Map and touch a region, say so, wait for a byte, and exit.
+    /// Map and touch a region, report it, wait for a byte, and exit.
     Exit(exit::Args),
-    /// Map and touch a region, say so, wait for a byte, fork, and say how long it took.
-    Fork(held::Args),
-    /// Map and touch a region in a group, say so, wait for a byte, have it reclaimed, and say how
-    /// long it took.
-    Reclaim(lazy::Args),
-    /// Touch and discard a span, and count the page tables.
-    Tables(spans::Args),
-    /// Have mapped what another process has, and do something to it.
+    /// Map and touch a region, report it, wait for a byte, fork, and report the time.
+    Fork(holder::Args),
+    /// Map and touch a region in a memcg, report it, wait for a byte, have it reclaimed, and report
+    /// the time.
+    Reclaim(lazyfree::Args),
+    /// Touch and discard a span, and report the page tables.
+    Tables(tables::Args),
+    /// Copy another process's mappings, and do an operation on them.
     Copy(copy::Args),
 }
 
-/// What a helper says, a line of JSON each.
+/// A message of a helper, one line of JSON.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// The region is touched; what comes next can be timed.
+    /// The region is touched; the operation can be timed.
     Touched {
         /// Nanoseconds of the touch.
         ns: u64,
-        /// Share of the region that is not mapped as asked, 0 to 1.
+        /// Share of the region, 0 to 1, that is not mapped as the case asks.
         fallback: f64,
     },
-    /// What it was to do is done.
+    /// The operation is done.
     Took {
-        /// Nanoseconds of it.
+        /// Nanoseconds of the operation.
         ns: u64,
     },
-    /// What was asked for is there.
-    Lent,
-    /// It is about to touch memory that is to be in folios of this size.
+    /// The resource exists.
+    Ready,
+    /// The helper is about to touch memory that needs folios of this size.
     Wants {
-        /// In KiB.
+        /// The size in KiB.
         folio_kib: u32,
     },
-    /// The copy is there; what comes next can be timed.
+    /// The copy is filled; the operation can be timed.
     Copied {
-        /// Bytes of it that are in memory.
+        /// Bytes of the copy in memory.
         resident: u64,
         /// Bytes of its page tables.
         tables: u64,
     },
-    /// Part of the span that is done, 0 to 1.
+    /// The share of the span that is done, 0 to 1.
     Progress(f64),
-    /// Page tables of the process.
-    Tables(spans::PageTables),
+    /// The page tables of the process.
+    Tables(tables::PageTables),
 }
 
-/// Runs a helper. Its errors go to standard error, which the benchmark reads.
+/// Runs a helper's task. The benchmark reads its errors from standard error.
+///
+/// # Errors
+/// The task failed.
 pub fn run(role: Role) -> anyhow::Result<()> {
     match role {
-        Role::Keeper => keeper::keep(std::io::stdin().lock()),
-        Role::Lent { thing } => lent::lend(&thing),
+        Role::Keeper => keeper::run(std::io::stdin().lock()),
+        Role::Resource { resource } => resource::run(&resource),
         Role::Exit(args) => {
             die_with_parent()?;
-            exit::exit(&args)
+            exit::run(&args)
         }
         Role::Fork(args) => {
             die_with_parent()?;
-            fork::fork(&args)
+            fork::run(&args)
         }
         Role::Reclaim(args) => {
             die_with_parent()?;
-            lazy::reclaim(&args)
+            lazyfree::run(&args)
         }
         Role::Tables(args) => {
             die_with_parent()?;
-            spans::count(&args)
+            tables::run(&args)
         }
         Role::Copy(args) => {
             die_with_parent()?;
-            copy::live(&args)
+            copy::run(&args)
         }
     }
 }
 
-/// From now on, what ends a benchmark does not end this process. A service manager that stops the
-/// one stops every process of it; the work of helpers that put things back begins then.
+/// Ignores the signals that end a benchmark. A service manager that stops a benchmark signals every
+/// process of the service; the work of helpers that restore begins then.
+///
+/// # Errors
+/// A handler can't be installed.
 pub fn outlive_signals() -> io::Result<()> {
     let noticed = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGHUP, signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -121,31 +135,41 @@ pub fn outlive_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// A helper that holds a gigabyte shall not outlive a benchmark that was killed.
+/// Makes the kernel kill this process when the benchmark ends, so that no helper with a gigabyte
+/// outlives it.
 fn die_with_parent() -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // It may have died before it could be asked to take us along.
-    anyhow::ensure!(getppid() != Some(rustix::process::Pid::INIT) || std::process::id() == 1, "started by nobody");
+    // The benchmark may have died before the call.
+    anyhow::ensure!(
+        getppid() != Some(rustix::process::Pid::INIT) || std::process::id() == 1,
+        "the benchmark that started this helper is gone"
+    );
     Ok(())
 }
 
-/// Says it to the benchmark.
-pub fn say(message: Message) -> anyhow::Result<()> {
+/// Sends a message to the benchmark.
+///
+/// # Errors
+/// Standard output can't be written.
+pub fn send(message: Message) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, &message)?;
     out.write_all(b"\n")?;
     Ok(out.flush()?)
 }
 
-/// A running helper. Dropping it ends it.
+/// A running helper. Dropping it kills it.
 pub struct Helper {
     process: std::process::Child,
-    go: Option<ChildStdin>,
-    says: BufReader<ChildStdout>,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
 }
 
 impl Helper {
-    /// Starts one.
+    /// Starts a helper with these arguments.
+    ///
+    /// # Errors
+    /// The process can't be started.
     pub fn start(args: &[String]) -> Result<Helper, Skip> {
         let failed = |error: &dyn ToString| Skip::Child(error.to_string());
         let mut process = Command::new("/proc/self/exe")
@@ -154,37 +178,43 @@ impl Helper {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C goes to all of a terminal's foreground group. Helpers end with the benchmark,
+            // Ctrl-C signals a terminal's foreground process group. Helpers end with the benchmark,
             // or after it.
             .process_group(0)
             .spawn()
             .map_err(|error| failed(&error))?;
-        let go = process.stdin.take();
-        let says = process.stdout.take().ok_or_else(|| failed(&"no standard output"))?;
-        Ok(Helper { process, go, says: BufReader::new(says) })
+        let stdin = process.stdin.take();
+        let stdout = process.stdout.take().ok_or_else(|| failed(&"no standard output"))?;
+        Ok(Helper { process, stdin, stdout: BufReader::new(stdout) })
     }
 
-    /// The next thing it says. Its silence is an error, explained by what it wrote to standard
-    /// error.
-    pub fn hear(&mut self) -> Result<Message, Skip> {
+    /// Returns the next message.
+    ///
+    /// # Errors
+    /// The helper ended without one; the error has its standard error.
+    pub fn receive(&mut self) -> Result<Message, Skip> {
         let mut line = String::new();
-        match self.says.read_line(&mut line) {
+        match self.stdout.read_line(&mut line) {
             Ok(0) => Err(self.finish().err().unwrap_or_else(|| Skip::Child("it ended too early".into()))),
             Ok(_) => serde_json::from_str(&line).map_err(|error| Skip::Child(error.to_string())),
             Err(error) => Err(Skip::Child(error.to_string())),
         }
     }
 
-    fn last_words(&mut self) -> String {
+    /// Returns what the helper wrote to standard error.
+    fn standard_error(&mut self) -> String {
         let mut error = String::new();
         let _ = self.process.stderr.take().map(|mut stderr| stderr.read_to_string(&mut error));
         error
     }
 
-    /// Ends its standard input, and waits for its end. What it wrote to standard error is an error.
+    /// Closes the helper's standard input and waits for its end.
+    ///
+    /// # Errors
+    /// The helper failed, or wrote to standard error.
     pub fn finish(&mut self) -> Result<(), Skip> {
-        self.go = None;
-        let error = self.last_words();
+        self.stdin = None;
+        let error = self.standard_error();
         let status = self.process.wait().map_err(|error| Skip::Child(error.to_string()))?;
         if status.success() && error.is_empty() {
             Ok(())
@@ -193,31 +223,43 @@ impl Helper {
         }
     }
 
-    /// Tells it to go on; it may ask again.
-    pub fn nod(&mut self) -> Result<(), Skip> {
-        let go = self.go.as_mut().ok_or_else(|| Skip::Child("already gone".into()))?;
+    /// Lets the helper continue; it may ask again.
+    ///
+    /// # Errors
+    /// The helper is gone.
+    pub fn resume(&mut self) -> Result<(), Skip> {
+        let go = self.stdin.as_mut().ok_or_else(|| Skip::Child("it has ended already".into()))?;
         go.write_all(b"!").map_err(|error| Skip::Child(error.to_string()))
     }
 
-    /// Tells it to go on, for the last time.
-    pub fn go(&mut self) -> Result<(), Skip> {
-        self.nod()?;
-        self.go = None;
+    /// Lets the helper continue for the last time.
+    ///
+    /// # Errors
+    /// The helper is gone.
+    pub fn resume_last(&mut self) -> Result<(), Skip> {
+        self.resume()?;
+        self.stdin = None;
         Ok(())
     }
 
-    /// How long took what it was told to do; nanoseconds.
+    /// Returns the nanoseconds that the operation took.
+    ///
+    /// # Errors
+    /// The helper failed, or sent another message.
     pub fn took(&mut self) -> Result<u64, Skip> {
-        match self.hear()? {
+        match self.receive()? {
             Message::Took { ns } => Ok(ns),
-            other => Err(Skip::Child(format!("said {other:?}"))),
+            other => Err(Skip::Child(format!("unexpected message {other:?}"))),
         }
     }
 
-    /// Tells it to go on, and waits for its end.
-    pub fn go_and_wait(&mut self) -> Result<(), Skip> {
+    /// Lets the helper continue, and waits for its end.
+    ///
+    /// # Errors
+    /// The helper failed.
+    pub fn resume_and_wait(&mut self) -> Result<(), Skip> {
         let failed = |error: std::io::Error| Skip::Child(error.to_string());
-        self.go()?;
+        self.resume_last()?;
         let status = self.process.wait().map_err(failed)?;
         if status.success() { Ok(()) } else { Err(Skip::Child(status.to_string())) }
     }
@@ -225,13 +267,13 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Neither does anything to a process that has been waited for.
+        // Both do nothing for a process that has been waited for.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// A file of ours, under a name by which a helper can open it.
+/// Returns the path by which a helper can open a file of this process.
 pub fn path_for_helper(file: &impl std::os::fd::AsRawFd) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
 }

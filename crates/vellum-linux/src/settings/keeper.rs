@@ -1,8 +1,8 @@
-//! The process that puts settings back when the benchmark cannot: killed, out of memory, aborted.
+//! The process that restores settings when the benchmark can't: killed, out of memory, aborted.
 //!
-//! It is this program, started again before the first change. It reads from a pipe what was changed
-//! and what was put back; when the pipe ends, because whoever held its other end is no more, it
-//! restores what is still changed.
+//! It is this program, started again before the first change. The benchmark writes each original
+//! value, and each restoration, to its pipe. When the pipe ends because the benchmark is gone, the
+//! keeper restores the settings that are still changed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,54 +14,64 @@ use std::process::{Child, Command, Stdio};
 use super::knobs::{self, Change};
 use crate::child::outlive_signals;
 
-/// Told when everything is as it was.
+/// The message that all settings are restored.
 const RESTORED: &str = "restored";
 
-/// The benchmark's end of it.
+/// The benchmark's handle of the keeper.
 pub struct Keeper {
     process: Child,
 }
 
 impl Keeper {
-    /// Starts it. It also gets hold of `lock`: nobody else shall record settings that it has yet to
-    /// restore.
+    /// Starts the keeper. It inherits `lock`, so that no other benchmark records settings that it
+    /// has yet to restore.
+    ///
+    /// # Errors
+    /// The process can't be started.
     pub fn start(lock: &File) -> io::Result<Keeper> {
         let process = Command::new("/proc/self/exe")
             .args(["linux-child", "keeper"])
             .stdin(Stdio::piped())
             .stdout(lock.try_clone()?)
-            // Ctrl-C goes to all of a terminal's foreground group. The keeper is not part of it.
+            // Ctrl-C signals a terminal's foreground process group, which the keeper must not be
+            // in.
             .process_group(0)
             .spawn()?;
         Ok(Keeper { process })
     }
 
-    /// Remembers what is in a file before it is changed.
-    pub fn note(&mut self, original: &Change) -> io::Result<()> {
+    /// Notifies the keeper of an original value, before the change.
+    ///
+    /// # Errors
+    /// The path is not UTF-8, or the keeper is gone.
+    pub fn record(&mut self, original: &Change) -> io::Result<()> {
         let path = original.path.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
-        self.tell(&format!("{}\t{path}\n", original.value))
+        self.send(&format!("{}\t{path}\n", original.value))
     }
 
-    /// Everything is as it was.
-    pub fn forget(&mut self) {
-        // If it is gone, it has restored already.
-        let _ = self.tell(&format!("{RESTORED}\n"));
+    /// Notifies the keeper that all settings are restored.
+    pub fn clear(&mut self) {
+        // A keeper that is gone has restored already.
+        let _ = self.send(&format!("{RESTORED}\n"));
     }
 
-    fn tell(&mut self, line: &str) -> io::Result<()> {
+    fn send(&mut self, line: &str) -> io::Result<()> {
         self.process.stdin.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.write_all(line.as_bytes())
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // Waiting closes its pipe first.
+        // `wait` closes the pipe first.
         let _ = self.process.wait();
     }
 }
 
-/// The keeper's own life.
-pub fn keep(notes: impl BufRead) -> anyhow::Result<()> {
+/// Runs the keeper: reads `notes` to their end, then restores.
+///
+/// # Errors
+/// The pipe can't be read, or a setting can't be written.
+pub fn run(notes: impl BufRead) -> anyhow::Result<()> {
     outlive_signals()?;
     let mut changed = BTreeMap::new();
     for line in notes.lines() {
@@ -69,7 +79,7 @@ pub fn keep(notes: impl BufRead) -> anyhow::Result<()> {
         if line == RESTORED {
             changed.clear();
         } else if let Some((value, path)) = line.split_once('\t') {
-            // The first value is the original; any later one is a value of ours.
+            // The first value is the original; later ones are the benchmark's.
             changed.entry(PathBuf::from(path)).or_insert_with(|| value.to_owned());
         }
     }
@@ -86,16 +96,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_still_changed_is_restored() {
+    fn only_settings_that_are_still_changed_are_restored() {
         let directory = tempfile::tempdir().unwrap();
-        let files = ["settled", "changed"].map(|name| directory.path().join(name));
+        let files = ["restored", "changed"].map(|name| directory.path().join(name));
         for file in &files {
             std::fs::write(file, "always").unwrap();
         }
-        let [settled, changed] = files.each_ref().map(|file| file.to_str().unwrap());
-        let notes = format!("never\t{settled}\nrestored\nmadvise\t{changed}\nnever\t{changed}\n");
-        keep(notes.as_bytes()).unwrap();
-        assert_eq!(knobs::read(&files[0]).unwrap(), "always", "somebody else's change is not undone");
-        assert_eq!(knobs::read(&files[1]).unwrap(), "madvise", "the first value noted is the original");
+        let [restored, changed] = files.each_ref().map(|file| file.to_str().unwrap());
+        let notes = format!("never\t{restored}\nrestored\nmadvise\t{changed}\nnever\t{changed}\n");
+        run(notes.as_bytes()).unwrap();
+        assert_eq!(knobs::read(&files[0]).unwrap(), "always", "a change by another process is not undone");
+        assert_eq!(knobs::read(&files[1]).unwrap(), "madvise", "the first value recorded is the original");
     }
 }

@@ -1,16 +1,16 @@
-//! Settings in files: changed in a scope, restored on every way out.
+//! Changes sysfs settings in a scope, and restores them on every way out.
 //!
-//! The settings belong to the whole machine, and to somebody else. So they are changed for as long
-//! as a region is touched and no longer, and whatever ends the benchmark puts them back:
+//! The settings apply to the whole machine. They are changed only while a region is touched, and
+//! restored whatever ends the benchmark:
 //!
-//! | the end | who restores |
+//! | end | restored by |
 //! |---|---|
 //! | the scope ends, an error, a panic | [`Scope`], when dropped |
 //! | Ctrl-C, SIGTERM, SIGHUP, SIGQUIT | the signal thread, before the signal takes effect |
-//! | SIGKILL, out of memory, abort | the [`keeper`](super::keeper), which outlives us |
+//! | SIGKILL, out of memory, abort | the [`keeper`](super::keeper), which outlives this process |
 //!
-//! A lock on the settings' own directory keeps two benchmarks from recording each other's changes
-//! as the originals.
+//! A lock on the settings' directory keeps two benchmarks from recording each other's changes as
+//! the originals.
 
 use std::fs::File;
 use std::io;
@@ -22,27 +22,27 @@ use rustix::fs::{FlockOperation, flock};
 use super::keeper::Keeper;
 use crate::Skip;
 
-/// A file and what shall be in it.
+/// A setting and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The file.
     pub path: PathBuf,
-    /// The word to write.
+    /// The value to write.
     pub value: String,
 }
 
-/// The right to change settings.
+/// Changes settings below a directory.
 pub struct Knobs {
-    /// Whose lock keeps other benchmarks out; taken with the first change.
+    /// The directory that is locked against other benchmarks, from the first change on.
     directory: PathBuf,
     guarded: bool,
     state: Arc<Mutex<State>>,
 }
 
-/// What has been changed now, and who else knows.
+/// The current changes, and the guard.
 #[derive(Default)]
 struct State {
-    /// Each changed file with its first contents, in order of change.
+    /// The original values, in order of change.
     originals: Vec<Change>,
     guard: Option<Guard>,
 }
@@ -53,15 +53,18 @@ struct Guard {
 }
 
 impl Knobs {
-    /// Settings restored whatever happens to this process.
+    /// Returns settings that are restored whatever happens to this process.
     pub fn guarded(directory: &Path) -> Knobs {
         Knobs { directory: directory.to_owned(), guarded: true, state: Arc::default() }
     }
 
-    /// Makes the changes, until the scope is dropped. If one of them fails, none is left.
+    /// Applies the changes until the scope is dropped. If one fails, none remains.
+    ///
+    /// # Errors
+    /// A setting can't be changed, or another benchmark holds the lock.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Scope<'_>, Skip> {
         let made = self.try_apply(changes);
-        // On failure this is dropped here, and with it what has been changed so far.
+        // On failure the scope is dropped here, which restores the changes made so far.
         let scope = Scope(&self.state);
         made.map(|()| scope)
     }
@@ -90,8 +93,8 @@ impl Knobs {
 
 impl Drop for Knobs {
     fn drop(&mut self) {
-        // The signal thread holds on to the state for as long as the process lives. Lock and keeper
-        // go now.
+        // The signal thread keeps the state as long as the process lives. Lock and keeper are
+        // released now.
         lock(&self.state).guard = None;
     }
 }
@@ -104,37 +107,41 @@ impl State {
             return Ok(());
         }
         let original = Change { path: change.path.clone(), value };
-        // The keeper hears of it first: between the two steps there is nothing yet to restore.
+        // The keeper is notified first: until the write there is nothing to restore.
         if let Some(keeper) = self.guard.as_mut().and_then(|guard| guard.keeper.as_mut()) {
-            keeper.note(&original).map_err(failed)?;
+            keeper.record(&original).map_err(failed)?;
         }
         std::fs::write(&change.path, &change.value).map_err(failed)?;
         self.originals.push(original);
         Ok(())
     }
 
-    /// Puts everything back, the last change first; goes on past failures and returns the first.
+    /// Restores all settings, the last change first. Continues after failures, and returns the
+    /// first.
     fn restore(&mut self) -> Result<(), Skip> {
         let mut result = Ok(());
         while let Some(original) = self.originals.pop() {
             if let Err(error) = std::fs::write(&original.path, &original.value) {
-                eprintln!("vellum: could not put '{}' back into {}: {error}", original.value, original.path.display());
+                eprintln!("vellum: cannot restore '{}' in {}: {error}", original.value, original.path.display());
                 result = result.and(Err(setting_failed(&original.path, &error)));
             }
         }
         if let Some(keeper) = self.guard.as_mut().and_then(|guard| guard.keeper.as_mut()) {
-            keeper.forget();
+            keeper.clear();
         }
         result
     }
 }
 
-/// While it lives, the changes hold.
+/// Guard. The changes last while it exists.
 #[must_use = "dropping it restores the settings"]
 pub struct Scope<'a>(&'a Mutex<State>);
 
 impl Scope<'_> {
-    /// Ends the scope, and says whether every file took its old value.
+    /// Restores the settings.
+    ///
+    /// # Errors
+    /// A setting could not be restored.
     pub fn restore(self) -> Result<(), Skip> {
         lock(self.0).restore()
         // Dropping restores again, which finds nothing to do.
@@ -143,17 +150,20 @@ impl Scope<'_> {
 
 impl Drop for Scope<'_> {
     fn drop(&mut self) {
-        // A failure has been printed; there is nobody to return it to.
+        // A failure was printed; there is no caller to return it to.
         let _ = lock(self.0).restore();
     }
 }
 
-/// The settings matter more than whoever panicked with the lock held.
+/// Locks the state even if a thread panicked with the lock held: the settings must be restored.
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, a signal that ends this process restores first.
+/// Starts a thread that restores the settings when a signal ends this process.
+///
+/// # Errors
+/// The handler or the thread can't be set up.
 fn restore_on_signals(state: Arc<Mutex<State>>) -> io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
@@ -161,7 +171,8 @@ fn restore_on_signals(state: Arc<Mutex<State>>) -> io::Result<()> {
         if let Some(signal) = signals.forever().next() {
             let mut state = lock(&state);
             let _ = state.restore();
-            // With the lock still held: the benchmark shall not change them again before it ends.
+            // The lock stays held, so that the benchmark can't change the settings again before it
+            // ends.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
             std::process::exit(128 + signal);
         }
@@ -169,7 +180,10 @@ fn restore_on_signals(state: Arc<Mutex<State>>) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a setting. A list of choices, `always [madvise] never`, has the value in brackets.
+/// Reads a setting. In a list of choices, `always [madvise] never`, the value is in brackets.
+///
+/// # Errors
+/// The file can't be read.
 pub fn read(path: &Path) -> io::Result<String> {
     let text = std::fs::read_to_string(path)?;
     let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(value, _)| value);
@@ -196,7 +210,7 @@ mod tests {
         directory
     }
 
-    /// Without the keeper, which is this program started again: tests/settings.rs covers that.
+    /// Returns settings without the keeper, which `tests/settings.rs` of vellum-cli covers.
     fn knobs(directory: &Path) -> Knobs {
         Knobs { directory: directory.to_owned(), guarded: false, state: Arc::default() }
     }
@@ -210,13 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn the_value_of_a_choice_is_the_word_in_brackets() {
+    fn the_value_of_a_choice_is_in_brackets() {
         let directory = directory();
         assert_eq!(values(directory.path()), ["never", "madvise"]);
     }
 
     #[test]
-    fn changes_hold_in_the_scope_and_are_gone_after_it() {
+    fn changes_last_for_the_scope() {
         let directory = directory();
         let dir = directory.path();
         let mut knobs = knobs(dir);
@@ -231,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_changed_twice_gets_its_first_value_back() {
+    fn a_file_changed_twice_gets_its_original_value_back() {
         let directory = directory();
         let dir = directory.path();
         drop(knobs(dir).apply(&[change(dir, "b", "always"), change(dir, "b", "never")]).unwrap());
@@ -239,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn if_one_change_fails_none_is_left() {
+    fn a_failed_change_restores_the_others() {
         let directory = directory();
         let dir = directory.path();
         let changes = [change(dir, "a", "always"), change(dir, "missing", "never")];
@@ -248,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_restores() {
+    fn a_panic_restores_the_settings() {
         let directory = directory();
         let dir = directory.path().to_owned();
         let panicked = std::thread::spawn({
@@ -264,14 +278,14 @@ mod tests {
     }
 
     #[test]
-    fn two_benchmarks_do_not_change_the_same_settings() {
+    fn a_second_benchmark_is_locked_out() {
         let directory = directory();
         let dir = directory.path();
         let (mut first, mut second) = (knobs(dir), knobs(dir));
         let changes = [change(dir, "a", "always")];
         let scope = first.apply(&changes).unwrap();
         assert_eq!(second.apply(&changes).err(), Some(Skip::Busy));
-        assert!(second.apply(&[]).is_ok(), "who changes nothing needs nobody's leave");
+        assert!(second.apply(&[]).is_ok(), "an empty change needs no lock");
         drop(scope);
         drop(first);
         assert!(second.apply(&changes).is_ok());

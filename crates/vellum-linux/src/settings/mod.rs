@@ -5,13 +5,13 @@
 //! | [`knobs`] | sysfs settings, changed in a scope |
 //! | [`keeper`] | the process that restores them when this one is killed |
 //! | [`mthp`] | the huge-page settings that give folios of one size |
-//! | [`lent`] | devices and memcgs that a helper process makes, and removes when the benchmark ends |
+//! | [`resource`] | devices and memcgs that a helper process makes, and removes when the benchmark ends |
 //! | [`zram`] | a swap device in compressed memory |
-//! | [`group`] | a memcg whose memory is reclaimed |
+//! | [`memcg`] | a memcg whose memory is reclaimed |
 
-pub mod group;
 pub mod keeper;
 pub mod knobs;
-pub mod lent;
+pub mod memcg;
 pub mod mthp;
+pub mod resource;
 pub mod zram;

@@ -1,8 +1,8 @@
-//! Which settings give folios of one size.
+//! Computes the huge-page settings that give folios of one size.
 //!
-//! `/sys/kernel/mm/transparent_hugepage/` has an `enabled` of its own and, since Linux 6.8, one a
-//! folio size. A fault takes the largest size that is on and fits. So: the wanted size on, every
-//! other off.
+//! `/sys/kernel/mm/transparent_hugepage/` has a global `enabled` and, since Linux 6.8, one for each
+//! folio size. A fault takes the largest enabled size that fits. So the wanted size is enabled, and
+//! all others are disabled.
 
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,15 @@ use super::knobs::{self, Change};
 use crate::Skip;
 use crate::workload::case::Case;
 
-/// The settings of this machine.
+/// The huge-page settings of this machine.
 pub struct Mthp {
     root: PathBuf,
-    /// The sizes that anonymous memory can have, in KiB.
+    /// The folio sizes of anonymous memory, in KiB.
     sizes: Vec<u32>,
 }
 
 impl Mthp {
-    /// Looks at what there is.
+    /// Reads the sizes that exist below `root`.
     pub fn at(root: &Path) -> Mthp {
         let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
         let mut sizes: Vec<u32> = entries
@@ -31,12 +31,15 @@ impl Mthp {
         Mthp { root: root.to_owned(), sizes }
     }
 
-    /// What has to be changed so that an anonymous region gets folios of the case's size. Settings
-    /// that already do are left alone: without root, those cases can still be measured.
+    /// Returns the changes after which an anonymous region gets folios of the case's size. Settings
+    /// that already fit are left alone, so that those cases can be measured without root.
+    ///
+    /// # Errors
+    /// The kernel lacks the size, or a setting can't be read.
     pub fn plan(&self, case: &Case) -> Result<Vec<Change>, Skip> {
         let (small, global) = (case.folio_kib == 4, self.root.join("enabled"));
         if !global.exists() {
-            // No large folios at all: everything is 4 KiB already.
+            // The kernel has no large folios: everything is 4 KiB already.
             return if small { Ok(Vec::new()) } else { Err(Skip::NoThp) };
         }
         let known = if self.sizes.is_empty() { case.folio_kib == 2048 } else { self.sizes.contains(&case.folio_kib) };
@@ -44,7 +47,7 @@ impl Mthp {
             return Err(Skip::NoFolio(case.folio_kib));
         }
         let mut changes = Vec::new();
-        // Our regions are not advised, so `madvise` means off to them.
+        // The regions are not advised, so `madvise` disables large folios for them.
         let global_on = value(&global)? == "always";
         if self.sizes.is_empty() {
             want(&mut changes, global, !small, global_on);
@@ -61,13 +64,14 @@ impl Mthp {
         }
         let defrag = self.root.join("defrag");
         if !small && value(&defrag)? != "always" {
-            // A fault that finds no contiguous memory makes some, rather than fall back.
+            // A fault that finds no contiguous memory compacts, rather than fall back.
             changes.push(Change { path: defrag, value: "always".into() });
         }
         Ok(changes)
     }
 }
 
+/// Appends the change to enable or disable a size, unless it is so already.
 fn want(changes: &mut Vec<Change>, path: PathBuf, want: bool, is: bool) {
     if want != is {
         changes.push(Change { path, value: if want { "always" } else { "never" }.into() });
@@ -82,7 +86,7 @@ fn value(path: &Path) -> Result<String, Skip> {
 mod tests {
     use super::*;
 
-    /// A directory like sysfs's: (file, contents).
+    /// Makes a directory like sysfs's from (file, contents).
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (file, contents) in files {
@@ -109,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wanted_size_is_on_and_every_other_off() {
+    fn the_wanted_size_is_enabled_and_all_others_disabled() {
         assert_eq!(plan(USUAL, 64).unwrap(), ["hugepages-64kB/enabled=always", "defrag=always"]);
         let mut files = USUAL.to_vec();
         files[0].1 = "[always] madvise never";
@@ -123,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_already_do_are_left_alone() {
+    fn settings_that_already_fit_are_left_alone() {
         assert_eq!(plan(USUAL, 4), Ok(vec![]));
     }
 
     #[test]
-    fn a_size_the_kernel_lacks_is_named() {
+    fn a_missing_folio_size_is_an_error() {
         assert_eq!(plan(USUAL, 8), Err(Skip::NoFolio(8)), "a directory without 'enabled' is for shared memory");
         assert_eq!(plan(USUAL, 16), Err(Skip::NoFolio(16)));
         assert_eq!(plan(&[], 2048), Err(Skip::NoThp));
@@ -136,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_before_folio_sizes_has_two() {
+    fn kernels_before_mthp_have_two_sizes() {
         assert_eq!(plan(&USUAL[..2], 2048).unwrap(), ["enabled=always", "defrag=always"]);
         assert_eq!(plan(&USUAL[..2], 64), Err(Skip::NoFolio(64)));
     }

@@ -1,9 +1,7 @@
-//! Compressed memory as a swap device: a new one, by the algorithm that the engine uses, for as
-//! long as it is needed.
+//! A zram swap device for a benchmark, with the engine's compression algorithm.
 //!
-//! What is swapped out from now on goes there first, whoever it belongs to; in the end it is
-//! brought back. A cache of pages in front of swap devices (zswap) is turned off meanwhile: it
-//! would take what is to be measured.
+//! While it exists, the kernel swaps out pages of any process to it first; on removal they are
+//! swapped in. zswap is disabled meanwhile, as it would intercept the pages that are measured.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -18,13 +16,16 @@ use super::knobs;
 use crate::Skip;
 use crate::workload::case::PAGE;
 
-/// Where devices are made and removed.
+/// The directory in which devices are added and removed.
 const CONTROL: &str = "/sys/class/zram-control";
 const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
-/// How often it is tried to remove one that somebody looks at.
+/// How often removal is tried while the device is busy.
 const TRIES: usize = 200;
 
-/// Whether one can be had.
+/// Checks that a device can be made.
+///
+/// # Errors
+/// The kernel has no zram, or this user may not set it up.
 pub fn available() -> Result<(), Skip> {
     available_in(Path::new(CONTROL), rustix::process::geteuid().is_root())
 }
@@ -36,7 +37,7 @@ fn available_in(control: &Path, root: bool) -> Result<(), Skip> {
     if root { Ok(()) } else { Err(Skip::NotRoot("set up a swap device")) }
 }
 
-/// A device in use. Dropping it removes it.
+/// A zram device in use. Dropping it removes it.
 pub struct Zram {
     number: u32,
     swapped_on: bool,
@@ -44,11 +45,14 @@ pub struct Zram {
 }
 
 impl Zram {
-    /// Sets one up, of so many bytes, before all other swap devices.
+    /// Sets up a device of `bytes`, with the highest swap priority.
+    ///
+    /// # Errors
+    /// A step of the setup failed; the device is removed.
     pub fn set_up(bytes: u64) -> anyhow::Result<Zram> {
         let number = fs::read_to_string(format!("{CONTROL}/hot_add")).context("no new zram device")?;
         let number = number.trim().parse().context("the number of a new zram device")?;
-        // From here on it is removed, whatever fails.
+        // From here on, dropping removes it, whatever fails.
         let mut zram = Zram { number, swapped_on: false, zswap: None };
         zram.write("comp_algorithm", "lz4")?;
         zram.write("disksize", &bytes.to_string())?;
@@ -71,7 +75,7 @@ impl Zram {
         fs::write(&path, value).with_context(|| format!("'{value}' to {path}"))
     }
 
-    /// Writes what the first page of a swap device says.
+    /// Writes the header of a swap area to the device's first page.
     fn make_swap(&self, bytes: u64) -> anyhow::Result<()> {
         const HEADER: u64 = 1024;
         const SIGNATURE: &[u8] = b"SWAPSPACE2";
@@ -88,7 +92,7 @@ impl Zram {
         const PREFER: i32 = 0x8000;
         const HIGHEST: i32 = 0x7fff;
         let path = CString::new(self.device().into_os_string().into_encoded_bytes())?;
-        // SAFETY: the path is a string that ends.
+        // SAFETY: the path is zero-terminated.
         let failed = unsafe { libc::swapon(path.as_ptr(), PREFER | HIGHEST) } != 0;
         ensure!(!failed, "swapon: {}", std::io::Error::last_os_error());
         self.swapped_on = true;
@@ -97,7 +101,7 @@ impl Zram {
 
     fn swap_off(&mut self) -> anyhow::Result<()> {
         let path = CString::new(self.device().into_os_string().into_encoded_bytes())?;
-        // SAFETY: the path is a string that ends.
+        // SAFETY: the path is zero-terminated.
         let failed = self.swapped_on && unsafe { libc::swapoff(path.as_ptr()) } != 0;
         ensure!(!failed, "swapoff: {}", std::io::Error::last_os_error());
         self.swapped_on = false;
@@ -125,7 +129,7 @@ impl Drop for Zram {
             result = result.and(fs::write(ZSWAP, was).context(ZSWAP));
         }
         if let Err(error) = result {
-            // Who reads it may be gone.
+            // The reader of standard error may be gone.
             let _ = writeln!(std::io::stderr(), "{} could not be removed: {error:#}", self.device().display());
         }
     }
@@ -136,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_there_is_none_is_told() {
+    fn the_reason_for_no_device_is_returned() {
         let control = tempfile::tempdir().unwrap();
         assert!(matches!(available_in(control.path(), true), Err(Skip::Missing(_))));
         fs::write(control.path().join("hot_add"), "").unwrap();

@@ -1,42 +1,42 @@
-//! What is measured: a region backed by folios of one size, and an operation on all of it.
+//! A workload: a region of folios of one size, and the operation on it.
 
 use clap::ValueEnum;
 
-use super::data::{Data, Written};
+use super::data::{Data, Rewrites};
 
-/// Bytes of a page: the smallest thing a page-table entry maps.
+/// Bytes of a base page.
 pub const PAGE: u64 = 4 << 10;
-/// Bytes that one page table maps, and that one huge mapping maps.
+/// Bytes that one last-level page table spans, which is also what a huge PTE maps.
 pub const TABLE_SPAN: u64 = 2 << 20;
 
-/// A region backed by folios of one size, all of it touched.
+/// A touched region of folios of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Length of the region, a multiple of [`TABLE_SPAN`].
     pub bytes: u64,
     /// Size of each folio in KiB.
     pub folio_kib: u32,
-    /// The folios are mapped by upper-level entries; otherwise each page has an entry of its own.
+    /// The folios are mapped by huge PTEs; otherwise each page has its own PTE.
     pub huge: bool,
 }
 
 impl Case {
-    /// Pages of 4 KiB in the region.
+    /// Returns the number of 4 KiB pages.
     pub fn pages(&self) -> u64 {
         self.bytes / PAGE
     }
 
-    /// Pages of 4 KiB in one folio.
+    /// Returns the 4 KiB pages of a folio.
     pub fn pages_per_folio(&self) -> u64 {
         u64::from(self.folio_kib) << 10 >> 12
     }
 
-    /// Folios in the region.
+    /// Returns the number of folios.
     pub fn folios(&self) -> u64 {
         self.pages() / self.pages_per_folio()
     }
 
-    /// The row's name in a table.
+    /// Returns the row's name in a table.
     pub fn label(&self) -> String {
         let kib = self.folio_kib;
         let size = if kib.is_multiple_of(1024) { format!("{} MiB", kib >> 10) } else { format!("{kib} KiB") };
@@ -49,31 +49,30 @@ impl Case {
 pub enum Op {
     /// Unmap the region.
     Munmap,
-    /// Discard its memory and keep the region (`MADV_DONTNEED`).
+    /// Discard the pages and keep the mapping (`MADV_DONTNEED`).
     Dontneed,
-    /// End the address space that holds it.
+    /// Exit the process that maps it.
     Exit,
     /// Make it read-only.
     Protect,
-    /// Make a child of the address space that holds it. A benchmark of its own, so none of `--ops`.
+    /// Fork the process that maps it. A benchmark of its own, so not one of `--ops`.
     #[value(skip)]
     Fork,
-    /// Have what is in it written to swap (`MADV_PAGEOUT`). A benchmark of its own.
+    /// Swap out its pages (`MADV_PAGEOUT`). A benchmark of its own.
     #[value(skip)]
-    Out(Data),
-    /// Read one byte in each page of it, after that.
+    SwapOut(Data),
+    /// Swap in its pages: read a byte in each, after the swap-out.
     #[value(skip)]
-    In(Data),
-    /// Have its memory taken back by its group, after its owner said that the contents may go
-    /// (`MADV_FREE`).
+    SwapIn(Data),
+    /// Reclaim its lazyfree pages (`MADV_FREE`) through the memcg.
     #[value(skip)]
-    Reclaim(Written),
-    /// Write one byte in each page of it, fresh: the page faults. Reported, not compared.
+    Reclaim(Rewrites),
+    /// Write a byte in each fresh page: the page faults. Reported, not compared.
     Touch,
 }
 
 impl Op {
-    /// The name on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Op::Munmap => "munmap",
@@ -81,48 +80,51 @@ impl Op {
             Op::Exit => "exit",
             Op::Protect => "protect",
             Op::Fork => "fork",
-            Op::Out(_) => "out",
-            Op::In(_) => "in",
+            Op::SwapOut(_) => "out",
+            Op::SwapIn(_) => "in",
             Op::Reclaim(_) => "reclaim",
             Op::Touch => "touch",
         }
     }
 
-    /// What is in the region, where that matters.
+    /// Returns the contents of the pages, where they matter.
     pub fn data(self) -> Option<Data> {
         match self {
-            Op::Out(data) | Op::In(data) => Some(data),
+            Op::SwapOut(data) | Op::SwapIn(data) => Some(data),
             _ => None,
         }
     }
 
-    /// What was written to it once more, where that matters.
-    pub fn written(self) -> Option<Written> {
-        if let Op::Reclaim(written) = self { Some(written) } else { None }
+    /// Returns which pages are written again before reclaim, where that matters.
+    pub fn rewrites(self) -> Option<Rewrites> {
+        if let Op::Reclaim(rewrites) = self { Some(rewrites) } else { None }
     }
 
-    /// What brings back what it took away.
+    /// Returns the operation that undoes this one.
     pub fn back(self) -> Option<Op> {
-        if let Op::Out(data) = self { Some(Op::In(data)) } else { None }
+        if let Op::SwapOut(data) = self { Some(Op::SwapIn(data)) } else { None }
     }
 
-    /// The name in tables.
+    /// Returns the name in tables.
     pub fn title(self) -> String {
-        match (self.data(), self.written()) {
+        match (self.data(), self.rewrites()) {
             (Some(data), _) => format!("{}, {}", self.name(), data.name()),
-            (_, Some(written)) => format!("{}, {} written again", self.name(), written.name()),
+            (_, Some(rewrites)) => format!("{}, {} written again", self.name(), rewrites.name()),
             _ => self.name().to_owned(),
         }
     }
 }
 
-/// Reads a folio size in KiB: a power of two from one page to one table's span.
+/// Parses a folio size in KiB: a power of two from a page to the span of a page table.
+///
+/// # Errors
+/// The text is not such a size.
 pub fn parse_folio(text: &str) -> Result<u32, String> {
-    let kib: u32 = text.trim().parse().map_err(|_| "a folio size is a whole number of KiB".to_owned())?;
+    let kib: u32 = text.trim().parse().map_err(|_| "a folio size must be a whole number of KiB".to_owned())?;
     if kib.is_power_of_two() && (4..=2048).contains(&kib) {
         Ok(kib)
     } else {
-        Err("a folio is 4, 8, 16, … 1024 or 2048 KiB".to_owned())
+        Err("a folio size must be 4, 8, 16, … 1024 or 2048 KiB".to_owned())
     }
 }
 
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_its_folios_times_their_pages() {
+    fn a_region_consists_of_its_folios_pages() {
         for folio_kib in [4, 16, 64, 2048] {
             let case = Case { bytes: 64 << 20, folio_kib, huge: false };
             assert_eq!(case.folios() * case.pages_per_folio(), case.pages());
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn only_powers_of_two_from_a_page_to_a_table_are_folios() {
+    fn folio_sizes_are_powers_of_two_from_a_page_to_a_page_table() {
         assert_eq!(parse_folio("64"), Ok(64));
         for wrong in ["0", "2", "5", "4096", "64k", ""] {
             assert!(parse_folio(wrong).is_err(), "{wrong}");

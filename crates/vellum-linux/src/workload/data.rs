@@ -1,11 +1,12 @@
-//! What is in memory, where that matters: the same on all sides, and known afterwards.
+//! Contents of pages that are swapped or reclaimed: the same for all contenders, and checked
+//! afterwards.
 
 use bytemuck::Zeroable;
 
 use super::case::{PAGE, TABLE_SPAN};
 use crate::Skip;
 
-/// Words of a page.
+/// Words in a page.
 pub const WORDS: usize = PAGE as usize / size_of::<u64>();
 
 /// The contents of a page.
@@ -14,28 +15,28 @@ pub const WORDS: usize = PAGE as usize / size_of::<u64>();
 pub struct Page(pub [u64; WORDS]);
 
 impl Page {
-    /// As bytes.
+    /// Returns the page as bytes.
     pub fn bytes(&self) -> &[u8] {
         bytemuck::bytes_of(&self.0)
     }
 
-    /// As bytes.
+    /// Returns the page as mutable bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::bytes_of_mut(&mut self.0)
     }
 }
 
-/// Contents of pages, as `programs/pageout.c` has them.
+/// Patterns of page contents, as in `programs/pageout.c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// One word over and over, another in each page.
+    /// One word repeated, a different one in each page.
     SameFilled,
-    /// A third of noise and two thirds of text: lz4 makes about half of it.
+    /// A third noise and two thirds text: lz4 halves it.
     Compressible,
 }
 
 impl Data {
-    /// The name in tables and in JSON.
+    /// Returns the name in tables and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Data::SameFilled => "same-filled",
@@ -43,7 +44,7 @@ impl Data {
         }
     }
 
-    /// What is in the page of this number.
+    /// Returns the contents of the page with this number.
     pub fn page(self, number: u64) -> Page {
         let mut words = [0; WORDS];
         match self {
@@ -62,10 +63,10 @@ impl Data {
         Page(words)
     }
 
-    /// Whether so many pages hold what they should; `read` brings the one of a number.
+    /// Checks the contents of `pages` pages; `read` reads the page with a number.
     ///
     /// # Errors
-    /// [`Skip::Lost`], or what `read` says.
+    /// [`Skip::Lost`] if contents differ, or the error of `read`.
     pub fn check(self, pages: u64, mut read: impl FnMut(u64, &mut Page) -> Result<(), Skip>) -> Result<(), Skip> {
         let mut page = Page([0; WORDS]);
         let mut lost = 0;
@@ -77,56 +78,55 @@ impl Data {
     }
 }
 
-/// What is written to once more after its contents were said to be of no use, as
-/// `programs/lazyfree.c` has it.
+/// The pages that are written again after `MADV_FREE`, as in `programs/lazyfree.c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
-    /// Nothing.
+pub enum Rewrites {
+    /// None.
     None,
-    /// One stretch of 2 MiB in ten.
+    /// One 2 MiB range in ten.
     EveryTenth,
 }
 
-impl Written {
-    /// The name in tables and in JSON.
+impl Rewrites {
+    /// Returns the name in tables and in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Written::None => "none",
-            Written::EveryTenth => "every tenth",
+            Rewrites::None => "none",
+            Rewrites::EveryTenth => "every tenth",
         }
     }
 
-    /// Whether the page of this number is.
-    pub fn again(self, page: u64) -> bool {
-        self == Written::EveryTenth && page * PAGE / TABLE_SPAN % 10 == 3
+    /// Returns whether the page with this number is written again.
+    pub fn includes(self, page: u64) -> bool {
+        self == Rewrites::EveryTenth && page * PAGE / TABLE_SPAN % 10 == 3
     }
 
-    /// How many of so many pages are.
+    /// Returns how many of `pages` pages are written again.
     pub fn pages(self, pages: u64) -> u64 {
-        (0..pages).filter(|&page| self.again(page)).count() as u64
+        (0..pages).filter(|&page| self.includes(page)).count() as u64
     }
 
-    /// The word that is written then, at the beginning of a page.
+    /// Returns the word that is written to the start of a page.
     pub fn word(page: u64) -> u64 {
         page + 2
     }
 
-    /// Whether exactly those of so many pages are there that should be: `kept` of them are, and
-    /// `read` brings the first word, which was 1 before.
+    /// Checks that exactly the rewritten ones of `pages` pages are kept. `kept` of them are in
+    /// memory; `read` reads the first word of a page, which was 1 before the rewrite.
     ///
     /// # Errors
-    /// [`Skip::Kept`], [`Skip::Lost`], or what `read` says.
+    /// [`Skip::NotReclaimed`], [`Skip::Lost`], or the error of `read`.
     pub fn check(self, pages: u64, kept: u64, mut read: impl FnMut(u64) -> Result<u64, Skip>) -> Result<(), Skip> {
         let wanted = self.pages(pages);
         let mut lost = 0;
         for page in 0..pages {
             let word = read(page)?;
-            lost += u64::from(if self.again(page) { word != Written::word(page) } else { word > 1 });
+            lost += u64::from(if self.includes(page) { word != Rewrites::word(page) } else { word > 1 });
         }
         match kept.checked_sub(wanted) {
             _ if lost > 0 => Err(Skip::Lost(lost)),
             Some(0) => Ok(()),
-            more => Err(Skip::Kept(more.unwrap_or(0))),
+            more => Err(Skip::NotReclaimed(more.unwrap_or(0))),
         }
     }
 }
@@ -136,20 +136,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_again_stays_and_all_else_goes() {
+    fn rewritten_pages_stay_and_all_others_are_reclaimed() {
         let pages = 10 * TABLE_SPAN / PAGE;
-        let written = Written::EveryTenth;
-        assert_eq!((Written::None.pages(pages), written.pages(pages)), (0, TABLE_SPAN / PAGE));
-        let right = |page: u64| Ok(if written.again(page) { Written::word(page) } else { 0 });
+        let written = Rewrites::EveryTenth;
+        assert_eq!((Rewrites::None.pages(pages), written.pages(pages)), (0, TABLE_SPAN / PAGE));
+        let right = |page: u64| Ok(if written.includes(page) { Rewrites::word(page) } else { 0 });
         assert_eq!(written.check(pages, 512, right), Ok(()));
-        assert_eq!(written.check(pages, 513, right), Err(Skip::Kept(1)));
+        assert_eq!(written.check(pages, 513, right), Err(Skip::NotReclaimed(1)));
         assert_eq!(written.check(pages, 512, |page| right(page.max(3 * 512 + 1))), Err(Skip::Lost(3 * 512 + 1)));
-        assert_eq!(Written::None.check(pages, 0, right), Err(Skip::Lost(512)));
-        assert_eq!(Written::None.check(pages, pages, |_| Ok(1)), Err(Skip::Kept(pages)));
+        assert_eq!(Rewrites::None.check(pages, 0, right), Err(Skip::Lost(512)));
+        assert_eq!(Rewrites::None.check(pages, pages, |_| Ok(1)), Err(Skip::NotReclaimed(pages)));
     }
 
     #[test]
-    fn no_two_pages_are_the_same_and_one_that_is_not_what_it_was_is_noticed() {
+    fn pages_differ_and_changed_contents_are_detected() {
         for data in [Data::SameFilled, Data::Compressible] {
             let right = |number, page: &mut Page| {
                 *page = data.page(number);

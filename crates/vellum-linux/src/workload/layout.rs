@@ -1,7 +1,7 @@
-//! What a process has mapped, as something to measure on: VMAs, and what is in them.
+//! The VMAs of a process and the pages in them, as a workload.
 //!
-//! Addresses begin at 0, which stands for any multiple of 1 GiB. What shared a page table shares
-//! one here, and what was far apart is only as far apart as that takes.
+//! Addresses begin at 0, which stands for any multiple of 1 GiB. Pages that shared a page table in
+//! the process share one in the layout. Distances between VMAs shrink to what that takes.
 
 use std::collections::BTreeSet;
 
@@ -10,177 +10,178 @@ use serde::{Deserialize, Serialize};
 
 use super::case::{PAGE, TABLE_SPAN};
 
-/// VMAs, in the order of addresses.
+/// The VMAs in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    /// Them.
+    /// The VMAs.
     #[serde(rename = "areas")]
     pub vmas: Vec<Vma>,
 }
 
-/// One mapped VMA.
+/// A VMA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vma {
-    /// The first byte.
+    /// The first address.
     pub start: u64,
-    /// The first byte behind it.
+    /// The end, exclusive.
     pub end: u64,
-    /// What stands behind it.
+    /// The kind of backing.
     pub backing: Backing,
-    /// What is there, in the order of addresses.
+    /// The pages in it, in ascending order.
     pub runs: Vec<Run>,
 }
 
-/// What stands behind a VMA.
+/// The backing of a VMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backing {
-    /// Nothing.
+    /// Anonymous memory.
     Anonymous,
-    /// A file, or shared memory; what is written stays here.
+    /// A private mapping of a file or shared memory.
     Private,
-    /// The same, and what is written is written there.
+    /// A shared mapping of a file or shared memory.
     Shared,
 }
 
-/// Pages in a row that are alike.
+/// A run of consecutive pages of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// The first byte.
+    /// The first address.
     pub start: u64,
-    /// The first byte behind it.
+    /// The end, exclusive.
     pub end: u64,
-    /// What they are.
-    pub what: What,
+    /// The kind of the pages.
+    pub kind: PageKind,
 }
 
-/// What a page may be.
+/// The kind of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum What {
-    /// Anonymous memory, in folios of so many KiB, each page with an entry of its own.
+pub enum PageKind {
+    /// Anonymous memory in folios of this many KiB, each page with its own PTE.
     Folios(u32),
-    /// Anonymous memory, mapped by entries of upper tables.
+    /// Anonymous memory mapped by huge PTEs.
     Huge,
-    /// The page of zeros.
+    /// The zero page.
     Zero,
-    /// A page of what stands behind the VMA.
+    /// A page of the backing file.
     File,
-    /// Nothing; but a table is there for it.
+    /// No page, but an empty page table.
     Table,
 }
 
-/// Which folios anonymous memory is to be in.
+/// The folio sizes of a copy's anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Folios {
-    /// Those that it is in.
+    /// The sizes of the process.
     AsIs,
-    /// Those of one size, in KiB; 2048 is mapped huge.
+    /// One size in KiB; 2048 is mapped by huge PTEs.
     Of(u32),
 }
 
-/// What is done to the whole layout.
+/// An operation on a whole layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Deed {
-    /// The process ends.
+pub enum Operation {
+    /// The process exits.
     Exit,
     /// Each VMA is unmapped.
     Munmap,
-    /// The process makes a child.
+    /// The process forks.
     Fork,
-    /// Anonymous memory is written to swap, in compressed memory (`MADV_PAGEOUT`).
-    Out,
-    /// Anonymous memory is said to be of no use any more (`MADV_FREE`), and is taken back: the
-    /// taking back.
+    /// Anonymous memory is swapped out to compressed memory (`MADV_PAGEOUT`).
+    #[value(name = "out")]
+    SwapOut,
+    /// Anonymous memory is made lazyfree (`MADV_FREE`) and reclaimed; the reclaim is timed.
     Reclaim,
 }
 
-impl Deed {
-    /// All of them.
-    pub const ALL: [Deed; 5] = [Deed::Exit, Deed::Munmap, Deed::Fork, Deed::Out, Deed::Reclaim];
+impl Operation {
+    /// All operations, in the order of the report.
+    pub const ALL: [Operation; 5] =
+        [Operation::Exit, Operation::Munmap, Operation::Fork, Operation::SwapOut, Operation::Reclaim];
 
-    /// In a list of arguments.
-    pub fn word(self) -> String {
+    /// Returns the name as an argument.
+    pub fn argument(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// As it is called.
+    /// Returns the name in tables.
     pub fn name(self) -> &'static str {
         match self {
-            Deed::Exit => "exit",
-            Deed::Munmap => "munmap",
-            Deed::Fork => "fork",
-            Deed::Out => "swap out",
-            Deed::Reclaim => "lazyfree reclaim",
+            Operation::Exit => "exit",
+            Operation::Munmap => "munmap",
+            Operation::Fork => "fork",
+            Operation::SwapOut => "swap out",
+            Operation::Reclaim => "lazyfree reclaim",
         }
     }
 }
 
-/// What came of a deed, on a copy of a layout.
+/// The result of an operation on a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
-    /// Nanoseconds of it.
+pub struct Timed {
+    /// Nanoseconds of the operation.
     pub ns: u64,
     /// Bytes that the copy had in memory before.
     pub resident: u64,
-    /// Bytes of page tables that it had.
+    /// Bytes of page tables that the copy had before.
     pub tables: u64,
 }
 
 impl Run {
-    /// Whether it is in anonymous memory.
+    /// Returns whether the run is anonymous memory.
     pub fn is_anonymous(&self) -> bool {
-        matches!(self.what, What::Folios(_) | What::Huge)
+        matches!(self.kind, PageKind::Folios(_) | PageKind::Huge)
     }
 }
 
 impl Vma {
-    /// The size of folios, in KiB, that a run of it is made of: 0 for what no setting is needed
-    /// for. Copies of a file's pages are single ones.
+    /// Returns the folio size in KiB of a run of this VMA; 0 if no setting is needed for it.
+    /// Private copies of file pages are single pages.
     pub fn folio(&self, run: &Run, folios: Folios) -> u32 {
-        match (run.what, folios) {
-            (What::Zero | What::File | What::Table, _) => 0,
+        match (run.kind, folios) {
+            (PageKind::Zero | PageKind::File | PageKind::Table, _) => 0,
             _ if self.backing != Backing::Anonymous => 4,
             (_, Folios::Of(kib)) => kib,
-            (What::Folios(kib), Folios::AsIs) => kib,
-            (What::Huge, Folios::AsIs) => 2048,
+            (PageKind::Folios(kib), Folios::AsIs) => kib,
+            (PageKind::Huge, Folios::AsIs) => 2048,
         }
     }
 
-    /// Whether entries of upper tables map it.
+    /// Returns whether huge PTEs map the run.
     pub fn is_huge(&self, run: &Run, folios: Folios) -> bool {
-        self.folio(run, folios) == 2048 && (folios == Folios::Of(2048) || run.what == What::Huge)
+        self.folio(run, folios) == 2048 && (folios == Folios::Of(2048) || run.kind == PageKind::Huge)
     }
 }
 
 impl Layout {
-    /// The first byte behind all of it.
+    /// Returns the end of the last VMA.
     pub fn end(&self) -> u64 {
         self.vmas.last().map_or(0, |vma| vma.end)
     }
 
-    /// All that is in it, by VMA.
+    /// Returns all runs with their VMAs.
     pub fn runs(&self) -> impl Iterator<Item = (&Vma, &Run)> {
         self.vmas.iter().flat_map(|vma| vma.runs.iter().map(move |run| (vma, run)))
     }
 
-    /// Bytes of files behind it.
+    /// Returns the bytes of backing files.
     pub fn files(&self) -> u64 {
         self.vmas.iter().filter(|vma| vma.backing != Backing::Anonymous).map(|vma| vma.end - vma.start).sum()
     }
 
-    /// The sizes of folios, in KiB, that it is made of one after the other, the largest first: what
-    /// is smaller goes where room is left.
+    /// Returns the folio sizes in KiB, the largest first: the copy is filled in this order, as
+    /// smaller folios fit into the rest.
     pub fn sizes(&self, folios: Folios) -> Vec<u32> {
         let sizes: BTreeSet<u32> = self.runs().map(|(vma, run)| vma.folio(run, folios)).collect();
         sizes.into_iter().rev().collect()
     }
 
-    /// Bytes of memory that it takes with these folios: a fault brings a whole one, if it lies in
-    /// the VMA, and that is anonymous.
+    /// Returns the bytes of memory that a copy takes with these folios: a fault on anonymous memory
+    /// allocates a whole folio if that lies in the VMA.
     pub fn bytes(&self, folios: Folios) -> u64 {
         let mut bytes = 0;
         for vma in &self.vmas {
             let mut taken = vma.start;
-            for run in vma.runs.iter().filter(|run| !matches!(run.what, What::Table | What::Zero)) {
+            for run in vma.runs.iter().filter(|run| !matches!(run.kind, PageKind::Table | PageKind::Zero)) {
                 let size = (u64::from(vma.folio(run, folios)) << 10).max(PAGE);
                 let mut at = run.start.max(taken);
                 while at < run.end {
@@ -195,8 +196,8 @@ impl Layout {
         bytes
     }
 
-    /// Page tables that it has, of all levels but the highest, where there are four; with one put
-    /// by for each that is huge.
+    /// Returns the number of page tables of all levels but the root, with four levels, and of those
+    /// deposited for huge PTEs.
     pub fn tables(&self) -> u64 {
         let mut levels = [const { BTreeSet::new() }; 3];
         for (_, run) in self.runs() {
@@ -210,7 +211,7 @@ impl Layout {
     }
 }
 
-/// The whole tables' spans that lie in a range.
-pub fn tables_in(start: u64, end: u64) -> impl Iterator<Item = u64> {
+/// Returns the start of each whole span of a page table in a range.
+pub fn table_spans_in(start: u64, end: u64) -> impl Iterator<Item = u64> {
     (start.next_multiple_of(TABLE_SPAN)..end / TABLE_SPAN * TABLE_SPAN).step_by(TABLE_SPAN as usize)
 }

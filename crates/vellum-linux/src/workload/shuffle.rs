@@ -1,9 +1,9 @@
-//! An order that nobody chose, the same in every run and for every contender.
+//! A fixed pseudo-random order, the same in every run and for every contender.
 
-/// Fixed, so that every run discards in the same order.
+/// The seed, fixed so that every run discards in the same order.
 pub const SEED: u64 = 0x76_656c_6c75_6d00;
 
-/// Fisher and Yates's shuffle over a SplitMix64 sequence.
+/// Shuffles `items` (Fisher-Yates over a SplitMix64 sequence) and advances `state`.
 pub fn shuffle(items: &mut [u64], state: &mut u64) {
     for last in (1..items.len()).rev() {
         *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shuffle_loses_nothing_and_is_the_same_every_time() {
+    fn a_shuffle_is_a_deterministic_permutation() {
         let shuffled = || {
             let (mut items, mut state) = ((0..32).collect::<Vec<u64>>(), SEED);
             shuffle(&mut items, &mut state);

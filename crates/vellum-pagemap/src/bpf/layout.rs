@@ -1,48 +1,47 @@
-//! Where the members of the kernel's structures are, as it says itself (BTF,
-//! `Documentation/bpf/btf.rst`).
+//! Reads the offsets of kernel structure members from BTF (`Documentation/bpf/btf.rst`).
 
 use std::collections::BTreeSet;
 use std::fs;
 
 use btfparse::{Error, ErrorKind, Member, Offset, Readable, TypeInformation, TypeVariant};
 
-use super::Refused;
+use super::WalkerError;
 
-/// The most types that are looked at for one member, one inside the other at worst. Linux has less
-/// than a tenth.
+/// The limit of types visited for one member, nested in the worst case. Linux needs less than a
+/// tenth.
 const MOST_TYPES: usize = 1000;
 
-/// Bytes from the beginning of a structure.
+/// Member offsets in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
-    /// `task_struct`: its files.
+pub(super) struct StructOffsets {
+    /// `task_struct.files`.
     pub(super) files: u64,
-    /// `files_struct`: their table.
+    /// `files_struct.fdt`.
     pub(super) table: u64,
-    /// `fdtable`: an array of them, by number.
+    /// `fdtable.fd`, the array of files by number.
     pub(super) array: u64,
-    /// `file`: what it is a file of. Of `/proc/PID/pagemap`, it is the address space (`mm_struct`).
+    /// `file.private_data`: for `/proc/PID/pagemap`, the `mm_struct`.
     pub(super) private: u64,
-    /// `mm_struct`: its highest table.
+    /// `mm_struct.pgd`, the root page table.
     pub(super) root: u64,
-    /// `mm_struct`: bytes of its tables but that one, as Linux counts them.
+    /// `mm_struct.pgtables_bytes`: the bytes of all page tables but the root.
     pub(super) counted: u64,
 }
 
-impl Layout {
-    /// That of the running kernel.
-    pub(super) fn read() -> Result<Self, Refused> {
-        Self::of(fs::read("/sys/kernel/btf/vmlinux").map_err(|error| Refused::NoTypes(error.to_string()))?)
+impl StructOffsets {
+    /// Reads the offsets of the running kernel.
+    pub(super) fn read() -> Result<Self, WalkerError> {
+        Self::of(fs::read("/sys/kernel/btf/vmlinux").map_err(|error| WalkerError::NoTypes(error.to_string()))?)
     }
 
-    /// That of a kernel whose types are these.
-    pub(super) fn of(bytes: Vec<u8>) -> Result<Self, Refused> {
-        let types = TypeInformation::new(&Bytes(bytes)).map_err(|error| Refused::NoTypes(format!("{error:?}")))?;
+    /// Returns the offsets that this BTF describes.
+    pub(super) fn of(bytes: Vec<u8>) -> Result<Self, WalkerError> {
+        let types = TypeInformation::new(&Bytes(bytes)).map_err(|error| WalkerError::NoTypes(format!("{error:?}")))?;
         let offset = |name: &'static str, member: &'static str| {
             let found = types.id_of(name).and_then(|id| offset_of(&types, id, member, &mut BTreeSet::new()));
-            found.map(u64::from).ok_or_else(|| Refused::NoTypes(format!("there is no {name}.{member}")))
+            found.map(u64::from).ok_or_else(|| WalkerError::NoTypes(format!("{name}.{member} is missing")))
         };
-        Ok(Layout {
+        Ok(StructOffsets {
             files: offset("task_struct", "files")?,
             table: offset("files_struct", "fdt")?,
             array: offset("fdtable", "fd")?,
@@ -53,9 +52,9 @@ impl Layout {
     }
 }
 
-/// Returns where in a structure the member of a name is: its own, or one of a structure in it
-/// without a name. No type is looked at twice (`seen`): a type that is damaged may be a part of
-/// itself, which `TypeInformation::offset_of` follows for ever.
+/// Returns the offset of the member `name` of a structure: its own, or one of an anonymous
+/// structure in it. No type is visited twice (`seen`): a damaged type may contain itself, which
+/// `TypeInformation::offset_of` follows for ever.
 fn offset_of(types: &TypeInformation, id: u32, name: &str, seen: &mut BTreeSet<u32>) -> Option<u32> {
     if !seen.insert(id) || seen.len() > MOST_TYPES {
         return None;
@@ -77,7 +76,7 @@ fn offset_of(types: &TypeInformation, id: u32, name: &str, seen: &mut BTreeSet<u
     })
 }
 
-/// Types in memory, where they are read fastest.
+/// BTF in memory.
 struct Bytes(Vec<u8>);
 
 impl Readable for Bytes {
@@ -91,14 +90,14 @@ impl Readable for Bytes {
 mod tests {
     use super::*;
 
-    fn layout(name: &str) -> Result<Layout, Refused> {
+    fn layout(name: &str) -> Result<StructOffsets, WalkerError> {
         let path = format!("{}/../../fuzz/corpus/btf/{name}", env!("CARGO_MANIFEST_DIR"));
-        Layout::of(fs::read(path).unwrap())
+        StructOffsets::of(fs::read(path).unwrap())
     }
 
-    /// As of `mm_struct`, which has nearly all of its members in a structure without a name.
+    /// `mm_struct` has nearly all its members in an anonymous structure.
     #[test]
-    fn members_of_members_without_a_name_are_found() {
+    fn members_of_anonymous_structures_are_found() {
         let plain = layout("vmlinux").unwrap();
         assert_eq!((plain.files, plain.root, plain.counted), (8, 8, 16));
         let inner = layout("members-without-a-name").unwrap();

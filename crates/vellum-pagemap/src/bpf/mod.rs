@@ -1,18 +1,18 @@
-//! Page tables themselves, read from the kernel's memory: for root.
+//! Reads page tables from kernel memory, for root.
 //!
-//! All else in this crate tells tables by what Linux says of them. Whoever may load BPF programs
-//! that read the kernel's memory, and may know where pages are in memory (`CAP_SYS_ADMIN` is both),
-//! can read them: `/proc/PID/pagemap`, once opened, is a file of ours that Linux knows to be of an
-//! address space, which has a highest table, which leads to the others. No lock is taken, and
-//! nothing of the process is touched, so it doesn't notice.
+//! The rest of this crate infers page tables from what Linux reports. With `CAP_SYS_ADMIN`, a
+//! process may load BPF programs that read kernel memory, and may read frame numbers. An open
+//! `/proc/PID/pagemap` is a file of this process whose private data is the `mm_struct`. From there
+//! a [`Walker`] follows the root to all other page tables. It takes no lock and touches nothing of
+//! the target, which doesn't notice.
 //!
-//! | module | story |
+//! | module | contents |
 //! |---|---|
-//! | `program` | the program |
-//! | `layout` | where members of structures are |
-//! | `direct` | where all memory is mapped |
-//! | `walk` | tables, from the highest to the lowest |
-//! | `walker` | from an open `pagemap` to the tables |
+//! | `program` | the BPF program |
+//! | `layout` | member offsets, from BTF |
+//! | `direct` | the direct map |
+//! | `walk` | the walk of the page tables, from the root to the last level |
+//! | `walker` | the pointer chain from an open `pagemap` to the root |
 
 mod direct;
 mod layout;
@@ -22,43 +22,43 @@ mod walker;
 
 use std::io;
 
-pub use walk::{Table, Walked};
+pub use walk::{Table, WalkedTables};
 pub use walker::Walker;
 
-/// Reads where members of structures are from BTF, as [`Walker::open`] does.
+/// Returns the member offsets that BTF describes, as [`Walker::open`] uses them.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn layout_of(bytes: &[u8]) -> Result<[u64; 6], Refused> {
-    let layout::Layout { files, table, array, private, root, counted } = layout::Layout::of(bytes.to_vec())?;
+pub(crate) fn layout_of(bytes: &[u8]) -> Result<[u64; 6], WalkerError> {
+    let layout::StructOffsets { files, table, array, private, root, counted } =
+        layout::StructOffsets::of(bytes.to_vec())?;
     Ok([files, table, array, private, root, counted])
 }
 
-/// Why tables can't be read themselves.
+/// Why page tables can't be read.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
-    /// What tables look like elsewhere is not known here.
-    #[error("that is known for x86-64 only")]
+pub enum WalkerError {
+    /// The page-table format of other architectures is not supported.
+    #[error("only the page tables of x86-64 are supported")]
     Architecture,
-    /// It is not permitted to load the program, or to know where pages are in memory.
+    /// This user may not load the program or read frame numbers.
     #[error("that needs root (CAP_SYS_ADMIN)")]
     Denied,
-    /// This kernel has no programs that do it, or lets nobody have them.
-    #[error("this kernel lets no BPF program read its memory: {0}")]
+    /// This kernel has no BPF programs of the type, or allows them to no user.
+    #[error("this kernel does not let BPF programs read its memory: {0}")]
     NoProgram(#[source] io::Error),
-    /// It says nothing of its structures, or not where what is needed is.
-    #[error("this kernel doesn't say how it is built (/sys/kernel/btf/vmlinux): {0}")]
+    /// BTF is missing, or lacks a member.
+    #[error("this kernel's types can't be read from /sys/kernel/btf/vmlinux: {0}")]
     NoTypes(String),
-    /// It does not say what pages of memory are used for.
-    #[error("this kernel doesn't say what its memory is used for (/proc/kpageflags): {0}")]
+    /// `/proc/kpageflags` can't be read.
+    #[error("this kernel's page flags can't be read from /proc/kpageflags: {0}")]
     NoFlags(#[source] io::Error),
-    /// It is built in a way that is not known here: memory is not mapped where it could be, or is
-    /// not what it should be.
-    #[error("this kernel keeps its memory in a way that is not known here")]
+    /// The direct map is not found, or memory is not what it should be.
+    #[error("this kernel's direct map of memory was not found")]
     Unknown,
 }
 
-impl From<io::Error> for Refused {
-    /// What should have been there is not.
+impl From<io::Error> for WalkerError {
+    /// A read of memory that should exist failed.
     fn from(_: io::Error) -> Self {
-        Refused::Unknown
+        WalkerError::Unknown
     }
 }

@@ -1,94 +1,94 @@
-//! The kernel's memory, some pages at a time: read by a small BPF program.
+//! Reads pages of kernel memory through a small BPF program.
 
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// What is read at once.
+/// A page of words.
 pub(super) type Page = [u64; 512];
-/// Its size in bytes.
+/// The page size in bytes.
 pub(super) const PAGE: u64 = size_of::<Page>() as u64;
-/// Pages that are read by one call.
+/// Pages that one run of the program reads.
 const TOGETHER: usize = 16;
 
-/// What can be read by address.
-pub(super) trait Memory {
-    /// The pages at these addresses, which are multiples of its size: each, or why there is nothing
-    /// to be read.
+/// Kernel memory that can be read by address.
+pub(super) trait KernelMemory {
+    /// Reads the pages at these addresses, which are multiples of the page size. Returns for each
+    /// the page or its error.
     ///
     /// # Errors
-    /// Nothing can be read at all.
+    /// The program can't run.
     fn pages(&mut self, at: &[u64]) -> io::Result<Vec<io::Result<Page>>>;
 
-    /// The page at an address.
+    /// Reads the page at an address.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no memory.
     fn page(&mut self, at: u64) -> io::Result<Page> {
         self.pages(&[at])?.remove(0)
     }
 
-    /// The word so many bytes behind an address, together a multiple of 8.
+    /// Reads the word at `base + offset`, a multiple of 8.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no memory.
     fn word(&mut self, base: u64, offset: u64) -> io::Result<u64> {
         let at = base.wrapping_add(offset);
         Ok(self.page(at / PAGE * PAGE)?[(at % PAGE / 8) as usize])
     }
 }
 
-/// What the program is given, and gives back.
+/// The program's context: its input and output.
 #[repr(C)]
 struct Context {
-    /// Where to read; and what came of that.
+    /// The addresses to read; afterwards the result of each read.
     at: [u64; TOGETHER],
-    /// Who runs the program: the address of its `task_struct`.
+    /// Afterwards the address of the caller's `task_struct`.
     task: u64,
 }
 
-/// The program, and where it puts what it reads.
+/// The loaded program and its output.
 pub(super) struct Program {
     program: OwnedFd,
-    /// One value, of so many pages.
+    /// An array map with one value, `TOGETHER` pages long.
     map: OwnedFd,
     pages: Vec<Page>,
 }
 
 impl Program {
-    /// Load it.
+    /// Loads the program.
     ///
     /// # Errors
-    /// What `bpf(2)` says: it is not permitted (`EPERM`), or this kernel has no such programs.
+    /// The error of `bpf(2)`: not permitted (`EPERM`), or this kernel has no such programs.
     pub(super) fn open() -> io::Result<Self> {
         let pages = vec![[0; 512]; TOGETHER];
         let size = size_of_val(&pages[..]) as u32;
-        // BPF_MAP_TYPE_ARRAY, whose keys are of four bytes, with one value.
+        // BPF_MAP_TYPE_ARRAY, with four-byte keys and one value.
         let mut create = Create { kind: 2, key: 4, value: size, count: 1 };
-        // SAFETY: there are no pointers in it.
+        // SAFETY: the attributes contain no pointers.
         let map = unsafe { make(0, &mut create) }?;
         let instructions = program(map.as_raw_fd());
         let mut load = Load {
-            // BPF_PROG_TYPE_SYSCALL: it runs when it is told to.
+            // BPF_PROG_TYPE_SYSCALL: runs on `BPF_PROG_RUN`.
             kind: 31,
             count: instructions.len() as u32,
             instructions: instructions.as_ptr() as u64,
-            // What it calls is only for programs of such a licence.
+            // The helper functions it calls need a GPL-compatible licence.
             licence: c"Dual MIT/GPL".as_ptr() as u64,
             unused: [0; 5],
-            // BPF_F_SLEEPABLE: all programs of this type are said to be.
+            // BPF_F_SLEEPABLE, which programs of this type require.
             flags: 1 << 4,
         };
-        // SAFETY: Linux reads the instructions, as many as told, and the licence up to its end;
-        // both live until it returns. It writes nothing.
+        // SAFETY: Linux reads `count` instructions, and the licence up to its zero byte; both live
+        // until the call returns. It writes nothing.
         let program = unsafe { make(5, &mut load) }?;
         Ok(Program { program, map, pages })
     }
 
-    /// The `task_struct` of this thread.
+    /// Returns the address of this thread's `task_struct`.
     ///
     /// # Errors
-    /// What `bpf(2)` says.
+    /// The error of `bpf(2)`.
     pub(super) fn task(&mut self) -> io::Result<u64> {
         Ok(self.run(&[])?.task)
     }
@@ -103,9 +103,9 @@ impl Program {
             unused_too: 0,
             context: (&raw mut context) as u64,
         };
-        // SAFETY: Linux reads and writes the context, which is of the size that is told and nobody
-        // else's until it returns. Linux has verified that the program writes to that and to the
-        // map.
+        // SAFETY: Linux reads and writes the context, of the given size, to which nothing else has
+        // access until the call returns. The verifier has checked that the program writes to the
+        // context and the map alone.
         unsafe { bpf(10, &mut run) }?;
         let key = 0u32;
         let mut look = LookUp {
@@ -114,14 +114,14 @@ impl Program {
             key: (&raw const key) as u64,
             value: self.pages.as_mut_ptr() as u64,
         };
-        // SAFETY: Linux reads the key and writes the value; both are of the sizes that the map was
-        // made with, and nobody else's until it returns.
+        // SAFETY: Linux reads the key and writes the value, both of the sizes that the map was
+        // created with. Nothing else has access to them until the call returns.
         unsafe { bpf(1, &mut look) }?;
         Ok(context)
     }
 }
 
-impl Memory for Program {
+impl KernelMemory for Program {
     fn pages(&mut self, at: &[u64]) -> io::Result<Vec<io::Result<Page>>> {
         let mut pages = Vec::new();
         for some in at.chunks(TOGETHER) {
@@ -136,8 +136,8 @@ impl Memory for Program {
     }
 }
 
-/// `BPF_MAP_CREATE` (Linux, `include/uapi/linux/bpf.h`). Of each command's attributes, what is left
-/// out at the end is zero.
+/// The attributes of `BPF_MAP_CREATE` (Linux, `include/uapi/linux/bpf.h`). Attributes left out at
+/// the end of a command are zero.
 #[repr(C)]
 struct Create {
     kind: u32,
@@ -146,7 +146,7 @@ struct Create {
     count: u32,
 }
 
-/// `BPF_MAP_LOOKUP_ELEM`.
+/// The attributes of `BPF_MAP_LOOKUP_ELEM`.
 #[repr(C)]
 struct LookUp {
     map: RawFd,
@@ -155,7 +155,7 @@ struct LookUp {
     value: u64,
 }
 
-/// `BPF_PROG_LOAD`.
+/// The attributes of `BPF_PROG_LOAD`.
 #[repr(C)]
 struct Load {
     kind: u32,
@@ -166,7 +166,7 @@ struct Load {
     flags: u32,
 }
 
-/// `BPF_PROG_RUN`.
+/// The attributes of `BPF_PROG_RUN`.
 #[repr(C)]
 struct Run {
     program: RawFd,
@@ -176,33 +176,34 @@ struct Run {
     context: u64,
 }
 
-/// The system call.
+/// Calls `bpf(2)`.
 ///
 /// # Safety
-/// The attributes are the command's, and what they point to is as it says.
+/// `attributes` belong to `command`, and their pointers and lengths are valid.
 unsafe fn bpf<T>(command: u32, attributes: &mut T) -> io::Result<RawFd> {
-    // SAFETY: by the caller; the size is that of the attributes.
+    // SAFETY: promised by the caller; the size is that of the attributes.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
 
-/// A command that makes a file.
+/// Calls `bpf(2)` with a command that returns a file descriptor.
 ///
 /// # Safety
-/// The same.
+/// As for [`bpf`].
 unsafe fn make<T>(command: u32, attributes: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: by the caller.
+    // SAFETY: promised by the caller.
     let file = unsafe { bpf(command, attributes) }?;
-    // SAFETY: it has just been made, and nobody else knows of it.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(file) })
 }
 
-/// The program, which reads into a map's value (Linux,
-/// `Documentation/bpf/standardization/instruction-set.rst`). Registers: 0 is a result; 1, 2 and 3
-/// are what functions are given, and they overwrite them; 6 is kept. At first, 1 is where the
-/// context is.
+/// Returns the instructions of the program, which reads pages into the value of `map` (Linux,
+/// `Documentation/bpf/standardization/instruction-set.rst`).
+///
+/// Register 0 has the result of a call; 1, 2 and 3 are its arguments and are clobbered; 6 is
+/// preserved. On entry, register 1 has the address of the context.
 fn program(map: RawFd) -> Vec<u64> {
-    /// `bpf_get_current_task` and `bpf_probe_read_kernel`.
+    /// The helper functions `bpf_get_current_task` and `bpf_probe_read_kernel`.
     const CURRENT_TASK: u64 = 35;
     const READ_KERNEL: u64 = 113;
     let code = |code: u64, to: u64, from: u64| code | to << 8 | from << 12;
@@ -212,7 +213,7 @@ fn program(map: RawFd) -> Vec<u64> {
     for n in 0..TOGETHER {
         let at = offset_of!(Context, at) + n * size_of::<u64>();
         program.extend([
-            // The address of a part of the map's value: two instructions long.
+            // The address of a page in the map's value: an instruction of two words.
             code(0x18, 1, 2) | (map as u64) << 32,
             (n as u64 * PAGE) << 32,
             code(0xb7, 2, 0) | PAGE << 32,

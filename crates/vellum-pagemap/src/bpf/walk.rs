@@ -1,73 +1,73 @@
-//! Tables, from the highest to the lowest.
+//! Walks page tables from the root to the last level.
 
 use std::io;
 
-use super::direct::Direct;
-use super::program::{Memory, PAGE};
+use super::direct::DirectMap;
+use super::program::{KernelMemory, PAGE};
 use crate::tables::LEVELS;
 
-/// Bits of an entry (Intel SDM, volume 3, 4.5; Linux, `arch/x86/include/asm/pgtable_types.h`).
+/// Bits of a PTE (Intel SDM, volume 3, 4.5; Linux, `arch/x86/include/asm/pgtable_types.h`).
 const PRESENT: u64 = 1;
-/// At an upper level: it maps memory.
+/// At an upper level: the PTE maps memory.
 const HUGE: u64 = 1 << 7;
-/// What hardware records, on some processors of entries that are empty as well.
-const RECORDED: u64 = 1 << 5 | 1 << 6;
+/// The accessed and dirty bits, which some processors set in none PTEs as well.
+const ACCESSED_DIRTY: u64 = 1 << 5 | 1 << 6;
 
 /// A page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The first address of its range.
+    /// The first address that it spans.
     pub start: u64,
-    /// Entries that are not empty.
+    /// PTEs that are not none.
     pub entries: u16,
-    /// Nothing is in it, nor in any table below it: it is needed for nothing.
+    /// Nothing is mapped in it or in any page table below it: it is needless.
     pub bare: bool,
 }
 
 impl Table {
-    /// Whether it has no entries. (A table of an upper level that leads only to such is not empty,
-    /// but bare.)
+    /// Returns whether the page table has no PTEs. An upper page table that leads only to empty
+    /// ones is not empty, but bare.
     pub fn is_empty(&self) -> bool {
         self.entries == 0
     }
 }
 
-/// The tables of an address space, as they were read.
+/// The page tables of an address space, as they were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Walked {
-    /// Of each level, the lowest first, and in ascending order; but for the highest table, which is
-    /// always there.
+pub struct WalkedTables {
+    /// The page tables of each level, the last level first, in ascending order; without the root.
     pub levels: Vec<Vec<Table>>,
-    /// How many there are as Linux counts them (`VmPTE`), when all had been read.
+    /// The number that Linux counted (`VmPTE`) after the walk.
     pub counted: u64,
-    /// Linux has made or freed tables meanwhile: some may be missing, or gone.
+    /// Linux allocated or freed page tables during the walk: some may be missing, or gone.
     pub changed: bool,
 }
 
-impl Walked {
-    /// Tables that are put by, for huge pages: Linux counts them, and no entry leads to them. Not
-    /// quite right, or even negative, if some were made or freed meanwhile.
+impl WalkedTables {
+    /// Returns the number of page tables that Linux deposited for huge PTEs: it counts them, and no
+    /// PTE leads to them. Imprecise, even negative, if page tables came or went during the walk.
     pub fn deposited(&self) -> i64 {
-        // Of five levels, the fourth is not counted.
+        // With five levels, Linux does not count the fourth.
         self.counted as i64 - self.levels.iter().take(LEVELS).map(|level| level.len() as i64).sum::<i64>()
     }
 }
 
-/// Goes through them.
+/// The state of a walk.
 pub(super) struct Walk<'a, M> {
     memory: &'a mut M,
-    direct: Direct,
+    direct: DirectMap,
     pub(super) levels: Vec<Vec<Table>>,
-    /// Entries of upper tables have changed.
+    /// PTEs of upper page tables changed.
     pub(super) changed: bool,
 }
 
-impl<'a, M: Memory> Walk<'a, M> {
-    /// All tables but the highest, which is at an address, of so many levels with it.
+impl<'a, M: KernelMemory> Walk<'a, M> {
+    /// Walks all page tables below the root, which is at the address `root`. `levels` includes the
+    /// root.
     ///
     /// # Errors
-    /// An entry leads where nothing is.
-    pub(super) fn all(memory: &'a mut M, direct: Direct, levels: usize, root: u64) -> io::Result<Self> {
+    /// A PTE leads to an address without memory.
+    pub(super) fn all(memory: &'a mut M, direct: DirectMap, levels: usize, root: u64) -> io::Result<Self> {
         let entries = memory.page(root)?;
         let mut walk = Walk { memory, direct, levels: vec![Vec::new(); levels - 1], changed: false };
         // The upper half is the kernel's.
@@ -75,8 +75,8 @@ impl<'a, M: Memory> Walk<'a, M> {
         Ok(walk)
     }
 
-    /// All tables below one of some level, which begins at an address, was read at another, and has
-    /// these entries. Whether nothing is in any of them, nor in it.
+    /// Walks all page tables below one of `level` that spans from `start`, was read at the address
+    /// `at`, and has these PTEs. Returns whether nothing is mapped in it and below it.
     fn below(&mut self, level: usize, start: u64, at: u64, entries: &[u64]) -> io::Result<bool> {
         let (leading, mapping): (Vec<_>, Vec<_>) =
             (0..).zip(entries).filter(|(_, entry)| is_filled(entry)).partition(|(_, entry)| leads(level, **entry));
@@ -88,9 +88,9 @@ impl<'a, M: Memory> Walk<'a, M> {
         let tables = self.memory.pages(&places)?;
         let now = self.memory.page(at)?;
         for (((n, entry), place), table) in leading.into_iter().zip(places).zip(tables) {
-            // Linux takes an entry out, and frees the table later; so if it is still there, it was
-            // a table when it was read.
-            if (now[n] ^ entry) & !RECORDED != 0 {
+            // Linux clears the PTE first and frees the page table later. So if the PTE is unchanged
+            // now, it led to a page table when that was read.
+            if (now[n] ^ entry) & !ACCESSED_DIRTY != 0 {
                 self.changed = true;
                 continue;
             }
@@ -107,15 +107,15 @@ impl<'a, M: Memory> Walk<'a, M> {
 }
 
 fn is_filled(entry: &u64) -> bool {
-    entry & !RECORDED != 0
+    entry & !ACCESSED_DIRTY != 0
 }
 
-/// Whether an entry of a table of some level leads to another one.
+/// Returns whether a PTE of a page table of `level` leads to another page table.
 pub(super) fn leads(level: usize, entry: u64) -> bool {
     level > 0 && entry & (PRESENT | HUGE) == PRESENT
 }
 
-/// Bytes of addresses that an entry of a table of some level is for.
+/// Returns the bytes of addresses that a PTE of `level` translates.
 pub(super) fn span(level: usize) -> u64 {
     PAGE << (9 * level)
 }
@@ -127,15 +127,15 @@ mod tests {
     use super::*;
     use crate::bpf::program::Page;
 
-    /// Tables at some places of memory, which is mapped somewhere; and what happens to it each time
-    /// before something is read.
+    /// Page tables at some physical addresses of a direct map. `before` may change them before each
+    /// read.
     struct Fake<F> {
-        direct: Direct,
+        direct: DirectMap,
         pages: HashMap<u64, Page>,
         before: F,
     }
 
-    impl<F: FnMut(&mut HashMap<u64, Page>, &[u64])> Memory for Fake<F> {
+    impl<F: FnMut(&mut HashMap<u64, Page>, &[u64])> KernelMemory for Fake<F> {
         fn pages(&mut self, at: &[u64]) -> io::Result<Vec<io::Result<Page>>> {
             let places: Vec<u64> = at.iter().map(|at| at.wrapping_sub(self.direct.base)).collect();
             (self.before)(&mut self.pages, &places);
@@ -145,11 +145,11 @@ mod tests {
     }
 
     const ROOT: u64 = 7 << 30;
-    /// What an entry that leads to another table says besides (Linux: `_PAGE_TABLE`), and one of a
-    /// page.
+    /// The low bits of a PTE that leads to a page table (Linux: `_PAGE_TABLE`), and of one that
+    /// maps a page.
     const LEADS: u64 = 0x67;
     const MAPS: u64 = 0x8000_0000_0000_0067;
-    const FOUR: Direct = Direct { base: 0xffff_9a43_c000_0000, end: 1 << 36 };
+    const FOUR: DirectMap = DirectMap { base: 0xffff_9a43_c000_0000, end: 1 << 36 };
 
     fn table(entries: &[(usize, u64)]) -> Page {
         let mut page = [0; 512];
@@ -158,7 +158,7 @@ mod tests {
     }
 
     fn walk(
-        direct: Direct,
+        direct: DirectMap,
         levels: usize,
         pages: &[(u64, Page)],
         before: impl FnMut(&mut HashMap<u64, Page>, &[u64]),
@@ -169,8 +169,8 @@ mod tests {
         (levels, changed)
     }
 
-    /// A root, and a table of each level below it, at 1, 2, 3... MiB, of which the last has these
-    /// entries.
+    /// A root, and a page table of each level below it, at 1, 2, 3... MiB. The last one has these
+    /// PTEs.
     fn chain(levels: usize, last: &[(usize, u64)]) -> Vec<(u64, Page)> {
         let mut pages: Vec<_> =
             (1..levels as u64).map(|n| (n << 20, table(&[(n as usize, (n + 1) << 20 | LEADS)]))).collect();
@@ -182,8 +182,8 @@ mod tests {
     fn nothing(_: &mut HashMap<u64, Page>, _: &[u64]) {}
 
     #[test]
-    fn five_levels_are_like_four() {
-        let five = Direct { base: 0xff11_0000_4000_0000, end: 1 << 40 };
+    fn five_levels_are_walked_like_four() {
+        let five = DirectMap { base: 0xff11_0000_4000_0000, end: 1 << 40 };
         let mut pages = chain(5, &[(511, MAPS)]);
         pages.push((ROOT, table(&[(200, 1 << 20 | LEADS)])));
         let (levels, changed) = walk(five, 5, &pages, nothing);
@@ -193,24 +193,23 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_half_is_left_alone() {
+    fn the_kernels_half_is_not_walked() {
         let mut pages = chain(4, &[]);
         pages.push((ROOT, table(&[(255, 1 << 20 | LEADS), (256, 5 << 30 | LEADS)])));
         assert_eq!(walk(FOUR, 4, &pages, nothing).0[2][0].start, 255 << 39);
     }
 
-    /// The place of what is encrypted (AMD, bit 51 or 47) has a bit more than memory has.
+    /// The PTE of encrypted memory (AMD, bit 51 or 47) has a bit above all physical addresses.
     #[test]
-    fn bits_that_no_memory_has_are_no_part_of_a_place() {
+    fn encryption_bits_are_not_part_of_an_address() {
         let mut pages = chain(4, &[(9, MAPS)]);
         pages.push((ROOT, table(&[(0, 1 << 20 | 1 << 51 | 1 << 47 | LEADS)])));
         assert_eq!(walk(FOUR, 4, &pages, nothing).0[0].len(), 1);
     }
 
-    /// What moves, or is swapped out, leads nowhere, whatever its entry looks like; neither does
-    /// what is mapped huge.
+    /// A migration or swap entry leads nowhere, whatever its bits; neither does a huge PTE.
     #[test]
-    fn only_what_is_present_leads_to_tables() {
+    fn only_present_ptes_lead_to_page_tables() {
         for entry in [0x1234_5000 << 9 | 0x7e, 5 << 30 | LEADS | HUGE, 5 << 30 | HUGE | 1 << 8] {
             let mut pages = chain(4, &[]);
             pages[1].1 = table(&[(5, entry)]);
@@ -220,17 +219,17 @@ mod tests {
         }
     }
 
-    /// Some processors write to empty entries that an access has been tried to.
+    /// Some processors set accessed and dirty bits in none PTEs.
     #[test]
-    fn what_hardware_records_makes_no_entry() {
-        let (levels, _) = walk(FOUR, 4, &chain(4, &[(3, RECORDED)]), nothing);
+    fn accessed_and_dirty_bits_alone_are_no_pte() {
+        let (levels, _) = walk(FOUR, 4, &chain(4, &[(3, ACCESSED_DIRTY)]), nothing);
         assert!(levels[0][0].is_empty() && levels.iter().flatten().all(|table| table.bare));
     }
 
-    /// The second table is unhooked before it is read, and is something else by then: nothing of it
-    /// is told, nor what it seems to lead to.
+    /// The second page table is unhooked before it is read, and reused by then: it is not reported,
+    /// nor is what it seems to lead to.
     #[test]
-    fn what_is_no_table_any_more_is_not_told() {
+    fn a_table_unhooked_during_the_walk_is_not_reported() {
         let (levels, changed) = walk(FOUR, 4, &chain(4, &[(1, MAPS)]), |pages, places| {
             if places == [2 << 20] {
                 pages.insert(1 << 20, [0; 512]);
@@ -241,9 +240,9 @@ mod tests {
         assert_eq!(levels[2].len(), 1, "it was read before");
     }
 
-    /// Hardware records that it has used an entry: that is no change.
+    /// A processor sets the accessed bit: that is no change.
     #[test]
-    fn an_entry_that_was_used_is_the_same() {
+    fn an_accessed_bit_is_no_change() {
         let (levels, changed) = walk(FOUR, 4, &chain(4, &[(1, MAPS)]), |pages, places| {
             if places == [2 << 20] {
                 pages.insert(1 << 20, table(&[(1, (2 << 20 | LEADS) & !(1 << 5))]));
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_nowhere_is_an_error() {
+    fn a_pte_to_missing_memory_is_an_error() {
         let mut pages = chain(4, &[]);
         pages[1].1 = table(&[(5, 9 << 30 | LEADS)]);
         let mut memory = Fake { direct: FOUR, pages: pages.into_iter().collect(), before: nothing };

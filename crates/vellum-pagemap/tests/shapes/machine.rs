@@ -1,10 +1,10 @@
-//! What a test changes of the machine, for as long as it runs.
+//! Settings of the machine that a test changes while it runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// More pages of hugetlbfs than there were, as long as this lives.
+/// A larger hugetlbfs pool, restored when dropped.
 pub struct Pool {
     file: PathBuf,
     was: u64,
@@ -23,12 +23,12 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Who may not set it has not done so.
+        // A user who may not write the file has not changed it.
         let _ = fs::write(&self.file, self.was.to_string());
     }
 }
 
-/// A file to swap to, as long as this lives.
+/// A swap file, in use until dropped.
 pub struct SwapFile(PathBuf);
 
 impl SwapFile {

@@ -1,4 +1,4 @@
-//! Address spaces of known shapes, in a process of their own, surveyed from outside.
+//! Surveys address spaces of known shapes, each in a process of its own.
 
 mod machine;
 mod shape;
@@ -9,18 +9,18 @@ use std::time::Duration;
 use machine::{Pool, SwapFile};
 use shape::{Shape, most_vmas};
 use vellum_pagemap::{
-    Categories, Kernel, Options, Pace, Pagemap, Query, Region, Survey, SurveyError, Target, Tells, Unreadable, Vma,
-    Watcher, survey,
+    Categories, Detection, Kernel, Options, Pace, Pagemap, Query, Region, Survey, SurveyError, Target, Unreadable,
+    Visitor, Vma, survey,
 };
 
 const PAGE: u64 = 4096;
 const TABLE: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
-/// Far from anything that the system maps by itself, and at the beginning of a table of every
+/// Far from anything that the system maps by itself, and at the start of a page table of every
 /// level.
 const PLACE: u64 = 8 << 40;
 
-/// What was found where the shapes are.
+/// The pages and page tables found in the shape.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Found {
     resident: u64,
@@ -37,8 +37,8 @@ fn found(survey: &Survey) -> Found {
     })
 }
 
-/// The process is quiet, so all that Linux counts is accounted for.
-fn nothing_is_left(survey: &Survey) {
+/// Asserts that all page tables that Linux counts are accounted for.
+fn assert_all_tables_are_accounted_for(survey: &Survey) {
     assert!(!survey.changed());
     let tables = &survey.tables;
     assert_eq!(
@@ -51,10 +51,10 @@ fn nothing_is_left(survey: &Survey) {
 }
 
 #[test]
-fn what_is_only_reserved_has_no_tables() {
+fn reserved_memory_has_no_page_tables() {
     let survey = Shape::new("reserved").survey(|map| map, &mut ());
     assert_eq!(found(&survey), Found::default());
-    nothing_is_left(&survey);
+    assert_all_tables_are_accounted_for(&survey);
     assert!(survey.before.reserved >= 50 * GIB);
 }
 
@@ -63,20 +63,20 @@ fn tables_in_use_are_not_empty() {
     for (shape, resident, used) in [("sparse", 1024, 1024), ("dense", 16384, 32), ("alternating", 8192, 32)] {
         let survey = Shape::new(shape).survey(|map| map, &mut ());
         assert_eq!(found(&survey), Found { resident, used, empty: 0 }, "{shape}");
-        nothing_is_left(&survey);
+        assert_all_tables_are_accounted_for(&survey);
     }
 }
 
 #[test]
-fn empty_tables_are_found_where_they_are() {
+fn empty_tables_are_found_with_their_addresses() {
     let survey = Shape::new("emptied in pieces").survey(|map| map, &mut ());
     assert_eq!(found(&survey), Found { resident: 0, used: 0, empty: 1024 });
     assert_eq!(survey.tables.leading_nowhere(), Some(3), "one of a level above for each GiB, and one above those");
-    nothing_is_left(&survey);
+    assert_all_tables_are_accounted_for(&survey);
 
     #[derive(Clone, Default)]
     struct Empties(Vec<u64>);
-    impl Watcher for Empties {
+    impl Visitor for Empties {
         fn table(&mut self, start: u64, entries: Option<u64>) {
             self.0.extend((entries == Some(0)).then_some(start));
         }
@@ -87,37 +87,37 @@ fn empty_tables_are_found_where_they_are() {
     let all = (PLACE..PLACE + 2 * GIB).step_by(TABLE as usize);
     let there: Vec<u64> = empties.0.into_iter().filter(|at| *at >= PLACE && *at < PLACE + 2 * GIB).collect();
     assert_eq!(there, all.filter(|at| at / TABLE % 16 != 3).collect::<Vec<_>>());
-    nothing_is_left(&survey);
+    assert_all_tables_are_accounted_for(&survey);
 }
 
-/// Where Linux has freed the tables itself (PT_RECLAIM, from 6.14), what is left is of upper
-/// levels, and where is not told.
+/// Where Linux freed the last-level page tables (PT_RECLAIM, 6.14 and later), empty upper ones
+/// remain, and their addresses are not reported.
 #[test]
-fn what_linux_has_freed_is_not_there() {
+fn tables_that_linux_freed_are_not_reported() {
     let survey = Shape::new("emptied whole").survey(|map| map, &mut ());
     let Found { resident, used, empty } = found(&survey);
     assert_eq!((resident, used), (0, 0));
-    let told = (survey.tables.empty.unwrap() + survey.tables.leading_nowhere().unwrap()) as i64;
+    let listed = (survey.tables.empty.unwrap() + survey.tables.leading_nowhere().unwrap()) as i64;
     let frees = Kernel::probe(&mut Pace::new(Duration::from_millis(1))).unwrap().frees_tables;
     match empty {
-        1024 if frees == Some(false) => assert_eq!(survey.empty(), told),
-        0 if frees == Some(true) => assert_eq!(survey.empty(), told + 3, "a table for each GiB, and one above those"),
+        1024 if frees == Some(false) => assert_eq!(survey.empty(), listed),
+        0 if frees == Some(true) => assert_eq!(survey.empty(), listed + 3, "a table for each GiB, and one above those"),
         some => panic!("{some} of 1024 tables"),
     }
 }
 
 #[test]
-fn huge_pages_have_tables_put_by() {
+fn huge_ptes_have_deposited_tables() {
     let survey = Shape::new("huge").survey(|map| map, &mut ());
     let huge = survey.vmas.iter().map(|one| one.huge).sum::<u64>();
     assert!(huge == 32 << 20 || huge == 0, "all of them, or this machine has none");
     assert_eq!(survey.tables.deposited, huge / TABLE);
     assert_eq!(found(&survey).used, 17 - huge / TABLE);
-    nothing_is_left(&survey);
+    assert_all_tables_are_accounted_for(&survey);
 }
 
 #[test]
-fn pages_of_hugetlbfs_have_nothing_put_by() {
+fn hugetlbfs_pages_have_no_deposited_tables() {
     for (shape, size) in [("hugetlb 2 MiB", TABLE), ("hugetlb 1 GiB", GIB)] {
         let Some(_pool) = Pool::more(size, 2) else {
             println!("{shape}: not tried, as there are no such pages (that needs root, and memory in one piece)");
@@ -129,14 +129,14 @@ fn pages_of_hugetlbfs_have_nothing_put_by() {
         let vmas: Vec<_> = survey.vmas.iter().filter(|one| one.huge > 0).collect();
         assert_eq!(vmas.iter().map(|one| (one.vma.page, one.huge)).collect::<Vec<_>>(), [(size, 2 * size)]);
         assert_eq!(survey.tables.deposited, 0);
-        nothing_is_left(&survey);
+        assert_all_tables_are_accounted_for(&survey);
         let read = shape.survey(Pagemap::only_read, &mut ());
         assert_eq!((read.tables.used, read.empty()), (survey.tables.used, survey.empty()));
     }
 }
 
 #[test]
-fn tables_of_what_is_swapped_out_are_in_use() {
+fn tables_of_swap_entries_are_in_use() {
     let _file = match SwapFile::new(64 << 20) {
         Ok(file) => file,
         Err(why) => return println!("not tried, as there is nowhere to swap to (that needs root): {why}"),
@@ -144,12 +144,12 @@ fn tables_of_what_is_swapped_out_are_in_use() {
     let shape = Shape::new("swapped");
     let survey = shape.survey(|map| map, &mut ());
     let swapped: u64 = survey.vmas.iter().map(|one| one.swapped).sum();
-    // So that there are tables of which nothing is in memory.
+    // Some page tables have no present PTE.
     assert!(swapped > 31 << 20, "{swapped} bytes are swapped out");
     assert_eq!(swapped, survey.after.swapped);
     assert_eq!(found(&survey), Found { resident: 16384 - swapped / PAGE, used: 32, empty: 0 });
     assert_eq!(survey.tables.occupancy[7], 32, "all of them full");
-    nothing_is_left(&survey);
+    assert_all_tables_are_accounted_for(&survey);
     let read = shape.survey(Pagemap::only_read, &mut ());
     assert_eq!((read.tables.used, read.after.swapped), (survey.tables.used, swapped));
 }
@@ -158,61 +158,64 @@ fn tables_of_what_is_swapped_out_are_in_use() {
 fn shared_memory_is_like_any() {
     let survey = Shape::new("shared").survey(|map| map, &mut ());
     assert_eq!(found(&survey), Found { resident: 4096, used: 8, empty: 0 });
-    nothing_is_left(&survey);
+    assert_all_tables_are_accounted_for(&survey);
 }
 
 #[test]
 fn vmas_that_share_a_table_have_one() {
     let survey = Shape::new("neighbours").survey(|map| map, &mut ());
     assert_eq!(found(&survey), Found { resident: 2, used: 1, empty: 0 });
-    nothing_is_left(&survey);
+    assert_all_tables_are_accounted_for(&survey);
 }
 
-/// 65,000, unless a process may have less: each has its share of pages and tables.
+/// 65,000 VMAs, unless a process may have fewer: each gets its pages and page tables.
 #[test]
-fn many_vmas_are_told_apart() {
+fn pages_and_tables_are_attributed_to_each_of_many_vmas() {
     let survey = Shape::new("many").survey(|map| map, &mut ());
     let vmas: Vec<_> = survey.vmas.iter().filter(|one| one.vma.start >= PLACE && one.vma.start < PLACE + GIB).collect();
     assert_eq!(vmas.len() as u64, most_vmas());
     assert!(vmas.iter().enumerate().all(|(n, one)| one.resident == if n % 4 == 0 { PAGE } else { 0 }));
     let used = (most_vmas() * PAGE).div_ceil(TABLE);
     assert_eq!(found(&survey), Found { resident: most_vmas() / 4, used, empty: 0 });
-    nothing_is_left(&survey);
+    assert_all_tables_are_accounted_for(&survey);
 }
 
-/// Whatever is read entry by entry is the same, but for what only the call tells.
+/// Checks that reading entry by entry finds the same, except for what only the ioctl reports.
 #[test]
-fn reading_says_what_asking_says() {
+fn reading_and_scanning_agree() {
     for name in ["sparse", "dense", "shared", "most emptied", "alternating"] {
         let shape = Shape::new(name);
-        let (asked, read) = (shape.survey(|map| map, &mut ()), shape.survey(Pagemap::only_read, &mut ()));
+        let (scanned, read) = (shape.survey(|map| map, &mut ()), shape.survey(Pagemap::only_read, &mut ()));
         assert!(!read.scanned && read.tables.empty.is_none());
-        assert_eq!((asked.tables.used, asked.tables.occupancy), (read.tables.used, read.tables.occupancy), "{name}");
-        assert_eq!(asked.empty(), read.empty());
+        assert_eq!(
+            (scanned.tables.used, scanned.tables.occupancy),
+            (read.tables.used, read.tables.occupancy),
+            "{name}"
+        );
+        assert_eq!(scanned.empty(), read.empty());
         let resident = |survey: &Survey| survey.vmas.iter().map(|one| (one.resident, one.swapped)).collect::<Vec<_>>();
-        assert_eq!(resident(&asked), resident(&read), "{name}");
+        assert_eq!(resident(&scanned), resident(&read), "{name}");
     }
 }
 
-/// 8,192 regions and steps that end in the middle: none is told twice, and none is left out.
+/// 8,192 regions, and steps that end among them: no region is reported twice, and none is left out.
 #[test]
-fn no_region_is_told_twice() {
+fn no_region_is_reported_twice() {
     let shape = Shape::new("alternating");
     let target = Target::open(shape.pid()).unwrap();
     let mut pagemap = Pagemap::open(&target.process).unwrap();
     let mut pace = Pace::new(Duration::from_millis(1));
-    let mut told: Vec<Region> = Vec::new();
-    let query = Query::there(Categories::PRESENT);
-    pagemap.scan((PLACE, PLACE + (64 << 20)), &query, &mut pace, |region| told.push(region)).unwrap();
+    let mut reported: Vec<Region> = Vec::new();
+    let query = Query::nonempty(Categories::PRESENT);
+    pagemap.scan((PLACE, PLACE + (64 << 20)), &query, &mut pace, |region| reported.push(region)).unwrap();
     let expected = (PLACE..PLACE + (64 << 20)).step_by(2 * PAGE as usize);
     let expected = expected.map(|start| Region { start, end: start + PAGE, categories: Categories::PRESENT });
-    assert_eq!(told, expected.collect::<Vec<_>>());
+    assert_eq!(reported, expected.collect::<Vec<_>>());
 }
 
-/// 64 GiB, half of whose tables are in use and half of them empty, in a pattern that no stride
-/// meets.
+/// 64 GiB, half of whose page tables are empty, in a random pattern.
 #[test]
-fn a_sample_is_as_right_as_it_says() {
+fn a_sample_is_within_its_error() {
     let shape = Shape::new("half");
     let target = Target::open(shape.pid()).unwrap();
     let all = shape.survey(|map| map, &mut ());
@@ -221,7 +224,7 @@ fn a_sample_is_as_right_as_it_says() {
     for seed in 0..20 {
         let mut pagemap = Pagemap::open(&target.process).unwrap();
         let mut pace = Pace::new(Duration::from_millis(1));
-        let options = Options { tells: Tells::Tables, sample: Some((0.5, seed)) };
+        let options = Options { detection: Detection::Exact, sample: Some((0.5, seed)) };
         let survey = survey(&target, &mut pagemap, &mut pace, &options, &mut ()).unwrap();
         let sample = survey.sample.unwrap();
         assert_eq!((sample.stretches, sample.seen), (64, 32));
@@ -231,17 +234,16 @@ fn a_sample_is_as_right_as_it_says() {
     assert!(right >= 16, "{right} of 20, where 19 are to be expected");
 }
 
-/// Where they have to be found by time, nearly all are; how many there are is known exactly all the
-/// same.
+/// Checks that nearly all empty page tables are found by time; their number is exact all the same.
 #[test]
 #[ignore = "by the clock: for a quiet machine"]
 fn tables_are_found_by_time() {
-    let Tells::Time(timing) = Kernel::by_time().unwrap().tells else { panic!("no difference in time here") };
+    let Detection::ByTime(timing) = Kernel::by_time().unwrap().detection else { panic!("no difference in time here") };
     for (shape, empty) in [("most emptied", 960), ("sparse", 0), ("reserved", 0), ("emptied in pieces", 1024)] {
         let shape = Shape::new(shape);
         let target = Target::open(shape.pid()).unwrap();
         let mut pagemap = Pagemap::open(&target.process).unwrap();
-        let options = Options { tells: Tells::Time(timing), sample: None };
+        let options = Options { detection: Detection::ByTime(timing), sample: None };
         let mut pace = Pace::new(Duration::from_millis(1));
         let survey = survey(&target, &mut pagemap, &mut pace, &options, &mut ()).unwrap();
         let found = found(&survey).empty;
@@ -250,7 +252,7 @@ fn tables_are_found_by_time() {
 }
 
 #[test]
-fn who_is_gone_is_told_as_gone() {
+fn a_dead_process_is_reported_as_gone() {
     let mut child = Command::new("true").spawn().unwrap();
     let pid = child.id() as i32;
     while Target::open(pid).is_ok() {
@@ -258,27 +260,24 @@ fn who_is_gone_is_told_as_gone() {
     }
     assert_eq!(
         Target::open(pid).unwrap_err().to_string().split(':').next().unwrap(),
-        format!("process {pid} has ended (it is a zombie, until its parent has asked for its status)")
+        format!("process {pid} has ended and is a zombie")
     );
     child.wait().unwrap();
     assert_eq!(Target::open(pid).unwrap_err().to_string(), format!("there is no process {pid}"));
-    // The kernel's own.
+    // A kernel thread.
     if let Err(error) = Target::open(2) {
-        assert!(
-            error.to_string().contains("thread of the kernel") || error.to_string().contains("no process"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("kernel thread") || error.to_string().contains("no process"), "{error}");
     }
 }
 
-/// With VMAs and pages still to be told.
+/// Kills the process while VMAs and pages are still to be scanned.
 #[test]
-fn who_ends_in_the_middle_is_told_as_ended() {
+fn a_process_that_dies_during_the_survey_is_reported() {
     struct Killer(i32);
-    impl Watcher for Killer {
+    impl Visitor for Killer {
         fn region(&mut self, region: &Region, _: &Vma) {
             if region.start >= PLACE {
-                // SAFETY: it is a child of ours that nobody has waited for.
+                // SAFETY: signals a child that was not waited for.
                 unsafe { libc::kill(self.0, libc::SIGKILL) };
                 while Target::open(self.0).is_ok() {
                     std::thread::sleep(Duration::from_millis(1));
@@ -298,7 +297,7 @@ fn who_ends_in_the_middle_is_told_as_ended() {
 }
 
 #[test]
-fn stopping_stops() {
+fn a_survey_can_be_interrupted() {
     let shape = Shape::new("dense");
     let target = Target::open(shape.pid()).unwrap();
     let mut pagemap = Pagemap::open(&target.process).unwrap();

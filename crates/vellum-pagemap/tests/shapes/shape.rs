@@ -1,4 +1,4 @@
-//! Processes that make shapes.
+//! Helper processes that map address spaces of known shapes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -9,15 +9,15 @@ use std::time::Duration;
 use procfs::process::Process;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect};
-use vellum_pagemap::{Kernel, Options, Pace, Pagemap, Survey, Target, Tells, Watcher, survey};
+use vellum_pagemap::{Detection, Kernel, Options, Pace, Pagemap, Survey, Target, Visitor, survey};
 
 use crate::{GIB, PAGE, PLACE, TABLE};
 
-/// A process that has made a shape, and keeps it until this is dropped.
+/// A process with a shape, which it keeps until this value is dropped.
 pub struct Shape {
     child: Child,
     stdin: Option<ChildStdin>,
-    /// It says more when it ends.
+    /// Kept open, as the process writes more when it ends.
     _stdout: BufReader<ChildStdout>,
 }
 
@@ -35,7 +35,7 @@ impl Shape {
         let ready = stdout.by_ref().lines().any(|line| line.unwrap().ends_with("ready"));
         let shape = Shape { child, stdin, _stdout: stdout };
         assert!(ready, "{name} could not be made");
-        // It has said so, and is about to wait.
+        // The process is about to wait.
         while !shape.waits() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -51,26 +51,26 @@ impl Shape {
         self.child.id() as i32
     }
 
-    /// What is found when nothing changes meanwhile. The process is quiet, but the host's reclaim
-    /// or khugepaged may be at work on it.
-    pub fn survey(&self, how: impl Fn(Pagemap) -> Pagemap, watcher: &mut (impl Watcher + Clone)) -> Survey {
+    /// Returns the survey of the process while it doesn't change. The process itself is idle, but
+    /// the host's reclaim or khugepaged may change it: then the survey is repeated.
+    pub fn survey(&self, how: impl Fn(Pagemap) -> Pagemap, visitor: &mut (impl Visitor + Clone)) -> Survey {
         const TRIES: usize = 20;
-        let fresh = watcher.clone();
+        let fresh = visitor.clone();
         let mut tries = (0..TRIES).map(|_| {
-            *watcher = fresh.clone();
-            self.survey_once(&how, watcher)
+            *visitor = fresh.clone();
+            self.survey_once(&how, visitor)
         });
         let last = tries.find(|survey| !survey.changed());
         last.expect("the host leaves a quiet process alone for once")
     }
 
-    fn survey_once(&self, how: &impl Fn(Pagemap) -> Pagemap, watcher: &mut impl Watcher) -> Survey {
+    fn survey_once(&self, how: &impl Fn(Pagemap) -> Pagemap, visitor: &mut impl Visitor) -> Survey {
         let target = Target::open(self.pid()).unwrap();
         let mut pagemap = how(Pagemap::open(&target.process).unwrap());
         let mut pace = Pace::new(Duration::from_millis(1));
-        let tells = if pagemap.scans() { Kernel::probe(&mut pace).unwrap().tells } else { Tells::Nothing };
-        let options = Options { tells, sample: None };
-        survey(&target, &mut pagemap, &mut pace, &options, watcher).unwrap()
+        let detection = if pagemap.scans() { Kernel::probe(&mut pace).unwrap().detection } else { Detection::None };
+        let options = Options { detection, sample: None };
+        survey(&target, &mut pagemap, &mut pace, &options, visitor).unwrap()
     }
 }
 
@@ -81,7 +81,7 @@ impl Drop for Shape {
     }
 }
 
-/// What the shapes are made with, by the process that has them.
+/// The operations that shapes are made of.
 struct Maker;
 
 impl Maker {
@@ -92,7 +92,7 @@ impl Maker {
     fn map_at(&self, at: u64, len: u64) -> u64 {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: nothing is there, or it fails.
+        // SAFETY: the mapping replaces nothing, or fails.
         unsafe { mmap_anonymous(ptr::without_provenance_mut(at as usize), len as usize, prot, flags) }.unwrap();
         self.advise(at, len, Advice::LinuxNoHugepage);
         at
@@ -102,27 +102,27 @@ impl Maker {
         let file = memfd_create("shape", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, len).unwrap();
         let (flags, prot) = (MapFlags::SHARED | MapFlags::FIXED_NOREPLACE, ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: nothing is there, or it fails.
+        // SAFETY: the mapping replaces nothing, or fails.
         unsafe { mmap(ptr::without_provenance_mut(PLACE as usize), len as usize, prot, flags, &file, 0) }.unwrap();
         PLACE
     }
 
-    /// Two pages of hugetlbfs, and room for two.
+    /// Maps room for four hugetlbfs pages and touches two.
     fn hugetlb(&self, size: u64, which: MapFlags) {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE | MapFlags::HUGETLB | which;
         let (at, prot) = (ptr::without_provenance_mut(PLACE as usize), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: nothing is there, or it fails.
+        // SAFETY: the mapping replaces nothing, or fails.
         unsafe { mmap_anonymous(at, 4 * size as usize, prot, flags) }.unwrap();
         self.touch_each(PLACE, 4 * size, 2 * size);
     }
 
     fn advise(&self, at: u64, len: u64, advice: Advice) {
-        // SAFETY: it is memory that was mapped here, in which nobody has anything.
+        // SAFETY: the memory was mapped here, and no reference to its contents exists.
         let _ = unsafe { madvise(ptr::without_provenance_mut(at as usize), len as usize, advice) };
     }
 
     fn protect(&self, at: u64) {
-        // SAFETY: as above; and nobody writes there any more.
+        // SAFETY: as above, and nothing writes there any more.
         unsafe { mprotect(ptr::without_provenance_mut(at as usize), PAGE as usize, MprotectFlags::READ) }.unwrap();
     }
 
@@ -136,7 +136,7 @@ impl Maker {
     }
 }
 
-/// Not a test: what [`Shape::new`] runs.
+/// Not a test: the process that [`Shape::new`] starts.
 #[test]
 #[ignore = "makes a shape for the other tests"]
 fn make_a_shape() {
@@ -173,17 +173,17 @@ fn make_a_shape() {
         "swapped" => {
             let start = make.map(64 << 20);
             make.touch_each(start, 64 << 20, PAGE);
-            // Pages that have just been made are in nobody's list for a while, and stay.
+            // New pages are in a per-CPU batch for a while, and are not paged out.
             (0..10).for_each(|_| make.advise(start, 32 << 20, Advice::LinuxPageOut));
         }
         "hugetlb 2 MiB" => make.hugetlb(TABLE, MapFlags::HUGE_2MB),
         "hugetlb 1 GiB" => make.hugetlb(GIB, MapFlags::HUGE_1GB),
         "half" => {
-            // With a page on either side, which no sample is of.
+            // With a page on either side, outside the sampled spans.
             let start = make.map_at(PLACE - PAGE, 64 * GIB + 2 * PAGE) + PAGE;
             let mut random = fastrand::Rng::with_seed(7);
             for gib in 0..64 {
-                // Some GiB have many, some few.
+                // Some GiB have many page tables in use, some few.
                 let share = random.f64();
                 for table in 0..16 {
                     let at = start + gib * GIB + table * TABLE;
@@ -202,7 +202,7 @@ fn make_a_shape() {
             }
         }
         "neighbours" => {
-            // Two VMAs, and a hole, of one table.
+            // Two VMAs and a hole in the span of one page table.
             make.touch(make.map_at(PLACE, 4 * PAGE));
             make.touch(make.map_at(PLACE + 8 * PAGE, 4 * PAGE));
         }
@@ -216,7 +216,8 @@ fn make_a_shape() {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
-/// Nearly as many as a process may have: its program needs some, and they are made two at a time.
+/// Returns nearly the largest number of VMAs that a process may have. The program itself needs
+/// some, and VMAs are made two at a time.
 pub fn most_vmas() -> u64 {
     let most: u64 = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
     (most.min(65_530) - 530) / 4 * 4

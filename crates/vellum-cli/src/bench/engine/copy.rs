@@ -10,7 +10,7 @@ use vellum::space::{Advise, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_linux::workload::case::PAGE;
 use vellum_linux::workload::data::Data;
-use vellum_linux::workload::layout::{Backing, Deed, Done, Folios, Layout, Run, Vma, What, tables_in};
+use vellum_linux::workload::layout::{Backing, Folios, Layout, Operation, PageKind, Run, Timed, Vma, table_spans_in};
 use vellum_sim::{Access, Program};
 
 use super::{Booted, Engine, Fast, READ_WRITE, Space, folios_of, split, swapped};
@@ -21,13 +21,13 @@ const BASE: u64 = 1 << 40;
 
 impl Engine {
     /// Makes a copy and does something to it.
-    pub fn deed(&self, layout: &Layout, folios: Folios, deed: Deed) -> Result<Done, Skip> {
+    pub fn deed(&self, layout: &Layout, folios: Folios, deed: Operation) -> Result<Timed, Skip> {
         let booted = self.booted()?;
-        if deed == Deed::Out && !booted.swap.replace(true) {
+        if deed == Operation::SwapOut && !booted.swap.replace(true) {
             swapped::attach(booted.machine, self.bytes)?;
         }
         // What must be kept is not swapped out instead, as it is not by Linux's group.
-        let room = if deed == Deed::Reclaim { 0 } else { u64::MAX };
+        let room = if deed == Operation::Reclaim { 0 } else { u64::MAX };
         let set = booted.machine.memcgs().set_swap_room(booted.group, room);
         set.map_err(|error| Skip::system("swap.max", format!("{error:?}")))?;
         // It outlives the copy, as what stands behind VMAs outlives a process.
@@ -39,7 +39,7 @@ impl Engine {
         let stats = space.stats();
         let resident = layout.vmas.iter().map(|vma| space.usage(range(vma.start, vma.end)).resident).sum();
         let ns = timed(booted, space, layout, deed)?;
-        Ok(Done { ns, resident, tables: stats.tables })
+        Ok(Timed { ns, resident, tables: stats.tables })
     }
 }
 
@@ -68,28 +68,28 @@ fn map<'m>(space: &Space<'m>, layout: &Layout, files: &Object<'m, Fast>) -> Resu
     Ok(())
 }
 
-fn fill(booted: &Booted, space: &Space<'_>, layout: &Layout, folios: Folios, deed: Deed) -> Result<(), Skip> {
+fn fill(booted: &Booted, space: &Space<'_>, layout: &Layout, folios: Folios, deed: Operation) -> Result<(), Skip> {
     let program = booted.cpu.enter(space);
     for size in layout.sizes(folios) {
         folios_of(booted.machine, size.max(4));
         for (vma, run) in layout.runs().filter(|(vma, run)| vma.folio(run, folios) == size) {
             touch(&program, run, deed)?;
             if size == 2048 && !vma.is_huge(run, folios) {
-                tables_in(run.start, run.end).try_for_each(|start| split(space, BASE + start))?;
+                table_spans_in(run.start, run.end).try_for_each(|start| split(space, BASE + start))?;
             }
         }
     }
     Ok(())
 }
 
-fn touch(program: &Program<'_, Fast, Space<'_>>, run: &Run, deed: Deed) -> Result<(), Skip> {
+fn touch(program: &Program<'_, Fast, Space<'_>>, run: &Run, deed: Operation) -> Result<(), Skip> {
     let here = range(run.start, run.end);
     let failed = |error| Skip::system("touch", format!("{error:?}"));
-    match run.what {
+    match run.kind {
         // The engine keeps none.
-        What::Table => Ok(()),
-        What::Zero | What::File => program.touch(here, PAGE, Access::Read).map(drop).map_err(failed),
-        _ if deed == Deed::Out => (here.start..here.end).step_by(PAGE as usize).try_for_each(|at| {
+        PageKind::Table => Ok(()),
+        PageKind::Zero | PageKind::File => program.touch(here, PAGE, Access::Read).map(drop).map_err(failed),
+        _ if deed == Operation::SwapOut => (here.start..here.end).step_by(PAGE as usize).try_for_each(|at| {
             let page = Data::Compressible.page(at / PAGE);
             program.write(at, page.bytes()).map_err(|error| Skip::system("touch", format!("{error:?}")))
         }),
@@ -97,8 +97,8 @@ fn touch(program: &Program<'_, Fast, Space<'_>>, run: &Run, deed: Deed) -> Resul
     }
 }
 
-fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, deed: Deed) -> Result<u64, Skip> {
-    if deed == Deed::Exit {
+fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, deed: Operation) -> Result<u64, Skip> {
+    if deed == Operation::Exit {
         let start = Instant::now();
         drop(space);
         return Ok(start.elapsed().as_nanos() as u64);
@@ -108,20 +108,20 @@ fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, deed: Deed) ->
         let advised = space.advise(BASE + vma.start, vma.end - vma.start, advice);
         advised.map_err(|error| Skip::system("advise", error))
     };
-    if deed == Deed::Reclaim {
+    if deed == Operation::Reclaim {
         anonymous().try_for_each(|vma| advise(vma, Advise::Free))?;
     }
     let _program = booted.cpu.enter(&space);
     let start = Instant::now();
     let elapsed = || start.elapsed().as_nanos() as u64;
     match deed {
-        Deed::Fork => {
+        Operation::Fork => {
             let child = space.fork();
             let ns = elapsed();
             child.map(|_| ns).map_err(|error| Skip::system("fork", error))
         }
-        Deed::Out => anonymous().try_for_each(|vma| advise(vma, Advise::PageOut)).map(|()| elapsed()),
-        Deed::Reclaim => {
+        Operation::SwapOut => anonymous().try_for_each(|vma| advise(vma, Advise::PageOut)).map(|()| elapsed()),
+        Operation::Reclaim => {
             let reclaimed = reclaim::<Fast, X86_64>(booted.machine, &[&space][..], booted.group, u64::MAX);
             let ns = elapsed();
             reclaimed.map(|_| ns).map_err(|error| Skip::system("reclaim", format!("{error:?}")))

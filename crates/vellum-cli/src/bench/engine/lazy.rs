@@ -7,19 +7,18 @@ use vellum::arch::X86_64;
 use vellum::reclaim::reclaim;
 use vellum::space::Advise;
 use vellum_linux::workload::case::PAGE;
-use vellum_linux::workload::data::Written;
+use vellum_linux::workload::data::Rewrites;
 
 use super::{Booted, Counted, Fast, Sample, Space};
 use crate::bench::contender::Skip;
 
-/// Measures the reclaim of a touched region, by a group that has nothing else. What was not written
-/// again is gone afterwards.
-pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, written: Written) -> Result<Sample, Skip> {
+/// Measures the reclaim of a touched region, by a group that has nothing else. What was not written again is gone afterwards.
+pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, written: Rewrites) -> Result<Sample, Skip> {
     let pages = range.len() / PAGE;
     space.advise(range.start, range.len(), Advise::Free).map_err(|error| Skip::system("advise", error))?;
     let program = booted.cpu.enter(space);
-    for page in (0..pages).filter(|&page| written.again(page)) {
-        program.store_u64(range.start + page * PAGE, Written::word(page)).map_err(fault)?;
+    for page in (0..pages).filter(|&page| written.includes(page)) {
+        program.store_u64(range.start + page * PAGE, Rewrites::word(page)).map_err(fault)?;
     }
     let before = Counted::now(booted.machine);
     let start = Instant::now();

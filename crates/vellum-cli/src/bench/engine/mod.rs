@@ -99,7 +99,7 @@ impl Booted {
 
 /// A machine with so many CPUs and so many bytes of memory.
 pub fn simulate(cpus: usize, memory: u64) -> Result<Fast, Skip> {
-    vellum_linux::memory::enough(memory)?;
+    vellum_linux::memory::check_available(memory)?;
     // A kernel reaches its memory by huge pages, and no memory of it is missing.
     let sim = Config::new(memory).cpus(cpus).prefault().host_huge_pages().fast();
     sim.map_err(|error| Skip::system("mmap", error))
@@ -216,7 +216,7 @@ impl Contender for ByRun {
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
         let booted = self.engine.booted()?;
-        let group = if op.written().is_some() { booted.group } else { MemcgId::ROOT };
+        let group = if op.rewrites().is_some() { booted.group } else { MemcgId::ROOT };
         let mut space = booted.space(case.folio_kib, group)?;
         if self.column == Column::Page {
             space.cap_runs(1);
@@ -234,7 +234,7 @@ impl Contender for ByRun {
             let swapped = swapped::measure(booted, &space, range, data)?;
             return Ok(Sample { touch_ns: Some(touch_ns), fallback, ..swapped });
         }
-        if let Some(written) = op.written() {
+        if let Some(written) = op.rewrites() {
             let reclaimed = lazy::measure(booted, &space, range, written)?;
             return Ok(Sample { touch_ns: Some(touch_ns), fallback, ..reclaimed });
         }

@@ -38,7 +38,7 @@ pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data)
     let work = Some(before.work(&Counted::now(booted.machine)));
     let left = range.len() - space.usage(range).swap;
     if left > 0 {
-        return Err(Skip::Stayed(left / PAGE));
+        return Err(Skip::NotSwappedOut(left / PAGE));
     }
     let start = Instant::now();
     program.touch(range, PAGE, Access::Read).map_err(fault)?;

@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use bytemuck::Zeroable;
 use vellum_linux::workload::case::{Case, Op, TABLE_SPAN};
-use vellum_linux::workload::data::Written;
+use vellum_linux::workload::data::Rewrites;
 
 use crate::bench::contender::{Column, Contender, Sample, Skip};
 use crate::bench::memory::Mapped;
@@ -146,7 +146,7 @@ impl Contender for Floor {
             return Err(Skip::system("mmap", "no memory"));
         };
         arena.fill();
-        if let Some(written) = op.written() {
+        if let Some(written) = op.rewrites() {
             arena.free_lazily(written);
         }
         if let Some(data) = op.data() {
@@ -203,11 +203,11 @@ impl Arena {
     }
 
     /// All but what is written to again is as if nobody had ever. Not measured.
-    fn free_lazily(&mut self, written: Written) {
+    fn free_lazily(&mut self, written: Rewrites) {
         let pages = if self.case.huge { ENTRIES as u64 } else { 1 };
         let entries = self.tables.iter_mut().flat_map(|table| table.0.iter_mut());
         for (n, entry) in (0..).zip(entries) {
-            if !written.again(n * pages) {
+            if !written.includes(n * pages) {
                 *entry &= !(ACCESSED | DIRTY);
             }
         }
@@ -450,7 +450,7 @@ mod tests {
     #[test]
     fn what_was_written_again_is_not_reclaimed() {
         for case in cases().map(|case| Case { bytes: 10 * TABLE_SPAN, ..case }) {
-            for (written, stays) in [(Written::None, 0), (Written::EveryTenth, case.folios() / 10)] {
+            for (written, stays) in [(Rewrites::None, 0), (Rewrites::EveryTenth, case.folios() / 10)] {
                 let mut arena = Arena::new(&case).unwrap();
                 arena.fill();
                 let before: Vec<u64> = entries(&arena).collect();

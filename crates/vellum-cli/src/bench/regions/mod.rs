@@ -12,7 +12,7 @@ mod section;
 use std::path::PathBuf;
 
 use vellum_linux::Linux;
-use vellum_linux::cpu::OnOneCpu;
+use vellum_linux::cpu::PinnedCpu;
 use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
 
 use super::contender::{Column, Columns, Contender};
@@ -92,7 +92,7 @@ pub struct Subject {
 /// Measures `ops`, and tells of it.
 pub fn section(args: &Args, ops: &[Op], subject: &Subject) -> anyhow::Result<Section> {
     anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
-    let _here = OnOneCpu::pin();
+    let _here = PinnedCpu::pin();
     let rows = measure(args, ops, &mut contenders(args));
     Ok(section::of(subject, &rows, args.runs))
 }
@@ -105,7 +105,7 @@ fn cases(args: &Args) -> impl Iterator<Item = Case> {
 
 /// Runs everything, and returns the rows in the order of the operations asked for.
 fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
-    let mut timed: Vec<Op> = ops.iter().copied().filter(|op| !matches!(op, Op::Touch | Op::In(_))).collect();
+    let mut timed: Vec<Op> = ops.iter().copied().filter(|op| !matches!(op, Op::Touch | Op::SwapIn(_))).collect();
     if timed.is_empty() {
         timed.push(Op::Touch);
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use vellum_linux::stats::Summary;
 use vellum_linux::workload::case::{Case, Op};
-use vellum_linux::workload::data::{Data, Written};
+use vellum_linux::workload::data::{Data, Rewrites};
 
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip, Work};
 use crate::bench::turns::Outcome;
@@ -66,15 +66,14 @@ impl Cell {
 }
 
 impl Row {
-    /// The row of `outcomes`. For [`Op::Touch`] their touches count, for [`Op::In`] what they
-    /// brought back.
+    /// The row of `outcomes`. For [`Op::Touch`] their touches count, for [`Op::SwapIn`] what they brought back.
     pub fn new(op: Op, case: Case, outcomes: &Columns<Outcome>) -> Row {
         let of = |outcome: &Outcome| match op {
             Op::Touch => Cell::new(&outcome.touches, outcome),
-            Op::In(_) => Cell::new(&outcome.backs, outcome),
+            Op::SwapIn(_) => Cell::new(&outcome.backs, outcome),
             _ => Cell::new(&outcome.ops, outcome),
         };
-        let beside = matches!(op, Op::Touch | Op::In(_));
+        let beside = matches!(op, Op::Touch | Op::SwapIn(_));
         Row { op, case, cells: outcomes.map(of), work: outcomes.vellum.work.filter(|_| !beside) }
     }
 
@@ -100,7 +99,7 @@ impl Row {
             bench,
             op: self.op.name(),
             data: self.op.data().map(Data::name),
-            written: self.op.written().map(Written::name),
+            written: self.op.rewrites().map(Rewrites::name),
             folio_kib: self.case.folio_kib,
             huge: self.case.huge,
             bytes: self.case.bytes,
@@ -227,7 +226,7 @@ mod tests {
     fn what_came_back_is_a_row_of_its_own_and_both_say_what_it_was() {
         let outcomes =
             Columns { page: Outcome { ops: vec![5], backs: vec![7], ..Outcome::default() }, ..Columns::default() };
-        let out = Op::Out(Data::Compressible);
+        let out = Op::SwapOut(Data::Compressible);
         let rows = [out, out.back().unwrap()].map(|op| Row::new(op, CASE, &outcomes).json("pageout"));
         for (row, op, ns) in [(&rows[0], "out", 5), (&rows[1], "in", 7)] {
             assert_eq!((&row["op"], &row["data"], &row["page_ns"]), (&op.into(), &"compressible".into(), &ns.into()));

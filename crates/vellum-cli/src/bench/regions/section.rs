@@ -50,11 +50,11 @@ fn what(op: Op) -> &'static str {
              floor: each entry is read, written back without the right to write, and written into a table of the child; each \
              folio's descriptor gets the references."
         }
-        Op::Out(_) => {
+        Op::SwapOut(_) => {
             "What is in the region is written to compressed memory (MADV_PAGEOUT), and its folios are freed. A page that one word \
              fills is known by that word; any other is compressed by lz4."
         }
-        Op::In(_) => {
+        Op::SwapIn(_) => {
             "One byte is read in each page, in order: all of it comes back. The engine's faults enter no kernel here, which \
              Linux's do: compare the two with the clock that counts instructions (vellum compare --icount)."
         }

@@ -17,7 +17,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use vellum::platform::MAX_CPUS;
-use vellum_linux::cpu::allowed;
+use vellum_linux::cpu::allowed_cpus;
 use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
 
 use super::contender::{Columns, Skip};
@@ -91,7 +91,7 @@ impl Spaces {
 /// Measures, and tells of it.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
     anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
-    let mut cpus = allowed();
+    let mut cpus = allowed_cpus();
     let threads = args.crowd.threads.map_or(cpus.len().min(MAX_CPUS), NonZero::get);
     anyhow::ensure!(
         threads <= cpus.len() && threads <= MAX_CPUS,

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use vellum_linux::cpu::{now_ns, stay_on};
+use vellum_linux::cpu::{now_ns, pin_to};
 
 use crate::bench::contender::Skip;
 
@@ -39,7 +39,7 @@ pub fn work<T: Send>(
         let start = |member: usize| {
             let (pace, life) = (&pace, &life);
             scope.spawn(move || {
-                stay_on(cpus[member]);
+                pin_to(cpus[member]);
                 let _tells = TellsOfPanic(&pace.gate);
                 life(member, pace).inspect_err(|skip| pace.gate.close(skip))
             })

@@ -204,7 +204,7 @@ impl Team for Linux {
     fn prepare(&mut self, case: &Case, threads: usize) -> Result<(), Skip> {
         self.mthp.plan(case)?;
         let all = of_all(case, &(0..threads)).bytes;
-        vellum_linux::memory::enough(all + all / 8)?;
+        vellum_linux::memory::check_available(all + all / 8)?;
         compact(case);
         Ok(())
     }
@@ -224,7 +224,7 @@ impl Team for Linux {
                     Ok(())
                 })?;
                 let fallback = region.shape(case, minor_faults() - faults)?;
-                pace.unmap(|| region.take_away())?;
+                pace.unmap(|| region.unmap_in_place())?;
                 Ok(fallback)
             },
         )?;
@@ -238,7 +238,7 @@ mod tests {
 
     /// Two threads share one CPU of the host if there is no other: slower, and no less right.
     fn cpus() -> Vec<usize> {
-        vellum_linux::cpu::allowed().into_iter().cycle().take(2).collect()
+        vellum_linux::cpu::allowed_cpus().into_iter().cycle().take(2).collect()
     }
 
     #[test]

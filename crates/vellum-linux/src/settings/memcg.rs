@@ -1,7 +1,8 @@
-//! A control group of the benchmark's own, whose memory it has the kernel take back.
+//! A memcg for a benchmark, whose memory the kernel reclaims on request.
 //!
-//! There are two versions of groups: `memory.reclaim` takes so many bytes, `memory.force_empty` (of
-//! the first version) as much as can be had. What must be kept is not swapped out meanwhile.
+//! With cgroup v2, `memory.reclaim` reclaims a number of bytes; with v1, `memory.force_empty`
+//! reclaims as much as possible. Swap is disabled for the memcg, so that pages that must stay are
+//! not swapped out instead.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,15 +12,15 @@ use anyhow::Context;
 
 use crate::Skip;
 
-/// How often it is tried to remove one whose processes are about to end.
+/// How often removal is tried while its processes end.
 const TRIES: usize = 200;
 
-/// What is called how in a version.
+/// The file names of a cgroup version.
 struct Version {
     root: &'static str,
     reclaim: &'static str,
     no_swap: &'static str,
-    /// Where memory has to be turned on for groups.
+    /// The file that enables the memory controller.
     control: Option<&'static str>,
 }
 
@@ -42,7 +43,10 @@ fn version() -> Option<&'static Version> {
     VERSIONS.iter().find(|version| Path::new(version.root).join("cgroup.procs").exists())
 }
 
-/// Whether one can be had.
+/// Checks that a memcg can be made.
+///
+/// # Errors
+/// The kernel has no memcgs, or this user may not make one.
 pub fn available() -> Result<(), Skip> {
     if version().is_none() {
         return Err(Skip::Missing("control groups"));
@@ -50,21 +54,24 @@ pub fn available() -> Result<(), Skip> {
     if rustix::process::geteuid().is_root() { Ok(()) } else { Err(Skip::NotRoot("make a control group")) }
 }
 
-/// Where the group of this name is.
+/// Returns the path of the memcg with this name.
 fn path(name: &str) -> anyhow::Result<PathBuf> {
     Ok(Path::new(version().context("no control groups")?.root).join(name))
 }
 
-/// A group. Dropping it removes it, once its processes have ended.
-pub struct Group {
+/// A memcg. Dropping it removes it, once its processes have ended.
+pub struct Memcg {
     path: PathBuf,
-    /// Where memory was turned on for it.
+    /// The file in which the memory controller was enabled for it.
     controlled: Option<&'static str>,
 }
 
-impl Group {
-    /// Makes one.
-    pub fn make(name: &str) -> anyhow::Result<Group> {
+impl Memcg {
+    /// Makes a memcg.
+    ///
+    /// # Errors
+    /// A step failed; the memcg is removed.
+    pub fn make(name: &str) -> anyhow::Result<Memcg> {
         let version = version().context("no control groups")?;
         let off =
             |control: &&str| fs::read_to_string(control).is_ok_and(|on| !on.split_whitespace().any(|c| c == "memory"));
@@ -72,16 +79,16 @@ impl Group {
         if let Some(control) = controlled {
             fs::write(control, "+memory").context(control)?;
         }
-        let group = Group { path: path(name)?, controlled };
-        fs::create_dir(&group.path).with_context(|| group.path.display().to_string())?;
+        let memcg = Memcg { path: path(name)?, controlled };
+        fs::create_dir(&memcg.path).with_context(|| memcg.path.display().to_string())?;
         // A kernel without swap has no such file.
-        let _ = fs::write(group.path.join(version.no_swap), "0");
-        anyhow::ensure!(group.path.join(version.reclaim).exists(), "this kernel has no {}", version.reclaim);
-        Ok(group)
+        let _ = fs::write(memcg.path.join(version.no_swap), "0");
+        anyhow::ensure!(memcg.path.join(version.reclaim).exists(), "this kernel has no {}", version.reclaim);
+        Ok(memcg)
     }
 }
 
-impl Drop for Group {
+impl Drop for Memcg {
     fn drop(&mut self) {
         for _ in 0..TRIES {
             if fs::remove_dir(&self.path).is_ok() || !self.path.exists() {
@@ -95,17 +102,23 @@ impl Drop for Group {
     }
 }
 
-/// Puts this process into a group.
+/// Moves this process into a memcg.
+///
+/// # Errors
+/// The file can't be written.
 pub fn join(name: &str) -> anyhow::Result<()> {
     let file = path(name)?.join("cgroup.procs");
     fs::write(&file, "0").with_context(|| file.display().to_string())
 }
 
-/// Has a group give back so many bytes, or as much as it can.
+/// Reclaims `bytes` from a memcg, or as much as possible.
+///
+/// # Errors
+/// The file can't be written.
 pub fn reclaim(name: &str, bytes: u64) -> anyhow::Result<()> {
     let file = path(name)?.join(version().context("no control groups")?.reclaim);
     match fs::write(&file, bytes.to_string()) {
-        // It got less than it was asked for.
+        // The kernel reclaimed less than requested.
         Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(()),
         result => result.with_context(|| file.display().to_string()),
     }

@@ -1,0 +1,90 @@
+//! Devices and memcgs that exist for a benchmark, and are removed when it ends, however it ends.
+//!
+//! A helper process makes the resource and keeps it until its standard input ends, which happens
+//! when the benchmark closes it or is gone. Signals that end the benchmark don't end the helper.
+
+use std::io::Read;
+
+use super::memcg::{self, Memcg};
+use super::zram::{self, Zram};
+use crate::Skip;
+use crate::child::{Helper, Message, outlive_signals, send};
+
+/// A resource of the machine.
+#[derive(clap::Subcommand)]
+pub enum Resource {
+    /// A zram swap device.
+    Zram {
+        /// Its size in bytes.
+        #[arg(long)]
+        bytes: u64,
+    },
+    /// A memcg.
+    #[command(name = "group")]
+    Memcg {
+        /// Its name.
+        #[arg(long)]
+        name: String,
+    },
+}
+
+impl Resource {
+    fn args(&self) -> [String; 2] {
+        match self {
+            Resource::Zram { bytes } => ["zram".into(), format!("--bytes={bytes}")],
+            Resource::Memcg { name } => ["group".into(), format!("--name={name}")],
+        }
+    }
+
+    fn available(&self) -> Result<(), Skip> {
+        match self {
+            Resource::Zram { .. } => zram::available(),
+            Resource::Memcg { .. } => memcg::available(),
+        }
+    }
+}
+
+/// Guard. The resource exists while this value does.
+pub struct HeldResource(Helper);
+
+impl HeldResource {
+    /// Starts a helper that makes the resource.
+    ///
+    /// # Errors
+    /// The kernel or this user can't have it, or the helper failed.
+    pub fn new(resource: &Resource) -> Result<HeldResource, Skip> {
+        resource.available()?;
+        let mut helper = Helper::start(&[vec!["lent".to_owned()], resource.args().to_vec()].concat())?;
+        match helper.receive()? {
+            Message::Ready => Ok(HeldResource(helper)),
+            other => Err(Skip::Child(format!("unexpected message {other:?}"))),
+        }
+    }
+}
+
+impl Drop for HeldResource {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.finish() {
+            eprintln!("vellum: {error}");
+        }
+    }
+}
+
+/// Runs the helper: makes the resource and keeps it.
+///
+/// # Errors
+/// The resource can't be made.
+pub fn run(resource: &Resource) -> anyhow::Result<()> {
+    outlive_signals()?;
+    match resource {
+        Resource::Zram { bytes } => keep(Zram::set_up(*bytes)?),
+        Resource::Memcg { name } => keep(Memcg::make(name)?),
+    }
+}
+
+/// Keeps a resource until standard input ends.
+fn keep<T>(_thing: T) -> anyhow::Result<()> {
+    send(Message::Ready)?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! Times swap-out and swap-in of a region, on a zram device of the benchmark's own.
+
+use crate::region::Region;
+use crate::settings::resource::{HeldResource, Resource};
+use crate::workload::data::Data;
+use crate::{Sample, Skip};
+
+/// How often page-out is repeated for pages that stayed.
+const TRIES: usize = 8;
+
+/// Times swap-out and swap-in of regions.
+#[derive(Default)]
+pub struct SwapTimer {
+    zram: Option<HeldResource>,
+}
+
+impl SwapTimer {
+    /// Provides swap for `bytes`, from the first call until this value is dropped.
+    ///
+    /// # Errors
+    /// zram is missing, or this user may not set it up.
+    pub fn prepare(&mut self, bytes: u64) -> Result<(), Skip> {
+        if self.zram.is_none() {
+            // Twice the size, as the compressed size is not known beforehand.
+            self.zram = Some(HeldResource::new(&Resource::Zram { bytes: 2 * bytes })?);
+        }
+        Ok(())
+    }
+
+    /// Times both on a touched region of `pages` pages. Afterwards all pages are in memory, and
+    /// their contents are checked.
+    ///
+    /// # Errors
+    /// Pages were not swapped out, or came back with other contents.
+    pub fn measure(&self, region: &Region, pages: u64, data: Data) -> Result<Sample, Skip> {
+        region.fill(|number| data.page(number));
+        let (mut op_ns, mut left) = (0, pages);
+        for _ in 0..TRIES {
+            op_ns += region.page_out()?;
+            left = region.present()?;
+            if left == 0 {
+                break;
+            }
+        }
+        // A few pages may stay because another context holds a reference.
+        if left > pages / 1000 {
+            return Err(Skip::NotSwappedOut(left));
+        }
+        let back_ns = Some(region.read());
+        data.check(pages, |number, page| {
+            *page = region.contents(number);
+            Ok(())
+        })?;
+        Ok(Sample { touch_ns: None, op_ns, back_ns, fallback: 0.0 })
+    }
+}
