@@ -1,4 +1,4 @@
-//! The command line: what can be asked for, in words that teach it.
+//! The command line: subcommands, options and help texts.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,15 +8,15 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::{bench, compare, estimate, run};
 
-/// Memory management by the run: measure it, beside the kernel you are running on.
+/// Measure memory management by runs, beside the kernel you are running on.
 ///
 /// Vellum is the memory manager of an operating-system kernel as a library. It works on runs:
-/// stretches of consecutive page-table entries that say the same thing. This command shows what
-/// that is worth.
+/// ranges of consecutive page-table entries that map consecutive frames with the same attributes.
+/// This command shows what that is worth.
 #[derive(Parser)]
 #[command(name = "vellum", version, max_term_width = 110)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -24,23 +24,23 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Measure memory operations: the least they can be, the engine, and the Linux kernel below.
+    /// Measure memory operations: a lower bound, the engine, and the running Linux kernel.
     ///
-    /// All contenders take turns in one process (A B A B …), so that a noisy machine is noisy for
-    /// all of them. A figure is the median of the runs; the smallest and the largest stand beside
-    /// it. What compares between machines is a ratio of two columns, not a time.
+    /// All contenders take turns in one process (A B A B …), so that noise affects all of them
+    /// alike. A figure is the median of the runs, with the smallest and the largest beside it. Only
+    /// ratios of two columns carry over to another machine.
     #[command(after_help = AFTER_BENCH)]
     Bench {
-        /// Which benchmark.
+        /// The benchmark.
         #[command(subcommand)]
         what: bench::Bench,
     },
-    /// What page tables live processes have, and which of them hold nothing. Without root, for
-    /// processes of one's own.
+    /// Show the page tables of live processes, and which of them are empty. Without root, for your
+    /// own processes.
     ///
-    /// A process that reserves much and gives most of it back keeps page tables that hold nothing,
-    /// and no other tool shows them. This one counts them exactly, says where they are, and what
-    /// would free them here. It reads, and changes nothing.
+    /// A process that reserves much memory and gives most of it back keeps page tables that hold
+    /// nothing, which no other tool shows. This one counts them exactly, shows their addresses, and
+    /// explains what would free them on this kernel. It reads, and changes nothing.
     #[command(after_help = AFTER_INSPECT)]
     Inspect(vellum_inspect::Args<estimate::Args>),
     /// Run a static Linux program on the reference kernel, or on Linux, in a virtual machine.
@@ -57,22 +57,22 @@ pub enum Command {
     /// if a kernel, or this command, failed.
     #[command(after_help = AFTER_COMPARE)]
     Compare(compare::Args),
-    /// Write what a shell needs to complete this command's words.
+    /// Write a shell's completion script for this command.
     ///
     /// For bash: vellum completions bash > ~/.local/share/bash-completion/completions/vellum
     Completions {
-        /// Which shell.
+        /// The shell.
         shell: clap_complete::Shell,
     },
     /// Write manual pages, one for each subcommand, into a folder.
     Man {
-        /// Where to; `man -l FOLDER/vellum-inspect.1` shows one.
+        /// The folder; `man -l FOLDER/vellum-inspect.1` shows a page.
         folder: PathBuf,
     },
-    /// Runs as a helper process of a benchmark. Not for people.
+    /// Run as a helper process of a benchmark. Not for users.
     #[command(hide = true)]
     LinuxChild {
-        /// What the helper does.
+        /// The helper's task.
         #[command(subcommand)]
         role: vellum_linux::child::Role,
     },
@@ -81,16 +81,16 @@ pub enum Command {
 const AFTER_INSPECT: &str = "\
 Examples:
   vellum inspect 4711                                   one process, in full
-  vellum inspect --map 4711                             its address space, drawn
-  vellum inspect --all                                  who wastes most?
-  vellum inspect --cgroup system.slice/redis.service    the processes of a control group
+  vellum inspect --map 4711                             a map of its page tables
+  vellum inspect --all                                  which processes waste most?
+  vellum inspect --cgroup system.slice/redis.service    the processes of a cgroup
   vellum inspect --json - 4711 | jq .processes[].tables_needless
 
-What Linux counts as page tables (VmPTE) is compared with what the process's pages need, as the kernel itself tells it \
-(PAGEMAP_SCAN, from Linux 6.7 on; on older kernels every entry is read, and less is known). The process goes on meanwhile: its memory \
-lock is held for no longer than --max-hold at a time, and pauses are made if it needs the lock itself.
+The page tables that Linux counts (VmPTE) are compared with those that the process's pages need, as PAGEMAP_SCAN \
+reports them (Linux 6.7 and later; on older kernels every entry is read, and less is known). The process runs on \
+meanwhile: its mmap lock is held for no longer than --max-hold at a time, with pauses while the process contends for it.
 
-Status: 1 if a process that was named could not be looked at.";
+Status: 1 if a process given by PID could not be inspected.";
 
 const AFTER_RUN: &str = "\
 Examples:
@@ -98,14 +98,14 @@ Examples:
   vellum run --icount -- ./measure 256                  the clock counts instructions: the same figures every time
   vellum run --file data.txt:/tmp/data.txt -- ./count /tmp/data.txt
   vellum run --file busybox:/bin/sh -- /bin/sh -c 'echo $0 | wc -c'
-  vellum run --mem 256MiB --swap 1GiB -- ./large        with more memory than the machine has
+  vellum run --mem 256MiB --swap 1GiB -- ./large        uses more memory than the machine has
   vellum run --mem 256MiB --swap 64MiB --swap-disk 1GiB -- ./large
-                                                        with a disk for what does not fit in compressed memory
-  vellum run --smp 4 --numa 2 -- ./team 4               with memory near two CPUs each
+                                                        also swaps to a disk, once compressed memory is full
+  vellum run --smp 4 --numa 2 -- ./team 4               with two NUMA nodes, two CPUs each
   vellum run --kernel target/linux/vmlinuz -- ./hello   the same on Linux
 
-The program must be static (gcc -static). On Linux a small init mounts /proc, /sys, /dev and /sys/fs/cgroup, turns swap on, \
-and runs the program; mitigations against flaws of hardware are off.
+The program must be static (gcc -static). On Linux a small init mounts /proc, /sys, /dev and /sys/fs/cgroup, turns swap \
+on, and runs the program; mitigations of CPU vulnerabilities are off.
 
 Statuses: the program's; 128 + N if signal N ended it, or this command; 125 if the kernel, or this command, failed.";
 
@@ -115,38 +115,41 @@ Examples:
                                                         instructions a page, of the reference kernel and of Linux
   vellum compare --kernel vmlinuz -- ./program          against another Linux than the one `./x linux` fetched
 
-With --icount a nanosecond is an instruction, and a figure is the same in every run. Without, times are of an emulated machine: \
-compare nothing but ratios.";
+With --icount a nanosecond is an instruction, and a figure is the same in every run. Without, times are of an emulated \
+machine: compare ratios only.";
 
 const AFTER_BENCH: &str = "\
 Examples:
   vellum bench unmap                                    every operation, every folio size, 1 GiB
   vellum bench unmap --ops munmap --folios 4,64,2048    the short version
-  vellum bench fork                                     a child, of a process with so much memory
+  vellum bench fork                                     fork of a process with this much memory
   vellum bench pageout                                  to compressed memory, and back
-  vellum bench lazyfree                                 memory that nobody needs is reclaimed
-  vellum bench threads                                  do threads that unmap wait for each other?
-  vellum bench contpte --trace cc1.trace                what are larger translations worth to a program?
-  vellum bench holds                                    how long can a CPU do nothing else? (instructions)
-  vellum bench tables --span 2GiB                       who frees empty page tables?
-  vellum bench all --html report.html                   one page to look at and to send
+  vellum bench lazyfree                                 reclaim of lazyfree memory
+  vellum bench threads                                  does munmap scale with threads?
+  vellum bench contpte --trace cc1.trace                what do larger translations gain a program?
+  vellum bench holds                                    longest non-preemptible sections (instructions)
+  vellum bench tables --span 2GiB                       which kernel frees empty page tables?
+  vellum bench all --html report.html                   all results on one web page
   vellum bench unmap --json - | jq .linux_ns            one object a row; the table goes elsewhere
 
 Linux is compared at a folio size by setting /sys/kernel/mm/transparent_hugepage, which needs root. The settings \
-are changed only while a region is being touched and are put back on every way out, kill -9 included; so is what a benchmark \
-sets up for itself: swap in compressed memory (zram), a control group. That needs root too. \
-Without root the rows that need no change are still compared, and the others say why they are not.";
+are changed only while a region is being touched, and are restored on every way out, kill -9 included. Some \
+benchmarks also set up zram swap or a memcg, removed in the same way, which needs root, too. \
+Without root the rows that need no change are still compared, and the others give the reason.";
 
-/// Write what a shell needs.
+/// Writes the completion script of a shell.
 pub fn completions(shell: clap_complete::Shell, out: &mut impl Write) {
     clap_complete::generate(shell, &mut Cli::command(), "vellum", out);
 }
 
-/// Write manual pages.
+/// Writes the manual pages.
+///
+/// # Errors
+/// The folder can't be written.
 pub fn man(folder: &Path) -> anyhow::Result<()> {
-    let say = || format!("can't write manual pages into {}", folder.display());
-    std::fs::create_dir_all(folder).with_context(say)?;
-    clap_mangen::generate_to(Cli::command(), folder).with_context(say)
+    let context = || format!("can't write manual pages into {}", folder.display());
+    std::fs::create_dir_all(folder).with_context(context)?;
+    clap_mangen::generate_to(Cli::command(), folder).with_context(context)
 }
 
 #[cfg(test)]
@@ -154,7 +157,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn there_is_a_manual_page_for_each_subcommand() {
+    fn each_subcommand_has_a_manual_page() {
         let folder = tempfile::tempdir().unwrap();
         super::man(folder.path()).unwrap();
         for page in ["vellum.1", "vellum-inspect.1", "vellum-bench-unmap.1"] {
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_one_that_can_be_parsed() {
+    fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
     }
 }

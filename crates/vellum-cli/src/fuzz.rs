@@ -1,7 +1,8 @@
-//! Fuzz targets of the command's readers of files, and of what programs and machines write:
-//! functions over any bytes, which panic if a reader does, or if what it returns breaks its
-//! promises (`docs/fuzzing.md`). The test below runs them over the kept corpus;
-//! `fuzz/fuzz_targets`, over what libFuzzer makes.
+//! Fuzz targets of this crate's parsers.
+//!
+//! Each target is a function over any bytes. It panics if a parser does, or if the parsed value
+//! breaks a promised property (`docs/fuzzing.md`). The test below runs the targets over the kept
+//! corpus; `fuzz/fuzz_targets` runs them over the inputs that libFuzzer makes.
 
 use std::io::{Cursor, Read, sink};
 
@@ -15,11 +16,12 @@ use crate::bench::contpte::replay::{self as replaying, Format, Policy};
 use crate::bench::contpte::trace::{Reader, Record, Writer};
 use crate::bench::holds;
 use crate::compare::{pair, show};
-use crate::run::{modules as packages, wire};
+use crate::run::{modules as packages, stdio};
 
-/// A trace of accesses, compressed or not. Its records are the same when they are written anew.
+/// Checks that the records of a trace, compressed or not, are the same after they are written
+/// again.
 pub fn trace(bytes: &[u8]) {
-    /// A compressed one may be a thousand times as long.
+    /// A compressed trace may be a thousand times as long.
     const MOST: usize = 1 << 16;
     if let Ok(reader) = Reader::decompress(Cursor::new(bytes.to_vec())) {
         records(reader, MOST);
@@ -34,7 +36,7 @@ pub fn trace(bytes: &[u8]) {
     assert_eq!(records(Reader::new(&written[..]).expect("a header"), usize::MAX), all);
 }
 
-/// The records up to an error or the end, and what a cache is told of them.
+/// Returns the records up to an error or the end, and feeds them to a cache's mirror.
 fn records<R: Read>(mut reader: Reader<R>, most: usize) -> Vec<Record> {
     let mut mirror = Mirror::new(reader.header().filter, 16).expect("a cache of 16 ways");
     let mut all = Vec::new();
@@ -44,11 +46,11 @@ fn records<R: Read>(mut reader: Reader<R>, most: usize) -> Vec<Record> {
         match record {
             Record::Access { slot, page, access } => {
                 let mut last = None;
-                let told = mirror.enter(slot, page, access, |page, access| {
+                let entered = mirror.insert(slot, page, access, |page, access| {
                     last = Some((page, access));
                     Ok::<_, ()>(())
                 });
-                assert_eq!((told, last), (Ok(()), Some((page, access))));
+                assert_eq!((entered, last), (Ok(()), Some((page, access))));
             }
             Record::End(_) => break,
             _ => {}
@@ -57,24 +59,24 @@ fn records<R: Read>(mut reader: Reader<R>, most: usize) -> Vec<Record> {
     all
 }
 
-/// A trace on a small machine: it is replayed, or an error says why not.
+/// Replays a trace on a small machine, or gets the reason why not.
 pub fn replay(bytes: &[u8]) {
     const MEMORY: u64 = 16 << 20;
     let Ok(reader) = Reader::new(bytes) else { return };
     let Some(model) = TlbModel::CORES.first() else { return };
-    let policy = Policy { name: "", format: Format::Aarch64(16), folios: true, joins: true, text: true };
+    let policy = Policy { name: "", format: Format::Aarch64(16), folios: true, cont_blocks: true, text: true };
     let _ = replaying::on(Aarch64::granule_16k(), MEMORY, reader, &policy, model);
 }
 
-/// `vellum bench holds` reads the longest stretches that the reference kernel reports.
+/// Parses the longest sections that the reference kernel reports.
 pub fn stretches(bytes: &[u8]) {
-    let said = String::from_utf8_lossy(bytes);
-    let Ok(rows) = holds::rows(&said, |address| Some(format!("{address:x}"))) else { return };
-    let operations = said.lines().filter_map(|line| line.strip_prefix("operation "));
+    let text = String::from_utf8_lossy(bytes);
+    let Ok(rows) = holds::rows(&text, |address| Some(format!("{address:x}"))) else { return };
+    let operations = text.lines().filter_map(|line| line.strip_prefix("operation "));
     assert!(rows.iter().map(|row| row.operation.as_str()).eq(operations));
 }
 
-/// Outputs of a program on two kernels, with a zero byte between them.
+/// Pairs the outputs of a program on two kernels, which a zero byte separates in the input.
 pub fn outputs(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (a, b) = text.split_once('\0').unwrap_or((&text, &text));
@@ -90,16 +92,16 @@ pub fn outputs(bytes: &[u8]) {
     show::write(&mut sink(), &parts).expect("nothing can fail here");
 }
 
-/// A module of Linux: what it depends on.
+/// Reads the dependencies of a Linux kernel module.
 pub fn modules(bytes: &[u8]) {
     let Ok(names) = packages::dependencies(bytes) else { return };
     assert!(names.iter().all(|name| !name.is_empty() && !name.contains([',', '\0'])));
 }
 
-/// The command reads the frames of streams that a machine sends over the wire.
+/// Decodes the frames of a program's standard streams.
 pub fn streams(bytes: &[u8]) {
     let (mut output, mut errors) = (Vec::new(), Vec::new());
-    let status = wire::listen(bytes, &mut output, &mut errors, || ());
+    let status = stdio::receive(bytes, &mut output, &mut errors, || ());
     assert!(output.len() + errors.len() <= bytes.len());
     let (mut rest, mut expected) = (bytes.get(1..).unwrap_or_default(), [Vec::new(), Vec::new()]);
     let mut ended = None;
@@ -121,7 +123,7 @@ pub fn streams(bytes: &[u8]) {
     assert!(status.is_err() || status.is_ok_and(|status| status == ended));
 }
 
-/// Sizes and shares, as people write them.
+/// Checks that parsed sizes format to themselves, and that shares are in range.
 pub fn sizes(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(bytes) = size::parse(&text) {
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_hold_their_properties_on_the_corpus_and_its_mutations() {
+    fn parsers_keep_their_properties_on_the_corpus_and_its_mutations() {
         let targets: &[vellum_corpus::Target] = &[
             ("modules", modules),
             ("outputs", outputs),

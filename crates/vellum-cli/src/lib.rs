@@ -1,9 +1,10 @@
-//! The command `vellum`: what a memory manager that works by the run costs, beside the kernel of
-//! this machine.
+//! The command `vellum`.
 //!
-//! One module a subcommand. [`mod@bench`] measures; [`mod@run`] runs a program on the reference
-//! kernel or on Linux, [`mod@compare`] on both; each further subcommand joins [`cli::Command`] and
-//! gets a module of its own.
+//! It measures a memory manager that works by runs of page-table entries, beside the kernel of this
+//! machine, and runs programs on either kernel in a virtual machine. Each subcommand is a module:
+//! [`mod@bench`] measures; [`mod@run`] runs a program on the reference kernel or on Linux;
+//! [`mod@compare`] runs it on both. `vellum inspect` is the crate `vellum-inspect`, to which
+//! `estimate` adds options. A further subcommand joins [`cli::Command`].
 
 mod bench;
 mod cli;
@@ -16,10 +17,10 @@ mod run;
 use clap::Parser;
 use std::process::ExitCode;
 
-/// Does what this process's arguments ask for, and returns the status to end with.
+/// Runs the subcommand that this process's arguments select, and returns the exit code.
 ///
 /// # Errors
-/// It can't be done; the message is for people.
+/// The subcommand failed; the message is for users.
 pub fn main() -> anyhow::Result<ExitCode> {
     match cli::Cli::parse().command {
         cli::Command::Bench { what } => bench::run(what)?,
@@ -27,14 +28,14 @@ pub fn main() -> anyhow::Result<ExitCode> {
         cli::Command::Completions { shell } => cli::completions(shell, &mut std::io::stdout()),
         cli::Command::Man { folder } => cli::man(&folder)?,
         cli::Command::Inspect(args) => return vellum_inspect::run(&args),
-        cli::Command::Compare(args) => return Ok(of_machine(compare::run(&args))),
-        cli::Command::Run(args) => return Ok(of_machine(run::run(&args))),
+        cli::Command::Compare(args) => return Ok(or_failed(compare::run(&args))),
+        cli::Command::Run(args) => return Ok(or_failed(run::run(&args))),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// This command's own failures must not look like the program's.
-fn of_machine(result: anyhow::Result<ExitCode>) -> ExitCode {
+/// Maps a failure of this command to [`run::FAILED`], which no program's own status resembles.
+fn or_failed(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         eprintln!("vellum: {error:#}");
         ExitCode::from(run::FAILED)

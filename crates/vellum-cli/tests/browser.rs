@@ -1,5 +1,5 @@
-//! The page that `vellum inspect --html` writes, as a browser shows it: in light and dark, on a
-//! wide window and on a narrow one, on paper.
+//! Tests the page of `vellum inspect --html` in a browser: light and dark, on a wide and a narrow
+//! window, on paper.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -10,7 +10,7 @@ use std::ptr;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use serde_json::Value;
 
-/// Appended to the page: what only its script can know goes to the end of the document.
+/// Appended to the page: reports what only a script can measure, at the end of the document.
 const LOOK: &str = "<script>addEventListener('load', () => {
   const seen = document.createElement('pre'), page = document.documentElement;
   const seenOf = {
@@ -25,8 +25,7 @@ const LOOK: &str = "<script>addEventListener('load', () => {
   seen.id = 'seen'; seen.textContent = JSON.stringify(seenOf); document.body.append(seen);
 });</script>";
 
-/// A browser that has this page before it, and a profile of its own; what it writes to standard
-/// output.
+/// Opens a page in a browser with a fresh profile. Returns its standard output.
 fn browser(folder: &Path, page: &str, words: &[&str]) -> String {
     let profile = tempfile::tempdir().unwrap();
     // (Without a sandbox, as it runs as root in many a container, and the page is ours.)
@@ -45,7 +44,7 @@ fn browser(folder: &Path, page: &str, words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a browser of this width says of a page.
+/// Returns what the script measured at this width.
 fn seen(folder: &Path, page: &str, width: u32, words: &[&str]) -> Value {
     let size = format!("--window-size={width},1200");
     let document = browser(folder, page, &[&[&*size, "--dump-dom"], words].concat());
@@ -54,7 +53,7 @@ fn seen(folder: &Path, page: &str, width: u32, words: &[&str]) -> Value {
     serde_json::from_str(rest.split_once("</pre>").unwrap().0).unwrap()
 }
 
-/// How light it is, from 0 to 255, and how many colours there are.
+/// Returns the mean lightness, from 0 to 255, and the number of colours.
 fn light_and_colours(file: &Path) -> (f64, usize) {
     let mut reader = png::Decoder::new(BufReader::new(File::open(file).unwrap())).read_info().unwrap();
     let mut bytes = vec![0; reader.output_buffer_size().unwrap()];

@@ -1,4 +1,4 @@
-//! `vellum inspect`, as people use it.
+//! Tests the subcommand `vellum inspect`.
 
 use std::process::{Command, Output, Stdio};
 
@@ -13,13 +13,13 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn what_it_says_of_itself_adds_up() {
+fn the_reported_counts_add_up() {
     let mut sleeper = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
     let pid = sleeper.id().to_string();
     let output = loop {
         let output = vellum(&["--json", "-", &pid]);
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-        // It has to have begun to sleep.
+        // Wait until the process sleeps.
         if json["processes"][0]["name"] == "sleep" && json["processes"][0]["changed_meanwhile"] == false {
             break json["processes"][0].clone();
         }
@@ -45,8 +45,8 @@ fn what_it_says_of_itself_adds_up() {
     assert_eq!(text(&output.stderr), format!("vellum: there is no process {pid}\n"));
 }
 
-/// The tables themselves, where they may be read: they are what Linux counts, and what the scan
-/// says. Else it is said why not.
+/// Checks that page tables read from kernel memory are those that Linux counts and the scan finds;
+/// or that the reason is printed why they can't be read.
 #[test]
 fn located_tables_are_those_that_linux_counts() {
     let mut sleeper = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
@@ -54,7 +54,7 @@ fn located_tables_are_those_that_linux_counts() {
     let process = loop {
         let json: Value = serde_json::from_slice(&vellum(&["--locate", "--json", "-", &pid]).stdout).unwrap();
         let process = &json["processes"][0];
-        // It has to have begun to sleep.
+        // Wait until the process sleeps.
         if process["name"] == "sleep" && process["changed_meanwhile"] == false {
             break process.clone();
         }
@@ -76,7 +76,7 @@ fn located_tables_are_those_that_linux_counts() {
 }
 
 #[test]
-fn what_can_not_be_meant_is_refused() {
+fn invalid_arguments_are_refused() {
     for (words, say) in [
         (&["--sample", "300%", "1"][..], "a share must be more than 0"),
         (&["--cgroup", "no/such/group"], "there is no cgroup no/such/group"),
@@ -91,7 +91,7 @@ fn what_can_not_be_meant_is_refused() {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_error() {
+fn a_closed_pipe_is_no_error() {
     let command = format!("{} inspect --all --top 100000 | head -n 1", env!("CARGO_BIN_EXE_vellum"));
     let output = Command::new("sh").args(["-c", &command]).output().unwrap();
     assert!(
@@ -101,11 +101,11 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     );
 }
 
-/// A copy is of what the process has, on both sides; and of all that is done to it, there is a
-/// figure, or a reason why not.
+/// Checks that both copies have the process's memory, and that each operation has a figure or a
+/// reason.
 #[test]
-fn what_it_would_cost_is_found_on_a_copy() {
-    // This process has enough for a copy that lacks something to be seen.
+fn the_estimate_measures_complete_copies() {
+    // This process has enough memory for an incomplete copy to be noticed.
     let held = std::hint::black_box(vec![1u8; 16 << 20]);
     let pid = std::process::id().to_string();
     let words = ["--estimate", "--estimate-runs", "1", "--estimate-folios", "64", "--json", "-", &pid];
@@ -129,8 +129,8 @@ fn what_it_would_cost_is_found_on_a_copy() {
                 assert!(side["ns"][0].as_u64().is_some() || side["why_not"].as_str().is_some(), "{cost}");
             }
             assert_eq!(cost["vellum"]["resident"], memory, "{} {cost}", column["folio_kib"]);
-            // It is counted by the batch, and a fault on a file brings pages around it that are
-            // there.
+            // Linux counts in batches, and a file fault maps resident pages around it
+            // (fault-around).
             let linux = cost["linux"]["resident"].as_u64();
             assert!(linux.is_none_or(|linux| linux.abs_diff(memory) < 1 << 20), "{cost}");
         }

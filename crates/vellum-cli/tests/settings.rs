@@ -1,6 +1,6 @@
-//! Whatever ends a benchmark, the machine's settings are as they were.
+//! Tests that the machine's settings are restored, whatever ends a benchmark.
 //!
-//! The settings are files in a directory of the test's own; everything else is the real command.
+//! The settings are files in a directory of the test; everything else is the real command.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -39,7 +39,7 @@ impl Settings {
         std::fs::read_to_string(self.path().join(SIZE)).unwrap() == "always"
     }
 
-    /// A benchmark that would run for a very long time.
+    /// Starts a benchmark that would run for a very long time.
     fn benchmark(&self, ops: &str) -> Child {
         self.unmap(&["--size=64MiB", "--runs=1000000", "--folios=64", "--ops", ops]).spawn().unwrap()
     }
@@ -67,19 +67,19 @@ impl Settings {
     }
 }
 
-/// A length of regions that nobody else's swap devices are made for.
+/// A region size that no other swap device on the machine is made for.
 const SWAPPED: &str = "--size=66MiB";
 const OF_SWAPPED: &str = "135164";
 
-/// Whether a swap device for regions of that length is in use.
+/// Returns whether a swap device for regions of that size is in use.
 fn has_swap() -> bool {
     std::fs::read_to_string("/proc/swaps").unwrap().lines().any(|line| line.contains(OF_SWAPPED))
 }
 
-/// Why there would be none, if so.
+/// Returns why there can be no swap device, if so.
 fn no_swap() -> Option<&'static str> {
     let control = Path::new("/sys/class/zram-control/hot_add");
-    // SAFETY: asks who we are.
+    // SAFETY: reads the effective user.
     match (control.exists(), unsafe { libc::geteuid() }) {
         (false, _) => Some("this kernel has no compressed swap devices (zram)"),
         (true, 0) => None,
@@ -87,7 +87,7 @@ fn no_swap() -> Option<&'static str> {
     }
 }
 
-/// Waits for something that must come about; how long it takes is no part of the rule.
+/// Waits until a condition holds that must come about, at any time.
 fn until(what: &str, holds: impl Fn() -> bool) {
     for _ in 0..6000 {
         if holds() {
@@ -99,12 +99,12 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 }
 
 fn signal(child: &Child, signal: i32) {
-    // SAFETY: a signal to a process that we started and have not waited for.
+    // SAFETY: signals a child that was not waited for.
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
 #[test]
-fn a_benchmark_that_ends_by_itself_restores() {
+fn a_completed_benchmark_restores_the_settings() {
     let settings = Settings::new();
     let status = settings.unmap(&["--size=64MiB", "--runs=2", "--folios=4,64", "--ops=munmap,exit"]).status().unwrap();
     assert!(status.success());
@@ -112,7 +112,7 @@ fn a_benchmark_that_ends_by_itself_restores() {
 }
 
 #[test]
-fn a_fork_is_measured_by_everybody_and_its_child_is_gone_with_it() {
+fn fork_is_measured_by_all_contenders_and_leaves_no_child() {
     let settings = Settings::new();
     let mut child = settings
         .command("fork", &["--size=64MiB", "--runs=2", "--folios=4,64", "--json=-"])
@@ -120,7 +120,7 @@ fn a_fork_is_measured_by_everybody_and_its_child_is_gone_with_it() {
         .spawn()
         .unwrap();
     let mut out = String::new();
-    // Ends when nobody holds the other end any more, children of forks included.
+    // The pipe ends when no process holds the other end, children of forks included.
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
     assert!(child.wait().unwrap().success());
     let rows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -135,7 +135,7 @@ fn a_fork_is_measured_by_everybody_and_its_child_is_gone_with_it() {
 }
 
 #[test]
-fn a_signal_restores_before_the_process_ends_by_it() {
+fn a_signal_restores_the_settings_before_it_ends_the_process() {
     for (number, ops) in [(libc::SIGINT, "munmap"), (libc::SIGTERM, "exit"), (libc::SIGHUP, "munmap")] {
         let settings = Settings::new();
         let mut child = settings.benchmark(ops);
@@ -148,8 +148,8 @@ fn a_signal_restores_before_the_process_ends_by_it() {
 }
 
 #[test]
-fn even_sigkill_restores() {
-    // Killed at any moment: each round hits another one.
+fn sigkill_restores_the_settings() {
+    // Killed at a random moment, a different one in each round.
     for ops in ["munmap", "exit", "protect", "dontneed"] {
         let settings = Settings::new();
         let mut child = settings.benchmark(ops);
@@ -158,14 +158,14 @@ fn even_sigkill_restores() {
         child.wait().unwrap();
         until("the keeper has restored them", || settings.are_original());
         std::thread::sleep(Duration::from_millis(50));
-        assert!(settings.are_original(), "and nobody changes them again");
+        assert!(settings.are_original(), "and they are not changed again");
     }
 }
 
 #[test]
-fn without_the_right_to_change_them_the_other_rows_are_measured_still() {
+fn rows_that_need_no_change_are_measured_without_the_right() {
     let settings = Settings::new();
-    // A kernel with folios of this size, whose setting is no file that could be written.
+    // A kernel with folios of this size, whose setting is not a writable file.
     std::fs::remove_file(settings.path().join("defrag")).unwrap();
     let mut command = settings.unmap(&["--size=64MiB", "--runs=1", "--folios=4,64", "--ops=munmap", "--json=-"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -179,9 +179,9 @@ fn without_the_right_to_change_them_the_other_rows_are_measured_still() {
     assert!(rows[1]["skipped"]["linux_ns"].as_str().unwrap().contains("defrag"));
 }
 
-/// One test, since it is one device that may be there or not.
+/// One test, as the machine's swap devices are shared.
 #[test]
-fn a_swap_device_is_there_for_the_benchmark_and_goes_with_it() {
+fn the_swap_device_is_removed_with_the_benchmark() {
     let settings = Settings::new();
     let mut command = settings.command("pageout", &[SWAPPED, "--runs=1", "--folios=4", "--json=-"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -214,16 +214,16 @@ fn a_swap_device_is_there_for_the_benchmark_and_goes_with_it() {
     assert!(settings.are_original());
 }
 
-/// Where control groups are, if there are any that this user may make.
-fn groups() -> Option<&'static Path> {
-    // SAFETY: asks who we are.
-    let root = unsafe { libc::geteuid() } == 0;
+/// Returns the root of memcgs, if this user may make any.
+fn memcg_root() -> Option<&'static Path> {
+    // SAFETY: reads the effective user.
+    let is_root = unsafe { libc::geteuid() } == 0;
     let all = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"].map(Path::new);
-    all.into_iter().find(|path| root && path.join("cgroup.procs").exists())
+    all.into_iter().find(|path| is_root && path.join("cgroup.procs").exists())
 }
 
 #[test]
-fn a_control_group_is_there_for_the_benchmark_and_goes_with_it() {
+fn the_memcg_is_removed_with_the_benchmark() {
     let settings = Settings::new();
     let mut command = settings.command("lazyfree", &["--size=40MiB", "--runs=1", "--folios=4", "--json=-"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -238,14 +238,14 @@ fn a_control_group_is_there_for_the_benchmark_and_goes_with_it() {
         for column in ["floor_ns", "vellum_ns", "page_ns"] {
             assert!(row[column].as_u64().is_some_and(|ns| ns > 0), "{column} in {row}");
         }
-        // How much a kernel takes back is its own affair: it says why, if it took less.
+        // A kernel may reclaim less: then it is skipped with the reason.
         assert_ne!(row["linux_ns"].is_u64(), row.get("skipped").is_some(), "{row}");
     }
-    let Some(groups) = groups() else { return };
+    let Some(root) = memcg_root() else { return };
     for number in [libc::SIGINT, libc::SIGKILL] {
         let mut child =
             settings.command("lazyfree", &["--size=40MiB", "--runs=1000000", "--folios=4"]).spawn().unwrap();
-        let group = groups.join(format!("vellum-{}", child.id()));
+        let group = root.join(format!("vellum-{}", child.id()));
         until("there is a group", || group.exists());
         signal(&child, number);
         assert_eq!(child.wait().unwrap().signal(), Some(number));

@@ -1,4 +1,4 @@
-//! Who is measured, and what a contender must supply.
+//! The interface of contenders, and the columns of a comparison.
 
 use std::ops::{Index, IndexMut};
 
@@ -7,27 +7,27 @@ use vellum_linux::Linux;
 pub use vellum_linux::Skip;
 use vellum_linux::workload::case::{Case, Op};
 
-/// From this share on, a figure is marked as not being what its row says.
+/// A fallback share above this is marked in the report.
 pub const NOTABLE_FALLBACK: f64 = 0.01;
 
-/// The columns of every comparison, in the order they are shown.
+/// The columns of each comparison, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// The least work the operation can be.
+    /// The lower bound of the operation.
     Floor,
-    /// The engine, everything on.
+    /// The engine, with all features on.
     Vellum,
-    /// The engine with runs capped at one entry.
+    /// The engine with runs capped at one PTE.
     Page,
     /// The kernel of this machine.
     Linux,
 }
 
 impl Column {
-    /// All of them, in order.
+    /// All columns, in order.
     pub const ALL: [Column; 4] = [Column::Floor, Column::Vellum, Column::Page, Column::Linux];
 
-    /// The heading.
+    /// Returns the heading.
     pub fn name(self) -> &'static str {
         match self {
             Column::Floor => "floor",
@@ -38,26 +38,26 @@ impl Column {
     }
 }
 
-/// One value a column. In JSON, an object with the keys `floor_ns`, `vellum_ns`, `page_ns`,
+/// One value for each column. In JSON, an object with the keys `floor_ns`, `vellum_ns`, `page_ns`,
 /// `linux_ns`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Columns<T> {
-    /// Of [`Column::Floor`].
+    /// The value of [`Column::Floor`].
     #[serde(rename = "floor_ns")]
     pub floor: T,
-    /// Of [`Column::Vellum`].
+    /// The value of [`Column::Vellum`].
     #[serde(rename = "vellum_ns")]
     pub vellum: T,
-    /// Of [`Column::Page`].
+    /// The value of [`Column::Page`].
     #[serde(rename = "page_ns")]
     pub page: T,
-    /// Of [`Column::Linux`].
+    /// The value of [`Column::Linux`].
     #[serde(rename = "linux_ns")]
     pub linux: T,
 }
 
 impl<T> Columns<T> {
-    /// Each column's value, changed by `f`.
+    /// Returns the values after `f`.
     pub fn map<U>(&self, f: impl Fn(&T) -> U) -> Columns<U> {
         Columns { floor: f(&self.floor), vellum: f(&self.vellum), page: f(&self.page), linux: f(&self.linux) }
     }
@@ -87,48 +87,53 @@ impl<T> IndexMut<Column> for Columns<T> {
     }
 }
 
-/// What one run found out.
+/// The result of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Nanoseconds to touch every page of the fresh region; `None` where that is not this
-    /// contender's work.
+    /// Nanoseconds to touch every page of the fresh region; `None` if the contender has no page
+    /// faults.
     pub touch_ns: Option<u64>,
-    /// Nanoseconds to bring back what the operation took away; `None` where nothing comes back.
+    /// Nanoseconds to undo the operation, as by swap-in; `None` where it can't be undone.
     pub back_ns: Option<u64>,
-    /// Nanoseconds of the operation itself. For [`Op::Touch`], any operation may be behind it.
+    /// Nanoseconds of the operation itself. For [`Op::Touch`], of any operation.
     pub op_ns: u64,
-    /// Share of the region, 0 to 1, that is not mapped the way the case says. Other than zero only
-    /// where the contender cannot force it: Linux falls back to small folios when it finds no
-    /// contiguous memory.
+    /// Share of the region, 0 to 1, that is not mapped as the case asks. Nonzero only for a
+    /// contender that can't force it: Linux falls back to small folios without contiguous memory.
     pub fallback: f64,
-    /// What was counted of the operation; `None` where nobody counts.
+    /// Counts of the operation; `None` if the contender doesn't count.
     pub work: Option<Work>,
 }
 
-/// What an operation did that costs something once a time.
+/// Counts of the costly steps of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Calls of the TLB's invalidation.
+    /// TLB flushes.
     pub flushes: u64,
-    /// Runs taken out of page tables.
+    /// Runs cleared in page tables.
     pub runs: u64,
 }
 
-/// Somebody who can do the operations.
+/// A contender: it can do the operations.
 ///
-/// To add one: implement this, and add it to the list in
-/// [`regions::contenders`](super::regions::contenders). Its column then fills in every table, chart
-/// and JSON row; nothing else has to know about it.
+/// To add one, implement this trait, and add it to the list in
+/// [`regions::contenders`](super::regions::contenders). Its column then appears in every table,
+/// chart and JSON row.
 pub trait Contender {
-    /// The column it fills.
+    /// Returns the column it fills.
     fn column(&self) -> Column;
 
-    /// Called once before the runs of a case, outside of all measurement.
+    /// Prepares the runs of a case, outside of all measurement.
+    ///
+    /// # Errors
+    /// The contender can't measure the case.
     fn prepare(&mut self, _case: &Case) -> Result<(), Skip> {
         Ok(())
     }
 
-    /// One run: map and touch a fresh region, measure `op` on it, tear everything down.
+    /// Does one run: maps and touches a fresh region, times `op` on it, and removes everything.
+    ///
+    /// # Errors
+    /// The contender can't measure the case or the operation.
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip>;
 }
 

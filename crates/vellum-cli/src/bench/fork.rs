@@ -1,11 +1,11 @@
-//! `bench fork`: a child for an address space, by folio size.
+//! `bench fork`: fork of an address space, by folio size.
 
 use vellum_linux::workload::case::Op;
 
 use super::regions::{self, Args, Subject};
 use super::report::Section;
 
-/// Measures, and tells of it.
+/// Runs the benchmark and returns its section.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
     regions::section(args, &[Op::Fork], &Subject { name: "fork", title: "Forking", ..Subject::default() })
 }

@@ -1,8 +1,8 @@
-//! `bench holds`: the longest stretches in which a CPU could do nothing else.
+//! `bench holds`: the longest non-preemptible sections of the reference kernel.
 //!
-//! A reference kernel that records them (feature `holds`) runs `programs/holds.c` in a machine
-//! whose clock counts instructions, so that figures repeat. What is told of a stretch is its
-//! length, and the calls at its end, named from the kernel's image.
+//! A reference kernel with the feature `holds` runs `programs/holds.c` in a machine whose clock
+//! counts instructions, so that figures repeat, and records the longest sections. The report has
+//! the length of each, and the calls at its end, named from the kernel's image.
 
 use std::io::{empty, stderr};
 use std::path::PathBuf;
@@ -13,9 +13,9 @@ use serde::Serialize;
 use super::report::{Part, Section, Table, Value, show};
 use crate::run::{Arch, Kernel, Names, Outcome, Task, built};
 
-/// More instructions than this are too many.
+/// The limit above which a section is counted as too long.
 pub const LIMIT: u64 = 60_000;
-/// The calls of a stretch that are shown.
+/// The calls of a section that are shown.
 const SHOWN: usize = 3;
 
 /// What to measure.
@@ -26,63 +26,62 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Arch::X86_64)]
     arch: Arch,
 
-    /// A reference kernel that records stretches, instead of the one that `./x build --holds`
-    /// leaves
+    /// A recording reference kernel, instead of the one that `./x build --holds` leaves
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
 
-    /// Only operations that begin so
+    /// Measure only operations whose names begin with this
     #[arg(default_value = "")]
     operation: String,
 }
 
-/// What keeps a CPU from other work, as the kernel calls it, and as it is called here.
+/// The kinds of non-preemptible sections: the kernel's name, and the title in the report.
 const KINDS: [(&str, &str); 3] = [
     ("lock", "with a spin lock held"),
     ("masked", "with interrupts masked"),
-    ("work", "between two places to give way"),
+    ("work", "between two preemption points"),
 ];
 
-/// The longest stretch of a kind.
+/// The longest section of a kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Stretch {
+pub(crate) struct LongSection {
     instructions: u64,
-    /// At its beginning, where that is known, innermost first.
+    /// The calls at its beginning, if recorded, innermost first.
     since: Vec<String>,
-    /// At its end.
+    /// The calls at its end.
     calls: Vec<String>,
 }
 
-/// An operation, and what was longest of each kind.
+/// An operation, and its longest section of each kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) operation: String,
-    stretches: [Stretch; 3],
+    sections: [LongSection; 3],
 }
 
-/// Measures, and tells of it.
+/// Runs the benchmark and returns its section of the report.
 ///
 /// # Errors
-/// There is no such kernel or program, or it fails.
+/// There is no such kernel or program, or it failed.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
     let kernel = match &args.kernel {
         Some(image) => Kernel::at(image)?,
-        None => Kernel::that_records(args.arch)?,
+        None => Kernel::recording(args.arch)?,
     };
     let program = built(args.arch.programs())?.join("holds");
     let task = Task::counted(args.arch, 4 << 30, Some(1 << 30), program, vec![args.operation.clone()]);
-    let mut said = Vec::new();
-    let end = task.run(&kernel, task.accel(&[&kernel]), empty(), &mut said, stderr())?;
+    let mut output = Vec::new();
+    let end = task.run(&kernel, task.accel(&[&kernel]), empty(), &mut output, stderr())?;
     if !matches!(end.outcome, Outcome::Exited(0)) {
         bail!("the program failed");
     }
     let names = Names::of(&kernel.image).context("the functions of the kernel")?;
-    let rows = rows(&String::from_utf8_lossy(&said), |address| engine_call(&names, address))?;
-    Ok(tell(args.arch, &rows))
+    let rows = rows(&String::from_utf8_lossy(&output), |address| engine_call(&names, address))?;
+    Ok(section_of(args.arch, &rows))
 }
 
-/// The innermost function of the engine or the kernel that is at an address, but for those that
-/// every lock and every measuring passes.
+/// Returns the innermost function of the engine or the kernel at an address, except those that
+/// every lock and every measurement passes.
 fn engine_call(names: &Names, address: u64) -> Option<String> {
     const EVERYWHERE: [&str; 7] = [
         "/library/",
@@ -96,71 +95,75 @@ fn engine_call(names: &Names, address: u64) -> Option<String> {
     names.at(address).into_iter().find_map(|call| {
         let file = call.file.filter(|file| !EVERYWHERE.iter().any(|part| file.contains(part)))?;
         let short = file.split_once("/src/").map_or(&*file, |(_, short)| short);
-        // Without what it is generic over.
+        // Without its generic arguments.
         let function = call.function.split('<').next().unwrap_or_default();
         Some(format!("{function} ({short}:{})", call.line))
     })
 }
 
-/// What the program says, by operation.
-pub(crate) fn rows(said: &str, name: impl Fn(u64) -> Option<String>) -> anyhow::Result<Vec<Row>> {
+/// Parses the program's output into rows.
+///
+/// # Errors
+/// A line has another form.
+pub(crate) fn rows(output: &str, name: impl Fn(u64) -> Option<String>) -> anyhow::Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     let mut kind = 0;
-    for line in said.lines() {
+    for line in output.lines() {
         if let Some(operation) = line.strip_prefix("operation ") {
-            rows.push(Row { operation: operation.into(), stretches: Default::default() });
+            rows.push(Row { operation: operation.into(), sections: Default::default() });
             continue;
         }
-        let row = rows.last_mut().with_context(|| format!("not said of which operation: {line}"))?;
+        let row = rows.last_mut().with_context(|| format!("a line before the first operation: {line}"))?;
         if let Some((word, address)) = line.strip_prefix("  ").and_then(|call| call.split_once(" 0x")) {
-            let address = u64::from_str_radix(address, 16).with_context(|| format!("no address: {line}"))?;
-            let stretch = &mut row.stretches[kind];
-            if word == "since" { &mut stretch.since } else { &mut stretch.calls }.extend(name(address));
+            let address = u64::from_str_radix(address, 16).with_context(|| format!("not an address: {line}"))?;
+            let section = &mut row.sections[kind];
+            if word == "since" { &mut section.since } else { &mut section.calls }.extend(name(address));
             continue;
         }
-        let (said, length) = line.split_once(' ').with_context(|| format!("no stretch: {line}"))?;
-        kind = KINDS.iter().position(|(kind, _)| *kind == said).with_context(|| format!("no stretch: {line}"))?;
-        row.stretches[kind].instructions = length.parse().with_context(|| format!("no length: {line}"))?;
+        let (name, length) = line.split_once(' ').with_context(|| format!("not a section: {line}"))?;
+        kind = KINDS.iter().position(|(kind, _)| *kind == name).with_context(|| format!("not a section: {line}"))?;
+        row.sections[kind].instructions = length.parse().with_context(|| format!("not a length: {line}"))?;
     }
     Ok(rows)
 }
 
-fn tell(arch: Arch, rows: &[Row]) -> Section {
+fn section_of(arch: Arch, rows: &[Row]) -> Section {
     let parts = KINDS.iter().enumerate().map(|(kind, (_, title))| part(title, rows, kind)).collect();
-    let long = rows.iter().flat_map(|row| &row.stretches).filter(|stretch| stretch.instructions > LIMIT).count();
+    let long = rows.iter().flat_map(|row| &row.sections).filter(|section| section.instructions > LIMIT).count();
     Section {
         id: "holds",
-        title: format!("The longest stretches in which a CPU could do nothing else, on {}", arch.name()),
+        title: format!("The longest non-preemptible sections, on {}", arch.name()),
         method: vec![
             (
                 "",
-                "The reference kernel runs a program that does each operation at its worst size, in a machine of one CPU \
-                 whose clock counts instructions. What measuring takes is left out."
+                "The reference kernel runs a program that does each operation at its worst size, in a machine of one \
+                 CPU whose clock counts instructions. The time of the measurement itself is left out."
                     .into(),
             ),
-            ("with a spin lock held", "from the first lock, or the beginning of a walk, until none is held.".into()),
-            ("with interrupts masked", "from where the engine asks for that until it does no more.".into()),
+            ("with a spin lock held", "from the first lock, or the start of a walk, until none is held.".into()),
+            ("with interrupts masked", "from where the engine masks interrupts to where it unmasks them.".into()),
             (
-                "between two places to give way",
-                "from where a task begins, comes from user mode or calls Platform::resched to where it does so next, or leaves."
+                "between two preemption points",
+                "from where a task starts, enters from user mode or calls Platform::resched to the next such point, or \
+                 its exit."
                     .into(),
             ),
         ],
         parts,
-        notes: vec![format!("{long} stretches are longer than {} instructions.", show::grouped(LIMIT))],
+        notes: vec![format!("{long} sections are longer than {} instructions.", show::grouped(LIMIT))],
         json: rows.iter().map(|row| json(arch, row)).collect(),
     }
 }
 
-/// The operations whose stretches of a kind are longest, those first.
+/// Returns the operations with the longest sections of a kind, the longest first.
 fn part(title: &str, rows: &[Row], kind: usize) -> Part {
     const MOST: usize = 40;
-    let mut longest: Vec<(&str, &Stretch)> =
-        rows.iter().map(|row| (row.operation.as_str(), &row.stretches[kind])).collect();
-    longest.sort_by_key(|(_, stretch)| std::cmp::Reverse(stretch.instructions));
-    let line = |(operation, stretch): &(&str, &Stretch)| {
-        let calls = stretch.calls.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(" < ");
-        let length = Value::Text(show::grouped(stretch.instructions));
+    let mut longest: Vec<(&str, &LongSection)> =
+        rows.iter().map(|row| (row.operation.as_str(), &row.sections[kind])).collect();
+    longest.sort_by_key(|(_, section)| std::cmp::Reverse(section.instructions));
+    let line = |(operation, section): &(&str, &LongSection)| {
+        let calls = section.calls.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(" < ");
+        let length = Value::Text(show::grouped(section.instructions));
         vec![Value::Text((*operation).into()), length, Value::Text(calls)]
     };
     Part {
@@ -175,7 +178,7 @@ fn part(title: &str, rows: &[Row], kind: usize) -> Part {
 }
 
 fn json(arch: Arch, row: &Row) -> serde_json::Value {
-    let [lock, masked, work] = &row.stretches;
+    let [lock, masked, work] = &row.sections;
     serde_json::json!({
         "bench": "holds", "arch": arch.name(), "operation": row.operation, "lock": lock, "masked": masked, "work": work,
     })
@@ -186,30 +189,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_operation_has_its_longest_stretches() {
-        let said = "operation munmap, huge\nlock 7\n  since 0x40\n  at 0x10\n  at 0x20\nmasked 0\nwork 70001\n  at 0x30\noperation fork\nlock 1\n";
-        let rows = rows(said, |address| (address != 0x20).then(|| format!("f{address:x}"))).unwrap();
+    fn each_operation_has_its_longest_sections() {
+        let output = "operation munmap, huge\nlock 7\n  since 0x40\n  at 0x10\n  at 0x20\nmasked 0\nwork 70001\n  at \
+                      0x30\noperation fork\nlock 1\n";
+        let rows = rows(output, |address| (address != 0x20).then(|| format!("f{address:x}"))).unwrap();
         assert_eq!((rows.len(), rows[0].operation.as_str()), (2, "munmap, huge"));
         assert_eq!(
-            rows[0].stretches[0],
-            Stretch { instructions: 7, since: vec!["f40".into()], calls: vec!["f10".into()] }
+            rows[0].sections[0],
+            LongSection { instructions: 7, since: vec!["f40".into()], calls: vec!["f10".into()] }
         );
-        assert_eq!(rows[0].stretches[2].instructions, 70_001);
-        let told = tell(Arch::X86_64, &rows);
-        assert!(told.notes[0].starts_with("1 stretches"), "{:?}", told.notes);
-        assert_eq!(told.parts[0].table.rows.len(), 2);
+        assert_eq!(rows[0].sections[2].instructions, 70_001);
+        let section = section_of(Arch::X86_64, &rows);
+        assert!(section.notes[0].starts_with("1 sections"), "{:?}", section.notes);
+        assert_eq!(section.parts[0].table.rows.len(), 2);
     }
 
     #[test]
-    fn what_is_no_stretch_is_an_error() {
-        for said in [
+    fn malformed_output_is_an_error() {
+        for output in [
             "lock 7",
             "operation a\nlock",
             "operation a\nother 7",
             "operation a\nlock x",
             "operation a\nlock 1\n  at 0xg",
         ] {
-            assert!(rows(said, |_| None).is_err(), "{said}");
+            assert!(rows(output, |_| None).is_err(), "{output}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `bench lazyfree`: memory whose contents may go is taken back, by folio size.
+//! `bench lazyfree`: reclaim of lazyfree memory, by folio size.
 
 use vellum_linux::workload::case::Op;
 use vellum_linux::workload::data::Rewrites;
@@ -7,31 +7,29 @@ use super::contender::Column::{Linux, Vellum};
 use super::regions::{self, Args, Row, Subject};
 use super::report::{Part, Section, Table, Value};
 
-/// Measures, and tells of it.
+/// Runs the benchmark and returns its section.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
     let ops = [Rewrites::None, Rewrites::EveryTenth].map(Op::Reclaim);
     let subject =
-        Subject { name: "lazyfree", title: "Reclaiming what may go:", method: METHOD, beside: Some(published) };
+        Subject { name: "lazyfree", title: "Reclaiming lazyfree memory:", method: METHOD, beside: Some(published) };
     regions::section(args, &ops, &subject)
 }
 
 const METHOD: &[(&str, &str)] = &[
     (
         "floor",
-        "looks whether one of a folio's entries was written to, and else clears them and frees it: by the entries, in their order.",
+        "checks the dirty bits of a folio's entries; if none is set, it clears the entries and frees the folio, in the \
+         order of entries.",
     ),
     (
         "linux",
-        "has the memory in a process and a control group of their own. Reclaim that stops early is asked for again, at most eight times, \
-         which is in its figure.",
+        "has the memory in a process and a memcg of its own. Reclaim that stops early is repeated, at most eight \
+         times, which is in its figure.",
     ),
-    (
-        "all",
-        "are looked at afterwards: what was written again must be there with what was written, and nothing else may be in memory.",
-    ),
+    ("all", "are checked afterwards: pages written again must be in memory with their contents, and no other pages."),
 ];
 
-/// What it was worth to Linux, beside what it is worth here.
+/// Returns a published result for Linux, beside the result here.
 fn published(rows: &[Row]) -> Part {
     let row = rows.iter().find(|row| row.case.huge && row.op == Op::Reclaim(Rewrites::None));
     let line = |name: &str, old: Option<f64>, new: Option<f64>| {
@@ -43,10 +41,10 @@ fn published(rows: &[Row]) -> Part {
     };
     let seconds = |column| Some(row?.median(column)? as f64 / 1e9);
     Part {
-        title: "beside what Linux would have gained".to_owned(),
-        text: "Reclaiming 1 GiB of huge pages through mem_cgroup_force_empty() on an Intel i5, with a patch that unmaps each \
-               in one piece (Lance Yang, [PATCH v2 1/1] mm/vmscan: avoid split PMD-mapped THP during shrink_folio_list(), linux-mm, \
-               22 April 2024); and the same here, Linux against the engine."
+        title: "compared with a patch for Linux".to_owned(),
+        text: "Reclaiming 1 GiB of huge pages through mem_cgroup_force_empty() on an Intel i5, with a patch that \
+               unmaps each in one piece (Lance Yang, [PATCH v2 1/1] mm/vmscan: avoid split PMD-mapped THP during \
+               shrink_folio_list(), linux-mm, 22 April 2024); and the same here, Linux against the engine."
             .to_owned(),
         chart: None,
         table: Table {

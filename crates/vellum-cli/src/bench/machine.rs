@@ -1,20 +1,20 @@
-//! The machine a report is about.
+//! Describes the machine that a report is about.
 
 use std::time::SystemTime;
 
 use procfs::Current;
 
-/// What a reader has to know of it; nothing that tells whose it is.
+/// The facts that a reader needs; nothing that identifies the owner.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// Names and values, in order.
     pub facts: Vec<(&'static str, String)>,
-    /// Somebody else was using it.
+    /// A note that other work was running on it.
     pub busy: Option<String>,
 }
 
 impl Machine {
-    /// This one, now.
+    /// Describes this machine now.
     pub fn of_this() -> Machine {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let load = procfs::LoadAverage::current().ok().map(|load| load.one);
@@ -28,11 +28,11 @@ impl Machine {
             ("command", command()),
             ("version", format!("vellum {}", env!("CARGO_PKG_VERSION"))),
         ];
-        // Half a CPU's worth of somebody else's work is enough to see in a figure.
+        // Other work of half a CPU is visible in the figures.
         let busy = load.filter(|load| *load > 0.5).map(|load| {
             format!(
-                "The load average was {load:.1} on {cores} CPUs before the start: the ranges will be wide, and the ratios \
-                 are what to read."
+                "The load average was {load:.1} on {cores} CPUs before the start: the ranges will be wide, and the \
+                 ratios are what to read."
             )
         });
         Machine { facts, busy }
@@ -58,7 +58,7 @@ fn kernel() -> String {
     format!("{} {} ({})", text(uname.sysname()), text(uname.release()), text(uname.machine()))
 }
 
-/// The settings as they were found: what this machine does when nobody asks.
+/// Returns the huge-page settings as they were before the benchmark.
 fn large_folios() -> String {
     let setting = |file: &str| {
         vellum_linux::settings::knobs::read(&std::path::Path::new("/sys/kernel/mm/transparent_hugepage").join(file))
@@ -70,7 +70,7 @@ fn large_folios() -> String {
     }
 }
 
-/// The command line, by the command's own name: where it was started from is nobody's business.
+/// Returns the command line, with the command's own name: its path may identify the user.
 fn command() -> String {
     let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
     std::iter::once("vellum".to_owned()).chain(args).collect::<Vec<_>>().join(" ")

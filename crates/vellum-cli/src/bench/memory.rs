@@ -1,5 +1,4 @@
-//! Real memory for a contender to work on, as a kernel finds its own: mapped large, and already
-//! there.
+//! Memory for a contender as a kernel has its own: mapped by huge pages, and resident.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -8,11 +7,11 @@ use bytemuck::Zeroable;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use vellum_linux::workload::case::TABLE_SPAN;
 
-/// A slice of zeroes in memory of its own, aligned to 2 MiB, on huge pages where the machine gives
+/// A slice of zeroes in a mapping of its own, aligned to 2 MiB, on huge pages where the machine has
 /// them.
 ///
-/// A kernel reaches its tables and descriptors through a direct map of huge pages. Small pages here
-/// would charge the contender for TLB misses that the work it stands for does not have.
+/// A kernel reaches its page tables and descriptors through a direct map of huge pages. Small pages
+/// here would charge the contender for TLB misses that a kernel doesn't have.
 pub struct Mapped<T: Zeroable> {
     reserved: NonNull<T>,
     reserved_bytes: usize,
@@ -21,32 +20,34 @@ pub struct Mapped<T: Zeroable> {
 }
 
 impl<T: Zeroable> Mapped<T> {
-    /// `len` values, all zero, all resident.
+    /// Maps `len` zero values, all resident.
+    ///
+    /// # Errors
+    /// `mmap` failed.
     pub fn zeroed(len: usize) -> rustix::io::Result<Mapped<T>> {
         assert!(align_of::<T>() <= TABLE_SPAN as usize && size_of::<T>() > 0);
         let align = TABLE_SPAN as usize;
         let bytes = len * size_of::<T>();
         let reserved_bytes = bytes.next_multiple_of(align) + align;
-        // SAFETY: no address is asked for, so that nothing that exists is replaced.
+        // SAFETY: the kernel chooses the address, so no mapping is replaced.
         let reserved = unsafe {
             mmap_anonymous(std::ptr::null_mut(), reserved_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
         let start = reserved.wrapping_byte_add(reserved.align_offset(align));
         // SAFETY: the range lies in the mapping just made: at most `align - 1` bytes are skipped in
-        // front, and `align` bytes were added. The advice changes no contents. It is a wish: no
-        // kernel has to grant it.
+        // front, and `align` bytes were added. The advice changes no contents, and may fail.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         let (Some(reserved), Some(start)) = (NonNull::new(reserved.cast()), NonNull::new(start.cast::<T>())) else {
             return Err(rustix::io::Errno::NOMEM);
         };
         let mut mapped = Mapped { reserved, reserved_bytes, start, len };
-        // Rewrites once, so that no page fault is left for the measurement.
+        // Written once, so that the measurement has no page faults.
         mapped.fill_with(T::zeroed);
         Ok(mapped)
     }
 }
 
-// SAFETY: the mapping is this value's alone, and any thread may use and unmap it.
+// SAFETY: the mapping is this value's own, and any thread may use and unmap it.
 unsafe impl<T: Zeroable + Send> Send for Mapped<T> {}
 
 impl<T: Zeroable> Deref for Mapped<T> {
@@ -68,7 +69,7 @@ impl<T: Zeroable> DerefMut for Mapped<T> {
 
 impl<T: Zeroable> Drop for Mapped<T> {
     fn drop(&mut self) {
-        // SAFETY: this value owns the mapping, and its last slice is gone with the borrow of it.
+        // SAFETY: this value owns the mapping, and no slice of it outlives the value.
         let _ = unsafe { munmap(self.reserved.as_ptr().cast(), self.reserved_bytes) };
     }
 }

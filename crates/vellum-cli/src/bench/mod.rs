@@ -1,20 +1,22 @@
-//! Benchmarks: the same work by several contenders, in turn, and a report of it.
+//! Benchmarks: the same work by several contenders in turn, and a report.
 //!
-//! | module | its story |
+//! | module | contents |
 //! |---|---|
-//! | [`contender`] | who is measured, and what a contender must supply |
-//! | [`turns`] | taking turns, so that noise falls on everybody |
-//! | [`floor`] | the contender that does the least an operation can be |
+//! | [`contender`] | the interface of contenders, and the columns of a comparison |
+//! | [`turns`] | the alternation of contenders, so that noise affects all alike |
+//! | [`floor`] | the contender that is a lower bound of an operation |
 //! | [`engine`] | the contender that is Vellum, on a simulated machine |
-//! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
-//! | [`regions`] | what the first four have in common |
-//! | [`holds`] | one without contenders too: the reference kernel, under a clock that counts instructions |
-//! | [`contpte`] | a benchmark without contenders: a trace replayed under policies |
+//! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`threads`], [`tables`] | the benchmarks |
+//! | [`regions`] | the common part of the first four |
+//! | [`holds`] | a benchmark without contenders: non-preemptible sections of the reference kernel |
+//! | [`contpte`] | a benchmark without contenders: a trace replayed under mapping policies |
 //! | [`report`] | rows to a terminal, to JSON lines, to a web page |
 //!
-//! A benchmark ends in a [`report::Section`]; `bench all` is nothing but several sections in one
-//! report. A new one needs a module with `section(&Args) -> Section`, and a line in [`Bench`] and
-//! in [`run`].
+//! The contender that is the kernel of this machine is in the crate `vellum-linux`.
+//!
+//! A benchmark returns a [`report::Section`]; `bench all` is several sections in one report. A new
+//! benchmark needs a module with `section(&Args) -> Section`, and a line in [`Bench`] and in
+//! [`run`].
 
 pub mod contender;
 pub mod contpte;
@@ -37,26 +39,26 @@ pub mod walker;
 
 use clap::Subcommand;
 
-/// The benchmarks there are.
+/// The benchmarks.
 #[derive(Subcommand)]
 pub enum Bench {
-    /// Take memory away: munmap, MADV_DONTNEED, exit; and change it: mprotect.
+    /// Remove memory: munmap, MADV_DONTNEED, exit; and change it: mprotect.
     ///
-    /// A region is mapped, touched page by page, and then measured while it is taken away (or made
-    /// read-only). Its folios are 4 KiB to 2 MiB, each page mapped by a page-table entry of its
-    /// own; `huge` is 2 MiB folios mapped by one upper-level entry each.
+    /// A region is mapped, touched page by page, and then timed while it is unmapped (or made
+    /// read-only). Its folios are 4 KiB to 2 MiB, each page mapped by its own PTE; `huge` is 2 MiB
+    /// folios, each mapped by one huge PTE.
     Unmap {
         /// What to measure.
         #[command(flatten)]
         args: unmap::Args,
-        /// Where to write it.
+        /// Where to write the report.
         #[command(flatten)]
         output: report::Output,
     },
-    /// Make a child of an address space: fork.
+    /// Fork an address space.
     ///
-    /// A region is mapped, touched page by page, and then the address space that holds it is
-    /// forked. Folios are as in `unmap`.
+    /// A region is mapped, touched page by page, and then its address space is forked. Folios are
+    /// as in `unmap`.
     Fork {
         /// On what to measure.
         #[command(flatten)]
@@ -65,11 +67,11 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// Have memory written to swap, and read it again: MADV_PAGEOUT.
+    /// Swap memory out and in again: MADV_PAGEOUT.
     ///
-    /// A region's pages are filled, go to swap in compressed memory (lz4), and come back; all are
-    /// compared afterwards. For Linux the swap device (zram) is made by the benchmark, and removed
-    /// however it ends, which needs root.
+    /// A region's pages are filled, swapped out to compressed memory (lz4), and swapped in; all
+    /// contents are compared afterwards. For Linux the benchmark sets up a zram swap device, and
+    /// removes it however it ends, which needs root.
     #[command(mut_arg("size", |size| size.default_value("256MiB")), mut_arg("folios", few))]
     Pageout {
         /// On what to measure.
@@ -79,12 +81,11 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// Have memory taken back that its owner has no use for any more: MADV_FREE, and reclaim by its
-    /// group.
+    /// Reclaim lazyfree memory: MADV_FREE, and reclaim through the memcg.
     ///
-    /// A region is mapped, touched and said to be free; then its group gives back what it can. Once
-    /// nobody writes to it meanwhile, once every tenth stretch of 2 MiB is written to: exactly that
-    /// must stay. For Linux this needs root, to make a control group.
+    /// A region is mapped, touched and made lazyfree; then its memcg reclaims what it can. Once no
+    /// page is written to meanwhile, and once every tenth 2 MiB range is: exactly those must stay.
+    /// For Linux this needs root, to make a memcg.
     #[command(mut_arg("folios", few))]
     Lazyfree {
         /// On what to measure.
@@ -94,11 +95,11 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// Take memory away with several threads at once: does one wait for another?
+    /// Unmap memory with several threads at once: does it scale?
     ///
-    /// Each thread maps and touches a region of its own and unmaps it, all together, on a CPU of
-    /// its own; in one address space, and in one each. The scaling is how much more they do in the
-    /// same time than one thread.
+    /// Each thread maps, touches and unmaps a region of its own, all at the same time, each on its
+    /// own CPU; in one address space, and in one each. The scaling is the throughput relative to
+    /// one thread.
     Threads {
         /// What to measure.
         #[command(flatten)]
@@ -107,10 +108,10 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// Touch and discard a long span of addresses: how many page tables are left behind?
+    /// Touch and discard a long range of addresses: how many page tables remain?
     ///
-    /// Touches 2 MiB at a time and discards it at once, over the whole span. Nothing is mapped in
-    /// the end, so no page table is needed; what the process still pays for is the figure.
+    /// Touches 2 MiB at a time and discards them at once, over the whole range. Nothing is mapped
+    /// in the end, so no page table is needed; the figure is the memory in page tables that remain.
     Tables {
         /// What to measure.
         #[command(flatten)]
@@ -119,11 +120,11 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// Replay a program's memory accesses: what are larger translations worth to it?
+    /// Replay a program's memory accesses: what do larger translations gain it?
     ///
-    /// The engine makes the page tables, under policies from single pages of 4 KiB to contiguous
-    /// blocks and larger pages; the translation caches of real cores are simulated. `tools/trace`
-    /// in the sources makes traces.
+    /// The engine makes the page tables, under policies from single 4 KiB pages to contpte blocks
+    /// and larger pages; the TLBs of real cores are simulated. `tools/trace` in the sources makes
+    /// traces.
     Contpte {
         /// What to replay.
         #[command(flatten)]
@@ -132,11 +133,11 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// How long a CPU can do nothing else: with a spin lock held, with interrupts masked, between
-    /// two places to give way.
+    /// Measure non-preemptible sections: with a spin lock held, with interrupts masked, between two
+    /// preemption points.
     ///
-    /// The reference kernel runs each operation on memory at its worst size, in a machine whose
-    /// clock counts instructions, and records the longest stretches. Takes minutes, and `./x build
+    /// The reference kernel runs each memory operation at its worst size, in a machine whose clock
+    /// counts instructions, and records the longest sections. Takes minutes, and needs `./x build
     /// --holds` first.
     Holds {
         /// What to measure.
@@ -148,13 +149,13 @@ pub enum Bench {
     },
     /// Run every benchmark of time and memory, into one report.
     All {
-        /// What `unmap` measures, on what `fork` is measured, and, with less of it, `pageout` and
+        /// What `unmap` measures, and the regions of `fork` and, smaller, of `pageout` and
         /// `lazyfree`.
         #[command(flatten)]
         unmap: unmap::Args,
-        /// What `threads` measures besides: no more than `unmap`.
+        /// What `threads` measures in addition; its regions are at most those of `unmap`.
         #[command(flatten)]
-        threads: threads::Crowd,
+        threads: threads::ThreadCount,
         /// What `tables` measures.
         #[command(flatten)]
         tables: tables::Args,
@@ -164,16 +165,19 @@ pub enum Bench {
     },
 }
 
-/// [`regions::FEW_FOLIOS`], unless others are asked for.
+/// Sets [`regions::FEW_FOLIOS`] as the default.
 fn few(folios: clap::Arg) -> clap::Arg {
     folios.default_value("4,64,2048")
 }
 
-/// Runs what was asked for and writes the report.
+/// Runs the benchmark and writes the report.
+///
+/// # Errors
+/// The benchmark can't run, or the report can't be written.
 pub fn run(what: Bench) -> anyhow::Result<()> {
-    // Before anything is measured: the load and the settings of the machine as we found it.
+    // First: the load and the settings of the machine before any measurement.
     let machine = machine::Machine::of_this();
-    // Before the first measurement too: an output that cannot be written should not cost minutes.
+    // Open outputs before the first measurement: a wrong path must not cost minutes.
     let (sections, writer) = match what {
         Bench::Unmap { args, output } => {
             let writer = output.open()?;

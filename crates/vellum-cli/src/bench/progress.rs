@@ -1,13 +1,12 @@
-//! How far a benchmark is: on the terminal's standard error, and nowhere if that is no terminal.
+//! Shows the progress of a benchmark on the terminal's standard error, if that is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar that is redrawn only when somebody calls it: no thread of its own ticks during a
-/// measurement.
+/// A progress bar without a thread of its own, so that nothing ticks during a measurement.
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// A bar of `steps` steps.
+    /// Makes a bar of `steps` steps.
     pub fn new(steps: u64) -> Progress {
         let bar = ProgressBar::new(steps);
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} (about {eta} left)") {
@@ -16,22 +15,22 @@ impl Progress {
         Progress(bar)
     }
 
-    /// Names what is being done.
-    pub fn say(&self, what: String) {
-        self.0.set_message(what);
+    /// Sets the text beside the bar.
+    pub fn set_text(&self, text: String) {
+        self.0.set_message(text);
     }
 
-    /// How many steps are done.
+    /// Returns the number of completed steps.
     pub fn steps(&self) -> u64 {
         self.0.position()
     }
 
-    /// So many steps are done.
+    /// Sets the number of completed steps.
     pub fn at(&self, steps: u64) {
         self.0.set_position(steps);
     }
 
-    /// One step is done.
+    /// Completes a step.
     pub fn step(&self) {
         self.0.inc(1);
     }

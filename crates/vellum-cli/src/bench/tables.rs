@@ -1,7 +1,8 @@
 //! `bench tables`: the page tables that a long walk over addresses leaves behind.
 //!
-//! Allocators map much, touch it, and give the memory back with `MADV_DONTNEED` while they keep the
-//! addresses. Whoever frees the folios and keeps the empty tables ends with gigabytes of nothing.
+//! Allocators map much, touch it, and discard it with `MADV_DONTNEED` while they keep the
+//! addresses. A kernel that frees the folios but keeps empty page tables ends with gigabytes of
+//! them.
 
 use serde::Serialize;
 use vellum_linux::child::tables;
@@ -25,7 +26,7 @@ pub struct Args {
 
 fn parse_span(text: &str) -> Result<u64, String> {
     let span = vellum_inspect::size::parse(text).map_err(|error| error.to_string())?;
-    if span > 0 && span.is_multiple_of(TABLE_SPAN) { Ok(span) } else { Err("not a multiple of 2 MiB".into()) }
+    if span > 0 && span.is_multiple_of(TABLE_SPAN) { Ok(span) } else { Err("must be a multiple of 2 MiB".into()) }
 }
 
 /// The kernel of this machine.
@@ -38,7 +39,7 @@ impl Walker for Linux {
     }
 }
 
-/// One variant, by everybody.
+/// One variant, by all contenders.
 struct Row {
     variant: Variant,
     span: u64,
@@ -46,7 +47,7 @@ struct Row {
     linux: Result<Tables, Skip>,
 }
 
-/// The keys of a row in JSON. `linux_skipped` appears only where there is something to say.
+/// The keys of a row in JSON. `linux_skipped` appears only with a reason.
 #[derive(Serialize)]
 struct Json<'a> {
     bench: &'static str,
@@ -101,14 +102,14 @@ impl Row {
     }
 }
 
-/// Measures, and tells of it.
+/// Runs the benchmark and returns its section.
 pub fn section(args: &Args) -> Section {
     const STEPS: u64 = 1000;
     let progress = Progress::new(2 * STEPS * VARIANTS.len() as u64);
     let rows = VARIANTS.map(|variant| {
         let turn = |name: &str, walker: &mut dyn Walker| {
             let before = progress.steps();
-            progress.say(format!("tables {} {name}", variant.name));
+            progress.set_text(format!("tables {} {name}", variant.name));
             let tables =
                 walker.walk(args.span, variant, &mut |done| progress.at(before + (done * STEPS as f64) as u64));
             progress.at(before + STEPS);
@@ -122,10 +123,10 @@ pub fn section(args: &Args) -> Section {
         }
     });
     drop(progress);
-    tell(&rows)
+    section_of(&rows)
 }
 
-fn tell(rows: &[Row]) -> Section {
+fn section_of(rows: &[Row]) -> Section {
     let span = rows.first().map_or(0, |row| row.span);
     let head = ["discarded by", "vellum", "vellum peak", "linux", "linux peak", "linux / vellum"];
     Section {
@@ -134,16 +135,18 @@ fn tell(rows: &[Row]) -> Section {
         method: vec![
             (
                 "",
-                "2 MiB of addresses are touched, in folios of 4 KiB, and discarded with MADV_DONTNEED; then the next \
-                 2 MiB, to the end of the span. Discarded by 2 MiB is one call that covers all of a page table; otherwise \
-                 the calls come in pieces, in shuffled order, and the last one leaves the table just as empty."
+                "2 MiB of addresses are touched, in folios of 4 KiB, and discarded with MADV_DONTNEED; then the next 2 \
+                 MiB, to the end of the span. Discarded by 2 MiB is one call that covers all of a page table; \
+                 otherwise the calls come in pieces, in shuffled order, and the last one leaves the table just as \
+                 empty."
                     .into(),
             ),
             (
                 "",
-                "The figure is the memory in page tables, of every level, when nothing is mapped any more, and the most \
-                 of it on the way. For Linux it is VmPTE of a child process, with the tables for the program and its \
-                 stack in it; for vellum, the tables of an address space from its root on, in a simulated machine."
+                "The figure is the memory in page tables, of every level, when nothing is mapped any more, and the \
+                 most of it on the way. For Linux it is VmPTE of a child process, with the tables for the program and \
+                 its stack in it; for vellum, the tables of an address space from its root on, in a simulated \
+                 machine."
                     .into(),
             ),
         ],
@@ -174,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_json_of_a_row_has_these_keys_and_no_others() {
+    fn the_json_of_a_row_has_these_keys_only() {
         let tables = Tables { end_kb: 240, peak_kb: 248, start_kb: 40 };
         let row = |linux| Row { variant: VARIANTS[1], span: 2 << 20, vellum: Err(Skip::Busy), linux };
         let mut expected = serde_json::json!({
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn every_piece_divides_a_table() {
+    fn every_piece_divides_the_span_of_a_page_table() {
         assert!(VARIANTS.iter().all(|variant| TABLE_SPAN.is_multiple_of(variant.piece)));
     }
 }

@@ -1,31 +1,32 @@
-//! Taking turns.
+//! Alternates contenders run by run.
 //!
-//! A machine's speed drifts: neighbours come and go, memory fragments. Contenders measured one
-//! after the other would each get their own weather. So they alternate, run by run, and share it.
+//! A machine's speed drifts: neighbours come and go, and memory fragments. Contenders measured one
+//! after the other would each see another speed, so they alternate.
 
 use vellum_linux::workload::case::{Case, Op};
 
 use super::contender::{Columns, Contender, Skip, Work};
 use super::progress::Progress;
 
-/// What the runs of one contender on one case and operation gave.
+/// The results of a contender's runs of one operation on one case.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Nanoseconds of the operation, a sample a run.
+    /// Nanoseconds of the operation, one sample for each run.
     pub ops: Vec<u64>,
     /// Nanoseconds of the touch before it.
     pub touches: Vec<u64>,
-    /// Nanoseconds of what was brought back after it.
+    /// Nanoseconds of the undoing after it.
     pub backs: Vec<u64>,
-    /// The worst share of the region that was not mapped as the case says.
+    /// The largest share of the region that was not mapped as the case asks.
     pub fallback: f64,
-    /// What was counted of the last operation.
+    /// Counts of the last operation.
     pub work: Option<Work>,
     /// Why there are no (more) samples.
     pub skip: Option<Skip>,
 }
 
-/// Runs `op` on `case` `runs` times by each contender, in turn. Who skips once is not asked again.
+/// Runs `op` on `case` `runs` times by each contender, in turn. A contender that skips is not run
+/// again.
 pub fn take(
     contenders: &mut [Box<dyn Contender>],
     case: &Case,
@@ -39,7 +40,7 @@ pub fn take(
     }
     for _ in 0..runs {
         for contender in contenders.iter_mut() {
-            progress.say(format!("{} {} {}", op.title(), case.label(), contender.column().name()));
+            progress.set_text(format!("{} {} {}", op.title(), case.label(), contender.column().name()));
             let outcome = &mut outcomes[contender.column()];
             if outcome.skip.is_none() {
                 match contender.run(case, op) {
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn contenders_alternate_and_who_skips_is_not_asked_again() {
+    fn contenders_alternate_and_skip_for_good() {
         let log = Rc::new(RefCell::new(Vec::new()));
         let scripted = |column, skip_at| -> Box<dyn Contender> {
             Box::new(Scripted { column, skip_at, runs: 0, log: log.clone() })

@@ -1,4 +1,4 @@
-//! `bench unmap`: taking memory away, and changing what may be done with it, by folio size.
+//! `bench unmap`: munmap, discard, exit and mprotect, by folio size.
 
 use vellum_linux::workload::case::Op;
 
@@ -9,16 +9,15 @@ use super::report::Section;
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// On what.
+    /// The regions.
     #[command(flatten)]
     pub regions: regions::Args,
-    /// Operations to measure. `touch`, the page faults, is reported beside the others and not
-    /// compared.
+    /// Operations to measure. `touch`, the page faults, is reported, but not compared.
     #[arg(long, value_delimiter = ',', default_value = "munmap,dontneed,exit,protect,touch")]
     pub ops: Vec<Op>,
 }
 
-/// Measures, and tells of it.
+/// Runs the benchmark and returns its section.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
     regions::section(&args.regions, &args.ops, &Subject { name: "unmap", title: "Taking away", ..Subject::default() })
 }

@@ -1,8 +1,8 @@
-//! Who can walk over addresses, touching and discarding: what `bench tables` compares.
+//! The interface of `bench tables`: contenders that walk over addresses, touching and discarding.
 
 use super::contender::Skip;
 
-/// How each 2 MiB are discarded.
+/// How each 2 MiB range is discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
     /// The name in JSON.
@@ -11,7 +11,7 @@ pub struct Variant {
     pub piece: u64,
 }
 
-/// In one call, and in pieces in shuffled order.
+/// One call, and pieces in shuffled order.
 pub const VARIANTS: [Variant; 3] = [
     Variant { name: "2m", piece: 2 << 20 },
     Variant { name: "1m", piece: 1 << 20 },
@@ -23,15 +23,18 @@ pub const VARIANTS: [Variant; 3] = [
 pub struct Tables {
     /// After the walk.
     pub end_kb: u64,
-    /// The most on the way.
+    /// The most during the walk.
     pub peak_kb: u64,
-    /// What was there before the walk and is no part of it; in both of the above.
+    /// Before the walk; included in the other two.
     pub start_kb: u64,
 }
 
-/// Who walks.
+/// A contender of `bench tables`.
 pub trait Walker {
-    /// Walks over `span` bytes: touches 2 MiB in folios of 4 KiB, discards them by `variant`, goes
-    /// on. `progress` hears how far it is, 0 to 1.
+    /// Walks over `span` bytes: touches 2 MiB in 4 KiB folios, discards them by `variant`, and goes
+    /// on. Calls `progress` with the share done, 0 to 1.
+    ///
+    /// # Errors
+    /// The contender can't do it.
     fn walk(&mut self, span: u64, variant: Variant, progress: &mut dyn FnMut(f64)) -> Result<Tables, Skip>;
 }

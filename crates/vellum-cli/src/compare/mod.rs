@@ -1,9 +1,9 @@
-//! `vellum compare`: a program on both kernels, and what it prints, side by side.
+//! `vellum compare`: runs a program on both kernels, and shows its outputs side by side.
 //!
-//! | file | story |
+//! | module | contents |
 //! |---|---|
-//! | [`pair`] | what two outputs have to do with each other: rows of figures, and lines |
-//! | [`show`] | that as tables |
+//! | [`pair`] | pairs of lines and of rows of figures in two outputs |
+//! | [`show`] | these pairs as tables |
 
 pub(crate) mod pair;
 pub(crate) mod show;
@@ -13,10 +13,10 @@ use std::io::{self, Cursor, IsTerminal, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What to run on both kernels.
+/// The options of `vellum compare`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The image of Linux to compare with. Without this, the one that `./x linux` fetched
+    /// The Linux image to compare with. Default: the one that `./x linux` fetched
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
 
@@ -24,23 +24,23 @@ pub struct Args {
     task: Task,
 }
 
-/// What a kernel made of the program.
+/// The result of one kernel.
 struct Side {
     output: Vec<u8>,
     errors: Vec<u8>,
     outcome: Outcome,
 }
 
-/// Runs the program on one kernel after the other. The status is the program's, if both have the
-/// same.
+/// Runs the program on both kernels. The exit code is the program's, if both have the same.
 ///
 /// # Errors
-/// There is no such file, kernel or QEMU, or the host refuses something.
+/// There is no such file, kernel or QEMU, or a system call fails.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let arch = args.task.arch;
     let linux = args.kernel.as_ref().map_or_else(|| Kernel::linux(arch), |image| Kernel::at(image))?;
     let kernels = [Kernel::reference(arch)?, linux];
-    // Both programs read the same. A terminal's lines are for one reader.
+    // Both programs read the same input. A terminal's input is not read, as it can be read only
+    // once.
     let mut input = Vec::new();
     if !io::stdin().is_terminal() {
         io::stdin().read_to_end(&mut input)?;

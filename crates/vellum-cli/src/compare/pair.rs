@@ -1,4 +1,4 @@
-//! What two outputs have to do with each other: rows of figures, and lines.
+//! Pairs the lines and the rows of figures of two outputs.
 
 use serde_json::{Map, Value};
 
@@ -7,9 +7,9 @@ type Object = Map<String, Value>;
 /// A part of the outputs.
 #[derive(Debug, PartialEq)]
 pub enum Part {
-    /// Lines of each; some may have no partner.
+    /// Lines of both; some may have no partner.
     Lines(Vec<(Option<String>, Option<String>)>),
-    /// Objects with the same keys.
+    /// JSON objects with the same keys.
     Rows(Vec<(Object, Object)>),
 }
 
@@ -30,8 +30,8 @@ fn alike(a: &Object, b: &Object) -> bool {
     a.len() == b.len() && a.keys().all(|key| b.contains_key(key))
 }
 
-/// Pairs the lines of two outputs by their order, the rows of figures among rows and the others
-/// among others, and groups rows with the same keys that follow one another. Lines come first.
+/// Pairs the lines of two outputs in order: JSON objects with objects, and other lines with each
+/// other. Groups consecutive objects with the same keys. Lines come first.
 pub fn parts(a: &str, b: &str) -> Vec<Part> {
     let (mut lines, mut rows) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
     for line in read(a) {
@@ -46,7 +46,7 @@ pub fn parts(a: &str, b: &str) -> Vec<Part> {
             Line::Row(row) => rows.1.push(row),
         }
     }
-    // Where the figures have no partners, they are but lines.
+    // Objects without a partner are treated as lines.
     let matched = rows.0.iter().zip(&rows.1).take_while(|(a, b)| alike(a, b)).count();
     let left = |rows: Vec<Object>| rows.into_iter().skip(matched).map(|row| Value::Object(row).to_string());
     let mut groups: Vec<Vec<(Object, Object)>> = Vec::new();
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_with_the_same_keys_are_a_table() {
+    fn objects_with_the_same_keys_form_a_table() {
         let text = "hi\n{\"op\":\"a\",\"ns\":1}\n{\"op\":\"b\",\"ns\":2}\n{\"other\":3}\n";
         let found = parts(text, &text.replace("hi", "ho"));
         assert_eq!(found[0], Part::Lines(vec![(Some("hi".into()), Some("ho".into()))]));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_without_a_partner_are_lines() {
+    fn objects_without_a_partner_are_lines() {
         let found = parts("{\"a\":1}\n{\"b\":2}\n", "{\"a\":1}\n{\"c\":2}\n{\"c\":3}\n");
         let lines = vec![(Some("{\"b\":2}".into()), Some("{\"c\":2}".into())), (None, Some("{\"c\":3}".into()))];
         assert_eq!(found[0], Part::Lines(lines));

@@ -1,4 +1,4 @@
-//! Two outputs as tables.
+//! Writes two outputs as tables.
 
 use super::pair::Part;
 use crate::bench::report::terminal::STYLE;
@@ -11,7 +11,7 @@ type Pair = (Map<String, Value>, Map<String, Value>);
 /// Writes all parts.
 ///
 /// # Errors
-/// `out` can't be written to.
+/// Returns the error of `out`.
 pub fn write(out: &mut impl Write, parts: &[Part]) -> io::Result<()> {
     for part in parts {
         match part {
@@ -22,7 +22,7 @@ pub fn write(out: &mut impl Write, parts: &[Part]) -> io::Result<()> {
     Ok(())
 }
 
-/// The lines beside each other, those that differ marked.
+/// Returns the lines side by side, with a mark where they differ.
 fn side_by_side(lines: &[(Option<String>, Option<String>)]) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE);
@@ -34,7 +34,7 @@ fn side_by_side(lines: &[(Option<String>, Option<String>)]) -> Table {
     table
 }
 
-/// One line a figure: what both have in common tells which it is.
+/// Returns a table with a line for each figure; the values that both have in common label the row.
 fn ratios(rows: &[Pair]) -> Table {
     let is_figure = |key: &str| {
         rows.iter().all(|(a, b)| a[key].is_number() && b[key].is_number()) && rows.iter().any(|(a, b)| a[key] != b[key])
@@ -46,7 +46,7 @@ fn ratios(rows: &[Pair]) -> Table {
     table.set_header(labelled.chain(["figure", "vellum", "linux", "linux / vellum"]));
     for (a, b) in rows {
         for (nth, key) in figures.iter().enumerate() {
-            // The second figure of a row is under the first.
+            // The labels stand at the first figure of a row only.
             let mut cells: Vec<String> =
                 labels.iter().map(|key| if nth == 0 { label(&a[*key], &b[*key]) } else { String::new() }).collect();
             cells.extend([key.to_string(), figure(&a[*key]), figure(&b[*key]), ratio(&a[*key], &b[*key])]);
@@ -66,8 +66,7 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), String::from)
 }
 
-/// What tells rows apart is the same on both kernels, unless something is wrong or could not be
-/// done.
+/// Formats a label: it is the same on both kernels, unless something failed.
 fn label(a: &Value, b: &Value) -> String {
     if a == b { text(a) } else { format!("{} ≠ {}", text(a), text(b)) }
 }
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_get_ratios_and_what_is_common_names_them() {
+    fn figures_get_ratios_and_common_values_label_them() {
         let lines = shown(
             "{\"op\":\"munmap\",\"kib\":4,\"ns\":10.0,\"kb\":0}\n{\"op\":\"munmap\",\"kib\":64,\"ns\":4,\"kb\":8}\n",
             "{\"op\":\"munmap\",\"kib\":4,\"ns\":125.0,\"kb\":8}\n{\"op\":\"munmap\",\"kib\":64,\"ns\":6,\"kb\":8}\n",
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_that_is_no_figure_is_seen() {
+    fn differing_labels_are_shown() {
         assert!(shown("{\"at\":\"0x1\"}", "{\"at\":\"0x2\"}").join("\n").contains("0x1 ≠ 0x2"));
         assert!(shown("a\nb", "a\nc").contains(&"b ≠ c".into()));
     }

@@ -13,9 +13,11 @@ pub fn article(estimate: &Estimate) -> Markup {
             div.scroll { table {
                 // The first column's heading is the article's.
                 thead { tr { th { "" } @for name in &rows[0][1..] { th { (name) } } } }
-                tbody { @for row in &rows[1..] { tr { th { (row[0]) } td.name { (row[1]) } @for cell in &row[2..] { td { (cell) } } } } }
+                tbody { @for row in &rows[1..] {
+                    tr { th { (row[0]) } td.name { (row[1]) } @for cell in &row[2..] { td { (cell) } } }
+                } }
             } }
-            @for text in show::said(estimate) { p { (text) } }
+            @for text in show::notes(estimate) { p { (text) } }
         }
     }
 }

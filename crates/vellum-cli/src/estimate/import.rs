@@ -1,4 +1,4 @@
-//! From what was seen of a process to a layout that fits into some memory.
+//! Builds a layout of limited size from the survey of a process.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,34 +6,34 @@ use vellum_linux::workload::case::{PAGE, TABLE_SPAN};
 use vellum_linux::workload::layout::{self, Backing, Layout, PageKind, Run};
 use vellum_pagemap::{Categories, Region, Vma, VmaSurvey};
 
-/// Tables of the lowest level in a table above.
+/// Last-level page tables in a table of the next level.
 const TABLES: u64 = 512;
 
-/// What was seen so far.
+/// The layout as far as it is built.
 #[derive(Debug)]
 pub struct Import {
     sample: Sample,
-    /// The last table met, and whether it is kept.
+    /// The last page table met, and whether it is kept.
     last: Option<(u64, bool)>,
     dropped: BTreeSet<u64>,
     kept: BTreeSet<u64>,
-    /// What was met, and what of it is kept: bytes of memory, and of tables.
+    /// Bytes of memory and of page tables: met, and kept.
     weight: [u64; 2],
     runs: Vec<Run>,
-    /// Bytes of what can't be copied: swapped out, huge pages of files, or the kernel's own.
+    /// Bytes that can't be copied: swapped out, huge pages of files, or the kernel's own.
     left_out: u64,
 }
 
-/// Chooses some in a row: one of each so many, by chance, since what is in a process often comes in
-/// regular patterns.
+/// Samples a sequence: one item at random of each so many, as memory often comes in regular
+/// patterns.
 #[derive(Clone, Debug)]
 struct Sample {
-    /// How much of all, 0 to 1.
+    /// The share of items to choose, 0 to 1.
     share: f64,
     random: fastrand::Rng,
     met: u64,
     chosen: u64,
-    /// The number of the one to be chosen next.
+    /// The number of the next item to choose.
     next: f64,
 }
 
@@ -44,7 +44,7 @@ impl Sample {
         Sample { share, random, met: 0, chosen: 0, next }
     }
 
-    /// Whether one more is.
+    /// Returns whether the next item is chosen.
     fn takes(&mut self) -> bool {
         self.met += 1;
         let takes = self.share >= 1.0 || self.met as f64 > self.next;
@@ -56,19 +56,20 @@ impl Sample {
     }
 }
 
-/// A layout, and what it is of the process.
+/// A layout, and how it relates to the process.
 #[derive(Debug)]
 pub struct Imported {
-    /// It.
+    /// The layout.
     pub layout: Layout,
-    /// Of how much of the process, 0 to 1.
+    /// The share of the process that it contains, 0 to 1.
     pub share: f64,
-    /// Bytes that are in none.
+    /// Bytes that can't be in a layout.
     pub left_out: u64,
 }
 
 impl Import {
-    /// So that of `bytes`, memory and tables together, no more than `limit` are kept.
+    /// Returns an import that keeps no more than `limit` of `bytes`, memory and page tables
+    /// together.
     pub fn within(bytes: u64, limit: u64) -> Import {
         Import {
             sample: Sample::of((limit as f64 / bytes.max(1) as f64).min(1.0)),
@@ -81,13 +82,13 @@ impl Import {
         }
     }
 
-    /// Pages that are alike, in ascending order. Of anonymous memory, in folios of an order, if
-    /// that is known.
+    /// Adds a region of equal pages, in ascending order; anonymous pages in folios of `order`, if
+    /// known.
     pub fn pages(&mut self, region: &Region, vma: &Vma, order: usize) {
         let categories = region.categories;
         let [present, huge, zero, file] = [Categories::PRESENT, Categories::HUGE, Categories::ZERO, Categories::FILE]
             .map(|one| categories.contains(one));
-        // A file's pages in a VMA that is no file's are the kernel's own (vdso).
+        // File pages in an anonymous VMA are the kernel's own (vdso).
         if !present || vma.page > PAGE || file && (huge || !vma.file) {
             self.left_out += region.len();
             return;
@@ -101,7 +102,7 @@ impl Import {
         self.add(region.start, region.end, what);
     }
 
-    /// A table of the lowest level that holds nothing.
+    /// Adds an empty last-level page table.
     pub fn empty_table(&mut self, start: u64) {
         self.add(start, start + TABLE_SPAN, PageKind::Table);
     }
@@ -122,7 +123,7 @@ impl Import {
         }
     }
 
-    /// Whether a table is kept.
+    /// Returns whether a page table is kept.
     fn keeps(&mut self, table: u64) -> bool {
         if let Some((last, keeps)) = self.last
             && last == table
@@ -145,10 +146,10 @@ impl Import {
         self.weight[1] += if keeps { bytes } else { 0 };
     }
 
-    /// All was seen, of these VMAs.
+    /// Completes the layout with the surveyed VMAs.
     pub fn finish(mut self, vmas: &[VmaSurvey]) -> Imported {
         self.runs.sort_by_key(|run| run.start);
-        // A VMA in which nothing was met costs something as well.
+        // A VMA without pages costs something as well, so a share of them is kept.
         let mut bare = self.sample.clone();
         for one in vmas {
             let tables = one.vma.start / TABLE_SPAN..=(one.vma.end - 1) / TABLE_SPAN;
@@ -164,8 +165,8 @@ impl Import {
             let (first, last) = (one.vma.start / TABLE_SPAN, (one.vma.end - 1) / TABLE_SPAN);
             let mut own = Vec::new();
             while let Some(run) = self.runs.get(next).filter(|run| run.start < one.vma.end) {
-                // VMAs in a row may share one, and an empty table's addresses may begin before the
-                // VMA.
+                // Adjacent VMAs may share a run, and an empty page table may span addresses before
+                // the VMA.
                 let (start, end) = (run.start.max(one.vma.start), run.end.min(one.vma.end));
                 own.extend(places.get(&(start / TABLE_SPAN)).filter(|_| start < end).map(|place| {
                     let shifted = place * TABLE_SPAN + start % TABLE_SPAN;
@@ -201,8 +202,8 @@ impl Import {
         Imported { layout, share, left_out: self.left_out }
     }
 
-    /// Where each table that is kept comes to lie. If all are, upper tables stay what they are;
-    /// else tables are moved together, since upper ones would be far too many for them.
+    /// Returns the new place of each kept page table. If all are kept, upper page tables are
+    /// preserved; otherwise tables are packed, as their upper page tables would be far too many.
     fn places(&self) -> BTreeMap<u64, u64> {
         let mut upper = BTreeMap::new();
         let place = |(n, table): (usize, &u64)| match self.sample.share {
@@ -240,9 +241,8 @@ mod tests {
         import.finish(&vmas.iter().map(|(start, end)| vma(*start, *end)).collect::<Vec<_>>())
     }
 
-    /// VMAs do not overlap, what is in one is in it, in order; and where something lies in its
-    /// table is where it was.
-    fn is_sound(layout: &Layout) {
+    /// Asserts that VMAs and runs are disjoint and ordered, and keep their offsets in page tables.
+    fn assert_sound(layout: &Layout) {
         assert!(layout.vmas.windows(2).all(|pair| pair[0].end <= pair[1].start), "{layout:x?}");
         for vma in &layout.vmas {
             assert!(vma.start < vma.end);
@@ -255,48 +255,48 @@ mod tests {
     }
 
     #[test]
-    fn what_shares_a_table_goes_on_sharing_it() {
+    fn pages_that_share_a_page_table_still_share_it() {
         let at = 0x7f12_3450_0000;
         let vmas = [(at, at + 4 * PAGE), (at + 6 * PAGE, at + 8 * PAGE), (at + 5 * GIB, at + 6 * GIB)];
         let pages =
             [(at, at + PAGE), (at + 7 * PAGE, at + 8 * PAGE), (at + 5 * GIB + 3 * PAGE, at + 5 * GIB + 4 * PAGE)];
         let Imported { layout, left_out, .. } = imported(&vmas, &pages, 1.0);
-        is_sound(&layout);
+        assert_sound(&layout);
         assert_eq!((layout.vmas.len(), left_out), (3, 0));
-        // Two of the lowest level, and one above each, under one.
+        // Two of the last level, and one above each, under one.
         assert_eq!(layout.tables(), 2 + 2 + 1);
         assert_eq!(layout.bytes(Folios::AsIs), 3 * PAGE);
     }
 
     #[test]
-    fn of_what_is_too_much_a_share_of_the_tables_is_kept() {
+    fn a_share_of_the_page_tables_of_a_large_process_is_kept() {
         let vmas: Vec<(u64, u64)> = (0..1000).map(|n| (n * GIB, n * GIB + 4 * TABLE_SPAN)).collect();
         let pages: Vec<(u64, u64)> = vmas[..500].iter().map(|(start, _)| (*start, start + TABLE_SPAN + PAGE)).collect();
         let Imported { layout, share, .. } = imported(&vmas, &pages, 0.25);
-        is_sound(&layout);
+        assert_sound(&layout);
         let bytes = layout.bytes(Folios::AsIs) + layout.runs().count() as u64 * PAGE;
         let all = pages.iter().map(|(start, end)| end - start + 2 * PAGE).sum::<u64>();
         assert_eq!(share, bytes as f64 / all as f64);
-        // Full tables and others take turns, and neither may be met more often.
+        // Full page tables alternate with others, and neither may be preferred.
         assert!((0.2..0.3).contains(&share), "{share}");
-        // Those with nothing in them too: a process with many VMAs pays for each.
+        // VMAs without pages too: a process with many VMAs pays for each.
         let bare = layout.vmas.iter().filter(|vma| vma.runs.is_empty()).count();
         assert!((124..=126).contains(&bare), "{bare}");
     }
 
     #[test]
-    fn a_table_that_holds_nothing_is_copied_with_the_vma_that_it_begins_in() {
+    fn an_empty_page_table_is_copied_with_its_vma() {
         let at = 3 * GIB + 100 * PAGE;
         let mut import = Import::within(1, 1);
         import.empty_table(3 * GIB);
         let Imported { layout, .. } = import.finish(&[vma(at, at + GIB)]);
-        is_sound(&layout);
+        assert_sound(&layout);
         assert_eq!(layout.vmas[0].runs.iter().map(|run| run.kind).collect::<Vec<_>>(), [PageKind::Table]);
         assert_eq!((layout.tables(), layout.bytes(Folios::AsIs)), (3, 0));
     }
 
     #[test]
-    fn whatever_is_seen_the_layout_is_sound() {
+    fn layouts_of_random_processes_are_sound() {
         let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..500 {
             let (mut vmas, mut pages, mut at) = (Vec::new(), Vec::new(), GIB);
@@ -316,7 +316,7 @@ mod tests {
             }
             let share = *random.choice(&[1.0, 0.5, 0.1]).unwrap();
             let layout = imported(&vmas, &pages, share).layout;
-            is_sound(&layout);
+            assert_sound(&layout);
             if share == 1.0 {
                 let seen: u64 = pages.iter().map(|(start, end)| end - start).sum();
                 assert_eq!(layout.bytes(Folios::AsIs), seen);

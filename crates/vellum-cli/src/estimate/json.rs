@@ -1,25 +1,24 @@
-//! What ending, unmapping, forking, swapping and reclaiming a process costs, for programs.
+//! The estimate as JSON.
 
 use serde::Serialize;
 use vellum_linux::workload::layout::Folios;
 
 use super::Estimate;
 
-/// What its end, and the like, would cost.
+/// The estimate of one process.
 #[derive(Serialize)]
 pub struct Costs {
-    /// How much of it was copied, 0 to 1. Figures of copies are of the copy: all of it is so many
-    /// times as much.
+    /// The share of the process that was copied, 0 to 1. Figures are those of the copy.
     share: f64,
     left_out: u64,
     runs: u32,
     folios: Vec<Column>,
 }
 
-/// With folios of one size.
+/// The results with one choice of folio sizes.
 #[derive(Serialize)]
 struct Column {
-    /// None: those that it has.
+    /// The folio size; `None` for those of the process.
     folio_kib: Option<u32>,
     memory: u64,
     costs: Vec<Cost>,
@@ -34,7 +33,7 @@ struct Cost {
 
 #[derive(Serialize)]
 struct Side {
-    /// The median, the least, and the most.
+    /// The median, the smallest and the largest time.
     ns: Option<[u64; 3]>,
     resident: Option<u64>,
     tables: Option<u64>,
@@ -43,7 +42,7 @@ struct Side {
 }
 
 impl Costs {
-    /// What was found.
+    /// Returns the JSON form of an estimate.
     pub fn of(estimate: &Estimate) -> Costs {
         let side = |side: &super::Side| Side {
             ns: side.time().map(|time| [time.median, time.min, time.max]),
@@ -57,7 +56,11 @@ impl Costs {
             costs: column
                 .rows
                 .iter()
-                .map(|(deed, [linux, vellum])| Cost { what: deed.argument(), linux: side(linux), vellum: side(vellum) })
+                .map(|(operation, [linux, vellum])| Cost {
+                    what: operation.argument(),
+                    linux: side(linux),
+                    vellum: side(vellum),
+                })
                 .collect(),
         };
         Costs {

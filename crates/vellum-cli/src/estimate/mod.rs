@@ -1,14 +1,14 @@
-//! What it costs to end a process, to unmap, fork, swap and reclaim it: as it is, and with other
-//! folios.
+//! `vellum inspect --estimate`: estimates the cost of exit, munmap, fork, swap-out and reclaim of a
+//! process, as it is and with other folio sizes.
 //!
-//! A copy of what it has mapped is made twice, in a process on this kernel and in the engine, and
-//! the same is done to both, in turn. The process itself is only looked at. Of a large one, the
-//! copy is of a share of it, and figures are what all of it would take.
+//! The process's mappings are copied twice, into a process on this kernel and into the engine, and
+//! each operation is timed on both copies in turn. The process itself is only read. Of a large
+//! process a random share is copied, and the figures are extrapolated.
 //!
-//! | module | story |
+//! | module | contents |
 //! |---|---|
-//! | `import` | from what was seen to a layout |
-//! | `show`, `json` | how it is said |
+//! | `import` | the layout that is copied, from the survey of the process |
+//! | `show`, `json`, `html` | the report |
 
 mod html;
 mod import;
@@ -34,67 +34,80 @@ use crate::bench::engine::Engine;
 use crate::bench::progress::Progress;
 use import::{Import, Imported};
 
-/// Where the settings of huge pages are.
+/// The directory of the huge-page settings.
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
-/// A copy with other folios may take so many times the memory that a copy may take.
+/// A copy with other folios may take this many times `--estimate-memory`.
 const MORE: u64 = 4;
 
-/// How it is estimated.
+/// The options of the estimate.
 #[derive(Clone, clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// Say what its end, munmap, fork, swap-out and lazyfree reclaim cost, on this kernel and on
-    /// Vellum, as it is and with other folios.
+    /// Estimate the cost of exit, munmap, fork, swap-out and lazyfree reclaim, on this kernel and
+    /// on Vellum, as it is and with other folio sizes.
     ///
-    /// Copies are made of what it has mapped (not of what is in it), in a helper process and in the
-    /// engine, and it is these that are ended and unmapped. As root, settings of huge pages are
-    /// changed for moments, and there is a swap device in memory and a control group meanwhile; all
-    /// is put back, however this ends.
+    /// The process's mappings are copied (not its contents) into a helper process and into the
+    /// engine, and the operations are done on the copies. As root, huge-page settings are changed
+    /// for moments, and a zram swap device and a memcg exist meanwhile; all is restored, however
+    /// this ends.
     #[arg(long, conflicts_with_all = ["all", "cgroup", "children", "watch", "diff"])]
     pub estimate: bool,
-    /// Memory that a copy may take. Of a larger process, a share of it is copied.
+    /// The memory that a copy may take. Of a larger process, a share is copied.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size, requires = "estimate")]
     pub estimate_memory: u64,
-    /// Folio sizes in KiB to try besides those that it has; 2048 is mapped huge.
-    #[arg(long, value_name = "KIB", value_delimiter = ',', default_value = "4,64,2048", value_parser = vellum_linux::workload::case::parse_folio, requires = "estimate")]
+    /// Folio sizes in KiB to try besides those of the process; 2048 is mapped by huge PTEs.
+    #[arg(
+        long,
+        value_name = "KIB",
+        value_delimiter = ',',
+        default_value = "4,64,2048",
+        value_parser = vellum_linux::workload::case::parse_folio,
+        requires = "estimate"
+    )]
     pub estimate_folios: Vec<u32>,
-    /// How often each is done; the figure is the median.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..), requires = "estimate")]
+    /// Runs of each operation; the figure is the median.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..),
+        requires = "estimate"
+    )]
     pub estimate_runs: u32,
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
     match vellum_inspect::size::parse(text) {
-        Ok(size) if size < 2 << 20 => Err("a copy needs 2 MiB at least".into()),
+        Ok(size) if size < 2 << 20 => Err("a copy needs at least 2 MiB".into()),
         result => result.map_err(|error| error.to_string()),
     }
 }
 
-/// What was found.
+/// The estimate of one process.
 #[derive(Debug)]
 pub struct Estimate {
-    /// What was copied.
+    /// The copied layout.
     pub imported: Imported,
-    /// By folios.
+    /// The results by folio size.
     pub columns: Vec<Column>,
-    /// How often each was done.
+    /// Runs of each operation.
     pub runs: u32,
 }
 
-/// With some folios.
+/// The results with one choice of folio sizes.
 #[derive(Debug)]
 pub struct Column {
-    /// Which.
+    /// The folio sizes.
     pub folios: Folios,
-    /// Bytes of memory that the process has with them.
+    /// Bytes of memory that the copy takes with them.
     pub memory: u64,
-    /// Why nothing was tried.
+    /// Why no operation was tried.
     pub skip: Option<Skip>,
-    /// Of each deed, on this kernel and on Vellum.
+    /// The results of each operation, on this kernel and on Vellum.
     pub rows: Vec<(Operation, [Side; 2])>,
 }
 
-/// What one of the two has done.
+/// The results of one of the two.
 #[derive(Clone, Debug, Default)]
 pub struct Side {
     done: Vec<Timed>,
@@ -112,13 +125,13 @@ impl Side {
         }
     }
 
-    /// Nanoseconds, on the copy.
+    /// Returns nanoseconds of the operation on the copy.
     pub fn time(&self) -> Option<Summary> {
         let times: Vec<u64> = self.done.iter().map(|done| done.ns).collect();
         Summary::of(&times).filter(|_| self.skip.is_none())
     }
 
-    /// What the copy had.
+    /// Returns the last result, which has the sizes of the copy.
     pub fn copy(&self) -> Option<Timed> {
         self.done.last().copied()
     }
@@ -131,17 +144,17 @@ impl Extension for Args {
 
     fn collector(&self, memory: &Memory) -> Box<dyn Collector> {
         let import = Import::within(memory.resident + memory.tables, self.estimate_memory);
-        Box::new(Copied { import, args: self.clone() })
+        Box::new(LayoutCollector { import, args: self.clone() })
     }
 }
 
-/// A process that is being surveyed, to be copied.
-struct Copied {
+/// Collects the layout of a process while it is surveyed.
+struct LayoutCollector {
     import: Import,
     args: Args,
 }
 
-impl Collector for Copied {
+impl Collector for LayoutCollector {
     fn pages(&mut self, region: &Region, vma: &Vma, order: usize) {
         self.import.pages(region, vma, order);
     }
@@ -151,7 +164,7 @@ impl Collector for Copied {
     }
 
     fn finish(self: Box<Self>, vmas: &[VmaSurvey]) -> Analysis {
-        let Copied { import, args } = *self;
+        let LayoutCollector { import, args } = *self;
         let imported = import.finish(vmas);
         Box::new(move |stop| Ok(Box::new(of(imported, &args, stop)?)))
     }
@@ -171,15 +184,12 @@ impl Part for Estimate {
     }
 }
 
-/// Make copies, and find out.
+/// Makes the copies and times the operations.
 ///
 /// # Errors
-/// Interrupted, or not with pages of this size.
+/// The run was interrupted, or the page size is not 4 KiB.
 pub fn of(imported: Imported, args: &Args, stop: &AtomicBool) -> anyhow::Result<Estimate> {
-    ensure!(
-        rustix::param::page_size() as u64 == PAGE,
-        "estimates are of systems with pages of 4 KiB, which this is not"
-    );
+    ensure!(rustix::param::page_size() as u64 == PAGE, "estimates need a system with 4 KiB pages");
     let layout = &imported.layout;
     let columns = columns(layout, args);
     let bytes = columns.iter().filter(|column| column.skip.is_none()).map(|column| layout.bytes(column.folios)).max();
@@ -192,39 +202,39 @@ pub fn of(imported: Imported, args: &Args, stop: &AtomicBool) -> anyhow::Result<
     let progress = Progress::new(u64::from(args.estimate_runs) * (tried * Operation::ALL.len()) as u64);
     let mut found = Vec::new();
     for mut column in columns {
-        for deed in Operation::ALL.into_iter().filter(|_| column.skip.is_none()) {
+        for operation in Operation::ALL.into_iter().filter(|_| column.skip.is_none()) {
             let [mut here, mut vellum, mut base] = [const { Side { done: Vec::new(), skip: None } }; 3];
             for _ in 0..args.estimate_runs {
-                progress.say(format!("{}, {}", deed.name(), show::folios(column.folios)));
-                // What a helper costs that has nothing is what any process does.
-                let of_nothing = matches!(deed, Operation::Exit | Operation::Fork);
+                progress.set_text(format!("{}, {}", operation.name(), show::folios(column.folios)));
+                // The cost of a helper without mappings is subtracted, as any process pays it.
+                let of_nothing = matches!(operation, Operation::Exit | Operation::Fork);
                 match (&mut linux, &mut nothing) {
                     (Ok(linux), Ok(nothing)) => {
-                        here.take(|| linux.time(column.folios, deed));
+                        here.take(|| linux.time(column.folios, operation));
                         if of_nothing {
-                            base.take(|| nothing.time(column.folios, deed));
+                            base.take(|| nothing.time(column.folios, operation));
                         }
                     }
                     (Err(skip), _) | (_, Err(skip)) => here.skip = Some(skip.clone()),
                 }
-                vellum.take(|| engine.deed(layout, column.folios, deed));
+                vellum.take(|| engine.time(layout, column.folios, operation));
                 ensure!(!stop.load(Ordering::Relaxed), "interrupted");
                 progress.step();
             }
             let base = base.time().map_or(0, |time| time.median);
             here.done.iter_mut().for_each(|done| done.ns = done.ns.saturating_sub(base));
-            column.rows.push((deed, [here, vellum]));
+            column.rows.push((operation, [here, vellum]));
         }
         found.push(column);
     }
     Ok(Estimate { columns: found, runs: args.estimate_runs, imported })
 }
 
-/// Which are tried, and which are not.
+/// Returns the choices of folio sizes, and which of them take too much memory.
 fn columns(layout: &Layout, args: &Args) -> Vec<Column> {
     let own: Vec<u32> = layout.sizes(Folios::AsIs).into_iter().filter(|size| *size > 0).collect();
     let others = args.estimate_folios.iter().map(|kib| Folios::Of(*kib));
-    // What it is already is not tried again.
+    // The process's own size is not tried again.
     let others = others.filter(|folios| own.len() != 1 || *folios != Folios::Of(own[0]) || *folios == Folios::Of(2048));
     let all = std::iter::once(Folios::AsIs).chain(others);
     all.map(|folios| {

@@ -1,9 +1,8 @@
-//! How the machine's instructions are executed: by the host's CPU where that is proved to work,
-//! else by translation.
+//! Chooses between KVM and translation: KVM where it is proved to work.
 //!
-//! That `/dev/kvm` is there says little: inside a virtual machine it may abort QEMU, or stop at an
-//! instruction that it does not know. So a kernel is booted with it, once for each boot of the
-//! host, with a program that does nothing.
+//! The existence of `/dev/kvm` proves little: inside a virtual machine KVM may abort QEMU, or stop
+//! at an instruction that it does not emulate. So a kernel is booted with it, once for each boot of
+//! the host, with a program that exits at once.
 
 use super::archive::{self, Program};
 use super::kernel::Kernel;
@@ -14,7 +13,7 @@ use std::path::PathBuf;
 use std::process;
 use std::time::Duration;
 
-/// Who executes the machine's instructions.
+/// The accelerator of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
     /// The host's CPU.
@@ -23,30 +22,30 @@ pub enum Accel {
     Tcg,
 }
 
-/// How long an attempt may take. A boot with KVM takes a fraction of it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The time limit of the attempt. A boot with KVM takes a fraction of it.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 
-/// The best that works for all of these kernels.
+/// Returns the best accelerator that works for all of these kernels.
 pub fn best(kernels: &[&Kernel]) -> Accel {
     let usable = kernels.iter().all(|kernel| kernel.arch.is_hosts())
         && OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
     if usable && kernels.iter().all(|kernel| works(kernel)) { Accel::Kvm } else { Accel::Tcg }
 }
 
-/// Whether KVM runs the kernel, from memory if this was asked since the host booted.
+/// Returns whether KVM runs the kernel, from the cache if it was tried since the host booted.
 fn works(kernel: &Kernel) -> bool {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let memory = memory(kernel);
-    let known = memory.as_ref().and_then(|path| recall(&fs::read_to_string(path).ok()?, &boot));
+    let cache = cache_file(kernel);
+    let known = cache.as_ref().and_then(|path| recall(&fs::read_to_string(path).ok()?, &boot));
     known.unwrap_or_else(|| {
         let outcome = attempt(kernel);
         if let Ok(Outcome::Interrupted(signal)) = outcome {
-            // It was not asked to try, but to end.
+            // The user interrupted the command itself.
             process::exit(128 + signal);
         }
         let works = outcome.is_ok_and(|outcome| outcome == Outcome::Exited(0));
-        // Without this the next run asks again.
-        if let Some(path) = memory.filter(|_| !boot.is_empty()) {
+        // Without the cache file the next run tries again.
+        if let Some(path) = cache.filter(|_| !boot.is_empty()) {
             let _ = path.parent().map(fs::create_dir_all);
             let _ = fs::write(path, format!("{} {works}\n", boot.trim()));
         }
@@ -54,22 +53,23 @@ fn works(kernel: &Kernel) -> bool {
     })
 }
 
-/// Where it is remembered: in the user's cache.
-fn memory(kernel: &Kernel) -> Option<PathBuf> {
+/// Returns the path of the cache file for this kind of kernel.
+fn cache_file(kernel: &Kernel) -> Option<PathBuf> {
     let folder = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
     Some(cache.join("vellum").join(format!("kvm-{:?}", kernel.kind).to_lowercase()))
 }
 
-/// What was found out in this boot of the host.
+/// Returns the cached result, if it is of this boot of the host.
 fn recall(text: &str, boot: &str) -> Option<bool> {
     let (then, works) = text.trim().split_once(' ')?;
     (then == boot.trim()).then(|| works.parse().ok()).flatten()
 }
 
+/// Boots the kernel with KVM and a program that exits at once.
 fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
     let file = tempfile::NamedTempFile::new()?;
-    fs::write(file.path(), nothing())?;
+    fs::write(file.path(), exiting_program())?;
     let (extras, options) = kernel.needs(None, None)?;
     let program = Program { path: file.path(), arguments: &[], environment: &[], files: &[] };
     let machine = Machine {
@@ -80,15 +80,15 @@ fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
         nodes: 1,
         memory: 256 << 20,
         disk: None,
-        counts: false,
-        joins: true,
-        timeout: Some(PATIENCE),
+        icount: false,
+        cont_blocks: true,
+        timeout: Some(ATTEMPT_LIMIT),
     };
     Ok(machine.run(io::empty(), io::sink(), io::sink())?.outcome)
 }
 
-/// A static program for x86-64 Linux that ends with status 0: headers, and three instructions.
-fn nothing() -> Vec<u8> {
+/// Returns a static x86-64 Linux program that exits with status 0: headers, and three instructions.
+fn exiting_program() -> Vec<u8> {
     const BASE: u64 = 0x40_0000;
     const HEADERS: u64 = 64 + 56;
     // xor edi, edi; mov eax, 231 (exit_group); syscall
@@ -96,16 +96,16 @@ fn nothing() -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
     let size = HEADERS + CODE.len() as u64;
     let mut put = |value: u64, width: usize| bytes.extend_from_slice(&value.to_le_bytes()[..width]);
-    // An executable for x86-64, version 1; entry; the program headers follow, there are no
+    // The ELF header: an executable for x86-64, version 1; the entry; program headers follow; no
     // sections; no flags.
     for (value, width) in [(2, 2), (62, 2), (1, 4), (BASE + HEADERS, 8), (64, 8), (0, 8), (0, 4)] {
         put(value, width);
     }
-    // Sizes and numbers of headers: this one, programs', sections'.
+    // The sizes and numbers of headers: this one, program headers, section headers.
     for value in [64, 56, 1, 64, 0, 0] {
         put(value, 2);
     }
-    // To load, readable and executable: all of the file.
+    // A loadable segment, readable and executable: the whole file.
     for (value, width) in [(1, 4), (5, 4), (0, 8), (BASE, 8), (BASE, 8), (size, 8), (size, 8), (0x1000, 8)] {
         put(value, width);
     }
@@ -121,16 +121,16 @@ mod tests {
 
     #[test]
     #[cfg(target_arch = "x86_64")]
-    fn the_program_that_does_nothing_does_it() {
+    fn the_exiting_program_exits_with_zero() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("nothing");
-        fs::write(&path, nothing()).unwrap();
+        fs::write(&path, exiting_program()).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(Command::new(&path).status().unwrap().code(), Some(0));
     }
 
     #[test]
-    fn what_another_boot_found_out_is_forgotten() {
+    fn the_result_of_another_boot_is_ignored() {
         assert_eq!(recall("a-b true\n", "a-b\n"), Some(true));
         assert_eq!(recall("a-b false\n", "a-b\n"), Some(false));
         assert_eq!(recall("a-b true\n", "c-d\n"), None);

@@ -1,13 +1,13 @@
-//! Architectures: what each asks of QEMU, and where `./x` leaves what is built for it.
+//! Architectures: their QEMU options, and the paths of what `./x` builds for them.
 
 use super::accel::Accel;
 use std::path::Path;
 use std::process::Command;
 
-/// What machines there are.
+/// The architectures of machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Arch {
-    /// PCs
+    /// A PC
     #[value(name = "x86_64")]
     X86_64,
     /// QEMU's machine `virt`
@@ -15,14 +15,14 @@ pub enum Arch {
     Aarch64,
 }
 
-/// Where `virt` has its memory.
+/// The address of the memory of `virt`.
 const MEMORY: u64 = 0x4000_0000;
-/// Where in it the archive of first files goes, as the loader knows none: above the reference
-/// kernel, which has 16 MiB at most.
+/// The address of the archive, which the loader does not choose: above the reference kernel, which
+/// has at most 16 MiB.
 const ARCHIVE: u64 = MEMORY + (16 << 20);
 
 impl Arch {
-    /// The architecture for which an ELF file is.
+    /// Returns the architecture of an ELF file.
     pub fn of_elf(bytes: &[u8]) -> Option<Self> {
         const MACHINE: usize = 18;
         let machine = bytes.get(MACHINE..MACHINE + 2).filter(|_| bytes.starts_with(b"\x7fELF"))?;
@@ -33,14 +33,14 @@ impl Arch {
         }
     }
 
-    /// The architecture for which an image of Linux is that is no ELF file (Linux,
+    /// Returns the architecture of a Linux image that is not an ELF file (Linux,
     /// `Documentation/arch/x86/boot.rst` and `Documentation/arch/arm64/booting.rst`).
     pub fn of_linux(bytes: &[u8]) -> Option<Self> {
         let has = |at: usize, magic: &[u8]| bytes.get(at..at + magic.len()) == Some(magic);
         if has(0x202, b"HdrS") { Some(Arch::X86_64) } else { has(0x38, b"ARM\x64").then_some(Arch::Aarch64) }
     }
 
-    /// What it is called.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Arch::X86_64 => "x86_64",
@@ -48,7 +48,7 @@ impl Arch {
         }
     }
 
-    /// Where the reference kernel is, under `target/`.
+    /// Returns the path of the reference kernel, under `target/`.
     pub fn reference(self) -> &'static str {
         match self {
             Arch::X86_64 => "kernel/x86_64-unknown-none/release/vellum-kernel",
@@ -56,7 +56,7 @@ impl Arch {
         }
     }
 
-    /// Where Linux is.
+    /// Returns the path of Linux, under `target/`.
     pub fn linux(self) -> &'static str {
         match self {
             Arch::X86_64 => "linux/vmlinuz",
@@ -64,7 +64,7 @@ impl Arch {
         }
     }
 
-    /// Where our programs are.
+    /// Returns the path of the test programs, under `target/`.
     pub fn programs(self) -> &'static str {
         match self {
             Arch::X86_64 => "programs",
@@ -72,7 +72,7 @@ impl Arch {
         }
     }
 
-    /// Where our init for Linux is.
+    /// Returns the path of the init for Linux, under `target/`.
     pub fn init(self) -> &'static str {
         match self {
             Arch::X86_64 => "programs/init",
@@ -80,7 +80,8 @@ impl Arch {
         }
     }
 
-    /// Linux's names of the console, and of the port that is the wire.
+    /// Returns Linux's device names of the console, and of the serial port of the program's
+    /// streams.
     pub fn ports(self) -> [&'static str; 2] {
         match self {
             Arch::X86_64 => ["ttyS0", "ttyS1"],
@@ -88,7 +89,7 @@ impl Arch {
         }
     }
 
-    /// QEMU for it, and the package of Debian's that has it.
+    /// Returns QEMU's program name, and the Debian package that has it.
     pub fn qemu(self) -> [&'static str; 2] {
         match self {
             Arch::X86_64 => ["qemu-system-x86_64", "qemu-system-x86"],
@@ -96,13 +97,13 @@ impl Arch {
         }
     }
 
-    /// Whether the host's CPU may execute its instructions.
+    /// Returns whether the host's CPU can execute its instructions.
     pub fn is_hosts(self) -> bool {
         self == Arch::X86_64 && cfg!(target_arch = "x86_64")
     }
 
-    /// Tells QEMU of the machine: what ends it with a status, the console in a file, the wire on
-    /// standard input and output.
+    /// Adds the machine to QEMU's arguments: an exit device, the console to a file, and the serial
+    /// port of the program's streams on standard input and output.
     pub fn machine(self, qemu: &mut Command, accel: Accel, console: &Path) {
         let wire = ["-chardev", "stdio,id=wire,signal=off"];
         match self {
@@ -123,8 +124,8 @@ impl Arch {
         }
     }
 
-    /// The memory, in bytes, that the reference kernel and an archive of this length fill, if the
-    /// command and not QEMU places them.
+    /// Returns the bytes of memory that the reference kernel and an archive of this length fill, if
+    /// this command and not QEMU places them.
     pub fn filled(self, len: usize) -> u64 {
         match self {
             Arch::X86_64 => 0,
@@ -132,7 +133,8 @@ impl Arch {
         }
     }
 
-    /// Tells QEMU of the reference kernel's archive of first files; what the kernel is told of it.
+    /// Adds the reference kernel's archive to QEMU's arguments. Returns the part of the command
+    /// line that describes it.
     pub fn hand_over(self, qemu: &mut Command, archive: &Path, len: usize) -> String {
         match self {
             Arch::X86_64 => {

@@ -1,5 +1,4 @@
-//! The program and its files, packed for the kernel: a cpio archive of the form that Linux takes
-//! its first files from.
+//! Packs the program and its files into a cpio archive such as Linux's initramfs.
 
 use anyhow::{Context, bail};
 use cpio::newc::{Builder, ModeFileType, trailer};
@@ -42,7 +41,7 @@ impl Archive {
         let mode = fs::metadata(host)?.permissions().mode() & 0o777;
         let guest = guest.trim_start_matches('/');
         if self.files.iter().any(|known| known == guest) {
-            bail!("{} is not the only file for /{guest}", host.display());
+            bail!("{}: another --file has the path /{guest}", host.display());
         }
         self.files.push(guest.into());
         if let Some((parent, _)) = guest.rsplit_once('/') {
@@ -51,7 +50,7 @@ impl Archive {
         self.add(guest, ModeFileType::Regular, mode, &contents)
     }
 
-    /// Words, each with a zero byte behind it.
+    /// Adds a file of words, each terminated by a zero byte.
     fn words(&mut self, path: &str, words: impl IntoIterator<Item = impl AsRef<[u8]>>) -> anyhow::Result<()> {
         let mut bytes = Vec::new();
         for word in words {
@@ -62,34 +61,34 @@ impl Archive {
     }
 }
 
-/// A program of the host, and what it is called with.
+/// A program, its arguments, environment and files.
 #[derive(Clone, Copy)]
 pub struct Program<'a> {
-    /// Its file, or the path in the machine of one of `files`.
+    /// The path of its file on this machine, or of one of `files` in the virtual machine.
     pub path: &'a Path,
-    /// What follows its name.
+    /// The arguments after the name.
     pub arguments: &'a [String],
-    /// `KEY=VALUE`.
+    /// Variables, `KEY=VALUE`.
     pub environment: &'a [String],
-    /// Files for it, and where it finds them.
+    /// Files on this machine, and their paths in the virtual machine.
     pub files: &'a [(PathBuf, String)],
 }
 
-/// A file that the kernel needs and the program does not.
+/// A file that the kernel needs.
 pub struct Extra {
-    /// Its path in the machine, without the slash in front.
+    /// The path in the virtual machine, without the leading slash.
     pub path: String,
-    /// Who may do what with it.
+    /// The permission bits.
     pub mode: u32,
-    /// Its bytes.
+    /// The contents.
     pub contents: Vec<u8>,
 }
 
-/// Packs a program, what it is called with, its files, and the kernel's; `options` are lines
+/// Packs a program with its arguments and files, and the kernel's files; `options` are lines
 /// `key=value`.
 ///
 /// # Errors
-/// A file can't be read; there is no such program.
+/// A file can't be read, or there is no such program.
 pub fn pack(called: Program<'_>, extras: &[Extra], options: &str) -> anyhow::Result<Vec<u8>> {
     let Program { path: program, arguments, environment, files } = called;
     let mut archive = Archive { bytes: Vec::new(), directories: Vec::new(), files: Vec::new() };
@@ -97,7 +96,7 @@ pub fn pack(called: Program<'_>, extras: &[Extra], options: &str) -> anyhow::Res
         archive.directory(directory)?;
     }
     let name = program.to_str().context("the program's name is not UTF-8")?;
-    // Whoever says what is at a path in the machine means that and not what is there on this one.
+    // A `--file` for the path takes precedence over a file of this machine.
     let path = if files.iter().any(|(_, guest)| guest == name) {
         name.into()
     } else if program.is_file() {
@@ -106,7 +105,7 @@ pub fn pack(called: Program<'_>, extras: &[Extra], options: &str) -> anyhow::Res
         archive.file(program, &path)?;
         path
     } else {
-        bail!("there is no program {name}: neither here nor among the --file options");
+        bail!("there is no program {name}, on this machine or among the --file options");
     };
     for (host, guest) in files {
         archive.file(host, guest)?;
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_goes_to_bin_with_its_words() {
+    fn a_program_is_packed_into_bin_with_its_arguments() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("tool");
         fs::write(&program, b"contents").unwrap();
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_for_the_program_s_path_is_the_program() {
+    fn a_file_option_for_the_program_path_is_the_program() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| {
             let path = folder.path().join(name);
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_nowhere_is_refused() {
+    fn a_missing_program_is_an_error() {
         let called = Program { path: Path::new("/no/such/program"), arguments: &[], environment: &[], files: &[] };
         let error = pack(called, &[], "").unwrap_err();
         assert!(error.to_string().contains("/no/such/program"));

@@ -7,16 +7,16 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use vellum_inspect::size;
 
-/// Where what is swapped out goes on the host.
+/// The image of the disk on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// Into a file of so many bytes that is there as long as the machine.
+    /// A temporary file of this many bytes.
     New(u64),
-    /// Into this file, whose contents are lost.
+    /// This file, whose contents are lost.
     File(PathBuf),
 }
 
-/// What the disk is asked to do in vain, to see what becomes of it.
+/// The requests that the disk fails, to test the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Failing {
     /// Each read fails
@@ -31,26 +31,29 @@ pub enum Failing {
 pub struct Disk<'a> {
     pub image: &'a Image,
     pub failing: Option<Failing>,
-    /// Whether the reference kernel keeps checksums of what is there.
+    /// The reference kernel keeps checksums of its pages.
     pub checked: bool,
 }
 
-/// Reads a size, or else the path of a file.
+/// Parses a size, or else the path of a file.
+///
+/// # Errors
+/// The text is neither.
 pub fn parse(text: &str) -> Result<Image, String> {
     match size::parse(text) {
-        Ok(0) => Err("no room for anything".into()),
+        Ok(0) => Err("the size must be more than 0".into()),
         Ok(bytes) => Ok(Image::New(bytes)),
         Err(_) if Path::new(text).is_file() => Ok(Image::File(text.into())),
-        Err(error) => Err(format!("no file, and no size: {error}")),
+        Err(error) => Err(format!("neither a file nor a size: {error}")),
     }
 }
 
 impl Disk<'_> {
-    /// Tells QEMU of it. What there has to be is made in `folder`.
+    /// Adds the disk to QEMU's arguments. A new image is made in `folder`.
     ///
     /// # Errors
-    /// The host refuses to make a file of this size; a file's path has a comma.
-    pub fn plug_in(self, qemu: &mut Command, folder: &Path) -> anyhow::Result<()> {
+    /// The host can't make a file of this size, or the path has a comma.
+    pub fn add_to(self, qemu: &mut Command, folder: &Path) -> anyhow::Result<()> {
         let path = match self.image {
             Image::File(path) => path.clone(),
             Image::New(bytes) => {
@@ -60,7 +63,7 @@ impl Disk<'_> {
             }
         };
         let path = path.display().to_string();
-        ensure!(!path.contains(','), "QEMU takes no file with a comma in its path: {path}");
+        ensure!(!path.contains(','), "QEMU accepts no comma in the path of a disk: {path}");
         let file = match self.failing {
             None => format!("file.driver=file,file.filename={path}"),
             Some(failing) => {
@@ -71,7 +74,7 @@ impl Disk<'_> {
                 )
             }
         };
-        // What is on it is worth nothing once the machine is gone.
+        // The contents are of no use once the machine is gone.
         qemu.arg("-drive").arg(format!("if=none,id=swap,driver=raw,cache=unsafe,{file}"));
         qemu.args(["-device", "virtio-blk-pci,drive=swap,addr=3,disable-legacy=on"]);
         Ok(())
@@ -83,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_is_a_size_or_a_file_that_there_is() {
+    fn a_disk_is_a_size_or_an_existing_file() {
         assert_eq!(parse("64MiB"), Ok(Image::New(64 << 20)));
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();

@@ -1,4 +1,4 @@
-//! The kernel to boot: which it is, and what that asks of the machine.
+//! The kernel to boot: its kind, and what it needs from the machine.
 
 use super::arch::Arch;
 use super::archive::Extra;
@@ -10,10 +10,10 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// What is in each uncompressed image of Linux.
+/// Text in each uncompressed Linux image.
 const LINUX_BANNER: &[u8] = b"Linux version ";
 
-/// Which kernel.
+/// The kind of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The reference kernel.
@@ -22,28 +22,28 @@ pub enum Kind {
     Linux,
 }
 
-/// An image that there is.
+/// An existing kernel image.
 pub struct Kernel {
-    /// Where.
+    /// The path of the image.
     pub image: PathBuf,
-    /// Which.
+    /// The kind.
     pub kind: Kind,
-    /// For what machine.
+    /// The architecture.
     pub arch: Arch,
 }
 
-/// A file that `./x` leaves under `target/`, which is the folder above this command's.
+/// Returns the path of a file that `./x` leaves under `target/`, the folder above this command's.
 ///
 /// # Errors
-/// This command is in no folder.
+/// The folder of this command is unknown.
 pub fn built(path: &str) -> anyhow::Result<PathBuf> {
-    let command = std::env::current_exe().context("where this command is")?;
-    let target = command.parent().and_then(Path::parent).context("this command is in no folder")?;
+    let command = std::env::current_exe().context("finding this command's path")?;
+    let target = command.parent().and_then(Path::parent).context("this command's path has no folder")?;
     Ok(target.join(path))
 }
 
 impl Kernel {
-    /// The reference kernel, as `./x build --kernel` leaves it.
+    /// Returns the reference kernel that `./x build --kernel` leaves.
     ///
     /// # Errors
     /// There is none.
@@ -51,7 +51,7 @@ impl Kernel {
         let image = built(arch.reference())?;
         if !image.is_file() {
             bail!(
-                "there is no reference kernel at {}: build it by `./x build --kernel {}`",
+                "there is no reference kernel at {}: build it with `./x build --kernel {}`",
                 image.display(),
                 arch.name()
             );
@@ -59,16 +59,16 @@ impl Kernel {
         Ok(Self { image, kind: Kind::Vellum, arch })
     }
 
-    /// The reference kernel that records how long a CPU can do nothing else, as `./x build --holds`
-    /// leaves it.
+    /// Returns the reference kernel that records non-preemptible sections, which `./x build
+    /// --holds` leaves.
     ///
     /// # Errors
     /// There is none.
-    pub fn that_records(arch: Arch) -> anyhow::Result<Self> {
+    pub fn recording(arch: Arch) -> anyhow::Result<Self> {
         let image = built(&arch.reference().replacen("kernel/", "kernel-holds/", 1))?;
         if !image.is_file() {
             bail!(
-                "there is no reference kernel that records at {}: build it by `./x build --holds {}`",
+                "there is no recording reference kernel at {}: build it with `./x build --holds {}`",
                 image.display(),
                 arch.name()
             );
@@ -76,7 +76,7 @@ impl Kernel {
         Ok(Self { image, kind: Kind::Vellum, arch })
     }
 
-    /// The Linux that `./x linux` fetched.
+    /// Returns the Linux that `./x linux` fetched.
     ///
     /// # Errors
     /// There is none.
@@ -84,18 +84,15 @@ impl Kernel {
         let image = built(arch.linux())?;
         if !image.is_file() {
             let path = image.display();
-            bail!(
-                "there is no Linux at {path}: fetch one by `./x linux --arch {}`, or name one by --kernel",
-                arch.name()
-            );
+            bail!("there is no Linux at {path}: fetch one with `./x linux --arch {}`, or use --kernel", arch.name());
         }
         Self::at(&image)
     }
 
-    /// The kernel in a file.
+    /// Returns the kernel in a file.
     ///
     /// # Errors
-    /// It can't be read, or is no kernel.
+    /// The file can't be read, or is not a kernel.
     pub fn at(image: &Path) -> anyhow::Result<Self> {
         let mut bytes = Vec::new();
         let read = File::open(image).and_then(|mut file| file.read_to_end(&mut bytes));
@@ -105,18 +102,20 @@ impl Kernel {
         } else if let Some(arch) = Arch::of_elf(&bytes) {
             (if memmem::find(&bytes, LINUX_BANNER).is_some() { Kind::Linux } else { Kind::Vellum }, arch)
         } else {
-            bail!("{} is no kernel for x86-64 or AArch64", image.display());
+            bail!("{} is not a kernel for x86-64 or AArch64", image.display());
         };
-        // A link's target has its modules beside it.
+        // The modules are beside a link's target.
         Ok(Self { image: fs::canonicalize(image)?, kind, arch })
     }
 
-    /// What the kernel is told; `joins` and `counts` as in [`super::machine::Machine`].
-    pub fn command_line(&self, joins: bool, counts: bool) -> String {
+    /// Returns the kernel's command line; the arguments as in [`super::machine::Machine`].
+    pub fn command_line(&self, cont_blocks: bool, icount: bool) -> String {
         match self.kind {
-            Kind::Vellum => ["run", if joins { "" } else { " apart" }, if counts { " counted" } else { "" }].concat(),
-            // Without what guards against flaws of hardware that an emulated CPU doesn't have: the
-            // reference kernel has none of it. A panic ends the machine.
+            Kind::Vellum => {
+                ["run", if cont_blocks { "" } else { " apart" }, if icount { " counted" } else { "" }].concat()
+            }
+            // Without mitigations of CPU vulnerabilities, which an emulated CPU doesn't have and
+            // the reference kernel lacks. A panic ends the machine.
             Kind::Linux => {
                 let [console, wire] = self.arch.ports();
                 format!("console={console} panic=-1 rdinit=/init mitigations=off WIRE=/dev/{wire}")
@@ -124,27 +123,26 @@ impl Kernel {
         }
     }
 
-    /// The status with which QEMU ends when all went well.
+    /// Returns QEMU's exit code on success.
     pub fn success(&self) -> i32 {
         match self.kind {
-            // By the exit device, or what stands for it (`vellum-kernel`, `arch/*/exit.rs`).
+            // By the exit device, or its equivalent (`vellum-kernel`, `arch/*/exit.rs`).
             Kind::Vellum => 33,
-            // The machine is turned off.
+            // The machine powers off.
             Kind::Linux => 0,
         }
     }
 
-    /// Files that the kernel needs, by their paths in the archive, and what `/.vellum/options`
-    /// says.
+    /// Returns the files that the kernel needs, and the text of `/.vellum/options`.
     ///
     /// # Errors
-    /// There is no such file.
+    /// A file is missing.
     pub fn needs(&self, swap: Option<u64>, disk: Option<Disk<'_>>) -> anyhow::Result<(Vec<Extra>, String)> {
         let (mut files, mut options) = (Vec::new(), String::new());
         if self.kind == Kind::Linux {
             let init = built(self.arch.init())?;
             let contents = fs::read(&init).with_context(|| {
-                format!("no init for Linux at {}: build it by `./x build --kernel`", init.display())
+                format!("no init for Linux at {}: build it with `./x build --kernel`", init.display())
             })?;
             files.push(Extra { path: "init".into(), mode: 0o755, contents });
             for module in [swap.map(|_| "zram"), disk.map(|_| "virtio_blk")].into_iter().flatten() {
@@ -183,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_is_known_by_its_image() {
+    fn a_kernel_is_identified_by_its_image() {
         let mut packed = vec![0; 0x400];
         packed[0x202..0x206].copy_from_slice(b"HdrS");
         assert_eq!(known(&packed), Some((Kind::Linux, Arch::X86_64)));

@@ -1,14 +1,14 @@
-//! The virtual machine: started, watched, ended.
+//! Starts, supervises and ends the virtual machine.
 //!
-//! QEMU's standard input and output are the wire to the program; the kernel's console goes to a
-//! file. QEMU ends with the program, with this command (it asked the host for that), and on every
+//! QEMU's standard input and output carry the program's streams; the kernel's console goes to a
+//! file. QEMU ends with the program, with this command (by a parent-death signal), and on every
 //! error.
 
 use super::accel::Accel;
 use super::arch::Arch;
 use super::disk::Disk;
 use super::kernel::{Kernel, Kind};
-use super::wire;
+use super::stdio;
 use anyhow::{Context, bail, ensure};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// A machine to be started.
+/// A machine to start.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
 pub struct Machine<'a> {
@@ -32,51 +32,51 @@ pub struct Machine<'a> {
     pub accel: Accel,
     pub cpus: u8,
     pub nodes: u8,
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory: u64,
     pub disk: Option<Disk<'a>>,
-    /// Whether its clock counts instructions.
-    pub counts: bool,
-    /// Whether the reference kernel may map memory in contiguous blocks.
-    pub joins: bool,
+    /// The clock counts instructions.
+    pub icount: bool,
+    /// The reference kernel may map memory in contpte blocks.
+    pub cont_blocks: bool,
     pub timeout: Option<Duration>,
 }
 
-/// How it went.
+/// The result of a run.
 pub struct End {
     pub outcome: Outcome,
-    /// What the kernel said on its console.
+    /// The text of the kernel's console.
     pub console: String,
 }
 
-/// How the program ended, or why it did not.
+/// How the run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With this status, as a shell would say it.
+    /// The program exited with this status, as a shell reports it.
     Exited(u8),
-    /// This command was told to end.
+    /// A signal to this command ended the run.
     Interrupted(i32),
-    /// The kernel failed, or took too long.
+    /// The kernel failed, or the time limit passed.
     Failed(String),
 }
 
-/// QEMU, which ends when this is dropped.
+/// Guard. A running QEMU, killed when dropped.
 struct Running {
     child: Child,
-    stop: Stop,
+    killer: Killer,
 }
 
-/// What can end QEMU from elsewhere, once and for a reason.
+/// Kills QEMU from another thread, once, with a reason.
 #[derive(Clone)]
-struct Stop {
+struct Killer {
     process: Arc<OwnedFd>,
     why: Arc<Mutex<Option<Outcome>>>,
 }
 
-impl Stop {
-    fn now(&self, outcome: Outcome) {
+impl Killer {
+    fn kill(&self, outcome: Outcome) {
         self.why.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
-        // It may have ended already.
+        // The process may have ended already.
         let _ = pidfd_send_signal(&*self.process, Signal::KILL);
     }
 }
@@ -92,19 +92,19 @@ impl Running {
             Err(error) => return Err(error).context("starting QEMU"),
         };
         match pidfd_open(rustix::process::Pid::from_child(&child), PidfdFlags::empty()) {
-            Ok(process) => Ok(Self { child, stop: Stop { process: Arc::new(process), why: Arc::default() } }),
+            Ok(process) => Ok(Self { child, killer: Killer { process: Arc::new(process), why: Arc::default() } }),
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                Err(error).context("watching QEMU")
+                Err(error).context("opening a pidfd of QEMU")
             }
         }
     }
 
-    /// Waits until QEMU has ended. Why, if it was stopped.
+    /// Waits for QEMU's end. Returns its status, and the reason if it was killed.
     fn wait(mut self) -> io::Result<(ExitStatus, Option<Outcome>)> {
         let status = self.child.wait()?;
-        Ok((status, self.stop.why.lock().unwrap_or_else(PoisonError::into_inner).take()))
+        Ok((status, self.killer.why.lock().unwrap_or_else(PoisonError::into_inner).take()))
     }
 }
 
@@ -116,20 +116,20 @@ impl Drop for Running {
 }
 
 impl Machine<'_> {
-    fn command(&self, archive: &Path, console: &Path, complaints: File) -> Command {
+    fn command(&self, archive: &Path, console: &Path, stderr: File) -> Command {
         let arch = self.kernel.arch;
         let mut qemu = Command::new(arch.qemu()[0]);
         let memory = format!("{}M", self.memory.div_ceil(1 << 20));
         qemu.args(["-nodefaults", "-display", "none", "-no-reboot"]);
         arch.machine(&mut qemu, self.accel, console);
         qemu.args(["-m", &memory, "-smp", &self.cpus.to_string()]);
-        self.divide(&mut qemu);
+        self.add_nodes(&mut qemu);
         qemu.args(["-accel", self.accelerator()]);
-        if self.counts {
+        if self.icount {
             qemu.args(["-icount", "shift=0,sleep=off"]);
         }
         qemu.arg("-kernel").arg(&self.kernel.image);
-        let command_line = self.kernel.command_line(self.joins, self.counts);
+        let command_line = self.kernel.command_line(self.cont_blocks, self.icount);
         let first = match self.kernel.kind {
             Kind::Vellum => arch.hand_over(&mut qemu, archive, self.archive.len()),
             Kind::Linux => {
@@ -138,15 +138,15 @@ impl Machine<'_> {
             }
         };
         qemu.arg("-append").arg(first + &command_line);
-        qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(complaints);
-        // SAFETY: between fork and exec only this system call is made.
+        qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
+        // SAFETY: the closure makes one system call between fork and exec.
         unsafe { qemu.pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)) };
         qemu
     }
 
-    /// Tells QEMU of the nodes, if there are several: the same part of memory for each, by the MiB,
-    /// and CPUs in a row.
-    fn divide(&self, qemu: &mut Command) {
+    /// Adds the NUMA nodes, if there are several: equal shares of memory in MiB, and consecutive
+    /// CPUs.
+    fn add_nodes(&self, qemu: &mut Command) {
         let (nodes, mib, cpus) = (u64::from(self.nodes), self.memory.div_ceil(1 << 20), u64::from(self.cpus));
         for node in (0..nodes).filter(|_| nodes > 1) {
             let start = |whole: u64, node: u64| (whole * node).div_ceil(nodes);
@@ -159,9 +159,9 @@ impl Machine<'_> {
     }
 
     fn accelerator(&self) -> &'static str {
-        // A CPU that waits for another, as in a shootdown, spins. With more of them than the host
-        // has, each such wait lasts until the host's scheduler has had them all run, for
-        // milliseconds; one thread in turns takes the next at once.
+        // A CPU that waits for another, as in a shootdown, spins. With more CPUs than the host has,
+        // each wait lasts until the host's scheduler has run them all, for milliseconds; a single
+        // thread switches to the next CPU at once.
         let host = thread::available_parallelism().map_or(1, usize::from);
         match self.accel {
             Accel::Kvm => "kvm",
@@ -170,11 +170,10 @@ impl Machine<'_> {
         }
     }
 
-    /// Runs the machine until the program ends, with these for its standard input, output and
-    /// error.
+    /// Runs the machine until the program ends, with these standard streams.
     ///
     /// # Errors
-    /// QEMU is missing, the host refuses something, or the output can't be written.
+    /// QEMU is missing, a system call fails, or the output can't be written.
     pub fn run(
         &self,
         input: impl Read + Send + 'static,
@@ -184,60 +183,60 @@ impl Machine<'_> {
         let filled = self.kernel.arch.filled(self.archive.len());
         ensure!(
             self.kernel.kind == Kind::Linux || filled < self.memory,
-            "the program and its files need a machine with more than {} MiB of memory: give --mem",
+            "the program and its files need a machine with more than {} MiB of memory: use --mem",
             filled.div_ceil(1 << 20)
         );
         let folder = tempfile::tempdir().context("making a folder for the machine")?;
         let path = |name| folder.path().join(name);
         fs::write(path("archive"), self.archive).context("writing the archive")?;
-        let complaints = File::create(path("complaints"))?;
-        let mut command = self.command(&path("archive"), &path("console"), complaints);
+        let stderr = File::create(path("stderr"))?;
+        let mut command = self.command(&path("archive"), &path("console"), stderr);
         if let Some(disk) = self.disk {
-            disk.plug_in(&mut command, folder.path())?;
+            disk.add_to(&mut command, folder.path())?;
         }
         let mut running = Running::start(command, self.kernel.arch)?;
         let (Some(to), Some(from)) = (running.child.stdin.take(), running.child.stdout.take()) else {
             bail!("QEMU was started without pipes");
         };
-        self.end_early(&running.stop)?;
-        // Ends with this process: it may wait for input that never comes.
-        let feed = move || {
-            thread::spawn(move || wire::feed(input, to));
+        self.kill_on_signal_or_timeout(&running.killer)?;
+        // The thread ends with this process: it may wait for input that never comes.
+        let send = move || {
+            thread::spawn(move || stdio::send(input, to));
         };
-        let listened = wire::listen(BufReader::new(from), output, errors, feed);
-        if let Err(error) = &listened {
-            running.stop.now(Outcome::Failed(error.to_string()));
+        let received = stdio::receive(BufReader::new(from), output, errors, send);
+        if let Err(error) = &received {
+            running.killer.kill(Outcome::Failed(error.to_string()));
         }
         let (ended, stopped) = running.wait()?;
-        let outcome = match (listened, stopped) {
+        let outcome = match (received, stopped) {
             (Err(error), _) if error.kind() == io::ErrorKind::BrokenPipe => {
                 return Err(error).context("writing the output");
             }
             (_, Some(outcome)) => outcome,
             (Ok(Some(status)), None) if ended.code() == Some(self.kernel.success()) => Outcome::Exited(status as u8),
             (_, None) => {
-                let complaint = fs::read_to_string(path("complaints")).unwrap_or_default();
-                Outcome::Failed(format!("the kernel failed (QEMU: {ended}) {}", complaint.trim_end()))
+                let message = fs::read_to_string(path("stderr")).unwrap_or_default();
+                Outcome::Failed(format!("the kernel failed (QEMU: {ended}) {}", message.trim_end()))
             }
         };
         let console = fs::read(path("console")).unwrap_or_default();
         Ok(End { outcome, console: String::from_utf8_lossy(&console).into() })
     }
 
-    /// Ends QEMU when this command is told to end, or has waited long enough.
-    fn end_early(&self, stop: &Stop) -> anyhow::Result<()> {
+    /// Kills QEMU on a signal to this command, or at the time limit.
+    fn kill_on_signal_or_timeout(&self, killer: &Killer) -> anyhow::Result<()> {
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("listening for signals")?;
-        let by_signal = stop.clone();
+        let by_signal = killer.clone();
         thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                by_signal.now(Outcome::Interrupted(signal));
+                by_signal.kill(Outcome::Interrupted(signal));
             }
         });
         if let Some(timeout) = self.timeout {
-            let by_time = stop.clone();
+            let by_time = killer.clone();
             thread::spawn(move || {
                 thread::sleep(timeout);
-                by_time.now(Outcome::Failed(format!("the program took longer than {timeout:?}")));
+                by_time.kill(Outcome::Failed(format!("the program took longer than {timeout:?}")));
             });
         }
         Ok(())

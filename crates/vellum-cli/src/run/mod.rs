@@ -1,17 +1,17 @@
-//! `vellum run`: a Linux program on the reference kernel, or on Linux, in a virtual machine that
-//! lives as long as the program.
+//! `vellum run`: runs a Linux program on the reference kernel, or on Linux, in a virtual machine
+//! that lives as long as the program.
 //!
-//! | file | story |
+//! | module | contents |
 //! |---|---|
-//! | [`accel`] | who executes the machine's instructions |
-//! | [`arch`] | architectures: what each asks of QEMU |
-//! | [`archive`] | the program and its files, packed for the kernel |
+//! | [`accel`] | the choice between KVM and translation |
+//! | [`arch`] | architectures, and their QEMU options |
+//! | [`archive`] | the cpio archive with the program and its files |
 //! | [`disk`] | a disk to swap to |
-//! | [`kernel`] | the kernel to boot: which it is, and what that asks of the machine |
-//! | [`machine`] | the virtual machine: started, watched, ended |
-//! | [`modules`] | modules of a Linux kernel, with what they depend on |
-//! | [`symbols`] | names for the addresses of a kernel's backtrace |
-//! | [`wire`] | the program's streams, in frames over a serial port |
+//! | [`kernel`] | the kernel image, and what it needs |
+//! | [`machine`] | the virtual machine: start, supervision, end |
+//! | [`modules`] | modules of a Linux kernel, with their dependencies |
+//! | [`symbols`] | function names for a kernel's backtrace |
+//! | [`stdio`] | the program's standard streams, in frames over a serial port |
 
 mod accel;
 mod arch;
@@ -20,8 +20,8 @@ mod disk;
 mod kernel;
 mod machine;
 pub(crate) mod modules;
+pub(crate) mod stdio;
 mod symbols;
-pub(crate) mod wire;
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -37,10 +37,10 @@ pub use kernel::{Kernel, built};
 pub use machine::{End, Outcome};
 pub use symbols::Names;
 
-/// The status that says that not the program failed, but the kernel, or this command.
+/// The exit code for a failure of the kernel or of this command, not of the program.
 pub const FAILED: u8 = 125;
 
-/// What to run, and in what machine.
+/// The program, and the machine to run it in.
 #[derive(clap::Args)]
 pub struct Task {
     /// The machine's architecture
@@ -55,25 +55,25 @@ pub struct Task {
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size::parse)]
     mem: u64,
 
-    /// Nodes of the machine, each with its part of the memory and of the CPUs
+    /// NUMA nodes, each with its share of the memory and the CPUs
     #[arg(long, value_name = "NODES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     numa: u8,
 
-    /// Swap in compressed memory
+    /// Size of the swap in compressed memory
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     swap: Option<u64>,
 
-    /// A disk to swap to, once compressed memory is full: a new one of this size, or a file, whose
+    /// A disk to swap to once compressed memory is full: a new one of this size, or a file, whose
     /// contents are lost
     #[arg(long, value_name = "SIZE|FILE", value_parser = disk::parse)]
     swap_disk: Option<disk::Image>,
 
-    /// Have that disk fail, to see what comes of it
+    /// Make that disk's reads or writes fail
     #[arg(long, value_name = "reads|writes", value_enum, hide_possible_values = true, requires = "swap_disk")]
     swap_disk_fails: Option<disk::Failing>,
 
-    /// Have the reference kernel keep a checksum of each page on that disk: one that comes back as
-    /// something else is lost. Linux does as ever
+    /// Make the reference kernel keep a checksum of each page on that disk, and treat a page that
+    /// comes back changed as lost. No effect on Linux
     #[arg(long, requires = "swap_disk")]
     swap_disk_checksums: bool,
 
@@ -82,8 +82,8 @@ pub struct Task {
     #[arg(long)]
     icount: bool,
 
-    /// Have the reference kernel map each page by itself: no 64 KiB and 32 MiB blocks that a TLB
-    /// holds as one translation (AArch64's contiguous bit; x86-64 has none). Linux does as ever
+    /// Make the reference kernel map each page by itself, without contpte blocks of 64 KiB and 32
+    /// MiB that one TLB entry holds (AArch64's contiguous bit; x86-64 has none). No effect on Linux
     #[arg(long)]
     no_contiguous: bool,
 
@@ -91,27 +91,27 @@ pub struct Task {
     #[arg(long = "env", value_name = "KEY=VALUE", value_parser = variable)]
     environment: Vec<String>,
 
-    /// A file of this machine that the program finds under another path
+    /// A file of this machine, and its path in the virtual machine
     #[arg(long = "file", value_name = "HOST:GUEST", value_parser = pair)]
     files: Vec<(PathBuf, String)>,
 
-    /// End the machine if the program takes longer
+    /// Stop the machine if the program takes longer
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
 
-    /// Show the kernel's console on standard error, even if all goes well
+    /// Show the kernel's console on standard error, even on success
     #[arg(long)]
     console: bool,
 
     /// A static Linux program: a file of this machine, or the GUEST path of a `--file`
     program: PathBuf,
 
-    /// Its arguments
+    /// The program's arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
-/// What to run, and on which kernel.
+/// The options of `vellum run`.
 #[derive(clap::Args)]
 pub struct Args {
     /// The kernel: `vellum`, which `./x build --kernel` leaves beside this command, or an image of
@@ -124,18 +124,22 @@ pub struct Args {
 }
 
 fn variable(text: &str) -> Result<String, String> {
-    if text.contains('=') && !text.starts_with('=') { Ok(text.into()) } else { Err("not of the form KEY=VALUE".into()) }
+    if text.contains('=') && !text.starts_with('=') {
+        Ok(text.into())
+    } else {
+        Err("must have the form KEY=VALUE".into())
+    }
 }
 
 fn pair(text: &str) -> Result<(PathBuf, String), String> {
     match text.rsplit_once(':') {
         Some((host, guest)) if !host.is_empty() && guest.starts_with('/') => Ok((host.into(), guest.into())),
-        _ => Err("not of the form HOST:GUEST, with an absolute path for GUEST".into()),
+        _ => Err("must have the form HOST:GUEST, with an absolute path for GUEST".into()),
     }
 }
 
 impl Task {
-    /// A program by itself on one CPU, whose clock counts instructions.
+    /// Returns a task for one CPU whose clock counts instructions.
     pub fn counted(arch: Arch, mem: u64, swap: Option<u64>, program: PathBuf, arguments: Vec<String>) -> Self {
         Task {
             arch,
@@ -157,16 +161,16 @@ impl Task {
         }
     }
 
-    /// What executes the instructions of a machine for the task, with any of these kernels.
+    /// Returns the accelerator for this task on these kernels.
     pub fn accel(&self, kernels: &[&Kernel]) -> Accel {
-        // Only translation can count them.
+        // Only translation can count instructions.
         if self.icount { Accel::Tcg } else { accel::best(kernels) }
     }
 
-    /// Runs the program on a kernel, with these for its standard input, output and error.
+    /// Runs the program on a kernel, with these standard streams.
     ///
     /// # Errors
-    /// There is no such file or QEMU, or the host refuses something.
+    /// There is no such file or QEMU, or a system call fails.
     pub fn run(
         &self,
         kernel: &Kernel,
@@ -177,7 +181,7 @@ impl Task {
     ) -> anyhow::Result<End> {
         ensure!(
             kernel.arch == self.arch,
-            "{} is a kernel for {}, and the machine is {}: give --arch",
+            "{} is a kernel for {}, but the machine is {}: use --arch",
             kernel.image.display(),
             kernel.arch.name(),
             self.arch.name()
@@ -205,8 +209,8 @@ impl Task {
             nodes: self.numa,
             memory: self.mem,
             disk,
-            counts: self.icount,
-            joins: !self.no_contiguous,
+            icount: self.icount,
+            cont_blocks: !self.no_contiguous,
             timeout: self.timeout.map(Duration::from_secs),
         };
         let end = machine.run(input, output, errors)?;
@@ -221,7 +225,7 @@ impl Task {
 }
 
 impl Outcome {
-    /// The status for this command to end with.
+    /// Returns the exit code for this outcome.
     pub fn status(&self) -> u8 {
         match self {
             Outcome::Exited(status) => *status,
@@ -231,10 +235,10 @@ impl Outcome {
     }
 }
 
-/// Runs the program; the status is its own.
+/// Runs `vellum run`. The exit code is the program's.
 ///
 /// # Errors
-/// There is no such file, kernel or QEMU, or the host refuses something.
+/// There is no such file, kernel or QEMU, or a system call fails.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let arch = args.task.arch;
     let kernel = if args.kernel == Path::new("vellum") { Kernel::reference(arch)? } else { Kernel::at(&args.kernel)? };

@@ -1,5 +1,4 @@
-//! Modules of a Linux kernel, found by name as its package has them, unpacked, with all that they
-//! depend on.
+//! Finds and decompresses modules of a Linux kernel, with their dependencies.
 
 use anyhow::{Context, bail};
 use lzma_rust2::XzReader;
@@ -8,11 +7,11 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The module and what it depends on, in the order in which they can be loaded. None if the kernel
-/// has no modules, or none of that name: it may be part of the image.
+/// Returns a module and its dependencies, in the order in which they can be loaded. Returns none if
+/// the kernel has no module of that name: it may be built in.
 ///
 /// # Errors
-/// A module can't be read, or lacks one that it depends on.
+/// A module can't be read, or a dependency is missing.
 pub fn with_dependencies(image: &Path, name: &str) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let mut files = Vec::new();
     for folder in folders(image) {
@@ -25,8 +24,8 @@ pub fn with_dependencies(image: &Path, name: &str) -> anyhow::Result<Vec<(String
     Ok(found)
 }
 
-/// Where they may be: beside the image, or where distributions install those of
-/// `/boot/vmlinuz-VERSION`.
+/// Returns the folders where modules may be: beside the image, or where distributions install those
+/// of `/boot/vmlinuz-VERSION`.
 fn folders(image: &Path) -> Vec<PathBuf> {
     let name = image.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let version = name.split_once('-').map(|(_, version)| Path::new("/lib/modules").join(version).join("kernel"));
@@ -40,7 +39,7 @@ fn list(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Modules' names have underscores wherever their files' may have dashes.
+/// Finds a module's file. Module names have underscores where file names may have dashes.
 fn find<'a>(files: &'a [PathBuf], name: &str) -> Option<&'a PathBuf> {
     files.iter().find(|path| {
         let file = path.file_name().and_then(|file| file.to_str()).unwrap_or_default();
@@ -52,9 +51,9 @@ fn load(files: &[PathBuf], name: &str, found: &mut Vec<(String, Vec<u8>)>) -> an
     if found.iter().any(|(known, _)| known == name) {
         return Ok(());
     }
-    let path = find(files, name).with_context(|| format!("the kernel's package has no module {name}"))?;
+    let path = find(files, name).with_context(|| format!("the kernel has no module {name}"))?;
     let contents = unpack(path).with_context(|| format!("reading the module {}", path.display()))?;
-    for needed in dependencies(&contents).with_context(|| format!("{} is no module", path.display()))? {
+    for needed in dependencies(&contents).with_context(|| format!("{} is not a module", path.display()))? {
         load(files, &needed, found)?;
     }
     found.push((name.into(), contents));
@@ -70,15 +69,18 @@ fn unpack(path: &Path) -> anyhow::Result<Vec<u8>> {
             XzReader::new(bytes.as_slice(), true).read_to_end(&mut contents)?;
             Ok(contents)
         }
-        other => bail!("compressed in a way not known here ({})", other.unwrap_or_default()),
+        other => bail!("unknown compression ({})", other.unwrap_or_default()),
     }
 }
 
-/// Returns the modules that a module needs, as it says in its section of strings `key=value`, each
-/// with a zero behind it.
+/// Returns the names of the modules that a module depends on, from the zero-terminated strings
+/// `key=value` in its section `.modinfo`.
+///
+/// # Errors
+/// The file is not a module.
 pub fn dependencies(module: &[u8]) -> anyhow::Result<Vec<String>> {
     let file = object::File::parse(module)?;
-    let section = file.section_by_name(".modinfo").context("without .modinfo")?;
+    let section = file.section_by_name(".modinfo").context("no section .modinfo")?;
     let text = String::from_utf8_lossy(section.data()?).into_owned();
     let list = text.split('\0').find_map(|entry| entry.strip_prefix("depends=")).unwrap_or_default();
     Ok(list.split(',').filter(|name| !name.is_empty()).map(String::from).collect())
@@ -98,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_needs_comes_before_it() {
+    fn dependencies_come_before_a_module() {
         let folder = tempfile::tempdir().unwrap();
         let kernel = folder.path().join("kernel/deep");
         fs::create_dir_all(&kernel).unwrap();

@@ -1,11 +1,11 @@
-//! Names for the addresses of a kernel's backtrace.
+//! Resolves the addresses of a kernel's backtrace to function names.
 
 use addr2line::{Loader, demangle_auto};
 use std::fmt::Write;
 use std::path::Path;
 
-/// The console's text, in which each line `  at ADDRESS` has become the functions that were there,
-/// innermost first, as far as the kernel's image knows.
+/// Returns the console's text with each line `  at ADDRESS` replaced by the functions at the
+/// address, innermost first, as far as the kernel's image has symbols.
 pub fn named(kernel: &Path, console: &str) -> String {
     let Some(names) = Names::of(kernel) else { return console.into() };
     let mut text = String::with_capacity(console.len());
@@ -19,7 +19,8 @@ pub fn named(kernel: &Path, console: &str) -> String {
     text
 }
 
-/// A line for each function that is at the address, inlined ones first. Whether there are any.
+/// Writes a line for each function at the address, inlined ones first. Returns whether there is
+/// any.
 fn write_frames(text: &mut String, names: &Names, address: u64) -> bool {
     let calls = names.at(address);
     for (i, Call { function, file, line }) in calls.iter().enumerate() {
@@ -31,34 +32,34 @@ fn write_frames(text: &mut String, names: &Names, address: u64) -> bool {
     !calls.is_empty()
 }
 
-/// A function that is at an address.
+/// A function at an address.
 pub struct Call {
-    /// Its name.
+    /// The function's name.
     pub function: String,
-    /// Its source, if the image says.
+    /// The source file, if the image has it.
     pub file: Option<String>,
-    /// The line there.
+    /// The line number.
     pub line: u32,
 }
 
-/// What an image knows of the functions in it.
+/// The symbols of an image.
 pub struct Names(Loader);
 
 impl Names {
-    /// Those of an image; none if it is no such file.
+    /// Reads the symbols of an image. Returns `None` if the file has none.
     pub fn of(image: &Path) -> Option<Self> {
         Loader::new(image).ok().map(Names)
     }
 
-    /// The functions at an address, inlined ones first.
+    /// Returns the functions at an address, inlined ones first.
     pub fn at(&self, address: u64) -> Vec<Call> {
         let mut calls = Vec::new();
         let Ok(mut frames) = self.0.find_frames(address) else { return calls };
         while let Ok(Some(frame)) = frames.next() {
             // Line tables alone name only functions that have others inlined.
-            let told = frame.function.as_ref().and_then(|name| name.demangle().ok());
+            let named = frame.function.as_ref().and_then(|name| name.demangle().ok());
             let symbol = || self.0.find_symbol(address).map(|symbol| demangle_auto(symbol.into(), None));
-            let Some(name) = told.or_else(symbol) else { continue };
+            let Some(name) = named.or_else(symbol) else { continue };
             let place = frame.location.and_then(|place| Some((place.file?.to_owned(), place.line?)));
             let (file, line) = place.map_or((None, 0), |(file, line)| (Some(file), line));
             calls.push(Call { function: name.into_owned(), file, line });

@@ -136,7 +136,7 @@ pub struct Args {
     #[arg(long)]
     stamp: PathBuf,
     /// The operation.
-    #[arg(long = "operation", value_enum)]
+    #[arg(long = "deed", value_name = "DEED", value_enum)]
     operation: Operation,
     /// The folio size to use instead of the layout's.
     #[arg(long)]

@@ -1,27 +1,27 @@
-//! What a trace leaves out, and how a cache of translations is told of it all the same.
+//! The accesses that a trace leaves out, and their reconstruction for a TLB model.
 //!
-//! For fetches, and for data apart, a *filter* holds the pages used last, a few; an access to one
-//! of them is not in the trace. A cache that replaces the least recently used entry, in sets of at
-//! least as many entries, has all of them. So what was left out are hits of the first tier. They
-//! matter for one thing only: they keep their pages young.
+//! For fetches, and for data, a *filter* holds the most recently used pages; an access to one of
+//! them is not in the trace. A TLB with LRU replacement and sets of at least as many entries holds
+//! all of them, so the omitted accesses are hits of the first level. Their only effect is to keep
+//! their pages recent.
 //!
-//! A record names the page that left the filter. That page was used longer ago than those that
-//! stay, and later than all that had left before. So a [`Mirror`] has it used once more when it
-//! leaves, which puts all that left in their true order; and has those that stay used before a
-//! cache could take them for old. No miss is added and none is lost.
+//! A record names the page that left the filter. That page was used before those that stay, and
+//! after all that left earlier. So a [`Mirror`] repeats an access to it when it leaves, which puts
+//! all pages that left in their true order, and repeats accesses to those that stay before a TLB
+//! could evict them. No miss is added and none is lost.
 
 use vellum_sim::Access;
 
 use super::trace::{MOST, Record};
 
-/// Fetches, or data.
+/// Fetches, and data.
 const SIDES: usize = 2;
 
 fn side(access: Access) -> usize {
     usize::from(access != Access::Execute)
 }
 
-/// The filter of one who makes a trace.
+/// The filter of a trace's writer.
 pub struct Filter {
     size: usize,
     slots: [[Slot; MOST]; SIDES],
@@ -36,12 +36,12 @@ struct Slot {
 }
 
 impl Filter {
-    /// One that holds so many pages of each kind.
+    /// Makes a filter of `size` pages of each kind.
     pub fn new(size: usize) -> Filter {
         Filter { size, slots: Default::default(), now: 0 }
     }
 
-    /// What is to be recorded of an access.
+    /// Returns the record of an access, if it needs one.
     pub fn access(&mut self, page: u64, access: Access) -> Option<Record> {
         self.now += 1;
         let slots = &mut self.slots[side(access)][..self.size];
@@ -58,33 +58,36 @@ impl Filter {
     }
 }
 
-/// What the filter of a trace holds, for one who replays it on a cache.
+/// The contents of a trace's filter, for a replay on a TLB model.
 pub struct Mirror {
-    /// So many accesses of one side may follow on an access to a page before a cache could have
-    /// forgotten that page.
-    patience: u64,
+    /// The accesses of one side that may follow an access to a page before a TLB could have evicted
+    /// that page.
+    slack: u64,
     size: usize,
-    held: [[Held; MOST]; SIDES],
+    pages: [[Mirrored; MOST]; SIDES],
     now: [u64; SIDES],
 }
 
 #[derive(Clone, Copy, Default)]
-struct Held {
+struct Mirrored {
     page: Option<u64>,
     used: u64,
 }
 
 impl Mirror {
-    /// For a trace whose filters hold `size` pages, and a cache whose smallest set has `ways`
-    /// entries for each side. `None`: such a cache could not spare what the trace leaves out.
+    /// Makes the mirror for filters of `size` pages, and a TLB whose smallest set has `ways`
+    /// entries for each side. Returns `None` if such a TLB may not hold the filter's pages.
     pub fn new(size: usize, ways: usize) -> Option<Mirror> {
-        let patience = ways.checked_sub(size)? as u64;
-        Some(Mirror { patience, size, held: Default::default(), now: [0; SIDES] })
+        let slack = ways.checked_sub(size)? as u64;
+        Some(Mirror { slack, size, pages: Default::default(), now: [0; SIDES] })
     }
 
-    /// A page takes a slot: tells of each access that has to be made, in order; the last is the one
-    /// recorded.
-    pub fn enter<E>(
+    /// Puts a page into a slot, and calls `make` for each access to make, in order; the last is the
+    /// recorded one.
+    ///
+    /// # Errors
+    /// Returns the error of `make`.
+    pub fn insert<E>(
         &mut self,
         slot: usize,
         page: u64,
@@ -93,14 +96,14 @@ impl Mirror {
     ) -> Result<(), E> {
         let side = side(access);
         let again = if side == 0 { Access::Execute } else { Access::Read };
-        if let Some(left) = self.held[side][slot].page {
+        if let Some(left) = self.pages[side][slot].page {
             self.now[side] += 1;
             make(left, again)?;
         }
         for other in (0..self.size).filter(|&other| other != slot) {
-            let held = &mut self.held[side][other];
+            let held = &mut self.pages[side][other];
             if let Some(page) = held.page
-                && self.now[side] - held.used >= self.patience
+                && self.now[side] - held.used >= self.slack
             {
                 self.now[side] += 1;
                 held.used = self.now[side];
@@ -108,18 +111,18 @@ impl Mirror {
             }
         }
         self.now[side] += 1;
-        self.held[side][slot] = Held { page: Some(page), used: self.now[side] };
+        self.pages[side][slot] = Mirrored { page: Some(page), used: self.now[side] };
         make(page, access)
     }
 
-    /// The page in a slot of the data's filter.
+    /// Returns the page in a slot of the data filter.
     pub fn data(&self, slot: usize) -> Option<u64> {
-        self.held[1][slot].page
+        self.pages[1][slot].page
     }
 
-    /// These pages are not what they were: they are not used again unless the trace says so.
-    pub fn forget(&mut self, pages: std::ops::Range<u64>) {
-        for held in self.held.iter_mut().flatten() {
+    /// Removes pages whose mapping changed: they are accessed again only if the trace says so.
+    pub fn remove(&mut self, pages: std::ops::Range<u64>) {
+        for held in self.pages.iter_mut().flatten() {
             held.page = held.page.filter(|page| !pages.contains(page));
         }
     }
@@ -129,10 +132,10 @@ impl Mirror {
 mod tests {
     use super::*;
 
-    /// A cache of one set: the least recently used goes.
+    /// A TLB of one set with LRU replacement.
     struct Lru {
         ways: usize,
-        /// From the oldest on.
+        /// The least recently used page first.
         pages: Vec<u64>,
         missed: Vec<u64>,
     }
@@ -154,7 +157,7 @@ mod tests {
         }
     }
 
-    /// Pages that are mostly returned to soon, as programs do.
+    /// Accesses that mostly return to recent pages, as those of programs.
     fn accesses(seed: u64) -> Vec<(u64, Access)> {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut recent = [0u64; 6];
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_misses_the_same_whatever_the_filter_left_out() {
+    fn a_tlb_misses_the_same_with_any_filter() {
         for (seed, size, ways) in
             (0..20).flat_map(|seed| [(1, 1), (1, 4), (2, 2), (3, 4), (4, 4), (4, 9)].map(|(s, w)| (seed, s, w)))
         {
@@ -180,7 +183,7 @@ mod tests {
             for (page, access) in accesses(seed) {
                 whole[side(access)].access(page);
                 if let Some(Record::Access { slot, page, access }) = filter.access(page, access) {
-                    let made = mirror.enter(slot, page, access, |page, access| {
+                    let made = mirror.insert(slot, page, access, |page, access| {
                         spared[side(access)].access(page);
                         Ok::<_, ()>(())
                     });
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_smaller_than_the_filter_is_refused() {
+    fn a_tlb_smaller_than_the_filter_is_refused() {
         assert!(Mirror::new(5, 4).is_none());
     }
 

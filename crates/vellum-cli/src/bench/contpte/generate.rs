@@ -1,5 +1,5 @@
-//! A trace of a program that does not exist, shaped like a compiler: much code in no order, a heap
-//! that grows and is returned to, a stack. For tests, and for who has no trace.
+//! Generates a synthetic trace, shaped like a compiler's: much code in random order, a heap that
+//! grows and is accessed again, a stack.
 
 use std::io;
 
@@ -15,19 +15,22 @@ const HEAP: u64 = 0x55_0000_0000;
 const HEAP_PAGES: u64 = 4096;
 const STACK: u64 = 0x7f_0000_0000;
 const STACK_PAGES: u64 = 64;
-/// Pages that one function has its code on.
+/// Pages of one function's code.
 const FUNCTION: u64 = 2;
-/// Calls between two passes of the compiler, which work on other functions.
+/// Calls between two passes of the compiler, which use other functions.
 const PASS: u64 = 2000;
 
-/// Writes a compressed one of so many calls of functions.
+/// Returns a compressed trace of `calls` function calls.
+///
+/// # Errors
+/// The compression failed.
 pub fn generate(calls: u64, filter: usize) -> io::Result<Vec<u8>> {
     let mut trace = Trace {
         to: Writer::new(Vec::new(), Header { filter })?,
         filter: Filter::new(filter),
         totals: Totals::default(),
     };
-    let anonymous = |at, pages: u64| Change::There { at, len: pages << PAGE_SHIFT, rights: 3, file: 0, offset: 0 };
+    let anonymous = |at, pages: u64| Change::Existing { at, len: pages << PAGE_SHIFT, rights: 3, file: 0, offset: 0 };
     let text = Change::Map { at: TEXT, len: TEXT_PAGES << PAGE_SHIFT, rights: 5, flags: 0x12, file: 1, offset: 0 };
     let data = Change::Map {
         at: DATA,
@@ -43,7 +46,7 @@ pub fn generate(calls: u64, filter: usize) -> io::Result<Vec<u8>> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut grown = 1;
     for call in 0..calls {
-        // Some functions are called by everybody, some belong to a pass.
+        // Some functions are called everywhere, some in one pass only.
         let functions = TEXT_PAGES / FUNCTION;
         let function = match random.u64(..4) {
             0 => random.u64(..16),
@@ -54,7 +57,7 @@ pub fn generate(calls: u64, filter: usize) -> io::Result<Vec<u8>> {
         trace.access(frame, Access::Write)?;
         for step in 0..8 {
             trace.access((TEXT >> PAGE_SHIFT) + function * FUNCTION + step / 4 % FUNCTION, Access::Execute)?;
-            // What was allocated of late, and sometimes anything.
+            // Recent allocations, and sometimes any.
             let back = if random.u64(..8) == 0 { random.u64(..grown) } else { random.u64(..grown.min(24)) };
             trace.access((HEAP >> PAGE_SHIFT) + grown - 1 - back, Access::Read)?;
         }

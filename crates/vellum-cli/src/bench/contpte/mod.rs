@@ -1,14 +1,14 @@
-//! `bench contpte`: what larger translations are worth to a program, by its own accesses.
+//! `bench contpte`: the gain of larger translations for a program, from a trace of its accesses.
 //!
-//! | module | its story |
+//! | module | contents |
 //! |---|---|
 //! | [`trace`] | the format of a trace |
-//! | [`filter`] | what a trace leaves out, and how that is made up for |
-//! | [`generate`] | a trace of a program that does not exist |
-//! | [`world`] | the address space of the program, made anew |
-//! | [`replay`] | a trace on one machine |
-//! | [`policies`] | how memory is mapped, and on which cores |
-//! | [`mod@section`] | what is told of it |
+//! | [`filter`] | the accesses that a trace leaves out, and their reconstruction |
+//! | [`generate`] | a synthetic trace |
+//! | [`world`] | the address space of the traced program |
+//! | [`replay`] | the replay of a trace on one machine |
+//! | [`policies`] | mapping policies, and the cores that support them |
+//! | [`mod@section`] | the section of the report |
 
 pub(crate) mod filter;
 mod generate;
@@ -23,24 +23,24 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use replay::{Counts, Policy, replay};
+use trace::{Reader, TraceError};
 use vellum_sim::TlbModel;
 
 use super::contender::Skip;
 use super::progress::Progress;
 use super::report::Section;
 use policies::{POLICIES, fits};
-use replay::{Counts, Policy, replay};
-use trace::{Reader, TraceError};
 
 /// What to replay.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// A trace of memory accesses, made by `tools/trace`. Without, one of a program that does not
-    /// exist is made up.
+    /// A trace of memory accesses, made by `tools/trace`. Without one, a synthetic trace is
+    /// generated.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// The cores whose translation caches are simulated. [default: all]
+    /// The cores whose TLBs are simulated. [default: all]
     #[arg(long, value_delimiter = ',', value_parser = parse_model)]
     pub tlb: Vec<&'static TlbModel>,
 }
@@ -48,50 +48,53 @@ pub struct Args {
 fn parse_model(name: &str) -> Result<&'static TlbModel, String> {
     TlbModel::core(name).ok_or_else(|| {
         let names: Vec<&str> = TlbModel::CORES.iter().map(|model| &*model.name).collect();
-        format!("there are {}", names.join(", "))
+        format!("known cores: {}", names.join(", "))
     })
 }
 
-/// Calls of functions in a trace that is made up.
+/// Function calls in a synthetic trace.
 const CALLS: u64 = 400_000;
-/// Pages that its filter holds: no more than the smallest set of any core.
+/// Pages in the filter of a synthetic trace: no more than the smallest TLB set of any core.
 const FILTER: usize = 4;
 
-/// Where the accesses come from.
+/// The source of the accesses.
 enum Source {
     File(PathBuf),
-    Made(Vec<u8>),
+    Synthetic(Vec<u8>),
 }
 
 impl Source {
     fn open(&self) -> Result<Reader<Box<dyn Read>>, TraceError> {
         match self {
             Source::File(path) => Reader::open(path),
-            Source::Made(bytes) => Reader::decompress(Cursor::new(bytes.clone())),
+            Source::Synthetic(bytes) => Reader::decompress(Cursor::new(bytes.clone())),
         }
     }
 }
 
-/// One policy on one core.
+/// The result of one policy on one core.
 pub struct Row {
     model: &'static TlbModel,
     policy: &'static Policy,
-    /// What came of it.
+    /// The counts, or why there are none.
     counts: Result<Counts, Skip>,
 }
 
-/// Replays, and tells of it.
+/// Runs the benchmark and returns its section.
+///
+/// # Errors
+/// The trace can't be read.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
     let source = match &args.trace {
         Some(path) => Source::File(path.clone()),
-        None => Source::Made(generate::generate(CALLS, FILTER)?),
+        None => Source::Synthetic(generate::generate(CALLS, FILTER)?),
     };
     source.open()?;
     let models = if args.tlb.is_empty() { TlbModel::CORES.iter().collect() } else { args.tlb.clone() };
     Ok(section::of(&measure(&source, &models), args.trace.is_none()))
 }
 
-/// Every policy on every core that has it; as many at a time as there are CPUs.
+/// Replays every policy on every core that supports it, in parallel.
 fn measure(source: &Source, models: &[&'static TlbModel]) -> Vec<Row> {
     let cells: Vec<(&'static TlbModel, &'static Policy)> =
         models.iter().flat_map(|&model| POLICIES.iter().filter(|p| fits(model, p)).map(move |p| (model, p))).collect();
@@ -101,7 +104,7 @@ fn measure(source: &Source, models: &[&'static TlbModel]) -> Vec<Row> {
         while let Some(&(model, policy)) = cells.get(next.fetch_add(1, Ordering::Relaxed)) {
             let counts = replay(|| source.open(), policy, model);
             let mut rows = rows.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            progress.say(format!("{} {}", model.name, policy.name));
+            progress.set_text(format!("{} {}", model.name, policy.name));
             progress.step();
             rows.push(Row { model, policy, counts });
         }
@@ -128,12 +131,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_filter_leaves_out_changes_no_count() {
+    fn filtered_accesses_change_no_count() {
         let traces = [1, 2, 4].map(|filter| generate::generate(20_000, filter).unwrap());
         let lengths = traces.each_ref().map(|trace| zstd::decode_all(&trace[..]).unwrap().len());
         assert!(lengths.is_sorted_by(|more, fewer| more > fewer), "{lengths:?}");
-        let sources = traces.map(Source::Made);
-        // Of the first tier, one fully associative, one of four ways.
+        let sources = traces.map(Source::Synthetic);
+        // The first-level TLB of one is fully associative, that of the other has four ways.
         for model in [&TlbModel::NEOVERSE_N1, &TlbModel::SKYLAKE] {
             for policy in ["4K", "exefolio"] {
                 let [whole, two, four] = sources.each_ref().map(|source| replayed(source, policy, model));
@@ -144,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn each_step_from_single_pages_to_contiguous_text_saves_walks() {
-        let source = Source::Made(generate::generate(40_000, FILTER).unwrap());
+    fn each_policy_from_single_pages_to_contiguous_text_saves_walks() {
+        let source = Source::Synthetic(generate::generate(40_000, FILTER).unwrap());
         let model = &TlbModel::CORTEX_A76;
         let [base, folios, joined, text] =
             ["4K", "anonfolio", "contpte", "exefolio"].map(|policy| replayed(&source, policy, model));
         assert!(folios.faults < base.faults, "a fault brings a folio");
         assert_eq!(joined.faults, folios.faults);
-        // A fault costs a walk too: what is meant is the rest.
+        // A fault costs a walk, too: the rest is compared.
         let saves = |more: Counts, fewer: Counts| {
             assert!(more.refills - more.faults > fewer.refills - fewer.faults);
             assert!(more.walks - more.faults > fewer.walks - fewer.faults);
@@ -163,8 +166,8 @@ mod tests {
     }
 
     #[test]
-    fn the_section_has_each_policy_that_a_core_can_have() {
-        let source = Source::Made(generate::generate(2_000, FILTER).unwrap());
+    fn the_section_has_each_policy_a_core_supports() {
+        let source = Source::Synthetic(generate::generate(2_000, FILTER).unwrap());
         let models = ["skylake", "xiangshan-kunminghu"].map(|name| TlbModel::core(name).unwrap());
         let section = section::of(&measure(&source, &models), true);
         let text = |key: &str| section.json.iter().map(|row| row[key].as_str().unwrap().to_owned()).collect::<Vec<_>>();
@@ -174,7 +177,7 @@ mod tests {
             let [misses, walks, faults] = ["misses", "walks", "faults"].map(|key| row[key].as_u64().unwrap());
             assert!(misses >= walks && walks >= faults && faults > 0, "{row}");
         }
-        // What it can't have is left empty, in every table but the published one.
+        // Unsupported policies are empty cells in every table but the published one.
         for part in section.parts.iter().filter(|part| part.chart.is_some()) {
             let empty = part.table.rows.iter().flatten().filter(|value| matches!(value, Value::None)).count();
             assert_eq!((part.table.rows.len(), empty), (6, 3 + 2), "{}", part.title);

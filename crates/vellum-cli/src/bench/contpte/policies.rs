@@ -1,15 +1,15 @@
-//! How memory is mapped, and which cores can map it so.
+//! Mapping policies, and the cores that support them.
 
 use vellum_sim::TlbModel;
 
 use super::replay::{Format, Policy};
 
-const fn policy(name: &'static str, format: Format, folios: bool, joins: bool, text: bool) -> Policy {
-    Policy { name, format, folios, joins, text }
+const fn policy(name: &'static str, format: Format, folios: bool, cont_blocks: bool, text: bool) -> Policy {
+    Policy { name, format, folios, cont_blocks, text }
 }
 
-/// What each format has, from single pages on. Those of AArch64 bear the names under which Linux's
-/// were published.
+/// The policies of each page-table format, from single pages on. Those of AArch64 have the names
+/// under which Linux's were published.
 pub const POLICIES: &[Policy] = &[
     policy(BASE, Format::Aarch64(4), false, false, false),
     policy("anonfolio", Format::Aarch64(4), true, false, false),
@@ -26,18 +26,18 @@ pub const POLICIES: &[Policy] = &[
     policy("exefolio", Format::Riscv, true, true, true),
 ];
 
-/// What the others are compared with.
+/// The policy that the others are compared with.
 pub const BASE: &str = "4K";
 
-/// The names, in the order in which they are shown.
+/// The names, in the order of the report.
 pub const NAMES: [&str; 6] = [BASE, "anonfolio", "contpte", "exefolio", "16K granule", "64K granule"];
 
-/// Whether a core can have its memory mapped so.
+/// Returns whether a core supports a policy.
 pub fn fits(model: &TlbModel, policy: &Policy) -> bool {
     match policy.format {
         Format::X86 => X86.contains(&&*model.name),
         Format::Riscv => RISCV.contains(&&*model.name),
-        // It has no pages of 64 KiB.
+        // The core has no 64 KiB granule.
         Format::Aarch64(64) if model.name == "apple-m1" => false,
         Format::Aarch64(_) => !X86.contains(&&*model.name) && !RISCV.contains(&&*model.name),
     }
@@ -46,9 +46,9 @@ pub fn fits(model: &TlbModel, policy: &Policy) -> bool {
 const X86: [&str; 3] = ["skylake", "sapphire-rapids", "zen-4"];
 const RISCV: [&str; 1] = ["xiangshan-kunminghu"];
 
-/// What was measured of Linux 6.4 on an Ampere Altra (Neoverse N1), compiling a kernel: R. Roberts,
-/// "Transparent Contiguous PTEs for User Mappings", linux-mm, 22 June 2023. Changes against pages
-/// of 4 KiB in percent: of real time, of time in the kernel, of time in programs.
+/// Results for Linux 6.4 on an Ampere Altra (Neoverse N1), compiling a kernel: R. Roberts,
+/// "Transparent Contiguous PTEs for User Mappings", linux-mm, 22 June 2023. Changes against 4 KiB
+/// pages in percent: of real time, of time in the kernel, of time in programs.
 pub const PUBLISHED: [(&str, [f64; 3]); 6] = [
     (NAMES[0], [0.0, 0.0, 0.0]),
     (NAMES[1], [-5.4, -46.0, -0.3]),

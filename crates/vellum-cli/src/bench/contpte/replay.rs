@@ -1,5 +1,4 @@
-//! A trace on one machine: page tables made by the engine under one policy, translations cached as
-//! one model says.
+//! Replays a trace on one machine: page tables by the engine under one policy, TLBs by one model.
 
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::HUGE_ORDER;
@@ -14,16 +13,15 @@ use super::trace::{Change, PAGE_SHIFT, Reader, Record, Totals, TraceError};
 use super::world::World;
 use crate::bench::contender::Skip;
 
-/// The machine's memory. The host provides what is touched of it.
+/// The machine's memory. The host allocates what is touched of it.
 const MEMORY: u64 = 2 << 30;
-/// log2 of the frames of a folio of 64 KiB: what anonymous memory comes in, where it comes in large
-/// folios.
+/// The order of a 64 KiB folio, which is the size of large anonymous folios here.
 const ORDER: u8 = 4;
 
-/// A format of page tables.
+/// A page-table format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// AArch64, with pages of so many KiB.
+    /// AArch64, with pages of this many KiB.
     Aarch64(u32),
     /// x86-64.
     X86,
@@ -31,39 +29,42 @@ pub enum Format {
     Riscv,
 }
 
-/// How memory is mapped.
+/// A mapping policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// What it is called.
+    /// The name.
     pub name: &'static str,
-    /// The tables.
+    /// The page-table format.
     pub format: Format,
-    /// Anonymous memory comes in folios of 64 KiB where they fit in.
+    /// Anonymous memory is in 64 KiB folios where they fit.
     pub folios: bool,
-    /// Entries of one folio are marked as contiguous.
-    pub joins: bool,
-    /// Text comes in folios of 64 KiB.
+    /// PTEs of one folio form cont blocks.
+    pub cont_blocks: bool,
+    /// Text is in 64 KiB folios.
     pub text: bool,
 }
 
-/// What a replay counted.
+/// The counts of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Accesses that the first tier of the caches did not answer.
+    /// Accesses that missed the first-level TLB.
     pub refills: u64,
-    /// Of those, the ones that fetched instructions.
+    /// The instruction fetches among them.
     pub fetches: u64,
-    /// Accesses that no tier answered: each is a walk of the page tables.
+    /// Accesses that missed all TLB levels: each is a page walk.
     pub walks: u64,
-    /// Entries that those read.
+    /// PTEs that the walks read.
     pub reads: u64,
     /// Page faults.
     pub faults: u64,
-    /// What the program did.
+    /// The program's own accesses.
     pub totals: Totals,
 }
 
-/// Replays a trace that `open` opens.
+/// Replays the trace that `open` opens.
+///
+/// # Errors
+/// The trace can't be read, or the engine fails.
 pub fn replay(
     open: impl Fn() -> Result<Reader<Box<dyn std::io::Read>>, TraceError>,
     policy: &Policy,
@@ -79,7 +80,10 @@ pub fn replay(
     }
 }
 
-/// Replays a trace on a machine with so many bytes of memory.
+/// Replays a trace on a machine with `memory` bytes.
+///
+/// # Errors
+/// As for [`replay`].
 pub(crate) fn on<A: Silicon, R: std::io::Read>(
     arch: A,
     memory: u64,
@@ -95,18 +99,18 @@ pub(crate) fn on<A: Silicon, R: std::io::Read>(
     for order in 1..=HUGE_ORDER {
         knobs.set(order, if policy.folios && order == ORDER { Knob::Always } else { Knob::Never });
     }
-    knobs.set_cont_blocks(policy.joins);
-    knobs.set_prealloc_orders(u32::from(policy.text) << ORDER);
+    knobs.set_joins(policy.cont_blocks);
+    knobs.set_fills(u32::from(policy.text) << ORDER);
     let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default())
         .map_err(|error| Skip::system("new", error))?;
     let mut world = World::new(&machine, &space, arch, policy.text);
     let mut mirror = Mirror::new(trace.header().filter, ways(model))
-        .ok_or_else(|| Skip::system("replay", "the trace leaves out more than a cache of so few ways could spare"))?;
+        .ok_or_else(|| Skip::system("replay", "the trace's filter is larger than a set of this core's TLB"))?;
     let program = cpu.enter(&space);
     let totals = loop {
         match trace.next().map_err(|error| Skip::system("trace", error))? {
             Record::Access { slot, page, access } => {
-                mirror.enter(slot, page, access, |page, access| make(&mut world, &program, page, access))?;
+                mirror.insert(slot, page, access, |page, access| make(&mut world, &program, page, access))?;
             }
             Record::Dirty { slot } => {
                 if let Some(page) = mirror.data(slot) {
@@ -119,7 +123,7 @@ pub(crate) fn on<A: Silicon, R: std::io::Read>(
                 | Change::Remap { at, len, .. }
                 | Change::Advise { at, len, .. } = change
                 {
-                    mirror.forget(at >> PAGE_SHIFT..at.saturating_add(len).div_ceil(1 << PAGE_SHIFT));
+                    mirror.remove(at >> PAGE_SHIFT..at.saturating_add(len).div_ceil(1 << PAGE_SHIFT));
                 }
                 world.change(change)?;
             }
@@ -147,7 +151,7 @@ fn make<A: Silicon>(
     page: u64,
     access: Access,
 ) -> Result<(), Skip> {
-    let at = world.place(page << PAGE_SHIFT)?;
+    let at = world.translate(page << PAGE_SHIFT)?;
     let done = match access {
         Access::Read => program.load(at).map(drop),
         Access::Write => program.store(at, 1),
@@ -156,7 +160,7 @@ fn make<A: Silicon>(
     done.map_err(|error| Skip::system("replay", format!("{access:?} of {:#x}: {error:?}", page << PAGE_SHIFT)))
 }
 
-/// The entries of the smallest set of the first tier, for each side.
+/// Returns the ways of the smallest first-level set of each side.
 fn ways(model: &TlbModel) -> usize {
     let ways = model.banks.iter().filter(|bank| bank.tier == 1).map(|bank| bank.ways as usize);
     ways.min().unwrap_or(0)

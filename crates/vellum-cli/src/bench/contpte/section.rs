@@ -1,5 +1,5 @@
-//! What `bench contpte` tells: refills, walks and what they cost, against pages of 4 KiB, by policy
-//! and core; beside what was measured of Linux.
+//! The section of `bench contpte`: TLB refills, page walks and their cost relative to 4 KiB pages,
+//! by policy and core, beside published results for Linux.
 
 use serde_json::json;
 use vellum_sim::TlbModel;
@@ -9,11 +9,11 @@ use super::policies::{BASE, NAMES, PUBLISHED};
 use super::replay::Counts;
 use crate::bench::report::{Chart, Ink, Part, Scale, Section, Series, Table, Value, show};
 
-/// Cycles that an answer of the second tier costs over one of the first: Arm's figure for the
-/// Neoverse V2 (TRM 102375).
+/// Cycles of a second-level TLB hit over one of the first level: Arm's figure for the Neoverse V2
+/// (TRM 102375).
 const REFILL: f64 = 6.0;
-/// Cycles of a walk whose entries are in the caches: Apple's cores were measured at 32 to 35, and
-/// nobody publishes others.
+/// Cycles of a page walk that hits the caches: Apple's cores were measured at 32 to 35; no others
+/// are published.
 const WALK: f64 = 30.0;
 
 /// A figure of a replay.
@@ -26,16 +26,16 @@ struct Figure {
 const FIGURES: [Figure; 5] = [
     Figure {
         title: "TLB misses",
-        text: "Accesses that the first tier did not answer. In the row of 4K, how many; below, the change against it. An access that \
-               faults is made twice, and counts twice if it misses twice.",
+        text: "Accesses that missed the first-level TLB. The row 4K has their number; the others, the change. An \
+               access that faults is repeated, and counts twice if it misses twice.",
         of: |counts| counts.refills as f64,
     },
     Figure {
         title: "TLB misses of fetches",
-        text: "Those among them that fetched instructions: what text in large folios is about.",
+        text: "The instruction fetches among them, which text in large folios reduces.",
         of: |counts| counts.fetches as f64,
     },
-    Figure { title: "page walks", text: "Accesses that no tier answered.", of: |counts| counts.walks as f64 },
+    Figure { title: "page walks", text: "Accesses that missed all TLB levels.", of: |counts| counts.walks as f64 },
     Figure {
         title: "cycles of translation",
         text: "6 cycles a TLB miss, 30 more a walk: an estimate, to weigh the two. A program spends about one cycle an \
@@ -44,16 +44,16 @@ const FIGURES: [Figure; 5] = [
     },
     Figure {
         title: "page faults",
-        text: "What the larger pieces are worth to the kernel. Faults of the program's own accesses; those that the kernel takes on \
+        text: "The gain of larger folios for the kernel. Faults of the program's own accesses; those of the kernel on \
                its behalf are not in a trace.",
         of: |counts| counts.faults as f64,
     },
 ];
 
-/// The section of these rows.
-pub fn of(rows: &[Row], made_up: bool) -> Section {
+/// Returns the section of these rows.
+pub fn of(rows: &[Row], synthetic: bool) -> Section {
     let totals = rows.iter().find_map(|row| row.counts.as_ref().ok()).map(|counts| counts.totals).unwrap_or_default();
-    let what = if made_up { "a program that does not exist" } else { "a program" };
+    let what = if synthetic { "a synthetic program" } else { "a program" };
     let mut parts: Vec<Part> = FIGURES.iter().map(|figure| part(rows, figure)).collect();
     parts.push(published());
     Section {
@@ -66,7 +66,7 @@ pub fn of(rows: &[Row], made_up: bool) -> Section {
         ),
         method: method(),
         parts,
-        notes: notes(rows, made_up),
+        notes: notes(rows, synthetic),
         json: rows.iter().map(json).collect(),
     }
 }
@@ -75,17 +75,22 @@ fn method() -> Vec<(&'static str, String)> {
     [
         (
             "",
-            "The accesses of a traced program are made again on a simulated machine, page faults and all; the page tables that it \
-             walks are made by the engine. TLBs are as a model of a core says; its sources are below. Nothing else runs, \
-             and nothing is cached but translations.",
+            "The accesses of a traced program are repeated on a simulated machine, page faults included; the engine \
+             makes the page tables. TLBs follow a model of a core; its sources are below. Nothing else runs, and only \
+             translations are cached.",
         ),
-        ("4K", "has single pages of 4 KiB. Pages of files lie in memory in no order, as they do on a machine that has run a while."),
-        ("anonfolio", "has anonymous memory in folios of 64 KiB where they fit in."),
-        ("contpte", "also marks entries of a folio as contiguous (on RISC-V: Svnapot)."),
-        ("exefolio", "also has text in folios of 64 KiB."),
+        (
+            "4K",
+            "has single pages of 4 KiB. File pages lie in memory in random order, as on a machine that has run a \
+                while.",
+        ),
+        ("anonfolio", "has anonymous memory in 64 KiB folios where they fit."),
+        ("contpte", "also sets the contiguous bit in a folio's PTEs (on RISC-V: Svnapot)."),
+        ("exefolio", "also has text in 64 KiB folios."),
         (
             "16K granule, 64K granule",
-            "have single pages of that size. The program's mappings are put at multiples of it, as that kernel would have.",
+            "have single pages of that size. The program's mappings are put at multiples of it, as that kernel would \
+             have.",
         ),
     ]
     .map(|(term, text)| (term, text.to_owned()))
@@ -103,7 +108,7 @@ fn counts<'r>(rows: &'r [Row], model: &TlbModel, policy: &str) -> Option<&'r Cou
     row.counts.as_ref().ok()
 }
 
-/// How much of `figure` is left of what it is with pages of 4 KiB.
+/// Returns `figure` relative to its value with 4 KiB pages.
 fn relative(rows: &[Row], model: &TlbModel, policy: &str, figure: &Figure) -> Option<f64> {
     let base = (figure.of)(counts(rows, model, BASE)?);
     (base > 0.0).then_some((figure.of)(counts(rows, model, policy)?) / base)
@@ -152,9 +157,9 @@ fn published() -> Part {
     };
     Part {
         title: "what Linux gained".to_owned(),
-        text: "Compiling a kernel on an Ampere Altra (Neoverse N1), as published with the patches that gave Linux contiguous \
-               mappings (R. Roberts, linux-mm, 22 June 2023): change of time against 4K. Time in programs is what translations \
-               have to do with; the rest is mostly faults."
+        text: "Compiling a kernel on an Ampere Altra (Neoverse N1), as published with the patches that gave Linux \
+               contiguous mappings (R. Roberts, linux-mm, 22 June 2023): change of time against 4K. Translations \
+               affect the time in programs; the rest is mostly faults."
             .to_owned(),
         chart: None,
         table: Table {
@@ -164,10 +169,10 @@ fn published() -> Part {
     }
 }
 
-fn notes(rows: &[Row], made_up: bool) -> Vec<String> {
+fn notes(rows: &[Row], synthetic: bool) -> Vec<String> {
     let mut notes = Vec::new();
-    if made_up {
-        notes.push("There was no trace, so one was made up: what is in it is nobody's program.".to_owned());
+    if synthetic {
+        notes.push("There was no trace, so a synthetic one was generated.".to_owned());
     }
     notes.extend(rows.iter().filter_map(|row| {
         let skip = row.counts.as_ref().err()?;
@@ -181,7 +186,8 @@ fn json(row: &Row) -> serde_json::Value {
     let mut json = json!({ "bench": "contpte", "tlb": row.model.name, "policy": row.policy.name });
     let more = match &row.counts {
         Ok(counts) => json!({
-            "misses": counts.refills, "fetch_misses": counts.fetches, "walks": counts.walks, "walk_reads": counts.reads, "faults": counts.faults,
+            "misses": counts.refills, "fetch_misses": counts.fetches,
+            "walks": counts.walks, "walk_reads": counts.reads, "faults": counts.faults,
             "instructions": counts.totals.instructions, "loads": counts.totals.loads, "stores": counts.totals.stores,
         }),
         Err(skip) => json!({ "skipped": skip.to_string() }),

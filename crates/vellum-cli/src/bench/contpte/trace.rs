@@ -1,7 +1,7 @@
-//! Traces of memory accesses: reading them, and writing them.
+//! Reads and writes traces of memory accesses.
 //!
-//! `tools/trace` makes them; its README describes the format. A trace leaves out accesses that
-//! every translation cache of interest answers; [`super::filter`] tells what is known of them.
+//! `tools/trace` makes them; its README describes the format. A trace leaves out accesses that hit
+//! every TLB of interest; [`super::filter`] reconstructs them.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -10,20 +10,20 @@ use std::path::Path;
 use integer_encoding::{VarIntReader, VarIntWriter};
 use vellum_sim::Access;
 
-/// What a trace begins with.
+/// The magic number of a trace.
 const MAGIC: &[u8; 12] = b"VELLUM TRACE";
 const VERSION: u8 = 1;
-/// log2 of the bytes of a page in a trace.
+/// log2 of the page size in a trace.
 pub const PAGE_SHIFT: u32 = 12;
-/// The most pages that a filter holds.
+/// The largest size of a filter.
 pub const MOST: usize = 16;
 
-/// log2 of what addresses and lengths are below: those of five levels of page tables. So no sum of
-/// two overflows.
+/// log2 of the limit of addresses and lengths: five levels of page tables. So no sum of two
+/// overflows.
 const ADDRESS_BITS: u32 = 57;
-/// The same for places in files.
+/// log2 of the limit of file offsets.
 const OFFSET_BITS: u32 = 62;
-/// And for numbers of pages: their addresses are numbers.
+/// log2 of the limit of page numbers, whose addresses fit 64 bits.
 const PAGE_BITS: u32 = u64::BITS - PAGE_SHIFT;
 
 const DIRTY: u64 = 3;
@@ -33,31 +33,31 @@ const END: u64 = 5;
 /// Why a trace can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file.
+    /// The file can't be read.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It is something else.
+    /// The file is not a trace.
     #[error("not a trace")]
     NoTrace,
-    /// Made by another version of the tool.
-    #[error("a trace of version {0}; this reads version {VERSION}")]
+    /// The trace is of another version of the format.
+    #[error("the trace has version {0}, but only version {VERSION} is supported")]
     Version(u8),
-    /// Its header makes no sense.
+    /// The header is damaged.
     #[error("the header is damaged")]
     Header,
-    /// A record makes no sense.
+    /// A record is damaged.
     #[error("record {0} is damaged")]
     Record(u64),
 }
 
-/// How a trace was made.
+/// The header of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// How many pages the filter for fetches, and the one for data, held.
+    /// Pages in each of the filters for fetches and for data.
     pub filter: usize,
 }
 
-/// What was done, accesses that were left out included.
+/// The number of all accesses, omitted ones included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Instructions.
@@ -68,42 +68,42 @@ pub struct Totals {
     pub stores: u64,
 }
 
-/// One record.
+/// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// A page is accessed that the filter does not hold; it takes this slot.
+    /// An access to a page that the filter doesn't hold; the page takes this slot.
     Access {
         /// The slot.
         slot: usize,
-        /// The page's number.
+        /// The page number.
         page: u64,
-        /// How.
+        /// The kind of access.
         access: Access,
     },
-    /// The first store to the page in this slot of the data's filter, which it took by a load.
+    /// The first store to the page in this slot of the data filter, which entered by a load.
     Dirty {
         /// The slot.
         slot: usize,
     },
-    /// What is mapped changes.
+    /// A change of the mappings.
     Vma(Change),
-    /// The program has ended.
+    /// The end of the program.
     End(Totals),
 }
 
-/// A change of what is mapped. Addresses and lengths are in bytes; files are numbers, 0 for none.
+/// A change of the mappings. Addresses and lengths are in bytes; files are numbers, 0 for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Change {
     /// Mapped before the first instruction.
-    There { at: u64, len: u64, rights: u64, file: u64, offset: u64 },
+    Existing { at: u64, len: u64, rights: u64, file: u64, offset: u64 },
     /// `mmap`.
     Map { at: u64, len: u64, rights: u64, flags: u64, file: u64, offset: u64 },
     /// `munmap`.
     Unmap { at: u64, len: u64 },
     /// `mprotect`.
     Protect { at: u64, len: u64, rights: u64 },
-    /// `brk`: where the heap ends now.
+    /// `brk`: the new end of the heap.
     Break { end: u64 },
     /// `mremap`.
     Remap { at: u64, len: u64, to: u64, to_len: u64 },
@@ -111,7 +111,7 @@ pub enum Change {
     Advise { at: u64, len: u64, advice: u64 },
 }
 
-/// A trace that is being read.
+/// A reader of a trace.
 pub struct Reader<R> {
     from: R,
     header: Header,
@@ -121,11 +121,17 @@ pub struct Reader<R> {
 
 impl Reader<Box<dyn Read>> {
     /// Opens a compressed trace.
+    ///
+    /// # Errors
+    /// [`TraceError`].
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         Self::decompress(BufReader::new(File::open(path)?))
     }
 
     /// Reads a compressed trace.
+    ///
+    /// # Errors
+    /// [`TraceError`].
     pub fn decompress(from: impl BufRead + 'static) -> Result<Self, TraceError> {
         let plain: Box<dyn Read> = Box::new(zstd::Decoder::with_buffer(from)?);
         Reader::new(Box::new(BufReader::with_capacity(1 << 16, plain)))
@@ -133,7 +139,10 @@ impl Reader<Box<dyn Read>> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads a trace that is not compressed, or no longer.
+    /// Reads an uncompressed trace.
+    ///
+    /// # Errors
+    /// [`TraceError`].
     pub fn new(mut from: R) -> Result<Self, TraceError> {
         let mut head = [0; 16];
         from.read_exact(&mut head).map_err(|_| TraceError::NoTrace)?;
@@ -150,12 +159,15 @@ impl<R: Read> Reader<R> {
         Ok(Reader { from, header: Header { filter }, last: [0; 2], records: 0 })
     }
 
-    /// How it was made.
+    /// Returns the header.
     pub fn header(&self) -> Header {
         self.header
     }
 
-    /// The next record. A trace ends with [`Record::End`], and is damaged if it doesn't.
+    /// Returns the next record. A trace without [`Record::End`] is damaged.
+    ///
+    /// # Errors
+    /// [`TraceError`].
     pub fn next(&mut self) -> Result<Record, TraceError> {
         self.records += 1;
         let head = self.number()?;
@@ -189,7 +201,7 @@ impl<R: Read> Reader<R> {
         const A: u32 = ADDRESS_BITS;
         const ANY: u32 = u64::BITS;
         Ok(match op {
-            0 => Change::There {
+            0 => Change::Existing {
                 at: below(A)?,
                 len: below(A)?,
                 rights: below(ANY)?,
@@ -218,21 +230,27 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// A trace that is being written.
+/// A writer of a trace.
 pub struct Writer<W: Write> {
     to: W,
     last: [u64; 2],
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins one.
+    /// Writes the header.
+    ///
+    /// # Errors
+    /// Returns the error of `to`.
     pub fn new(mut to: W, header: Header) -> io::Result<Self> {
         to.write_all(MAGIC)?;
         to.write_all(&[VERSION, PAGE_SHIFT as u8, header.filter as u8, 0])?;
         Ok(Writer { to, last: [0; 2] })
     }
 
-    /// One record more; after [`Record::End`] there is none.
+    /// Writes a record; [`Record::End`] is the last.
+    ///
+    /// # Errors
+    /// Returns the error of `to`.
     pub fn put(&mut self, record: Record) -> io::Result<()> {
         match record {
             Record::Access { slot, page, access } => {
@@ -250,7 +268,7 @@ impl<W: Write> Writer<W> {
             Record::Vma(change) => {
                 let op = |n: u64| VMA | n << 3;
                 match change {
-                    Change::There { at, len, rights, file, offset } => {
+                    Change::Existing { at, len, rights, file, offset } => {
                         self.numbers(&[op(0), at, len, rights, file, offset])
                     }
                     Change::Map { at, len, rights, flags, file, offset } => {
@@ -267,7 +285,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// What it was written to.
+    /// Returns the output.
     pub fn into_inner(self) -> W {
         self.to
     }
@@ -277,7 +295,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Small steps in both directions are small numbers.
+/// Encodes a signed step as zigzag, so that small steps are small numbers.
 fn fold(step: i64) -> u64 {
     (step << 1 ^ step >> 63) as u64
 }
@@ -295,7 +313,7 @@ mod tests {
     fn all() -> Vec<Record> {
         let access = |slot, page, access| Record::Access { slot, page, access };
         let changes = [
-            Change::There { at: 1 << 46, len: 0x2000, rights: 3, file: 0, offset: 0 },
+            Change::Existing { at: 1 << 46, len: 0x2000, rights: 3, file: 0, offset: 0 },
             Change::Map { at: 0x1000, len: 0x3000, rights: 5, flags: 0x12, file: 2, offset: 0x1000 },
             Change::Unmap { at: 0x1000, len: 0x1000 },
             Change::Protect { at: 0x1000, len: 0x1000, rights: 0 },
@@ -321,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_records_are_read_back() {
         let bytes = zstd::encode_all(&written(&all())[..], 1).unwrap();
         let mut reader = Reader::decompress(std::io::Cursor::new(bytes)).unwrap();
         assert_eq!(reader.header(), HEADER);
@@ -330,9 +348,9 @@ mod tests {
         }
     }
 
-    /// As `tools/trace` writes it: whoever changes this changes the version.
+    /// The format of `tools/trace`: a change needs a new version.
     #[test]
-    fn the_bytes_are_these() {
+    fn the_format_is_stable() {
         let records = [
             Record::Vma(Change::Break { end: 0x81 }),
             Record::Access { slot: 1, page: 1, access: Access::Execute },
@@ -349,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_ends_early_or_makes_no_sense_is_an_error() {
+    fn truncated_and_damaged_traces_are_errors() {
         let whole = written(&all());
         let read = |bytes: &[u8]| {
             let mut reader = Reader::new(bytes)?;
@@ -371,8 +389,8 @@ mod tests {
         assert!(matches!(with(0, b'v'), Err(TraceError::NoTrace)));
         assert!(matches!(with(12, 2), Err(TraceError::Version(2))));
         assert!(matches!(with(14, 0), Err(TraceError::Header)));
-        assert!(matches!(with(14, 1), Err(TraceError::Record(_))), "a slot that the filter does not have");
-        assert!(matches!(with(16, 7), Err(TraceError::Record(1))), "a record of no kind");
+        assert!(matches!(with(14, 1), Err(TraceError::Record(_))), "a slot beyond the filter");
+        assert!(matches!(with(16, 7), Err(TraceError::Record(1))), "an unknown kind of record");
         let one = |record| read(&written(&[record, Record::End(Totals::default())]));
         for change in [
             Change::Unmap { at: 1 << 57, len: 1 },

@@ -1,8 +1,7 @@
-//! The address space of a traced program, made anew with pages of any size.
+//! Rebuilds the address space of a traced program, with pages of any size.
 //!
-//! The program ran with pages of 4 KiB. A kernel with larger ones would have put its mappings at
-//! multiples of those and rounded their lengths; so each mapping has a place of its own in the new
-//! space, where it was if that will do.
+//! The program ran with 4 KiB pages. A kernel with larger pages places mappings at their multiples
+//! and rounds lengths up; so each mapping gets a place of its own, the original one where possible.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,34 +21,34 @@ use crate::bench::contender::Skip;
 const FIXED: u64 = 0x10 | 0x10_0000;
 /// `MADV_DONTNEED`.
 const DONTNEED: u64 = 4;
-/// Room for the heap to grow in.
+/// The addresses reserved for the heap.
 const HEAP: u64 = 1 << 30;
 
-/// A mapping of the program's.
+/// A mapping of the program.
 #[derive(Clone, Copy)]
 struct Placed {
     end: u64,
-    /// Where its first byte is.
+    /// The address of its first byte.
     at: u64,
 }
 
-/// See the module's text. Addresses that methods take are the traced program's.
+/// The rebuilt address space. Addresses that methods take are the traced program's.
 pub struct World<'m, A: Silicon> {
     machine: &'m Machine<'m, Fast<A>>,
     space: &'m AddressSpace<'m, Fast<A>, A>,
     arch: A,
-    /// Text comes in large folios.
+    /// Text is in large folios.
     text: bool,
-    /// By where they were.
+    /// The mappings, by their original address.
     placed: BTreeMap<u64, Placed>,
-    /// What was mapped before the program began, until it is first accessed.
-    there: Vec<Change>,
+    /// Mappings that existed at the start, until they are first accessed.
+    existing: Vec<Change>,
     files: HashMap<u64, Object<'m, Fast<A>>>,
     heap_end: Option<u64>,
 }
 
 impl<'m, A: Silicon> World<'m, A> {
-    /// An empty one.
+    /// Makes an empty address space.
     pub fn new(
         machine: &'m Machine<'m, Fast<A>>,
         space: &'m AddressSpace<'m, Fast<A>, A>,
@@ -62,23 +61,29 @@ impl<'m, A: Silicon> World<'m, A> {
             arch,
             text,
             placed: BTreeMap::new(),
-            there: Vec::new(),
+            existing: Vec::new(),
             files: HashMap::new(),
             heap_end: None,
         }
     }
 
-    /// Where a byte is now; what was there before the program began is mapped when it is first
-    /// asked for.
-    pub fn place(&mut self, at: u64) -> Result<u64, Skip> {
+    /// Returns the address where a byte of the program is mapped. A mapping that existed at the
+    /// start is made at its first access.
+    ///
+    /// # Errors
+    /// Nothing is mapped there, or the engine can't map it.
+    pub fn translate(&mut self, at: u64) -> Result<u64, Skip> {
         if let Some(new) = self.find(at) {
             return Ok(new);
         }
-        let holds = |change: &Change| matches!(*change, Change::There { at: start, len, .. } if at >= start && at - start < len);
-        let Some(found) = self.there.iter().position(holds) else {
+        let contains = |change: &Change| match *change {
+            Change::Existing { at: start, len, .. } => at >= start && at - start < len,
+            _ => false,
+        };
+        let Some(found) = self.existing.iter().position(contains) else {
             return Err(Skip::system("replay", format!("nothing is mapped at {at:#x}")));
         };
-        if let Change::There { at, len, rights, file, offset } = self.there.swap_remove(found) {
+        if let Change::Existing { at, len, rights, file, offset } = self.existing.swap_remove(found) {
             self.map(at, len, rights, 0, file, offset)?;
         }
         self.find(at).ok_or_else(|| Skip::system("replay", format!("nothing could be mapped at {at:#x}")))
@@ -89,10 +94,13 @@ impl<'m, A: Silicon> World<'m, A> {
         (at < placed.end).then(|| placed.at + (at - start))
     }
 
-    /// The traced program has its mappings changed.
+    /// Applies a change of the program's mappings.
+    ///
+    /// # Errors
+    /// The engine can't apply it.
     pub fn change(&mut self, change: Change) -> Result<(), Skip> {
         match change {
-            Change::There { .. } => self.there.push(change),
+            Change::Existing { .. } => self.existing.push(change),
             Change::Map { at, len, rights, flags, file, offset } => {
                 return self.map(at, len, rights, flags, file, offset);
             }
@@ -104,7 +112,7 @@ impl<'m, A: Silicon> World<'m, A> {
             }
             Change::Break { end } => return self.grow_heap(end),
             Change::Remap { at, len, to, to_len } => {
-                // Its contents are not copied: they are touched again where they are now.
+                // The contents are not copied: the program touches them again at the new address.
                 self.unmap(at, len)?;
                 return self.map(to, to_len, 3, 0, 0, 0);
             }
@@ -127,7 +135,7 @@ impl<'m, A: Silicon> World<'m, A> {
         let (page, prot) = (1 << self.arch.page_shift(), prot(rights));
         let inside = (flags & FIXED != 0).then(|| self.find(at)).flatten();
         let (start, end) = match inside {
-            // Where the program has reserved addresses. What follows on a file's last page stays on
+            // Inside a range that the program has reserved. The rest of a file's last page stays on
             // that page.
             Some(new) if file == 0 => (up(new, page), up(new + len, page)),
             Some(new) => (down(new, page), up(new + len, page)),
@@ -151,8 +159,8 @@ impl<'m, A: Silicon> World<'m, A> {
             file => {
                 let from = down(offset, page);
                 let object = self.file(file)?;
-                // As much as that is never in memory; and the list of its pages would not be,
-                // either.
+                // More than memory can hold is never resident; and the list of its pages would not
+                // fit, either.
                 let frames = self.machine.frames().total();
                 if bytes >> FRAME_SHIFT > frames {
                     let available = (frames << FRAME_SHIFT) >> 20;
@@ -203,8 +211,7 @@ impl<'m, A: Silicon> World<'m, A> {
         Ok(())
     }
 
-    /// Rights are added to every page concerned, and taken only from those that are concerned
-    /// entirely.
+    /// Adds rights to each page in part, and removes them from whole pages only.
     fn protect(&self, start: u64, end: u64, prot: Prot) -> Result<(), Skip> {
         let page = 1 << self.arch.page_shift();
         let (start, end) =
@@ -217,7 +224,7 @@ impl<'m, A: Silicon> World<'m, A> {
 
     fn grow_heap(&mut self, end: u64) -> Result<(), Skip> {
         let Some(before) = self.heap_end.replace(end) else {
-            // Addresses for all that it may become: it must stay in one piece.
+            // Reserve addresses for the largest heap: it must stay in one piece.
             let request = MapRequest { addr: 0, len: HEAP, prot: Prot::empty(), flags: MapFlags::NORESERVE };
             let at = self.space.map(request).map_err(|error| Skip::system("map", error))?;
             self.placed.insert(end, Placed { end: end + HEAP, at });
@@ -231,7 +238,7 @@ impl<'m, A: Silicon> World<'m, A> {
         Ok(())
     }
 
-    /// Where the parts of a range are now, of what is mapped in it.
+    /// Returns the current ranges of what is mapped in a range.
     fn parts(&self, at: u64, len: u64) -> Vec<(u64, u64)> {
         let end = at.saturating_add(len);
         let over = self.placed.range(..end).rev().take_while(|(_, placed)| placed.end > at);
@@ -242,7 +249,7 @@ impl<'m, A: Silicon> World<'m, A> {
         .collect()
     }
 
-    /// The pages that lie in a range entirely.
+    /// Returns the pages that lie in a range entirely.
     fn inside(&self, start: u64, end: u64) -> (u64, u64) {
         let page = 1 << self.arch.page_shift();
         (up(start, page), down(end, page))
@@ -261,8 +268,11 @@ fn prot(rights: u64) -> Prot {
     Prot::from_bits_truncate(rights as u8)
 }
 
-/// Has the file's pages in memory, as they are when a program is not the first to use it: page by
-/// page and in no order, or in large folios.
+/// Makes the file's pages resident, as when other programs have used it: page by page in random
+/// order, or in large folios.
+///
+/// # Errors
+/// There is too little memory.
 fn fill<A: Silicon>(object: &Object<'_, Fast<A>>, from: u64, len: u64, large: bool) -> Result<(), Skip> {
     let shift = object.page_shift();
     let failed = |error| Skip::system("fill", error);

@@ -1,4 +1,4 @@
-//! A copy of what a process has mapped, in the engine, and what is done to it.
+//! Copies the mappings of a process into the engine, and times an operation on the copy.
 
 use std::time::Instant;
 
@@ -16,29 +16,32 @@ use vellum_sim::{Access, Program};
 use super::{Booted, Engine, Fast, READ_WRITE, Space, folios_of, split, swapped};
 use crate::bench::contender::Skip;
 
-/// Where address 0 of a layout is.
+/// The address of a layout's address 0.
 const BASE: u64 = 1 << 40;
 
 impl Engine {
-    /// Makes a copy and does something to it.
-    pub fn deed(&self, layout: &Layout, folios: Folios, deed: Operation) -> Result<Timed, Skip> {
+    /// Makes a copy with these folios, and times `operation` on it.
+    ///
+    /// # Errors
+    /// The engine can't map or do it.
+    pub fn time(&self, layout: &Layout, folios: Folios, operation: Operation) -> Result<Timed, Skip> {
         let booted = self.booted()?;
-        if deed == Operation::SwapOut && !booted.swap.replace(true) {
+        if operation == Operation::SwapOut && !booted.swap.replace(true) {
             swapped::attach(booted.machine, self.bytes)?;
         }
-        // What must be kept is not swapped out instead, as it is not by Linux's group.
-        let room = if deed == Operation::Reclaim { 0 } else { u64::MAX };
-        let set = booted.machine.memcgs().set_swap_room(booted.group, room);
+        // Pages that must stay are not swapped out instead, as for Linux's memcg.
+        let room = if operation == Operation::Reclaim { 0 } else { u64::MAX };
+        let set = booted.machine.memcgs().set_swap_room(booted.memcg, room);
         set.map_err(|error| Skip::system("swap.max", format!("{error:?}")))?;
-        // It outlives the copy, as what stands behind VMAs outlives a process.
-        let files = Object::new(booted.machine, &X86_64::four_levels(), booted.group, 0, layout.files().max(PAGE))
+        // The file outlives the copy, as files outlive a process.
+        let files = Object::new(booted.machine, &X86_64::four_levels(), booted.memcg, 0, layout.files().max(PAGE))
             .map_err(|error| Skip::system("object", format!("{error:?}")))?;
-        let space = booted.space(4, booted.group)?;
+        let space = booted.space(4, booted.memcg)?;
         map(&space, layout, &files)?;
-        fill(booted, &space, layout, folios, deed)?;
+        fill(booted, &space, layout, folios, operation)?;
         let stats = space.stats();
         let resident = layout.vmas.iter().map(|vma| space.usage(range(vma.start, vma.end)).resident).sum();
-        let ns = timed(booted, space, layout, deed)?;
+        let ns = timed(booted, space, layout, operation)?;
         Ok(Timed { ns, resident, tables: stats.tables })
     }
 }
@@ -50,7 +53,7 @@ fn range(start: u64, end: u64) -> VirtRange {
 fn map<'m>(space: &Space<'m>, layout: &Layout, files: &Object<'m, Fast>) -> Result<(), Skip> {
     let mut offset = 0;
     for (n, vma) in layout.vmas.iter().enumerate() {
-        // A right more keeps apart what would become one.
+        // A different protection keeps adjacent VMAs from merging.
         let prot = if n % 2 == 1 { READ_WRITE | Prot::EXEC } else { READ_WRITE };
         let len = vma.end - vma.start;
         let flags = MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
@@ -68,12 +71,12 @@ fn map<'m>(space: &Space<'m>, layout: &Layout, files: &Object<'m, Fast>) -> Resu
     Ok(())
 }
 
-fn fill(booted: &Booted, space: &Space<'_>, layout: &Layout, folios: Folios, deed: Operation) -> Result<(), Skip> {
+fn fill(booted: &Booted, space: &Space<'_>, layout: &Layout, folios: Folios, operation: Operation) -> Result<(), Skip> {
     let program = booted.cpu.enter(space);
     for size in layout.sizes(folios) {
         folios_of(booted.machine, size.max(4));
         for (vma, run) in layout.runs().filter(|(vma, run)| vma.folio(run, folios) == size) {
-            touch(&program, run, deed)?;
+            touch(&program, run, operation)?;
             if size == 2048 && !vma.is_huge(run, folios) {
                 table_spans_in(run.start, run.end).try_for_each(|start| split(space, BASE + start))?;
             }
@@ -82,14 +85,14 @@ fn fill(booted: &Booted, space: &Space<'_>, layout: &Layout, folios: Folios, dee
     Ok(())
 }
 
-fn touch(program: &Program<'_, Fast, Space<'_>>, run: &Run, deed: Operation) -> Result<(), Skip> {
+fn touch(program: &Program<'_, Fast, Space<'_>>, run: &Run, operation: Operation) -> Result<(), Skip> {
     let here = range(run.start, run.end);
     let failed = |error| Skip::system("touch", format!("{error:?}"));
     match run.kind {
-        // The engine keeps none.
+        // The engine keeps no empty page tables.
         PageKind::Table => Ok(()),
         PageKind::Zero | PageKind::File => program.touch(here, PAGE, Access::Read).map(drop).map_err(failed),
-        _ if deed == Operation::SwapOut => (here.start..here.end).step_by(PAGE as usize).try_for_each(|at| {
+        _ if operation == Operation::SwapOut => (here.start..here.end).step_by(PAGE as usize).try_for_each(|at| {
             let page = Data::Compressible.page(at / PAGE);
             program.write(at, page.bytes()).map_err(|error| Skip::system("touch", format!("{error:?}")))
         }),
@@ -97,8 +100,8 @@ fn touch(program: &Program<'_, Fast, Space<'_>>, run: &Run, deed: Operation) -> 
     }
 }
 
-fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, deed: Operation) -> Result<u64, Skip> {
-    if deed == Operation::Exit {
+fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, operation: Operation) -> Result<u64, Skip> {
+    if operation == Operation::Exit {
         let start = Instant::now();
         drop(space);
         return Ok(start.elapsed().as_nanos() as u64);
@@ -108,13 +111,13 @@ fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, deed: Operatio
         let advised = space.advise(BASE + vma.start, vma.end - vma.start, advice);
         advised.map_err(|error| Skip::system("advise", error))
     };
-    if deed == Operation::Reclaim {
+    if operation == Operation::Reclaim {
         anonymous().try_for_each(|vma| advise(vma, Advise::Free))?;
     }
     let _program = booted.cpu.enter(&space);
     let start = Instant::now();
     let elapsed = || start.elapsed().as_nanos() as u64;
-    match deed {
+    match operation {
         Operation::Fork => {
             let child = space.fork();
             let ns = elapsed();
@@ -122,7 +125,7 @@ fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, deed: Operatio
         }
         Operation::SwapOut => anonymous().try_for_each(|vma| advise(vma, Advise::PageOut)).map(|()| elapsed()),
         Operation::Reclaim => {
-            let reclaimed = reclaim::<Fast, X86_64>(booted.machine, &[&space][..], booted.group, u64::MAX);
+            let reclaimed = reclaim::<Fast, X86_64>(booted.machine, &[&space][..], booted.memcg, u64::MAX);
             let ns = elapsed();
             reclaimed.map(|_| ns).map_err(|error| Skip::system("reclaim", format!("{error:?}")))
         }

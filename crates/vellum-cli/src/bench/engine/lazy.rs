@@ -1,4 +1,4 @@
-//! Memory that its owner has no use for any more, taken back by its group.
+//! Times the reclaim of lazyfree memory by its memcg.
 
 use std::time::Instant;
 
@@ -12,22 +12,26 @@ use vellum_linux::workload::data::Rewrites;
 use super::{Booted, Counted, Fast, Sample, Space};
 use crate::bench::contender::Skip;
 
-/// Measures the reclaim of a touched region, by a group that has nothing else. What was not written again is gone afterwards.
-pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, written: Rewrites) -> Result<Sample, Skip> {
+/// Times the reclaim of a touched region in a memcg that has nothing else. Afterwards exactly the
+/// pages written again are in memory.
+///
+/// # Errors
+/// The engine fails, or other pages stayed.
+pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, rewrites: Rewrites) -> Result<Sample, Skip> {
     let pages = range.len() / PAGE;
     space.advise(range.start, range.len(), Advise::Free).map_err(|error| Skip::system("advise", error))?;
     let program = booted.cpu.enter(space);
-    for page in (0..pages).filter(|&page| written.includes(page)) {
+    for page in (0..pages).filter(|&page| rewrites.includes(page)) {
         program.store_u64(range.start + page * PAGE, Rewrites::word(page)).map_err(fault)?;
     }
     let before = Counted::now(booted.machine);
     let start = Instant::now();
-    let reclaimed = reclaim::<Fast, X86_64>(booted.machine, &[space][..], booted.group, u64::MAX);
+    let reclaimed = reclaim::<Fast, X86_64>(booted.machine, &[space][..], booted.memcg, u64::MAX);
     let op_ns = start.elapsed().as_nanos() as u64;
     let work = Some(before.work(&Counted::now(booted.machine)));
     reclaimed.map_err(|error| Skip::system("reclaim", format!("{error:?}")))?;
     let kept = space.usage(range).resident / PAGE;
-    written.check(pages, kept, |page| program.load_u64(range.start + page * PAGE).map_err(fault))?;
+    rewrites.check(pages, kept, |page| program.load_u64(range.start + page * PAGE).map_err(fault))?;
     Ok(Sample { touch_ns: None, op_ns, back_ns: None, fallback: 0.0, work })
 }
 

@@ -1,13 +1,12 @@
 //! The contender that is the engine, on the memory of a simulated machine.
 //!
-//! Everything is on: groups and their limits, LRU lists, statistics, zeroing of new folios. The
-//! machine is booted once and serves all cases of a benchmark, so its memory is as mixed up by what
-//! went before as a running machine's is.
+//! All features are on: memcgs and their limits, LRU lists, statistics, zeroing of new folios. The
+//! machine is booted once and serves all cases of a benchmark, so its memory is as fragmented by
+//! earlier cases as a running machine's is.
 //!
-//! What runs is the code that a kernel would run, on real page tables and descriptors, reached
-//! through one offset as in a kernel's direct map. What a kernel has on top of it is not there: the
-//! entry by an exception or a system call, and the TLB instructions themselves, which are counted
-//! instead.
+//! The code that runs is what a kernel would run, on real page tables and descriptors, reached
+//! through one offset as in a kernel's direct map. Missing are the entry by an exception or a
+//! system call, and the TLB instructions themselves, which are counted instead.
 
 mod copy;
 mod lazy;
@@ -38,11 +37,11 @@ pub type Space<'m> = AddressSpace<'m, Fast, X86_64>;
 
 const READ_WRITE: Prot = Prot::READ.union(Prot::WRITE);
 
-/// A simulated machine with the engine on it, booted when it is first needed and kept until the
-/// program ends.
+/// A simulated machine with the engine, booted when it is first needed and kept until the program
+/// ends.
 #[derive(Clone)]
 pub struct Engine {
-    /// Bytes of memory that are in use at a time.
+    /// Bytes of memory in use at a time.
     bytes: u64,
     booted: Rc<OnceCell<Booted>>,
 }
@@ -50,20 +49,20 @@ pub struct Engine {
 struct Booted {
     machine: &'static Machine<'static, Fast>,
     cpu: Cpu<'static, Fast>,
-    /// Whether it has swap.
+    /// The machine has swap.
     swap: Cell<bool>,
-    /// The group whose memory is reclaimed.
-    group: MemcgId,
+    /// The memcg whose memory is reclaimed.
+    memcg: MemcgId,
 }
 
 impl Engine {
-    /// One whose programs use so much memory at a time.
+    /// Returns an engine whose programs use at most `bytes` of memory at a time.
     pub fn of(bytes: u64) -> Engine {
         Engine { bytes, booted: Rc::default() }
     }
 
-    /// A contender that uses it, for the column of the whole engine or that of the engine with runs
-    /// capped at one page.
+    /// Returns a contender for the column of the engine, or of the engine with runs capped at one
+    /// page.
     pub fn contender(&self, column: Column) -> impl Contender + use<> {
         ByRun { engine: self.clone(), column }
     }
@@ -72,23 +71,22 @@ impl Engine {
         if let Some(booted) = self.booted.get() {
             return Ok(booted);
         }
-        // As much again: a machine is not full of one region, and large folios need room to be
-        // found in.
+        // Twice the memory: a machine is not full of one region, and large folios need free blocks.
         let sim: &'static Fast = Box::leak(Box::new(simulate(1, 2 * self.bytes + (128 << 20))?));
         let cpu = sim.cpu(0);
         let machine = Box::leak(Box::new(boot(sim)?));
-        let group = machine.memcgs().create(machine.frames(), MemcgId::ROOT, u64::MAX);
-        let group = group.map_err(|error| Skip::system("group", format!("{error:?}")))?;
-        Ok(self.booted.get_or_init(|| Booted { machine, cpu, swap: Cell::new(false), group }))
+        let memcg = machine.memcgs().create(machine.frames(), MemcgId::ROOT, u64::MAX);
+        let memcg = memcg.map_err(|error| Skip::system("group", format!("{error:?}")))?;
+        Ok(self.booted.get_or_init(|| Booted { machine, cpu, swap: Cell::new(false), memcg }))
     }
 }
 
 impl Booted {
-    fn space(&self, folio_kib: u32, group: MemcgId) -> Result<Space<'static>, Skip> {
-        space(self.machine, folio_kib, group)
+    fn space(&self, folio_kib: u32, memcg: MemcgId) -> Result<Space<'static>, Skip> {
+        space(self.machine, folio_kib, memcg)
     }
 
-    /// Writes a byte in each page of `range`, through the simulated MMU; nanoseconds.
+    /// Writes a byte in each page of `range` through the simulated MMU. Returns nanoseconds.
     fn touch(&self, space: &Space<'_>, range: VirtRange) -> Result<u64, Skip> {
         let program = self.cpu.enter(space);
         let start = Instant::now();
@@ -97,22 +95,28 @@ impl Booted {
     }
 }
 
-/// A machine with so many CPUs and so many bytes of memory.
+/// Makes a machine with this many CPUs and bytes of memory.
+///
+/// # Errors
+/// There is too little free memory.
 pub fn simulate(cpus: usize, memory: u64) -> Result<Fast, Skip> {
     vellum_linux::memory::check_available(memory)?;
-    // A kernel reaches its memory by huge pages, and no memory of it is missing.
+    // A kernel maps its memory by huge pages, and all of it is resident.
     let sim = Config::new(memory).cpus(cpus).prefault().host_huge_pages().fast();
     sim.map_err(|error| Skip::system("mmap", error))
 }
 
-/// The engine on it. The thread must be one of its CPUs.
+/// Boots the engine. The thread must be one of the machine's CPUs.
+///
+/// # Errors
+/// The boot failed.
 pub fn boot(sim: &Fast) -> Result<Machine<'_, Fast>, Skip> {
     let machine = Machine::boot(sim, Default::default()).map_err(|error| Skip::system("boot", error))?;
     machine.policy().set_global(Knob::Always);
     Ok(machine)
 }
 
-/// From now on, faults use folios of this size and no other.
+/// Makes faults allocate folios of this size and no other.
 pub fn folios_of(machine: &Machine<'_, Fast>, folio_kib: u32) {
     let wanted = (u64::from(folio_kib) << 10).ilog2() - PAGE.ilog2();
     for order in 1..=HUGE_ORDER {
@@ -121,14 +125,20 @@ pub fn folios_of(machine: &Machine<'_, Fast>, folio_kib: u32) {
     }
 }
 
-/// An empty space, on a machine whose faults from now on use folios of this size and no other.
-pub fn space<'m>(machine: &'m Machine<'m, Fast>, folio_kib: u32, group: MemcgId) -> Result<Space<'m>, Skip> {
+/// Makes an empty address space, and makes faults allocate folios of this size and no other.
+///
+/// # Errors
+/// There is too little memory.
+pub fn space<'m>(machine: &'m Machine<'m, Fast>, folio_kib: u32, memcg: MemcgId) -> Result<Space<'m>, Skip> {
     folios_of(machine, folio_kib);
-    AddressSpace::new(machine, X86_64::four_levels(), group, Limits::default())
+    AddressSpace::new(machine, X86_64::four_levels(), memcg, Limits::default())
         .map_err(|error| Skip::system("new", error))
 }
 
-/// Maps so many bytes.
+/// Maps `bytes`.
+///
+/// # Errors
+/// The mapping failed.
 pub fn map(space: &Space<'_>, bytes: u64) -> Result<VirtRange, Skip> {
     let request = MapRequest { addr: 0, len: bytes, prot: READ_WRITE, flags: MapFlags::NORESERVE };
     let start = space.map(request).map_err(|error| Skip::system("map", error))?;
@@ -136,13 +146,19 @@ pub fn map(space: &Space<'_>, bytes: u64) -> Result<VirtRange, Skip> {
 }
 
 /// Writes a byte in each page of `range`.
+///
+/// # Errors
+/// A fault failed.
 pub fn touch(program: &Program<'_, Fast, Space<'_>>, range: VirtRange) -> Result<(), Skip> {
     let touched = program.touch(range, PAGE, Access::Write);
     touched.map(drop).map_err(|error| Skip::system("touch", format!("{error:?}")))
 }
 
-/// Makes the mappings of a touched region what the case says: has each huge folio mapped page by
-/// page where they are to be, as Linux is made to, by a change of one page's rights and back.
+/// Makes the mappings of a touched region as the case asks: splits each huge PTE where pages should
+/// have their own PTEs, as on Linux, by a change of one page's protection and back.
+///
+/// # Errors
+/// The protection can't be changed.
 pub fn shape(space: &Space<'_>, range: VirtRange, case: &Case) -> Result<(), Skip> {
     if case.folio_kib != 2048 || case.huge {
         return Ok(());
@@ -150,7 +166,7 @@ pub fn shape(space: &Space<'_>, range: VirtRange, case: &Case) -> Result<(), Ski
     (range.start..range.end).step_by(TABLE_SPAN as usize).try_for_each(|start| split(space, start))
 }
 
-/// Has what is mapped huge at an address mapped page by page.
+/// Splits the huge PTE at an address.
 fn split(space: &Space<'_>, start: u64) -> Result<(), Skip> {
     for prot in [Prot::READ, READ_WRITE] {
         space.protect(start + PAGE, PAGE, prot).map_err(|error| Skip::system("protect", error))?;
@@ -158,12 +174,15 @@ fn split(space: &Space<'_>, start: u64) -> Result<(), Skip> {
     Ok(())
 }
 
-/// Unmaps all of it.
+/// Unmaps `range`.
+///
+/// # Errors
+/// The unmapping failed.
 pub fn unmap(space: &Space<'_>, range: VirtRange) -> Result<(), Skip> {
     space.unmap(range.start, range.len()).map_err(|error| Skip::system("unmap", error))
 }
 
-/// What the engine has counted, at some moment.
+/// The engine's counters at some moment.
 #[derive(Clone, Copy)]
 pub struct Counted {
     large: u64,
@@ -173,7 +192,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Now.
+    /// Reads the counters.
     pub fn now(machine: &Machine<'_, Fast>) -> Counted {
         Counted {
             large: machine.counter(Counter::LargeFolios),
@@ -183,9 +202,9 @@ impl Counted {
         }
     }
 
-    /// The share of a region touched and shaped between this moment and `later` that is not mapped
-    /// the way `case` says, 0 to 1. Counters tell: looking at tables and descriptors would fetch
-    /// them into the caches, just before the measurement.
+    /// Returns the share, 0 to 1, of a region touched and shaped between this moment and `later`
+    /// that is not mapped as `case` asks. Counters give it: reading page tables and descriptors
+    /// would bring them into the caches just before the measurement.
     pub fn fallback(&self, later: &Counted, case: &Case) -> f64 {
         let share = |folios: u64| folios as f64 / case.folios() as f64;
         let small = if case.folio_kib == 4 { 0.0 } else { 1.0 - share(later.large - self.large) };
@@ -193,7 +212,7 @@ impl Counted {
         small.max(share(wanted.abs_diff(later.splits - self.splits)))
     }
 
-    /// What was done between this moment and `later`.
+    /// Returns what was done between this moment and `later`.
     fn work(&self, later: &Counted) -> Work {
         Work { flushes: later.flushes - self.flushes, runs: later.runs - self.runs }
     }
@@ -216,8 +235,8 @@ impl Contender for ByRun {
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
         let booted = self.engine.booted()?;
-        let group = if op.rewrites().is_some() { booted.group } else { MemcgId::ROOT };
-        let mut space = booted.space(case.folio_kib, group)?;
+        let memcg = if op.rewrites().is_some() { booted.memcg } else { MemcgId::ROOT };
+        let mut space = booted.space(case.folio_kib, memcg)?;
         if self.column == Column::Page {
             space.cap_runs(1);
         }
@@ -234,8 +253,8 @@ impl Contender for ByRun {
             let swapped = swapped::measure(booted, &space, range, data)?;
             return Ok(Sample { touch_ns: Some(touch_ns), fallback, ..swapped });
         }
-        if let Some(written) = op.rewrites() {
-            let reclaimed = lazy::measure(booted, &space, range, written)?;
+        if let Some(rewrites) = op.rewrites() {
+            let reclaimed = lazy::measure(booted, &space, range, rewrites)?;
             return Ok(Sample { touch_ns: Some(touch_ns), fallback, ..reclaimed });
         }
         let (op_ns, after) = timed(booted, space, range, op)?;
@@ -243,9 +262,9 @@ impl Contender for ByRun {
     }
 }
 
-/// Nanoseconds of the operation, and what was counted at its end, before what it left is torn down.
-/// The CPU is in the space, so that every flush has somebody to reach, except at exit, which comes
-/// after the last CPU has left.
+/// Times the operation. Returns nanoseconds, and the counters at its end, before the rest is torn
+/// down. The CPU is in the address space, so that each flush has a target, except at exit, which
+/// comes after the last CPU has left.
 fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<(u64, Counted), Skip> {
     let of = |start: Instant| (start.elapsed().as_nanos() as u64, Counted::now(booted.machine));
     if op == Op::Exit {
@@ -257,16 +276,16 @@ fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<
     let start = Instant::now();
     if op == Op::Fork {
         let child = space.fork();
-        let told = of(start);
-        return child.map(|_| told).map_err(|error| Skip::system("fork", error));
+        let timed = of(start);
+        return child.map(|_| timed).map_err(|error| Skip::system("fork", error));
     }
     let done = match op {
         Op::Dontneed => space.advise(range.start, range.len(), Advise::DontNeed).map_err(|e| Skip::system("advise", e)),
         Op::Protect => space.protect(range.start, range.len(), Prot::READ).map_err(|e| Skip::system("protect", e)),
         _ => unmap(&space, range),
     };
-    let told = of(start);
-    done.map(|()| told)
+    let timed = of(start);
+    done.map(|()| timed)
 }
 
 impl Walker for Engine {

@@ -1,4 +1,4 @@
-//! Swap, by the engine: to compressed memory and back.
+//! Times swap-out to compressed memory, and swap-in.
 
 use std::time::Instant;
 
@@ -12,19 +12,25 @@ use vellum_sim::Access;
 use super::{Booted, Counted, Fast, Machine, Sample, Space};
 use crate::bench::contender::Skip;
 
-/// Gives the machine compressed memory, as much as `bytes` become at worst. For as long as the
-/// machine is there.
+/// Adds compressed memory for `bytes`, incompressible in the worst case, for the machine's
+/// lifetime.
+///
+/// # Errors
+/// There is too little memory.
 pub fn attach(machine: &'static Machine<'static, Fast>, bytes: u64) -> Result<(), Skip> {
     let slots = (bytes / PAGE) as u32;
     let store = Compressed::new(machine.frames(), slots).map_err(|error| Skip::system("swap", error))?;
     let store: &'static Compressed = Box::leak(Box::new(store));
-    // SAFETY: it is never given back, and nobody else uses it.
+    // SAFETY: the store is never freed, and nothing else uses it.
     let attached = unsafe { machine.swaps().attach(machine.frames(), store, slots, 0) };
     attached.map(drop).map_err(|error| Skip::system("swap", error))
 }
 
-/// Measures going out and coming back of a touched region. All of it is in memory afterwards, and
-/// is what it was.
+/// Times swap-out and swap-in of a touched region. Afterwards all pages are in memory with their
+/// contents.
+///
+/// # Errors
+/// Pages were not swapped out, or came back with other contents.
 pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data) -> Result<Sample, Skip> {
     let program = booted.cpu.enter(space);
     let pages = range.len() / PAGE;

@@ -1,22 +1,19 @@
-//! The floor: the least work the operation can be, as a bare loop on real memory.
+//! The floor: a lower bound of each operation, as a bare loop on real memory.
 //!
-//! What it does: the x86-64 entries of the region lie in page tables, one 32-byte descriptor a
-//! frame in an array. Unmapping reads each entry, finds the run by comparing its neighbours with
-//! what they must be, clears it, takes the run off the counts in the head frame's descriptor, and
-//! puts the folio on a free list if nothing is left of them; then the table itself goes on the
-//! list. Protecting clears the write bit of each entry. Forking does so as well, run by run, writes
-//! the same entries into the child's tables, and adds the run to the counts of the folio.
+//! The x86-64 PTEs of the region lie in page tables; an array has a 32-byte descriptor for each
+//! frame. Unmapping reads each PTE, finds the run by comparing neighbours, clears it, subtracts it
+//! from the counts in the head frame's descriptor, and puts the folio on a free list when none
+//! remain; then the page table itself goes on the list. Protecting clears the write bit of each
+//! PTE. Forking also does so, run by run, writes the same PTEs into the child's page tables, and
+//! adds the run to the folio's counts.
 //!
-//! What it leaves out is everything that makes it a memory manager: locks, atomic operations, TLB
-//! invalidation and the wait for it, reverse map, statistics, groups, LRU, the merging of free
-//! blocks, regions, the walk from the root. It fetches nothing ahead either, which the engine does:
-//! where descriptors lie far apart the engine can come close to it, or below. The question is how
-//! near it comes.
+//! It leaves out all that makes a memory manager: locks, atomic operations, TLB flushes and the
+//! wait for them, rmap, statistics, memcgs, LRU lists, the merging of free blocks, VMAs, the walk
+//! from the root. It does not prefetch, which the engine does: where descriptors lie far apart, the
+//! engine can come close to the floor, or below it.
 //!
-//! Swapping out and in is in [`swapped`].
-//!
-//! `munmap`, `dontneed` and `exit` are the same loop here: what tells them apart is none of the
-//! floor's work.
+//! Swap-out and swap-in are in [`swapped`]. `munmap`, `dontneed` and `exit` are the same loop here,
+//! as they differ only in what the floor leaves out.
 
 mod swapped;
 
@@ -31,10 +28,10 @@ use crate::bench::contender::{Column, Contender, Sample, Skip};
 use crate::bench::memory::Mapped;
 use swapped::Swap;
 
-/// Entries of one table.
+/// PTEs in a page table.
 const ENTRIES: usize = 512;
-/// Frame number of the region's first page: away from zero, so that no address is accidentally
-/// null.
+/// The frame number of the region's first page, away from zero, so that no address is null by
+/// accident.
 const FIRST_FRAME: u64 = 0x10_0000;
 
 const PRESENT: u64 = 1;
@@ -42,31 +39,31 @@ const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
-/// Leaf bit of an upper-level entry.
+/// The leaf bit of a PTE of an upper level.
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
-/// What every entry of a touched, writable, anonymous region says.
+/// The attributes of each PTE of a touched, writable, anonymous region.
 const ATTRIBUTES: u64 = PRESENT | WRITE | USER | ACCESSED | DIRTY | NO_EXECUTE;
 
-/// A page table, or one stretch of upper-level entries.
+/// A page table of the last level, or one of huge PTEs.
 #[derive(Clone, Copy, Zeroable)]
 #[repr(C, align(4096))]
 struct Table([u64; ENTRIES]);
 
-/// What is known of a frame, in 32 bytes: half a cache line, as in the engine.
+/// The descriptor of a frame: 32 bytes, half a cache line, as in the engine.
 #[derive(Clone, Copy, Zeroable)]
 #[repr(C, align(32))]
 struct Descriptor {
     references: u32,
     maps: u32,
-    /// Pages of the folio whose head this is.
+    /// The pages of the folio, in its head frame's descriptor.
     pages: u32,
-    /// Frames back to the head of the folio: what a tail frame's descriptor is for.
+    /// The distance to the folio's head frame, in a tail frame's descriptor.
     to_head: u32,
-    /// Next on the free list: index + 1, zero for the end.
+    /// The next entry of the free list: index + 1, or zero at the end.
     next: u64,
-    owner: u64,
+    rmap_key: u64,
 }
 
 const _: () = assert!(size_of::<Descriptor>() == 32);
@@ -95,13 +92,12 @@ pub struct Floor {
     elsewhere: Option<Mapped<u64>>,
 }
 
-/// Bytes written between filling and measuring: several times what the caches of a CPU hold.
+/// Bytes written between filling and measuring: several times a CPU's caches.
 pub const ELSEWHERE: usize = 256 << 20;
 
-/// Leaves the caches as the touching of a region leaves them. All others write the whole region
-/// between the making of an entry and its end, so what the operation needs comes from memory;
-/// entries and descriptors that were filled in a moment ago would not.
-fn cool(elsewhere: &mut Option<Mapped<u64>>) -> Result<(), Skip> {
+/// Evicts the region's PTEs and descriptors from the caches. All other contenders write the whole
+/// region between making a PTE and the operation, so their operations read memory.
+fn evict_from_caches(elsewhere: &mut Option<Mapped<u64>>) -> Result<(), Skip> {
     let memory = match elsewhere {
         Some(memory) => memory,
         None => {
@@ -121,9 +117,9 @@ pub struct Arena {
     /// The case.
     pub case: Case,
     tables: Mapped<Table>,
-    /// Those of a child.
+    /// The page tables of a child.
     copies: Mapped<Table>,
-    /// A descriptor a frame of the region, then one a table.
+    /// The descriptors of the region's frames, then those of its page tables.
     descriptors: Mapped<Descriptor>,
 }
 
@@ -146,8 +142,8 @@ impl Contender for Floor {
             return Err(Skip::system("mmap", "no memory"));
         };
         arena.fill();
-        if let Some(written) = op.rewrites() {
-            arena.free_lazily(written);
+        if let Some(rewrites) = op.rewrites() {
+            arena.make_lazyfree(rewrites);
         }
         if let Some(data) = op.data() {
             let swap = match &mut self.swap {
@@ -156,7 +152,7 @@ impl Contender for Floor {
             };
             return swap.measure(arena, data);
         }
-        cool(&mut self.elsewhere)?;
+        evict_from_caches(&mut self.elsewhere)?;
         let start = Instant::now();
         let freed = arena.perform(op);
         let op_ns = start.elapsed().as_nanos() as u64;
@@ -166,7 +162,10 @@ impl Contender for Floor {
 }
 
 impl Arena {
-    /// Memory for a case.
+    /// Allocates the memory of a case.
+    ///
+    /// # Errors
+    /// `mmap` failed.
     pub fn new(case: &Case) -> rustix::io::Result<Arena> {
         let tables = (case.bytes / TABLE_SPAN) as usize;
         let tables = if case.huge { tables.div_ceil(ENTRIES) } else { tables };
@@ -178,7 +177,7 @@ impl Arena {
         })
     }
 
-    /// A fresh region: consecutive frames, every folio mapped once in full. Not measured.
+    /// Fills in a fresh region: consecutive frames, each folio mapped once in full. Not measured.
     pub fn fill(&mut self) {
         let entries = self.tables.iter_mut().flat_map(|table| table.0.iter_mut());
         let (count, step, leaf) = if self.case.huge {
@@ -198,22 +197,23 @@ impl Arena {
                 to_head => Descriptor { to_head, ..Descriptor::zeroed() },
             };
         }
-        // Behind the frames of the region lie those of its tables: nothing maps them.
+        // The frames of page tables lie behind those of the region, and are not mapped.
         self.descriptors[self.case.pages() as usize..].fill(Descriptor::zeroed());
     }
 
-    /// All but what is written to again is as if nobody had ever. Not measured.
-    fn free_lazily(&mut self, written: Rewrites) {
+    /// Clears the accessed and dirty bits of all pages that are not written again. Not measured.
+    fn make_lazyfree(&mut self, rewrites: Rewrites) {
         let pages = if self.case.huge { ENTRIES as u64 } else { 1 };
         let entries = self.tables.iter_mut().flat_map(|table| table.0.iter_mut());
         for (n, entry) in (0..).zip(entries) {
-            if !written.includes(n * pages) {
+            if !rewrites.includes(n * pages) {
                 *entry &= !(ACCESSED | DIRTY);
             }
         }
     }
 
-    /// The measured part. Returns the folios freed, tables among them; of a fork, the runs shared.
+    /// Does the measured operation. Returns the folios freed, page tables included; for a fork, the
+    /// runs shared.
     pub fn perform(&mut self, op: Op) -> u64 {
         match (op, self.case.huge) {
             (Op::Protect, _) => {
@@ -230,7 +230,7 @@ impl Arena {
     }
 }
 
-/// Unmaps and frees everything the tables map, and the tables.
+/// Unmaps and frees everything that the page tables map, and the page tables.
 #[inline(never)]
 fn unmap(tables: &mut [Table], descriptors: &mut [Descriptor], frames: usize) -> u64 {
     let (frames, of_tables) = descriptors.split_at_mut(frames);
@@ -242,7 +242,7 @@ fn unmap(tables: &mut [Table], descriptors: &mut [Descriptor], frames: usize) ->
     free.folios
 }
 
-/// Unmaps and frees every folio that was not written to.
+/// Unmaps and frees each folio that was not written to.
 #[inline(never)]
 fn reclaim(tables: &mut [Table], frames: &mut [Descriptor]) -> u64 {
     let mut free = FreeList::default();
@@ -252,7 +252,7 @@ fn reclaim(tables: &mut [Table], frames: &mut [Descriptor]) -> u64 {
     free.folios
 }
 
-/// Unmaps everything that a table maps, and frees it, but for folios with an entry that says
+/// Unmaps and frees everything that a page table maps, except folios with a PTE that has a bit of
 /// `STAYS`.
 #[inline(always)]
 fn unmap_table<const STAYS: u64>(table: &mut [u64], frames: &mut [Descriptor], free: &mut FreeList) {
@@ -270,7 +270,7 @@ fn unmap_table<const STAYS: u64>(table: &mut [u64], frames: &mut [Descriptor], f
         let Some(descriptor) = frames.get_mut(head) else {
             break;
         };
-        // No run reaches beyond its folio, or beyond its table.
+        // A run ends at the end of its folio and of its page table.
         let limit = (descriptor.pages as usize).wrapping_sub(to_head).clamp(1, rest.len());
         if STAYS != 0 && rest[..limit].iter().fold(0, |all, entry| all | entry) & STAYS != 0 {
             rest = &mut rest[limit..];
@@ -287,31 +287,31 @@ fn unmap_table<const STAYS: u64>(table: &mut [u64], frames: &mut [Descriptor], f
     }
 }
 
-/// Clears the entries from the start that map consecutive frames with the same attributes, at least
-/// the first, and returns how many they are.
+/// Clears the PTEs from the start that map consecutive frames with equal attributes, at least the
+/// first. Returns their number.
 #[inline(always)]
 fn take_run(entries: &mut [u64], first: u64) -> usize {
     change_run(entries, first, |_, part| part.fill(0))
 }
 
-/// Has the entries from the start changed that map consecutive frames with the same attributes, at
-/// least the first, a part at a time with where it begins; how many they are. What hardware sets by
-/// itself is not compared.
+/// Calls `change` for the PTEs from the start that map consecutive frames with equal attributes, at
+/// least the first, a part at a time with its offset. Returns their number. Accessed and dirty bits
+/// are not compared.
 ///
-/// One pass, four entries at a time: compared without a branch in between, which becomes vector
+/// One pass, four PTEs at a time: compared without a branch in between, which becomes vector
 /// instructions.
 #[inline(always)]
 fn change_run(entries: &mut [u64], first: u64, mut change: impl FnMut(usize, &mut [u64])) -> usize {
-    const SET_BY_HARDWARE: u64 = ACCESSED | DIRTY;
+    const ACCESSED_DIRTY: u64 = ACCESSED | DIRTY;
     if entries.len() == 1 {
         change(0, entries);
         return 1;
     }
-    let mut expected = first | SET_BY_HARDWARE;
+    let mut expected = first | ACCESSED_DIRTY;
     let mut run = 0;
     let (fours, _) = entries.as_chunks_mut::<4>();
     for four in fours {
-        let differs = |n: usize| (four[n] | SET_BY_HARDWARE) ^ (expected + ((n as u64) << 12));
+        let differs = |n: usize| (four[n] | ACCESSED_DIRTY) ^ (expected + ((n as u64) << 12));
         if differs(0) | differs(1) | differs(2) | differs(3) != 0 {
             break;
         }
@@ -319,9 +319,9 @@ fn change_run(entries: &mut [u64], first: u64, mut change: impl FnMut(usize, &mu
         expected += 4 << 12;
         run += 4;
     }
-    // The last few of a run that ends before its folio does.
+    // The last few PTEs of a run that ends before its folio does.
     while let Some(entry) = entries.get_mut(run)
-        && *entry | SET_BY_HARDWARE == expected
+        && *entry | ACCESSED_DIRTY == expected
     {
         change(run, std::slice::from_mut(entry));
         expected += 1 << 12;
@@ -330,7 +330,7 @@ fn change_run(entries: &mut [u64], first: u64, mut change: impl FnMut(usize, &mu
     run
 }
 
-/// Gives a child what the tables map. Returns the runs.
+/// Shares what the page tables map with a child. Returns the runs.
 #[inline(never)]
 fn share(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descriptor]) -> u64 {
     let mut runs = 0;
@@ -346,7 +346,7 @@ fn share(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descriptor]) 
                 let Some(descriptor) = frames.get_mut(frame.wrapping_sub(to_head)) else {
                     break;
                 };
-                // No run reaches beyond its folio, or beyond its table.
+                // A run ends at the end of its folio and of its page table.
                 let limit = (descriptor.pages as usize).wrapping_sub(to_head).clamp(1, rest.len());
                 run = change_run(&mut rest[..limit], first, |at, part| {
                     for (entry, copy) in part.iter_mut().zip(&mut copy[at..]) {
@@ -364,7 +364,7 @@ fn share(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descriptor]) 
     runs
 }
 
-/// Gives a child every huge mapping.
+/// Shares each huge mapping with a child. Returns their number.
 #[inline(never)]
 fn share_huge(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descriptor]) -> u64 {
     let mut runs = 0;
@@ -386,8 +386,7 @@ fn share_huge(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descript
     runs
 }
 
-/// Unmaps and frees every huge mapping that does not say `STAYS`: one entry and one descriptor
-/// each.
+/// Unmaps and frees each huge mapping whose PTE has no bit of `STAYS`.
 #[inline(never)]
 fn unmap_huge<const STAYS: u64>(tables: &mut [Table], descriptors: &mut [Descriptor]) -> u64 {
     let mut free = FreeList::default();
@@ -409,7 +408,7 @@ fn unmap_huge<const STAYS: u64>(tables: &mut [Table], descriptors: &mut [Descrip
     free.folios
 }
 
-/// Takes the right to write out of every entry. An empty entry stays empty.
+/// Clears the write bit of each PTE. A none PTE stays none.
 #[inline(never)]
 fn write_protect(tables: &mut [Table]) {
     for entry in tables.iter_mut().flat_map(|table| table.0.iter_mut()) {
@@ -433,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn unmapping_clears_every_entry_and_frees_every_folio_once() {
+    fn unmapping_clears_every_pte_and_frees_every_folio_once() {
         for case in cases() {
             for op in [Op::Munmap, Op::Dontneed, Op::Exit] {
                 let mut arena = Arena::new(&case).unwrap();
@@ -448,14 +447,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_again_is_not_reclaimed() {
+    fn rewritten_folios_are_not_reclaimed() {
         for case in cases().map(|case| Case { bytes: 10 * TABLE_SPAN, ..case }) {
-            for (written, stays) in [(Rewrites::None, 0), (Rewrites::EveryTenth, case.folios() / 10)] {
+            for (rewrites, stays) in [(Rewrites::None, 0), (Rewrites::EveryTenth, case.folios() / 10)] {
                 let mut arena = Arena::new(&case).unwrap();
                 arena.fill();
                 let before: Vec<u64> = entries(&arena).collect();
-                arena.free_lazily(written);
-                assert_eq!(arena.perform(Op::Reclaim(written)), case.folios() - stays, "{}", case.label());
+                arena.make_lazyfree(rewrites);
+                assert_eq!(arena.perform(Op::Reclaim(rewrites)), case.folios() - stays, "{}", case.label());
                 let pages = case.pages() / (case.bytes / TABLE_SPAN) / if case.huge { 512 } else { 1 };
                 for (n, (after, before)) in (0..).zip(entries(&arena).zip(before)) {
                     assert_eq!(after, if stays > 0 && n / pages == 3 { before } else { 0 });
@@ -465,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_ends_where_the_frames_or_the_attributes_do() {
+    fn a_run_ends_where_frames_or_attributes_differ() {
         let entry = |frame: u64, attributes: u64| frame << 12 | attributes;
         let first = entry(7, ATTRIBUTES);
         let run = [
@@ -492,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folio_in_several_runs_is_freed_with_the_last() {
+    fn a_folio_in_several_runs_is_freed_with_the_last_run() {
         let case = Case { bytes: TABLE_SPAN, folio_kib: 64, huge: false };
         let mut arena = Arena::new(&case).unwrap();
         arena.fill();
@@ -507,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_has_what_its_parent_has_and_neither_may_write() {
+    fn parent_and_child_map_the_same_read_only() {
         for case in cases() {
             let mut arena = Arena::new(&case).unwrap();
             arena.fill();
@@ -523,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_gets_no_more_than_there_is() {
+    fn a_child_gets_mapped_pages_only() {
         let case = Case { bytes: TABLE_SPAN, folio_kib: 64, huge: false };
         let mut arena = Arena::new(&case).unwrap();
         arena.fill();
@@ -534,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn protecting_takes_the_write_bit_and_nothing_else() {
+    fn protecting_clears_the_write_bit_only() {
         for case in cases() {
             let mut arena = Arena::new(&case).unwrap();
             arena.fill();

@@ -1,5 +1,5 @@
-//! Swap, at the least: pages that a word fills are known by it, the others are compressed to where
-//! they stay; the entries say where. And back.
+//! The floor of swap: a page that one word fills is stored as that word, others are compressed;
+//! each PTE refers to a record.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,18 +13,18 @@ use super::{ATTRIBUTES, Arena, Descriptor, ENTRIES, FIRST_FRAME, FRAME, FreeList
 use crate::bench::contender::{Sample, Skip};
 use crate::bench::memory::Mapped;
 
-/// Bytes that a page may become at worst.
+/// The largest compressed size of a page.
 const LONGEST: usize = get_maximum_output_size(PAGE as usize);
 
-/// Bit of an entry whose page is out.
+/// The bit of a PTE whose page is swapped out.
 const OUT: u64 = 1 << 1;
 
-/// What is known of a page that is out.
+/// The record of a swapped-out page.
 #[derive(Clone, Copy, Zeroable)]
 struct Record {
-    /// Bytes that it became; 0 if a word fills it.
+    /// The compressed size in bytes; 0 if one word fills the page.
     len: u64,
-    /// Where they are, or that word.
+    /// The offset of the compressed bytes, or that word.
     at: u64,
 }
 
@@ -32,33 +32,39 @@ struct Record {
 pub struct Swap {
     pages: Mapped<Page>,
     records: Mapped<Record>,
-    pieces: Mapped<u8>,
+    compressed: Mapped<u8>,
     table: CompressTable,
 }
 
 impl Swap {
-    /// Memory for a case.
+    /// Allocates the memory of a case.
+    ///
+    /// # Errors
+    /// `mmap` failed.
     pub fn new(case: &Case) -> rustix::io::Result<Swap> {
         let pages = case.pages() as usize;
         Ok(Swap {
             pages: Mapped::zeroed(pages)?,
             records: Mapped::zeroed(pages)?,
-            pieces: Mapped::zeroed(pages * LONGEST)?,
+            compressed: Mapped::zeroed(pages * LONGEST)?,
             table: CompressTable::small(),
         })
     }
 
-    /// Measures going out of a filled arena, and coming back.
+    /// Times swap-out of a filled arena, and swap-in.
+    ///
+    /// # Errors
+    /// A page came back with other contents.
     pub fn measure(&mut self, arena: &mut Arena, data: Data) -> Result<Sample, Skip> {
-        // What is written here also drives the arena out of the caches.
+        // The writes also evict the arena from the caches.
         (0..).zip(self.pages.iter_mut()).for_each(|(number, page)| *page = data.page(number));
         let start = Instant::now();
-        black_box(self.take_out(arena));
+        black_box(self.swap_out(arena));
         let op_ns = start.elapsed().as_nanos() as u64;
-        // So that it is seen whether coming back brings them.
+        // Cleared, so that the check proves that swap-in restores them.
         self.pages.fill(Page([0; WORDS]));
         let start = Instant::now();
-        self.bring_back(arena);
+        self.swap_in(arena);
         let back_ns = Some(start.elapsed().as_nanos() as u64);
         data.check(self.pages.len() as u64, |number, page| {
             *page = self.pages[number as usize];
@@ -67,9 +73,9 @@ impl Swap {
         Ok(Sample { touch_ns: None, op_ns, back_ns, fallback: 0.0, work: None })
     }
 
-    /// Keeps what all pages hold, and frees their folios. Returns how many.
+    /// Stores all pages and frees their folios. Returns the number of folios.
     #[inline(never)]
-    fn take_out(&mut self, arena: &mut Arena) -> u64 {
+    fn swap_out(&mut self, arena: &mut Arena) -> u64 {
         let huge = arena.case.huge;
         let mut free = FreeList::default();
         let mut end = 0;
@@ -85,7 +91,7 @@ impl Swap {
                     part.iter_mut().for_each(|entry| *entry = ((*entry & FRAME) - (FIRST_FRAME << 12)) | OUT);
                 });
                 let pages = if huge { ENTRIES } else { run };
-                self.keep(head, pages, &mut end);
+                self.store(head, pages, &mut end);
                 descriptor.maps = descriptor.maps.wrapping_sub(run as u32);
                 descriptor.references = descriptor.references.wrapping_sub(run as u32);
                 if descriptor.references == 0 {
@@ -97,9 +103,9 @@ impl Swap {
         free.folios
     }
 
-    /// Makes folios of the case's size of all that is kept.
+    /// Restores all pages, in folios of the case's size.
     #[inline(never)]
-    fn bring_back(&mut self, arena: &mut Arena) {
+    fn swap_in(&mut self, arena: &mut Arena) {
         let per_entry = if arena.case.huge { ENTRIES } else { 1 };
         let (folio, leaf) = (arena.case.pages_per_folio() as usize, if arena.case.huge { LARGE } else { 0 });
         for Table(table) in arena.tables.iter_mut() {
@@ -123,15 +129,15 @@ impl Swap {
         }
     }
 
-    /// Keeps so many pages; `end` is where the pieces end.
+    /// Stores `count` pages; `end` is the end of the compressed bytes.
     #[inline(always)]
-    fn keep(&mut self, first: usize, count: usize, end: &mut usize) {
+    fn store(&mut self, first: usize, count: usize, end: &mut usize) {
         let pages = self.pages[first..].iter().zip(&mut self.records[first..]);
         for (page, record) in pages.take(count) {
             *record = match repeated(page) {
                 Some(word) => Record { len: 0, at: word },
                 None => {
-                    let room = &mut self.pieces[*end..*end + LONGEST];
+                    let room = &mut self.compressed[*end..*end + LONGEST];
                     let len = compress_into_with_table(page.bytes(), room, &mut self.table).unwrap_or(0);
                     let at = *end as u64;
                     *end += len;
@@ -141,7 +147,7 @@ impl Swap {
         }
     }
 
-    /// Makes so many pages of what is kept.
+    /// Restores `count` pages.
     #[inline(always)]
     fn restore(&mut self, first: usize, count: usize) {
         let pages = self.pages[first..].iter_mut().zip(&self.records[first..]);
@@ -149,19 +155,19 @@ impl Swap {
             if record.len == 0 {
                 page.0.fill(record.at);
             } else {
-                let piece = &self.pieces[record.at as usize..][..record.len as usize];
-                // What fails here is noticed by what is in the page.
-                let _ = decompress_into(piece, page.bytes_mut());
+                let bytes = &self.compressed[record.at as usize..][..record.len as usize];
+                // A failure is detected by the check of the contents.
+                let _ = decompress_into(bytes, page.bytes_mut());
             }
         }
     }
 }
 
-/// The word that fills a page, if one does.
+/// Returns the word that fills a page, if one does.
 #[inline(always)]
 fn repeated(page: &Page) -> Option<u64> {
     let word = page.0[0];
-    page.0.as_chunks::<16>().0.iter().all(|stretch| stretch.iter().all(|&other| other == word)).then_some(word)
+    page.0.as_chunks::<16>().0.iter().all(|chunk| chunk.iter().all(|&other| other == word)).then_some(word)
 }
 
 #[cfg(test)]
@@ -170,17 +176,17 @@ mod tests {
     use crate::bench::floor::PRESENT;
 
     #[test]
-    fn every_folio_goes_once_and_comes_back_with_what_was_in_it() {
+    fn every_folio_is_swapped_out_once_and_restored() {
         let small = [4, 64, 2048].map(|folio_kib| Case { bytes: 4 << 20, folio_kib, huge: false });
         for case in small.into_iter().chain([Case { bytes: 4 << 20, folio_kib: 2048, huge: true }]) {
             for data in [Data::SameFilled, Data::Compressible] {
                 let (mut arena, mut swap) = (Arena::new(&case).unwrap(), Swap::new(&case).unwrap());
                 arena.fill();
                 let before: Vec<u64> = arena.tables.iter().flat_map(|table| table.0).collect();
-                // What it brought back is checked in there.
+                // `measure` checks the contents.
                 swap.measure(&mut arena, data).unwrap();
                 assert!(arena.tables.iter().flat_map(|table| table.0).eq(before));
-                assert_eq!(swap.take_out(&mut arena), case.folios(), "{} {}", data.name(), case.label());
+                assert_eq!(swap.swap_out(&mut arena), case.folios(), "{} {}", data.name(), case.label());
                 assert!(arena.descriptors.iter().all(|descriptor| descriptor.references == 0 && descriptor.maps == 0));
                 assert!(arena.tables.iter().flat_map(|table| table.0).all(|entry| entry & PRESENT == 0));
             }
@@ -188,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_kept_in_a_word_only_if_one_fills_all_of_it() {
+    fn only_a_same_filled_page_is_stored_as_a_word() {
         let mut page = Data::SameFilled.page(7);
         assert_eq!(repeated(&page), Some(page.0[0]));
         page.0[WORDS - 1] ^= 1;

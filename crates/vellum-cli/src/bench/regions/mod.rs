@@ -1,10 +1,10 @@
-//! Operations on a whole region of memory, by folio size: what `bench unmap` and `bench fork` have
-//! in common.
+//! Operations on a whole region of memory, by folio size: the common part of `bench unmap`, `fork`,
+//! `pageout` and `lazyfree`.
 //!
-//! | module | its story |
+//! | module | contents |
 //! |---|---|
-//! | [`rows`] | what came of it, and its shape in JSON |
-//! | [`mod@section`] | what is told of it |
+//! | [`rows`] | results, and their JSON |
+//! | [`mod@section`] | the section of the report |
 
 mod rows;
 mod section;
@@ -23,7 +23,7 @@ use super::report::{Part, Section};
 use super::turns::{self, Outcome};
 pub use rows::Row;
 
-/// On what to measure.
+/// The regions to measure.
 #[derive(Clone, clap::Args)]
 #[group(skip)]
 pub struct Args {
@@ -33,7 +33,7 @@ pub struct Args {
     /// Runs of each contender; the figure is their median.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
-    /// Folio sizes in KiB whose pages are mapped one entry each.
+    /// Folio sizes in KiB whose pages are mapped by a PTE each.
     #[arg(
         long,
         value_delimiter = ',',
@@ -41,31 +41,31 @@ pub struct Args {
         value_parser = parse_folio
     )]
     pub folios: Vec<u32>,
-    /// Leave out the region of 2 MiB folios that are mapped by one upper-level entry each.
+    /// Leave out the region of 2 MiB folios that are mapped by huge PTEs.
     #[arg(long)]
     pub no_huge: bool,
-    /// Where the huge-page settings are.
+    /// The directory of the huge-page settings.
     #[arg(long, hide = true, default_value = "/sys/kernel/mm/transparent_hugepage")]
     pub thp_root: PathBuf,
 }
 
-/// Sizes of folios, in KiB, that tell the most.
+/// The most informative folio sizes, in KiB.
 pub const FEW_FOLIOS: [u32; 3] = [4, 64, 2048];
 
 impl Args {
-    /// The same with no more bytes than these, and with folios of sizes that tell the most.
+    /// Returns the same with at most `size` bytes, and with the most informative folio sizes.
     pub fn less(&self, size: u64) -> Args {
-        Args { size: self.size.min(size), folios: self.those_of(&FEW_FOLIOS), ..self.clone() }
+        Args { size: self.size.min(size), folios: self.restricted_to(&FEW_FOLIOS), ..self.clone() }
     }
 
-    /// Those of some folio sizes that are measured here; if none is, all that are.
-    pub fn those_of(&self, folios: &[u32]) -> Vec<u32> {
-        let those: Vec<u32> = folios.iter().copied().filter(|folio| self.folios.contains(folio)).collect();
-        if those.is_empty() { self.folios.clone() } else { those }
+    /// Returns those of `folios` that are measured here; if none is, all that are.
+    pub fn restricted_to(&self, folios: &[u32]) -> Vec<u32> {
+        let both: Vec<u32> = folios.iter().copied().filter(|folio| self.folios.contains(folio)).collect();
+        if both.is_empty() { self.folios.clone() } else { both }
     }
 }
 
-/// Everybody who is measured. A contender listed here appears in every table, chart and JSON row.
+/// Returns all contenders. A contender listed here appears in every table, chart and JSON row.
 pub fn contenders(args: &Args) -> Vec<Box<dyn Contender>> {
     let engine = Engine::of(args.size);
     vec![
@@ -76,23 +76,26 @@ pub fn contenders(args: &Args) -> Vec<Box<dyn Contender>> {
     ]
 }
 
-/// What a benchmark is about.
+/// The description of a benchmark.
 #[derive(Default)]
 pub struct Subject {
-    /// Its name on the command line and in JSON.
+    /// The name on the command line and in JSON.
     pub name: &'static str,
-    /// What its headline says is done to the region.
+    /// The operation, in the headline.
     pub title: &'static str,
-    /// What is to be said of how it is measured, besides what holds for all of them.
+    /// The method, besides what holds for all benchmarks of regions.
     pub method: &'static [(&'static str, &'static str)],
-    /// A finding besides a table an operation.
+    /// A further part of the section.
     pub beside: Option<fn(&[Row]) -> Part>,
 }
 
-/// Measures `ops`, and tells of it.
+/// Measures `ops` and returns the section.
+///
+/// # Errors
+/// `--size` is not a multiple of 2 MiB.
 pub fn section(args: &Args, ops: &[Op], subject: &Subject) -> anyhow::Result<Section> {
     anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
-    let _here = PinnedCpu::pin();
+    let _pinned = PinnedCpu::pin();
     let rows = measure(args, ops, &mut contenders(args));
     Ok(section::of(subject, &rows, args.runs))
 }
@@ -103,7 +106,7 @@ fn cases(args: &Args) -> impl Iterator<Item = Case> {
     small.chain(huge)
 }
 
-/// Runs everything, and returns the rows in the order of the operations asked for.
+/// Runs everything, and returns the rows in the order of `ops`.
 fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
     let mut timed: Vec<Op> = ops.iter().copied().filter(|op| !matches!(op, Op::Touch | Op::SwapIn(_))).collect();
     if timed.is_empty() {

@@ -1,4 +1,4 @@
-//! The rows, and their shape in JSON.
+//! Results, and their JSON.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -9,32 +9,32 @@ use vellum_linux::workload::data::{Data, Rewrites};
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip, Work};
 use crate::bench::turns::Outcome;
 
-/// One operation on one case, by everybody.
+/// One operation on one case, by all contenders.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The operation.
     pub op: Op,
     /// The case.
     pub case: Case,
-    /// What came of it.
+    /// The contenders' results.
     pub cells: Columns<Cell>,
-    /// What the engine counted of one operation.
+    /// The engine's counts of one operation.
     pub work: Option<Work>,
 }
 
-/// One contender's figure.
+/// The result of one contender.
 #[derive(Clone, Debug, Default)]
 pub enum Cell {
-    /// There is no such contender, or the operation is none of its work.
+    /// The contender does not take part.
     #[default]
     Absent,
-    /// It could not, and says why.
+    /// The contender could not, with the reason.
     Skipped(Skip),
-    /// It could.
+    /// The contender's figure.
     Measured {
         /// Nanoseconds.
         summary: Summary,
-        /// The worst share of the region that was not what the case says.
+        /// The largest share of the region that was not mapped as the case asks.
         fallback: f64,
     },
 }
@@ -48,7 +48,7 @@ impl Cell {
         }
     }
 
-    /// The figure, if there is one.
+    /// Returns the figure, if there is one.
     pub fn summary(&self) -> Option<Summary> {
         match self {
             Cell::Measured { summary, .. } => Some(*summary),
@@ -56,7 +56,7 @@ impl Cell {
         }
     }
 
-    /// The share that fell back, if it is worth a word.
+    /// Returns the share that fell back, if it is notable.
     pub fn notable_fallback(&self) -> Option<f64> {
         match self {
             Cell::Measured { fallback, .. } if *fallback > NOTABLE_FALLBACK => Some(*fallback),
@@ -66,7 +66,8 @@ impl Cell {
 }
 
 impl Row {
-    /// The row of `outcomes`. For [`Op::Touch`] their touches count, for [`Op::SwapIn`] what they brought back.
+    /// Makes the row of `outcomes`: of their touches for [`Op::Touch`], of the undoing for
+    /// [`Op::SwapIn`].
     pub fn new(op: Op, case: Case, outcomes: &Columns<Outcome>) -> Row {
         let of = |outcome: &Outcome| match op {
             Op::Touch => Cell::new(&outcome.touches, outcome),
@@ -77,18 +78,18 @@ impl Row {
         Row { op, case, cells: outcomes.map(of), work: outcomes.vellum.work.filter(|_| !beside) }
     }
 
-    /// Median of a column in nanoseconds.
+    /// Returns the median of a column in nanoseconds.
     pub fn median(&self, column: Column) -> Option<u64> {
         self.cells[column].summary().map(|summary| summary.median)
     }
 
-    /// One column's median over another's.
+    /// Returns the ratio of two columns' medians.
     pub fn ratio(&self, over: Column, under: Column) -> Option<f64> {
         let (over, under) = (self.median(over)?, self.median(under)?);
         (under > 0).then(|| over as f64 / under as f64)
     }
 
-    /// The row as one JSON object, of the benchmark of this name.
+    /// Returns the row as one JSON object of the benchmark with this name.
     pub fn json(&self, bench: &'static str) -> Value {
         let pick = |f: fn(Summary) -> u64| self.cells.map(|cell| cell.summary().map(f));
         let by_column = |f: &dyn Fn(&Cell) -> Option<Value>| -> Option<Map<String, Value>> {
@@ -118,9 +119,8 @@ impl Row {
     }
 }
 
-/// The keys of a row. `data` (what was in memory) and `written` (what of it was written to once
-/// more) appear only where they matter; `skipped` (why there is no figure) and `fallback` (the
-/// share of the region that was not what the row says) appear only where there is something to say.
+/// The keys of a row in JSON. `skipped` (the reason for no figure) and `fallback` (the share of the
+/// region that was not mapped as the row says) appear only where they apply.
 #[derive(Serialize)]
 struct Json {
     bench: &'static str,

@@ -1,4 +1,4 @@
-//! What is told of them: a table and a chart an operation, how it was measured, and what is
+//! The section of the report: a table and a chart for each operation, the method, and what is
 //! missing.
 
 use vellum_linux::workload::case::Op;
@@ -8,10 +8,10 @@ use super::rows::{Cell, Row};
 use crate::bench::contender::Column;
 use crate::bench::report::{Chart, Part, Scale, Section, Series, Table, Value, show};
 
-/// A row is marked with this when its folios are not what it says.
+/// The mark of a figure whose folios are not what the row says.
 const MARK: &str = "*";
 
-/// The section of these rows.
+/// Returns the section of these rows.
 pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
     let bytes = rows.first().map_or(0, |row| row.case.bytes);
     Section {
@@ -26,18 +26,18 @@ pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
 
 fn part(rows: &[Row]) -> Part {
     let op = rows[0].op;
-    Part { title: op.title(), text: what(op).to_owned(), chart: Some(chart(rows)), table: table(rows) }
+    Part { title: op.title(), text: description(op).to_owned(), chart: Some(chart(rows)), table: table(rows) }
 }
 
-fn what(op: Op) -> &'static str {
+fn description(op: Op) -> &'static str {
     match op {
         Op::Munmap => "The region is unmapped; its folios and page tables are freed.",
         Op::Dontneed => {
-            "Its memory is discarded and the region stays (MADV_DONTNEED). Linux frees the page tables as well where one \
-             call covers all of a table."
+            "Its memory is discarded and the region stays (MADV_DONTNEED). Linux frees the page tables as well where \
+             one call covers all of a table."
         }
         Op::Exit => {
-            "The address space that holds the region ends. For Linux: from a process's last instruction to the return of \
+            "The process that maps the region exits. For Linux: from a process's last instruction to the return of \
              its parent's wait, less the same for a process without the region. For the floor this is munmap again."
         }
         Op::Protect => {
@@ -45,27 +45,28 @@ fn what(op: Op) -> &'static str {
              worth less here."
         }
         Op::Fork => {
-            "The address space that holds the region gets a child; the child's end is not in the figure. For Linux: fork() in a \
-             process with the region, from the call to its return, less the same in a process without the region. For the \
-             floor: each entry is read, written back without the right to write, and written into a table of the child; each \
-             folio's descriptor gets the references."
+            "The address space that maps the region is forked; the child's exit is not in the figure. For Linux: \
+             fork() in a process with the region, from the call to its return, less the same in a process without the \
+             region. For the floor: each entry is read, written back without the right to write, and written into a \
+             table of the child; each folio's descriptor gets the references."
         }
         Op::SwapOut(_) => {
-            "What is in the region is written to compressed memory (MADV_PAGEOUT), and its folios are freed. A page that one word \
-             fills is known by that word; any other is compressed by lz4."
+            "The region is swapped out to compressed memory (MADV_PAGEOUT), and its folios are freed. A page that one \
+             word fills is stored as that word; any other is compressed by lz4."
         }
         Op::SwapIn(_) => {
-            "One byte is read in each page, in order: all of it comes back. The engine's faults enter no kernel here, which \
-             Linux's do: compare the two with the clock that counts instructions (vellum compare --icount)."
+            "One byte is read in each page, in order: all pages are swapped in. The engine's faults enter no kernel \
+             here, which Linux's do: compare the two with the clock that counts instructions (vellum compare \
+             --icount)."
         }
         Op::Reclaim(_) => {
-            "The owner says that the contents may go (MADV_FREE, not in the figure), and the group that has the memory gives back all \
-             it can: what was not written to since. Linux is asked by memory.reclaim, or by memory.force_empty where groups are of the \
-             first version; of a huge page it first makes 512 entries."
+            "The region is made lazyfree (MADV_FREE, not in the figure), and its memcg reclaims all it can: the pages \
+             that were not written to since. Linux reclaims through memory.reclaim, or through memory.force_empty with \
+             cgroup v1; it first splits a huge PTE into 512 PTEs."
         }
         Op::Touch => {
-            "One byte is written in each page of the fresh region: page faults, and the zeroing of every page. Reported, \
-             not compared: zeroing is most of it, and a simulated machine has no exceptions to take."
+            "One byte is written in each page of the fresh region: page faults, and the zeroing of every page. \
+             Reported, not compared: zeroing is most of it, and a simulated machine has no exceptions to take."
         }
     }
 }
@@ -74,27 +75,27 @@ fn method(subject: &Subject, runs: u32) -> Vec<(&'static str, String)> {
     let texts = [
         (
             "floor",
-            "is the least the operation can be: a bare loop over the same page-table entries and one 32-byte descriptor \
-             a folio. Nothing of it is in the caches: 256 MiB of other memory are written in between, as everybody else \
-             touches the region in between. It has no locks, no atomic operations, no TLB, no reverse map, no accounting, \
-             no LRU lists, no VMAs, no walk from the root.",
+            "is a lower bound of the operation: a bare loop over the same page-table entries and one 32-byte \
+             descriptor a folio. Nothing of it is in the caches: 256 MiB of other memory are written in between, as \
+             all other contenders touch the region in between. It has no locks, no atomic operations, no TLB, no \
+             reverse map, no accounting, no LRU lists, no VMAs, no walk from the root.",
         ),
         (
             "vellum",
-            "is the engine on real memory, in a simulated machine with one CPU. In its figure is all that it does when a \
-             kernel runs it: VMAs found, split and merged; the walk from the root; table locks; entries cleared; the \
-             flush gathered and the TLB's owner called; each folio's references, map count and owner (which are \
-             all of its reverse map for anonymous memory), its group's charge and LRU list; statistics; folios and empty \
-             tables given back and merged. Not in it: entering a kernel by a system call or an exception, and the TLB \
-             instructions themselves, which are counted instead: see the notes.",
+            "is the engine on real memory, in a simulated machine with one CPU. In its figure is all that it does when \
+             a kernel runs it: VMAs found, split and merged; the walk from the root; table locks; PTEs cleared; the \
+             flush gathered and the platform called; each folio's refcount, mapcount and rmap key; the memcg's charge \
+             and LRU list; statistics; folios and empty page tables freed and merged. Not in it: entering a kernel by \
+             a system call or an exception, and the TLB instructions themselves, which are counted instead: see the \
+             notes.",
         ),
-        ("page", "is the same engine with runs capped at one entry."),
+        ("page", "is the same engine with runs capped at one PTE."),
         (
             "linux",
-            "is the kernel of this machine through its system calls, at its best: memory compacted beforehand, only the \
-             folio size in question enabled, the sizes checked after each touch. In its figure is all that it does, \
-             entering the kernel and invalidating the TLB too, and some that the engine has no counterpart of yet: a map \
-             count a page, file mappings looked out for, the hooks of userfaultfd, uprobes, MMU notifiers and \
+            "is the kernel of this machine through its system calls, at its best: memory compacted beforehand, only \
+             the folio size in question enabled, the sizes checked after each touch. In its figure is all that it \
+             does, kernel entry and TLB flushes included, and some that the engine has no counterpart of yet: a \
+             mapcount for each page, checks for file mappings, the hooks of userfaultfd, uprobes, MMU notifiers and \
              cgroup v1.",
         ),
         (
@@ -152,8 +153,8 @@ fn figure(cell: &Cell) -> Value {
 }
 
 fn chart(rows: &[Row]) -> Chart {
-    // The x axis is log2 of the folio size; what is mapped huge stands one step to the right, by
-    // itself.
+    // The x axis is log2 of the folio size; the huge case is a separate point one step to the
+    // right.
     let x = |row: &Row| f64::from(row.case.folio_kib).log2() + if row.case.huge { 1.0 } else { 0.0 };
     let mut ticks: Vec<(f64, String)> =
         rows.iter().map(|row| (x(row), if row.case.huge { "huge".to_owned() } else { row.case.label() })).collect();
@@ -181,8 +182,7 @@ fn chart(rows: &[Row]) -> Chart {
     }
 }
 
-/// What is missing and why, and what is not as it should be; each reason once, with the rows it
-/// holds for.
+/// Returns what is missing or wrong: each reason once, with its rows.
 fn notes(rows: &[Row]) -> Vec<String> {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
     for (row, column) in rows.iter().flat_map(|row| Column::ALL.map(|column| (row, column))) {
@@ -190,8 +190,8 @@ fn notes(rows: &[Row]) -> Vec<String> {
             Cell::Skipped(skip) => format!("{} not measured: {skip}", column.name()),
             cell => match cell.notable_fallback() {
                 Some(_) => format!(
-                    "{MARK} {}: more than 1 % of the region was not in folios of this size or not mapped this way (memory \
-                     is fragmented)",
+                    "{MARK} {}: more than 1 % of the region was not in folios of this size or not mapped this way \
+                     (memory is fragmented)",
                     column.name()
                 ),
                 None => continue,
@@ -216,9 +216,9 @@ fn notes(rows: &[Row]) -> Vec<String> {
     notes
 }
 
-/// What the engine does once a time, of an operation on every case.
+/// Returns the engine's counts of an operation, for each case.
 fn work(rows: &[Row]) -> Option<String> {
-    let told = |row: &Row| {
+    let counts = |row: &Row| {
         let work = row.work?;
         let flushes = show::grouped(work.flushes);
         Some(match work.runs {
@@ -226,7 +226,7 @@ fn work(rows: &[Row]) -> Option<String> {
             runs => format!("{flushes} / {} ({})", show::grouped(runs), row.case.label()),
         })
     };
-    let all: Vec<String> = rows.iter().filter_map(told).collect();
+    let all: Vec<String> = rows.iter().filter_map(counts).collect();
     let cleared = rows.iter().any(|row| row.work.is_some_and(|work| work.runs > 0));
     let what = if cleared { "TLB flushes / runs cleared" } else { "TLB flushes" };
     let name = rows[0].op.title();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_given_once_with_every_row_it_holds_for() {
+    fn a_reason_is_given_once_with_all_its_rows() {
         let skip = || Outcome { skip: Some(Skip::NoFolio(16)), ..Outcome::default() };
         let notes = notes(&[row(Op::Munmap, 16, skip()), row(Op::Protect, 16, skip())]);
         let about: Vec<_> = notes.iter().filter(|note| note.contains("16 KiB")).collect();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn flushes_and_runs_are_told_of_each_operation() {
+    fn flushes_and_runs_are_noted_for_each_operation() {
         let row = |op, folio_kib, flushes, runs| Row {
             work: Some(Work { flushes, runs }),
             ..row(op, folio_kib, Outcome::default())
@@ -263,14 +263,15 @@ mod tests {
         let notes =
             notes(&[row(Op::Munmap, 4, 129, 262_144), row(Op::Munmap, 64, 5, 16_384), row(Op::Protect, 4, 1, 0)]);
         let expected = [
-            "vellum's TLB flushes / runs cleared in one munmap: 129 / 262\u{202f}144 (4 KiB), 5 / 16\u{202f}384 (64 KiB).",
+            "vellum's TLB flushes / runs cleared in one munmap: 129 / 262\u{202f}144 (4 KiB), 5 / 16\u{202f}384 (64 \
+             KiB).",
             "vellum's TLB flushes in one protect: 1 (4 KiB).",
         ];
         assert_eq!(notes[..2], expected);
     }
 
     #[test]
-    fn a_row_that_fell_back_is_marked() {
+    fn a_row_with_fallback_is_marked() {
         let linux = Outcome { ops: vec![2000], fallback: 0.2, ..Outcome::default() };
         let section = of(&Subject { name: "unmap", ..Subject::default() }, &[row(Op::Munmap, 64, linux)], 1);
         let Value::Figure { main, .. } = &section.parts[0].table.rows[0][4] else { panic!("no figure") };

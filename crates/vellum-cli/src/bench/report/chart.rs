@@ -1,4 +1,4 @@
-//! A chart as SVG that takes its colours and its type from the page around it.
+//! Draws a chart as SVG that takes its colours and fonts from the page around it.
 
 use std::ops::Range;
 
@@ -12,12 +12,12 @@ use crate::bench::contender::Column;
 
 const SIZE: (u32, u32) = (860, 330);
 
-/// plotters wants colours; the page has them, light or dark. So each role gets a colour that nobody
-/// would choose, and the finished drawing names the page's own in its place.
+/// plotters needs colours, but the page defines them, light or dark. So each role gets a stand-in
+/// colour, which the finished drawing replaces by the page's name.
 const INK: RGBColor = RGBColor(1, 1, 1);
 const RULE: RGBColor = RGBColor(1, 1, 2);
 
-/// The stand-in for a line's colour.
+/// Returns the stand-in for a line's colour.
 fn colour(ink: Ink) -> RGBColor {
     match ink {
         Ink::Column(column) => RGBColor(1, 2, column as u8),
@@ -25,14 +25,17 @@ fn colour(ink: Ink) -> RGBColor {
     }
 }
 
-/// Every stand-in, and the page's name for what it stands for.
+/// Returns each stand-in, and the page's name for it.
 fn roles() -> impl Iterator<Item = (RGBColor, String)> {
     let inks = Column::ALL.map(Ink::Column).into_iter().chain((0..Ink::OTHERS).map(Ink::Other));
     let texts = [(INK, "ink".to_owned()), (RULE, "rule".to_owned())];
     texts.into_iter().chain(inks.map(|ink| (colour(ink), ink.name())))
 }
 
-/// Draws it; `None` if there is nothing to draw.
+/// Draws the chart. Returns `None` if it has no points.
+///
+/// # Errors
+/// The drawing failed.
 pub fn svg(chart: &Chart) -> anyhow::Result<Option<String>> {
     let values = chart.series.iter().flat_map(|series| series.line.iter().chain(&series.lone)).map(|point| point.1);
     let (low, high) = values.fold((f64::INFINITY, 0.0_f64), |(low, high), v| (low.min(v), high.max(v)));
@@ -59,7 +62,7 @@ pub fn svg(chart: &Chart) -> anyhow::Result<Option<String>> {
     Ok(Some(svg))
 }
 
-/// Whole decades, so that a step of the grid is always a factor of ten.
+/// Makes an axis of whole decades: each step of the grid is a factor of ten.
 fn decades(low: f64, high: f64) -> Axis {
     let decades = low.log10().floor() as i32..=high.log10().floor() as i32 + 1;
     Axis {
@@ -68,7 +71,7 @@ fn decades(low: f64, high: f64) -> Axis {
     }
 }
 
-/// From zero on by whole times, and by few steps where they are many.
+/// Makes an axis from zero in whole times, with few ticks.
 fn times(high: f64, most: u32) -> Axis {
     let end = (high.ceil() as u32).max(most);
     let step = (end / 4).max(1);
@@ -81,7 +84,7 @@ fn times(high: f64, most: u32) -> Axis {
     }
 }
 
-/// An axis with names at the places it is told, and nowhere else.
+/// An axis with given ticks only.
 struct Axis {
     range: Range<f64>,
     ticks: Vec<(f64, String)>,

@@ -1,11 +1,14 @@
-//! A report as one web page, complete in itself: no script, no font, nothing to load.
+//! Writes a report as a self-contained web page: no script, no font, nothing to load.
 
 use maud::{Markup, PreEscaped, html};
 use vellum_inspect::report::page::document;
 
 use super::{Chart, Part, Report, Section, Table, Value, chart};
 
-/// The page of a report.
+/// Returns the page of a report.
+///
+/// # Errors
+/// A chart can't be drawn.
 pub fn page(report: &Report) -> anyhow::Result<String> {
     let sections: anyhow::Result<Vec<Markup>> = report.sections.iter().map(section).collect();
     let body = html! {
@@ -13,9 +16,9 @@ pub fn page(report: &Report) -> anyhow::Result<String> {
             p.brand { "Vellum" }
             h1 { "Memory management by the run" }
             p.lead {
-                "A run is a stretch of consecutive page-table entries that say the same thing. Here is what \
-                 memory operations cost: the least they can be, in the engine that works by runs, and in the kernel \
-                 of the machine below."
+                "A run is a range of consecutive page-table entries that map consecutive frames with equal attributes. \
+                 Here is what memory operations cost: a lower bound, in the engine that works by runs, and in the \
+                 kernel of the machine below."
             }
             dl.machine {
                 @for (name, value) in &report.machine.facts { div { dt { (name) } dd { (value) } } }

@@ -1,7 +1,6 @@
-//! Reports: what benchmarks found, on a terminal, as JSON lines, as a web page.
+//! Reports of benchmarks: on a terminal, as JSON lines, as a web page.
 //!
-//! A benchmark fills in [`Section`]s, plain data; the writers know nothing of benchmarks. A new
-//! benchmark gets all three for free, a new format sees all benchmarks.
+//! A benchmark returns [`Section`]s, plain data; the writers know nothing of benchmarks.
 
 mod chart;
 pub mod html;
@@ -17,74 +16,74 @@ use anyhow::Context;
 use super::contender::Column;
 use super::machine::Machine;
 
-/// Where to write.
+/// Where to write the report.
 #[derive(clap::Args)]
 pub struct Output {
-    /// Write one JSON object a row to FILE; `-` is standard output, and the table then goes to
-    /// standard error.
+    /// Write one JSON object for each row to FILE; with `-`, to standard output, and the table goes
+    /// to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write a report with charts to FILE: one page, complete in itself.
+    /// Write a self-contained web page with charts to FILE.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }
 
-/// Everything one command found out.
+/// The results of one command.
 pub struct Report {
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// What.
+    /// The sections.
     pub sections: Vec<Section>,
 }
 
-/// What one benchmark found out.
+/// The results of one benchmark.
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub id: &'static str,
-    /// Its headline.
+    /// The headline.
     pub title: String,
-    /// How it was measured: what is in the figures and what is not. Each text with the term it
-    /// explains, or with an empty one.
+    /// The method: what is in the figures and what is not. Each text has a term that it explains,
+    /// or an empty one.
     pub method: Vec<(&'static str, String)>,
-    /// The findings.
+    /// The parts.
     pub parts: Vec<Part>,
-    /// What is missing or not as it should be.
+    /// What is missing or wrong.
     pub notes: Vec<String>,
-    /// The rows for programs.
+    /// The rows in JSON.
     pub json: Vec<serde_json::Value>,
 }
 
-/// One finding.
+/// A part: a table, with text and a chart.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// Its name.
+    /// The title.
     pub title: String,
-    /// What it is.
+    /// The explanation.
     pub text: String,
-    /// As a picture.
+    /// The chart.
     pub chart: Option<Chart>,
-    /// In figures.
+    /// The table.
     pub table: Table,
 }
 
-/// Figures.
+/// A table.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// The columns' names; the first column names the rows.
+    /// The names of the columns; the first column names the rows.
     pub head: Vec<String>,
-    /// The lines.
+    /// The rows.
     pub rows: Vec<Vec<Value>>,
 }
 
-/// What stands in a table.
+/// A cell of a table.
 #[derive(Clone, Debug)]
 pub enum Value {
-    /// Nothing is known.
+    /// No value.
     None,
-    /// As it is.
+    /// A text.
     Text(String),
-    /// A figure and its smallest and largest.
+    /// A figure with its range.
     Figure {
         /// The median, with its unit.
         main: String,
@@ -93,49 +92,49 @@ pub enum Value {
     },
 }
 
-/// A picture: lines over an axis that the benchmark lays out.
+/// A chart: lines over an axis with given ticks.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// What it shows, for those who cannot see it.
+    /// The description, for readers who can't see it.
     pub label: String,
     /// The name of the vertical axis.
     pub y_name: String,
-    /// What that axis is like.
+    /// The scale of the vertical axis.
     pub scale: Scale,
-    /// Places on the horizontal axis, in order, and what they are called.
+    /// Positions on the horizontal axis, in order, with their names.
     pub ticks: Vec<(f64, String)>,
     /// The lines.
     pub series: Vec<Series>,
 }
 
-/// A vertical axis.
+/// The scale of a vertical axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// Logarithmic, by whole decades.
+    /// Logarithmic, in whole decades.
     Decades,
-    /// From zero to at least so many times.
+    /// Linear, from zero to at least this many times.
     Times(u32),
 }
 
-/// The colour of a line. The page has it, light or dark.
+/// The colour of a line, by role; the page defines the colours, light and dark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ink {
-    /// A contender's own.
+    /// The colour of a contender.
     Column(Column),
-    /// One of [`Ink::OTHERS`] for lines that are nobody's column.
+    /// One of [`Ink::OTHERS`] colours for other lines.
     Other(usize),
 }
 
 impl Ink {
-    /// How many there are besides those of columns.
+    /// The number of colours besides those of columns.
     pub const OTHERS: usize = 7;
 
-    /// For the line with this index.
+    /// Returns the colour of the line with this index.
     pub fn of(line: usize) -> Ink {
         Ink::Other(line % Ink::OTHERS)
     }
 
-    /// The page's name for it.
+    /// Returns the page's name for it.
     pub fn name(self) -> String {
         match self {
             Ink::Column(column) => column.name().to_owned(),
@@ -147,28 +146,30 @@ impl Ink {
 /// A line.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// What it is called.
+    /// The name.
     pub name: String,
-    /// Its colour.
+    /// The colour.
     pub ink: Ink,
-    /// Joined points.
+    /// Connected points.
     pub line: Vec<(f64, f64)>,
-    /// Points by themselves.
+    /// Separate points.
     pub lone: Vec<(f64, f64)>,
 }
 
 impl Series {
-    /// A column's.
+    /// Makes the line of a column.
     pub fn of(column: Column, line: Vec<(f64, f64)>, lone: Vec<(f64, f64)>) -> Series {
         Series { name: column.name().to_owned(), ink: Ink::Column(column), line, lone }
     }
 }
 
 impl Output {
-    /// Opens what will be written, so that a wrong path is told before minutes of measuring and not
-    /// after.
+    /// Opens the outputs, so that a wrong path fails before minutes of measurement.
+    ///
+    /// # Errors
+    /// A file can't be opened for writing.
     pub fn open(&self) -> anyhow::Result<Writer> {
-        // What is in the file stays until there is something to replace it with.
+        // The contents stay until they are replaced.
         let open = |path: &PathBuf| {
             let file = File::options().write(true).create(true).truncate(false).open(path);
             file.with_context(|| format!("cannot write {}", path.display()))
@@ -182,7 +183,7 @@ impl Output {
     }
 }
 
-/// Open outputs.
+/// The open outputs.
 pub struct Writer {
     json: Json,
     html: Option<File>,
@@ -195,7 +196,10 @@ enum Json {
 }
 
 impl Writer {
-    /// Writes the report in every form that was asked for; the table always.
+    /// Writes the report in each requested form, and always the table.
+    ///
+    /// # Errors
+    /// An output can't be written.
     pub fn write(self, report: &Report) -> anyhow::Result<()> {
         self.write_to(report, &mut io::stdout().lock(), &mut io::stderr().lock())
     }
@@ -219,7 +223,7 @@ impl Writer {
     }
 }
 
-/// Empties a file, unless it is one that has no length.
+/// Truncates a file, unless it has no length.
 fn replace(file: File) -> io::Result<File> {
     if file.metadata()?.is_file() {
         file.set_len(0)?;
@@ -227,7 +231,7 @@ fn replace(file: File) -> io::Result<File> {
     Ok(file)
 }
 
-/// One object a line.
+/// Writes one JSON object on each line.
 fn json_lines(report: &Report, out: &mut impl Write) -> io::Result<()> {
     for row in report.sections.iter().flat_map(|section| &section.json) {
         writeln!(out, "{row}")?;
@@ -283,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_report_leaves_nothing_of_a_longer_one() {
+    fn a_shorter_report_replaces_a_longer_one() {
         let directory = tempfile::tempdir().unwrap();
         let json = directory.path().join("rows.json");
         std::fs::write(&json, "x".repeat(10_000)).unwrap();
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_on_standard_output_have_it_to_themselves() {
+    fn json_on_standard_output_is_alone_there() {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let writer = Output { json: Some("-".into()), html: None }.open().unwrap();
         writer.write_to(&example(), &mut out, &mut err).unwrap();
@@ -303,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_that_cannot_be_written_is_told_at_once() {
+    fn an_unwritable_output_fails_at_once() {
         let nowhere = Some(PathBuf::from("/nonexistent/directory/report.html"));
         assert!(Output { json: None, html: nowhere }.open().is_err());
     }

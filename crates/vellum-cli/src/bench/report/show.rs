@@ -1,8 +1,8 @@
-//! Numbers as people read them.
+//! Formats numbers for readers.
 
 use vellum_linux::stats::Summary;
 
-/// A median with its unit, and its range in the same unit.
+/// Formats a median with its unit, and its range in the same unit.
 pub fn nanoseconds(summary: Summary) -> (String, String) {
     let (unit, per) = match summary.median {
         0..1_000 => ("ns", 1.0),
@@ -14,12 +14,12 @@ pub fn nanoseconds(summary: Summary) -> (String, String) {
     (format!("{} {unit}", show(summary.median)), format!("{}–{}", show(summary.min), show(summary.max)))
 }
 
-/// So many times as much.
+/// Formats a ratio.
 pub fn ratio(ratio: f64) -> String {
     format!("{}×", three_digits(ratio))
 }
 
-/// A ratio as the change it is, in percent; with more digits where little is left.
+/// Formats a ratio as a change in percent, with more digits where little is left.
 pub fn change(ratio: f64) -> String {
     let percent = (ratio - 1.0) * 100.0;
     // A true minus sign, and none in front of zero.
@@ -30,7 +30,7 @@ pub fn change(ratio: f64) -> String {
     }
 }
 
-/// A whole number with its thousands apart.
+/// Formats a whole number with its thousands separated.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> =
@@ -38,7 +38,7 @@ pub fn grouped(number: u64) -> String {
     groups.join("\u{202f}")
 }
 
-/// Three digits that say something, and no point without digits behind it.
+/// Formats a number with three significant digits.
 pub fn three_digits(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 99.95 => 0,
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_three_digits_that_say_something() {
+    fn numbers_have_three_significant_digits() {
         for (value, shown) in [(0.0, "0.00"), (1.005, "1.00"), (9.999, "10.0"), (99.96, "100"), (1234.5, "1234")] {
             assert_eq!(three_digits(value), shown);
         }

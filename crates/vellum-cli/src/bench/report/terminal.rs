@@ -1,4 +1,4 @@
-//! A report on a terminal.
+//! Writes a report for a terminal.
 
 use std::io::{self, Write};
 
@@ -6,10 +6,13 @@ use comfy_table::{CellAlignment, LineStyle, TableStyle};
 
 use super::{Report, Section, Table, Value};
 
-/// One line, under the head.
+/// The table style: one line under the header.
 pub const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// Writes all of it.
+/// Writes the whole report.
+///
+/// # Errors
+/// Returns the error of `out`.
 pub fn write(report: &Report, out: &mut impl Write) -> io::Result<()> {
     for (name, value) in &report.machine.facts {
         writeln!(out, "{name:>12}  {value}")?;
@@ -35,8 +38,8 @@ fn write_section(section: &Section, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The table on as few lines as its width allows: ranges beside their figures, or under them where
-/// the screen is narrow. Where there is no screen there is no limit.
+/// Lays out the table: ranges beside their figures, or under them on a narrow screen. Without a
+/// screen the width is not limited.
 fn table(table: &Table) -> comfy_table::Table {
     let wide = lay_out(table, " ");
     let narrow = wide.width().is_some_and(|limit| wide.lines().any(|line| line.chars().count() > limit.into()));
@@ -46,7 +49,7 @@ fn table(table: &Table) -> comfy_table::Table {
 fn lay_out(table: &Table, before_range: &str) -> comfy_table::Table {
     let mut shown = comfy_table::Table::new();
     shown.load_style(STYLE);
-    // Names of ratios in two lines: the figures below them are short.
+    // Names of ratios take two lines, as the figures below them are short.
     shown.set_header(table.head.iter().map(|name| name.replace(" / ", "\n/ ").replace(" vs ", "\nvs ")));
     for row in &table.rows {
         shown.add_row(row.iter().map(|value| cell(value, before_range)));

@@ -1,12 +1,11 @@
-//! `bench threads`: several threads at once, each with a region of its own. Does anything make one
-//! wait for another?
+//! `bench threads`: several threads at once, each with a region of its own: does munmap scale?
 //!
-//! | module | its story |
+//! | module | contents |
 //! |---|---|
-//! | [`pace`] | threads that do the same thing at the same time |
-//! | [`teams`] | who is measured |
-//! | [`rows`] | what came of it, and its shape in JSON |
-//! | [`mod@section`] | what is told of it |
+//! | [`pace`] | threads that do a step at the same time |
+//! | [`teams`] | the contenders |
+//! | [`rows`] | results, and their JSON |
+//! | [`mod@section`] | the section of the report |
 
 mod pace;
 mod rows;
@@ -32,54 +31,54 @@ use teams::{Engine, Floor, Linux, Team};
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// How many at once.
+    /// The number of threads.
     #[command(flatten)]
-    pub crowd: Crowd,
+    pub crowd: ThreadCount,
     /// Length of each thread's region: a multiple of 2 MiB.
     #[arg(long, default_value = "512MiB", value_parser = parse_size)]
     pub size: u64,
     /// Runs of each contender, by all threads and by one in turn; the figure is their median.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
-    /// Folio sizes in KiB whose pages are mapped one entry each.
+    /// Folio sizes in KiB whose pages are mapped by a PTE each.
     #[arg(long, value_delimiter = ',', default_values_t = FEW_FOLIOS, value_parser = parse_folio)]
     pub folios: Vec<u32>,
-    /// Where the huge-page settings are.
+    /// The directory of the huge-page settings.
     #[arg(long, hide = true, default_value = "/sys/kernel/mm/transparent_hugepage")]
     pub thp_root: PathBuf,
 }
 
 const SIZE: u64 = 512 << 20;
 
-/// What of it can be chosen where other benchmarks are run too.
+/// The options that `bench all` has, too.
 #[derive(clap::Args)]
-pub struct Crowd {
-    /// Threads at once, each on a CPU of its own. [default: one for each CPU of this machine]
+pub struct ThreadCount {
+    /// Threads at once, each on its own CPU. [default: one for each CPU of this machine]
     #[arg(long)]
     pub threads: Option<NonZero<usize>>,
 }
 
 impl Args {
-    /// As part of `bench all`: no more, and nothing longer, than `unmap` measures.
-    pub fn beside(crowd: Crowd, unmap: &regions::Args) -> Args {
-        let folios = unmap.those_of(&FEW_FOLIOS);
+    /// Returns the arguments for `bench all`: regions no larger than those of `unmap`.
+    pub fn beside(crowd: ThreadCount, unmap: &regions::Args) -> Args {
+        let folios = unmap.restricted_to(&FEW_FOLIOS);
         Args { crowd, size: unmap.size.min(SIZE), runs: unmap.runs, folios, thp_root: unmap.thp_root.clone() }
     }
 }
 
-/// Where the regions are.
+/// The address spaces of the regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spaces {
-    /// All in one address space.
+    /// All regions in one address space.
     One,
-    /// Each in an address space of its own.
+    /// Each region in its own address space.
     Own,
 }
 
 impl Spaces {
     const ALL: [Spaces; 2] = [Spaces::One, Spaces::Own];
 
-    /// The name in JSON.
+    /// Returns the name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Spaces::One => "one",
@@ -88,20 +87,22 @@ impl Spaces {
     }
 }
 
-/// Measures, and tells of it.
+/// Runs the benchmark and returns its section.
+///
+/// # Errors
+/// An argument is not possible on this machine.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
     anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
     let mut cpus = allowed_cpus();
     let threads = args.crowd.threads.map_or(cpus.len().min(MAX_CPUS), NonZero::get);
     anyhow::ensure!(
         threads <= cpus.len() && threads <= MAX_CPUS,
-        "--threads: each has a CPU of its own, and there are {}",
+        "--threads: each thread needs its own CPU, and there are {}",
         cpus.len().min(MAX_CPUS)
     );
     cpus.truncate(threads);
 
-    // Half as much again: a machine is not full of its programs, and large folios need room to be
-    // found in.
+    // Half as much again: a machine is not full of its programs, and large folios need free blocks.
     let bytes = args.size * threads as u64;
     let sim = engine::simulate(threads, bytes + bytes / 2 + (128 << 20));
     let machine = match &sim {
@@ -117,7 +118,7 @@ pub fn section(args: &Args) -> anyhow::Result<Section> {
     Ok(section::of(&rows, args.runs))
 }
 
-/// Runs everything, and returns the rows by operation, then by kind of space.
+/// Runs everything, and returns the rows by operation, then by kind of address space.
 fn measure(args: &Args, cpus: &[usize], teams: &mut [Box<dyn Team + '_>]) -> Vec<Row> {
     let cases = args.folios.len() * Spaces::ALL.len();
     let progress = Progress::new((cases * teams.len() * args.runs as usize) as u64);
@@ -134,7 +135,7 @@ fn measure(args: &Args, cpus: &[usize], teams: &mut [Box<dyn Team + '_>]) -> Vec
     rows
 }
 
-/// All threads, then one of them, of each team in turn: A B A B.
+/// Runs all threads, then one of them, of each team in turn.
 fn take_turns(
     runs: u32,
     case: &Case,
@@ -144,16 +145,16 @@ fn take_turns(
     progress: &Progress,
 ) -> Columns<Outcome> {
     let mut outcomes = Columns::<Outcome>::default();
-    let mut teams: Vec<_> = teams.iter_mut().filter(|team| team.does(spaces)).collect();
+    let mut teams: Vec<_> = teams.iter_mut().filter(|team| team.supports(spaces)).collect();
     for team in &mut teams {
         outcomes[team.column()].skip = team.prepare(case, cpus.len()).err();
     }
     for run in 0..runs as usize {
-        // CPUs need not be equally fast, so each is the one that works alone once in a while.
+        // CPUs may differ in speed, so each is the single one in turn.
         let alone = run % cpus.len();
         for team in &mut teams {
             let column = team.column();
-            progress.say(format!("{} threads {} {}", cpus.len(), case.label(), column.name()));
+            progress.set_text(format!("{} threads {} {}", cpus.len(), case.label(), column.name()));
             let outcome = &mut outcomes[column];
             if outcome.skip.is_none() {
                 let together = team.run(case, spaces, cpus, 0..cpus.len());
@@ -190,7 +191,7 @@ mod tests {
             self.0
         }
 
-        fn does(&self, spaces: Spaces) -> bool {
+        fn supports(&self, spaces: Spaces) -> bool {
             self.0 != Column::Linux || spaces == Spaces::One
         }
 
@@ -202,12 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn all_and_one_take_turns_and_each_is_the_one_in_turn() {
+    fn all_threads_and_one_alternate_and_each_is_the_one_in_turn() {
         let log = Log::default();
         let team = |column| -> Box<dyn Team> { Box::new(Scripted(column, log.clone())) };
         let mut teams = [team(Column::Vellum), team(Column::Linux)];
         let args = Args {
-            crowd: Crowd { threads: None },
+            crowd: ThreadCount { threads: None },
             size: TABLE_SPAN,
             runs: 2,
             folios: vec![4],
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_unmap_it_measures_no_more_than_that() {
+    fn in_bench_all_regions_are_no_larger_than_those_of_unmap() {
         let unmap = |folios: &[u32], size| regions::Args {
             size,
             runs: 3,
@@ -237,7 +238,7 @@ mod tests {
             thp_root: PathBuf::new(),
         };
         let beside = |unmap| {
-            let args = Args::beside(Crowd { threads: None }, &unmap);
+            let args = Args::beside(ThreadCount { threads: None }, &unmap);
             (args.folios, args.size, args.runs)
         };
         assert_eq!(beside(unmap(&[4, 16, 2048], 1 << 30)), (vec![4, 2048], SIZE, 3));

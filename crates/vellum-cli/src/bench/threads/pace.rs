@@ -1,9 +1,9 @@
-//! Threads that do the same thing at the same time, each on a CPU of the host by itself.
+//! Runs threads that do the same step at the same time, each on its own CPU.
 //!
-//! Each goes through two measured steps, touching its region and taking it away. Before and after
-//! each step all wait for all, spinning: a thread that slept would have to be woken, which costs
-//! more than some of the steps. A step's time is from the moment when the last one arrived, and all
-//! were let go, to the moment when the last one was done.
+//! Each thread goes through two timed steps: touching its region and unmapping it. Before and after
+//! each step the threads meet at a barrier, spinning: a thread that slept would have to be woken,
+//! which costs more than some of the steps. A step's time is from the moment when the last thread
+//! arrived and all were released, to the moment when the last one was done.
 
 use std::hint::spin_loop;
 use std::ops::Range;
@@ -17,15 +17,18 @@ use crate::bench::contender::Skip;
 /// Nanoseconds of the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Of touching.
+    /// Nanoseconds to touch.
     pub touch_ns: u64,
-    /// Of taking away.
+    /// Nanoseconds to unmap.
     pub unmap_ns: u64,
 }
 
-/// Runs `life` on a thread for each of `members`, by whose numbers `cpus` names the host's CPU.
-/// `touched` runs once, when all have touched. The life gets its number and goes through the steps
-/// of [`Pace`]; the answers come back in order.
+/// Runs `life` on a thread for each of `members`; `cpus` has the host's CPU for each member number.
+/// `touched` runs once when all have touched. `life` goes through the steps of [`Pace`]. Returns
+/// the results of `life` in order.
+///
+/// # Errors
+/// The first error of a thread.
 pub fn work<T: Send>(
     cpus: &[usize],
     members: Range<usize>,
@@ -34,25 +37,25 @@ pub fn work<T: Send>(
 ) -> Result<(Times, Vec<T>), Skip> {
     let touched: TouchedOnce<'_> = Mutex::new(Some(Box::new(touched)));
     let pace =
-        Pace { gate: Gate::of(members.len()), touched, touch_ns: AtomicU64::new(0), unmap_ns: AtomicU64::new(0) };
+        Pace { barrier: Barrier::of(members.len()), touched, touch_ns: AtomicU64::new(0), unmap_ns: AtomicU64::new(0) };
     let lives = std::thread::scope(|scope| {
         let start = |member: usize| {
             let (pace, life) = (&pace, &life);
             scope.spawn(move || {
                 pin_to(cpus[member]);
-                let _tells = TellsOfPanic(&pace.gate);
-                life(member, pace).inspect_err(|skip| pace.gate.close(skip))
+                let _guard = CloseOnPanic(&pace.barrier);
+                life(member, pace).inspect_err(|skip| pace.barrier.close(skip))
             })
         };
         let threads: Vec<_> = members.map(start).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        // All of them: a panic must come out, whatever others say.
+        // Join all threads: a panic must propagate, whatever the others return.
         threads.into_iter().map(join).collect::<Vec<Result<T, Skip>>>()
     });
-    if let Some(skip) = pace.gate.closed.get() {
-        // The first reason; what it led to elsewhere is none.
+    if let Some(skip) = pace.barrier.closed.get() {
+        // The first reason; later ones follow from it.
         return Err(skip.clone());
     }
     let times = Times { touch_ns: pace.touch_ns.into_inner(), unmap_ns: pace.unmap_ns.into_inner() };
@@ -61,57 +64,63 @@ pub fn work<T: Send>(
 
 type TouchedOnce<'a> = Mutex<Option<Box<dyn FnOnce() -> Result<(), Skip> + Send + 'a>>>;
 
-/// The steps, for all threads of a team. Every thread goes through each of them once, in order,
-/// unless it fails.
+/// The steps of all threads of a team. Each thread goes through each of them once, in order, unless
+/// it fails.
 pub struct Pace<'a> {
-    gate: Gate,
+    barrier: Barrier,
     touched: TouchedOnce<'a>,
     touch_ns: AtomicU64,
     unmap_ns: AtomicU64,
 }
 
 impl Pace<'_> {
-    /// The first step, together.
+    /// Does the first step together with the others.
+    ///
+    /// # Errors
+    /// A thread failed.
     pub fn touch(&self, step: impl FnOnce() -> Result<(), Skip>) -> Result<(), Skip> {
         self.step(&self.touch_ns, step)?;
-        self.gate.pass(|| {
+        self.barrier.pass(|| {
             let touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner).take();
             touched.map_or(Ok(()), |touched| touched())
         })?;
         Ok(())
     }
 
-    /// The second step, together. Nobody cleans up before all are done.
+    /// Does the second step together with the others. Cleanup starts when all are done.
+    ///
+    /// # Errors
+    /// A thread failed.
     pub fn unmap(&self, step: impl FnOnce() -> Result<(), Skip>) -> Result<(), Skip> {
         self.step(&self.unmap_ns, step)?;
-        self.gate.pass(|| Ok(()))?;
+        self.barrier.pass(|| Ok(()))?;
         Ok(())
     }
 
     fn step(&self, longest: &AtomicU64, step: impl FnOnce() -> Result<(), Skip>) -> Result<(), Skip> {
-        let start = self.gate.pass(|| Ok(()))?;
+        let start = self.barrier.pass(|| Ok(()))?;
         step()?;
         longest.fetch_max(now_ns().saturating_sub(start), Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// Where all wait for all, again and again.
-struct Gate {
+/// A reusable spinning barrier.
+struct Barrier {
     members: usize,
     waiting: AtomicUsize,
     rounds: AtomicUsize,
     opened_ns: AtomicU64,
-    /// Why it will not open any more.
+    /// The reason why it never opens again.
     closed: OnceLock<Skip>,
 }
 
-impl Gate {
-    /// Turns of the waiting loop between two offers of the CPU to whoever else wants it.
+impl Barrier {
+    /// Spins between two calls of `sched_yield`.
     const SPINS: u32 = 1 << 14;
 
-    fn of(members: usize) -> Gate {
-        Gate {
+    fn of(members: usize) -> Barrier {
+        Barrier {
             members,
             waiting: AtomicUsize::new(0),
             rounds: AtomicUsize::new(0),
@@ -120,8 +129,11 @@ impl Gate {
         }
     }
 
-    /// Waits for all others. The last one to come does `last`, then all go on; the answer is when
-    /// that was.
+    /// Waits for all other threads. The last one runs `last`, then all continue. Returns the time
+    /// of release.
+    ///
+    /// # Errors
+    /// The barrier was closed, or `last` failed.
     fn pass(&self, last: impl FnOnce() -> Result<(), Skip>) -> Result<u64, Skip> {
         let round = self.rounds.load(Ordering::Acquire);
         if self.waiting.fetch_add(1, Ordering::AcqRel) + 1 == self.members {
@@ -141,7 +153,7 @@ impl Gate {
             }
             spin_loop();
         }
-        // It changes again only when this thread has come to the gate again.
+        // The value changes only after this thread has come to the barrier again.
         Ok(self.opened_ns.load(Ordering::Relaxed))
     }
 
@@ -151,10 +163,10 @@ impl Gate {
     }
 }
 
-/// Lets nobody wait for a thread that panicked.
-struct TellsOfPanic<'a>(&'a Gate);
+/// Guard. Closes the barrier if the thread panics, so that no other thread waits for it.
+struct CloseOnPanic<'a>(&'a Barrier);
 
-impl Drop for TellsOfPanic<'_> {
+impl Drop for CloseOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.close(&Skip::Child("a thread panicked".into()));
@@ -168,32 +180,32 @@ mod tests {
 
     use super::*;
 
-    /// More threads than CPUs will do: the gate gives way.
+    /// There are more threads than CPUs: the barrier yields.
     const CPUS: [usize; 4] = [0, 0, 0, 0];
 
     #[test]
-    fn a_step_is_as_long_as_the_slowest_and_what_lies_between_is_in_none() {
+    fn a_step_lasts_as_long_as_the_slowest_thread() {
         let order = Mutex::new(Vec::new());
-        let told = |what| order.lock().unwrap().push(what);
+        let log = |what| order.lock().unwrap().push(what);
         let (times, lives) = work(
             &CPUS,
             1..4,
             || {
-                told("touched");
+                log("touched");
                 Ok(())
             },
             |member, pace| {
                 pace.touch(|| {
                     std::thread::sleep(Duration::from_millis(10 * member as u64));
-                    told("touch");
+                    log("touch");
                     Ok(())
                 })?;
                 std::thread::sleep(Duration::from_millis(500));
                 pace.unmap(|| {
-                    told("unmap");
+                    log("unmap");
                     Ok(())
                 })?;
-                told("clean");
+                log("clean");
                 Ok(member)
             },
         )
@@ -207,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_thread_that_failed_and_its_reason_is_the_answer() {
+    fn a_failed_thread_releases_the_others_with_its_reason() {
         for late in [false, true] {
             let failed = work(
                 &CPUS,
@@ -224,12 +236,12 @@ mod tests {
             assert_eq!(failed.unwrap_err(), Skip::NoThp);
         }
         let failed = work(&CPUS, 0..2, || Err(Skip::Denied), |_, pace| pace.touch(|| Ok(())));
-        assert_eq!(failed.unwrap_err(), Skip::Denied, "what is done in between may fail too");
+        assert_eq!(failed.unwrap_err(), Skip::Denied, "the action between the steps may fail, too");
     }
 
     #[test]
     #[should_panic(expected = "on purpose")]
-    fn nobody_waits_for_a_thread_that_panicked() {
+    fn a_panicked_thread_releases_the_others() {
         let _ = work(
             &CPUS,
             0..2,

@@ -1,4 +1,4 @@
-//! The rows of `bench threads`, and their shape in JSON.
+//! Results of `bench threads`, and their JSON.
 
 use serde_json::{Map, Value, json};
 use vellum_linux::stats::Summary;
@@ -9,24 +9,24 @@ use super::pace::Times;
 use super::teams::Sample;
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip};
 
-/// Everybody who can work with several threads, in the order they are shown.
+/// The contenders that support several threads, in order.
 pub const COLUMNS: [Column; 3] = [Column::Floor, Column::Vellum, Column::Linux];
 
-/// What the runs of one team gave.
+/// The results of a team's runs.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Times of all threads together.
     pub together: Vec<Times>,
     /// Times of one thread alone.
     pub alone: Vec<Times>,
-    /// The worst share of a region that was not mapped as the case says.
+    /// The largest share of a region that was not mapped as the case asks.
     pub fallback: f64,
     /// Why there are no (more) samples.
     pub skip: Option<Skip>,
 }
 
 impl Outcome {
-    /// Takes in a pair of runs.
+    /// Adds a pair of runs.
     pub fn add(&mut self, together: Result<Sample, Skip>, alone: Result<Sample, Skip>) {
         match (together, alone) {
             (Ok(together), Ok(alone)) => {
@@ -39,36 +39,36 @@ impl Outcome {
     }
 }
 
-/// One operation, on folios of one size, in one kind of space, by everybody.
+/// One operation, on folios of one size, in one kind of address space, by all contenders.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The operation.
     pub op: Op,
-    /// Where the regions are.
+    /// The address spaces of the regions.
     pub spaces: Spaces,
-    /// How many threads together.
+    /// The number of threads together.
     pub threads: usize,
     /// Each thread's region.
     pub case: Case,
-    /// What came of it.
+    /// The contenders' results.
     pub cells: Columns<Cell>,
 }
 
-/// One team's figures.
+/// The result of one team.
 #[derive(Clone, Debug, Default)]
 pub enum Cell {
-    /// It does no such thing.
+    /// The team does not take part.
     #[default]
     Absent,
-    /// It could not, and says why.
+    /// The team could not, with the reason.
     Skipped(Skip),
-    /// It could.
+    /// The team's figures.
     Measured {
         /// Nanoseconds of all threads together, each with a region.
         together: Summary,
         /// Nanoseconds of one thread with one region.
         alone: Summary,
-        /// The worst share of a region that was not what the case says.
+        /// The largest share of a region that was not mapped as the case asks.
         fallback: f64,
     },
 }
@@ -88,7 +88,7 @@ impl Cell {
         }
     }
 
-    /// All together, and one alone.
+    /// Returns the summaries of all together, and of one alone.
     pub fn summaries(&self) -> Option<(Summary, Summary)> {
         match self {
             Cell::Measured { together, alone, .. } => Some((*together, *alone)),
@@ -96,7 +96,7 @@ impl Cell {
         }
     }
 
-    /// The share that fell back, if it is worth a word.
+    /// Returns the share that fell back, if it is notable.
     pub fn notable_fallback(&self) -> Option<f64> {
         match self {
             Cell::Measured { fallback, .. } if *fallback > NOTABLE_FALLBACK => Some(*fallback),
@@ -106,20 +106,20 @@ impl Cell {
 }
 
 impl Row {
-    /// The row of `outcomes`.
+    /// Makes the row of `outcomes`.
     pub fn new(op: Op, spaces: Spaces, threads: usize, case: Case, outcomes: &Columns<Outcome>) -> Row {
         Row { op, spaces, threads, case, cells: outcomes.map(|outcome| Cell::new(op, outcome)) }
     }
 
-    /// How much more is done in the same time by all threads than by one: as many times as there
-    /// are threads, if none waits for another. Of the medians.
+    /// Returns the throughput of all threads relative to one, from the medians: the number of
+    /// threads, if none waits for another.
     pub fn scaling(&self, column: Column) -> Option<f64> {
         let (together, alone) = self.cells[column].summaries()?;
         (together.median > 0).then(|| self.threads as f64 * alone.median as f64 / together.median as f64)
     }
 
-    /// The row as one JSON object. `skipped` (why there is no figure) and `fallback` (the share of
-    /// a region that was not what the row says) appear only where there is something to say.
+    /// Returns the row as one JSON object. `skipped` (the reason for no figure) and `fallback` (the
+    /// share of a region that was not mapped as the row says) appear only where they apply.
     pub fn json(&self) -> Value {
         let mut json = Map::new();
         let mut put = |key: String, value: Value| json.insert(key, value);
@@ -142,8 +142,8 @@ impl Row {
         put("min".into(), all(|summary| summary.min).into());
         put("max".into(), all(|summary| summary.max).into());
         let some = |f: fn(&Cell) -> Option<Value>| -> Map<String, Value> {
-            let told = |column: Column| Some((format!("{}_ns", column.name()), f(&self.cells[column])?));
-            COLUMNS.into_iter().filter_map(told).collect()
+            let entry = |column: Column| Some((format!("{}_ns", column.name()), f(&self.cells[column])?));
+            COLUMNS.into_iter().filter_map(entry).collect()
         };
         let skipped = some(|cell| match cell {
             Cell::Skipped(skip) => Some(skip.to_string().into()),

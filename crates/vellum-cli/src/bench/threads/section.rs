@@ -1,5 +1,5 @@
-//! What `bench threads` tells: a table and a chart for each operation and kind of space, and how it
-//! was measured.
+//! The section of `bench threads`: a table and a chart for each operation and kind of address
+//! space, and the method.
 
 use vellum_linux::workload::case::Op;
 
@@ -7,10 +7,10 @@ use super::Spaces;
 use super::rows::{COLUMNS, Cell, Row};
 use crate::bench::report::{Chart, Part, Scale, Section, Series, Table, Value, show};
 
-/// A figure is marked with this when the folios are not what its row says.
+/// The mark of a figure whose folios are not what the row says.
 const MARK: &str = "*";
 
-/// The section of these rows.
+/// Returns the section of these rows.
 pub fn of(rows: &[Row], runs: u32) -> Section {
     let (threads, bytes) = rows.first().map_or((0, 0), |row| (row.threads, row.case.bytes));
     Section {
@@ -30,17 +30,17 @@ fn part(rows: &[Row]) -> Part {
     };
     Part {
         title: format!("{} {place}", rows[0].op.name()),
-        text: what(rows[0].op).to_owned(),
+        text: description(rows[0].op).to_owned(),
         chart: Some(chart(rows)),
         table: table(rows),
     }
 }
 
-fn what(op: Op) -> &'static str {
+fn description(op: Op) -> &'static str {
     match op {
         Op::Touch => {
-            "Each thread writes one byte in each page of its fresh region: page faults, and the zeroing of every page. The \
-             floor's part of it is the zeroing."
+            "Each thread writes one byte in each page of its fresh region: page faults, and the zeroing of every page. \
+             The floor's part of it is the zeroing."
         }
         _ => "Each thread unmaps its region; its folios and page tables are freed.",
     }
@@ -51,18 +51,19 @@ fn method(threads: usize, runs: u32) -> Vec<(&'static str, String)> {
         (
             "scaling",
             format!(
-                "is how much more {threads} threads do in the same time than one: {threads} times the time of one thread \
-                 with one region (× 1), over the time from the common start to the moment when the last of {threads} is done \
-                 with its own (× {threads}). {threads}× is what there is to be had. Where the floor has less, it is the \
-                 machine that gives less: memory, caches and power that CPUs share, or a host that lends them out."
+                "is the throughput of {threads} threads relative to one: {threads} times the time of one thread with \
+                 one region (× 1), over the time from the common start to the moment when the last of {threads} is \
+                 done with its own (× {threads}). {threads}× is the maximum. Where the floor has less, the machine \
+                 limits it: memory, caches and power that CPUs share, or a host that shares its CPUs."
             ),
         ),
         (
             "",
             format!(
                 "Each figure is the median of {runs} runs. The contenders take turns, and so do all threads and one. A \
-                 thread has a CPU to itself and touches its region there; all wait for all before they touch and before \
-                 they unmap. Mapping and tearing down are not in the figure. 2 MiB folios are mapped by 512 entries each."
+                 thread has its own CPU and touches its region there; all threads meet before they touch and before \
+                 they unmap. Mapping and tearing down are not in the figure. 2 MiB folios are mapped by 512 PTEs \
+                 each."
             ),
         ),
         (
@@ -73,9 +74,9 @@ fn method(threads: usize, runs: u32) -> Vec<(&'static str, String)> {
         ),
         (
             "vellum",
-            "is the engine on a simulated machine with as many CPUs, one for each thread. A flush reaches every CPU that \
-             has the space loaded, as far as it is the engine's work; that the others are not interrupted is in the \
-             simulation's favour."
+            "is the engine on a simulated machine with as many CPUs, one for each thread. A flush reaches every CPU \
+             that has the space loaded, as far as it is the engine's work; that the others are not interrupted is in \
+             the simulation's favour."
                 .into(),
         ),
         (
@@ -126,7 +127,7 @@ fn chart(rows: &[Row]) -> Chart {
     });
     let threads = rows[0].threads;
     Chart {
-        label: format!("{}: how much more {threads} threads do than one, by folio size", rows[0].op.name()),
+        label: format!("{}: throughput of {threads} threads relative to one, by folio size", rows[0].op.name()),
         y_name: "scaling".to_owned(),
         scale: Scale::Times(threads as u32),
         ticks,
@@ -134,11 +135,10 @@ fn chart(rows: &[Row]) -> Chart {
     }
 }
 
-/// What is missing and why, and what is not as it should be; each reason once, with the rows it
-/// holds for.
+/// Returns what is missing or wrong: each reason once, with its rows.
 fn notes(rows: &[Row]) -> Vec<String> {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
-    // Both operations come from the same runs, so those of one tell it all.
+    // Both operations come from the same runs, so the reasons of one suffice.
     let of_one = |row: &&Row| row.op == Op::Munmap;
     for (row, column) in rows.iter().filter(of_one).flat_map(|row| COLUMNS.map(|column| (row, column))) {
         let name = column.name();
@@ -159,8 +159,8 @@ fn notes(rows: &[Row]) -> Vec<String> {
             None => reasons.push((reason, vec![place])),
         }
     }
-    let told = |(reason, places): (String, Vec<String>)| format!("{reason}: {}.", places.join(", "));
-    reasons.into_iter().map(told).collect()
+    let line = |(reason, places): (String, Vec<String>)| format!("{reason}: {}.", places.join(", "));
+    reasons.into_iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_in_a_kind_of_space_is_a_part() {
+    fn each_operation_and_kind_of_space_is_a_part() {
         let rows = [
             row(Op::Munmap, Spaces::One, &[100], skipped()),
             row(Op::Munmap, Spaces::Own, &[100], Outcome::default()),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scaling_stands_beside_its_two_times() {
+    fn the_scaling_is_beside_its_two_times() {
         let table = table(&[row(Op::Munmap, Spaces::One, &[160, 110, 150], skipped())]);
         assert_eq!(table.head[..4], ["folio", "floor × 1", "floor × 2", "floor scaling"]);
         let Value::Text(scaling) = &table.rows[0][3] else { panic!("no scaling") };

@@ -1,5 +1,5 @@
-//! Who is measured: the floor, the engine, and the kernel of this machine, each by as many threads
-//! as asked.
+//! The contenders: the floor, the engine, and the kernel of this machine, each with several
+//! threads.
 
 use std::ops::Range;
 use std::path::Path;
@@ -21,44 +21,50 @@ use crate::bench::engine::{self, Counted};
 use crate::bench::floor::{Arena, ELSEWHERE};
 use crate::bench::memory::Mapped;
 
-/// What one run found out.
+/// The result of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Nanoseconds.
+    /// Nanoseconds of the steps.
     pub times: Times,
-    /// The worst share of a region that was not mapped as the case says.
+    /// The largest share of a region that was not mapped as the case asks.
     pub fallback: f64,
 }
 
-/// Somebody who can do it with several threads.
+/// A contender with several threads.
 pub trait Team {
-    /// The column it fills.
+    /// Returns the column it fills.
     fn column(&self) -> Column;
 
-    /// Whether it can do it in such spaces.
-    fn does(&self, _spaces: Spaces) -> bool {
+    /// Returns whether it supports this kind of address space.
+    fn supports(&self, _spaces: Spaces) -> bool {
         true
     }
 
-    /// Called once before the runs of a case, outside of all measurement.
+    /// Prepares the runs of a case, outside of all measurement.
+    ///
+    /// # Errors
+    /// The team can't measure the case.
     fn prepare(&mut self, _case: &Case, _threads: usize) -> Result<(), Skip> {
         Ok(())
     }
 
-    /// One run, by these members: each maps a fresh region, and all touch theirs together, then
-    /// unmap theirs together. A member's number says which of `cpus` is its own.
+    /// Does one run by these members: each maps a fresh region, all touch theirs together, then
+    /// unmap theirs together. `cpus` has the CPU of each member number.
+    ///
+    /// # Errors
+    /// The team can't measure the case.
     fn run(&mut self, case: &Case, spaces: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip>;
 }
 
-/// The floor: each thread has entries and descriptors of its own, and memory to zero.
+/// The floor: each thread has its own PTEs and descriptors, and memory to zero.
 #[derive(Default)]
 pub struct Floor {
-    places: Vec<Mutex<Place>>,
+    memories: Vec<Mutex<ThreadMemory>>,
 }
 
 /// One thread's memory, kept between its runs.
 #[derive(Default)]
-struct Place {
+struct ThreadMemory {
     arena: Option<Arena>,
     pages: Option<Mapped<u64>>,
 }
@@ -69,17 +75,17 @@ impl Team for Floor {
     }
 
     fn run(&mut self, case: &Case, _: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip> {
-        self.places.resize_with(self.places.len().max(members.end), Default::default);
-        let places = &self.places;
+        self.memories.resize_with(self.memories.len().max(members.end), Default::default);
+        let memories = &self.memories;
         let (times, _) = work(
             cpus,
             members,
             || Ok(()),
             |member, pace| {
-                let mut place = places[member].lock().unwrap_or_else(PoisonError::into_inner);
-                let (arena, pages) = place.of(case).map_err(|error| Skip::system("mmap", error))?;
+                let mut memory = memories[member].lock().unwrap_or_else(PoisonError::into_inner);
+                let (arena, pages) = memory.of(case).map_err(|error| Skip::system("mmap", error))?;
                 arena.fill();
-                // It leaves the caches as cold as everybody's touch does.
+                // The zeroing leaves the caches as cold as the other contenders' touch.
                 pace.touch(|| {
                     zero(pages, case.bytes);
                     Ok(())
@@ -94,7 +100,7 @@ impl Team for Floor {
     }
 }
 
-impl Place {
+impl ThreadMemory {
     fn of(&mut self, case: &Case) -> rustix::io::Result<(&mut Arena, &mut Mapped<u64>)> {
         let arena = match self.arena.take().filter(|arena| arena.case == *case) {
             Some(arena) => arena,
@@ -108,23 +114,22 @@ impl Place {
     }
 }
 
-/// Zeroes so many bytes, a page at a time, over and over the same memory: there is too much of it
-/// for the caches.
+/// Zeroes `bytes`, a page at a time, in a memory larger than the caches, again and again.
 fn zero(memory: &mut [u64], bytes: u64) {
     let pages = memory.len() / WORDS;
     for page in 0..(bytes / PAGE) as usize {
         let at = page % pages * WORDS;
-        // Seen each by itself: the pages of a region are zeroed at different times.
+        // Each page is opaque to the optimiser: a region's pages are zeroed at different times.
         std::hint::black_box(&mut memory[at..at + WORDS]).fill(0);
     }
 }
 
-/// Words of a page.
+/// Words in a page.
 const WORDS: usize = PAGE as usize / size_of::<u64>();
 
 /// The engine, on a simulated machine with a CPU for each thread.
 pub struct Engine<'m> {
-    /// The machine; or why there is none.
+    /// The machine, or why there is none.
     pub machine: Result<&'m Machine<'m, Fast>, Skip>,
 }
 
@@ -163,7 +168,7 @@ impl Team for Engine<'_> {
                 let range = engine::map(space, case.bytes)?;
                 pace.touch(|| engine::touch(&program, range))?;
                 engine::shape(space, range, case)?;
-                // The last to say so says it of all.
+                // The last thread's counters cover all threads.
                 *shaped.lock().unwrap_or_else(PoisonError::into_inner) = Counted::now(machine);
                 pace.unmap(|| engine::unmap(space, range))
             },
@@ -174,19 +179,19 @@ impl Team for Engine<'_> {
     }
 }
 
-/// The regions of all members, as one.
+/// Returns the regions of all members as one case.
 fn of_all(case: &Case, members: &Range<usize>) -> Case {
     Case { bytes: case.bytes * members.len() as u64, ..*case }
 }
 
-/// The kernel of this machine: threads of this process.
+/// The kernel of this machine, with threads of this process.
 pub struct Linux {
     mthp: Mthp,
     knobs: Knobs,
 }
 
 impl Linux {
-    /// See [`Linux::new`](vellum_linux::Linux::new).
+    /// Measures with the huge-page settings at `thp_root`; see [`vellum_linux::Linux::new`].
     pub fn new(thp_root: &Path) -> Linux {
         Linux { mthp: Mthp::at(thp_root), knobs: Knobs::guarded(thp_root) }
     }
@@ -197,7 +202,7 @@ impl Team for Linux {
         Column::Linux
     }
 
-    fn does(&self, spaces: Spaces) -> bool {
+    fn supports(&self, spaces: Spaces) -> bool {
         spaces == Spaces::One
     }
 
@@ -214,7 +219,7 @@ impl Team for Linux {
         let (times, fallbacks) = work(
             cpus,
             members,
-            // The rest of the machine gets its settings back at once.
+            // Restore the settings at once.
             || settings.restore(),
             |_, pace| {
                 let mut region = Region::map(case.bytes)?;
@@ -236,13 +241,13 @@ impl Team for Linux {
 mod tests {
     use super::*;
 
-    /// Two threads share one CPU of the host if there is no other: slower, and no less right.
+    /// Two threads share one CPU of the host if there is only one: slower, but correct.
     fn cpus() -> Vec<usize> {
         vellum_linux::cpu::allowed_cpus().into_iter().cycle().take(2).collect()
     }
 
     #[test]
-    fn the_engine_maps_as_asked_and_leaves_the_machine_as_it_was() {
+    fn the_engine_maps_as_the_case_asks_and_frees_everything() {
         let sim = engine::simulate(2, 64 << 20).unwrap();
         let machine = sim.on_cpu(0, || engine::boot(&sim)).unwrap();
         let free = || sim.on_cpu(0, || machine.frames().free_frames());
@@ -261,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_and_linux_have_times() {
+    fn the_floor_and_linux_are_timed() {
         let thp = tempfile::tempdir().unwrap();
         let case = Case { bytes: 4 << 20, folio_kib: 4, huge: false };
         let teams: [&mut dyn Team; 2] = [&mut Floor::default(), &mut Linux::new(thp.path())];
@@ -275,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_zeroed_around_its_end() {
+    fn zeroing_wraps_around_at_the_end() {
         let mut memory = vec![1; 3 * WORDS];
         zero(&mut memory, 2 * PAGE);
         assert!(memory[..2 * WORDS].iter().all(|&word| word == 0) && memory[2 * WORDS] == 1);

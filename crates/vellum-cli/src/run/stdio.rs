@@ -1,25 +1,26 @@
-//! The program's streams, in frames over a serial port: a type, a length of two bytes (little
-//! endian), and so many bytes.
+//! Carries a program's standard streams over a serial port, in frames: a type, a length of two
+//! bytes (little endian), and that many bytes.
 
 use std::io::{self, Read, Write};
 
-/// What the machine says first, when the program is about to start.
+/// The byte that the machine sends first, when the program is about to start.
 const READY: u8 = b'V';
 
-/// What a frame carries: the program's standard input, to the machine (empty: its end) …
+/// Frame type: standard input, to the machine; an empty frame is its end.
 const INPUT: u8 = 0;
-/// … its standard output …
+/// Frame type: standard output.
 const OUTPUT: u8 = 1;
-/// … its standard error …
+/// Frame type: standard error.
 const ERRORS: u8 = 2;
-/// … and how it ended: four bytes, as a shell would say it.
+/// Frame type: the exit status, four bytes.
 const EXIT: u8 = 3;
 
-/// Passes on what comes, until the program ends; its status, if it came to that.
+/// Writes the program's output and errors until it exits. Returns its status, or `None` if the
+/// machine ended without one. Calls `ready` when the machine is ready.
 ///
 /// # Errors
-/// The output can't be written to; or what comes is no frame.
-pub fn listen(
+/// The output can't be written, or the data is not a frame.
+pub fn receive(
     mut from: impl Read,
     mut output: impl Write,
     mut errors: impl Write,
@@ -30,7 +31,7 @@ pub fn listen(
         return Ok(None);
     }
     if first[0] != READY {
-        return Err(io::Error::other("the machine does not speak as agreed"));
+        return Err(io::Error::other("the machine's first byte is not 'V'"));
     }
     ready();
     let mut payload = Vec::new();
@@ -50,7 +51,7 @@ pub fn listen(
             }
             ERRORS => errors.write_all(&payload)?,
             EXIT => return Ok(payload.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))),
-            kind => return Err(io::Error::other(format!("a frame of the unknown kind {kind}"))),
+            kind => return Err(io::Error::other(format!("unknown frame type {kind}"))),
         }
     }
 }
@@ -58,8 +59,8 @@ pub fn listen(
 /// Sends all of `from` to the machine, and its end.
 ///
 /// # Errors
-/// Either side can't go on.
-pub fn feed(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
+/// A read or a write failed.
+pub fn send(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
     let mut buffer = [0; 4096];
     loop {
         let count = from.read(&mut buffer)?;
@@ -77,16 +78,16 @@ pub fn feed(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn heard(bytes: &[u8]) -> (io::Result<Option<u32>>, Vec<u8>, Vec<u8>, bool) {
+    fn received(bytes: &[u8]) -> (io::Result<Option<u32>>, Vec<u8>, Vec<u8>, bool) {
         let (mut output, mut errors, mut ready) = (Vec::new(), Vec::new(), false);
-        let status = listen(bytes, &mut output, &mut errors, || ready = true);
+        let status = receive(bytes, &mut output, &mut errors, || ready = true);
         (status, output, errors, ready)
     }
 
     #[test]
-    fn frames_go_where_they_belong() {
+    fn frames_go_to_their_streams() {
         let (status, output, errors, ready) =
-            heard(b"V\x01\x02\x00hi\x02\x01\x00!\x01\x01\x00.\x03\x04\x00\x2a\0\0\0ignored");
+            received(b"V\x01\x02\x00hi\x02\x01\x00!\x01\x01\x00.\x03\x04\x00\x2a\0\0\0ignored");
         assert_eq!(
             (status.unwrap(), output.as_slice(), errors.as_slice(), ready),
             (Some(42), &b"hi."[..], &b"!"[..], true)
@@ -94,17 +95,17 @@ mod tests {
     }
 
     #[test]
-    fn an_end_without_a_status_is_no_status() {
-        assert_eq!(heard(b"").0.unwrap(), None);
-        assert_eq!(heard(b"V\x01\x01\x00x").0.unwrap(), None);
-        assert!(heard(b"V\x01\x05\x00x").0.is_err(), "cut off in a frame");
-        assert!(heard(b"Linux version").0.is_err());
+    fn an_early_end_has_no_status() {
+        assert_eq!(received(b"").0.unwrap(), None);
+        assert_eq!(received(b"V\x01\x01\x00x").0.unwrap(), None);
+        assert!(received(b"V\x01\x05\x00x").0.is_err(), "cut off in a frame");
+        assert!(received(b"Linux version").0.is_err());
     }
 
     #[test]
     fn input_ends_with_an_empty_frame() {
         let mut sent = Vec::new();
-        feed(&b"abc"[..], &mut sent).unwrap();
+        send(&b"abc"[..], &mut sent).unwrap();
         assert_eq!(sent, b"\x00\x03\x00abc\x00\x00\x00");
     }
 }
