@@ -1,10 +1,10 @@
-// A plugin for QEMU's user-mode emulation: which pages a program fetches from, loads from and stores to, in order, and how it
-// maps them. The format is described in README.md.
+// A plugin for QEMU's user-mode emulation. It records the pages that a program fetches from, loads from and stores to, in
+// order, and the changes of its mappings. README.md describes the format.
 //
-// Of what is accessed, only what no translation cache could be spared: a filter holds, for fetches and for data apart, the
-// K pages used last, and an access to one of them is dropped. A cache that replaces the least recently used of at least K
-// entries (in each set) has them all. A record names the slot of the filter that its page took, so whoever reads the
-// trace knows at each record which K pages are more recent than all others: nothing that such a cache does is lost.
+// Accesses that hit every TLB of interest are omitted: a filter holds, separately for fetches and for data, the K most
+// recently used pages, and an access to one of them is dropped. A TLB with LRU replacement and at least K entries in each
+// set holds all of them. A record names the filter slot that its page took, so the reader of the trace knows at each
+// record which K pages are the most recent: nothing that such a TLB does is lost.
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-// What is used here of the plugin interface, version 1, of QEMU 4.2 and later.
+// The used part of the plugin interface, version 1, of QEMU 4.2 and later.
 typedef uint64_t Id;
 typedef struct Tb Tb;
 typedef struct Insn Insn;
@@ -36,8 +36,8 @@ void qemu_plugin_register_vcpu_syscall_cb(Id, void (*)(Id, unsigned, int64_t, ui
 void qemu_plugin_register_vcpu_syscall_ret_cb(Id, void (*)(Id, unsigned, int64_t, int64_t));
 void qemu_plugin_register_atexit_cb(Id, void (*)(Id, void *), void *);
 
-enum { FETCH, LOAD, STORE, DIRTY, AREA, END };
-enum { THERE, MMAP, MUNMAP, MPROTECT, BRK, MREMAP, MADVISE, OPS };
+enum { FETCH, LOAD, STORE, DIRTY, VMA, END };
+enum { EXISTING, MMAP, MUNMAP, MPROTECT, BRK, MREMAP, MADVISE, OPS };
 enum { VERSION = 1, MOST = 16, PAGE = 12, FILES = 256 };
 
 typedef struct {
@@ -60,7 +60,7 @@ static void put(uint64_t value) {
     putc_unlocked(value, out);
 }
 
-// A number for each file, in the order in which they come; 0 is none.
+// Returns the number of a file, counted in order of appearance; 0 is no file.
 static uint64_t file_number(uint64_t device, uint64_t inode) {
     static uint64_t known[FILES][2];
     uint64_t at = 0;
@@ -75,8 +75,8 @@ static uint64_t file_number(uint64_t device, uint64_t inode) {
     return at + 1;
 }
 
-// What is mapped before the first instruction. The emulator's own memory is among it, and never accessed.
-static void put_what_is_there(void) {
+// Records the mappings before the first instruction. The emulator's own memory is among them, and is never accessed.
+static void put_existing_mappings(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     unsigned long start, end, offset, inode;
     unsigned major, minor;
@@ -85,10 +85,10 @@ static void put_what_is_there(void) {
         abort();
     while (fgets(line, sizeof line, maps))
         if (sscanf(line, "%lx-%lx %4s %lx %x:%x %lu", &start, &end, rights, &offset, &major, &minor, &inode) == 7) {
-            put(AREA | THERE << 3);
+            put(VMA | EXISTING << 3);
             put(start);
             put(end - start);
-            // The emulator never needs to execute what the program does.
+            // The emulator does not map the program's text as executable.
             put(1 | (rights[1] == 'w') << 1 | 4);
             put(file_number((uint64_t)major << 32 | minor, inode));
             put(offset);
@@ -120,7 +120,7 @@ static void access_page(int side, int kind, uint64_t page) {
 static void fetch(unsigned cpu, void *page) {
     (void)cpu;
     if (!now)
-        put_what_is_there();
+        put_existing_mappings();
     access_page(0, FETCH, (uintptr_t)page);
 }
 
@@ -164,7 +164,7 @@ static void returned(Id id, unsigned cpu, int64_t number, int64_t result) {
         op++;
     if (op == OPS || (result < 0 && result > -4096))
         return;
-    put(AREA | op << 3);
+    put(VMA | op << 3);
     switch (op) {
     case MMAP: // address, length, rights, flags, file, offset
         if (!(args[3] & 0x20) && fstat(args[4], &file))

@@ -39,8 +39,8 @@ fn browser(folder: &Path, page: &str, words: &[&str]) -> String {
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "chromium (is it there?): {errors}");
-    let said: Vec<&str> = errors.lines().filter(|line| line.contains(":CONSOLE")).collect();
-    assert!(said.is_empty(), "{said:?}");
+    let messages: Vec<&str> = errors.lines().filter(|line| line.contains(":CONSOLE")).collect();
+    assert!(messages.is_empty(), "{messages:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -71,8 +71,8 @@ fn light_and_colours(file: &Path) -> (f64, usize) {
 fn empty_tables() {
     const LEN: usize = 256 << 20;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: it is put where nothing is, and nobody else knows where; its pages are written to
-    // before they are given up.
+    // SAFETY: the kernel chooses the address, and no other pointer to it exists; its pages are
+    // written before they are discarded.
     unsafe {
         let start = mmap_anonymous(ptr::null_mut(), LEN, prot, MapFlags::PRIVATE | MapFlags::NORESERVE).unwrap();
         let _ = madvise(start, LEN, Advice::LinuxNoHugepage);

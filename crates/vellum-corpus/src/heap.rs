@@ -1,4 +1,4 @@
-//! A global allocator counts what each thread allocates, and leaves the rest to the system's.
+//! A global allocator that counts each thread's allocations and forwards them to the system's.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -12,7 +12,7 @@ thread_local! {
     /// Bytes that this thread has allocated since [`peak`] began; negative where it freed what is
     /// older.
     static NOW: Cell<isize> = const { Cell::new(0) };
-    /// The most that it had.
+    /// The most bytes so far.
     static MOST: Cell<isize> = const { Cell::new(0) };
 }
 
@@ -25,8 +25,9 @@ pub fn peak(work: impl FnOnce()) -> usize {
     MOST.get().unsigned_abs()
 }
 
+/// Adds `bytes` to this thread's count.
 fn count(bytes: isize) {
-    // A thread that ends has no counters any more, and needs none.
+    // An exiting thread has no counters any more, and needs none.
     let _ = NOW.try_with(|now| {
         now.set(now.get().saturating_add(bytes));
         let _ = MOST.try_with(|most| most.set(most.get().max(now.get())));
@@ -39,25 +40,25 @@ fn count(bytes: isize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: by the caller's contract, which is the same.
+        // SAFETY: promised by the caller under the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: by the caller's contract, which is the same.
+        // SAFETY: promised by the caller under the same contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: by the caller's contract, which is the same.
+        // SAFETY: promised by the caller under the same contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size as isize - layout.size() as isize);
-        // SAFETY: by the caller's contract, which is the same.
+        // SAFETY: promised by the caller under the same contract.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }

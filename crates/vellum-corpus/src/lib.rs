@@ -12,10 +12,10 @@
 //! Both fail as well if the target asks for more memory than [`allowed`] by the length of its
 //! input.
 //!
-//! | module | story |
+//! | module | contents |
 //! |---|---|
-//! | `heap` | what a thread has allocated |
-//! | `mutate` | changed inputs |
+//! | `heap` | a count of the bytes that a thread has allocated |
+//! | `mutate` | mutations of inputs |
 
 mod heap;
 mod mutate;
@@ -24,12 +24,12 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
-/// The name of a target, and its function.
+/// A target: its name and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Mutations of each kept input that [`check`] runs.
 const MUTATIONS: u64 = 300;
-/// Longer inputs are not made.
+/// The longest input that a mutation may have, in bytes.
 const LONGEST: usize = 1 << 16;
 
 /// Returns how many bytes a target may have allocated at a time for an input of `len` bytes. No
@@ -58,7 +58,8 @@ pub fn check(krate: &str, targets: &[Target]) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for (name, target) in targets {
         let calls = format!(
-            "#![no_main]\n\nlibfuzzer_sys::fuzz_target!(|bytes: &[u8]| vellum_corpus::run({krate}::fuzz::{name}, bytes));\n"
+            "#![no_main]\n\nlibfuzzer_sys::fuzz_target!(|bytes: &[u8]| \
+             vellum_corpus::run({krate}::fuzz::{name}, bytes));\n"
         );
         let file = root.join(format!("fuzz/fuzz_targets/{name}.rs"));
         assert_eq!(fs::read_to_string(&file).unwrap_or_default(), calls, "{}", file.display());
@@ -79,6 +80,7 @@ pub fn check(krate: &str, targets: &[Target]) {
     }
 }
 
+/// Runs a target over one input. If it panics, saves the input and panics again.
 fn one(name: &str, target: fn(&[u8]), bytes: &[u8], path: &Path, root: &Path) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(target, bytes))) {
         let failed = root.join("target/fuzz/failed").join(name);
@@ -89,7 +91,7 @@ fn one(name: &str, target: fn(&[u8]), bytes: &[u8], path: &Path, root: &Path) {
     }
 }
 
-/// The kept inputs of a target, by their paths.
+/// Returns the kept inputs of a target with their paths, in order.
 fn inputs(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
@@ -103,12 +105,12 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "allocated at a time")]
-    fn a_target_that_believes_a_length_is_caught() {
+    fn a_target_that_trusts_a_length_field_is_caught() {
         run(|bytes| drop(Vec::<u8>::with_capacity(usize::from(bytes[0]) << 20)), &[200]);
     }
 
     #[test]
-    fn memory_that_was_freed_does_not_count() {
+    fn freed_memory_does_not_count() {
         run(|_| (0..100).for_each(|_| drop(vec![0u8; 1 << 20])), &[]);
     }
 }

@@ -1,10 +1,10 @@
-//! Changed inputs: what a parser of text, and what a parser of records in binary may stumble over.
+//! Mutates inputs of text parsers and of binary parsers.
 
 use fastrand::Rng;
 
-/// Bytes that mean something in the texts that are parsed here.
+/// Bytes with a meaning in the parsed texts.
 const ADDED: &[u8] = b"0123456789-+.eExKMGT\"'[]{},:=/ \n\0#\\\xff";
-/// Words near limits.
+/// Values near limits of number types.
 const NEAR: [u64; 10] = [0, 1, 0x7f, 0xfff, 0x1000, 0x7fff_ffff, 0xffff_ffff, 0x7fff_ffff_f000, 1 << 63, u64::MAX];
 
 /// Returns `bytes` with one to four changes; some take a piece of `other`.
@@ -36,7 +36,7 @@ pub fn mutated(bytes: &[u8], other: &[u8], random: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// Makes the number in decimal digits that comes next as large as can be.
+/// Replaces the next decimal number by the largest `i64`.
 fn largest_number(bytes: &mut Vec<u8>, at: usize) {
     let digit = |byte: &u8| byte.is_ascii_digit();
     let start = at + bytes[at..].iter().position(digit).unwrap_or(0);

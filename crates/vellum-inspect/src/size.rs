@@ -1,6 +1,6 @@
 //! Parses and formats sizes in bytes and shares.
 
-/// Why a text is not a size.
+/// The reason why a text is not a size.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// The text does not start with digits.

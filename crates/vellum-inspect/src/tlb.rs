@@ -25,7 +25,7 @@ pub struct Core {
     pub confidence: Confidence,
 }
 
-/// How reliable the figures of a core are.
+/// The reliability of a core's figures.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Confidence {
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_counted_by_what_a_core_can_coalesce() {
+    fn entries_depend_on_a_cores_coalescing() {
         let cores = load(None).unwrap();
         let entries =
             |name: &str, stats: &FolioStats| cores.iter().find(|core| core.name == name).unwrap().entries(stats);

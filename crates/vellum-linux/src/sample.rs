@@ -16,7 +16,7 @@ pub struct Sample {
     pub fallback: f64,
 }
 
-/// Why there is no figure. A report shows the reason, and the benchmark goes on.
+/// The reason for a missing figure. A report shows the reason, and the benchmark goes on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Skip {
     /// This user may not change a setting.

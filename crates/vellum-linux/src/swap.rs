@@ -5,7 +5,7 @@ use crate::settings::resource::{HeldResource, Resource};
 use crate::workload::data::Data;
 use crate::{Sample, Skip};
 
-/// How often page-out is repeated for pages that stayed.
+/// The most calls of page-out, as some pages stay at first.
 const TRIES: usize = 8;
 
 /// Times swap-out and swap-in of regions.

@@ -10,14 +10,14 @@ use crate::{Pace, Pagemap, ScanError, Timing};
 /// The kernel's behaviour, as probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// How empty page tables can be found one by one.
+    /// The method by which empty page tables can be found one by one.
     pub detection: Detection,
     /// `MADV_DONTNEED` of all pages of a page table frees the page table (`CONFIG_PT_RECLAIM`).
     /// `None`: the kernel has no `PAGEMAP_SCAN` to find out.
     pub frees_tables: Option<bool>,
 }
 
-/// How empty last-level page tables are found one by one.
+/// The method by which empty last-level page tables are found one by one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detection {
     /// Not at all; only their number is known.

@@ -21,7 +21,7 @@ const LEAST_PAGES: u64 = 1 << 10;
 const MOST_PAGES: u64 = 1 << 20;
 /// Steps shorter than this are not checked for having waited: the check takes longer.
 const SHORT: Duration = Duration::from_micros(15);
-/// How long the scan holds the lock between two pauses while the target contends for it; each pause
+/// The time that the scan holds the lock between two pauses while the target contends; each pause
 /// is `PAUSE` times as long.
 const HOLD: Duration = Duration::from_micros(50);
 const PAUSE: u32 = 15;
@@ -42,7 +42,7 @@ pub struct Pace<'a> {
     report: LockTimes,
 }
 
-/// How long a scan held the target's mmap lock.
+/// The times for which a scan held the target's mmap lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockTimes {
     /// The longest step, which is slightly more than the time the lock was held.

@@ -12,7 +12,7 @@ const LEAST_PAGE: u64 = 4096;
 /// User addresses are below this on every architecture.
 const USER_END: u64 = 1 << 63;
 
-/// Why a process's memory can't be read.
+/// The reason why a process's memory can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
     /// There is no such process, or not any more.

@@ -27,7 +27,7 @@ pub struct Pagemap {
     regions: Regions,
 }
 
-/// Why a process's memory can't be scanned.
+/// The reason why a process's memory can't be scanned.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
     /// A read or an ioctl failed.

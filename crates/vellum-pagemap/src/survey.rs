@@ -11,7 +11,7 @@ const TOGETHER: u64 = 16;
 /// The fewest spans in a sample.
 const LEAST: u64 = 32;
 
-/// Why a process can't be surveyed.
+/// The reason why a process can't be surveyed.
 #[derive(Debug, thiserror::Error)]
 pub enum SurveyError {
     /// The process can't be read.
@@ -65,7 +65,7 @@ pub struct Survey {
     pub tables: Tables,
     /// The VMAs in ascending order.
     pub vmas: Vec<VmaSurvey>,
-    /// How long the mmap lock was held.
+    /// The times for which the mmap lock was held.
     pub lock_times: LockTimes,
     /// Set if only a sample was scanned. Then all counts of pages and page tables are extrapolated;
     /// the lock times are not.
@@ -127,7 +127,7 @@ impl Visitor for () {}
 /// Options of a survey.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Options {
-    /// How empty page tables are found one by one ([`crate::Kernel`]).
+    /// The method by which empty page tables are found one by one ([`crate::Kernel`]).
     pub detection: Detection,
     /// Scan only this share of the addresses, chosen at random from this seed.
     pub sample: Option<(f64, u64)>,

@@ -18,7 +18,7 @@ pub const LIMIT: u64 = 60_000;
 /// The calls of a section that are shown.
 const SHOWN: usize = 3;
 
-/// What to measure.
+/// The options of the benchmark.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {

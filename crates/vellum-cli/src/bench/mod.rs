@@ -48,10 +48,10 @@ pub enum Bench {
     /// read-only). Its folios are 4 KiB to 2 MiB, each page mapped by its own PTE; `huge` is 2 MiB
     /// folios, each mapped by one huge PTE.
     Unmap {
-        /// What to measure.
+        /// The options of the benchmark.
         #[command(flatten)]
         args: unmap::Args,
-        /// Where to write the report.
+        /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
     },
@@ -63,7 +63,7 @@ pub enum Bench {
         /// On what to measure.
         #[command(flatten)]
         args: regions::Args,
-        /// Where to write it.
+        /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
     },
@@ -77,7 +77,7 @@ pub enum Bench {
         /// On what to measure.
         #[command(flatten)]
         args: regions::Args,
-        /// Where to write it.
+        /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
     },
@@ -91,7 +91,7 @@ pub enum Bench {
         /// On what to measure.
         #[command(flatten)]
         args: regions::Args,
-        /// Where to write it.
+        /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
     },
@@ -101,10 +101,10 @@ pub enum Bench {
     /// own CPU; in one address space, and in one each. The scaling is the throughput relative to
     /// one thread.
     Threads {
-        /// What to measure.
+        /// The options of the benchmark.
         #[command(flatten)]
         args: threads::Args,
-        /// Where to write it.
+        /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
     },
@@ -113,10 +113,10 @@ pub enum Bench {
     /// Touches 2 MiB at a time and discards them at once, over the whole range. Nothing is mapped
     /// in the end, so no page table is needed; the figure is the memory in page tables that remain.
     Tables {
-        /// What to measure.
+        /// The options of the benchmark.
         #[command(flatten)]
         args: tables::Args,
-        /// Where to write it.
+        /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
     },
@@ -126,10 +126,10 @@ pub enum Bench {
     /// and larger pages; the TLBs of real cores are simulated. `tools/trace` in the sources makes
     /// traces.
     Contpte {
-        /// What to replay.
+        /// The options of the benchmark.
         #[command(flatten)]
         args: contpte::Args,
-        /// Where to write it.
+        /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
     },
@@ -140,26 +140,26 @@ pub enum Bench {
     /// counts instructions, and records the longest sections. Takes minutes, and needs `./x build
     /// --holds` first.
     Holds {
-        /// What to measure.
+        /// The options of the benchmark.
         #[command(flatten)]
         args: holds::Args,
-        /// Where to write it.
+        /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
     },
     /// Run every benchmark of time and memory, into one report.
     All {
-        /// What `unmap` measures, and the regions of `fork` and, smaller, of `pageout` and
+        /// The options of `unmap`, and the regions of `fork` and, smaller, of `pageout` and
         /// `lazyfree`.
         #[command(flatten)]
         unmap: unmap::Args,
-        /// What `threads` measures in addition; its regions are at most those of `unmap`.
+        /// The options of `threads` besides; its regions are at most those of `unmap`.
         #[command(flatten)]
         threads: threads::ThreadCount,
-        /// What `tables` measures.
+        /// The options of `tables`.
         #[command(flatten)]
         tables: tables::Args,
-        /// Where to write it.
+        /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
     },

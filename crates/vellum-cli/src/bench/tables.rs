@@ -14,7 +14,7 @@ use super::progress::Progress;
 use super::report::{Part, Section, Table, Value, show};
 use super::walker::{Tables, VARIANTS, Variant, Walker};
 
-/// What to measure.
+/// The options of the benchmark.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {

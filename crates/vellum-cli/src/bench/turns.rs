@@ -21,7 +21,7 @@ pub struct Outcome {
     pub fallback: f64,
     /// Counts of the last operation.
     pub work: Option<Work>,
-    /// Why there are no (more) samples.
+    /// The reason for missing samples.
     pub skip: Option<Skip>,
 }
 

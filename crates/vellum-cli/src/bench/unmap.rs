@@ -5,7 +5,7 @@ use vellum_linux::workload::case::Op;
 use super::regions::{self, Subject};
 use super::report::Section;
 
-/// What to measure.
+/// The options of the benchmark.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {

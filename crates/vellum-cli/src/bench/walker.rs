@@ -2,7 +2,7 @@
 
 use super::contender::Skip;
 
-/// How each 2 MiB range is discarded.
+/// The way in which each 2 MiB range is discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
     /// The name in JSON.

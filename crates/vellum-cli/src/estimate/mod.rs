@@ -101,7 +101,7 @@ pub struct Column {
     pub folios: Folios,
     /// Bytes of memory that the copy takes with them.
     pub memory: u64,
-    /// Why no operation was tried.
+    /// The reason for not trying any operation.
     pub skip: Option<Skip>,
     /// The results of each operation, on this kernel and on Vellum.
     pub rows: Vec<(Operation, [Side; 2])>,
@@ -111,7 +111,7 @@ pub struct Column {
 #[derive(Clone, Debug, Default)]
 pub struct Side {
     done: Vec<Timed>,
-    /// Why there is no figure.
+    /// The reason for a missing figure.
     pub skip: Option<Skip>,
 }
 

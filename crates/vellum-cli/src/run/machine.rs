@@ -49,7 +49,7 @@ pub struct End {
     pub console: String,
 }
 
-/// How the run ended.
+/// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The program exited with this status, as a shell reports it.

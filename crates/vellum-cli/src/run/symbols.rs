@@ -81,7 +81,7 @@ mod tests {
     fn an_address_gets_its_name_and_other_lines_stay() {
         let image = std::env::current_exe().unwrap();
         let loader = Loader::new(&image).unwrap();
-        // Where this image's function stands in its file: the loader may have put the image
+        // The file offset of this image's function: the loader may have put the image
         // elsewhere.
         let base = loader.relative_address_base();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -59,7 +59,7 @@ pub struct Process<'a> {
     empty_at: Vec<[u64; 2]>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exact: Option<Exact>,
-    /// Why `exact` is missing, if it was requested.
+    /// The reason why `exact` is missing, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exact_refused: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -76,7 +76,7 @@ struct Exact {
     counted: u64,
     deposited: i64,
     changed_meanwhile: bool,
-    /// How the scan differs, at the last level.
+    /// The difference from the scan, at the last level.
     scan: Option<Scan>,
 }
 

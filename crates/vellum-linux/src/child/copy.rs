@@ -28,7 +28,7 @@ use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::{Data, Page};
 use crate::workload::layout::{Backing, Folios, Layout, Operation, PageKind, Run, Timed, Vma, table_spans_in};
 
-/// How often page-out or reclaim is repeated for pages that stayed.
+/// The most calls of page-out or reclaim, as some pages stay at first.
 const TRIES: usize = 8;
 /// The alignment of a copy's address 0.
 const ALIGN: u64 = 1 << 30;

@@ -14,7 +14,7 @@ use crate::workload::case::{Case, PAGE};
 use crate::workload::data::Rewrites;
 use crate::{Sample, Skip};
 
-/// How often reclaim is repeated for pages that stayed.
+/// The most calls of reclaim, as some pages stay at first.
 const TRIES: usize = 8;
 
 /// Times reclaim.

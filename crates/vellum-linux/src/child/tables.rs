@@ -12,7 +12,7 @@ use crate::region::Region;
 use crate::workload::case::{PAGE, TABLE_SPAN};
 use crate::workload::shuffle::{SEED, shuffle};
 
-/// How often the helper reads its page tables during the walk.
+/// The number of times the helper reads its page tables during the walk.
 const READINGS: u64 = 512;
 /// Page tables of a process in KiB, those of its program and stack included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

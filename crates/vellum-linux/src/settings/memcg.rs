@@ -12,7 +12,7 @@ use anyhow::Context;
 
 use crate::Skip;
 
-/// How often removal is tried while its processes end.
+/// The most attempts to remove it while its processes end.
 const TRIES: usize = 200;
 
 /// The file names of a cgroup version.

@@ -19,7 +19,7 @@ use crate::workload::case::PAGE;
 /// The directory in which devices are added and removed.
 const CONTROL: &str = "/sys/class/zram-control";
 const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
-/// How often removal is tried while the device is busy.
+/// The most attempts to remove it while the device is busy.
 const TRIES: usize = 200;
 
 /// Checks that a device can be made.

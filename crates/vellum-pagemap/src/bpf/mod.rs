@@ -33,7 +33,7 @@ pub(crate) fn layout_of(bytes: &[u8]) -> Result<[u64; 6], WalkerError> {
     Ok([files, table, array, private, root, counted])
 }
 
-/// Why page tables can't be read.
+/// The reason why page tables can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum WalkerError {
     /// The page-table format of other architectures is not supported.

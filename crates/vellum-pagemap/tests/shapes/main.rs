@@ -90,7 +90,7 @@ fn empty_tables_are_found_with_their_addresses() {
     assert_all_tables_are_accounted_for(&survey);
 }
 
-/// Where Linux freed the last-level page tables (PT_RECLAIM, 6.14 and later), empty upper ones
+/// If Linux freed the last-level page tables (PT_RECLAIM, 6.14 and later), empty upper ones
 /// remain, and their addresses are not reported.
 #[test]
 fn tables_that_linux_freed_are_not_reported() {

@@ -32,7 +32,7 @@ use super::progress::Progress;
 use super::report::Section;
 use policies::{POLICIES, fits};
 
-/// What to replay.
+/// The options of the benchmark.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {

@@ -30,7 +30,7 @@ const DIRTY: u64 = 3;
 const VMA: u64 = 4;
 const END: u64 = 5;
 
-/// Why a trace can't be read.
+/// The reason why a trace can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file can't be read.

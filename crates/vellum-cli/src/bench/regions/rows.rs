@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_counted_is_in_every_row_but_those_of_touches() {
+    fn engine_counts_are_in_all_rows_but_those_of_touches() {
         let outcomes = Columns {
             vellum: Outcome { work: Some(Work { flushes: 3, runs: 40 }), ..outcome(&[5]) },
             ..Columns::default()
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fallback_is_told_from_one_percent_on() {
+    fn a_fallback_above_one_percent_is_reported() {
         let with = |fallback| {
             let linux = Outcome { fallback, ..outcome(&[5]) };
             Row::new(Op::Munmap, CASE, &Columns { linux, ..Columns::default() })
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_back_is_a_row_of_its_own_and_both_say_what_it_was() {
+    fn swap_in_is_a_separate_row_with_the_same_data() {
         let outcomes =
             Columns { page: Outcome { ops: vec![5], backs: vec![7], ..Outcome::default() }, ..Columns::default() };
         let out = Op::SwapOut(Data::Compressible);

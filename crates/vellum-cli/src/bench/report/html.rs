@@ -106,10 +106,10 @@ fn cell(value: &Value) -> Markup {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_page_escapes_what_it_is_given_and_loads_nothing() {
+    fn the_page_escapes_its_texts_and_loads_nothing() {
         let page = super::page(&crate::bench::report::tests::example()).unwrap();
         for expected in
-            ["An &lt;example&gt;", "Measured &amp; told.", "one &lt;fast&gt;", "a &quot;picture&quot;", "<svg"]
+            ["An &lt;example&gt;", "Measured &amp; noted.", "one &lt;fast&gt;", "a &quot;picture&quot;", "<svg"]
         {
             assert!(page.contains(expected), "{expected}");
         }

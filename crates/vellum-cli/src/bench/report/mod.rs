@@ -16,7 +16,7 @@ use anyhow::Context;
 use super::contender::Column;
 use super::machine::Machine;
 
-/// Where to write the report.
+/// The outputs of the report.
 #[derive(clap::Args)]
 pub struct Output {
     /// Write one JSON object for each row to FILE; with `-`, to standard output, and the table goes
@@ -48,7 +48,7 @@ pub struct Section {
     pub method: Vec<(&'static str, String)>,
     /// The parts.
     pub parts: Vec<Part>,
-    /// What is missing or wrong.
+    /// Notes on missing or wrong figures.
     pub notes: Vec<String>,
     /// The rows in JSON.
     pub json: Vec<serde_json::Value>,
@@ -248,7 +248,7 @@ mod tests {
         let section = Section {
             id: "example",
             title: "An <example>".into(),
-            method: vec![("linux", "Measured & told.".into())],
+            method: vec![("linux", "Measured & noted.".into())],
             parts: vec![Part {
                 title: "part".into(),
                 text: "What it is.".into(),

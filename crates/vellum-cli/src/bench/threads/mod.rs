@@ -27,7 +27,7 @@ use super::report::Section;
 use rows::{Outcome, Row};
 use teams::{Engine, Floor, Linux, Team};
 
-/// What to measure.
+/// The options of the benchmark.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {

@@ -21,7 +21,7 @@ pub struct Outcome {
     pub alone: Vec<Times>,
     /// The largest share of a region that was not mapped as the case asks.
     pub fallback: f64,
-    /// Why there are no (more) samples.
+    /// The reason for missing samples.
     pub skip: Option<Skip>,
 }
 
@@ -207,7 +207,7 @@ pub mod tests {
     }
 
     #[test]
-    fn touches_have_rows_of_their_own_and_a_fallback_is_told() {
+    fn touches_have_separate_rows_and_a_fallback_is_reported() {
         let times = vec![Times { touch_ns: 30, unmap_ns: 3 }];
         let linux = Outcome { together: times.clone(), alone: times, fallback: 0.25, skip: None };
         let json = row(Op::Touch, Spaces::Own, &[200], linux).json();
