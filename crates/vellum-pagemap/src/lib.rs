@@ -7,7 +7,7 @@
 //! region, and reads entry by entry where the ioctl is missing.
 //!
 //! The pages determine how many page tables a process needs. Linux reports how many it has, and the
-//! difference is empty ([`survey`]). Empty last-level page tables are also found one by one
+//! difference is empty ([`survey()`]). Empty last-level page tables are also found one by one
 //! ([`Pagemap::tables`]; where that doesn't work, [`Pagemap::tables_by_time`]). Root can read the
 //! page tables of all levels from kernel memory ([`Walker`]).
 //!

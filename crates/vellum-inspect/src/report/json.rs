@@ -136,7 +136,7 @@ pub fn write(inspections: &[Inspection], kernel: &Kernel, out: &mut impl Write) 
     Ok(())
 }
 
-/// Parses a report that [`write`] wrote.
+/// Parses a report that [`write()`] wrote.
 ///
 /// # Errors
 /// The text is not such a report.
