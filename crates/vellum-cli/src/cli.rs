@@ -104,8 +104,8 @@ Examples:
   vellum run --smp 4 --numa 2 -- ./team 4               with two NUMA nodes, two CPUs each
   vellum run --kernel target/linux/vmlinuz -- ./hello   the same on Linux
 
-The program must be static (gcc -static). On Linux a small init mounts /proc, /sys, /dev and /sys/fs/cgroup, turns swap \
-on, and runs the program; mitigations of CPU vulnerabilities are off.
+The program must be static (gcc -static). On Linux a small init mounts /proc, /sys, /dev and /sys/fs/cgroup, turns \
+swap on, and runs the program; mitigations of CPU vulnerabilities are off.
 
 Statuses: the program's; 128 + N if signal N ended it, or this command; 125 if the kernel, or this command, failed.";
 

@@ -184,9 +184,8 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
         ("hang", _) => loop {
             interrupts::halt();
         },
-        _ => Err(
-            "unknown command line: [la57] [check [STORY] | processors | run [apart] | fail | panic | overflow | stray | hang] [counted]",
-        ),
+        _ => Err("unknown command line: [la57] [check [STORY] | processors | run [apart] | fail | panic | overflow | \
+             stray | hang] [counted]"),
     }
 }
 

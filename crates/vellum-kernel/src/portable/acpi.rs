@@ -1,4 +1,4 @@
-//! What ACPI's tables say of nodes (ACPI specification: "Root System Description Pointer",
+//! Reads the NUMA nodes from ACPI's tables (ACPI specification: "Root System Description Pointer",
 //! "Extended System Description Table", "System Resource Affinity Table (SRAT)", "System Locality
 //! Information Table (SLIT)").
 

@@ -255,8 +255,8 @@ impl Credentials {
         self.has(abi::CAP_SYS_NICE) || mine == other.uids[REAL] || mine == other.uids[EFFECTIVE]
     }
 
-    /// Whether its numbers are all those of the other's: it may change the other's limits, and look
-    /// into it.
+    /// Returns true if this process's real IDs equal all IDs of the other process: it may then
+    /// change the other's resource limits and trace it.
     pub fn matches(&self, other: &Credentials) -> bool {
         let all = |mine: Four, theirs: Four| theirs[..3].iter().all(|id| *id == mine[REAL]);
         all(self.uids, other.uids) && all(self.gids, other.gids)

@@ -40,9 +40,8 @@ impl Patterns {
             person: new(
                 r"\b([Ww]ho|[Ww]hoever|[Ww]hom|[Ww]hose|he|him|his|He|[Ss]omebody|[Nn]obody|[Aa]nybody|[Ee]verybody)\b",
             ),
-            private: new(
-                r"\b([Aa]reas?|[Oo]utwaits?|lets? go|[Tt]old|[Ss]ettled?s?|[Dd]oors?|[Nn]ameless|[Ww]ish(es)?|[Hh]indrances?|[Ll]eavers|[Ss]heets?)\b",
-            ),
+            private: new(r"(?x)\b([Aa]reas?|[Oo]utwaits?|lets?[\x20]go|[Tt]old|[Ss]ettled?s?|[Dd]oors?|[Nn]ameless
+                |[Ww]ish(es)?|[Hh]indrances?|[Ll]eavers|[Ss]heets?)\b"),
             sentence: new(r"[.:;!?]\s"),
         }
     }

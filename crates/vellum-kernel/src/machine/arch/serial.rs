@@ -76,7 +76,9 @@ pub mod wire {
         if let Some(mut port) = ports::stdio()
             // The fastest rate: the port delays its interrupt by the time of four bytes while few
             // are waiting.
-            && port.init(Config { interrupts: IER::DATA_READY, baud_rate: BaudRate::Baud115200, ..Config::default() }).is_ok()
+            && port
+                .init(Config { interrupts: IER::DATA_READY, baud_rate: BaudRate::Baud115200, ..Config::default() })
+                .is_ok()
         {
             ports::enable_stdio_interrupt();
             port.send_bytes_exact(&[READY]);

@@ -8,8 +8,8 @@ pub const HEAD: usize = 256;
 /// How many interpreters may be scripts themselves before it is `ELOOP`.
 pub const DEPTH: usize = 5;
 
-/// What the first line says. The interpreter is started with its own name, the argument if there is
-/// one, the path of the script, and the script's arguments but the first.
+/// The first line of a script (`#!`). The kernel starts the interpreter with its own name, the
+/// argument if there is one, the path of the script, and the script's arguments but the first.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Script<'a> {
     /// A path.

@@ -19,8 +19,8 @@ const LEAST: u64 = 128 * 1024;
 /// What they may take at most, three quarters of the usual stack.
 const MOST: u64 = 6 * 1024 * 1024;
 
-/// What the auxiliary vector says, beside addresses on the stack. What is not here has one value in
-/// this kernel.
+/// The entries of the auxiliary vector whose values vary, apart from addresses on the stack. Every
+/// other entry has one value in this kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Aux {
     /// `AT_PLATFORM`: what the architecture is called.

@@ -73,7 +73,7 @@ pub trait Groups: Send + Sync {
     /// `ENOMEM`.
     fn read(&self, group: u32, control: Control) -> Result<Vec<u8>, Errno>;
 
-    /// What is written to a control file. `cgroup.procs` is given a number, of which zero is the
+    /// Applies a write to a control file. `cgroup.procs` takes a process ID, of which zero is the
     /// writer's own process.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What a process has of files: its descriptors, where its relative paths begin, and its umask
+//! The file state of a process: its descriptors, where its relative paths begin, and its umask
 //! (Linux: `files_struct` and `fs_struct`).
 
 use super::names::{Namespace, View};

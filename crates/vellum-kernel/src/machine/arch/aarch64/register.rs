@@ -6,7 +6,11 @@ macro_rules! read_register {
         let value: u64;
         // SAFETY: reading one of these registers has no side effect, and all that are named in this
         // crate exist at EL1.
-        unsafe { core::arch::asm!(concat!("mrs {}, ", $name), out(reg) value, options(nomem, nostack, preserves_flags)) };
+        unsafe {
+            core::arch::asm!(
+                concat!("mrs {}, ", $name), out(reg) value, options(nomem, nostack, preserves_flags)
+            )
+        };
         value
     }};
 }

@@ -6,11 +6,11 @@ use core::fmt::{self, Write};
 use vellum_kernel::proc::Text;
 
 /// The names of the bits of leaf 1's EDX.
-const LEAF_1_EDX: &str = "fpu vme de pse tsc msr pae mce cx8 apic . sep mtrr pge mca cmov pat pse36 pn clflush . dts acpi mmx \
-    fxsr sse sse2 ss ht tm ia64 pbe";
+const LEAF_1_EDX: &str = "fpu vme de pse tsc msr pae mce cx8 apic . sep mtrr pge mca cmov pat pse36 pn clflush . dts acpi \
+    mmx fxsr sse sse2 ss ht tm ia64 pbe";
 /// The names of the bits of leaf 1's ECX.
-const LEAF_1_ECX: &str = "pni pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ssse3 cid sdbg fma cx16 xtpr pdcm . pcid dca \
-    sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline_timer aes xsave . avx f16c rdrand hypervisor";
+const LEAF_1_ECX: &str = "pni pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ssse3 cid sdbg fma cx16 xtpr pdcm . \
+    pcid dca sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline_timer aes xsave . avx f16c rdrand hypervisor";
 /// The names of the bits of leaf 7's EBX.
 const LEAF_7_EBX: &str = "fsgsbase tsc_adjust sgx bmi1 hle avx2 . smep bmi2 erms invpcid rtm cqm . mpx rdt_a avx512f \
     avx512dq rdseed adx smap avx512ifma . clflushopt clwb intel_pt avx512pf avx512er avx512cd sha_ni avx512bw avx512vl";
