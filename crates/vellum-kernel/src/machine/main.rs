@@ -123,7 +123,7 @@ use core::panic::PanicInfo;
 use mem::Machine;
 use vellum_kernel::boot::Boot;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::written::{self, BootOption};
+use vellum_kernel::parse::{self, BootOption};
 
 /// The first Rust function. `arch::boot` calls it once, with interrupts off, on the boot CPU's
 /// stack.
@@ -228,14 +228,14 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
     follow_options()?;
     let words = |name: &str| -> Vec<Vec<u8>> {
         let bytes = files::find(name.as_bytes()).and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
-        written::words(&bytes)
+        parse::strings(&bytes)
     };
     let mut arguments = words(".vellum/argv");
     if arguments.is_empty() {
         return Err("the archive names no program");
     }
     let path = arguments.remove(0);
-    serial::wire::init();
+    serial::stdio::init();
     let program = files::find(&path).and_then(|inode| sys::program::Program::open(&inode));
     let started = program.and_then(|program| sys::process::first(&program, &path, &arguments, &words(".vellum/env")));
     if let Err(error) = started {
@@ -251,7 +251,7 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
 fn follow_options() -> Result<(), &'static str> {
     let options = files::find(b".vellum/options").and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
     let make_file = |store: &mem::swap::Store| files::make_block_device(store.path, store.number);
-    written::options(&options).try_for_each(|option| match option? {
+    parse::boot_options(&options).try_for_each(|option| match option? {
         BootOption::Swap(bytes) => {
             mem::swap::init_memory(bytes, make_file).map_err(|_| "not enough memory for the swap device")
         }
@@ -263,7 +263,7 @@ fn follow_options() -> Result<(), &'static str> {
 
 /// Reports that the program cannot be executed, with the exit status that a shell would return.
 fn refuse(path: &[u8], error: Errno) {
-    use serial::wire::{Frame, send};
+    use serial::stdio::{Frame, send};
     send(Frame::Errors, path);
     send(Frame::Errors, format!(": {error:?}\n").as_bytes());
     let status: u32 = if error == Errno::ENOENT { 127 } else { 126 };

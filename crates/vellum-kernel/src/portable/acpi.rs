@@ -7,18 +7,18 @@ use crate::nodes::Nodes;
 /// Bytes of the header that all tables begin with.
 const HEADER: usize = 36;
 /// The most tables that are looked at.
-const TABLES: usize = 64;
+const MAX_TABLES: usize = 64;
 /// A processor or a stretch of memory is there.
 const ENABLED: u32 = 1;
 
-/// Physical memory, for who reads tables: so many bytes at an address, if they can be read.
-pub trait Physical {
+/// PhysicalMemory memory, for who reads tables: so many bytes at an address, if they can be read.
+pub trait PhysicalMemory {
     /// The bytes.
     fn bytes(&self, address: u64, len: usize) -> Option<&[u8]>;
 }
 
 /// Memory that begins at address 0.
-impl Physical for &[u8] {
+impl PhysicalMemory for &[u8] {
     fn bytes(&self, address: u64, len: usize) -> Option<&[u8]> {
         let start = usize::try_from(address).ok()?;
         self.get(start..start.checked_add(len)?)
@@ -26,27 +26,27 @@ impl Physical for &[u8] {
 }
 
 /// Returns the number of `N` bytes, little endian, at `at`, if it is there.
-pub(crate) fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
+pub(crate) fn read_le<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
     let mut word = [0; 8];
     word[..N].copy_from_slice(bytes.get(at..at + N)?);
     Some(u64::from_le_bytes(word))
 }
 
 /// A table, its header included.
-fn table(memory: &impl Physical, address: u64) -> Option<&[u8]> {
-    let len = word::<4>(memory.bytes(address, HEADER)?, 4)? as usize;
+fn table(memory: &impl PhysicalMemory, address: u64) -> Option<&[u8]> {
+    let len = read_le::<4>(memory.bytes(address, HEADER)?, 4)? as usize;
     memory.bytes(address, len.max(HEADER))
 }
 
 /// Learns of nodes from the tables that this root pointer leads to; what can't be read is left out.
-pub fn read(memory: &impl Physical, root: u64, nodes: &mut Nodes) -> Option<()> {
+pub fn read(memory: &impl PhysicalMemory, root: u64, nodes: &mut Nodes) -> Option<()> {
     let pointer = memory.bytes(root, 36).or_else(|| memory.bytes(root, 20)).filter(|at| at.starts_with(b"RSD PTR "))?;
     // From the second revision on there are addresses of 64 bits.
     let wide = pointer[15] >= 2;
-    let list = table(memory, if wide { word::<8>(pointer, 24) } else { word::<4>(pointer, 16) }?)?;
+    let list = table(memory, if wide { read_le::<8>(pointer, 24) } else { read_le::<4>(pointer, 16) }?)?;
     let entries = list[HEADER..].chunks_exact(if wide { 8 } else { 4 });
-    for entry in entries.take(TABLES) {
-        let address = if wide { word::<8>(entry, 0) } else { word::<4>(entry, 0) };
+    for entry in entries.take(MAX_TABLES) {
+        let address = if wide { read_le::<8>(entry, 0) } else { read_le::<4>(entry, 0) };
         let Some(table) = address.and_then(|address| table(memory, address)) else { continue };
         match &table[..4] {
             b"SRAT" => read_affinities(table, nodes),
@@ -63,19 +63,19 @@ fn read_affinities(table: &[u8], nodes: &mut Nodes) -> Option<()> {
     loop {
         let len = usize::from(*table.get(at + 1)?);
         let entry = table.get(at..at + len.max(2))?;
-        let enabled = |at| word::<4>(entry, at).is_some_and(|flags| flags as u32 & ENABLED != 0);
+        let enabled = |at| read_le::<4>(entry, at).is_some_and(|flags| flags as u32 & ENABLED != 0);
         match entry[0] {
             // Of a local APIC: the number of its node is in two parts.
             0 if enabled(4) => {
-                let node = word::<1>(entry, 2)? | word::<3>(entry, 9)? << 8;
-                nodes.add_processor(word::<1>(entry, 3)?, node as usize);
+                let node = read_le::<1>(entry, 2)? | read_le::<3>(entry, 9)? << 8;
+                nodes.add_cpu(read_le::<1>(entry, 3)?, node as usize);
             }
             1 if enabled(28) => {
-                let (base, len) = (word::<8>(entry, 8)?, word::<8>(entry, 16)?);
-                nodes.add_memory(base..base.saturating_add(len), word::<4>(entry, 2)? as usize);
+                let (base, len) = (read_le::<8>(entry, 8)?, read_le::<8>(entry, 16)?);
+                nodes.add_memory(base..base.saturating_add(len), read_le::<4>(entry, 2)? as usize);
             }
             // Of a local x2APIC.
-            2 if enabled(12) => nodes.add_processor(word::<4>(entry, 8)?, word::<4>(entry, 4)? as usize),
+            2 if enabled(12) => nodes.add_cpu(read_le::<4>(entry, 8)?, read_le::<4>(entry, 4)? as usize),
             _ => {}
         }
         at += len.max(2);
@@ -84,7 +84,7 @@ fn read_affinities(table: &[u8], nodes: &mut Nodes) -> Option<()> {
 
 /// A square of distances.
 fn read_distances(table: &[u8], nodes: &mut Nodes) -> Option<()> {
-    let count = word::<8>(table, HEADER)? as usize;
+    let count = read_le::<8>(table, HEADER)? as usize;
     let distances = table[HEADER + 8..].chunks_exact(count.max(1)).take(count).enumerate();
     for (from, row) in distances {
         row.iter().enumerate().for_each(|(to, distance)| nodes.set_distance(from, to, *distance));
@@ -156,8 +156,8 @@ mod tests {
             let mut nodes = Nodes::new();
             assert_eq!(read(&&tables(wide)[..], 0, &mut nodes), Some(()));
             assert_eq!(nodes.count(), 3);
-            assert_eq!([3, 4, 5, 0x155].map(|name| nodes.of_processor(name)), [0, 1, 0, 2]);
-            let pieces: Vec<_> = nodes.pieces(0x1000..0x3_0000_0000).filter(|(_, node)| *node > 0).collect();
+            assert_eq!([3, 4, 5, 0x155].map(|name| nodes.node_of_cpu(name)), [0, 1, 0, 2]);
+            let pieces: Vec<_> = nodes.split(0x1000..0x3_0000_0000).filter(|(_, node)| *node > 0).collect();
             assert_eq!(pieces, [(0x1_0000_0000..0x1_0000_4000, 1)]);
             assert_eq!([(0, 1), (1, 0), (2, 1), (2, 2)].map(|(a, b)| nodes.distance(a, b)), [21, 22, 33, 10]);
         }

@@ -10,7 +10,7 @@ const PAGE_SIZE: u64 = 4096;
 /// memory.
 const PHYSICAL_BITS: u32 = 52;
 /// The most regions that a memory map has.
-pub const CAPACITY: usize = 64;
+pub const MAX_REGIONS: usize = 64;
 
 /// What a region of physical memory is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Kind {
     /// ACPI tables: memory that may be used once they have been read.
     AcpiTables,
     /// Memory that the firmware keeps.
-    AcpiStorage,
+    AcpiNvs,
     /// The first MiB.
     Low,
     /// The kernel's image, its stacks and page tables included.
@@ -53,14 +53,14 @@ impl Region {
 
 /// Physical memory: regions in ascending order that do not overlap.
 pub struct MemoryMap {
-    regions: [Region; CAPACITY],
+    regions: [Region; MAX_REGIONS],
     len: usize,
 }
 
 impl MemoryMap {
     /// A map of nothing.
     pub const fn new() -> Self {
-        Self { regions: [Region { base: 0, size: 0, kind: Kind::Reserved }; CAPACITY], len: 0 }
+        Self { regions: [Region { base: 0, size: 0, kind: Kind::Reserved }; MAX_REGIONS], len: 0 }
     }
 
     /// All regions.
@@ -79,7 +79,7 @@ impl MemoryMap {
     }
 
     /// Returns whether one usable region has all of `range`, which is not empty.
-    pub fn has(&self, range: &Range<u64>) -> bool {
+    pub fn is_usable(&self, range: &Range<u64>) -> bool {
         !range.is_empty() && self.usable().any(|region| region.base <= range.start && range.end <= region.end())
     }
 
@@ -226,13 +226,15 @@ mod tests {
         ];
         assert_eq!(regions, expected);
         assert_eq!(map.top(), 0xc000);
-        assert!(map.has(&(0xb000..0xb001)) && !map.has(&(0xafff..0xb001)) && !map.has(&(0xb000..0xb000)));
+        assert!(
+            map.is_usable(&(0xb000..0xb001)) && !map.is_usable(&(0xafff..0xb001)) && !map.is_usable(&(0xb000..0xb000))
+        );
     }
 
     #[test]
     fn a_reservation_that_splits_needs_room() {
         let mut map = MemoryMap::new();
-        for at in 0..CAPACITY as u64 {
+        for at in 0..MAX_REGIONS as u64 {
             map.push(at << 16, (at << 16) + 0x3000, Kind::Usable).unwrap();
         }
         assert!(matches!(map.reserve(0x1000, 0x2000, Kind::Boot), Err(BadBoot::TooMany(_))));

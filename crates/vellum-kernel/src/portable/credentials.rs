@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
 
 /// What goes with the number that counts for files.
-const FILES: Caps = cap(abi::CAP_CHOWN)
+const FS_CAPS: Caps = cap(abi::CAP_CHOWN)
     | cap(abi::CAP_MKNOD)
     | cap(abi::CAP_DAC_OVERRIDE)
     | cap(abi::CAP_DAC_READ_SEARCH)
@@ -23,29 +23,29 @@ const FILES: Caps = cap(abi::CAP_CHOWN)
     | cap(abi::CAP_MAC_OVERRIDE);
 
 /// The number that stands for "leave it as it is", and is nobody's.
-pub const SAME: u32 = u32::MAX;
+pub const UNCHANGED: u32 = u32::MAX;
 /// How many groups one may be in besides the own one.
-pub const MOST_GROUPS: usize = 65536;
+pub const NGROUPS_MAX: usize = 65536;
 
 /// Places in a four of numbers.
 #[allow(missing_docs)]
-pub mod place {
+pub mod id_index {
     pub const REAL: usize = 0;
     pub const EFFECTIVE: usize = 1;
     pub const SAVED: usize = 2;
-    pub const FILES: usize = 3;
+    pub const FS: usize = 3;
 }
-use place::{EFFECTIVE, REAL, SAVED};
+use id_index::{EFFECTIVE, REAL, SAVED};
 
 /// The numbers of a user, or of a group.
-pub type Four = [u32; 4];
+pub type IdSet = [u32; 4];
 
 /// Credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Credentials {
-    pub uids: Four,
-    pub gids: Four,
+    pub uids: IdSet,
+    pub gids: IdSet,
     pub groups: Arc<Vec<u32>>,
     pub permitted: Caps,
     pub effective: Caps,
@@ -53,10 +53,10 @@ pub struct Credentials {
     pub bounding: Caps,
     pub ambient: Caps,
     /// Whether the powers outlast the change from root to others (`PR_SET_KEEPCAPS`).
-    pub keeps: bool,
+    pub keep_caps: bool,
 }
 
-/// What a system call asks for: numbers, of which [`SAME`] leaves one as it is.
+/// What a system call asks for: numbers, of which [`UNCHANGED`] leaves one as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
     /// `setuid`, `setgid`.
@@ -68,16 +68,16 @@ pub enum Ids {
 }
 
 /// The numbers after a call.
-fn change(now: Four, wanted: Ids, privileged: bool) -> Result<Four, Errno> {
-    let own = |id: u32, among: &[usize]| id == SAME || privileged || among.iter().any(|&place| now[place] == id);
-    let or = |id: u32, place: usize| if id == SAME { now[place] } else { id };
+fn changed_ids(now: IdSet, wanted: Ids, privileged: bool) -> Result<IdSet, Errno> {
+    let own = |id: u32, among: &[usize]| id == UNCHANGED || privileged || among.iter().any(|&index| now[index] == id);
+    let or = |id: u32, index: usize| if id == UNCHANGED { now[index] } else { id };
     let [real, effective, saved] = match wanted {
-        Ids::All(SAME) => return Err(Errno::EINVAL),
+        Ids::All(UNCHANGED) => return Err(Errno::EINVAL),
         Ids::All(id) if privileged => [id; 3],
         Ids::All(id) if own(id, &[REAL, SAVED]) => [now[REAL], id, now[SAVED]],
         Ids::Two(real, effective) if own(real, &[REAL, EFFECTIVE]) && own(effective, &[REAL, EFFECTIVE, SAVED]) => {
             let new = or(effective, EFFECTIVE);
-            let saves = real != SAME || (effective != SAME && effective != now[REAL]);
+            let saves = real != UNCHANGED || (effective != UNCHANGED && effective != now[REAL]);
             [or(real, REAL), new, if saves { new } else { now[SAVED] }]
         }
         Ids::Three(real, effective, saved)
@@ -102,7 +102,7 @@ impl Credentials {
             inheritable: 0,
             bounding: ALL,
             ambient: 0,
-            keeps: false,
+            keep_caps: false,
         }
     }
 
@@ -118,10 +118,10 @@ impl Credentials {
     }
 
     /// Who it is to files.
-    pub fn who(&self) -> Who {
+    pub fn fs_cred(&self) -> Who {
         Who {
-            uid: self.uids[place::FILES],
-            gid: self.gids[place::FILES],
+            uid: self.uids[id_index::FS],
+            gid: self.gids[id_index::FS],
             groups: self.groups.clone(),
             caps: self.effective,
         }
@@ -129,7 +129,7 @@ impl Credentials {
 
     /// The same by its real numbers, as `access` asks: the real root with all powers that it may
     /// have.
-    pub fn real(&self) -> Who {
+    pub fn real_cred(&self) -> Who {
         let caps = if self.uids[REAL] == 0 { self.permitted } else { 0 };
         Who { uid: self.uids[REAL], gid: self.gids[REAL], groups: self.groups.clone(), caps }
     }
@@ -138,12 +138,12 @@ impl Credentials {
     ///
     /// # Errors
     /// `EPERM`; `EINVAL`: no number.
-    pub fn set_users(&mut self, wanted: Ids) -> Result<(), Errno> {
+    pub fn set_uids(&mut self, wanted: Ids) -> Result<(), Errno> {
         let before = self.uids;
-        self.uids = change(before, wanted, self.has(abi::CAP_SETUID))?;
-        let root = |ids: Four| ids[..3].contains(&0);
+        self.uids = changed_ids(before, wanted, self.has(abi::CAP_SETUID))?;
+        let root = |ids: IdSet| ids[..3].contains(&0);
         if root(before) && !root(self.uids) {
-            if !self.keeps {
+            if !self.keep_caps {
                 (self.permitted, self.effective) = (0, 0);
             }
             self.ambient = 0;
@@ -160,19 +160,19 @@ impl Credentials {
     ///
     /// # Errors
     /// `EPERM`; `EINVAL`: no number.
-    pub fn set_group_ids(&mut self, wanted: Ids) -> Result<(), Errno> {
-        self.gids = change(self.gids, wanted, self.has(abi::CAP_SETGID))?;
+    pub fn set_gids(&mut self, wanted: Ids) -> Result<(), Errno> {
+        self.gids = changed_ids(self.gids, wanted, self.has(abi::CAP_SETGID))?;
         Ok(())
     }
 
     /// `setfsuid`: the number before. It never fails, it may only do nothing.
-    pub fn set_file_user(&mut self, id: u32) -> u32 {
-        let before = self.uids[place::FILES];
-        if id != SAME && (self.has(abi::CAP_SETUID) || self.uids.contains(&id)) {
-            self.uids[place::FILES] = id;
+    pub fn set_fsuid(&mut self, id: u32) -> u32 {
+        let before = self.uids[id_index::FS];
+        if id != UNCHANGED && (self.has(abi::CAP_SETUID) || self.uids.contains(&id)) {
+            self.uids[id_index::FS] = id;
             match (before == 0, id == 0) {
-                (true, false) => self.effective &= !FILES,
-                (false, true) => self.effective |= self.permitted & FILES,
+                (true, false) => self.effective &= !FS_CAPS,
+                (false, true) => self.effective |= self.permitted & FS_CAPS,
                 _ => {}
             }
         }
@@ -180,10 +180,10 @@ impl Credentials {
     }
 
     /// `setfsgid`.
-    pub fn set_file_group(&mut self, id: u32) -> u32 {
-        let before = self.gids[place::FILES];
-        if id != SAME && (self.has(abi::CAP_SETGID) || self.gids.contains(&id)) {
-            self.gids[place::FILES] = id;
+    pub fn set_fsgid(&mut self, id: u32) -> u32 {
+        let before = self.gids[id_index::FS];
+        if id != UNCHANGED && (self.has(abi::CAP_SETGID) || self.gids.contains(&id)) {
+            self.gids[id_index::FS] = id;
         }
         before
     }
@@ -194,7 +194,7 @@ impl Credentials {
     /// `EPERM`; `EINVAL`: too many.
     pub fn set_groups(&mut self, groups: Arc<Vec<u32>>) -> Result<(), Errno> {
         self.needs(abi::CAP_SETGID)?;
-        if groups.len() > MOST_GROUPS || groups.contains(&SAME) {
+        if groups.len() > NGROUPS_MAX || groups.contains(&UNCHANGED) {
             return Err(Errno::EINVAL);
         }
         self.groups = groups;
@@ -219,18 +219,18 @@ impl Credentials {
         Ok(())
     }
 
-    /// Those of a program that is executed. `gains`: its file may say whose it is (`S_ISUID`).
-    pub fn executing(&self, file: &Meta, gains: bool) -> Self {
+    /// Those of a program that is executed. `honor_set_id`: its file may say whose it is (`S_ISUID`).
+    pub fn after_exec(&self, file: &Meta, honor_set_id: bool) -> Self {
         let mut new = self.clone();
-        if gains && file.mode & meta::SET_UID != 0 {
+        if honor_set_id && file.mode & meta::SET_UID != 0 {
             new.uids[EFFECTIVE] = file.uid;
         }
         const GROUP_EXECUTES: u32 = 0o010;
-        if gains && file.mode & meta::SET_GID != 0 && file.mode & GROUP_EXECUTES != 0 {
+        if honor_set_id && file.mode & meta::SET_GID != 0 && file.mode & GROUP_EXECUTES != 0 {
             new.gids[EFFECTIVE] = file.gid;
         }
         for ids in [&mut new.uids, &mut new.gids] {
-            (ids[SAVED], ids[place::FILES]) = (ids[EFFECTIVE], ids[EFFECTIVE]);
+            (ids[SAVED], ids[id_index::FS]) = (ids[EFFECTIVE], ids[EFFECTIVE]);
         }
         let changes = new.uids != self.uids || new.gids != self.gids;
         if changes {
@@ -239,7 +239,7 @@ impl Credentials {
         let root = new.uids[REAL] == 0 || new.uids[EFFECTIVE] == 0;
         new.permitted = if root { new.inheritable | new.bounding } else { new.ambient };
         new.effective = if new.uids[EFFECTIVE] == 0 { new.permitted } else { new.ambient };
-        new.keeps = false;
+        new.keep_caps = false;
         new
     }
 
@@ -258,7 +258,7 @@ impl Credentials {
     /// Returns true if this process's real IDs equal all IDs of the other process: it may then
     /// change the other's resource limits and trace it.
     pub fn matches(&self, other: &Credentials) -> bool {
-        let all = |mine: Four, theirs: Four| theirs[..3].iter().all(|id| *id == mine[REAL]);
+        let all = |mine: IdSet, theirs: IdSet| theirs[..3].iter().all(|id| *id == mine[REAL]);
         all(self.uids, other.uids) && all(self.gids, other.gids)
     }
 }
@@ -271,8 +271,8 @@ mod tests {
 
     fn user(id: u32) -> Credentials {
         let mut user = Credentials::root();
-        user.set_group_ids(Ids::All(id)).unwrap();
-        user.set_users(Ids::All(id)).unwrap();
+        user.set_gids(Ids::All(id)).unwrap();
+        user.set_uids(Ids::All(id)).unwrap();
         user
     }
 
@@ -281,25 +281,25 @@ mod tests {
         let mut user = user(1000);
         assert_eq!((user.uids, user.gids), ([1000; 4], [1000; 4]));
         assert_eq!((user.permitted, user.effective), (0, 0));
-        assert_eq!(user.set_users(Ids::All(0)), Err(Errno::EPERM));
-        assert_eq!(user.set_group_ids(Ids::All(0)), Err(Errno::EPERM));
+        assert_eq!(user.set_uids(Ids::All(0)), Err(Errno::EPERM));
+        assert_eq!(user.set_gids(Ids::All(0)), Err(Errno::EPERM));
         assert_eq!(user.set_groups(Arc::new(alloc::vec![1])), Err(Errno::EPERM));
-        assert_eq!(user.set_users(Ids::All(SAME)), Err(Errno::EINVAL));
+        assert_eq!(user.set_uids(Ids::All(UNCHANGED)), Err(Errno::EINVAL));
     }
 
     #[test]
     fn the_saved_number_is_the_way_back() {
         let mut user = Credentials::root();
-        user.set_users(Ids::Three(SAME, 1000, SAME)).unwrap();
+        user.set_uids(Ids::Three(UNCHANGED, 1000, UNCHANGED)).unwrap();
         assert_eq!((user.uids, user.permitted, user.effective), ([0, 1000, 0, 1000], ALL, 0));
-        user.set_users(Ids::All(0)).unwrap();
+        user.set_uids(Ids::All(0)).unwrap();
         assert_eq!((user.uids, user.effective), ([0; 4], ALL));
         // The saved number follows the effective one when the real one is set.
-        user.set_users(Ids::Two(1000, 0)).unwrap();
+        user.set_uids(Ids::Two(1000, 0)).unwrap();
         assert_eq!(user.uids, [1000, 0, 0, 0]);
-        user.set_users(Ids::Two(SAME, 1000)).unwrap();
+        user.set_uids(Ids::Two(UNCHANGED, 1000)).unwrap();
         assert_eq!(user.uids, [1000, 1000, 0, 1000]);
-        user.set_users(Ids::Two(SAME, 0)).unwrap();
+        user.set_uids(Ids::Two(UNCHANGED, 0)).unwrap();
         assert_eq!(user.uids[EFFECTIVE], 0);
     }
 
@@ -309,21 +309,21 @@ mod tests {
     fn numbers_are_swapped_not_invented() {
         let mut user = user(7);
         user.uids = [7, 8, 9, 8];
-        assert_eq!(user.set_users(Ids::Two(9, SAME)), Err(Errno::EPERM));
-        assert_eq!(user.set_users(Ids::Three(10, SAME, SAME)), Err(Errno::EPERM));
-        user.set_users(Ids::Two(8, 7)).unwrap();
+        assert_eq!(user.set_uids(Ids::Two(9, UNCHANGED)), Err(Errno::EPERM));
+        assert_eq!(user.set_uids(Ids::Three(10, UNCHANGED, UNCHANGED)), Err(Errno::EPERM));
+        user.set_uids(Ids::Two(8, 7)).unwrap();
         assert_eq!(user.uids, [8, 7, 7, 7]);
     }
 
     #[test]
     fn the_file_user_takes_powers_over_files_along() {
         let mut user = Credentials::root();
-        assert_eq!(user.set_file_user(5), 0);
+        assert_eq!(user.set_fsuid(5), 0);
         assert!(!user.has(abi::CAP_DAC_OVERRIDE) && user.has(abi::CAP_KILL));
-        assert_eq!((user.set_file_user(SAME), user.set_file_user(0)), (5, 5));
+        assert_eq!((user.set_fsuid(UNCHANGED), user.set_fsuid(0)), (5, 5));
         assert_eq!(user.effective, ALL);
         let mut user = self::user(5);
-        assert_eq!((user.set_file_user(0), user.uids[place::FILES]), (5, 5));
+        assert_eq!((user.set_fsuid(0), user.uids[id_index::FS]), (5, 5));
     }
 
     #[test]
@@ -342,12 +342,12 @@ mod tests {
     fn programs_of_root_and_of_others() {
         let mut file = Meta::new(Device::default(), 1, Kind::Regular, 0o4755);
         let user = user(5);
-        let gained = user.executing(&file, true);
+        let gained = user.after_exec(&file, true);
         assert_eq!((gained.uids, gained.effective), ([5, 0, 0, 0], ALL));
-        assert_eq!(user.executing(&file, false).uids, [5; 4]);
+        assert_eq!(user.after_exec(&file, false).uids, [5; 4]);
         file.mode = 0o755;
-        assert_eq!(Credentials::root().executing(&file, true).effective, ALL);
-        assert_eq!(user.executing(&file, true).effective, 0);
+        assert_eq!(Credentials::root().after_exec(&file, true).effective, ALL);
+        assert_eq!(user.after_exec(&file, true).effective, 0);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Reads what a flattened device tree says about the machine (Devicetree Specification): physical
 //! memory, processors, nodes, the command line, the first files.
 
-use crate::boot::{BadBoot, CAPACITY, Kind, MemoryMap};
+use crate::boot::{BadBoot, Kind, MAX_REGIONS, MemoryMap};
 use crate::nodes::Nodes;
 use core::ops::Range;
 use dtoolkit::fdt::{Fdt, FdtNode};
@@ -10,9 +10,9 @@ use dtoolkit::{Node, Property};
 /// Bytes at the start of a tree that [`size`] needs.
 pub const HEAD: usize = 8;
 /// The most bytes that a tree has, as Linux has it (`Documentation/arch/arm64/booting.rst`).
-const LARGEST: u32 = 2 << 20;
+const MAX_SIZE: u32 = 2 << 20;
 /// The most processors that are found.
-pub const PROCESSORS: usize = 64;
+pub const MAX_PROCESSORS: usize = 64;
 
 /// Holds what a tree says.
 pub struct Tree<'t> {
@@ -24,13 +24,13 @@ pub struct Tree<'t> {
     pub command_line: &'t str,
     /// Where the archive of first files is; empty when absent. All of it is in memory of `map`.
     pub archive: Range<u64>,
-    processors: [u64; PROCESSORS],
+    processors: [u64; MAX_PROCESSORS],
     count: usize,
 }
 
 impl Tree<'_> {
     /// What the firmware calls each processor (`reg`), in the order of the tree; no more than
-    /// [`PROCESSORS`].
+    /// [`MAX_PROCESSORS`].
     pub fn processors(&self) -> &[u64] {
         &self.processors[..self.count]
     }
@@ -44,7 +44,7 @@ impl Tree<'_> {
 pub fn size(head: &[u8]) -> Result<usize, BadBoot> {
     let Some((magic, size)) = head.get(..HEAD).map(|head| head.split_at(4)) else { return Err(BadBoot::NoTree) };
     let size = size.first_chunk().map_or(0, |size| u32::from_be_bytes(*size));
-    if magic == [0xd0, 0x0d, 0xfe, 0xed] && size <= LARGEST { Ok(size as usize) } else { Err(BadBoot::NoTree) }
+    if magic == [0xd0, 0x0d, 0xfe, 0xed] && size <= MAX_SIZE { Ok(size as usize) } else { Err(BadBoot::NoTree) }
 }
 
 /// Reads a tree, which lies at physical address `at`. `image` is where the kernel's image is.
@@ -68,19 +68,19 @@ pub fn read(tree: &[u8], at: u64, image: Range<u64>) -> Result<Tree<'_>, BadBoot
             nodes.set_distance(from as usize, to as usize, u8::try_from(distance).unwrap_or(u8::MAX));
         }
     }
-    let (mut processors, mut count) = ([0; PROCESSORS], 0);
+    let (mut processors, mut count) = ([0; MAX_PROCESSORS], 0);
     let all = tree.find_node("/cpus").into_iter().flat_map(|cpus| cpus.children());
-    for cpu in all.filter(|node| node.name_without_address() == "cpu").take(PROCESSORS) {
+    for cpu in all.filter(|node| node.name_without_address() == "cpu").take(MAX_PROCESSORS) {
         let Some(name) = first_address(&cpu) else { continue };
-        nodes.add_processor(name, node_of(&cpu));
+        nodes.add_cpu(name, numa_node_of(&cpu));
         processors[count] = name;
         count += 1;
     }
     let chosen = tree.find_node("/chosen").and_then(|node| node.property("bootargs"));
     let mut command_line = chosen.and_then(|line| line.value_as::<&str>().ok()).unwrap_or_default();
     let mut archive = 0..0;
-    if let Some((place, rest)) = archive_named(command_line) {
-        if !map.has(&place) {
+    if let Some((place, rest)) = parse_archive_option(command_line) {
+        if !map.is_usable(&place) {
             return Err(BadBoot::Archive(place.start));
         }
         (archive, command_line) = (place, rest);
@@ -93,12 +93,12 @@ pub fn read(tree: &[u8], at: u64, image: Range<u64>) -> Result<Tree<'_>, BadBoot
 
 /// The memory of all nodes, which is in no order where there is more than one region.
 fn memory(tree: Fdt<'_>, nodes: &mut Nodes) -> Result<MemoryMap, BadBoot> {
-    let (mut regions, mut count) = ([(0, 0); CAPACITY], 0);
+    let (mut regions, mut count) = ([(0, 0); MAX_REGIONS], 0);
     for node in tree.root().children().filter(|node| node.name_without_address() == "memory") {
         for region in node.reg().ok().flatten().into_iter().flatten() {
             let (Ok(base), Ok(size)) = (region.address::<u64>(), region.size::<u64>()) else { continue };
             let end = base.checked_add(size).ok_or(BadBoot::Beyond(u64::MAX))?;
-            nodes.add_memory(base..end, node_of(&node));
+            nodes.add_memory(base..end, numa_node_of(&node));
             *regions.get_mut(count).ok_or(BadBoot::TooMany("regions of memory"))? = (base, end);
             count += 1;
         }
@@ -115,12 +115,12 @@ fn first_address(node: &FdtNode<'_>) -> Option<u64> {
 }
 
 /// The number of the node of memory and processors that a part of the tree is of.
-fn node_of(part: &FdtNode<'_>) -> usize {
+fn numa_node_of(part: &FdtNode<'_>) -> usize {
     part.property("numa-node-id").and_then(|number| number.value_as::<u32>().ok()).unwrap_or(0) as usize
 }
 
 /// Where an archive is that a command line begins with, and the rest of the line.
-fn archive_named(command_line: &str) -> Option<(Range<u64>, &str)> {
+fn parse_archive_option(command_line: &str) -> Option<(Range<u64>, &str)> {
     let rest = command_line.strip_prefix("archive=")?;
     let (place, rest) = rest.split_once(' ').unwrap_or((rest, ""));
     let (base, size) = place.split_once(',')?;
@@ -214,7 +214,7 @@ mod tests {
         let found = read(&bytes, 0x4000_0000, 0x4020_0000..0x4030_0000).unwrap();
         assert_eq!((found.command_line, found.archive.clone()), ("run apart", 0x4080_0000..0x4080_1001));
         assert_eq!((found.processors(), found.nodes.count()), (&[0, 0x100][..], 2));
-        assert_eq!([0, 0x100].map(|name| found.nodes.of_processor(name)), [0, 1]);
+        assert_eq!([0, 0x100].map(|name| found.nodes.node_of_cpu(name)), [0, 1]);
         assert_eq!((found.nodes.distance(0, 1), found.nodes.distance(1, 0)), (21, 255));
         let regions: Vec<_> =
             found.map.regions().iter().map(|region| (region.base, region.end(), region.kind)).collect();

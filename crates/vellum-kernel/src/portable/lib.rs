@@ -27,14 +27,14 @@ pub mod ipc;
 #[cfg(test)]
 mod layers;
 pub mod nodes;
+pub mod parse;
 pub mod proc;
 pub mod pvh;
+pub mod sleeplock;
+pub mod stdio;
 pub mod tags;
 #[cfg(any(test, fuzzing))]
 #[cfg_attr(not(test), allow(dead_code, reason = "a fuzz target needs a part of it"))]
 mod testing;
-pub mod turns;
 pub mod uname;
 pub mod wait;
-pub mod wire;
-pub mod written;

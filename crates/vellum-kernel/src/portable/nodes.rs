@@ -1,12 +1,12 @@
-//! Which memory and which processors are near each other: nodes, as ACPI and device trees tell of
+//! Which memory and which cpus are near each other: nodes, as ACPI and device trees tell of
 //! them.
 
 use core::ops::Range;
 
 /// The most nodes that are told apart. All others are taken for node 0.
-pub const MOST: usize = 16;
-/// The most stretches of memory, and the most processors, whose nodes are known.
-const ROOM: usize = 64;
+pub const MAX_NODES: usize = 16;
+/// The most stretches of memory, and the most cpus, whose nodes are known.
+const MAX_ENTRIES: usize = 64;
 
 /// What the firmware says of nodes. At first there is one, with everything.
 #[derive(Clone)]
@@ -14,41 +14,42 @@ pub struct Nodes {
     count: usize,
     memory: List<Range<u64>>,
     /// By what the firmware calls them.
-    processors: List<u64>,
-    distances: [[u8; MOST]; MOST],
+    cpus: List<u64>,
+    distances: [[u8; MAX_NODES]; MAX_NODES],
 }
 
 /// Things, each with its node.
 #[derive(Clone)]
 struct List<T> {
-    all: [Option<(T, usize)>; ROOM],
+    slots: [Option<(T, usize)>; MAX_ENTRIES],
     len: usize,
 }
 
 impl<T> List<T> {
-    fn add(&mut self, thing: T, node: usize) {
-        if let Some(slot) = self.all.get_mut(self.len) {
-            *slot = Some((thing, node));
+    fn add(&mut self, item: T, node: usize) {
+        if let Some(slot) = self.slots.get_mut(self.len) {
+            *slot = Some((item, node));
             self.len += 1;
         }
     }
 
     fn iter(&self) -> impl Iterator<Item = &(T, usize)> {
-        self.all.iter().flatten()
+        self.slots.iter().flatten()
     }
 }
 
 impl Nodes {
     /// One node.
     pub const fn new() -> Self {
-        let mut distances = [[20; MOST]; MOST];
+        let mut distances = [[20; MAX_NODES]; MAX_NODES];
         let mut node = 0;
-        while node < MOST {
+        while node < MAX_NODES {
             distances[node][node] = 10;
             node += 1;
         }
-        let (memory, processors) = (List { all: [const { None }; ROOM], len: 0 }, List { all: [None; ROOM], len: 0 });
-        Self { count: 1, memory, processors, distances }
+        let (memory, cpus) =
+            (List { slots: [const { None }; MAX_ENTRIES], len: 0 }, List { slots: [None; MAX_ENTRIES], len: 0 });
+        Self { count: 1, memory, cpus, distances }
     }
 
     /// How many there are.
@@ -56,27 +57,27 @@ impl Nodes {
         self.count
     }
 
-    fn known(&mut self, node: usize) -> Option<usize> {
-        let known = (node < MOST).then_some(node)?;
+    fn register(&mut self, node: usize) -> Option<usize> {
+        let known = (node < MAX_NODES).then_some(node)?;
         self.count = self.count.max(known + 1);
         Some(known)
     }
 
     /// This memory is of that node.
     pub fn add_memory(&mut self, memory: Range<u64>, node: usize) {
-        if let Some(node) = self.known(node) {
+        if let Some(node) = self.register(node) {
             self.memory.add(memory, node);
         }
     }
 
     /// The processor of this name is of that node.
-    pub fn add_processor(&mut self, name: u64, node: usize) {
-        if let Some(node) = self.known(node) {
-            self.processors.add(name, node);
+    pub fn add_cpu(&mut self, name: u64, node: usize) {
+        if let Some(node) = self.register(node) {
+            self.cpus.add(name, node);
         }
     }
 
-    /// So far is the memory of one node from the processors of another.
+    /// So far is the memory of one node from the cpus of another.
     pub fn set_distance(&mut self, from: usize, to: usize, distance: u8) {
         if let Some(known) = self.distances.get_mut(from).and_then(|row| row.get_mut(to)) {
             *known = distance;
@@ -89,12 +90,12 @@ impl Nodes {
     }
 
     /// The node of a processor.
-    pub fn of_processor(&self, name: u64) -> usize {
-        self.processors.iter().find(|(other, _)| *other == name).map_or(0, |(_, node)| *node)
+    pub fn node_of_cpu(&self, name: u64) -> usize {
+        self.cpus.iter().find(|(other, _)| *other == name).map_or(0, |(_, node)| *node)
     }
 
     /// A stretch of memory in pieces of one node each.
-    pub fn pieces(&self, memory: Range<u64>) -> impl Iterator<Item = (Range<u64>, usize)> {
+    pub fn split(&self, memory: Range<u64>) -> impl Iterator<Item = (Range<u64>, usize)> {
         let mut rest = memory;
         core::iter::from_fn(move || {
             let start = (!rest.is_empty()).then_some(rest.start)?;
@@ -121,23 +122,23 @@ mod tests {
     #[test]
     fn memory_falls_into_pieces_of_one_node() {
         let mut nodes = Nodes::new();
-        assert_eq!(nodes.pieces(5..90).collect::<Vec<_>>(), [(5..90, 0)]);
+        assert_eq!(nodes.split(5..90).collect::<Vec<_>>(), [(5..90, 0)]);
         nodes.add_memory(0..20, 1);
         nodes.add_memory(30..50, 2);
         nodes.add_memory(50..80, 1);
         assert_eq!(nodes.count(), 3);
         let expected = [(5..20, 1), (20..30, 0), (30..50, 2), (50..80, 1), (80..90, 0)];
-        assert_eq!(nodes.pieces(5..90).collect::<Vec<_>>(), expected);
-        assert_eq!(nodes.pieces(31..49).collect::<Vec<_>>(), [(31..49, 2)]);
+        assert_eq!(nodes.split(5..90).collect::<Vec<_>>(), expected);
+        assert_eq!(nodes.split(31..49).collect::<Vec<_>>(), [(31..49, 2)]);
     }
 
     #[test]
     fn what_is_not_known_is_of_node_0_and_as_far_as_any() {
         let mut nodes = Nodes::new();
-        nodes.add_processor(7, 1);
-        nodes.add_processor(8, MOST);
+        nodes.add_cpu(7, 1);
+        nodes.add_cpu(8, MAX_NODES);
         nodes.set_distance(0, 1, 33);
-        assert_eq!([7, 8, 9].map(|name| nodes.of_processor(name)), [1, 0, 0]);
+        assert_eq!([7, 8, 9].map(|name| nodes.node_of_cpu(name)), [1, 0, 0]);
         assert_eq!((nodes.count(), nodes.distance(0, 1), nodes.distance(1, 0), nodes.distance(1, 1)), (2, 33, 20, 10));
     }
 }

@@ -4,7 +4,7 @@
 //! The structures are those of Xen's `xen/include/public/arch-x86/hvm/start_info.h`, version 1,
 //! which QEMU fills in. [`read`] takes what is needed out of them and marks what stays in use.
 
-use crate::acpi::{Physical, word};
+use crate::acpi::{PhysicalMemory, read_le};
 use crate::boot::{BadBoot, Kind, MemoryMap};
 use core::ops::Range;
 
@@ -17,15 +17,15 @@ const MODULE: usize = 32;
 pub const COMMAND_LINE: usize = 24;
 /// The most entries of a memory map, and the most modules. Linux's loaders hand over 128 entries
 /// and one module.
-const MOST: u64 = 1024;
+const MAX_ITEMS: u64 = 1024;
 /// The longest command line, without its end, as in Linux.
-const LONGEST: u64 = 2048;
+const MAX_COMMAND_LINE: u64 = 2048;
 /// Below lie the BIOS data VMA, option ROMs and the frame buffer, whatever the memory map says.
-const LOW_MEMORY: u64 = 1 << 20;
+const LOW_MEMORY_END: u64 = 1 << 20;
 
 /// What the loader's structures say.
 pub struct StartInfo<'m> {
-    /// Physical memory, less what the loader's structures and the kernel's image fill.
+    /// PhysicalMemory memory, less what the loader's structures and the kernel's image fill.
     pub map: MemoryMap,
     /// What the kernel is told; empty when absent or not UTF-8.
     pub command_line: &'m str,
@@ -41,26 +41,26 @@ pub struct StartInfo<'m> {
 /// # Errors
 ///
 /// [`BadBoot`]: the structures are unsound, or name memory or an archive that can't be.
-pub fn read<'m>(memory: &'m impl Physical, at: u64, image: Range<u64>) -> Result<StartInfo<'m>, BadBoot> {
-    let info = bytes(memory, at, 0, START_INFO)?;
-    let number = |at: usize| word::<4>(info, at).unwrap_or_default();
-    let address = |at: usize| word::<8>(info, at).unwrap_or_default();
+pub fn read<'m>(memory: &'m impl PhysicalMemory, at: u64, image: Range<u64>) -> Result<StartInfo<'m>, BadBoot> {
+    let info = element(memory, at, 0, START_INFO)?;
+    let number = |at: usize| read_le::<4>(info, at).unwrap_or_default();
+    let address = |at: usize| read_le::<8>(info, at).unwrap_or_default();
     if number(0) != MAGIC || number(4) < 1 {
         return Err(BadBoot::NoStartInfo);
     }
     let (modules, list) = (number(12), address(16));
     let (entries, table) = (number(48), address(40));
-    if entries > MOST || modules > MOST {
+    if entries > MAX_ITEMS || modules > MAX_ITEMS {
         return Err(BadBoot::TooMany("entries of the memory map, or modules"));
     }
     let mut map = MemoryMap::new();
     for index in 0..entries {
-        let entry = bytes(memory, table, index, ENTRY)?;
+        let entry = element(memory, table, index, ENTRY)?;
         let region = range(entry)?;
-        let kind = match word::<4>(entry, 16) {
+        let kind = match read_le::<4>(entry, 16) {
             Some(1) => Kind::Usable,
             Some(3) => Kind::AcpiTables,
-            Some(4) => Kind::AcpiStorage,
+            Some(4) => Kind::AcpiNvs,
             _ => Kind::Reserved,
         };
         map.push(region.start, region.end, kind)?;
@@ -68,12 +68,12 @@ pub fn read<'m>(memory: &'m impl Physical, at: u64, image: Range<u64>) -> Result
     // Before anything is taken from the map: modules lie in memory.
     let mut archive = 0..0;
     for index in (0..modules).rev() {
-        archive = range(bytes(memory, list, index, MODULE)?)?;
-        if !archive.is_empty() && !map.has(&archive) {
+        archive = range(element(memory, list, index, MODULE)?)?;
+        if !archive.is_empty() && !map.is_usable(&archive) {
             return Err(BadBoot::Archive(archive.start));
         }
     }
-    map.reserve(0, LOW_MEMORY, Kind::Low)?;
+    map.reserve(0, LOW_MEMORY_END, Kind::Low)?;
     map.reserve(image.start, image.end, Kind::Kernel)?;
     // The sums don't overflow: all of it was read.
     let mut keep = |start: u64, size: u64| map.reserve(start, start + size, Kind::Boot);
@@ -81,7 +81,7 @@ pub fn read<'m>(memory: &'m impl Physical, at: u64, image: Range<u64>) -> Result
     keep(table, entries * ENTRY as u64)?;
     keep(list, modules * MODULE as u64)?;
     for index in 0..modules {
-        let module = range(bytes(memory, list, index, MODULE)?)?;
+        let module = range(element(memory, list, index, MODULE)?)?;
         keep(module.start, module.end - module.start)?;
     }
     let mut command_line = "";
@@ -94,20 +94,20 @@ pub fn read<'m>(memory: &'m impl Physical, at: u64, image: Range<u64>) -> Result
 }
 
 /// The structure of a number in an array at an address.
-fn bytes(memory: &impl Physical, array: u64, index: u64, size: usize) -> Result<&[u8], BadBoot> {
+fn element(memory: &impl PhysicalMemory, array: u64, index: u64, size: usize) -> Result<&[u8], BadBoot> {
     let at = array.checked_add(index * size as u64);
     at.and_then(|at| memory.bytes(at, size)).ok_or(BadBoot::Unreadable(array))
 }
 
 /// The address and the length that a structure begins with.
 fn range(structure: &[u8]) -> Result<Range<u64>, BadBoot> {
-    let [start, len] = [0, 8].map(|at| word::<8>(structure, at).unwrap_or_default());
+    let [start, len] = [0, 8].map(|at| read_le::<8>(structure, at).unwrap_or_default());
     Ok(start..start.checked_add(len).ok_or(BadBoot::Beyond(u64::MAX))?)
 }
 
 /// The bytes from an address up to the first that is zero.
-fn string(memory: &impl Physical, at: u64) -> Result<&[u8], BadBoot> {
-    for len in 0..=LONGEST {
+fn string(memory: &impl PhysicalMemory, at: u64) -> Result<&[u8], BadBoot> {
+    for len in 0..=MAX_COMMAND_LINE {
         let last = at.checked_add(len).and_then(|at| memory.bytes(at, 1)).ok_or(BadBoot::Unreadable(at))?;
         if last == [0] {
             return memory.bytes(at, len as usize).ok_or(BadBoot::Unreadable(at));

@@ -26,122 +26,122 @@ use spin::Mutex;
 /// Tasks that wait, in the order of their coming.
 #[derive(Default)]
 pub struct Queue {
-    line: Mutex<Line>,
+    waiters: Mutex<Waiters>,
 }
 
 #[derive(Default)]
-struct Line {
+struct Waiters {
     next: u64,
-    waiting: VecDeque<(u64, Waker)>,
+    list: VecDeque<(u64, Waker)>,
 }
 
 impl Queue {
     /// Nobody waits.
     pub const fn new() -> Self {
-        Queue { line: Mutex::new(Line { next: 0, waiting: VecDeque::new() }) }
+        Queue { waiters: Mutex::new(Waiters { next: 0, list: VecDeque::new() }) }
     }
 
     /// Wait until `condition` gives a value. It is asked at once, and again after each wake; it
     /// must not wait at this queue, nor wake it unless it gives a value. Dropping the future ends
     /// the wait.
     pub fn wait_until<T, F: FnMut() -> Option<T>>(&self, condition: F) -> WaitUntil<'_, F> {
-        WaitUntil { place: self.place(), condition }
+        WaitUntil { waiter: self.waiter(), condition }
     }
 
-    /// A place in line, not yet taken: what a task needs that waits at several queues at once.
-    pub const fn place(&self) -> Place<'_> {
-        Place { queue: self, number: None }
+    /// A waiter in line, not yet taken: what a task needs that waits at several queues at once.
+    pub const fn waiter(&self) -> Waiter<'_> {
+        Waiter { queue: self, number: None }
     }
 
     /// Wake the first in line. Right where those who wait are alike and one of them can use what
     /// there is; whether there was one.
     pub fn wake_one(&self) -> bool {
-        let first = self.line.lock().waiting.pop_front();
+        let first = self.waiters.lock().list.pop_front();
         first.map(|(_, waker)| waker.wake()).is_some()
     }
 
     /// Wake all that wait now.
     pub fn wake_all(&self) {
-        let all = mem::take(&mut self.line.lock().waiting);
+        let all = mem::take(&mut self.waiters.lock().list);
         all.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
     /// How many wait.
     pub fn waiting(&self) -> usize {
-        self.line.lock().waiting.len()
+        self.waiters.lock().list.len()
     }
 }
 
-/// A task's place in the line of a [`Queue`]; dropping it leaves the line.
-pub struct Place<'q> {
+/// A task's waiter in the line of a [`Queue`]; dropping it leaves the line.
+pub struct Waiter<'q> {
     queue: &'q Queue,
-    /// What it was given when it last took its place. It may have been woken since.
+    /// What it was given when it last took its waiter. It may have been woken since.
     number: Option<u64>,
 }
 
-impl Place<'_> {
+impl Waiter<'_> {
     /// Be in line, with this waker: from now on a wake reaches it. The caller looks at its
     /// condition *after* this.
     ///
     /// If there is no memory for it, the task is woken at once, so that it asks again instead of
     /// sleeping forever.
-    pub fn take(&mut self, waker: &Waker) {
+    pub fn enqueue(&mut self, waker: &Waker) {
         let mut stale = None;
-        let mut line = self.queue.line.lock();
-        let at = self.number.and_then(|number| line.at(number));
+        let mut waiters = self.queue.waiters.lock();
+        let at = self.number.and_then(|number| waiters.position(number));
         if let Some(at) = at {
-            let kept = &mut line.waiting[at].1;
+            let kept = &mut waiters.list[at].1;
             if !kept.will_wake(waker) {
                 stale = Some(mem::replace(kept, waker.clone()));
             }
-        } else if line.waiting.try_reserve(1).is_ok() {
-            let number = line.next;
-            line.next += 1;
-            line.waiting.push_back((number, waker.clone()));
+        } else if waiters.list.try_reserve(1).is_ok() {
+            let number = waiters.next;
+            waiters.next += 1;
+            waiters.list.push_back((number, waker.clone()));
             self.number = Some(number);
         } else {
-            drop(line);
+            drop(waiters);
             self.number = None;
             return waker.wake_by_ref();
         }
-        drop(line);
+        drop(waiters);
         drop(stale);
     }
 
     /// Leave the line, being content. A wake that came meanwhile is used up.
-    pub fn leave(&mut self) {
-        self.withdraw();
+    pub fn dequeue(&mut self) {
+        self.remove();
     }
 
     /// Leave the line; whether it was still in it, and not woken.
-    fn withdraw(&mut self) -> bool {
+    fn remove(&mut self) -> bool {
         let Some(number) = self.number.take() else { return true };
-        let mut line = self.queue.line.lock();
-        let waker = line.at(number).and_then(|at| line.waiting.remove(at));
-        drop(line);
+        let mut waiters = self.queue.waiters.lock();
+        let waker = waiters.position(number).and_then(|at| waiters.list.remove(at));
+        drop(waiters);
         waker.is_some()
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        if !self.withdraw() {
+        if !self.remove() {
             self.queue.wake_one();
         }
     }
 }
 
-impl Line {
+impl Waiters {
     /// Where a number stands. They are given in order, and only the back is added to.
-    fn at(&self, number: u64) -> Option<usize> {
-        self.waiting.binary_search_by_key(&number, |&(number, _)| number).ok()
+    fn position(&self, number: u64) -> Option<usize> {
+        self.list.binary_search_by_key(&number, |&(number, _)| number).ok()
     }
 }
 
 /// The future of [`Queue::wait_until`].
 #[must_use = "to wait is to await"]
 pub struct WaitUntil<'q, F> {
-    place: Place<'q>,
+    waiter: Waiter<'q>,
     condition: F,
 }
 
@@ -154,15 +154,15 @@ impl<T, F: FnMut() -> Option<T>> Future for WaitUntil<'_, F> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         let this = &mut *self;
         // Who need not wait does not touch the queue.
-        if this.place.number.is_none()
+        if this.waiter.number.is_none()
             && let Some(value) = (this.condition)()
         {
             return Poll::Ready(value);
         }
-        this.place.take(context.waker());
+        this.waiter.enqueue(context.waker());
         match (this.condition)() {
             Some(value) => {
-                this.place.leave();
+                this.waiter.dequeue();
                 Poll::Ready(value)
             }
             None => Poll::Pending,
@@ -171,7 +171,7 @@ impl<T, F: FnMut() -> Option<T>> Future for WaitUntil<'_, F> {
 }
 
 /// Let others go first, once.
-pub async fn give_way() {
+pub async fn yield_now() {
     let mut gave_way = false;
     core::future::poll_fn(|context| {
         if mem::replace(&mut gave_way, true) {

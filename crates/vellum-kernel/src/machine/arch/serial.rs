@@ -48,7 +48,7 @@ macro_rules! println {
 
 /// The stdio channel to the host: carries a program's streams in frames of a type, a length and
 /// that many bytes.
-pub mod wire {
+pub mod stdio {
     use super::{Mutex, ports};
     use uart_16550::spec::registers::IER;
     use uart_16550::{BaudRate, Config, Uart16550};

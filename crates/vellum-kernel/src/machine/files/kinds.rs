@@ -13,7 +13,7 @@ use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::names::{Mount, View};
 use vellum_kernel::fs::tmpfs::Tmpfs;
 use vellum_kernel::fs::{Inode, Kind, Namespace, Who, archive};
-use vellum_kernel::written;
+use vellum_kernel::parse;
 
 /// Sets up the root file system from the archive, and the devices.
 ///
@@ -83,6 +83,6 @@ fn mount_first(view: &View) -> Result<(), Errno> {
 /// mounting.
 pub fn mount(view: &View, source: &[u8], on: &[u8], kind: &[u8], options: &[u8], read_only: bool) -> Result<(), Errno> {
     let on = view.get(on, true)?;
-    let (root, kind) = root(kind, written::mode(options)?.unwrap_or(0o1777))?;
+    let (root, kind) = root(kind, parse::mount_mode(options)?.unwrap_or(0o1777))?;
     view.names.mount(Mount { on, root, kind, source: source.into(), read_only })
 }

@@ -9,7 +9,7 @@ use core::fmt::Write;
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::ipc::{Named, Things};
+use vellum_kernel::ipc::{IpcObject, IpcTable};
 use vellum_kernel::proc::Text;
 
 /// `SHM_DEST`, a mode bit: the segment was removed and is freed when it is last detached.
@@ -29,7 +29,7 @@ pub struct Segment {
     pub pids: [u32; 2],
 }
 
-static SEGMENTS: Mutex<Option<Things<Segment>>> = Mutex::new(None);
+static SEGMENTS: Mutex<Option<IpcTable<Segment>>> = Mutex::new(None);
 
 /// Returns the wall clock in seconds.
 pub fn now() -> u64 {
@@ -49,29 +49,29 @@ pub fn attached(tag: u64) -> u64 {
 }
 
 /// Locks the segments, drops removed ones that no VMA maps any more, and calls `work`.
-pub fn with<T>(work: impl FnOnce(&mut Things<Segment>) -> Result<T, Errno>) -> Result<T, Errno> {
+pub fn with<T>(work: impl FnOnce(&mut IpcTable<Segment>) -> Result<T, Errno>) -> Result<T, Errno> {
     let mut segments = SEGMENTS.lock();
     let segments = segments.get_or_insert_default();
-    segments.retain(|segment| segment.what.object.is_some() || attached(segment.what.tag) > 0);
+    segments.retain(|segment| segment.data.object.is_some() || attached(segment.data.tag) > 0);
     work(segments)
 }
 
 /// Returns the ID requested for the next segment (`/proc/sys/kernel/shm_next_id`), if one is set.
 pub fn wanted() -> Result<Option<u32>, Errno> {
-    with(|segments| Ok(segments.wanted))
+    with(|segments| Ok(segments.next_id))
 }
 
 /// Requests an ID for the next segment.
 pub fn want(id: u32) -> Result<(), Errno> {
     with(|segments| {
-        segments.wanted = Some(id);
+        segments.next_id = Some(id);
         Ok(())
     })
 }
 
 /// Returns a segment's mode as programs see it.
-pub fn mode(segment: &Named<Segment>) -> u32 {
-    segment.rights.mode | if segment.what.object.is_none() { REMOVED } else { 0 }
+pub fn mode(segment: &IpcObject<Segment>) -> u32 {
+    segment.perm.mode | if segment.data.object.is_none() { REMOVED } else { 0 }
 }
 
 /// Returns the contents of `/proc/sysvipc/shm`.
@@ -85,13 +85,13 @@ pub fn list() -> Result<Vec<u8>, Errno> {
             ["atime", "dtime", "ctime"].iter().try_for_each(|name| write!(text, "{name:>10} "))?;
             writeln!(text, "{:>21} {:>21}", "rss", "swap")?;
             segments.iter().try_for_each(|segment| {
-                let (rights, Segment { object, tag, size, times, pids }) = (&segment.rights, &segment.what);
+                let (perm, Segment { object, tag, size, times, pids }) = (&segment.perm, &segment.data);
                 let bytes = |object: &Object| object.page_counts().map(|pages| pages * FRAME_SIZE);
                 let [resident, swapped] = object.as_ref().map_or([0; 2], bytes);
-                let [maker, makers] = rights.maker;
-                write!(text, "{:10} {:10} {:5o} {size:21} ", rights.key, segment.id, mode(segment))?;
+                let [creator, creator_group] = perm.creator;
+                write!(text, "{:10} {:10} {:5o} {size:21} ", perm.key, segment.id, mode(segment))?;
                 let count = attached(*tag) as u32;
-                let small = [pids[0], pids[1], count, rights.uid, rights.gid, maker, makers];
+                let small = [pids[0], pids[1], count, perm.uid, perm.gid, creator, creator_group];
                 small.iter().try_for_each(|word| write!(text, "{word:5} "))?;
                 times.iter().try_for_each(|time| write!(text, "{time:10} "))?;
                 writeln!(text, "{resident:21} {swapped:21}")

@@ -4,14 +4,14 @@
 //! with the host. The port raises an interrupt when input reaches its empty FIFO, so a thread that
 //! finds no input can sleep.
 
-use crate::arch::serial::wire;
+use crate::arch::serial::stdio;
 use core::any::Any;
 use linux_raw_sys::general::{POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
 use spin::Mutex;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{File, Sink, Source};
+use vellum_kernel::stdio::StdinDecoder;
 use vellum_kernel::wait::Queue;
-use vellum_kernel::wire::Input;
 
 /// A standard stream.
 pub enum Stream {
@@ -23,12 +23,12 @@ pub enum Stream {
     Errors,
 }
 
-static ARRIVED: Mutex<Arrived> = Mutex::new(Arrived { frames: Input::new(), bytes: [0; 256], first: 0, end: 0 });
+static ARRIVED: Mutex<Arrived> = Mutex::new(Arrived { frames: StdinDecoder::new(), bytes: [0; 256], first: 0, end: 0 });
 static READERS: Queue = Queue::new();
 
 /// Input that was taken from the port and not read yet.
 struct Arrived {
-    frames: Input,
+    frames: StdinDecoder,
     bytes: [u8; 256],
     first: usize,
     end: usize,
@@ -40,9 +40,9 @@ impl Arrived {
         if self.first == self.end {
             (self.first, self.end) = (0, 0);
         }
-        while self.end < self.bytes.len() && !self.frames.ended() {
-            let Some(byte) = wire::receive() else { break };
-            if let Some(input) = self.frames.take(byte) {
+        while self.end < self.bytes.len() && !self.frames.is_eof() {
+            let Some(byte) = stdio::receive() else { break };
+            if let Some(input) = self.frames.decode(byte) {
                 self.bytes[self.end] = input;
                 self.end += 1;
             }
@@ -62,7 +62,7 @@ fn read(to: &mut dyn Sink) -> Result<usize, Errno> {
     while to.room() > 0 {
         let bytes = arrived.look();
         if bytes.is_empty() {
-            if done == 0 && !arrived.frames.ended() {
+            if done == 0 && !arrived.frames.is_eof() {
                 return Err(Errno::EAGAIN);
             }
             break;
@@ -90,8 +90,8 @@ impl File for Stream {
     fn write(&self, _at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
         let frame = match self {
             Stream::Input => return Err(Errno::EBADF),
-            Stream::Output => wire::Frame::Output,
-            Stream::Errors => wire::Frame::Errors,
+            Stream::Output => stdio::Frame::Output,
+            Stream::Errors => stdio::Frame::Errors,
         };
         let mut buffer = [0; 1024];
         let mut done = 0;
@@ -99,7 +99,7 @@ impl File for Stream {
             let wanted = from.left().min(buffer.len());
             match from.take(&mut buffer[..wanted]) {
                 Ok(taken) => {
-                    wire::send(frame, &buffer[..taken]);
+                    stdio::send(frame, &buffer[..taken]);
                     done += taken;
                 }
                 Err(_) if done > 0 => break,
@@ -115,7 +115,7 @@ impl File for Stream {
             Stream::Input => {
                 let mut arrived = ARRIVED.lock();
                 let there = if arrived.look().is_empty() { 0 } else { POLLIN | POLLRDNORM };
-                there | if arrived.frames.ended() { POLLHUP } else { 0 }
+                there | if arrived.frames.is_eof() { POLLHUP } else { 0 }
             }
             Stream::Output | Stream::Errors => POLLOUT | POLLWRNORM,
         }

@@ -13,12 +13,12 @@ use crate::mem::holds::{self, Kind};
 use crate::mem::shootdown;
 use vellum::addr::PhysAddr;
 use vellum::platform::{self, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
-use vellum_kernel::boot::{CAPACITY, MemoryMap};
+use vellum_kernel::boot::{MAX_REGIONS, MemoryMap};
 use vellum_kernel::nodes::Nodes;
 
 /// The machine: its memory regions, clock, CPUs and NUMA nodes.
 pub struct Host {
-    regions: [Region; CAPACITY],
+    regions: [Region; MAX_REGIONS],
     len: usize,
     clock: Clock,
     cpus: usize,
@@ -32,8 +32,8 @@ impl Host {
     /// already.
     pub fn new(map: &MemoryMap, nodes: &Nodes, clock: Clock, cpus: usize) -> Self {
         let nothing = Region { base: PhysAddr(0), len: 0, zeroed: false, node: 0 };
-        let (mut regions, mut len) = ([nothing; CAPACITY], 0);
-        let pieces = map.usable().flat_map(|usable| nodes.pieces(usable.base..usable.end()));
+        let (mut regions, mut len) = ([nothing; MAX_REGIONS], 0);
+        let pieces = map.usable().flat_map(|usable| nodes.split(usable.base..usable.end()));
         for (region, (piece, node)) in regions.iter_mut().zip(pieces) {
             *region = Region {
                 base: PhysAddr(piece.start),
@@ -44,7 +44,7 @@ impl Host {
             };
             len += 1;
         }
-        let node = core::array::from_fn(|cpu| if cpu < cpus { nodes.of_processor(secondary::name(cpu)) } else { 0 });
+        let node = core::array::from_fn(|cpu| if cpu < cpus { nodes.node_of_cpu(secondary::name(cpu)) } else { 0 });
         Self { regions, len, clock, cpus, nodes: nodes.clone(), node }
     }
 }

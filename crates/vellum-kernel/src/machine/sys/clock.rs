@@ -45,18 +45,18 @@ pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
         abi::CLOCK_MONOTONIC | abi::CLOCK_MONOTONIC_RAW | abi::CLOCK_MONOTONIC_COARSE | abi::CLOCK_BOOTTIME => {
             Ok(now_ns())
         }
-        abi::CLOCK_PROCESS_CPUTIME_ID => Ok(thread.process.processor_time()),
-        abi::CLOCK_THREAD_CPUTIME_ID => Ok(thread.processor_time()),
+        abi::CLOCK_PROCESS_CPUTIME_ID => Ok(thread.process.cpu_time()),
+        abi::CLOCK_THREAD_CPUTIME_ID => Ok(thread.cpu_time()),
         // A CPU-time clock of a process or thread: the inverted ID above three bits that select the
         // kind.
         _ if (clock as i32) < 0 => {
             const OF_THREAD: i32 = 4;
             let (number, of_thread) = (!(clock as i32 >> 3) as u32, clock as i32 & OF_THREAD != 0);
             match (number, of_thread) {
-                (0, false) => Ok(thread.process.processor_time()),
-                (0, true) => Ok(thread.processor_time()),
-                (_, true) => Ok(process::find_thread(number).ok_or(Errno::EINVAL)?.processor_time()),
-                (_, false) => Ok(process::find(number).ok_or(Errno::EINVAL)?.processor_time()),
+                (0, false) => Ok(thread.process.cpu_time()),
+                (0, true) => Ok(thread.cpu_time()),
+                (_, true) => Ok(process::find_thread(number).ok_or(Errno::EINVAL)?.cpu_time()),
+                (_, false) => Ok(process::find(number).ok_or(Errno::EINVAL)?.cpu_time()),
             }
         }
         _ => Err(Errno::EINVAL),

@@ -219,7 +219,7 @@ pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -
         abi::F_GETFL => Ok(u64::from(open.flags()) | u64::from(abi::O_LARGEFILE)),
         abi::F_SETFL => {
             let hides = argument as u32 & !open.flags() & abi::O_NOATIME != 0;
-            if hides && !thread.credentials().who().owns(&open.inode().meta()) {
+            if hides && !thread.credentials().fs_cred().owns(&open.inode().meta()) {
                 return Err(Errno::EPERM);
             }
             open.set_flags(argument as u32);
@@ -299,11 +299,11 @@ pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, le
         may_resize(thread, &**open.inode(), offset.saturating_add(len))?;
     }
     // The file's write lock is held across the pieces, so that no write comes between them.
-    let _turn = thread.killable(open.turn()).await?;
+    let _guard = thread.killable(open.lock_writes()).await?;
     let mut done = 0;
     let piece = || {
         while !open.allocate(mode as u32, offset as i64, len as i64, &mut done)? {
-            if !executor::turn_lasts() {
+            if !executor::has_time_slice() {
                 return Ok(false);
             }
         }

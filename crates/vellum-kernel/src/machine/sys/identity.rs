@@ -7,7 +7,7 @@ use crate::task::{Thread, process};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
-use vellum_kernel::credentials::{Credentials, Four, Ids, MOST_GROUPS, place};
+use vellum_kernel::credentials::{Credentials, IdSet, Ids, NGROUPS_MAX, id_index};
 use vellum_kernel::errno::Errno;
 
 /// Replaces the thread's credentials by a changed copy, if `change` returns no error. Moves the
@@ -18,7 +18,7 @@ pub fn change(thread: &Thread, change: impl FnOnce(&mut Credentials) -> Answer) 
     let answer = change(&mut new)?;
     let before = core::mem::replace(&mut thread.traits.lock().credentials, Arc::new(new.clone()));
     if let Some(counted) = &mut *thread.counted.lock() {
-        counted.belongs_to(new.uids[place::REAL]);
+        counted.belongs_to(new.uids[id_index::REAL]);
     }
     if before.has(abi::CAP_IPC_LOCK) != new.has(abi::CAP_IPC_LOCK) {
         let limits = thread.process.limits.lock();
@@ -30,16 +30,16 @@ pub fn change(thread: &Thread, change: impl FnOnce(&mut Credentials) -> Answer) 
 /// Implements `setuid`, `setreuid` and `setresuid`. `RLIMIT_NPROC` of the new user is checked by
 /// the next `clone`.
 pub fn set_users(thread: &Thread, wanted: Ids) -> Answer {
-    change(thread, |own| own.set_users(wanted).map(|()| 0))
+    change(thread, |own| own.set_uids(wanted).map(|()| 0))
 }
 
 /// Implements `setgid`, `setregid` and `setresgid`.
 pub fn set_groups(thread: &Thread, wanted: Ids) -> Answer {
-    change(thread, |own| own.set_group_ids(wanted).map(|()| 0))
+    change(thread, |own| own.set_gids(wanted).map(|()| 0))
 }
 
 /// Implements `getresuid` and `getresgid`.
-pub fn get(thread: &Thread, ids: Four, to: [u64; 3]) -> Answer {
+pub fn get(thread: &Thread, ids: IdSet, to: [u64; 3]) -> Answer {
     for (to, id) in to.into_iter().zip(ids) {
         uaccess::write(&thread.memory(), to, &id.to_le_bytes())?;
     }
@@ -65,7 +65,7 @@ pub fn getgroups(thread: &Thread, room: u64, to: u64) -> Answer {
 pub fn setgroups(thread: &Thread, count: u64, from: u64) -> Answer {
     let count = count as u32 as usize;
     thread.credentials().needs(abi::CAP_SETGID)?;
-    if count > MOST_GROUPS {
+    if count > NGROUPS_MAX {
         return Err(Errno::EINVAL);
     }
     let mut bytes = payer::zeros(4 * count)?;

@@ -23,7 +23,7 @@ use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::names::Mapped;
-use vellum_kernel::wait::give_way;
+use vellum_kernel::wait::yield_now;
 
 /// Converts `PROT_` bits. Returns `None` if a bit is unknown.
 fn prot(bits: u64) -> Option<Prot> {
@@ -132,7 +132,7 @@ pub async fn populate(thread: &Arc<Thread>, addr: u64, len: u64, unlocked: bool)
 async fn populate_rest(thread: &Arc<Thread>, memory: &Arc<UserSpace>, mut rest: Populating) -> Result<(), Errno> {
     loop {
         let piece = || {
-            let populated = memory.engine.populate_some(&mut rest, executor::turn_lasts);
+            let populated = memory.engine.populate_some(&mut rest, executor::has_time_slice);
             populated.map_err(|error| failed(error.refused(), error.errno()))
         };
         match by_pieces(thread, piece).await {
@@ -211,7 +211,7 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
         if advice == Advise::PageOut {
             memcgs::tell_swap_room();
         }
-        memory.engine.advise_some(&mut rest, executor::turn_lasts).map_err(told)
+        memory.engine.advise_some(&mut rest, executor::has_time_slice).map_err(told)
     };
     by_pieces(thread, piece).await.map(|()| 0)
 }
@@ -233,7 +233,7 @@ pub async fn mlock(thread: &Arc<Thread>, addr: u64, len: u64, flags: u64) -> Ans
     let told = |error: LockError| failed(error.refused(), error.errno());
     let mut rest = memory.engine.begin_lock(addr, len, flags != 0).map_err(told)?;
     let piece = || {
-        let populated = memory.engine.populate_some(&mut rest, executor::turn_lasts);
+        let populated = memory.engine.populate_some(&mut rest, executor::has_time_slice);
         populated.map_err(|error| told(LockError::Fault(error)))
     };
     by_pieces(thread, piece).await.map(|()| 0)
@@ -307,7 +307,7 @@ pub async fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answ
     let pages = align_up(len, FRAME_SIZE.ilog2()).ok_or(Errno::ENOMEM)? / FRAME_SIZE;
     for first in (0..pages).step_by(AT_ONCE) {
         if first > 0 {
-            give_way().await;
+            yield_now().await;
             if deliver::is_dying(thread) {
                 return Err(Errno::EINTR);
             }

@@ -17,7 +17,7 @@ use vellum::platform::Cpus;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::table;
 use vellum_kernel::uname::{DOMAIN, HOST, RELEASE, SYSTEM, VERSION};
-use vellum_kernel::wait::give_way;
+use vellum_kernel::wait::yield_now;
 
 /// Implements `uname`.
 pub fn uname(thread: &Arc<Thread>, to: u64) -> Answer {
@@ -44,7 +44,7 @@ pub async fn getrandom(thread: &Arc<Thread>, to: u64, len: u64, flags: u64) -> A
         uaccess::write(&memory, to.wrapping_add(done), &bytes[..piece])?;
         done += piece as u64;
         if done.is_multiple_of(FRAME_SIZE) {
-            give_way().await;
+            yield_now().await;
             if thread.is_interrupted() {
                 break;
             }
@@ -201,7 +201,7 @@ pub fn times(thread: &Arc<Thread>, to: u64) -> Answer {
     const TICK: u64 = 10_000_000;
     if to != 0 {
         let process = &thread.process;
-        let (own, children) = (process.processor_time(), process.children_usage.lock().time);
+        let (own, children) = (process.cpu_time(), process.children_usage.lock().time);
         let words = [own / TICK, 0, children / TICK, 0];
         let bytes: [u8; 32] = core::array::from_fn(|i| words[i / 8].to_le_bytes()[i % 8]);
         uaccess::write(&thread.memory(), to, &bytes)?;

@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
-use vellum_kernel::credentials::SAME;
+use vellum_kernel::credentials::UNCHANGED;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::{Device, Time, Want};
 use vellum_kernel::fs::names::{LONGEST_PATH, Mapped, View};
@@ -23,7 +23,7 @@ fn path(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
 
 /// Calls `look` with the thread's view of the file system, to resolve `path` from directory `at`.
 fn with<T>(thread: &Thread, at: u64, path: &[u8], look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
-    files::view(&thread.files(), &thread.credentials().who(), at as i32, path.first() == Some(&b'/'), look)
+    files::view(&thread.files(), &thread.credentials().fs_cred(), at as i32, path.first() == Some(&b'/'), look)
 }
 
 fn masked(files: &Files, mode: u64) -> u32 {
@@ -34,7 +34,7 @@ fn masked(files: &Files, mode: u64) -> u32 {
 /// of the descriptor `at` itself. `nofollow` is the call's flag that keeps links from being
 /// followed.
 pub fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> Result<Arc<dyn Inode>, Errno> {
-    inode_for(thread, &thread.credentials().who(), at, name, flags, nofollow)
+    inode_for(thread, &thread.credentials().fs_cred(), at, name, flags, nofollow)
 }
 
 /// As [`inode_at`], with the access rights of `who`.
@@ -59,7 +59,7 @@ fn inode_for(
 
 /// Calls `look` with the caller's rights, for an operation on an inode already resolved.
 fn view<T>(thread: &Thread, look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
-    files::view(&thread.files(), &thread.credentials().who(), abi::AT_FDCWD, true, look)
+    files::view(&thread.files(), &thread.credentials().fs_cred(), abi::AT_FDCWD, true, look)
 }
 
 /// Implements `open`, `openat` and `creat`.
@@ -131,7 +131,7 @@ pub fn access(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Ans
     }
     let credentials = thread.credentials();
     let effective = flags as u32 & abi::AT_EACCESS != 0;
-    let who = if effective { credentials.who() } else { credentials.real() };
+    let who = if effective { credentials.fs_cred() } else { credentials.real_cred() };
     let inode = inode_for(thread, &who, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
     who.may(&inode.meta(), Want(mode as u32)).map(|()| 0)
 }
@@ -221,7 +221,7 @@ pub fn chmod(thread: &Thread, at: u64, name: u64, mode: u64) -> Answer {
 
 /// Sets a file's owner and group; −1 keeps the present one.
 fn set_owner(thread: &Thread, inode: &dyn Inode, [uid, gid]: [u64; 2]) -> Answer {
-    let owner = |id: u64| Some(id as u32).filter(|id| *id != SAME);
+    let owner = |id: u64| Some(id as u32).filter(|id| *id != UNCHANGED);
     view(thread, |view| view.set_owner(inode, owner(uid), owner(gid))).map(|()| 0)
 }
 
@@ -284,7 +284,7 @@ pub fn chdir(thread: &Thread, inode: Arc<dyn Inode>) -> Answer {
     if inode.directory().is_none() {
         return Err(Errno::ENOTDIR);
     }
-    thread.credentials().who().may(&inode.meta(), Want::EXECUTE)?;
+    thread.credentials().fs_cred().may(&inode.meta(), Want::EXECUTE)?;
     *thread.files().current.lock() = inode;
     Ok(0)
 }
@@ -321,7 +321,7 @@ pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result
     if file.0.meta().kind == Kind::Link {
         return Err(Errno::ELOOP);
     }
-    thread.credentials().who().may(&file.0.meta(), Want::EXECUTE)?;
+    thread.credentials().fs_cred().may(&file.0.meta(), Want::EXECUTE)?;
     Ok(file)
 }
 

@@ -1,13 +1,13 @@
 //! Runs long system calls piece by piece, so that other tasks run in between.
 
 use crate::mem::thread::BlockedOn;
-use crate::task::executor::give_way;
+use crate::task::executor::yield_now;
 use crate::task::{Thread, deliver};
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
 
 /// Runs a system call that may take long. `piece` works as long as the thread's time slice lasts
-/// ([`turn_lasts`](crate::task::executor::turn_lasts)) and returns true when the call is complete.
+/// ([`has_time_slice`](crate::task::executor::has_time_slice)) and returns true when the call is complete.
 /// Between two pieces other tasks run. When a piece blocks (on memory, for example), only that
 /// piece is retried after the wait; completed pieces are not.
 ///
@@ -19,7 +19,7 @@ pub async fn by_pieces(thread: &Arc<Thread>, mut piece: impl FnMut() -> Result<b
     loop {
         match piece() {
             Ok(true) => return Ok(()),
-            Ok(false) => give_way().await,
+            Ok(false) => yield_now().await,
             Err(error) => {
                 if !thread.mem.is_blocked() || !thread.may_repeat(Err::<(), _>(error)).await {
                     return Err(error);

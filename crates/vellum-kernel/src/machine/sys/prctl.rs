@@ -66,9 +66,9 @@ pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 
         abi::PR_GET_TSC => write(abi::PR_TSC_ENABLE),
         abi::PR_SET_TSC if value as u32 == abi::PR_TSC_ENABLE => Ok(0),
         abi::PR_GET_SECCOMP => Ok(0),
-        abi::PR_GET_KEEPCAPS => Ok(thread.credentials().keeps.into()),
+        abi::PR_GET_KEEPCAPS => Ok(thread.credentials().keep_caps.into()),
         abi::PR_SET_KEEPCAPS if value <= 1 => change(thread, |own| {
-            own.keeps = value == 1;
+            own.keep_caps = value == 1;
             Ok(0)
         }),
         abi::PR_GET_SECUREBITS => Ok(0),

@@ -2,7 +2,7 @@
 
 use super::{Answer, Calls, file, futex as robust, pidfd, program};
 use crate::arch::exit::{Outcome, exit as stop};
-use crate::arch::serial::wire;
+use crate::arch::serial::stdio;
 use crate::files::{self, cgroupfs};
 use crate::mem::spaces;
 use crate::mem::{self, UserSpace, space, uaccess};
@@ -60,7 +60,7 @@ pub fn first(
             let child = everybodys.child_changed.wait_until(over).await;
             if child.pid == pid {
                 let status = child.life.lock().shell_status();
-                wire::send(wire::Frame::Exit, &status.to_le_bytes());
+                stdio::send(stdio::Frame::Exit, &status.to_le_bytes());
                 println!("the program ended with status {status}: {}", mem::Tally);
                 stop(Outcome::Success);
             }

@@ -22,7 +22,7 @@ use vellum::memcg::MayBeRefused;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;
-use vellum_kernel::credentials::place::{EFFECTIVE, REAL};
+use vellum_kernel::credentials::id_index::{EFFECTIVE, REAL};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::exec::elf::{self, Contents, Mapping};
 use vellum_kernel::exec::script;
@@ -86,12 +86,12 @@ pub fn load(
     let top = user_end().min(machine::ADDRESSES_END - 4096);
     let known =
         elf::Limits { addresses: Limits::default().lowest..top, page_size: 4096, machine: machine::ELF_MACHINE };
-    let head = elf::head(&file.part(0..elf::HEAD as u64)?, known.machine)?;
-    let table = file.part(head.table.clone())?;
-    if (table.len() as u64) < head.table.end - head.table.start {
+    let header = elf::header(&file.part(0..elf::HEADER_SIZE as u64)?, known.machine)?;
+    let table = file.part(header.phdrs.clone())?;
+    if (table.len() as u64) < header.phdrs.end - header.phdrs.start {
         return Err(Errno::ENOEXEC);
     }
-    let plan = elf::plan(&head, &table, file.size, &known)?;
+    let plan = elf::plan(&header, &table, file.size, &known)?;
     if plan.interpreter.is_some() {
         // Programs with a dynamic loader are not supported.
         return Err(Errno::ENOEXEC);
@@ -122,7 +122,7 @@ pub fn load(
         }
         part[1] = base + mapping.range.end;
     }
-    let end = (base + plan.end).next_multiple_of(4096);
+    let end = (base + plan.data_end).next_multiple_of(4096);
     *space.heap.lock() = mem::space::Heap { start: end, end };
     let request = MapRequest {
         addr: top - STACK,
@@ -140,16 +140,16 @@ pub fn load(
         hwcap,
         hwcap2,
         page_size: 4096,
-        table: plan.table.map_or(0, |table| base + table),
-        entries: plan.entries,
+        phdr: plan.phdr_addr.map_or(0, |phdr| base + phdr),
+        phnum: plan.phnum,
         entry: base + plan.entry,
         random: core::array::from_fn(|_| random() as u8),
-        least_signal_stack: machine::LEAST_SIGNAL_STACK,
+        min_signal_stack: machine::LEAST_SIGNAL_STACK,
         ids: [own.uids[REAL], own.uids[EFFECTIVE], own.gids[REAL], own.gids[EFFECTIVE]],
         secure: gained,
         ..Aux::default()
     };
-    let stack = stack::build(top, stack::room(stack_limit), path, arguments, environment, &aux)?;
+    let stack = stack::build(top, stack::arg_limit(stack_limit), path, arguments, environment, &aux)?;
     uaccess::write(&space, stack.start, &stack.bytes)?;
     let ends = |range: &core::ops::Range<u64>| [range.start, range.end];
     (image.arguments, image.environment, image.aux) =
@@ -205,7 +205,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
         let first = file.part(0..script::HEAD as u64)?;
         let Some(script) = script::parse(&first) else { break };
         let script = script?;
-        if depth == script::DEPTH {
+        if depth == script::MAX_DEPTH {
             return Err(Errno::ELOOP);
         }
         arguments = script.arguments(&path, arguments)?;
@@ -216,7 +216,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     let limits = *thread.process.limits.lock();
     let before = thread.credentials();
     let gains = !thread.traits.lock().no_new_privileges;
-    let own = before.executing(&found.0.meta(), gains);
+    let own = before.after_exec(&found.0.meta(), gains);
     let gained = own.uids != before.uids || own.gids != before.gids;
     let (space, registers) = load(&file, &path, &arguments, &environment, &limits, &own, gained)?;
     drop((file, arguments, environment));

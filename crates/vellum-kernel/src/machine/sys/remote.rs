@@ -14,7 +14,7 @@ use vellum::addr::FRAME_SIZE;
 use vellum::space::Access;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{Sink, Source};
-use vellum_kernel::wait::give_way;
+use vellum_kernel::wait::yield_now;
 
 const PAGE: usize = FRAME_SIZE as usize;
 
@@ -55,7 +55,7 @@ async fn copy_all(memory: &Arc<UserSpace>, way: Way, mine: &mut UserBytes, their
                     (at, done) = (at + n as u64, done + n as u64);
                     if done >= rest {
                         rest = done + PIECE;
-                        give_way().await;
+                        yield_now().await;
                     }
                 }
                 Err(_) if done > 0 => return Ok(done),

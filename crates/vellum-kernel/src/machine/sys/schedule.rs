@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum::platform::Cpus;
-use vellum_kernel::credentials::place;
+use vellum_kernel::credentials::id_index;
 use vellum_kernel::errno::Errno;
 
 /// The range of nice values.
@@ -67,8 +67,8 @@ fn those(thread: &Arc<Thread>, kind: u64, who: u64) -> Result<Vec<Arc<Thread>>, 
             add_all(&|thread| thread.process.group.load(Ordering::Relaxed) == group)?;
         }
         USER => {
-            let user = if who == 0 { thread.credentials().uids[place::REAL] } else { who };
-            add_all(&|thread| thread.credentials().uids[place::REAL] == user)?;
+            let user = if who == 0 { thread.credentials().uids[id_index::REAL] } else { who };
+            add_all(&|thread| thread.credentials().uids[id_index::REAL] == user)?;
         }
         _ => return Err(Errno::EINVAL),
     }
@@ -176,6 +176,6 @@ pub fn getparam(thread: &Arc<Thread>, tid: u64, to: u64) -> Answer {
 /// Implements `sched_rr_get_interval`: stores the length of a time slice.
 pub fn interval(thread: &Arc<Thread>, tid: u64, to: u64) -> Answer {
     thread_of(thread, tid)?;
-    let turn = u128::from(time::TURN) << 64;
-    uaccess::write(&thread.memory(), to, &turn.to_le_bytes()).map(|()| 0)
+    let slice = u128::from(time::TIME_SLICE) << 64;
+    uaccess::write(&thread.memory(), to, &slice.to_le_bytes()).map(|()| 0)
 }

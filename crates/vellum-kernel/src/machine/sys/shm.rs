@@ -20,7 +20,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Pages;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::names::Mapped;
-use vellum_kernel::ipc::{Named, READ, WRITE};
+use vellum_kernel::ipc::{IpcObject, READ, WRITE};
 
 /// Flags of `shmat`.
 const READ_ONLY: u32 = 0o10000;
@@ -36,7 +36,7 @@ const LOCKED: u32 = 0o2000;
 pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
     let (key, flags) = (key as i32, flags as u32);
     let [_, most_bytes, most] = settings::shared_memory();
-    let who = thread.credentials().who();
+    let who = thread.credentials().fs_cred();
     let pid = thread.process.pid;
     let fits = |segment: &Segment| if size > segment.size { Err(Errno::EINVAL) } else { Ok(()) };
     let make = || {
@@ -55,7 +55,7 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
         let (object, times, pids) = (Some(contents.object), [0, 0, now()], [pid, 0]);
         Ok(Segment { tag: object.as_ref().map_or(0, Object::tag), object, size, times, pids })
     };
-    with(|segments| segments.find_or_make(key, flags, &who, most, fits, make)).map(u64::from)
+    with(|segments| segments.get_or_create(key, flags, &who, most, fits, make)).map(u64::from)
 }
 
 /// Finds the page-cache object of a removed segment through a VMA that still maps it.
@@ -87,14 +87,14 @@ pub async fn attach(thread: &Arc<Thread>, id: u64, addr: u64, flags: u64) -> Ans
     how.set(MapFlags::READ_ONLY, flags & READ_ONLY != 0);
     how.set(MapFlags::FIXED, flags & REPLACE != 0);
     how.set(MapFlags::FIXED_NOREPLACE, addr != 0 && flags & REPLACE == 0);
-    let who = thread.credentials().who();
+    let who = thread.credentials().fs_cred();
     let memory = thread.memory();
     let (mapped, len) = with(|segments| {
-        let Named { id, rights, what: segment } = segments.get(id as u32)?;
+        let IpcObject { id, perm, data: segment } = segments.get(id as u32)?;
         let executes = if flags & EXECUTE != 0 { 1 } else { 0 };
-        rights.may(&who, executes | if flags & READ_ONLY != 0 { READ } else { READ | WRITE })?;
+        perm.check_access(&who, executes | if flags & READ_ONLY != 0 { READ } else { READ | WRITE })?;
         let object = segment.object.clone().or_else(|| object_of_vma(segment.tag)).ok_or(Errno::EINVAL)?;
-        let name = format!("/SYSV{:08x} (deleted)", rights.key).into_bytes();
+        let name = format!("/SYSV{:08x} (deleted)", perm.key).into_bytes();
         memory.remember(segment.tag, Mapped::shown(Device { major: 0, minor: 1 }, u64::from(*id), name.into()));
         let request = MapRequest { addr, len: segment.size, prot, flags: how };
         let mapped = memory.engine.map_object(request, &object, 0).map_err(|error| match error {
@@ -116,7 +116,7 @@ pub fn detach(thread: &Thread, addr: u64) -> Answer {
     }
     let memory = thread.memory();
     with(|segments| {
-        let size_of = |tag| segments.iter().find(|segment| segment.what.tag == tag).map(|segment| segment.what.size);
+        let size_of = |tag| segments.iter().find(|segment| segment.data.tag == tag).map(|segment| segment.data.size);
         let mut first = None;
         let (mut parts, mut full) = (Vec::new(), false);
         memory.engine.vmas(addr, |vma| {
@@ -139,24 +139,24 @@ pub fn detach(thread: &Thread, addr: u64) -> Answer {
         for part in parts {
             memory.engine.unmap(part.start, part.end - part.start).map_err(|error| Errno::from(error.errno()))?;
         }
-        if let Some(segment) = segments.iter_mut().find(|segment| segment.what.tag == tag) {
-            segment.what.times[1] = now();
-            segment.what.pids[1] = thread.process.pid;
+        if let Some(segment) = segments.iter_mut().find(|segment| segment.data.tag == tag) {
+            segment.data.times[1] = now();
+            segment.data.pids[1] = thread.process.pid;
         }
         Ok(0)
     })
 }
 
 /// Builds a `struct shmid64_ds`.
-fn described(segment: &Named<Segment>) -> [u8; 112] {
+fn described(segment: &IpcObject<Segment>) -> [u8; 112] {
     let mut bytes = [0; 112];
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-    let rights = &segment.rights;
-    let [maker, makers] = rights.maker;
-    let words = [rights.key as u32, rights.uid, rights.gid, maker, makers, mode(segment)];
+    let perm = &segment.perm;
+    let [creator, creator_group] = perm.creator;
+    let words = [perm.key as u32, perm.uid, perm.gid, creator, creator_group, mode(segment)];
     words.iter().enumerate().for_each(|(i, word)| put(4 * i, &word.to_le_bytes()));
     put(24, &((segment.id >> 15) as u16).to_le_bytes());
-    let Segment { tag, size, times, pids, .. } = &segment.what;
+    let Segment { tag, size, times, pids, .. } = &segment.data;
     put(48, &size.to_le_bytes());
     times.iter().enumerate().for_each(|(i, time)| put(56 + 8 * i, &time.to_le_bytes()));
     pids.iter().enumerate().for_each(|(i, pid)| put(80 + 4 * i, &pid.to_le_bytes()));
@@ -176,7 +176,7 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
     const ALL: u32 = 14;
     const STAT_ANY: u32 = 15;
     let (id, command) = (id as u32, command as u32);
-    let (memory, who) = (thread.memory(), thread.credentials().who());
+    let (memory, who) = (thread.memory(), thread.credentials().fs_cred());
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }
@@ -184,27 +184,27 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
     match command {
         INFO => {
             let [all, bytes, most] = settings::shared_memory();
-            let highest = with(|segments| Ok(segments.highest()))?;
+            let highest = with(|segments| Ok(segments.max_index()))?;
             uaccess::write(&memory, at, &words(&[bytes, 1, most, most, all, 0, 0, 0, 0]))?;
             Ok(highest as u64)
         }
         ALL => {
             let (highest, count, pages, [resident, swapped]) = with(|segments| {
-                let pages = segments.iter().map(|segment| segment.what.size.div_ceil(FRAME_SIZE)).sum();
-                let objects = segments.iter().filter_map(|segment| segment.what.object.as_ref());
+                let pages = segments.iter().map(|segment| segment.data.size.div_ceil(FRAME_SIZE)).sum();
+                let objects = segments.iter().filter_map(|segment| segment.data.object.as_ref());
                 let has = objects
                     .map(Object::page_counts)
                     .fold([0; 2], |[here, away], [in_memory, in_swap]| [here + in_memory, away + in_swap]);
-                Ok((segments.highest(), segments.iter().count() as u64, pages, has))
+                Ok((segments.max_index(), segments.iter().count() as u64, pages, has))
             })?;
             uaccess::write(&memory, at, &words(&[count, pages, resident, swapped, 0, 0]))?;
             Ok(highest as u64)
         }
         STAT | STAT_PLACE | STAT_ANY => {
             let (bytes, id) = with(|segments| {
-                let segment = if command == STAT { segments.get(id)? } else { segments.at(id)? };
+                let segment = if command == STAT { segments.get(id)? } else { segments.get_by_index(id)? };
                 if command != STAT_ANY {
-                    segment.rights.may(&who, READ)?;
+                    segment.perm.check_access(&who, READ)?;
                 }
                 Ok((described(segment), if command == STAT { 0 } else { segment.id }))
             })?;
@@ -217,20 +217,20 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
             let word = |at: usize| u32::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
             with(|segments| {
                 let segment = segments.get(id)?;
-                segment.rights.owns(&who)?;
-                (segment.rights.uid, segment.rights.gid) = (word(4), word(8));
-                segment.rights.mode = segment.rights.mode & !0o777 | word(20) & 0o777;
-                segment.what.times[2] = now();
+                segment.perm.check_owner(&who)?;
+                (segment.perm.uid, segment.perm.gid) = (word(4), word(8));
+                segment.perm.mode = segment.perm.mode & !0o777 | word(20) & 0o777;
+                segment.data.times[2] = now();
                 Ok(0)
             })
         }
         REMOVE => {
             let removed = with(|segments| {
                 let segment = segments.get(id)?;
-                segment.rights.owns(&who)?;
+                segment.perm.check_owner(&who)?;
                 // A removed segment is no longer found by its key.
-                segment.rights.key = 0;
-                Ok(segment.what.object.take())
+                segment.perm.key = 0;
+                Ok(segment.data.object.take())
             })?;
             drop(removed);
             Ok(0)
@@ -238,14 +238,14 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
         LOCK | UNLOCK => with(|segments| {
             let segment = segments.get(id)?;
             if !who.has(CAP_IPC_LOCK) {
-                segment.rights.owns(&who)?;
+                segment.perm.check_owner(&who)?;
                 let allowed = thread.process.limits.lock()[linux_raw_sys::general::RLIMIT_MEMLOCK as usize][0];
                 if command == LOCK && allowed == 0 {
                     return Err(Errno::EPERM);
                 }
             }
             // Segments are not paged out, so the mode bit is all that changes.
-            segment.rights.mode = segment.rights.mode & !LOCKED | if command == LOCK { LOCKED } else { 0 };
+            segment.perm.mode = segment.perm.mode & !LOCKED | if command == LOCK { LOCKED } else { 0 };
             Ok(0)
         }),
         _ => Err(Errno::EINVAL),

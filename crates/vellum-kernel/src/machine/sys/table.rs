@@ -19,7 +19,7 @@ use crate::task::{Thread, executor};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as nr;
-use vellum_kernel::credentials::{Ids, place};
+use vellum_kernel::credentials::{Ids, id_index};
 use vellum_kernel::errno::Errno;
 
 /// The support level of a system call.
@@ -203,10 +203,10 @@ system_calls! {
         __NR_setpgid: Full => process::setpgid(thread, a[0], a[1]);
         __NR_setsid: Full => process::setsid(thread);
 
-        __NR_getuid: Full => Ok(thread.credentials().uids[place::REAL].into());
-        __NR_geteuid: Full => Ok(thread.credentials().uids[place::EFFECTIVE].into());
-        __NR_getgid: Full => Ok(thread.credentials().gids[place::REAL].into());
-        __NR_getegid: Full => Ok(thread.credentials().gids[place::EFFECTIVE].into());
+        __NR_getuid: Full => Ok(thread.credentials().uids[id_index::REAL].into());
+        __NR_geteuid: Full => Ok(thread.credentials().uids[id_index::EFFECTIVE].into());
+        __NR_getgid: Full => Ok(thread.credentials().gids[id_index::REAL].into());
+        __NR_getegid: Full => Ok(thread.credentials().gids[id_index::EFFECTIVE].into());
         __NR_getresuid: Full => identity::get(thread, thread.credentials().uids, [a[0], a[1], a[2]]);
         __NR_getresgid: Full => identity::get(thread, thread.credentials().gids, [a[0], a[1], a[2]]);
         __NR_setuid: Full => identity::set_users(thread, Ids::All(a[0] as u32));
@@ -215,8 +215,8 @@ system_calls! {
         __NR_setgid: Full => identity::set_groups(thread, Ids::All(a[0] as u32));
         __NR_setregid: Full => identity::set_groups(thread, Ids::Two(a[0] as u32, a[1] as u32));
         __NR_setresgid: Full => identity::set_groups(thread, Ids::Three(a[0] as u32, a[1] as u32, a[2] as u32));
-        __NR_setfsuid: Full => identity::change(thread, |own| Ok(own.set_file_user(a[0] as u32).into()));
-        __NR_setfsgid: Full => identity::change(thread, |own| Ok(own.set_file_group(a[0] as u32).into()));
+        __NR_setfsuid: Full => identity::change(thread, |own| Ok(own.set_fsuid(a[0] as u32).into()));
+        __NR_setfsgid: Full => identity::change(thread, |own| Ok(own.set_fsgid(a[0] as u32).into()));
         __NR_getgroups: Full => identity::getgroups(thread, a[0], a[1]);
         __NR_setgroups: Full => identity::setgroups(thread, a[0], a[1]);
         __NR_capget: Full => identity::capget(thread, a[0], a[1]);
@@ -244,7 +244,7 @@ system_calls! {
         __NR_set_robust_list: Full => misc::set_robust_list(thread, a[0], a[1]);
         __NR_set_tid_address: Full => misc::set_tid_address(thread, a[0]);
         __NR_sched_yield: Full => {
-            executor::give_way().await;
+            executor::yield_now().await;
             Ok(0)
         };
         __NR_sched_getaffinity: Partial("always all CPUs") => schedule::getaffinity(thread, a[0], a[1], a[2]);

@@ -28,7 +28,7 @@ pub fn watch(process: &Arc<Process>) {
 async fn run(process: Weak<Process>) {
     while let Some(left) = process.upgrade().and_then(|process| check_limits(&process)) {
         // All CPUs may run the process at once.
-        let soonest = (left / machine().platform().count() as u64).max(time::TURN);
+        let soonest = (left / machine().platform().count() as u64).max(time::TIME_SLICE);
         time::until(now_ns() + soonest).await;
     }
 }
@@ -39,7 +39,7 @@ fn check_limits(process: &Arc<Process>) -> Option<u64> {
     if process.life.lock().is_over() {
         return None;
     }
-    let used = process.processor_time();
+    let used = process.cpu_time();
     let mut limits = process.limits.lock();
     let [soft, hard] = &mut limits[CPU];
     if [*soft, *hard] == [u64::MAX; 2] {

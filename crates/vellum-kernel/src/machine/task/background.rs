@@ -72,7 +72,7 @@ async fn run() {
                 time::until(now_ns() + PAUSE).await;
                 break;
             }
-            executor::give_way().await;
+            executor::yield_now().await;
         }
         AT_WORK.store(false, SeqCst);
     }

@@ -50,7 +50,7 @@ async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: U
     let uffd = memory.uffds.lock().find(watched.uffd);
     let Some(uffd) = uffd else {
         // The userfaultfd is being closed.
-        executor::give_way().await;
+        executor::yield_now().await;
         return true;
     };
     if in_kernel && uffd.user_only {
@@ -64,7 +64,7 @@ async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: U
     let faults = uffd.faults.clone();
     drop(uffd);
     let Ok(number) = faults.add(fault) else {
-        executor::give_way().await;
+        executor::yield_now().await;
         return true;
     };
     let again = memory.engine.fault(watched.page, watched.access);

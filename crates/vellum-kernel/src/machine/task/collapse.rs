@@ -124,7 +124,7 @@ async fn scan(at: &mut (SpaceId, u64)) -> bool {
             Err(_) => return false,
         }
         *at = (SpaceId(at.0.0 + 1), 0);
-        executor::give_way().await;
+        executor::yield_now().await;
     }
     *at = (SpaceId(0), 0);
     ROUNDS.fetch_add(1, Relaxed);

@@ -20,7 +20,7 @@ use alloc::sync::Arc;
 use async_task::{Builder, Runnable, ScheduleInfo, WithInfo};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-pub use vellum_kernel::wait::give_way;
+pub use vellum_kernel::wait::yield_now;
 
 /// The scheduler's record of a task (Linux: `sched_entity`).
 #[derive(Default)]
@@ -73,7 +73,7 @@ pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
 /// Starts a task whose scheduler record the caller shares, to see whether the task sleeps.
 pub fn spawn_with(entity: Arc<SchedEntity>, future: impl Future<Output = ()> + Send + 'static) {
     let creator = VRUNTIME[percpu::current().index].load(Ordering::Relaxed) + elapsed();
-    let vruntime = RUN_QUEUE.lock().min_vruntime.max(creator) + time::TURN;
+    let vruntime = RUN_QUEUE.lock().min_vruntime.max(creator) + time::TIME_SLICE;
     entity.vruntime.store(vruntime, Ordering::Relaxed);
     start(future, entity);
 }
@@ -98,8 +98,8 @@ fn elapsed() -> u64 {
 
 /// Returns whether the current task's time slice has not ended.
 #[inline]
-pub fn turn_lasts() -> bool {
-    elapsed() < time::TURN
+pub fn has_time_slice() -> bool {
+    elapsed() < time::TIME_SLICE
 }
 
 /// Puts a task on the run queue: it was woken, or it yielded. Wakes an idle CPU if there is one.

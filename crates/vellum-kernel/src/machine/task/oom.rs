@@ -116,7 +116,7 @@ pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
         if scope.reclaims(AT_ONCE) {
             return true;
         }
-        executor::give_way().await;
+        executor::yield_now().await;
         // A fruitless scan of everything takes long, and longer if other threads scan too: a signal
         // goes first.
         if thread.is_interrupted() {
@@ -128,7 +128,7 @@ pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
     }
     let Some(victim) = find_ending(scope).or_else(|| kill(scope, Some(&thread.process))) else { return false };
     while !victim.threads.lock().is_empty() && !thread.process.life.lock().is_over() {
-        executor::give_way().await;
+        executor::yield_now().await;
     }
     true
 }

@@ -21,7 +21,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, Ordering};
 use linux_raw_sys::general as abi;
 use spin::{Mutex, MutexGuard, Once};
 use vellum::memcg::MemcgId;
-use vellum_kernel::credentials::{Credentials, place};
+use vellum_kernel::credentials::{Credentials, id_index};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Files;
 use vellum_kernel::fs::folder::Folder;
@@ -140,7 +140,7 @@ pub fn default_limits() -> [[u64; 2]; 16] {
 /// `EAGAIN`: the limit of all threads or of the user's threads (`RLIMIT_NPROC`) is reached.
 pub fn count_one(thread: &Thread) -> Result<Counted, Errno> {
     let own = thread.credentials();
-    let user = own.uids[place::REAL];
+    let user = own.uids[id_index::REAL];
     let exempt = user == 0 || own.has(abi::CAP_SYS_RESOURCE) || own.has(abi::CAP_SYS_ADMIN);
     let limit = if exempt { u64::MAX } else { thread.process.limits.lock()[abi::RLIMIT_NPROC as usize][0] };
     Counted::new(user, limit)
@@ -324,7 +324,7 @@ impl Process {
     }
 
     /// Returns the CPU time of the process, in nanoseconds.
-    pub fn processor_time(&self) -> u64 {
+    pub fn cpu_time(&self) -> u64 {
         self.usage().time
     }
 

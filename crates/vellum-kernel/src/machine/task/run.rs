@@ -61,7 +61,7 @@ impl Thread {
         }
         // SAFETY: runs in the thread's own future.
         space::load(unsafe { &self.context().memory });
-        time::arm_for_turn();
+        time::arm_for_time_slice();
         // SAFETY: runs in the thread's own future, which keeps no other reference.
         let registers = unsafe { &mut self.context().registers };
         #[cfg(feature = "holds")]
@@ -164,7 +164,7 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
                     }
                 }
                 if background::wake_if_low() {
-                    executor::give_way().await;
+                    executor::yield_now().await;
                 }
             }
             Trap::SystemCall(number) => {
@@ -184,7 +184,7 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
                     break;
                 }
                 if executor::is_contended() {
-                    executor::give_way().await;
+                    executor::yield_now().await;
                 }
             }
         }

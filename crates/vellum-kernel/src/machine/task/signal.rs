@@ -11,7 +11,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
-use vellum_kernel::credentials::place;
+use vellum_kernel::credentials::id_index;
 use vellum_kernel::errno::Errno;
 
 /// A set of signals: bit 0 is signal 1.
@@ -50,7 +50,7 @@ pub struct Info {
 impl Info {
     /// Returns the information of a signal that a thread sends (`kill` and the like).
     pub fn from(signal: u32, code: i32, sender: &Thread) -> Self {
-        let user = sender.credentials().uids[place::REAL];
+        let user = sender.credentials().uids[id_index::REAL];
         Self { signal, code, fields: [u64::from(sender.process.pid) | u64::from(user) << 32, 0, 0, 0] }
     }
 

@@ -186,7 +186,7 @@ impl Thread {
     }
 
     /// Returns the thread's CPU time, in nanoseconds.
-    pub fn processor_time(&self) -> u64 {
+    pub fn cpu_time(&self) -> u64 {
         let since = match self.running_since.load(Ordering::Relaxed) {
             0 => 0,
             began => now_ns().saturating_sub(began),
@@ -196,7 +196,7 @@ impl Thread {
 
     /// Returns the resources that the thread has used.
     pub fn usage(&self) -> Usage {
-        Usage { time: self.processor_time(), minor: self.mem.faults.minor(), major: self.mem.faults.major() }
+        Usage { time: self.cpu_time(), minor: self.mem.faults.minor(), major: self.mem.faults.major() }
     }
 
     /// Returns the name without its padding.

@@ -16,7 +16,7 @@ use core::task::{Context, Poll, Waker};
 use spin::Once;
 
 /// The time slice: 10 ms for which a thread may run while others wait.
-pub const TURN: u64 = 10_000_000;
+pub const TIME_SLICE: u64 = 10_000_000;
 /// The longest time for which a timer is armed: 2 s.
 const REACH: u64 = 2_000_000_000;
 
@@ -88,11 +88,11 @@ pub fn expire() {
 /// Arms this CPU's timer before user mode, for the first sleeper or for the end of a time slice.
 /// Interrupts are off.
 #[inline]
-pub fn arm_for_turn() {
+pub fn arm_for_time_slice() {
     let armed = percpu::current().armed.get();
     let first = FIRST.load(Ordering::SeqCst);
     if armed == u64::MAX || first < armed {
-        arm(first.min(now_ns() + TURN).min(armed));
+        arm(first.min(now_ns() + TIME_SLICE).min(armed));
     }
 }
 

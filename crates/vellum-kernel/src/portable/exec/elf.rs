@@ -14,22 +14,22 @@ use elf::file::{Class, FileHeader, parse_ident};
 use elf::segment::{ProgramHeader, SegmentTable};
 
 /// How many bytes at the start of a file [`head`] needs.
-pub const HEAD: usize = 64;
+pub const HEADER_SIZE: usize = 64;
 /// Bytes of one entry of the table of segments.
-pub const ENTRY_SIZE: u64 = 56;
+pub const PHDR_SIZE: u64 = 56;
 /// The most bytes that the table may have, as in Linux.
-const LARGEST_TABLE: u64 = 65536;
+const MAX_PHDRS_SIZE: u64 = 65536;
 /// The longest path of an interpreter, with its NUL.
-const LONGEST_PATH: u64 = 4096;
+const MAX_PATH: u64 = 4096;
 
 /// What the first bytes say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct Header {
     /// Whether the program may lie anywhere, and its addresses are relative to where it does.
     pub relocatable: bool,
     entry: u64,
     /// Where in the file the table of segments is; as [`plan`] wants it.
-    pub table: Range<u64>,
+    pub phdrs: Range<u64>,
 }
 
 /// What a mapping is filled with.
@@ -82,11 +82,11 @@ pub struct Plan {
     /// Where the program begins; within the span.
     pub entry: u64,
     /// Where the program finds its own table of segments (`AT_PHDR`), if it is mapped.
-    pub table: Option<u64>,
+    pub phdr_addr: Option<u64>,
     /// How many entries that has (`AT_PHNUM`).
-    pub entries: u64,
+    pub phnum: u64,
     /// The end of the program's data, not rounded: where the heap (`brk`) begins.
-    pub end: u64,
+    pub data_end: u64,
     /// Whether the program wants to execute its stack.
     pub executable_stack: bool,
     /// Where in the file the path of its interpreter is, with the NUL, if it wants one.
@@ -104,57 +104,57 @@ pub struct Limits {
     pub machine: u16,
 }
 
-/// Judge the first bytes of a file, [`HEAD`] of them or more, and less only if the file has less.
+/// Judge the first bytes of a file, [`HEADER_SIZE`] of them or more, and less only if the file has less.
 ///
 /// # Errors
 /// `ENOEXEC`: it is no program of 64 bits for `machine`.
-pub fn head(first: &[u8], machine: u16) -> Result<Head, Errno> {
-    let first = first.get(..HEAD).ok_or(Errno::ENOEXEC)?;
+pub fn header(first: &[u8], machine: u16) -> Result<Header, Errno> {
+    let first = first.get(..HEADER_SIZE).ok_or(Errno::ENOEXEC)?;
     let ident = parse_ident::<LittleEndian>(first).map_err(|_| Errno::ENOEXEC)?;
-    let head = FileHeader::parse_tail(ident, &first[abi::EI_NIDENT..]).map_err(|_| Errno::ENOEXEC)?;
-    let relocatable = match head.e_type {
+    let header = FileHeader::parse_tail(ident, &first[abi::EI_NIDENT..]).map_err(|_| Errno::ENOEXEC)?;
+    let relocatable = match header.e_type {
         abi::ET_EXEC => false,
         abi::ET_DYN => true,
         _ => return Err(Errno::ENOEXEC),
     };
-    let bytes = u64::from(head.e_phnum) * ENTRY_SIZE;
-    let fits = head.class == Class::ELF64
-        && head.e_machine == machine
-        && u64::from(head.e_phentsize) == ENTRY_SIZE
-        && (1..=LARGEST_TABLE).contains(&bytes);
-    let end = head.e_phoff.checked_add(bytes).filter(|_| fits).ok_or(Errno::ENOEXEC)?;
-    Ok(Head { relocatable, entry: head.e_entry, table: head.e_phoff..end })
+    let bytes = u64::from(header.e_phnum) * PHDR_SIZE;
+    let fits = header.class == Class::ELF64
+        && header.e_machine == machine
+        && u64::from(header.e_phentsize) == PHDR_SIZE
+        && (1..=MAX_PHDRS_SIZE).contains(&bytes);
+    let end = header.e_phoff.checked_add(bytes).filter(|_| fits).ok_or(Errno::ENOEXEC)?;
+    Ok(Header { relocatable, entry: header.e_entry, phdrs: header.e_phoff..end })
 }
 
-/// Judge the table of segments, `table` being the bytes of the file that [`Head::table`] names.
+/// Judge the table of segments, `table` being the bytes of the file that [`Header::table`] names.
 ///
 /// # Errors
 /// `ENOEXEC`: the program is not what it should be, lies beyond the limits, or takes more from the
 /// file than is there. `ENOMEM`: the kernel's heap is exhausted.
-pub fn plan(head: &Head, table: &[u8], file_size: u64, limits: &Limits) -> Result<Plan, Errno> {
-    if table.len() as u64 != head.table.end - head.table.start || head.table.end > file_size {
+pub fn plan(header: &Header, table: &[u8], file_size: u64, limits: &Limits) -> Result<Plan, Errno> {
+    if table.len() as u64 != header.phdrs.end - header.phdrs.start || header.phdrs.end > file_size {
         return Err(Errno::ENOEXEC);
     }
     let page = limits.page_size;
     let mut plan = Plan {
-        relocatable: head.relocatable,
+        relocatable: header.relocatable,
         align: page,
         span: 0..0,
         mappings: Vec::new(),
-        entry: head.entry,
-        table: None,
-        entries: table.len() as u64 / ENTRY_SIZE,
-        end: 0,
+        entry: header.entry,
+        phdr_addr: None,
+        phnum: table.len() as u64 / PHDR_SIZE,
+        data_end: 0,
         executable_stack: false,
         interpreter: None,
     };
     for segment in SegmentTable::new(LittleEndian, Class::ELF64, table).iter() {
         match segment.p_type {
-            abi::PT_LOAD => plan.load(&segment, head, file_size, limits)?,
+            abi::PT_LOAD => plan.add_segment(&segment, header, file_size, limits)?,
             abi::PT_GNU_STACK => plan.executable_stack = segment.p_flags & abi::PF_X != 0,
             abi::PT_INTERP if plan.interpreter.is_none() => {
                 let end = segment.p_offset.checked_add(segment.p_filesz).filter(|&end| end <= file_size);
-                if !(2..=LONGEST_PATH).contains(&segment.p_filesz) {
+                if !(2..=MAX_PATH).contains(&segment.p_filesz) {
                     return Err(Errno::ENOEXEC);
                 }
                 plan.interpreter = Some(segment.p_offset..end.ok_or(Errno::ENOEXEC)?);
@@ -172,19 +172,25 @@ pub fn plan(head: &Head, table: &[u8], file_size: u64, limits: &Limits) -> Resul
 
 impl Plan {
     /// Add a segment, which must lie behind those before it.
-    fn load(&mut self, segment: &ProgramHeader, head: &Head, file_size: u64, limits: &Limits) -> Result<(), Errno> {
+    fn add_segment(
+        &mut self,
+        segment: &ProgramHeader,
+        header: &Header,
+        file_size: u64,
+        limits: &Limits,
+    ) -> Result<(), Errno> {
         let bad = Errno::ENOEXEC;
         let page = limits.page_size;
         let lowest = if self.relocatable { 0 } else { limits.addresses.start };
         let start = segment.p_vaddr;
         let end = start.checked_add(segment.p_memsz).ok_or(bad)?;
         let from_file = segment.p_offset.checked_add(segment.p_filesz).ok_or(bad)?;
-        let sound = start >= lowest.max(self.end)
+        let valid = start >= lowest.max(self.data_end)
             && end <= limits.addresses.end
             && segment.p_filesz <= segment.p_memsz
             && from_file <= file_size
             && (segment.p_filesz == 0 || start % page == segment.p_offset % page);
-        if !sound {
+        if !valid {
             return Err(bad);
         }
         if segment.p_memsz == 0 {
@@ -211,10 +217,10 @@ impl Plan {
         if pages > file_pages {
             self.mappings.push(Mapping { range: file_pages..pages, rights, contents: Contents::Zero });
         }
-        if self.table.is_none() && (segment.p_offset..from_file).contains(&head.table.start) {
-            self.table = Some(start + (head.table.start - segment.p_offset));
+        if self.phdr_addr.is_none() && (segment.p_offset..from_file).contains(&header.phdrs.start) {
+            self.phdr_addr = Some(start + (header.phdrs.start - segment.p_offset));
         }
-        self.end = end;
+        self.data_end = end;
         Ok(())
     }
 }
@@ -278,15 +284,15 @@ mod tests {
         file
     }
 
-    fn judge(file: &[u8]) -> Result<Plan, Errno> {
-        let head = head(file, LIMITS.machine)?;
-        let table = file.get(head.table.start as usize..head.table.end as usize).ok_or(Errno::ENOEXEC)?;
-        plan(&head, table, file.len() as u64, &LIMITS)
+    fn plan_of(file: &[u8]) -> Result<Plan, Errno> {
+        let header = header(file, LIMITS.machine)?;
+        let table = file.get(header.phdrs.start as usize..header.phdrs.end as usize).ok_or(Errno::ENOEXEC)?;
+        plan(&header, table, file.len() as u64, &LIMITS)
     }
 
     #[test]
     fn a_plain_program() {
-        let plan = judge(&file(abi::ET_EXEC, 0x40_1000, &[TEXT, DATA])).unwrap();
+        let plan = plan_of(&file(abi::ET_EXEC, 0x40_1000, &[TEXT, DATA])).unwrap();
         let code = Rights { read: true, write: false, execute: true };
         let data = Rights { read: true, write: true, execute: false };
         let expected = [
@@ -303,8 +309,8 @@ mod tests {
             Mapping { range: 0x40_3000..0x40_8000, rights: data, contents: Contents::Zero },
         ];
         assert_eq!(plan.mappings, expected);
-        assert_eq!((plan.end, plan.span), (0x40_7234, 0x40_0000..0x40_8000));
-        assert_eq!((plan.table, plan.entries), (Some(0x40_0040), 2));
+        assert_eq!((plan.data_end, plan.span), (0x40_7234, 0x40_0000..0x40_8000));
+        assert_eq!((plan.phdr_addr, plan.phnum), (Some(0x40_0040), 2));
         assert!(!plan.relocatable && !plan.executable_stack && plan.interpreter.is_none());
     }
 
@@ -312,7 +318,7 @@ mod tests {
     fn what_is_no_program() {
         let good = file(abi::ET_EXEC, 0x40_1000, &[TEXT, DATA]);
         let refuse = |what: &str, segments: &[Segment]| {
-            assert_eq!(judge(&file(abi::ET_EXEC, 0x40_1000, segments)), Err(Errno::ENOEXEC), "{what}");
+            assert_eq!(plan_of(&file(abi::ET_EXEC, 0x40_1000, segments)), Err(Errno::ENOEXEC), "{what}");
         };
         refuse("no segments", &[]);
         refuse("none to load", &[Segment { kind: abi::PT_NOTE, ..TEXT }]);
@@ -325,10 +331,10 @@ mod tests {
         refuse("beyond the last", &[TEXT, Segment { in_memory: 0x7fff_ffff_f000, ..DATA }]);
         refuse("around the end", &[TEXT, Segment { in_memory: u64::MAX, ..DATA }]);
         refuse("offset overflows", &[TEXT, Segment { offset: u64::MAX - 0xdcb, ..DATA }]);
-        assert_eq!(judge(&file(abi::ET_EXEC, 0x3f_ffff, &[TEXT])), Err(Errno::ENOEXEC), "entry");
-        assert_eq!(judge(&file(abi::ET_REL, 0x40_1000, &[TEXT])), Err(Errno::ENOEXEC), "object file");
+        assert_eq!(plan_of(&file(abi::ET_EXEC, 0x3f_ffff, &[TEXT])), Err(Errno::ENOEXEC), "entry");
+        assert_eq!(plan_of(&file(abi::ET_REL, 0x40_1000, &[TEXT])), Err(Errno::ENOEXEC), "object file");
         for cut in [0, 3, 63, 64, 100, 0x1233] {
-            assert_eq!(judge(&good[..cut]), Err(Errno::ENOEXEC), "cut at {cut}");
+            assert_eq!(plan_of(&good[..cut]), Err(Errno::ENOEXEC), "cut at {cut}");
         }
     }
 
@@ -336,21 +342,21 @@ mod tests {
     #[test]
     fn a_real_program() {
         let file = std::fs::read("/proc/self/exe").unwrap();
-        let plan = judge(&file).unwrap();
+        let plan = plan_of(&file).unwrap();
         assert!(plan.relocatable && !plan.executable_stack);
         let path = plan.interpreter.unwrap();
         assert!(file[path.start as usize..path.end as usize].starts_with(b"/lib"));
         // It is at its base plus what the plan says.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let base = u64::from_str_radix(maps.split('-').next().unwrap(), 16).unwrap();
-        let at = plan.table.unwrap() + base;
+        let at = plan.phdr_addr.unwrap() + base;
         let auxv = std::fs::read("/proc/self/auxv").unwrap();
         let find = |key: u64| {
             let words: vec::Vec<u64> =
                 auxv.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
             words.chunks(2).find(|pair| pair[0] == key).unwrap()[1]
         };
-        assert_eq!((find(3), find(5), find(9)), (at, plan.entries, base + plan.entry));
+        assert_eq!((find(3), find(5), find(9)), (at, plan.phnum, base + plan.entry));
     }
 
     /// Whatever the bytes, there is an answer, and a plan keeps its promises.
@@ -379,7 +385,7 @@ mod tests {
             if random.rand_range(0..8) == 0 {
                 file.truncate(random.rand_range(0..0x2000) as usize);
             }
-            let Ok(plan) = judge(&file) else { continue };
+            let Ok(plan) = plan_of(&file) else { continue };
             good += 1;
             assert!(plan.span.contains(&plan.entry) && plan.align.is_power_of_two());
             let lowest = if plan.relocatable { 0 } else { LIMITS.addresses.start };
@@ -397,7 +403,7 @@ mod tests {
                 }
             }
             if let Some(path) = plan.interpreter {
-                assert!(path.end <= file.len() as u64 && path.end - path.start <= LONGEST_PATH);
+                assert!(path.end <= file.len() as u64 && path.end - path.start <= MAX_PATH);
             }
         }
         assert!(good > 1000, "the mutations are too coarse: {good}");

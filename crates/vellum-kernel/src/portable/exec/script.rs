@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 /// How much of a file is looked at, as in Linux.
 pub const HEAD: usize = 256;
 /// How many interpreters may be scripts themselves before it is `ELOOP`.
-pub const DEPTH: usize = 5;
+pub const MAX_DEPTH: usize = 5;
 
 /// The first line of a script (`#!`). The kernel starts the interpreter with its own name, the
 /// argument if there is one, the path of the script, and the script's arguments but the first.
@@ -23,21 +23,21 @@ impl Script<'_> {
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub fn arguments(&self, path: &[u8], mut given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Errno> {
+    pub fn arguments(&self, path: &[u8], mut arguments: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Errno> {
         let mut all = Vec::new();
-        all.try_reserve_exact(given.len() + 3)?;
+        all.try_reserve_exact(arguments.len() + 3)?;
         for string in [Some(self.interpreter), self.argument, Some(path)].into_iter().flatten() {
             let mut copy = Vec::new();
             copy.try_reserve_exact(string.len())?;
             copy.extend_from_slice(string);
             all.push(copy);
         }
-        all.extend(given.drain(..).skip(1));
+        all.extend(arguments.drain(..).skip(1));
         Ok(all)
     }
 }
 
-/// Read the first line, given the start of a file, [`HEAD`] bytes if it has that many; `None` if it
+/// Read the first line, arguments the start of a file, [`HEAD`] bytes if it has that many; `None` if it
 /// is no script.
 ///
 /// # Errors
@@ -87,8 +87,8 @@ mod tests {
     fn what_the_interpreter_gets() {
         let strings = |all: &[&str]| all.iter().map(|one| one.as_bytes().to_vec()).collect::<Vec<_>>();
         let script = parse(b"#!/bin/sed -n -e\n").unwrap().unwrap();
-        let given = script.arguments(b"./a.sed", strings(&["a", "b", "c"])).unwrap();
-        assert_eq!(given, strings(&["/bin/sed", "-n -e", "./a.sed", "b", "c"]));
+        let arguments = script.arguments(b"./a.sed", strings(&["a", "b", "c"])).unwrap();
+        assert_eq!(arguments, strings(&["/bin/sed", "-n -e", "./a.sed", "b", "c"]));
         let script = parse(b"#!/bin/sh\n").unwrap().unwrap();
         assert_eq!(script.arguments(b"x", Vec::new()).unwrap(), strings(&["/bin/sh", "x"]));
     }

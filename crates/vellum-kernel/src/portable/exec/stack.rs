@@ -13,11 +13,11 @@ use core::ops::Range;
 use linux_raw_sys::auxvec;
 
 /// The longest string, with its NUL (Linux: `MAX_ARG_STRLEN`).
-pub const LONGEST_STRING: usize = 32 * 4096;
+pub const MAX_ARG_STRLEN: usize = 32 * 4096;
 /// What strings and addresses may take at least (Linux: `ARG_MAX`).
-const LEAST: u64 = 128 * 1024;
+const MIN_ARG_LIMIT: u64 = 128 * 1024;
 /// What they may take at most, three quarters of the usual stack.
-const MOST: u64 = 6 * 1024 * 1024;
+const MAX_ARG_LIMIT: u64 = 6 * 1024 * 1024;
 
 /// The entries of the auxiliary vector whose values vary, apart from addresses on the stack. Every
 /// other entry has one value in this kernel.
@@ -32,9 +32,9 @@ pub struct Aux {
     /// `AT_PAGESZ`.
     pub page_size: u64,
     /// `AT_PHDR`: zero if the table of segments is not mapped.
-    pub table: u64,
+    pub phdr: u64,
     /// `AT_PHNUM`.
-    pub entries: u64,
+    pub phnum: u64,
     /// `AT_BASE`: where the interpreter lies, zero without one.
     pub interpreter: u64,
     /// `AT_ENTRY`: the program's, not the interpreter's.
@@ -47,7 +47,7 @@ pub struct Aux {
     pub random: [u8; 16],
     /// `AT_MINSIGSTKSZ`: the least stack for a signal handler, with the vector registers of this
     /// machine.
-    pub least_signal_stack: u64,
+    pub min_signal_stack: u64,
 }
 
 /// A stack, ready to be copied to `start`.
@@ -66,8 +66,8 @@ pub struct Stack {
 }
 
 /// What strings and their addresses may take together, for a limit on the stack (`RLIMIT_STACK`).
-pub fn room(stack_limit: u64) -> u64 {
-    (stack_limit / 4).clamp(LEAST, MOST)
+pub fn arg_limit(stack_limit: u64) -> u64 {
+    (stack_limit / 4).clamp(MIN_ARG_LIMIT, MAX_ARG_LIMIT)
 }
 
 /// Lay out a stack that ends at `top` (a multiple of 16), and takes at most `room` bytes for
@@ -78,7 +78,7 @@ pub fn room(stack_limit: u64) -> u64 {
 /// `E2BIG`: too many or too long strings. `ENOMEM`: the kernel's heap is exhausted.
 pub fn build<S: AsRef<[u8]>>(
     top: u64,
-    room: u64,
+    limit: u64,
     path: &[u8],
     arguments: &[S],
     environment: &[S],
@@ -89,14 +89,14 @@ pub fn build<S: AsRef<[u8]>>(
     let size = |strings: &[S]| {
         strings.iter().try_fold(0u64, |sum, string| {
             let length = string.as_ref().len();
-            (length < LONGEST_STRING).then_some(sum + length as u64 + 1)
+            (length < MAX_ARG_STRLEN).then_some(sum + length as u64 + 1)
         })
     };
     let argument_bytes = size(arguments).ok_or(Errno::E2BIG)?.max(1);
     let environment_bytes = size(environment).ok_or(Errno::E2BIG)?;
     let path_bytes = path.len() as u64 + 1;
     let addresses = (arguments_or_one + environment.len()) as u64 * 8;
-    if argument_bytes + environment_bytes + path_bytes + addresses > room {
+    if argument_bytes + environment_bytes + path_bytes + addresses > limit {
         return Err(Errno::E2BIG);
     }
 
@@ -107,13 +107,13 @@ pub fn build<S: AsRef<[u8]>>(
     let platform_at = (arguments_at & !15) - (aux.platform.len() as u64 + 1);
     let random_at = platform_at - 16;
     let vector = [
-        (auxvec::AT_MINSIGSTKSZ, aux.least_signal_stack),
+        (auxvec::AT_MINSIGSTKSZ, aux.min_signal_stack),
         (auxvec::AT_HWCAP, aux.hwcap),
         (auxvec::AT_PAGESZ, aux.page_size),
         (auxvec::AT_CLKTCK, 100),
-        (auxvec::AT_PHDR, aux.table),
-        (auxvec::AT_PHENT, super::elf::ENTRY_SIZE),
-        (auxvec::AT_PHNUM, aux.entries),
+        (auxvec::AT_PHDR, aux.phdr),
+        (auxvec::AT_PHENT, super::elf::PHDR_SIZE),
+        (auxvec::AT_PHNUM, aux.phnum),
         (auxvec::AT_BASE, aux.interpreter),
         (auxvec::AT_FLAGS, 0),
         (auxvec::AT_ENTRY, aux.entry),
@@ -228,7 +228,8 @@ mod tests {
         };
         for odd in 0..4 {
             let (arguments, environment) = (["ls", "-l", "/"], ["A=b", "C=", "D=e"]);
-            let stack = build(TOP, room(8 << 20), b"/bin/ls", &arguments, &environment[..odd.min(3)], &aux).unwrap();
+            let stack =
+                build(TOP, arg_limit(8 << 20), b"/bin/ls", &arguments, &environment[..odd.min(3)], &aux).unwrap();
             let read = Reader(&stack);
             assert_eq!(stack.start % 16, 0);
             assert_eq!(stack.start + stack.bytes.len() as u64, TOP);
@@ -253,7 +254,7 @@ mod tests {
 
     #[test]
     fn no_arguments_are_one_empty_argument() {
-        let stack = build::<&str>(TOP, room(0), b"x", &[], &["A=b"], &Aux::default()).unwrap();
+        let stack = build::<&str>(TOP, arg_limit(0), b"x", &[], &["A=b"], &Aux::default()).unwrap();
         let read = Reader(&stack);
         assert_eq!(read.word(stack.start), 1);
         let (found, at) = read.strings(stack.start + 8);
@@ -264,15 +265,18 @@ mod tests {
     #[test]
     fn too_much_is_refused() {
         let aux = Aux::default();
-        let long = "x".repeat(LONGEST_STRING - 1);
-        let longer = "x".repeat(LONGEST_STRING);
-        assert!(build(TOP, MOST, b"x", &[&long], &[], &aux).is_ok());
-        assert_eq!(build(TOP, MOST, b"x", &[&longer], &[], &aux).unwrap_err(), Errno::E2BIG);
-        assert_eq!(build(TOP, LEAST, b"x", &[&long], &[], &aux).unwrap_err(), Errno::E2BIG);
+        let long = "x".repeat(MAX_ARG_STRLEN - 1);
+        let longer = "x".repeat(MAX_ARG_STRLEN);
+        assert!(build(TOP, MAX_ARG_LIMIT, b"x", &[&long], &[], &aux).is_ok());
+        assert_eq!(build(TOP, MAX_ARG_LIMIT, b"x", &[&longer], &[], &aux).unwrap_err(), Errno::E2BIG);
+        assert_eq!(build(TOP, MIN_ARG_LIMIT, b"x", &[&long], &[], &aux).unwrap_err(), Errno::E2BIG);
         // 100 strings of 9 bytes with NUL and an address of 8; the path is one byte and its NUL.
         let many = vec!["12345678"; 100];
         assert!(build(TOP, 1702, b"x", &many, &[], &aux).is_ok());
         assert_eq!(build(TOP, 1701, b"x", &many, &[], &aux).unwrap_err(), Errno::E2BIG);
-        assert_eq!((room(0), room(1 << 20), room(8 << 20), room(u64::MAX)), (LEAST, 256 << 10, 2 << 20, MOST));
+        assert_eq!(
+            (arg_limit(0), arg_limit(1 << 20), arg_limit(8 << 20), arg_limit(u64::MAX)),
+            (MIN_ARG_LIMIT, 256 << 10, 2 << 20, MAX_ARG_LIMIT)
+        );
     }
 }

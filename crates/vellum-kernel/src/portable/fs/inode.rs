@@ -4,7 +4,7 @@ use super::io::{Sink, Source};
 use super::meta::{Device, Kind, Meta, Time};
 use super::pages::Pages;
 use crate::errno::Errno;
-use crate::turns::Turns;
+use crate::sleeplock::SleepLock;
 use crate::wait::Queue;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -235,7 +235,7 @@ pub trait File: Send + Sync {
     }
 
     /// Where a write waits for its turn, if no other write is to come between its pieces.
-    fn turns(&self) -> Option<&Turns> {
+    fn write_lock(&self) -> Option<&SleepLock> {
         None
     }
 

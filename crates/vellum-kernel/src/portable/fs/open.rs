@@ -9,8 +9,8 @@ use super::io::{Part, Sink, Source};
 use super::lock::{Locks, Owner};
 use super::meta::Kind;
 use crate::errno::Errno;
-use crate::turns::{Turn, Turns};
-use crate::wait::give_way;
+use crate::sleeplock::{SleepLock, SleepLockGuard};
+use crate::wait::yield_now;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -40,7 +40,7 @@ pub struct Open {
     flags: AtomicU32,
     offset: Mutex<u64>,
     /// At the offset, one call after the other (Linux: `f_pos_lock`).
-    turns: Turns,
+    offset_lock: SleepLock,
     name: Option<Name>,
     /// Where it has locks, if it ever had any.
     locks: Once<Arc<Locks>>,
@@ -63,7 +63,7 @@ impl Open {
             file,
             flags: AtomicU32::new(flags & !AT_ONCE),
             offset: Mutex::new(0),
-            turns: Turns::default(),
+            offset_lock: SleepLock::default(),
             name,
             locks: Once::new(),
         }
@@ -178,7 +178,7 @@ impl Open {
         if !file.seekable() {
             return self.read_all(&**file, to, |to| file.read(0, to)).await;
         }
-        let _turn = self.turns.take().await;
+        let _guard = self.offset_lock.lock().await;
         let read = |to: &mut dyn Sink| {
             let mut offset = self.offset.lock();
             let count = file.read(*offset, to)?;
@@ -198,7 +198,7 @@ impl Open {
         if !file.seekable() {
             return self.write_all(&**file, from, |from| file.write(0, from)).await;
         }
-        let _turn = self.turns.take().await;
+        let _guard = self.offset_lock.lock().await;
         let write = |from: &mut dyn Source| {
             let mut offset = self.offset.lock();
             let count;
@@ -281,7 +281,7 @@ impl Open {
         let mut done = self.attempt(file, || read(&mut Part(&mut *to, PIECE))).await?;
         let mut last = done;
         while last == PIECE && to.room() > 0 {
-            give_way().await;
+            yield_now().await;
             let Ok(count) = read(&mut Part(&mut *to, PIECE)) else { break };
             last = count;
             done += count;
@@ -297,7 +297,7 @@ impl Open {
         from: &mut dyn Source,
         mut write: impl FnMut(&mut dyn Source) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        let _turn = self.turn().await;
+        let _guard = self.lock_writes().await;
         let mut done = 0;
         loop {
             match self.attempt(file, || write(&mut Part(&mut *from, OFFERED))).await {
@@ -307,7 +307,7 @@ impl Open {
             if from.left() == 0 {
                 return Ok(done);
             }
-            give_way().await;
+            yield_now().await;
         }
     }
 
@@ -418,9 +418,9 @@ impl Open {
     }
 
     /// Waits for the file's turn, if it has its bytes written by one call after the other.
-    pub async fn turn(&self) -> Option<Turn<'_>> {
-        match self.file.as_ref().and_then(|file| file.turns()) {
-            Some(turns) => Some(turns.take().await),
+    pub async fn lock_writes(&self) -> Option<SleepLockGuard<'_>> {
+        match self.file.as_ref().and_then(|file| file.write_lock()) {
+            Some(lock) => Some(lock.lock().await),
             None => None,
         }
     }

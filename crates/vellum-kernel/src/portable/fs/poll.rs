@@ -3,7 +3,7 @@
 
 use super::open::Open;
 use crate::errno::Errno;
-use crate::wait::Place;
+use crate::wait::Waiter;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::poll_fn;
@@ -30,14 +30,14 @@ pub fn now((open, wanted): &Interest) -> u32 {
 /// `ENOMEM`.
 pub async fn any(set: &[Interest]) -> Result<Vec<u32>, Errno> {
     let queue = |open: &Arc<Open>| open.file().ok().and_then(|file| file.queue()).is_some();
-    let mut places: Vec<Place<'_>> = Vec::new();
-    places.try_reserve_exact(set.iter().filter(|(open, _)| open.as_ref().is_some_and(queue)).count())?;
+    let mut waiters: Vec<Waiter<'_>> = Vec::new();
+    waiters.try_reserve_exact(set.iter().filter(|(open, _)| open.as_ref().is_some_and(queue)).count())?;
     let files = set.iter().filter_map(|(open, _)| open.as_ref()?.file().ok()?.queue());
-    places.extend(files.map(|queue| queue.place()));
+    waiters.extend(files.map(|queue| queue.waiter()));
     let mut found = Vec::new();
     found.try_reserve_exact(set.len())?;
     poll_fn(|context| {
-        places.iter_mut().for_each(|place| place.take(context.waker()));
+        waiters.iter_mut().for_each(|waiter| waiter.enqueue(context.waker()));
         found.clear();
         found.extend(set.iter().map(now));
         if found.iter().any(|ready| *ready != 0) { Poll::Ready(()) } else { Poll::Pending }

@@ -1,7 +1,7 @@
 //! What firmware and loader say about the machine.
 
-use crate::boot::{CAPACITY, Kind, MemoryMap};
-use crate::nodes::{MOST, Nodes};
+use crate::boot::{Kind, MAX_REGIONS, MemoryMap};
+use crate::nodes::{MAX_NODES, Nodes};
 use crate::{acpi as tables, devicetree as tree, pvh as loader};
 use core::ops::Range;
 use std::vec::Vec;
@@ -13,13 +13,13 @@ const IMAGE: Range<u64> = 0x20_0000..0x30_0000;
 pub fn acpi(bytes: &[u8]) {
     let mut nodes = Nodes::new();
     let _ = tables::read(&bytes, 0, &mut nodes);
-    sound(&nodes);
+    check_nodes(&nodes);
 }
 
 /// The structures of a PVH loader, in memory that is the input, whose start info is at 0.
 pub fn pvh(bytes: &[u8]) {
     let Ok(found) = loader::read(&bytes, 0, IMAGE) else { return };
-    ordered(&found.map);
+    check_map(&found.map);
     let word = |at: usize| u64::from_le_bytes(bytes[at..][..8].try_into().unwrap());
     let (table, entries) = (word(40), word(48) & u64::from(u32::MAX));
     let (line, len) = (word(24), found.command_line.len() as u64);
@@ -36,9 +36,9 @@ pub fn devicetree(bytes: &[u8]) {
     let _ = tree::size(bytes);
     let Ok(found) = tree::read(bytes, 1 << 30, IMAGE) else { return };
     assert_eq!(tree::size(bytes).ok(), Some(bytes.len()).filter(|len| *len <= 2 << 20));
-    ordered(&found.map);
-    sound(&found.nodes);
-    assert!(found.processors().len() <= tree::PROCESSORS);
+    check_map(&found.map);
+    check_nodes(&found.nodes);
+    assert!(found.processors().len() <= tree::MAX_PROCESSORS);
     let archive = found.archive;
     assert!(!found.map.usable().any(|region| region.base < archive.end && archive.start < region.end()));
     let whole = |kind| found.map.regions().iter().any(|region| region.kind == kind);
@@ -46,18 +46,18 @@ pub fn devicetree(bytes: &[u8]) {
 }
 
 /// Regions are in ascending order and don't overlap; usable ones are whole pages.
-fn ordered(map: &MemoryMap) {
+fn check_map(map: &MemoryMap) {
     let regions = map.regions();
-    assert!(regions.len() <= CAPACITY && regions.iter().all(|region| region.base < region.end()));
+    assert!(regions.len() <= MAX_REGIONS && regions.iter().all(|region| region.base < region.end()));
     assert!(regions.windows(2).all(|pair| pair[0].end() <= pair[1].base), "{map}");
     assert!(map.usable().all(|region| region.base % 4096 == 0 && region.size % 4096 == 0));
 }
 
 /// Each byte of memory, and each processor, is of one node of those that there are.
-fn sound(nodes: &Nodes) {
-    assert!((1..=MOST).contains(&nodes.count()));
-    assert!((0..300).all(|name| nodes.of_processor(name) < nodes.count()));
-    let pieces: Vec<_> = nodes.pieces(0x1000..u64::MAX).take(1000).collect();
+fn check_nodes(nodes: &Nodes) {
+    assert!((1..=MAX_NODES).contains(&nodes.count()));
+    assert!((0..300).all(|name| nodes.node_of_cpu(name) < nodes.count()));
+    let pieces: Vec<_> = nodes.split(0x1000..u64::MAX).take(1000).collect();
     assert_eq!((pieces[0].0.start, pieces.last().map(|(range, _)| range.end)), (0x1000, Some(u64::MAX)));
     assert!(pieces.windows(2).all(|pair| pair[0].0.end == pair[1].0.start));
     assert!(pieces.iter().all(|(range, node)| !range.is_empty() && *node < nodes.count()));

@@ -14,7 +14,7 @@ mod settings;
 
 pub use machine::{acpi, devicetree, pvh};
 pub use programs::{cpio, elf, script};
-pub use settings::{settings, wire};
+pub use settings::{settings, stdio};
 
 #[cfg(test)]
 mod tests {
@@ -30,7 +30,7 @@ mod tests {
             ("pvh", pvh),
             ("script", script),
             ("settings", settings),
-            ("wire", wire),
+            ("stdio", stdio),
         ];
         vellum_corpus::check("vellum_kernel", targets);
     }

@@ -22,15 +22,15 @@ const PAGE: u64 = LIMITS.page_size;
 /// An ELF file. The plan lies within the limits, and maps each byte of a segment to the byte of the
 /// file that the segment names.
 pub fn elf(bytes: &[u8]) {
-    let Ok(head) = program::head(bytes, LIMITS.machine) else { return };
-    let range = (usize::try_from(head.table.start), usize::try_from(head.table.end));
+    let Ok(header) = program::header(bytes, LIMITS.machine) else { return };
+    let range = (usize::try_from(header.phdrs.start), usize::try_from(header.phdrs.end));
     let (Ok(start), Ok(end)) = range else { return };
     let Some(table) = bytes.get(start..end) else {
         // The kernel reads what there is of it.
-        assert!(program::plan(&head, &[], bytes.len() as u64, &LIMITS).is_err());
+        assert!(program::plan(&header, &[], bytes.len() as u64, &LIMITS).is_err());
         return;
     };
-    let Ok(plan) = program::plan(&head, table, bytes.len() as u64, &LIMITS) else { return };
+    let Ok(plan) = program::plan(&header, table, bytes.len() as u64, &LIMITS) else { return };
     assert!(plan.span.contains(&plan.entry) && plan.align.is_power_of_two() && plan.align >= PAGE);
     assert!(plan.mappings.len() <= 2 * table.len() / 56);
     let mut starts = if plan.relocatable { 0 } else { LIMITS.addresses.start };
@@ -55,16 +55,16 @@ pub fn elf(bytes: &[u8]) {
         // A segment that begins on the last page of the one before it replaces that page, as on
         // Linux.
         let next = loaded.get(n + 1).map_or(u64::MAX, |next| next.p_vaddr / PAGE * PAGE);
-        holds(&plan, segment, next, bytes);
+        check_segment(&plan, segment, next, bytes);
     }
 }
 
 /// The edges of a segment and of its part of the file are mapped as the segment says, as far as
 /// `next`, where another begins.
-fn holds(plan: &Plan, segment: &ProgramHeader, next: u64, bytes: &[u8]) {
+fn check_segment(plan: &Plan, segment: &ProgramHeader, next: u64, bytes: &[u8]) {
     let (start, in_file) = (segment.p_vaddr, segment.p_vaddr + segment.p_filesz);
     let end = start + segment.p_memsz;
-    assert!(end <= plan.end);
+    assert!(end <= plan.data_end);
     for at in [start, in_file.wrapping_sub(1), in_file, in_file.next_multiple_of(PAGE), end.wrapping_sub(1)] {
         if !(start..end.min(next)).contains(&at) {
             continue;
@@ -106,22 +106,22 @@ pub fn script(bytes: &[u8]) {
 /// that comes out is as large as the archive says.
 pub fn cpio(bytes: &[u8]) {
     let all: Vec<_> = entries(bytes).collect();
-    let sound: Vec<&Entry> = all.iter().map_while(|entry| entry.as_ref().ok()).collect();
-    assert!(all.len() - sound.len() <= 1, "nothing follows an error");
-    let size: usize = sound.iter().map(|entry| 110 + entry.name.len() + 1 + entry.contents.len()).sum();
+    let valid: Vec<&Entry> = all.iter().map_while(|entry| entry.as_ref().ok()).collect();
+    assert!(all.len() - valid.len() <= 1, "nothing follows an error");
+    let size: usize = valid.iter().map(|entry| 110 + entry.name.len() + 1 + entry.contents.len()).sum();
     assert!(size <= bytes.len());
-    assert!(sound.iter().all(|entry| !entry.name.contains(&0)), "no path has a zero byte");
+    assert!(valid.iter().all(|entry| !entry.name.contains(&0)), "no path has a zero byte");
     let mut again = Vec::new();
-    sound.iter().for_each(|entry| write(&mut again, entry));
+    valid.iter().for_each(|entry| write(&mut again, entry));
     let read: Vec<_> = entries(&again).collect();
-    assert!(read.iter().map_while(|entry| entry.as_ref().ok()).eq(sound.iter().copied()));
+    assert!(read.iter().map_while(|entry| entry.as_ref().ok()).eq(valid.iter().copied()));
     let root: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 1, 0o755);
     if unpack(bytes, &root).is_err() {
         return;
     }
     let (names, who) = (Namespace::default(), Who::root());
     let view = View { names: &names, root: &root, current: &root, who: &who };
-    for entry in sound.iter().filter(|entry| entry.links <= 1 && Kind::of(entry.mode) == Ok(Kind::Regular)) {
+    for entry in valid.iter().filter(|entry| entry.links <= 1 && Kind::of(entry.mode) == Ok(Kind::Regular)) {
         let file = view.get(entry.name, false).expect("a file that came out");
         assert_eq!(file.meta().size, entry.contents.len() as u64);
     }

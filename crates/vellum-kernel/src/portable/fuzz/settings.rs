@@ -1,9 +1,9 @@
 //! What programs write to settings, and what comes over the wire.
 
 use crate::fs::cgroup::{amount, said, switched};
+use crate::parse::{BootOption, bits, boot_options, mount_mode, number, numeric_name, strings};
 use crate::proc::choice;
-use crate::wire::Input;
-use crate::written::{BootOption, bits, mode, named, number, options, words};
+use crate::stdio::StdinDecoder;
 use std::format;
 use std::string::String;
 use std::vec::Vec;
@@ -24,11 +24,11 @@ pub fn settings(bytes: &[u8]) {
         assert_eq!(bits(format!("0x{set:x}").as_bytes()), Ok(set));
     }
     assert!(
-        mode(bytes).is_ok_and(|mode| mode.is_none_or(|mode| mode <= 0o7777))
+        mount_mode(bytes).is_ok_and(|mode| mode.is_none_or(|mode| mode <= 0o7777))
             || bytes.starts_with(b"mode=")
             || contains(bytes, b",mode=")
     );
-    assert_eq!(named(bytes), number(bytes).ok().filter(|number: &u32| format!("{number}").as_bytes() == bytes));
+    assert_eq!(numeric_name(bytes), number(bytes).ok().filter(|number: &u32| format!("{number}").as_bytes() == bytes));
     const WORDS: [&str; 3] = ["always", "madvise", "never"];
     if let Some(found) = choice::find(&WORDS, bytes) {
         assert_eq!(String::from_utf8_lossy(bytes).trim_end_matches('\n'), WORDS[found]);
@@ -37,14 +37,14 @@ pub fn settings(bytes: &[u8]) {
         switched(bytes, true) == Ok(true),
         switched(bytes, false) == Ok(true) || switched(bytes, true) == Ok(true)
     );
-    for option in options(bytes).flatten() {
+    for option in boot_options(bytes).flatten() {
         let line = match option {
             BootOption::Swap(bytes) => format!("swap={bytes}\n"),
             BootOption::SwapDisk { checked } => format!("swap-disk={}", if checked { "checked" } else { "" }),
         };
-        assert_eq!(options(line.as_bytes()).collect::<Vec<_>>(), [Ok(option)]);
+        assert_eq!(boot_options(line.as_bytes()).collect::<Vec<_>>(), [Ok(option)]);
     }
-    let mut all = words(bytes).join(&0);
+    let mut all = strings(bytes).join(&0);
     all.push(0);
     assert!(bytes.last() != Some(&0) || all == bytes, "words in a row are the text");
 }
@@ -54,9 +54,9 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
 }
 
 /// Frames from the host: byte by byte, they say what they say when they are read whole.
-pub fn wire(bytes: &[u8]) {
-    let mut input = Input::new();
-    let taken: Vec<u8> = bytes.iter().filter_map(|byte| input.take(*byte)).collect();
+pub fn stdio(bytes: &[u8]) {
+    let mut input = StdinDecoder::new();
+    let taken: Vec<u8> = bytes.iter().filter_map(|byte| input.decode(*byte)).collect();
     let (mut rest, mut expected, mut ended) = (bytes, Vec::new(), false);
     while let Some(([kind, low, high], after)) = rest.split_first_chunk() {
         let len = usize::from(u16::from_le_bytes([*low, *high]));
@@ -67,5 +67,5 @@ pub fn wire(bytes: &[u8]) {
         }
         rest = &after[payload.len()..];
     }
-    assert_eq!((taken, input.ended()), (expected, ended));
+    assert_eq!((taken, input.is_eof()), (expected, ended));
 }

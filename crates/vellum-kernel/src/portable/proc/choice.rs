@@ -1,18 +1,18 @@
-//! Settings that are one of some words, as `/sys` shows them: all words, and the one that holds in
+//! Settings that are one of some words, as `/sys` shows them: all words, and the one that selected in
 //! brackets.
 
 use super::Text;
 use core::fmt::{self, Write};
 
-/// The words, of which one holds.
+/// The words, of which one selected.
 ///
 /// # Errors
 /// No memory for the text.
-pub fn show(text: &mut Text, words: &[&str], holds: usize) -> fmt::Result {
+pub fn show(text: &mut Text, words: &[&str], selected: usize) -> fmt::Result {
     for (number, word) in words.iter().enumerate() {
-        let gap = if number > 0 { " " } else { "" };
-        let [open, close] = if number == holds { ["[", "]"] } else { [""; 2] };
-        write!(text, "{gap}{open}{word}{close}")?;
+        let separator = if number > 0 { " " } else { "" };
+        let [open, close] = if number == selected { ["[", "]"] } else { [""; 2] };
+        write!(text, "{separator}{open}{word}{close}")?;
     }
     writeln!(text)
 }

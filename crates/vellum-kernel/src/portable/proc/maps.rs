@@ -51,10 +51,10 @@ pub struct Usage {
     pub swap_pss: u64,
     pub locked: u64,
     /// In blocks of entries that a TLB may hold as one translation, by the two sizes of
-    /// [`Usage::block_sizes`].
-    pub blocks: [u64; 2],
+    /// [`Usage::cont_block_sizes`].
+    pub cont_blocks: [u64; 2],
     /// 0: there are none.
-    pub block_sizes: [u64; 2],
+    pub cont_block_sizes: [u64; 2],
 }
 
 impl core::ops::AddAssign<&Usage> for Usage {
@@ -63,13 +63,13 @@ impl core::ops::AddAssign<&Usage> for Usage {
         for (own, other) in self.fields().into_iter().zip(other.fields()) {
             *own += *other;
         }
-        self.block_sizes = other.block_sizes;
+        self.cont_block_sizes = other.cont_block_sizes;
     }
 }
 
 impl Usage {
     fn fields(&mut self) -> [&mut u64; 22] {
-        let [small, large] = &mut self.blocks;
+        let [small, large] = &mut self.cont_blocks;
         [
             small,
             large,
@@ -138,7 +138,7 @@ pub fn line(text: &mut Text, vma: &MapsEntry<'_>) -> fmt::Result {
 ///
 /// # Errors
 /// No memory for the text.
-pub fn detailed(text: &mut Text, vma: &MapsEntry<'_>, usage: &Usage, huge: bool, flags: &[&str]) -> fmt::Result {
+pub fn smaps_entry(text: &mut Text, vma: &MapsEntry<'_>, usage: &Usage, huge: bool, flags: &[&str]) -> fmt::Result {
     line(text, vma)?;
     let size = vma.range.end - vma.range.start;
     for (name, bytes) in [("Size:", size), ("KernelPageSize:", 4096), ("MMUPageSize:", 4096)] {
@@ -194,7 +194,7 @@ fn amounts(text: &mut Text, usage: &Usage, by_kind: bool) -> fmt::Result {
     ];
     rest.into_iter().try_for_each(|(name, bytes)| amount(text, name, bytes))?;
     // Not in Linux.
-    let blocks = usage.block_sizes.iter().zip(usage.blocks).filter(|(size, _)| **size != 0);
+    let blocks = usage.cont_block_sizes.iter().zip(usage.cont_blocks).filter(|(size, _)| **size != 0);
     blocks.into_iter().try_for_each(|(size, bytes)| writeln!(text, "Contiguous-{}kB: {:>8} kB", kib(*size), kib(bytes)))
 }
 
@@ -236,8 +236,8 @@ mod tests {
         let mut sum = Usage::default();
         let plain = text(|text| rollup(text, 0..4096, &sum));
         assert!(!plain.contains("Contiguous"));
-        sum += &Usage { blocks: [640 << 10, 0], block_sizes: [64 << 10, 32 << 20], ..Usage::default() };
-        sum += &Usage { blocks: [64 << 10, 32 << 20], block_sizes: [64 << 10, 32 << 20], ..Usage::default() };
+        sum += &Usage { cont_blocks: [640 << 10, 0], cont_block_sizes: [64 << 10, 32 << 20], ..Usage::default() };
+        sum += &Usage { cont_blocks: [64 << 10, 32 << 20], cont_block_sizes: [64 << 10, 32 << 20], ..Usage::default() };
         let lines = text(|text| rollup(text, 0..4096, &sum));
         let more = lines.strip_prefix(&plain).unwrap();
         assert_eq!(more, "Contiguous-64kB:      704 kB\nContiguous-32768kB:    32768 kB\n");
@@ -274,7 +274,7 @@ mod tests {
             locked: value("Locked"),
             ..Usage::default()
         };
-        let ours = text(|text| detailed(text, &parse(lines[0]), &usage, false, &["rd", "mr"]));
+        let ours = text(|text| smaps_entry(text, &parse(lines[0]), &usage, false, &["rd", "mr"]));
         let ours: Vec<_> = ours.lines().collect();
         // Some keys are only in some kernels; and who runs the tests may have huge pages or not.
         let key = |line: &str| line.split(':').next().unwrap().to_owned();

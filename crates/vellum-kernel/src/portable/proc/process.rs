@@ -43,7 +43,7 @@ pub struct Memory {
     pub locked: u64,
     pub pinned: u64,
     /// The most that was resident at once.
-    pub most_resident: u64,
+    pub peak_resident: u64,
     pub anonymous: u64,
     pub file: u64,
     pub shmem: u64,
@@ -51,7 +51,7 @@ pub struct Memory {
     pub stack: u64,
     pub code: u64,
     pub libraries: u64,
-    pub tables: u64,
+    pub page_tables: u64,
     pub swap: u64,
     /// Addresses of code, data, heap, stack, arguments and environment.
     pub code_range: [u64; 2],
@@ -78,8 +78,8 @@ pub struct Process<'a> {
     pub umask: u32,
     pub state: State,
     /// The process's number, and the thread's.
-    pub group: u32,
-    pub number: u32,
+    pub tgid: u32,
+    pub tid: u32,
     pub parent: u32,
     pub process_group: u32,
     pub session: u32,
@@ -125,7 +125,7 @@ pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     writeln!(text, "Name:\t{}", process.name)?;
     writeln!(text, "Umask:\t{:04o}", process.umask)?;
     writeln!(text, "State:\t{}", process.state.words())?;
-    writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.group, process.number)?;
+    writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.tgid, process.tid)?;
     writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent)?;
     for (name, [real, effective, saved, files]) in [("Uid", four(process.uids)), ("Gid", four(process.gids))] {
         writeln!(text, "{name}:\t{real}\t{effective}\t{saved}\t{files}")?;
@@ -136,7 +136,7 @@ pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     }
     // Linux ends the line with a space even if there are none.
     writeln!(text, "{}", if process.groups.is_empty() { " " } else { "" })?;
-    writeln!(text, "NStgid:\t{}\nNSpid:\t{}", process.group, process.number)?;
+    writeln!(text, "NStgid:\t{}\nNSpid:\t{}", process.tgid, process.tid)?;
     writeln!(text, "NSpgid:\t{}\nNSsid:\t{}\nKthread:\t0", process.process_group, process.session)?;
     if let Some(memory) = &process.memory {
         let sizes = [
@@ -144,7 +144,7 @@ pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
             ("VmSize", memory.size),
             ("VmLck", memory.locked),
             ("VmPin", memory.pinned),
-            ("VmHWM", memory.most_resident),
+            ("VmHWM", memory.peak_resident),
             ("VmRSS", memory.resident()),
             ("RssAnon", memory.anonymous),
             ("RssFile", memory.file),
@@ -153,7 +153,7 @@ pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
             ("VmStk", memory.stack),
             ("VmExe", memory.code),
             ("VmLib", memory.libraries),
-            ("VmPTE", memory.tables),
+            ("VmPTE", memory.page_tables),
             ("VmSwap", memory.swap),
             ("HugetlbPages", 0),
         ];
@@ -199,7 +199,7 @@ pub fn stat(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     let memory = process.memory.unwrap_or_default();
     let [user, system, child_user, child_system] = process.times;
     let [minor, child_minor, major, child_major] = process.faults;
-    write!(text, "{} ({}) {} ", process.number, process.name, process.state.letter())?;
+    write!(text, "{} ({}) {} ", process.tid, process.name, process.state.letter())?;
     // No terminal.
     write!(text, "{} {} {} 0 -1 ", process.parent, process.process_group, process.session)?;
     write!(text, "4194304 {minor} {child_minor} {major} {child_major} {user} {system} {child_user} {child_system} ")?;
@@ -261,8 +261,8 @@ mod tests {
             name: value("Name"),
             umask: u32::from_str_radix(value("Umask"), 8).unwrap(),
             state: if value("State").starts_with('R') { State::Running } else { State::Sleeping },
-            group: small("Tgid"),
-            number: small("Pid"),
+            tgid: small("Tgid"),
+            tid: small("Pid"),
             parent: small("PPid"),
             process_group: small("NSpgid"),
             session: small("NSsid"),
@@ -274,7 +274,7 @@ mod tests {
                 peak: size("VmPeak"),
                 size: size("VmSize"),
                 locked: size("VmLck"),
-                most_resident: size("VmHWM"),
+                peak_resident: size("VmHWM"),
                 anonymous: size("RssAnon"),
                 file: size("RssFile"),
                 shmem: size("RssShmem"),
@@ -282,7 +282,7 @@ mod tests {
                 stack: size("VmStk"),
                 code: size("VmExe"),
                 libraries: size("VmLib"),
-                tables: size("VmPTE"),
+                page_tables: size("VmPTE"),
                 ..Memory::default()
             }),
             threads: small("Threads"),
@@ -326,7 +326,7 @@ mod tests {
         let process = Process {
             name: "a) b",
             state: State::Running,
-            number: 77,
+            tid: 77,
             parent: at(4) as u32,
             process_group: at(5) as u32,
             session: at(6) as u32,

@@ -36,18 +36,18 @@ pub fn mask(text: &mut Text, set: impl Iterator<Item = usize>, of: usize) -> fmt
 
 /// What one of the files in `topology` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum TopologyFile {
     /// The number of what it lies in.
-    In(u32),
+    Id(u32),
     /// Which processors share that.
-    With(With),
+    Mask(Siblings),
     /// The same as a list.
-    ListedWith(With),
+    List(Siblings),
 }
 
 /// Who lies together with a processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum With {
+pub enum Siblings {
     /// Nobody.
     Itself,
     /// All there are.
@@ -56,43 +56,43 @@ pub enum With {
 
 /// The files of a processor's `topology`: each is a core of its own, and all lie in one package, as
 /// QEMU makes machines by itself. Linux calls unknown clusters 65535.
-pub fn topology(cpu: u32) -> [(&'static str, Place); 16] {
-    use Place::{In, ListedWith, With as Shared};
-    use With::{All, Itself};
+pub fn topology(cpu: u32) -> [(&'static str, TopologyFile); 16] {
+    use Siblings::{All, Itself};
+    use TopologyFile::{Id, List, Mask};
     [
-        ("core_id", In(cpu)),
-        ("core_cpus", Shared(Itself)),
-        ("core_cpus_list", ListedWith(Itself)),
-        ("thread_siblings", Shared(Itself)),
-        ("thread_siblings_list", ListedWith(Itself)),
-        ("cluster_id", In(65535)),
-        ("cluster_cpus", Shared(Itself)),
-        ("cluster_cpus_list", ListedWith(Itself)),
-        ("die_id", In(0)),
-        ("die_cpus", Shared(All)),
-        ("die_cpus_list", ListedWith(All)),
-        ("physical_package_id", In(0)),
-        ("package_cpus", Shared(All)),
-        ("package_cpus_list", ListedWith(All)),
-        ("core_siblings", Shared(All)),
-        ("core_siblings_list", ListedWith(All)),
+        ("core_id", Id(cpu)),
+        ("core_cpus", Mask(Itself)),
+        ("core_cpus_list", List(Itself)),
+        ("thread_siblings", Mask(Itself)),
+        ("thread_siblings_list", List(Itself)),
+        ("cluster_id", Id(65535)),
+        ("cluster_cpus", Mask(Itself)),
+        ("cluster_cpus_list", List(Itself)),
+        ("die_id", Id(0)),
+        ("die_cpus", Mask(All)),
+        ("die_cpus_list", List(All)),
+        ("physical_package_id", Id(0)),
+        ("package_cpus", Mask(All)),
+        ("package_cpus_list", List(All)),
+        ("core_siblings", Mask(All)),
+        ("core_siblings_list", List(All)),
     ]
 }
 
-impl Place {
+impl TopologyFile {
     /// The file's text, for a processor of so many.
     ///
     /// # Errors
     /// No memory for the text.
     pub fn show(self, text: &mut Text, cpu: usize, cpus: usize) -> fmt::Result {
-        let set = |with| match with {
-            With::Itself => cpu..cpu + 1,
-            With::All => 0..cpus,
+        let set = |siblings| match siblings {
+            Siblings::Itself => cpu..cpu + 1,
+            Siblings::All => 0..cpus,
         };
         match self {
-            Place::In(number) => writeln!(text, "{number}"),
-            Place::With(with) => mask(text, set(with), cpus),
-            Place::ListedWith(with) => list(text, set(with)),
+            TopologyFile::Id(number) => writeln!(text, "{number}"),
+            TopologyFile::Mask(siblings) => mask(text, set(siblings), cpus),
+            TopologyFile::List(siblings) => list(text, set(siblings)),
         }
     }
 }
@@ -109,16 +109,16 @@ mod tests {
     /// As Linux 7.2 has it for five processors of QEMU's.
     #[test]
     fn five_processors() {
-        let file = |name: &str| {
-            let place = topology(1).into_iter().find(|(other, _)| *other == name).unwrap().1;
-            text(|text| place.show(text, 1, 5))
+        let contents = |name: &str| {
+            let file = topology(1).into_iter().find(|(other, _)| *other == name).unwrap().1;
+            text(|text| file.show(text, 1, 5))
         };
         assert_eq!(
-            (file("core_id"), file("physical_package_id"), file("cluster_id")),
+            (contents("core_id"), contents("physical_package_id"), contents("cluster_id")),
             ("1\n".into(), "0\n".into(), "65535\n".into())
         );
-        assert_eq!((file("core_cpus"), file("core_cpus_list")), ("02\n".into(), "1\n".into()));
-        assert_eq!((file("package_cpus"), file("package_cpus_list")), ("1f\n".into(), "0-4\n".into()));
+        assert_eq!((contents("core_cpus"), contents("core_cpus_list")), ("02\n".into(), "1\n".into()));
+        assert_eq!((contents("package_cpus"), contents("package_cpus_list")), ("1f\n".into(), "0-4\n".into()));
     }
 
     #[test]

@@ -29,8 +29,8 @@ use vellum_kernel::fs::cgroup::{self, Control, amount, said};
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::System;
+use vellum_kernel::parse;
 use vellum_kernel::proc::Text as Words;
-use vellum_kernel::written;
 
 /// Returns the contents of `/proc/PID/cgroup`.
 pub fn line(process: &Process) -> Result<Vec<u8>, Errno> {
@@ -97,7 +97,7 @@ impl cgroup::Groups for Memory {
     fn write(&self, group: u32, control: Control, value: &[u8]) -> Result<(), Errno> {
         match control {
             Control::Procs => {
-                let process = match written::number(value)? {
+                let process = match parse::number(value)? {
                     0 => Thread::current().ok_or(Errno::ESRCH)?.process.clone(),
                     number => processes::find(number).filter(|process| lives(process)).ok_or(Errno::ESRCH)?,
                 };

@@ -17,9 +17,9 @@ use linux_raw_sys::general as abi;
 use vellum::platform::Cpus;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::parse;
 use vellum_kernel::proc::process::{self as words, Memory, State};
 use vellum_kernel::proc::{Text, limits as limit_words};
-use vellum_kernel::written;
 
 /// Nanoseconds per clock tick (1/100 s), the unit in which programs get CPU times.
 const TICK: u64 = 10_000_000;
@@ -84,7 +84,7 @@ pub fn core_filter(subject: &Subject) -> Result<Vec<u8>, Errno> {
 
 /// Handles a write to `coredump_filter`.
 pub fn set_core_filter(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
-    let filter = written::bits(value)?;
+    let filter = parse::bits(value)?;
     subject.process()?.core_filter.store(filter & 0x1ff, Relaxed);
     Ok(())
 }
@@ -108,7 +108,7 @@ pub fn slack(subject: &Subject) -> Result<Vec<u8>, Errno> {
 
 /// Handles a write to `timerslack_ns`; 0 restores the default.
 pub fn set_slack(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
-    let value = written::number(value)?;
+    let value = parse::number(value)?;
     let thread = slack_owner(subject)?;
     let mut traits = thread.traits.lock();
     traits.slack = if value == 0 { traits.usual_slack } else { value };
@@ -127,7 +127,7 @@ fn slack_owner(subject: &Subject) -> Result<Arc<Thread>, Errno> {
 
 /// Handles a write to `oom_score_adj`.
 pub fn set_score_adj(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
-    let value = written::number::<i32>(value)?;
+    let value = parse::number::<i32>(value)?;
     if !(-1000..=1000).contains(&value) {
         return Err(Errno::EINVAL);
     }
@@ -151,7 +151,7 @@ pub fn oom_adj(subject: &Subject) -> Result<Vec<u8>, Errno> {
 
 /// Handles a write to `oom_adj`.
 pub fn set_oom_adj(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
-    let value = match written::number::<i32>(value)? {
+    let value = match parse::number::<i32>(value)? {
         15 => 1000,
         value @ -17..15 => value * 1000 / 17,
         _ => return Err(Errno::EINVAL),
@@ -218,8 +218,8 @@ fn described(
         name: &name,
         umask: files.as_ref().map_or(0, |files| files.umask.load(Relaxed)),
         state: state(&process, thread.as_ref()),
-        group: process.pid,
-        number: thread.as_ref().filter(|_| subject.is_thread()).map_or(process.pid, |thread| thread.tid),
+        tgid: process.pid,
+        tid: thread.as_ref().filter(|_| subject.is_thread()).map_or(process.pid, |thread| thread.tid),
         parent: process.parent_pid(),
         process_group: process.group.load(Relaxed),
         session: process.session.load(Relaxed),

@@ -11,7 +11,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::{Folder, More};
 use vellum_kernel::fs::text::{Jump, Link, Make, System, Text};
 use vellum_kernel::fs::{Inode, Kind, Open, inode::Entry};
-use vellum_kernel::written::named;
+use vellum_kernel::parse::numeric_name;
 
 /// The inode that a link leads to, and the path shown.
 type Target = Result<(Arc<dyn Inode>, Vec<u8>), Errno>;
@@ -73,7 +73,7 @@ fn open(subject: &Subject, number: u32) -> Result<Arc<Open>, Errno> {
 
 impl More for Descriptors {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
-        let number = named(name)?;
+        let number = numeric_name(name)?;
         open(&self.subject, number).ok()?;
         let (subject, system) = (self.subject.clone(), self.system);
         Some(match self.of {

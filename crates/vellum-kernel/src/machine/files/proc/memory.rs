@@ -92,8 +92,8 @@ fn usage(memory: &UserSpace, vma: &Vma) -> Usage {
         bits => 1 << (arch.level_shift(level) + bits),
     };
     Usage {
-        blocks: found.cont_blocks,
-        block_sizes: [1, 2].map(block_size),
+        cont_blocks: found.cont_blocks,
+        cont_block_sizes: [1, 2].map(block_size),
         rss: found.resident,
         pss: found.pss.all,
         pss_dirty: found.pss.dirty,
@@ -159,7 +159,7 @@ pub fn smaps(subject: &Subject) -> Result<Vec<u8>, Errno> {
     Text::of(|text| {
         vmas.iter().try_for_each(|vma| {
             let usage = usage(&memory, vma);
-            show(&memory, vma, |shown| words::detailed(text, shown, &usage, huge(vma), &flags(vma)))
+            show(&memory, vma, |shown| words::smaps_entry(text, shown, &usage, huge(vma), &flags(vma)))
         })
     })
 }
@@ -196,7 +196,7 @@ pub fn figures(memory: &UserSpace) -> Memory {
         size: stats.mapped,
         locked: stats.locked,
         pinned: 0,
-        most_resident: stats.peak_rss,
+        peak_resident: stats.peak_rss,
         anonymous: stats.anon,
         file: stats.file,
         shmem: stats.shmem,
@@ -204,7 +204,7 @@ pub fn figures(memory: &UserSpace) -> Memory {
         stack,
         code,
         libraries: u64::saturating_sub(executable, code),
-        tables: stats.tables,
+        page_tables: stats.tables,
         swap: stats.swap,
         code_range: image.code,
         data_range: image.data,

@@ -34,7 +34,7 @@ use vellum_kernel::fs::folder::{Folder, More};
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::{Link, Make, System};
 use vellum_kernel::fs::{Inode, Kind, Sink, inode::Entry};
-use vellum_kernel::written;
+use vellum_kernel::parse;
 
 /// The one root directory, shared by all mounts.
 static ROOT: Once<Arc<Folder>> = Once::new();
@@ -104,7 +104,7 @@ struct Processes;
 impl More for Processes {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
         // A TID names the directory of its process too, as on Linux.
-        let number = written::named(name)?;
+        let number = parse::numeric_name(name)?;
         let process =
             processes::find(number).or_else(|| processes::find_thread(number).map(|thread| thread.process.clone()))?;
         process::folder(&process).ok().map(|folder| folder as Arc<dyn Inode>)

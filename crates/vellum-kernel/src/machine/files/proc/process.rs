@@ -9,12 +9,12 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use vellum_kernel::credentials::place;
+use vellum_kernel::credentials::id_index;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::{Folder, More};
 use vellum_kernel::fs::text::{Make, Owner, System, Take, Text, Window};
 use vellum_kernel::fs::{Inode, Kind, inode::Entry};
-use vellum_kernel::written::named;
+use vellum_kernel::parse::numeric_name;
 
 /// The process or thread that a file describes. It is referred to weakly, so files keep no process
 /// alive.
@@ -106,7 +106,7 @@ pub fn folder(process: &Arc<Process>) -> Result<Arc<Folder>, Errno> {
 /// Returns the owner of a process's files: the process's user.
 fn owner(pid: u32) -> Owner {
     let own = find(pid).and_then(|process| process.credentials());
-    own.map_or((0, 0), |own| (own.uids[place::EFFECTIVE], own.gids[place::EFFECTIVE]))
+    own.map_or((0, 0), |own| (own.uids[id_index::EFFECTIVE], own.gids[id_index::EFFECTIVE]))
 }
 
 fn root() -> Result<&'static Arc<Folder>, Errno> {
@@ -148,7 +148,7 @@ impl Threads {
 
 impl More for Threads {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
-        let number = named(name)?;
+        let number = numeric_name(name)?;
         let thread = self.0.upgrade()?.threads.lock().get(&number).cloned()?;
         let above = folder(&thread.process).ok()?;
         let made = thread.folder.try_call_once(|| {

@@ -12,8 +12,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::text::{Make, Take, Text};
+use vellum_kernel::parse;
 use vellum_kernel::uname;
-use vellum_kernel::written;
 
 /// A number within bounds. If the kernel does not use it, it is stored only.
 struct Setting {
@@ -105,7 +105,7 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
         Ok(format!("{id}\n").into_bytes())
     });
     let want: Take = Box::new(|value| {
-        let id = written::number::<i32>(value)?;
+        let id = parse::number::<i32>(value)?;
         shm::want(u32::try_from(id).map_err(|_| Errno::EINVAL)?)
     });
     kernel.add("shm_next_id", Text::new(kernel.system(), 0o644, Some(wanted), Some(want)))?;
@@ -144,7 +144,7 @@ fn apply() {
 fn number(folder: &Arc<Folder>, setting: &'static Setting) -> Result<(), Errno> {
     let make: Make = Box::new(|| Ok(format!("{}\n", setting.value.load(Relaxed)).into_bytes()));
     let take: Take = Box::new(|value| {
-        let value = written::number(value)?;
+        let value = parse::number(value)?;
         if !(setting.least..=setting.most).contains(&value) {
             return Err(Errno::EINVAL);
         }

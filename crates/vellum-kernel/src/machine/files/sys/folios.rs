@@ -58,7 +58,7 @@ fn number(
 ) -> Result<(), Errno> {
     let make: Make = Box::new(move || Ok(format!("{}\n", get()).into_bytes()));
     let take: Take = Box::new(move |written| {
-        let value = vellum_kernel::written::number(written)?;
+        let value = vellum_kernel::parse::number(written)?;
         set((least..=most).contains(&value).then_some(value).ok_or(Errno::EINVAL)?);
         Ok(())
     });

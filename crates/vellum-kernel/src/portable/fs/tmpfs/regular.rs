@@ -5,7 +5,7 @@ use crate::errno::Errno;
 use crate::fs::inode::{File, Mappable};
 use crate::fs::io::{Part, Sink, Source};
 use crate::fs::pages::Pages;
-use crate::turns::Turns;
+use crate::sleeplock::SleepLock;
 use alloc::sync::Arc;
 use core::any::Any;
 use core::ops::Range;
@@ -30,12 +30,12 @@ pub(super) struct Regular {
     /// Held by who writes or changes the size; what may not be done any more (`F_SEAL_*`).
     seals: Mutex<u32>,
     /// One write after the other.
-    turns: Turns,
+    write_lock: SleepLock,
 }
 
 impl Regular {
     pub fn new(pages: Arc<dyn Pages>) -> Self {
-        Regular { pages, seals: Mutex::new(F_SEAL_SEAL), turns: Turns::default() }
+        Regular { pages, seals: Mutex::new(F_SEAL_SEAL), write_lock: SleepLock::default() }
     }
 }
 
@@ -124,8 +124,8 @@ impl File for Node {
         true
     }
 
-    fn turns(&self) -> Option<&Turns> {
-        self.regular().ok().map(|regular| &regular.turns)
+    fn write_lock(&self) -> Option<&SleepLock> {
+        self.regular().ok().map(|regular| &regular.write_lock)
     }
 
     fn unread(&self, at: u64) -> Result<u64, Errno> {

@@ -3,7 +3,7 @@
 
 use crate::arch::kernel_map::{image, phys_to_virt};
 use core::ops::Range;
-use vellum_kernel::acpi::{self, Physical};
+use vellum_kernel::acpi::{self, PhysicalMemory};
 use vellum_kernel::boot::{BadBoot, Boot, MemoryMap};
 use vellum_kernel::nodes::Nodes;
 pub use vellum_kernel::pvh::COMMAND_LINE;
@@ -12,7 +12,7 @@ use vellum_kernel::pvh::{self, StartInfo};
 /// The first GiB, which the direct map covers from the first instruction on.
 struct First(());
 
-impl Physical for First {
+impl PhysicalMemory for First {
     fn bytes(&self, address: u64, len: usize) -> Option<&[u8]> {
         const REACH: u64 = 1 << 30;
         address.checked_add(len as u64).filter(|end| *end <= REACH)?;
@@ -56,7 +56,7 @@ unsafe fn slice(range: Range<u64>) -> &'static [u8] {
 /// The memory of the map, for the ACPI parser.
 struct Memory<'b>(&'b MemoryMap);
 
-impl Physical for Memory<'_> {
+impl PhysicalMemory for Memory<'_> {
     fn bytes(&self, address: u64, len: usize) -> Option<&[u8]> {
         const REACH: u64 = 4 << 30;
         let end = address.checked_add(len as u64).filter(|end| *end <= REACH)?;

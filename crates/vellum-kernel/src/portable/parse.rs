@@ -27,7 +27,7 @@ pub fn bits(written: &[u8]) -> Result<u32, Errno> {
 ///
 /// # Errors
 /// `EINVAL`: it is no octal number.
-pub fn mode(options: &[u8]) -> Result<Option<u32>, Errno> {
+pub fn mount_mode(options: &[u8]) -> Result<Option<u32>, Errno> {
     let mode = options.split(|byte| *byte == b',').find_map(|option| option.strip_prefix(b"mode="));
     mode.map(|mode| radix(mode, 8).map(|mode| mode & 0o7777)).transpose()
 }
@@ -39,7 +39,7 @@ fn radix(digits: &[u8], radix: u32) -> Result<u32, Errno> {
 
 /// Returns the number that the name of a directory of `/proc` is: as it would be written there, and
 /// not otherwise.
-pub fn named(name: &[u8]) -> Option<u32> {
+pub fn numeric_name(name: &[u8]) -> Option<u32> {
     let number = core::str::from_utf8(name).ok()?.parse().ok();
     number.filter(|_| name == b"0" || !name.starts_with(b"0") && !name.starts_with(b"+"))
 }
@@ -57,7 +57,7 @@ pub enum BootOption {
 }
 
 /// Reads the lines of `.vellum/options`. An error is the message for a line that is no option.
-pub fn options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'static str>> {
+pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'static str>> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     lines.map(|line| {
         if let Some(bytes) = line.strip_prefix(b"swap=") {
@@ -72,7 +72,7 @@ pub fn options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'static 
 }
 
 /// Returns the words of `.vellum/argv` and `.vellum/env`, each of which ends with a zero byte.
-pub fn words(bytes: &[u8]) -> Vec<Vec<u8>> {
+pub fn strings(bytes: &[u8]) -> Vec<Vec<u8>> {
     bytes.strip_suffix(&[0]).map_or_else(Vec::new, |all| all.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect())
 }
 
@@ -91,20 +91,20 @@ mod tests {
             (Ok(31), Ok(33), Err(Errno::EINVAL), Err(Errno::EINVAL))
         );
         assert_eq!(
-            (mode(b"size=5,mode=1777"), mode(b"mode=8"), mode(b"")),
+            (mount_mode(b"size=5,mode=1777"), mount_mode(b"mode=8"), mount_mode(b"")),
             (Ok(Some(0o1777)), Err(Errno::EINVAL), Ok(None))
         );
-        let names = [&b"0"[..], b"42", b"042", b"+42", b"42 ", b"", b"4294967296"].map(named);
+        let names = [&b"0"[..], b"42", b"042", b"+42", b"42 ", b"", b"4294967296"].map(numeric_name);
         assert_eq!(names, [Some(0), Some(42), None, None, None, None, None]);
     }
 
     #[test]
     fn what_the_host_wants() {
-        let read = |text: &[u8]| options(text).collect::<Vec<_>>();
+        let read = |text: &[u8]| boot_options(text).collect::<Vec<_>>();
         let expected = [Ok(BootOption::Swap(4096)), Ok(BootOption::SwapDisk { checked: true })];
         assert_eq!(read(b"swap=4096\nswap-disk=checked\n"), expected);
         assert!(read(b"").is_empty() && read(b"swap-disk=no")[0].is_err() && read(b"swap=x")[0].is_err());
-        assert_eq!(words(b"a\0\0bc\0"), [b"a".to_vec(), b"".to_vec(), b"bc".to_vec()]);
-        assert!(words(b"").is_empty() && words(b"\0") == [b""]);
+        assert_eq!(strings(b"a\0\0bc\0"), [b"a".to_vec(), b"".to_vec(), b"bc".to_vec()]);
+        assert!(strings(b"").is_empty() && strings(b"\0") == [b""]);
     }
 }

@@ -1,3 +1,0 @@
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| vellum_corpus::run(vellum_kernel::fuzz::wire, bytes));
