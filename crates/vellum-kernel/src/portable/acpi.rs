@@ -4,20 +4,20 @@
 
 use crate::nodes::Nodes;
 
-/// Bytes of the header that all tables begin with.
+/// The size in bytes of the header of every table.
 const HEADER: usize = 36;
-/// The most tables that are looked at.
+/// The most tables that are read.
 const MAX_TABLES: usize = 64;
-/// A processor or a stretch of memory is there.
+/// The flag of a processor or memory range that is present.
 const ENABLED: u32 = 1;
 
 /// PhysicalMemory memory, for who reads tables: so many bytes at an address, if they can be read.
 pub trait PhysicalMemory {
-    /// The bytes.
+    /// Returns the `len` bytes at a physical address, or `None` if they can't be read.
     fn bytes(&self, address: u64, len: usize) -> Option<&[u8]>;
 }
 
-/// Memory that begins at address 0.
+/// A slice is memory that begins at address 0.
 impl PhysicalMemory for &[u8] {
     fn bytes(&self, address: u64, len: usize) -> Option<&[u8]> {
         let start = usize::try_from(address).ok()?;
@@ -25,23 +25,24 @@ impl PhysicalMemory for &[u8] {
     }
 }
 
-/// Returns the number of `N` bytes, little endian, at `at`, if it is there.
+/// Returns the little-endian number of `N` bytes at offset `at`, or `None` beyond the end.
 pub(crate) fn read_le<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
     let mut word = [0; 8];
     word[..N].copy_from_slice(bytes.get(at..at + N)?);
     Some(u64::from_le_bytes(word))
 }
 
-/// A table, its header included.
+/// Returns the table at an address, with its header.
 fn table(memory: &impl PhysicalMemory, address: u64) -> Option<&[u8]> {
     let len = read_le::<4>(memory.bytes(address, HEADER)?, 4)? as usize;
     memory.bytes(address, len.max(HEADER))
 }
 
-/// Learns of nodes from the tables that this root pointer leads to; what can't be read is left out.
+/// Adds to `nodes` what the tables behind the root pointer (RSDP) at address `root` describe. Skips
+/// tables that can't be read. Returns `None` if the root pointer or the root table can't be read.
 pub fn read(memory: &impl PhysicalMemory, root: u64, nodes: &mut Nodes) -> Option<()> {
     let pointer = memory.bytes(root, 36).or_else(|| memory.bytes(root, 20)).filter(|at| at.starts_with(b"RSD PTR "))?;
-    // From the second revision on there are addresses of 64 bits.
+    // Since revision 2 addresses have 64 bits.
     let wide = pointer[15] >= 2;
     let list = table(memory, if wide { read_le::<8>(pointer, 24) } else { read_le::<4>(pointer, 16) }?)?;
     let entries = list[HEADER..].chunks_exact(if wide { 8 } else { 4 });
@@ -57,7 +58,8 @@ pub fn read(memory: &impl PhysicalMemory, root: u64, nodes: &mut Nodes) -> Optio
     Some(())
 }
 
-/// Whose memory and processors are: entries of a kind and a length.
+/// Reads the SRAT: entries, each with a type and a length, that assign memory and processors to
+/// nodes.
 fn read_affinities(table: &[u8], nodes: &mut Nodes) -> Option<()> {
     let mut at = HEADER + 12;
     loop {
@@ -65,7 +67,7 @@ fn read_affinities(table: &[u8], nodes: &mut Nodes) -> Option<()> {
         let entry = table.get(at..at + len.max(2))?;
         let enabled = |at| read_le::<4>(entry, at).is_some_and(|flags| flags as u32 & ENABLED != 0);
         match entry[0] {
-            // Of a local APIC: the number of its node is in two parts.
+            // A local APIC: its node number is in two parts.
             0 if enabled(4) => {
                 let node = read_le::<1>(entry, 2)? | read_le::<3>(entry, 9)? << 8;
                 nodes.add_cpu(read_le::<1>(entry, 3)?, node as usize);
@@ -74,7 +76,7 @@ fn read_affinities(table: &[u8], nodes: &mut Nodes) -> Option<()> {
                 let (base, len) = (read_le::<8>(entry, 8)?, read_le::<8>(entry, 16)?);
                 nodes.add_memory(base..base.saturating_add(len), read_le::<4>(entry, 2)? as usize);
             }
-            // Of a local x2APIC.
+            // A local x2APIC.
             2 if enabled(12) => nodes.add_cpu(read_le::<4>(entry, 8)?, read_le::<4>(entry, 4)? as usize),
             _ => {}
         }
@@ -82,7 +84,7 @@ fn read_affinities(table: &[u8], nodes: &mut Nodes) -> Option<()> {
     }
 }
 
-/// A square of distances.
+/// Reads the SLIT: a square matrix of distances.
 fn read_distances(table: &[u8], nodes: &mut Nodes) -> Option<()> {
     let count = read_le::<8>(table, HEADER)? as usize;
     let distances = table[HEADER + 8..].chunks_exact(count.max(1)).take(count).enumerate();
@@ -113,7 +115,7 @@ mod tests {
         entry
     }
 
-    /// Tables behind a root pointer of either revision.
+    /// Builds tables behind a root pointer of either revision.
     fn tables(wide: bool) -> Vec<u8> {
         let affinities = table(
             b"SRAT",
@@ -121,9 +123,9 @@ mod tests {
                 &[0; 12],
                 &[0, 16, 0, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
                 &[0, 16, 1, 4, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-                // Not there.
+                // Not present.
                 &[0, 16, 2, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-                // A kind that nobody knows.
+                // An unknown type.
                 &[77, 5, 1, 1, 1],
                 &[2, 24, 0, 0, 2, 0, 0, 0, 0x55, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
                 &memory(0, 0, 0xa0000, 1),
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_what_the_tables_say() {
+    fn nodes_are_read_from_srat_and_slit() {
         for wide in [false, true] {
             let mut nodes = Nodes::new();
             assert_eq!(read(&&tables(wide)[..], 0, &mut nodes), Some(()));
@@ -163,10 +165,9 @@ mod tests {
         }
     }
 
-    /// Wherever tables end too soon, and whatever a byte says, reading them ends, and nothing is
-    /// read that is not there.
+    /// Truncated tables, and tables with any one byte changed, are read without a panic.
     #[test]
-    fn tables_that_are_wrong_are_read_as_far_as_they_go() {
+    fn truncated_and_corrupt_tables_do_not_panic() {
         let whole = tables(true);
         for end in 0..whole.len() {
             let mut nodes = Nodes::new();

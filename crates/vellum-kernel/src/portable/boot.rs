@@ -1,93 +1,93 @@
-//! What the loader says about the machine: physical memory, the command line, the first files.
+//! The boot information that the loader passes: physical memory, the command line, the initramfs.
 
 use crate::nodes::Nodes;
 use core::fmt;
 use core::ops::Range;
 
-/// Bytes of a page.
+/// The size of a page in bytes.
 const PAGE_SIZE: u64 = 4096;
-/// No format of page tables leads to a physical address of more bits: what lies beyond is no
+/// The most bits of a physical address that any page-table format can map; nothing beyond is
 /// memory.
 const PHYSICAL_BITS: u32 = 52;
-/// The most regions that a memory map has.
+/// The most regions of a memory map.
 pub const MAX_REGIONS: usize = 64;
 
-/// What a region of physical memory is good for.
+/// The kind of a region of physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Free memory: whole pages, inside the direct map, that nobody uses.
+    /// Free memory: whole pages, inside the direct map.
     Usable,
-    /// Not memory, or somebody else's.
+    /// No memory, or memory in use by the firmware or a device.
     Reserved,
-    /// ACPI tables: memory that may be used once they have been read.
+    /// ACPI tables: memory that may be reused once they have been read.
     AcpiTables,
-    /// Memory that the firmware keeps.
+    /// Memory that the firmware keeps (ACPI non-volatile storage).
     AcpiNvs,
     /// The first MiB.
     Low,
-    /// The kernel's image, its stacks and page tables included.
+    /// The kernel's image, with its stacks and page tables.
     Kernel,
-    /// What the loader put there: its structures, the command line and the archive.
+    /// The loader's data: its structures, the command line and the initramfs.
     Boot,
     /// Memory beyond the end of the direct map.
     Unreachable,
 }
 
-/// A stretch of physical memory.
+/// A range of physical memory of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Region {
-    /// The physical address of its first byte.
+    /// The physical address of the first byte.
     pub base: u64,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub size: u64,
-    /// What it is good for.
+    /// The kind of memory.
     pub kind: Kind,
 }
 
 impl Region {
-    /// The physical address of the first byte after it.
+    /// Returns the physical address after the last byte.
     pub fn end(&self) -> u64 {
         self.base + self.size
     }
 }
 
-/// Physical memory: regions in ascending order that do not overlap.
+/// The map of physical memory: regions in ascending order that do not overlap.
 pub struct MemoryMap {
     regions: [Region; MAX_REGIONS],
     len: usize,
 }
 
 impl MemoryMap {
-    /// A map of nothing.
+    /// Creates an empty map.
     pub const fn new() -> Self {
         Self { regions: [Region { base: 0, size: 0, kind: Kind::Reserved }; MAX_REGIONS], len: 0 }
     }
 
-    /// All regions.
+    /// Returns all regions.
     pub fn regions(&self) -> &[Region] {
         &self.regions[..self.len]
     }
 
-    /// The regions that are free for use.
+    /// Returns the usable regions.
     pub fn usable(&self) -> impl Iterator<Item = Region> {
         self.regions().iter().copied().filter(|region| region.kind == Kind::Usable)
     }
 
-    /// The physical address of the first byte after the last usable region.
+    /// Returns the physical address after the last usable region; 0 if there is none.
     pub fn top(&self) -> u64 {
         self.usable().last().map_or(0, |region| region.end())
     }
 
-    /// Returns whether one usable region has all of `range`, which is not empty.
+    /// Returns whether one usable region contains all of `range`. Returns false for an empty range.
     pub fn is_usable(&self, range: &Range<u64>) -> bool {
         !range.is_empty() && self.usable().any(|region| region.base <= range.start && range.end <= region.end())
     }
 
-    /// Takes the pages that `start..end` touches from the usable ones.
+    /// Reserves the usable pages that `start..end` touches: makes them a region of `kind`.
     ///
     /// # Errors
     ///
-    /// [`BadBoot::TooMany`]; the map is incomplete then.
+    /// [`BadBoot::TooMany`]: the map has no room for another region, and is incomplete now.
     pub fn reserve(&mut self, start: u64, end: u64, kind: Kind) -> Result<(), BadBoot> {
         let (start, end) = (start & !(PAGE_SIZE - 1), end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(u64::MAX));
         let before = core::mem::take(self);
@@ -104,18 +104,18 @@ impl MemoryMap {
         Ok(())
     }
 
-    /// Adds a region after all others. An empty one is left out, and so is the part of a page at
-    /// either end of a usable one.
+    /// Appends a region. Skips an empty one. Shrinks a usable one to whole pages.
     ///
     /// # Errors
     ///
-    /// [`BadBoot::Overlap`]: it is not after all others. [`BadBoot::Beyond`]. [`BadBoot::TooMany`].
+    /// [`BadBoot::Overlap`]: the region does not begin after all others. [`BadBoot::Beyond`].
+    /// [`BadBoot::TooMany`].
     pub fn push(&mut self, base: u64, end: u64, kind: Kind) -> Result<(), BadBoot> {
         if end > 1 << PHYSICAL_BITS {
             return Err(BadBoot::Beyond(end));
         }
         let (base, end) = match kind {
-            // Nothing overflows: `base` is below `end`, or the region is empty.
+            // Nothing overflows: `end` is at most 2^52.
             Kind::Usable => (base.min(end).next_multiple_of(PAGE_SIZE), end & !(PAGE_SIZE - 1)),
             _ => (base, end),
         };
@@ -125,41 +125,41 @@ impl MemoryMap {
         if self.regions().last().is_some_and(|last| last.end() > base) {
             return Err(BadBoot::Overlap(base));
         }
-        let place = self.regions.get_mut(self.len).ok_or(BadBoot::TooMany("regions of memory"))?;
-        *place = Region { base, size: end - base, kind };
+        let slot = self.regions.get_mut(self.len).ok_or(BadBoot::TooMany("regions of memory"))?;
+        *slot = Region { base, size: end - base, kind };
         self.len += 1;
         Ok(())
     }
 }
 
-/// Why the kernel can't use what the loader handed over.
+/// The reason why the kernel can't use the boot information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadBoot {
     /// There is no PVH start info with a memory map.
     NoStartInfo,
-    /// There is no device tree, or not a sound one.
+    /// There is no valid device tree.
     NoTree,
-    /// A structure lies, by its address, where no memory can be read.
+    /// The structure at this address is not in readable memory.
     Unreadable(u64),
-    /// A region of memory begins before the end of the one before it.
+    /// The memory region at this address begins before the end of the one before it.
     Overlap(u64),
-    /// A region of memory ends where no memory can be.
+    /// A memory region ends at this address, beyond all addresses that page tables can map.
     Beyond(u64),
-    /// More of these than there is room for.
+    /// There are more of these than the kernel has room for.
     TooMany(&'static str),
-    /// The archive of first files, at this address, is not in usable memory.
+    /// The initramfs at this address is not in usable memory.
     Archive(u64),
-    /// The command line has no end.
+    /// The command line has no NUL within the longest length.
     CommandLine,
 }
 
 impl fmt::Display for BadBoot {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            BadBoot::NoStartInfo => write!(f, "the loader handed over no PVH start info with a memory map"),
-            BadBoot::NoTree => write!(f, "the loader handed over no sound device tree"),
+            BadBoot::NoStartInfo => write!(f, "the loader passed no PVH start info with a memory map"),
+            BadBoot::NoTree => write!(f, "the loader passed no valid device tree"),
             BadBoot::Unreadable(at) => {
-                write!(f, "the loader handed over a structure at {at:#x}, where no memory can be read")
+                write!(f, "the loader passed a structure at {at:#x}, which is not in readable memory")
             }
             BadBoot::Overlap(at) => {
                 write!(f, "memory map: the region at {at:#x} begins before the end of the one before it")
@@ -167,9 +167,9 @@ impl fmt::Display for BadBoot {
             BadBoot::Beyond(end) => {
                 write!(f, "memory map: a region ends at {end:#x}, beyond {PHYSICAL_BITS} bits of addresses")
             }
-            BadBoot::TooMany(what) => write!(f, "the loader handed over too many {what}"),
-            BadBoot::Archive(at) => write!(f, "the archive of first files at {at:#x} is not in usable memory"),
-            BadBoot::CommandLine => write!(f, "the command line has no end"),
+            BadBoot::TooMany(what) => write!(f, "the loader passed too many {what}"),
+            BadBoot::Archive(at) => write!(f, "the initramfs at {at:#x} is not in usable memory"),
+            BadBoot::CommandLine => write!(f, "the command line has no terminating NUL"),
         }
     }
 }
@@ -189,15 +189,15 @@ impl fmt::Display for MemoryMap {
     }
 }
 
-/// What the loader handed over.
+/// The boot information.
 pub struct Boot {
     /// Physical memory.
     pub map: MemoryMap,
-    /// Whose it is.
+    /// The NUMA nodes of memory and CPUs.
     pub nodes: Nodes,
-    /// What the kernel is told; empty when absent or not UTF-8.
+    /// The kernel's command line; empty when absent or not UTF-8.
     pub command_line: &'static str,
-    /// The archive of the first files; empty when absent. It stays where it is.
+    /// The initramfs, a cpio archive, where the loader put it; empty when absent.
     pub archive: &'static [u8],
 }
 
@@ -207,7 +207,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn what_is_reserved_is_cut_out_of_what_is_usable_by_whole_pages() {
+    fn reserving_splits_usable_regions_at_page_boundaries() {
         let mut map = MemoryMap::new();
         map.push(0, 0x8000, Kind::Usable).unwrap();
         map.push(0x8000, 0x9000, Kind::Reserved).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_that_splits_needs_room() {
+    fn splitting_a_region_of_a_full_map_is_an_error() {
         let mut map = MemoryMap::new();
         for at in 0..MAX_REGIONS as u64 {
             map.push(at << 16, (at << 16) + 0x3000, Kind::Usable).unwrap();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_overlaps_or_has_no_room_is_refused() {
+    fn overlapping_regions_and_regions_beyond_the_capacity_are_refused() {
         let mut map = MemoryMap::new();
         map.push(0x1001, 0x3fff, Kind::Usable).unwrap();
         assert_eq!(map.top(), 0x3000);

@@ -1,5 +1,5 @@
-//! Reads what a flattened device tree says about the machine (Devicetree Specification): physical
-//! memory, processors, nodes, the command line, the first files.
+//! Reads the boot information in a flattened device tree (Devicetree Specification): physical
+//! memory, processors, NUMA nodes, the command line, the initramfs.
 
 use crate::boot::{BadBoot, Kind, MAX_REGIONS, MemoryMap};
 use crate::nodes::Nodes;
@@ -7,36 +7,36 @@ use core::ops::Range;
 use dtoolkit::fdt::{Fdt, FdtNode};
 use dtoolkit::{Node, Property};
 
-/// Bytes at the start of a tree that [`size`] needs.
+/// The number of bytes at the start of a tree that [`size`] needs.
 pub const HEAD: usize = 8;
-/// The most bytes that a tree has, as Linux has it (`Documentation/arch/arm64/booting.rst`).
+/// The largest size of a tree in bytes, as in Linux (`Documentation/arch/arm64/booting.rst`).
 const MAX_SIZE: u32 = 2 << 20;
-/// The most processors that are found.
+/// The most processors that are read.
 pub const MAX_PROCESSORS: usize = 64;
 
-/// Holds what a tree says.
+/// The contents of a device tree.
 pub struct Tree<'t> {
-    /// Physical memory, less what the tree, the archive and the kernel's image fill.
+    /// Physical memory, without the tree, the initramfs and the kernel's image.
     pub map: MemoryMap,
-    /// Whose memory and processors are.
+    /// The NUMA nodes of memory and processors.
     pub nodes: Nodes,
-    /// The loader tells the kernel this; empty when absent.
+    /// The kernel's command line; empty when absent.
     pub command_line: &'t str,
-    /// Where the archive of first files is; empty when absent. All of it is in memory of `map`.
+    /// The physical range of the initramfs; empty when absent. All of it is in memory of `map`.
     pub archive: Range<u64>,
     processors: [u64; MAX_PROCESSORS],
     count: usize,
 }
 
 impl Tree<'_> {
-    /// What the firmware calls each processor (`reg`), in the order of the tree; no more than
+    /// Returns the firmware's name of each processor (`reg`), in the order of the tree; at most
     /// [`MAX_PROCESSORS`].
     pub fn processors(&self) -> &[u64] {
         &self.processors[..self.count]
     }
 }
 
-/// Returns the size of a tree in bytes, by its first [`HEAD`].
+/// Returns the size of a tree in bytes, from its first [`HEAD`] bytes.
 ///
 /// # Errors
 ///
@@ -47,15 +47,14 @@ pub fn size(head: &[u8]) -> Result<usize, BadBoot> {
     if magic == [0xd0, 0x0d, 0xfe, 0xed] && size <= MAX_SIZE { Ok(size as usize) } else { Err(BadBoot::NoTree) }
 }
 
-/// Reads a tree, which lies at physical address `at`. `image` is where the kernel's image is.
+/// Reads a tree, which lies at physical address `at`. `image` is the range of the kernel's image.
 ///
-/// The loader of a kernel that is an ELF file knows no archive of first files; one can be put into
-/// memory beside it, and the command line then begins with `archive=ADDRESS,LENGTH`, both
-/// hexadecimal.
+/// The loader of an ELF kernel passes no initramfs. One can be loaded separately; the command line
+/// then begins with `archive=ADDRESS,LENGTH`, both hexadecimal.
 ///
 /// # Errors
 ///
-/// [`BadBoot`]: the tree is unsound, or names memory or an archive that can't be.
+/// [`BadBoot`]: the tree is malformed, or names memory or an archive that can't exist.
 pub fn read(tree: &[u8], at: u64, image: Range<u64>) -> Result<Tree<'_>, BadBoot> {
     let len = tree.len() as u64;
     let tree = Fdt::new(tree).map_err(|_| BadBoot::NoTree)?;
@@ -91,7 +90,7 @@ pub fn read(tree: &[u8], at: u64, image: Range<u64>) -> Result<Tree<'_>, BadBoot
     Ok(Tree { map, nodes, command_line, archive, processors, count })
 }
 
-/// The memory of all nodes, which is in no order where there is more than one region.
+/// Reads the memory of all tree nodes, which may list regions in any order.
 fn memory(tree: Fdt<'_>, nodes: &mut Nodes) -> Result<MemoryMap, BadBoot> {
     let (mut regions, mut count) = ([(0, 0); MAX_REGIONS], 0);
     for node in tree.root().children().filter(|node| node.name_without_address() == "memory") {
@@ -109,17 +108,18 @@ fn memory(tree: Fdt<'_>, nodes: &mut Nodes) -> Result<MemoryMap, BadBoot> {
     Ok(map)
 }
 
-/// The first address of what a node has (`reg`).
+/// Returns the first address in a tree node's `reg`.
 fn first_address(node: &FdtNode<'_>) -> Option<u64> {
     node.reg().ok()??.next()?.address().ok()
 }
 
-/// The number of the node of memory and processors that a part of the tree is of.
+/// Returns the NUMA node to which a tree node belongs.
 fn numa_node_of(part: &FdtNode<'_>) -> usize {
     part.property("numa-node-id").and_then(|number| number.value_as::<u32>().ok()).unwrap_or(0) as usize
 }
 
-/// Where an archive is that a command line begins with, and the rest of the line.
+/// Parses the `archive=` option at the start of a command line. Returns the archive's range and the
+/// rest of the line.
 fn parse_archive_option(command_line: &str) -> Option<(Range<u64>, &str)> {
     let rest = command_line.strip_prefix("archive=")?;
     let (place, rest) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -134,14 +134,14 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// A tree that is being made.
+    /// A builder of trees.
     #[derive(Default)]
-    struct Make {
+    struct Builder {
         structure: Vec<u8>,
         strings: Vec<u8>,
     }
 
-    impl Make {
+    impl Builder {
         fn word(&mut self, word: u32) {
             self.structure.extend(word.to_be_bytes());
         }
@@ -161,7 +161,7 @@ mod tests {
             self.property(name, &words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<u8>>());
         }
 
-        fn node(&mut self, name: &str, fill: impl FnOnce(&mut Make)) {
+        fn node(&mut self, name: &str, fill: impl FnOnce(&mut Builder)) {
             self.word(1);
             self.text(&[name.as_bytes(), &[0]].concat());
             fill(self);
@@ -180,10 +180,10 @@ mod tests {
         }
     }
 
-    /// Two nodes with 16 MiB and a processor each, at 1 GiB and above.
+    /// Builds a tree with two NUMA nodes of 16 MiB and a processor each, at 1 GiB and above.
     fn tree(command_line: &str) -> Vec<u8> {
-        let mut make = Make::default();
-        make.node("", |root| {
+        let mut builder = Builder::default();
+        builder.node("", |root| {
             root.words("#address-cells", &[2]);
             root.words("#size-cells", &[2]);
             root.node("memory@41000000", |memory| {
@@ -204,7 +204,7 @@ mod tests {
             root.node("distance-map", |map| map.words("distance-matrix", &[0, 1, 21, 1, 0, 300]));
             root.node("chosen", |chosen| chosen.property("bootargs", &[command_line.as_bytes(), &[0]].concat()));
         });
-        make.finish()
+        builder.finish()
     }
 
     #[test]
@@ -235,7 +235,7 @@ mod tests {
         for place in ["40fffff0,1000", "0,1000", "40000000,ffffffffffffffff", "40000000,0"] {
             let bytes = tree(&std::format!("archive={place} run"));
             let refused = read(&bytes, 0x4000_0000, 0..0).err();
-            // A place that is none is a part of the command line.
+            // An invalid option stays a part of the command line.
             let expected = if place.ends_with('f') { None } else { place.split_once(',').map(|(at, _)| at) };
             let at = expected.map(|at| BadBoot::Archive(u64::from_str_radix(at, 16).unwrap()));
             assert_eq!(refused, at, "{place}");

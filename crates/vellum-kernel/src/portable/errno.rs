@@ -1,4 +1,4 @@
-//! What system calls answer instead of a result: Linux's error numbers.
+//! Linux's error numbers, which system calls return instead of a result.
 
 use alloc::collections::TryReserveError;
 use core::fmt;
@@ -9,12 +9,12 @@ use linux_raw_sys::errno;
 pub struct Errno(i32);
 
 impl Errno {
-    /// The number as programs know it, above zero.
+    /// Returns the number as programs see it, above zero.
     pub const fn number(self) -> i32 {
         self.0
     }
 
-    /// What a system call that failed with it returns.
+    /// Returns the return value of a system call that failed with this error: the negated number.
     pub const fn returned(self) -> isize {
         -(self.0 as isize)
     }
@@ -60,7 +60,7 @@ impl From<vellum::errno::Errno> for Errno {
     }
 }
 
-/// The kernel's heap is exhausted.
+/// An exhausted kernel heap is `ENOMEM`.
 impl From<TryReserveError> for Errno {
     fn from(_: TryReserveError) -> Self {
         Errno::ENOMEM
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_engine_and_linux_agree() {
+    fn the_engine_and_linux_agree_on_numbers() {
         assert_eq!(Errno::from(vellum::errno::Errno::EINVAL), Errno::EINVAL);
         assert_eq!(Errno::from(vellum::errno::Errno::ENOMEM), Errno::ENOMEM);
         assert_eq!(Errno::ENOMEM.returned(), -12);

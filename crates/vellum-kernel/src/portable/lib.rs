@@ -1,10 +1,10 @@
-//! The portable half of the reference kernel: what a kernel for Linux programs needs beside the
-//! engine and a machine. It runs under the host's tests (`cargo test -p vellum-kernel --lib`); the
-//! program (`src/machine/main.rs`) ties it to the machine.
+//! The portable half of the reference kernel: what a kernel for Linux programs needs besides the
+//! engine and a machine. Its tests run on the host (`cargo test -p vellum-kernel --lib`); the
+//! program in `src/machine/main.rs` ties it to the machine.
 //!
-//! To block is to await: what may block here is either asynchronous, or answers
-//! [`errno::Errno::EAGAIN`] and names the [`wait::Queue`] to wait at. No spin lock is held across
-//! an await; what must be is a [`turns::Turn`].
+//! To block is to await: a function that may block is asynchronous, or returns
+//! [`errno::Errno::EAGAIN`] and names the [`wait::Queue`] to wait on. No spin lock is held across
+//! an await; a lock that has to be is a [`sleeplock::SleepLock`].
 
 #![no_std]
 #![forbid(unsafe_code)]

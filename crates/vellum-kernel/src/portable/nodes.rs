@@ -1,24 +1,24 @@
-//! Which memory and which cpus are near each other: nodes, as ACPI and device trees tell of
+//! NUMA nodes: which memory and which CPUs are near each other, as ACPI and device trees describe
 //! them.
 
 use core::ops::Range;
 
-/// The most nodes that are told apart. All others are taken for node 0.
+/// The most nodes that are distinguished. All others count as node 0.
 pub const MAX_NODES: usize = 16;
-/// The most stretches of memory, and the most cpus, whose nodes are known.
+/// The most ranges of memory, and the most CPUs, whose nodes are recorded.
 const MAX_ENTRIES: usize = 64;
 
-/// What the firmware says of nodes. At first there is one, with everything.
+/// The machine's NUMA nodes. Initially one node has everything.
 #[derive(Clone)]
 pub struct Nodes {
     count: usize,
     memory: List<Range<u64>>,
-    /// By what the firmware calls them.
+    /// By the firmware's names (local APIC IDs on x86-64, MPIDR affinities on AArch64).
     cpus: List<u64>,
     distances: [[u8; MAX_NODES]; MAX_NODES],
 }
 
-/// Things, each with its node.
+/// Items, each with its node.
 #[derive(Clone)]
 struct List<T> {
     slots: [Option<(T, usize)>; MAX_ENTRIES],
@@ -39,7 +39,7 @@ impl<T> List<T> {
 }
 
 impl Nodes {
-    /// One node.
+    /// Creates a single node.
     pub const fn new() -> Self {
         let mut distances = [[20; MAX_NODES]; MAX_NODES];
         let mut node = 0;
@@ -52,49 +52,51 @@ impl Nodes {
         Self { count: 1, memory, cpus, distances }
     }
 
-    /// How many there are.
+    /// Returns the number of nodes.
     pub fn count(&self) -> usize {
         self.count
     }
 
+    /// Counts a node. Returns `None` if it is not among the first [`MAX_NODES`].
     fn register(&mut self, node: usize) -> Option<usize> {
-        let known = (node < MAX_NODES).then_some(node)?;
-        self.count = self.count.max(known + 1);
-        Some(known)
+        let node = (node < MAX_NODES).then_some(node)?;
+        self.count = self.count.max(node + 1);
+        Some(node)
     }
 
-    /// This memory is of that node.
+    /// Assigns a range of physical memory to a node.
     pub fn add_memory(&mut self, memory: Range<u64>, node: usize) {
         if let Some(node) = self.register(node) {
             self.memory.add(memory, node);
         }
     }
 
-    /// The processor of this name is of that node.
+    /// Assigns a CPU, by the firmware's name for it, to a node.
     pub fn add_cpu(&mut self, name: u64, node: usize) {
         if let Some(node) = self.register(node) {
             self.cpus.add(name, node);
         }
     }
 
-    /// So far is the memory of one node from the cpus of another.
+    /// Sets the distance from node `from` to node `to`, in the units of ACPI's SLIT (10: within a
+    /// node).
     pub fn set_distance(&mut self, from: usize, to: usize, distance: u8) {
-        if let Some(known) = self.distances.get_mut(from).and_then(|row| row.get_mut(to)) {
-            *known = distance;
+        if let Some(entry) = self.distances.get_mut(from).and_then(|row| row.get_mut(to)) {
+            *entry = distance;
         }
     }
 
-    /// How far it is.
+    /// Returns the distance from node `from` to node `to`.
     pub fn distance(&self, from: usize, to: usize) -> u8 {
         self.distances.get(from).and_then(|row| row.get(to)).copied().unwrap_or(u8::MAX)
     }
 
-    /// The node of a processor.
+    /// Returns the node of a CPU by the firmware's name for it, or 0 if it is unknown.
     pub fn node_of_cpu(&self, name: u64) -> usize {
         self.cpus.iter().find(|(other, _)| *other == name).map_or(0, |(_, node)| *node)
     }
 
-    /// A stretch of memory in pieces of one node each.
+    /// Splits a range of physical memory into pieces of one node each.
     pub fn split(&self, memory: Range<u64>) -> impl Iterator<Item = (Range<u64>, usize)> {
         let mut rest = memory;
         core::iter::from_fn(move || {
@@ -120,7 +122,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn memory_falls_into_pieces_of_one_node() {
+    fn memory_is_split_into_pieces_of_one_node() {
         let mut nodes = Nodes::new();
         assert_eq!(nodes.split(5..90).collect::<Vec<_>>(), [(5..90, 0)]);
         nodes.add_memory(0..20, 1);
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_of_node_0_and_as_far_as_any() {
+    fn unknown_cpus_are_on_node_0_and_unknown_distances_are_the_default() {
         let mut nodes = Nodes::new();
         nodes.add_cpu(7, 1);
         nodes.add_cpu(8, MAX_NODES);

@@ -1,46 +1,47 @@
-//! What a loader that starts a kernel by PVH says about the machine: physical memory, the command
-//! line, the first files.
+//! Reads the boot information of a PVH loader: physical memory, the command line, the initramfs.
 //!
 //! The structures are those of Xen's `xen/include/public/arch-x86/hvm/start_info.h`, version 1,
-//! which QEMU fills in. [`read`] takes what is needed out of them and marks what stays in use.
+//! which QEMU fills in. [`read`] extracts what the kernel needs, and reserves what stays in use.
 
 use crate::acpi::{PhysicalMemory, read_le};
 use crate::boot::{BadBoot, Kind, MemoryMap};
 use core::ops::Range;
 
 const MAGIC: u64 = 0x336e_c578;
-/// Bytes of the start info, of an entry of its memory map, and of a module.
+/// The sizes in bytes of the start info, of an entry of its memory map, and of a module.
 const START_INFO: usize = 56;
 const ENTRY: usize = 24;
 const MODULE: usize = 32;
-/// Where in the start info the address of the command line is.
+/// The offset in the start info of the command line's address.
 pub const COMMAND_LINE: usize = 24;
-/// The most entries of a memory map, and the most modules. Linux's loaders hand over 128 entries
-/// and one module.
+/// The most entries of a memory map, and the most modules. Linux's loaders pass 128 entries and one
+/// module.
 const MAX_ITEMS: u64 = 1024;
-/// The longest command line, without its end, as in Linux.
+/// The longest command line in bytes, without its NUL, as in Linux.
 const MAX_COMMAND_LINE: u64 = 2048;
-/// Below lie the BIOS data VMA, option ROMs and the frame buffer, whatever the memory map says.
+/// The end of low memory, which has the BIOS data area, option ROMs and the frame buffer, whatever
+/// the memory map says.
 const LOW_MEMORY_END: u64 = 1 << 20;
 
-/// What the loader's structures say.
+/// The contents of the loader's structures.
 pub struct StartInfo<'m> {
     /// PhysicalMemory memory, less what the loader's structures and the kernel's image fill.
     pub map: MemoryMap,
-    /// What the kernel is told; empty when absent or not UTF-8.
+    /// The kernel's command line; empty when absent or not UTF-8.
     pub command_line: &'m str,
-    /// Where the first module is, which is the archive of first files; empty when absent. All of it
+    /// The physical range of the first module, which is the initramfs; empty when absent. All of it
     /// is in memory of `map`.
     pub archive: Range<u64>,
-    /// Where ACPI's root pointer is.
+    /// The physical address of ACPI's root pointer.
     pub rsdp: u64,
 }
 
-/// Reads the loader's structures. `image` is where the kernel's image is.
+/// Reads the loader's structures at physical address `at`. `image` is the range of the kernel's
+/// image.
 ///
 /// # Errors
 ///
-/// [`BadBoot`]: the structures are unsound, or name memory or an archive that can't be.
+/// [`BadBoot`]: the structures are malformed, or name memory or an archive that can't exist.
 pub fn read<'m>(memory: &'m impl PhysicalMemory, at: u64, image: Range<u64>) -> Result<StartInfo<'m>, BadBoot> {
     let info = element(memory, at, 0, START_INFO)?;
     let number = |at: usize| read_le::<4>(info, at).unwrap_or_default();
@@ -65,7 +66,7 @@ pub fn read<'m>(memory: &'m impl PhysicalMemory, at: u64, image: Range<u64>) -> 
         };
         map.push(region.start, region.end, kind)?;
     }
-    // Before anything is taken from the map: modules lie in memory.
+    // Checked before anything is reserved: modules lie in usable memory.
     let mut archive = 0..0;
     for index in (0..modules).rev() {
         archive = range(element(memory, list, index, MODULE)?)?;
@@ -75,37 +76,37 @@ pub fn read<'m>(memory: &'m impl PhysicalMemory, at: u64, image: Range<u64>) -> 
     }
     map.reserve(0, LOW_MEMORY_END, Kind::Low)?;
     map.reserve(image.start, image.end, Kind::Kernel)?;
-    // The sums don't overflow: all of it was read.
-    let mut keep = |start: u64, size: u64| map.reserve(start, start + size, Kind::Boot);
-    keep(at, START_INFO as u64)?;
-    keep(table, entries * ENTRY as u64)?;
-    keep(list, modules * MODULE as u64)?;
+    // The sums don't overflow: all these ranges have been read.
+    let mut reserve = |start: u64, size: u64| map.reserve(start, start + size, Kind::Boot);
+    reserve(at, START_INFO as u64)?;
+    reserve(table, entries * ENTRY as u64)?;
+    reserve(list, modules * MODULE as u64)?;
     for index in 0..modules {
         let module = range(element(memory, list, index, MODULE)?)?;
-        keep(module.start, module.end - module.start)?;
+        reserve(module.start, module.end - module.start)?;
     }
     let mut command_line = "";
     if address(COMMAND_LINE) != 0 {
         let line = string(memory, address(COMMAND_LINE))?;
-        keep(address(COMMAND_LINE), line.len() as u64 + 1)?;
+        reserve(address(COMMAND_LINE), line.len() as u64 + 1)?;
         command_line = str::from_utf8(line).unwrap_or_default();
     }
     Ok(StartInfo { map, command_line, archive, rsdp: address(32) })
 }
 
-/// The structure of a number in an array at an address.
+/// Returns element `index` of an array of structures of `size` bytes.
 fn element(memory: &impl PhysicalMemory, array: u64, index: u64, size: usize) -> Result<&[u8], BadBoot> {
     let at = array.checked_add(index * size as u64);
     at.and_then(|at| memory.bytes(at, size)).ok_or(BadBoot::Unreadable(array))
 }
 
-/// The address and the length that a structure begins with.
+/// Returns the range that a structure's first two fields describe: an address and a length.
 fn range(structure: &[u8]) -> Result<Range<u64>, BadBoot> {
     let [start, len] = [0, 8].map(|at| read_le::<8>(structure, at).unwrap_or_default());
     Ok(start..start.checked_add(len).ok_or(BadBoot::Beyond(u64::MAX))?)
 }
 
-/// The bytes from an address up to the first that is zero.
+/// Returns the bytes from an address up to the first NUL.
 fn string(memory: &impl PhysicalMemory, at: u64) -> Result<&[u8], BadBoot> {
     for len in 0..=MAX_COMMAND_LINE {
         let last = at.checked_add(len).and_then(|at| memory.bytes(at, 1)).ok_or(BadBoot::Unreadable(at))?;
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// Start info at 0, with memory from 64 KiB to 4 MiB and a module in it.
+    /// Builds start info at 0, with memory from 64 KiB to 4 MiB and a module in it.
     fn memory() -> Vec<u8> {
         let mut ram = std::vec![0; 0x200];
         let mut put = |at: usize, words: &[u64]| {
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn structures_are_read_and_kept() {
+    fn structures_are_read_and_reserved() {
         let ram = memory();
         let ram = ram.as_slice();
         let found = read(&ram, 0, 0x10_8000..0x11_0000).unwrap();
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_an_error() {
+    fn malformed_structures_are_errors() {
         let with = |at: usize, word: u64| {
             let mut ram = memory();
             ram[at..at + 8].copy_from_slice(&word.to_le_bytes());

@@ -1,8 +1,9 @@
-//! SleepLock: what takes several steps, between which other tasks run, is done by one task at a time.
+//! A lock that is held across awaits (Linux: `struct mutex`), for an operation in several steps
+//! between which other tasks run.
 //!
-//! First come, first owner: a turn that ends goes to the first in state and is never free in
-//! between, so that no task that comes later overtakes. A task that stops waiters leaves the state,
-//! or hands on the turn that it was given and never saw.
+//! The lock is granted first come, first served: its release passes it to the first waiter, and it
+//! is never free in between, so that no later task overtakes. A task that stops waiting leaves the
+//! queue; if it was granted the lock already and has not seen that, it passes the lock on.
 
 use alloc::collections::VecDeque;
 use core::future::Future;
@@ -10,30 +11,30 @@ use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
 use spin::Mutex;
 
-/// See the module's text.
+/// A fair lock that a task may hold across an await. See the module's documentation.
 #[derive(Default)]
 pub struct SleepLock(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// What the next to come gets.
+    /// The next ticket to draw.
     next: u64,
-    /// The ticket that has the turn.
+    /// The ticket that holds the lock.
     owner: Option<u64>,
     waiters: VecDeque<(u64, Waker)>,
 }
 
 impl SleepLock {
-    /// Waits for a turn, which ends when the result is dropped.
+    /// Waits for the lock, which is released when the returned guard is dropped.
     pub fn lock(&self) -> Locking<'_> {
         Locking { lock: self, ticket: None }
     }
 
-    /// Serves the next in state, if `ticket` is owner now; otherwise takes `ticket` out of the
-    /// state.
+    /// Passes the lock to the first waiter if `ticket` holds it; otherwise removes `ticket` from
+    /// the queue.
     fn release(&self, ticket: u64) {
         let mut state = self.0.lock();
-        let (next, left) = if state.owner == Some(ticket) {
+        let (next, removed) = if state.owner == Some(ticket) {
             let next = state.waiters.pop_front();
             state.owner = next.as_ref().map(|(ticket, _)| *ticket);
             (next, None)
@@ -41,17 +42,17 @@ impl SleepLock {
             let at = state.waiters.iter().position(|(queued, _)| *queued == ticket);
             (None, at.and_then(|at| state.waiters.remove(at)))
         };
-        // A waker runs code of its own, when it is dropped too: not under the lock.
+        // Waking or dropping a waker may run other code: not under the spin lock.
         drop(state);
-        drop(left);
+        drop(removed);
         if let Some((_, waker)) = next {
             waker.wake();
         }
     }
 }
 
-/// A turn.
-#[must_use = "the turn ends when this is dropped"]
+/// The proof that a [`SleepLock`] is held.
+#[must_use = "the lock is released when this is dropped"]
 pub struct SleepLockGuard<'t> {
     lock: &'t SleepLock,
     ticket: u64,
@@ -63,8 +64,8 @@ impl Drop for SleepLockGuard<'_> {
     }
 }
 
-/// The future of [`SleepLock::take`].
-#[must_use = "to wait is to await"]
+/// The future of [`SleepLock::lock`].
+#[must_use = "a future does nothing unless it is awaited"]
 pub struct Locking<'t> {
     lock: &'t SleepLock,
     ticket: Option<u64>,
@@ -79,7 +80,8 @@ impl<'t> Future for Locking<'t> {
         let ticket = match self.ticket {
             Some(ticket) => ticket,
             None if state.owner.is_some() && state.waiters.try_reserve(1).is_err() => {
-                // No memory for a entry in state: ask again instead of sleeping for ever.
+                // There is no memory for an entry in the queue: poll again instead of sleeping
+                // forever.
                 drop(state);
                 context.waker().wake_by_ref();
                 return Poll::Pending;
@@ -123,44 +125,47 @@ mod tests {
 
     fn poll<'t>(locking: Pin<&mut Locking<'t>>, waker: &Waker) -> Option<SleepLockGuard<'t>> {
         match locking.poll(&mut Context::from_waker(waker)) {
-            Poll::Ready(turn) => Some(turn),
+            Poll::Ready(guard) => Some(guard),
             Poll::Pending => None,
         }
     }
 
     #[test]
-    fn first_come_first_served_and_none_overtakes() {
+    fn the_lock_is_granted_in_order_of_arrival_and_no_task_overtakes() {
         let lock = SleepLock::default();
         let [(_, first_waker), (second_count, second_waker), (_, third_waker)] = [(); 3].map(|()| Count::new());
-        let first = poll(pin!(lock.lock()), &first_waker).expect("the first to come waits for nothing");
+        let first = poll(pin!(lock.lock()), &first_waker).expect("the lock is free");
         let mut second = pin!(lock.lock());
         assert!(poll(second.as_mut(), &second_waker).is_none());
         drop(first);
         assert_eq!(second_count.woken(), 1);
         let mut third = pin!(lock.lock());
-        assert!(poll(third.as_mut(), &third_waker).is_none(), "the turn is the second's, which has not seen it yet");
-        let turn = poll(second.as_mut(), &second_waker);
-        assert!(turn.is_some());
-        drop(turn);
+        assert!(
+            poll(third.as_mut(), &third_waker).is_none(),
+            "the second holds the lock, though it has not seen that yet"
+        );
+        let guard = poll(second.as_mut(), &second_waker);
+        assert!(guard.is_some());
+        drop(guard);
         assert!(poll(third, &third_waker).is_some());
     }
 
     #[test]
-    fn what_stops_waiting_keeps_no_turn() {
+    fn a_task_that_stops_waiting_passes_the_lock_on() {
         let lock = SleepLock::default();
         let [(_, waker), (last_count, last_waker)] = [(); 2].map(|()| Count::new());
         let first = poll(pin!(lock.lock()), &waker).unwrap();
-        let mut waits = lock.lock();
+        let mut waiting = lock.lock();
         let mut owner = lock.lock();
-        assert!(poll(Pin::new(&mut waits), &waker).is_none());
+        assert!(poll(Pin::new(&mut waiting), &waker).is_none());
         assert!(poll(Pin::new(&mut owner), &waker).is_none());
         let mut last = pin!(lock.lock());
         assert!(poll(last.as_mut(), &last_waker).is_none());
-        drop(waits);
+        drop(waiting);
         drop(first);
-        assert_eq!(last_count.woken(), 0, "it is the other's turn");
+        assert_eq!(last_count.woken(), 0, "the other waiter holds the lock now");
         drop(owner);
-        assert_eq!(last_count.woken(), 1, "its turn came though the one before never saw its own");
+        assert_eq!(last_count.woken(), 1, "the waiter before it passed the lock on unseen");
         assert!(poll(last, &last_waker).is_some());
     }
 }

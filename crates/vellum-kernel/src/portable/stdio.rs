@@ -1,28 +1,30 @@
-//! What comes over the wire from the host: frames of a type, a length of two bytes (little endian),
-//! and so many bytes.
+//! Decodes the stdio channel from the host: a stream of frames, each with a type (one byte), a
+//! length (two bytes, little endian), and that many bytes of payload.
 
-/// The type of a frame with the first program's standard input. An empty one is its end.
+/// The type of a frame with the first program's standard input. An empty one marks the end of the
+/// input.
 const STDIN: u8 = 0;
 
-/// Takes standard input out of its frames, byte by byte, as a serial port gives it.
+/// A decoder that extracts standard input from the frames, byte by byte, as a serial port delivers
+/// them.
 #[derive(Default)]
 pub struct StdinDecoder {
     head: [u8; 3],
-    /// How many bytes of the head there are.
+    /// The number of bytes in `head`.
     head_len: usize,
-    /// How many bytes of the frame are still to come.
+    /// The number of payload bytes still to come.
     left: u16,
     eof: bool,
 }
 
 impl StdinDecoder {
-    /// Nothing has come yet.
+    /// Creates a decoder at the start of the channel.
     pub const fn new() -> Self {
         StdinDecoder { head: [0; 3], head_len: 0, left: 0, eof: false }
     }
 
-    /// The next byte of the wire: the byte of input that it is, if it is one. What is no input is
-    /// passed over, and so is what comes after the end.
+    /// Decodes the next byte of the channel. Returns the byte if it is standard input. Returns
+    /// `None` for a frame's header, for other types of frames, and after the end of the input.
     pub fn decode(&mut self, byte: u8) -> Option<u8> {
         if self.left > 0 {
             self.left -= 1;
@@ -38,7 +40,7 @@ impl StdinDecoder {
         None
     }
 
-    /// Whether the host has said that there is no more.
+    /// Returns whether the host has ended the input.
     pub fn is_eof(&self) -> bool {
         self.eof
     }
@@ -49,27 +51,27 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    fn taken(input: &mut StdinDecoder, bytes: &[u8]) -> Vec<u8> {
+    fn decode_all(input: &mut StdinDecoder, bytes: &[u8]) -> Vec<u8> {
         bytes.iter().filter_map(|byte| input.decode(*byte)).collect()
     }
 
     #[test]
-    fn input_comes_without_its_frames() {
+    fn frames_are_stripped_from_the_input() {
         let mut input = StdinDecoder::new();
-        assert_eq!(taken(&mut input, b"\x00\x03\x00abc\x00\x01\x00"), b"abc");
+        assert_eq!(decode_all(&mut input, b"\x00\x03\x00abc\x00\x01\x00"), b"abc");
         assert!(!input.is_eof(), "in the middle of a frame");
-        assert_eq!(taken(&mut input, b"d\x00\x00\x00"), b"d");
+        assert_eq!(decode_all(&mut input, b"d\x00\x00\x00"), b"d");
         assert!(input.is_eof());
-        assert_eq!(taken(&mut input, b"\x00\x01\x00e"), b"", "after the end");
+        assert_eq!(decode_all(&mut input, b"\x00\x01\x00e"), b"", "after the end");
     }
 
     #[test]
-    fn a_length_has_two_bytes_and_other_frames_are_passed_over() {
+    fn lengths_have_two_bytes_and_other_frames_are_skipped() {
         let mut input = StdinDecoder::new();
         let mut bytes = std::vec![0, 0x01, 0x01];
         bytes.extend([7; 257]);
-        assert_eq!(taken(&mut input, &bytes), [7; 257]);
-        assert_eq!(taken(&mut input, b"\x09\x02\x00xy\x09\x00\x00\x00\x01\x00z"), b"z");
-        assert!(!input.is_eof(), "the end of something else");
+        assert_eq!(decode_all(&mut input, &bytes), [7; 257]);
+        assert_eq!(decode_all(&mut input, b"\x09\x02\x00xy\x09\x00\x00\x00\x01\x00z"), b"z");
+        assert!(!input.is_eof(), "an empty frame of another type is no end");
     }
 }

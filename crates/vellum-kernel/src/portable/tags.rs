@@ -1,42 +1,42 @@
-//! Which address space's translations a TLB may keep while another space is loaded.
+//! TLB tags: which address spaces' translations a TLB may keep while another space is loaded.
 //!
-//! Processors mark each translation with a number of the space that it belongs to: x86-64 calls it
-//! process-context identifier, AArch64 and RISC-V address-space identifier. Here it is a tag. A
-//! processor has a few and gives them to the spaces that it loads, the one that has waited longest
-//! losing its own.
+//! Processors tag each translation with a number for its address space: a process-context
+//! identifier (PCID) on x86-64, an address-space identifier (ASID) on AArch64 and RISC-V. A CPU has
+//! a few tags, and gives them to the spaces that it loads; a new space takes the tag that was
+//! assigned longest ago.
 //!
-//! A space that is not loaded hears nothing of shootdowns. Instead each one makes a new
-//! [generation](Generations) of the space, and a processor that loads a space keeps what its TLB
-//! has only if that is of the generation that there is now.
+//! A CPU is not notified of shootdowns of a space that it has not loaded. Instead each shootdown
+//! begins a new [generation](Generations) of the space (Linux: `tlb_gen`), and a CPU that loads the
+//! space keeps what its TLB has only if that is of the current generation.
 //!
-//! Who invalidates first makes a new generation, then looks who has the space loaded, and has those
-//! drop what they hold. Who loads a space first says so, then looks which generation there is. Both
-//! in one order for all processors (`SeqCst`): so whoever is not seen to have the space loaded,
-//! sees the new generation.
+//! The invalidating CPU first begins a new generation, then reads which CPUs have the space loaded,
+//! and has those invalidate. A loading CPU first publishes that it has the space loaded, then reads
+//! the generation. All CPUs see these accesses in one order (`SeqCst`): so a CPU that does not
+//! appear to have the space loaded sees the new generation.
 
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// How many cells there are. Two spaces in one cell make each other's generations, and so drop more
-/// than they have to.
-const CELLS: usize = 1024;
+/// The number of counters. Two spaces that share one begin each other's generations, and so
+/// invalidate more than they have to.
+const COUNTERS: usize = 1024;
 
 /// The generations of all spaces.
-pub struct Generations([AtomicU64; CELLS]);
+pub struct Generations([AtomicU64; COUNTERS]);
 
 impl Generations {
-    /// All at their first.
+    /// Creates the counters, all at the first generation.
     pub const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; CELLS])
+        Self([const { AtomicU64::new(0) }; COUNTERS])
     }
 
-    /// Entries of the space's tables have changed: makes a new generation, and says which.
+    /// Begins a new generation of a space whose PTEs have changed, and returns it.
     pub fn advance(&self, space: u64) -> u64 {
-        self.0[space as usize % CELLS].fetch_add(1, SeqCst) + 1
+        self.0[space as usize % COUNTERS].fetch_add(1, SeqCst) + 1
     }
 
-    /// The generation of a space.
-    pub fn now(&self, space: u64) -> u64 {
-        self.0[space as usize % CELLS].load(SeqCst)
+    /// Returns the current generation of a space.
+    pub fn current(&self, space: u64) -> u64 {
+        self.0[space as usize % COUNTERS].load(SeqCst)
     }
 }
 
@@ -46,49 +46,58 @@ impl Default for Generations {
     }
 }
 
-/// What a processor holds under a tag: translations of this space, none older than this generation.
+/// What a CPU's TLB may hold under a tag: translations of `space`, none older than `generation`.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Cached {
     space: Option<u64>,
     generation: u64,
 }
 
-/// One processor's tags.
+/// The tag under which a CPU loads a space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// The index of the tag.
+    pub tag: usize,
+    /// True if the translations that the TLB has under the tag are up to date.
+    pub keep: bool,
+}
+
+/// A CPU's TLB tags.
 #[derive(Debug)]
 pub struct Tags<const N: usize> {
-    held: [Held; N],
+    cached: [Cached; N],
     loaded: usize,
     next: usize,
 }
 
 impl<const N: usize> Tags<N> {
-    /// None in use.
+    /// Creates the tags, none of them assigned.
     pub const fn new() -> Self {
-        Self { held: [Held { space: None, generation: 0 }; N], loaded: 0, next: 0 }
+        Self { cached: [Cached { space: None, generation: 0 }; N], loaded: 0, next: 0 }
     }
 
-    /// The processor loads a space that is of this generation: under which tag, and whether it may
-    /// keep what it holds under it.
-    pub fn load(&mut self, space: u64, generation: u64) -> (usize, bool) {
-        let known = self.held.iter().position(|held| held.space == Some(space));
+    /// Assigns a tag to `space`, which the CPU loads and which is at `generation`, unless the space
+    /// has one already.
+    pub fn load(&mut self, space: u64, generation: u64) -> Loaded {
+        let known = self.cached.iter().position(|cached| cached.space == Some(space));
         self.loaded = known.unwrap_or_else(|| {
             let next = self.next;
             self.next = (next + 1) % N;
             next
         });
-        let held = &mut self.held[self.loaded];
-        let keep = known.is_some() && held.generation == generation;
-        *held = Held { space: Some(space), generation };
-        (self.loaded, keep)
+        let cached = &mut self.cached[self.loaded];
+        let keep = known.is_some() && cached.generation == generation;
+        *cached = Cached { space: Some(space), generation };
+        Loaded { tag: self.loaded, keep }
     }
 
-    /// Of the space, if it is the one loaded, the processor has dropped what a shootdown asked for
-    /// that made this generation, or `all`.
-    pub fn dropped(&mut self, space: u64, generation: u64, all: bool) {
-        let held = &mut self.held[self.loaded];
-        // Other changes may have come between, of which the processor has not heard yet.
-        if held.space == Some(space) && (all || held.generation + 1 == generation) {
-            held.generation = generation;
+    /// Records that the CPU has invalidated what the shootdown that began `generation` requested,
+    /// or `all` translations of `space`. Has no effect unless the space is loaded.
+    pub fn invalidated(&mut self, space: u64, generation: u64, all: bool) {
+        let cached = &mut self.cached[self.loaded];
+        // Other changes may have come in between, which the CPU has not been notified of yet.
+        if cached.space == Some(space) && (all || cached.generation + 1 == generation) {
+            cached.generation = generation;
         }
     }
 }
@@ -107,10 +116,10 @@ mod tests {
     const SPACES: usize = 5;
     const TAGS: usize = 3;
 
-    /// A processor whose TLB fills with whatever the tables say.
+    /// A CPU whose TLB caches whatever the page tables contain.
     struct Cpu {
         tags: Tags<TAGS>,
-        /// By tag and page: the oldest contents of the table of which it may hold a translation.
+        /// By tag and page: the oldest version of the PTE that the TLB may have cached.
         tlb: [[u64; 2]; TAGS],
         loaded: Option<(u64, usize)>,
     }
@@ -118,7 +127,7 @@ mod tests {
     struct Lab {
         generations: Generations,
         cpus: Vec<Cpu>,
-        /// Each space's two pages: how often each was changed.
+        /// Each space's two PTEs: the number of changes of each.
         tables: [[u64; 2]; SPACES],
         kept: u32,
     }
@@ -126,7 +135,7 @@ mod tests {
     impl Lab {
         fn load(&mut self, cpu: usize, space: u64) {
             let cpu = &mut self.cpus[cpu];
-            let (tag, keep) = cpu.tags.load(space, self.generations.now(space));
+            let Loaded { tag, keep } = cpu.tags.load(space, self.generations.current(space));
             if !keep {
                 cpu.tlb[tag] = self.tables[space as usize];
             }
@@ -135,12 +144,12 @@ mod tests {
             assert_eq!(cpu.tlb[tag], self.tables[space as usize], "a stale translation can be used");
         }
 
-        /// Whoever has the space loaded drops what it holds of these pages.
-        fn drop(&mut self, space: u64, generation: u64, pages: &[usize]) {
+        /// Has the CPUs that have the space loaded invalidate these pages.
+        fn invalidate(&mut self, space: u64, generation: u64, pages: &[usize]) {
             for cpu in &mut self.cpus {
                 if let Some((_, tag)) = cpu.loaded.filter(|(loaded, _)| *loaded == space) {
                     pages.iter().for_each(|page| cpu.tlb[tag][*page] = self.tables[space as usize][*page]);
-                    cpu.tags.dropped(space, generation, pages.len() == 2);
+                    cpu.tags.invalidated(space, generation, pages.len() == 2);
                 }
             }
         }
@@ -152,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_uses_a_stale_translation_and_some_are_kept() {
+    fn no_stale_translation_is_used_and_some_are_kept() {
         for seed in 0..20 {
             let mut random = oorandom::Rand32::new(seed);
             let cpu = || Cpu { tags: Tags::new(), tlb: [[0; 2]; TAGS], loaded: None };
@@ -165,20 +174,20 @@ mod tests {
                     0..4 => lab.load(cpu, space),
                     4 => {
                         let generation = lab.change(space, &[0, 1]);
-                        lab.drop(space, generation, &[0, 1]);
+                        lab.invalidate(space, generation, &[0, 1]);
                     }
                     5 => {
                         let page = [random.rand_range(0..2) as usize];
                         let generation = lab.change(space, &page);
-                        lab.drop(space, generation, &page);
+                        lab.invalidate(space, generation, &page);
                     }
-                    // Two changes, of which a processor hears in the other order, having loaded
-                    // another space meanwhile.
+                    // A CPU is notified of two changes in reverse order, and has loaded another
+                    // space in between.
                     _ => {
                         let (first, second) = (lab.change(space, &[0]), lab.change(space, &[1]));
-                        lab.drop(space, second, &[1]);
+                        lab.invalidate(space, second, &[1]);
                         lab.load(cpu, (space + 1) % SPACES as u64);
-                        lab.drop(space, first, &[0]);
+                        lab.invalidate(space, first, &[0]);
                     }
                 }
             }
@@ -187,24 +196,24 @@ mod tests {
     }
 
     #[test]
-    fn spaces_of_one_cell_make_each_other_drop_and_not_keep() {
+    fn spaces_that_share_a_counter_invalidate_each_other() {
         let generations = Generations::new();
-        let (one, other) = (7, 7 + CELLS as u64);
+        let (one, other) = (7, 7 + COUNTERS as u64);
         let mut tags = Tags::<2>::new();
-        tags.load(one, generations.now(one));
-        tags.load(other, generations.now(other));
-        assert!(tags.load(one, generations.now(one)).1);
+        tags.load(one, generations.current(one));
+        tags.load(other, generations.current(other));
+        assert!(tags.load(one, generations.current(one)).keep);
         generations.advance(other);
-        assert!(!tags.load(one, generations.now(one)).1);
+        assert!(!tags.load(one, generations.current(one)).keep);
     }
 
     #[test]
-    fn the_tag_that_waited_longest_goes_to_the_new_space() {
+    fn a_new_space_takes_the_tag_assigned_longest_ago() {
         let mut tags = Tags::<2>::new();
-        assert_eq!(tags.load(1, 0), (0, false));
-        assert_eq!(tags.load(2, 0), (1, false));
-        assert_eq!(tags.load(3, 0), (0, false));
-        assert_eq!(tags.load(2, 0), (1, true));
-        assert!(!tags.load(1, 0).1, "it lost its tag");
+        assert_eq!(tags.load(1, 0), Loaded { tag: 0, keep: false });
+        assert_eq!(tags.load(2, 0), Loaded { tag: 1, keep: false });
+        assert_eq!(tags.load(3, 0), Loaded { tag: 0, keep: false });
+        assert_eq!(tags.load(2, 0), Loaded { tag: 1, keep: true });
+        assert!(!tags.load(1, 0).keep, "its tag was reassigned");
     }
 }

@@ -1,12 +1,12 @@
-//! The names that `uname` and `/proc` give the system.
+//! The names that `uname` and `/proc` report for the system.
 
-/// The name of the system, for programs that look.
+/// The system's name, which programs compare.
 pub const SYSTEM: &str = "Linux";
-/// The release whose interface the kernel has.
+/// The Linux release whose interface the kernel implements.
 pub const RELEASE: &str = "6.18.0-vellum";
 /// The kernel's own version.
 pub const VERSION: &str = concat!("Vellum ", env!("CARGO_PKG_VERSION"));
-/// The machine's name.
+/// The host name.
 pub const HOST: &str = "vellum";
-/// The machine's NIS domain.
+/// The NIS domain name.
 pub const DOMAIN: &str = "(none)";

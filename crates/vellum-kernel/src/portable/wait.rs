@@ -1,20 +1,20 @@
-//! Waiting: queues of tasks that wait for something to become true.
+//! Wait queues: tasks wait until a condition becomes true.
 //!
 //! # Guarantee
-//! No wake is lost. Who makes a condition true and then wakes reaches every task that found it
-//! false: a task stands in the queue before it looks. A wake meant for one is not lost with it
-//! either: if the task that was woken stops waiting before it has looked (a signal came, a timeout
-//! passed), the wake goes to the next in line.
+//! No wake is lost. A task that makes a condition true and then wakes the queue reaches every task
+//! that found the condition false, because a task enters the queue before it checks. A wake of one
+//! task is not lost either: if the woken task stops waiting before it has checked (a signal
+//! arrived, a timeout passed), the wake passes to the next task in the queue.
 //!
-//! What a condition asks is a state that lasts until the task has seen it, never a moment that may
-//! have passed: an event that others undo at once (an end of a pipe opened and closed, a child that
-//! has ended) is counted, under the lock under which the task's own part is. And what a condition
-//! finds is what the task goes on with: it does not look a second time.
+//! A condition checks a state that lasts until the task has seen it, never a moment that may have
+//! passed: an event that other tasks can undo at once (an end of a pipe that is opened and closed,
+//! a child that exits) is counted, under the lock that protects the waiting task's part of it. The
+//! task goes on with the value that its condition returned, and does not check a second time.
 //!
 //! # Mechanism
-//! A spin lock around a list of wakers in the order of their coming. Nothing is woken and no waker
-//! is dropped under the lock, as either may run code that waits or wakes here. Dropping a future
-//! that waits takes it out of the list.
+//! A spin lock around a list of wakers in order of arrival. Wakers are woken and dropped outside
+//! the lock, as either may run code that waits or wakes here. Dropping a waiting future removes it
+//! from the list.
 
 use alloc::collections::VecDeque;
 use core::future::Future;
@@ -23,7 +23,7 @@ use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
 use spin::Mutex;
 
-/// Tasks that wait, in the order of their coming.
+/// A wait queue: tasks in order of arrival.
 #[derive(Default)]
 pub struct Queue {
     waiters: Mutex<Waiters>,
@@ -36,55 +36,57 @@ struct Waiters {
 }
 
 impl Queue {
-    /// Nobody waits.
+    /// Creates an empty queue.
     pub const fn new() -> Self {
         Queue { waiters: Mutex::new(Waiters { next: 0, list: VecDeque::new() }) }
     }
 
-    /// Wait until `condition` gives a value. It is asked at once, and again after each wake; it
-    /// must not wait at this queue, nor wake it unless it gives a value. Dropping the future ends
-    /// the wait.
+    /// Waits until `condition` returns a value, and returns the value. `condition` is called at
+    /// once, and again after each wake; it must not wait on this queue, nor wake it unless it
+    /// returns a value. Dropping the future ends the wait.
     pub fn wait_until<T, F: FnMut() -> Option<T>>(&self, condition: F) -> WaitUntil<'_, F> {
         WaitUntil { waiter: self.waiter(), condition }
     }
 
-    /// A waiter in line, not yet taken: what a task needs that waits at several queues at once.
+    /// Returns a waiter that is not in the queue yet, for a task that waits on several queues at
+    /// once.
     pub const fn waiter(&self) -> Waiter<'_> {
         Waiter { queue: self, number: None }
     }
 
-    /// Wake the first in line. Right where those who wait are alike and one of them can use what
-    /// there is; whether there was one.
+    /// Wakes the first task in the queue. Returns whether there was one. Sufficient where all
+    /// waiting tasks are alike, and one of them can use all that is available.
     pub fn wake_one(&self) -> bool {
         let first = self.waiters.lock().list.pop_front();
         first.map(|(_, waker)| waker.wake()).is_some()
     }
 
-    /// Wake all that wait now.
+    /// Wakes all tasks that wait now.
     pub fn wake_all(&self) {
         let all = mem::take(&mut self.waiters.lock().list);
         all.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// How many wait.
+    /// Returns the number of waiting tasks.
     pub fn waiting(&self) -> usize {
         self.waiters.lock().list.len()
     }
 }
 
-/// A task's waiter in the line of a [`Queue`]; dropping it leaves the line.
+/// A task's entry in a [`Queue`] (Linux: `wait_queue_entry`). Dropping it leaves the queue, and
+/// passes on a wake that the task has not used.
 pub struct Waiter<'q> {
     queue: &'q Queue,
-    /// What it was given when it last took its waiter. It may have been woken since.
+    /// The number of the latest entry, which a wake may have removed since.
     number: Option<u64>,
 }
 
 impl Waiter<'_> {
-    /// Be in line, with this waker: from now on a wake reaches it. The caller looks at its
-    /// condition *after* this.
+    /// Enters the queue, or stays in it, with this waker: from now on a wake reaches the task. The
+    /// caller checks its condition *after* this.
     ///
-    /// If there is no memory for it, the task is woken at once, so that it asks again instead of
-    /// sleeping forever.
+    /// If memory is short, wakes the task at once instead, so that it checks again and does not
+    /// sleep forever.
     pub fn enqueue(&mut self, waker: &Waker) {
         let mut stale = None;
         let mut waiters = self.queue.waiters.lock();
@@ -108,12 +110,12 @@ impl Waiter<'_> {
         drop(stale);
     }
 
-    /// Leave the line, being content. A wake that came meanwhile is used up.
+    /// Leaves the queue because the condition is true. A wake that came meanwhile is used up.
     pub fn dequeue(&mut self) {
         self.remove();
     }
 
-    /// Leave the line; whether it was still in it, and not woken.
+    /// Leaves the queue. Returns false if a wake had removed the entry already.
     fn remove(&mut self) -> bool {
         let Some(number) = self.number.take() else { return true };
         let mut waiters = self.queue.waiters.lock();
@@ -132,20 +134,20 @@ impl Drop for Waiter<'_> {
 }
 
 impl Waiters {
-    /// Where a number stands. They are given in order, and only the back is added to.
+    /// Returns the index of an entry. Numbers ascend, as entries are added only at the back.
     fn position(&self, number: u64) -> Option<usize> {
         self.list.binary_search_by_key(&number, |&(number, _)| number).ok()
     }
 }
 
 /// The future of [`Queue::wait_until`].
-#[must_use = "to wait is to await"]
+#[must_use = "a future does nothing unless it is awaited"]
 pub struct WaitUntil<'q, F> {
     waiter: Waiter<'q>,
     condition: F,
 }
 
-// Nothing in it is pinned.
+// No field is pinned.
 impl<F> Unpin for WaitUntil<'_, F> {}
 
 impl<T, F: FnMut() -> Option<T>> Future for WaitUntil<'_, F> {
@@ -153,7 +155,7 @@ impl<T, F: FnMut() -> Option<T>> Future for WaitUntil<'_, F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         let this = &mut *self;
-        // Who need not wait does not touch the queue.
+        // A task whose condition is true already does not touch the queue.
         if this.waiter.number.is_none()
             && let Some(value) = (this.condition)()
         {
@@ -170,11 +172,11 @@ impl<T, F: FnMut() -> Option<T>> Future for WaitUntil<'_, F> {
     }
 }
 
-/// Let others go first, once.
+/// Lets other runnable tasks run first, once.
 pub async fn yield_now() {
-    let mut gave_way = false;
+    let mut yielded = false;
     core::future::poll_fn(|context| {
-        if mem::replace(&mut gave_way, true) {
+        if mem::replace(&mut yielded, true) {
             return Poll::Ready(());
         }
         context.waker().wake_by_ref();
@@ -194,14 +196,14 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn who_need_not_wait_does_not() {
+    fn a_true_condition_does_not_wait() {
         let queue = Queue::new();
         assert_eq!(block_on(queue.wait_until(|| Some(7))), 7);
         assert_eq!(queue.waiting(), 0);
     }
 
     #[test]
-    fn first_come_first_woken() {
+    fn tasks_are_woken_in_order_of_arrival() {
         let queue = Queue::new();
         let (first, first_waker) = Count::new();
         let (second, second_waker) = Count::new();
@@ -219,9 +221,9 @@ mod tests {
         assert!(!queue.wake_one());
     }
 
-    /// The second poll of a future with another waker forgets the first waker.
+    /// Polling a future again replaces its waker.
     #[test]
-    fn the_last_waker_counts() {
+    fn the_latest_waker_is_woken() {
         let queue = Queue::new();
         let (old, old_waker) = Count::new();
         let (new, new_waker) = Count::new();
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stops_waiting_leaves_the_line_and_passes_a_wake_on() {
+    fn a_dropped_waiter_leaves_the_queue_and_passes_its_wake_on() {
         let queue = Queue::new();
         let (_, waker) = Count::new();
         let (next, next_waker) = Count::new();
@@ -250,39 +252,39 @@ mod tests {
         queue.wake_one();
         assert_eq!(next.woken(), 0);
         drop(woken);
-        assert_eq!(next.woken(), 1, "the wake of the one that is gone");
+        assert_eq!(next.woken(), 1, "the dropped waiter passed its wake on");
     }
 
-    /// Tokens are made and taken by threads, with waits given up in between: each token wakes
-    /// somebody who takes it.
+    /// Threads produce and consume tokens, and abandon waits in between: each token wakes a thread
+    /// that consumes it.
     #[test]
     fn no_wake_is_lost_between_threads() {
         const TOKENS: usize = 20_000;
-        const TAKERS: usize = 3;
+        const CONSUMERS: usize = 3;
         let shared = Arc::new((Queue::new(), AtomicUsize::new(0)));
-        let takers: std::vec::Vec<_> = (0..TAKERS)
+        let consumers: std::vec::Vec<_> = (0..CONSUMERS)
             .map(|_| {
                 let shared = shared.clone();
                 thread::spawn(move || {
                     let (queue, tokens) = &*shared;
-                    let take = || tokens.fetch_update(SeqCst, SeqCst, |tokens| tokens.checked_sub(1)).ok();
+                    let consume = || tokens.fetch_update(SeqCst, SeqCst, |tokens| tokens.checked_sub(1)).ok();
                     for round in 0..TOKENS {
                         if round % 3 == 0 {
                             let (_, waker) = Count::new();
-                            let mut given_up = queue.wait_until(|| None::<()>);
-                            let _ = Pin::new(&mut given_up).poll(&mut Context::from_waker(&waker));
+                            let mut abandoned = queue.wait_until(|| None::<()>);
+                            let _ = Pin::new(&mut abandoned).poll(&mut Context::from_waker(&waker));
                         }
-                        block_on(queue.wait_until(take));
+                        block_on(queue.wait_until(consume));
                     }
                 })
             })
             .collect();
         let (queue, tokens) = &*shared;
-        for _ in 0..TOKENS * TAKERS {
+        for _ in 0..TOKENS * CONSUMERS {
             tokens.fetch_add(1, SeqCst);
             queue.wake_one();
         }
-        takers.into_iter().for_each(|taker| taker.join().unwrap());
+        consumers.into_iter().for_each(|consumer| consumer.join().unwrap());
         assert_eq!((tokens.load(SeqCst), queue.waiting()), (0, 0));
     }
 }

@@ -30,7 +30,7 @@ use vellum::vma::Watcher;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::names::Mapped;
-use vellum_kernel::tags::Generations;
+use vellum_kernel::tags::{Generations, Loaded};
 
 /// The number of remembered files from which on those that no VMA maps any more are forgotten.
 const FILES_BEFORE_CLEANUP: usize = 64;
@@ -334,7 +334,7 @@ impl Change {
     /// space, if the space is loaded here.
     pub fn record_flush(&self, all: bool) {
         // SAFETY: this CPU's own field, and interrupts are off wherever it is accessed.
-        let tags = || unsafe { &mut *percpu::current().tags.get() }.dropped(self.space, self.generation, all);
+        let tags = || unsafe { &mut *percpu::current().tags.get() }.invalidated(self.space, self.generation, all);
         interrupts::without(tags);
     }
 }
@@ -356,7 +356,7 @@ pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
             cpu::after_store();
             // SAFETY: this CPU's own field, and interrupts are off.
             let tags = unsafe { &mut *cpu.tags.get() };
-            let (tag, keep) = tags.load(number, GENERATIONS.now(number));
+            let Loaded { tag, keep } = tags.load(number, GENERATIONS.current(number));
             // SAFETY: the root of a space with the kernel in its upper half (`mem::map_kernel`),
             // alive by contract.
             unsafe { load_tagged_root(space.root().addr().0, tag as u16 + 1, keep) };
