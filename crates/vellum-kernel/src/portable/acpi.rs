@@ -11,7 +11,7 @@ const MAX_TABLES: usize = 64;
 /// The flag of a processor or memory range that is present.
 const ENABLED: u32 = 1;
 
-/// PhysicalMemory memory, for who reads tables: so many bytes at an address, if they can be read.
+/// Physical memory, as the parsers of firmware tables read it.
 pub trait PhysicalMemory {
     /// Returns the `len` bytes at a physical address, or `None` if they can't be read.
     fn bytes(&self, address: u64, len: usize) -> Option<&[u8]>;

@@ -1,9 +1,9 @@
-//! Whose a program is: its user, its groups, and what of the superuser's power it has
-//! (credentials(7), capabilities(7)).
+//! The credentials of a thread: its users, its groups, and its capabilities (credentials(7),
+//! capabilities(7)).
 //!
-//! Numbers of users and groups come in fours: real, effective, saved, and the one that counts for
-//! files, which follows the effective one. The superuser's powers follow the user's numbers, as if
-//! no program ever asked otherwise (no securebits).
+//! There are four IDs of a user or group: real, effective, saved, and the file-system ID, which
+//! follows the effective one. Changes of UIDs change the capabilities, as if no program had ever
+//! set securebits.
 
 use crate::capabilities::{ALL, Caps, cap};
 use crate::errno::Errno;
@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
 
-/// What goes with the number that counts for files.
+/// The capabilities that follow the file-system UID (Linux: `CAP_FS_SET`).
 const FS_CAPS: Caps = cap(abi::CAP_CHOWN)
     | cap(abi::CAP_MKNOD)
     | cap(abi::CAP_DAC_OVERRIDE)
@@ -22,12 +22,12 @@ const FS_CAPS: Caps = cap(abi::CAP_CHOWN)
     | cap(abi::CAP_LINUX_IMMUTABLE)
     | cap(abi::CAP_MAC_OVERRIDE);
 
-/// The number that stands for "leave it as it is", and is nobody's.
+/// The ID that leaves an ID as it is in a system call (-1). No user or group has it.
 pub const UNCHANGED: u32 = u32::MAX;
-/// How many groups one may be in besides the own one.
+/// The most supplementary groups (Linux: `NGROUPS_MAX`).
 pub const NGROUPS_MAX: usize = 65536;
 
-/// Places in a four of numbers.
+/// Indices into an [`IdSet`].
 #[allow(missing_docs)]
 pub mod id_index {
     pub const REAL: usize = 0;
@@ -37,10 +37,10 @@ pub mod id_index {
 }
 use id_index::{EFFECTIVE, REAL, SAVED};
 
-/// The numbers of a user, or of a group.
+/// The four IDs of a user, or of a group, by [`id_index`].
 pub type IdSet = [u32; 4];
 
-/// Credentials.
+/// A thread's credentials (Linux: `struct cred`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Credentials {
@@ -52,11 +52,12 @@ pub struct Credentials {
     pub inheritable: Caps,
     pub bounding: Caps,
     pub ambient: Caps,
-    /// Whether the powers outlast the change from root to others (`PR_SET_KEEPCAPS`).
+    /// Whether a change from root to other users keeps the permitted capabilities
+    /// (`PR_SET_KEEPCAPS`).
     pub keep_caps: bool,
 }
 
-/// What a system call asks for: numbers, of which [`UNCHANGED`] leaves one as it is.
+/// The IDs that a system call sets; [`UNCHANGED`] leaves one as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
     /// `setuid`, `setgid`.
@@ -67,23 +68,29 @@ pub enum Ids {
     Three(u32, u32, u32),
 }
 
-/// The numbers after a call.
+/// Returns the IDs after a system call.
+///
+/// # Errors
+/// `EPERM`; `EINVAL`: `setuid` or `setgid` with [`UNCHANGED`].
 fn changed_ids(now: IdSet, wanted: Ids, privileged: bool) -> Result<IdSet, Errno> {
-    let own = |id: u32, among: &[usize]| id == UNCHANGED || privileged || among.iter().any(|&index| now[index] == id);
-    let or = |id: u32, index: usize| if id == UNCHANGED { now[index] } else { id };
+    let may_set =
+        |id: u32, among: &[usize]| id == UNCHANGED || privileged || among.iter().any(|&index| now[index] == id);
+    let or_now = |id: u32, index: usize| if id == UNCHANGED { now[index] } else { id };
     let [real, effective, saved] = match wanted {
         Ids::All(UNCHANGED) => return Err(Errno::EINVAL),
         Ids::All(id) if privileged => [id; 3],
-        Ids::All(id) if own(id, &[REAL, SAVED]) => [now[REAL], id, now[SAVED]],
-        Ids::Two(real, effective) if own(real, &[REAL, EFFECTIVE]) && own(effective, &[REAL, EFFECTIVE, SAVED]) => {
-            let new = or(effective, EFFECTIVE);
-            let saves = real != UNCHANGED || (effective != UNCHANGED && effective != now[REAL]);
-            [or(real, REAL), new, if saves { new } else { now[SAVED] }]
+        Ids::All(id) if may_set(id, &[REAL, SAVED]) => [now[REAL], id, now[SAVED]],
+        Ids::Two(real, effective)
+            if may_set(real, &[REAL, EFFECTIVE]) && may_set(effective, &[REAL, EFFECTIVE, SAVED]) =>
+        {
+            let new = or_now(effective, EFFECTIVE);
+            let sets_saved = real != UNCHANGED || (effective != UNCHANGED && effective != now[REAL]);
+            [or_now(real, REAL), new, if sets_saved { new } else { now[SAVED] }]
         }
         Ids::Three(real, effective, saved)
-            if [real, effective, saved].iter().all(|&id| own(id, &[REAL, EFFECTIVE, SAVED])) =>
+            if [real, effective, saved].iter().all(|&id| may_set(id, &[REAL, EFFECTIVE, SAVED])) =>
         {
-            [or(real, REAL), or(effective, EFFECTIVE), or(saved, SAVED)]
+            [or_now(real, REAL), or_now(effective, EFFECTIVE), or_now(saved, SAVED)]
         }
         _ => return Err(Errno::EPERM),
     };
@@ -91,7 +98,7 @@ fn changed_ids(now: IdSet, wanted: Ids, privileged: bool) -> Result<IdSet, Errno
 }
 
 impl Credentials {
-    /// The superuser's.
+    /// Returns the superuser's credentials.
     pub fn root() -> Self {
         Self {
             uids: [0; 4],
@@ -106,18 +113,20 @@ impl Credentials {
         }
     }
 
-    /// Whether it has a power (`CAP_KILL` and its kin).
+    /// Returns whether the capability (such as `CAP_KILL`) is effective.
     pub fn has(&self, capability: u32) -> bool {
         self.effective & cap(capability) != 0
     }
 
+    /// Checks that the capability is effective.
+    ///
     /// # Errors
-    /// `EPERM`: it has not.
+    /// `EPERM`.
     pub fn needs(&self, capability: u32) -> Result<(), Errno> {
         if self.has(capability) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// Who it is to files.
+    /// Returns the credentials that count for access to files.
     pub fn fs_cred(&self) -> Who {
         Who {
             uid: self.uids[id_index::FS],
@@ -127,17 +136,17 @@ impl Credentials {
         }
     }
 
-    /// The same by its real numbers, as `access` asks: the real root with all powers that it may
-    /// have.
+    /// Returns the credentials that `access` checks: the real IDs, with the permitted capabilities
+    /// if the real user is root.
     pub fn real_cred(&self) -> Who {
         let caps = if self.uids[REAL] == 0 { self.permitted } else { 0 };
         Who { uid: self.uids[REAL], gid: self.gids[REAL], groups: self.groups.clone(), caps }
     }
 
-    /// `setuid`, `setreuid`, `setresuid`.
+    /// Implements `setuid`, `setreuid` and `setresuid`.
     ///
     /// # Errors
-    /// `EPERM`; `EINVAL`: no number.
+    /// `EPERM`; `EINVAL`: an invalid ID.
     pub fn set_uids(&mut self, wanted: Ids) -> Result<(), Errno> {
         let before = self.uids;
         self.uids = changed_ids(before, wanted, self.has(abi::CAP_SETUID))?;
@@ -156,16 +165,17 @@ impl Credentials {
         Ok(())
     }
 
-    /// `setgid`, `setregid`, `setresgid`.
+    /// Implements `setgid`, `setregid` and `setresgid`.
     ///
     /// # Errors
-    /// `EPERM`; `EINVAL`: no number.
+    /// `EPERM`; `EINVAL`: an invalid ID.
     pub fn set_gids(&mut self, wanted: Ids) -> Result<(), Errno> {
         self.gids = changed_ids(self.gids, wanted, self.has(abi::CAP_SETGID))?;
         Ok(())
     }
 
-    /// `setfsuid`: the number before. It never fails, it may only do nothing.
+    /// Implements `setfsuid`. Returns the previous ID. Without the right to set `id`, changes
+    /// nothing and reports no error.
     pub fn set_fsuid(&mut self, id: u32) -> u32 {
         let before = self.uids[id_index::FS];
         if id != UNCHANGED && (self.has(abi::CAP_SETUID) || self.uids.contains(&id)) {
@@ -179,7 +189,7 @@ impl Credentials {
         before
     }
 
-    /// `setfsgid`.
+    /// Implements `setfsgid`, as [`Credentials::set_fsuid`] does for the user.
     pub fn set_fsgid(&mut self, id: u32) -> u32 {
         let before = self.gids[id_index::FS];
         if id != UNCHANGED && (self.has(abi::CAP_SETGID) || self.gids.contains(&id)) {
@@ -188,10 +198,10 @@ impl Credentials {
         before
     }
 
-    /// `setgroups`.
+    /// Implements `setgroups`.
     ///
     /// # Errors
-    /// `EPERM`; `EINVAL`: too many.
+    /// `EPERM`; `EINVAL`: too many groups, or an invalid ID.
     pub fn set_groups(&mut self, groups: Arc<Vec<u32>>) -> Result<(), Errno> {
         self.needs(abi::CAP_SETGID)?;
         if groups.len() > NGROUPS_MAX || groups.contains(&UNCHANGED) {
@@ -201,10 +211,11 @@ impl Credentials {
         Ok(())
     }
 
-    /// `capset`: powers may be given up, and used again that were not.
+    /// Implements `capset`: permitted capabilities can only be dropped, and effective ones are a
+    /// subset of them.
     ///
     /// # Errors
-    /// `EPERM`: more than there may be.
+    /// `EPERM`: more than that.
     pub fn set_capabilities(&mut self, effective: Caps, permitted: Caps, inheritable: Caps) -> Result<(), Errno> {
         let [effective, permitted, inheritable] = [effective & ALL, permitted & ALL, inheritable & ALL];
         let mut inherits = self.inheritable | self.bounding;
@@ -219,7 +230,8 @@ impl Credentials {
         Ok(())
     }
 
-    /// Those of a program that is executed. `honor_set_id`: its file may say whose it is (`S_ISUID`).
+    /// Returns the credentials after `execve`. With `honor_set_id`, the set-user-ID and
+    /// set-group-ID bits of the file take effect.
     pub fn after_exec(&self, file: &Meta, honor_set_id: bool) -> Self {
         let mut new = self.clone();
         if honor_set_id && file.mode & meta::SET_UID != 0 {
@@ -232,8 +244,8 @@ impl Credentials {
         for ids in [&mut new.uids, &mut new.gids] {
             (ids[SAVED], ids[id_index::FS]) = (ids[EFFECTIVE], ids[EFFECTIVE]);
         }
-        let changes = new.uids != self.uids || new.gids != self.gids;
-        if changes {
+        let changed = new.uids != self.uids || new.gids != self.gids;
+        if changed {
             new.ambient = 0;
         }
         let root = new.uids[REAL] == 0 || new.uids[EFFECTIVE] == 0;
@@ -243,22 +255,23 @@ impl Credentials {
         new
     }
 
-    /// Whether it may send signals to a process of these credentials.
+    /// Returns whether a thread with these credentials may send signals to a process with `other`.
     pub fn may_signal(&self, other: &Credentials) -> bool {
-        let mine = [self.uids[REAL], self.uids[EFFECTIVE]];
-        self.has(abi::CAP_KILL) || mine.contains(&other.uids[REAL]) || mine.contains(&other.uids[SAVED])
+        let own = [self.uids[REAL], self.uids[EFFECTIVE]];
+        self.has(abi::CAP_KILL) || own.contains(&other.uids[REAL]) || own.contains(&other.uids[SAVED])
     }
 
-    /// Whether it may change how another process is scheduled.
+    /// Returns whether a thread with these credentials may change the scheduling of one with
+    /// `other`.
     pub fn may_schedule(&self, other: &Credentials) -> bool {
-        let mine = self.uids[EFFECTIVE];
-        self.has(abi::CAP_SYS_NICE) || mine == other.uids[REAL] || mine == other.uids[EFFECTIVE]
+        let own = self.uids[EFFECTIVE];
+        self.has(abi::CAP_SYS_NICE) || own == other.uids[REAL] || own == other.uids[EFFECTIVE]
     }
 
-    /// Returns true if this process's real IDs equal all IDs of the other process: it may then
-    /// change the other's resource limits and trace it.
+    /// Returns whether the real IDs equal all IDs of `other`: the thread may then change the
+    /// other's resource limits and trace it.
     pub fn matches(&self, other: &Credentials) -> bool {
-        let all = |mine: IdSet, theirs: IdSet| theirs[..3].iter().all(|id| *id == mine[REAL]);
+        let all = |own: IdSet, other_ids: IdSet| other_ids[..3].iter().all(|id| *id == own[REAL]);
         all(self.uids, other.uids) && all(self.gids, other.gids)
     }
 }
@@ -277,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn root_becomes_a_user_for_good() {
+    fn root_that_sets_all_ids_cannot_return() {
         let mut user = user(1000);
         assert_eq!((user.uids, user.gids), ([1000; 4], [1000; 4]));
         assert_eq!((user.permitted, user.effective), (0, 0));
@@ -288,13 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn the_saved_number_is_the_way_back() {
+    fn the_saved_id_allows_the_way_back() {
         let mut user = Credentials::root();
         user.set_uids(Ids::Three(UNCHANGED, 1000, UNCHANGED)).unwrap();
         assert_eq!((user.uids, user.permitted, user.effective), ([0, 1000, 0, 1000], ALL, 0));
         user.set_uids(Ids::All(0)).unwrap();
         assert_eq!((user.uids, user.effective), ([0; 4], ALL));
-        // The saved number follows the effective one when the real one is set.
+        // The saved ID follows the effective one when the real one is set.
         user.set_uids(Ids::Two(1000, 0)).unwrap();
         assert_eq!(user.uids, [1000, 0, 0, 0]);
         user.set_uids(Ids::Two(UNCHANGED, 1000)).unwrap();
@@ -303,10 +316,10 @@ mod tests {
         assert_eq!(user.uids[EFFECTIVE], 0);
     }
 
-    /// Without the power, a number is one that one has; `setreuid` does not take the saved one for
-    /// the real one.
+    /// Without the capability, a new ID must be one of the present ones; `setreuid` does not accept
+    /// the saved one as the real one.
     #[test]
-    fn numbers_are_swapped_not_invented() {
+    fn an_unprivileged_user_can_only_permute_its_ids() {
         let mut user = user(7);
         user.uids = [7, 8, 9, 8];
         assert_eq!(user.set_uids(Ids::Two(9, UNCHANGED)), Err(Errno::EPERM));
@@ -316,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_user_takes_powers_over_files_along() {
+    fn file_capabilities_follow_the_fs_uid() {
         let mut user = Credentials::root();
         assert_eq!(user.set_fsuid(5), 0);
         assert!(!user.has(abi::CAP_DAC_OVERRIDE) && user.has(abi::CAP_KILL));
@@ -327,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn powers_are_given_up_and_not_taken() {
+    fn permitted_capabilities_are_only_dropped() {
         let mut root = Credentials::root();
         let kill = cap(abi::CAP_KILL);
         root.set_capabilities(0, kill, 0).unwrap();
@@ -339,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_root_and_of_others() {
+    fn set_user_id_programs_gain_capabilities() {
         let mut file = Meta::new(Device::default(), 1, Kind::Regular, 0o4755);
         let user = user(5);
         let gained = user.after_exec(&file, true);
@@ -351,12 +364,12 @@ mod tests {
     }
 
     #[test]
-    fn signals_among_users() {
+    fn signals_need_the_same_user_or_a_capability() {
         let (root, one, other) = (Credentials::root(), user(1), user(2));
         assert!(root.may_signal(&one) && one.may_signal(&one));
         assert!(!one.may_signal(&other) && !one.may_signal(&root));
         let mut suid = root.clone();
         suid.uids = [1, 0, 0, 0];
-        assert!(one.may_signal(&suid), "it is the real user's");
+        assert!(one.may_signal(&suid), "the real UID is the sender's");
     }
 }

@@ -1,65 +1,65 @@
-//! System V's way to name table that processes share: by a key that they agree on, and then by a
-//! number.
+//! System V IPC objects (such as shared memory segments): processes find them by a key that they
+//! agree on, and then by an ID.
 
 use crate::errno::Errno;
 use crate::fs::Who;
 use alloc::vec::Vec;
 use linux_raw_sys::general::{CAP_IPC_OWNER, CAP_SYS_ADMIN};
 
-/// The key of data is not to be found by a key (`IPC_PRIVATE`).
+/// The key of an object that no key finds (`IPC_PRIVATE`).
 pub const PRIVATE: i32 = 0;
-/// Make it, if there is none (`IPC_CREAT`).
+/// Creates the object if none has the key (`IPC_CREAT`).
 pub const CREATE: u32 = 0o1000;
-/// But only if there is none (`IPC_EXCL`).
+/// Fails if an object has the key already (`IPC_EXCL`).
 pub const EXCLUSIVE: u32 = 0o2000;
-/// To read it.
+/// Access for reading.
 pub const READ: u32 = 4;
-/// To write to it.
+/// Access for writing.
 pub const WRITE: u32 = 2;
 
-/// So many slots there are at max; a number is that of a index, and how often one was generation out
-/// before.
+/// The most objects of a table (Linux: `IPCMNI`). An ID is `index + MAX_OBJECTS * generation`, so
+/// that an index yields another ID when it is reused.
 const MAX_OBJECTS: u32 = 1 << 15;
 
-/// Whose it is and who may do data with it (`struct ipc64_perm`).
+/// An object's key, owner and access rights (Linux: `struct ipc64_perm`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct IpcPerm {
     pub key: i32,
     pub uid: u32,
     pub gid: u32,
-    /// Who made it.
+    /// The user and the group of the creator.
     pub creator: [u32; 2],
-    /// IpcPerm, as a file's.
+    /// The access rights, as a file's mode.
     pub mode: u32,
 }
 
 impl IpcPerm {
-    /// Asks for [`READ`] and [`WRITE`].
+    /// Checks for access: [`READ`], [`WRITE`], or 1 to execute.
     ///
     /// # Errors
     /// `EACCES`.
-    pub fn check_access(&self, who: &Who, want: u32) -> Result<(), Errno> {
+    pub fn check_access(&self, cred: &Who, wanted: u32) -> Result<(), Errno> {
         let shift = match () {
-            () if who.uid == self.uid || who.uid == self.creator[0] => 6,
-            () if who.in_group(self.gid) || who.in_group(self.creator[1]) => 3,
+            () if cred.uid == self.uid || cred.uid == self.creator[0] => 6,
+            () if cred.in_group(self.gid) || cred.in_group(self.creator[1]) => 3,
             () => 0,
         };
-        let missing = want & 7 & !(self.mode >> shift);
-        if missing == 0 || who.has(CAP_IPC_OWNER) { Ok(()) } else { Err(Errno::EACCES) }
+        let missing = wanted & 7 & !(self.mode >> shift);
+        if missing == 0 || cred.has(CAP_IPC_OWNER) { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// Asks to change or remove it.
+    /// Checks for the right to change or remove the object.
     ///
     /// # Errors
     /// `EPERM`.
-    pub fn check_owner(&self, who: &Who) -> Result<(), Errno> {
-        let own = who.uid == self.uid || who.uid == self.creator[0] || who.has(CAP_SYS_ADMIN);
+    pub fn check_owner(&self, cred: &Who) -> Result<(), Errno> {
+        let own = cred.uid == self.uid || cred.uid == self.creator[0] || cred.has(CAP_SYS_ADMIN);
         if own { Ok(()) } else { Err(Errno::EPERM) }
     }
 }
 
-/// One of the table.
+/// An IPC object.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct IpcObject<T> {
@@ -68,12 +68,13 @@ pub struct IpcObject<T> {
     pub data: T,
 }
 
-/// All table of a kind.
+/// All IPC objects of a kind (Linux: `struct ipc_ids`).
 #[derive(Debug)]
 pub struct IpcTable<T> {
     slots: Vec<Option<IpcObject<T>>>,
     generation: u32,
-    /// What number the next is to have, if its index is free; else one of a index behind.
+    /// The ID that the next object gets if its index is free; otherwise the object gets the next
+    /// free index after it.
     pub next_id: Option<u32>,
 }
 
@@ -84,26 +85,26 @@ impl<T> Default for IpcTable<T> {
 }
 
 impl<T> IpcTable<T> {
-    /// All of them.
+    /// Iterates over all objects.
     pub fn iter(&self) -> impl Iterator<Item = &IpcObject<T>> {
         self.slots.iter().flatten()
     }
 
-    /// All of them, to change them.
+    /// Iterates over all objects, to change them.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut IpcObject<T>> {
         self.slots.iter_mut().flatten()
     }
 
-    /// What has this number.
+    /// Returns the object with this ID.
     ///
     /// # Errors
     /// `EINVAL`.
     pub fn get(&mut self, id: u32) -> Result<&mut IpcObject<T>, Errno> {
-        let index = self.slots.get_mut((id % MAX_OBJECTS) as usize).and_then(Option::as_mut);
-        index.filter(|object| object.id == id).ok_or(Errno::EINVAL)
+        let slot = self.slots.get_mut((id % MAX_OBJECTS) as usize).and_then(Option::as_mut);
+        slot.filter(|object| object.id == id).ok_or(Errno::EINVAL)
     }
 
-    /// What is in this index, of those up to [`IpcTable::max_index`].
+    /// Returns the object at this index, up to [`IpcTable::max_index`].
     ///
     /// # Errors
     /// `EINVAL`.
@@ -111,22 +112,23 @@ impl<T> IpcTable<T> {
         self.slots.get_mut(index as usize).and_then(Option::as_mut).ok_or(Errno::EINVAL)
     }
 
-    /// The max_index index that is taken, 0 if none is.
+    /// Returns the highest index in use, or 0 if none is.
     pub fn max_index(&self) -> usize {
         self.slots.iter().rposition(Option::is_some).unwrap_or(0)
     }
 
-    /// The number of data a key stands for, or of something new; `flags` are perm and [`CREATE`]
-    /// and [`EXCLUSIVE`]. `fits` says whether data there is will do, `create` makes something else.
+    /// Returns the ID of the object with this key, or of a new object. `flags` are the wanted
+    /// rights, as a mode, with [`CREATE`] and [`EXCLUSIVE`]. `fits` checks an existing object;
+    /// `create` makes a new one.
     ///
     /// # Errors
-    /// `ENOENT`, `EEXIST`, `EACCES`, `ENOSPC` (there are `max`), `ENOMEM`; data `fits` and `create`
-    /// say.
+    /// `ENOENT`, `EEXIST`, `EACCES`, `ENOSPC` (there are `max` objects), `ENOMEM`; those of `fits`
+    /// and `create`.
     pub fn get_or_create(
         &mut self,
         key: i32,
         flags: u32,
-        who: &Who,
+        cred: &Who,
         max: u64,
         fits: impl FnOnce(&T) -> Result<(), Errno>,
         create: impl FnOnce() -> Result<T, Errno>,
@@ -137,8 +139,8 @@ impl<T> IpcTable<T> {
                 return Err(Errno::EEXIST);
             }
             fits(&object.data)?;
-            // All that is asked for by any of the three digits.
-            object.perm.check_access(who, flags >> 6 | flags >> 3 | flags)?;
+            // All rights that any of the mode's three digits asks for (Linux: `ipcperms`).
+            object.perm.check_access(cred, flags >> 6 | flags >> 3 | flags)?;
             return Ok(object.id);
         }
         if key != PRIVATE && flags & CREATE == 0 {
@@ -165,18 +167,18 @@ impl<T> IpcTable<T> {
             }
         };
         let id = generation * MAX_OBJECTS + index as u32;
-        let perm = IpcPerm { key, uid: who.uid, gid: who.gid, creator: [who.uid, who.gid], mode: flags & 0o777 };
+        let perm = IpcPerm { key, uid: cred.uid, gid: cred.gid, creator: [cred.uid, cred.gid], mode: flags & 0o777 };
         self.slots[index] = Some(IpcObject { id, perm, data });
         Ok(id)
     }
 
-    /// Forgets those that `keep` does not want.
+    /// Removes the objects for which `keep` returns false.
     pub fn retain(&mut self, mut keep: impl FnMut(&IpcObject<T>) -> bool) {
-        for index in &mut self.slots {
-            index.take_if(|object| !keep(object));
+        for slot in &mut self.slots {
+            slot.take_if(|object| !keep(object));
         }
         if self.iter().next().is_none() {
-            // Memory that the program pays for that made the last room.
+            // The memory is charged to the program that caused its latest growth: free it.
             self.slots = Vec::new();
         }
     }
@@ -191,12 +193,12 @@ mod tests {
         Who { uid, gid: uid, groups: Arc::default(), caps: 0 }
     }
 
-    fn get(table: &mut IpcTable<u32>, key: i32, flags: u32, who: &Who) -> Result<u32, Errno> {
-        table.get_or_create(key, flags, who, 3, |_| Ok(()), || Ok(1))
+    fn get(table: &mut IpcTable<u32>, key: i32, flags: u32, cred: &Who) -> Result<u32, Errno> {
+        table.get_or_create(key, flags, cred, 3, |_| Ok(()), || Ok(1))
     }
 
     #[test]
-    fn keys_and_numbers() {
+    fn an_object_is_found_by_key_and_by_id() {
         let (mut table, one) = (IpcTable::default(), user(1));
         assert_eq!(get(&mut table, 7, 0o600, &one), Err(Errno::ENOENT));
         let id = get(&mut table, 7, CREATE | 0o600, &one).unwrap();
@@ -207,14 +209,14 @@ mod tests {
         assert_eq!(get(&mut table, 8, CREATE, &one), Err(Errno::ENOSPC));
         table.retain(|object| object.id != id);
         assert_eq!(table.get(id).map(|object| object.data), Err(Errno::EINVAL));
-        // The index is taken again, by another number.
+        // The index is reused, with another ID.
         let other = get(&mut table, 7, CREATE, &one).unwrap();
         assert_ne!(other, id);
         assert_eq!((other % MAX_OBJECTS, table.max_index()), (id % MAX_OBJECTS, 2));
     }
 
     #[test]
-    fn a_number_of_ones_choice() {
+    fn a_requested_id_is_used_or_the_next_free_index() {
         let (mut table, one) = (IpcTable::default(), user(1));
         let next_id = 7 * MAX_OBJECTS + 5;
         let mut create = |key| {
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn perm() {
+    fn access_follows_mode_and_owner() {
         let (mut table, one, other) = (IpcTable::default(), user(1), user(2));
         let id = get(&mut table, 7, CREATE | 0o640, &one).unwrap();
         assert_eq!(get(&mut table, 7, 0o400, &other), Err(Errno::EACCES));

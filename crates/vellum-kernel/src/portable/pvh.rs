@@ -25,7 +25,7 @@ const LOW_MEMORY_END: u64 = 1 << 20;
 
 /// The contents of the loader's structures.
 pub struct StartInfo<'m> {
-    /// PhysicalMemory memory, less what the loader's structures and the kernel's image fill.
+    /// Physical memory, without the loader's structures and the kernel's image.
     pub map: MemoryMap,
     /// The kernel's command line; empty when absent or not UTF-8.
     pub command_line: &'m str,

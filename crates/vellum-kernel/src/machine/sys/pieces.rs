@@ -7,9 +7,9 @@ use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
 
 /// Runs a system call that may take long. `piece` works as long as the thread's time slice lasts
-/// ([`has_time_slice`](crate::task::executor::has_time_slice)) and returns true when the call is complete.
-/// Between two pieces other tasks run. When a piece blocks (on memory, for example), only that
-/// piece is retried after the wait; completed pieces are not.
+/// ([`has_time_slice`](crate::task::executor::has_time_slice)) and returns true when the call is
+/// complete. Between two pieces other tasks run. When a piece blocks (on memory, for example), only
+/// that piece is retried after the wait; completed pieces are not.
 ///
 /// # Errors
 ///
