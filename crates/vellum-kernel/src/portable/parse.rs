@@ -1,32 +1,32 @@
-//! What programs write to files of settings, and what they and the host say in options.
+//! Parses what programs write to files in `/proc` and `/sys`, mount options, and boot options.
 
 use crate::errno::Errno;
 use alloc::vec::Vec;
 use core::str::FromStr;
 
-/// Returns the decimal number that was written, perhaps with white space around it.
+/// Parses a decimal number, with optional white space around it.
 ///
 /// # Errors
-/// `EINVAL`: it is none, or has no place in `T`.
-pub fn number<T: FromStr>(written: &[u8]) -> Result<T, Errno> {
-    core::str::from_utf8(written).ok().and_then(|written| written.trim().parse().ok()).ok_or(Errno::EINVAL)
+/// `EINVAL`: the text is not a number, or the number does not fit `T`.
+pub fn number<T: FromStr>(text: &[u8]) -> Result<T, Errno> {
+    core::str::from_utf8(text).ok().and_then(|text| text.trim().parse().ok()).ok_or(Errno::EINVAL)
 }
 
-/// Returns the set of bits that was written: hexadecimal with `0x` in front, or decimal.
+/// Parses a bit mask: hexadecimal after `0x`, or else decimal.
 ///
 /// # Errors
 /// `EINVAL`.
-pub fn bits(written: &[u8]) -> Result<u32, Errno> {
-    match written.trim_ascii().strip_prefix(b"0x") {
+pub fn bits(text: &[u8]) -> Result<u32, Errno> {
+    match text.trim_ascii().strip_prefix(b"0x") {
         Some(digits) => radix(digits, 16),
-        None => number(written),
+        None => number(text),
     }
 }
 
-/// Returns the mode that the options of `mount` want for the root directory, if they say.
+/// Returns the root directory's mode in the options of `mount` (`mode=`), if there is one.
 ///
 /// # Errors
-/// `EINVAL`: it is no octal number.
+/// `EINVAL`: it is not an octal number.
 pub fn mount_mode(options: &[u8]) -> Result<Option<u32>, Errno> {
     let mode = options.split(|byte| *byte == b',').find_map(|option| option.strip_prefix(b"mode="));
     mode.map(|mode| radix(mode, 8).map(|mode| mode & 0o7777)).transpose()
@@ -37,41 +37,43 @@ fn radix(digits: &[u8], radix: u32) -> Result<u32, Errno> {
     u32::from_str_radix(digits, radix).map_err(|_| Errno::EINVAL)
 }
 
-/// Returns the number that the name of a directory of `/proc` is: as it would be written there, and
-/// not otherwise.
+/// Parses the name of a numeric directory of `/proc`. Accepts a number only in the form in which
+/// `/proc` lists it.
 pub fn numeric_name(name: &[u8]) -> Option<u32> {
     let number = core::str::from_utf8(name).ok()?.parse().ok();
     number.filter(|_| name == b"0" || !name.starts_with(b"0") && !name.starts_with(b"+"))
 }
 
-/// What the host wants beside the program that it names, a line of `.vellum/options`.
+/// A boot option from the host: a line of `.vellum/options`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootOption {
     /// `swap=BYTES`: a swap device of that size in compressed memory.
     Swap(u64),
-    /// `swap-disk=` or `swap-disk=checked`: the disk is a swap device, perhaps with checksums.
+    /// `swap-disk=` or `swap-disk=checked`: the disk is a swap device.
     SwapDisk {
-        /// With checksums.
+        /// Whether the swap device has checksums.
         checked: bool,
     },
 }
 
-/// Reads the lines of `.vellum/options`. An error is the message for a line that is no option.
+/// Parses the lines of `.vellum/options`. For an invalid line, yields a message.
 pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'static str>> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     lines.map(|line| {
         if let Some(bytes) = line.strip_prefix(b"swap=") {
-            return number(bytes).map(BootOption::Swap).map_err(|_| "the size of swap is no number");
+            return number(bytes)
+                .map(BootOption::Swap)
+                .map_err(|_| "invalid size in `swap=BYTES`: not a decimal number");
         }
         match line {
             b"swap-disk=" => Ok(BootOption::SwapDisk { checked: false }),
             b"swap-disk=checked" => Ok(BootOption::SwapDisk { checked: true }),
-            _ => Err("an unknown option"),
+            _ => Err("unknown boot option: only `swap=BYTES`, `swap-disk=` and `swap-disk=checked` are known"),
         }
     })
 }
 
-/// Returns the words of `.vellum/argv` and `.vellum/env`, each of which ends with a zero byte.
+/// Splits `.vellum/argv` or `.vellum/env` into its NUL-terminated strings.
 pub fn strings(bytes: &[u8]) -> Vec<Vec<u8>> {
     bytes.strip_suffix(&[0]).map_or_else(Vec::new, |all| all.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect())
 }
@@ -81,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers() {
+    fn numbers_bits_modes_and_numeric_names_are_parsed() {
         assert_eq!(
             (number(b" 12\n"), number::<i32>(b"-7"), number::<u8>(b"256")),
             (Ok(12), Ok(-7), Err(Errno::EINVAL))
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_wants() {
+    fn boot_options_and_strings_are_parsed() {
         let read = |text: &[u8]| boot_options(text).collect::<Vec<_>>();
         let expected = [Ok(BootOption::Swap(4096)), Ok(BootOption::SwapDisk { checked: true })];
         assert_eq!(read(b"swap=4096\nswap-disk=checked\n"), expected);

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Fixtures that the tests share.
 
 use crate::errno::Errno;
 use crate::fs::Pages;
@@ -21,7 +21,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A host for files in memory, whose clock goes on by a second whenever it is read.
+/// A host for tmpfs, whose clock advances by a second whenever it is read.
 pub struct Machine;
 
 impl Host for Machine {
@@ -39,7 +39,7 @@ impl Host for Machine {
     }
 }
 
-/// Runs a future on this thread until it is done.
+/// Polls a future on this thread until it completes, and returns its value.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut future = pin!(future);
@@ -51,7 +51,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A waker that counts how often it was woken.
+/// A waker that counts its wakes.
 #[derive(Default)]
 pub struct Count(AtomicUsize);
 

@@ -1,9 +1,9 @@
-//! From an ELF file to a [`Plan`]: the mappings that the kernel is to make, in order.
+//! From an ELF file to a [`Plan`]: the mappings that the kernel makes, in order.
 //!
-//! The file is read in two steps, because its table of segments may be anywhere in it: [`head`]
-//! says from the first bytes where that is, and [`plan`] judges it. A plan is consistent whatever
-//! the file says: it lies within the limits given, its mappings are whole pages in ascending order,
-//! and what they take from the file is there.
+//! The file is read in two steps, because the program header table may be anywhere in it:
+//! [`header`] finds the table, and [`plan`] checks it. A plan is consistent whatever the file
+//! contains: it lies within the given limits, its mappings are whole pages in ascending order, and
+//! the file has all bytes that they map.
 
 use crate::errno::Errno;
 use alloc::vec::Vec;
@@ -13,41 +13,41 @@ use elf::endian::LittleEndian;
 use elf::file::{Class, FileHeader, parse_ident};
 use elf::segment::{ProgramHeader, SegmentTable};
 
-/// How many bytes at the start of a file [`head`] needs.
+/// The number of bytes at the start of a file that [`header`] needs.
 pub const HEADER_SIZE: usize = 64;
-/// Bytes of one entry of the table of segments.
+/// The size in bytes of a program header.
 pub const PHDR_SIZE: u64 = 56;
-/// The most bytes that the table may have, as in Linux.
+/// The largest program header table in bytes, as in Linux.
 const MAX_PHDRS_SIZE: u64 = 65536;
 /// The longest path of an interpreter, with its NUL.
 const MAX_PATH: u64 = 4096;
 
-/// What the first bytes say.
+/// The part of the ELF header that the kernel uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Whether the program may lie anywhere, and its addresses are relative to where it does.
+    /// Whether the program can be loaded at any base (`ET_DYN`), to which its addresses are
+    /// relative.
     pub relocatable: bool,
     entry: u64,
-    /// Where in the file the table of segments is; as [`plan`] wants it.
+    /// The range of the program header table in the file; [`plan`] takes its bytes.
     pub phdrs: Range<u64>,
 }
 
-/// What a mapping is filled with.
+/// The initial contents of a mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// Zeros.
     Zero,
-    /// The file from this offset on, private. The bytes in `clear` (addresses within the last page,
-    /// none if empty) are to be overwritten with zeros.
+    /// A private mapping of the file from `offset`.
     File {
-        /// A multiple of the page's size.
+        /// The offset in the file, a multiple of the page size.
         offset: u64,
-        /// What of the last page is not the file's.
+        /// The addresses in the last page that the kernel overwrites with zeros; may be empty.
         clear: Range<u64>,
     },
 }
 
-/// What a program may do with a mapping.
+/// The access rights of a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Rights {
@@ -56,58 +56,59 @@ pub struct Rights {
     pub execute: bool,
 }
 
-/// A mapping to make, replacing what an earlier one has put at the same page.
+/// A mapping. It replaces an earlier one at the same page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Whole pages; relative to the program's base if that is relocatable.
+    /// The addresses: whole pages, relative to the base of a relocatable program.
     pub range: Range<u64>,
-    /// What the program may do with it.
+    /// The access rights.
     pub rights: Rights,
-    /// What it is filled with.
+    /// The initial contents.
     pub contents: Contents,
 }
 
-/// All that the kernel must do. Addresses are relative to the program's base if that is
-/// relocatable.
+/// The way to load a program. Addresses are relative to the base of a relocatable program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Whether the kernel is to choose a base, a multiple of `align`, and add it to all addresses.
+    /// Whether the kernel chooses a base, a multiple of `align`, and adds it to all addresses.
     pub relocatable: bool,
-    /// The largest alignment that a segment asks for; a power of two, at least a page.
+    /// The largest alignment of a segment: a power of two, at least a page.
     pub align: u64,
-    /// From the first mapping's start to the last one's end.
+    /// The range from the first mapping's start to the last one's end.
     pub span: Range<u64>,
-    /// In the order in which to make them.
+    /// The mappings, in the order in which to make them.
     pub mappings: Vec<Mapping>,
-    /// Where the program begins; within the span.
+    /// The entry point, within `span`.
     pub entry: u64,
-    /// Where the program finds its own table of segments (`AT_PHDR`), if it is mapped.
+    /// The address of the program header table (`AT_PHDR`), if it is mapped.
     pub phdr_addr: Option<u64>,
-    /// How many entries that has (`AT_PHNUM`).
+    /// The number of program headers (`AT_PHNUM`).
     pub phnum: u64,
-    /// The end of the program's data, not rounded: where the heap (`brk`) begins.
+    /// The end of the program's data, not rounded: the heap (`brk`) begins there.
     pub data_end: u64,
-    /// Whether the program wants to execute its stack.
+    /// Whether the program asks for an executable stack.
     pub executable_stack: bool,
-    /// Where in the file the path of its interpreter is, with the NUL, if it wants one.
+    /// The range in the file of the interpreter's path, with its NUL, if the program has an
+    /// interpreter.
     pub interpreter: Option<Range<u64>>,
 }
 
-/// Where programs may lie.
+/// The limits for programs.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Whole pages.
+    /// The usable addresses: whole pages.
     pub addresses: Range<u64>,
-    /// A power of two.
+    /// The page size in bytes, a power of two.
     pub page_size: u64,
-    /// Of ELF, such as [`elf::abi::EM_X86_64`].
+    /// ELF's number of the machine, such as [`elf::abi::EM_X86_64`].
     pub machine: u16,
 }
 
-/// Judge the first bytes of a file, [`HEADER_SIZE`] of them or more, and less only if the file has less.
+/// Checks the ELF header. `first` is the start of the file: at least [`HEADER_SIZE`] bytes, unless
+/// the file has fewer.
 ///
 /// # Errors
-/// `ENOEXEC`: it is no program of 64 bits for `machine`.
+/// `ENOEXEC`: the file is not a 64-bit program for `machine`.
 pub fn header(first: &[u8], machine: u16) -> Result<Header, Errno> {
     let first = first.get(..HEADER_SIZE).ok_or(Errno::ENOEXEC)?;
     let ident = parse_ident::<LittleEndian>(first).map_err(|_| Errno::ENOEXEC)?;
@@ -126,11 +127,12 @@ pub fn header(first: &[u8], machine: u16) -> Result<Header, Errno> {
     Ok(Header { relocatable, entry: header.e_entry, phdrs: header.e_phoff..end })
 }
 
-/// Judge the table of segments, `table` being the bytes of the file that [`Header::table`] names.
+/// Checks the program header table and plans the mappings. `table` is what the file has at
+/// [`Header::phdrs`].
 ///
 /// # Errors
-/// `ENOEXEC`: the program is not what it should be, lies beyond the limits, or takes more from the
-/// file than is there. `ENOMEM`: the kernel's heap is exhausted.
+/// `ENOEXEC`: the program is malformed, exceeds the limits, or maps bytes that the file does not
+/// have. `ENOMEM`: the kernel's heap is exhausted.
 pub fn plan(header: &Header, table: &[u8], file_size: u64, limits: &Limits) -> Result<Plan, Errno> {
     if table.len() as u64 != header.phdrs.end - header.phdrs.start || header.phdrs.end > file_size {
         return Err(Errno::ENOEXEC);
@@ -171,7 +173,7 @@ pub fn plan(header: &Header, table: &[u8], file_size: u64, limits: &Limits) -> R
 }
 
 impl Plan {
-    /// Add a segment, which must lie behind those before it.
+    /// Plans a segment, which must lie above all segments before it.
     fn add_segment(
         &mut self,
         segment: &ProgramHeader,
@@ -199,7 +201,7 @@ impl Plan {
         if segment.p_align.is_power_of_two() && segment.p_align <= limits.addresses.end {
             self.align = self.align.max(segment.p_align);
         }
-        // All ends are at most the limits' end, which is a page's: nothing overflows.
+        // Nothing overflows: all ends are at most the end of the limits, which is page-aligned.
         let file_end = start + segment.p_filesz;
         let first_page = start & !(page - 1);
         let file_pages = if segment.p_filesz == 0 { first_page } else { file_end.next_multiple_of(page) };
@@ -208,7 +210,7 @@ impl Plan {
         let rights = Rights { read: flag(abi::PF_R), write: flag(abi::PF_W), execute: flag(abi::PF_X) };
         self.mappings.try_reserve(2)?;
         if file_pages > first_page {
-            // Linux leaves the rest of a page alone that the program can't write to.
+            // Linux does not zero the rest of a page that the program cannot write to.
             let clear = if rights.write { file_end..file_pages } else { file_pages..file_pages };
             let offset = segment.p_offset & !(page - 1);
             let contents = Contents::File { offset, clear };
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_program() {
+    fn a_static_program_is_planned() {
         let plan = plan_of(&file(abi::ET_EXEC, 0x40_1000, &[TEXT, DATA])).unwrap();
         let code = Rights { read: true, write: false, execute: true };
         let data = Rights { read: true, write: true, execute: false };
@@ -315,22 +317,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program() {
+    fn malformed_programs_are_refused() {
         let good = file(abi::ET_EXEC, 0x40_1000, &[TEXT, DATA]);
-        let refuse = |what: &str, segments: &[Segment]| {
-            assert_eq!(plan_of(&file(abi::ET_EXEC, 0x40_1000, segments)), Err(Errno::ENOEXEC), "{what}");
+        let refuse = |reason: &str, segments: &[Segment]| {
+            assert_eq!(plan_of(&file(abi::ET_EXEC, 0x40_1000, segments)), Err(Errno::ENOEXEC), "{reason}");
         };
         refuse("no segments", &[]);
-        refuse("none to load", &[Segment { kind: abi::PT_NOTE, ..TEXT }]);
-        refuse("order", &[DATA, TEXT]);
+        refuse("no PT_LOAD", &[Segment { kind: abi::PT_NOTE, ..TEXT }]);
+        refuse("descending", &[DATA, TEXT]);
         refuse("overlap", &[TEXT, Segment { address: 0x40_1233, offset: 0x233, ..DATA }]);
         refuse("more in the file than in memory", &[TEXT, Segment { in_memory: 0xff, ..DATA }]);
         refuse("beyond the file", &[TEXT, Segment { in_file: 0x1000, ..DATA }]);
         refuse("misaligned", &[TEXT, Segment { address: 0x40_3000, ..DATA }]);
         refuse("below the lowest address", &[Segment { address: 0x1000, ..TEXT }]);
         refuse("beyond the last", &[TEXT, Segment { in_memory: 0x7fff_ffff_f000, ..DATA }]);
-        refuse("around the end", &[TEXT, Segment { in_memory: u64::MAX, ..DATA }]);
-        refuse("offset overflows", &[TEXT, Segment { offset: u64::MAX - 0xdcb, ..DATA }]);
+        refuse("address overflow", &[TEXT, Segment { in_memory: u64::MAX, ..DATA }]);
+        refuse("offset overflow", &[TEXT, Segment { offset: u64::MAX - 0xdcb, ..DATA }]);
         assert_eq!(plan_of(&file(abi::ET_EXEC, 0x3f_ffff, &[TEXT])), Err(Errno::ENOEXEC), "entry");
         assert_eq!(plan_of(&file(abi::ET_REL, 0x40_1000, &[TEXT])), Err(Errno::ENOEXEC), "object file");
         for cut in [0, 3, 63, 64, 100, 0x1233] {
@@ -338,15 +340,16 @@ mod tests {
         }
     }
 
-    /// The running test itself: a relocatable program of the system's linker, with an interpreter.
+    /// The test's own executable: a relocatable program from the system's linker, with an
+    /// interpreter.
     #[test]
-    fn a_real_program() {
+    fn a_linked_program_is_planned_as_linux_loaded_it() {
         let file = std::fs::read("/proc/self/exe").unwrap();
         let plan = plan_of(&file).unwrap();
         assert!(plan.relocatable && !plan.executable_stack);
         let path = plan.interpreter.unwrap();
         assert!(file[path.start as usize..path.end as usize].starts_with(b"/lib"));
-        // It is at its base plus what the plan says.
+        // Its program headers lie at the base plus the plan's address.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let base = u64::from_str_radix(maps.split('-').next().unwrap(), 16).unwrap();
         let at = plan.phdr_addr.unwrap() + base;
@@ -359,9 +362,9 @@ mod tests {
         assert_eq!((find(3), find(5), find(9)), (at, plan.phnum, base + plan.entry));
     }
 
-    /// Whatever the bytes, there is an answer, and a plan keeps its promises.
+    /// For arbitrary bytes `plan_of` returns, and a plan is consistent.
     #[test]
-    fn hostile_files() {
+    fn mutated_files_yield_consistent_plans_or_errors() {
         let mut random = oorandom::Rand64::new(0x5eed);
         let stack = Segment { kind: abi::PT_GNU_STACK, flags: abi::PF_X, ..Segment::default() };
         let path = Segment { kind: abi::PT_INTERP, offset: 0x300, in_file: 16, ..Segment::default() };
@@ -371,8 +374,7 @@ mod tests {
         for round in 0..300_000 {
             let mut file = seeds[round % 2].clone();
             for _ in 0..random.rand_range(1..5) {
-                // Most of it in what is judged; whole words that are near a limit, and single
-                // bytes.
+                // Most mutations hit the headers: whole words near a limit, and single bytes.
                 let at = random.rand_range(0..64 + 3 * 56) as usize;
                 let near = [0, 1, 0xfff, 0x1000, 0x7fff_ffff_f000, 1 << 63, u64::MAX, 0x40_2000];
                 if random.rand_range(0..2) == 0 {
@@ -398,7 +400,7 @@ mod tests {
                 if let Contents::File { offset, clear } = &mapping.contents {
                     assert!(offset % 4096 == 0 && clear.end == mapping.range.end);
                     assert!(clear.start > mapping.range.end - 4096);
-                    // The last page has something of the file's.
+                    // The last page has bytes of the file.
                     assert!(offset + (mapping.range.end - mapping.range.start) - 4096 < file.len() as u64);
                 }
             }

@@ -1,12 +1,11 @@
-//! Starting programs: what a file says about the memory it wants, and what a program finds on its
-//! stack. Everything here judges input that a program made up: it answers with an error, and never
-//! panics.
+//! Execution of programs: the mappings that an executable asks for, and the initial stack. All of
+//! this parses input that programs control: it returns errors, and never panics.
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
 //! | [`elf`] | from an ELF file to a list of mappings |
-//! | [`script`] | `#!` |
-//! | [`stack`] | arguments, environment and auxiliary vector, as Linux lays them out |
+//! | [`script`] | scripts, which begin with `#!` |
+//! | [`stack`] | arguments, environment and auxiliary vector, laid out as on Linux |
 
 pub mod elf;
 pub mod script;

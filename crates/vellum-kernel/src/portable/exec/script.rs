@@ -1,25 +1,27 @@
-//! Scripts: files that begin with `#!` and name the program that is to read them.
+//! Scripts: files that begin with `#!` and name their interpreter.
 
 use crate::errno::Errno;
 use alloc::vec::Vec;
 
-/// How much of a file is looked at, as in Linux.
+/// The number of bytes at the start of a file that are parsed, as in Linux.
 pub const HEAD: usize = 256;
-/// How many interpreters may be scripts themselves before it is `ELOOP`.
+/// The most nested scripts: interpreters that are scripts themselves. More are `ELOOP`.
 pub const MAX_DEPTH: usize = 5;
 
-/// The first line of a script (`#!`). The kernel starts the interpreter with its own name, the
-/// argument if there is one, the path of the script, and the script's arguments but the first.
+/// The first line of a script (`#!`). The kernel executes the interpreter with these arguments: its
+/// own path, the argument of the line if there is one, the path of the script, and the script's
+/// arguments without the first.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Script<'a> {
-    /// A path.
+    /// The path of the interpreter.
     pub interpreter: &'a [u8],
-    /// All the rest of the line is one argument.
+    /// The rest of the line, as one argument.
     pub argument: Option<&'a [u8]>,
 }
 
 impl Script<'_> {
-    /// The arguments that the interpreter is started with.
+    /// Returns the interpreter's arguments, for a script at `path` that is executed with
+    /// `arguments`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -37,22 +39,21 @@ impl Script<'_> {
     }
 }
 
-/// Read the first line, arguments the start of a file, [`HEAD`] bytes if it has that many; `None` if it
-/// is no script.
+/// Parses the first line. `first` is the start of the file: [`HEAD`] bytes, unless the file has
+/// fewer. Returns `None` if the file is not a script.
 ///
 /// # Errors
-/// `ENOEXEC`: no interpreter, or its path may be cut off.
+/// `ENOEXEC`: there is no interpreter, or its path may be truncated.
 pub fn parse(first: &[u8]) -> Option<Result<Script<'_>, Errno>> {
     let line = first[..first.len().min(HEAD)].strip_prefix(b"#!")?;
     let space = |byte: &u8| matches!(byte, b' ' | b'\t');
-    let whole = line.iter().position(|byte| matches!(byte, b'\n' | 0));
-    let line = &line[..whole.unwrap_or(line.len())];
+    let line_end = line.iter().position(|byte| matches!(byte, b'\n' | 0));
+    let line = &line[..line_end.unwrap_or(line.len())];
     let Some(start) = line.iter().position(|byte| !space(byte)) else { return Some(Err(Errno::ENOEXEC)) };
     let line = &line[start..];
     let end = line.iter().position(space);
-    // A file that ends without a newline ends its line; a line that goes on beyond what is seen
-    // does not.
-    if whole.is_none() && end.is_none() && first.len() >= HEAD {
+    // The end of a file ends the line. The end of a full `first` does not: the path may go on.
+    if line_end.is_none() && end.is_none() && first.len() >= HEAD {
         return Some(Err(Errno::ENOEXEC));
     }
     let (interpreter, rest) = line.split_at(end.unwrap_or(line.len()));
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line() {
+    fn the_first_line_is_parsed() {
         let plain = |interpreter| Some(Ok(Script { interpreter, argument: None }));
         assert_eq!(parse(b"\x7fELF"), None);
         assert_eq!(parse(b"#"), None);
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_interpreter_gets() {
+    fn the_interpreter_gets_the_script_and_its_arguments() {
         let strings = |all: &[&str]| all.iter().map(|one| one.as_bytes().to_vec()).collect::<Vec<_>>();
         let script = parse(b"#!/bin/sed -n -e\n").unwrap().unwrap();
         let arguments = script.arguments(b"./a.sed", strings(&["a", "b", "c"])).unwrap();
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_cut_off() {
+    fn a_truncated_interpreter_path_is_refused() {
         let mut long = [b'a'; 300];
         long[..3].copy_from_slice(b"#!/");
         assert_eq!(parse(&long), Some(Err(Errno::ENOEXEC)));

@@ -1,78 +1,79 @@
-//! The first stack of a program: argument strings, environment, and the auxiliary vector, laid out
-//! as Linux does.
+//! The initial stack of a program: argument strings, environment and auxiliary vector, laid out as
+//! on Linux.
 //!
-//! From the top down: eight bytes of zeros; the path executed; the environment's strings; the
-//! arguments' strings (these lie in ascending order, so that `/proc/PID/cmdline` is one piece); the
-//! platform's name; sixteen random bytes; then, so that the stack pointer is a multiple of 16: the
-//! count of arguments, their addresses, zero, the environment's addresses, zero, and the auxiliary
-//! vector.
+//! From the top down: eight zero bytes; the executed path; the environment strings; the argument
+//! strings (these lie in ascending order, so that `/proc/PID/cmdline` is one range); the platform's
+//! name; sixteen random bytes; then, at a stack pointer that is a multiple of 16: the argument
+//! count, the addresses of the arguments, zero, the addresses of the environment strings, zero, and
+//! the auxiliary vector.
 
 use crate::errno::Errno;
 use alloc::vec::Vec;
 use core::ops::Range;
 use linux_raw_sys::auxvec;
 
-/// The longest string, with its NUL (Linux: `MAX_ARG_STRLEN`).
+/// The longest string in bytes, with its NUL (Linux: `MAX_ARG_STRLEN`).
 pub const MAX_ARG_STRLEN: usize = 32 * 4096;
-/// What strings and addresses may take at least (Linux: `ARG_MAX`).
+/// The smallest limit in bytes for strings and their addresses (Linux: `ARG_MAX`).
 const MIN_ARG_LIMIT: u64 = 128 * 1024;
-/// What they may take at most, three quarters of the usual stack.
+/// The largest such limit: three quarters of the default stack limit.
 const MAX_ARG_LIMIT: u64 = 6 * 1024 * 1024;
 
-/// The entries of the auxiliary vector whose values vary, apart from addresses on the stack. Every
-/// other entry has one value in this kernel.
+/// The entries of the auxiliary vector with variable values, except addresses on the stack. All
+/// other entries are constants of this kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Aux {
-    /// `AT_PLATFORM`: what the architecture is called.
+    /// `AT_PLATFORM`: the architecture's name.
     pub platform: &'static str,
-    /// `AT_HWCAP`: on x86-64 what CPUID leaf 1 says in EDX.
+    /// `AT_HWCAP`: on x86-64 EDX of CPUID leaf 1.
     pub hwcap: u64,
     /// `AT_HWCAP2`.
     pub hwcap2: u64,
     /// `AT_PAGESZ`.
     pub page_size: u64,
-    /// `AT_PHDR`: zero if the table of segments is not mapped.
+    /// `AT_PHDR`: zero if the program headers are not mapped.
     pub phdr: u64,
     /// `AT_PHNUM`.
     pub phnum: u64,
-    /// `AT_BASE`: where the interpreter lies, zero without one.
+    /// `AT_BASE`: the interpreter's address, zero without one.
     pub interpreter: u64,
-    /// `AT_ENTRY`: the program's, not the interpreter's.
+    /// `AT_ENTRY`: the entry point of the program, not of the interpreter.
     pub entry: u64,
     /// `AT_UID`, `AT_EUID`, `AT_GID`, `AT_EGID`.
     pub ids: [u32; 4],
-    /// `AT_SECURE`: whether the program has more rights than its caller.
+    /// `AT_SECURE`: whether the program has more privileges than the program that executed it.
     pub secure: bool,
-    /// `AT_RANDOM`: the bytes.
+    /// The bytes to which `AT_RANDOM` points.
     pub random: [u8; 16],
-    /// `AT_MINSIGSTKSZ`: the least stack for a signal handler, with the vector registers of this
-    /// machine.
+    /// `AT_MINSIGSTKSZ`: the smallest stack for a signal handler, with this machine's vector
+    /// registers.
     pub min_signal_stack: u64,
 }
 
 /// A stack, ready to be copied to `start`.
 #[derive(Debug)]
 pub struct Stack {
-    /// The stack pointer, and the address of the first of `bytes`; these end at the stack's top.
+    /// The stack pointer, and the address of the first of `bytes`, which end at the stack's top.
     pub start: u64,
-    /// What lies there.
+    /// The contents.
     pub bytes: Vec<u8>,
-    /// Where the arguments' strings are (`/proc/PID/cmdline`).
+    /// The range of the argument strings (`/proc/PID/cmdline`).
     pub arguments: Range<u64>,
-    /// Where the environment's strings are (`/proc/PID/environ`).
+    /// The range of the environment strings (`/proc/PID/environ`).
     pub environment: Range<u64>,
-    /// Where the auxiliary vector is (`/proc/PID/auxv`).
+    /// The range of the auxiliary vector (`/proc/PID/auxv`).
     pub aux: Range<u64>,
 }
 
-/// What strings and their addresses may take together, for a limit on the stack (`RLIMIT_STACK`).
+/// Returns the most bytes that strings and their addresses may take together under a stack limit
+/// (`RLIMIT_STACK`).
 pub fn arg_limit(stack_limit: u64) -> u64 {
     (stack_limit / 4).clamp(MIN_ARG_LIMIT, MAX_ARG_LIMIT)
 }
 
-/// Lay out a stack that ends at `top` (a multiple of 16), and takes at most `room` bytes for
-/// strings and their addresses. Strings are without their NUL. A program that is given no arguments
-/// gets an empty one.
+/// Lays out a stack that ends at `top` (a multiple of 16), with at most `limit` bytes of strings
+/// and their addresses. Strings are without their NUL. A program without arguments gets an empty
+/// one.
 ///
 /// # Errors
 /// `E2BIG`: too many or too long strings. `ENOMEM`: the kernel's heap is exhausted.
@@ -84,8 +85,8 @@ pub fn build<S: AsRef<[u8]>>(
     environment: &[S],
     aux: &Aux,
 ) -> Result<Stack, Errno> {
-    let arguments_or_one = arguments.len().max(1);
-    // Strings, with their NULs.
+    let argument_count = arguments.len().max(1);
+    // The sizes of the strings, with their NULs.
     let size = |strings: &[S]| {
         strings.iter().try_fold(0u64, |sum, string| {
             let length = string.as_ref().len();
@@ -95,7 +96,7 @@ pub fn build<S: AsRef<[u8]>>(
     let argument_bytes = size(arguments).ok_or(Errno::E2BIG)?.max(1);
     let environment_bytes = size(environment).ok_or(Errno::E2BIG)?;
     let path_bytes = path.len() as u64 + 1;
-    let addresses = (arguments_or_one + environment.len()) as u64 * 8;
+    let addresses = (argument_count + environment.len()) as u64 * 8;
     if argument_bytes + environment_bytes + path_bytes + addresses > limit {
         return Err(Errno::E2BIG);
     }
@@ -128,7 +129,7 @@ pub fn build<S: AsRef<[u8]>>(
         (auxvec::AT_PLATFORM, platform_at),
         (auxvec::AT_NULL, 0),
     ];
-    let words = 1 + arguments_or_one + 1 + environment.len() + 1 + 2 * vector.len();
+    let words = 1 + argument_count + 1 + environment.len() + 1 + 2 * vector.len();
     let start = (random_at - words as u64 * 8) & !15;
 
     let mut bytes = Vec::new();
@@ -141,7 +142,7 @@ pub fn build<S: AsRef<[u8]>>(
         }
         word(0);
     };
-    word(arguments_or_one as u64);
+    word(argument_count as u64);
     if arguments.is_empty() {
         word(arguments_at);
     }
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_finds() {
+    fn a_program_finds_its_strings_and_auxiliary_vector() {
         let aux = Aux {
             platform: "vax",
             random: *b"0123456789abcdef",
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn no_arguments_are_one_empty_argument() {
+    fn a_program_without_arguments_gets_an_empty_one() {
         let stack = build::<&str>(TOP, arg_limit(0), b"x", &[], &["A=b"], &Aux::default()).unwrap();
         let read = Reader(&stack);
         assert_eq!(read.word(stack.start), 1);
@@ -263,14 +264,15 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_refused() {
+    fn strings_beyond_the_limits_are_refused() {
         let aux = Aux::default();
         let long = "x".repeat(MAX_ARG_STRLEN - 1);
         let longer = "x".repeat(MAX_ARG_STRLEN);
         assert!(build(TOP, MAX_ARG_LIMIT, b"x", &[&long], &[], &aux).is_ok());
         assert_eq!(build(TOP, MAX_ARG_LIMIT, b"x", &[&longer], &[], &aux).unwrap_err(), Errno::E2BIG);
         assert_eq!(build(TOP, MIN_ARG_LIMIT, b"x", &[&long], &[], &aux).unwrap_err(), Errno::E2BIG);
-        // 100 strings of 9 bytes with NUL and an address of 8; the path is one byte and its NUL.
+        // 100 strings of 9 bytes with their NUL, and addresses of 8; the path is one byte and its
+        // NUL.
         let many = vec!["12345678"; 100];
         assert!(build(TOP, 1702, b"x", &many, &[], &aux).is_ok());
         assert_eq!(build(TOP, 1701, b"x", &many, &[], &aux).unwrap_err(), Errno::E2BIG);

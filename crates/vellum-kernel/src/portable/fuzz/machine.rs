@@ -1,4 +1,4 @@
-//! What firmware and loader say about the machine.
+//! Fuzz targets for the tables that describe the machine.
 
 use crate::boot::{Kind, MAX_REGIONS, MemoryMap};
 use crate::nodes::{MAX_NODES, Nodes};
@@ -6,24 +6,25 @@ use crate::{acpi as tables, devicetree as tree, pvh as loader};
 use core::ops::Range;
 use std::vec::Vec;
 
-/// Where the kernel's image is said to be.
+/// The assumed physical range of the kernel's image.
 const IMAGE: Range<u64> = 0x20_0000..0x30_0000;
 
-/// ACPI's tables, in memory that is the input, whose root pointer is at 0.
+/// Reads ACPI's tables in memory that is the input. The root pointer is at 0.
 pub fn acpi(bytes: &[u8]) {
     let mut nodes = Nodes::new();
     let _ = tables::read(&bytes, 0, &mut nodes);
     check_nodes(&nodes);
 }
 
-/// The structures of a PVH loader, in memory that is the input, whose start info is at 0.
+/// Reads the structures of a PVH loader in memory that is the input. The start info is at 0. What
+/// the loader and the kernel occupy is not usable.
 pub fn pvh(bytes: &[u8]) {
     let Ok(found) = loader::read(&bytes, 0, IMAGE) else { return };
     check_map(&found.map);
     let word = |at: usize| u64::from_le_bytes(bytes[at..][..8].try_into().unwrap());
     let (table, entries) = (word(40), word(48) & u64::from(u32::MAX));
     let (line, len) = (word(24), found.command_line.len() as u64);
-    // What there is of each was read, so no sum overflows; but an empty table may be anywhere.
+    // All of these were read, so no sum overflows. An empty table may be anywhere.
     let taken = [0..56, IMAGE, table..table + entries * 24, line..line + len, found.archive.clone()];
     for taken in taken.into_iter().filter(|taken| !taken.is_empty()) {
         assert!(!found.map.usable().any(|region| region.base < taken.end && taken.start < region.end()), "{taken:x?}");
@@ -31,7 +32,7 @@ pub fn pvh(bytes: &[u8]) {
     assert!(found.archive.is_empty() || found.archive.start >= found.map.regions()[0].base);
 }
 
-/// A device tree, which is said to lie at 1 GiB.
+/// Reads a device tree at 1 GiB. What the tree and the initramfs occupy is not usable.
 pub fn devicetree(bytes: &[u8]) {
     let _ = tree::size(bytes);
     let Ok(found) = tree::read(bytes, 1 << 30, IMAGE) else { return };
@@ -41,11 +42,12 @@ pub fn devicetree(bytes: &[u8]) {
     assert!(found.processors().len() <= tree::MAX_PROCESSORS);
     let archive = found.archive;
     assert!(!found.map.usable().any(|region| region.base < archive.end && archive.start < region.end()));
-    let whole = |kind| found.map.regions().iter().any(|region| region.kind == kind);
-    assert!(archive.is_empty() || whole(Kind::Boot) || whole(Kind::Kernel));
+    let has = |kind| found.map.regions().iter().any(|region| region.kind == kind);
+    assert!(archive.is_empty() || has(Kind::Boot) || has(Kind::Kernel));
 }
 
-/// Regions are in ascending order and don't overlap; usable ones are whole pages.
+/// Checks that regions are in ascending order and do not overlap, and that usable ones are whole
+/// pages.
 fn check_map(map: &MemoryMap) {
     let regions = map.regions();
     assert!(regions.len() <= MAX_REGIONS && regions.iter().all(|region| region.base < region.end()));
@@ -53,7 +55,7 @@ fn check_map(map: &MemoryMap) {
     assert!(map.usable().all(|region| region.base % 4096 == 0 && region.size % 4096 == 0));
 }
 
-/// Each byte of memory, and each processor, is of one node of those that there are.
+/// Checks that each byte of memory and each processor belongs to exactly one existing node.
 fn check_nodes(nodes: &Nodes) {
     assert!((1..=MAX_NODES).contains(&nodes.count()));
     assert!((0..300).all(|name| nodes.node_of_cpu(name) < nodes.count()));

@@ -1,12 +1,12 @@
-//! Fuzz targets of the parsers: functions over any bytes, which panic if a parser does, or if what
-//! it returns breaks its promises (`docs/fuzzing.md`). The test below runs them over the kept
-//! corpus; `fuzz/fuzz_targets`, over what libFuzzer makes.
+//! Fuzz targets for the parsers: functions of arbitrary bytes, which panic if a parser panics or if
+//! its result breaks a property (`docs/fuzzing.md`). The test below runs them on the stored corpus;
+//! `fuzz/fuzz_targets`, on the inputs of libFuzzer.
 //!
-//! | file | story |
+//! | file | parsers of |
 //! |---|---|
-//! | `programs` | files that are executed, and the archive of first files |
-//! | `machine` | what firmware and loader say about the machine |
-//! | `settings` | what programs write to settings, and what comes over the wire |
+//! | `programs` | executable files, and the initramfs |
+//! | `machine` | the tables of firmware and loader |
+//! | `settings` | settings that programs write, and the stdio channel |
 
 mod machine;
 mod programs;

@@ -1,4 +1,4 @@
-//! Files that are executed, and the archive of first files.
+//! Fuzz targets for executable files and for the initramfs.
 
 use crate::exec::elf::{self as program, Contents, Limits, Mapping, Plan};
 use crate::exec::script::{self as text, HEAD};
@@ -19,14 +19,14 @@ use std::vec::Vec;
 const LIMITS: Limits = Limits { addresses: 0x1_0000..0x7fff_ffff_f000, page_size: 4096, machine: abi::EM_X86_64 };
 const PAGE: u64 = LIMITS.page_size;
 
-/// An ELF file. The plan lies within the limits, and maps each byte of a segment to the byte of the
-/// file that the segment names.
+/// Plans an ELF file. The plan lies within the limits, and maps each byte of a segment to the byte
+/// of the file that the segment names.
 pub fn elf(bytes: &[u8]) {
     let Ok(header) = program::header(bytes, LIMITS.machine) else { return };
     let range = (usize::try_from(header.phdrs.start), usize::try_from(header.phdrs.end));
     let (Ok(start), Ok(end)) = range else { return };
     let Some(table) = bytes.get(start..end) else {
-        // The kernel reads what there is of it.
+        // The kernel reads no more than the file has.
         assert!(program::plan(&header, &[], bytes.len() as u64, &LIMITS).is_err());
         return;
     };
@@ -42,7 +42,7 @@ pub fn elf(bytes: &[u8]) {
             assert!(offset % PAGE == 0 && clear.end == range.end && clear.start > range.end - PAGE);
             assert!(
                 offset + (range.end - range.start) - PAGE < bytes.len() as u64,
-                "the last page has something of the file's"
+                "the last page has bytes of the file"
             );
         }
     }
@@ -59,8 +59,8 @@ pub fn elf(bytes: &[u8]) {
     }
 }
 
-/// The edges of a segment and of its part of the file are mapped as the segment says, as far as
-/// `next`, where another begins.
+/// Checks that the bytes at the edges of a segment and of its part of the file are mapped as the
+/// segment says, up to `next`, where another segment begins.
 fn check_segment(plan: &Plan, segment: &ProgramHeader, next: u64, bytes: &[u8]) {
     let (start, in_file) = (segment.p_vaddr, segment.p_vaddr + segment.p_filesz);
     let end = start + segment.p_memsz;
@@ -75,7 +75,8 @@ fn check_segment(plan: &Plan, segment: &ProgramHeader, next: u64, bytes: &[u8]) 
         let found = match &mapping.contents {
             Contents::Zero => 0,
             Contents::File { clear, .. } if clear.contains(&at) => 0,
-            // What a program can't write to keeps the rest of the page, as on Linux.
+            // A mapping that is not writable keeps the file's bytes in the rest of the page, as on
+            // Linux.
             Contents::File { .. } if at >= in_file && !mapping.rights.write => expected,
             Contents::File { offset, .. } => {
                 bytes.get((offset + (at - mapping.range.start)) as usize).copied().unwrap_or_default()
@@ -85,7 +86,7 @@ fn check_segment(plan: &Plan, segment: &ProgramHeader, next: u64, bytes: &[u8]) 
     }
 }
 
-/// The first line of a script, which says the same when it is written anew.
+/// Parses the first line of a script. A line written from the result parses to the same result.
 pub fn script(bytes: &[u8]) {
     let Some(Ok(script)) = text::parse(bytes) else { return };
     let space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | 0);
@@ -94,7 +95,7 @@ pub fn script(bytes: &[u8]) {
     assert!(edges(script.interpreter) && !script.interpreter.iter().any(space));
     assert!(script.argument.is_none_or(edges));
     let line = [b"#!", script.interpreter, b" ", script.argument.unwrap_or_default(), b"\n"].concat();
-    assert!(line.len() <= HEAD + 2, "no more than the head was looked at");
+    assert!(line.len() <= HEAD + 2, "only the head is parsed");
     if line.len() <= HEAD {
         assert_eq!(text::parse(&line), Some(Ok(text::Script { ..script })));
     }
@@ -102,8 +103,8 @@ pub fn script(bytes: &[u8]) {
     assert_eq!(arguments.map(|all| all.map(|all| all.len())), Some(Ok(2 + usize::from(script.argument.is_some()))));
 }
 
-/// An archive of first files: its entries are the same when they are written anew, and each file
-/// that comes out is as large as the archive says.
+/// Reads an archive. Entries that are written again read the same, and each unpacked file has the
+/// size that the archive states.
 pub fn cpio(bytes: &[u8]) {
     let all: Vec<_> = entries(bytes).collect();
     let valid: Vec<&Entry> = all.iter().map_while(|entry| entry.as_ref().ok()).collect();
@@ -122,7 +123,7 @@ pub fn cpio(bytes: &[u8]) {
     let (names, who) = (Namespace::default(), Who::root());
     let view = View { names: &names, root: &root, current: &root, who: &who };
     for entry in valid.iter().filter(|entry| entry.links <= 1 && Kind::of(entry.mode) == Ok(Kind::Regular)) {
-        let file = view.get(entry.name, false).expect("a file that came out");
+        let file = view.get(entry.name, false).expect("the file was unpacked");
         assert_eq!(file.meta().size, entry.contents.len() as u64);
     }
 }

@@ -1,4 +1,4 @@
-//! What programs write to settings, and what comes over the wire.
+//! Fuzz targets for settings that programs write, and for the stdio channel.
 
 use crate::fs::cgroup::{amount, said, switched};
 use crate::parse::{BootOption, bits, boot_options, mount_mode, number, numeric_name, strings};
@@ -8,15 +8,15 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-/// Every reader of what a program writes to `/proc`, `/sys` or a control file, of options of
-/// `mount`, and of options at boot.
+/// Runs every parser of text that programs write to `/proc`, `/sys` or a cgroup file, of mount
+/// options, and of boot options.
 pub fn settings(bytes: &[u8]) {
     if let Ok(amount_read) = amount(bytes) {
-        assert_eq!(amount(&said(amount_read)), Ok(amount_read), "an amount as it is shown");
+        assert_eq!(amount(&said(amount_read)), Ok(amount_read), "a formatted amount is parsed back");
     }
     if let Ok(value) = number::<u64>(bytes) {
         assert_eq!(number(format!("{value}\n").as_bytes()), Ok(value));
-        // Small numbers of either sign are the same for every width.
+        // Numbers that fit several widths are parsed alike for each.
         assert_eq!(number::<i32>(bytes).ok(), i32::try_from(value).ok());
         assert_eq!(bits(bytes).ok(), u32::try_from(value).ok());
     }
@@ -46,17 +46,17 @@ pub fn settings(bytes: &[u8]) {
     }
     let mut all = strings(bytes).join(&0);
     all.push(0);
-    assert!(bytes.last() != Some(&0) || all == bytes, "words in a row are the text");
+    assert!(bytes.last() != Some(&0) || all == bytes, "the joined strings are the input");
 }
 
 fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// Frames from the host: byte by byte, they say what they say when they are read whole.
+/// Decodes frames from the host byte by byte. The result equals that of decoding all bytes at once.
 pub fn stdio(bytes: &[u8]) {
     let mut input = StdinDecoder::new();
-    let taken: Vec<u8> = bytes.iter().filter_map(|byte| input.decode(*byte)).collect();
+    let decoded: Vec<u8> = bytes.iter().filter_map(|byte| input.decode(*byte)).collect();
     let (mut rest, mut expected, mut ended) = (bytes, Vec::new(), false);
     while let Some(([kind, low, high], after)) = rest.split_first_chunk() {
         let len = usize::from(u16::from_le_bytes([*low, *high]));
@@ -67,5 +67,5 @@ pub fn stdio(bytes: &[u8]) {
         }
         rest = &after[payload.len()..];
     }
-    assert_eq!((taken, input.is_eof()), (expected, ended));
+    assert_eq!((decoded, input.is_eof()), (expected, ended));
 }
