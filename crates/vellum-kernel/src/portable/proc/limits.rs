@@ -3,7 +3,7 @@
 use super::Text;
 use core::fmt::{self, Write};
 
-/// What limits are called, and in what they count; in the order of their numbers.
+/// The names and units of the limits, by their numbers (`RLIMIT_*`).
 const NAMES: [(&str, &str); 16] = [
     ("Max cpu time", "seconds"),
     ("Max file size", "bytes"),
@@ -23,10 +23,10 @@ const NAMES: [(&str, &str); 16] = [
     ("Max realtime timeout", "us"),
 ];
 
-/// The file, of limits soft and hard, of which the largest number means none.
+/// Writes the file, from the soft and hard limits. `u64::MAX` is unlimited.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn limits(text: &mut Text, limits: &[[u64; 2]; 16]) -> fmt::Result {
     writeln!(text, "{:<25} {:<20} {:<20} {:<10}", "Limit", "Soft Limit", "Hard Limit", "Units")?;
     for ((name, unit), values) in NAMES.iter().zip(limits) {
@@ -37,7 +37,7 @@ pub fn limits(text: &mut Text, limits: &[[u64; 2]; 16]) -> fmt::Result {
                 value => write!(text, "{value:<20} ")?,
             }
         }
-        // What counts in nothing has no column for it.
+        // A limit without a unit has no column for it.
         let width = if unit.is_empty() { 0 } else { 10 };
         writeln!(text, "{unit:<width$}")?;
     }
@@ -49,9 +49,9 @@ mod tests {
     use super::*;
     use std::string::String;
 
-    /// This process's own, read and formed again.
+    /// Formats this process's limits as the host's Linux does.
     #[test]
-    fn as_linux_does() {
+    fn limits_are_formatted_as_on_linux() {
         let real = std::fs::read_to_string("/proc/self/limits").unwrap();
         let value = |word: &str| if word == "unlimited" { u64::MAX } else { word.parse().unwrap() };
         let mut values = [[0; 2]; 16];

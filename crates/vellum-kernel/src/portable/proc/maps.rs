@@ -5,10 +5,10 @@ use crate::fs::meta::Device;
 use core::fmt::{self, Write};
 use core::ops::Range;
 
-/// Where names begin in a line.
+/// The column at which names begin in a line.
 const COLUMN: usize = 73;
 
-/// A mapping.
+/// A VMA, as `maps` shows it.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)]
 pub struct MapsEntry<'a> {
@@ -17,15 +17,15 @@ pub struct MapsEntry<'a> {
     pub write: bool,
     pub execute: bool,
     pub shared: bool,
-    /// Of the first byte in the file.
+    /// The offset in the file of the VMA's first byte.
     pub offset: u64,
     pub device: Device,
     pub inode: u64,
-    /// A path, or `[heap]` and its like; may be empty.
+    /// A path, or `[heap]` and the like; may be empty.
     pub name: &'a [u8],
 }
 
-/// What of a mapping is in memory. A page that several map is a part of each in `pss`.
+/// The memory use of a VMA. In `pss` a page counts in proportion to its number of mappings.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
 pub struct Usage {
@@ -43,17 +43,16 @@ pub struct Usage {
     pub anonymous: u64,
     pub ksm: u64,
     pub lazy_free: u64,
-    /// In huge pages.
+    /// Anonymous memory mapped by huge pages; `shmem_huge` and `file_huge` likewise.
     pub anon_huge: u64,
     pub shmem_huge: u64,
     pub file_huge: u64,
     pub swap: u64,
     pub swap_pss: u64,
     pub locked: u64,
-    /// In blocks of entries that a TLB may hold as one translation, by the two sizes of
-    /// [`Usage::cont_block_sizes`].
+    /// Memory mapped by cont blocks, by the two sizes of [`Usage::cont_block_sizes`].
     pub cont_blocks: [u64; 2],
-    /// 0: there are none.
+    /// The sizes of the format's cont blocks; 0: there is none.
     pub cont_block_sizes: [u64; 2],
 }
 
@@ -97,10 +96,10 @@ impl Usage {
     }
 }
 
-/// A line of `maps`.
+/// Writes a line of `maps`.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn line(text: &mut Text, vma: &MapsEntry<'_>) -> fmt::Result {
     let begin = text.0.len();
     let bit = |set: bool, letter| if set { letter } else { '-' };
@@ -134,10 +133,11 @@ pub fn line(text: &mut Text, vma: &MapsEntry<'_>) -> fmt::Result {
     text.put(b"\n")
 }
 
-/// What `smaps` says of a mapping, with the two letters of each flag that it has (`rd`, `wr` …).
+/// Writes the entry of a VMA in `smaps`. `flags` are two letters for each flag of the VMA (`rd`,
+/// `wr` …).
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn smaps_entry(text: &mut Text, vma: &MapsEntry<'_>, usage: &Usage, huge: bool, flags: &[&str]) -> fmt::Result {
     line(text, vma)?;
     let size = vma.range.end - vma.range.start;
@@ -153,10 +153,10 @@ pub fn smaps_entry(text: &mut Text, vma: &MapsEntry<'_>, usage: &Usage, huge: bo
     text.put(b"\n")
 }
 
-/// `smaps_rollup`: the sum of all mappings, which lie in `range`.
+/// Writes `smaps_rollup`: the sum over all VMAs, which lie in `range`.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn rollup(text: &mut Text, range: Range<u64>, sum: &Usage) -> fmt::Result {
     line(text, &MapsEntry { range, name: b"[rollup]", ..MapsEntry::default() })?;
     amounts(text, sum, true)
@@ -230,9 +230,9 @@ mod tests {
         String::from_utf8(Text::of(write).unwrap()).unwrap()
     }
 
-    /// What Linux doesn't say comes last, and only where there is something to say.
+    /// Lines that Linux does not have come last, and only if the format has cont blocks.
     #[test]
-    fn contiguous_mappings() {
+    fn cont_blocks_come_last_and_only_if_there_are_any() {
         let mut sum = Usage::default();
         let plain = text(|text| rollup(text, 0..4096, &sum));
         assert!(!plain.contains("Contiguous"));
@@ -243,14 +243,14 @@ mod tests {
         assert_eq!(more, "Contiguous-64kB:      704 kB\nContiguous-32768kB:    32768 kB\n");
     }
 
-    /// This process's own, read and formed again.
+    /// Formats this process's VMAs as the host's Linux does.
     #[test]
-    fn as_linux_does() {
+    fn maps_and_smaps_are_formatted_as_on_linux() {
         let real = std::fs::read_to_string("/proc/self/maps").unwrap();
         for real in real.lines() {
             assert_eq!(text(|text| line(text, &parse(real))).strip_suffix('\n').unwrap(), real);
         }
-        // One mapping of `smaps`, whose lines this writes in this order.
+        // One VMA of `smaps`, in which Linux has these lines in this order.
         let real = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let lines: Vec<_> = real.lines().take_while(|line| !line.starts_with("VmFlags")).collect();
         let value = |name: &str| {
@@ -276,7 +276,7 @@ mod tests {
         };
         let ours = text(|text| smaps_entry(text, &parse(lines[0]), &usage, false, &["rd", "mr"]));
         let ours: Vec<_> = ours.lines().collect();
-        // Some keys are only in some kernels; and who runs the tests may have huge pages or not.
+        // Some keys are only in some kernels, and the test machine may have huge pages or not.
         let key = |line: &str| line.split(':').next().unwrap().to_owned();
         let shared = |line: &str, other: &[&str]| {
             !line.starts_with("THPeligible") && other.iter().any(|other| key(other) == key(line))
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn sums() {
+    fn usages_are_summed() {
         let mut sum = Usage { rss: 4096, ..Usage::default() };
         sum += &Usage { rss: 8192, locked: 4096, ..Usage::default() };
         let ours = text(|text| rollup(text, 0x1000..0x7ffd_8344_7000, &sum));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_names() {
+    fn newlines_in_names_are_escaped() {
         let vma = MapsEntry { name: b"/a\nb", ..MapsEntry::default() };
         assert!(text(|text| line(text, &vma)).ends_with(" /a\\012b\n"));
     }

@@ -1,14 +1,14 @@
-//! The texts of `/proc` and `/sys`, exactly as Linux forms them: from plain structures to text, and
-//! nothing else. Sizes are in bytes, where nothing else is said.
+//! Formats the texts of `/proc` and `/sys` exactly as Linux does, from plain structures. Sizes are
+//! in bytes unless stated otherwise.
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
 //! | [`maps`] | `maps`, `smaps`, `smaps_rollup` |
 //! | [`process`] | `status`, `stat`, `statm` |
-//! | [`choice`] | settings that are one of some words |
+//! | [`choice`] | settings with a fixed set of values |
 //! | [`limits`] | `limits` |
-//! | [`processors`] | which processors there are, and how they lie together |
-//! | [`system`] | `meminfo`, `vmstat`, `stat` |
+//! | [`processors`] | lists and masks of CPUs, and the CPU topology |
+//! | [`system`] | `meminfo`, `vmstat`, `swaps`, `stat` |
 
 pub mod choice;
 pub mod limits;
@@ -21,7 +21,7 @@ use crate::errno::Errno;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// A text that grows; that there is no memory for it is an error of the formatting.
+/// A growing text. A failed allocation is a formatting error.
 #[derive(Default)]
 pub struct Text(Vec<u8>);
 
@@ -38,7 +38,7 @@ impl Text {
         Ok(())
     }
 
-    /// A text made by `write`.
+    /// Returns the text that `write` writes.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -49,7 +49,7 @@ impl Text {
     }
 }
 
-/// In units of 1024 bytes.
+/// Converts bytes to KiB.
 const fn kib(bytes: u64) -> u64 {
     bytes / 1024
 }

@@ -3,7 +3,7 @@
 use super::{Text, kib, processors};
 use core::fmt::{self, Write};
 
-/// What a process is doing.
+/// The state of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum State {
@@ -34,7 +34,7 @@ impl State {
     }
 }
 
-/// The memory of a process. There is none once it is a zombie.
+/// The memory of a process. A zombie has none.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
 pub struct Memory {
@@ -42,7 +42,7 @@ pub struct Memory {
     pub size: u64,
     pub locked: u64,
     pub pinned: u64,
-    /// The most that was resident at once.
+    /// The peak resident size.
     pub peak_resident: u64,
     pub anonymous: u64,
     pub file: u64,
@@ -53,7 +53,7 @@ pub struct Memory {
     pub libraries: u64,
     pub page_tables: u64,
     pub swap: u64,
-    /// Addresses of code, data, heap, stack, arguments and environment.
+    /// The start and end of code, data, arguments and environment; the starts of heap and stack.
     pub code_range: [u64; 2],
     pub data_range: [u64; 2],
     pub heap_start: u64,
@@ -63,7 +63,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// All that is in memory.
+    /// Returns the resident size.
     pub fn resident(&self) -> u64 {
         self.anonymous + self.file + self.shmem
     }
@@ -73,27 +73,27 @@ impl Memory {
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)]
 pub struct Process<'a> {
-    /// At most 15 bytes.
+    /// The name, of at most 15 bytes.
     pub name: &'a str,
     pub umask: u32,
     pub state: State,
-    /// The process's number, and the thread's.
+    /// The process's PID and the thread's.
     pub tgid: u32,
     pub tid: u32,
     pub parent: u32,
     pub process_group: u32,
     pub session: u32,
-    /// Real, effective, saved, for files.
+    /// Real, effective, saved and file-system ID.
     pub uids: [u32; 4],
     pub gids: [u32; 4],
     pub groups: &'a [u32],
-    /// How many descriptors its table has room for.
+    /// The number of slots of the file descriptor table.
     pub descriptors: u32,
     pub memory: Option<Memory>,
     pub threads: u32,
-    /// Queued signals, and how many may be.
+    /// The number of queued signals, and its limit.
     pub queued: [u64; 2],
-    /// Sets of signals.
+    /// Sets of signals, a bit each.
     pub pending: u64,
     pub shared_pending: u64,
     pub blocked: u64,
@@ -101,14 +101,16 @@ pub struct Process<'a> {
     pub caught: u64,
     pub capabilities: u64,
     pub no_new_privileges: bool,
-    /// How many CPUs there are.
+    /// The number of CPUs.
     pub cpus: u32,
+    /// Context switches: voluntary, involuntary.
     pub switches: [u64; 2],
-    /// Minor ones, of waited-for children, major ones, of such children.
+    /// Page faults: minor, minor of waited-for children, major, major of waited-for children.
     pub faults: [u64; 4],
-    /// In user mode, in the kernel, of waited-for children both, in hundredths of a second.
+    /// CPU time in hundredths of a second: in user mode, in the kernel, and both for waited-for
+    /// children.
     pub times: [u64; 4],
-    /// When it started, in hundredths of a second since boot.
+    /// The time of its start, in hundredths of a second since boot.
     pub started: u64,
     pub exit_signal: i32,
     pub cpu: u32,
@@ -116,25 +118,24 @@ pub struct Process<'a> {
     pub exit_code: u32,
 }
 
-/// `status`.
+/// Writes `status`.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
-    let four = |ids: [u32; 4]| ids;
     writeln!(text, "Name:\t{}", process.name)?;
     writeln!(text, "Umask:\t{:04o}", process.umask)?;
     writeln!(text, "State:\t{}", process.state.words())?;
     writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.tgid, process.tid)?;
     writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent)?;
-    for (name, [real, effective, saved, files]) in [("Uid", four(process.uids)), ("Gid", four(process.gids))] {
+    for (name, [real, effective, saved, files]) in [("Uid", process.uids), ("Gid", process.gids)] {
         writeln!(text, "{name}:\t{real}\t{effective}\t{saved}\t{files}")?;
     }
     write!(text, "FDSize:\t{}\nGroups:\t", process.descriptors)?;
     for group in process.groups {
         write!(text, "{group} ")?;
     }
-    // Linux ends the line with a space even if there are none.
+    // Linux ends the line with a space even if there are no groups.
     writeln!(text, "{}", if process.groups.is_empty() { " " } else { "" })?;
     writeln!(text, "NStgid:\t{}\nNSpid:\t{}", process.tgid, process.tid)?;
     writeln!(text, "NSpgid:\t{}\nNSsid:\t{}\nKthread:\t0", process.process_group, process.session)?;
@@ -185,16 +186,16 @@ pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     processors::mask(text, 0..cpus, cpus)?;
     text.write_str("Cpus_allowed_list:\t")?;
     processors::list(text, 0..cpus)?;
-    // As many nodes could be told of; Linux can be built for more or fewer.
+    // A mask for 64 possible nodes; the width depends on Linux's configuration.
     writeln!(text, "Mems_allowed:\t00000000,00000001\nMems_allowed_list:\t0")?;
     writeln!(text, "voluntary_ctxt_switches:\t{}", process.switches[0])?;
     writeln!(text, "nonvoluntary_ctxt_switches:\t{}", process.switches[1])
 }
 
-/// `stat`: one line of 52 words.
+/// Writes `stat`: one line of 52 fields.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn stat(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     let memory = process.memory.unwrap_or_default();
     let [user, system, child_user, child_system] = process.times;
@@ -207,7 +208,7 @@ pub fn stat(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     let [code_start, code_end] = memory.code_range;
     write!(text, "{} {} ", memory.resident() / 4096, process.limit_resident)?;
     write!(text, "{code_start} {code_end} {} 0 0 ", memory.stack_start)?;
-    // Only the lower half of sets of signals, in decimal.
+    // Only the lower half of each set of signals, in decimal.
     let low = |set: u64| set & 0x7fff_ffff;
     let sets = [process.pending, process.blocked, process.ignored, process.caught].map(low);
     write!(text, "{} {} {} {} 0 0 0 ", sets[0], sets[1], sets[2], sets[3])?;
@@ -221,10 +222,10 @@ pub fn stat(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     writeln!(text, "{}", process.exit_code)
 }
 
-/// `statm`, in pages.
+/// Writes `statm`, in pages.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn statm(text: &mut Text, memory: &Memory) -> fmt::Result {
     let pages = |bytes: u64| bytes / 4096;
     let shared = pages(memory.file + memory.shmem);
@@ -242,10 +243,10 @@ mod tests {
         String::from_utf8(Text::of(write).unwrap()).unwrap()
     }
 
-    /// This process's own, read and formed again: every line that this writes is among Linux's, and
-    /// in its order.
+    /// Formats this process's status: each line that this writes is among the lines of the host's
+    /// Linux, in the same order.
     #[test]
-    fn status_as_linux_does() {
+    fn status_is_formatted_as_on_linux() {
         let real = std::fs::read_to_string("/proc/self/status").unwrap();
         let value = |name: &str| {
             let line = real.lines().find(|line| line.split(':').next() == Some(name));
@@ -298,18 +299,18 @@ mod tests {
         let ours = text(|text| status(text, &process));
         let mut theirs = real.lines();
         let mut known = 0;
-        // Sets and lists that depend on who runs the tests where.
+        // Sets and lists that depend on the user and the machine that run the tests.
         let varies =
             ["CapInh", "CapPrm", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "Mems_allowed"];
         let varies = |line: &str| varies.iter().any(|name| line.split(':').next().unwrap().starts_with(name));
         for line in ours.lines() {
             let key = &line[..line.find(':').unwrap() + 2];
-            // Some keys came with newer kernels than the one that runs the tests.
+            // Some keys exist only in kernels newer than the host's.
             if !real.contains(&std::format!("\n{key}")) && key != "Name:\t" {
                 continue;
             }
             let found = theirs.find(|real| real.starts_with(key));
-            assert!(found.is_some(), "'{key}' is not in this place");
+            assert!(found.is_some(), "'{key}' is out of order");
             known += 1;
             if !varies(line) {
                 assert_eq!(Some(line), found);
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn stat_as_linux_does() {
+    fn stat_is_formatted_as_on_linux() {
         let real = std::fs::read_to_string("/proc/self/stat").unwrap();
         let words: Vec<_> = real.rsplit_once(") ").unwrap().1.split_whitespace().collect();
         let at = |field: usize| words[field - 3].parse::<u64>().unwrap();
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn pages() {
+    fn statm_counts_pages() {
         let memory = Memory {
             size: 10 << 12,
             anonymous: 3 << 12,

@@ -1,12 +1,13 @@
-//! The processors, as `/sys` tells of them: sets of them, and how they lie in packages.
+//! CPUs as `/sys` shows them: lists and masks of them, and their topology.
 
 use super::Text;
 use core::fmt::{self, Write};
 
-/// A set in ascending order, as lists of processors and nodes say it: `0-3,5`.
+/// Writes a set of numbers in ascending order, as lists of CPUs and NUMA nodes are written:
+/// `0-3,5`.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn list(text: &mut Text, set: impl Iterator<Item = usize>) -> fmt::Result {
     let mut set = set.peekable();
     let mut comma = "";
@@ -24,38 +25,38 @@ pub fn list(text: &mut Text, set: impl Iterator<Item = usize>) -> fmt::Result {
     writeln!(text)
 }
 
-/// The same in hexadecimal, a bit each, with as many digits as `of` processors need, at most 32 of
-/// them.
+/// Writes a set of numbers as a hexadecimal mask, with as many digits as `of` CPUs need; for at
+/// most 32 CPUs.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn mask(text: &mut Text, set: impl Iterator<Item = usize>, of: usize) -> fmt::Result {
     let bits = set.fold(0u64, |bits, one| bits | 1 << one);
     writeln!(text, "{bits:0digits$x}", digits = of.div_ceil(4))
 }
 
-/// What one of the files in `topology` says.
+/// The contents of a file in `topology`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyFile {
-    /// The number of what it lies in.
+    /// The number of a core, cluster, die or package.
     Id(u32),
-    /// Which processors share that.
+    /// The mask of the CPUs that share it.
     Mask(Siblings),
-    /// The same as a list.
+    /// The list of the CPUs that share it.
     List(Siblings),
 }
 
-/// Who lies together with a processor.
+/// The CPUs that share a part of the topology with a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Siblings {
-    /// Nobody.
+    /// Only the CPU itself.
     Itself,
-    /// All there are.
+    /// All CPUs.
     All,
 }
 
-/// The files of a processor's `topology`: each is a core of its own, and all lie in one package, as
-/// QEMU makes machines by itself. Linux calls unknown clusters 65535.
+/// Returns the names and contents of the files in a CPU's `topology`. Each CPU is a core, and all
+/// are in one package, as in QEMU's default machine. Linux reports unknown clusters as 65535.
 pub fn topology(cpu: u32) -> [(&'static str, TopologyFile); 16] {
     use Siblings::{All, Itself};
     use TopologyFile::{Id, List, Mask};
@@ -80,10 +81,10 @@ pub fn topology(cpu: u32) -> [(&'static str, TopologyFile); 16] {
 }
 
 impl TopologyFile {
-    /// The file's text, for a processor of so many.
+    /// Writes the file of CPU `cpu` of `cpus`.
     ///
     /// # Errors
-    /// No memory for the text.
+    /// Fails if there is no memory for the text.
     pub fn show(self, text: &mut Text, cpu: usize, cpus: usize) -> fmt::Result {
         let set = |siblings| match siblings {
             Siblings::Itself => cpu..cpu + 1,
@@ -106,9 +107,9 @@ mod tests {
         String::from_utf8(Text::of(write).unwrap()).unwrap()
     }
 
-    /// As Linux 7.2 has it for five processors of QEMU's.
+    /// As Linux 7.2 shows it on a machine of QEMU's with five CPUs.
     #[test]
-    fn five_processors() {
+    fn the_topology_of_five_cpus_is_that_of_linux() {
         let contents = |name: &str| {
             let file = topology(1).into_iter().find(|(other, _)| *other == name).unwrap().1;
             text(|text| file.show(text, 1, 5))
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn sets() {
+    fn sets_are_written_as_lists_and_masks() {
         assert_eq!((text(|text| list(text, 0..0)), text(|text| list(text, 0..1))), ("\n".into(), "0\n".into()));
         assert_eq!(
             (text(|text| mask(text, 0..2, 2)), text(|text| mask(text, 0..1, 16))),

@@ -1,4 +1,4 @@
-//! `/proc/meminfo`, `/proc/vmstat` and `/proc/stat`.
+//! `/proc/meminfo`, `/proc/vmstat`, `/proc/swaps` and `/proc/stat`.
 
 use super::{Text, kib};
 use core::fmt::{self, Write};
@@ -40,14 +40,14 @@ pub struct Memory {
     pub file_mapped_huge: u64,
     /// The size of a huge page.
     pub huge_page: u64,
-    /// What is mapped by the kernel, by pages of 4 KiB, 2 MiB and 1 GiB.
+    /// The kernel's direct map, by pages of 4 KiB, 2 MiB and 1 GiB.
     pub direct_map: [u64; 3],
 }
 
-/// `meminfo`.
+/// Writes `meminfo`.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn meminfo(text: &mut Text, memory: &Memory) -> fmt::Result {
     let slab = memory.slab_reclaimable + memory.slab_unreclaimable;
     let rows = [
@@ -113,31 +113,31 @@ fn row(text: &mut Text, name: &str, bytes: u64) -> fmt::Result {
     writeln!(text, "{name}:{:colon$}{:>8} kB", "", kib(bytes))
 }
 
-/// `vmstat`: counters by name, such as `pgfault`.
+/// Writes `vmstat`: counters by name, such as `pgfault`.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn vmstat<'a>(text: &mut Text, counters: impl IntoIterator<Item = (&'a str, u64)>) -> fmt::Result {
     counters.into_iter().try_for_each(|(name, count)| writeln!(text, "{name} {count}"))
 }
 
-/// Swap that is in use.
+/// A swap device in use.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Swap<'a> {
-    /// Of its file.
+    /// The path of its device file.
     pub path: &'a str,
     pub size: u64,
     pub used: u64,
     pub priority: i16,
 }
 
-/// `swaps`.
+/// Writes `swaps`.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn swaps<'a>(text: &mut Text, devices: impl IntoIterator<Item = Swap<'a>>) -> fmt::Result {
-    /// Where the second word begins, and numbers that leave no room for a tab.
+    /// The column of the second word, and the smallest number that leaves no room for a tab.
     const COLUMN: usize = 40;
     const WIDE: u64 = 10_000_000;
     text.write_str("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")?;
@@ -160,24 +160,24 @@ pub struct Times {
     pub idle: u64,
 }
 
-/// What `stat` says beside the CPUs' times.
+/// The counts in `stat` besides the CPUs' times.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
 pub struct Counts {
     pub interrupts: u64,
     pub switches: u64,
-    /// In seconds since 1970.
+    /// The time of boot, in seconds since 1970.
     pub booted: u64,
-    /// How many processes and threads were started.
+    /// The number of processes and threads started so far.
     pub started: u64,
     pub running: u64,
     pub blocked: u64,
 }
 
-/// `stat`.
+/// Writes `stat`.
 ///
 /// # Errors
-/// No memory for the text.
+/// Fails if there is no memory for the text.
 pub fn stat(text: &mut Text, cpus: &[Times], counts: &Counts) -> fmt::Result {
     let line = |text: &mut Text, times: &Times| {
         writeln!(text, " {} 0 {} {} 0 0 0 0 0 0", times.user, times.system, times.idle)
@@ -187,7 +187,7 @@ pub fn stat(text: &mut Text, cpus: &[Times], counts: &Counts) -> fmt::Result {
         system: sum.system + times.system,
         idle: sum.idle + times.idle,
     });
-    // The sum's name has a column more.
+    // The name of the sum is followed by two spaces.
     text.write_str("cpu ")?;
     line(text, &sum)?;
     for (number, times) in cpus.iter().enumerate() {
@@ -209,9 +209,10 @@ mod tests {
         String::from_utf8(Text::of(write).unwrap()).unwrap()
     }
 
-    /// The test machine's own: this writes the same rows, formed the same way, in the same order.
+    /// Formats the host's `meminfo`: the rows and the columns are those of the host's Linux, in the
+    /// same order.
     #[test]
-    fn meminfo_as_linux_does() {
+    fn meminfo_is_formatted_as_on_linux() {
         let real = std::fs::read_to_string("/proc/meminfo").unwrap();
         let number = |name: &str| {
             let line = real.lines().find(|line| line.split(':').next() == Some(name)).unwrap();
@@ -227,7 +228,7 @@ mod tests {
         let mut theirs = real.lines();
         for line in ours.lines() {
             let name = line.split(':').next().unwrap();
-            // Not every kernel has them all.
+            // Not every kernel has all rows.
             if !real.contains(&std::format!("{name}:")) {
                 continue;
             }
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn stat_as_linux_does() {
+    fn stat_is_formatted_as_on_linux() {
         let times = Times { user: 1, system: 2, idle: 3 };
         let counts = Counts { interrupts: 4, switches: 5, booted: 6, started: 7, running: 8, blocked: 9 };
         let ours = text(|text| stat(text, &[times, times], &counts));
@@ -258,9 +259,9 @@ mod tests {
         }
     }
 
-    /// Letter by letter what Linux writes.
+    /// Exactly as Linux writes it.
     #[test]
-    fn swaps_as_linux_does() {
+    fn swaps_is_formatted_as_on_linux() {
         let small = Swap { path: "/dev/zram0", size: 65532 << 10, used: 0, priority: -1 };
         let large = Swap { path: "/dev/zram1", size: 10_000_000 << 10, used: 10_000_000 << 10, priority: 5 };
         let expected = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn counters() {
+    fn vmstat_lists_counters() {
         assert_eq!(text(|text| vmstat(text, [("pgfault", 1), ("pgmajfault", 0)])), "pgfault 1\npgmajfault 0\n");
     }
 }
