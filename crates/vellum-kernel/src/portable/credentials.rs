@@ -52,7 +52,7 @@ pub struct Credentials {
     pub inheritable: Caps,
     pub bounding: Caps,
     pub ambient: Caps,
-    /// Whether a change from root to other users keeps the permitted capabilities
+    /// True if a change from root to other users keeps the permitted capabilities
     /// (`PR_SET_KEEPCAPS`).
     pub keep_caps: bool,
 }

@@ -5,7 +5,7 @@ use core::ops::Range;
 
 /// The most nodes that are distinguished. All others count as node 0.
 pub const MAX_NODES: usize = 16;
-/// The most ranges of memory, and the most CPUs, whose nodes are recorded.
+/// The most ranges of memory, and the most CPUs, that can be assigned to nodes.
 const MAX_ENTRIES: usize = 64;
 
 /// The machine's NUMA nodes. Initially one node has everything.

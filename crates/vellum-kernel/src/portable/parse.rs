@@ -51,7 +51,7 @@ pub enum BootOption {
     Swap(u64),
     /// `swap-disk=` or `swap-disk=checked`: the disk is a swap device.
     SwapDisk {
-        /// Whether the swap device has checksums.
+        /// True if the swap device has checksums.
         checked: bool,
     },
 }

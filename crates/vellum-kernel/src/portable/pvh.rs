@@ -19,8 +19,8 @@ pub const COMMAND_LINE: usize = 24;
 const MAX_ITEMS: u64 = 1024;
 /// The longest command line in bytes, without its NUL, as in Linux.
 const MAX_COMMAND_LINE: u64 = 2048;
-/// The end of low memory, which has the BIOS data area, option ROMs and the frame buffer, whatever
-/// the memory map says.
+/// The end of low memory, which has BIOS data, option ROMs and the frame buffer, whatever the
+/// memory map says.
 const LOW_MEMORY_END: u64 = 1 << 20;
 
 /// The contents of the loader's structures.

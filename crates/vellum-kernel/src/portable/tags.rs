@@ -29,7 +29,7 @@ impl Generations {
         Self([const { AtomicU64::new(0) }; COUNTERS])
     }
 
-    /// Begins a new generation of a space whose PTEs have changed, and returns it.
+    /// Begins a new generation of a space after a change of its PTEs, and returns it.
     pub fn advance(&self, space: u64) -> u64 {
         self.0[space as usize % COUNTERS].fetch_add(1, SeqCst) + 1
     }
@@ -46,7 +46,8 @@ impl Default for Generations {
     }
 }
 
-/// What a CPU's TLB may hold under a tag: translations of `space`, none older than `generation`.
+/// The translations that a CPU's TLB may hold under a tag: those of `space`, none older than
+/// `generation`.
 #[derive(Clone, Copy, Debug)]
 struct Cached {
     space: Option<u64>,
@@ -116,7 +117,7 @@ mod tests {
     const SPACES: usize = 5;
     const TAGS: usize = 3;
 
-    /// A CPU whose TLB caches whatever the page tables contain.
+    /// A CPU with a TLB that caches whatever the page tables contain.
     struct Cpu {
         tags: Tags<TAGS>,
         /// By tag and page: the oldest version of the PTE that the TLB may have cached.

@@ -21,7 +21,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A host for tmpfs, whose clock advances by a second whenever it is read.
+/// A host for tmpfs. Its clock advances by a second whenever it is read.
 pub struct Machine;
 
 impl Host for Machine {

@@ -2,7 +2,7 @@
 
 /// The system's name, which programs compare.
 pub const SYSTEM: &str = "Linux";
-/// The Linux release whose interface the kernel implements.
+/// The Linux release that the kernel's interface follows.
 pub const RELEASE: &str = "6.18.0-vellum";
 /// The kernel's own version.
 pub const VERSION: &str = concat!("Vellum ", env!("CARGO_PKG_VERSION"));

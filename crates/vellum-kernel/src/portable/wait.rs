@@ -155,7 +155,7 @@ impl<T, F: FnMut() -> Option<T>> Future for WaitUntil<'_, F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         let this = &mut *self;
-        // A task whose condition is true already does not touch the queue.
+        // A condition that is true already leaves the queue untouched.
         if this.waiter.number.is_none()
             && let Some(value) = (this.condition)()
         {

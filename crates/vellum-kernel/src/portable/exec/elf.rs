@@ -25,7 +25,7 @@ const MAX_PATH: u64 = 4096;
 /// The part of the ELF header that the kernel uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Whether the program can be loaded at any base (`ET_DYN`), to which its addresses are
+    /// True if the program can be loaded at any base (`ET_DYN`), to which its addresses are
     /// relative.
     pub relocatable: bool,
     entry: u64,
@@ -70,7 +70,7 @@ pub struct Mapping {
 /// The way to load a program. Addresses are relative to the base of a relocatable program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Whether the kernel chooses a base, a multiple of `align`, and adds it to all addresses.
+    /// True if the kernel chooses a base, a multiple of `align`, and adds it to all addresses.
     pub relocatable: bool,
     /// The largest alignment of a segment: a power of two, at least a page.
     pub align: u64,
@@ -86,7 +86,7 @@ pub struct Plan {
     pub phnum: u64,
     /// The end of the program's data, not rounded: the heap (`brk`) begins there.
     pub data_end: u64,
-    /// Whether the program asks for an executable stack.
+    /// True if the program asks for an executable stack.
     pub executable_stack: bool,
     /// The range in the file of the interpreter's path, with its NUL, if the program has an
     /// interpreter.
