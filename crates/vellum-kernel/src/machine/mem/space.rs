@@ -26,7 +26,7 @@ use vellum::memcg::MemcgId;
 use vellum::memcg::Refused;
 use vellum::platform::SpaceId;
 use vellum::space::Limits;
-use vellum::vma::Watcher;
+use vellum::vma::UffdId;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::names::Mapped;
@@ -98,21 +98,21 @@ impl Uffds {
     /// # Errors
     ///
     /// `ENOMEM`: all numbers are in use.
-    pub fn add(&mut self, make: impl FnOnce(Watcher) -> Arc<Uffd>) -> Result<Arc<Uffd>, Errno> {
+    pub fn add(&mut self, make: impl FnOnce(UffdId) -> Arc<Uffd>) -> Result<Arc<Uffd>, Errno> {
         let unused = (1..=u16::MAX).filter_map(NonZeroU16::new).find(|number| !self.0.contains_key(number));
         let number = unused.ok_or(Errno::ENOMEM)?;
-        let uffd = make(Watcher(number));
+        let uffd = make(UffdId(number));
         self.0.insert(number, Arc::downgrade(&uffd));
         Ok(uffd)
     }
 
     /// Returns the userfaultfd with a number, unless it is being closed.
-    pub fn find(&self, number: Watcher) -> Option<Arc<Uffd>> {
+    pub fn find(&self, number: UffdId) -> Option<Arc<Uffd>> {
         self.0.get(&number.0)?.upgrade()
     }
 
     /// Forgets a userfaultfd that is being closed.
-    pub fn remove(&mut self, number: Watcher) {
+    pub fn remove(&mut self, number: UffdId) {
         self.0.remove(&number.0);
     }
 }
@@ -135,7 +135,7 @@ impl UserSpace {
 
     /// Unregisters all userfaultfds from the VMAs in a range, after `mremap` moved them there.
     pub fn unwatch(&self, start: u64, len: u64) {
-        let numbers: Vec<Watcher> = self.uffds.lock().0.keys().copied().map(Watcher).collect();
+        let numbers: Vec<UffdId> = self.uffds.lock().0.keys().copied().map(UffdId).collect();
         let end = align_up(len, FRAME_SHIFT).and_then(|len| start.checked_add(len)).unwrap_or(start);
         for by in numbers {
             // VMAs begin and end at the bounds of the range: none needs to be split, and the call

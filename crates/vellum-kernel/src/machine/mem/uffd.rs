@@ -10,7 +10,7 @@ use crate::mem::UserSpace;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum::addr::VirtRange;
-use vellum::vma::Watcher;
+use vellum::vma::UffdId;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::watch::Faults;
 
@@ -19,7 +19,7 @@ pub struct Uffd {
     /// The address space whose faults it receives.
     pub memory: Weak<UserSpace>,
     /// The number by which the engine knows it.
-    pub number: Watcher,
+    pub number: UffdId,
     /// The `UFFD_FEATURE_` bits that the program enabled; 0 before `UFFDIO_API`.
     pub features: AtomicU64,
     /// True if faults that the kernel takes for the program fail instead of being reported
