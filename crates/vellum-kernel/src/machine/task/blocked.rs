@@ -14,7 +14,7 @@ use vellum_kernel::fs::watch::Fault;
 impl BlockedOn {
     /// Waits until the access is worth a retry. Returns false if it never will be. `in_kernel`: the
     /// kernel made the access on the thread's behalf.
-    pub async fn passes(self, thread: &Arc<Thread>, in_kernel: bool) -> bool {
+    pub async fn wait(self, thread: &Arc<Thread>, in_kernel: bool) -> bool {
         match self {
             Self::Signal => true,
             Self::Shortage(why) => oom::relieve(thread, why).await,

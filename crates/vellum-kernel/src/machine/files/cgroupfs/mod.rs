@@ -11,7 +11,7 @@ pub use statistics::{listed, listed_on};
 
 use crate::mem::machine;
 use crate::mem::memcgs::{self, Events, ROOT, counters, excess, path, swapped};
-use crate::mem::reclaim::{self, Who};
+use crate::mem::reclaim::{self, Reason};
 use crate::task::life::Life;
 use crate::task::process as processes;
 use crate::task::{Process, Thread, oom};
@@ -117,7 +117,7 @@ impl cgroup::Groups for Memory {
             Control::Reclaim => {
                 let wanted = amount(value)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
                 let engine = memcgs::engine(group)?;
-                if reclaim::reclaim(Who::Asked, engine, wanted) < wanted { Err(Errno::EAGAIN) } else { Ok(()) }
+                if reclaim::reclaim(Reason::Requested, engine, wanted) < wanted { Err(Errno::EAGAIN) } else { Ok(()) }
             }
             Control::SwapMax => memcgs::set_swap_max(group, amount(value)?.unwrap_or(u64::MAX)),
             Control::Kill => {

@@ -6,7 +6,7 @@ use crate::arch::cpuinfo;
 use crate::files::mount;
 use crate::files::shm;
 use crate::mem::EPOCH;
-use crate::mem::reclaim::{self, Who};
+use crate::mem::reclaim::{self, Reason};
 use crate::mem::{Machine, heap, machine, now_ns, swap};
 use crate::task::Thread;
 use crate::task::process as processes;
@@ -173,12 +173,12 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
         ("pswpout", counter(Counter::SwapOut)),
         ("pgfault", counter(Counter::Faults)),
         ("pgmajfault", crate::mem::thread::major_faults()),
-        ("pgsteal_kswapd", reclaim::done(Who::Background).freed),
-        ("pgsteal_direct", reclaim::done(Who::Direct).freed),
-        ("pgsteal_proactive", reclaim::done(Who::Asked).freed),
-        ("pgscan_kswapd", reclaim::done(Who::Background).scanned),
-        ("pgscan_direct", reclaim::done(Who::Direct).scanned),
-        ("pgscan_proactive", reclaim::done(Who::Asked).scanned),
+        ("pgsteal_kswapd", reclaim::done(Reason::Background).freed),
+        ("pgsteal_direct", reclaim::done(Reason::Direct).freed),
+        ("pgsteal_proactive", reclaim::done(Reason::Requested).freed),
+        ("pgscan_kswapd", reclaim::done(Reason::Background).scanned),
+        ("pgscan_direct", reclaim::done(Reason::Direct).scanned),
+        ("pgscan_proactive", reclaim::done(Reason::Requested).scanned),
         ("pglazyfree", counter(Counter::LazyFree)),
         ("pglazyfreed", counter(Counter::LazyFreed)),
         ("oom_kill", crate::task::oom::killed()),

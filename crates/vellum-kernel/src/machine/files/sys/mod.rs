@@ -10,7 +10,7 @@ mod folios;
 
 use crate::files::proc::meminfo_of_node;
 use crate::mem::machine;
-use crate::mem::reclaim::{Who, reclaim};
+use crate::mem::reclaim::{Reason, reclaim};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt::{self, Write};
@@ -129,7 +129,7 @@ fn fill_nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
 fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
     let pages = amount(wanted)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
     let part = ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) };
-    if reclaim(Who::Asked, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
+    if reclaim(Reason::Requested, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
 /// KSM is not implemented: it cannot be switched on.

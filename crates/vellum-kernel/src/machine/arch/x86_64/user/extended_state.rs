@@ -23,7 +23,7 @@ const AVX: u64 = 4;
 
 /// The saved extended registers of a thread, valid while no CPU has them loaded.
 #[derive(Clone)]
-pub struct Held {
+pub struct ExtendedState {
     /// The FPU and vector registers.
     pub vector: State,
     /// The FS base, the thread pointer. User mode can't change it, so it is always current.
@@ -32,7 +32,7 @@ pub struct Held {
     pub gs: u64,
 }
 
-impl Held {
+impl ExtendedState {
     /// Returns the state in which a program starts.
     pub const fn new() -> Self {
         Self { vector: State::new(), fs: 0, gs: 0 }

@@ -6,7 +6,7 @@ use core::arch::global_asm;
 /// The saved extended registers of a thread, valid while no CPU has them loaded.
 #[repr(C, align(16))]
 #[derive(Clone)]
-pub struct Held {
+pub struct ExtendedState {
     /// V0 to V31.
     pub vector: [u128; 32],
     /// The floating-point status (FPSR).
@@ -19,10 +19,10 @@ pub struct Held {
 
 global_asm!(
     r#"
-    .section .text.held, "ax", @progbits
+    .section .text.extended, "ax", @progbits
     .arch_extension fp
     .arch_extension simd
-held_save:                              // (state)
+extended_save:                              // (state)
     stp     q0, q1, [x0, #0]
     stp     q2, q3, [x0, #32]
     stp     q4, q5, [x0, #64]
@@ -46,7 +46,7 @@ held_save:                              // (state)
     mrs     x1, tpidr_el0
     str     x1, [x0, #16]
     ret
-held_restore:                           // (state)
+extended_restore:                           // (state)
     ldp     q0, q1, [x0, #0]
     ldp     q2, q3, [x0, #32]
     ldp     q4, q5, [x0, #64]
@@ -74,11 +74,11 @@ held_restore:                           // (state)
 );
 
 unsafe extern "C" {
-    fn held_save(held: *mut Held);
-    fn held_restore(held: *const Held);
+    fn extended_save(extended: *mut ExtendedState);
+    fn extended_restore(extended: *const ExtendedState);
 }
 
-impl Held {
+impl ExtendedState {
     /// Returns the state in which a program starts.
     pub const fn new() -> Self {
         Self { vector: [0; 32], status: 0, control: 0, thread_pointer: 0 }
@@ -92,13 +92,13 @@ impl Held {
     /// Saves this CPU's registers.
     pub fn save(&mut self) {
         // SAFETY: the assembly code writes this structure, whose layout it knows.
-        unsafe { held_save(self) };
+        unsafe { extended_save(self) };
     }
 
     /// Loads the registers on this CPU.
     pub fn restore(&self) {
         // SAFETY: the assembly code reads this structure, whose layout it knows; the kernel does
         // not use the registers.
-        unsafe { held_restore(self) };
+        unsafe { extended_restore(self) };
     }
 }
