@@ -9,7 +9,7 @@ use crate::errno::Errno;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// The upper bound of `RLIMIT_NOFILE` (`/proc/sys/fs/nr_open`).
+/// The most descriptors of a table, whatever `RLIMIT_NOFILE` is (`/proc/sys/fs/nr_open`).
 pub const NR_OPEN: u32 = 1 << 20;
 
 /// The entry of a file descriptor.

@@ -22,9 +22,9 @@ use spin::Mutex;
 /// The most bytes that one write to a [`Text`] may have.
 const MAX_WRITE: usize = 4096;
 
-/// Produces the contents of a file, or the target of a link.
+/// A function that produces the contents of a file, or the target of a link.
 pub type Show = Box<dyn Fn() -> Result<Vec<u8>, Errno> + Send + Sync>;
-/// Handles the bytes of one write.
+/// A function that handles the bytes of one write.
 pub type Store = Box<dyn Fn(&[u8]) -> Result<(), Errno> + Send + Sync>;
 
 /// A pseudo file system.
@@ -34,14 +34,14 @@ pub struct PseudoFs {
     pub device: Device,
     /// The magic number that `statfs` returns.
     pub magic: u32,
-    /// Returns the owner of the files when called with the number; root owns them if this is
-    /// `None`.
+    /// A function that returns the owner of the files, and its argument. Root owns the files if this
+    /// is `None`.
     pub owner: Option<(OwnerOf, u32)>,
 }
 
 /// A user ID and a group ID.
 pub type Owner = (u32, u32);
-/// Returns the current owner of the files of, for example, the process with this PID.
+/// A function that returns the current owner of files, for example of a process by its PID.
 pub type OwnerOf = fn(u32) -> Owner;
 
 impl PseudoFs {
@@ -161,12 +161,12 @@ impl File for OpenText {
     }
 }
 
-/// Reads at an offset, and returns the number of bytes: 0 at the end.
+/// A function that reads at an offset, and returns the number of bytes: 0 at the end.
 pub type ReadAt = Box<dyn Fn(u64, &mut dyn Sink) -> Result<usize, Errno> + Send + Sync>;
-/// Writes at an offset, and returns the number of bytes.
+/// A function that writes at an offset, and returns the number of bytes.
 pub type WriteAt = Box<dyn Fn(u64, &mut dyn Source) -> Result<usize, Errno> + Send + Sync>;
 
-/// Implements the `ioctl`s of a file: called with the request and its argument.
+/// A function that implements the `ioctl`s of a file. It gets the request and its argument.
 pub type Ioctl = Box<dyn Fn(u32, u64) -> Result<u64, Errno> + Send + Sync>;
 
 /// A file that is read and written at an offset, which may be large (`/proc/PID/mem`).
@@ -243,7 +243,7 @@ pub struct Link {
     jump: Option<Jump>,
 }
 
-/// Returns the inode that a magic link leads to.
+/// A function that returns the inode that a magic link leads to.
 pub type Jump = Box<dyn Fn() -> Option<Arc<dyn Inode>> + Send + Sync>;
 
 impl Link {
