@@ -12,7 +12,7 @@ use linux_raw_sys::general::{
 
 impl View<'_> {
     /// `openat`, with `mode` for what is made, the umask taken off. To wait for the other end of a
-    /// FIFO is the caller's part ([`Open::connect`]).
+    /// FIFO is the caller's part ([`Open::wait_until_connected`]).
     ///
     /// # Errors
     /// As `openat`.
