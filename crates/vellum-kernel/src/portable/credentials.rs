@@ -7,7 +7,7 @@
 
 use crate::capabilities::{ALL, Caps, cap};
 use crate::errno::Errno;
-use crate::fs::{Meta, Who, meta};
+use crate::fs::{FileCredentials, Meta, meta};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
@@ -118,8 +118,8 @@ impl Credentials {
     }
 
     /// Who it is to files.
-    pub fn who(&self) -> Who {
-        Who {
+    pub fn who(&self) -> FileCredentials {
+        FileCredentials {
             uid: self.uids[place::FILES],
             gid: self.gids[place::FILES],
             groups: self.groups.clone(),
@@ -129,9 +129,9 @@ impl Credentials {
 
     /// The same by its real numbers, as `access` asks: the real root with all powers that it may
     /// have.
-    pub fn real(&self) -> Who {
+    pub fn real(&self) -> FileCredentials {
         let caps = if self.uids[REAL] == 0 { self.permitted } else { 0 };
-        Who { uid: self.uids[REAL], gid: self.gids[REAL], groups: self.groups.clone(), caps }
+        FileCredentials { uid: self.uids[REAL], gid: self.gids[REAL], groups: self.groups.clone(), caps }
     }
 
     /// `setuid`, `setreuid`, `setresuid`.

@@ -2,7 +2,7 @@
 //! number.
 
 use crate::errno::Errno;
-use crate::fs::Who;
+use crate::fs::FileCredentials;
 use alloc::vec::Vec;
 use linux_raw_sys::general::{CAP_IPC_OWNER, CAP_SYS_ADMIN};
 
@@ -39,7 +39,7 @@ impl Rights {
     ///
     /// # Errors
     /// `EACCES`.
-    pub fn may(&self, who: &Who, want: u32) -> Result<(), Errno> {
+    pub fn may(&self, who: &FileCredentials, want: u32) -> Result<(), Errno> {
         let shift = match () {
             () if who.uid == self.uid || who.uid == self.maker[0] => 6,
             () if who.in_group(self.gid) || who.in_group(self.maker[1]) => 3,
@@ -53,7 +53,7 @@ impl Rights {
     ///
     /// # Errors
     /// `EPERM`.
-    pub fn owns(&self, who: &Who) -> Result<(), Errno> {
+    pub fn owns(&self, who: &FileCredentials) -> Result<(), Errno> {
         let own = who.uid == self.uid || who.uid == self.maker[0] || who.has(CAP_SYS_ADMIN);
         if own { Ok(()) } else { Err(Errno::EPERM) }
     }
@@ -126,7 +126,7 @@ impl<T> Things<T> {
         &mut self,
         key: i32,
         flags: u32,
-        who: &Who,
+        who: &FileCredentials,
         most: u64,
         fits: impl FnOnce(&T) -> Result<(), Errno>,
         make: impl FnOnce() -> Result<T, Errno>,
@@ -187,11 +187,11 @@ mod tests {
     use super::*;
     use alloc::sync::Arc;
 
-    fn user(uid: u32) -> Who {
-        Who { uid, gid: uid, groups: Arc::default(), caps: 0 }
+    fn user(uid: u32) -> FileCredentials {
+        FileCredentials { uid, gid: uid, groups: Arc::default(), caps: 0 }
     }
 
-    fn get(things: &mut Things<u32>, key: i32, flags: u32, who: &Who) -> Result<u32, Errno> {
+    fn get(things: &mut Things<u32>, key: i32, flags: u32, who: &FileCredentials) -> Result<u32, Errno> {
         things.find_or_make(key, flags, who, 3, |_| Ok(()), || Ok(1))
     }
 
@@ -239,6 +239,6 @@ mod tests {
         member.groups = Arc::new(alloc::vec![1]);
         assert!(rights.may(&member, READ).is_ok());
         assert_eq!(rights.may(&member, WRITE), Err(Errno::EACCES));
-        assert!(rights.may(&Who::root(), READ | WRITE).is_ok());
+        assert!(rights.may(&FileCredentials::root(), READ | WRITE).is_ok());
     }
 }

@@ -213,7 +213,7 @@ impl File for Uffd {
     }
 
     fn queue(&self) -> Option<&Queue> {
-        Some(&self.faults.told)
+        Some(&self.faults.readers)
     }
 
     fn request(&self, request: u32, at: u64) -> Result<u64, Errno> {

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum::addr::VirtRange;
 use vellum::vma::UffdId;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::watch::Faults;
+use vellum_kernel::fs::uffd::PendingFaults;
 
 /// A userfaultfd. It unregisters its ranges and wakes its waiters when its file is closed.
 pub struct Uffd {
@@ -26,7 +26,7 @@ pub struct Uffd {
     /// (`UFFD_USER_MODE_ONLY`).
     pub user_only: bool,
     /// The faults that wait for the program. A waiting thread keeps these alive, and not the file.
-    pub faults: Arc<Faults>,
+    pub faults: Arc<PendingFaults>,
 }
 
 impl Uffd {

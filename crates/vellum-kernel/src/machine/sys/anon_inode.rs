@@ -22,11 +22,12 @@ pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
         return Err(Errno::EINVAL);
     }
     let who = thread.credentials().who();
-    let (inode, read, write) = pipe::Nameless::new(NUMBERS.fetch_add(1, Ordering::Relaxed), who.uid, who.gid)?;
+    let pipe::NewPipe { inode, reader, writer } =
+        pipe::AnonymousPipe::create(NUMBERS.fetch_add(1, Ordering::Relaxed), who.uid, who.gid)?;
     let inode: Arc<dyn Inode> = inode;
     let end = |file, mode| Arc::new(Open::new(inode.clone(), Some(file), mode | flags, None));
-    let first = add(thread, end(read, abi::O_RDONLY), flags)?;
-    let second = match add(thread, end(write, abi::O_WRONLY), flags) {
+    let first = add(thread, end(reader, abi::O_RDONLY), flags)?;
+    let second = match add(thread, end(writer, abi::O_WRONLY), flags) {
         Ok(second) => second,
         Err(error) => {
             close(thread, first)?;

@@ -10,9 +10,9 @@ use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum_kernel::credentials::SAME;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::meta::{Device, Time, Want};
+use vellum_kernel::fs::meta::{Access, Device, Time};
 use vellum_kernel::fs::names::{LONGEST_PATH, Mapped, View};
-use vellum_kernel::fs::{Files, Inode, Kind, Meta, Who};
+use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Meta};
 
 /// `AT_FDCWD`: calls without a directory argument resolve paths from the current directory.
 pub const HERE: u64 = abi::AT_FDCWD as u32 as u64;
@@ -40,7 +40,7 @@ pub fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) 
 /// As [`inode_at`], with the access rights of `who`.
 fn inode_for(
     thread: &Thread,
-    who: &Who,
+    who: &FileCredentials,
     at: u64,
     name: u64,
     flags: u64,
@@ -67,7 +67,7 @@ pub async fn open(thread: &Arc<Thread>, at: u64, name: u64, flags: u64, mode: u6
     let (path, flags) = (path(thread, name)?, flags as u32);
     let mode = masked(&thread.files(), mode);
     let open = with(thread, at, &path, |view| view.open(&path, flags, mode))?;
-    thread.interruptible(open.connect(), None).await?;
+    thread.interruptible(open.wait_until_connected(), None).await?;
     file::add(thread, Arc::new(open), flags)
 }
 
@@ -133,7 +133,7 @@ pub fn access(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Ans
     let effective = flags as u32 & abi::AT_EACCESS != 0;
     let who = if effective { credentials.who() } else { credentials.real() };
     let inode = inode_for(thread, &who, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
-    who.may(&inode.meta(), Want(mode as u32)).map(|()| 0)
+    who.may(&inode.meta(), Access(mode as u32)).map(|()| 0)
 }
 
 /// Implements `mkdir` and `mkdirat`.
@@ -284,7 +284,7 @@ pub fn chdir(thread: &Thread, inode: Arc<dyn Inode>) -> Answer {
     if inode.directory().is_none() {
         return Err(Errno::ENOTDIR);
     }
-    thread.credentials().who().may(&inode.meta(), Want::EXECUTE)?;
+    thread.credentials().who().may(&inode.meta(), Access::EXECUTE)?;
     *thread.files().current.lock() = inode;
     Ok(0)
 }
@@ -321,7 +321,7 @@ pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result
     if file.0.meta().kind == Kind::Link {
         return Err(Errno::ELOOP);
     }
-    thread.credentials().who().may(&file.0.meta(), Want::EXECUTE)?;
+    thread.credentials().who().may(&file.0.meta(), Access::EXECUTE)?;
     Ok(file)
 }
 

@@ -28,7 +28,7 @@ use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::cgroup::{self, Control, amount, said};
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::System;
+use vellum_kernel::fs::text::PseudoFs;
 use vellum_kernel::proc::Text as Words;
 use vellum_kernel::written;
 
@@ -45,7 +45,7 @@ pub fn line(process: &Process) -> Result<Vec<u8>, Errno> {
 pub fn root() -> Result<Arc<Folder>, Errno> {
     /// The one root directory, shared by all mounts.
     static FOLDER: Once<Arc<Folder>> = Once::new();
-    let system = System { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC, owner: None };
+    let system = PseudoFs { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC, owner: None };
     FOLDER.try_call_once(|| cgroup::root(system, Arc::new(Memory), ROOT)).cloned()
 }
 

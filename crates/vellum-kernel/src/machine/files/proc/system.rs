@@ -23,7 +23,7 @@ use vellum::stats::{Counter, SizeCounter};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::{Text, Window};
+use vellum_kernel::fs::text::{Binary, Text};
 use vellum_kernel::proc::{Text as Words, system as words};
 use vellum_kernel::uname;
 
@@ -55,8 +55,8 @@ const FILES: [File; 15] = [
 /// `ENOMEM`.
 pub fn fill(root: &Arc<Folder>) -> Result<(), Errno> {
     FILES.iter().try_for_each(|(name, make)| root.add(name, Text::read_only(root.system(), *make)))?;
-    root.add("kpageflags", Arc::new(Window::new(root.system(), 0o400, Box::new(frames::flags), None)))?;
-    root.add("kpagecount", Arc::new(Window::new(root.system(), 0o400, Box::new(frames::counts), None)))?;
+    root.add("kpageflags", Arc::new(Binary::new(root.system(), 0o400, Box::new(frames::flags), None)))?;
+    root.add("kpagecount", Arc::new(Binary::new(root.system(), 0o400, Box::new(frames::counts), None)))?;
     let shared = root.add_folder("sysvipc")?;
     shared.add("shm", Text::read_only(root.system(), shm::list))
 }

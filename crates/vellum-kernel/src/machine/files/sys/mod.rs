@@ -24,7 +24,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::cgroup::amount;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::{System, Text};
+use vellum_kernel::fs::text::{PseudoFs, Text};
 use vellum_kernel::proc::{Text as Words, processors};
 
 /// Returns the root directory.
@@ -36,7 +36,7 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
     /// The one root directory, shared by all mounts.
     static ROOT: Once<Arc<Folder>> = Once::new();
     let made = ROOT.try_call_once(|| {
-        let system = System { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC, owner: None };
+        let system = PseudoFs { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC, owner: None };
         let root = Folder::new(system, None, None);
         let memory = root.add_folder("kernel")?.add_folder("mm")?;
         folios::fill(&memory.add_folder("transparent_hugepage")?)?;
