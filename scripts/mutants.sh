@@ -8,20 +8,19 @@
 MUTANTS=crates/vellum-sim/tests/mutants
 COPY=target/mutants
 
-# mutants [NAME...]: try these faults, or all.
-mutants() {
-    local name log target missed=()
-    [ $# != 0 ] || set -- $(basename -s .patch "$MUTANTS"/*.patch)
+# plant: makes the copy, with all faults in it, none of which takes effect before VELLUM_PLANTED names it.
+plant() {
+    local patch
     need patch "to plant faults" patch
     rm -rf "$COPY/crates"
     mkdir -p "$COPY"
     cp -a Cargo.toml Cargo.lock crates "$COPY"
-    # Each fits the sources as they are. Together they are in each other's context, where `patch` has to guess a little.
-    for name in "$MUTANTS"/*.patch; do
-        patch -s -F0 -p0 -d "$COPY" --dry-run <"$name" || die "$name has to be written anew"
+    # Each fits the sources as they are. The lines of one may be in another's way, though not in the same place.
+    for patch in "$MUTANTS"/*.patch; do
+        patch -s -F0 -p0 -d "$COPY" --dry-run <"$patch" || die "$patch does not fit the sources any more: write it anew"
     done
-    for name in "$MUTANTS"/*.patch; do
-        patch -s -p0 --no-backup-if-mismatch -d "$COPY" <"$name" || die "$name does not go together with the others"
+    for patch in "$MUTANTS"/*.patch; do
+        patch -s -F0 -p0 --no-backup-if-mismatch -d "$COPY" <"$patch" || die "$patch changes what another fault changes"
     done
     cat >>"$COPY/crates/vellum/src/lib.rs" <<'END'
 fn planted(name: &str) -> bool {
@@ -30,6 +29,19 @@ fn planted(name: &str) -> bool {
     NAME.get_or_init(|| std::env::var("VELLUM_PLANTED").unwrap_or_default()) == name
 }
 END
+}
+
+# step_mutants: the faults fit, and compile.
+step_mutants() {
+    plant
+    run env -C "$COPY" CARGO_TARGET_DIR="$PWD/target" CARGO_INCREMENTAL=0 cargo check -p vellum
+}
+
+# mutants [NAME...]: try these faults, or all.
+mutants() {
+    local name log target missed=()
+    [ $# != 0 ] || set -- $(basename -s .patch "$MUTANTS"/*.patch)
+    plant
     for target in $(for name; do target_of "$name"; done | sort -u); do in_copy '' "$target" --no-run; done
     for name; do
         log=$COPY/$name.log

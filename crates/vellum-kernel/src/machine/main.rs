@@ -86,11 +86,11 @@
 //! A kernel stack belongs to a CPU and not to a thread, so there is nothing to switch but futures.
 //!
 //! 1. A thread's future gives way when it awaits: because a call waits, or because an interrupt
-//!    ended user mode while other tasks are in line; the timer's comes after a turn of 10 ms
+//!    ended user mode while other tasks are queued; the timer's comes after a time slice of 10 ms
 //!    ([`task::time`]). The thread's general registers have been saved since it left user mode; its
 //!    vector registers are saved now.
-//! 2. The executor takes the task that has had the least CPU time from the one line that all CPUs
-//!    share, and polls it. What woke it put it there; if a CPU was idle, it got an interrupt
+//! 2. The executor takes the task that has had the least CPU time from the one run queue that all
+//!    CPUs share, and polls it. Its wake queued it there; if a CPU was idle, it got an interrupt
 //!    (`arch::irq::KICK`).
 //! 3. The next thread's future loads its address space, if this CPU has another one loaded
 //!    ([`mem::space::load`]). The TLB keeps the translations of both where it has tags

@@ -7,7 +7,7 @@
 
 use crate::capabilities::{ALL, Caps, cap};
 use crate::errno::Errno;
-use crate::fs::{Meta, Who, meta};
+use crate::fs::{FileCredentials, Meta, meta};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
@@ -127,8 +127,8 @@ impl Credentials {
     }
 
     /// Returns the credentials that count for access to files.
-    pub fn fs_cred(&self) -> Who {
-        Who {
+    pub fn file_credentials(&self) -> FileCredentials {
+        FileCredentials {
             uid: self.uids[id_index::FS],
             gid: self.gids[id_index::FS],
             groups: self.groups.clone(),
@@ -138,9 +138,9 @@ impl Credentials {
 
     /// Returns the credentials that `access` checks: the real IDs, with the permitted capabilities
     /// if the real user is root.
-    pub fn real_cred(&self) -> Who {
+    pub fn real_credentials(&self) -> FileCredentials {
         let caps = if self.uids[REAL] == 0 { self.permitted } else { 0 };
-        Who { uid: self.uids[REAL], gid: self.gids[REAL], groups: self.groups.clone(), caps }
+        FileCredentials { uid: self.uids[REAL], gid: self.gids[REAL], groups: self.groups.clone(), caps }
     }
 
     /// Implements `setuid`, `setreuid` and `setresuid`.

@@ -2,7 +2,7 @@
 //! agree on, and then by an ID.
 
 use crate::errno::Errno;
-use crate::fs::Who;
+use crate::fs::FileCredentials;
 use alloc::vec::Vec;
 use linux_raw_sys::general::{CAP_IPC_OWNER, CAP_SYS_ADMIN};
 
@@ -39,7 +39,7 @@ impl IpcPerm {
     ///
     /// # Errors
     /// `EACCES`.
-    pub fn check_access(&self, cred: &Who, wanted: u32) -> Result<(), Errno> {
+    pub fn check_access(&self, cred: &FileCredentials, wanted: u32) -> Result<(), Errno> {
         let shift = match () {
             () if cred.uid == self.uid || cred.uid == self.creator[0] => 6,
             () if cred.in_group(self.gid) || cred.in_group(self.creator[1]) => 3,
@@ -53,7 +53,7 @@ impl IpcPerm {
     ///
     /// # Errors
     /// `EPERM`.
-    pub fn check_owner(&self, cred: &Who) -> Result<(), Errno> {
+    pub fn check_owner(&self, cred: &FileCredentials) -> Result<(), Errno> {
         let own = cred.uid == self.uid || cred.uid == self.creator[0] || cred.has(CAP_SYS_ADMIN);
         if own { Ok(()) } else { Err(Errno::EPERM) }
     }
@@ -128,7 +128,7 @@ impl<T> IpcTable<T> {
         &mut self,
         key: i32,
         flags: u32,
-        cred: &Who,
+        cred: &FileCredentials,
         max: u64,
         fits: impl FnOnce(&T) -> Result<(), Errno>,
         create: impl FnOnce() -> Result<T, Errno>,
@@ -189,11 +189,11 @@ mod tests {
     use super::*;
     use alloc::sync::Arc;
 
-    fn user(uid: u32) -> Who {
-        Who { uid, gid: uid, groups: Arc::default(), caps: 0 }
+    fn user(uid: u32) -> FileCredentials {
+        FileCredentials { uid, gid: uid, groups: Arc::default(), caps: 0 }
     }
 
-    fn get(table: &mut IpcTable<u32>, key: i32, flags: u32, cred: &Who) -> Result<u32, Errno> {
+    fn get(table: &mut IpcTable<u32>, key: i32, flags: u32, cred: &FileCredentials) -> Result<u32, Errno> {
         table.get_or_create(key, flags, cred, 3, |_| Ok(()), || Ok(1))
     }
 
@@ -241,6 +241,6 @@ mod tests {
         member.groups = Arc::new(alloc::vec![1]);
         assert!(perm.check_access(&member, READ).is_ok());
         assert_eq!(perm.check_access(&member, WRITE), Err(Errno::EACCES));
-        assert!(perm.check_access(&Who::root(), READ | WRITE).is_ok());
+        assert!(perm.check_access(&FileCredentials::root(), READ | WRITE).is_ok());
     }
 }

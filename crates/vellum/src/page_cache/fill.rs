@@ -152,7 +152,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// can't return the page ([`ObjectError::Lost`]), or the folio has the largest number of
     /// references.
     pub fn page(&self, page: u64) -> Result<Option<ObjectPage<'m, P>>, ObjectError> {
-        match self.look_within(MAX_SIZE, page, self.memcg())? {
+        match self.lookup_within_size(MAX_SIZE, page, self.memcg())? {
             Lookup::Page(page) => Ok(Some(page)),
             Lookup::Hole | Lookup::BeyondEnd => Ok(None),
         }
@@ -213,11 +213,11 @@ impl<'m, P: Platform> Object<'m, P> {
     /// # Errors
     /// As for [`Object::page`].
     pub(crate) fn lookup(&self, page: u64, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
-        self.look_within(0, page, memcg)
+        self.lookup_within_size(0, page, memcg)
     }
 
     /// Looks a page up as if the object's size were at least `size`.
-    fn look_within(&self, size: u64, page: u64, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
+    fn lookup_within_size(&self, size: u64, page: u64, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
         let mut retries = Retries::new(&self.head().gate);
         loop {
             let state = self.lock();

@@ -196,7 +196,7 @@ impl RmapSearch {
     fn find(&self, victim: &Victim<'_>) -> Option<VirtRange> {
         match self {
             RmapSearch::AtIndex => Some(victim.rmap_range()),
-            RmapSearch::Displaced(vma) => vma.with_places(victim.rmap_range()).map(VirtRange::from),
+            RmapSearch::Displaced(vma) => vma.rmap_part(victim.rmap_range()).map(VirtRange::from),
         }
     }
 }

@@ -133,7 +133,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// do: the benchmarks' `page` column. The caller calls this before it uses the space.
     pub fn cap_runs(&mut self, entries: usize) {
         self.tables.max_run = entries.max(1);
-        self.tables.joins &= entries > 1;
+        self.tables.uses_cont_blocks &= entries > 1;
     }
 
     /// Returns the number of the space on this machine.

@@ -39,7 +39,7 @@ impl Checksums {
     ///
     /// # Safety
     /// The frames, from `from` on, are the machine's, and nothing writes to them meanwhile.
-    pub(super) unsafe fn keep<P: Platform>(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) {
+    pub(super) unsafe fn store<P: Platform>(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) {
         for i in 0..slots.count {
             // SAFETY: by contract.
             let sum = unsafe { sum(frames, from.add(i)) };

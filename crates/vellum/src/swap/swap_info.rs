@@ -74,7 +74,7 @@ impl<P: Platform> SwapInfo<P> {
         unsafe { self.device().write(frames, slots, from) }?;
         if let Some(checksums) = &self.checksums {
             // SAFETY: nothing writes to the frames meanwhile, by contract.
-            unsafe { checksums.keep(frames, slots, from) };
+            unsafe { checksums.store(frames, slots, from) };
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! `collapse_pte_mapped_thp`, khugepaged).
 
 use super::busy::BusyEntries;
-use super::{LockedTable, RUNS_A_HOLD, Run};
+use super::{LockedTable, MAX_RUNS_PER_HOLD, Run};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind};
 use crate::frame::flag;
@@ -25,7 +25,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// Detaches this page table: makes the parent's entry busy, releases the lock and flushes.
     /// After that no CPU reads or writes memory through this page table, and its accessed and dirty
     /// bits are final. Returns the page table and its parent's busy entry.
-    pub(crate) fn supplant(self) -> (DetachedTable<'t, 'm, P, A>, BusyEntries<'t, 'm, P, A>) {
+    pub(crate) fn detach(self) -> (DetachedTable<'t, 'm, P, A>, BusyEntries<'t, 'm, P, A>) {
         let above = self.lock_parent();
         let index = above.index(self.base);
         let table = above.entry(index).load(Relaxed);
@@ -48,7 +48,7 @@ impl<'t, 'm, P: Platform, A: Arch> DetachedTable<'t, 'm, P, A> {
     }
 
     /// Returns the runs of leaf PTEs in it: their addresses and frames.
-    pub(crate) fn leaves(&self) -> impl Iterator<Item = Run> {
+    pub(crate) fn leaf_runs(&self) -> impl Iterator<Item = Run> {
         let VirtRange { start: mut at, end } = self.0.range();
         let next = move || {
             let run = if at < end { self.0.run(at, end)? } else { return None };
@@ -71,7 +71,7 @@ impl<'t, 'm, P: Platform, A: Arch> DetachedTable<'t, 'm, P, A> {
     /// Takes all leaf PTEs out, passes each run to `each`, and gives the page table to the gather,
     /// which is flushed whenever it is full. Gives way to other work after every
     /// [`MAX_RUNS_PER_HOLD`](super::MAX_RUNS_PER_HOLD) runs (INV-11).
-    pub(crate) fn empty(self, gather: &mut Gather<'_, 'm, P>, mut each: impl FnMut(Removed, &mut Gather<'_, 'm, P>)) {
+    pub(crate) fn drain(self, gather: &mut Gather<'_, 'm, P>, mut each: impl FnMut(Removed, &mut Gather<'_, 'm, P>)) {
         let table = self.0;
         table.tables.hooked(-1);
         table.tables.machine.count(Counter::TablesFreed, 1);
@@ -89,7 +89,7 @@ impl<'t, 'm, P: Platform, A: Arch> DetachedTable<'t, 'm, P, A> {
                 }
                 each(removed, gather);
                 runs += 1;
-                if runs % RUNS_A_HOLD == 0 {
+                if runs % MAX_RUNS_PER_HOLD == 0 {
                     table.tables.platform().resched();
                 }
             }

@@ -128,7 +128,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     #[inline]
     pub(super) fn can_fold(&self, index: usize, raw: u64) -> bool {
         let arch = &self.tables.arch;
-        let bits = if A::CONT == 0 || !self.tables.joins { 0 } else { arch.cont_bits(self.level) };
+        let bits = if A::CONT == 0 || !self.tables.uses_cont_blocks { 0 } else { arch.cont_bits(self.level) };
         if bits == 0 || arch.kind(raw, self.level) != Kind::Leaf {
             return false;
         }
@@ -157,7 +157,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// most faults write.
     #[inline]
     pub(super) fn may_complete_cont(&self, index: usize, run: &Run) -> bool {
-        if A::CONT == 0 || !self.tables.joins || run.kind != Kind::Leaf {
+        if A::CONT == 0 || !self.tables.uses_cont_blocks || run.kind != Kind::Leaf {
             return false;
         }
         let arch = &self.tables.arch;
@@ -418,7 +418,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// no break is needed.
     fn rewrite_folded(&self, run: &Run, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
-        if run.settled {
+        if run.stable {
             return self.write_cont(index, n, arch.carry(new, run.raw), None);
         }
         let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(new, self.level));

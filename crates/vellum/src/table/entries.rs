@@ -90,7 +90,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// and dirty bits: the run has all of them set. Cheaper, because the other PTEs of a cont block
     /// need not be read.
     #[inline]
-    pub(crate) fn run_whatever_recorded(&self, va: u64, end: u64) -> Option<Run> {
+    pub(crate) fn run_ignoring_accessed_dirty(&self, va: u64, end: u64) -> Option<Run> {
         let arch = &self.tables.arch;
         let full = |raw| arch.attrs(raw, self.level) | Attrs::HARDWARE;
         self.read_run(va, end, |raw| arch.leaf(arch.leaf_addr(raw, self.level), full(raw), self.level))
@@ -127,7 +127,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
                 };
                 let raw = merge_hardware_bits::<A>(first, differing);
                 let settled = differing & A::HARDWARE == 0 && arch.hardware_idle(raw);
-                Some(Run { va, len, level: self.level, kind, raw, settled, cont })
+                Some(Run { va, len, level: self.level, kind, raw, stable: settled, cont })
             }
         }
     }

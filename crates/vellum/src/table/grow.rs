@@ -44,16 +44,16 @@ impl From<Refused> for NotMapped {
 /// Spare page tables: empty ones that are not published. Each level has a stack, linked through the
 /// descriptors: `tables[level - 1]` is its top. Those that were not used are freed when this is
 /// dropped.
-pub(crate) struct Spares<'t, 'm, P: Platform, A: Arch> {
+pub(crate) struct SpareTables<'t, 'm, P: Platform, A: Arch> {
     tree: &'t PageTables<'m, P, A>,
     tables: [Pfn; MAX_NEW_LEVELS],
 }
 
-impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform, A: Arch> SpareTables<'t, 'm, P, A> {
     /// Returns no spare page tables.
     #[inline]
     pub(crate) fn new(tree: &'t PageTables<'m, P, A>) -> Self {
-        Spares { tree, tables: [Pfn::NONE; MAX_NEW_LEVELS] }
+        SpareTables { tree, tables: [Pfn::NONE; MAX_NEW_LEVELS] }
     }
 
     /// Allocates one more page table of `level`.
@@ -128,7 +128,7 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
     }
 }
 
-impl<P: Platform, A: Arch> Drop for Spares<'_, '_, P, A> {
+impl<P: Platform, A: Arch> Drop for SpareTables<'_, '_, P, A> {
     /// Frees the page tables that were not used.
     fn drop(&mut self) {
         for level in 1..=MAX_NEW_LEVELS as u8 {
@@ -155,7 +155,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             table.set(run);
         };
         self.put_in_existing_table(at, level, len, write)
-            .unwrap_or_else(|| self.put(at, level, len, &mut Spares::new(self), write))
+            .unwrap_or_else(|| self.put(at, level, len, &mut SpareTables::new(self), write))
     }
 
     /// Calls `write` with the locked page table to write the `n` empty entries of `level` at the
@@ -169,7 +169,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         range: UserRange,
         level: u8,
         n: usize,
-        spares: &mut Spares<'_, 'm, P, A>,
+        spares: &mut SpareTables<'_, 'm, P, A>,
         write: impl Fn(&LockedTable<'_, 'm, P, A>),
     ) -> Result<(), NotMapped> {
         let va = range.start;

@@ -52,7 +52,7 @@ mod walk;
 
 pub(crate) use busy::BusyEntries;
 pub(crate) use collapse::DetachedTable;
-pub(crate) use grow::{NotMapped, Spares};
+pub(crate) use grow::{NotMapped, SpareTables};
 pub(crate) use lock::LockedTable;
 pub(crate) use relocate::Relocation;
 pub use run::{Cont, Run};
@@ -74,13 +74,13 @@ use crate::tlb::Shootdown;
 /// The most runs of one page table that an operation handles before it releases the page table's
 /// lock (INV-11). In a page table of scattered pages each page is a run, and each run costs an
 /// access to a folio's descriptor.
-pub(crate) const RUNS_A_HOLD: usize = 64;
+pub(crate) const MAX_RUNS_PER_HOLD: usize = 64;
 /// The most PTEs of one page table that an operation handles before it releases the page table's
 /// lock (INV-11). Most formats have fewer PTEs in a page table.
 const MAX_ENTRIES_PER_HOLD: u64 = 4096;
 /// The most PTEs that an operation handles under one page table's lock if it reads the mapcount of
 /// a folio for each PTE (INV-11). Most formats have no more PTEs in a page table.
-pub(crate) const FOLIOS_A_HOLD: u64 = 512;
+pub(crate) const MAX_FOLIOS_PER_HOLD: u64 = 512;
 
 /// The page tables of one address space, with what page-table code needs from that space.
 pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
@@ -96,7 +96,7 @@ pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
     /// that to measure what runs save.
     pub(crate) max_run: usize,
     /// True if leaf PTEs are folded into cont blocks.
-    pub(crate) joins: bool,
+    pub(crate) uses_cont_blocks: bool,
     /// The gate that an operation closes after too many retries (INV-21). Every operation passes it
     /// before it takes the VMA lock.
     pub(crate) gate: Gate,
@@ -126,7 +126,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             memcg,
             slots,
             max_run: usize::MAX,
-            joins,
+            uses_cont_blocks: joins,
             gate: Gate::default(),
         };
         (tables.root, _) = tables.alloc_table(arch.levels())?;

@@ -7,7 +7,7 @@
 //! The caller keeps every other operation from changing either range, and from faulting there
 //! (INV-13). An operation that only reads PTEs may find a moving entry at neither address.
 
-use super::grow::Spares;
+use super::grow::SpareTables;
 use super::{Found, LockedTable, PageTables};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, UserRange};
@@ -55,7 +55,11 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ///
     /// # Errors
     /// [`Refused`]; huge PTEs may have been split.
-    pub(crate) fn prepare_to_move(&self, route: &Relocation, spares: &mut Spares<'_, 'm, P, A>) -> Result<(), Refused> {
+    pub(crate) fn prepare_relocation(
+        &self,
+        route: &Relocation,
+        spares: &mut SpareTables<'_, 'm, P, A>,
+    ) -> Result<(), Refused> {
         // For each level the page table at the new addresses that was counted last, by its index in
         // the address space.
         let mut counted = [None; u8::BITS as usize];
@@ -95,7 +99,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     pub(crate) fn relocate(
         &self,
         route: &Relocation,
-        spares: &mut Spares<'_, 'm, P, A>,
+        spares: &mut SpareTables<'_, 'm, P, A>,
         gather: &mut Gather<'_, 'm, P>,
     ) {
         let mut buffer = [0; ENTRIES_PER_MOVE];

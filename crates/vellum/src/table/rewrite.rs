@@ -36,7 +36,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(super) fn rewrite_single(&self, run: &Run, index: usize, len: usize, new: u64) {
         let arch = &self.tables.arch;
         let step = arch.step(new, self.level);
-        if run.settled {
+        if run.stable {
             let old_step = arch.step(run.raw, self.level);
             let old = Sequence { first: run.raw, step: old_step }.skip(index - self.index(run.va));
             return self.write(index, len, Some(old), Sequence { first: arch.carry(new, old.first), step });
@@ -98,7 +98,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Sets accessed and dirty bits in the leaf PTE for `va`, where the hardware leaves that to
     /// software, and in all PTEs of its cont block, so that they stay alike (INV-14).
-    pub(crate) fn record(&self, va: u64, accessed: Attrs) {
+    pub(crate) fn set_accessed_dirty(&self, va: u64, accessed: Attrs) {
         let index = self.index(va);
         let block = self.cont_len(self.entry(index).load(Relaxed));
         let first = index & !(block - 1);
@@ -109,7 +109,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Clears the accessed or dirty bits (`what`) of a run's leaf PTEs. Calls `report` for each PTE
     /// or cont block with its addresses and the bits of `what` that were set. Does not flush.
-    pub(crate) fn forget_recorded(&self, run: &Run, what: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
+    pub(crate) fn clear_accessed_dirty(&self, run: &Run, what: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
         let (mut at, end) = (self.index(run.va), self.index(run.va) + run.len);
         self.unfold_at(at);
         self.unfold_at(end);

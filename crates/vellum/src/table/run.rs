@@ -33,7 +33,7 @@ pub struct Run {
     pub raw: u64,
     /// True if every PTE of the run has the accessed and dirty bits of `raw`, and hardware will set
     /// none. Such PTEs can be overwritten without being read again.
-    pub settled: bool,
+    pub stable: bool,
     /// The share of the PTEs that are in cont blocks, which a TLB may hold as one translation.
     pub cont: Cont,
 }
@@ -54,7 +54,7 @@ pub enum Cont {
 impl Run {
     /// Returns a run that was not read from a page table.
     pub(crate) const fn new(va: u64, level: u8, kind: Kind, raw: u64, len: usize) -> Run {
-        Run { va, len, level, kind, raw, settled: false, cont: Cont::Some }
+        Run { va, len, level, kind, raw, stable: false, cont: Cont::Some }
     }
 
     /// Returns the difference between the raw values of neighbouring entries, wrapping.

@@ -63,7 +63,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
 
     /// Returns true if a huge PTE crosses the start or the end of `range`. Takes no locks: only a
     /// hint if other CPUs change PTEs there.
-    pub(crate) fn has_edges(&self, range: UserRange) -> bool {
+    pub(crate) fn needs_edge_split(&self, range: UserRange) -> bool {
         self.crosses_huge_pte(range, range.start) || self.crosses_huge_pte(last(range), range.end)
     }
 

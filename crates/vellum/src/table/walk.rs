@@ -140,7 +140,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// of `orders` (a bit mask) at which the naturally aligned block around `va` lies in `vma` and
     /// is empty too. Only a hint: [`PageTables::map_run`] decides under the page table's lock.
     #[inline]
-    pub(crate) fn room(&self, va: u64, vma: UserRange, orders: u32) -> (u64, u8, u8) {
+    pub(crate) fn probe(&self, va: u64, vma: UserRange, orders: u32) -> (u64, u8, u8) {
         let _walk = self.begin_walk();
         // SAFETY: `_walk` is alive.
         let at = unsafe { self.descend(vma.tail(va), 1) };
@@ -161,7 +161,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// The caller is in the walk that ended at `at`.
     #[inline(never)]
     unsafe fn largest_empty(&self, at: &WalkEnd, va: u64, vma: UserRange, orders: u32) -> u8 {
-        let order = self.blocks(va, vma, orders).find(|(block, _)| {
+        let order = self.aligned_blocks(va, vma, orders).find(|(block, _)| {
             // SAFETY: the caller keeps the contract, which is the same.
             unsafe { self.is_block_empty(at, *block) }
         });
@@ -171,7 +171,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// Returns the naturally aligned blocks around `va` that lie entirely in `vma`, with their
     /// orders, the largest first: those of `orders` (a bit mask) that are larger than a page.
     #[inline]
-    pub(crate) fn blocks(&self, va: u64, vma: UserRange, orders: u32) -> impl Iterator<Item = (UserRange, u8)> {
+    pub(crate) fn aligned_blocks(&self, va: u64, vma: UserRange, orders: u32) -> impl Iterator<Item = (UserRange, u8)> {
         let mut left = orders & !((2 << self.arch.page_order()) - 1);
         core::iter::from_fn(move || {
             while left != 0 {

@@ -68,19 +68,19 @@ bitflags! {
         /// Soft-dirty tracking covers this VMA: its PTEs tell which pages were written since the
         /// last clearing (`/proc/PID/clear_refs`). All pages of a VMA without this flag count as
         /// written, because it was mapped or moved since. The inverse of Linux's `VM_SOFTDIRTY`.
-        const TRACKED = 256;
+        const SOFT_DIRTY_CLEARED = 256;
         /// Registered with userfaultfd for missing pages (`UFFDIO_REGISTER_MODE_MISSING`).
-        const MISSING = 512;
+        const UFFD_MISSING = 512;
         /// Registered with userfaultfd for writes to pages that are write-protected by uffd-wp
         /// (`UFFDIO_REGISTER_MODE_WP`).
-        const WRITES = 1024;
+        const UFFD_WP = 1024;
         /// A write to a uffd-wp page proceeds without an event, and only removes the protection
-        /// (`UFFD_FEATURE_WP_ASYNC`). Set only together with `UFFD_WP`.
-        const ASYNC = 2048;
+        /// (`UFFD_FEATURE_WP_ASYNC`). Set only together with [`VmaFlags::UFFD_WP`].
+        const UFFD_WP_ASYNC = 2048;
         /// All userfaultfd flags (Linux: `__VM_UFFD_FLAGS`).
-        const WATCHES = Self::MISSING.bits() | Self::WRITES.bits() | Self::ASYNC.bits();
+        const UFFD_FLAGS = Self::UFFD_MISSING.bits() | Self::UFFD_WP.bits() | Self::UFFD_WP_ASYNC.bits();
         /// All `mlock` flags (Linux: `VM_LOCKED_MASK`).
-        const LOCKS = Self::LOCKED.bits() | Self::ONFAULT.bits();
+        const LOCKED_MASK = Self::LOCKED.bits() | Self::ONFAULT.bits();
     }
 }
 
@@ -183,12 +183,12 @@ pub(crate) enum State {
     /// The range is locked: faults, changes of PTEs and clearing of accessed bits wait until the
     /// state changes. The VMA is being replaced by another one at the same addresses (waiters find
     /// the old or the new VMA, never a hole), moved, or copied by fork.
-    Held,
+    Locked,
 }
 
 /// The number by which the host knows a userfaultfd instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Watcher(pub NonZeroU16);
+pub struct UffdId(pub NonZeroU16);
 
 /// The bytes below a stack that must stay unmapped (Linux: `stack_guard_gap`).
 pub const STACK_GUARD: u64 = 256 << 12;
@@ -204,8 +204,8 @@ pub struct Vma {
     /// The flags.
     pub flags: VmaFlags,
     /// The userfaultfd instance that this VMA is registered with, for the events of
-    /// `VmaFlags::UFFD_FLAGS`.
-    pub watcher: Option<Watcher>,
+    /// [`VmaFlags::UFFD_FLAGS`].
+    pub uffd: Option<UffdId>,
     /// The program's advice on large folios (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`).
     pub advice: Advice,
     /// The backing.
@@ -230,7 +230,7 @@ impl Vma {
     /// Returns the addresses in this VMA of anonymous pages with the rmap indices `indices` (in
     /// bytes); `None` if there are none. Compares only the bits of an rmap index that a folio's
     /// descriptor keeps.
-    pub(crate) fn with_places(&self, indices: VirtRange) -> Option<UserRange> {
+    pub(crate) fn rmap_part(&self, indices: VirtRange) -> Option<UserRange> {
         let bits = |index: u64| index & ((1 << (RmapKey::RMAP_INDEX_BITS + FRAME_SHIFT)) - 1);
         let (here, whole) = (self.backing.offset(self.range.start), self.range);
         let after = bits(indices.start.wrapping_sub(here));
@@ -245,7 +245,7 @@ impl Vma {
 
     /// Returns true if this VMA begins where `before` ends and the two can be merged (Linux:
     /// `can_vma_merge_after`).
-    pub(crate) fn continues(&self, before: &Vma) -> bool {
+    pub(crate) fn can_merge_after(&self, before: &Vma) -> bool {
         let like = Vma { range: before.range, ..*self };
         before.range.end == self.range.start && like == *before && self.state == State::Live
     }

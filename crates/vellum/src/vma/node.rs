@@ -109,15 +109,15 @@ impl Page {
 }
 
 /// A list of pages that are kept for later inserts, linked through their first word.
-pub(super) struct Spares {
+pub(super) struct SpareNodes {
     first: Option<Page>,
     len: usize,
 }
 
-impl Spares {
+impl SpareNodes {
     /// Returns an empty list.
-    pub(super) const fn new() -> Spares {
-        Spares { first: None, len: 0 }
+    pub(super) const fn new() -> SpareNodes {
+        SpareNodes { first: None, len: 0 }
     }
 
     /// Returns the number of pages.

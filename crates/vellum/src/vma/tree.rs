@@ -20,7 +20,7 @@ mod edit;
 use core::fmt;
 use core::iter::FusedIterator;
 
-use super::node::{FANOUT, Leaf, Node, NodeMut, NodeRef, Page, Spares};
+use super::node::{FANOUT, Leaf, Node, NodeMut, NodeRef, Page, SpareNodes};
 use crate::addr::VirtRange;
 use edit::{Edited, edit, updated_gap};
 
@@ -64,7 +64,7 @@ pub struct VmaTree<V: Interval> {
     /// The number of levels, leaves included.
     height: usize,
     len: usize,
-    pub(super) spares: Spares,
+    pub(super) spares: SpareNodes,
     /// The number of pages that the tree owns, spare ones included.
     pub(super) pages: usize,
     /// The number of inserts that were reserved and have not been made yet.
@@ -85,7 +85,7 @@ impl<V: Interval> VmaTree<V> {
     /// The caller passes the same `mem` to all methods of this tree: it takes back what it
     /// allocated.
     pub const unsafe fn new() -> Self {
-        VmaTree { root: None, height: 0, len: 0, spares: Spares::new(), pages: 0, reserved_inserts: 0 }
+        VmaTree { root: None, height: 0, len: 0, spares: SpareNodes::new(), pages: 0, reserved_inserts: 0 }
     }
 
     /// Returns the number of VMAs.
@@ -437,7 +437,7 @@ impl<V: Interval> fmt::Debug for VmaTree<V> {
 }
 
 /// Makes all nodes of a subtree spare pages.
-fn free_subtree<V: Interval>(mut node: Node<V>, spares: &mut Spares) {
+fn free_subtree<V: Interval>(mut node: Node<V>, spares: &mut SpareNodes) {
     if let NodeMut::Inner(inner) = node.get_mut() {
         while let Some(child) = inner.pop() {
             free_subtree(child, spares);

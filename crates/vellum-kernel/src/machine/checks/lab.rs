@@ -65,8 +65,8 @@ impl Lab {
     }
 
     /// Starts counter deltas.
-    pub fn tally(&self) -> Tally {
-        Tally(self.machine, counters(self.machine))
+    pub fn tally(&self) -> CounterChanges {
+        CounterChanges(self.machine, counters(self.machine))
     }
 
     /// Checks the memcg's charge, the length of its anonymous LRU list, and the number of folios on
@@ -108,9 +108,9 @@ fn counters(machine: &Machine) -> [u64; ALL_COUNTERS.len()] {
 }
 
 /// The counter values at some moment.
-pub struct Tally(&'static Machine, [u64; ALL_COUNTERS.len()]);
+pub struct CounterChanges(&'static Machine, [u64; ALL_COUNTERS.len()]);
 
-impl Tally {
+impl CounterChanges {
     /// Returns the change of a counter since then.
     pub fn since(&self, counter: Counter) -> u64 {
         let at = ALL_COUNTERS.iter().position(|other| *other == counter);

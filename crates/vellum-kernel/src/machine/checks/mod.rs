@@ -81,7 +81,7 @@ pub fn run(machine: &'static Machine, only: &str, counted: bool) -> Checked {
     }
     let counts = |counter| machine.counter(counter);
     expect("tables freed", counts(Counter::TablesFreed), counts(Counter::TablesAllocated))?;
-    println!("all memory is freed: {} frames free; {}", machine.frames().free_frames(), mem::Tally);
+    println!("all memory is freed: {} frames free; {}", machine.frames().free_frames(), mem::CounterSummary);
     Ok(())
 }
 

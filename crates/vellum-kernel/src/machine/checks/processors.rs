@@ -7,7 +7,7 @@ use super::memory::{
     BASE, HUGE, RW, expect_no_load, expect_no_store, expect_written, map, pages, protect, unmap, write,
 };
 use super::user::{self, Space, load, run_in};
-use crate::arch::cpu::{after_store, relax};
+use crate::arch::cpu::{relax, store_load_barrier};
 use crate::arch::exit::{Outcome, exit};
 use crate::arch::percpu;
 use crate::arch::{hooks, interrupts};
@@ -195,7 +195,7 @@ fn handshake(me: usize) -> Checked {
             LAST.fetch_min(round, SeqCst);
         }
         SAID[me].0.store(round, SeqCst);
-        after_store();
+        store_load_barrier();
         let saw = SAID[other].0.load(SeqCst) >= round;
         SEEN[me].0.store(round << 1 | u64::from(saw), SeqCst);
         let others = loop {

@@ -124,7 +124,7 @@ impl Pages for ObjectContents {
         Ok(done)
     }
 
-    fn expect(&self, bytes: Range<u64>) {
+    fn expect_write(&self, bytes: Range<u64>) {
         // A failure is ignored: the write allocates page by page what is missing here.
         let _ = self.object.allocate(bytes, payer::payer());
     }

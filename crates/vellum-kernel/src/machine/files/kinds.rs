@@ -12,7 +12,7 @@ use vellum_kernel::fs::device::{Full, Null, Random, Zero, number};
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::names::{Mount, View};
 use vellum_kernel::fs::tmpfs::Tmpfs;
-use vellum_kernel::fs::{Inode, Kind, Namespace, Who, archive};
+use vellum_kernel::fs::{FileCredentials, Inode, Kind, Namespace, archive};
 use vellum_kernel::parse;
 
 /// Sets up the root file system from the archive, and the devices.
@@ -25,7 +25,7 @@ pub fn init(bytes: &[u8]) -> Result<(), Errno> {
     let above: Arc<dyn Inode> = root.clone();
     archive::unpack(bytes, &above)?;
     let names = Namespace::default();
-    let who = Who::root();
+    let who = FileCredentials::root();
     let view = View { names: &names, root: &above, current: &above, who: &who };
     let directories: [(&[u8], u32); 5] =
         [(b"/dev", 0o755), (b"/dev/shm", 0o1777), (b"/tmp", 0o1777), (b"/proc", 0o755), (b"/sys", 0o755)];

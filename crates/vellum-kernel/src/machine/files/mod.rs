@@ -38,7 +38,7 @@ use vellum_kernel::fs::names::{Mapped, View};
 use vellum_kernel::fs::open::Open;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::tmpfs::{self, Node};
-use vellum_kernel::fs::{Files, Inode, Kind, Namespace, Pages, Table, Who};
+use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Namespace, Pages, Table};
 
 /// The mount namespace, the file locks and the root file system.
 struct World {
@@ -117,7 +117,7 @@ pub fn none() -> Arc<Files> {
 /// `EBADF`, `ENOTDIR`; those of `look`.
 pub fn view<T>(
     files: &Files,
-    who: &Who,
+    who: &FileCredentials,
     at: i32,
     absolute: bool,
     look: impl FnOnce(View) -> Result<T, Errno>,
@@ -162,7 +162,7 @@ pub fn find(path: &[u8]) -> Result<Arc<dyn Inode>, Errno> {
 /// Calls `look` with a view from the root that has all access rights.
 pub fn from_root<T>(look: impl FnOnce(View) -> T) -> T {
     let root: Arc<dyn Inode> = world().root.clone();
-    look(View { names: &world().names, root: &root, current: &root, who: &Who::root() })
+    look(View { names: &world().names, root: &root, current: &root, who: &FileCredentials::root() })
 }
 
 /// Creates the special file of a block device, accessible to root only.
@@ -179,6 +179,6 @@ pub fn make_block_device(path: &str, number: Device) -> Result<(), Errno> {
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn memfd(who: &Who, sealable: bool) -> Result<Arc<Node>, Errno> {
+pub fn memfd(who: &FileCredentials, sealable: bool) -> Result<Arc<Node>, Errno> {
     tmpfs::memfd(&world().root, who.uid, who.gid, sealable)
 }

@@ -84,24 +84,24 @@ impl Uffd {
 
     /// Implements `UFFDIO_REGISTER`.
     fn register(&self, thread: &Thread, memory: &UserSpace, at: u64) -> Result<(), Errno> {
-        const MISSING: u64 = 1;
-        const WRITES: u64 = 2;
+        const MODE_MISSING: u64 = 1;
+        const MODE_WP: u64 = 2;
         let [start, len, mode, _] = words(thread, at)?;
         let range = range(start, len)?;
-        if mode == 0 || mode & !(MISSING | WRITES) != 0 {
+        if mode == 0 || mode & !(MODE_MISSING | MODE_WP) != 0 {
             return Err(Errno::EINVAL);
         }
         let mut what = VmaFlags::empty();
-        what.set(VmaFlags::MISSING, mode & MISSING != 0);
-        what.set(VmaFlags::WRITES, mode & WRITES != 0);
-        what.set(VmaFlags::ASYNC, mode & WRITES != 0 && self.has(abi::UFFD_FEATURE_WP_ASYNC));
+        what.set(VmaFlags::UFFD_MISSING, mode & MODE_MISSING != 0);
+        what.set(VmaFlags::UFFD_WP, mode & MODE_WP != 0);
+        what.set(VmaFlags::UFFD_WP_ASYNC, mode & MODE_WP != 0 && self.has(abi::UFFD_FEATURE_WP_ASYNC));
         memory
             .engine
             .uffd_register(range, self.number, what)
             .map_err(|error| failed(error.refused(), error.errno()))?;
         let mut requests = 1 << abi::_UFFDIO_WAKE | 1 << abi::_UFFDIO_COPY | 1 << abi::_UFFDIO_ZEROPAGE;
         requests |= 1 << abi::_UFFDIO_POISON;
-        requests |= if mode & WRITES != 0 { 1 << abi::_UFFDIO_WRITEPROTECT } else { 0 };
+        requests |= if mode & MODE_WP != 0 { 1 << abi::_UFFDIO_WRITEPROTECT } else { 0 };
         set_word(thread, at, 3, requests)
     }
 
@@ -213,7 +213,7 @@ impl File for Uffd {
     }
 
     fn queue(&self) -> Option<&Queue> {
-        Some(&self.faults.told)
+        Some(&self.faults.readers)
     }
 
     fn request(&self, request: u32, at: u64) -> Result<u64, Errno> {

@@ -189,7 +189,7 @@ pub fn set_swap_max(memcg: u32, most: u64) -> Result<(), Errno> {
     // `update_swap_room` skips a memcg without a limit, so its old limit is lifted here.
     machine().memcgs().set_swap_room(found.engine, u64::MAX).map_err(|_| Errno::ENODEV)?;
     drop(table);
-    tell_swap_room();
+    update_swap_room();
     Ok(())
 }
 
@@ -211,7 +211,7 @@ pub fn swapped(memcg: u32) -> u64 {
 
 /// Passes the remaining swap allowance of each memcg with a swap limit to the engine. Must be
 /// called before pageout.
-pub fn tell_swap_room() {
+pub fn update_swap_room() {
     let mut from = ROOT;
     let next = |from| {
         let table = TABLE.lock();

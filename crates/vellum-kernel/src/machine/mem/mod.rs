@@ -106,9 +106,9 @@ pub fn now_ns() -> u64 {
 }
 
 /// One line of engine counters since the start, for the console.
-pub struct Tally;
+pub struct CounterSummary;
 
-impl fmt::Display for Tally {
+impl fmt::Display for CounterSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = |counter| machine().counter(counter);
         write!(
@@ -141,12 +141,12 @@ pub fn new_object(memcg: MemcgId, tag: u64) -> Result<Object, vellum::page_cache
 /// Memory is short, or the memcg's limit is reached.
 pub fn new_space(machine: &'static Machine, memcg: MemcgId, limits: Limits) -> Result<Space, Refused> {
     let space = Space::new(machine, format(), memcg, limits)?;
-    adopt(&space);
+    map_kernel(&space);
     Ok(space)
 }
 
 /// Copies the kernel's root entries into the upper half of a new address space's root page table.
-pub fn adopt(space: &Space) {
+pub fn map_kernel(space: &Space) {
     // SAFETY: the root page table is not loaded on any CPU yet, and the engine leaves its upper
     // half to the host (`AddressSpace::root`).
     unsafe { copy_kernel_half(space.root().addr().0) };

@@ -76,7 +76,7 @@ unsafe impl Memory for Host {
     }
 
     fn sync_icache(&self, at: *const u8, bytes: usize) {
-        caches::publish_code(at, bytes);
+        caches::sync_icache(at, bytes);
     }
 }
 

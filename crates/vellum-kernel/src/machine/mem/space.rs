@@ -26,7 +26,7 @@ use vellum::memcg::MemcgId;
 use vellum::memcg::Refused;
 use vellum::platform::SpaceId;
 use vellum::space::Limits;
-use vellum::vma::Watcher;
+use vellum::vma::UffdId;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::names::Mapped;
@@ -98,21 +98,21 @@ impl Uffds {
     /// # Errors
     ///
     /// `ENOMEM`: all numbers are in use.
-    pub fn add(&mut self, make: impl FnOnce(Watcher) -> Arc<Uffd>) -> Result<Arc<Uffd>, Errno> {
+    pub fn add(&mut self, make: impl FnOnce(UffdId) -> Arc<Uffd>) -> Result<Arc<Uffd>, Errno> {
         let unused = (1..=u16::MAX).filter_map(NonZeroU16::new).find(|number| !self.0.contains_key(number));
         let number = unused.ok_or(Errno::ENOMEM)?;
-        let uffd = make(Watcher(number));
+        let uffd = make(UffdId(number));
         self.0.insert(number, Arc::downgrade(&uffd));
         Ok(uffd)
     }
 
     /// Returns the userfaultfd with a number, unless it is being closed.
-    pub fn find(&self, number: Watcher) -> Option<Arc<Uffd>> {
+    pub fn find(&self, number: UffdId) -> Option<Arc<Uffd>> {
         self.0.get(&number.0)?.upgrade()
     }
 
     /// Forgets a userfaultfd that is being closed.
-    pub fn remove(&mut self, number: Watcher) {
+    pub fn remove(&mut self, number: UffdId) {
         self.0.remove(&number.0);
     }
 }
@@ -134,8 +134,8 @@ impl UserSpace {
     }
 
     /// Unregisters all userfaultfds from the VMAs in a range, after `mremap` moved them there.
-    pub fn unwatch(&self, start: u64, len: u64) {
-        let numbers: Vec<Watcher> = self.uffds.lock().0.keys().copied().map(Watcher).collect();
+    pub fn unregister_uffds(&self, start: u64, len: u64) {
+        let numbers: Vec<UffdId> = self.uffds.lock().0.keys().copied().map(UffdId).collect();
         let end = align_up(len, FRAME_SHIFT).and_then(|len| start.checked_add(len)).unwrap_or(start);
         for by in numbers {
             // VMAs begin and end at the bounds of the range: none needs to be split, and the call
@@ -147,7 +147,7 @@ impl UserSpace {
     /// Records the file whose page-cache object has this tag, because a VMA maps it now. Forgets
     /// unmapped files each time the number of recorded ones reaches a power of two from
     /// [`FILES_BEFORE_CLEANUP`] on.
-    pub fn remember(&self, tag: u64, file: Mapped) {
+    pub fn note_mapped_file(&self, tag: u64, file: Mapped) {
         let mut mapped = self.mapped.lock();
         let forgets =
             !mapped.contains_key(&tag) && mapped.len() >= FILES_BEFORE_CLEANUP && mapped.len().is_power_of_two();
@@ -175,7 +175,7 @@ impl UserSpace {
     /// # Panics
     ///
     /// Before [`init`].
-    pub fn nobodys() -> Arc<Self> {
+    pub fn empty() -> Arc<Self> {
         EMPTY.get().expect("space::init must be called before UserSpace::empty").clone()
     }
 
@@ -186,7 +186,7 @@ impl UserSpace {
     /// `ENOMEM`.
     pub fn fork(&self) -> Result<Self, Errno> {
         let engine = self.engine.fork().map_err(|error| failed(error.refused(), error.errno()))?;
-        mem::adopt(&engine);
+        mem::map_kernel(&engine);
         let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
         let barriers = AtomicU32::new(self.barriers.load(Relaxed));
         let child = Self {
@@ -207,7 +207,7 @@ impl UserSpace {
 
     /// Sets the `PR_SET_MDWE` bits: from now on memory may not become executable. Returns false if
     /// other bits were set before.
-    pub fn refuse(&self, bits: u32) -> bool {
+    pub fn set_mdwe(&self, bits: u32) -> bool {
         let before = self.refusals.compare_exchange(0, bits, Relaxed, Relaxed);
         if before.is_ok() && bits != 0 {
             self.engine.set_limits(|limits| limits.exec_gain = false);
@@ -216,16 +216,16 @@ impl UserSpace {
     }
 
     /// Returns the `PR_SET_MDWE` bits.
-    pub fn refusals(&self) -> u32 {
+    pub fn mdwe(&self) -> u32 {
         self.refusals.load(Relaxed)
     }
 
     /// Copies the `PR_SET_MDWE` bits from the parent's space, or from the space before `execve`,
     /// unless they exclude inheritance.
     pub fn inherit(&self, from: &Self) {
-        let bits = from.refusals();
+        let bits = from.mdwe();
         if bits & PR_MDWE_NO_INHERIT == 0 {
-            self.refuse(bits);
+            self.set_mdwe(bits);
         }
     }
 }
@@ -265,7 +265,7 @@ static EMPTY: Once<Arc<UserSpace>> = Once::new();
 /// Memory is short.
 pub fn init() -> Result<(), Refused> {
     let engine = mem::new_space(mem::machine(), MemcgId::ROOT, Limits::default())?;
-    EMPTY.call_once(|| spaces::publish(UserSpace::new(engine)));
+    EMPTY.call_once(|| spaces::register(UserSpace::new(engine)));
     Ok(())
 }
 
@@ -353,7 +353,7 @@ pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
             space.cpu_enter(cpu.arch.index);
             let number = space.id().0;
             LOADED[cpu.arch.index].store(number, SeqCst);
-            cpu::after_store();
+            cpu::store_load_barrier();
             // SAFETY: this CPU's own field, and interrupts are off.
             let tags = unsafe { &mut *cpu.tags.get() };
             let Loaded { tag, keep } = tags.load(number, GENERATIONS.current(number));

@@ -53,7 +53,7 @@ impl Drop for Registration {
 }
 
 /// Registers a space.
-pub fn publish(space: UserSpace) -> Arc<UserSpace> {
+pub fn register(space: UserSpace) -> Arc<UserSpace> {
     let space = Arc::new(space);
     let (id, mut registry) = (space.engine.id().0, SPACES.lock());
     registry.all.insert(id, Arc::downgrade(&space));

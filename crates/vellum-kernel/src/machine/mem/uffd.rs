@@ -10,23 +10,23 @@ use crate::mem::UserSpace;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum::addr::VirtRange;
-use vellum::vma::Watcher;
+use vellum::vma::UffdId;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::watch::Faults;
+use vellum_kernel::fs::uffd::PendingFaults;
 
 /// A userfaultfd. It unregisters its ranges and wakes its waiters when its file is closed.
 pub struct Uffd {
     /// The address space whose faults it receives.
     pub memory: Weak<UserSpace>,
     /// The number by which the engine knows it.
-    pub number: Watcher,
+    pub number: UffdId,
     /// The `UFFD_FEATURE_` bits that the program enabled; 0 before `UFFDIO_API`.
     pub features: AtomicU64,
     /// True if faults that the kernel takes for the program fail instead of being reported
     /// (`UFFD_USER_MODE_ONLY`).
     pub user_only: bool,
     /// The faults that wait for the program. A waiting thread keeps these alive, and not the file.
-    pub faults: Arc<Faults>,
+    pub faults: Arc<PendingFaults>,
 }
 
 impl Uffd {

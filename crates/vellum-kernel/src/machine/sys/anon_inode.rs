@@ -21,12 +21,13 @@ pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
     if flags & !(abi::O_CLOEXEC | abi::O_NONBLOCK | abi::O_DIRECT) != 0 {
         return Err(Errno::EINVAL);
     }
-    let who = thread.credentials().fs_cred();
-    let (inode, read, write) = pipe::Nameless::new(NUMBERS.fetch_add(1, Ordering::Relaxed), who.uid, who.gid)?;
+    let who = thread.credentials().file_credentials();
+    let pipe::NewPipe { inode, reader, writer } =
+        pipe::AnonymousPipe::create(NUMBERS.fetch_add(1, Ordering::Relaxed), who.uid, who.gid)?;
     let inode: Arc<dyn Inode> = inode;
     let end = |file, mode| Arc::new(Open::new(inode.clone(), Some(file), mode | flags, None));
-    let first = add(thread, end(read, abi::O_RDONLY), flags)?;
-    let second = match add(thread, end(write, abi::O_WRONLY), flags) {
+    let first = add(thread, end(reader, abi::O_RDONLY), flags)?;
+    let second = match add(thread, end(writer, abi::O_WRONLY), flags) {
         Ok(second) => second,
         Err(error) => {
             close(thread, first)?;
@@ -54,7 +55,7 @@ pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
         other => other,
     })?;
     let shown = [b"/memfd:".as_slice(), &name, b" (deleted)"].concat();
-    let who = thread.credentials().fs_cred();
+    let who = thread.credentials().file_credentials();
     let node = files::memfd(&who, flags & (abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL) != 0)?;
     let file = node.clone().open(abi::O_RDWR)?;
     let open = Arc::new(Open::new(node, Some(file), abi::O_RDWR, Some(Name::Shown(shown.into()))));

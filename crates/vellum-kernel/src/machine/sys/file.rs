@@ -219,7 +219,7 @@ pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -
         abi::F_GETFL => Ok(u64::from(open.flags()) | u64::from(abi::O_LARGEFILE)),
         abi::F_SETFL => {
             let hides = argument as u32 & !open.flags() & abi::O_NOATIME != 0;
-            if hides && !thread.credentials().fs_cred().owns(&open.inode().meta()) {
+            if hides && !thread.credentials().file_credentials().owns(&open.inode().meta()) {
                 return Err(Errno::EPERM);
             }
             open.set_flags(argument as u32);
@@ -332,9 +332,9 @@ pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, fl
     }
     let waits = flags & AT_ONCE == 0;
     let done = if open.flags() & abi::O_ACCMODE == abi::O_RDONLY {
-        thread.interruptible(open.take_some(&mut bytes, waits), None).await?
+        thread.interruptible(open.read_available(&mut bytes, waits), None).await?
     } else {
-        thread.interruptible(open.give_some(&mut bytes, waits), None).await?
+        thread.interruptible(open.write_available(&mut bytes, waits), None).await?
     };
     if done == Err(Errno::EPIPE) {
         signal::send_to(thread, Info::from(abi::SIGPIPE, abi::SI_USER as i32, thread));

@@ -2,7 +2,7 @@
 
 use super::{Answer, clock, pi};
 use crate::mem::{now_ns, uaccess};
-use crate::task::futex::Watched;
+use crate::task::futex::FutexWait;
 use crate::task::{Thread, futex};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -37,7 +37,7 @@ pub async fn futex(thread: &Arc<Thread>, [address, op, value, timeout, second, t
                 _ => Some(clock::deadline(thread, timeout, op & abi::FUTEX_CLOCK_REALTIME != 0)?),
             };
             let deadline = deadline.map(|deadline| thread.wait_until(deadline));
-            let watched = Watched { address, expected: value, bits };
+            let watched = FutexWait { address, expected: value, bits };
             futex::wait(thread, &[watched], deadline).await.map(|_| 0)
         }
         abi::FUTEX_WAKE => Ok(futex::wake(key(address)?, value.max(1), ANY).into()),
@@ -96,7 +96,7 @@ pub async fn waitv(thread: &Arc<Thread>, [array, count, flags, timeout, clock, _
         if kind != OF_32_BITS || word(0) > u64::from(u32::MAX) {
             return Err(Errno::EINVAL);
         }
-        watched.push(Watched { address: word(1), expected: word(0) as u32, bits: ANY });
+        watched.push(FutexWait { address: word(1), expected: word(0) as u32, bits: ANY });
     }
     futex::wait(thread, &watched, deadline).await.map(|index| index as u64)
 }

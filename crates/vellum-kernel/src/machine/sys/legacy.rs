@@ -4,7 +4,7 @@
 use super::clock::{SECOND, read_pair, write_micro};
 use super::process::Wanted;
 use super::{Answer, select};
-use crate::arch::held::Held;
+use crate::arch::extended_state::ExtendedState;
 use crate::arch::paging::user_end;
 use crate::mem::{EPOCH, now_ns, uaccess};
 use crate::task::Thread;
@@ -82,15 +82,15 @@ pub fn arch_prctl(thread: &Arc<Thread>, code: u64, value: u64) -> Answer {
     const GET_GS: u64 = 0x1004;
     let memory = thread.memory();
     // SAFETY: the thread's own future.
-    let held: &mut Held = &mut unsafe { thread.context() }.held;
+    let extended: &mut ExtendedState = &mut unsafe { thread.context() }.extended;
     match code {
         SET_FS | SET_GS if value >= user_end() => return Err(Errno::EPERM),
-        SET_FS => held.fs = value,
-        SET_GS => held.gs = value,
-        GET_FS => return uaccess::write(&memory, value, &held.fs.to_le_bytes()).map(|()| 0),
-        GET_GS => return uaccess::write(&memory, value, &held.gs.to_le_bytes()).map(|()| 0),
+        SET_FS => extended.fs = value,
+        SET_GS => extended.gs = value,
+        GET_FS => return uaccess::write(&memory, value, &extended.fs.to_le_bytes()).map(|()| 0),
+        GET_GS => return uaccess::write(&memory, value, &extended.gs.to_le_bytes()).map(|()| 0),
         _ => return Err(Errno::EINVAL),
     }
-    held.restore_bases();
+    extended.restore_bases();
     Ok(0)
 }

@@ -99,7 +99,7 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
                 let object = contents::object_of(&pages).ok_or(Errno::ENODEV)?;
                 // Mapping a file counts as an access, so its access time is updated.
                 file.read(0, &mut UserBytes::one(thread, 0, 0))?;
-                memory.remember(object.tag(), Mapped::of(&open));
+                memory.note_mapped_file(object.tag(), Mapped::of(&open));
                 memory.engine.map_object(request, object, offset)
             }
         }
@@ -160,7 +160,7 @@ pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u6
     let memory = thread.memory();
     let to = memory.engine.remap(request).map_err(|error| failed(error.refused(), error.errno()))?;
     if to != addr {
-        memory.unwatch(to, new_len);
+        memory.unregister_uffds(to, new_len);
     }
     Ok(to)
 }
@@ -209,7 +209,7 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
     let mut rest = memory.engine.begin_advice(addr, len, advice).map_err(told)?;
     let piece = || {
         if advice == Advise::PageOut {
-            memcgs::tell_swap_room();
+            memcgs::update_swap_room();
         }
         memory.engine.advise_some(&mut rest, executor::has_time_slice).map_err(told)
     };

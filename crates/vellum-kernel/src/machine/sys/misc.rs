@@ -107,7 +107,7 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
     let before = *limits.get(which).ok_or(Errno::EINVAL)?;
     if let Some(mut wanted) = wanted {
         let raises = wanted[1] > before[1] && !own.has(CAP_SYS_RESOURCE);
-        let too_many = which == RLIMIT_NOFILE as usize && wanted[1] > u64::from(table::MOST);
+        let too_many = which == RLIMIT_NOFILE as usize && wanted[1] > u64::from(table::NR_OPEN);
         match () {
             () if wanted[0] > wanted[1] => return Err(Errno::EINVAL),
             () if raises || too_many => return Err(Errno::EPERM),

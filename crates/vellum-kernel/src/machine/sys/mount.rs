@@ -23,7 +23,7 @@ pub fn mount(thread: &Arc<Thread>, [source, on, kind, flags, options, _]: [u64; 
     let on = program::read_string(&thread.memory(), on, LONGEST_PATH)?;
     let flags = flags as u32;
     let read_only = flags & abi::MS_RDONLY != 0;
-    files::view(&thread.files(), &own.fs_cred(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
+    files::view(&thread.files(), &own.file_credentials(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
         if flags & abi::MS_REMOUNT != 0 {
             return view.names.set_read_only(&view.get(&on, true)?, read_only);
         }
@@ -50,7 +50,7 @@ pub fn unmount(thread: &Arc<Thread>, on: u64, flags: u64) -> Answer {
     own.needs(abi::CAP_SYS_ADMIN)?;
     let on = program::read_string(&thread.memory(), on, LONGEST_PATH)?;
     let (follow, anyway) = (flags & abi::UMOUNT_NOFOLLOW == 0, flags & abi::MNT_DETACH != 0);
-    files::view(&thread.files(), &own.fs_cred(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
+    files::view(&thread.files(), &own.file_credentials(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
         mount::unmount(&view, &on, follow, anyway)
     })?;
     Ok(0)

@@ -10,9 +10,9 @@ use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum_kernel::credentials::UNCHANGED;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::meta::{Device, Time, Want};
+use vellum_kernel::fs::meta::{Access, Device, Time};
 use vellum_kernel::fs::names::{LONGEST_PATH, Mapped, View};
-use vellum_kernel::fs::{Files, Inode, Kind, Meta, Who};
+use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Meta};
 
 /// `AT_FDCWD`: calls without a directory argument resolve paths from the current directory.
 pub const HERE: u64 = abi::AT_FDCWD as u32 as u64;
@@ -23,7 +23,7 @@ fn path(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
 
 /// Calls `look` with the thread's view of the file system, to resolve `path` from directory `at`.
 fn with<T>(thread: &Thread, at: u64, path: &[u8], look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
-    files::view(&thread.files(), &thread.credentials().fs_cred(), at as i32, path.first() == Some(&b'/'), look)
+    files::view(&thread.files(), &thread.credentials().file_credentials(), at as i32, path.first() == Some(&b'/'), look)
 }
 
 fn masked(files: &Files, mode: u64) -> u32 {
@@ -34,13 +34,13 @@ fn masked(files: &Files, mode: u64) -> u32 {
 /// of the descriptor `at` itself. `nofollow` is the call's flag that keeps links from being
 /// followed.
 pub fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> Result<Arc<dyn Inode>, Errno> {
-    inode_for(thread, &thread.credentials().fs_cred(), at, name, flags, nofollow)
+    inode_for(thread, &thread.credentials().file_credentials(), at, name, flags, nofollow)
 }
 
 /// As [`inode_at`], with the access rights of `who`.
 fn inode_for(
     thread: &Thread,
-    who: &Who,
+    who: &FileCredentials,
     at: u64,
     name: u64,
     flags: u64,
@@ -59,7 +59,7 @@ fn inode_for(
 
 /// Calls `look` with the caller's rights, for an operation on an inode already resolved.
 fn view<T>(thread: &Thread, look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
-    files::view(&thread.files(), &thread.credentials().fs_cred(), abi::AT_FDCWD, true, look)
+    files::view(&thread.files(), &thread.credentials().file_credentials(), abi::AT_FDCWD, true, look)
 }
 
 /// Implements `open`, `openat` and `creat`.
@@ -67,7 +67,7 @@ pub async fn open(thread: &Arc<Thread>, at: u64, name: u64, flags: u64, mode: u6
     let (path, flags) = (path(thread, name)?, flags as u32);
     let mode = masked(&thread.files(), mode);
     let open = with(thread, at, &path, |view| view.open(&path, flags, mode))?;
-    thread.interruptible(open.connect(), None).await?;
+    thread.interruptible(open.wait_until_connected(), None).await?;
     file::add(thread, Arc::new(open), flags)
 }
 
@@ -131,9 +131,9 @@ pub fn access(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Ans
     }
     let credentials = thread.credentials();
     let effective = flags as u32 & abi::AT_EACCESS != 0;
-    let who = if effective { credentials.fs_cred() } else { credentials.real_cred() };
+    let who = if effective { credentials.file_credentials() } else { credentials.real_credentials() };
     let inode = inode_for(thread, &who, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
-    who.may(&inode.meta(), Want(mode as u32)).map(|()| 0)
+    who.may(&inode.meta(), Access(mode as u32)).map(|()| 0)
 }
 
 /// Implements `mkdir` and `mkdirat`.
@@ -284,7 +284,7 @@ pub fn chdir(thread: &Thread, inode: Arc<dyn Inode>) -> Answer {
     if inode.directory().is_none() {
         return Err(Errno::ENOTDIR);
     }
-    thread.credentials().fs_cred().may(&inode.meta(), Want::EXECUTE)?;
+    thread.credentials().file_credentials().may(&inode.meta(), Access::EXECUTE)?;
     *thread.files().current.lock() = inode;
     Ok(0)
 }
@@ -321,7 +321,7 @@ pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result
     if file.0.meta().kind == Kind::Link {
         return Err(Errno::ELOOP);
     }
-    thread.credentials().fs_cred().may(&file.0.meta(), Want::EXECUTE)?;
+    thread.credentials().file_credentials().may(&file.0.meta(), Access::EXECUTE)?;
     Ok(file)
 }
 

@@ -9,7 +9,7 @@
 
 use super::{Answer, clock};
 use crate::mem::{UserSpace, uaccess};
-use crate::task::futex::{self, Watched};
+use crate::task::futex::{self, FutexWait};
 use crate::task::{Thread, process};
 use alloc::sync::Arc;
 use linux_raw_sys::general::{FUTEX_OWNER_DIED, FUTEX_TID_MASK, FUTEX_WAITERS};
@@ -52,13 +52,13 @@ pub async fn lock(thread: &Arc<Thread>, address: u64, timeout: u64, real_time: b
     let deadline = if timeout == 0 { None } else { Some(clock::deadline(thread, timeout, real_time)?) };
     loop {
         let Attempt::Owned(expected) = attempt(thread, &memory, address, true)? else { return Ok(0) };
-        let waited = futex::wait(thread, &[Watched { address, expected, bits: u32::MAX }], deadline).await;
+        let waited = futex::wait(thread, &[FutexWait { address, expected, bits: u32::MAX }], deadline).await;
         match waited {
             Ok(_) | Err(Errno::EAGAIN) => {}
             Err(Errno::EINTR) => {
                 // The lock call restarts after every handler, with or without `SA_RESTART`.
                 // SAFETY: the thread's own future.
-                unsafe { thread.context() }.insists = true;
+                unsafe { thread.context() }.always_restarts = true;
                 return Err(Errno::EINTR);
             }
             Err(error) => return Err(error),

@@ -4,7 +4,7 @@ use super::file::{add, open_of};
 use super::signal::{allowed, known_or_none, read_info};
 use super::{Answer, remote};
 use crate::task::deliver::has_kill;
-use crate::task::process::{self, FIRST, Families};
+use crate::task::process::{self, FIRST, TasklistLock};
 use crate::task::signal::{self, Info};
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
@@ -22,7 +22,7 @@ struct Descriptor {
 
 impl File for Descriptor {
     fn ready(&self) -> u32 {
-        match (self.process.has_ended(&Families::lock()), self.process.is_reaped()) {
+        match (self.process.has_ended(&TasklistLock::lock()), self.process.is_reaped()) {
             (_, true) => abi::POLLIN | abi::POLLRDNORM | abi::POLLHUP,
             (true, false) => abi::POLLIN | abi::POLLRDNORM,
             (false, false) => 0,
@@ -86,7 +86,7 @@ pub fn pidfd_send_signal(thread: &Arc<Thread>, fd: u64, signal: u64, from: u64, 
         if info.signal != signal {
             return Err(Errno::EINVAL);
         }
-        if info.is_kernels() && !own {
+        if info.is_from_kernel() && !own {
             return Err(Errno::EPERM);
         }
         info
@@ -119,7 +119,7 @@ pub async fn process_mrelease(thread: &Arc<Thread>, fd: u64, flags: u64) -> Answ
         return Err(Errno::EINVAL);
     }
     let (process, _) = process_of(thread, fd)?;
-    if process.has_ended(&Families::lock()) {
+    if process.has_ended(&TasklistLock::lock()) {
         return Err(Errno::ESRCH);
     }
     let threads = process.threads.lock().clone();

@@ -45,10 +45,10 @@ pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 
             Ok(0)
         }
         abi::PR_SET_CHILD_SUBREAPER => {
-            process.adopts.store(value != 0, Relaxed);
+            process.is_subreaper.store(value != 0, Relaxed);
             Ok(0)
         }
-        abi::PR_GET_CHILD_SUBREAPER => write(process.adopts.load(Relaxed).into()),
+        abi::PR_GET_CHILD_SUBREAPER => write(process.is_subreaper.load(Relaxed).into()),
         abi::PR_SET_NO_NEW_PRIVS if value == 1 && nothing_more => {
             thread.traits.lock().no_new_privileges = true;
             Ok(0)
@@ -83,13 +83,13 @@ pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 
             Ok(0)
         }),
         abi::PR_SET_MDWE if nothing_more && REFUSALS.contains(&value) => {
-            if memory.refuse(value as u32) {
+            if memory.set_mdwe(value as u32) {
                 Ok(0)
             } else {
                 Err(Errno::EPERM)
             }
         }
-        abi::PR_GET_MDWE if value == 0 && nothing_more => Ok(memory.refusals().into()),
+        abi::PR_GET_MDWE if value == 0 && nothing_more => Ok(memory.mdwe().into()),
         abi::PR_CAP_AMBIENT => ambient(thread, value, third, fourth == 0 && fifth == 0),
         _ => Err(Errno::EINVAL),
     }

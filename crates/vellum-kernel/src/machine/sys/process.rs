@@ -11,7 +11,7 @@ use crate::task::context::Context;
 use crate::task::count::Counted;
 use crate::task::deliver::is_dying;
 use crate::task::life::Life;
-use crate::task::process::{FIRST, Families, count_one, find, new_number};
+use crate::task::process::{FIRST, TasklistLock, count_one, find, new_number};
 use crate::task::signal::COUNT;
 use crate::task::{Process, Thread, allowance, collapse, executor, futex};
 use alloc::sync::Arc;
@@ -34,13 +34,13 @@ pub fn first(
     arguments: &[Vec<u8>],
     environment: &[Vec<u8>],
 ) -> Result<(), Errno> {
-    let everybodys = Process::new(&Families::lock(), FIRST, None, None, 0);
+    let everybodys = Process::new(&TasklistLock::lock(), FIRST, None, None, 0);
     let limits = *everybodys.limits.lock();
     let (memory, registers) = program::load(file, path, arguments, environment, &limits, &Credentials::root(), false)?;
     let files = Arc::new(files::first()?);
     let pid = new_number();
     memory.image.lock().file = Some(files::from_root(|view| files::executable(&view, path, true))?);
-    let process = Process::new(&Families::lock(), pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
+    let process = Process::new(&TasklistLock::lock(), pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
     process.group.store(pid, Ordering::Relaxed);
     process.session.store(pid, Ordering::Relaxed);
     *process.files.lock() = Some(files.clone());
@@ -53,7 +53,7 @@ pub fn first(
         let everybodys = &everybodys;
         loop {
             let over = || {
-                let families = Families::lock();
+                let families = TasklistLock::lock();
                 let ended = everybodys.children.lock().values().find(|child| child.has_ended(&families)).cloned();
                 ended.inspect(|child| everybodys.reap(&families, child))
             };
@@ -61,7 +61,7 @@ pub fn first(
             if child.pid == pid {
                 let status = child.life.lock().shell_status();
                 stdio::send(stdio::Frame::Exit, &status.to_le_bytes());
-                println!("the program ended with status {status}: {}", mem::Tally);
+                println!("the program ended with status {status}: {}", mem::CounterSummary);
                 stop(Outcome::Success);
             }
         }
@@ -108,14 +108,14 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let memory = thread.memory();
     let memory = match has(abi::CLONE_VM) {
         true => memory,
-        false => spaces::publish(memory.fork()?),
+        false => spaces::register(memory.fork()?),
     };
-    thread.save_held();
+    thread.save_extended();
     // SAFETY: the thread's own future.
     let parent = unsafe { thread.context() };
     let files = if has(abi::CLONE_FILES) { parent.files.clone() } else { Arc::new(parent.files.copy()?) };
     let mut context = Context::new(memory.clone(), files.clone(), parent.registers);
-    context.held = parent.held.clone();
+    context.extended = parent.extended.clone();
     context.registers.set_answer(0);
     if wanted.stack != 0 {
         context.registers.set_stack(wanted.stack);
@@ -124,7 +124,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
         context.signal_stack = parent.signal_stack;
     }
     if has(abi::CLONE_SETTLS) {
-        context.held.set_thread_pointer(wanted.tls);
+        context.extended.set_thread_pointer(wanted.tls);
     }
     if has(abi::CLONE_CHILD_CLEARTID) {
         context.clear_tid = wanted.child_tid;
@@ -144,7 +144,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     }
     let own = &thread.process;
     let (parent, process) = {
-        let families = Families::lock();
+        let families = TasklistLock::lock();
         // The family lock orders this fork against a signal to the whole process group: either the
         // signal reaches the child, or the parent sees here that it is being killed.
         if is_dying(thread) {
@@ -163,7 +163,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     allowance::watch(&process);
     if let Err(error) = equipped {
         process.end(Life::Killed(abi::SIGKILL));
-        parent.reap(&Families::lock(), &process);
+        parent.reap(&TasklistLock::lock(), &process);
         return Err(error);
     }
     *process.files.lock() = Some(files);
@@ -173,14 +173,14 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     Ok(tid.into())
 }
 
-/// Starts a new thread. With `holds_maker` (`CLONE_VFORK`), waits until the new thread has released
-/// its creator's memory or the creator is being killed. `holds_maker` is set before the new thread
+/// Starts a new thread. With `blocks_creator` (`CLONE_VFORK`), waits until the new thread has released
+/// its creator's memory or the creator is being killed. `blocks_creator` is set before the new thread
 /// starts, so that the new thread cannot exit unnoticed.
-async fn start(maker: &Arc<Thread>, new: Arc<Thread>, holds_maker: bool) {
-    new.holds_maker.store(holds_maker, Ordering::SeqCst);
+async fn start(maker: &Arc<Thread>, new: Arc<Thread>, blocks_creator: bool) {
+    new.blocks_creator.store(blocks_creator, Ordering::SeqCst);
     new.clone().start::<Calls>();
-    if holds_maker {
-        let let_go = || (!new.holds_maker.load(Ordering::SeqCst)).then_some(());
+    if blocks_creator {
+        let let_go = || (!new.blocks_creator.load(Ordering::SeqCst)).then_some(());
         let _ = maker.killable(new.process.changed.wait_until(let_go)).await;
     }
 }
@@ -247,9 +247,9 @@ pub fn let_go_of_memory(thread: &Arc<Thread>) {
 /// Ends a thread: releases its memory and files, and with the last thread those of its process.
 pub fn thread_ends(thread: &Arc<Thread>) {
     let_go_of_memory(thread);
-    thread.forget_held();
+    thread.unload_extended();
     let process = &thread.process;
-    let last = thread.leaves();
+    let last = thread.begin_exit();
     space::unload();
     // The memory is freed before the parent is notified of the exit.
     if last {
@@ -257,13 +257,13 @@ pub fn thread_ends(thread: &Arc<Thread>) {
     }
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
-    context.memory = UserSpace::nobodys();
+    context.memory = UserSpace::empty();
     context.files = files::none();
     if last {
         *process.files.lock() = None;
         files::locks().release_all(Owner::Process(process.pid), None);
     }
-    thread.let_go_of_maker();
+    thread.unblock_creator();
     process.thread_ended(thread);
 }
 

@@ -108,7 +108,7 @@ pub fn load(
     super::memory::set_limits(&mut limits, resources, own);
     let space = mem::new_space(mem::machine(), payer::payer(), limits)
         .map_err(|why| failed(Some(why), vellum::errno::Errno::ENOMEM))?;
-    let space = spaces::publish(UserSpace::new(space));
+    let space = spaces::register(UserSpace::new(space));
     let mut image = Image::default();
     for mapping in &plan.mappings {
         map(&space, base, mapping, file)?;
@@ -225,12 +225,12 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     let process = &thread.process;
     process.end_others(thread).await?;
     super::process::let_go_of_memory(thread);
-    process.signals.lock().after_exec();
+    process.signals.lock().reset_for_exec();
     process.timers.lock().retain(|number, _| *number == timer::REAL);
     thread.traits.lock().credentials = Arc::new(own);
     crate::mem::space::unload();
     process.change_memory(Some(space.clone()));
-    thread.forget_held();
+    thread.unload_extended();
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
     let files = context.files.clone();
@@ -241,7 +241,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
         crate::files::closed(process.pid, &slot.open);
     }
     thread.set_name(called.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
-    thread.let_go_of_maker();
+    thread.unblock_creator();
     // No program uses the value of RAX at its entry.
     Ok(0)
 }

@@ -36,7 +36,7 @@ const LOCKED: u32 = 0o2000;
 pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
     let (key, flags) = (key as i32, flags as u32);
     let [_, most_bytes, most] = settings::shared_memory();
-    let who = thread.credentials().fs_cred();
+    let who = thread.credentials().file_credentials();
     let pid = thread.process.pid;
     let fits = |segment: &Segment| if size > segment.size { Err(Errno::EINVAL) } else { Ok(()) };
     let make = || {
@@ -87,7 +87,7 @@ pub async fn attach(thread: &Arc<Thread>, id: u64, addr: u64, flags: u64) -> Ans
     how.set(MapFlags::READ_ONLY, flags & READ_ONLY != 0);
     how.set(MapFlags::FIXED, flags & REPLACE != 0);
     how.set(MapFlags::FIXED_NOREPLACE, addr != 0 && flags & REPLACE == 0);
-    let who = thread.credentials().fs_cred();
+    let who = thread.credentials().file_credentials();
     let memory = thread.memory();
     let (mapped, len) = with(|segments| {
         let IpcObject { id, perm, data: segment } = segments.get(id as u32)?;
@@ -95,7 +95,7 @@ pub async fn attach(thread: &Arc<Thread>, id: u64, addr: u64, flags: u64) -> Ans
         perm.check_access(&who, executes | if flags & READ_ONLY != 0 { READ } else { READ | WRITE })?;
         let object = segment.object.clone().or_else(|| object_of_vma(segment.tag)).ok_or(Errno::EINVAL)?;
         let name = format!("/SYSV{:08x} (deleted)", perm.key).into_bytes();
-        memory.remember(segment.tag, Mapped::shown(Device { major: 0, minor: 1 }, u64::from(*id), name.into()));
+        memory.note_mapped_file(segment.tag, Mapped::shown(Device { major: 0, minor: 1 }, u64::from(*id), name.into()));
         let request = MapRequest { addr, len: segment.size, prot, flags: how };
         let mapped = memory.engine.map_object(request, &object, 0).map_err(|error| match error {
             MapError::Exists(_) => Errno::EINVAL,
@@ -176,7 +176,7 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
     const ALL: u32 = 14;
     const STAT_ANY: u32 = 15;
     let (id, command) = (id as u32, command as u32);
-    let (memory, who) = (thread.memory(), thread.credentials().fs_cred());
+    let (memory, who) = (thread.memory(), thread.credentials().file_credentials());
     if (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }

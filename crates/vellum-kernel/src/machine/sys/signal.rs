@@ -3,7 +3,7 @@
 use super::{Answer, clock};
 use crate::mem::{now_ns, uaccess};
 use crate::task::deliver::{self, is_on_signal_stack, read_set};
-use crate::task::process::Families;
+use crate::task::process::TasklistLock;
 use crate::task::signal::{self, Action, COUNT, Info, UNSTOPPABLE, bit};
 use crate::task::{Process, Thread, process};
 use alloc::sync::Arc;
@@ -213,7 +213,7 @@ pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
     let mut answer = Err(Errno::ESRCH);
     // The family lock keeps new children out while the signal is sent. After it, a parent that the
     // signal kills forks no more.
-    let families = Families::lock();
+    let families = TasklistLock::lock();
     for process in process::all() {
         let wanted = match group {
             Some(group) => process.group.load(Ordering::Relaxed) == group,
@@ -228,7 +228,7 @@ pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
             Err(_) => {}
         }
         if signal != 0 && allowed(thread, &process, signal).is_ok() {
-            signal::send_among(&families, &process, info);
+            signal::send_locked(&families, &process, info);
         }
     }
     answer
@@ -257,7 +257,7 @@ pub fn sigqueueinfo(thread: &Arc<Thread>, pid: u64, tid: Option<u64>, signal: u6
     let said = read_info(thread, from)?;
     let signal = known_or_none(signal)?;
     let info = Info { signal, ..said };
-    if info.is_kernels() && pid as u32 != thread.process.pid {
+    if info.is_from_kernel() && pid as u32 != thread.process.pid {
         return Err(Errno::EPERM);
     }
     let process = process::find(pid as u32).ok_or(Errno::ESRCH)?;

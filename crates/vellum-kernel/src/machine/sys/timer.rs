@@ -5,7 +5,7 @@ use super::clock::{self, SECOND, read_pair, write_pair};
 use crate::mem::{EPOCH, now_ns, uaccess};
 use crate::task::Thread;
 use crate::task::signal::{COUNT, Info};
-use crate::task::timer::{REAL, SI_TIMER, Then, Timer, set, set_real};
+use crate::task::timer::{OnExpiry, REAL, SI_TIMER, Timer, set, set_real};
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
@@ -84,9 +84,9 @@ pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
         let info = Info { signal, code: SI_TIMER, fields: [number.into(), value, 0, 0] };
         let is_own = || process.threads.lock().contains_key(&tid);
         let then = match kind {
-            NONE => Then::Nothing,
-            SIGNAL | THREAD => Then::Tell(info),
-            OF_THREAD if is_own() => Then::TellThread(tid, info),
+            NONE => OnExpiry::Nothing,
+            SIGNAL | THREAD => OnExpiry::SignalProcess(info),
+            OF_THREAD if is_own() => OnExpiry::SignalThread(tid, info),
             _ => return Err(Errno::EINVAL),
         };
         timers.insert(number, Timer::new(then, real));

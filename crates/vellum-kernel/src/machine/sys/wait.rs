@@ -3,7 +3,7 @@
 use super::{Answer, misc, pidfd};
 use crate::mem::uaccess;
 use crate::task::life::Life;
-use crate::task::process::{self, Families};
+use crate::task::process::{self, TasklistLock};
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -35,7 +35,7 @@ fn find_change(
     let (mut from, most) = if pid > 0 { (pid as u32, 1) } else { (0, AT_ONCE) };
     let mut any = false;
     loop {
-        let families = Families::lock();
+        let families = TasklistLock::lock();
         let mut children = process::walk(from, |from| process::first(&own.children.lock(), from)).take(most);
         let mut last = None;
         let change = children.find_map(|child| {
@@ -60,7 +60,7 @@ fn find_change(
 /// Returns the child's state change to report, if any. Without `keep` the change is consumed, and
 /// an exited child is reaped.
 fn take_change(
-    families: &Families,
+    families: &TasklistLock,
     child: &Arc<Process>,
     own: &Process,
     options: u32,

@@ -4,7 +4,7 @@
 //! wakes the task and yields to it. The task reclaims until enough memory is free, so that threads
 //! seldom have to reclaim directly.
 
-use crate::mem::reclaim::{Who, reclaim};
+use crate::mem::reclaim::{Reason, reclaim};
 use crate::mem::{machine, now_ns};
 use crate::task::{executor, time};
 use core::future::poll_fn;
@@ -65,7 +65,7 @@ async fn run() {
                 .map(|node| (node, frames.shortage_on(node).min(AT_ONCE)))
                 .filter(|(_, missing)| *missing > 0)
                 .map(|(node, missing)| {
-                    reclaim(Who::Background, ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) }, missing)
+                    reclaim(Reason::Background, ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) }, missing)
                 })
                 .sum();
             if found == 0 {

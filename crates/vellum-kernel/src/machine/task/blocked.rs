@@ -9,12 +9,12 @@ use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
 use vellum::memcg::Refused;
 use vellum::space::{Access, FaultError, UffdEvent, UffdMode};
-use vellum_kernel::fs::watch::Fault;
+use vellum_kernel::fs::uffd::Fault;
 
 impl BlockedOn {
     /// Waits until the access is worth a retry. Returns false if it never will be. `in_kernel`: the
     /// kernel made the access on the thread's behalf.
-    pub async fn passes(self, thread: &Arc<Thread>, in_kernel: bool) -> bool {
+    pub async fn wait(self, thread: &Arc<Thread>, in_kernel: bool) -> bool {
         match self {
             Self::Signal => true,
             Self::Shortage(why) => oom::relieve(thread, why).await,
@@ -70,7 +70,7 @@ async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: U
     let again = memory.engine.fault(watched.page, watched.access);
     if again == Err(FaultError::Uffd(watched)) {
         // A signal is delivered first. The access is then retried, and its fault reported again.
-        let _ = thread.interruptible(faults.dealt_with(number), None).await;
+        let _ = thread.interruptible(faults.wait_until_resolved(number), None).await;
     }
     faults.remove(number);
     true

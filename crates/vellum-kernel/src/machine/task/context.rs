@@ -1,7 +1,7 @@
 //! A thread's registers and private state, and the attributes that it inherits from its creator.
 
 use crate::arch::entry::Registers;
-use crate::arch::held::Held;
+use crate::arch::extended_state::ExtendedState;
 use crate::mem::UserSpace;
 use crate::task::signal::Set;
 use alloc::sync::Arc;
@@ -13,7 +13,7 @@ pub struct Context {
     /// The general registers.
     pub registers: Registers,
     /// The FPU, vector and TLS registers, while no CPU holds the thread's values of them.
-    pub held: Held,
+    pub extended: ExtendedState,
     /// The address space it runs in.
     pub memory: Arc<UserSpace>,
     /// Its open files.
@@ -32,7 +32,7 @@ pub struct Context {
     /// The number of a system call that a signal interrupted and that may be restarted.
     pub restart: Option<u64>,
     /// True if that call is restarted even after a handler without `SA_RESTART`.
-    pub insists: bool,
+    pub always_restarts: bool,
     /// The deadline of the system call's wait, if the call was restarted: it keeps its first
     /// deadline.
     pub wait_deadline: Option<u64>,
@@ -91,7 +91,7 @@ impl Context {
     pub fn new(memory: Arc<UserSpace>, files: Arc<Files>, registers: Registers) -> Self {
         Self {
             registers,
-            held: Held::new(),
+            extended: ExtendedState::new(),
             memory,
             files,
             clear_tid: 0,
@@ -100,7 +100,7 @@ impl Context {
             saved_mask: None,
             fault_address: 0,
             restart: None,
-            insists: false,
+            always_restarts: false,
             wait_deadline: None,
         }
     }

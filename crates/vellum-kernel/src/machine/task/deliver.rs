@@ -17,7 +17,7 @@ use vellum_kernel::errno::Errno;
 
 /// Handles everything the thread was alerted to: stops, ends, pending signals. Restores the signal
 /// mask and restarts an interrupted system call where due. Returns false if the thread is to end.
-pub async fn settle<S: SystemCalls>(thread: &Arc<Thread>) -> bool {
+pub async fn handle_alert<S: SystemCalls>(thread: &Arc<Thread>) -> bool {
     loop {
         if thread.ending.load(Ordering::Relaxed) {
             return false;
@@ -114,14 +114,14 @@ fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) ->
     let now = thread.mask.load(Ordering::Relaxed);
     // SAFETY: runs in the thread's own future.
     let context = unsafe { thread.context() };
-    let insists = core::mem::take(&mut context.insists);
+    let always_restarts = core::mem::take(&mut context.always_restarts);
     if let Some(number) = context.restart.take()
-        && (insists || flags & abi::SA_RESTART != 0 && S::restarts(number) == Restart::AfterHandlers)
+        && (always_restarts || flags & abi::SA_RESTART != 0 && S::restarts(number) == Restart::AfterHandlers)
     {
         context.registers.repeat(number);
     }
     context.wait_deadline = None;
-    thread.save_held();
+    thread.save_extended();
     // SAFETY: runs in the thread's own future, and the previous reference is not used any more.
     let context = unsafe { thread.context() };
     let handler = Handler {
@@ -135,7 +135,7 @@ fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) ->
         stack_flags: stack_flags(context),
         fault_address: context.fault_address,
     };
-    frame::push(&mut context.registers, &context.held, &context.memory, &handler)?;
+    frame::push(&mut context.registers, &context.extended, &context.memory, &handler)?;
     context.saved_mask = None;
     let own = if flags & abi::SA_NODEFER == 0 { bit(info.signal) } else { 0 };
     thread.set_mask(now | action.mask | own);
@@ -149,17 +149,17 @@ fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) ->
 /// as far as user mode may set them.
 pub async fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
     let attempt = || {
-        thread.save_held();
+        thread.save_extended();
         // SAFETY: runs in the thread's own future.
-        let Context { registers, held, memory, .. } = unsafe { thread.context() };
-        frame::pop(registers, held, memory)
+        let Context { registers, extended, memory, .. } = unsafe { thread.context() };
+        frame::pop(registers, extended, memory)
     };
     let Some(mask) = retry_frame(thread, attempt).await else { return Ok(0) };
     // SAFETY: runs in the thread's own future, and the previous reference is not used any more.
     let context = unsafe { thread.context() };
     context.restart = None;
     let answer = context.registers.answer();
-    thread.forget_held();
+    thread.unload_extended();
     thread.set_mask(mask);
     Ok(answer)
 }
@@ -173,7 +173,7 @@ pub fn answer<S: SystemCalls>(thread: &Thread, number: u64, answer: Result<u64, 
         context.restart = Some(number);
     } else {
         context.wait_deadline = None;
-        context.insists = false;
+        context.always_restarts = false;
     }
     context.registers.set_answer(answer.unwrap_or_else(|error| error.returned() as u64));
 }

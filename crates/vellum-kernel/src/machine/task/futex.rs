@@ -65,7 +65,7 @@ pub fn word(memory: &Arc<UserSpace>, address: u64) -> Result<u32, Errno> {
 
 /// A futex that a thread waits on.
 #[derive(Clone, Copy)]
-pub struct Watched {
+pub struct FutexWait {
     /// The word's address.
     pub address: u64,
     /// The value that the word must have for the thread to wait.
@@ -81,7 +81,7 @@ pub struct Watched {
 ///
 /// `EAGAIN`: a word has another value. `EINTR`: a signal arrived. `ETIMEDOUT`: the deadline passed.
 /// `EFAULT`, `ENOMEM`.
-pub async fn wait(thread: &Thread, watched: &[Watched], deadline: Option<u64>) -> Result<usize, Errno> {
+pub async fn wait(thread: &Thread, watched: &[FutexWait], deadline: Option<u64>) -> Result<usize, Errno> {
     let memory = thread.memory();
     let changed = Arc::new(Queue::new());
     let mut places = Vec::new();

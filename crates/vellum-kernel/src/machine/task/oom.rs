@@ -6,7 +6,7 @@
 //! `oom_score_adj`; processes that share its address space end with it.
 
 use crate::mem::memcgs::{self, Event};
-use crate::mem::reclaim::{Who, reclaim};
+use crate::mem::reclaim::{Reason, reclaim};
 use crate::mem::{machine, swap};
 use crate::println;
 use crate::task::life::Life;
@@ -55,8 +55,8 @@ impl Scope {
     /// Tries to reclaim `pages` pages. Returns whether any were freed.
     fn reclaims(self, pages: u64) -> bool {
         let (why, memcg) = match self {
-            Scope::Machine => (Who::Direct, Some(MemcgId::ROOT)),
-            Scope::Memcg(memcg) => (Who::Limit, memcgs::engine(memcg).ok()),
+            Scope::Machine => (Reason::Direct, Some(MemcgId::ROOT)),
+            Scope::Memcg(memcg) => (Reason::Limit, memcgs::engine(memcg).ok()),
         };
         memcg.is_some_and(|memcg| reclaim(why, memcg, pages) > 0)
     }
@@ -86,7 +86,7 @@ fn pages(stats: &SpaceStats) -> u64 {
 /// Returns a process's badness in pages (Linux: `oom_badness`): its memory, plus `oom_score_adj`
 /// thousandths of all `all` pages.
 fn points(process: &Process, stats: &SpaceStats, all: u64) -> i64 {
-    pages(stats) as i64 + i64::from(process.badness.load(Relaxed)) * (all / 1000) as i64
+    pages(stats) as i64 + i64::from(process.oom_score_adj.load(Relaxed)) * (all / 1000) as i64
 }
 
 /// Returns the badness in thousandths of the machine's memory (`oom_score`).
@@ -162,7 +162,7 @@ fn find_ending(scope: Scope) -> Option<Arc<Process>> {
 fn kill(scope: Scope, wanting: Option<&Arc<Process>>) -> Option<Arc<Process>> {
     let all = scope.pages();
     let may = |process: &Arc<Process>| {
-        process.pid != FIRST && process.badness.load(Relaxed) > OOM_SCORE_ADJ_MIN && scope.has(process)
+        process.pid != FIRST && process.oom_score_adj.load(Relaxed) > OOM_SCORE_ADJ_MIN && scope.has(process)
     };
     let counted = processes::all().filter(may).filter_map(|process| {
         let stats = stats(&process)?;
@@ -216,6 +216,6 @@ fn log(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i
         kib(has.shmem),
         kib(has.tables),
         kib(has.swap),
-        victim.badness.load(Relaxed),
+        victim.oom_score_adj.load(Relaxed),
     );
 }

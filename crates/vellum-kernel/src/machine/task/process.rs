@@ -40,13 +40,13 @@ static THREADS: Shared<BTreeMap<u32, Weak<Thread>>> = Shared::new(BTreeMap::new(
 /// Guard of the tasklist lock, which protects the process tree, the ends and the stops of
 /// processes. A parent's `wait` thereby sees each of these changes together with its signal, never
 /// one without the other (Linux: `tasklist_lock`). The outermost lock.
-pub struct Families(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+pub struct TasklistLock(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
-impl Families {
+impl TasklistLock {
     /// Takes the tasklist lock.
     pub fn lock() -> Self {
         static LOCK: Mutex<()> = Mutex::new(());
-        Families(LOCK.lock())
+        TasklistLock(LOCK.lock())
     }
 }
 
@@ -80,7 +80,7 @@ pub struct Process {
     /// The time of its start, in nanoseconds since the machine's start.
     pub started: u64,
     /// The `oom_score_adj`, from −1000 to 1000.
-    pub badness: AtomicI32,
+    pub oom_score_adj: AtomicI32,
     /// The number of its memcg.
     pub cgroup: AtomicU32,
     /// The number of the engine's memcg that is charged for kernel memory of the process.
@@ -94,7 +94,7 @@ pub struct Process {
     /// The signal that the process gets when its parent ends (`PR_SET_PDEATHSIG`); 0: none.
     pub death_signal: AtomicU32,
     /// True if orphaned descendants become its children (`PR_SET_CHILD_SUBREAPER`).
-    pub adopts: AtomicBool,
+    pub is_subreaper: AtomicBool,
     /// Nonzero if other processes of its user may access its memory (`PR_SET_DUMPABLE`).
     pub dumpable: AtomicU32,
     /// The name of its last thread that ended.
@@ -211,7 +211,7 @@ pub fn find_thread(tid: u32) -> Option<Arc<Thread>> {
 impl Process {
     /// Creates a child of `parent`, or the root process, and adds it to the table.
     pub fn new(
-        _: &Families,
+        _: &TasklistLock,
         pid: u32,
         parent: Option<&Arc<Process>>,
         memory: Option<Arc<UserSpace>>,
@@ -233,14 +233,14 @@ impl Process {
             life: Mutex::new(Life::Running),
             changed: Queue::new(),
             started: now_ns(),
-            badness: AtomicI32::new(parent.map_or(0, |p| p.badness.load(Ordering::Relaxed))),
+            oom_score_adj: AtomicI32::new(parent.map_or(0, |p| p.oom_score_adj.load(Ordering::Relaxed))),
             cgroup: AtomicU32::new(parent.map_or(0, |p| p.cgroup.load(Ordering::Relaxed))),
             payer: AtomicU16::new(parent.map_or(MemcgId::ROOT, |p| p.payer()).number()),
             core_filter: AtomicU32::new(parent.map_or(0x33, |p| p.core_filter.load(Ordering::Relaxed))),
             ended_usage: Mutex::default(),
             children_usage: Mutex::default(),
             death_signal: AtomicU32::new(0),
-            adopts: AtomicBool::new(false),
+            is_subreaper: AtomicBool::new(false),
             dumpable: AtomicU32::new(parent.map_or(1, |p| p.dumpable.load(Ordering::Relaxed))),
             last_name: Mutex::default(),
             folder: Once::new(),
@@ -345,7 +345,7 @@ impl Process {
 
     /// Stops the process with a signal and notifies the parent.
     pub fn stop(self: &Arc<Self>, signal: u32) {
-        let tasklist = Families::lock();
+        let tasklist = TasklistLock::lock();
         let mut life = self.life.lock();
         if life.is_over() {
             return;
@@ -360,7 +360,7 @@ impl Process {
     }
 
     /// Continues the process if it is stopped. With the tasklist lock, also notifies the parent.
-    pub fn go_on(self: &Arc<Self>, tasklist: Option<&Families>) {
+    pub fn go_on(self: &Arc<Self>, tasklist: Option<&TasklistLock>) {
         let mut life = self.life.lock();
         if !matches!(*life, Life::Stopped(..)) {
             return;
@@ -374,7 +374,7 @@ impl Process {
     }
 
     /// Returns whether the process is over, its threads are gone, and its parent was notified.
-    pub fn has_ended(&self, _: &Families) -> bool {
+    pub fn has_ended(&self, _: &TasklistLock) -> bool {
         self.ended.load(Ordering::Relaxed)
     }
 
@@ -389,11 +389,11 @@ impl Process {
     }
 
     /// Sends `SIGCHLD` to the parent, unless it has set `SA_NOCLDSTOP`, and wakes its `wait`.
-    fn notify_parent(&self, tasklist: &Families, code: u32, status: u32) {
+    fn notify_parent(&self, tasklist: &TasklistLock, code: u32, status: u32) {
         let Some(parent) = self.parent.lock().upgrade() else { return };
         let quiet = parent.signals.lock().action(abi::SIGCHLD).flags & u64::from(abi::SA_NOCLDSTOP) != 0;
         if !quiet {
-            signal::send_among(tasklist, &parent, self.child_info(abi::SIGCHLD, code, status));
+            signal::send_locked(tasklist, &parent, self.child_info(abi::SIGCHLD, code, status));
         }
         parent.child_changed.wake_all();
     }
@@ -429,7 +429,7 @@ impl Process {
         }
         *self.counted.lock() = counted;
         self.change_memory(None);
-        let tasklist = Families::lock();
+        let tasklist = TasklistLock::lock();
         self.reparent_children(&tasklist);
         self.ended.store(true, Ordering::Relaxed);
         self.report_end(&tasklist);
@@ -438,7 +438,7 @@ impl Process {
     }
 
     /// Reparents the children to the reaper (Linux: `forget_original_parent`).
-    fn reparent_children(&self, tasklist: &Families) {
+    fn reparent_children(&self, tasklist: &TasklistLock) {
         let orphans = core::mem::take(&mut *self.children.lock());
         let Some(reaper) = self.reaper() else { return };
         for (number, orphan) in orphans {
@@ -447,7 +447,7 @@ impl Process {
             reaper.children.lock().insert(number, orphan.clone());
             let death_signal = orphan.death_signal.load(Ordering::Relaxed);
             if death_signal != 0 {
-                signal::send_among(tasklist, &orphan, Info { signal: death_signal, ..Info::default() });
+                signal::send_locked(tasklist, &orphan, Info { signal: death_signal, ..Info::default() });
             }
             if orphan.has_ended(tasklist) {
                 orphan.report_end(tasklist);
@@ -457,7 +457,7 @@ impl Process {
     }
 
     /// Notifies the parent of the end. A parent that ignores `SIGCHLD` reaps the process at once.
-    fn report_end(self: &Arc<Self>, tasklist: &Families) {
+    fn report_end(self: &Arc<Self>, tasklist: &TasklistLock) {
         let Some(parent) = self.parent.lock().upgrade() else { return };
         let exit_signal = self.exit_signal.load(Ordering::Relaxed);
         let action = *parent.signals.lock().action(abi::SIGCHLD);
@@ -470,7 +470,7 @@ impl Process {
                 Life::Killed(signal) => (abi::CLD_KILLED, signal),
                 other => (abi::CLD_EXITED, other.shell_status()),
             };
-            signal::send_among(tasklist, &parent, self.child_info(exit_signal, code, status));
+            signal::send_locked(tasklist, &parent, self.child_info(exit_signal, code, status));
         }
         parent.child_changed.wake_all();
     }
@@ -480,7 +480,7 @@ impl Process {
     fn reaper(&self) -> Option<Arc<Process>> {
         let mut above = self.parent.lock().upgrade();
         while let Some(process) = above {
-            if process.adopts.load(Ordering::Relaxed) && !process.life.lock().is_over() {
+            if process.is_subreaper.load(Ordering::Relaxed) && !process.life.lock().is_over() {
                 return Some(process);
             }
             above = process.parent.lock().upgrade();
@@ -489,7 +489,7 @@ impl Process {
     }
 
     /// Removes an ended child and adds its resource usage to this process's children.
-    pub fn reap(&self, _: &Families, child: &Process) {
+    pub fn reap(&self, _: &TasklistLock, child: &Process) {
         let all = child.usage() + *child.children_usage.lock();
         let mut children = self.children_usage.lock();
         *children = *children + all;

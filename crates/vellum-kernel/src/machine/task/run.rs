@@ -1,7 +1,7 @@
 //! A thread's loop: enter user mode, handle the trap that ends it, and enter again.
 
 use super::thread::{NOT_IN_USER, Thread};
-use crate::arch::cpu::after_store;
+use crate::arch::cpu::store_load_barrier;
 use crate::arch::types::Trap;
 use crate::arch::{entry, interrupts};
 use crate::mem::thread::{self, BlockedOn};
@@ -53,7 +53,7 @@ impl Thread {
             self.resume();
         }
         self.user_cpu.store(cpu.mem.arch.index, Ordering::SeqCst);
-        after_store();
+        store_load_barrier();
         if cpu.mem.arch.tick.load(Ordering::Relaxed) || self.alerted.load(Ordering::SeqCst) {
             self.user_cpu.store(NOT_IN_USER, Ordering::Relaxed);
             interrupts::enable();
@@ -82,28 +82,28 @@ impl Thread {
     fn resume(&self) {
         // SAFETY: runs in the thread's own future.
         let context = unsafe { self.context() };
-        context.held.restore();
+        context.extended.restore();
         percpu::current().thread.set(ptr::from_ref(self));
     }
 
     /// Saves the thread's extended registers, if this CPU holds them, and marks them as not loaded.
     fn suspend(&self) {
-        self.save_held();
-        self.forget_held();
+        self.save_extended();
+        self.unload_extended();
     }
 
     /// Updates the saved extended registers from this CPU, if it holds them. Must run in the
     /// thread's own future.
-    pub fn save_held(&self) {
+    pub fn save_extended(&self) {
         if ptr::eq(percpu::current().thread.get(), self) {
             // SAFETY: runs in the thread's own future.
-            unsafe { self.context() }.held.save();
+            unsafe { self.context() }.extended.save();
         }
     }
 
     /// Marks the thread's extended registers as not loaded, so that the saved copy is loaded before
     /// user mode. Must run in the thread's own future.
-    pub fn forget_held(&self) {
+    pub fn unload_extended(&self) {
         let cpu = percpu::current();
         if ptr::eq(cpu.thread.get(), self) {
             cpu.thread.set(ptr::null());
@@ -156,7 +156,7 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
                 thread.mem.faults.count(&result);
                 if let Err(error) = result {
                     let passed = match BlockedOn::of(error, &thread.memory()) {
-                        Some(on) => on.passes(&thread, false).await,
+                        Some(on) => on.wait(&thread, false).await,
                         None => false,
                     };
                     if !passed {
@@ -180,7 +180,7 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
             Trap::Exception(raised) => deliver::exception(&thread, raised),
             Trap::Interrupt => {
                 time::expire();
-                if thread.alerted.swap(false, Ordering::SeqCst) && !deliver::settle::<S>(&thread).await {
+                if thread.alerted.swap(false, Ordering::SeqCst) && !deliver::handle_alert::<S>(&thread).await {
                     break;
                 }
                 if executor::is_contended() {

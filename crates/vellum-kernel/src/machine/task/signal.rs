@@ -5,7 +5,7 @@
 //! ([`Thread::alert`]).
 
 use crate::task::life::Life;
-use crate::task::process::Families;
+use crate::task::process::TasklistLock;
 use crate::task::{Process, Thread};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -60,7 +60,7 @@ impl Info {
     }
 
     /// Returns whether `si_code` is one that only the kernel may set.
-    pub fn is_kernels(&self) -> bool {
+    pub fn is_from_kernel(&self) -> bool {
         self.code >= 0 || self.code == abi::SI_TKILL
     }
 
@@ -187,7 +187,7 @@ impl Signals {
     }
 
     /// Resets the handled signals to their default action for `execve`; ignored ones stay ignored.
-    pub fn after_exec(&mut self) {
+    pub fn reset_for_exec(&mut self) {
         for action in &mut self.actions {
             if action.handler != 1 {
                 *action = Action::default();
@@ -218,18 +218,18 @@ pub fn may_queue(process: &Arc<Process>, signal: u32) -> Result<(), Errno> {
 /// Sends a signal to a process, for any of its threads to take. `SIGKILL` ends the process here,
 /// because it depends on no thread.
 pub fn send(process: &Arc<Process>, info: Info) {
-    let tasklist = (info.signal == abi::SIGCONT).then(Families::lock);
+    let tasklist = (info.signal == abi::SIGCONT).then(TasklistLock::lock);
     send_to_any(process, info, tasklist.as_ref());
 }
 
 /// Sends a signal as [`send`], for a caller that holds the tasklist lock.
-pub fn send_among(tasklist: &Families, process: &Arc<Process>, info: Info) {
+pub fn send_locked(tasklist: &TasklistLock, process: &Arc<Process>, info: Info) {
     send_to_any(process, info, Some(tasklist));
 }
 
 /// Sends a signal to a process. `tasklist` is required for `SIGCONT`, which notifies the parent.
 /// Takes the locks of the threads and of the signals.
-fn send_to_any(process: &Arc<Process>, info: Info, tasklist: Option<&Families>) {
+fn send_to_any(process: &Arc<Process>, info: Info, tasklist: Option<&TasklistLock>) {
     let threads = process.threads.lock().clone();
     let mut signals = process.signals.lock();
     effects(process, &mut signals, info.signal, &threads, tasklist);
@@ -267,7 +267,7 @@ pub fn retarget_pending(process: &Process, set: Set) {
 /// Sends a signal to one thread.
 pub fn send_to(thread: &Arc<Thread>, info: Info) {
     let process = &thread.process;
-    let tasklist = (info.signal == abi::SIGCONT).then(Families::lock);
+    let tasklist = (info.signal == abi::SIGCONT).then(TasklistLock::lock);
     let threads = process.threads.lock().clone();
     let mut signals = process.signals.lock();
     effects(process, &mut signals, info.signal, &threads, tasklist.as_ref());
@@ -290,7 +290,7 @@ fn effects(
     signals: &mut Signals,
     signal: u32,
     threads: &BTreeMap<u32, Arc<Thread>>,
-    tasklist: Option<&Families>,
+    tasklist: Option<&TasklistLock>,
 ) {
     let stops = bit(abi::SIGSTOP) | bit(abi::SIGTSTP) | bit(abi::SIGTTIN) | bit(abi::SIGTTOU);
     let undone = match signal {

@@ -1,6 +1,6 @@
 //! A user thread: a future that enters user mode again and again.
 
-use crate::arch::cpu::after_store;
+use crate::arch::cpu::store_load_barrier;
 use crate::arch::irq;
 use crate::mem::thread::{BlockedOn, ThreadMem};
 use crate::mem::{UserSpace, now_ns};
@@ -70,7 +70,7 @@ pub struct Thread {
     alerts: Queue,
     /// True if its creator waits until this thread no longer uses the memory that they share
     /// (`vfork`).
-    pub holds_maker: AtomicBool,
+    pub blocks_creator: AtomicBool,
     /// True if the thread has called [`Self::leaves`].
     left: AtomicBool,
     /// The CPU that runs the thread in user mode, or [`NOT_IN_USER`].
@@ -109,7 +109,7 @@ impl Thread {
             pending: Mutex::new(Pending::default()),
             alerted: AtomicBool::new(true),
             alerts: Queue::new(),
-            holds_maker: AtomicBool::new(false),
+            blocks_creator: AtomicBool::new(false),
             left: AtomicBool::new(false),
             user_cpu: AtomicUsize::new(NOT_IN_USER),
             context: UnsafeCell::new(context),
@@ -160,10 +160,10 @@ impl Thread {
     #[cold]
     pub async fn may_repeat<T>(self: &Arc<Self>, result: Result<T, Errno>) -> bool {
         match self.mem.take_blocked() {
-            Some(on @ BlockedOn::Overdraft(_)) => on.passes(self, true).await,
+            Some(on @ BlockedOn::Overdraft(_)) => on.wait(self, true).await,
             // `madvise` and `mlock` return `EAGAIN` where memory is short.
             Some(on) if matches!(result, Err(Errno::EFAULT | Errno::ENOMEM | Errno::EAGAIN)) => {
-                on.passes(self, true).await
+                on.wait(self, true).await
             }
             _ => false,
         }
@@ -233,7 +233,7 @@ impl Thread {
 
     /// Prepares the thread's end: it takes no more signals. Returns true for the last thread of the
     /// process to call this, and only for that one.
-    pub fn leaves(&self) -> bool {
+    pub fn begin_exit(&self) -> bool {
         self.mask.store(Set::MAX, Ordering::SeqCst);
         signal::retarget_pending(&self.process, Set::MAX);
         let threads = self.process.threads.lock();
@@ -242,8 +242,8 @@ impl Thread {
     }
 
     /// Lets the thread's creator continue if it waits for this one (`vfork`).
-    pub fn let_go_of_maker(&self) {
-        if self.holds_maker.swap(false, Ordering::SeqCst) {
+    pub fn unblock_creator(&self) {
+        if self.blocks_creator.swap(false, Ordering::SeqCst) {
             self.process.changed.wake_all();
         }
     }
@@ -259,7 +259,7 @@ impl Thread {
     /// function finds it there, or the thread finds the alert before it enters.
     pub fn alert(&self) {
         self.alerted.store(true, Ordering::SeqCst);
-        after_store();
+        store_load_barrier();
         let user_cpu = self.user_cpu.load(Ordering::SeqCst);
         if user_cpu != NOT_IN_USER {
             irq::send(user_cpu, irq::KICK);

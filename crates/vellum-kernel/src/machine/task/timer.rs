@@ -25,13 +25,13 @@ pub type Timers = BTreeMap<u32, Timer>;
 
 /// The action when a timer expires.
 #[derive(Clone, Copy, Debug)]
-pub enum Then {
+pub enum OnExpiry {
     /// Nothing.
     Nothing,
     /// Send this signal to the process.
-    Tell(Info),
+    SignalProcess(Info),
     /// Send this signal to the thread with this number.
-    TellThread(u32, Info),
+    SignalThread(u32, Info),
 }
 
 /// The shortest time between expirations, in nanoseconds: regardless of a timer's interval, other
@@ -51,12 +51,12 @@ pub struct Timer {
     pub real: bool,
     /// The number of expirations while the previous signal was not delivered yet.
     pub overrun: u64,
-    then: Then,
+    then: OnExpiry,
 }
 
 impl Timer {
     /// Returns a timer that is not set.
-    pub fn new(then: Then, real: bool) -> Self {
+    pub fn new(then: OnExpiry, real: bool) -> Self {
         Self { deadline: 0, interval: 0, version: 0, real, overrun: 0, then }
     }
 
@@ -113,9 +113,9 @@ async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u6
             timer.then
         };
         match then {
-            Then::Nothing => {}
-            Then::Tell(info) => signal::send(&process, info),
-            Then::TellThread(tid, info) => {
+            OnExpiry::Nothing => {}
+            OnExpiry::SignalProcess(info) => signal::send(&process, info),
+            OnExpiry::SignalThread(tid, info) => {
                 let thread = process.threads.lock().get(&tid).cloned();
                 if let Some(thread) = thread {
                     signal::send_to(&thread, info);
@@ -126,12 +126,12 @@ async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u6
 }
 
 /// Returns whether the timer's last signal is still pending.
-fn is_signal_pending(process: &Process, number: u32, then: Then) -> bool {
+fn is_signal_pending(process: &Process, number: u32, then: OnExpiry) -> bool {
     let own = |info: &Info| info.code == SI_TIMER && info.fields[0] as u32 == number;
     match then {
-        Then::Nothing => false,
-        Then::Tell(_) => process.signals.lock().pending.any(own),
-        Then::TellThread(tid, _) => {
+        OnExpiry::Nothing => false,
+        OnExpiry::SignalProcess(_) => process.signals.lock().pending.any(own),
+        OnExpiry::SignalThread(tid, _) => {
             let thread = process.threads.lock().get(&tid).cloned();
             thread.is_some_and(|thread| thread.pending.lock().any(own))
         }
@@ -145,6 +145,6 @@ fn is_signal_pending(process: &Process, number: u32, then: Then) -> bool {
 /// None: the timer is created if there is none.
 pub fn set_real(process: &Arc<Process>, ns: u64, interval: u64) -> Result<Timer, Errno> {
     let info = Info { signal: abi::SIGALRM, code: abi::SI_KERNEL as i32, fields: [0; 4] };
-    process.timers.lock().entry(REAL).or_insert(Timer::new(Then::Tell(info), false));
+    process.timers.lock().entry(REAL).or_insert(Timer::new(OnExpiry::SignalProcess(info), false));
     set(process, REAL, if ns == 0 { 0 } else { now_ns().saturating_add(ns) }, interval)
 }

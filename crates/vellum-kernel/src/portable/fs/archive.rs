@@ -4,7 +4,7 @@
 //! multiple of four; the last entry is called `TRAILER!!!`.
 
 use super::inode::{Change, File, Inode};
-use super::meta::{Device, Kind, MODE, Time, Who};
+use super::meta::{Device, FileCredentials, Kind, MODE, Time};
 use super::names::{Namespace, View};
 use crate::errno::Errno;
 use alloc::sync::Arc;
@@ -94,7 +94,7 @@ impl<'a> Iterator for Entries<'a> {
 /// # Errors
 /// `EINVAL`: it is none, or cut off. Those of making the files.
 pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>) -> Result<(), Errno> {
-    let (names, who) = (Namespace::default(), Who::root());
+    let (names, who) = (Namespace::default(), FileCredentials::root());
     let view = View { names: &names, root, current: root, who: &who };
     let mut linked: Vec<(u32, Arc<dyn Inode>)> = Vec::new();
     for entry in entries(archive) {
@@ -170,7 +170,7 @@ mod tests {
     fn files_come_out() {
         let root: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 1, 0o755);
         unpack(&archive(), &root).unwrap();
-        let (names, who) = (Namespace::default(), Who::root());
+        let (names, who) = (Namespace::default(), FileCredentials::root());
         let view = View { names: &names, root: &root, current: &root, who: &who };
         let file = view.get(b"/link", true).unwrap();
         let meta = file.meta();

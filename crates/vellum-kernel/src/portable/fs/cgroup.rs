@@ -8,7 +8,7 @@
 use super::folder::{Folder, More};
 use super::inode::{Entry, Inode};
 use super::meta::Kind;
-use super::text::{Make, System, Take, Text};
+use super::text::{PseudoFs, Show, Store, Text};
 use crate::errno::Errno;
 use alloc::boxed::Box;
 use alloc::format;
@@ -85,7 +85,7 @@ pub trait Groups: Send + Sync {
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn root(system: System, groups: Arc<dyn Groups>, group: u32) -> Result<Arc<Folder>, Errno> {
+pub fn root(system: PseudoFs, groups: Arc<dyn Groups>, group: u32) -> Result<Arc<Folder>, Errno> {
     directory(system, groups, group, None)
 }
 
@@ -121,7 +121,7 @@ pub fn said(amount: Option<u64>) -> Vec<u8> {
 }
 
 fn directory(
-    system: System,
+    system: PseudoFs,
     groups: Arc<dyn Groups>,
     group: u32,
     parent: Option<Weak<Folder>>,
@@ -134,16 +134,16 @@ fn directory(
             continue;
         }
         let (reader, writer) = (groups.clone(), groups.clone());
-        let make: Make = Box::new(move || reader.read(group, control));
-        let take: Take = Box::new(move |value| writer.write(group, control, value));
+        let make: Show = Box::new(move || reader.read(group, control));
+        let take: Store = Box::new(move |value| writer.write(group, control, value));
         let mode = if reads { 0o444 } else { 0 } | if writes { 0o200 } else { 0 };
         folder.add(name, Text::new(system, mode, reads.then_some(make), writes.then_some(take)))?;
     }
     folder.add("cgroup.controllers", Text::read_only(system, || Ok(b"memory\n".to_vec())))?;
     let enabled = Arc::new(AtomicBool::new(false));
     let enables = enabled.clone();
-    let make: Make = Box::new(move || Ok(if enabled.load(Relaxed) { b"memory\n".to_vec() } else { Vec::new() }));
-    let take: Take = Box::new(move |value| {
+    let make: Show = Box::new(move || Ok(if enabled.load(Relaxed) { b"memory\n".to_vec() } else { Vec::new() }));
+    let take: Store = Box::new(move |value| {
         enables.store(switched(value, enables.load(Relaxed))?, Relaxed);
         Ok(())
     });
@@ -175,7 +175,7 @@ pub fn group_of(directory: &dyn Inode) -> Option<u32> {
 
 /// The groups below one.
 struct Below {
-    system: System,
+    system: PseudoFs,
     groups: Arc<dyn Groups>,
     group: u32,
     children: Mutex<Children>,
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn groups_come_and_go() {
-        let root = root(System::default(), Arc::new(Machine::default()), 0).unwrap();
+        let root = root(PseudoFs::default(), Arc::new(Machine::default()), 0).unwrap();
         assert!(root.find(b"memory.max").is_err() && root.find(b"memory.stat").is_ok());
         let a = root.make(b"a", &NEW).unwrap();
         assert_eq!(root.make(b"a", &NEW).err(), Some(Errno::EEXIST));
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_controller_is_switched() {
-        let root = root(System::default(), Arc::new(Machine::default()), 0).unwrap();
+        let root = root(PseudoFs::default(), Arc::new(Machine::default()), 0).unwrap();
         let name = "cgroup.subtree_control";
         assert_eq!(read(&*root, name).unwrap(), "");
         assert_eq!(open(&*root, name).write(0, &mut &b"+memory -cpu"[..]), Err(Errno::EINVAL));

@@ -161,7 +161,7 @@ pub fn open(file: Arc<dyn File>, flags: u32) -> Arc<Open> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::io::testing::Ends;
+    use super::super::io::testing::FaultsAfter;
     use super::*;
     use std::vec;
 
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(Null.read(0, &mut &mut bytes[..]), Ok(0));
         assert_eq!(Zero.read(0, &mut &mut bytes[..]), Ok(5000));
         assert!(bytes.iter().all(|&byte| byte == 0));
-        assert_eq!(Zero.read(0, &mut Ends(&mut bytes[..], 1500)), Ok(1500));
+        assert_eq!(Zero.read(0, &mut FaultsAfter(&mut bytes[..], 1500)), Ok(1500));
         assert_eq!(Null.write(0, &mut &bytes[..]), Ok(5000));
         assert_eq!(Full.write(0, &mut &bytes[..]), Err(Errno::ENOSPC));
         let random = Random(Box::new(|to| to.fill(7)));

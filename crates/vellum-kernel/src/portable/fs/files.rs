@@ -2,7 +2,7 @@
 //! (Linux: `files_struct` and `fs_struct`).
 
 use super::names::{Namespace, View};
-use super::{Inode, Open, Table, Who};
+use super::{FileCredentials, Inode, Open, Table};
 use crate::errno::Errno;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -56,7 +56,7 @@ impl Files {
     pub fn view<T>(
         &self,
         (names, root): (&Namespace, &Arc<dyn Inode>),
-        who: &Who,
+        who: &FileCredentials,
         at: i32,
         absolute: bool,
         look: impl FnOnce(View) -> Result<T, Errno>,

@@ -2,7 +2,7 @@
 
 use super::inode::{Directory, Entry, FIRST, File, Inode, New, Space};
 use super::meta::{Kind, Meta};
-use super::text::System;
+use super::text::PseudoFs;
 use crate::errno::Errno;
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
@@ -52,7 +52,7 @@ type Fixed = (Box<[u8]>, Arc<dyn Inode>);
 
 /// A folder: fixed entries, and more.
 pub struct Folder {
-    system: System,
+    system: PseudoFs,
     meta: Meta,
     this: Weak<Folder>,
     parent: Option<Weak<Folder>>,
@@ -62,19 +62,19 @@ pub struct Folder {
 
 impl Folder {
     /// An empty folder; without `parent` it is the root of a file system.
-    pub fn new(system: System, parent: Option<&Arc<Folder>>, more: Option<Box<dyn More>>) -> Arc<Folder> {
+    pub fn new(system: PseudoFs, parent: Option<&Arc<Folder>>, more: Option<Box<dyn More>>) -> Arc<Folder> {
         Folder::below(system, parent.map(Arc::downgrade), more)
     }
 
     /// As [`Folder::new`], for what only has a weak reference.
-    pub fn below(system: System, parent: Option<Weak<Folder>>, more: Option<Box<dyn More>>) -> Arc<Folder> {
+    pub fn below(system: PseudoFs, parent: Option<Weak<Folder>>, more: Option<Box<dyn More>>) -> Arc<Folder> {
         Folder::numbered(system, None, parent, more)
     }
 
     /// As [`Folder::new`], with an inode number that is known before it is made: of 2³² or more, to
     /// be no other's.
     pub fn numbered(
-        system: System,
+        system: PseudoFs,
         number: Option<u64>,
         parent: Option<Weak<Folder>>,
         more: Option<Box<dyn More>>,
@@ -130,14 +130,14 @@ impl Folder {
     }
 
     /// The file system it is of.
-    pub fn system(&self) -> System {
+    pub fn system(&self) -> PseudoFs {
         self.system
     }
 }
 
 impl Inode for Folder {
     fn meta(&self) -> Meta {
-        self.system.owned(&self.meta)
+        self.system.with_owner(&self.meta)
     }
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
@@ -210,11 +210,11 @@ mod tests {
     use crate::fs::text::Text;
     use std::vec;
 
-    const SYSTEM: System = System { device: Device { major: 0, minor: 5 }, magic: 7, owner: None };
+    const SYSTEM: PseudoFs = PseudoFs { device: Device { major: 0, minor: 5 }, magic: 7, owner: None };
 
     #[test]
     fn owners() {
-        let system = System { owner: Some((|of| (of, of + 1), 5)), ..SYSTEM };
+        let system = PseudoFs { owner: Some((|of| (of, of + 1), 5)), ..SYSTEM };
         let folder = Folder::new(system, None, None);
         let inner = folder.add_folder("inner").unwrap();
         let text = Text::read_only(SYSTEM, || Ok(vec![]));

@@ -234,7 +234,8 @@ pub trait File: Send + Sync {
         self.write(0, from).map(|count| (count, 0))
     }
 
-    /// Where a write waits for its turn, if no other write is to come between its pieces.
+    /// Returns the lock that a write of several calls takes, if other writes must not come in
+    /// between.
     fn write_lock(&self) -> Option<&SleepLock> {
         None
     }

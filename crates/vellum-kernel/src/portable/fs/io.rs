@@ -1,31 +1,31 @@
-//! Bytes that come and go. On the other side is mostly user memory, which may end half way; what
-//! was done until then counts.
+//! Sinks and sources of bytes, for reads and writes (Linux: `iov_iter`). Most of them copy to or
+//! from user memory, where a copy may fault half way; the bytes copied until then count.
 
 use crate::errno::Errno;
 
-/// Where a read puts its bytes.
+/// The destination of a read.
 pub trait Sink: Send {
-    /// How many bytes it still takes.
+    /// Returns the number of bytes that still fit.
     fn room(&self) -> usize;
 
-    /// Take bytes, as many as there is room for; how many. Fewer if memory ends among them: then
-    /// the next call fails.
+    /// Copies bytes into the sink, as many as fit, and returns their number. It is smaller if user
+    /// memory ends among them; the next call then fails.
     ///
     /// # Errors
-    /// `EFAULT`: not one byte could be taken, though there is room.
+    /// `EFAULT`: not one byte could be copied, though there is room.
     fn put(&mut self, bytes: &[u8]) -> Result<usize, Errno>;
 }
 
-/// Where a write gets its bytes.
+/// The bytes of a write.
 pub trait Source: Send {
-    /// How many bytes there still are.
+    /// Returns the number of bytes not taken yet.
     fn left(&self) -> usize;
 
-    /// Give bytes, as many as there are and `to` has room for; how many. Fewer if memory ends among
-    /// them: then the next call fails.
+    /// Copies the next bytes to `to`, as many as are left and fit, and returns their number. It is
+    /// smaller if user memory ends among them; the next call then fails.
     ///
     /// # Errors
-    /// `EFAULT`: not one byte could be given, though there are some.
+    /// `EFAULT`: not one byte could be copied, though some are left.
     fn take(&mut self, to: &mut [u8]) -> Result<usize, Errno>;
 }
 
@@ -57,10 +57,10 @@ impl Source for &[u8] {
     }
 }
 
-/// The first bytes of a sink or a source.
-pub(crate) struct Part<'a, T: ?Sized>(pub &'a mut T, pub usize);
+/// A sink or a source that ends after at most this number of bytes (Linux: `iov_iter_truncate`).
+pub(crate) struct Limited<'a, T: ?Sized>(pub &'a mut T, pub usize);
 
-impl Sink for Part<'_, dyn Sink + '_> {
+impl Sink for Limited<'_, dyn Sink + '_> {
     fn room(&self) -> usize {
         self.0.room().min(self.1)
     }
@@ -72,7 +72,7 @@ impl Sink for Part<'_, dyn Sink + '_> {
     }
 }
 
-impl Source for Part<'_, dyn Source + '_> {
+impl Source for Limited<'_, dyn Source + '_> {
     fn left(&self) -> usize {
         self.0.left().min(self.1)
     }
@@ -85,8 +85,9 @@ impl Source for Part<'_, dyn Source + '_> {
     }
 }
 
-/// Do a transfer piece by piece: `piece` says how many bytes it has moved and whether to go on.
-/// What was moved before an error counts, and the error is forgotten.
+/// Moves bytes piece by piece, and returns their number. `piece` returns the number of bytes that
+/// it moved, and true to be called again. An error after the first byte ends the transfer, and is
+/// not reported.
 pub(crate) fn in_pieces(mut piece: impl FnMut() -> Result<(usize, bool), Errno>) -> Result<usize, Errno> {
     let mut done = 0;
     loop {
@@ -103,10 +104,10 @@ pub(crate) fn in_pieces(mut piece: impl FnMut() -> Result<(usize, bool), Errno>)
 pub(crate) mod testing {
     use super::*;
 
-    /// User memory that ends after some bytes.
-    pub struct Ends<T>(pub T, pub usize);
+    /// User memory that faults after this number of bytes.
+    pub struct FaultsAfter<T>(pub T, pub usize);
 
-    impl<T: Sink> Sink for Ends<T> {
+    impl<T: Sink> Sink for FaultsAfter<T> {
         fn room(&self) -> usize {
             self.0.room()
         }
@@ -118,7 +119,7 @@ pub(crate) mod testing {
         }
     }
 
-    impl<T: Source> Source for Ends<T> {
+    impl<T: Source> Source for FaultsAfter<T> {
         fn left(&self) -> usize {
             self.0.left()
         }

@@ -1,8 +1,8 @@
-//! Locks on files: of ranges (`fcntl`) and of the whole (`flock`). They keep nobody from reading or
-//! writing; they tell those who ask.
+//! Advisory file locks: of byte ranges (`fcntl`) and of whole files (`flock`). Reads and writes
+//! ignore them.
 //!
-//! A lock is had by a process, and goes with the first descriptor of the file that the process
-//! closes; or by an open file description, and goes with that.
+//! A process's locks on a file are released when the process closes any descriptor of the file; the
+//! locks of an open file description when the description is freed.
 
 use crate::errno::Errno;
 use crate::wait::Queue;
@@ -12,39 +12,40 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use spin::Mutex;
 
-/// Who has a lock.
+/// The owner of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
-    /// A process, by its number.
+    /// A process, by its PID.
     Process(u32),
     /// An open file description, by its address.
     Open(usize),
 }
 
-/// Which locks know of each other.
+/// A class of locks. Only locks of the same class conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// `fcntl`.
+    /// Record locks: those of `fcntl`.
     Record,
-    /// `flock`.
-    Whole,
+    /// Locks on whole files: those of `flock`.
+    Flock,
 }
 
-/// What is locked: a file (its device and inode) for a class.
-pub type Subject = ((u64, u64), Class);
+/// The key of a list of locks: a file's device and inode numbers, and the class.
+pub type ListKey = ((u64, u64), Class);
 
-/// A lock.
+/// A lock on a range of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Lock {
     pub owner: Owner,
-    /// Nobody else has a lock on it, and not only none of these.
+    /// True for an exclusive (write) lock, false for a shared (read) lock.
     pub exclusive: bool,
-    /// Up to `u64::MAX`: to the end, however far that is.
+    /// The bytes; an end of `u64::MAX` means the end of the file, wherever that will be.
     pub range: Range<u64>,
 }
 
 impl Lock {
+    /// Returns true if both locks cannot be held at once.
     fn conflicts(&self, other: &Lock) -> bool {
         self.owner != other.owner
             && (self.exclusive || other.exclusive)
@@ -53,34 +54,35 @@ impl Lock {
     }
 }
 
-/// All locks there are.
+/// The locks of all files.
 #[derive(Default)]
 pub struct Locks {
     table: Mutex<Table>,
-    /// Whether there are any: how many owners have locks of how many subjects; so that whoever
-    /// closes a file need not look.
+    /// The length of [`Table::owners`], so that closing a file takes no lock while it is 0.
     count: AtomicUsize,
+    /// The tasks that wait for a lock.
     changed: Queue,
 }
 
 #[derive(Default)]
 struct Table {
-    locks: BTreeMap<Subject, Vec<Lock>>,
-    /// Who has some of what: so that whoever closes one file of many looks at its own locks only.
-    owners: BTreeSet<(Owner, Subject)>,
-    /// Who waits for whom.
+    locks: BTreeMap<ListKey, Vec<Lock>>,
+    /// The lists in which an owner has locks, so that closing a file visits only that owner's.
+    owners: BTreeSet<(Owner, ListKey)>,
+    /// Waiting owners, each with the owner of a lock that it waits for.
     waits: Vec<(Owner, Owner)>,
 }
 
 impl Table {
-    fn conflict(&self, subject: &Subject, wanted: &Lock) -> Option<&Lock> {
-        self.locks.get(subject)?.iter().find(|lock| lock.conflicts(wanted))
+    /// Returns the first lock that conflicts with `wanted`.
+    fn conflict(&self, key: &ListKey, wanted: &Lock) -> Option<&Lock> {
+        self.locks.get(key)?.iter().find(|lock| lock.conflicts(wanted))
     }
 
-    /// Whether someone waits, over others perhaps, for `target`.
-    fn leads(&self, from: Owner, target: Owner) -> bool {
+    /// Returns true if `from` waits for `target`, directly or through other owners, or is `target`.
+    fn waits_for(&self, from: Owner, target: Owner) -> bool {
         let mut at = from;
-        // Nobody waits for more than one, so the way ends, or has gone round after as many steps.
+        // An owner waits for at most one other: after as many steps the chain has ended or repeats.
         for _ in 0..=self.waits.len() {
             if at == target {
                 return true;
@@ -93,14 +95,14 @@ impl Table {
         false
     }
 
-    /// Takes a range out of what an owner has.
-    fn remove(&mut self, subject: &Subject, owner: Owner, range: &Range<u64>) -> Result<(), Errno> {
-        let Some(locks) = self.locks.get_mut(subject) else { return Ok(()) };
+    /// Releases a range of an owner's locks, which may split a lock or shorten it.
+    fn remove(&mut self, key: &ListKey, owner: Owner, range: &Range<u64>) -> Result<(), Errno> {
+        let Some(locks) = self.locks.get_mut(key) else { return Ok(()) };
         locks.try_reserve(1)?;
         let mut rest = None;
         locks.retain_mut(|lock| {
-            let touches = lock.owner == owner && lock.range.start < range.end && range.start < lock.range.end;
-            if !touches {
+            let overlaps = lock.owner == owner && lock.range.start < range.end && range.start < lock.range.end;
+            if !overlaps {
                 return true;
             }
             let (before, after) = (lock.range.start < range.start, lock.range.end > range.end);
@@ -115,112 +117,115 @@ impl Table {
             before || after
         });
         locks.extend(rest);
-        self.tidy(subject, owner);
+        self.remove_empty(key, owner);
         Ok(())
     }
 
-    /// An owner has fewer locks of a subject, or none any more.
-    fn tidy(&mut self, subject: &Subject, owner: Owner) {
-        let locks = self.locks.get(subject).map_or(&[][..], Vec::as_slice);
-        let (none, none_of_its) = (locks.is_empty(), locks.iter().all(|lock| lock.owner != owner));
-        if none {
-            self.locks.remove(subject);
+    /// Removes the list and the owner's record of it if they have become empty.
+    fn remove_empty(&mut self, key: &ListKey, owner: Owner) {
+        let locks = self.locks.get(key).map_or(&[][..], Vec::as_slice);
+        let (no_locks, no_own_locks) = (locks.is_empty(), locks.iter().all(|lock| lock.owner != owner));
+        if no_locks {
+            self.locks.remove(key);
         }
-        if none_of_its {
-            self.owners.remove(&(owner, *subject));
+        if no_own_locks {
+            self.owners.remove(&(owner, *key));
         }
     }
 
-    fn add(&mut self, subject: &Subject, mut new: Lock) -> Result<(), Errno> {
-        self.remove(subject, new.owner, &new.range)?;
-        let locks = self.locks.entry(*subject).or_default();
+    /// Adds a lock in place of what its owner has in the range, and merges it with adjacent locks.
+    fn add(&mut self, key: &ListKey, mut new: Lock) -> Result<(), Errno> {
+        self.remove(key, new.owner, &new.range)?;
+        let locks = self.locks.entry(*key).or_default();
         if let Err(error) = locks.try_reserve(1) {
-            self.tidy(subject, new.owner);
+            self.remove_empty(key, new.owner);
             return Err(error.into());
         }
-        // What continues it becomes part of it.
+        // Merge adjacent locks of the same kind.
         locks.retain(|lock| {
             let alike = lock.owner == new.owner && lock.exclusive == new.exclusive;
-            let touches = alike && (lock.range.end == new.range.start || lock.range.start == new.range.end);
-            if touches {
+            let adjacent = alike && (lock.range.end == new.range.start || lock.range.start == new.range.end);
+            if adjacent {
                 new.range = lock.range.start.min(new.range.start)..lock.range.end.max(new.range.end);
             }
-            !touches
+            !adjacent
         });
-        self.owners.insert((new.owner, *subject));
+        self.owners.insert((new.owner, *key));
         locks.push(new);
         Ok(())
     }
 }
 
-/// Says that an owner waits, for as long as this lives.
-struct Waiting<'a>(&'a Locks, Owner);
+/// Removes an owner from the waiting owners when it is dropped.
+struct WaitGuard<'a>(&'a Locks, Owner);
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         self.0.table.lock().waits.retain(|(waiter, _)| *waiter != self.1);
     }
 }
 
 impl Locks {
-    fn changed(&self, table: &Table) {
+    fn update_count(&self, table: &Table) {
         self.count.store(table.owners.len(), Relaxed);
     }
 
-    /// Whether there are any.
+    /// Returns true if there is any lock, without taking the table's lock.
     pub fn any(&self) -> bool {
         self.count.load(Relaxed) != 0
     }
 
-    /// The lock that keeps one from having this one.
-    pub fn conflict(&self, subject: &Subject, wanted: &Lock) -> Option<Lock> {
-        self.table.lock().conflict(subject, wanted).cloned()
+    /// Returns a lock that conflicts with `wanted` (`F_GETLK`).
+    pub fn conflict(&self, key: &ListKey, wanted: &Lock) -> Option<Lock> {
+        self.table.lock().conflict(key, wanted).cloned()
     }
 
-    /// Takes a lock, instead of what its owner has there.
+    /// Takes a lock, in place of what its owner has in the range. Does not wait (`F_SETLK`).
     ///
     /// # Errors
-    /// `EAGAIN`: another has one. `ENOMEM`.
-    pub fn take(&self, subject: &Subject, wanted: &Lock) -> Result<(), Errno> {
+    /// `EAGAIN`: another owner has a conflicting lock. `ENOMEM`.
+    pub fn take(&self, key: &ListKey, wanted: &Lock) -> Result<(), Errno> {
         let mut table = self.table.lock();
-        if table.conflict(subject, wanted).is_some() {
+        if table.conflict(key, wanted).is_some() {
             return Err(Errno::EAGAIN);
         }
-        table.add(subject, wanted.clone())?;
-        self.changed(&table);
+        table.add(key, wanted.clone())?;
+        self.update_count(&table);
         drop(table);
-        // It may be less than what its owner had.
+        // A lock that was made shared may end other owners' waits.
         self.changed.wake_all();
         Ok(())
     }
 
-    /// The same, waiting until it may.
+    /// Waits until `wanted` conflicts with no lock, and takes it (`F_SETLKW`).
     ///
     /// # Errors
-    /// `EDEADLK`: those who would be waited for wait for this owner. `ENOMEM`.
-    pub async fn wait(&self, subject: &Subject, wanted: &Lock) -> Result<(), Errno> {
-        let _waiting = Waiting(self, wanted.owner);
+    /// `EDEADLK`: the owner of the conflicting lock waits for this owner, directly or through
+    /// others. `ENOMEM`.
+    pub async fn wait(&self, key: &ListKey, wanted: &Lock) -> Result<(), Errno> {
+        let _waiting = WaitGuard(self, wanted.owner);
         loop {
-            match self.take(subject, wanted) {
+            match self.take(key, wanted) {
                 Err(Errno::EAGAIN) => {}
                 other => return other,
             }
-            // To take a lock wakes the queue, which a condition must not do at its own: so it only
-            // says when to try.
-            let in_the_way = || match self.stand_in_line(subject, wanted) {
+            // Taking a lock wakes the queue, which a condition must not do at its own queue. So the
+            // condition only finds out when to try again.
+            let blocked = || match self.update_blocker(key, wanted) {
                 Ok(true) => None,
                 other => Some(other),
             };
-            self.changed.wait_until(in_the_way).await?;
+            self.changed.wait_until(blocked).await?;
         }
     }
 
-    /// Says whom the owner waits for; whether for anybody.
-    fn stand_in_line(&self, subject: &Subject, wanted: &Lock) -> Result<bool, Errno> {
+    /// Records the owner of the first conflicting lock as the one that `wanted`'s owner waits for.
+    /// Returns false if there is no conflict.
+    fn update_blocker(&self, key: &ListKey, wanted: &Lock) -> Result<bool, Errno> {
         let mut table = self.table.lock();
         table.waits.retain(|(waiter, _)| *waiter != wanted.owner);
-        let Some(blocker) = table.conflict(subject, wanted).map(|lock| lock.owner) else { return Ok(false) };
-        if table.leads(blocker, wanted.owner) {
+        let Some(blocker) = table.conflict(key, wanted).map(|lock| lock.owner) else { return Ok(false) };
+        if table.waits_for(blocker, wanted.owner) {
             return Err(Errno::EDEADLK);
         }
         table.waits.try_reserve(1)?;
@@ -228,39 +233,39 @@ impl Locks {
         Ok(true)
     }
 
-    /// Gives up what an owner has of a range.
+    /// Releases an owner's locks in a range (`F_UNLCK`).
     ///
     /// # Errors
-    /// `ENOMEM`: a lock would be left in two pieces.
-    pub fn release(&self, subject: &Subject, owner: Owner, range: &Range<u64>) -> Result<(), Errno> {
+    /// `ENOMEM`: there is no memory to split a lock in two; nothing is released.
+    pub fn release(&self, key: &ListKey, owner: Owner, range: &Range<u64>) -> Result<(), Errno> {
         if !self.any() {
             return Ok(());
         }
         let mut table = self.table.lock();
-        table.remove(subject, owner, range)?;
-        self.changed(&table);
+        table.remove(key, owner, range)?;
+        self.update_count(&table);
         drop(table);
         self.changed.wake_all();
         Ok(())
     }
 
-    /// Gives up all that an owner has, of one file or of all.
+    /// Releases all locks of an owner, on `file` (its device and inode numbers) or on all files.
     pub fn release_all(&self, owner: Owner, file: Option<(u64, u64)>) {
         if !self.any() {
             return;
         }
         let (first, last) = file.map_or(((0, 0), (u64::MAX, u64::MAX)), |file| (file, file));
-        let its = (owner, (first, Class::Record))..=(owner, (last, Class::Whole));
+        let its = (owner, (first, Class::Record))..=(owner, (last, Class::Flock));
         let mut table = self.table.lock();
         let before = table.owners.len();
-        while let Some((_, subject)) = table.owners.range(its.clone()).next().copied() {
-            if let Some(locks) = table.locks.get_mut(&subject) {
+        while let Some((_, key)) = table.owners.range(its.clone()).next().copied() {
+            if let Some(locks) = table.locks.get_mut(&key) {
                 locks.retain(|lock| lock.owner != owner);
             }
-            table.tidy(&subject, owner);
+            table.remove_empty(&key, owner);
         }
         let released = table.owners.len() < before;
-        self.changed(&table);
+        self.update_count(&table);
         drop(table);
         if released {
             self.changed.wake_all();
@@ -276,8 +281,8 @@ mod tests {
     use core::task::{Context, Poll};
     use std::vec;
 
-    const FILE: Subject = ((1, 2), Class::Record);
-    const OTHER: Subject = ((1, 3), Class::Record);
+    const FILE: ListKey = ((1, 2), Class::Record);
+    const OTHER: ListKey = ((1, 3), Class::Record);
     const WHOLE: Range<u64> = 0..u64::MAX;
 
     fn lock(owner: u32, exclusive: bool, range: Range<u64>) -> Lock {
@@ -285,21 +290,21 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_whom_out() {
+    fn exclusive_locks_conflict_and_shared_ones_do_not() {
         let locks = Locks::default();
         locks.take(&FILE, &lock(1, false, 0..10)).unwrap();
         locks.take(&FILE, &lock(2, false, 5..15)).unwrap();
         assert_eq!(locks.take(&FILE, &lock(2, true, 9..10)), Err(Errno::EAGAIN));
         locks.take(&FILE, &lock(2, true, 10..15)).unwrap();
         assert_eq!(locks.conflict(&FILE, &lock(1, false, 0..u64::MAX)), Some(lock(2, true, 10..15)));
-        // Other files, and other kinds of locks, are others.
+        // Locks of other files and other classes don't conflict.
         locks.take(&OTHER, &lock(3, true, WHOLE)).unwrap();
-        locks.take(&((1, 2), Class::Whole), &lock(3, true, WHOLE)).unwrap();
+        locks.take(&((1, 2), Class::Flock), &lock(3, true, WHOLE)).unwrap();
     }
 
-    /// Against a byte map: what each owner has is what it took last and did not give up.
+    /// Compares random operations with a map of the bytes.
     #[test]
-    fn ranges_split_and_join() {
+    fn ranges_are_split_and_merged() {
         let mut random = oorandom::Rand32::new(7);
         for _ in 0..300 {
             let locks = Locks::default();
@@ -340,14 +345,17 @@ mod tests {
                     let joins = |one: &&Lock, other: &&Lock| {
                         one.range.end == other.range.start && one.exclusive == other.exclusive
                     };
-                    assert!(!own.iter().any(|one| own.iter().any(|other| joins(one, other))), "in two pieces");
+                    assert!(
+                        !own.iter().any(|one| own.iter().any(|other| joins(one, other))),
+                        "adjacent locks are not merged"
+                    );
                 }
             }
         }
     }
 
     #[test]
-    fn to_wait_and_to_give_up() {
+    fn a_waiter_gets_the_lock_once_the_conflicting_range_is_released() {
         let locks = Locks::default();
         locks.take(&FILE, &lock(1, true, 0..10)).unwrap();
         let wanted = lock(2, true, 5..6);
@@ -364,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_itself_is_told() {
+    fn a_wait_that_would_close_a_cycle_is_refused() {
         let locks = Locks::default();
         locks.take(&FILE, &lock(1, true, WHOLE)).unwrap();
         locks.take(&OTHER, &lock(2, true, WHOLE)).unwrap();
@@ -375,7 +383,7 @@ mod tests {
             assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             assert_eq!(block_on(locks.wait(&FILE, &lock(2, true, 0..1))), Err(Errno::EDEADLK));
         }
-        // The first has given up: there is no circle any more.
+        // The first wait was dropped, so there is no cycle any more.
         let second = lock(2, true, 0..1);
         let mut wait = pin!(locks.wait(&FILE, &second));
         assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());

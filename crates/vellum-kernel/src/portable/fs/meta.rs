@@ -1,4 +1,4 @@
-//! What `stat` says of a file, and who may do what with it.
+//! The attributes of inodes that `stat` shows, and the check of file permissions.
 
 use crate::capabilities::{ALL, Caps, cap};
 use crate::errno::Errno;
@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general::{self, statx_timestamp};
 
-/// What a file is; the numbers are those of `st_mode >> 12` and `d_type`.
+/// A file type. The numbers are those of `st_mode >> 12` and of `d_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -21,10 +21,11 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What a mode says (`S_IFMT`); nothing means a regular file, as for `mknod`.
+    /// Returns the file type in a mode (`S_IFMT`). No type bits mean a regular file, as for
+    /// `mknod`.
     ///
     /// # Errors
-    /// `EINVAL`: no kind that is.
+    /// `EINVAL`: there is no such type.
     pub fn of(mode: u32) -> Result<Kind, Errno> {
         Ok(match mode >> 12 & 15 {
             1 => Kind::Fifo,
@@ -39,16 +40,16 @@ impl Kind {
     }
 }
 
-/// The bits of a mode that are not its kind.
+/// The bits of a mode that are not the file type (Linux: `S_IALLUGO`).
 pub const MODE: u32 = 0o7777;
-/// Only owners may remove entries (`S_ISVTX`).
+/// `S_ISVTX`: only the owners of an entry and of the directory may remove the entry.
 pub const STICKY: u32 = 0o1000;
 /// `S_ISGID`.
 pub const SET_GID: u32 = 0o2000;
 /// `S_ISUID`.
 pub const SET_UID: u32 = 0o4000;
 
-/// A device's number.
+/// A device number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Device {
@@ -57,18 +58,18 @@ pub struct Device {
 }
 
 impl Device {
-    /// As `st_dev` and `st_rdev` have it.
+    /// Returns the encoding of `st_dev` and `st_rdev`.
     pub const fn number(self) -> u64 {
         ((self.minor & 0xff) | (self.major & 0xfff) << 8 | (self.minor & !0xff) << 12) as u64
     }
 
-    /// From the argument of `mknod`.
+    /// Decodes the `dev` argument of `mknod`.
     pub const fn of(number: u32) -> Device {
         Device { major: number >> 8 & 0xfff, minor: number & 0xff | number >> 12 & 0xfff00 }
     }
 }
 
-/// A time since 1970.
+/// A time since the epoch (1970-01-01 UTC).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub struct Time {
@@ -76,24 +77,24 @@ pub struct Time {
     pub nanoseconds: u32,
 }
 
-/// What there is to know about an inode.
+/// The attributes of an inode (Linux: `struct kstat`).
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct Meta {
-    /// Of the file system.
+    /// The device of the file system (`st_dev`).
     pub device: Device,
     pub inode: u64,
     pub kind: Kind,
-    /// [`MODE`] of it.
+    /// The mode without the file type: the bits of [`MODE`].
     pub mode: u32,
     pub links: u32,
     pub uid: u32,
     pub gid: u32,
-    /// What a device file stands for.
+    /// The device of a device file (`st_rdev`).
     pub special: Device,
     /// In bytes.
     pub size: u64,
-    /// Memory or disk in use, in bytes.
+    /// The memory or disk in use, in bytes (`st_blocks`).
     pub used: u64,
     pub accessed: Time,
     pub modified: Time,
@@ -102,7 +103,7 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// An inode of mode `mode` that is owned by root, without times.
+    /// Returns the attributes of an empty inode that root owns, with one link and all times zero.
     pub fn new(device: Device, inode: u64, kind: Kind, mode: u32) -> Meta {
         let zero = Time::default();
         Meta {
@@ -123,12 +124,12 @@ impl Meta {
         }
     }
 
-    /// What tells it from any other.
+    /// Returns the numbers of device and inode, which together identify a file.
     pub fn identity(&self) -> (u64, u64) {
         (self.device.number(), self.inode)
     }
 
-    /// For `statx`.
+    /// Converts the attributes for `statx`.
     pub fn statx(&self) -> general::statx {
         let time = |time: Time| statx_timestamp { tv_sec: time.seconds, tv_nsec: time.nanoseconds, __reserved: 0 };
         general::statx {
@@ -166,71 +167,74 @@ impl Meta {
         }
     }
 
-    /// Kind and mode in one.
+    /// Returns the file type and the mode as `st_mode` combines them.
     pub fn st_mode(&self) -> u32 {
         (self.kind as u32) << 12 | self.mode
     }
 }
 
-/// What somebody wants to do; the bits of a mode.
+/// The kinds of access that a caller needs, as the lowest three bits of a mode (Linux: `MAY_READ`,
+/// `MAY_WRITE`, `MAY_EXEC`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Want(pub u32);
+pub struct Access(pub u32);
 
 #[allow(missing_docs)]
-impl Want {
-    pub const READ: Want = Want(4);
-    pub const WRITE: Want = Want(2);
-    /// Or to search a directory.
-    pub const EXECUTE: Want = Want(1);
+impl Access {
+    pub const READ: Access = Access(4);
+    pub const WRITE: Access = Access(2);
+    /// To execute a file, or to search a directory.
+    pub const EXECUTE: Access = Access(1);
 }
 
-/// Who asks: the identity that counts for files.
+/// The part of a thread's credentials that file permissions depend on (Linux: `fsuid`, `fsgid`).
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
-pub struct Who {
+pub struct FileCredentials {
     pub uid: u32,
     pub gid: u32,
+    /// The supplementary groups.
     pub groups: Arc<Vec<u32>>,
-    /// What it may do whoever it is.
+    /// The effective capabilities.
     pub caps: Caps,
 }
 
-impl Who {
-    /// The superuser.
-    pub fn root() -> Who {
-        Who { uid: 0, gid: 0, groups: Arc::default(), caps: ALL }
+impl FileCredentials {
+    /// Returns the superuser's credentials.
+    pub fn root() -> FileCredentials {
+        FileCredentials { uid: 0, gid: 0, groups: Arc::default(), caps: ALL }
     }
 
-    /// Whether it belongs to a group.
+    /// Returns true if `gid` is the group or one of the supplementary groups.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// Whether it has a power (`CAP_CHOWN` and its kin).
+    /// Returns true if the credentials include a capability (`CAP_CHOWN` and others).
     pub fn has(&self, capability: u32) -> bool {
         self.caps & cap(capability) != 0
     }
 
-    /// Whether it is the file's owner, or as good as.
+    /// Returns true for the file's owner, and with `CAP_FOWNER` (Linux: `inode_owner_or_capable`).
     pub fn owns(&self, meta: &Meta) -> bool {
         self.uid == meta.uid || self.has(general::CAP_FOWNER)
     }
 
-    /// Ask for a right. Root has all, but to execute what nobody may.
+    /// Checks the mode bits for `wanted` (Linux: `generic_permission`). Capabilities override them,
+    /// except that a file without any execute bit cannot be executed.
     ///
     /// # Errors
     /// `EACCES`.
-    pub fn may(&self, meta: &Meta, want: Want) -> Result<(), Errno> {
+    pub fn may(&self, meta: &Meta, wanted: Access) -> Result<(), Errno> {
         let shift = match () {
             () if self.uid == meta.uid => 6,
             () if self.in_group(meta.gid) => 3,
             () => 0,
         };
-        let missing = want.0 & !(meta.mode >> shift);
+        let missing = wanted.0 & !(meta.mode >> shift);
         let directory = meta.kind == Kind::Directory;
-        let executes = missing & Want::EXECUTE.0 != 0;
+        let executes = missing & Access::EXECUTE.0 != 0;
         let overrides = self.has(general::CAP_DAC_OVERRIDE) && (directory || !executes || meta.mode & 0o111 != 0);
-        let reads = if directory { Want::READ.0 | Want::EXECUTE.0 } else { Want::READ.0 };
+        let reads = if directory { Access::READ.0 | Access::EXECUTE.0 } else { Access::READ.0 };
         let searches = self.has(general::CAP_DAC_READ_SEARCH) && missing & !reads == 0;
         if missing == 0 || overrides || searches { Ok(()) } else { Err(Errno::EACCES) }
     }
@@ -241,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_numbers() {
+    fn device_numbers_are_encoded_as_on_linux() {
         // As `stat` shows them on Linux: /dev/null is 1:3, and 259:65537 needs all bits.
         assert_eq!(Device { major: 1, minor: 3 }.number(), 0x103);
         for device in [Device { major: 259, minor: 65537 }, Device { major: 0xfff, minor: 0xfffff }] {
@@ -250,20 +254,20 @@ mod tests {
     }
 
     #[test]
-    fn rights() {
+    fn the_first_class_that_matches_decides_and_capabilities_override() {
         let mut meta = Meta::new(Device::default(), 1, Kind::Regular, 0o640);
         (meta.uid, meta.gid) = (10, 20);
-        let who = |uid, gid, more: &[u32]| Who { uid, gid, groups: Arc::new(more.to_vec()), caps: 0 };
-        assert!(who(10, 1, &[]).may(&meta, Want(6)).is_ok());
-        assert!(who(11, 20, &[]).may(&meta, Want::READ).is_ok());
-        assert!(who(11, 1, &[20]).may(&meta, Want::READ).is_ok());
-        assert_eq!(who(11, 20, &[]).may(&meta, Want::WRITE), Err(Errno::EACCES));
-        assert_eq!(who(11, 1, &[]).may(&meta, Want::READ), Err(Errno::EACCES));
-        // The owner's bits alone count for the owner.
+        let user = |uid, gid, more: &[u32]| FileCredentials { uid, gid, groups: Arc::new(more.to_vec()), caps: 0 };
+        assert!(user(10, 1, &[]).may(&meta, Access(6)).is_ok());
+        assert!(user(11, 20, &[]).may(&meta, Access::READ).is_ok());
+        assert!(user(11, 1, &[20]).may(&meta, Access::READ).is_ok());
+        assert_eq!(user(11, 20, &[]).may(&meta, Access::WRITE), Err(Errno::EACCES));
+        assert_eq!(user(11, 1, &[]).may(&meta, Access::READ), Err(Errno::EACCES));
+        // For the owner only the owner's bits count.
         meta.mode = 0o077;
-        assert_eq!(who(10, 20, &[]).may(&meta, Want::READ), Err(Errno::EACCES));
-        assert!(Who::root().may(&meta, Want::EXECUTE).is_ok());
+        assert_eq!(user(10, 20, &[]).may(&meta, Access::READ), Err(Errno::EACCES));
+        assert!(FileCredentials::root().may(&meta, Access::EXECUTE).is_ok());
         meta.mode = 0o666;
-        assert_eq!(Who::root().may(&meta, Want::EXECUTE), Err(Errno::EACCES));
+        assert_eq!(FileCredentials::root().may(&meta, Access::EXECUTE), Err(Errno::EACCES));
     }
 }

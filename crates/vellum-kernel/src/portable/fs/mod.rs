@@ -14,7 +14,7 @@
 //! | [`files`] | what a process has of files |
 //! | [`lock`] | locks on files |
 //! | [`poll`] | to wait for one of many |
-//! | [`pipe`], [`event`], [`watch`], [`device`] | files without contents of their own |
+//! | [`pipe`], [`event`], [`uffd`], [`device`] | files without contents of their own |
 //! | [`tmpfs`] | the file system in memory |
 //! | [`text`] | files whose contents are made when they are read |
 //! | [`folder`] | folders of such files |
@@ -40,12 +40,12 @@ pub mod poll;
 pub mod table;
 pub mod text;
 pub mod tmpfs;
-pub mod watch;
+pub mod uffd;
 
 pub use files::Files;
 pub use inode::{Directory, File, Inode};
 pub use io::{Sink, Source};
-pub use meta::{Kind, Meta, Who};
+pub use meta::{FileCredentials, Kind, Meta};
 pub use names::Namespace;
 pub use open::Open;
 pub use pages::Pages;

@@ -1,11 +1,11 @@
-//! Open file descriptions: what descriptors stand for. An inode, how it was opened, and an offset;
-//! here is decided whether a call waits.
+//! Open file descriptions (Linux: `struct file`): an inode, the flags of `open`, and an offset.
+//! They decide whether a call waits.
 //!
-//! A call that is given up (its future dropped, as for a signal) may have done a part: the sink or
-//! source knows how much.
+//! A call whose future is dropped, as for a signal, may have transferred a part of its bytes; the
+//! sink or the source knows how many.
 
 use super::inode::{FIRST, File, Inode};
-use super::io::{Part, Sink, Source};
+use super::io::{Limited, Sink, Source};
 use super::lock::{Locks, Owner};
 use super::meta::Kind;
 use crate::errno::Errno;
@@ -21,47 +21,48 @@ use linux_raw_sys::general::{
 };
 use spin::{Mutex, Once};
 
-/// What `fcntl(F_SETFL)` changes.
-const CHANGEABLE: u32 = O_APPEND | O_NONBLOCK | O_DIRECT | O_NOATIME;
-/// What is of no interest once a file is open.
-const AT_ONCE: u32 = O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_CLOEXEC;
-/// The most bytes of entries that are gathered at once.
-const GATHERED: usize = 16 << 10;
-/// As many bytes are read at once; then others go first.
-const PIECE: usize = 16 << 10;
-/// As many bytes are a file's to write at once, or fewer.
-const OFFERED: usize = 64 << 10;
+/// The flags that `fcntl(F_SETFL)` changes.
+const SETFL_FLAGS: u32 = O_APPEND | O_NONBLOCK | O_DIRECT | O_NOATIME;
+/// The flags that matter only to `open` itself; they are not kept.
+const CREATION_FLAGS: u32 = O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_CLOEXEC;
+/// The most bytes that one `getdents64` returns.
+const DIRENT_BUFFER: usize = 16 << 10;
+/// The most bytes that are read before other tasks may run.
+const READ_CHUNK: usize = 16 << 10;
+/// The most bytes that one [`File::write`] gets; it may write fewer.
+const WRITE_CHUNK: usize = 64 << 10;
 
 /// An open file description.
 pub struct Open {
     inode: Arc<dyn Inode>,
-    /// None for a directory, and for what is only named (`O_PATH`).
+    /// `None` for a directory, and with `O_PATH`.
     file: Option<Arc<dyn File>>,
     flags: AtomicU32,
     offset: Mutex<u64>,
-    /// At the offset, one call after the other (Linux: `f_pos_lock`).
+    /// Serializes the calls that use the offset (Linux: `f_pos_lock`).
     offset_lock: SleepLock,
     name: Option<Name>,
-    /// Where it has locks, if it ever had any.
+    /// The table in which this owns locks; set when it first takes one.
     locks: Once<Arc<Locks>>,
 }
 
-/// What an open file is called.
+/// The name of an open file.
 #[allow(missing_docs)]
 pub enum Name {
-    /// By an entry of a directory, through which it was opened.
+    /// The directory entry through which the file was opened (Linux: a dentry).
     Entry { directory: Arc<dyn Inode>, name: Arc<[u8]> },
-    /// It never had an entry; as `/proc` shows it.
+    /// The name that `/proc` shows for a file without a directory entry.
     Shown(Arc<[u8]>),
 }
 
 impl Open {
-    /// With the flags of `open`. `file` may be missing for directories and with `O_PATH` only.
+    /// Creates an open file description with the flags of `open` and offset 0. `file` is `None`
+    /// only for directories and with `O_PATH`.
     pub fn new(inode: Arc<dyn Inode>, file: Option<Arc<dyn File>>, flags: u32, name: Option<Name>) -> Open {
         Open {
             inode,
             file,
-            flags: AtomicU32::new(flags & !AT_ONCE),
+            flags: AtomicU32::new(flags & !CREATION_FLAGS),
             offset: Mutex::new(0),
             offset_lock: SleepLock::default(),
             name,
@@ -69,41 +70,42 @@ impl Open {
         }
     }
 
-    /// It, as an owner of locks, which it gives up when it goes.
-    pub fn owner(&self, locks: &Arc<Locks>) -> Owner {
+    /// Returns this open file description as an owner of locks in `locks`, which are released when
+    /// it is dropped.
+    pub fn lock_owner(&self, locks: &Arc<Locks>) -> Owner {
         self.locks.call_once(|| locks.clone());
         Owner::Open(core::ptr::from_ref(self).addr())
     }
 
-    /// What was opened.
+    /// Returns the inode that was opened.
     pub fn inode(&self) -> &Arc<dyn Inode> {
         &self.inode
     }
 
-    /// Where the next read or write begins.
+    /// Returns the offset of the next read or write.
     pub fn offset(&self) -> u64 {
         *self.offset.lock()
     }
 
-    /// What it is called, if it has a name.
+    /// Returns the file's name, if it has one.
     pub fn name(&self) -> Option<&Name> {
         self.name.as_ref()
     }
 
-    /// As `fcntl(F_GETFL)` says.
+    /// Returns the flags, as `fcntl(F_GETFL)` does.
     pub fn flags(&self) -> u32 {
         self.flags.load(Relaxed)
     }
 
-    /// `fcntl(F_SETFL)`.
+    /// Changes the flags that `fcntl(F_SETFL)` may change, and ignores the others.
     pub fn set_flags(&self, flags: u32) {
-        self.flags.store(self.flags() & !CHANGEABLE | flags & CHANGEABLE, Relaxed);
+        self.flags.store(self.flags() & !SETFL_FLAGS | flags & SETFL_FLAGS, Relaxed);
     }
 
-    /// What reads and writes go to.
+    /// Returns the file that implements reads and writes.
     ///
     /// # Errors
-    /// `EISDIR`; `EBADF`: it is only named.
+    /// `EISDIR`; `EBADF`: opened with `O_PATH`.
     pub fn file(&self) -> Result<&Arc<dyn File>, Errno> {
         match &self.file {
             Some(file) => Ok(file),
@@ -112,18 +114,18 @@ impl Open {
         }
     }
 
-    /// The file, to read from it.
+    /// Returns the file, to read from it.
     ///
     /// # Errors
-    /// `EBADF`, `EISDIR`.
+    /// `EBADF`: not open for reading. `EISDIR`.
     pub fn readable(&self) -> Result<&Arc<dyn File>, Errno> {
         if self.flags() & O_ACCMODE == O_WRONLY { Err(Errno::EBADF) } else { self.file() }
     }
 
-    /// The file, to write to it.
+    /// Returns the file, to write to it.
     ///
     /// # Errors
-    /// `EBADF`.
+    /// `EBADF`: not open for writing.
     pub fn writable(&self) -> Result<&Arc<dyn File>, Errno> {
         if self.flags() & O_ACCMODE == O_RDONLY {
             return Err(Errno::EBADF);
@@ -131,12 +133,19 @@ impl Open {
         self.file()
     }
 
-    /// Wait until an attempt doesn't answer `EAGAIN`, unless it is not to wait.
-    async fn attempt<T>(&self, file: &dyn File, attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-        Self::attempt_or_wait(file, self.flags() & O_NONBLOCK == 0, attempt).await
+    /// Calls `attempt` until it returns something other than `EAGAIN`, and waits at the file's wait
+    /// queue in between. With `O_NONBLOCK` calls it once.
+    async fn retry_unless_nonblocking<T>(
+        &self,
+        file: &dyn File,
+        attempt: impl FnMut() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        Self::retry_if(file, self.flags() & O_NONBLOCK == 0, attempt).await
     }
 
-    async fn attempt_or_wait<T>(
+    /// Calls `attempt` until it returns something other than `EAGAIN` if `waits` and the file has a
+    /// wait queue, and otherwise once.
+    async fn retry_if<T>(
         file: &dyn File,
         waits: bool,
         mut attempt: impl FnMut() -> Result<T, Errno>,
@@ -153,8 +162,9 @@ impl Open {
         }
     }
 
-    /// An `open` returns only when this does: a FIFO's other end is there.
-    pub async fn connect(&self) {
+    /// Waits until the other end of a FIFO has been opened, unless the flags have `O_NONBLOCK`.
+    /// Returns at once for other files. `open` returns after this.
+    pub async fn wait_until_connected(&self) {
         if let Some(file) = &self.file
             && let Some(queue) = file.queue()
             && self.flags() & O_NONBLOCK == 0
@@ -163,16 +173,16 @@ impl Open {
         }
     }
 
-    /// Whether what it does takes its time but never waits for an event, so that no signal but a
-    /// deadly one is to end it.
+    /// Returns true if reads and writes may take time but never wait for an event. Only a fatal
+    /// signal interrupts them then.
     pub fn is_always_ready(&self) -> bool {
         self.file.as_ref().is_some_and(|file| file.queue().is_none())
     }
 
-    /// `read`: at the offset, which moves on.
+    /// Implements `read`: reads at the offset and advances it.
     ///
     /// # Errors
-    /// `EBADF`, `EISDIR`, `EAGAIN`, `EFAULT`; the file's own.
+    /// `EBADF`, `EISDIR`, `EAGAIN`, `EFAULT`, and those of [`File::read`].
     pub async fn read(&self, to: &mut dyn Sink) -> Result<usize, Errno> {
         let file = self.readable()?;
         if !file.seekable() {
@@ -188,11 +198,12 @@ impl Open {
         self.read_all(&**file, to, read).await
     }
 
-    /// `write`: at the offset, which moves on, or at the end. No other write to the file comes in
-    /// between.
+    /// Implements `write`: writes at the offset, or at the end with `O_APPEND`, and advances the
+    /// offset. No other write to the file comes in between if the file has a write lock
+    /// ([`File::write_lock`]).
     ///
     /// # Errors
-    /// `EBADF`, `EAGAIN`, `EFAULT`, `EPIPE`; the file's own.
+    /// `EBADF`, `EAGAIN`, `EFAULT`, `EPIPE`, and those of [`File::write`].
     pub async fn write(&self, from: &mut dyn Source) -> Result<usize, Errno> {
         let file = self.writable()?;
         if !file.seekable() {
@@ -213,10 +224,10 @@ impl Open {
         self.write_all(&**file, from, write).await
     }
 
-    /// `pread`.
+    /// Implements `pread`.
     ///
     /// # Errors
-    /// As [`Open::read`], and `ESPIPE`.
+    /// Those of [`Open::read`], and `ESPIPE`.
     pub async fn read_at(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
         let file = self.readable()?;
         if !file.seekable() {
@@ -231,10 +242,10 @@ impl Open {
         self.read_all(&**file, to, read).await
     }
 
-    /// `pwrite`. With `O_APPEND` it writes at the end nevertheless, as Linux does.
+    /// Implements `pwrite`. With `O_APPEND` it ignores `at` and writes at the end, as Linux does.
     ///
     /// # Errors
-    /// As [`Open::write`], and `ESPIPE`.
+    /// Those of [`Open::write`], and `ESPIPE`.
     pub async fn write_at(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
         let file = self.writable()?;
         if !file.seekable() {
@@ -252,45 +263,47 @@ impl Open {
         self.write_all(&**file, from, write).await
     }
 
-    /// Reads from a pipe whose flags say nothing about waiting (`vmsplice`).
+    /// Reads the bytes that a pipe holds, for `vmsplice`. If it is empty, waits for some if
+    /// `waits`, whatever `O_NONBLOCK` is.
     ///
     /// # Errors
-    /// As [`Open::read`].
-    pub async fn take_some(&self, to: &mut dyn Sink, waits: bool) -> Result<usize, Errno> {
+    /// Those of [`Open::read`].
+    pub async fn read_available(&self, to: &mut dyn Sink, waits: bool) -> Result<usize, Errno> {
         let file = self.readable()?;
-        Self::attempt_or_wait(&**file, waits, || file.read(0, to)).await
+        Self::retry_if(&**file, waits, || file.read(0, to)).await
     }
 
-    /// Writes as much to a pipe as there is room for, which is some if it `waits` (`vmsplice`).
+    /// Writes as many bytes as a pipe has room for, for `vmsplice`. If there is none, waits for
+    /// some if `waits`, whatever `O_NONBLOCK` is.
     ///
     /// # Errors
-    /// As [`Open::write`].
-    pub async fn give_some(&self, from: &mut dyn Source, waits: bool) -> Result<usize, Errno> {
+    /// Those of [`Open::write`].
+    pub async fn write_available(&self, from: &mut dyn Source, waits: bool) -> Result<usize, Errno> {
         let file = self.writable()?;
-        Self::attempt_or_wait(&**file, waits, || file.write(0, from)).await
+        Self::retry_if(&**file, waits, || file.write(0, from)).await
     }
 
-    /// Reads until a piece is not full or an error comes, which does not count if something was
-    /// read. Only for the first piece it waits.
+    /// Reads chunk by chunk until one is not full or fails, and returns the number of bytes. An
+    /// error is returned only from the first chunk, and only that one waits.
     async fn read_all(
         &self,
         file: &dyn File,
         to: &mut dyn Sink,
         mut read: impl FnMut(&mut dyn Sink) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        let mut done = self.attempt(file, || read(&mut Part(&mut *to, PIECE))).await?;
+        let mut done = self.retry_unless_nonblocking(file, || read(&mut Limited(&mut *to, READ_CHUNK))).await?;
         let mut last = done;
-        while last == PIECE && to.room() > 0 {
+        while last == READ_CHUNK && to.room() > 0 {
             yield_now().await;
-            let Ok(count) = read(&mut Part(&mut *to, PIECE)) else { break };
+            let Ok(count) = read(&mut Limited(&mut *to, READ_CHUNK)) else { break };
             last = count;
             done += count;
         }
         Ok(done)
     }
 
-    /// Writes until all is written or an error comes, which does not count if something was
-    /// written.
+    /// Writes chunk by chunk until all is written or one fails, and returns the number of bytes. An
+    /// error is returned only if nothing was written.
     async fn write_all(
         &self,
         file: &dyn File,
@@ -300,7 +313,7 @@ impl Open {
         let _guard = self.lock_writes().await;
         let mut done = 0;
         loop {
-            match self.attempt(file, || write(&mut Part(&mut *from, OFFERED))).await {
+            match self.retry_unless_nonblocking(file, || write(&mut Limited(&mut *from, WRITE_CHUNK))).await {
                 Ok(count) => done += count,
                 Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
             }
@@ -311,10 +324,10 @@ impl Open {
         }
     }
 
-    /// `lseek`.
+    /// Implements `lseek`, and returns the new offset.
     ///
     /// # Errors
-    /// `ESPIPE`, `EINVAL`, `ENXIO`, `EOVERFLOW`.
+    /// `ESPIPE`, `EBADF`, `EINVAL`, `ENXIO`, `EOVERFLOW`, and those of [`File::seek`].
     pub fn seek(&self, offset: i64, whence: u32) -> Result<u64, Errno> {
         if self.file.as_ref().is_some_and(|file| !file.seekable()) {
             return Err(Errno::ESPIPE);
@@ -339,22 +352,23 @@ impl Open {
         Ok(*current)
     }
 
-    /// How many bytes can be read from here on without waiting (`FIONREAD`).
+    /// Returns the number of bytes that can be read at the offset without waiting (`FIONREAD`).
     ///
     /// # Errors
-    /// `ENOTTY`: it doesn't know. `EBADF`.
+    /// `ENOTTY`: the file does not support this. `EBADF`, `EISDIR`.
     pub fn unread(&self) -> Result<u64, Errno> {
         self.file()?.unread(*self.offset.lock())
     }
 
-    /// `getdents64`: entries from the offset on, as many as there is room for.
+    /// Implements `getdents64`: writes as many entries to `to` as fit, advances the offset behind
+    /// them, and returns the number of bytes.
     ///
     /// # Errors
-    /// `ENOTDIR`; `EINVAL`: no room for one; `EFAULT`, `ENOMEM`.
+    /// `ENOTDIR`; `EINVAL`: the next entry does not fit; `EFAULT`, `ENOMEM`.
     pub fn entries(&self, to: &mut dyn Sink) -> Result<usize, Errno> {
         let directory = self.inode.directory().ok_or(Errno::ENOTDIR)?;
         let mut offset = self.offset.lock();
-        let room = to.room().min(GATHERED);
+        let room = to.room().min(DIRENT_BUFFER);
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(room)?;
         let (mut position, mut full) = (*offset, false);
@@ -395,7 +409,7 @@ impl Open {
         Ok(bytes.len())
     }
 
-    /// What can be done without waiting: `POLLIN` and its kin.
+    /// Returns the ready events (`POLLIN` and others).
     pub fn ready(&self) -> u32 {
         match &self.file {
             Some(file) if self.flags() & O_NONBLOCK == 0 && file.is_polled_unblocked() => POLLERR,
@@ -405,10 +419,11 @@ impl Open {
         }
     }
 
-    /// `ftruncate`.
+    /// Implements `ftruncate`.
     ///
     /// # Errors
-    /// `EINVAL`: not open for writing, or no regular file; the inode's own.
+    /// `EBADF`: opened with `O_PATH`. `EINVAL`: not open for writing, or not a regular file. Those
+    /// of [`Inode::truncate`].
     pub fn truncate(&self, size: u64) -> Result<(), Errno> {
         if self.flags() & O_PATH != 0 {
             return Err(Errno::EBADF);
@@ -417,7 +432,8 @@ impl Open {
         self.inode.truncate(size)
     }
 
-    /// Waits for the file's turn, if it has its bytes written by one call after the other.
+    /// Waits for the right to write to the file, if the file serializes its writers
+    /// ([`File::write_lock`]).
     pub async fn lock_writes(&self) -> Option<SleepLockGuard<'_>> {
         match self.file.as_ref().and_then(|file| file.write_lock()) {
             Some(lock) => Some(lock.lock().await),
@@ -425,11 +441,11 @@ impl Open {
         }
     }
 
-    /// `fallocate`: the next piece of it. `done` is how many bytes are dealt with, 0 at first.
-    /// Returns whether that was all.
+    /// Implements one step of `fallocate`. `done` is the number of bytes that earlier steps
+    /// processed, 0 at first, and is advanced. Returns true after the last step.
     ///
     /// # Errors
-    /// `EBADF`, `EINVAL`, `EFBIG`; the file's own.
+    /// `EBADF`, `EINVAL`, `EFBIG`, and those of [`File::allocate`].
     pub fn allocate(&self, mode: u32, offset: i64, length: i64, done: &mut u64) -> Result<bool, Errno> {
         let file = self.writable()?;
         let start = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
@@ -452,7 +468,7 @@ impl Drop for Open {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pipe::Nameless;
+    use super::super::pipe::{AnonymousPipe, NewPipe};
     use super::*;
     use crate::testing::{Count, block_on};
     use core::pin::pin;
@@ -461,16 +477,16 @@ mod tests {
     use std::vec;
 
     fn pipe(flags: u32) -> (Open, Open) {
-        let (inode, read, write) = Nameless::new(1, 0, 0).unwrap();
+        let NewPipe { inode, reader, writer } = AnonymousPipe::create(1, 0, 0).unwrap();
         (
-            Open::new(inode.clone(), Some(read), O_RDONLY | flags, None),
-            Open::new(inode, Some(write), O_WRONLY | flags, None),
+            Open::new(inode.clone(), Some(reader), O_RDONLY | flags, None),
+            Open::new(inode, Some(writer), O_WRONLY | flags, None),
         )
     }
 
-    /// More than a pipe holds, from one thread to another; the futures may run on any CPU.
+    /// Sends more than a pipe holds from one thread to another; the futures may run on any CPU.
     #[test]
-    fn both_ends_wait() {
+    fn a_reader_waits_for_bytes_and_a_writer_for_room() {
         fn any_cpu<T: Send>(future: T) -> T {
             future
         }
@@ -492,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn not_to_wait() {
+    fn nonblocking_calls_return_eagain_or_a_part() {
         let (from, to) = pipe(O_NONBLOCK);
         assert_eq!(block_on(from.read(&mut &mut [0][..])), Err(Errno::EAGAIN));
         assert_eq!(block_on(to.write(&mut &vec![0; 100_000][..])), Ok(65536));
@@ -501,16 +517,15 @@ mod tests {
         assert_eq!(block_on(from.read_at(0, &mut &mut [0][..])), Err(Errno::ESPIPE));
     }
 
-    /// A wait that is given up leaves what it has done with the source, and nothing in the line.
     #[test]
-    fn a_write_given_up() {
+    fn a_dropped_write_has_taken_what_it_wrote_and_leaves_the_wait_queue() {
         let (from, to) = pipe(0);
         let bytes = vec![0; 100_000];
         let mut source = &bytes[..];
         {
             let mut write = pin!(to.write(&mut source));
             let (_, waker) = Count::new();
-            // To write what fits, to give way, and to find the pipe full.
+            // The first poll writes what fits and yields, the second finds the pipe full.
             for _ in 0..2 {
                 assert!(write.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             }
@@ -521,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn flags() {
+    fn f_setfl_changes_only_its_flags() {
         let (from, _to) = pipe(0);
         from.set_flags(O_NONBLOCK | O_WRONLY | O_CREAT);
         assert_eq!(from.flags(), O_NONBLOCK);

@@ -1,7 +1,7 @@
-//! The contents of a file in memory.
+//! The contents of files in memory.
 //!
-//! In the kernel they are the engine's memory objects, so that programs can map them. [`OnHeap`]
-//! keeps them on the heap instead, for tests and for what is never mapped.
+//! In the kernel these are the engine's page-cache objects, so that programs can map them.
+//! [`OnHeap`] keeps contents on the heap instead, for tests and for files that are never mapped.
 
 use super::io::{Sink, Source, in_pieces};
 use crate::errno::Errno;
@@ -11,85 +11,91 @@ use core::any::Any;
 use core::ops::Range;
 use spin::Mutex;
 
-/// A sparse row of pages with a size in bytes. Holes read as zeros. The file sees to it that sizes
-/// are set, and bytes written, by one caller at a time; reads may come at any time.
+/// A file's contents: a sparse array of pages with a size in bytes (Linux: the page cache of an
+/// inode). Holes read as zeros. The file serializes writes and changes of the size; reads may come
+/// at any time.
 pub trait Pages: Send + Sync {
-    /// In bytes.
+    /// Returns the size in bytes.
     fn size(&self) -> u64;
 
-    /// Cut it off, or add a hole at its end. What lies beyond the end reads as zeros if it grows
-    /// again.
+    /// Sets the size: truncates the contents, or adds a hole at the end. Truncated bytes read as
+    /// zeros if the file grows again.
     ///
     /// # Errors
     /// `EFBIG`, `ENOMEM`.
     fn set_size(&self, size: u64) -> Result<(), Errno>;
 
-    /// Read from `at` on, up to the end of the file or of the sink; how many bytes.
+    /// Reads from `at` on, up to the end of the file or of the sink, and returns the number of
+    /// bytes.
     ///
     /// # Errors
-    /// The sink's, `EIO` or `ENOMEM`, if nothing was read.
+    /// Those of the sink, `EIO` or `ENOMEM`, if nothing was read.
     fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno>;
 
-    /// Write from `at` on, which may be beyond the end; the file grows. How many bytes.
+    /// Writes from `at` on, which may lie beyond the end, extends the file if needed, and returns
+    /// the number of bytes.
     ///
     /// # Errors
-    /// The source's, `ENOSPC` or `ENOMEM`, if nothing was written.
+    /// Those of the source, `EFBIG`, `ENOSPC` or `ENOMEM`, if nothing was written.
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno>;
 
-    /// All of a range is about to be written. It may be as well to get memory for it together.
-    fn expect(&self, _bytes: Range<u64>) {}
+    /// Announces that the caller is about to write all of a range, so that memory for it can be
+    /// allocated at once. Does nothing by default.
+    fn expect_write(&self, _bytes: Range<u64>) {}
 
-    /// Have memory for a range, which may be beyond the end; the size stays.
+    /// Allocates memory for the holes of a range, which may lie beyond the end. The size stays.
     ///
     /// # Errors
     /// `ENOSPC`, `ENOMEM`.
     fn allocate(&self, bytes: Range<u64>) -> Result<(), Errno>;
 
-    /// Make a range read as zeros, and give its whole pages back.
+    /// Punches a hole: the range reads as zeros, and its whole pages are freed.
     ///
     /// # Errors
     /// `ENOMEM`.
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno>;
 
-    /// The first byte from `at` on that is not in a hole, wherever the file ends.
+    /// Returns the offset of the first byte from `at` on that is not in a hole, regardless of the
+    /// size.
     fn next_data(&self, at: u64) -> Option<u64>;
 
-    /// The first byte from `at` on that is in a hole, wherever the file ends.
+    /// Returns the offset of the first byte from `at` on that is in a hole, regardless of the size.
     fn next_hole(&self, at: u64) -> u64;
 
-    /// How many bytes of memory and swap it has, for `st_blocks`.
+    /// Returns the number of bytes of memory and swap in use, for `st_blocks`.
     fn resident(&self) -> u64;
 
-    /// From now on nobody may map it shared and writable (`F_SEAL_WRITE`).
+    /// Refuses shared writable mappings from now on (`F_SEAL_WRITE`).
     ///
     /// # Errors
-    /// `EBUSY`: somebody has.
+    /// `EBUSY`: such a mapping exists.
     fn deny_shared_write(&self) -> Result<(), Errno>;
 
-    /// For `mmap`: what the kernel's own implementation is.
+    /// Returns the implementation, so that `mmap` can find the kernel's own.
     fn as_any(&self) -> &dyn Any;
 }
 
 const PAGE: u64 = 4096;
 
-/// Contents on the kernel's heap: they can't be mapped.
+/// Contents on the kernel's heap. They can't be mapped.
 #[derive(Default)]
 pub struct OnHeap(Mutex<Contents>);
 
 #[derive(Default)]
 struct Contents {
     size: u64,
-    /// Pages by number, ascending.
+    /// Page numbers, ascending, with the pages' bytes.
     pages: Vec<(u64, Box<[u8]>)>,
 }
 
 impl Contents {
-    fn at(&self, page: u64) -> Result<usize, usize> {
+    /// Returns the index of a page, or the index at which to insert it.
+    fn find(&self, page: u64) -> Result<usize, usize> {
         self.pages.binary_search_by_key(&page, |&(number, _)| number)
     }
 
     fn page_or_new(&mut self, page: u64) -> Result<&mut [u8], Errno> {
-        let index = match self.at(page) {
+        let index = match self.find(page) {
             Ok(index) => index,
             Err(index) => {
                 let mut bytes = Vec::new();
@@ -103,14 +109,15 @@ impl Contents {
         Ok(&mut self.pages[index].1)
     }
 
-    /// Overwrite a range that lies in one page.
+    /// Zeroes a range that lies in one page.
     fn zero(&mut self, bytes: Range<u64>) {
-        if let Ok(index) = self.at(bytes.start / PAGE) {
+        if let Ok(index) = self.find(bytes.start / PAGE) {
             let from = (bytes.start % PAGE) as usize;
             self.pages[index].1[from..from + (bytes.end - bytes.start) as usize].fill(0);
         }
     }
 
+    /// Zeroes a range, and frees the whole pages in it.
     fn clear(&mut self, bytes: Range<u64>) {
         let whole = bytes.start.div_ceil(PAGE)..bytes.end / PAGE;
         if whole.start > whole.end {
@@ -149,7 +156,7 @@ impl Pages for OnHeap {
                 return Ok((0, false));
             }
             let from = (at % PAGE) as usize;
-            let put = match contents.at(at / PAGE) {
+            let put = match contents.find(at / PAGE) {
                 Ok(index) => to.put(&contents.pages[index].1[from..from + count])?,
                 Err(_) => to.put(&[0; PAGE as usize][..count])?,
             };
@@ -190,14 +197,14 @@ impl Pages for OnHeap {
 
     fn next_data(&self, at: u64) -> Option<u64> {
         let contents = self.0.lock();
-        let index = contents.at(at / PAGE).unwrap_or_else(|index| index);
+        let index = contents.find(at / PAGE).unwrap_or_else(|index| index);
         contents.pages.get(index).map(|(page, _)| at.max(page * PAGE))
     }
 
     fn next_hole(&self, at: u64) -> u64 {
         let contents = self.0.lock();
         let mut page = at / PAGE;
-        while contents.at(page).is_ok() {
+        while contents.find(page).is_ok() {
             page += 1;
         }
         at.max(page * PAGE)
@@ -218,13 +225,13 @@ impl Pages for OnHeap {
 
 #[cfg(test)]
 mod tests {
-    use super::super::io::testing::Ends;
+    use super::super::io::testing::FaultsAfter;
     use super::*;
     use std::vec;
 
-    /// Random operations against a plain vector.
+    /// Compares random operations with a vector.
     #[test]
-    fn as_a_vector() {
+    fn contents_equal_a_vectors() {
         let mut random = oorandom::Rand64::new(7);
         let pages = OnHeap::default();
         let mut model: vec::Vec<u8> = vec![];
@@ -262,20 +269,24 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_ends() {
+    fn a_fault_in_user_memory_ends_a_transfer_early() {
         let pages = OnHeap::default();
         let bytes = vec![7; 10_000];
-        assert_eq!(pages.write(0, &mut Ends(&bytes[..], 5_000)), Ok(5_000));
+        assert_eq!(pages.write(0, &mut FaultsAfter(&bytes[..], 5_000)), Ok(5_000));
         assert_eq!(pages.size(), 5_000);
-        assert_eq!(pages.write(0, &mut Ends(&bytes[..], 0)), Err(Errno::EFAULT));
+        assert_eq!(pages.write(0, &mut FaultsAfter(&bytes[..], 0)), Err(Errno::EFAULT));
         let mut to = vec![0; 10_000];
-        assert_eq!(pages.read(0, &mut Ends(&mut to[..], 4_097)), Ok(4_097));
-        assert_eq!(pages.read(0, &mut Ends(&mut to[..], 0)), Err(Errno::EFAULT));
-        assert_eq!(pages.read(5_000, &mut Ends(&mut to[..], 0)), Ok(0), "at the end nothing is touched");
+        assert_eq!(pages.read(0, &mut FaultsAfter(&mut to[..], 4_097)), Ok(4_097));
+        assert_eq!(pages.read(0, &mut FaultsAfter(&mut to[..], 0)), Err(Errno::EFAULT));
+        assert_eq!(
+            pages.read(5_000, &mut FaultsAfter(&mut to[..], 0)),
+            Ok(0),
+            "at the end of the file no user memory is touched"
+        );
     }
 
     #[test]
-    fn holes_and_data() {
+    fn holes_data_and_the_largest_size() {
         let pages = OnHeap::default();
         pages.write(3 * PAGE + 5, &mut &[1; 10][..]).unwrap();
         pages.set_size(100 * PAGE).unwrap();

@@ -1,7 +1,7 @@
-//! Pipes: named (FIFOs) or not.
+//! Anonymous pipes and FIFOs.
 //!
-//! A write of at most [`ATOMIC`] bytes is in one piece. Readers wait for bytes or for the last
-//! writer to go; writers for room or for the last reader to go.
+//! A write of at most [`PIPE_BUF`] bytes is atomic. Readers wait for bytes or for the last writer
+//! to close its end; writers wait for room or for the last reader to close its end.
 
 use super::bytes::Bytes;
 use super::inode::{Change, File, Inode};
@@ -17,18 +17,18 @@ use linux_raw_sys::general::{
 };
 use spin::Mutex;
 
-/// `PIPE_BUF`.
-pub const ATOMIC: usize = 4096;
-/// What a pipe holds at first.
-const CAPACITY: usize = 65536;
-/// What a pipe may be made to hold (`/proc/sys/fs/pipe-max-size`).
-const MOST: usize = 1 << 20;
+/// The most bytes that are written atomically (pipe(7)), and the least capacity.
+pub const PIPE_BUF: usize = 4096;
+/// The capacity of a new pipe, in bytes.
+const DEFAULT_CAPACITY: usize = 65536;
+/// The most that `F_SETPIPE_SZ` accepts, in bytes (`/proc/sys/fs/pipe-max-size`).
+const MAX_CAPACITY: usize = 1 << 20;
 
-/// A pipe.
+/// A pipe's buffer, and the counts of its open ends.
 pub struct Pipe {
     state: Mutex<State>,
-    /// One queue for both ends: whatever happens concerns the other end, and its waits are for a
-    /// condition.
+    /// The wait queue of both ends. A wake also reaches tasks of the same end, which check their
+    /// condition again.
     changed: Queue,
 }
 
@@ -37,14 +37,15 @@ struct State {
     capacity: usize,
     readers: u32,
     writers: u32,
-    /// How often each end was opened: readers, writers. It never falls, so that an end which came
-    /// and went is still known.
+    /// The number of times that each end was opened: readers, writers. It never falls, so that an
+    /// end that was opened and closed again still shows.
     opened: [u64; 2],
 }
 
 impl Default for Pipe {
     fn default() -> Self {
-        let state = State { bytes: Bytes::default(), capacity: CAPACITY, readers: 0, writers: 0, opened: [0; 2] };
+        let state =
+            State { bytes: Bytes::default(), capacity: DEFAULT_CAPACITY, readers: 0, writers: 0, opened: [0; 2] };
         Pipe { state: Mutex::new(state), changed: Queue::new() }
     }
 }
@@ -54,17 +55,18 @@ struct End {
     pipe: Arc<Pipe>,
     reads: bool,
     writes: bool,
-    /// How often the other end had been opened when this one was, if it was not open then. Decided
-    /// under the lock under which this end was counted: whatever the other end does from then on,
-    /// this one has met it or is going to see the count rise.
-    alone: Option<u64>,
+    /// The number of times that the other end had been opened when this one was, if the other end
+    /// was not open then. Read under the same lock acquisition that counted this end, so any later
+    /// open of the other end raises the count.
+    peer_opens_before: Option<u64>,
 }
 
 impl Pipe {
-    /// Open it, as `flags` says.
+    /// Opens the ends that the access mode in `flags` names, and wakes tasks that wait for them.
     ///
     /// # Errors
-    /// `ENXIO`: to write, not to wait, and nobody reads. `EINVAL`: neither to read nor to write.
+    /// `ENXIO`: with `O_WRONLY | O_NONBLOCK`, if no reader is open. `EINVAL`: an invalid access
+    /// mode.
     pub fn open(self: &Arc<Self>, flags: u32) -> Result<Arc<dyn File>, Errno> {
         let (reads, writes) = match flags & O_ACCMODE {
             O_RDONLY => (true, false),
@@ -76,22 +78,22 @@ impl Pipe {
         if writes && !reads && flags & O_NONBLOCK != 0 && state.readers == 0 {
             return Err(Errno::ENXIO);
         }
-        let there = if reads { state.writers } else { state.readers };
-        let alone = (there == 0 && !(reads && writes)).then_some(state.opened[usize::from(reads)]);
+        let peers = if reads { state.writers } else { state.readers };
+        let peer_opens_before = (peers == 0 && !(reads && writes)).then_some(state.opened[usize::from(reads)]);
         state.readers += u32::from(reads);
         state.writers += u32::from(writes);
         state.opened[0] += u64::from(reads);
         state.opened[1] += u64::from(writes);
         drop(state);
         self.changed.wake_all();
-        Ok(Arc::new(End { pipe: self.clone(), reads, writes, alone }))
+        Ok(Arc::new(End { pipe: self.clone(), reads, writes, peer_opens_before }))
     }
 }
 
 impl End {
-    /// Returns whether the other end has been open at any time since this one was opened.
-    fn has_met(&self, state: &State) -> bool {
-        self.alone.is_none_or(|before| state.opened[usize::from(self.reads)] > before)
+    /// Returns true if the other end has been open at any time since this one was opened.
+    fn has_met_peer(&self, state: &State) -> bool {
+        self.peer_opens_before.is_none_or(|before| state.opened[usize::from(self.reads)] > before)
     }
 }
 
@@ -147,7 +149,7 @@ impl File for End {
             return Err(Errno::EPIPE);
         }
         let room = state.capacity.saturating_sub(state.bytes.len());
-        if room == 0 || wanted <= ATOMIC && room < wanted {
+        if room == 0 || wanted <= PIPE_BUF && room < wanted {
             return Err(Errno::EAGAIN);
         }
         let mut room = room.min(wanted);
@@ -173,12 +175,12 @@ impl File for End {
         let mut ready = 0;
         if self.reads {
             ready |= if state.bytes.is_empty() { 0 } else { POLLIN | POLLRDNORM };
-            // Not before a writer has come.
-            ready |= if state.writers == 0 && self.has_met(&state) { POLLHUP } else { 0 };
+            // A reader that has had no writer yet sees no hangup.
+            ready |= if state.writers == 0 && self.has_met_peer(&state) { POLLHUP } else { 0 };
         }
         if self.writes {
             let room = state.capacity.saturating_sub(state.bytes.len());
-            ready |= if room >= ATOMIC { POLLOUT | POLLWRNORM } else { 0 };
+            ready |= if room >= PIPE_BUF { POLLOUT | POLLWRNORM } else { 0 };
             ready |= if state.readers == 0 { POLLERR } else { 0 };
         }
         ready
@@ -193,7 +195,7 @@ impl File for End {
     }
 
     fn connected(&self) -> bool {
-        self.has_met(&self.pipe.state.lock())
+        self.has_met_peer(&self.pipe.state.lock())
     }
 
     fn control(&self, command: u32, argument: u64) -> Result<u64, Errno> {
@@ -201,10 +203,10 @@ impl File for End {
         match command {
             F_GETPIPE_SZ => Ok(state.capacity as u64),
             F_SETPIPE_SZ => {
-                if argument > MOST as u64 {
+                if argument > MAX_CAPACITY as u64 {
                     return Err(Errno::EPERM);
                 }
-                let capacity = (argument as usize).max(ATOMIC).next_power_of_two();
+                let capacity = (argument as usize).max(PIPE_BUF).next_power_of_two();
                 if state.bytes.len() > capacity {
                     return Err(Errno::EBUSY);
                 }
@@ -226,28 +228,37 @@ impl File for End {
     }
 }
 
-/// The inode of a pipe without a name.
-pub struct Nameless {
+/// The inode of an anonymous pipe.
+pub struct AnonymousPipe {
     pipe: Arc<Pipe>,
     meta: Mutex<Meta>,
 }
 
-impl Nameless {
-    /// A pipe with this inode number, and its two ends, to read and to write.
+/// A new anonymous pipe.
+pub struct NewPipe {
+    /// Its inode.
+    pub inode: Arc<AnonymousPipe>,
+    /// Its read end.
+    pub reader: Arc<dyn File>,
+    /// Its write end.
+    pub writer: Arc<dyn File>,
+}
+
+impl AnonymousPipe {
+    /// Creates a pipe with this inode number and owner.
     ///
     /// # Errors
-    /// None that a new pipe has.
-    #[allow(clippy::type_complexity)]
-    pub fn new(inode: u64, uid: u32, gid: u32) -> Result<(Arc<Nameless>, Arc<dyn File>, Arc<dyn File>), Errno> {
+    /// None that applies to a new pipe.
+    pub fn create(inode: u64, uid: u32, gid: u32) -> Result<NewPipe, Errno> {
         let pipe = Arc::new(Pipe::default());
-        let (read, write) = (pipe.open(O_RDONLY)?, pipe.open(O_WRONLY)?);
+        let (reader, writer) = (pipe.open(O_RDONLY)?, pipe.open(O_WRONLY)?);
         let mut meta = Meta::new(Device { major: 0, minor: 10 }, inode, Kind::Fifo, 0o600);
         (meta.uid, meta.gid) = (uid, gid);
-        Ok((Arc::new(Nameless { pipe, meta: Mutex::new(meta) }), read, write))
+        Ok(NewPipe { inode: Arc::new(AnonymousPipe { pipe, meta: Mutex::new(meta) }), reader, writer })
     }
 }
 
-impl Inode for Nameless {
+impl Inode for AnonymousPipe {
     fn meta(&self) -> Meta {
         self.meta.lock().clone()
     }
@@ -271,13 +282,13 @@ impl Inode for Nameless {
 
 #[cfg(test)]
 mod tests {
-    use super::super::io::testing::Ends;
+    use super::super::io::testing::FaultsAfter;
     use super::*;
     use std::vec;
 
     fn pipe() -> (Arc<dyn File>, Arc<dyn File>) {
-        let (_, read, write) = Nameless::new(1, 0, 0).unwrap();
-        (read, write)
+        let NewPipe { reader, writer, .. } = AnonymousPipe::create(1, 0, 0).unwrap();
+        (reader, writer)
     }
 
     fn read(from: &Arc<dyn File>, count: usize) -> Result<vec::Vec<u8>, Errno> {
@@ -288,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn first_in_first_out() {
+    fn bytes_come_out_in_order_and_a_fault_loses_none() {
         let (from, to) = pipe();
         assert_eq!(read(&from, 1), Err(Errno::EAGAIN));
         assert_eq!(from.ready(), 0);
@@ -297,7 +308,7 @@ mod tests {
         assert_eq!((from.unread(0), to.unread(0)), (Ok(5), Ok(5)));
         assert_eq!(read(&from, 3).unwrap(), b"hel");
         assert_eq!(from.unread(0), Ok(2));
-        assert_eq!(from.read(0, &mut Ends(&mut [0; 2][..], 0)), Err(Errno::EFAULT), "nothing is lost");
+        assert_eq!(from.read(0, &mut FaultsAfter(&mut [0; 2][..], 0)), Err(Errno::EFAULT), "nothing is lost");
         assert_eq!(read(&from, 9).unwrap(), b"lo");
         assert_eq!(
             (to.read(0, &mut &mut [0][..]), from.write(0, &mut &b"x"[..])),
@@ -306,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_end_goes() {
+    fn readers_see_the_end_and_writers_epipe_after_the_other_end_closes() {
         let (from, to) = pipe();
         to.write(0, &mut &b"x"[..]).unwrap();
         drop(to);
@@ -319,19 +330,23 @@ mod tests {
     }
 
     #[test]
-    fn small_writes_are_whole() {
+    fn writes_up_to_pipe_buf_are_atomic() {
         let (from, to) = pipe();
-        let bytes = vec![7; CAPACITY + 1];
-        assert_eq!(to.write(0, &mut &bytes[..]), Ok(CAPACITY));
+        let bytes = vec![7; DEFAULT_CAPACITY + 1];
+        assert_eq!(to.write(0, &mut &bytes[..]), Ok(DEFAULT_CAPACITY));
         assert_eq!(to.write(0, &mut &bytes[..]), Err(Errno::EAGAIN));
-        read(&from, ATOMIC - 1).unwrap();
+        read(&from, PIPE_BUF - 1).unwrap();
         assert_eq!(to.ready(), 0);
-        assert_eq!(to.write(0, &mut &bytes[..ATOMIC]), Err(Errno::EAGAIN), "not in parts");
-        assert_eq!(to.write(0, &mut &bytes[..ATOMIC + 1]), Ok(ATOMIC - 1), "this may be in parts");
+        assert_eq!(to.write(0, &mut &bytes[..PIPE_BUF]), Err(Errno::EAGAIN), "up to PIPE_BUF bytes, all or none");
+        assert_eq!(
+            to.write(0, &mut &bytes[..PIPE_BUF + 1]),
+            Ok(PIPE_BUF - 1),
+            "more than PIPE_BUF bytes may be written in part"
+        );
     }
 
     #[test]
-    fn its_size() {
+    fn f_setpipe_sz_rounds_up_and_keeps_the_contents() {
         let (from, to) = pipe();
         assert_eq!(from.control(F_GETPIPE_SZ, 0), Ok(65536));
         assert_eq!(from.control(F_SETPIPE_SZ, 5000), Ok(8192));
@@ -349,12 +364,12 @@ mod tests {
         let to = fifo.open(O_WRONLY).unwrap();
         assert!(from.connected() && to.connected());
         drop(to);
-        assert!(from.connected(), "it was there");
+        assert!(from.connected(), "the writer was open in between");
         assert!(fifo.open(O_RDWR).unwrap().connected());
     }
 
     #[test]
-    fn a_fifo_opens_though_the_other_end_closes_before_the_opener_looks() {
+    fn a_fifo_opens_though_the_other_end_closes_before_the_opener_checks() {
         for (mine, other) in [(O_RDONLY, O_WRONLY), (O_WRONLY, O_RDONLY)] {
             let fifo = Arc::new(Pipe::default());
             let first = fifo.open(other).unwrap();

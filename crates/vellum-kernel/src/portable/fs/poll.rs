@@ -1,5 +1,5 @@
-//! To wait for one of many. `poll`, `ppoll` and `select` are this, with a timeout of the kernel's;
-//! `epoll` would add a set that stays.
+//! Waits for events of several files: `poll`, `ppoll` and `select`, whose timeout the caller adds.
+//! There is no `epoll`.
 
 use super::open::Open;
 use crate::errno::Errno;
@@ -10,11 +10,11 @@ use core::future::poll_fn;
 use core::task::Poll;
 use linux_raw_sys::general::{POLLERR, POLLHUP, POLLNVAL};
 
-/// Events that `poll` reports without being asked for them.
+/// The events that `poll` reports whether or not the program asks for them.
 pub const ALWAYS: u32 = POLLERR | POLLHUP | POLLNVAL;
 
-/// A file and the events that end the wait (`POLLIN` and its kin), all of them: [`ALWAYS`] is not
-/// implied. No file is a descriptor that is ignored.
+/// A file, and all events that end the wait (`POLLIN` and others; [`ALWAYS`] is not implied). An
+/// entry without a file is ignored.
 pub type Interest = (Option<Arc<Open>>, u32);
 
 /// Returns the ready events of one file.
@@ -22,9 +22,9 @@ pub fn now((open, wanted): &Interest) -> u32 {
     open.as_ref().map_or(0, |open| open.ready() & wanted)
 }
 
-/// Waits until an event of interest is ready; forever, if there is nothing to wait for. Returns the
-/// ready events of each file as they were when the wait ended: a second look would miss what
-/// another thread takes in between.
+/// Waits until an event of interest is ready; forever, if `set` names none. Returns the ready
+/// events of each file as they were when the wait ended: a second check would miss an event that
+/// another thread consumes in between.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -49,7 +49,7 @@ pub async fn any(set: &[Interest]) -> Result<Vec<u32>, Errno> {
 #[cfg(test)]
 mod tests {
     use super::super::device;
-    use super::super::pipe::Nameless;
+    use super::super::pipe::{AnonymousPipe, NewPipe};
     use super::*;
     use crate::testing::{Count, block_on};
     use core::future::Future;
@@ -58,25 +58,25 @@ mod tests {
     use linux_raw_sys::general::{POLLIN, POLLOUT, POLLPRI};
 
     #[test]
-    fn what_is_ready_at_once() {
+    fn a_ready_file_ends_the_wait_at_once() {
         let null = (Some(device::open(Arc::new(device::Null), 0)), POLLIN);
         let set = [(None, POLLIN), null];
         assert_eq!(block_on(any(&set)).unwrap(), [0, POLLIN]);
     }
 
     #[test]
-    fn one_of_two_pipes() {
+    fn only_an_event_of_interest_ends_the_wait() {
         let ends: std::vec::Vec<_> = (0..2)
             .map(|inode| {
-                let (inode, read, write) = Nameless::new(inode, 0, 0).unwrap();
-                (Arc::new(Open::new(inode, Some(read), 0, None)), write)
+                let NewPipe { inode, reader, writer } = AnonymousPipe::create(inode, 0, 0).unwrap();
+                (Arc::new(Open::new(inode, Some(reader), 0, None)), writer)
             })
             .collect();
         let set = [(Some(ends[0].0.clone()), POLLIN), (Some(ends[1].0.clone()), POLLOUT)];
         let (woken, waker) = Count::new();
         let mut wait = pin!(any(&set));
         assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        // Nobody asked for input there.
+        // The set does not ask for input of this pipe.
         ends[1].1.write(0, &mut &b"x"[..]).unwrap();
         assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         let before = woken.woken();
@@ -87,8 +87,8 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_another_thread_takes_afterwards_is_still_reported() {
-        let (inode, from, to) = Nameless::new(1, 0, 0).unwrap();
+    fn an_event_that_another_thread_consumes_afterwards_is_still_reported() {
+        let NewPipe { inode, reader: from, writer: to } = AnonymousPipe::create(1, 0, 0).unwrap();
         let set = [(Some(Arc::new(Open::new(inode, Some(from.clone()), 0, None))), POLLIN)];
         to.write(0, &mut &b"x"[..]).unwrap();
         let found = block_on(any(&set)).unwrap();
@@ -99,7 +99,7 @@ mod tests {
     /// `select` for exceptions alone: a hangup is in none of its sets.
     #[test]
     fn an_event_of_no_interest_does_not_end_the_wait() {
-        let (inode, from, to) = Nameless::new(1, 0, 0).unwrap();
+        let NewPipe { inode, reader: from, writer: to } = AnonymousPipe::create(1, 0, 0).unwrap();
         drop(to);
         assert_ne!(from.ready(), 0);
         let set = [(Some(Arc::new(Open::new(inode, Some(from), 0, None))), POLLPRI)];

@@ -1,17 +1,18 @@
-//! Descriptors: small numbers for open files.
+//! File descriptor tables (Linux: `struct fdtable`).
 //!
-//! The table is behind a lock of the kernel's. What is taken out of it is returned, to be dropped
-//! after that lock: the last reference to an open file does more than to forget it.
+//! The caller protects a table with a lock. Removed entries are returned, so that the caller drops
+//! them after it has unlocked the table: dropping the last reference to an open file description
+//! closes the file, which takes other locks.
 
 use super::open::Open;
 use crate::errno::Errno;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// The most descriptors that there can be, whatever the limit says (`/proc/sys/fs/nr_open`).
-pub const MOST: u32 = 1 << 20;
+/// The most descriptors of a table, whatever `RLIMIT_NOFILE` is (`/proc/sys/fs/nr_open`).
+pub const NR_OPEN: u32 = 1 << 20;
 
-/// A descriptor.
+/// The entry of a file descriptor.
 #[derive(Clone)]
 #[allow(missing_docs)]
 pub struct Slot {
@@ -20,33 +21,38 @@ pub struct Slot {
     pub close_on_exec: bool,
 }
 
-/// A table of descriptors; cloned for `fork`, shared for threads.
+/// A file descriptor table: copied by `fork`, shared by threads.
 #[derive(Default)]
 pub struct Table {
     slots: Vec<Option<Slot>>,
-    /// All below are taken.
+    /// No number below this is free.
     free: usize,
 }
 
 impl Table {
+    /// Returns the open file description of a descriptor.
+    ///
     /// # Errors
     /// `EBADF`.
     pub fn get(&self, number: u32) -> Result<&Arc<Open>, Errno> {
         self.slot(number).map(|slot| &slot.open)
     }
 
+    /// Returns the entry of a descriptor.
+    ///
     /// # Errors
     /// `EBADF`.
     pub fn slot(&self, number: u32) -> Result<&Slot, Errno> {
         self.slots.get(number as usize).and_then(Option::as_ref).ok_or(Errno::EBADF)
     }
 
-    /// The lowest free number from `lowest` on, below `limit` (`RLIMIT_NOFILE`).
+    /// Adds an entry at the lowest free number from `lowest` on, below `limit` (`RLIMIT_NOFILE`),
+    /// and returns the number.
     ///
     /// # Errors
-    /// `EMFILE`: none is free. `EINVAL`: `lowest` is not below the limit. `ENOMEM`.
+    /// `EMFILE`: no number is free. `EINVAL`: `lowest` is not below the limit. `ENOMEM`.
     pub fn add(&mut self, slot: Slot, lowest: u32, limit: u64) -> Result<u32, Errno> {
-        let limit = limit.min(MOST.into()) as usize;
+        let limit = limit.min(NR_OPEN.into()) as usize;
         let lowest = lowest as usize;
         if lowest >= limit {
             return Err(if lowest == 0 { Errno::EMFILE } else { Errno::EINVAL });
@@ -72,20 +78,20 @@ impl Table {
         Ok(self.slots[at].replace(slot))
     }
 
-    /// `dup3` without its check for equal numbers: `to` stands for the same as `from`; what it
-    /// stood for before.
+    /// Makes `to` a duplicate of `from`, and returns the entry that `to` had before. Implements
+    /// `dup3` but for its check for equal numbers.
     ///
     /// # Errors
-    /// `EBADF`: `from` is none, or `to` is not below the limit. `ENOMEM`.
+    /// `EBADF`: `from` is not open, or `to` is not below the limit. `ENOMEM`.
     pub fn replace(&mut self, from: u32, to: u32, close_on_exec: bool, limit: u64) -> Result<Option<Slot>, Errno> {
         let open = self.get(from)?.clone();
-        if u64::from(to) >= limit.min(MOST.into()) {
+        if u64::from(to) >= limit.min(NR_OPEN.into()) {
             return Err(Errno::EBADF);
         }
         self.put(to as usize, Slot { open, close_on_exec })
     }
 
-    /// `close`.
+    /// Removes a descriptor, and returns its entry (`close`).
     ///
     /// # Errors
     /// `EBADF`.
@@ -95,7 +101,7 @@ impl Table {
         Ok(slot)
     }
 
-    /// `fcntl(F_SETFD)`.
+    /// Sets or clears a descriptor's close-on-exec flag (`fcntl(F_SETFD)`).
     ///
     /// # Errors
     /// `EBADF`.
@@ -105,20 +111,19 @@ impl Table {
         Ok(())
     }
 
-    /// How many descriptors there is room for.
+    /// Returns the number of slots: no descriptor from there on is open.
     pub fn room(&self) -> usize {
         self.slots.len()
     }
 
-    /// The first descriptor from a number on: to close ranges, for `execve`, and for
-    /// `/proc/PID/fd`.
+    /// Returns the first open descriptor from `from` on, with its entry.
     pub fn next(&self, from: u32) -> Option<(u32, &Slot)> {
         let taken = self.slots.iter().enumerate().skip(from as usize);
         taken.filter_map(|(number, slot)| Some((number as u32, slot.as_ref()?))).next()
     }
 
-    /// Take out the first one of a range (both ends included); `execve` wants only those to close.
-    /// Repeat until none is left.
+    /// Removes the first descriptor of a range (both ends included), and returns its entry; with
+    /// `on_exec`, the first with the close-on-exec flag. Returns `None` once none is left.
     pub fn remove_next(&mut self, range: (u32, u32), on_exec: bool) -> Option<Slot> {
         let mut from = range.0;
         loop {
@@ -133,14 +138,15 @@ impl Table {
         }
     }
 
-    /// `close_range` with `CLOSE_RANGE_CLOEXEC`.
+    /// Sets the close-on-exec flag of all descriptors of a range, both ends included (`close_range`
+    /// with `CLOSE_RANGE_CLOEXEC`).
     pub fn set_range_close_on_exec(&mut self, range: (u32, u32)) {
         let end = self.slots.len().min((range.1 as usize).saturating_add(1));
         let slots = self.slots.get_mut(range.0 as usize..end).unwrap_or_default();
         slots.iter_mut().flatten().for_each(|slot| slot.close_on_exec = true);
     }
 
-    /// A copy, for `fork`.
+    /// Returns a copy that shares the open file descriptions, for `fork`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -162,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_number() {
+    fn a_new_descriptor_gets_the_lowest_free_number() {
         let mut table = Table::default();
         for expected in 0..5 {
             assert_eq!(table.add(slot(false), 0, 100), Ok(expected));
@@ -178,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicates() {
+    fn a_duplicate_shares_the_open_file_description_but_not_its_flag() {
         let mut table = Table::default();
         table.add(slot(true), 0, 100).unwrap();
         assert!(table.replace(0, 7, false, 100).unwrap().is_none());
@@ -193,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges() {
+    fn ranges_are_closed_or_marked_close_on_exec() {
         let mut table = Table::default();
         for number in 0..10 {
             table.add(slot(number % 2 == 0), 0, 100).unwrap();

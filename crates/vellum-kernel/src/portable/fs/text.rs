@@ -1,11 +1,12 @@
-//! Files whose contents are made when they are read (`/proc`, `/sys`, control files): a function
-//! says what is in them, another takes what is written. They are in folders ([`super::folder`]).
+//! The files of pseudo file systems (`/proc`, `/sys`, cgroupfs). A function produces a file's
+//! contents when the file is read, another handles what is written, like `show` and `store` of a
+//! sysfs attribute. The directories are in [`super::folder`].
 //!
-//! | what | contents |
+//! | type | contents |
 //! |---|---|
-//! | [`Text`] | made whole, of one moment |
-//! | [`Window`] | read and written at an offset, each time anew |
-//! | [`Link`] | where it leads |
+//! | [`Text`] | a snapshot, produced whole by a read from the start (Linux: a `seq_file`) |
+//! | [`Binary`] | read and written at an offset, with no snapshot (Linux: a binary attribute) |
+//! | [`Link`] | a symbolic link's target |
 
 use super::inode::{File, Inode, Space};
 use super::io::{Sink, Source};
@@ -18,80 +19,82 @@ use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
 
-/// The most that is taken in one write.
-const LONGEST: usize = 4096;
+/// The most bytes that one write to a [`Text`] may have.
+const MAX_WRITE: usize = 4096;
 
-/// Says what is in a file.
-pub type Make = Box<dyn Fn() -> Result<Vec<u8>, Errno> + Send + Sync>;
-/// Takes what is written.
-pub type Take = Box<dyn Fn(&[u8]) -> Result<(), Errno> + Send + Sync>;
+/// A function that produces the contents of a file, or the target of a link.
+pub type Show = Box<dyn Fn() -> Result<Vec<u8>, Errno> + Send + Sync>;
+/// A function that handles the bytes of one write.
+pub type Store = Box<dyn Fn(&[u8]) -> Result<(), Errno> + Send + Sync>;
 
-/// A file system of such files.
+/// A pseudo file system.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct System {
-    /// The device that tells it from others.
+pub struct PseudoFs {
+    /// Its device number, different from that of any other file system.
     pub device: Device,
-    /// What `statfs` calls it.
+    /// The magic number that `statfs` returns.
     pub magic: u32,
-    /// Whose the files are, if not root's: a function that knows, and what it is asked.
-    pub owner: Option<(Knows, u32)>,
+    /// A function that returns the owner of the files, and its argument. Root owns the files if this
+    /// is `None`.
+    pub owner: Option<(OwnerOf, u32)>,
 }
 
-/// The numbers of a user and of a group.
+/// A user ID and a group ID.
 pub type Owner = (u32, u32);
-/// Says whose something is.
-pub type Knows = fn(u32) -> Owner;
+/// A function that returns the current owner of files, for example of a process by its PID.
+pub type OwnerOf = fn(u32) -> Owner;
 
-impl System {
-    /// What there is to know about a new inode of this file system, which has a number of its own.
+impl PseudoFs {
+    /// Returns the attributes of a new inode of this file system, with a new inode number.
     pub(super) fn meta(self, kind: Kind, mode: u32) -> Meta {
         static NEXT: AtomicU64 = AtomicU64::new(2);
         Meta::new(self.device, NEXT.fetch_add(1, Relaxed), kind, mode)
     }
 
-    /// The same, with whose it is now.
-    pub(super) fn owned(self, meta: &Meta) -> Meta {
+    /// Returns `meta` with the current owner.
+    pub(super) fn with_owner(self, meta: &Meta) -> Meta {
         let (uid, gid) = self.owner.map_or((meta.uid, meta.gid), |(owner, of)| owner(of));
         Meta { uid, gid, ..meta.clone() }
     }
 
-    /// It takes no memory worth mentioning.
+    /// Returns the answer of `statfs`: the file system occupies no space.
     pub(super) fn space(self) -> Space {
         Space { magic: self.magic, ..Space::default() }
     }
 }
 
-/// A file of text.
+/// A file whose contents are a snapshot.
 pub struct Text {
-    system: System,
+    system: PseudoFs,
     meta: Meta,
-    make: Option<Make>,
-    take: Option<Take>,
+    show: Option<Show>,
+    store: Option<Store>,
 }
 
 impl Text {
-    /// A file of this mode.
-    pub fn new(system: System, mode: u32, make: Option<Make>, take: Option<Take>) -> Arc<Text> {
-        Arc::new(Text { system, meta: system.meta(Kind::Regular, mode), make, take })
+    /// Creates a file of this mode. Reads fail with `EINVAL` without `show`, writes without
+    /// `store`.
+    pub fn new(system: PseudoFs, mode: u32, show: Option<Show>, store: Option<Store>) -> Arc<Text> {
+        Arc::new(Text { system, meta: system.meta(Kind::Regular, mode), show, store })
     }
 
-    /// A file that can be read only.
-    pub fn read_only(system: System, make: impl Fn() -> Result<Vec<u8>, Errno> + Send + Sync + 'static) -> Arc<Text> {
-        Text::new(system, 0o444, Some(Box::new(make)), None)
+    /// Creates a file of mode 0444 that can only be read.
+    pub fn read_only(system: PseudoFs, show: impl Fn() -> Result<Vec<u8>, Errno> + Send + Sync + 'static) -> Arc<Text> {
+        Text::new(system, 0o444, Some(Box::new(show)), None)
     }
 }
 
 impl Inode for Text {
     fn meta(&self) -> Meta {
-        self.system.owned(&self.meta)
+        self.system.with_owner(&self.meta)
     }
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
-        Ok(Arc::new(Opened { text: self, made: Mutex::new(None) }))
+        Ok(Arc::new(OpenText { text: self, snapshot: Mutex::new(None) }))
     }
 
     fn truncate(&self, _size: u64) -> Result<(), Errno> {
-        // `echo > file` truncates first.
+        // A shell's `echo > file` opens the file with `O_TRUNC`.
         Ok(())
     }
 
@@ -104,33 +107,34 @@ impl Inode for Text {
     }
 }
 
-struct Opened {
+struct OpenText {
     text: Arc<Text>,
-    /// What is read from here on is of one moment: that of the last read from the start.
-    made: Mutex<Option<Arc<Vec<u8>>>>,
+    /// The contents as of the last read from offset 0; reads at other offsets continue it.
+    snapshot: Mutex<Option<Arc<Vec<u8>>>>,
 }
 
-impl File for Opened {
+impl File for OpenText {
     fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
-        let kept = self.made.lock().clone().filter(|_| at > 0);
-        let made = match kept {
-            Some(made) => made,
+        let kept = self.snapshot.lock().clone().filter(|_| at > 0);
+        let snapshot = match kept {
+            Some(snapshot) => snapshot,
             None => {
-                let make = self.text.make.as_ref().ok_or(Errno::EINVAL)?;
-                // Not copied: that would take as much memory once more, and there may be none.
-                let made = Arc::new(make()?);
-                *self.made.lock() = Some(made.clone());
-                made
+                let show = self.text.show.as_ref().ok_or(Errno::EINVAL)?;
+                // Not an `Arc<[u8]>`: that copies, and the copy's allocation could not return an
+                // error.
+                let snapshot = Arc::new(show()?);
+                *self.snapshot.lock() = Some(snapshot.clone());
+                snapshot
             }
         };
-        let rest = usize::try_from(at).ok().and_then(|at| made.get(at..)).unwrap_or_default();
+        let rest = usize::try_from(at).ok().and_then(|at| snapshot.get(at..)).unwrap_or_default();
         if rest.is_empty() || to.room() == 0 { Ok(0) } else { to.put(rest) }
     }
 
     fn write(&self, _at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
-        let take = self.text.take.as_ref().ok_or(Errno::EINVAL)?;
+        let store = self.text.store.as_ref().ok_or(Errno::EINVAL)?;
         let wanted = from.left();
-        if wanted > LONGEST {
+        if wanted > MAX_WRITE {
             return Err(Errno::EINVAL);
         }
         let mut bytes = Vec::new();
@@ -140,7 +144,7 @@ impl File for Opened {
         while taken < wanted {
             taken += from.take(&mut bytes[taken..])?;
         }
-        take(&bytes)?;
+        store(&bytes)?;
         Ok(wanted)
     }
 
@@ -157,38 +161,38 @@ impl File for Opened {
     }
 }
 
-/// Reads at an offset; zero bytes are the end.
+/// A function that reads at an offset, and returns the number of bytes: 0 at the end.
 pub type ReadAt = Box<dyn Fn(u64, &mut dyn Sink) -> Result<usize, Errno> + Send + Sync>;
-/// Writes at an offset.
+/// A function that writes at an offset, and returns the number of bytes.
 pub type WriteAt = Box<dyn Fn(u64, &mut dyn Source) -> Result<usize, Errno> + Send + Sync>;
 
-/// Carries out a request (`ioctl`), with its argument.
-pub type Asked = Box<dyn Fn(u32, u64) -> Result<u64, Errno> + Send + Sync>;
+/// A function that implements the `ioctl`s of a file. It gets the request and its argument.
+pub type Ioctl = Box<dyn Fn(u32, u64) -> Result<u64, Errno> + Send + Sync>;
 
-/// A file that shows something at an offset, which may be large (`/proc/PID/mem`).
-pub struct Window {
-    system: System,
+/// A file that is read and written at an offset, which may be large (`/proc/PID/mem`).
+pub struct Binary {
+    system: PseudoFs,
     meta: Meta,
     read: ReadAt,
     write: Option<WriteAt>,
-    asked: Option<Asked>,
+    ioctl: Option<Ioctl>,
 }
 
-impl Window {
-    /// A file of this mode.
-    pub fn new(system: System, mode: u32, read: ReadAt, write: Option<WriteAt>) -> Window {
-        Window { system, meta: system.meta(Kind::Regular, mode), read, write, asked: None }
+impl Binary {
+    /// Creates a file of this mode.
+    pub fn new(system: PseudoFs, mode: u32, read: ReadAt, write: Option<WriteAt>) -> Binary {
+        Binary { system, meta: system.meta(Kind::Regular, mode), read, write, ioctl: None }
     }
 
-    /// The same, with requests of its own.
-    pub fn asked(self, asked: Asked) -> Window {
-        Window { asked: Some(asked), ..self }
+    /// Adds `ioctl`s to the file.
+    pub fn with_ioctl(self, ioctl: Ioctl) -> Binary {
+        Binary { ioctl: Some(ioctl), ..self }
     }
 }
 
-impl Inode for Window {
+impl Inode for Binary {
     fn meta(&self) -> Meta {
-        self.system.owned(&self.meta)
+        self.system.with_owner(&self.meta)
     }
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
@@ -208,7 +212,7 @@ impl Inode for Window {
     }
 }
 
-impl File for Window {
+impl File for Binary {
     fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
         (self.read)(at, to)
     }
@@ -218,7 +222,7 @@ impl File for Window {
     }
 
     fn request(&self, request: u32, argument: u64) -> Result<u64, Errno> {
-        self.asked.as_ref().ok_or(Errno::ENOTTY)?(request, argument)
+        self.ioctl.as_ref().ok_or(Errno::ENOTTY)?(request, argument)
     }
 
     fn seekable(&self) -> bool {
@@ -230,28 +234,28 @@ impl File for Window {
     }
 }
 
-/// A symbolic link whose target a function says, and that may lead to an inode whatever the
-/// target's name says.
+/// A symbolic link whose target a function produces. With a [`Jump`] it is a magic link, which
+/// leads directly to an inode whatever the target's path is (symlink(7)).
 pub struct Link {
-    system: System,
+    system: PseudoFs,
     meta: Meta,
-    target: Make,
+    target: Show,
     jump: Option<Jump>,
 }
 
-/// Says where a link leads.
+/// A function that returns the inode that a magic link leads to.
 pub type Jump = Box<dyn Fn() -> Option<Arc<dyn Inode>> + Send + Sync>;
 
 impl Link {
-    /// A link.
-    pub fn new(system: System, target: Make, jump: Option<Jump>) -> Arc<Link> {
+    /// Creates a link; a magic link if there is a `jump`.
+    pub fn new(system: PseudoFs, target: Show, jump: Option<Jump>) -> Arc<Link> {
         Arc::new(Link { system, meta: system.meta(Kind::Link, 0o777), target, jump })
     }
 }
 
 impl Inode for Link {
     fn meta(&self) -> Meta {
-        self.system.owned(&self.meta)
+        self.system.with_owner(&self.meta)
     }
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
@@ -282,10 +286,10 @@ mod tests {
     use std::string::String;
     use std::vec;
 
-    const SYSTEM: System = System { device: Device { major: 0, minor: 5 }, magic: 7, owner: None };
+    const SYSTEM: PseudoFs = PseudoFs { device: Device { major: 0, minor: 5 }, magic: 7, owner: None };
 
     #[test]
-    fn text_is_of_one_moment() {
+    fn reads_continue_the_snapshot_of_the_last_read_from_the_start() {
         let reads = AtomicU32::new(0);
         let text =
             Text::read_only(SYSTEM, move || Ok(std::format!("read {}\n", reads.fetch_add(1, Relaxed)).into_bytes()));
@@ -302,25 +306,25 @@ mod tests {
 
     #[test]
     fn writes_go_to_the_handler() {
-        let heard = Arc::new(Mutex::new(vec![]));
-        let hears = heard.clone();
-        let take: Take = Box::new(move |bytes| {
-            hears.lock().push(bytes.to_vec());
+        let written = Arc::new(Mutex::new(vec![]));
+        let stored = written.clone();
+        let store: Store = Box::new(move |bytes| {
+            stored.lock().push(bytes.to_vec());
             if bytes == b"bad" { Err(Errno::EINVAL) } else { Ok(()) }
         });
-        let file = Text::new(SYSTEM, 0o200, None, Some(take)).open(0).unwrap();
+        let file = Text::new(SYSTEM, 0o200, None, Some(store)).open(0).unwrap();
         assert_eq!(file.write(0, &mut &b"max\n"[..]), Ok(4));
         assert_eq!(file.write(0, &mut &b"bad"[..]), Err(Errno::EINVAL));
-        assert_eq!(*heard.lock(), [b"max\n".to_vec(), b"bad".to_vec()]);
+        assert_eq!(*written.lock(), [b"max\n".to_vec(), b"bad".to_vec()]);
         assert_eq!(file.read(0, &mut &mut [0][..]), Err(Errno::EINVAL));
     }
 
     #[test]
-    fn windows() {
+    fn binary_files_are_read_at_an_offset_and_have_ioctls() {
         let read: ReadAt = Box::new(|at, to| if at < 8 { to.put(&at.to_le_bytes()[..1]) } else { Ok(0) });
-        let window = Arc::new(Window::new(SYSTEM, 0o400, read, None).asked(Box::new(|_, argument| Ok(argument))));
-        assert_eq!(window.space().magic, 7);
-        let file = window.open(0).unwrap();
+        let binary = Arc::new(Binary::new(SYSTEM, 0o400, read, None).with_ioctl(Box::new(|_, argument| Ok(argument))));
+        assert_eq!(binary.space().magic, 7);
+        let file = binary.open(0).unwrap();
         let mut byte = [0];
         assert_eq!((file.read(5, &mut &mut byte[..]), byte), (Ok(1), [5]));
         assert_eq!(file.read(8, &mut &mut byte[..]), Ok(0));

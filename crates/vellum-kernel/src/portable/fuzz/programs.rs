@@ -4,7 +4,7 @@ use crate::exec::elf::{self as program, Contents, Limits, Mapping, Plan};
 use crate::exec::script::{self as text, HEAD};
 use crate::fs::Inode;
 use crate::fs::archive::{Entry, entries, unpack};
-use crate::fs::meta::{Kind, Who};
+use crate::fs::meta::{FileCredentials, Kind};
 use crate::fs::names::{Namespace, View};
 use crate::fs::tmpfs::Tmpfs;
 use crate::testing::Machine;
@@ -120,7 +120,7 @@ pub fn cpio(bytes: &[u8]) {
     if unpack(bytes, &root).is_err() {
         return;
     }
-    let (names, who) = (Namespace::default(), Who::root());
+    let (names, who) = (Namespace::default(), FileCredentials::root());
     let view = View { names: &names, root: &root, current: &root, who: &who };
     for entry in valid.iter().filter(|entry| entry.links <= 1 && Kind::of(entry.mode) == Ok(Kind::Regular)) {
         let file = view.get(entry.name, false).expect("the file was unpacked");

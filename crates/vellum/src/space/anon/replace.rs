@@ -53,9 +53,9 @@ impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
         let arch = self.arch();
         let (block, level) = (old.table().range(), old.table().level + 1);
         let mut gather = self.space.gather(self.user_part(block));
-        let resident = self.copy_parts(block, pfn, old.leaves().map(|run| (run.range(arch), run.pfn(arch))));
+        let resident = self.copy_parts(block, pfn, old.leaf_runs().map(|run| (run.range(arch), run.pfn(arch))));
         place.fill(&self.new_run(vma, block, pfn, level));
-        old.empty(&mut gather, |removed, gather| gather.push(removed));
+        old.drain(&mut gather, |removed, gather| gather.push(removed));
         self.count_replaced(block, resident);
     }
 

@@ -14,7 +14,7 @@ use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::{Counts, Frame, flag};
 use crate::platform::Platform;
 use crate::stats::Counter;
-use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, Run};
+use crate::table::{Found, LockedTable, MAX_FOLIOS_PER_HOLD, Run};
 use crate::vma::Vma;
 
 use super::{Fault, FaultError, Outcome};
@@ -116,7 +116,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
             1 => block.len() < 1 << arch.level_shift(2) && self.runs_to_copy(table, *block).is_some(),
             _ => block.len() == 1 << table.shift(),
         };
-        let order = self.tables().blocks(addr, vma.range, orders).find(fits);
+        let order = self.tables().aligned_blocks(addr, vma.range, orders).find(fits);
         Seen::Others(order.map_or(arch.page_order(), |(_, order)| order))
     }
 
@@ -126,7 +126,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         let arch = self.arch();
         let machine = self.machine();
         let shift = arch.level_shift(run.level) - FRAME_SHIFT;
-        let most = FOLIOS_A_HOLD << shift;
+        let most = MAX_FOLIOS_PER_HOLD << shift;
         let alone = |(_, frame, pages): &(Pfn, &Frame, u32)| {
             !frame.has(flag::OBJECT) && frame.counts() == Counts { refs: *pages, maps: *pages }
         };

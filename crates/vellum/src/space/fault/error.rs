@@ -4,7 +4,7 @@ use crate::errno::Errno;
 use crate::frame::TooManyReferences;
 use crate::memcg::{Refused, may_be_refused};
 use crate::page_cache::ObjectError;
-use crate::vma::Watcher;
+use crate::vma::UffdId;
 
 /// An access of user mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ impl FaultError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UffdEvent {
     /// The userfaultfd.
-    pub uffd: Watcher,
+    pub uffd: UffdId,
     /// The address of the page.
     pub page: u64,
     /// The access that faulted.

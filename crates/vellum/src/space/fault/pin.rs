@@ -32,7 +32,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
                     if access == Access::Write && !arch.attrs(raw, table.level).contains(Attrs::HARDWARE) {
                         // What is written past the entry hardware will not record, and clean memory
                         // may go.
-                        table.record(addr, Attrs::HARDWARE);
+                        table.set_accessed_dirty(addr, Attrs::HARDWARE);
                     }
                 }
                 table.release();

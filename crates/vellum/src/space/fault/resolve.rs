@@ -36,8 +36,8 @@ pub(in crate::space) enum Outcome {
     Again,
     /// There is no VMA, but perhaps a stack above that may grow.
     Nothing,
-    /// A change has locked the VMA ([`State::Held`]): wait for it.
-    Held,
+    /// A change has locked the VMA ([`State::Locked`]): wait for it.
+    Locked,
 }
 
 impl Outcome {
@@ -90,7 +90,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
                     self.finish_allowed(addr);
                     return Ok((range, Resolved::Minor));
                 }
-                Outcome::Held => retry.wait(self.space, page),
+                Outcome::Locked => retry.wait(self.space, page),
                 Outcome::Nothing => {
                     // A change that the writer of the VMAs waits for may wait at the gate.
                     retry.patience.open();
@@ -126,8 +126,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
     fn try_fault(self, addr: u64, access: Access, patience: Option<&Retries<'_>>) -> Result<Outcome, FaultError> {
         let vmas = self.space.read_with(patience);
         let Some(vma) = vmas.find(addr) else { return Ok(Outcome::Nothing) };
-        if vma.state == State::Held {
-            return Ok(Outcome::Held);
+        if vma.state == State::Locked {
+            return Ok(Outcome::Locked);
         }
         let allowed = match access {
             Access::Read => !vma.prot.is_empty(),
@@ -143,9 +143,9 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
             true => self.zero_orders(orders),
             false => self.object_orders(vma, access),
         };
-        let (raw, level, order) = self.tables().room(addr, vma.range, wanted);
+        let (raw, level, order) = self.tables().probe(addr, vma.range, wanted);
         match self.arch().kind(raw, level) {
-            Kind::None if vma.flags.contains(VmaFlags::MISSING) => self.missing_event(Touch { vma, addr, access }),
+            Kind::None if vma.flags.contains(VmaFlags::UFFD_MISSING) => self.missing_event(Touch { vma, addr, access }),
             Kind::None if !vma.backing.is_anonymous() => self.map_object(Touch { vma, addr, access }, order),
             Kind::None if access == Access::Write => self.map_anon(vma, addr, order, orders),
             Kind::None => self.map_zeros(vma, addr, order),
@@ -190,7 +190,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
             return self.fault_on_wp_leaf(vma, addr, page);
         }
         if access == Access::Write && self.machine().zero_folio().contains(arch.leaf_pfn(raw, level)) {
-            if vma.flags.contains(VmaFlags::MISSING) {
+            if vma.flags.contains(VmaFlags::UFFD_MISSING) {
                 return self.replace_zeros(vma, addr, page);
             }
             self.unmap_zeros(vma, page);

@@ -43,7 +43,7 @@ impl<'s, P: Platform, A: Arch> Fault<'s, '_, P, A> {
         let arch = self.arch();
         let raw = table.get(addr);
         if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(attrs & Attrs::PROT) {
-            table.record(addr, happened);
+            table.set_accessed_dirty(addr, happened);
         }
         table.release();
     }

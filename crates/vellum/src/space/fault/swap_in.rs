@@ -60,7 +60,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         }
         let alone = |block| self.whole_swap_run(&table, block).is_some_and(|run| !self.is_cached(&run));
         let found = match table.level {
-            1 => self.tables().blocks(addr, vma.range, around).find(|(block, _)| alone(*block)),
+            1 => self.tables().aligned_blocks(addr, vma.range, around).find(|(block, _)| alone(*block)),
             _ => None,
         };
         table.release();
@@ -137,7 +137,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
                     patience.retry();
                 }
                 // Not while the range is claimed.
-                Ok(Outcome::Held | Outcome::Nothing) => self.platform().wait(),
+                Ok(Outcome::Locked | Outcome::Nothing) => self.platform().wait(),
                 Err(FaultError::Poisoned(_)) => {
                     result = result.and(Err(FaultError::Poisoned(addr)));
                     rest = rest.tail(addr + (1 << self.page_shift()));
@@ -154,9 +154,9 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         let vmas = self.space.read_with(Some(patience));
         match vmas.find(addr) {
             None => Ok(Outcome::Nothing),
-            Some(vma) if vma.state == State::Held => Ok(Outcome::Held),
+            Some(vma) if vma.state == State::Locked => Ok(Outcome::Locked),
             Some(vma) => {
-                let (raw, level, _) = self.tables().room(addr, vma.range, 0);
+                let (raw, level, _) = self.tables().probe(addr, vma.range, 0);
                 match self.arch().kind(raw, level) {
                     Kind::Swap => {
                         let touch = Touch { vma, addr, access: Access::Read };

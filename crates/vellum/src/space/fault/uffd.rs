@@ -13,14 +13,14 @@ use crate::space::ground::Ptes;
 /// Returns whether a write to a write-protected page of a VMA is an event. In asynchronous mode it
 /// is not: the write removes the protection.
 pub(super) fn reports_wp(vma: &Vma) -> bool {
-    vma.flags & (VmaFlags::WRITES | VmaFlags::ASYNC) == VmaFlags::WRITES
+    vma.flags & (VmaFlags::UFFD_WP | VmaFlags::UFFD_WP_ASYNC) == VmaFlags::UFFD_WP
 }
 
 impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     /// Returns the event for the userfaultfd of the VMA, or [`Outcome::Again`] if it has none.
     fn event(self, touch: Touch<'_>, what: UffdMode) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
-        match vma.watcher {
+        match vma.uffd {
             Some(by) => Err(FaultError::Uffd(UffdEvent {
                 uffd: by,
                 page: align_down(addr, self.page_shift()),
@@ -52,7 +52,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     #[cold]
     pub(super) fn fault_on_wp_marker(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
-        if vma.flags.contains(VmaFlags::MISSING) {
+        if vma.flags.contains(VmaFlags::UFFD_MISSING) {
             return self.missing_event(touch);
         }
         if access != Access::Write {
@@ -102,7 +102,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
                     && table.run(block.start, block.end).is_some_and(|run| self.is_marker(&run, *block, marker))
             };
             if table.level == 1
-                && let Some(block) = self.tables().blocks(addr, window, orders).find(marked)
+                && let Some(block) = self.tables().aligned_blocks(addr, window, orders).find(marked)
             {
                 found = block;
             }

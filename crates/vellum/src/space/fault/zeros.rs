@@ -52,7 +52,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         let arch = self.arch();
         let zeros = self.machine().zero_folio();
         let orders = self.machine().policy().orders(vma.advice);
-        let mut blocks = self.tables().blocks(page.start, vma.range, orders).map(|(block, _)| block);
+        let mut blocks = self.tables().aligned_blocks(page.start, vma.range, orders).map(|(block, _)| block);
         let block = blocks.find(|block| block.covers(&page)).unwrap_or(page);
         let mut gather = self.space.gather(block);
         let mut at = block.start;
@@ -95,7 +95,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         let orders = Anon::of(self.space).orders(vma);
         let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
         let fits = |(block, _): &(UserRange, u8)| self.are_zeros(&table, *block);
-        let found = self.tables().blocks(addr, vma.range, orders).find(fits);
+        let found = self.tables().aligned_blocks(addr, vma.range, orders).find(fits);
         table.release();
         let smallest = (page.len().ilog2() - FRAME_SHIFT) as u8;
         let order = found.map_or(arch.page_order(), |(_, order)| order);

@@ -81,8 +81,8 @@ impl Vmas {
         let (machine, memcg, space) = (child.tables.machine, child.memcg(), child.id());
         let vmas = child.vmas.get_mut();
         for vma in self.tree.iter_from(0).filter(|v| !v.flags.contains(VmaFlags::DONTFORK)) {
-            let flags = vma.flags - VmaFlags::LOCKS - VmaFlags::WATCHES;
-            let vma = Vma { flags, watcher: None, ..*vma };
+            let flags = vma.flags - VmaFlags::LOCKED_MASK - VmaFlags::UFFD_FLAGS;
+            let vma = Vma { flags, uffd: None, ..*vma };
             // One at a time: many inserts need far fewer nodes than would have to be reserved for
             // the worst case.
             vmas.reserve(machine, memcg, 1)?;

@@ -10,7 +10,7 @@
 //! # What the child finds
 //! The child sees the parent's memory as of the final TLB flush. Until that flush, CPUs with a
 //! stale writable translation still write to shared pages; a CPU that takes a fault waits
-//! ([`State::Held`](crate::vma::State::Held)). So a thread's later store is never in the child
+//! ([`State::Locked`](crate::vma::State::Locked)). So a thread's later store is never in the child
 //! without its earlier ones.
 //!
 //! # Pinned pages

@@ -60,12 +60,12 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         change.unlock();
         let mut child = AddressSpace::new(self.machine(), *self.arch(), self.tables().memcg(), limits)?;
         child.tables.max_run = self.tables().max_run;
-        child.tables.joins = self.tables().joins;
+        child.tables.uses_cont_blocks = self.tables().uses_cont_blocks;
         child.families = self.space.families.of_child(child.id());
         child.family = child.families.own();
         child.soft_dirty_on.store(Ptes::of(self.space).is_soft_dirty_on(), Relaxed);
         change.vmas().copy_to(&mut child)?;
-        change.vmas().each(self.machine(), all, |v| v.state = State::Held);
+        change.vmas().each(self.machine(), all, |v| v.state = State::Locked);
         change.unlock();
         let shared = self.share(&child);
         change.vmas().each(self.machine(), all, |v| v.state = State::Live);
@@ -183,7 +183,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
                     }
                     // Whether lazily freed memory was written to is recorded per folio, in the
                     // child as well.
-                    let lazy = !run.settled
+                    let lazy = !run.stable
                         && Ptes::of(self.space).cut_where_equal(&mut run, |frame| frame.has(flag::LAZYFREE));
                     if lazy {
                         run = Ptes::of(self.space).first_folio(table, &run);
@@ -286,7 +286,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         }
         let attrs = run.attrs(arch);
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
-        let entry = if run.settled { ENTRY } else { UNSETTLED };
+        let entry = if run.stable { ENTRY } else { UNSETTLED };
         self.shorten(run, *work / 2 / entry);
         // The entries first: what they leave is for folios.
         let mut folios = (*work - run.len as u32 * entry) / FOLIO;

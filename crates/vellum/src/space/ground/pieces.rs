@@ -9,7 +9,7 @@ use core::convert::Infallible;
 
 use crate::arch::{Arch, UserRange};
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
+use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD, Run};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma};
 
@@ -42,7 +42,7 @@ impl Rest {
 impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
     /// Calls `act` for each VMA of the rest, with the VMAs locked for reading: with the VMA, and
     /// the part of the rest that lies in it. `act` returns the address that it got to. Waits for
-    /// the end of changes that have locked VMAs ([`State::Held`]).
+    /// the end of changes that have locked VMAs ([`State::Locked`]).
     ///
     /// # Errors
     /// Those of `act`, at once. What `act` failed at is still in the rest.
@@ -61,7 +61,7 @@ impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
                 rest.end();
                 break;
             };
-            if vma.state == State::Held {
+            if vma.state == State::Locked {
                 drop(vmas);
                 drop(turn.take());
                 turn = Some(Change::wait_turn(self.space, rest.left));
@@ -117,7 +117,7 @@ impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
             let end = table.hold_end(part);
             let (mut at, mut done) = (part.start, 0);
             while at < end
-                && done < RUNS_A_HOLD
+                && done < MAX_RUNS_PER_HOLD
                 && !gather.is_full()
                 && let Some(mut run) = table.run(at, end)
             {

@@ -35,7 +35,7 @@ pub(in crate::space) struct Vmas {
     pub(in crate::space) locked: u64,
     /// Bytes of VMAs that are displaced.
     displaced: u64,
-    /// What is added to new VMAs, of [`VmaFlags::LOCKS`].
+    /// What is added to new VMAs, of [`VmaFlags::LOCKED_MASK`].
     pub(in crate::space) future: VmaFlags,
     /// Objects that no VMA maps any more, nor anybody else knows: freed when the lock is given
     /// back.
@@ -202,7 +202,7 @@ impl Vmas {
     }
 
     /// Of the ends of `range`, how many lie inside a VMA: how many VMAs [`Vmas::isolate`] adds.
-    pub(in crate::space) fn cuts(&self, range: UserRange) -> usize {
+    pub(in crate::space) fn edge_splits(&self, range: UserRange) -> usize {
         let inside = |addr| self.tree.find(addr).is_some_and(|v| v.range.start < addr) as usize;
         inside(range.start) + inside(range.end)
     }
@@ -214,13 +214,13 @@ impl Vmas {
     }
 
     /// Split VMAs so that one begins at `range.start` and one ends at `range.end`. Reserved before:
-    /// [`Vmas::cuts`] VMAs.
+    /// [`Vmas::edge_splits`] VMAs.
     pub(in crate::space) fn isolate<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
-        self.cut(machine, range.start);
-        self.cut(machine, range.end);
+        self.split_at(machine, range.start);
+        self.split_at(machine, range.end);
     }
 
-    fn cut<P: Platform>(&mut self, machine: &Machine<'_, P>, addr: u64) {
+    fn split_at<P: Platform>(&mut self, machine: &Machine<'_, P>, addr: u64) {
         let Some(vma) = self.tree.find(addr).filter(|v| v.range.start < addr).copied() else { return };
         self.tree.update(vma.range.start, |v| v.range = vma.range.head(addr));
         let upper = Vma { range: vma.range.tail(addr), ..vma };
@@ -276,7 +276,7 @@ impl Vmas {
     pub(in crate::space) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let first = self.tree.find_from(range.start).map_or(range.start, |vma| vma.range.start.min(range.start));
         let mut at = first.saturating_sub(1);
-        while let Some((before, next)) = self.next_to_join(machine.platform(), at, range.end) {
+        while let Some((before, next)) = self.next_to_merge(machine.platform(), at, range.end) {
             self.tree.remove(&Nodes::freeing(machine), next.range.start);
             page_cache::put_backing(machine, &next.backing, self.space, &mut self.orphans);
             self.tree.update(before.start, |v| v.range.append(&next.range));
@@ -287,12 +287,12 @@ impl Vmas {
 
     /// The next two neighbours that can be joined: the first of them ends above `at` and begins at
     /// `end` at the latest.
-    fn next_to_join<P: Platform>(&self, platform: &P, at: u64, end: u64) -> Option<(UserRange, Vma)> {
+    fn next_to_merge<P: Platform>(&self, platform: &P, at: u64, end: u64) -> Option<(UserRange, Vma)> {
         let mut vmas = self.tree.iter_from(at);
         let mut before = vmas.next()?;
         while before.range.start <= end {
             let next = vmas.next()?;
-            if next.continues(before) && !self.claims.keeps_boundary(next.range.start) {
+            if next.can_merge_after(before) && !self.claims.keeps_boundary(next.range.start) {
                 return Some((before.range, *next));
             }
             before = next;

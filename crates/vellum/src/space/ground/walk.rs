@@ -1,12 +1,12 @@
 //! Visits of the runs of PTEs in a range, each with the lock of its page table.
 //!
-//! A visit unlocks a page table after [`RUNS_A_HOLD`] runs (INV-11).
+//! A visit unlocks a page table after [`MAX_RUNS_PER_HOLD`] runs (INV-11).
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::{Arch, Kind, UserRange};
 use crate::frame::Frame;
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
+use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD, Run};
 
 use super::Ptes;
 
@@ -33,7 +33,7 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
             let end = table.hold_end(range.tail(at));
             let mut runs = 0;
             while at < end
-                && runs < RUNS_A_HOLD
+                && runs < MAX_RUNS_PER_HOLD
                 && let Some(mut run) = table.run(at, end)
             {
                 runs += 1;
@@ -104,7 +104,7 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
                     let end = table.hold_end(range.tail(at));
                     let mut runs = 0;
                     while at < end
-                        && runs < RUNS_A_HOLD
+                        && runs < MAX_RUNS_PER_HOLD
                         && let Some(run) = table.run(at, end)
                     {
                         runs += 1;

@@ -5,7 +5,7 @@ use crate::frame::flag;
 use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
-use crate::table::{Found, LockedTable, RUNS_A_HOLD};
+use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD};
 use crate::tlb::{Gather, Removed};
 
 use super::{Ptes, Zap};
@@ -128,7 +128,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
         let end = table.hold_end(range);
         let mut at = range.start;
         let mut runs = 0;
-        while at < end && runs < RUNS_A_HOLD && !gather.is_full() {
+        while at < end && runs < MAX_RUNS_PER_HOLD && !gather.is_full() {
             runs += 1;
             if table.kind(at) != Kind::Leaf {
                 let Some(next) = self.zap_unmapped(table, at, end, keep, gather) else { break };

@@ -15,7 +15,7 @@ use super::Observe;
 use crate::space::ground::{Change, Ptes};
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
-    /// Implements [`AddressSpace::forget_recorded`].
+    /// Implements [`AddressSpace::clear_accessed_dirty`].
     pub(super) fn clear_accessed_dirty(self, range: VirtRange, what: Attrs, mut told: impl FnMut(VirtRange, Attrs)) {
         let range = self.user_part(range);
         let what = what & Attrs::HARDWARE;
@@ -26,9 +26,9 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
             if run.kind != Kind::Leaf || !run.attrs(self.arch()).intersects(what) {
                 return false;
             }
-            table.forget_recorded(run, what, |range, attrs| {
+            table.clear_accessed_dirty(run, what, |range, attrs| {
                 if attrs.contains(Attrs::DIRTY) {
-                    self.keep(run, range);
+                    self.note(run, range);
                 }
                 match &mut last {
                     _ if attrs.is_empty() => {}
@@ -49,7 +49,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
 
     /// What a part of a run maps was written to, and its entries don't say so any more: it may not
     /// go.
-    fn keep(self, run: &Run, part: VirtRange) {
+    fn note(self, run: &Run, part: VirtRange) {
         let frames = self.machine().frames();
         let first = run.pfn(self.arch()).add(((part.start - run.va) >> FRAME_SHIFT) as u32);
         for (_, frame, _) in frames.folios(first, (part.len() >> FRAME_SHIFT) as u32) {

@@ -86,7 +86,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Clears soft-dirty: from now on a page was written exactly if its PTE has
-    /// [`Attrs::SOFT_DIRTY`] or its VMA lacks [`VmaFlags::TRACKED`](crate::vma::VmaFlags::TRACKED)
+    /// [`Attrs::SOFT_DIRTY`] or its VMA lacks [`VmaFlags::SOFT_DIRTY_CLEARED`](crate::vma::VmaFlags::SOFT_DIRTY_CLEARED)
     /// (Linux: writing 4 to `clear_refs`). Writes while this runs count or don't. A forked child
     /// has the same bits.
     ///

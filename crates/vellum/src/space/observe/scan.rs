@@ -22,7 +22,7 @@ bitflags! {
     /// What a page is. The bits are Linux's.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Categories: u64 {
-        /// Writes to it can be asked for ([`VmaFlags::ASYNC`]).
+        /// Writes to it can be asked for ([`VmaFlags::UFFD_WP_ASYNC`]).
         const ASYNC = 1;
         /// There is something, and it was written since it was protected, or never was.
         const WRITTEN = 2;
@@ -60,7 +60,7 @@ pub struct Scan<F> {
     pub select: F,
     /// Of how many pages at most.
     pub pages: u64,
-    /// Protect what is told. Only where writes go on ([`VmaFlags::ASYNC`]); other VMAs are passed
+    /// Protect what is told. Only where writes go on ([`VmaFlags::UFFD_WP_ASYNC`]); other VMAs are passed
     /// over.
     pub protect: bool,
     /// End with an error where writes don't go on.
@@ -156,7 +156,7 @@ impl<F: Fn(Categories) -> Option<Categories>> Pass<'_, F> {
         Some((piece.head(start + (pages << self.shift)), is))
     }
 
-    fn tell(&mut self, range: UserRange, is: Categories) {
+    fn report(&mut self, range: UserRange, is: Categories) {
         self.left -= range.len() >> self.shift;
         self.told += range.len() >> self.shift;
         let Some(out) = &mut self.out else { return };
@@ -191,7 +191,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
             change.unlock();
             change
         });
-        let scanned = self.pass(range, pass, |vma| match vma.flags.contains(VmaFlags::ASYNC) {
+        let scanned = self.scan_range(range, pass, |vma| match vma.flags.contains(VmaFlags::UFFD_WP_ASYNC) {
             true => Ok(true),
             false if only_async => Err(ScanError::NotAsync(*vma.range)),
             false => Ok(!protect),
@@ -213,14 +213,14 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
             unmapped,
             full: false,
         };
-        self.pass(range, pass, |_| Ok(true)).map(|_| ()).map_err(|error| match error {
+        self.scan_range(range, pass, |_| Ok(true)).map(|_| ()).map_err(|error| match error {
             ScanError::NoMemory(why) => why,
             _ => Refused::OutOfMemory,
         })
     }
 
     /// Look at the VMAs of a range for which `looks` says so.
-    fn pass(
+    fn scan_range(
         self,
         range: UserRange,
         mut pass: Pass<'_, impl Fn(Categories) -> Option<Categories>>,
@@ -237,7 +237,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
             };
             let part = vma.range.intersect(&rest);
             at = match looks(&vma)? {
-                true => self.pass_table(&vma, part, &mut pass, &mut gather)?,
+                true => self.scan_table(&vma, part, &mut pass, &mut gather)?,
                 false => part.end,
             };
             self.platform().resched();
@@ -247,7 +247,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
 
     /// Look at what stands first in a part of a VMA: a hole, or what a table has of it. How far
     /// that was.
-    fn pass_table(
+    fn scan_table(
         self,
         vma: &Vma,
         part: UserRange,
@@ -256,7 +256,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
     ) -> Result<u64, Refused> {
         let arch = self.arch();
         let table = match self.tables().find(part) {
-            Found::Hole(end) => return self.pass_hole(vma, part.head(end), pass),
+            Found::Hole(end) => return self.scan_hole(vma, part.head(end), pass),
             Found::Table(table) => table,
         };
         let end = part.end.min(table.end());
@@ -276,7 +276,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
                     split = Some(piece);
                     break;
                 }
-                pass.tell(piece, is);
+                pass.report(piece, is);
                 at = piece.end;
             } else if pass.full {
                 break;
@@ -289,13 +289,13 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
             self.tables().split_edges(piece)?;
         }
         match hole {
-            Some(hole) => self.pass_hole(vma, hole, pass),
+            Some(hole) => self.scan_hole(vma, hole, pass),
             None => Ok(at),
         }
     }
 
     /// Look at a range that nothing is mapped in, nor any table. How far that was.
-    fn pass_hole(
+    fn scan_hole(
         self,
         vma: &Vma,
         hole: UserRange,
@@ -306,7 +306,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
             return Ok(if pass.full { hole.start } else { hole.end });
         };
         if !(pass.protect && pass.unmapped && vma.backing.is_anonymous()) {
-            pass.tell(piece, is);
+            pass.report(piece, is);
             return Ok(piece.end);
         }
         let table = arch.level_shift(2);
@@ -314,7 +314,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
         let marked = piece.head(end);
         match self.tables().map_run(marked, &self.markers(marked)) {
             Ok(()) => {
-                pass.tell(marked, is);
+                pass.report(marked, is);
                 Ok(end)
             }
             // It is no hole any more.
@@ -390,7 +390,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
 /// What is the same for all pages of a VMA.
 fn of_vma(vma: &Vma) -> Categories {
     let mut is = Categories::empty();
-    is.set(Categories::ASYNC, vma.flags.contains(VmaFlags::ASYNC));
-    is.set(Categories::SOFT_DIRTY, !vma.flags.contains(VmaFlags::TRACKED));
+    is.set(Categories::ASYNC, vma.flags.contains(VmaFlags::UFFD_WP_ASYNC));
+    is.set(Categories::SOFT_DIRTY, !vma.flags.contains(VmaFlags::SOFT_DIRTY_CLEARED));
     is
 }

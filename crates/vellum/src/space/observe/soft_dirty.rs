@@ -43,7 +43,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         let all = UserRange::all(arch);
         let mut change = Change::begin(self.space, all);
         // In the lock in which faults read it.
-        change.vmas().each(self.machine(), all, |v| v.flags |= VmaFlags::TRACKED);
+        change.vmas().each(self.machine(), all, |v| v.flags |= VmaFlags::SOFT_DIRTY_CLEARED);
         self.space.soft_dirty_on.store(true, Relaxed);
         change.unlock();
         Ptes::of(self.space).each_run(all, |table, run| {

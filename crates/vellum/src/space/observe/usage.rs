@@ -82,9 +82,9 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
                     // Its entries may differ in what hardware has recorded.
                     let mut rest = part;
                     while !rest.is_empty() {
-                        let piece = if run.settled { rest } else { recorded_alike(table, rest) };
+                        let piece = if run.stable { rest } else { with_equal_accessed_dirty(table, rest) };
                         let attrs =
-                            if run.settled { run.attrs(arch) } else { arch.attrs(table.get(piece.start), run.level) };
+                            if run.stable { run.attrs(arch) } else { arch.attrs(table.get(piece.start), run.level) };
                         let first = run.pfn(arch).add(((piece.start - run.va) >> FRAME_SHIFT) as u32);
                         self.count_folios(&mut usage, first, (piece.len() >> FRAME_SHIFT) as u32, run.level, attrs);
                         rest = rest.tail(piece.end);
@@ -130,7 +130,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         let mut bytes = 0;
         self.each_page_in_objects(range, |vma, addr, here| {
             let own = || {
-                let (raw, level, _) = self.tables().room(addr, vma.range, 0);
+                let (raw, level, _) = self.tables().probe(addr, vma.range, 0);
                 self.arch().kind(raw, level) != Kind::None
             };
             let shared = vma.backing.is_shared() || !vma.prot.contains(Prot::WRITE);
@@ -142,7 +142,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
 
 /// The first entries of a part of a run that are alike in what hardware has recorded, of all of a
 /// block at once.
-fn recorded_alike<P: Platform, A: Arch>(table: &LockedTable<'_, '_, P, A>, part: UserRange) -> UserRange {
+fn with_equal_accessed_dirty<P: Platform, A: Arch>(table: &LockedTable<'_, '_, P, A>, part: UserRange) -> UserRange {
     let recorded = |at: u64| table.get(at) & A::HARDWARE;
     let step = 1 << table.shift();
     let first = recorded(part.start);

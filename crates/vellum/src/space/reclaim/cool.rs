@@ -5,7 +5,7 @@ use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::flag;
 use crate::memcg::LruList;
 use crate::platform::Platform;
-use crate::table::{LockedTable, RUNS_A_HOLD, Run};
+use crate::table::{LockedTable, MAX_RUNS_PER_HOLD, Run};
 
 use super::Pageout;
 use crate::space::ground::{More, Pieces, Rest};
@@ -18,7 +18,7 @@ impl<'s, P: Platform, A: Arch> Pageout<'s, '_, P, A> {
             if run.kind != Kind::Leaf || self.machine().zero_folio().contains(run.pfn(self.arch())) {
                 return 0;
             }
-            let folios = self.cut_to_folios(run, RUNS_A_HOLD);
+            let folios = self.cut_to_folios(run, MAX_RUNS_PER_HOLD);
             if self.cool_run(table, run) {
                 gather.note(run.range(self.arch()), table.shift());
             }
@@ -56,7 +56,7 @@ impl<'s, P: Platform, A: Arch> Pageout<'s, '_, P, A> {
         }
         let used = attrs.contains(Attrs::ACCESSED);
         if used {
-            table.forget_recorded(run, Attrs::ACCESSED, |_, _| ());
+            table.clear_accessed_dirty(run, Attrs::ACCESSED, |_, _| ());
         }
         used
     }

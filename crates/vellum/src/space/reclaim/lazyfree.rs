@@ -11,7 +11,7 @@ use crate::frame::{Counts, flag};
 use crate::memcg::LruList;
 use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::{Counter, SpaceCounter};
-use crate::table::{LockedTable, RUNS_A_HOLD, Run};
+use crate::table::{LockedTable, MAX_RUNS_PER_HOLD, Run};
 use crate::tlb::Gather;
 
 use super::{IsolationBatch, Pageout};
@@ -41,7 +41,7 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         let (pfn, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
         let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE) && !machine.zero_folio().contains(pfn);
         let (mut marked, mut folios) = (0, 0);
-        for (_, frame, pages) in machine.frames().folios(pfn, run.frames(arch)).take(RUNS_A_HOLD) {
+        for (_, frame, pages) in machine.frames().folios(pfn, run.frames(arch)).take(MAX_RUNS_PER_HOLD) {
             let all = pages == 1 << frame.order() && frame.counts() == Counts { refs: pages, maps: pages };
             if !exclusive || !all || frame.has(flag::OBJECT) {
                 if marked == 0 {
@@ -57,7 +57,7 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         // First the entries, then the folios: who finds one marked finds written what was written
         // since.
         if run.attrs(arch).intersects(Attrs::HARDWARE) {
-            table.forget_recorded(run, Attrs::HARDWARE, |_, _| ());
+            table.clear_accessed_dirty(run, Attrs::HARDWARE, |_, _| ());
             gather.note(run.range(arch), table.shift());
         }
         for (head, frame, pages) in machine.frames().folios(pfn, marked) {

@@ -35,7 +35,7 @@ impl MigratedPages {
     }
 
     /// A part of the folio was copied to this one, which the caller has.
-    fn keep<P: Platform>(&mut self, frames: &Frames<'_, P>, first: Pfn, copy: Pfn) {
+    fn record<P: Platform>(&mut self, frames: &Frames<'_, P>, first: Pfn, copy: Pfn) {
         let (at, frame) = ((first.0 - self.of.0) as usize, frames.frame(copy));
         let count = 1 << frame.order();
         self.frames += u64::from(count);
@@ -110,7 +110,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
             // else's before it is mapped.
             unsafe { machine.frames().copy(pfn, copy, 1 << order) };
             machine.frames().sync_icache(copy, 1 << order, run.attrs(arch));
-            copies.keep(machine.frames(), pfn, copy);
+            copies.record(machine.frames(), pfn, copy);
             went += self.finish(held, block_of(1 << order), Fate::Copy(copy), gather);
             at = block_of(1 << order).end;
             self.platform().resched();

@@ -61,7 +61,7 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         let mut at = part.start;
         while at < end
             && folios.remaining_capacity() > 0
-            && let Some(run) = table.run_whatever_recorded(at, end)
+            && let Some(run) = table.run_ignoring_accessed_dirty(at, end)
         {
             at = run.range(arch).end;
             if run.kind != Kind::Leaf || machine.zero_folio().contains(run.pfn(arch)) {

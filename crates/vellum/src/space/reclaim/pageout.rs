@@ -22,7 +22,7 @@ use crate::frame::{Counts, Frame, HUGE_ORDER, flag};
 use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::SpaceCounter;
 use crate::swap::{Slots, SwapRun};
-use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, RUNS_A_HOLD, Run};
+use crate::table::{Found, LockedTable, MAX_FOLIOS_PER_HOLD, MAX_RUNS_PER_HOLD, Run};
 use crate::tlb::Gather;
 use crate::vma::{Prot, State, VmaFlags};
 
@@ -170,7 +170,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         let Some(vma) = vmas.first(range) else { return Some(Advance { next: range.end, discarded: 0 }) };
         let part = vma.range.intersect(&range);
         match vma.state {
-            State::Held => return None,
+            State::Locked => return None,
             State::Dying => return Some(Advance { next: part.end, discarded: 0 }),
             State::Live if vma.backing.is_shared() => return Some(Advance { next: part.end, discarded: 0 }),
             State::Live => {}
@@ -183,11 +183,11 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
             Found::Hole(end) => return Some(Advance { next: end, discarded: 0 }),
             Found::Table(table) => table,
         };
-        let end = table.end_after(part, FOLIOS_A_HOLD);
+        let end = table.end_after(part, MAX_FOLIOS_PER_HOLD);
         let (mut at, mut dropped, mut runs) = (part.start, 0, 0);
-        while at < end && runs < RUNS_A_HOLD && !batch.is_full() && !gather.is_full() {
+        while at < end && runs < MAX_RUNS_PER_HOLD && !batch.is_full() && !gather.is_full() {
             runs += 1;
-            let Some(mut run) = table.run_whatever_recorded(at, end) else { break };
+            let Some(mut run) = table.run_ignoring_accessed_dirty(at, end) else { break };
             let whole = part.covers(&run.range(arch));
             if locked {
                 Rmap::of(self.space).note_locked(&run, isolated);
@@ -328,7 +328,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
                             && same
                             && !now.attrs(arch).contains(Attrs::EXCLUSIVE)
                         {
-                            goes = self.leave(&table, &now, fate, at - part.start, gather);
+                            goes = self.replace_ptes(&table, &now, fate, at - part.start, gather);
                             if !goes {
                                 self.restore(&table, &now, run, vma.prot);
                             }
@@ -362,7 +362,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     }
 
     /// The entries of a run change, if they may: `skip` bytes before them are another part's.
-    fn leave(
+    fn replace_ptes(
         self,
         table: &LockedTable<'_, 'm, P, A>,
         now: &Run,

@@ -75,7 +75,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
         let end = part.end.min(table.end());
         let mut at = part.start;
         while at < end && !gather.is_full() {
-            let Some(mut run) = table.run_whatever_recorded(at, end) else { break };
+            let Some(mut run) = table.run_ignoring_accessed_dirty(at, end) else { break };
             if run.kind == Kind::Leaf {
                 if vma.flags.contains(VmaFlags::LOCKED) {
                     self.note_locked(&run, Some(isolated));
@@ -91,8 +91,8 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
 
     /// Whether entries say nothing that an empty one does not.
     fn is_redundant(self, vma: &Vma, run: &Run) -> bool {
-        let mut says = VmaFlags::WATCHES;
-        says.set(VmaFlags::TRACKED, run.attrs(self.arch()).contains(Attrs::SOFT_DIRTY));
+        let mut says = VmaFlags::UFFD_FLAGS;
+        says.set(VmaFlags::SOFT_DIRTY_CLEARED, run.attrs(self.arch()).contains(Attrs::SOFT_DIRTY));
         !vma.flags.intersects(says)
     }
 
@@ -121,7 +121,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
 
     /// Returns the first displaced VMA from `addr` on that maps some of the rmap indices `places`.
     pub(crate) fn next_displaced(self, addr: u64, mut places: impl FnMut() -> VirtRange) -> Option<Vma> {
-        self.space.read().displaced(addr).find(|vma| vma.with_places(places()).is_some()).copied()
+        self.space.read().displaced(addr).find(|vma| vma.rmap_part(places()).is_some()).copied()
     }
 
     /// Clears the accessed bits of the PTEs in `range` that map the folio `head` (Linux:
@@ -147,7 +147,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
                         frames += run.frames(arch);
                     }
                     if its && !held && run.attrs(arch).contains(Attrs::ACCESSED) {
-                        table.forget_recorded(&run, Attrs::ACCESSED, |_, _| young = true);
+                        table.clear_accessed_dirty(&run, Attrs::ACCESSED, |_, _| young = true);
                     }
                     table.release();
                 }

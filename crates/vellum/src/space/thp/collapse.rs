@@ -17,7 +17,7 @@ use crate::frame::{HUGE_ORDER, flag};
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::SizeCounter;
-use crate::table::{BusyEntries, DetachedTable, Found, LockedTable, RUNS_A_HOLD, Run};
+use crate::table::{BusyEntries, DetachedTable, Found, LockedTable, MAX_RUNS_PER_HOLD, Run};
 use crate::vma::{State, Vma};
 
 use super::Thp;
@@ -322,11 +322,11 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
                 }
             }
         }
-        self.judge(seen, all, vma, block, limits)
+        self.check_block(seen, all, vma, block, limits)
     }
 
     /// What is to be done with a block in which that was found; `all`: it is all that a table has.
-    fn judge(
+    fn check_block(
         self,
         seen: Survey,
         all: bool,
@@ -341,7 +341,7 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         if unfit || resident + swapped == 0 || !all && runs > RUNS {
             return Err(CollapseError::Unfit(*block));
         }
-        if holes && vma.watcher.is_some() {
+        if holes && vma.uffd.is_some() {
             return Err(CollapseError::BeyondLimits(*block));
         }
         if let Some(limits) = limits {
@@ -365,7 +365,7 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         let arch = self.arch();
         let (mut at, mut looked) = (at, 0);
         while at < block.end
-            && looked < RUNS_A_HOLD
+            && looked < MAX_RUNS_PER_HOLD
             && let Some(run) = table.run(at, block.end)
         {
             looked += 1;
@@ -418,13 +418,13 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
             return false;
         };
         // With all that hardware has recorded.
-        let Some(run) = old.leaves().next() else {
+        let Some(run) = old.leaf_runs().next() else {
             old.restore(place);
             return false;
         };
         let raw = arch.leaf(arch.leaf_addr(run.raw, run.level), run.attrs(arch), run.level + 1);
         place.fill(&Run::new(block.start, run.level + 1, Kind::Leaf, raw, 1));
-        old.empty(&mut gather, |removed, _| {
+        old.drain(&mut gather, |removed, _| {
             removed.unsplit();
         });
         true
@@ -443,7 +443,7 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
             table.release();
             return None;
         }
-        let (old, place) = table.supplant();
+        let (old, place) = table.detach();
         let (mut seen, mut at) = (Survey::default(), block.start);
         while at < block.end {
             let next = self.survey(old.table(), block, at, &mut seen);
@@ -454,7 +454,7 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
             at = next;
             self.platform().resched();
         }
-        if self.judge(seen, true, vma, block, None).is_ok_and(wanted) {
+        if self.check_block(seen, true, vma, block, None).is_ok_and(wanted) {
             return Some((old, place));
         }
         old.restore(place);
@@ -483,7 +483,7 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
             }
             at = next;
         }
-        let fits = at >= block.end && matches!(self.judge(seen, false, vma, block, None), Ok(Next::Copy));
+        let fits = at >= block.end && matches!(self.check_block(seen, false, vma, block, None), Ok(Next::Copy));
         match fits {
             true => Anon::of(self.space).replace_part::<RUNS>(table, vma, block, pfn),
             false => table.release(),

@@ -119,7 +119,7 @@ struct FilledFolio {
 /// Why an attempt put nothing there.
 enum NotPut {
     /// A change of the VMA is under way.
-    Held,
+    Locked,
     /// Another CPU has changed the place, or is about to.
     Changed,
     /// A new attempt fails as well.
@@ -202,14 +202,14 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     ) -> Result<FilledFolio, UffdFillError> {
         let at = rest.start;
         let vmas = self.space.read();
-        let vma = supplied(&vmas, at)?;
+        let vma = uffd_vma_at(&vmas, at)?;
         let orders = orders & Anon::of(self.space).orders(vma);
         let place = match self.find_place(vma, rest, orders) {
             Ok(place) => Some(place),
             Err(NotPut::Failed(why)) => return Err(why),
             // The caller waits for the place once the contents are there. A page needs no more room
             // than there is.
-            Err(NotPut::Held | NotPut::Changed) => None,
+            Err(NotPut::Locked | NotPut::Changed) => None,
         };
         let (order, orders) = place.as_ref().map_or((self.arch().page_order(), 0), |place| (place.order, orders));
         let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, at, order, orders, false)?;
@@ -247,7 +247,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         loop {
             match why {
                 NotPut::Failed(why) => return Err(why),
-                NotPut::Held => retry.wait(self.space, page),
+                NotPut::Locked => retry.wait(self.space, page),
                 NotPut::Changed => {
                     self.platform().relax();
                     self.platform().resched();
@@ -273,7 +273,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     ) -> Result<u64, NotPut> {
         let arch = self.arch();
         let vmas = self.space.read_with(patience);
-        let vma = supplied(&vmas, rest.start)?;
+        let vma = uffd_vma_at(&vmas, rest.start)?;
         let place = match seen {
             Some(place) if vma.state == State::Live && vma.range.covers(&place.block) => place,
             _ => {
@@ -327,11 +327,11 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     /// locks the page table.
     fn find_place(self, vma: &Vma, rest: UserRange, orders: u32) -> Result<Place, NotPut> {
         let arch = self.arch();
-        if vma.state == State::Held {
-            return Err(NotPut::Held);
+        if vma.state == State::Locked {
+            return Err(NotPut::Locked);
         }
         let (at, window) = (rest.start, vma.range.intersect(&rest));
-        let (raw, level, order) = self.tables().room(at, window, orders);
+        let (raw, level, order) = self.tables().probe(at, window, orders);
         match arch.kind(raw, level) {
             Kind::None => Ok(Place { block: window.around(at, order as u32 + FRAME_SHIFT), order, marked: None }),
             Kind::Marker if arch.marker_of(raw).is_some_and(|marker| marker != Marker::Guard) => {
@@ -350,7 +350,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
 }
 
 /// Returns the VMA at an address whose missing pages may be supplied: it is watched, and anonymous.
-fn supplied(vmas: &Vmas, addr: u64) -> Result<&Vma, UffdFillError> {
-    let is_supplied = |vma: &&Vma| vma.flags.intersects(VmaFlags::WATCHES) && vma.backing.is_anonymous();
+fn uffd_vma_at(vmas: &Vmas, addr: u64) -> Result<&Vma, UffdFillError> {
+    let is_supplied = |vma: &&Vma| vma.flags.intersects(VmaFlags::UFFD_FLAGS) && vma.backing.is_anonymous();
     vmas.find(addr).filter(is_supplied).ok_or(UffdFillError::NotRegistered(addr))
 }

@@ -1,7 +1,7 @@
 //! userfaultfd: registration of VMAs, write protection, and filling of missing pages.
 //!
-//! A VMA may be registered for missing pages ([`VmaFlags::MISSING`]) and for writes to
-//! write-protected pages ([`VmaFlags::WRITES`]). A fault on such a page changes nothing and returns
+//! A VMA may be registered for missing pages ([`VmaFlags::UFFD_MISSING`]) and for writes to
+//! write-protected pages ([`VmaFlags::UFFD_WP`]). A fault on such a page changes nothing and returns
 //! an event ([`FaultError::Watched`](super::FaultError::Watched)); the host makes the thread wait.
 //! When the userfaultfd's owner has filled the page or removed the write protection, the host
 //! retries the access. In asynchronous mode ([`VmaFlags::ASYNC`]) a write goes ahead at once and
@@ -33,7 +33,7 @@ use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::space::ground::handle;
 use crate::table::PageTables;
-use crate::vma::{VmaFlags, Watcher};
+use crate::vma::{UffdId, VmaFlags};
 
 use super::AddressSpace;
 
@@ -44,12 +44,12 @@ handle! {
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Registers the VMAs of a range with the userfaultfd `by`, for the modes `what` of
-    /// [`VmaFlags::WATCHES`], in the place of the modes that it was registered for before
+    /// [`VmaFlags::UFFD_FLAGS`], in the place of the modes that it was registered for before
     /// (`UFFDIO_REGISTER`).
     ///
     /// # Errors
     /// See [`UffdError`]: nothing was changed.
-    pub fn uffd_register(&self, range: VirtRange, by: Watcher, what: VmaFlags) -> Result<(), UffdError> {
+    pub fn uffd_register(&self, range: VirtRange, by: UffdId, what: VmaFlags) -> Result<(), UffdError> {
         Uffd::of(self).uffd_register(range, by, what)
     }
 
@@ -59,7 +59,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`UffdError`]: the part before the VMA that could not be split is done. No VMA needs to
     /// be split if the range is the whole space.
-    pub fn uffd_unregister(&self, range: VirtRange, by: Watcher) -> Result<(), UffdError> {
+    pub fn uffd_unregister(&self, range: VirtRange, by: UffdId) -> Result<(), UffdError> {
         Uffd::of(self).uffd_unregister(range, by)
     }
 

@@ -5,7 +5,7 @@ use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::vma::{Vma, VmaFlags, Watcher};
+use crate::vma::{UffdId, Vma, VmaFlags};
 
 use super::Uffd;
 use crate::space::ground::Change;
@@ -80,10 +80,10 @@ impl From<ProtectError> for UffdError {
 
 impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     /// Implements [`AddressSpace::watch`].
-    pub(super) fn uffd_register(self, range: VirtRange, by: Watcher, what: VmaFlags) -> Result<(), UffdError> {
+    pub(super) fn uffd_register(self, range: VirtRange, by: UffdId, what: VmaFlags) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
-        let what = what & VmaFlags::WATCHES;
-        if what.is_empty() || what.contains(VmaFlags::ASYNC) && !what.contains(VmaFlags::WRITES) {
+        let what = what & VmaFlags::UFFD_FLAGS;
+        if what.is_empty() || what.contains(VmaFlags::UFFD_WP_ASYNC) && !what.contains(VmaFlags::UFFD_WP) {
             return Err(UffdError::NoModes);
         }
         let mut change = Change::begin(self.space, range);
@@ -91,18 +91,18 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         if !vmas.covers(self.platform(), range) {
             return Err(UffdError::NotMapped);
         }
-        let waits = what.contains(VmaFlags::MISSING) || !what.contains(VmaFlags::ASYNC);
+        let waits = what.contains(VmaFlags::UFFD_MISSING) || !what.contains(VmaFlags::UFFD_WP_ASYNC);
         for vma in vmas.overlapping(self.platform(), range) {
             if waits && !vma.backing.is_anonymous() {
                 return Err(UffdError::Unsupported(*vma.range));
             }
-            if vma.watcher.is_some_and(|watcher| watcher != by) {
+            if vma.uffd.is_some_and(|uffd| uffd != by) {
                 return Err(UffdError::Busy(*vma.range));
             }
         }
-        let now = |v: &Vma| (v.flags - VmaFlags::WATCHES) | what;
-        VmaOps::of(self.space).set_vmas(&mut change, range, |v| (v.watcher, v.flags) = (Some(by), now(v)))?;
-        if !what.contains(VmaFlags::WRITES) {
+        let now = |v: &Vma| (v.flags - VmaFlags::UFFD_FLAGS) | what;
+        VmaOps::of(self.space).set_vmas(&mut change, range, |v| (v.uffd, v.flags) = (Some(by), now(v)))?;
+        if !what.contains(VmaFlags::UFFD_WP) {
             change.unlock();
             self.clear_wp(range);
         }
@@ -110,15 +110,15 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
     }
 
     /// Implements [`AddressSpace::unwatch`].
-    pub(super) fn uffd_unregister(self, range: VirtRange, by: Watcher) -> Result<(), UffdError> {
+    pub(super) fn uffd_unregister(self, range: VirtRange, by: UffdId) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let mut change = Change::begin(self.space, range);
         let mut rest = range;
         loop {
-            let vma = change.vmas().overlapping(self.platform(), rest).find(|v| v.watcher == Some(by)).copied();
+            let vma = change.vmas().overlapping(self.platform(), rest).find(|v| v.uffd == Some(by)).copied();
             let Some(vma) = vma else { return Ok(()) };
             let part = vma.range.intersect(&rest);
-            let nobody = |v: &mut Vma| (v.watcher, v.flags) = (None, v.flags - VmaFlags::WATCHES);
+            let nobody = |v: &mut Vma| (v.uffd, v.flags) = (None, v.flags - VmaFlags::UFFD_FLAGS);
             VmaOps::of(self.space).set_vmas(&mut change, part, nobody)?;
             change.unlock();
             self.clear_wp(part);

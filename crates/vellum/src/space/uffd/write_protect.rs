@@ -32,7 +32,7 @@ impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
     fn begin_wp_change(self, range: UserRange) -> Result<Change<'s, 'm, P, A>, UffdError> {
         let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
-        let watched = vmas.overlapping(self.platform(), range).all(|v| v.flags.contains(VmaFlags::WRITES));
+        let watched = vmas.overlapping(self.platform(), range).all(|v| v.flags.contains(VmaFlags::UFFD_WP));
         if !watched || !vmas.covers(self.platform(), range) {
             return Err(UffdError::NotRegistered);
         }

@@ -44,7 +44,7 @@ impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
         let mut change = Change::begin(self.space, UserRange::all(self.arch()));
         change.unlock();
         let covered = self.check_vmas(range, true, false)?;
-        change.vmas().each(self.machine(), range, |v| v.state = State::Held);
+        change.vmas().each(self.machine(), range, |v| v.state = State::Locked);
         change.unlock();
         let guarded = self.tables().split_edges(range).map_err(AdviseError::from).and_then(|()| {
             Zap::of(self.space).all_but(range, Keep::Guards);

@@ -97,7 +97,7 @@ impl From<ProtectError> for LockError {
 
 /// What locking makes of a VMA.
 fn with_lock(flags: VmaFlags, lock: VmaFlags) -> VmaFlags {
-    (flags - VmaFlags::LOCKS) | lock
+    (flags - VmaFlags::LOCKED_MASK) | lock
 }
 
 impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
@@ -133,7 +133,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
     pub(super) fn unlock(self, addr: u64, len: u64) -> Result<(), LockError> {
         let range = self.pages_of(addr, len)?;
         let mut change = Change::begin(self.space, range);
-        if self.set_vmas(&mut change, range, |v| v.flags -= VmaFlags::LOCKS)? {
+        if self.set_vmas(&mut change, range, |v| v.flags -= VmaFlags::LOCKED_MASK)? {
             change.unlock();
             self.make_evictable(range);
         }
@@ -180,7 +180,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         vmas.future = VmaFlags::empty();
         let some = vmas.locked > 0;
         vmas.account_all(self.machine(), all, -1);
-        vmas.each(self.machine(), all, |v| v.flags -= VmaFlags::LOCKS);
+        vmas.each(self.machine(), all, |v| v.flags -= VmaFlags::LOCKED_MASK);
         vmas.account_all(self.machine(), all, 1);
         if some {
             change.unlock();

@@ -168,7 +168,7 @@ impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
     /// the VMAs, once the VMAs there are not held.
     fn split_edges_beside_faults(self, range: UserRange) -> Result<(), Refused> {
         let vmas = self.space.read();
-        let held = |at| vmas.tree.find(at).is_some_and(|v| v.state == State::Held);
+        let held = |at| vmas.tree.find(at).is_some_and(|v| v.state == State::Locked);
         if !held(range.start) && !held(range.end - 1) {
             return self.tables().split_edges(range);
         }

@@ -307,7 +307,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         // What is there goes, and there is no moment at which the addresses are free: its VMAs hold
         // the place, and the first becomes the new one, so that nothing needs to be allocated then.
         let new = new_vma(range, request, vmas.future);
-        self.begin_unmap(&mut change, range, State::Held, Some(&new)).map_err(|error| match error {
+        self.begin_unmap(&mut change, range, State::Locked, Some(&new)).map_err(|error| match error {
             UnmapError::Sealed(range) => MapError::SealedVma(range),
             UnmapError::NoMemory(why) => MapError::NoMemory(why),
             _ => MapError::NoMemory(Refused::OutOfMemory),
@@ -365,5 +365,5 @@ fn new_vma(range: UserRange, request: &Request, future: VmaFlags) -> Vma {
     flags |= future;
     flags.set(VmaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
     let backing = request.source.at(range.start);
-    Vma { range, prot: request.prot, flags, watcher: None, advice: Advice::None, backing, state: State::Live }
+    Vma { range, prot: request.prot, flags, uffd: None, advice: Advice::None, backing, state: State::Live }
 }

@@ -68,7 +68,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
     /// left from then on.
     fn next_to_populate(self, rest: &mut Populating) -> Option<Vma> {
         let vmas = self.space.read();
-        let wanted = |vma: &Vma| rest.unlocked || vma.flags & VmaFlags::LOCKS == VmaFlags::LOCKED;
+        let wanted = |vma: &Vma| rest.unlocked || vma.flags & VmaFlags::LOCKED_MASK == VmaFlags::LOCKED;
         let next = vmas.overlapping(self.platform(), rest.left).find(|vma| wanted(vma)).copied();
         if next.is_none() {
             rest.left = UserRange::default();

@@ -5,7 +5,7 @@ use crate::arch::{Arch, BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, RUNS_A_HOLD};
+use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD};
 use crate::tlb::Gather;
 use crate::vma::{Prot, Sharing, Vma, VmaFlags};
 
@@ -174,7 +174,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         // In the lock in which the limits were looked at, the VMAs count as they will be.
         vmas.count(&found.amounts, -1);
         vmas.count(&coming, 1);
-        if self.tables().has_edges(range) {
+        if self.tables().needs_edge_split(range) {
             // Faults go on meanwhile, but the VMAs end at the ends of the range now, so that no new
             // huge mapping reaches across.
             change.unlock();
@@ -215,7 +215,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         let arch = self.arch();
         let end = table.hold_end(range);
         let mut at = range.start;
-        for _ in 0..RUNS_A_HOLD {
+        for _ in 0..MAX_RUNS_PER_HOLD {
             let Some(run) = (at < end).then(|| table.run(at, end)).flatten() else { break };
             if run.kind == Kind::Leaf && Ptes::of(self.space).apply_prot(table, &run, prot) {
                 gather.note(run.range(arch), table.shift());

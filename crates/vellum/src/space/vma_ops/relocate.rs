@@ -16,7 +16,7 @@ use crate::machine::Machine;
 use crate::memcg::Refused;
 use crate::page_cache;
 use crate::platform::Platform;
-use crate::table::{Relocation, Spares};
+use crate::table::{Relocation, SpareTables};
 use crate::vma::{Backing, State, Vma, VmaFlags};
 
 use super::remap::Wanted;
@@ -36,10 +36,10 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         let kept = wanted.kept();
         let parts = Parts { kept, to };
         let vmas = change.vmas();
-        let (mut count, mut cuts) = (0, vmas.cuts(wanted.old) + vmas.cuts(kept));
+        let (mut count, mut cuts) = (0, vmas.edge_splits(wanted.old) + vmas.edge_splits(kept));
         parts.each(vmas, |vmas, part| {
             count += 1;
-            cuts += vmas.cuts(part.vma.range);
+            cuts += vmas.edge_splits(part.vma.range);
         });
         if vmas.tree.len() + cuts + if leave || kept.is_empty() { count } else { 0 } > vmas.limits.vmas {
             return Err(RemapError::TooManyVmas);
@@ -49,12 +49,12 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         vmas.isolate(machine, wanted.old);
         vmas.isolate(machine, kept);
         parts.each(vmas, |vmas, part| vmas.isolate(machine, part.vma.range));
-        parts.hold(machine, vmas, wanted, leave);
+        parts.lock_source(machine, vmas, wanted, leave);
         change.unlock();
         match self.prepare(&mut change, wanted, &parts) {
             Ok(spares) => self.move_ptes(&mut change, wanted, &parts, spares),
             Err(error) => {
-                parts.unhold(machine, change.vmas(), wanted, leave);
+                parts.unlock_source(machine, change.vmas(), wanted, leave);
                 return Err(error.into());
             }
         }
@@ -69,7 +69,7 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         if leave {
             vmas.account_all(self.machine(), kept, -1);
             vmas.each(self.machine(), kept, |v| {
-                (v.state, v.flags, v.backing) = (State::Live, v.flags - VmaFlags::LOCKS, v.backing.renewed());
+                (v.state, v.flags, v.backing) = (State::Live, v.flags - VmaFlags::LOCKED_MASK, v.backing.renewed());
             });
             vmas.account_all(self.machine(), kept, 1);
         } else {
@@ -96,13 +96,13 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         change: &mut Change<'_, 'm, P, A>,
         wanted: &Wanted,
         parts: &Parts,
-    ) -> Result<Spares<'s, 'm, P, A>, Refused> {
+    ) -> Result<SpareTables<'s, 'm, P, A>, Refused> {
         self.tables().split_edges(wanted.old)?;
         self.tables().split_end(parts.kept)?;
-        let mut spares = Spares::new(self.tables());
+        let mut spares = SpareTables::new(self.tables());
         parts.each_without_lock(change, |part| {
             self.tables().split_edges(part.vma.range)?;
-            self.tables().prepare_to_move(&part.route(), &mut spares)
+            self.tables().prepare_relocation(&part.route(), &mut spares)
         })?;
         Ok(spares)
     }
@@ -114,7 +114,7 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         change: &mut Change<'_, 'm, P, A>,
         wanted: &Wanted,
         parts: &Parts,
-        mut spares: Spares<'_, 'm, P, A>,
+        mut spares: SpareTables<'_, 'm, P, A>,
     ) {
         let Ok(()) = parts.each_without_lock(change, |part| {
             Zap::of(self.space).all(part.vma.range);
@@ -185,21 +185,21 @@ impl Parts {
 
     /// Faults wait, at the old addresses and the new; what will be there in the end counts from now
     /// on.
-    fn hold<P: Platform>(&self, machine: &Machine<'_, P>, vmas: &mut Vmas, wanted: &Wanted, leave: bool) {
-        vmas.each(machine, wanted.old, |v| v.state = State::Held);
+    fn lock_source<P: Platform>(&self, machine: &Machine<'_, P>, vmas: &mut Vmas, wanted: &Wanted, leave: bool) {
+        vmas.each(machine, wanted.old, |v| v.state = State::Locked);
         if !leave {
             vmas.account_all(machine, wanted.old, -1);
         }
         self.each(vmas, |vmas, part| {
             let there = part.vma.range;
-            vmas.each(machine, there, |v| v.state = State::Held);
+            vmas.each(machine, there, |v| v.state = State::Locked);
             vmas.account_all(machine, there, -1);
             vmas.account(&part.vma, there, 1);
         });
     }
 
     /// It was in vain.
-    fn unhold<P: Platform>(&self, machine: &Machine<'_, P>, vmas: &mut Vmas, wanted: &Wanted, leave: bool) {
+    fn unlock_source<P: Platform>(&self, machine: &Machine<'_, P>, vmas: &mut Vmas, wanted: &Wanted, leave: bool) {
         vmas.each(machine, wanted.old, |v| v.state = State::Live);
         if !leave {
             vmas.account_all(machine, wanted.old, 1);
@@ -223,7 +223,7 @@ impl Parts {
         // The last one grows.
         let end = if from.end == self.kept.end { self.to.end } else { start + from.len() };
         let backing = Backing { delta: vma.backing.offset(from.start).wrapping_sub(start), ..vma.backing };
-        let flags = vma.flags - VmaFlags::TRACKED;
+        let flags = vma.flags - VmaFlags::SOFT_DIRTY_CLEARED;
         Some(Part {
             from,
             vma: Vma { range: self.to.tail(start).head(end), backing, flags, state: State::Live, ..vma },

@@ -346,7 +346,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         }
         if wanted.flags.contains(RemapFlags::DONTUNMAP) {
             let replaced = vmas.overlapping(platform, to).map(|v| v.range.intersect(&to).len()).sum();
-            vmas.allow(&Vma { flags: vma.flags - VmaFlags::LOCKS, ..vma }, wanted.len, replaced)?;
+            vmas.allow(&Vma { flags: vma.flags - VmaFlags::LOCKED_MASK, ..vma }, wanted.len, replaced)?;
         }
         Ok(Plan::Move(to))
     }

@@ -120,7 +120,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         vmas.each(machine, range, |v| v.state = going);
         vmas.count(&found.amounts, -1);
         coming.inspect(|vma| vmas.account(vma, range, 1));
-        let edges = self.tables().has_edges(range);
+        let edges = self.tables().needs_edge_split(range);
         change.unlock();
         if edges && let Err(error) = self.tables().split_edges(range) {
             let vmas = change.vmas();

@@ -5,7 +5,7 @@
 //! neighbouring VMAs, and the pages that a split would take. So the leaf can refuse before anything
 //! is changed, and one descent is enough.
 
-use super::super::node::{Leaf, Node, NodeMut, Spares};
+use super::super::node::{Leaf, Node, NodeMut, SpareNodes};
 use super::Interval;
 
 /// The context of a node in the tree.
@@ -45,8 +45,8 @@ pub(super) fn edit<V: Interval, R>(
     node: &mut Node<V>,
     key: u64,
     context: NodeContext,
-    spares: &mut Spares,
-    change: impl FnOnce(&mut Leaf<V>, NodeContext, &mut Spares) -> Option<Edited<V, R>>,
+    spares: &mut SpareNodes,
+    change: impl FnOnce(&mut Leaf<V>, NodeContext, &mut SpareNodes) -> Option<Edited<V, R>>,
 ) -> Option<Edited<V, R>> {
     let inner = match node.get_mut() {
         NodeMut::Leaf(leaf) => return change(leaf, context, spares),

@@ -38,7 +38,7 @@ pub unsafe fn zero(at: *mut u8, bytes: usize) {
 /// Makes every CPU fetch newly written instructions (Arm ARM, DDI 0487, "Concurrent modification
 /// and execution of instructions"). Skips what CTR_EL0 reports as unnecessary: cleaning the data
 /// cache (IDC), invalidating the instruction cache (DIC).
-pub fn publish_code(at: *const u8, bytes: usize) {
+pub fn sync_icache(at: *const u8, bytes: usize) {
     let caches = read_register!("ctr_el0");
     let line = |shift: u32| 4usize << (caches >> shift & 15);
     let lines = |shift: u32| (0..bytes).step_by(line(shift)).map(|offset| at.addr() + offset);

@@ -81,7 +81,7 @@ fn forbid_user_access() {
 /// store-release waits in the host's store buffer while the load-acquire after it is executed (8 %
 /// of a million handshakes failed). QEMU does execute a barrier correctly.
 #[inline(always)]
-pub fn after_store() {
+pub fn store_load_barrier() {
     core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
 }
 

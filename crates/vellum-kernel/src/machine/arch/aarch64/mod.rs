@@ -32,4 +32,4 @@ mod user;
 mod vectors;
 
 pub use boot::secondary;
-pub use user::{abi, frame, held};
+pub use user::{abi, extended_state, frame};

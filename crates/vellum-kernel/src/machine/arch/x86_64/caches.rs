@@ -43,4 +43,4 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 
 /// Makes every CPU fetch newly written instructions. x86 CPUs notice by themselves (Intel SDM,
 /// volume 3A, "Self-modifying code").
-pub fn publish_code(_at: *const u8, _bytes: usize) {}
+pub fn sync_icache(_at: *const u8, _bytes: usize) {}

@@ -132,7 +132,7 @@ pub fn forbid_user_access() {
 /// Orders an earlier `SeqCst` store before later loads, so that of two CPUs that each store and
 /// then check the other's store, at least one sees it. On x86 the store alone does that (`xchg`).
 #[inline(always)]
-pub fn after_store() {}
+pub fn store_load_barrier() {}
 
 /// Pauses in a loop that waits for another CPU.
 #[inline]

@@ -11,7 +11,7 @@ pub use statistics::{listed, listed_on};
 
 use crate::mem::machine;
 use crate::mem::memcgs::{self, Events, ROOT, counters, excess, path, swapped};
-use crate::mem::reclaim::{self, Who};
+use crate::mem::reclaim::{self, Reason};
 use crate::task::life::Life;
 use crate::task::process as processes;
 use crate::task::{Process, Thread, oom};
@@ -28,7 +28,7 @@ use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::cgroup::{self, Control, amount, said};
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::System;
+use vellum_kernel::fs::text::PseudoFs;
 use vellum_kernel::parse;
 use vellum_kernel::proc::Text as Words;
 
@@ -45,7 +45,7 @@ pub fn line(process: &Process) -> Result<Vec<u8>, Errno> {
 pub fn root() -> Result<Arc<Folder>, Errno> {
     /// The one root directory, shared by all mounts.
     static FOLDER: Once<Arc<Folder>> = Once::new();
-    let system = System { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC, owner: None };
+    let system = PseudoFs { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC, owner: None };
     FOLDER.try_call_once(|| cgroup::root(system, Arc::new(Memory), ROOT)).cloned()
 }
 
@@ -117,7 +117,7 @@ impl cgroup::Groups for Memory {
             Control::Reclaim => {
                 let wanted = amount(value)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
                 let engine = memcgs::engine(group)?;
-                if reclaim::reclaim(Who::Asked, engine, wanted) < wanted { Err(Errno::EAGAIN) } else { Ok(()) }
+                if reclaim::reclaim(Reason::Requested, engine, wanted) < wanted { Err(Errno::EAGAIN) } else { Ok(()) }
             }
             Control::SwapMax => memcgs::set_swap_max(group, amount(value)?.unwrap_or(u64::MAX)),
             Control::Kill => {

@@ -96,7 +96,7 @@ pub fn score(subject: &Subject) -> Result<Vec<u8>, Errno> {
 
 /// Returns the contents of `oom_score_adj`.
 pub fn score_adj(subject: &Subject) -> Result<Vec<u8>, Errno> {
-    Ok(format!("{}\n", subject.process()?.badness.load(Relaxed)).into_bytes())
+    Ok(format!("{}\n", subject.process()?.oom_score_adj.load(Relaxed)).into_bytes())
 }
 
 /// Returns the contents of `timerslack_ns`.
@@ -133,16 +133,16 @@ pub fn set_score_adj(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     }
     let process = subject.process()?;
     // Any owner may raise the value; lowering it needs `CAP_SYS_RESOURCE`.
-    if value < process.badness.load(Relaxed) && !reader()?.credentials().has(abi::CAP_SYS_RESOURCE) {
+    if value < process.oom_score_adj.load(Relaxed) && !reader()?.credentials().has(abi::CAP_SYS_RESOURCE) {
         return Err(Errno::EACCES);
     }
-    process.badness.store(value, Relaxed);
+    process.oom_score_adj.store(value, Relaxed);
     Ok(())
 }
 
 /// Returns the contents of `oom_adj`: the legacy scale from −17 to 15.
 pub fn oom_adj(subject: &Subject) -> Result<Vec<u8>, Errno> {
-    let value = match subject.process()?.badness.load(Relaxed) {
+    let value = match subject.process()?.oom_score_adj.load(Relaxed) {
         1000 => 15,
         value => value * 17 / 1000,
     };

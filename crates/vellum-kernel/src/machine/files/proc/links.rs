@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::{Folder, More};
-use vellum_kernel::fs::text::{Jump, Link, Make, System, Text};
+use vellum_kernel::fs::text::{Jump, Link, PseudoFs, Show, Text};
 use vellum_kernel::fs::{Inode, Kind, Open, inode::Entry};
 use vellum_kernel::parse::numeric_name;
 
@@ -25,7 +25,7 @@ pub fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
     let system = folder.system();
     let add = |name: &str, target: fn(&Subject) -> Target| {
         let (names, leads) = (subject.clone(), subject.clone());
-        let make: Make = Box::new(move || target(&names).map(|(_, path)| path));
+        let make: Show = Box::new(move || target(&names).map(|(_, path)| path));
         let jump: Jump = Box::new(move || target(&leads).ok().map(|(inode, _)| inode));
         folder.add(name, Link::new(system, make, Some(jump)))
     };
@@ -62,7 +62,7 @@ enum Of {
 
 /// A directory of descriptors.
 struct Descriptors {
-    system: System,
+    system: PseudoFs,
     subject: Subject,
     of: Of,
 }
@@ -79,7 +79,7 @@ impl More for Descriptors {
         Some(match self.of {
             Of::Files => {
                 let leads = self.subject.clone();
-                let make: Make = Box::new(move || {
+                let make: Show = Box::new(move || {
                     let open = open(&subject, number)?;
                     from_root(|view| view.names.path_of_open(&open, view.root)).ok_or(Errno::ENOENT)
                 });

@@ -134,8 +134,8 @@ fn flags(vma: &Vma) -> Vec<&'static str> {
         (has(VmaFlags::NORESERVE), "nr"),
         (has(VmaFlags::WIPEONFORK), "wf"),
         (has(VmaFlags::DONTDUMP), "dd"),
-        (has(VmaFlags::MISSING), "um"),
-        (has(VmaFlags::WRITES), "uw"),
+        (has(VmaFlags::UFFD_MISSING), "um"),
+        (has(VmaFlags::UFFD_WP), "uw"),
         (vma.advice == Advice::Huge, "hg"),
         (vma.advice == Advice::NoHuge, "nh"),
     ];
@@ -243,7 +243,7 @@ fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
     let range = VirtRange { start, end: start + ((entries.len() as u64) << FRAME_SHIFT) };
     let arch = memory.engine.arch();
     memory.engine.vmas(start, |vma| {
-        if vma.range.start < range.end && !vma.flags.contains(VmaFlags::TRACKED) {
+        if vma.range.start < range.end && !vma.flags.contains(VmaFlags::SOFT_DIRTY_CLEARED) {
             let part = vma.range.intersect(&range);
             let places = (part.start - start) >> FRAME_SHIFT..(part.end - start) >> FRAME_SHIFT;
             entries[places.start as usize..places.end as usize].fill(SOFT_DIRTY);

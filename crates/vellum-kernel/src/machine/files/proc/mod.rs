@@ -32,7 +32,7 @@ use spin::Once;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::{Folder, More};
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::{Link, Make, System};
+use vellum_kernel::fs::text::{Link, PseudoFs, Show};
 use vellum_kernel::fs::{Inode, Kind, Sink, inode::Entry};
 use vellum_kernel::parse;
 
@@ -46,13 +46,13 @@ static ROOT: Once<Arc<Folder>> = Once::new();
 /// `ENOMEM`.
 pub fn root() -> Result<Arc<Folder>, Errno> {
     ROOT.try_call_once(|| {
-        let system = System { device: Device { major: 0, minor: 21 }, magic: PROC_SUPER_MAGIC, owner: None };
+        let system = PseudoFs { device: Device { major: 0, minor: 21 }, magic: PROC_SUPER_MAGIC, owner: None };
         let root = Folder::new(system, None, Some(Box::new(Processes)));
         system::fill(&root)?;
         settings::fill(&root.add_folder("sys")?)?;
-        let own: Make = Box::new(|| Ok(format!("{}", reader()?.process.pid).into_bytes()));
+        let own: Show = Box::new(|| Ok(format!("{}", reader()?.process.pid).into_bytes()));
         root.add("self", Link::new(system, own, None))?;
-        let thread: Make = Box::new(|| {
+        let thread: Show = Box::new(|| {
             let thread = reader()?;
             Ok(format!("{}/task/{}", thread.process.pid, thread.tid).into_bytes())
         });

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use vellum_kernel::credentials::id_index;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::{Folder, More};
-use vellum_kernel::fs::text::{Make, Owner, System, Take, Text, Window};
+use vellum_kernel::fs::text::{Binary, Owner, PseudoFs, Show, Store, Text};
 use vellum_kernel::fs::{Inode, Kind, inode::Entry};
 use vellum_kernel::parse::numeric_name;
 
@@ -94,7 +94,7 @@ fn thread_inode(tid: u32) -> u64 {
 pub fn folder(process: &Arc<Process>) -> Result<Arc<Folder>, Errno> {
     let made = process.folder.try_call_once(|| {
         let subject = Subject { process: Arc::downgrade(process), thread: None };
-        let system = System { owner: Some((owner, process.pid)), ..root()?.system() };
+        let system = PseudoFs { owner: Some((owner, process.pid)), ..root()?.system() };
         let folder = Folder::numbered(system, Some(inode(process.pid)), Some(Arc::downgrade(root()?)), None);
         fill(&folder, &subject)?;
         folder.add_folder_of("task", Some(Box::new(Threads(subject.process.clone()))))?;
@@ -116,22 +116,22 @@ fn root() -> Result<&'static Arc<Folder>, Errno> {
 fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
     for (name, mode, says, hears) in TEXTS {
         let (reads, writes) = (subject.clone(), subject.clone());
-        let make: Make = Box::new(move || says(&reads));
-        let take = hears.map(|hears| Box::new(move |value: &[u8]| hears(&writes, value)) as Take);
+        let make: Show = Box::new(move || says(&reads));
+        let take = hears.map(|hears| Box::new(move |value: &[u8]| hears(&writes, value)) as Store);
         folder.add(name, Text::new(folder.system(), *mode, Some(make), take))?;
     }
     let of = subject.clone();
-    let clear: Take = Box::new(move |value| memory::clear(&of, value));
+    let clear: Store = Box::new(move |value| memory::clear(&of, value));
     folder.add("clear_refs", Text::new(folder.system(), 0o200, None, Some(clear)))?;
     let of = subject.clone();
     let asks = subject.clone();
-    let pagemap = Window::new(folder.system(), 0o400, Box::new(move |at, to| memory::pagemap(&of, at, to)), None)
-        .asked(Box::new(move |request, argument| scan::request(&asks, request, argument)));
+    let pagemap = Binary::new(folder.system(), 0o400, Box::new(move |at, to| memory::pagemap(&of, at, to)), None)
+        .with_ioctl(Box::new(move |request, argument| scan::request(&asks, request, argument)));
     folder.add("pagemap", Arc::new(pagemap))?;
     let (reads, writes) = (subject.clone(), subject.clone());
     let read = Box::new(move |at, to: &mut dyn vellum_kernel::fs::Sink| memory::read(&reads, at, to));
     let write = Box::new(move |at, from: &mut dyn vellum_kernel::fs::Source| memory::write(&writes, at, from));
-    folder.add("mem", Arc::new(Window::new(folder.system(), 0o600, read, Some(write))))?;
+    folder.add("mem", Arc::new(Binary::new(folder.system(), 0o600, read, Some(write))))?;
     links::fill(folder, subject)
 }
 

@@ -11,7 +11,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
-use vellum_kernel::fs::text::{Make, Take, Text};
+use vellum_kernel::fs::text::{Show, Store, Text};
 use vellum_kernel::parse;
 use vellum_kernel::uname;
 
@@ -100,11 +100,11 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     let (memory, kernel) = (folder.add_folder("vm")?, folder.add_folder("kernel")?);
     MEMORY.iter().try_for_each(|setting| number(&memory, setting))?;
     KERNEL.iter().chain(&SHARED_MEMORY).try_for_each(|setting| number(&kernel, setting))?;
-    let wanted: Make = Box::new(|| {
+    let wanted: Show = Box::new(|| {
         let id = shm::wanted()?.map_or(-1, i64::from);
         Ok(format!("{id}\n").into_bytes())
     });
-    let want: Take = Box::new(|value| {
+    let want: Store = Box::new(|value| {
         let id = parse::number::<i32>(value)?;
         shm::want(u32::try_from(id).map_err(|_| Errno::EINVAL)?)
     });
@@ -112,8 +112,8 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     let most_tasks = || Ok(format!("{}\n", count::most()).into_bytes());
     kernel.add("threads-max", Text::read_only(kernel.system(), most_tasks))?;
     for (name, value) in WORDS {
-        let make: Make = Box::new(move || Ok(format!("{value}\n").into_bytes()));
-        let take: Take = Box::new(move |new| match new.trim_ascii() == value.as_bytes() {
+        let make: Show = Box::new(move || Ok(format!("{value}\n").into_bytes()));
+        let take: Store = Box::new(move |new| match new.trim_ascii() == value.as_bytes() {
             true => Ok(()),
             false => Err(Errno::EINVAL),
         });
@@ -142,8 +142,8 @@ fn apply() {
 }
 
 fn number(folder: &Arc<Folder>, setting: &'static Setting) -> Result<(), Errno> {
-    let make: Make = Box::new(|| Ok(format!("{}\n", setting.value.load(Relaxed)).into_bytes()));
-    let take: Take = Box::new(|value| {
+    let make: Show = Box::new(|| Ok(format!("{}\n", setting.value.load(Relaxed)).into_bytes()));
+    let take: Store = Box::new(|value| {
         let value = parse::number(value)?;
         if !(setting.least..=setting.most).contains(&value) {
             return Err(Errno::EINVAL);

@@ -6,7 +6,7 @@ use crate::arch::cpuinfo;
 use crate::files::mount;
 use crate::files::shm;
 use crate::mem::EPOCH;
-use crate::mem::reclaim::{self, Who};
+use crate::mem::reclaim::{self, Reason};
 use crate::mem::{Machine, heap, machine, now_ns, swap};
 use crate::task::Thread;
 use crate::task::process as processes;
@@ -23,7 +23,7 @@ use vellum::stats::{Counter, SizeCounter};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::{Text, Window};
+use vellum_kernel::fs::text::{Binary, Text};
 use vellum_kernel::proc::{Text as Words, system as words};
 use vellum_kernel::uname;
 
@@ -55,8 +55,8 @@ const FILES: [File; 15] = [
 /// `ENOMEM`.
 pub fn fill(root: &Arc<Folder>) -> Result<(), Errno> {
     FILES.iter().try_for_each(|(name, make)| root.add(name, Text::read_only(root.system(), *make)))?;
-    root.add("kpageflags", Arc::new(Window::new(root.system(), 0o400, Box::new(frames::flags), None)))?;
-    root.add("kpagecount", Arc::new(Window::new(root.system(), 0o400, Box::new(frames::counts), None)))?;
+    root.add("kpageflags", Arc::new(Binary::new(root.system(), 0o400, Box::new(frames::flags), None)))?;
+    root.add("kpagecount", Arc::new(Binary::new(root.system(), 0o400, Box::new(frames::counts), None)))?;
     let shared = root.add_folder("sysvipc")?;
     shared.add("shm", Text::read_only(root.system(), shm::list))
 }
@@ -173,12 +173,12 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
         ("pswpout", counter(Counter::SwapOut)),
         ("pgfault", counter(Counter::Faults)),
         ("pgmajfault", crate::mem::thread::major_faults()),
-        ("pgsteal_kswapd", reclaim::done(Who::Background).freed),
-        ("pgsteal_direct", reclaim::done(Who::Direct).freed),
-        ("pgsteal_proactive", reclaim::done(Who::Asked).freed),
-        ("pgscan_kswapd", reclaim::done(Who::Background).scanned),
-        ("pgscan_direct", reclaim::done(Who::Direct).scanned),
-        ("pgscan_proactive", reclaim::done(Who::Asked).scanned),
+        ("pgsteal_kswapd", reclaim::done(Reason::Background).freed),
+        ("pgsteal_direct", reclaim::done(Reason::Direct).freed),
+        ("pgsteal_proactive", reclaim::done(Reason::Requested).freed),
+        ("pgscan_kswapd", reclaim::done(Reason::Background).scanned),
+        ("pgscan_direct", reclaim::done(Reason::Direct).scanned),
+        ("pgscan_proactive", reclaim::done(Reason::Requested).scanned),
         ("pglazyfree", counter(Counter::LazyFree)),
         ("pglazyfreed", counter(Counter::LazyFreed)),
         ("oom_kill", crate::task::oom::killed()),

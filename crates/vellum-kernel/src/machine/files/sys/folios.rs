@@ -16,7 +16,7 @@ use vellum::platform::Memory;
 use vellum::stats::SizeCounter;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
-use vellum_kernel::fs::text::{Make, Take, Text};
+use vellum_kernel::fs::text::{Show, Store, Text};
 use vellum_kernel::proc::{Text as Words, choice};
 
 /// The smallest folio order that has a directory, as on Linux.
@@ -36,8 +36,8 @@ fn knob(
     get: impl Fn() -> usize + Send + Sync + 'static,
     set: impl Fn(usize) + Send + Sync + 'static,
 ) -> Result<(), Errno> {
-    let make: Make = Box::new(move || Words::of(|text| choice::show(text, words, get())));
-    let take: Take = Box::new(move |written| choice::find(words, written).map(&set).ok_or(Errno::EINVAL));
+    let make: Show = Box::new(move || Words::of(|text| choice::show(text, words, get())));
+    let take: Store = Box::new(move |written| choice::find(words, written).map(&set).ok_or(Errno::EINVAL));
     folder.add(name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
 }
 
@@ -56,8 +56,8 @@ fn number(
     get: impl Fn() -> u64 + Send + Sync + 'static,
     set: impl Fn(u64) + Send + Sync + 'static,
 ) -> Result<(), Errno> {
-    let make: Make = Box::new(move || Ok(format!("{}\n", get()).into_bytes()));
-    let take: Take = Box::new(move |written| {
+    let make: Show = Box::new(move || Ok(format!("{}\n", get()).into_bytes()));
+    let take: Store = Box::new(move |written| {
         let value = vellum_kernel::parse::number(written)?;
         set((least..=most).contains(&value).then_some(value).ok_or(Errno::EINVAL)?);
         Ok(())

@@ -10,7 +10,7 @@ mod folios;
 
 use crate::files::proc::meminfo_of_node;
 use crate::mem::machine;
-use crate::mem::reclaim::{Who, reclaim};
+use crate::mem::reclaim::{Reason, reclaim};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt::{self, Write};
@@ -24,7 +24,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::cgroup::amount;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::{System, Text};
+use vellum_kernel::fs::text::{PseudoFs, Text};
 use vellum_kernel::proc::{Text as Words, processors};
 
 /// Returns the root directory.
@@ -36,7 +36,7 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
     /// The one root directory, shared by all mounts.
     static ROOT: Once<Arc<Folder>> = Once::new();
     let made = ROOT.try_call_once(|| {
-        let system = System { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC, owner: None };
+        let system = PseudoFs { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC, owner: None };
         let root = Folder::new(system, None, None);
         let memory = root.add_folder("kernel")?.add_folder("mm")?;
         folios::fill(&memory.add_folder("transparent_hugepage")?)?;
@@ -129,7 +129,7 @@ fn fill_nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
 fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
     let pages = amount(wanted)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
     let part = ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) };
-    if reclaim(Who::Asked, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
+    if reclaim(Reason::Requested, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
 /// KSM is not implemented: it cannot be switched on.

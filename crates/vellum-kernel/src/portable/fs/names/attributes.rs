@@ -3,7 +3,7 @@
 use super::View;
 use crate::errno::Errno;
 use crate::fs::inode::{Change, Inode};
-use crate::fs::meta::{Kind, MODE, SET_GID, SET_UID, Time, Want};
+use crate::fs::meta::{Access, Kind, MODE, SET_GID, SET_UID, Time};
 use linux_raw_sys::general::{CAP_CHOWN, CAP_FSETID};
 
 /// Executable by its group.
@@ -70,7 +70,7 @@ impl View<'_> {
             if !now {
                 return Err(Errno::EPERM);
             }
-            self.who.may(&meta, Want::WRITE)?;
+            self.who.may(&meta, Access::WRITE)?;
         }
         inode.change(&Change { accessed, modified, ..Change::default() })
     }
@@ -87,6 +87,6 @@ impl View<'_> {
             _ => return Err(Errno::EINVAL),
         }
         self.names.may_change(meta.device)?;
-        self.who.may(&meta, Want::WRITE)
+        self.who.may(&meta, Access::WRITE)
     }
 }

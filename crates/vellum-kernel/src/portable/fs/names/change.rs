@@ -3,7 +3,7 @@
 use super::{Found, View, directory, same};
 use crate::errno::Errno;
 use crate::fs::inode::{Inode, New};
-use crate::fs::meta::{Device, Kind, MODE, Meta, SET_GID, STICKY, Want};
+use crate::fs::meta::{Access, Device, Kind, MODE, Meta, SET_GID, STICKY};
 use alloc::sync::Arc;
 use linux_raw_sys::general::CAP_MKNOD;
 
@@ -41,7 +41,7 @@ impl View<'_> {
         }
         let meta = found.parent.meta();
         self.names.may_change(meta.device)?;
-        self.who.may(&meta, Want(3))?;
+        self.who.may(&meta, Access(3))?;
         directory(&found.parent)?.make(&found.name, &self.inode_in(&meta, kind, mode, special, target))
     }
 
@@ -76,14 +76,14 @@ impl View<'_> {
             return Err(Errno::EXDEV);
         }
         self.names.may_change(meta.device)?;
-        self.who.may(&meta, Want(3))?;
+        self.who.may(&meta, Access(3))?;
         directory(&found.parent)?.link(&found.name, inode)
     }
 
     /// Whether an entry of a directory may be removed.
     fn may_remove(&self, parent: &Meta, entry: &Meta) -> Result<(), Errno> {
         self.names.may_change(parent.device)?;
-        self.who.may(parent, Want(3))?;
+        self.who.may(parent, Access(3))?;
         let sticky = parent.mode & STICKY != 0;
         if sticky && !self.who.owns(parent) && !self.who.owns(entry) { Err(Errno::EPERM) } else { Ok(()) }
     }
@@ -135,7 +135,7 @@ impl View<'_> {
         self.may_remove(&parent, &moved.meta())?;
         match &to.inode {
             Some(old) => self.may_remove(&to_parent, &old.meta())?,
-            None => self.who.may(&to_parent, Want(3))?,
+            None => self.who.may(&to_parent, Access(3))?,
         }
         if (from.must_be_directory || to.must_be_directory) && moved.directory().is_none() {
             return Err(Errno::ENOTDIR);

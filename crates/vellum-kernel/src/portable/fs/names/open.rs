@@ -3,7 +3,7 @@
 use super::{View, directory};
 use crate::errno::Errno;
 use crate::fs::inode::{File, Inode};
-use crate::fs::meta::{Device, Kind, Want};
+use crate::fs::meta::{Access, Device, Kind};
 use crate::fs::open::{Name, Open};
 use alloc::sync::Arc;
 use linux_raw_sys::general::{
@@ -12,7 +12,7 @@ use linux_raw_sys::general::{
 
 impl View<'_> {
     /// `openat`, with `mode` for what is made, the umask taken off. To wait for the other end of a
-    /// FIFO is the caller's part ([`Open::connect`]).
+    /// FIFO is the caller's part ([`Open::wait_until_connected`]).
     ///
     /// # Errors
     /// As `openat`.
@@ -79,14 +79,14 @@ impl View<'_> {
             return Err(Errno::EPERM);
         }
         if flags & O_ACCMODE != O_WRONLY {
-            self.who.may(&meta, Want::READ)?;
+            self.who.may(&meta, Access::READ)?;
         }
         if writes {
             // What goes to a device or a pipe changes nothing here.
             if meta.kind == Kind::Regular {
                 self.names.may_change(meta.device)?;
             }
-            self.who.may(&meta, Want::WRITE)?;
+            self.who.may(&meta, Access::WRITE)?;
         }
         if flags & O_TRUNC != 0 && meta.kind == Kind::Regular {
             inode.truncate(0)?;
@@ -126,7 +126,7 @@ impl View<'_> {
         }
         let parent = self.get(path, true)?;
         self.names.may_change(parent.meta().device)?;
-        self.who.may(&parent.meta(), Want(3))?;
+        self.who.may(&parent.meta(), Access(3))?;
         let new = self.inode_in(&parent.meta(), Kind::Regular, mode, Device::default(), &[]);
         let inode = directory(&parent)?.make_nameless(&new)?;
         let file = inode.clone().open(flags)?;

@@ -3,7 +3,7 @@
 use super::{Namespace, directory, same};
 use crate::errno::Errno;
 use crate::fs::inode::Inode;
-use crate::fs::meta::{Kind, Want, Who};
+use crate::fs::meta::{Access, FileCredentials, Kind};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -34,7 +34,7 @@ pub struct View<'a> {
     pub root: &'a Arc<dyn Inode>,
     /// Where relative paths begin: the working directory, or that of a descriptor.
     pub current: &'a Arc<dyn Inode>,
-    pub who: &'a Who,
+    pub who: &'a FileCredentials,
 }
 
 impl View<'_> {
@@ -62,7 +62,7 @@ impl View<'_> {
                 return Ok(Found { parent: at, name: Vec::new(), inode, must_be_directory: true });
             };
             let here = directory(&at)?;
-            self.who.may(&at.meta(), Want::EXECUTE)?;
+            self.who.may(&at.meta(), Access::EXECUTE)?;
             if name.len() > LONGEST_NAME {
                 return Err(Errno::ENAMETOOLONG);
             }

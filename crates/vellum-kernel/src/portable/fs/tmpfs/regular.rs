@@ -3,7 +3,7 @@
 use super::node::{Body, Node};
 use crate::errno::Errno;
 use crate::fs::inode::{File, Mappable};
-use crate::fs::io::{Part, Sink, Source};
+use crate::fs::io::{Limited, Sink, Source};
 use crate::fs::pages::Pages;
 use crate::sleeplock::SleepLock;
 use alloc::sync::Arc;
@@ -83,9 +83,9 @@ impl Node {
             most = most.min((size - at) as usize);
         }
         if at.is_multiple_of(AHEAD) && from.left() as u64 >= AHEAD {
-            regular.pages.expect(at..at.saturating_add(AHEAD));
+            regular.pages.expect_write(at..at.saturating_add(AHEAD));
         }
-        let count = regular.pages.write(at, &mut Part(from, most))?;
+        let count = regular.pages.write(at, &mut Limited(from, most))?;
         self.modified();
         Ok((at, count))
     }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::fs::inode::{FIRST, File, Inode};
-use crate::fs::meta::Who;
+use crate::fs::meta::FileCredentials;
 use crate::fs::names::{Mount, Namespace, View};
 use crate::fs::open::Open;
 use crate::testing::{Machine, block_on};
@@ -11,12 +11,16 @@ use std::vec::Vec;
 struct World {
     names: Namespace,
     root: Arc<dyn Inode>,
-    who: Who,
+    who: FileCredentials,
 }
 
 impl World {
     fn new() -> World {
-        World { names: Namespace::default(), root: Tmpfs::root(Arc::new(Machine), 1, 0o755), who: Who::root() }
+        World {
+            names: Namespace::default(),
+            root: Tmpfs::root(Arc::new(Machine), 1, 0o755),
+            who: FileCredentials::root(),
+        }
     }
 
     fn view(&self) -> View<'_> {
@@ -341,7 +345,7 @@ fn rights_on_the_way() {
     mode(b"open", 0o777);
     mode(b"sticky", 0o1777);
     mode(b"sticky/f", 0o666);
-    world.who = Who { uid: 10, gid: 10, groups: Arc::default(), caps: 0 };
+    world.who = FileCredentials { uid: 10, gid: 10, groups: Arc::default(), caps: 0 };
     assert_eq!(world.read("closed/f"), Err(Errno::EACCES));
     assert_eq!(world.mkdir("/x"), Err(Errno::EACCES));
     assert!(world.mkdir("/open/x").is_ok() && world.open("sticky/f", O_RDWR).is_ok());
@@ -503,7 +507,7 @@ fn who_changes_what() {
     world.view().set_mode(&*file, 0o6755).unwrap();
     let as_user = |world: &mut World, uid, gid, groups: &[u32]| {
         let caps = if uid == 0 { crate::capabilities::ALL } else { 0 };
-        world.who = Who { uid, gid, groups: Arc::new(groups.to_vec()), caps };
+        world.who = FileCredentials { uid, gid, groups: Arc::new(groups.to_vec()), caps };
     };
     as_user(&mut world, 11, 20, &[]);
     assert_eq!(world.view().set_mode(&*file, 0o777), Err(Errno::EPERM));
@@ -545,7 +549,7 @@ fn devices_fifos_and_jumps() {
     node("/fifo", Kind::Fifo, Device::default());
     assert_eq!(world.open("fifo", O_WRONLY | O_NONBLOCK).err(), Some(Errno::ENXIO));
     let both = world.open("fifo", O_RDWR).unwrap();
-    block_on(both.connect());
+    block_on(both.wait_until_connected());
     assert_eq!(block_on(both.write(&mut &b"hello"[..])), Ok(5));
     assert_eq!(world.read("fifo").unwrap(), "hello");
 
@@ -553,7 +557,7 @@ fn devices_fifos_and_jumps() {
     world.write("/lost", "still there");
     let lost = world.view().get(b"lost", false).unwrap();
     world.view().remove(b"lost", false).unwrap();
-    let system = text::System { device: Device { major: 0, minor: 9 }, magic: 0, owner: None };
+    let system = text::PseudoFs { device: Device { major: 0, minor: 9 }, magic: 0, owner: None };
     let folder = folder::Folder::new(system, None, None);
     let to = lost.clone();
     let link = text::Link::new(

@@ -16,7 +16,7 @@ use vellum::platform::Platform;
 use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::stats::Counter;
 use vellum::swap::{ReadError, Slots, SwapDevice, WriteError};
-use vellum::vma::{Prot, VmaFlags, Watcher};
+use vellum::vma::{Prot, UffdId, VmaFlags};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Disk, Fault, Hostility, Program, Silicon, Strict, Strictness};
 
@@ -24,7 +24,7 @@ use crate::fixtures::bench::BASE;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const RX: Prot = Prot::READ.union(Prot::EXEC);
-const UFFD: Watcher = Watcher(NonZeroU16::new(7).unwrap());
+const UFFD: UffdId = UffdId(NonZeroU16::new(7).unwrap());
 /// Pages of each test.
 const PAGES: u64 = 64;
 
@@ -214,7 +214,7 @@ fn mprotect_takes_and_gives_permissions<A: Silicon>(on: &Bench<'_, A>) {
 fn removing_uffd_wp_takes_one_fault_per_cpu<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
-    on.space.uffd_register(on.all(), UFFD, VmaFlags::WRITES).unwrap();
+    on.space.uffd_register(on.all(), UFFD, VmaFlags::UFFD_WP).unwrap();
     on.space.uffd_write_protect(on.all(), false).unwrap();
     for program in &programs {
         assert!(matches!(program.store(on.at(5), 1), Err(Fault::Handler(FaultError::Uffd(_)))));
@@ -223,7 +223,7 @@ fn removing_uffd_wp_takes_one_fault_per_cpu<A: Silicon>(on: &Bench<'_, A>) {
     on.space.uffd_write_protect(on.all(), false).unwrap();
     on.stores_after(&programs, &on.some(), || on.space.uffd_unregister(on.all(), UFFD).unwrap());
     // Asynchronous write protection: the write goes on, and is recorded.
-    on.space.uffd_register(on.all(), UFFD, VmaFlags::WRITES | VmaFlags::ASYNC).unwrap();
+    on.space.uffd_register(on.all(), UFFD, VmaFlags::UFFD_WP | VmaFlags::UFFD_WP_ASYNC).unwrap();
     on.space.uffd_write_protect(on.all(), false).unwrap();
     let huge = on.len() > PAGES * on.page;
     // A huge PTE is split first.

@@ -8,7 +8,7 @@ use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
 use vellum::page_cache::{MAX_SIZE, Object};
 use vellum::space::{Access, Categories, CollapseLimits, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest, Scan};
-use vellum::vma::{Prot, VmaFlags, Watcher};
+use vellum::vma::{Prot, UffdId, VmaFlags};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Silicon, Strict, Strictness};
 
@@ -84,8 +84,8 @@ fn every_call_refuses<A: Silicon>(arch: A) {
                 new_addr: addr,
             };
             assert!(space.remap(to).is_err(), "remap to {label}");
-            let by = Watcher(1.try_into().unwrap());
-            assert!(space.uffd_register(range, by, VmaFlags::WRITES).is_err(), "watch {label}");
+            let by = UffdId(1.try_into().unwrap());
+            assert!(space.uffd_register(range, by, VmaFlags::UFFD_WP).is_err(), "watch {label}");
             assert!(space.uffd_unregister(range, by).is_err(), "unwatch {label}");
             assert!(space.uffd_write_protect(range, true).is_err(), "write-protect {label}");
             assert!(space.uffd_write_unprotect(range).is_err(), "write-unprotect {label}");

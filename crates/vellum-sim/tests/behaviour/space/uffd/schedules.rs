@@ -8,13 +8,13 @@ use vellum::addr::VirtRange;
 use vellum::space::{
     Access, Advise, Categories, FaultError, MapFlags, Region, Scan, UffdEvent, UffdFillError, UffdMode,
 };
-use vellum::vma::{VmaFlags, Watcher};
+use vellum::vma::{UffdId, VmaFlags};
 use vellum_sim::{Cpu, Fault, Strict};
 
 use crate::fixtures::schedules::{BASE, PAGE, Space, at, every_swapping, fixed, space};
 
 const PAGES: u64 = 2;
-const UFFD: Watcher = Watcher(NonZeroU16::MIN);
+const UFFD: UffdId = UffdId(NonZeroU16::MIN);
 const ALL: VirtRange = VirtRange { start: BASE, end: BASE + PAGES * PAGE };
 
 /// Registers the first pages of a space, runs two functions and `other` at once, and then `other`
@@ -71,7 +71,7 @@ fn written(space: &Space<'_>) -> Vec<u64> {
 /// Copies written pages again and again. In the end the copy has every write: each was reported by
 /// the scan after it.
 fn no_write_is_lost(others: [fn(&Space<'_>, &Cpu<'_, Strict>); 2], populate: bool) {
-    at_once(VmaFlags::WRITES | VmaFlags::ASYNC, populate, others, |space, cpu, last| {
+    at_once(VmaFlags::UFFD_WP | VmaFlags::UFFD_WP_ASYNC, populate, others, |space, cpu, last| {
         // The copies are in the next page, which no other CPU touches.
         let program = cpu.enter(space);
         for _ in 0..if last { 1 } else { 2 } {
@@ -122,7 +122,7 @@ fn write_protected_pages_are_not_written() {
         }
     }
     for other in [goes_out, has_a_child] {
-        at_once(VmaFlags::WRITES, true, [writes, other], |space, cpu, last| {
+        at_once(VmaFlags::UFFD_WP, true, [writes, other], |space, cpu, last| {
             if last {
                 return;
             }
@@ -151,7 +151,7 @@ fn missing_pages_are_filled_once() {
             assert!(filled.is_ok() || filled.unwrap_err().why == UffdFillError::Exists(at(page)));
         }
     }
-    at_once(VmaFlags::MISSING, false, [supplies, supplies], |space, cpu, last| {
+    at_once(VmaFlags::UFFD_MISSING, false, [supplies, supplies], |space, cpu, last| {
         let program = cpu.enter(space);
         for page in 0..PAGES {
             match program.load_u64(at(page)) {
@@ -175,7 +175,7 @@ fn written_zeros_are_not_missing() {
             program.add_u64(at(page), 1).unwrap();
         }
     }
-    at_once(VmaFlags::MISSING, false, [writes, writes], |space, cpu, last| {
+    at_once(VmaFlags::UFFD_MISSING, false, [writes, writes], |space, cpu, last| {
         if !last {
             return space.uffd_zeropage(ALL).unwrap();
         }

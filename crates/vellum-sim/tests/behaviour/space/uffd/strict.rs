@@ -11,16 +11,16 @@ use vellum::space::{
     ScanError, UffdError, UffdEvent, UffdFillError, UffdFillStopped, UffdMode,
 };
 use vellum::swap::Compressed;
-use vellum::vma::{Prot, VmaFlags, Watcher};
+use vellum::vma::{Prot, UffdId, VmaFlags};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fault, Hostility, Silicon, Strict, Strictness};
 
 use crate::fixtures::bench::{BASE, Setup, Space, USUAL, in_every_format};
 
-const UFFD: Watcher = Watcher(NonZeroU16::new(7).unwrap());
-const OTHER: Watcher = Watcher(NonZeroU16::new(8).unwrap());
+const UFFD: UffdId = UffdId(NonZeroU16::new(7).unwrap());
+const OTHER: UffdId = UffdId(NonZeroU16::new(8).unwrap());
 const RW: Prot = Prot::READ.union(Prot::WRITE);
-const LATER: VmaFlags = VmaFlags::WRITES.union(VmaFlags::ASYNC);
+const LATER: VmaFlags = VmaFlags::UFFD_WP.union(VmaFlags::UFFD_WP_ASYNC);
 
 /// A space with 64 pages, on a machine with a swap device.
 struct Bench<'m, A: Silicon> {
@@ -157,7 +157,7 @@ in_every_format! {
 }
 
 fn missing<A: Silicon>(on: &Bench<'_, A>) {
-    on.watch(VmaFlags::MISSING);
+    on.watch(VmaFlags::UFFD_MISSING);
     for access in [Access::Read, Access::Write] {
         let told = on.space.fault(on.at(3) + 5, access).map_err(Fault::Handler);
         assert_eq!(told, Err(on.told(3, access, UffdMode::Missing)));
@@ -177,7 +177,7 @@ fn missing<A: Silicon>(on: &Bench<'_, A>) {
 }
 
 fn supplied<A: Silicon>(on: &Bench<'_, A>) {
-    on.watch(VmaFlags::MISSING);
+    on.watch(VmaFlags::UFFD_MISSING);
     on.fill(20, 1, false).unwrap();
     let exists =
         |done: u64, page: u64| Err(UffdFillStopped { done: done * on.page, why: UffdFillError::Exists(on.at(page)) });
@@ -202,7 +202,7 @@ fn supplied<A: Silicon>(on: &Bench<'_, A>) {
 }
 
 fn narrowed<A: Silicon>(on: &Bench<'_, A>) {
-    on.watch(VmaFlags::MISSING);
+    on.watch(VmaFlags::UFFD_MISSING);
     let mut pieces = Vec::new();
     let filled = on.space.uffd_copy(on.pages(16, 16), false, |at, bytes| {
         if pieces.is_empty() {
@@ -233,7 +233,7 @@ fn moved<A: Silicon>(arch: A) {
             space.uffd_copy(VirtRange { start: at(page), end: at(page + 1) }, false, contents).unwrap();
         };
         crate::fixtures::bench::map(&space, BASE, 64 * on.page);
-        space.uffd_register(VirtRange { start: BASE, end: at(64) }, UFFD, VmaFlags::MISSING).unwrap();
+        space.uffd_register(VirtRange { start: BASE, end: at(64) }, UFFD, VmaFlags::UFFD_MISSING).unwrap();
         let remap = |from: u64, to: u64| {
             let (flags, len) = (RemapFlags::MAYMOVE | RemapFlags::FIXED, 2 * on.page);
             let request = RemapRequest { addr: at(from), old_len: len, new_len: len, flags, new_addr: at(to) };
@@ -251,7 +251,7 @@ fn moved<A: Silicon>(arch: A) {
 
 fn protected<A: Silicon>(on: &Bench<'_, A>) {
     (0..64).for_each(|i| on.store(i, i).unwrap());
-    on.watch(VmaFlags::WRITES);
+    on.watch(VmaFlags::UFFD_WP);
     on.store(5, 55).unwrap();
     on.space.uffd_write_protect(on.pages(5, 20), false).unwrap();
     for i in 0..64 {
@@ -266,14 +266,14 @@ fn protected<A: Silicon>(on: &Bench<'_, A>) {
     on.space.uffd_write_unprotect(on.all()).unwrap();
     (0..64).for_each(|i| on.store(i, i).unwrap());
     // Filled and write-protected at once.
-    on.watch(VmaFlags::MISSING | VmaFlags::WRITES);
+    on.watch(VmaFlags::UFFD_MISSING | VmaFlags::UFFD_WP);
     on.space.advise(BASE, 64 * on.page, Advise::DontNeed).unwrap();
     on.fill(0, 16, true).unwrap();
     assert_eq!((on.load(9), on.store(9, 1)), (Ok(1009), on.no_store(9, UffdMode::Write)));
 }
 
 fn markers<A: Silicon>(on: &Bench<'_, A>) {
-    on.watch(VmaFlags::WRITES);
+    on.watch(VmaFlags::UFFD_WP);
     on.store(9, 99).unwrap();
     let before = on.held()[0];
     on.space.uffd_write_protect(on.all(), false).unwrap();
@@ -289,7 +289,7 @@ fn markers<A: Silicon>(on: &Bench<'_, A>) {
     on.store(empty, 1).unwrap();
     assert_eq!(on.store(empty + 1, 1), on.no_store(empty + 1, UffdMode::Write));
     // Markers are missing pages, and can be filled.
-    on.watch(VmaFlags::WRITES | VmaFlags::MISSING);
+    on.watch(VmaFlags::UFFD_WP | VmaFlags::UFFD_MISSING);
     assert_eq!(on.load(60), if on.held()[2] == 0 { Ok(0) } else { on.no_load(60) });
     if on.held()[2] > 0 {
         on.fill(60, 2, true).unwrap();
@@ -304,7 +304,7 @@ fn markers<A: Silicon>(on: &Bench<'_, A>) {
 fn exact<A: Silicon>(on: &Bench<'_, A>) {
     // Zeros, one of which is written.
     assert_eq!(on.load(0), Ok(0));
-    on.watch(VmaFlags::WRITES);
+    on.watch(VmaFlags::UFFD_WP);
     on.space.uffd_write_protect(on.pages(1, 15), true).unwrap();
     on.store(0, 1).unwrap();
     assert_eq!(on.store(1, 1), on.no_store(1, UffdMode::Write));
@@ -324,7 +324,7 @@ fn exact<A: Silicon>(on: &Bench<'_, A>) {
 
 fn along<A: Silicon>(on: &Bench<'_, A>) {
     (0..16).for_each(|i| on.store(i, i).unwrap());
-    on.watch(VmaFlags::WRITES);
+    on.watch(VmaFlags::UFFD_WP);
     on.space.uffd_write_protect(on.pages(0, 40), true).unwrap();
     on.space.uffd_write_unprotect(on.pages(7, 1)).unwrap();
     let protected = |on: &Bench<'_, A>| {
@@ -356,7 +356,7 @@ fn along<A: Silicon>(on: &Bench<'_, A>) {
 
 fn child<A: Silicon>(on: &Bench<'_, A>) {
     (0..16).for_each(|i| on.store(i, i).unwrap());
-    on.watch(VmaFlags::WRITES | VmaFlags::MISSING);
+    on.watch(VmaFlags::UFFD_WP | VmaFlags::UFFD_MISSING);
     on.space.uffd_write_protect(on.pages(0, 40), true).unwrap();
     on.space.advise(BASE, 4 * on.page, Advise::PageOut).unwrap();
     let child = on.space.fork().unwrap();
@@ -367,7 +367,7 @@ fn child<A: Silicon>(on: &Bench<'_, A>) {
     }
     drop(program);
     child.vmas(0, |vma| {
-        assert_eq!((vma.watcher, vma.flags & VmaFlags::WATCHES), (None, VmaFlags::empty()));
+        assert_eq!((vma.uffd, vma.flags & VmaFlags::UFFD_FLAGS), (None, VmaFlags::empty()));
         true
     });
     assert_eq!((on.store(8, 1), on.store(2, 1)), (on.no_store(8, UffdMode::Write), on.no_store(2, UffdMode::Write)));
@@ -375,7 +375,7 @@ fn child<A: Silicon>(on: &Bench<'_, A>) {
 
 fn unwatched<A: Silicon>(on: &Bench<'_, A>) {
     (0..16).for_each(|i| on.store(i, i).unwrap());
-    on.watch(VmaFlags::WRITES | VmaFlags::MISSING);
+    on.watch(VmaFlags::UFFD_WP | VmaFlags::UFFD_MISSING);
     on.space.uffd_write_protect(on.all(), true).unwrap();
     on.space.uffd_unregister(on.all(), OTHER).unwrap();
     assert_eq!(on.store(0, 1), on.no_store(0, UffdMode::Write));
@@ -424,13 +424,13 @@ fn later<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(on.written(false), [(30, 1), (50, 1)]);
     let found = on.space.scan(on.all(), Scan { pages: 1, ..scan }, None).unwrap();
     assert_eq!((found.pages, on.written(false)), (1, vec![(50, 1)]));
-    on.space.uffd_register(on.pages(32, 16), UFFD, VmaFlags::WRITES).unwrap();
+    on.space.uffd_register(on.pages(32, 16), UFFD, VmaFlags::UFFD_WP).unwrap();
     let refused = on.space.scan(on.all(), scan, None);
     assert_eq!(refused, Err(ScanError::NotAsync(on.pages(32, 16))));
 }
 
 fn poisoned<A: Silicon>(on: &Bench<'_, A>) {
-    on.watch(VmaFlags::MISSING);
+    on.watch(VmaFlags::UFFD_MISSING);
     on.space.uffd_poison(on.pages(2, 20)).unwrap();
     for i in 2..22 {
         assert_eq!(on.load(i), Err(Fault::Handler(FaultError::Poisoned(on.at(i)))));
@@ -453,12 +453,12 @@ fn refused<A: Silicon>(on: &Bench<'_, A>) {
     let shared = VirtRange { start: on.at(100), end: on.at(101) };
     on.space.map(MapRequest { addr: shared.start, len: on.page, prot: RW, flags }).unwrap();
     let watch = |range, by, what| on.space.uffd_register(range, by, what);
-    assert_eq!(watch(shared, UFFD, VmaFlags::MISSING), Err(UffdError::Unsupported(shared)));
-    assert_eq!(watch(shared, UFFD, VmaFlags::WRITES), Err(UffdError::Unsupported(shared)));
+    assert_eq!(watch(shared, UFFD, VmaFlags::UFFD_MISSING), Err(UffdError::Unsupported(shared)));
+    assert_eq!(watch(shared, UFFD, VmaFlags::UFFD_WP), Err(UffdError::Unsupported(shared)));
     assert_eq!(watch(on.pages(60, 10), UFFD, LATER), Err(UffdError::NotMapped));
-    assert_eq!(watch(on.all(), UFFD, VmaFlags::ASYNC), Err(UffdError::NoModes));
-    watch(on.pages(8, 8), UFFD, VmaFlags::MISSING).unwrap();
-    assert_eq!(watch(on.all(), OTHER, VmaFlags::MISSING), Err(UffdError::Busy(on.pages(8, 8))));
+    assert_eq!(watch(on.all(), UFFD, VmaFlags::UFFD_WP_ASYNC), Err(UffdError::NoModes));
+    watch(on.pages(8, 8), UFFD, VmaFlags::UFFD_MISSING).unwrap();
+    assert_eq!(watch(on.all(), OTHER, VmaFlags::UFFD_MISSING), Err(UffdError::Busy(on.pages(8, 8))));
     assert_eq!(on.space.uffd_write_protect(on.pages(8, 8), true), Err(UffdError::NotRegistered));
     let odd = VirtRange { start: BASE + 1, end: on.at(1) };
     assert_eq!(watch(odd, UFFD, LATER), Err(UffdError::Unaligned(odd)));

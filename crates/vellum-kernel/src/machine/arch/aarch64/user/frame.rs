@@ -4,7 +4,7 @@
 
 use crate::arch::abi::return_from_handler;
 use crate::arch::entry::Registers;
-use crate::arch::held::Held;
+use crate::arch::extended_state::ExtendedState;
 use crate::arch::paging::user_end;
 use crate::arch::trap::USER_STATE;
 use crate::arch::types::{Handler, UserMemory};
@@ -35,7 +35,12 @@ const WRITTEN: usize = RECORDS + VECTOR[1] as usize + SYNDROME[1] as usize + 16;
 /// # Errors
 ///
 /// `EFAULT`: the stack is not writable, or the handler is no user address. `ENOMEM`.
-pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
+pub fn push(
+    registers: &mut Registers,
+    extended: &ExtendedState,
+    memory: &impl UserMemory,
+    handler: &Handler,
+) -> Result<(), Errno> {
     if handler.address >= user_end() {
         return Err(Errno::EFAULT);
     }
@@ -57,7 +62,7 @@ pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, ha
     for (index, word) in x.into_iter().chain([sp, pc, state]).enumerate() {
         put(GENERAL + 8 * index, &word.to_le_bytes());
     }
-    let Held { vector, status, control, .. } = held;
+    let ExtendedState { vector, status, control, .. } = extended;
     let record = |[kind, size]: [u32; 2]| (u64::from(size) << 32 | u64::from(kind)).to_le_bytes();
     put(RECORDS, &record(VECTOR));
     put(RECORDS + 8, &(*control << 32 | status & 0xffff_ffff).to_le_bytes());
@@ -84,7 +89,7 @@ pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, ha
 ///
 /// `EFAULT`: the frame is not readable, or its instruction pointer is no user address. `EINVAL`: a
 /// record is malformed. `ENOMEM`.
-pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory) -> Result<u64, Errno> {
+pub fn pop(registers: &mut Registers, extended: &mut ExtendedState, memory: &impl UserMemory) -> Result<u64, Errno> {
     let at = registers.sp;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(SIZE)?;
@@ -109,8 +114,8 @@ pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory)
             return Err(Errno::EINVAL);
         }
         if [kind, size as u32] == VECTOR {
-            (held.status, held.control) = (word(record + 8) & 0xffff_ffff, word(record + 8) >> 32);
-            for (index, register) in held.vector.iter_mut().enumerate() {
+            (extended.status, extended.control) = (word(record + 8) & 0xffff_ffff, word(record + 8) >> 32);
+            for (index, register) in extended.vector.iter_mut().enumerate() {
                 let at = record + 16 + 16 * index;
                 *register = u128::from(word(at + 8)) << 64 | u128::from(word(at));
             }

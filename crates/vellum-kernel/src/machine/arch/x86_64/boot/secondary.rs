@@ -11,7 +11,7 @@ use crate::arch::layout::KERNEL_BASE;
 use crate::arch::paging;
 use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::stack::{MAIN_STACK_SIZE, STACKS, Stacks};
-use crate::arch::{cpu, entry, held, irq, smp, trap};
+use crate::arch::{cpu, entry, extended_state, irq, smp, trap};
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use x86_64::instructions::port::Port;
 use x86_64::registers::control::Cr4;
@@ -118,7 +118,7 @@ fn expected() -> usize {
 /// Called once, on the boot CPU, after the final page tables are loaded. No other code uses the
 /// PC's timers.
 pub unsafe fn start(counted: bool) -> (Clock, usize) {
-    held::init();
+    extended_state::init();
     irq::init();
     // SAFETY: by contract.
     let clock = unsafe { Clock::start(counted) };
@@ -184,6 +184,6 @@ extern "C" fn begin(index: usize) -> ! {
     trap::load();
     irq::init();
     entry::init();
-    held::init();
+    extended_state::init();
     smp::work()
 }

@@ -4,7 +4,7 @@
 
 use crate::arch::cpu::{USER_CODE, USER_DATA};
 use crate::arch::entry::Registers;
-use crate::arch::held::Held;
+use crate::arch::extended_state::ExtendedState;
 use crate::arch::paging::user_end;
 use crate::arch::types::{Handler, UserMemory};
 use alloc::vec::Vec;
@@ -32,14 +32,19 @@ const USER_FLAGS: u64 = 0x0025_0dd5;
 ///
 /// `EFAULT`: the stack is not writable, there is no restorer, or the handler is no user address.
 /// `ENOMEM`.
-pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
+pub fn push(
+    registers: &mut Registers,
+    extended: &ExtendedState,
+    memory: &impl UserMemory,
+    handler: &Handler,
+) -> Result<(), Errno> {
     // Returning to an address that is not canonical would fault in the kernel.
     if handler.restorer.is_none() || handler.address >= user_end() {
         return Err(Errno::EFAULT);
     }
     let [stack, len] = handler.signal_stack;
     let top = handler.top;
-    let vector = held.vector.bytes();
+    let vector = extended.vector.bytes();
     let vector_at = top.wrapping_sub(vector.len() as u64) & !63;
     // As after a call: the stack would be aligned without the return address.
     let at = (vector_at.wrapping_sub(SIZE as u64) & !15).wrapping_sub(8);
@@ -102,7 +107,7 @@ fn words(r: &Registers) -> [u64; 19] {
 /// # Errors
 ///
 /// `EFAULT`: the frame is not readable, or its instruction pointer is no user address. `ENOMEM`.
-pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory) -> Result<u64, Errno> {
+pub fn pop(registers: &mut Registers, extended: &mut ExtendedState, memory: &impl UserMemory) -> Result<u64, Errno> {
     let at = registers.rsp.wrapping_sub(UCONTEXT as u64);
     let mut bytes = [0; INFO];
     memory.read(at, &mut bytes)?;
@@ -111,8 +116,8 @@ pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory)
     let vector_at = machine(VECTOR_WORD);
     let mut vector = Vec::new();
     if vector_at != 0 {
-        vector.try_reserve_exact(held.vector.bytes().len())?;
-        vector.resize(held.vector.bytes().len(), 0);
+        vector.try_reserve_exact(extended.vector.bytes().len())?;
+        vector.resize(extended.vector.bytes().len(), 0);
         memory.read(vector_at, &mut vector)?;
     }
     // Failures up to here leave the registers unchanged and may be retried.
@@ -130,7 +135,7 @@ pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory)
     (r.cs, r.ss) = (USER_CODE, USER_DATA);
     r.rflags = machine(17) & USER_FLAGS | RFlags::INTERRUPT_FLAG.bits();
     if vector_at != 0 {
-        held.vector.set(&vector);
+        extended.vector.set(&vector);
     }
     Ok(word(MASK))
 }

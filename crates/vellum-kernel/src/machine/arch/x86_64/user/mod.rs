@@ -3,11 +3,11 @@
 //! | file | contents |
 //! |---|---|
 //! | [`abi`] | architecture names and constants of the user ABI |
-//! | [`held`] | a thread's FPU, vector and TLS registers |
+//! | [`extended_state`] | a thread's FPU, vector and TLS registers |
 //! | [`frame`] | the signal frame on the user stack |
 //! | `touch` | the instructions that access user memory |
 
 pub mod abi;
+pub mod extended_state;
 pub mod frame;
-pub mod held;
 mod touch;

@@ -9,7 +9,7 @@ use vellum::errno::Errno;
 use vellum::frame::policy::Knob;
 use vellum::space::{Access, Advise, AdviseError, CollapseError, CollapseLimits, Collapsed};
 use vellum::stats::{Counter, SizeCounter};
-use vellum::vma::{Prot, VmaFlags, Watcher};
+use vellum::vma::{Prot, UffdId, VmaFlags};
 use vellum_sim::{Refusal, Silicon};
 
 use crate::fixtures::bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, range};
@@ -356,13 +356,13 @@ fn small<A: Silicon>(arch: A) {
 /// not collapsed.
 fn watched<A: Silicon>(arch: A) {
     on(arch, |on| {
-        let later = VmaFlags::WRITES | VmaFlags::ASYNC;
+        let later = VmaFlags::UFFD_WP | VmaFlags::UFFD_WP_ASYNC;
         let (all, last) = (range(BASE, HUGE), HUGE / on.page - 1);
         let page = |i: u64| range(BASE + i * on.page, on.page);
-        for what in [VmaFlags::MISSING, VmaFlags::WRITES, VmaFlags::MISSING | VmaFlags::WRITES, later] {
+        for what in [VmaFlags::UFFD_MISSING, VmaFlags::UFFD_WP, VmaFlags::UFFD_MISSING | VmaFlags::UFFD_WP, later] {
             let space = on.mapped(HUGE);
             on.fill(&space, (0..=last).filter(|i| *i != 1));
-            space.uffd_register(all, Watcher(NonZeroU16::MIN), what).unwrap();
+            space.uffd_register(all, UffdId(NonZeroU16::MIN), what).unwrap();
             assert_eq!(collapse(&space, HUGE), Err(CollapseError::BeyondLimits(all)), "{what:?}");
             on.machine.policy().set(9, Knob::Always);
             let limits = CollapseLimits { none: 512, swapped: 512, shared: 512 };
@@ -375,7 +375,7 @@ fn watched<A: Silicon>(arch: A) {
             };
             let fill = |i| space.uffd_copy(page(i), false, zero);
             fill(1).unwrap();
-            if what.contains(VmaFlags::WRITES) {
+            if what.contains(VmaFlags::UFFD_WP) {
                 // A resident page, a swapped one, and a missing one.
                 space.advise(page(last).start, on.page, Advise::PageOut).unwrap();
                 space.advise(page(4).start, on.page, Advise::DontNeed).unwrap();
@@ -392,9 +392,9 @@ fn watched<A: Silicon>(arch: A) {
             }
             collapse(&space, HUGE).unwrap();
             assert!(on.folio(&space, BASE).is_some());
-            on.holds(&space, |i| i != 1 && (i != 4 || !what.contains(VmaFlags::WRITES)));
+            on.holds(&space, |i| i != 1 && (i != 4 || !what.contains(VmaFlags::UFFD_WP)));
             // A huge PTE is one folio already, with all its bits.
-            if what.contains(VmaFlags::WRITES) {
+            if what.contains(VmaFlags::UFFD_WP) {
                 space.uffd_write_protect(all, true).unwrap();
                 collapse(&space, HUGE).unwrap();
             }

@@ -12,7 +12,7 @@ use vellum::arch::X86_64;
 use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
 use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest};
-use vellum::vma::{Prot, VmaFlags, Watcher};
+use vellum::vma::{Prot, UffdId, VmaFlags};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Hostility, Schedule, Strict, Strictness};
 
@@ -122,8 +122,8 @@ fn the_source_of_uffd_copy_may_change_the_space() {
                 let _boot = sim.cpu(0);
                 machine.policy().set(2, Knob::Always);
                 map(space, BASE, PAGES * PAGE, MapFlags::empty());
-                let what = VmaFlags::MISSING | VmaFlags::WRITES;
-                space.uffd_register(all, Watcher(NonZeroU16::MIN), what).unwrap();
+                let what = VmaFlags::UFFD_MISSING | VmaFlags::UFFD_WP;
+                space.uffd_register(all, UffdId(NonZeroU16::MIN), what).unwrap();
             }
             thread::scope(|s| {
                 s.spawn(|| {
