@@ -1,5 +1,5 @@
 //! Files whose contents are made when they are read (`/proc`, `/sys`, control files): a function
-//! says what is in them, another takes what is written. They are in folders ([`super::folder`]).
+//! says what is in them, another takes what is written. They are in folders ([`super::pseudo`]).
 //!
 //! | what | contents |
 //! |---|---|

@@ -11,16 +11,16 @@ use std::vec::Vec;
 struct World {
     names: Namespace,
     root: Arc<dyn Inode>,
-    who: Who,
+    cred: Who,
 }
 
 impl World {
     fn new() -> World {
-        World { names: Namespace::default(), root: Tmpfs::root(Arc::new(Machine), 1, 0o755), who: Who::root() }
+        World { names: Namespace::default(), root: Tmpfs::root(Arc::new(Machine), 1, 0o755), cred: Who::root() }
     }
 
     fn view(&self) -> View<'_> {
-        View { names: &self.names, root: &self.root, current: &self.root, who: &self.who }
+        View { names: &self.names, root: &self.root, current: &self.root, cred: &self.cred }
     }
 
     fn mkdir(&self, path: &str) -> Result<(), Errno> {
@@ -222,7 +222,7 @@ fn entries_are_a_map() {
     let root = Tmpfs::root(Arc::new(Machine), 1, 0o755);
     let mut random = oorandom::Rand32::new(9);
     let mut model: Vec<String> = Vec::new();
-    let new = New { kind: Kind::Fifo, mode: 0, uid: 0, gid: 0, special: Device::default(), target: &[] };
+    let new = NewInode { kind: Kind::Fifo, mode: 0, uid: 0, gid: 0, special: Device::default(), target: &[] };
     let directory = root.directory().unwrap();
     for _ in 0..20_000 {
         let name = std::format!("{}", random.rand_range(0..300));
@@ -341,7 +341,7 @@ fn rights_on_the_way() {
     mode(b"open", 0o777);
     mode(b"sticky", 0o1777);
     mode(b"sticky/f", 0o666);
-    world.who = Who { uid: 10, gid: 10, groups: Arc::default(), caps: 0 };
+    world.cred = Who { uid: 10, gid: 10, groups: Arc::default(), caps: 0 };
     assert_eq!(world.read("closed/f"), Err(Errno::EACCES));
     assert_eq!(world.mkdir("/x"), Err(Errno::EACCES));
     assert!(world.mkdir("/open/x").is_ok() && world.open("sticky/f", O_RDWR).is_ok());
@@ -503,7 +503,7 @@ fn who_changes_what() {
     world.view().set_mode(&*file, 0o6755).unwrap();
     let as_user = |world: &mut World, uid, gid, groups: &[u32]| {
         let caps = if uid == 0 { crate::capabilities::ALL } else { 0 };
-        world.who = Who { uid, gid, groups: Arc::new(groups.to_vec()), caps };
+        world.cred = Who { uid, gid, groups: Arc::new(groups.to_vec()), caps };
     };
     as_user(&mut world, 11, 20, &[]);
     assert_eq!(world.view().set_mode(&*file, 0o777), Err(Errno::EPERM));
@@ -533,7 +533,7 @@ fn who_changes_what() {
 /// What is behind a name is not always an inode's own contents.
 #[test]
 fn devices_fifos_and_jumps() {
-    use crate::fs::{device, folder, text};
+    use crate::fs::{device, pseudo, text};
     let world = World::new();
     let node = |path: &str, kind, special| world.view().make(path.as_bytes(), kind, 0o666, special, &[]).unwrap();
     node("/null", Kind::Char, device::number::NULL);
@@ -554,18 +554,18 @@ fn devices_fifos_and_jumps() {
     let lost = world.view().get(b"lost", false).unwrap();
     world.view().remove(b"lost", false).unwrap();
     let system = text::System { device: Device { major: 0, minor: 9 }, magic: 0, owner: None };
-    let folder = folder::Folder::new(system, None, None);
+    let directory = pseudo::PseudoDirectory::new(system, None, None);
     let to = lost.clone();
     let link = text::Link::new(
         system,
         std::boxed::Box::new(|| Ok(b"/lost (deleted)".to_vec())),
         Some(std::boxed::Box::new(move || Some(to.clone()))),
     );
-    folder.add("3", link).unwrap();
+    directory.add("3", link).unwrap();
     world.mkdir("/fd").unwrap();
     let on = world.view().get(b"fd", false).unwrap();
     let source = b"proc".as_slice().into();
-    world.names.mount(Mount { on, root: folder, kind: "proc", source, read_only: false }).unwrap();
+    world.names.mount(Mount { on, root: directory, kind: "proc", source, read_only: false }).unwrap();
     assert_eq!(world.read("/fd/3").unwrap(), "still there");
     assert_eq!(world.view().get(b"/fd/3", false).unwrap().target().unwrap(), b"/lost (deleted)");
     assert_eq!(world.mkdir("/fd/x"), Err(Errno::EPERM));
