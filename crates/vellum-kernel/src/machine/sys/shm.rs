@@ -97,7 +97,7 @@ pub async fn attach(thread: &Arc<Thread>, id: u64, addr: u64, flags: u64) -> Ans
         let name = format!("/SYSV{:08x} (deleted)", rights.key).into_bytes();
         memory.remember(
             segment.tag,
-            MappedFile::without_inode(Device { major: 0, minor: 1 }, u64::from(*id), name.into()),
+            MappedFile::with_fixed_name(Device { major: 0, minor: 1 }, u64::from(*id), name.into()),
         );
         let request = MapRequest { addr, len: segment.size, prot, flags: how };
         let mapped = memory.engine.map_object(request, &object, 0).map_err(|error| match error {

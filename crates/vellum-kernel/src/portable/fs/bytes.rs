@@ -48,8 +48,8 @@ impl Bytes {
         }
     }
 
-    /// Returns free room behind the last byte: at least one byte, at most a page. The caller fills the
-    /// beginning, and then calls [`Bytes::add`].
+    /// Returns free room behind the last byte: at least one byte, at most a page. The caller fills
+    /// the beginning, and then calls [`Bytes::add`].
     ///
     /// # Errors
     /// `ENOMEM`.

@@ -90,8 +90,8 @@ pub trait Groups: Send + Sync {
     /// `ENOMEM`.
     fn read(&self, group: u32, control: Control) -> Result<Vec<u8>, Errno>;
 
-    /// Applies a write to a control file. `cgroup.procs` takes a process ID; zero is the writer's own
-    /// process.
+    /// Applies a write to a control file. `cgroup.procs` takes a process ID; zero is the writer's
+    /// own process.
     ///
     /// # Errors
     /// `EINVAL`: an invalid value; `ESRCH`; `EBUSY`; `EAGAIN`: less was reclaimed than requested.

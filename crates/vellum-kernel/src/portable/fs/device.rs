@@ -1,5 +1,5 @@
-//! The character devices without hardware: `/dev/null`, `/dev/zero`, `/dev/full`, `/dev/random`; and
-//! anonymous inodes.
+//! The character devices without hardware: `/dev/null`, `/dev/zero`, `/dev/full`, `/dev/random`;
+//! and anonymous inodes.
 
 use super::inode::{File, Inode, Mappable};
 use super::io::{Sink, Source, in_pieces};

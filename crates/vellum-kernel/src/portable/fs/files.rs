@@ -47,8 +47,8 @@ impl Files {
         self.table.lock().get(number).cloned()
     }
 
-    /// Calls `look` with the view in which a path argument is looked up: relative to the directory of
-    /// the descriptor `at`, to the working directory (`AT_FDCWD`), or to `root` if the path is
+    /// Calls `look` with the view in which a path argument is looked up: relative to the directory
+    /// of the descriptor `at`, to the working directory (`AT_FDCWD`), or to `root` if the path is
     /// `absolute`. `cred`: the caller's rights.
     ///
     /// # Errors

@@ -33,6 +33,7 @@ pub struct NewInode<'a> {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
+    /// The number of the device that a device file stands for.
     pub special: Device,
     /// The target of a symbolic link; empty for other kinds.
     pub target: &'a [u8],
@@ -104,8 +105,8 @@ pub trait Inode: Send + Sync + Any {
         Err(Errno::EINVAL)
     }
 
-    /// Returns the inode that a magic link leads to, such as `/proc/self/fd/0`, whatever its target's
-    /// name says (Linux: `nd_jump_link`); `None` for other inodes.
+    /// Returns the inode that a magic link leads to, such as `/proc/self/fd/0`, whatever its
+    /// target's name says (Linux: `nd_jump_link`); `None` for other inodes.
     fn jump(&self) -> Option<Arc<dyn Inode>> {
         None
     }
@@ -153,7 +154,8 @@ pub trait Directory {
     fn parent(&self) -> Option<Arc<dyn Inode>>;
 
     /// Calls `each` with the entries from a position on ([`FIRST`], or an [`Entry::next`]) until it
-    /// returns false. Entries that are neither added nor removed between calls are listed exactly once.
+    /// returns false. Entries that are neither added nor removed between calls are listed exactly
+    /// once.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -183,7 +185,8 @@ pub trait Directory {
         Err(Errno::EPERM)
     }
 
-    /// Removes an entry: an empty directory's if `directory` (`rmdir`), else any other's (`unlink`).
+    /// Removes an entry: an empty directory's if `directory` (`rmdir`), else any other's
+    /// (`unlink`).
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EPERM`.
@@ -214,8 +217,8 @@ pub enum Mappable {
 /// The operations of an open file. They never block: an operation that would have to fails with
 /// `EAGAIN`, and [`super::Open`] waits in [`File::queue`] and retries.
 pub trait File: Send + Sync {
-    /// Reads at an offset, which only a seekable file regards. Returns the number of bytes; zero means
-    /// end of file.
+    /// Reads at an offset, which only a seekable file regards. Returns the number of bytes; zero
+    /// means end of file.
     ///
     /// # Errors
     /// `EAGAIN`; the sink's; the file's own.
@@ -223,8 +226,8 @@ pub trait File: Send + Sync {
         Err(Errno::EINVAL)
     }
 
-    /// Writes at an offset. Returns the number of bytes written, which may be fewer than there are only
-    /// to bound the time that one call takes.
+    /// Writes at an offset. Returns the number of bytes written, which may be fewer than there are
+    /// only to bound the time that one call takes.
     ///
     /// # Errors
     /// `EAGAIN`; `EPIPE`, for which the caller sends `SIGPIPE`; the source's; the file's own.
@@ -232,8 +235,8 @@ pub trait File: Send + Sync {
         Err(Errno::EINVAL)
     }
 
-    /// Writes at the end of the file (`O_APPEND`). Returns the number of bytes written, and the offset
-    /// behind the last of them.
+    /// Writes at the end of the file (`O_APPEND`). Returns the number of bytes written, and the
+    /// offset behind the last of them.
     ///
     /// # Errors
     /// Those of [`File::write`].
@@ -241,7 +244,8 @@ pub trait File: Send + Sync {
         self.write(0, from).map(|count| (count, 0))
     }
 
-    /// Returns the lock that a write of several calls takes, if other writes must not come in between.
+    /// Returns the lock that a write of several calls takes, if other writes must not come in
+    /// between.
     fn turns(&self) -> Option<&Turns> {
         None
     }
@@ -261,8 +265,8 @@ pub trait File: Send + Sync {
         false
     }
 
-    /// Returns the wait queue that is woken when an event becomes ready; `None` if the file is always
-    /// ready.
+    /// Returns the wait queue that is woken when an event becomes ready; `None` if the file is
+    /// always ready.
     fn queue(&self) -> Option<&Queue> {
         None
     }
@@ -285,8 +289,8 @@ pub trait File: Send + Sync {
         Mappable::No
     }
 
-    /// Does the next step of `fallocate` on a range of which `done` bytes are done. Returns the number
-    /// of bytes done by then; the caller calls again until that is all of them.
+    /// Does the next step of `fallocate` on a range of which `done` bytes are done. Returns the
+    /// number of bytes done by then; the caller calls again until that is all of them.
     ///
     /// # Errors
     /// `ENODEV`, `ESPIPE`, `EOPNOTSUPP`, `ENOSPC`, `EPERM`.
@@ -294,8 +298,8 @@ pub trait File: Send + Sync {
         Err(Errno::ENODEV)
     }
 
-    /// Returns the offset of the next data from `at` on (`SEEK_DATA`), or of the next hole if `hole`
-    /// (`SEEK_HOLE`).
+    /// Returns the offset of the next data from `at` on (`SEEK_DATA`), or of the next hole if
+    /// `hole` (`SEEK_HOLE`).
     ///
     /// # Errors
     /// `ENXIO`: beyond the end; `EINVAL`: not supported.
@@ -303,8 +307,8 @@ pub trait File: Send + Sync {
         Err(Errno::EINVAL)
     }
 
-    /// Executes an `fcntl` command of special files: pipe sizes (`F_SETPIPE_SZ`, `F_GETPIPE_SZ`) and
-    /// seals (`F_ADD_SEALS`, `F_GET_SEALS`).
+    /// Executes an `fcntl` command of special files: pipe sizes (`F_SETPIPE_SZ`, `F_GETPIPE_SZ`)
+    /// and seals (`F_ADD_SEALS`, `F_GET_SEALS`).
     ///
     /// # Errors
     /// `EINVAL`: not supported.

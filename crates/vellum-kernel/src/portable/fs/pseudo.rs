@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 use core::any::Any;
 use spin::Mutex;
 
-/// The entries that a directory has beside its fixed ones, such as the processes in `/proc`, and the
-/// children of a cgroup.
+/// The entries that a directory has beside its fixed ones, such as the processes in `/proc`, and
+/// the children of a cgroup.
 pub trait DynamicEntries: Send + Sync {
     /// Looks up an entry.
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>>;

@@ -1,5 +1,5 @@
-//! `chmod`, `chown`, `utimensat` and `truncate`: the permission checks, and the changes of mode bits
-//! that these calls imply.
+//! `chmod`, `chown`, `utimensat` and `truncate`: the permission checks, and the changes of mode
+//! bits that these calls imply.
 
 use super::View;
 use crate::errno::Errno;
@@ -55,8 +55,8 @@ impl View<'_> {
         inode.change(&Change { mode, uid, gid, ..Change::default() })
     }
 
-    /// Implements `utimensat`: sets the times of access and modification; `None` leaves a time as it
-    /// is. `now`: both times are the present, which takes write permission and no ownership.
+    /// Implements `utimensat`: sets the times of access and modification; `None` leaves a time as
+    /// it is. `now`: both times are the present, which takes write permission and no ownership.
     ///
     /// # Errors
     /// `EPERM`, `EACCES`, `EROFS`.

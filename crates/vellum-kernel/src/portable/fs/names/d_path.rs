@@ -1,5 +1,5 @@
-//! From an inode back to its path (Linux: `d_path`): for `getcwd`, `/proc/PID/maps` and the links in
-//! `/proc/PID`.
+//! From an inode back to its path (Linux: `d_path`): for `getcwd`, `/proc/PID/maps` and the links
+//! in `/proc/PID`.
 
 use super::{Found, Namespace, same_inode};
 use crate::fs::inode::{FIRST, Inode};
@@ -20,12 +20,14 @@ pub struct MappedFile {
     name: MappedName,
 }
 
+/// The kinds of names of a mapped file.
 #[derive(Clone)]
 enum MappedName {
     /// An entry of a directory.
     Entry(Weak<dyn Inode>, Arc<[u8]>),
     /// Text that `/proc` shows for a file without an entry.
     Fixed(Arc<[u8]>),
+    /// The file has no name.
     None,
 }
 
@@ -52,8 +54,8 @@ impl MappedFile {
         Some(MappedFile { device: meta.device, inode: meta.inode, name })
     }
 
-    /// Returns the name of a mapping without a file, as `/proc` shows it.
-    pub fn without_inode(device: Device, inode: u64, shown: Arc<[u8]>) -> MappedFile {
+    /// Returns a name that `/proc` shows as it is, for memory that no directory entry names.
+    pub fn with_fixed_name(device: Device, inode: u64, shown: Arc<[u8]>) -> MappedFile {
         MappedFile { device, inode, name: MappedName::Fixed(shown) }
     }
 }
@@ -99,8 +101,8 @@ impl Namespace {
         Some(path)
     }
 
-    /// Returns the path of an open file as `/proc` shows it: with ` (deleted)` if the name is gone, or
-    /// stands for another inode by now. An inode that never had a name is shown by its kind and
+    /// Returns the path of an open file as `/proc` shows it: with ` (deleted)` if the name is gone,
+    /// or stands for another inode by now. An inode that never had a name is shown by its kind and
     /// number. Returns `None` for a directory that is not below `root`.
     pub fn path_of_open(&self, open: &Open, root: &Arc<dyn Inode>) -> Option<Vec<u8>> {
         let inode = open.inode();

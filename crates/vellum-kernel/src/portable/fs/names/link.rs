@@ -8,8 +8,8 @@ use alloc::sync::Arc;
 use linux_raw_sys::general::CAP_MKNOD;
 
 impl View<'_> {
-    /// Returns the description of an inode to create in a directory, with the caller as its owner. A
-    /// directory with `S_ISGID` passes on its group, and to directories the bit too.
+    /// Returns the description of an inode to create in a directory, with the caller as its owner.
+    /// A directory with `S_ISGID` passes on its group, and to directories the bit too.
     pub(super) fn new_inode_in<'n>(
         &self,
         parent: &Meta,
@@ -30,7 +30,8 @@ impl View<'_> {
     /// Creates an inode under a name that a lookup did not find.
     ///
     /// # Errors
-    /// `EEXIST`, `ENOENT`, `EROFS`, `EACCES`; those of [`Directory::make`](crate::fs::Directory::make).
+    /// `EEXIST`, `ENOENT`, `EROFS`, `EACCES`; those of
+    /// [`Directory::make`](crate::fs::Directory::make).
     pub(super) fn make_at(
         &self,
         found: &Found,
@@ -97,6 +98,8 @@ impl View<'_> {
         if sticky && !self.cred.owns(parent) && !self.cred.owns(entry) { Err(Errno::EPERM) } else { Ok(()) }
     }
 
+    /// Returns true if the inode is the root of a mount. A lookup never ends at a mount point, but
+    /// at the root mounted on it.
     fn is_mount_root(&self, inode: &Arc<dyn Inode>) -> bool {
         self.names.mounts.lock().iter().any(|mount| same_inode(&mount.root, inode))
     }

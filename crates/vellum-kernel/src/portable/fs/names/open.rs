@@ -11,8 +11,8 @@ use linux_raw_sys::general::{
 };
 
 impl View<'_> {
-    /// Implements `openat`. A new file gets `mode`, from which the caller has removed the umask. The
-    /// caller waits for the other end of a FIFO ([`Open::connect`]).
+    /// Implements `openat`. A new file gets `mode`, from which the caller has removed the umask.
+    /// The caller waits for the other end of a FIFO ([`Open::connect`]).
     ///
     /// # Errors
     /// Those of `openat`.

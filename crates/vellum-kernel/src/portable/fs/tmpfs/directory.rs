@@ -37,7 +37,8 @@ impl Node {
     }
 
     /// Checks that a rename may replace `old` by this inode. If `old` is a directory, marks it as
-    /// removed, so that nothing is created in it from now on. The caller holds all locks of the rename.
+    /// removed, so that nothing is created in it from now on. The caller holds all locks of the
+    /// rename.
     ///
     /// # Errors
     /// `ENOTDIR`, `EISDIR`, `ENOTEMPTY`.
@@ -61,8 +62,8 @@ impl Node {
         }
     }
 
-    /// Completes the move of `moved` from this directory to `to`: a directory gets its new parent, and
-    /// counts as a link of it.
+    /// Completes the move of `moved` from this directory to `to`: a directory gets its new parent,
+    /// and counts as a link of it.
     fn finish_move(&self, moved: &Node, to: &Node) {
         if let Some(entries) = moved.entries() {
             entries.lock().parent = to.this.clone();
@@ -76,8 +77,8 @@ impl Node {
 }
 
 impl Node {
-    /// Renames an entry. Returns false, with nothing changed, if an entry with the new name was created
-    /// after this checked that there is none: the caller retries.
+    /// Renames an entry. Returns false, with nothing changed, if an entry with the new name was
+    /// created after this checked that there is none: the caller retries.
     ///
     /// # Errors
     /// Those of `renameat2`.
@@ -246,7 +247,8 @@ impl Directory for Node {
         }
         self.touch_modified();
         drop(renaming);
-        // This may be the last reference, which frees the contents: it is dropped with no lock held.
+        // This may be the last reference, which frees the contents: it is dropped with no lock
+        // held.
         drop(node);
         Ok(())
     }

@@ -16,7 +16,8 @@ pub(super) struct Entries {
     pub parent: Weak<Node>,
     /// The directory was removed: nothing can be added (Linux: `S_DEAD`).
     pub removed: bool,
-    /// Ascending by position. A removed entry leaves an empty slot, until there are too many of them.
+    /// Ascending by position. A removed entry leaves an empty slot, until there are too many of
+    /// them.
     slots: Vec<Slot>,
     /// Positions by name.
     index: HashTable<u64>,
@@ -24,6 +25,7 @@ pub(super) struct Entries {
     next_position: u64,
 }
 
+/// A position, and its entry until that is removed.
 struct Slot {
     position: u64,
     entry: Option<(Box<[u8]>, Arc<Node>)>,
@@ -61,8 +63,8 @@ impl Entries {
         if self.removed { Ok(()) } else { Err(Errno::ENOTEMPTY) }
     }
 
-    /// Allocates all that one more entry takes, so that the next [`Entries::add`] cannot fail. Returns
-    /// a copy of the name for it.
+    /// Allocates all that one more entry takes, so that the next [`Entries::add`] cannot fail.
+    /// Returns a copy of the name for it.
     ///
     /// # Errors
     /// `ENOENT`: the directory was removed; `ENOMEM`.

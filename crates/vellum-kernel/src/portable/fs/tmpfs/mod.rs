@@ -63,8 +63,8 @@ pub struct Tmpfs {
 }
 
 impl Tmpfs {
-    /// Creates a tmpfs, and returns its empty root directory of mode `mode`. `minor`: the minor number
-    /// of its device, which no other file system has.
+    /// Creates a tmpfs, and returns its empty root directory of mode `mode`. `minor`: the minor
+    /// number of its device, which no other file system has.
     pub fn root(host: Arc<dyn Host>, minor: u32, mode: u32) -> Arc<Node> {
         let fs =
             Tmpfs { device: Device { major: 0, minor }, host, next_inode: AtomicU64::new(1), renaming: Mutex::new(()) };

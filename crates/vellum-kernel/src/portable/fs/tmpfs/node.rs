@@ -29,6 +29,7 @@ pub struct Node {
     pub(super) body: Body,
 }
 
+/// The attributes that change over an inode's life.
 pub(super) struct Attributes {
     pub mode: u32,
     pub uid: u32,
@@ -42,6 +43,7 @@ pub(super) struct Attributes {
     born: Time,
 }
 
+/// The contents of an inode, by its kind.
 pub(super) enum Body {
     Directory(Mutex<Entries>),
     Regular(Regular),
@@ -57,8 +59,8 @@ pub(super) fn directory(fs: &Arc<Tmpfs>, new: &NewInode<'_>, parent: Option<&Arc
     with_body(fs, new, Body::Directory(Mutex::new(Entries::new(parent))))
 }
 
-/// Returns a new inode, which is in no directory yet. It counts one link, a directory two; `parent` is
-/// a directory's parent.
+/// Returns a new inode, which is in no directory yet. It counts one link, a directory two; `parent`
+/// is a directory's parent.
 ///
 /// # Errors
 /// `ENAMETOOLONG`, `ENOMEM`.
@@ -82,6 +84,7 @@ fn copy(bytes: &[u8]) -> Result<Vec<u8>, Errno> {
     Ok(copy)
 }
 
+/// Returns a new inode with this body.
 fn with_body(fs: &Arc<Tmpfs>, new: &NewInode<'_>, body: Body) -> Arc<Node> {
     let now = fs.host.now();
     let attributes = Attributes {
@@ -100,6 +103,7 @@ fn with_body(fs: &Arc<Tmpfs>, new: &NewInode<'_>, body: Body) -> Arc<Node> {
 }
 
 impl Node {
+    /// Returns the entries of a directory, or `None` for other kinds.
     pub(super) fn entries(&self) -> Option<&Mutex<Entries>> {
         if let Body::Directory(entries) = &self.body { Some(entries) } else { None }
     }
@@ -118,7 +122,8 @@ impl Node {
         }
     }
 
-    /// Sets the link count of an inode without a name to zero. `linkable`: `linkat` may give it a name.
+    /// Sets the link count of an inode without a name to zero. `linkable`: `linkat` may give it a
+    /// name.
     pub(super) fn clear_links(&self, linkable: bool) {
         let mut attributes = self.attributes.lock();
         attributes.links = 0;

@@ -30,7 +30,8 @@ const ALL_SEALS: u32 = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE 
 /// The contents of a regular file.
 pub(super) struct Regular {
     pub pages: Arc<dyn Pages>,
-    /// `F_SEAL_*`: the operations that are no longer permitted. Writes and size changes hold the lock.
+    /// `F_SEAL_*`: the operations that are no longer permitted. Writes and size changes hold the
+    /// lock.
     seals: Mutex<u32>,
     /// Serializes writes that take several calls.
     turns: Turns,
@@ -70,8 +71,8 @@ impl Node {
         Ok(())
     }
 
-    /// Writes at an offset, or at the end of the file. Returns the offset of the first byte, and the
-    /// number of bytes written, at most [`WRITE_CHUNK`].
+    /// Writes at an offset, or at the end of the file. Returns the offset of the first byte, and
+    /// the number of bytes written, at most [`WRITE_CHUNK`].
     fn write_chunk(&self, at: Option<u64>, from: &mut dyn Source) -> Result<(u64, usize), Errno> {
         let regular = self.regular()?;
         let seals = regular.seals.lock();
