@@ -164,7 +164,7 @@ impl Directory for Node {
         if entries.removed {
             return Err(Errno::ENOENT);
         }
-        for (position, name, node) in entries.from_position(from) {
+        for (position, name, node) in entries.iter_from(from) {
             if !each(Entry { name, inode: node.number, kind: node.kind(), next: position + 1 }) {
                 break;
             }

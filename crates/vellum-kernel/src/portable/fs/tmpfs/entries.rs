@@ -117,7 +117,7 @@ impl Entries {
     }
 
     /// Iterates over position, name and inode of the entries from a position on.
-    pub fn from_position(&self, position: u64) -> impl Iterator<Item = (u64, &[u8], &Arc<Node>)> {
+    pub fn iter_from(&self, position: u64) -> impl Iterator<Item = (u64, &[u8], &Arc<Node>)> {
         let first = self.slots.partition_point(|slot| slot.position < position);
         self.slots[first..].iter().filter_map(|slot| {
             let (name, node) = slot.entry.as_ref()?;
