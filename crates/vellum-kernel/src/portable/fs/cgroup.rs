@@ -187,7 +187,7 @@ pub fn parse_subtree_control(value: &[u8], mut on: bool) -> Result<bool, Errno> 
     Ok(on)
 }
 
-/// Returns the number of the cgroup whose directory this is; `None` for other inodes.
+/// Returns the number of the cgroup of a directory; `None` for any other inode.
 pub fn group_of(directory: &dyn Inode) -> Option<u32> {
     let directory = directory.as_any().downcast_ref::<PseudoDirectory>()?;
     directory.dynamic()?.as_any()?.downcast_ref::<ChildGroups>().map(|children| children.group)

@@ -11,7 +11,7 @@ use core::any::Any;
 use linux_raw_sys::general::{POLLERR, POLLIN, POLLOUT};
 use spin::Mutex;
 
-/// An event counter, whose maximum is `u64::MAX - 1`.
+/// An event counter. Its maximum is `u64::MAX - 1`.
 pub struct Event {
     count: Mutex<u64>,
     /// A read takes 1 off the counter instead of all (`EFD_SEMAPHORE`).
