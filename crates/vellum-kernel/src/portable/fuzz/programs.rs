@@ -120,7 +120,7 @@ pub fn cpio(bytes: &[u8]) {
         return;
     }
     let (names, who) = (Namespace::default(), FileCredentials::root());
-    let view = View { names: &names, root: &root, current: &root, who: &who };
+    let view = View { names: &names, root: &root, current: &root, cred: &who };
     for entry in sound.iter().filter(|entry| entry.links <= 1 && Kind::of(entry.mode) == Ok(Kind::Regular)) {
         let file = view.get(entry.name, false).expect("a file that came out");
         assert_eq!(file.meta().size, entry.contents.len() as u64);

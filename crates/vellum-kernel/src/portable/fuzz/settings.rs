@@ -1,6 +1,6 @@
 //! What programs write to settings, and what comes over the wire.
 
-use crate::fs::cgroup::{amount, said, switched};
+use crate::fs::cgroup::{format_amount, parse_amount, parse_subtree_control};
 use crate::proc::choice;
 use crate::wire::Input;
 use crate::written::{BootOption, bits, mode, named, number, options, words};
@@ -11,8 +11,8 @@ use std::vec::Vec;
 /// Every reader of what a program writes to `/proc`, `/sys` or a control file, of options of
 /// `mount`, and of options at boot.
 pub fn settings(bytes: &[u8]) {
-    if let Ok(amount_read) = amount(bytes) {
-        assert_eq!(amount(&said(amount_read)), Ok(amount_read), "an amount as it is shown");
+    if let Ok(amount_read) = parse_amount(bytes) {
+        assert_eq!(parse_amount(&format_amount(amount_read)), Ok(amount_read), "an amount as it is shown");
     }
     if let Ok(value) = number::<u64>(bytes) {
         assert_eq!(number(format!("{value}\n").as_bytes()), Ok(value));
@@ -34,8 +34,8 @@ pub fn settings(bytes: &[u8]) {
         assert_eq!(String::from_utf8_lossy(bytes).trim_end_matches('\n'), WORDS[found]);
     }
     assert_eq!(
-        switched(bytes, true) == Ok(true),
-        switched(bytes, false) == Ok(true) || switched(bytes, true) == Ok(true)
+        parse_subtree_control(bytes, true) == Ok(true),
+        parse_subtree_control(bytes, false) == Ok(true) || parse_subtree_control(bytes, true) == Ok(true)
     );
     for option in options(bytes).flatten() {
         let line = match option {
