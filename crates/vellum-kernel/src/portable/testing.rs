@@ -4,7 +4,7 @@ use crate::errno::Errno;
 use crate::fs::Pages;
 use crate::fs::meta::Time;
 use crate::fs::pages::OnHeap;
-use crate::fs::tmpfs::Host;
+use crate::fs::tmpfs::{Capacity, Host};
 use core::future::Future;
 use core::pin::pin;
 use core::sync::atomic::{AtomicI64, AtomicUsize, Ordering::SeqCst};
@@ -34,8 +34,8 @@ impl Host for Machine {
         Ok(Arc::new(OnHeap::default()))
     }
 
-    fn space(&self) -> (u64, u64) {
-        (1000, 500)
+    fn space(&self) -> Capacity {
+        Capacity { total: 1000, free: 500 }
     }
 }
 

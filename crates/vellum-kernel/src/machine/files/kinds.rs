@@ -25,8 +25,8 @@ pub fn init(bytes: &[u8]) -> Result<(), Errno> {
     let above: Arc<dyn Inode> = root.clone();
     archive::unpack(bytes, &above)?;
     let names = Namespace::default();
-    let who = FileCredentials::root();
-    let view = View { names: &names, root: &above, current: &above, who: &who };
+    let cred = FileCredentials::root();
+    let view = View { names: &names, root: &above, current: &above, cred: &cred };
     let directories: [(&[u8], u32); 5] =
         [(b"/dev", 0o755), (b"/dev/shm", 0o1777), (b"/tmp", 0o1777), (b"/proc", 0o755), (b"/sys", 0o755)];
     for (path, mode) in directories {

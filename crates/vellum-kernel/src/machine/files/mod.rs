@@ -34,10 +34,10 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::device;
 use vellum_kernel::fs::lock::{Locks, Owner};
 use vellum_kernel::fs::meta::{Device, Time};
-use vellum_kernel::fs::names::{Mapped, View};
+use vellum_kernel::fs::names::{MappedFile, View};
 use vellum_kernel::fs::open::Open;
 use vellum_kernel::fs::table::Slot;
-use vellum_kernel::fs::tmpfs::{self, Node};
+use vellum_kernel::fs::tmpfs::{self, Capacity, Node};
 use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Namespace, Pages, Table};
 
 /// The mount namespace, the file locks and the root file system.
@@ -62,9 +62,9 @@ impl tmpfs::Host for Host {
         Ok(Arc::new(contents::ObjectContents::new()?))
     }
 
-    fn space(&self) -> (u64, u64) {
+    fn space(&self) -> Capacity {
         let frames = crate::mem::machine().frames();
-        (frames.total(), frames.free_frames())
+        Capacity { total: frames.total(), free: frames.free_frames() }
     }
 }
 
@@ -137,7 +137,7 @@ pub fn current_path(files: &Files) -> Result<Vec<u8>, Errno> {
 }
 
 /// An executable's inode, and the name and identity under which its mappings are shown.
-pub type Executable = (Arc<dyn Inode>, Mapped);
+pub type Executable = (Arc<dyn Inode>, MappedFile);
 
 /// Returns the executable file at a path. With `follow`, a link at its end is followed.
 ///
@@ -146,7 +146,7 @@ pub type Executable = (Arc<dyn Inode>, Mapped);
 /// Those of resolving the path.
 pub fn executable(view: &View, path: &[u8], follow: bool) -> Result<Executable, Errno> {
     let found = view.find(path, follow)?;
-    let mapped = Mapped::found(&found).ok_or(Errno::ENOENT)?;
+    let mapped = MappedFile::from_lookup(&found).ok_or(Errno::ENOENT)?;
     Ok((found.inode.ok_or(Errno::ENOENT)?, mapped))
 }
 
@@ -162,7 +162,7 @@ pub fn find(path: &[u8]) -> Result<Arc<dyn Inode>, Errno> {
 /// Calls `look` with a view from the root that has all access rights.
 pub fn from_root<T>(look: impl FnOnce(View) -> T) -> T {
     let root: Arc<dyn Inode> = world().root.clone();
-    look(View { names: &world().names, root: &root, current: &root, who: &FileCredentials::root() })
+    look(View { names: &world().names, root: &root, current: &root, cred: &FileCredentials::root() })
 }
 
 /// Creates the special file of a block device, accessible to root only.

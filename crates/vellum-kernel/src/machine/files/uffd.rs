@@ -208,7 +208,7 @@ impl File for Uffd {
     }
 
     // userfaultfd(2): poll on a blocking userfaultfd always reports `POLLERR`.
-    fn is_polled_unblocked(&self) -> bool {
+    fn poll_requires_nonblock(&self) -> bool {
         true
     }
 

@@ -29,7 +29,7 @@ use vellum::space::Limits;
 use vellum::vma::UffdId;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
-use vellum_kernel::fs::names::Mapped;
+use vellum_kernel::fs::names::MappedFile;
 use vellum_kernel::tags::{Generations, Loaded};
 
 /// The number of remembered files from which on those that no VMA maps any more are forgotten.
@@ -54,7 +54,7 @@ pub struct UserSpace {
     users: AtomicUsize,
     /// The files that VMAs map, by the tags of their page-cache objects; may include files that are
     /// not mapped any more.
-    mapped: Mutex<Arc<BTreeMap<u64, Mapped>>>,
+    mapped: Mutex<Arc<BTreeMap<u64, MappedFile>>>,
     /// The entry in the registry of spaces. Dropped last.
     _registration: Registration,
 }
@@ -63,7 +63,7 @@ pub struct UserSpace {
 #[derive(Clone, Default)]
 pub struct Image {
     /// The program's file.
-    pub file: Option<(Arc<dyn Inode>, Mapped)>,
+    pub file: Option<(Arc<dyn Inode>, MappedFile)>,
     /// The executable mappings: first address, and end.
     pub code: [u64; 2],
     /// The writable mappings: first address, and end.
@@ -147,7 +147,7 @@ impl UserSpace {
     /// Records the file whose page-cache object has this tag, because a VMA maps it now. Forgets
     /// unmapped files each time the number of recorded ones reaches a power of two from
     /// [`FILES_BEFORE_CLEANUP`] on.
-    pub fn note_mapped_file(&self, tag: u64, file: Mapped) {
+    pub fn note_mapped_file(&self, tag: u64, file: MappedFile) {
         let mut mapped = self.mapped.lock();
         let forgets =
             !mapped.contains_key(&tag) && mapped.len() >= FILES_BEFORE_CLEANUP && mapped.len().is_power_of_two();
@@ -165,7 +165,7 @@ impl UserSpace {
 
     /// Returns the file whose page-cache object has this tag, if a VMA maps it or mapped it until
     /// lately.
-    pub fn mapped(&self, tag: u64) -> Option<Mapped> {
+    pub fn mapped(&self, tag: u64) -> Option<MappedFile> {
         self.mapped.lock().get(&tag).cloned()
     }
 

@@ -22,7 +22,7 @@ use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
-use vellum_kernel::fs::names::Mapped;
+use vellum_kernel::fs::names::MappedFile;
 use vellum_kernel::wait::yield_now;
 
 /// Converts `PROT_` bits. Returns `None` if a bit is unknown.
@@ -99,7 +99,7 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
                 let object = contents::object_of(&pages).ok_or(Errno::ENODEV)?;
                 // Mapping a file counts as an access, so its access time is updated.
                 file.read(0, &mut UserBytes::one(thread, 0, 0))?;
-                memory.note_mapped_file(object.tag(), Mapped::of(&open));
+                memory.note_mapped_file(object.tag(), MappedFile::from_open(&open));
                 memory.engine.map_object(request, object, offset)
             }
         }

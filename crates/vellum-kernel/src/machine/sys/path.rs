@@ -11,7 +11,7 @@ use linux_raw_sys::general as abi;
 use vellum_kernel::credentials::UNCHANGED;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::{Access, Device, Time};
-use vellum_kernel::fs::names::{LONGEST_PATH, Mapped, View};
+use vellum_kernel::fs::names::{LONGEST_PATH, MappedFile, View};
 use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Meta};
 
 /// `AT_FDCWD`: calls without a directory argument resolve paths from the current directory.
@@ -314,7 +314,7 @@ pub fn umask(thread: &Thread, mask: u64) -> Answer {
 pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result<Executable, Errno> {
     let file = if path.is_empty() {
         let open = file::open_of(thread, at & 0xffff_ffff)?;
-        (open.inode().clone(), Mapped::of(&open))
+        (open.inode().clone(), MappedFile::from_open(&open))
     } else {
         with(thread, at, path, |view| files::executable(&view, path, follow))?
     };

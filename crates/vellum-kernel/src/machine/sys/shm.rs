@@ -19,7 +19,7 @@ use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Pages;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::names::Mapped;
+use vellum_kernel::fs::names::MappedFile;
 use vellum_kernel::ipc::{IpcObject, READ, WRITE};
 
 /// Flags of `shmat`.
@@ -95,7 +95,10 @@ pub async fn attach(thread: &Arc<Thread>, id: u64, addr: u64, flags: u64) -> Ans
         perm.check_access(&who, executes | if flags & READ_ONLY != 0 { READ } else { READ | WRITE })?;
         let object = segment.object.clone().or_else(|| object_of_vma(segment.tag)).ok_or(Errno::EINVAL)?;
         let name = format!("/SYSV{:08x} (deleted)", perm.key).into_bytes();
-        memory.note_mapped_file(segment.tag, Mapped::shown(Device { major: 0, minor: 1 }, u64::from(*id), name.into()));
+        memory.note_mapped_file(
+            segment.tag,
+            MappedFile::with_fixed_name(Device { major: 0, minor: 1 }, u64::from(*id), name.into()),
+        );
         let request = MapRequest { addr, len: segment.size, prot, flags: how };
         let mapped = memory.engine.map_object(request, &object, 0).map_err(|error| match error {
             MapError::Exists(_) => Errno::EINVAL,

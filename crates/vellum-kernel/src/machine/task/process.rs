@@ -24,7 +24,7 @@ use vellum::memcg::MemcgId;
 use vellum_kernel::credentials::{Credentials, id_index};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Files;
-use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::wait::Queue;
 
 /// The number of the root process, the ancestor of all others: the kernel's own, without memory or
@@ -100,7 +100,7 @@ pub struct Process {
     /// The name of its last thread that ended.
     pub last_name: Mutex<Vec<u8>>,
     /// Its directory in `/proc`, created on first use.
-    pub folder: Once<Arc<Folder>>,
+    pub proc_directory: Once<Arc<PseudoDirectory>>,
     /// The signal actions, and the signals pending for the whole process.
     pub signals: Mutex<Signals>,
     /// The resource limits: soft and hard.
@@ -243,7 +243,7 @@ impl Process {
             is_subreaper: AtomicBool::new(false),
             dumpable: AtomicU32::new(parent.map_or(1, |p| p.dumpable.load(Ordering::Relaxed))),
             last_name: Mutex::default(),
-            folder: Once::new(),
+            proc_directory: Once::new(),
             signals: Mutex::new(Signals::new()),
             watched: AtomicBool::new(false),
             timers: Mutex::default(),

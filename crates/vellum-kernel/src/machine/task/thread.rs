@@ -23,7 +23,7 @@ use spin::{Mutex, Once};
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Files;
-use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::wait::Queue;
 
 /// The value of [`Thread::user_cpu`] while no CPU runs the thread in user mode.
@@ -61,7 +61,7 @@ pub struct Thread {
     /// The start of the present run on a CPU; 0 if it does not run.
     pub(super) running_since: AtomicU64,
     /// Its directory in `/proc`, created on first use.
-    pub folder: Once<Arc<Folder>>,
+    pub proc_directory: Once<Arc<PseudoDirectory>>,
     /// The signals sent to this thread alone.
     pub pending: Mutex<Pending>,
     /// True if signals or state changes must be checked before it enters user mode.
@@ -105,7 +105,7 @@ impl Thread {
             entity: Arc::default(),
             cpu_time: AtomicU64::new(0),
             running_since: AtomicU64::new(0),
-            folder: Once::new(),
+            proc_directory: Once::new(),
             pending: Mutex::new(Pending::default()),
             alerted: AtomicBool::new(true),
             alerts: Queue::new(),

@@ -1,7 +1,8 @@
-//! The archive of first files: cpio in its "newc" form, as a kernel gets it from its loader.
+//! The initramfs: a cpio archive in the "newc" format, which the boot loader hands to the kernel.
 //!
-//! A header of 110 bytes of text, then the name with a NUL, then the contents, each filled up to a
-//! multiple of four; the last entry is called `TRAILER!!!`.
+//! Each entry is a header of 110 bytes of text, the name with a NUL, and the contents, padded to
+//! multiples of four bytes; the last entry has the name `TRAILER!!!`
+//! (Linux: `Documentation/driver-api/early-userspace/buffer-format.rst`).
 
 use super::inode::{Change, File, Inode};
 use super::meta::{Device, FileCredentials, Kind, MODE, Time};
@@ -10,13 +11,14 @@ use crate::errno::Errno;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+/// The length of a header.
 const HEADER: usize = 110;
 const MAGIC: &[u8] = b"070701";
-/// The same with a checksum, which nobody checks.
+/// The variant with a checksum, which this does not verify.
 const MAGIC_SUM: &[u8] = b"070702";
 const TRAILER: &[u8] = b"TRAILER!!!";
 
-/// An entry.
+/// A file in the archive.
 #[derive(Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Entry<'a> {
@@ -24,7 +26,8 @@ pub struct Entry<'a> {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Entries with the same number and more than one link are one file; the last has the contents.
+    /// The inode number. Entries with the same number and more than one link are names of one file;
+    /// the last of them has the contents.
     pub inode: u32,
     pub links: u32,
     pub modified: u32,
@@ -32,23 +35,25 @@ pub struct Entry<'a> {
     pub contents: &'a [u8],
 }
 
-/// The entries of an archive. An error is the last thing it gives.
+/// Iterates over the entries of an archive. It ends after an error.
 pub struct Entries<'a> {
     archive: &'a [u8],
+    /// The offset of the next header; `None` at the end.
     at: Option<usize>,
 }
 
-/// Read an archive.
+/// Returns an iterator over the entries of an archive.
 pub fn entries(archive: &[u8]) -> Entries<'_> {
     Entries { archive, at: Some(0) }
 }
 
 impl<'a> Entries<'a> {
+    /// Returns `count` bytes from an offset on, or `None` beyond the end.
     fn bytes(&self, at: usize, count: usize) -> Option<&'a [u8]> {
         self.archive.get(at..at.checked_add(count)?)
     }
 
-    /// An entry, and where the next one is.
+    /// Parses the entry at an offset. Returns it, and the offset of the next one.
     fn entry(&self, at: usize) -> Option<(Entry<'a>, usize)> {
         let header = self.bytes(at, HEADER)?;
         if !matches!(&header[..6], MAGIC | MAGIC_SUM) {
@@ -56,12 +61,12 @@ impl<'a> Entries<'a> {
         }
         let mut fields = [0; 13];
         for (field, digits) in fields.iter_mut().zip(header[6..].chunks(8)) {
-            let sound = digits.iter().all(u8::is_ascii_hexdigit);
-            *field = u32::from_str_radix(core::str::from_utf8(digits).ok().filter(|_| sound)?, 16).ok()?;
+            let is_hex = digits.iter().all(u8::is_ascii_hexdigit);
+            *field = u32::from_str_radix(core::str::from_utf8(digits).ok().filter(|_| is_hex)?, 16).ok()?;
         }
         let [inode, mode, uid, gid, links, modified, size, _, _, major, minor, name_size, _] = fields;
         let name = self.bytes(at + HEADER, name_size as usize)?.strip_suffix(&[0])?;
-        // No program could name such a file.
+        // No system call could name such a file.
         if name.contains(&0) {
             return None;
         }
@@ -89,13 +94,14 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// Make all that is in an archive below a root.
+/// Creates the files of an archive below a root directory.
 ///
 /// # Errors
-/// `EINVAL`: it is none, or cut off. Those of making the files.
+/// `EINVAL`: not such an archive, or truncated. Those of creating the files. The files before the
+/// error remain.
 pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>) -> Result<(), Errno> {
-    let (names, who) = (Namespace::default(), FileCredentials::root());
-    let view = View { names: &names, root, current: root, who: &who };
+    let (names, cred) = (Namespace::default(), FileCredentials::root());
+    let view = View { names: &names, root, current: root, cred: &cred };
     let mut linked: Vec<(u32, Arc<dyn Inode>)> = Vec::new();
     for entry in entries(archive) {
         let entry = entry?;
@@ -103,8 +109,8 @@ pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>) -> Result<(), Errno> {
         let kind = Kind::of(entry.mode)?;
         let existing =
             if matches!(path, b"" | b"." | b"/") { Some(root.clone()) } else { view.find(path, false)?.inode };
-        let known = linked.iter().find(|(number, _)| *number == entry.inode && entry.links > 1);
-        match (existing, known) {
+        let first_name = linked.iter().find(|(number, _)| *number == entry.inode && entry.links > 1);
+        match (existing, first_name) {
             (Some(inode), _) if inode.meta().kind == Kind::Directory && kind == Kind::Directory => {}
             (Some(_), _) => return Err(Errno::EEXIST),
             (None, Some((_, inode))) => view.link(inode, path)?,
@@ -128,6 +134,7 @@ pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Writes the contents of a new file.
 fn fill(file: &dyn File, mut contents: &[u8]) -> Result<(), Errno> {
     let mut at = 0;
     while !contents.is_empty() {
@@ -167,11 +174,11 @@ mod tests {
     }
 
     #[test]
-    fn files_come_out() {
+    fn unpacked_files_have_their_contents_links_and_attributes() {
         let root: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 1, 0o755);
         unpack(&archive(), &root).unwrap();
-        let (names, who) = (Namespace::default(), FileCredentials::root());
-        let view = View { names: &names, root: &root, current: &root, who: &who };
+        let (names, cred) = (Namespace::default(), FileCredentials::root());
+        let view = View { names: &names, root: &root, current: &root, cred: &cred };
         let file = view.get(b"/link", true).unwrap();
         let meta = file.meta();
         assert_eq!((meta.links, meta.uid, meta.gid, meta.mode, meta.size), (2, 5, 6, 0o755, 15));
@@ -183,13 +190,13 @@ mod tests {
         assert_eq!(view.get(b"bin", false).unwrap().meta().mode, 0o711);
     }
 
-    /// Cut off or spoiled anywhere, it is an error or fewer files, and never a panic.
+    /// A truncated or corrupt archive yields an error or fewer files, and never a panic.
     #[test]
-    fn hostile_archives() {
+    fn corrupt_archives_cause_no_panic() {
         let archive = archive();
         for cut in 0..archive.len() - 124 {
             let result: Result<vec::Vec<_>, _> = entries(&archive[..cut]).collect();
-            assert_eq!(result.err(), Some(Errno::EINVAL), "cut at {cut}");
+            assert_eq!(result.err(), Some(Errno::EINVAL), "truncated at {cut}");
         }
         let mut random = oorandom::Rand32::new(3);
         for _ in 0..5_000 {

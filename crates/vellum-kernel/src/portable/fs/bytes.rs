@@ -1,59 +1,60 @@
-//! Bytes in the order in which they came, by the page.
+//! A byte queue in allocations of one page, as a pipe's buffer.
 //!
-//! No allocation is larger than a page: what a program writes does not depend on whether memory is
-//! free in large blocks.
+//! No allocation is larger than a page, so that a program's writes do not depend on free memory in
+//! large blocks.
 
 use crate::errno::Errno;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// Bytes in one allocation.
+/// The size of an allocation in bytes.
 const PAGE: usize = 4096;
 
-/// See the module's text.
+/// A first-in, first-out queue of bytes.
 #[derive(Default)]
 pub(super) struct Bytes {
-    /// The first begins with bytes that are gone, the last ends with room.
+    /// The first page begins with consumed bytes; the last may end with free room.
     pages: VecDeque<Box<[u8]>>,
-    /// How many bytes of the first page are gone.
-    gone: usize,
+    /// The number of consumed bytes in the first page.
+    consumed: usize,
     len: usize,
 }
 
 impl Bytes {
-    /// Returns how many there are.
+    /// Returns the number of bytes in the queue.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there is none.
+    /// Returns true if the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the first of them, as many as lie in one page.
+    /// Returns the first bytes, as many as lie in one page.
     pub fn first(&self) -> &[u8] {
-        let end = PAGE.min(self.gone + self.len);
-        self.pages.front().map_or(&[], |page| &page[self.gone..end])
+        let end = PAGE.min(self.consumed + self.len);
+        self.pages.front().map_or(&[], |page| &page[self.consumed..end])
     }
 
-    /// Drops bytes of the [first](Bytes::first).
+    /// Removes `count` of the bytes that [`Bytes::first`] returns.
     pub fn drop_first(&mut self, count: usize) {
-        self.gone += count;
+        self.consumed += count;
         self.len -= count;
-        if self.gone == PAGE || self.len == 0 {
+        if self.consumed == PAGE || self.len == 0 {
             self.pages.pop_front();
-            self.gone = 0;
+            self.consumed = 0;
         }
     }
 
-    /// Returns room for bytes behind the last, some but no more than a page.
+    /// Returns free room behind the last byte: at least one byte, at most a page. The caller fills
+    /// the beginning, and then calls [`Bytes::add`].
     ///
     /// # Errors
     /// `ENOMEM`.
     pub fn room(&mut self) -> Result<&mut [u8], Errno> {
-        let end = self.gone + self.len;
+        let end = self.consumed + self.len;
         if end == self.pages.len() * PAGE {
             let mut page = Vec::new();
             page.try_reserve_exact(PAGE)?;
@@ -65,11 +66,11 @@ impl Bytes {
         Ok(&mut self.pages[last][end - last * PAGE..])
     }
 
-    /// Adds bytes that were put into the [room](Bytes::room).
+    /// Appends the first `count` bytes of the [room](Bytes::room).
     pub fn add(&mut self, count: usize) {
         self.len += count;
         if self.len == 0 {
-            // The room was made for nothing.
+            // Nothing was written to the room, and nothing else is left: free its page.
             *self = Self::default();
         }
     }
@@ -81,7 +82,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn as_a_queue() {
+    fn bytes_come_out_in_the_order_of_their_coming() {
         let mut random = oorandom::Rand32::new(5);
         let (mut bytes, mut model) = (Bytes::default(), VecDeque::new());
         let mut next = 0u8;
@@ -105,7 +106,7 @@ mod tests {
                 bytes.drop_first(count);
             }
             assert_eq!((bytes.len(), bytes.is_empty()), (model.len(), model.is_empty()));
-            assert!(bytes.pages.len() <= bytes.len().div_ceil(PAGE) + 1, "a page too many");
+            assert!(bytes.pages.len() <= bytes.len().div_ceil(PAGE) + 1, "more pages than the bytes need");
             assert_eq!(bytes.first().is_empty(), model.is_empty());
         }
     }

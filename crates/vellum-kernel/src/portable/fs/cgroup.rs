@@ -1,13 +1,13 @@
-//! The file system of control groups: a directory a group, with its control files; `mkdir` makes a
-//! group, `rmdir` removes it. What the files say and do is the kernel's part ([`Groups`]).
+//! The cgroup2 file system: a directory for each cgroup, with its control files. `mkdir` creates a
+//! cgroup, and `rmdir` removes it. The kernel implements the control files ([`Groups`]).
 //!
-//! The memory controller is the only one. Partial: its files are there whether
-//! `cgroup.subtree_control` of the group above has it or not, and what is switched there is only
-//! remembered.
+//! The memory controller is the only one. Not as on Linux: its files exist whether the parent's
+//! `cgroup.subtree_control` enables it or not; a write there has no other effect than that a read
+//! returns it.
 
-use super::folder::{Folder, More};
 use super::inode::{Entry, Inode};
 use super::meta::Kind;
+use super::pseudo::{DynamicEntries, PseudoDirectory};
 use super::text::{PseudoFs, Show, Store, Text};
 use crate::errno::Errno;
 use alloc::boxed::Box;
@@ -18,7 +18,7 @@ use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use spin::Mutex;
 
-/// A control file whose contents are the kernel's.
+/// A control file that the kernel implements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Control {
@@ -27,7 +27,7 @@ pub enum Control {
     Peak,
     Max,
     Stat,
-    /// What of that is on which node.
+    /// `memory.stat` for each NUMA node.
     NodeStat,
     Events,
     Reclaim,
@@ -37,64 +37,81 @@ pub enum Control {
     Kill,
 }
 
-/// Name, what it is, whether it can be read and written, and whether the root has it.
-const CONTROLS: [(&str, Control, bool, bool, bool); 12] = [
-    ("cgroup.procs", Control::Procs, true, true, true),
-    ("memory.current", Control::Current, true, false, false),
-    ("memory.peak", Control::Peak, true, false, false),
-    ("memory.max", Control::Max, true, true, false),
-    ("memory.stat", Control::Stat, true, false, true),
-    ("memory.numa_stat", Control::NodeStat, true, false, true),
-    ("memory.events", Control::Events, true, false, false),
-    ("cgroup.events", Control::Populated, true, false, false),
-    ("cgroup.kill", Control::Kill, false, true, false),
-    ("memory.reclaim", Control::Reclaim, false, true, true),
-    ("memory.swap.current", Control::SwapCurrent, true, false, false),
-    ("memory.swap.max", Control::SwapMax, true, true, false),
+/// A control file of a cgroup's directory.
+struct ControlFile {
+    name: &'static str,
+    control: Control,
+    /// A file without read permission, or without write permission, has no such operation.
+    mode: u32,
+    in_root: bool,
+}
+
+const fn file(name: &'static str, control: Control, mode: u32) -> ControlFile {
+    ControlFile { name, control, mode, in_root: false }
+}
+
+const fn root_file(name: &'static str, control: Control, mode: u32) -> ControlFile {
+    ControlFile { name, control, mode, in_root: true }
+}
+
+/// The control files; the root cgroup has only those of `root_file`.
+const FILES: [ControlFile; 12] = [
+    root_file("cgroup.procs", Control::Procs, 0o644),
+    file("memory.current", Control::Current, 0o444),
+    file("memory.peak", Control::Peak, 0o444),
+    file("memory.max", Control::Max, 0o644),
+    root_file("memory.stat", Control::Stat, 0o444),
+    root_file("memory.numa_stat", Control::NodeStat, 0o444),
+    file("memory.events", Control::Events, 0o444),
+    file("cgroup.events", Control::Populated, 0o444),
+    file("cgroup.kill", Control::Kill, 0o200),
+    root_file("memory.reclaim", Control::Reclaim, 0o200),
+    file("memory.swap.current", Control::SwapCurrent, 0o444),
+    file("memory.swap.max", Control::SwapMax, 0o644),
 ];
 
-/// The kernel's groups, by numbers of its choice.
+/// The kernel's cgroups. It chooses their numbers.
 pub trait Groups: Send + Sync {
-    /// A new group below one, with a name.
+    /// Creates a cgroup below `parent`, and returns its number.
     ///
     /// # Errors
-    /// `EAGAIN`: too many; `ENOMEM`; `ENOENT`: that one is gone.
+    /// `EAGAIN`: too many; `ENOMEM`; `ENOENT`: the parent was removed.
     fn make(&self, parent: u32, name: &[u8]) -> Result<u32, Errno>;
 
-    /// A group goes.
+    /// Removes a cgroup.
     ///
     /// # Errors
-    /// `EBUSY`: it has processes, or groups below it.
+    /// `EBUSY`: it has processes or children.
     fn remove(&self, group: u32) -> Result<(), Errno>;
 
-    /// What a control file says.
+    /// Returns the contents of a control file.
     ///
     /// # Errors
     /// `ENOMEM`.
     fn read(&self, group: u32, control: Control) -> Result<Vec<u8>, Errno>;
 
-    /// Applies a write to a control file. `cgroup.procs` takes a process ID, of which zero is the
-    /// writer's own process.
+    /// Applies a write to a control file. `cgroup.procs` takes a process ID; zero is the writer's
+    /// own process.
     ///
     /// # Errors
-    /// `EINVAL`: it makes no sense; `ESRCH`, `EBUSY`, `EAGAIN` (not as much was reclaimed).
+    /// `EINVAL`: an invalid value; `ESRCH`; `EBUSY`; `EAGAIN`: less was reclaimed than requested.
     fn write(&self, group: u32, control: Control, value: &[u8]) -> Result<(), Errno>;
 }
 
-/// The root directory, of a group that is there already.
+/// Returns the root directory of a cgroup file system, for the existing cgroup `group`.
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn root(system: PseudoFs, groups: Arc<dyn Groups>, group: u32) -> Result<Arc<Folder>, Errno> {
+pub fn root(system: PseudoFs, groups: Arc<dyn Groups>, group: u32) -> Result<Arc<PseudoDirectory>, Errno> {
     directory(system, groups, group, None)
 }
 
-/// An amount as it is written to `memory.max` and `memory.reclaim`: bytes, perhaps with `K`, `M`,
-/// `G` or `T`; or `max`, which is none.
+/// Parses an amount as written to `memory.max` and `memory.reclaim`: bytes, with an optional suffix
+/// `K`, `M`, `G` or `T`. Returns `None` for `max`.
 ///
 /// # Errors
 /// `EINVAL`.
-pub fn amount(value: &[u8]) -> Result<Option<u64>, Errno> {
+pub fn parse_amount(value: &[u8]) -> Result<Option<u64>, Errno> {
     let value = core::str::from_utf8(value).map_err(|_| Errno::EINVAL)?.trim();
     if value == "max" {
         return Ok(None);
@@ -112,51 +129,54 @@ pub fn amount(value: &[u8]) -> Result<Option<u64>, Errno> {
     number.checked_mul(1 << shift).map(Some).ok_or(Errno::EINVAL)
 }
 
-/// An amount as such files say it.
-pub fn said(amount: Option<u64>) -> Vec<u8> {
+/// Formats an amount for a read of such a file; `None` is `max`.
+pub fn format_amount(amount: Option<u64>) -> Vec<u8> {
     match amount {
         Some(bytes) => format!("{bytes}\n").into_bytes(),
         None => b"max\n".to_vec(),
     }
 }
 
+/// Returns the directory of a cgroup, with its control files.
 fn directory(
     system: PseudoFs,
     groups: Arc<dyn Groups>,
     group: u32,
-    parent: Option<Weak<Folder>>,
-) -> Result<Arc<Folder>, Errno> {
+    parent: Option<Weak<PseudoDirectory>>,
+) -> Result<Arc<PseudoDirectory>, Errno> {
     let is_root = parent.is_none();
-    let below = Below { system, groups: groups.clone(), group, children: Mutex::default() };
-    let folder = Folder::below(system, parent, Some(Box::new(below)));
-    for (name, control, reads, writes, on_root) in CONTROLS {
-        if is_root && !on_root {
+    let children = ChildGroups { system, groups: groups.clone(), group, children: Mutex::default() };
+    let directory = PseudoDirectory::with_weak_parent(system, parent, Some(Box::new(children)));
+    for ControlFile { name, control, mode, in_root } in FILES {
+        if is_root && !in_root {
             continue;
         }
         let (reader, writer) = (groups.clone(), groups.clone());
         let make: Show = Box::new(move || reader.read(group, control));
         let take: Store = Box::new(move |value| writer.write(group, control, value));
-        let mode = if reads { 0o444 } else { 0 } | if writes { 0o200 } else { 0 };
-        folder.add(name, Text::new(system, mode, reads.then_some(make), writes.then_some(take)))?;
+        directory.add(
+            name,
+            Text::new(system, mode, (mode & 0o400 != 0).then_some(make), (mode & 0o200 != 0).then_some(take)),
+        )?;
     }
-    folder.add("cgroup.controllers", Text::read_only(system, || Ok(b"memory\n".to_vec())))?;
+    directory.add("cgroup.controllers", Text::read_only(system, || Ok(b"memory\n".to_vec())))?;
     let enabled = Arc::new(AtomicBool::new(false));
-    let enables = enabled.clone();
+    let written = enabled.clone();
     let make: Show = Box::new(move || Ok(if enabled.load(Relaxed) { b"memory\n".to_vec() } else { Vec::new() }));
     let take: Store = Box::new(move |value| {
-        enables.store(switched(value, enables.load(Relaxed))?, Relaxed);
+        written.store(parse_subtree_control(value, written.load(Relaxed))?, Relaxed);
         Ok(())
     });
-    folder.add("cgroup.subtree_control", Text::new(system, 0o644, Some(make), Some(take)))?;
-    Ok(folder)
+    directory.add("cgroup.subtree_control", Text::new(system, 0o644, Some(make), Some(take)))?;
+    Ok(directory)
 }
 
-/// Returns whether the controller is on after `value` was written to `cgroup.subtree_control`:
-/// names of controllers with a plus or a minus, all or nothing. `on`: whether it was before.
+/// Returns true if the controller is enabled after a write of `value` to `cgroup.subtree_control`:
+/// names of controllers, each with a plus or a minus. `on`: it was enabled before.
 ///
 /// # Errors
-/// `EINVAL`.
-pub fn switched(value: &[u8], mut on: bool) -> Result<bool, Errno> {
+/// `EINVAL`: an unknown word, for which the whole write fails.
+pub fn parse_subtree_control(value: &[u8], mut on: bool) -> Result<bool, Errno> {
     for word in core::str::from_utf8(value).map_err(|_| Errno::EINVAL)?.split_whitespace() {
         on = match word {
             "+memory" => true,
@@ -167,14 +187,14 @@ pub fn switched(value: &[u8], mut on: bool) -> Result<bool, Errno> {
     Ok(on)
 }
 
-/// The group whose directory this is.
+/// Returns the number of the cgroup of a directory; `None` for any other inode.
 pub fn group_of(directory: &dyn Inode) -> Option<u32> {
-    let folder = directory.as_any().downcast_ref::<Folder>()?;
-    folder.more()?.as_any()?.downcast_ref::<Below>().map(|below| below.group)
+    let directory = directory.as_any().downcast_ref::<PseudoDirectory>()?;
+    directory.dynamic()?.as_any()?.downcast_ref::<ChildGroups>().map(|children| children.group)
 }
 
-/// The groups below one.
-struct Below {
+/// The children of a cgroup, which are dynamic entries of its directory.
+struct ChildGroups {
     system: PseudoFs,
     groups: Arc<dyn Groups>,
     group: u32,
@@ -183,7 +203,7 @@ struct Below {
 
 #[derive(Default)]
 struct Children {
-    next: u64,
+    next_position: u64,
     /// Ascending by position.
     all: Vec<Child>,
 }
@@ -192,10 +212,10 @@ struct Child {
     position: u64,
     name: Box<[u8]>,
     group: u32,
-    folder: Arc<Folder>,
+    directory: Arc<PseudoDirectory>,
 }
 
-impl More for Below {
+impl DynamicEntries for ChildGroups {
     fn as_any(&self) -> Option<&dyn Any> {
         Some(self)
     }
@@ -206,25 +226,25 @@ impl More for Below {
 
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
         let children = self.children.lock();
-        children.all.iter().find(|child| *child.name == *name).map(|child| child.folder.clone() as Arc<dyn Inode>)
+        children.all.iter().find(|child| *child.name == *name).map(|child| child.directory.clone() as Arc<dyn Inode>)
     }
 
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {
         for child in self.children.lock().all.iter().filter(|child| child.position >= from) {
-            let (inode, kind) = (child.folder.meta().inode, Kind::Directory);
+            let (inode, kind) = (child.directory.meta().inode, Kind::Directory);
             if !each(Entry { name: &child.name, inode, kind, next: child.position + 1 }) {
                 return;
             }
         }
     }
 
-    fn make(&self, name: &[u8], _mode: u32, parent: Weak<Folder>) -> Result<Arc<dyn Inode>, Errno> {
-        // One at a time: the group is made under the lock, so that no two have a name.
+    fn make(&self, name: &[u8], _mode: u32, parent: Weak<PseudoDirectory>) -> Result<Arc<dyn Inode>, Errno> {
+        // The kernel creates the cgroup under this lock, so that no two get the same name.
         let mut children = self.children.lock();
         if name.contains(&b'\n') {
             return Err(Errno::EINVAL);
         }
-        let taken = CONTROLS.iter().any(|(own, ..)| own.as_bytes() == name)
+        let taken = FILES.iter().any(|file| file.name.as_bytes() == name)
             || name.starts_with(b"cgroup.")
             || children.all.iter().any(|child| *child.name == *name);
         if taken {
@@ -232,17 +252,17 @@ impl More for Below {
         }
         children.all.try_reserve(1)?;
         let group = self.groups.make(self.group, name)?;
-        let folder = match directory(self.system, self.groups.clone(), group, Some(parent)) {
-            Ok(folder) => folder,
+        let directory = match directory(self.system, self.groups.clone(), group, Some(parent)) {
+            Ok(directory) => directory,
             Err(error) => {
                 let _ = self.groups.remove(group);
                 return Err(error);
             }
         };
-        let position = children.next;
-        children.next += 1;
-        children.all.push(Child { position, name: name.into(), group, folder: folder.clone() });
-        Ok(folder)
+        let position = children.next_position;
+        children.next_position += 1;
+        children.all.push(Child { position, name: name.into(), group, directory: directory.clone() });
+        Ok(directory)
     }
 
     fn remove(&self, name: &[u8]) -> Result<(), Errno> {
@@ -259,12 +279,12 @@ impl More for Below {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fs::inode::{Directory, File, New};
+    use crate::fs::inode::{Directory, File, NewInode};
     use crate::fs::meta::Device;
     use std::string::String;
     use std::vec;
 
-    /// Groups that remember their limits: parent and limit by number.
+    /// Cgroups that have limits only: parent and limit by number.
     #[derive(Default)]
     struct Machine(Mutex<Vec<Option<Group>>>);
 
@@ -288,39 +308,45 @@ mod tests {
 
         fn read(&self, group: u32, control: Control) -> Result<Vec<u8>, Errno> {
             match control {
-                Control::Max => Ok(said(self.0.lock()[group as usize - 1].unwrap().1)),
+                Control::Max => Ok(format_amount(self.0.lock()[group as usize - 1].unwrap().1)),
                 _ => Ok(vec![]),
             }
         }
 
         fn write(&self, group: u32, control: Control, value: &[u8]) -> Result<(), Errno> {
             assert_eq!(control, Control::Max);
-            self.0.lock()[group as usize - 1].as_mut().unwrap().1 = amount(value)?;
+            self.0.lock()[group as usize - 1].as_mut().unwrap().1 = parse_amount(value)?;
             Ok(())
         }
     }
 
-    fn open(folder: &dyn Directory, name: &str) -> Arc<dyn File> {
-        folder.find(name.as_bytes()).unwrap().open(0).unwrap()
+    fn open(directory: &dyn Directory, name: &str) -> Arc<dyn File> {
+        directory.find(name.as_bytes()).unwrap().open(0).unwrap()
     }
 
-    fn read(folder: &dyn Directory, name: &str) -> Result<String, Errno> {
+    fn read(directory: &dyn Directory, name: &str) -> Result<String, Errno> {
         let mut bytes = [0; 50];
-        let count = open(folder, name).read(0, &mut &mut bytes[..])?;
+        let count = open(directory, name).read(0, &mut &mut bytes[..])?;
         Ok(String::from_utf8(bytes[..count].into()).unwrap())
     }
 
-    const NEW: New<'_> =
-        New { kind: Kind::Directory, mode: 0o755, uid: 0, gid: 0, special: Device { major: 0, minor: 0 }, target: &[] };
+    const NEW: NewInode<'_> = NewInode {
+        kind: Kind::Directory,
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        special: Device { major: 0, minor: 0 },
+        target: &[],
+    };
 
     #[test]
-    fn groups_come_and_go() {
+    fn directories_create_and_remove_cgroups() {
         let root = root(PseudoFs::default(), Arc::new(Machine::default()), 0).unwrap();
         assert!(root.find(b"memory.max").is_err() && root.find(b"memory.stat").is_ok());
         let a = root.make(b"a", &NEW).unwrap();
         assert_eq!(root.make(b"a", &NEW).err(), Some(Errno::EEXIST));
         assert_eq!(root.make(b"cgroup.procs", &NEW).err(), Some(Errno::EEXIST));
-        assert_eq!(root.make(b"f", &New { kind: Kind::Regular, ..NEW }).err(), Some(Errno::EPERM));
+        assert_eq!(root.make(b"f", &NewInode { kind: Kind::Regular, ..NEW }).err(), Some(Errno::EPERM));
         let a = a.directory().unwrap();
         assert_eq!(read(a, "memory.max").unwrap(), "max\n");
         assert_eq!(open(a, "memory.max").write(0, &mut &b"1M\n"[..]), Ok(3));
@@ -337,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn the_controller_is_switched() {
+    fn subtree_control_is_written_all_or_nothing() {
         let root = root(PseudoFs::default(), Arc::new(Machine::default()), 0).unwrap();
         let name = "cgroup.subtree_control";
         assert_eq!(read(&*root, name).unwrap(), "");
@@ -348,10 +374,13 @@ mod tests {
     }
 
     #[test]
-    fn amounts() {
-        assert_eq!((amount(b"4096\n"), amount(b"2G"), amount(b"max\n")), (Ok(Some(4096)), Ok(Some(2 << 30)), Ok(None)));
+    fn amounts_are_bytes_with_a_suffix_or_max() {
+        assert_eq!(
+            (parse_amount(b"4096\n"), parse_amount(b"2G"), parse_amount(b"max\n")),
+            (Ok(Some(4096)), Ok(Some(2 << 30)), Ok(None))
+        );
         for bad in [&b""[..], b"-1", b"1x", b"K", b"1 K", b"99999999999999999999", b"99999999999T", b"\xff"] {
-            assert_eq!(amount(bad), Err(Errno::EINVAL));
+            assert_eq!(parse_amount(bad), Err(Errno::EINVAL));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Devices that need no hardware. The kernel adds its console.
+//! The character devices without hardware: `/dev/null`, `/dev/zero`, `/dev/full`, `/dev/random`;
+//! and anonymous inodes.
 
 use super::inode::{File, Inode, Mappable};
 use super::io::{Sink, Source, in_pieces};
@@ -9,7 +10,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
 
-/// The numbers of those here, and of the kernel's.
+/// The device numbers, also of the devices that the kernel adds (Linux: `devices.txt`).
 #[allow(missing_docs)]
 pub mod number {
     use super::Device;
@@ -23,11 +24,11 @@ pub mod number {
     pub const CONSOLE: Device = Device { major: 5, minor: 1 };
 }
 
-/// How many bytes are moved at once.
+/// The size of the buffer on the stack through which bytes are copied.
 const PIECE: usize = 1024;
 
-/// Throws all away.
-fn swallow(from: &mut dyn Source) -> Result<usize, Errno> {
+/// Reads all bytes of a write and discards them.
+fn discard(from: &mut dyn Source) -> Result<usize, Errno> {
     in_pieces(|| {
         let mut piece = [0; PIECE];
         let count = from.left().min(PIECE);
@@ -35,8 +36,8 @@ fn swallow(from: &mut dyn Source) -> Result<usize, Errno> {
     })
 }
 
-/// Reads what `fill` makes, up to a megabyte at once.
-fn produce(to: &mut dyn Sink, mut fill: impl FnMut(&mut [u8])) -> Result<usize, Errno> {
+/// Implements a read: copies bytes that `fill` produces, at most 1 MiB in one call.
+fn read_filled(to: &mut dyn Sink, mut fill: impl FnMut(&mut [u8])) -> Result<usize, Errno> {
     let mut left = to.room().min(1 << 20);
     in_pieces(|| {
         let mut piece = [0; PIECE];
@@ -48,16 +49,16 @@ fn produce(to: &mut dyn Sink, mut fill: impl FnMut(&mut [u8])) -> Result<usize, 
     })
 }
 
-/// `/dev/null`: empty, and takes all.
+/// `/dev/null`: reads return end of file, and writes are discarded.
 pub struct Null;
-/// `/dev/zero`: endless zeros.
+/// `/dev/zero`: reads return zeros, and writes are discarded.
 pub struct Zero;
-/// `/dev/full`: endless zeros, and no room.
+/// `/dev/full`: reads return zeros, and writes fail with `ENOSPC`.
 pub struct Full;
-/// `/dev/random` and `/dev/urandom`: what the kernel's function fills in.
+/// `/dev/random` and `/dev/urandom`: reads return bytes of the kernel's generator.
 pub struct Random(pub Fill);
 
-/// Fills bytes with random ones.
+/// Fills a buffer with random bytes.
 pub type Fill = Box<dyn Fn(&mut [u8]) + Send + Sync>;
 
 impl File for Null {
@@ -66,7 +67,7 @@ impl File for Null {
     }
 
     fn write(&self, _at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
-        swallow(from)
+        discard(from)
     }
 
     fn seekable(&self) -> bool {
@@ -80,11 +81,11 @@ impl File for Null {
 
 impl File for Zero {
     fn read(&self, _at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
-        produce(to, |_| ())
+        read_filled(to, |_| ())
     }
 
     fn write(&self, _at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
-        swallow(from)
+        discard(from)
     }
 
     fn seekable(&self) -> bool {
@@ -102,7 +103,7 @@ impl File for Zero {
 
 impl File for Full {
     fn read(&self, _at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
-        produce(to, |_| ())
+        read_filled(to, |_| ())
     }
 
     fn write(&self, _at: u64, _from: &mut dyn Source) -> Result<usize, Errno> {
@@ -120,11 +121,11 @@ impl File for Full {
 
 impl File for Random {
     fn read(&self, _at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
-        produce(to, &self.0)
+        read_filled(to, &self.0)
     }
 
     fn write(&self, _at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
-        swallow(from)
+        discard(from)
     }
 
     fn seekable(&self) -> bool {
@@ -136,10 +137,10 @@ impl File for Random {
     }
 }
 
-/// An inode of a file that has none: what the kernel opens by itself, such as an event counter.
-pub struct Nameless(pub Meta);
+/// An anonymous inode: of a file that no file system has, such as an `eventfd`.
+pub struct AnonInode(pub Meta);
 
-impl Inode for Nameless {
+impl Inode for AnonInode {
     fn meta(&self) -> Meta {
         self.0.clone()
     }
@@ -153,10 +154,10 @@ impl Inode for Nameless {
     }
 }
 
-/// A file that has no inode, opened with `flags`.
+/// Returns an open file description with an anonymous inode (Linux: `anon_inode_getfile`).
 pub fn open(file: Arc<dyn File>, flags: u32) -> Arc<Open> {
     let meta = Meta::new(Device { major: 0, minor: 11 }, 1, Kind::Regular, 0o600);
-    Arc::new(Open::new(Arc::new(Nameless(meta)), Some(file), flags, None))
+    Arc::new(Open::new(Arc::new(AnonInode(meta)), Some(file), flags, None))
 }
 
 #[cfg(test)]
@@ -166,7 +167,7 @@ mod tests {
     use std::vec;
 
     #[test]
-    fn endless_and_empty() {
+    fn devices_read_and_write_as_in_their_manual_pages() {
         let mut bytes = vec![1; 5000];
         assert_eq!(Null.read(0, &mut &mut bytes[..]), Ok(0));
         assert_eq!(Zero.read(0, &mut &mut bytes[..]), Ok(5000));

@@ -1,6 +1,7 @@
-//! Event counters (`eventfd`). Partial: a write that waits does so only while no value at all would
-//! fit; one whose value is too large for what is left below the maximum answers `EINVAL` after its
-//! first `EAGAIN`, instead of waiting on.
+//! Event counters (`eventfd`).
+//!
+//! Not as on Linux: a write waits only while the counter is at its maximum. A write of a value that
+//! does not fit below the maximum fails with `EINVAL` after its first `EAGAIN`, instead of waiting.
 
 use super::inode::File;
 use super::io::{Sink, Source};
@@ -10,16 +11,17 @@ use core::any::Any;
 use linux_raw_sys::general::{POLLERR, POLLIN, POLLOUT};
 use spin::Mutex;
 
-/// A counter; it goes up to `u64::MAX - 1`.
+/// An event counter. Its maximum is `u64::MAX - 1`.
 pub struct Event {
     count: Mutex<u64>,
-    /// Whether a read takes one, instead of all (`EFD_SEMAPHORE`).
+    /// A read takes 1 off the counter instead of all (`EFD_SEMAPHORE`).
     semaphore: bool,
+    /// Woken when the counter changes.
     changed: Queue,
 }
 
 impl Event {
-    /// A counter that stands at `count`.
+    /// Returns a counter with the value `count`.
     pub const fn new(count: u32, semaphore: bool) -> Event {
         Event { count: Mutex::new(count as u64), semaphore, changed: Queue::new() }
     }
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn counts() {
+    fn reads_take_the_count_or_one_of_a_semaphore() {
         let event = Event::new(2, false);
         assert_eq!((write(&event, 3), read(&event), read(&event)), (Ok(8), Ok(5), Err(Errno::EAGAIN)));
         assert_eq!(write(&event, u64::MAX), Err(Errno::EINVAL));

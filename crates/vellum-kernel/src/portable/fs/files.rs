@@ -10,18 +10,18 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general::AT_FDCWD;
 use spin::Mutex;
 
-/// A process's files: shared by its threads, copied for its children.
+/// A process's file state: shared by its threads, copied for its children.
 pub struct Files {
     /// The descriptors.
     pub table: Mutex<Table>,
-    /// The directory where relative paths begin.
+    /// The working directory.
     pub current: Mutex<Arc<dyn Inode>>,
     /// The permissions that are taken off the mode of new files.
     pub umask: AtomicU32,
 }
 
 impl Files {
-    /// Returns files with these descriptors, whose relative paths begin at `current`.
+    /// Returns the file state with these descriptors and the working directory `current`.
     pub fn new(table: Table, current: Arc<dyn Inode>, umask: u32) -> Self {
         Self { table: Mutex::new(table), current: Mutex::new(current), umask: AtomicU32::new(umask) }
     }
@@ -37,7 +37,7 @@ impl Files {
         Ok(Self::new(table, self.current.lock().clone(), umask))
     }
 
-    /// Returns the open file that a descriptor stands for.
+    /// Returns the open file description of a descriptor.
     ///
     /// # Errors
     ///
@@ -47,8 +47,9 @@ impl Files {
         self.table.lock().get(number).cloned()
     }
 
-    /// Calls `look` with the names as seen from the directory of descriptor `at`, from the current
-    /// one (`AT_FDCWD`), or from `root` for an `absolute` path.
+    /// Calls `look` with the view in which a path argument is looked up: relative to the directory
+    /// of the descriptor `at`, to the working directory (`AT_FDCWD`), or to `root` if the path is
+    /// `absolute`. `cred`: the caller's rights.
     ///
     /// # Errors
     ///
@@ -56,7 +57,7 @@ impl Files {
     pub fn view<T>(
         &self,
         (names, root): (&Namespace, &Arc<dyn Inode>),
-        who: &FileCredentials,
+        cred: &FileCredentials,
         at: i32,
         absolute: bool,
         look: impl FnOnce(View) -> Result<T, Errno>,
@@ -72,10 +73,10 @@ impl Files {
                 open.inode().clone()
             }
         };
-        look(View { names, root, current: &current, who })
+        look(View { names, root, current: &current, cred })
     }
 
-    /// Returns the current directory's path.
+    /// Returns the working directory's path.
     ///
     /// # Errors
     ///

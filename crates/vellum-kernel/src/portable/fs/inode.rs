@@ -1,4 +1,5 @@
-//! The interfaces: what a file system is made of.
+//! The traits of a file system: [`Inode`], [`Directory`] (together Linux's `inode_operations`) and
+//! [`File`] (`file_operations`).
 
 use super::io::{Sink, Source};
 use super::meta::{Device, Kind, Meta, Time};
@@ -12,7 +13,8 @@ use core::any::Any;
 use core::ops::Range;
 use linux_raw_sys::general;
 
-/// A change of what [`Meta`] says; what is `None` stays. The file system sets the time of change.
+/// A change of an inode's attributes (Linux: `iattr`); `None` leaves one as it is. The file system
+/// sets the change time.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)]
 pub struct Change {
@@ -23,26 +25,27 @@ pub struct Change {
     pub modified: Option<Time>,
 }
 
-/// An inode to make.
+/// The description of an inode to create.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
-pub struct New<'a> {
+pub struct NewInode<'a> {
     pub kind: Kind,
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
+    /// The number of the device that a device file stands for.
     pub special: Device,
-    /// Of a symbolic link.
+    /// The target of a symbolic link; empty for other kinds.
     pub target: &'a [u8],
 }
 
-/// What `statfs` says.
+/// A file system's statistics, for `statfs`.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
 pub struct Space {
     /// The file system's magic number.
     pub magic: u32,
-    /// In pages of 4096 bytes.
+    /// The file system's size in pages of 4096 bytes.
     pub pages: u64,
     pub free_pages: u64,
     pub inodes: u64,
@@ -50,7 +53,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// For `statfs`.
+    /// Returns the result of `statfs`.
     pub fn statfs(&self) -> general::statfs {
         general::statfs {
             f_type: self.magic.into(),
@@ -69,108 +72,112 @@ impl Space {
     }
 }
 
-/// An inode: something that has a name, or had one.
+/// An inode.
 pub trait Inode: Send + Sync + Any {
-    /// What there is to know about it.
+    /// Returns the attributes.
     fn meta(&self) -> Meta;
 
-    /// Change that. Rights are the caller's business.
+    /// Changes attributes. The caller has checked the permissions.
     ///
     /// # Errors
-    /// `EPERM`: it can't be changed.
+    /// `EPERM`: the file system does not support it.
     fn change(&self, _change: &Change) -> Result<(), Errno> {
         Err(Errno::EPERM)
     }
 
-    /// What reads and writes go to, with the flags of `open`. Not asked of directories, links and
-    /// devices.
+    /// Returns the file that handles reads and writes, opened with the `flags` of `open`. It is not
+    /// called for directories, symbolic links and character devices.
     ///
     /// # Errors
-    /// `ENXIO`: it can't be opened so.
+    /// `ENXIO`: it can't be opened with these flags.
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn File>, Errno>;
 
-    /// Its entries, if it is a directory.
+    /// Returns the operations of a directory, or `None` for other kinds.
     fn directory(&self) -> Option<&dyn Directory> {
         None
     }
 
-    /// Where a symbolic link leads.
+    /// Returns the target of a symbolic link (`readlink`).
     ///
     /// # Errors
-    /// `EINVAL`: it is none.
+    /// `EINVAL`: not a symbolic link.
     fn target(&self) -> Result<Vec<u8>, Errno> {
         Err(Errno::EINVAL)
     }
 
-    /// Where a link leads that is not by name (`/proc/self/fd/0`).
+    /// Returns the inode that a magic link leads to, such as `/proc/self/fd/0`, whatever its
+    /// target's name says (Linux: `nd_jump_link`); `None` for other inodes.
     fn jump(&self) -> Option<Arc<dyn Inode>> {
         None
     }
 
-    /// Set the size of a regular file.
+    /// Sets the size of a regular file.
     ///
     /// # Errors
-    /// `EINVAL`: it has none. `EPERM`: sealed. `ENOMEM`, `EFBIG`.
+    /// `EINVAL`: not a regular file; `EPERM`: sealed; `ENOMEM`, `EFBIG`.
     fn truncate(&self, _size: u64) -> Result<(), Errno> {
         Err(Errno::EINVAL)
     }
 
-    /// About its file system.
+    /// Returns the statistics of its file system.
     fn space(&self) -> Space {
         Space::default()
     }
 
-    /// For file systems to know their own.
+    /// Returns the inode for a downcast to the type of its file system.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// An entry of a directory.
+/// A directory entry, as `getdents64` lists it.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Entry<'a> {
     pub name: &'a [u8],
     pub inode: u64,
     pub kind: Kind,
-    /// Where to go on behind it.
+    /// The position behind this entry (`d_off`).
     pub next: u64,
 }
 
-/// The first position that a directory's own entries may have: before them come `.` and `..`.
+/// The first position of a directory's own entries; `.` and `..` come before them.
 pub const FIRST: u64 = 2;
 
-/// The entries of a directory. Names are neither empty nor `.` or `..`, and have no slash.
+/// A directory's operations. Names are neither empty nor `.` or `..`, and contain no slash.
 pub trait Directory {
+    /// Looks up an entry.
+    ///
     /// # Errors
     /// `ENOENT`.
     fn find(&self, name: &[u8]) -> Result<Arc<dyn Inode>, Errno>;
 
-    /// The directory that it is in; none if it is the root of its file system, or removed.
+    /// Returns the parent directory; `None` for the root of a file system, and a removed directory.
     fn parent(&self) -> Option<Arc<dyn Inode>>;
 
-    /// Name entries from a position on ([`FIRST`] or one that an entry gave), until `each` has
-    /// enough and says false. Entries that are neither added nor removed meanwhile are named once.
+    /// Calls `each` with the entries from a position on ([`FIRST`], or an [`Entry::next`]) until it
+    /// returns false. Entries that are neither added nor removed between calls are listed exactly
+    /// once.
     ///
     /// # Errors
     /// `ENOMEM`.
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) -> Result<(), Errno>;
 
-    /// Make an inode under a name.
+    /// Creates an inode and its entry.
     ///
     /// # Errors
-    /// `EEXIST`, `ENOENT` (the directory was removed), `EPERM` (not here), `ENOMEM`, `ENOSPC`.
-    fn make(&self, _name: &[u8], _new: &New<'_>) -> Result<Arc<dyn Inode>, Errno> {
+    /// `EEXIST`; `ENOENT`: the directory was removed; `EPERM`: not supported; `ENOMEM`; `ENOSPC`.
+    fn make(&self, _name: &[u8], _new: &NewInode<'_>) -> Result<Arc<dyn Inode>, Errno> {
         Err(Errno::EPERM)
     }
 
-    /// Make a regular file without a name (`O_TMPFILE`).
+    /// Creates a regular file without an entry (`O_TMPFILE`).
     ///
     /// # Errors
     /// `EOPNOTSUPP`, `ENOMEM`, `ENOSPC`.
-    fn make_nameless(&self, _new: &New<'_>) -> Result<Arc<dyn Inode>, Errno> {
+    fn make_tmpfile(&self, _new: &NewInode<'_>) -> Result<Arc<dyn Inode>, Errno> {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Another name for an inode of the same file system.
+    /// Adds an entry for an inode of the same file system.
     ///
     /// # Errors
     /// `EEXIST`, `EXDEV`, `ENOENT`, `EPERM`, `EMLINK`, `ENOMEM`.
@@ -178,7 +185,8 @@ pub trait Directory {
         Err(Errno::EPERM)
     }
 
-    /// Remove a name; with `directory`, of an empty directory, and else of anything but.
+    /// Removes an entry: an empty directory's if `directory` (`rmdir`), else any other's
+    /// (`unlink`).
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EPERM`.
@@ -186,30 +194,31 @@ pub trait Directory {
         Err(Errno::EPERM)
     }
 
-    /// Move an entry into a directory of the same file system, over what has the name there;
-    /// `flags` are those of `renameat2`.
+    /// Moves an entry into the directory `to` of the same file system, and replaces an entry of the
+    /// name `to_name` there. `flags` are those of `renameat2`.
     ///
     /// # Errors
-    /// As `renameat2`.
+    /// Those of `renameat2`.
     fn rename(&self, _name: &[u8], _to: &dyn Inode, _to_name: &[u8], _flags: u32) -> Result<(), Errno> {
         Err(Errno::EPERM)
     }
 }
 
-/// What a program gets that maps a file.
+/// The backing of a mapping of a file.
 pub enum Mappable {
-    /// `ENODEV`.
+    /// The file can't be mapped: `ENODEV`.
     No,
-    /// Private zeros (`/dev/zero`).
+    /// Anonymous memory (`/dev/zero`).
     Zeros,
-    /// The file.
+    /// The file's pages.
     Pages(Arc<dyn Pages>),
 }
 
-/// What reads and writes of an open file do. They never wait: what would have to answers `EAGAIN`,
-/// and to wait at [`File::queue`] until it doesn't is the business of [`super::Open`].
+/// The operations of an open file. They never block: an operation that would have to fails with
+/// `EAGAIN`, and [`super::Open`] waits in [`File::queue`] and retries.
 pub trait File: Send + Sync {
-    /// Read at an offset (which matters if it is seekable); zero bytes are the end.
+    /// Reads at an offset, which only a seekable file regards. Returns the number of bytes; zero
+    /// means end of file.
     ///
     /// # Errors
     /// `EAGAIN`; the sink's; the file's own.
@@ -217,19 +226,20 @@ pub trait File: Send + Sync {
         Err(Errno::EINVAL)
     }
 
-    /// Write at an offset. It may be less than all for no other reason than that it would take
-    /// long.
+    /// Writes at an offset. Returns the number of bytes written, which may be fewer than there are
+    /// only to bound the time that one call takes.
     ///
     /// # Errors
-    /// `EAGAIN`; `EPIPE` (to which belongs `SIGPIPE`); the source's; the file's own.
+    /// `EAGAIN`; `EPIPE`, for which the caller sends `SIGPIPE`; the source's; the file's own.
     fn write(&self, _at: u64, _from: &mut dyn Source) -> Result<usize, Errno> {
         Err(Errno::EINVAL)
     }
 
-    /// Write at the end (`O_APPEND`); also the offset behind what was written.
+    /// Writes at the end of the file (`O_APPEND`). Returns the number of bytes written, and the
+    /// offset behind the last of them.
     ///
     /// # Errors
-    /// As [`File::write`].
+    /// Those of [`File::write`].
     fn append(&self, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
         self.write(0, from).map(|count| (count, 0))
     }
@@ -240,46 +250,47 @@ pub trait File: Send + Sync {
         None
     }
 
-    /// Whether it has offsets.
+    /// Returns true if reads and writes have offsets.
     fn seekable(&self) -> bool {
         false
     }
 
-    /// What can be done without waiting: `POLLIN` and its kin.
+    /// Returns the events that are ready: `POLLIN` and its kin.
     fn ready(&self) -> u32 {
         general::POLLIN | general::POLLOUT | general::POLLRDNORM | general::POLLWRNORM
     }
 
-    /// Whether only those may ask for that who would not wait for it by reading (`O_NONBLOCK`).
-    fn is_polled_unblocked(&self) -> bool {
+    /// Returns true if `poll` reports `POLLERR` unless the file is open with `O_NONBLOCK`.
+    fn poll_requires_nonblock(&self) -> bool {
         false
     }
 
-    /// Where it is told that something became ready. Only what is always ready has none.
+    /// Returns the wait queue that is woken when an event becomes ready; `None` if the file is
+    /// always ready.
     fn queue(&self) -> Option<&Queue> {
         None
     }
 
-    /// How many bytes can be read at an offset without waiting (`FIONREAD`).
+    /// Returns the number of bytes that can be read at an offset without waiting (`FIONREAD`).
     ///
     /// # Errors
-    /// `ENOTTY`: it doesn't know.
+    /// `ENOTTY`: not supported.
     fn unread(&self, _at: u64) -> Result<u64, Errno> {
         Err(Errno::ENOTTY)
     }
 
-    /// Whether an `open` may return: the other end of a FIFO is there.
+    /// Returns true if `open` may return: for a FIFO, once its other end was opened.
     fn connected(&self) -> bool {
         true
     }
 
-    /// What a program gets that maps it, which counts as an access.
+    /// Returns the backing for a mapping of the file, and records an access.
     fn mappable(&self) -> Mappable {
         Mappable::No
     }
 
-    /// `fallocate`, with its mode: the next piece of a range whose first `done` bytes are dealt
-    /// with. Returns how many are then.
+    /// Does the next step of `fallocate` on a range of which `done` bytes are done. Returns the
+    /// number of bytes done by then; the caller calls again until that is all of them.
     ///
     /// # Errors
     /// `ENODEV`, `ESPIPE`, `EOPNOTSUPP`, `ENOSPC`, `EPERM`.
@@ -287,30 +298,32 @@ pub trait File: Send + Sync {
         Err(Errno::ENODEV)
     }
 
-    /// `SEEK_DATA` or, if `hole`, `SEEK_HOLE`.
+    /// Returns the offset of the next data from `at` on (`SEEK_DATA`), or of the next hole if
+    /// `hole` (`SEEK_HOLE`).
     ///
     /// # Errors
-    /// `ENXIO`: beyond the end. `EINVAL`: it doesn't know.
+    /// `ENXIO`: beyond the end; `EINVAL`: not supported.
     fn seek(&self, _at: u64, _hole: bool) -> Result<u64, Errno> {
         Err(Errno::EINVAL)
     }
 
-    /// `fcntl`'s commands for special files: `F_SETPIPE_SZ`, `F_ADD_SEALS`, and those that get.
+    /// Executes an `fcntl` command of special files: pipe sizes (`F_SETPIPE_SZ`, `F_GETPIPE_SZ`)
+    /// and seals (`F_ADD_SEALS`, `F_GET_SEALS`).
     ///
     /// # Errors
-    /// `EINVAL`: it has no such thing.
+    /// `EINVAL`: not supported.
     fn control(&self, _command: u32, _argument: u64) -> Result<u64, Errno> {
         Err(Errno::EINVAL)
     }
 
-    /// `ioctl`, of what only this kind of file knows.
+    /// Executes an `ioctl` request of this kind of file.
     ///
     /// # Errors
-    /// `ENOTTY`: it has no such thing.
+    /// `ENOTTY`: not supported.
     fn request(&self, _request: u32, _argument: u64) -> Result<u64, Errno> {
         Err(Errno::ENOTTY)
     }
 
-    /// For the kernel, to know its own (terminals and their `ioctl`s).
+    /// Returns the file for a downcast by the kernel, as `ioctl` does for terminals.
     fn as_any(&self) -> &dyn Any;
 }

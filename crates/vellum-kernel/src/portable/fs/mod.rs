@@ -1,25 +1,26 @@
-//! Files, as far as they need no machine. What the kernel supplies: user memory ([`Sink`],
-//! [`Source`]), the contents of files in memory ([`Pages`], which the engine's memory objects are),
-//! time and random bytes, and what generated files say.
+//! The machine-independent part of the file layer: the VFS, tmpfs, pseudo file systems and special
+//! files. The kernel supplies user memory ([`Sink`], [`Source`]), the contents of files in memory
+//! ([`Pages`], which the engine's page-cache objects implement), time, random bytes, and the
+//! contents of generated files.
 //!
-//! | file | story |
+//! | file | subject |
 //! |---|---|
-//! | [`io`] | bytes that come and go, of which a part may fail |
+//! | [`io`] | sources and sinks of bytes, which may fail part of the way |
 //! | [`pages`] | the contents of a file in memory |
-//! | [`meta`] | what `stat` says; who may do what |
-//! | [`inode`] | the interfaces: an inode, a directory, an open file |
-//! | [`names`] | paths: lookup, mounts, and what system calls do with names |
-//! | [`open`] | open file descriptions: offset, flags, to block or not |
-//! | [`table`] | descriptors |
-//! | [`files`] | what a process has of files |
-//! | [`lock`] | locks on files |
-//! | [`poll`] | to wait for one of many |
-//! | [`pipe`], [`event`], [`uffd`], [`device`] | files without contents of their own |
-//! | [`tmpfs`] | the file system in memory |
-//! | [`text`] | files whose contents are made when they are read |
-//! | [`folder`] | folders of such files |
-//! | [`cgroup`] | the file system of control groups |
-//! | [`archive`] | the archive of first files |
+//! | [`meta`] | inode attributes, and permission checks |
+//! | [`inode`] | the traits: an inode, a directory, an open file |
+//! | [`names`] | path lookup, mounts, and the system calls on paths |
+//! | [`open`] | open file descriptions: offset, flags, blocking |
+//! | [`table`] | file descriptor tables |
+//! | [`files`] | a process's descriptors, working directory and umask |
+//! | [`lock`] | file locks |
+//! | [`poll`] | `poll`, `select` and `epoll` waits |
+//! | [`pipe`], [`event`], [`uffd`], [`device`] | special files: they have no pages |
+//! | [`tmpfs`] | tmpfs: the file system in memory |
+//! | [`text`] | files whose contents are generated when they are read |
+//! | [`pseudo`] | directories of such files, for `/proc`, `/sys` and cgroup2 |
+//! | [`cgroup`] | the cgroup2 file system |
+//! | [`archive`] | the initramfs |
 
 pub mod archive;
 mod bytes;
@@ -27,7 +28,6 @@ pub mod cgroup;
 pub mod device;
 pub mod event;
 pub mod files;
-pub mod folder;
 pub mod inode;
 pub mod io;
 pub mod lock;
@@ -37,6 +37,7 @@ pub mod open;
 pub mod pages;
 pub mod pipe;
 pub mod poll;
+pub mod pseudo;
 pub mod table;
 pub mod text;
 pub mod tmpfs;

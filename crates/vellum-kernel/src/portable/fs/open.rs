@@ -412,7 +412,7 @@ impl Open {
     /// Returns the ready events (`POLLIN` and others).
     pub fn ready(&self) -> u32 {
         match &self.file {
-            Some(file) if self.flags() & O_NONBLOCK == 0 && file.is_polled_unblocked() => POLLERR,
+            Some(file) if self.flags() & O_NONBLOCK == 0 && file.poll_requires_nonblock() => POLLERR,
             Some(file) => file.ready(),
             None if self.flags() & O_PATH != 0 => POLLNVAL,
             None => POLLIN | POLLOUT | POLLRDNORM | POLLWRNORM,

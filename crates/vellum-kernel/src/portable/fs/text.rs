@@ -1,6 +1,6 @@
 //! The files of pseudo file systems (`/proc`, `/sys`, cgroupfs). A function produces a file's
 //! contents when the file is read, another handles what is written, like `show` and `store` of a
-//! sysfs attribute. The directories are in [`super::folder`].
+//! sysfs attribute. The directories are in [`super::pseudo`].
 //!
 //! | type | contents |
 //! |---|---|

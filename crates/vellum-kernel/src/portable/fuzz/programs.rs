@@ -120,8 +120,8 @@ pub fn cpio(bytes: &[u8]) {
     if unpack(bytes, &root).is_err() {
         return;
     }
-    let (names, who) = (Namespace::default(), FileCredentials::root());
-    let view = View { names: &names, root: &root, current: &root, who: &who };
+    let (names, cred) = (Namespace::default(), FileCredentials::root());
+    let view = View { names: &names, root: &root, current: &root, cred: &cred };
     for entry in valid.iter().filter(|entry| entry.links <= 1 && Kind::of(entry.mode) == Ok(Kind::Regular)) {
         let file = view.get(entry.name, false).expect("the file was unpacked");
         assert_eq!(file.meta().size, entry.contents.len() as u64);

@@ -1,6 +1,6 @@
 //! Fuzz targets for settings that programs write, and for the stdio channel.
 
-use crate::fs::cgroup::{amount, said, switched};
+use crate::fs::cgroup::{format_amount, parse_amount, parse_subtree_control};
 use crate::parse::{BootOption, bits, boot_options, mount_mode, number, numeric_name, strings};
 use crate::proc::choice;
 use crate::stdio::StdinDecoder;
@@ -11,8 +11,8 @@ use std::vec::Vec;
 /// Runs every parser of text that programs write to `/proc`, `/sys` or a cgroup file, of mount
 /// options, and of boot options.
 pub fn settings(bytes: &[u8]) {
-    if let Ok(amount_read) = amount(bytes) {
-        assert_eq!(amount(&said(amount_read)), Ok(amount_read), "a formatted amount is parsed back");
+    if let Ok(amount_read) = parse_amount(bytes) {
+        assert_eq!(parse_amount(&format_amount(amount_read)), Ok(amount_read), "a formatted amount is parsed back");
     }
     if let Ok(value) = number::<u64>(bytes) {
         assert_eq!(number(format!("{value}\n").as_bytes()), Ok(value));
@@ -34,8 +34,8 @@ pub fn settings(bytes: &[u8]) {
         assert_eq!(String::from_utf8_lossy(bytes).trim_end_matches('\n'), WORDS[found]);
     }
     assert_eq!(
-        switched(bytes, true) == Ok(true),
-        switched(bytes, false) == Ok(true) || switched(bytes, true) == Ok(true)
+        parse_subtree_control(bytes, true) == Ok(true),
+        parse_subtree_control(bytes, false) == Ok(true) || parse_subtree_control(bytes, true) == Ok(true)
     );
     for option in boot_options(bytes).flatten() {
         let line = match option {

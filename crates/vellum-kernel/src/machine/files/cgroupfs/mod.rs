@@ -25,9 +25,9 @@ use spin::Once;
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
-use vellum_kernel::fs::cgroup::{self, Control, amount, said};
-use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::cgroup::{self, Control, format_amount, parse_amount};
 use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::fs::text::PseudoFs;
 use vellum_kernel::parse;
 use vellum_kernel::proc::Text as Words;
@@ -42,11 +42,11 @@ pub fn line(process: &Process) -> Result<Vec<u8>, Errno> {
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn root() -> Result<Arc<Folder>, Errno> {
+pub fn root() -> Result<Arc<PseudoDirectory>, Errno> {
     /// The one root directory, shared by all mounts.
-    static FOLDER: Once<Arc<Folder>> = Once::new();
+    static ROOT_DIRECTORY: Once<Arc<PseudoDirectory>> = Once::new();
     let system = PseudoFs { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC, owner: None };
-    FOLDER.try_call_once(|| cgroup::root(system, Arc::new(Memory), ROOT)).cloned()
+    ROOT_DIRECTORY.try_call_once(|| cgroup::root(system, Arc::new(Memory), ROOT)).cloned()
 }
 
 /// The memcgs, as the portable half's cgroup file system sees them.
@@ -62,21 +62,21 @@ impl cgroup::Groups for Memory {
     }
 
     fn read(&self, group: u32, control: Control) -> Result<Vec<u8>, Errno> {
-        let bytes = |pages: u64| said(Some(pages.saturating_mul(FRAME_SIZE)));
+        let bytes = |pages: u64| format_amount(Some(pages.saturating_mul(FRAME_SIZE)));
         let engine = memcgs::engine(group)?;
         match control {
             Control::Procs => {
                 Words::of(|text| members(group).try_for_each(|process| writeln!(text, "{}", process.pid)))
             }
             Control::Current => Ok(bytes(counters(engine)?.charged)),
-            Control::SwapCurrent => Ok(said(Some(swapped(group)))),
+            Control::SwapCurrent => Ok(format_amount(Some(swapped(group)))),
             Control::SwapMax => {
                 let most = memcgs::swap_max(group);
-                Ok(said((most < u64::MAX).then_some(most)))
+                Ok(format_amount((most < u64::MAX).then_some(most)))
             }
             Control::Peak => counters(engine).map(|counters| bytes(counters.peak.max(counters.charged))),
             Control::Max => match counters(engine)?.limit {
-                u64::MAX => Ok(said(None)),
+                u64::MAX => Ok(format_amount(None)),
                 pages => Ok(bytes(pages)),
             },
             Control::Stat => statistics::of(group, engine),
@@ -104,7 +104,7 @@ impl cgroup::Groups for Memory {
                 enter(&process, group)
             }
             Control::Max => {
-                let limit = amount(value)?.map_or(u64::MAX, |bytes| bytes / FRAME_SIZE);
+                let limit = parse_amount(value)?.map_or(u64::MAX, |bytes| bytes / FRAME_SIZE);
                 let engine = memcgs::engine(group)?;
                 let groups = machine().memcgs();
                 groups.set_limit(engine, limit).map_err(|_| Errno::ENODEV)?;
@@ -115,11 +115,11 @@ impl cgroup::Groups for Memory {
                 Ok(())
             }
             Control::Reclaim => {
-                let wanted = amount(value)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
+                let wanted = parse_amount(value)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
                 let engine = memcgs::engine(group)?;
                 if reclaim::reclaim(Reason::Requested, engine, wanted) < wanted { Err(Errno::EAGAIN) } else { Ok(()) }
             }
-            Control::SwapMax => memcgs::set_swap_max(group, amount(value)?.unwrap_or(u64::MAX)),
+            Control::SwapMax => memcgs::set_swap_max(group, parse_amount(value)?.unwrap_or(u64::MAX)),
             Control::Kill => {
                 if value.trim_ascii() != b"1" {
                     return Err(Errno::EINVAL);

@@ -8,7 +8,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::folder::{Folder, More};
+use vellum_kernel::fs::pseudo::{DynamicEntries, PseudoDirectory};
 use vellum_kernel::fs::text::{Jump, Link, PseudoFs, Show, Text};
 use vellum_kernel::fs::{Inode, Kind, Open, inode::Entry};
 use vellum_kernel::parse::numeric_name;
@@ -21,13 +21,13 @@ type Target = Result<(Arc<dyn Inode>, Vec<u8>), Errno>;
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
-    let system = folder.system();
+pub fn fill(directory: &Arc<PseudoDirectory>, subject: &Subject) -> Result<(), Errno> {
+    let system = directory.system();
     let add = |name: &str, target: fn(&Subject) -> Target| {
         let (names, leads) = (subject.clone(), subject.clone());
         let make: Show = Box::new(move || target(&names).map(|(_, path)| path));
         let jump: Jump = Box::new(move || target(&leads).ok().map(|(inode, _)| inode));
-        folder.add(name, Link::new(system, make, Some(jump)))
+        directory.add(name, Link::new(system, make, Some(jump)))
     };
     add("cwd", |subject| {
         let current = files(subject)?.current.lock().clone();
@@ -42,8 +42,8 @@ pub fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
     })?;
     add("root", |_| from_root(|view| Ok((view.root.clone(), b"/".to_vec()))))?;
     let descriptors = |of: Of| Box::new(Descriptors { system, subject: subject.clone(), of });
-    folder.add_folder_of("fd", Some(descriptors(Of::Files)))?;
-    folder.add_folder_of("fdinfo", Some(descriptors(Of::Facts)))?;
+    directory.add_directory_with("fd", Some(descriptors(Of::Files)))?;
+    directory.add_directory_with("fdinfo", Some(descriptors(Of::Facts)))?;
     Ok(())
 }
 
@@ -71,7 +71,7 @@ fn open(subject: &Subject, number: u32) -> Result<Arc<Open>, Errno> {
     files(subject)?.open(number.into()).map_err(|_| Errno::ENOENT)
 }
 
-impl More for Descriptors {
+impl DynamicEntries for Descriptors {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
         let number = numeric_name(name)?;
         open(&self.subject, number).ok()?;

@@ -30,26 +30,26 @@ use alloc::sync::Arc;
 use linux_raw_sys::general::PROC_SUPER_MAGIC;
 use spin::Once;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::folder::{Folder, More};
 use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::pseudo::{DynamicEntries, PseudoDirectory};
 use vellum_kernel::fs::text::{Link, PseudoFs, Show};
 use vellum_kernel::fs::{Inode, Kind, Sink, inode::Entry};
 use vellum_kernel::parse;
 
 /// The one root directory, shared by all mounts.
-static ROOT: Once<Arc<Folder>> = Once::new();
+static ROOT: Once<Arc<PseudoDirectory>> = Once::new();
 
 /// Returns the root directory.
 ///
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn root() -> Result<Arc<Folder>, Errno> {
+pub fn root() -> Result<Arc<PseudoDirectory>, Errno> {
     ROOT.try_call_once(|| {
         let system = PseudoFs { device: Device { major: 0, minor: 21 }, magic: PROC_SUPER_MAGIC, owner: None };
-        let root = Folder::new(system, None, Some(Box::new(Processes)));
+        let root = PseudoDirectory::new(system, None, Some(Box::new(Processes)));
         system::fill(&root)?;
-        settings::fill(&root.add_folder("sys")?)?;
+        settings::fill(&root.add_directory("sys")?)?;
         let own: Show = Box::new(|| Ok(format!("{}", reader()?.process.pid).into_bytes()));
         root.add("self", Link::new(system, own, None))?;
         let thread: Show = Box::new(|| {
@@ -101,13 +101,13 @@ fn numbers(at: u64, to: &mut dyn Sink, end: u64, fill: impl Fn(u64, &mut [u64]))
 /// The directories of all processes.
 struct Processes;
 
-impl More for Processes {
+impl DynamicEntries for Processes {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
         // A TID names the directory of its process too, as on Linux.
         let number = parse::numeric_name(name)?;
         let process =
             processes::find(number).or_else(|| processes::find_thread(number).map(|thread| thread.process.clone()))?;
-        process::folder(&process).ok().map(|folder| folder as Arc<dyn Inode>)
+        process::directory(&process).ok().map(|directory| directory as Arc<dyn Inode>)
     }
 
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {

@@ -11,7 +11,7 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use vellum_kernel::credentials::id_index;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::folder::{Folder, More};
+use vellum_kernel::fs::pseudo::{DynamicEntries, PseudoDirectory};
 use vellum_kernel::fs::text::{Binary, Owner, PseudoFs, Show, Store, Text};
 use vellum_kernel::fs::{Inode, Kind, inode::Entry};
 use vellum_kernel::parse::numeric_name;
@@ -91,14 +91,15 @@ fn thread_inode(tid: u32) -> u64 {
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn folder(process: &Arc<Process>) -> Result<Arc<Folder>, Errno> {
-    let made = process.folder.try_call_once(|| {
+pub fn directory(process: &Arc<Process>) -> Result<Arc<PseudoDirectory>, Errno> {
+    let made = process.proc_directory.try_call_once(|| {
         let subject = Subject { process: Arc::downgrade(process), thread: None };
         let system = PseudoFs { owner: Some((owner, process.pid)), ..root()?.system() };
-        let folder = Folder::numbered(system, Some(inode(process.pid)), Some(Arc::downgrade(root()?)), None);
-        fill(&folder, &subject)?;
-        folder.add_folder_of("task", Some(Box::new(Threads(subject.process.clone()))))?;
-        Ok(folder)
+        let directory =
+            PseudoDirectory::with_inode_number(system, Some(inode(process.pid)), Some(Arc::downgrade(root()?)), None);
+        fill(&directory, &subject)?;
+        directory.add_directory_with("task", Some(Box::new(Threads(subject.process.clone()))))?;
+        Ok(directory)
     });
     made.cloned()
 }
@@ -109,30 +110,30 @@ fn owner(pid: u32) -> Owner {
     own.map_or((0, 0), |own| (own.uids[id_index::EFFECTIVE], own.gids[id_index::EFFECTIVE]))
 }
 
-fn root() -> Result<&'static Arc<Folder>, Errno> {
+fn root() -> Result<&'static Arc<PseudoDirectory>, Errno> {
     ROOT.get().ok_or(Errno::ENOENT)
 }
 
-fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
+fn fill(directory: &Arc<PseudoDirectory>, subject: &Subject) -> Result<(), Errno> {
     for (name, mode, says, hears) in TEXTS {
         let (reads, writes) = (subject.clone(), subject.clone());
         let make: Show = Box::new(move || says(&reads));
         let take = hears.map(|hears| Box::new(move |value: &[u8]| hears(&writes, value)) as Store);
-        folder.add(name, Text::new(folder.system(), *mode, Some(make), take))?;
+        directory.add(name, Text::new(directory.system(), *mode, Some(make), take))?;
     }
     let of = subject.clone();
     let clear: Store = Box::new(move |value| memory::clear(&of, value));
-    folder.add("clear_refs", Text::new(folder.system(), 0o200, None, Some(clear)))?;
+    directory.add("clear_refs", Text::new(directory.system(), 0o200, None, Some(clear)))?;
     let of = subject.clone();
     let asks = subject.clone();
-    let pagemap = Binary::new(folder.system(), 0o400, Box::new(move |at, to| memory::pagemap(&of, at, to)), None)
+    let pagemap = Binary::new(directory.system(), 0o400, Box::new(move |at, to| memory::pagemap(&of, at, to)), None)
         .with_ioctl(Box::new(move |request, argument| scan::request(&asks, request, argument)));
-    folder.add("pagemap", Arc::new(pagemap))?;
+    directory.add("pagemap", Arc::new(pagemap))?;
     let (reads, writes) = (subject.clone(), subject.clone());
     let read = Box::new(move |at, to: &mut dyn vellum_kernel::fs::Sink| memory::read(&reads, at, to));
     let write = Box::new(move |at, from: &mut dyn vellum_kernel::fs::Source| memory::write(&writes, at, from));
-    folder.add("mem", Arc::new(Binary::new(folder.system(), 0o600, read, Some(write))))?;
-    links::fill(folder, subject)
+    directory.add("mem", Arc::new(Binary::new(directory.system(), 0o600, read, Some(write))))?;
+    links::fill(directory, subject)
 }
 
 /// The directory of a process's threads.
@@ -146,18 +147,19 @@ impl Threads {
     }
 }
 
-impl More for Threads {
+impl DynamicEntries for Threads {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
         let number = numeric_name(name)?;
         let thread = self.0.upgrade()?.threads.lock().get(&number).cloned()?;
-        let above = folder(&thread.process).ok()?;
-        let made = thread.folder.try_call_once(|| {
+        let above = directory(&thread.process).ok()?;
+        let made = thread.proc_directory.try_call_once(|| {
             let subject = Subject { process: self.0.clone(), thread: Some(Arc::downgrade(&thread)) };
-            let parent = above.folder("task").as_ref().map(Arc::downgrade);
-            let folder = Folder::numbered(above.system(), Some(thread_inode(number)), parent, None);
-            fill(&folder, &subject).map(|()| folder)
+            let parent = above.subdirectory("task").as_ref().map(Arc::downgrade);
+            let directory =
+                PseudoDirectory::with_inode_number(above.system(), Some(thread_inode(number)), parent, None);
+            fill(&directory, &subject).map(|()| directory)
         });
-        made.ok().map(|folder| folder.clone() as Arc<dyn Inode>)
+        made.ok().map(|directory| directory.clone() as Arc<dyn Inode>)
     }
 
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {

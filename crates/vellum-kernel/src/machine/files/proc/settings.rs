@@ -10,7 +10,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::fs::text::{Show, Store, Text};
 use vellum_kernel::parse;
 use vellum_kernel::uname;
@@ -96,8 +96,8 @@ pub fn shared_memory() -> [u64; 3] {
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
-    let (memory, kernel) = (folder.add_folder("vm")?, folder.add_folder("kernel")?);
+pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
+    let (memory, kernel) = (directory.add_directory("vm")?, directory.add_directory("kernel")?);
     MEMORY.iter().try_for_each(|setting| number(&memory, setting))?;
     KERNEL.iter().chain(&SHARED_MEMORY).try_for_each(|setting| number(&kernel, setting))?;
     let wanted: Show = Box::new(|| {
@@ -119,7 +119,7 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
         });
         kernel.add(name, Text::new(kernel.system(), 0o644, Some(make), Some(take)))?;
     }
-    let files = folder.add_folder("fs")?;
+    let files = directory.add_directory("fs")?;
     files.add("file-max", Text::read_only(files.system(), || Ok(b"9223372036854775807\n".to_vec())))?;
     files.add("nr_open", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))?;
     files.add("pipe-max-size", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))
@@ -141,7 +141,7 @@ fn apply() {
     }
 }
 
-fn number(folder: &Arc<Folder>, setting: &'static Setting) -> Result<(), Errno> {
+fn number(directory: &Arc<PseudoDirectory>, setting: &'static Setting) -> Result<(), Errno> {
     let make: Show = Box::new(|| Ok(format!("{}\n", setting.value.load(Relaxed)).into_bytes()));
     let take: Store = Box::new(|value| {
         let value = parse::number(value)?;
@@ -156,5 +156,5 @@ fn number(folder: &Arc<Folder>, setting: &'static Setting) -> Result<(), Errno> 
         }
         Ok(())
     });
-    folder.add(setting.name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
+    directory.add(setting.name, Text::new(directory.system(), 0o644, Some(make), Some(take)))
 }

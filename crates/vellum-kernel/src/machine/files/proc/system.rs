@@ -21,8 +21,8 @@ use vellum::frame::HUGE_ORDER;
 use vellum::platform::Cpus;
 use vellum::stats::{Counter, SizeCounter};
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::fs::text::{Binary, Text};
 use vellum_kernel::proc::{Text as Words, system as words};
 use vellum_kernel::uname;
@@ -53,11 +53,11 @@ const FILES: [File; 15] = [
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn fill(root: &Arc<Folder>) -> Result<(), Errno> {
+pub fn fill(root: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     FILES.iter().try_for_each(|(name, make)| root.add(name, Text::read_only(root.system(), *make)))?;
     root.add("kpageflags", Arc::new(Binary::new(root.system(), 0o400, Box::new(frames::flags), None)))?;
     root.add("kpagecount", Arc::new(Binary::new(root.system(), 0o400, Box::new(frames::counts), None)))?;
-    let shared = root.add_folder("sysvipc")?;
+    let shared = root.add_directory("sysvipc")?;
     shared.add("shm", Text::read_only(root.system(), shm::list))
 }
 

@@ -13,7 +13,7 @@ use core::fmt::Write;
 use spin::Mutex;
 use vellum::audit::{self, Discrepancy, Sums};
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::fs::text::Text;
 use vellum_kernel::proc::Text as Words;
 
@@ -25,8 +25,8 @@ const SHOWN: usize = 16;
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
-    folder.add("audit", Text::new(folder.system(), 0o400, Some(Box::new(audit)), None))
+pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
+    directory.add("audit", Text::new(directory.system(), 0o400, Some(Box::new(audit)), None))
 }
 
 fn audit() -> Result<Vec<u8>, Errno> {

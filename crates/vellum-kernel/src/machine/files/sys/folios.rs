@@ -15,7 +15,7 @@ use vellum::frame::{FrameKind, HUGE_ORDER, LARGEST_FOLIO, flag};
 use vellum::platform::Memory;
 use vellum::stats::SizeCounter;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::fs::text::{Show, Store, Text};
 use vellum_kernel::proc::{Text as Words, choice};
 
@@ -30,7 +30,7 @@ const SIZE: ([&str; 4], [Knob; 4]) =
 
 /// A setting with a fixed set of values.
 fn knob(
-    folder: &Arc<Folder>,
+    directory: &Arc<PseudoDirectory>,
     name: &str,
     words: &'static [&'static str],
     get: impl Fn() -> usize + Send + Sync + 'static,
@@ -38,19 +38,24 @@ fn knob(
 ) -> Result<(), Errno> {
     let make: Show = Box::new(move || Words::of(|text| choice::show(text, words, get())));
     let take: Store = Box::new(move |written| choice::find(words, written).map(&set).ok_or(Errno::EINVAL));
-    folder.add(name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
+    directory.add(name, Text::new(directory.system(), 0o644, Some(make), Some(take)))
 }
 
 /// A setting that is stored and has no effect.
-fn remembered(folder: &Arc<Folder>, name: &str, words: &'static [&'static str], at_first: usize) -> Result<(), Errno> {
+fn remembered(
+    directory: &Arc<PseudoDirectory>,
+    name: &str,
+    words: &'static [&'static str],
+    at_first: usize,
+) -> Result<(), Errno> {
     let holds = Arc::new(AtomicUsize::new(at_first));
     let sets = holds.clone();
-    knob(folder, name, words, move || holds.load(Relaxed), move |chosen| sets.store(chosen, Relaxed))
+    knob(directory, name, words, move || holds.load(Relaxed), move |chosen| sets.store(chosen, Relaxed))
 }
 
 /// A numeric setting.
 fn number(
-    folder: &Arc<Folder>,
+    directory: &Arc<PseudoDirectory>,
     name: &str,
     [least, most]: [u64; 2],
     get: impl Fn() -> u64 + Send + Sync + 'static,
@@ -62,14 +67,14 @@ fn number(
         set((least..=most).contains(&value).then_some(value).ok_or(Errno::EINVAL)?);
         Ok(())
     });
-    folder.add(name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
+    directory.add(name, Text::new(directory.system(), 0o644, Some(make), Some(take)))
 }
 
 /// A boolean setting that is stored and has no effect.
-fn remembered_bit(folder: &Arc<Folder>, name: &str) -> Result<(), Errno> {
+fn remembered_bit(directory: &Arc<PseudoDirectory>, name: &str) -> Result<(), Errno> {
     let holds = Arc::new(AtomicU64::new(1));
     let sets = holds.clone();
-    number(folder, name, [0, 1], move || holds.load(Relaxed), move |value| sets.store(value, Relaxed))
+    number(directory, name, [0, 1], move || holds.load(Relaxed), move |value| sets.store(value, Relaxed))
 }
 
 fn position(knobs: &[Knob], knob: Knob) -> usize {
@@ -81,27 +86,27 @@ fn position(knobs: &[Knob], knob: Knob) -> usize {
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
+pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let policy = machine().policy();
     let (words, knobs) = (&GLOBAL.0, &GLOBAL.1);
     let get = || position(knobs, policy.global());
-    knob(folder, "enabled", words, get, |chosen| policy.set_global(knobs[chosen]))?;
-    remembered(folder, "defrag", &["always", "defer", "defer+madvise", "madvise", "never"], 4)?;
-    remembered(folder, "shmem_enabled", &["always", "within_size", "advise", "never", "deny", "force"], 3)?;
-    remembered_bit(folder, "use_zero_page")?;
-    folder.add(
+    knob(directory, "enabled", words, get, |chosen| policy.set_global(knobs[chosen]))?;
+    remembered(directory, "defrag", &["always", "defer", "defer+madvise", "madvise", "never"], 4)?;
+    remembered(directory, "shmem_enabled", &["always", "within_size", "advise", "never", "deny", "force"], 3)?;
+    remembered_bit(directory, "use_zero_page")?;
+    directory.add(
         "hpage_pmd_size",
-        Text::read_only(folder.system(), || Ok(format!("{}\n", FRAME_SIZE << HUGE_ORDER).into_bytes())),
+        Text::read_only(directory.system(), || Ok(format!("{}\n", FRAME_SIZE << HUGE_ORDER).into_bytes())),
     )?;
     for order in SMALLEST..=LARGEST_FOLIO {
-        let size = folder.add_folder(&format!("hugepages-{}kB", (FRAME_SIZE >> 10) << order))?;
+        let size = directory.add_directory(&format!("hugepages-{}kB", (FRAME_SIZE >> 10) << order))?;
         let (words, knobs) = (&SIZE.0, &SIZE.1);
         let get = move || position(knobs, policy.get(order));
         knob(&size, "enabled", words, get, move |chosen| policy.set(order, knobs[chosen]))?;
         remembered(&size, "shmem_enabled", &["always", "inherit", "within_size", "advise", "never"], 4)?;
-        counters(&size.add_folder("stats")?, order)?;
+        counters(&size.add_directory("stats")?, order)?;
     }
-    let task = folder.add_folder("khugepaged")?;
+    let task = directory.add_directory("khugepaged")?;
     remembered_bit(&task, "defrag")?;
     let settings: [(&str, &'static Setting); 6] = [
         ("alloc_sleep_millisecs", &collapse::ALLOC_SLEEP),
@@ -121,7 +126,7 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
 }
 
 /// The counters of a folio size.
-fn counters(folder: &Arc<Folder>, order: u8) -> Result<(), Errno> {
+fn counters(directory: &Arc<PseudoDirectory>, order: u8) -> Result<(), Errno> {
     let counted = [
         ("anon_fault_alloc", SizeCounter::Faults),
         ("anon_fault_fallback", SizeCounter::Fallbacks),
@@ -135,7 +140,7 @@ fn counters(folder: &Arc<Folder>, order: u8) -> Result<(), Errno> {
     ];
     let add = |name: &str, count: Box<dyn Fn() -> u64 + Send + Sync>| {
         let make = move || Ok(format!("{}\n", count()).into_bytes());
-        folder.add(name, Text::read_only(folder.system(), make))
+        directory.add(name, Text::read_only(directory.system(), make))
     };
     for (name, counter) in counted {
         add(name, Box::new(move || machine().size_counter(counter, order)))?;

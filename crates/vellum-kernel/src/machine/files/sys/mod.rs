@@ -21,9 +21,9 @@ use vellum::memcg::MemcgId;
 use vellum::platform::{Cpus, Memory};
 use vellum::reclaim::ReclaimScope;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::cgroup::amount;
-use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::cgroup::parse_amount;
 use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::fs::text::{PseudoFs, Text};
 use vellum_kernel::proc::{Text as Words, processors};
 
@@ -32,23 +32,23 @@ use vellum_kernel::proc::{Text as Words, processors};
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn root() -> Result<Arc<Folder>, Errno> {
+pub fn root() -> Result<Arc<PseudoDirectory>, Errno> {
     /// The one root directory, shared by all mounts.
-    static ROOT: Once<Arc<Folder>> = Once::new();
+    static ROOT: Once<Arc<PseudoDirectory>> = Once::new();
     let made = ROOT.try_call_once(|| {
         let system = PseudoFs { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC, owner: None };
-        let root = Folder::new(system, None, None);
-        let memory = root.add_folder("kernel")?.add_folder("mm")?;
-        folios::fill(&memory.add_folder("transparent_hugepage")?)?;
-        merging(&memory.add_folder("ksm")?)?;
+        let root = PseudoDirectory::new(system, None, None);
+        let memory = root.add_directory("kernel")?.add_directory("mm")?;
+        folios::fill(&memory.add_directory("transparent_hugepage")?)?;
+        merging(&memory.add_directory("ksm")?)?;
         audit::fill(&memory)?;
         #[cfg(feature = "holds")]
         holds(&memory)?;
-        let machine = root.add_folder("devices")?.add_folder("system")?;
-        fill_processors(&machine.add_folder("cpu")?)?;
-        fill_nodes(&machine.add_folder("node")?)?;
+        let machine = root.add_directory("devices")?.add_directory("system")?;
+        fill_processors(&machine.add_directory("cpu")?)?;
+        fill_nodes(&machine.add_directory("node")?)?;
         // The mount point of the cgroup file system.
-        root.add_folder("fs")?.add_folder("cgroup")?;
+        root.add_directory("fs")?.add_directory("cgroup")?;
         Ok(root)
     });
     made.cloned()
@@ -56,38 +56,38 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
 
 /// Returns a read-only file.
 fn file(
-    folder: &Arc<Folder>,
+    directory: &Arc<PseudoDirectory>,
     name: &str,
     make: impl Fn(&mut Words) -> fmt::Result + Send + Sync + 'static,
 ) -> Result<(), Errno> {
-    folder.add(name, Text::read_only(folder.system(), move || Words::of(&make)))
+    directory.add(name, Text::read_only(directory.system(), move || Words::of(&make)))
 }
 
 /// The longest times for which a CPU could not be preempted. A write of any value resets them.
 #[cfg(feature = "holds")]
-fn holds(folder: &Arc<Folder>) -> Result<(), Errno> {
+fn holds(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let make = || Words::of(|text| write!(text, "{}", crate::mem::holds::Longest));
     let take = |_: &[u8]| {
         crate::mem::holds::forget();
         Ok(())
     };
-    folder.add("holds", Text::new(folder.system(), 0o644, Some(Box::new(make)), Some(Box::new(take))))
+    directory.add("holds", Text::new(directory.system(), 0o644, Some(Box::new(make)), Some(Box::new(take))))
 }
 
 fn cpus() -> usize {
     machine().platform().count()
 }
 
-fn fill_processors(folder: &Arc<Folder>) -> Result<(), Errno> {
+fn fill_processors(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     for name in ["online", "possible", "present"] {
-        file(folder, name, |text| processors::list(text, 0..cpus()))?;
+        file(directory, name, |text| processors::list(text, 0..cpus()))?;
     }
-    file(folder, "offline", |text| text.write_str("\n"))?;
-    file(folder, "kernel_max", |text| writeln!(text, "{}", crate::arch::percpu::MAX_CPUS - 1))?;
+    file(directory, "offline", |text| text.write_str("\n"))?;
+    file(directory, "kernel_max", |text| writeln!(text, "{}", crate::arch::percpu::MAX_CPUS - 1))?;
     for cpu in 0..cpus() {
-        let own = folder.add_folder(&alloc::format!("cpu{cpu}"))?;
+        let own = directory.add_directory(&alloc::format!("cpu{cpu}"))?;
         file(&own, "online", |text| text.write_str("1\n"))?;
-        let topology = own.add_folder("topology")?;
+        let topology = own.add_directory("topology")?;
         for (name, place) in processors::topology(cpu as u32) {
             file(&topology, name, move |text| place.show(text, cpu, cpus()))?;
         }
@@ -96,19 +96,19 @@ fn fill_processors(folder: &Arc<Folder>) -> Result<(), Errno> {
 }
 
 /// Adds the NUMA nodes, each with its memory and its CPUs.
-fn fill_nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
+fn fill_nodes(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let frames = machine().frames();
     let all = move || 0..frames.nodes();
     let of = |node: usize| (0..cpus()).filter(move |cpu| machine().platform().node(*cpu) == node);
     for name in ["online", "possible"] {
-        file(folder, name, move |text| processors::list(text, all()))?;
+        file(directory, name, move |text| processors::list(text, all()))?;
     }
-    file(folder, "has_cpu", move |text| processors::list(text, all().filter(|node| of(*node).next().is_some())))?;
+    file(directory, "has_cpu", move |text| processors::list(text, all().filter(|node| of(*node).next().is_some())))?;
     for name in ["has_memory", "has_normal_memory"] {
-        file(folder, name, move |text| processors::list(text, all().filter(|node| frames.total_on(*node) > 0)))?;
+        file(directory, name, move |text| processors::list(text, all().filter(|node| frames.total_on(*node) > 0)))?;
     }
     for node in all() {
-        let own = folder.add_folder(&alloc::format!("node{node}"))?;
+        let own = directory.add_directory(&alloc::format!("node{node}"))?;
         file(&own, "cpulist", move |text| processors::list(text, of(node)))?;
         file(&own, "cpumap", move |text| processors::mask(text, of(node), cpus()))?;
         file(&own, "distance", move |text| {
@@ -127,19 +127,19 @@ fn fill_nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
 
 /// Reclaims a number of bytes from a node.
 fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
-    let pages = amount(wanted)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
+    let pages = parse_amount(wanted)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
     let part = ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) };
     if reclaim(Reason::Requested, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
 /// KSM is not implemented: it cannot be switched on.
-fn merging(folder: &Arc<Folder>) -> Result<(), Errno> {
+fn merging(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let zero = || Ok(b"0\n".to_vec());
     let take = |value: &[u8]| if matches!(value.trim_ascii(), b"0" | b"2") { Ok(()) } else { Err(Errno::EINVAL) };
-    let run = Text::new(folder.system(), 0o644, Some(Box::new(zero)), Some(Box::new(take)));
-    folder.add("run", run)?;
+    let run = Text::new(directory.system(), 0o644, Some(Box::new(zero)), Some(Box::new(take)));
+    directory.add("run", run)?;
     for name in ["full_scans", "pages_shared", "pages_sharing", "pages_unshared", "pages_volatile"] {
-        folder.add(name, Text::read_only(folder.system(), zero))?;
+        directory.add(name, Text::read_only(directory.system(), zero))?;
     }
     Ok(())
 }

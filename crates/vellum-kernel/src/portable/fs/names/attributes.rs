@@ -1,4 +1,5 @@
-//! Mode, owner, times and size: who may change them, and what goes with it.
+//! `chmod`, `chown`, `utimensat` and `truncate`: the permission checks, and the changes of mode
+//! bits that these calls imply.
 
 use super::View;
 use crate::errno::Errno;
@@ -6,45 +7,47 @@ use crate::fs::inode::{Change, Inode};
 use crate::fs::meta::{Access, Kind, MODE, SET_GID, SET_UID, Time};
 use linux_raw_sys::general::{CAP_CHOWN, CAP_FSETID};
 
-/// Executable by its group.
-const GROUP_EXECUTES: u32 = 0o010;
+/// `S_IXGRP`.
+const GROUP_EXECUTE: u32 = 0o010;
 
 impl View<'_> {
-    /// `fchmodat`.
+    /// Implements `fchmodat`. Drops `S_ISGID` if the caller neither is in the inode's group nor has
+    /// `CAP_FSETID`.
     ///
     /// # Errors
-    /// `EPERM`, `EOPNOTSUPP` (a link).
+    /// `EPERM`, `EROFS`, `EOPNOTSUPP` (a symbolic link).
     pub fn set_mode(&self, inode: &dyn Inode, mode: u32) -> Result<(), Errno> {
         let meta = inode.meta();
         if meta.kind == Kind::Link {
             return Err(Errno::EOPNOTSUPP);
         }
-        self.names.may_change(meta.device)?;
-        if !self.who.owns(&meta) {
+        self.names.check_writable(meta.device)?;
+        if !self.cred.owns(&meta) {
             return Err(Errno::EPERM);
         }
-        let foreign = !self.who.has(CAP_FSETID) && !self.who.in_group(meta.gid);
+        let foreign = !self.cred.has(CAP_FSETID) && !self.cred.in_group(meta.gid);
         let mode = mode & MODE & if foreign { !SET_GID } else { MODE };
         inode.change(&Change { mode: Some(mode), ..Change::default() })
     }
 
-    /// `fchownat`; what is `None` stays. A program does not stay privileged for its new owner.
+    /// Implements `fchownat`: `None` leaves an ID as it is. Drops `S_ISUID`, and `S_ISGID` of a
+    /// group-executable file, so that a program is not privileged for its new owner.
     ///
     /// # Errors
-    /// `EPERM`.
+    /// `EPERM`, `EROFS`.
     pub fn set_owner(&self, inode: &dyn Inode, uid: Option<u32>, gid: Option<u32>) -> Result<(), Errno> {
         let meta = inode.meta();
-        let keeps =
-            uid.is_none_or(|uid| uid == meta.uid) && gid.is_none_or(|gid| self.who.in_group(gid) || gid == meta.gid);
-        let touches = uid.is_some() || gid.is_some();
-        self.names.may_change(meta.device)?;
-        if touches && !self.who.has(CAP_CHOWN) && !(self.who.uid == meta.uid && keeps) {
+        let own_groups =
+            uid.is_none_or(|uid| uid == meta.uid) && gid.is_none_or(|gid| self.cred.in_group(gid) || gid == meta.gid);
+        let changes = uid.is_some() || gid.is_some();
+        self.names.check_writable(meta.device)?;
+        if changes && !self.cred.has(CAP_CHOWN) && !(self.cred.uid == meta.uid && own_groups) {
             return Err(Errno::EPERM);
         }
         let mut mode = meta.mode;
-        if touches && meta.kind != Kind::Directory {
+        if changes && meta.kind != Kind::Directory {
             mode &= !SET_UID;
-            if mode & GROUP_EXECUTES != 0 {
+            if mode & GROUP_EXECUTE != 0 {
                 mode &= !SET_GID;
             }
         }
@@ -52,11 +55,11 @@ impl View<'_> {
         inode.change(&Change { mode, uid, gid, ..Change::default() })
     }
 
-    /// `utimensat`: times of access and modification; what is `None` stays. `now` says that both
-    /// are the present, which who may write may set too.
+    /// Implements `utimensat`: sets the times of access and modification; `None` leaves a time as
+    /// it is. `now`: both times are the present, which takes write permission and no ownership.
     ///
     /// # Errors
-    /// `EPERM`, `EACCES`.
+    /// `EPERM`, `EACCES`, `EROFS`.
     pub fn set_times(
         &self,
         inode: &dyn Inode,
@@ -65,20 +68,20 @@ impl View<'_> {
         now: bool,
     ) -> Result<(), Errno> {
         let meta = inode.meta();
-        self.names.may_change(meta.device)?;
-        if !self.who.owns(&meta) {
+        self.names.check_writable(meta.device)?;
+        if !self.cred.owns(&meta) {
             if !now {
                 return Err(Errno::EPERM);
             }
-            self.who.may(&meta, Access::WRITE)?;
+            self.cred.may(&meta, Access::WRITE)?;
         }
         inode.change(&Change { accessed, modified, ..Change::default() })
     }
 
-    /// Whether what a path led to may be truncated.
+    /// Checks that `truncate` is permitted on an inode.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL` (no regular file), `EACCES`, `EROFS`.
+    /// `EISDIR`, `EINVAL` (not a regular file), `EACCES`, `EROFS`.
     pub fn may_truncate(&self, inode: &dyn Inode) -> Result<(), Errno> {
         let meta = inode.meta();
         match meta.kind {
@@ -86,7 +89,7 @@ impl View<'_> {
             Kind::Directory => return Err(Errno::EISDIR),
             _ => return Err(Errno::EINVAL),
         }
-        self.names.may_change(meta.device)?;
-        self.who.may(&meta, Access::WRITE)
+        self.names.check_writable(meta.device)?;
+        self.cred.may(&meta, Access::WRITE)
     }
 }

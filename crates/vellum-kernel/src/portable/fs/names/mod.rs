@@ -1,74 +1,82 @@
-//! Names: what all paths have in common, which is mounts and devices; and one caller's [`View`] of
-//! them.
+//! Path names: the mount namespace, path lookup, and the system calls that take paths.
 //!
-//! | file | story |
+//! | file | subject |
 //! |---|---|
-//! | `view` | from a path to an inode, across links and mounts |
-//! | `back` | from an inode to a path |
+//! | `lookup` | path lookup, across symbolic links and mounts; one caller's [`View`] |
+//! | `d_path` | from an inode back to its path: `getcwd`, `/proc/PID/maps` |
 //! | `open` | `openat` |
-//! | `change` | making, linking, removing, renaming |
-//! | `attributes` | mode, owner, times, size |
+//! | `link` | `mkdir`, `mknod`, `symlink`, `link`, `unlink`, `rmdir`, `rename` |
+//! | `attributes` | `chmod`, `chown`, `utimensat`, and the checks of `truncate` |
 
 mod attributes;
-mod back;
-mod change;
+mod d_path;
+mod link;
+mod lookup;
 mod open;
-mod view;
 
-pub use back::Mapped;
-pub use view::{Found, LONGEST_PATH, View};
+pub use d_path::MappedFile;
+pub use lookup::{Found, LONGEST_PATH, View};
 
 use super::inode::{Directory, File, Inode};
-use super::meta::Device;
+use super::meta::{Access, Device};
 use crate::errno::Errno;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use spin::Mutex;
 
-/// What all paths have in common: mounts, and devices.
+/// The rights to a directory that adding and removing its entries requires: write and search.
+const ENTRY_CHANGE: Access = Access(3);
+
+/// A mount namespace, with the drivers of device files.
 #[derive(Default)]
 pub struct Namespace {
     mounts: Mutex<Vec<Mount>>,
     devices: Mutex<Vec<(Device, Arc<dyn File>)>>,
 }
 
-/// A file system on a directory of another.
+/// A mounted file system.
 #[derive(Clone)]
 #[allow(missing_docs)]
 pub struct Mount {
+    /// The mount point.
     pub on: Arc<dyn Inode>,
     pub root: Arc<dyn Inode>,
-    /// As `/proc/mounts` names them.
+    /// The file system type, as in `/proc/mounts`.
     pub kind: &'static str,
-    /// What it was said to be mounted from.
+    /// The source argument of `mount`.
     pub source: Arc<[u8]>,
-    /// Whether nothing may be changed through it.
     pub read_only: bool,
 }
 
-fn same(one: &Arc<dyn Inode>, other: &Arc<dyn Inode>) -> bool {
+/// Returns true if both are the same inode: of the same device, with the same number.
+fn same_inode(one: &Arc<dyn Inode>, other: &Arc<dyn Inode>) -> bool {
     one.meta().identity() == other.meta().identity()
 }
 
+/// Returns a directory's operations.
+///
+/// # Errors
+/// `ENOTDIR`.
 fn directory(inode: &Arc<dyn Inode>) -> Result<&dyn Directory, Errno> {
     inode.directory().ok_or(Errno::ENOTDIR)
 }
 
 impl Namespace {
-    /// Put a file system on a directory, or over the one that is there.
+    /// Mounts a file system on a directory, which may be the root of another mount.
     ///
     /// # Errors
-    /// `ENOTDIR`; `EBUSY`: the directory has another one already, or leads back to itself;
-    /// `ENOMEM`.
+    /// `ENOTDIR`; `EBUSY`: the directory is a mount point already, or the mount would close a
+    /// cycle; `ENOMEM`.
     pub fn mount(&self, mount: Mount) -> Result<(), Errno> {
         directory(&mount.on)?;
         directory(&mount.root)?;
-        // Who comes to the directory goes on to the root, and on from there, but never back.
-        if same(&self.mounted(mount.root.clone()), &mount.on) {
+        // A lookup that reaches the mount point goes on to the root, and to what is mounted on
+        // that: it must never come back to the mount point.
+        if same_inode(&self.follow_mounts(mount.root.clone()), &mount.on) {
             return Err(Errno::EBUSY);
         }
         let mut mounts = self.mounts.lock();
-        if mounts.iter().any(|other| same(&other.on, &mount.on)) {
+        if mounts.iter().any(|other| same_inode(&other.on, &mount.on)) {
             return Err(Errno::EBUSY);
         }
         mounts.try_reserve(1)?;
@@ -76,37 +84,36 @@ impl Namespace {
         Ok(())
     }
 
-    /// Take away the file system with this root that was mounted last.
+    /// Removes the newest mount with this root, and returns it.
     ///
     /// # Errors
-    /// `EINVAL`: none has.
+    /// `EINVAL`: not the root of a mount.
     pub fn unmount(&self, root: &Arc<dyn Inode>) -> Result<Mount, Errno> {
         let mut mounts = self.mounts.lock();
-        let at = mounts.iter().rposition(|mount| same(&mount.root, root)).ok_or(Errno::EINVAL)?;
+        let at = mounts.iter().rposition(|mount| same_inode(&mount.root, root)).ok_or(Errno::EINVAL)?;
         Ok(mounts.remove(at))
     }
 
-    /// Let the file system with this root be changed, or not.
+    /// Sets whether the newest mount with this root is read-only.
     ///
     /// # Errors
-    /// `EINVAL`: none is mounted.
+    /// `EINVAL`: not the root of a mount.
     pub fn set_read_only(&self, root: &Arc<dyn Inode>, read_only: bool) -> Result<(), Errno> {
         let mut mounts = self.mounts.lock();
-        mounts.iter_mut().rfind(|mount| same(&mount.root, root)).ok_or(Errno::EINVAL)?.read_only = read_only;
+        mounts.iter_mut().rfind(|mount| same_inode(&mount.root, root)).ok_or(Errno::EINVAL)?.read_only = read_only;
         Ok(())
     }
 
-    /// Whether an inode of this device may be changed: unless the file system is mounted so that it
-    /// may not, wherever.
+    /// Checks that the inodes of a file system may be changed: that no mount of it is read-only.
     ///
     /// # Errors
     /// `EROFS`.
-    pub fn may_change(&self, device: Device) -> Result<(), Errno> {
+    pub fn check_writable(&self, device: Device) -> Result<(), Errno> {
         let refuses = |mount: &Mount| mount.read_only && mount.root.meta().device == device;
         if self.mounts.lock().iter().any(refuses) { Err(Errno::EROFS) } else { Ok(()) }
     }
 
-    /// Have a device file of this number mean this.
+    /// Registers the driver that device files with this number open.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -117,13 +124,14 @@ impl Namespace {
         Ok(())
     }
 
-    /// All mounts, the oldest first.
+    /// Returns all mounts, the oldest first.
     pub fn mounts(&self) -> Vec<Mount> {
         self.mounts.lock().clone()
     }
 
-    /// What is mounted there, or else the directory itself.
-    fn mounted(&self, mut inode: Arc<dyn Inode>) -> Arc<dyn Inode> {
+    /// Returns the root of the topmost mount on a directory, or the inode itself if nothing is
+    /// mounted on it (Linux: `follow_down`).
+    fn follow_mounts(&self, mut inode: Arc<dyn Inode>) -> Arc<dyn Inode> {
         loop {
             let mounts = self.mounts.lock();
             if mounts.is_empty() {
@@ -137,14 +145,15 @@ impl Namespace {
         }
     }
 
-    /// The directory above, across mounts; itself at the very top.
-    fn above(&self, inode: &Arc<dyn Inode>) -> Arc<dyn Inode> {
+    /// Returns the parent directory, across mounts; the topmost root is its own parent.
+    fn parent_of(&self, inode: &Arc<dyn Inode>) -> Arc<dyn Inode> {
         let mut at = inode.clone();
         loop {
             if let Some(parent) = at.directory().and_then(|directory| directory.parent()) {
-                return self.mounted(parent);
+                return self.follow_mounts(parent);
             }
-            let under = self.mounts.lock().iter().find(|mount| same(&mount.root, &at)).map(|mount| mount.on.clone());
+            let under =
+                self.mounts.lock().iter().find(|mount| same_inode(&mount.root, &at)).map(|mount| mount.on.clone());
             match under {
                 Some(on) => at = on,
                 None => return at,

@@ -1,6 +1,6 @@
-//! `openat`.
+//! Implements `openat`.
 
-use super::{View, directory};
+use super::{ENTRY_CHANGE, View, directory};
 use crate::errno::Errno;
 use crate::fs::inode::{File, Inode};
 use crate::fs::meta::{Access, Device, Kind};
@@ -11,17 +11,17 @@ use linux_raw_sys::general::{
 };
 
 impl View<'_> {
-    /// `openat`, with `mode` for what is made, the umask taken off. To wait for the other end of a
-    /// FIFO is the caller's part ([`Open::wait_until_connected`]).
+    /// Implements `openat`. A new file gets `mode`, from which the caller has removed the umask.
+    /// The caller waits for the other end of a FIFO ([`Open::wait_until_connected`]).
     ///
     /// # Errors
-    /// As `openat`.
+    /// Those of `openat`.
     pub fn open(&self, path: &[u8], flags: u32, mode: u32) -> Result<Open, Errno> {
         if flags & O_PATH != 0 {
             return self.open_path(path, flags);
         }
         if flags & O_TMPFILE == O_TMPFILE {
-            return self.open_nameless(path, flags, mode);
+            return self.open_tmpfile(path, flags, mode);
         }
         let create = flags & O_CREAT != 0;
         if create && flags & O_DIRECTORY != 0 {
@@ -42,11 +42,11 @@ impl View<'_> {
                 if found.must_be_directory {
                     return Err(Errno::EISDIR);
                 }
-                match self.make_found(&found, Kind::Regular, mode, Device::default(), &[]) {
-                    // Somebody was faster.
+                match self.make_at(&found, Kind::Regular, mode, Device::default(), &[]) {
+                    // Another thread has created the file since the lookup.
                     Err(Errno::EEXIST) if !exclusive => continue,
                     Err(error) => return Err(error),
-                    // Who makes a file may do with it what it wants, whatever its mode says.
+                    // The creator's access is not checked against the new file's mode.
                     Ok(inode) => {
                         let file = self.file(&inode, flags)?;
                         return Ok(Open::new(inode, file, flags, name));
@@ -60,10 +60,10 @@ impl View<'_> {
         }
     }
 
-    /// Open what there is.
+    /// Opens an existing inode. `name`: the name by which it was found.
     ///
     /// # Errors
-    /// As `openat`.
+    /// Those of `openat`.
     pub fn open_inode(&self, inode: Arc<dyn Inode>, flags: u32, name: Option<Name>) -> Result<Open, Errno> {
         let meta = inode.meta();
         let writes = flags & O_ACCMODE != O_RDONLY || flags & O_TRUNC != 0;
@@ -74,19 +74,19 @@ impl View<'_> {
             _ if flags & O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
             _ => {}
         }
-        // Whose it is wants to know who reads it.
-        if flags & O_NOATIME != 0 && !self.who.owns(&meta) {
+        // The access time records reads for the owner: only the owner may turn that off.
+        if flags & O_NOATIME != 0 && !self.cred.owns(&meta) {
             return Err(Errno::EPERM);
         }
         if flags & O_ACCMODE != O_WRONLY {
-            self.who.may(&meta, Access::READ)?;
+            self.cred.may(&meta, Access::READ)?;
         }
         if writes {
-            // What goes to a device or a pipe changes nothing here.
+            // Writes to a device or a FIFO change nothing in the file system.
             if meta.kind == Kind::Regular {
-                self.names.may_change(meta.device)?;
+                self.names.check_writable(meta.device)?;
             }
-            self.who.may(&meta, Access::WRITE)?;
+            self.cred.may(&meta, Access::WRITE)?;
         }
         if flags & O_TRUNC != 0 && meta.kind == Kind::Regular {
             inode.truncate(0)?;
@@ -95,7 +95,11 @@ impl View<'_> {
         Ok(Open::new(inode, file, flags, name))
     }
 
-    /// What reads and writes of an inode go to.
+    /// Returns the file that handles reads and writes: a device's driver, or what the inode opens.
+    /// Returns `None` for a directory.
+    ///
+    /// # Errors
+    /// `ENXIO`: no driver, or a FIFO without readers; the inode's own.
     fn file(&self, inode: &Arc<dyn Inode>, flags: u32) -> Result<Option<Arc<dyn File>>, Errno> {
         let meta = inode.meta();
         match meta.kind {
@@ -109,6 +113,7 @@ impl View<'_> {
         }
     }
 
+    /// Opens with `O_PATH`: for the name only.
     fn open_path(&self, path: &[u8], flags: u32) -> Result<Open, Errno> {
         let found = self.find(path, flags & O_NOFOLLOW == 0)?;
         let inode = found.inode.ok_or(Errno::ENOENT)?;
@@ -120,15 +125,16 @@ impl View<'_> {
         Ok(Open::new(inode, None, flags & (O_PATH | O_DIRECTORY | O_NOFOLLOW), name))
     }
 
-    fn open_nameless(&self, path: &[u8], flags: u32, mode: u32) -> Result<Open, Errno> {
+    /// Opens with `O_TMPFILE`: creates a regular file without a name in the directory `path`.
+    fn open_tmpfile(&self, path: &[u8], flags: u32, mode: u32) -> Result<Open, Errno> {
         if flags & O_ACCMODE == O_RDONLY {
             return Err(Errno::EINVAL);
         }
         let parent = self.get(path, true)?;
-        self.names.may_change(parent.meta().device)?;
-        self.who.may(&parent.meta(), Access(3))?;
-        let new = self.inode_in(&parent.meta(), Kind::Regular, mode, Device::default(), &[]);
-        let inode = directory(&parent)?.make_nameless(&new)?;
+        self.names.check_writable(parent.meta().device)?;
+        self.cred.may(&parent.meta(), ENTRY_CHANGE)?;
+        let new = self.new_inode_in(&parent.meta(), Kind::Regular, mode, Device::default(), &[]);
+        let inode = directory(&parent)?.make_tmpfile(&new)?;
         let file = inode.clone().open(flags)?;
         Ok(Open::new(inode, Some(file), flags & !O_TMPFILE, None))
     }

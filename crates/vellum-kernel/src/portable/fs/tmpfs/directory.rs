@@ -1,19 +1,19 @@
-//! Making, linking, removing and renaming.
+//! Directory operations: creating, linking, removing and renaming entries.
 
 use super::entries::Entries;
 use super::node::{self, Node};
 use crate::errno::Errno;
-use crate::fs::inode::{Directory, Entry, Inode, New};
+use crate::fs::inode::{Directory, Entry, Inode, NewInode};
 use crate::fs::meta::Kind;
 use alloc::sync::{Arc, Weak};
 use core::mem;
 use linux_raw_sys::general::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 use spin::MutexGuard;
 
-/// One directory's entries, or those of two, locked.
+/// The locked entries of a rename's one or two directories.
 struct Pair<'a> {
     from: MutexGuard<'a, Entries>,
-    /// None if it is the same directory.
+    /// `None` if both are the same directory.
     to: Option<MutexGuard<'a, Entries>>,
 }
 
@@ -24,7 +24,7 @@ impl Pair<'_> {
 }
 
 impl Node {
-    /// Whether it is `other` or somewhere below it. Under `renaming`.
+    /// Returns true if this inode is `other`, or a directory below it. The caller holds `renaming`.
     fn is_within(&self, other: &Node) -> bool {
         let mut at = self.this.upgrade();
         while let Some(node) = at {
@@ -36,9 +36,13 @@ impl Node {
         false
     }
 
-    /// Whether `old` may give way to this one; under all locks. If it is a directory, nothing can
-    /// be made in it any more.
-    fn replaces(&self, old: &Node) -> Result<(), Errno> {
+    /// Checks that a rename may replace `old` by this inode. If `old` is a directory, marks it as
+    /// removed, so that nothing is created in it from now on. The caller holds all locks of the
+    /// rename.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `EISDIR`, `ENOTEMPTY`.
+    fn begin_replace(&self, old: &Node) -> Result<(), Errno> {
         match (self.is_directory(), old.entries()) {
             (true, None) => Err(Errno::ENOTDIR),
             (false, Some(_)) => Err(Errno::EISDIR),
@@ -47,8 +51,8 @@ impl Node {
         }
     }
 
-    /// It has lost a name. A directory has lost its only one.
-    fn lose_name(&self) {
+    /// Takes off the link of a removed name. A directory had no other: it is marked as removed.
+    fn drop_link(&self) {
         self.count_link(false);
         if let Some(entries) = self.entries() {
             let mut entries = entries.lock();
@@ -58,8 +62,9 @@ impl Node {
         }
     }
 
-    /// A directory moves from here to `to`.
-    fn moves(&self, moved: &Node, to: &Node) {
+    /// Completes the move of `moved` from this directory to `to`: a directory gets its new parent,
+    /// and counts as a link of it.
+    fn finish_move(&self, moved: &Node, to: &Node) {
         if let Some(entries) = moved.entries() {
             entries.lock().parent = to.this.clone();
             if self.number != to.number {
@@ -72,7 +77,11 @@ impl Node {
 }
 
 impl Node {
-    /// Rename; or say false if something was made under the new name meanwhile.
+    /// Renames an entry. Returns false, with nothing changed, if an entry with the new name was
+    /// created after this checked that there is none: the caller retries.
+    ///
+    /// # Errors
+    /// Those of `renameat2`.
     fn try_rename(&self, name: &[u8], to: &Node, to_name: &[u8], flags: u32) -> Result<bool, Errno> {
         let exchange = match flags {
             0 | RENAME_NOREPLACE => false,
@@ -94,7 +103,7 @@ impl Node {
         let from_entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
         let to_entries = if self.number == to.number { None } else { to.entries().map(|entries| entries.lock()) };
         let mut pair = Pair { from: from_entries, to: to_entries };
-        // Names go under `renaming` only, but new ones may come where there was nothing.
+        // `renaming` excludes removals, but an entry may have been created since `to` was searched.
         if old.is_none() && pair.to().find(to_name).is_some() {
             return Ok(false);
         }
@@ -108,7 +117,7 @@ impl Node {
                 None
             }
             Some(old) => {
-                moved.replaces(old)?;
+                moved.begin_replace(old)?;
                 pair.to().replace(to_name, moved.clone());
                 pair.from.remove(name);
                 Some(old)
@@ -121,20 +130,20 @@ impl Node {
             }
         };
         drop(pair);
-        self.moves(&moved, to);
+        self.finish_move(&moved, to);
         if exchange && let Some(old) = &old {
-            to.moves(old, self);
+            to.finish_move(old, self);
         }
         if let Some(replaced) = replaced {
-            replaced.lose_name();
+            replaced.drop_link();
             if replaced.is_directory() {
                 to.count_link(false);
             }
         }
-        self.modified();
-        to.modified();
+        self.touch_modified();
+        to.touch_modified();
         drop(renaming);
-        // Perhaps the last references: dropped under no lock.
+        // These may be the last references: they are dropped with no lock held.
         mem::drop((moved, old));
         Ok(true)
     }
@@ -155,17 +164,17 @@ impl Directory for Node {
         if entries.removed {
             return Err(Errno::ENOENT);
         }
-        for (position, name, node) in entries.starting(from) {
+        for (position, name, node) in entries.iter_from(from) {
             if !each(Entry { name, inode: node.number, kind: node.kind(), next: position + 1 }) {
                 break;
             }
         }
         drop(entries);
-        self.accessed();
+        self.touch_accessed();
         Ok(())
     }
 
-    fn make(&self, name: &[u8], new: &New<'_>) -> Result<Arc<dyn Inode>, Errno> {
+    fn make(&self, name: &[u8], new: &NewInode<'_>) -> Result<Arc<dyn Inode>, Errno> {
         let this = self.this.upgrade().ok_or(Errno::ENOENT)?;
         let made = node::make(&self.fs, new, Some(&this))?;
         let mut entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
@@ -178,13 +187,13 @@ impl Directory for Node {
         if new.kind == Kind::Directory {
             self.count_link(true);
         }
-        self.modified();
+        self.touch_modified();
         Ok(made)
     }
 
-    fn make_nameless(&self, new: &New<'_>) -> Result<Arc<dyn Inode>, Errno> {
+    fn make_tmpfile(&self, new: &NewInode<'_>) -> Result<Arc<dyn Inode>, Errno> {
         let made = node::make(&self.fs, new, None)?;
-        made.unnamed(true);
+        made.clear_links(true);
         Ok(made)
     }
 
@@ -204,21 +213,21 @@ impl Directory for Node {
         {
             let now = self.fs.host.now();
             let mut attributes = node.attributes.lock();
-            if attributes.links == 0 && !attributes.nameless {
+            if attributes.links == 0 && !attributes.linkable {
                 return Err(Errno::ENOENT);
             }
             attributes.links = attributes.links.checked_add(1).ok_or(Errno::EMLINK)?;
-            attributes.nameless = false;
+            attributes.linkable = false;
             attributes.changed = now;
         }
         entries.add(name, node);
         drop(entries);
-        self.modified();
+        self.touch_modified();
         Ok(())
     }
 
     fn remove(&self, name: &[u8], directory: bool) -> Result<(), Errno> {
-        // For a second directory's lock.
+        // A directory to remove is locked below its parent.
         let renaming = self.fs.renaming.lock();
         let mut entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
         let node = entries.find(name).ok_or(Errno::ENOENT)?;
@@ -231,14 +240,15 @@ impl Directory for Node {
         let node = entries.remove(name);
         drop(entries);
         if let Some(node) = &node {
-            node.lose_name();
+            node.drop_link();
         }
         if directory {
             self.count_link(false);
         }
-        self.modified();
+        self.touch_modified();
         drop(renaming);
-        // The last reference may go here, and with it the contents: under no lock.
+        // This may be the last reference, which frees the contents: it is dropped with no lock
+        // held.
         drop(node);
         Ok(())
     }

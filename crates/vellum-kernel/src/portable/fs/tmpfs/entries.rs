@@ -1,5 +1,5 @@
-//! The entries of a directory: found by name, listed by position. A position never changes and is
-//! never used again, so that a listing goes on where it was, whatever came and went meanwhile.
+//! A directory's entries: found by name, listed by position. A position never changes and is never
+//! reused, so that `getdents64` resumes correctly while entries are added and removed.
 
 use super::node::Node;
 use crate::errno::Errno;
@@ -10,24 +10,28 @@ use alloc::vec::Vec;
 use core::hash::BuildHasher;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
+/// A directory's entries.
 pub(super) struct Entries {
-    /// Of the directory that this one is in; dangling for a root, or once removed.
+    /// The parent directory; dangling for a root, and for a removed directory.
     pub parent: Weak<Node>,
-    /// Nothing can be added any more.
+    /// The directory was removed: nothing can be added (Linux: `S_DEAD`).
     pub removed: bool,
-    /// Ascending by position; what was removed leaves a gap until there are too many.
+    /// Ascending by position. A removed entry leaves an empty slot, until there are too many of
+    /// them.
     slots: Vec<Slot>,
-    /// Positions, by the hash of the name.
+    /// Positions by name.
     index: HashTable<u64>,
     hash: DefaultHashBuilder,
-    next: u64,
+    next_position: u64,
 }
 
+/// A position, and its entry until that is removed.
 struct Slot {
     position: u64,
     entry: Option<(Box<[u8]>, Arc<Node>)>,
 }
 
+/// Returns the name and inode of the entry at a position.
 fn at(slots: &[Slot], position: u64) -> Option<&(Box<[u8]>, Arc<Node>)> {
     let index = slots.binary_search_by_key(&position, |slot| slot.position).ok()?;
     slots[index].entry.as_ref()
@@ -36,26 +40,34 @@ fn at(slots: &[Slot], position: u64) -> Option<&(Box<[u8]>, Arc<Node>)> {
 impl Entries {
     pub fn new(parent: Weak<Node>) -> Self {
         let (slots, index) = (Vec::new(), HashTable::new());
-        Entries { parent, removed: false, slots, index, hash: DefaultHashBuilder::default(), next: FIRST }
+        Entries { parent, removed: false, slots, index, hash: DefaultHashBuilder::default(), next_position: FIRST }
     }
 
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
+    /// Returns the inode of an entry.
     pub fn find(&self, name: &[u8]) -> Option<&Arc<Node>> {
         let same = |position: &u64| at(&self.slots, *position).is_some_and(|(own, _)| **own == *name);
         let position = self.index.find(self.hash.hash_one(name), same)?;
         at(&self.slots, *position).map(|(_, node)| node)
     }
 
-    /// From now on nothing can be added; if there is nothing.
+    /// Marks an empty directory as removed, so that nothing can be added.
+    ///
+    /// # Errors
+    /// `ENOTEMPTY`.
     pub fn close(&mut self) -> Result<(), Errno> {
         self.removed = self.len() == 0;
         if self.removed { Ok(()) } else { Err(Errno::ENOTEMPTY) }
     }
 
-    /// Have memory for one more entry; what is added next can't fail.
+    /// Allocates all that one more entry takes, so that the next [`Entries::add`] cannot fail.
+    /// Returns a copy of the name for it.
+    ///
+    /// # Errors
+    /// `ENOENT`: the directory was removed; `ENOMEM`.
     pub fn reserve(&mut self, name: &[u8]) -> Result<Box<[u8]>, Errno> {
         if self.removed {
             return Err(Errno::ENOENT);
@@ -70,10 +82,10 @@ impl Entries {
         Ok(copy.into_boxed_slice())
     }
 
-    /// Add an entry, whose name is not there and comes from [`Entries::reserve`].
+    /// Adds an entry. `name` comes from [`Entries::reserve`], and no entry has it.
     pub fn add(&mut self, name: Box<[u8]>, node: Arc<Node>) {
-        let position = self.next;
-        self.next += 1;
+        let position = self.next_position;
+        self.next_position += 1;
         let hashed = self.hash.hash_one(&*name);
         self.slots.push(Slot { position, entry: Some((name, node)) });
         let (slots, hash) = (&self.slots, &self.hash);
@@ -81,6 +93,7 @@ impl Entries {
         self.index.insert_unique(hashed, position, rehash);
     }
 
+    /// Removes an entry, and returns its inode.
     pub fn remove(&mut self, name: &[u8]) -> Option<Arc<Node>> {
         let hashed = self.hash.hash_one(name);
         let slots = &self.slots;
@@ -94,7 +107,7 @@ impl Entries {
         entry.map(|(_, node)| node)
     }
 
-    /// Let a name stand for another inode; for which it stood.
+    /// Sets the inode of an existing entry, and returns the former one.
     pub fn replace(&mut self, name: &[u8], node: Arc<Node>) -> Option<Arc<Node>> {
         let same = |position: &u64| at(&self.slots, *position).is_some_and(|(own, _)| **own == *name);
         let position = *self.index.find(self.hash.hash_one(name), same)?;
@@ -103,8 +116,8 @@ impl Entries {
         Some(core::mem::replace(old, node))
     }
 
-    /// Entries from a position on, with theirs.
-    pub fn starting(&self, position: u64) -> impl Iterator<Item = (u64, &[u8], &Arc<Node>)> {
+    /// Iterates over position, name and inode of the entries from a position on.
+    pub fn iter_from(&self, position: u64) -> impl Iterator<Item = (u64, &[u8], &Arc<Node>)> {
         let first = self.slots.partition_point(|slot| slot.position < position);
         self.slots[first..].iter().filter_map(|slot| {
             let (name, node) = slot.entry.as_ref()?;

@@ -1,17 +1,19 @@
-//! The file system in memory.
+//! tmpfs: the file system in memory. Times and pages come from the kernel ([`Host`]).
 //!
-//! # Locks
-//! `renaming` of the file system comes first: who holds two directories' locks holds it, so their
-//! order does not matter. Then a directory's entries, then an inode's attributes. A regular file's
-//! `writing` is outside of attributes, and of the locks of its contents. Times and contents come
-//! from the kernel ([`Host`]).
+//! # Lock order
+//! 1. `Tmpfs::renaming`. A thread that locks two directories holds it, so the order of these two
+//!    does not matter (Linux: `s_vfs_rename_mutex`).
+//! 2. A directory's entries.
+//! 3. An inode's attributes.
 //!
-//! | file | story |
+//! A regular file's `seals` come before its attributes, and before the locks of its pages.
+//!
+//! | file | subject |
 //! |---|---|
-//! | `node` | inodes and what is true of all of them |
-//! | `entries` | the entries of a directory, by name and by position |
-//! | `directory` | making, linking, removing, renaming |
-//! | `regular` | reads, writes, holes, seals |
+//! | `node` | inodes: what all kinds have in common |
+//! | `entries` | a directory's entries, by name and by position |
+//! | `directory` | creating, linking, removing, renaming |
+//! | `regular` | regular files: reads, writes, holes, seals |
 
 mod directory;
 mod entries;
@@ -20,7 +22,7 @@ mod regular;
 #[cfg(test)]
 mod tests;
 
-use super::inode::New;
+use super::inode::NewInode;
 use super::meta::{Device, Kind, Time};
 use super::pages::Pages;
 use crate::errno::Errno;
@@ -29,53 +31,62 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub use node::Node;
 use spin::Mutex;
 
-/// What a file system in memory needs of the kernel.
+/// The services of the kernel that a tmpfs uses.
 pub trait Host: Send + Sync {
-    /// The time of day.
+    /// Returns the time of day.
     fn now(&self) -> Time;
 
-    /// Contents for a new regular file, empty.
+    /// Returns pages for a new regular file: no pages, of size 0.
     ///
     /// # Errors
     /// `ENOMEM`.
     fn pages(&self) -> Result<Arc<dyn Pages>, Errno>;
 
-    /// How many pages of 4096 bytes there may be, and how many of these are free.
-    fn space(&self) -> (u64, u64);
+    /// Returns the capacity.
+    fn space(&self) -> Capacity;
 }
 
-/// A file system in memory.
+/// A tmpfs's capacity, in pages of 4096 bytes.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Capacity {
+    pub total: u64,
+    pub free: u64,
+}
+
+/// A tmpfs instance.
 pub struct Tmpfs {
     device: Device,
     host: Arc<dyn Host>,
-    next: AtomicU64,
+    next_inode: AtomicU64,
     renaming: Mutex<()>,
 }
 
 impl Tmpfs {
-    /// A new one with an empty root of mode `mode`, which is returned; `minor` is the minor number
-    /// of its device, which tells it from others.
+    /// Creates a tmpfs, and returns its empty root directory of mode `mode`. `minor`: the minor
+    /// number of its device, which no other file system has.
     pub fn root(host: Arc<dyn Host>, minor: u32, mode: u32) -> Arc<Node> {
-        let fs = Tmpfs { device: Device { major: 0, minor }, host, next: AtomicU64::new(1), renaming: Mutex::new(()) };
-        let new = New { kind: Kind::Directory, mode, uid: 0, gid: 0, special: Device::default(), target: &[] };
-        // A directory has no contents that could be refused.
+        let fs =
+            Tmpfs { device: Device { major: 0, minor }, host, next_inode: AtomicU64::new(1), renaming: Mutex::new(()) };
+        let new = NewInode { kind: Kind::Directory, mode, uid: 0, gid: 0, special: Device::default(), target: &[] };
         node::directory(&Arc::new(fs), &new, None)
     }
 
-    fn number(&self) -> u64 {
-        self.next.fetch_add(1, Relaxed)
+    /// Returns an unused inode number.
+    fn new_number(&self) -> u64 {
+        self.next_inode.fetch_add(1, Relaxed)
     }
 }
 
-/// `memfd_create`: a file of the file system that `beside` is of, without a name; with `sealable`,
-/// seals may be added.
+/// Implements `memfd_create`: creates a regular file without a name in the file system of `beside`.
+/// `sealable`: seals may be added (`MFD_ALLOW_SEALING`).
 ///
 /// # Errors
 /// `ENOMEM`.
 pub fn memfd(beside: &Node, uid: u32, gid: u32, sealable: bool) -> Result<Arc<Node>, Errno> {
-    let new = New { kind: Kind::Regular, mode: 0o777, uid, gid, special: Device::default(), target: &[] };
+    let new = NewInode { kind: Kind::Regular, mode: 0o777, uid, gid, special: Device::default(), target: &[] };
     let node = node::make(&beside.fs, &new, None)?;
-    node.unnamed(false);
+    node.clear_links(false);
     if sealable {
         node.allow_seals();
     }

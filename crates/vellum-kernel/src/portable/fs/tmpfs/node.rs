@@ -1,10 +1,10 @@
-//! Inodes, and what is true of all of them.
+//! Inodes: attributes, creation, and the operations that all kinds have in common.
 
-use super::Tmpfs;
 use super::entries::Entries;
 use super::regular::Regular;
+use super::{Capacity, Tmpfs};
 use crate::errno::Errno;
-use crate::fs::inode::{Change, Directory, File, Inode, New, Space};
+use crate::fs::inode::{Change, Directory, File, Inode, NewInode, Space};
 use crate::fs::meta::{Device, Kind, MODE, Meta, Time};
 use crate::fs::pipe::Pipe;
 use alloc::boxed::Box;
@@ -14,12 +14,12 @@ use core::any::Any;
 use linux_raw_sys::general::TMPFS_MAGIC;
 use spin::Mutex;
 
-/// The longest target of a symbolic link.
+/// The longest target of a symbolic link, without a NUL.
 const LONGEST_TARGET: usize = 4095;
-/// What a directory's size says for each entry, as Linux has it.
+/// The bytes that each entry adds to a directory's `st_size` (Linux: `BOGO_DIRENT_SIZE`).
 const ENTRY_SIZE: u64 = 20;
 
-/// An inode in memory.
+/// A tmpfs inode.
 pub struct Node {
     pub(super) fs: Arc<Tmpfs>,
     pub(super) this: Weak<Node>,
@@ -29,36 +29,42 @@ pub struct Node {
     pub(super) body: Body,
 }
 
+/// The attributes that change over an inode's life.
 pub(super) struct Attributes {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
     pub links: u32,
-    /// Without a name, and may get one.
-    pub nameless: bool,
+    /// The inode has no name, but `linkat` may give it one (Linux: `I_LINKABLE`).
+    pub linkable: bool,
     pub accessed: Time,
     pub modified: Time,
     pub changed: Time,
     born: Time,
 }
 
+/// The contents of an inode, by its kind.
 pub(super) enum Body {
     Directory(Mutex<Entries>),
     Regular(Regular),
     Link(Box<[u8]>),
     Fifo(Arc<Pipe>),
-    /// Devices and sockets.
+    /// A device or a socket.
     Other(Kind),
 }
 
-/// A directory.
-pub(super) fn directory(fs: &Arc<Tmpfs>, new: &New<'_>, parent: Option<&Arc<Node>>) -> Arc<Node> {
+/// Returns a new empty directory, which is not in `parent`'s entries yet.
+pub(super) fn directory(fs: &Arc<Tmpfs>, new: &NewInode<'_>, parent: Option<&Arc<Node>>) -> Arc<Node> {
     let parent = parent.map_or(Weak::new(), Arc::downgrade);
-    with(fs, new, Body::Directory(Mutex::new(Entries::new(parent))))
+    with_body(fs, new, Body::Directory(Mutex::new(Entries::new(parent))))
 }
 
-/// An inode with one link, or a directory in `parent` with two.
-pub(super) fn make(fs: &Arc<Tmpfs>, new: &New<'_>, parent: Option<&Arc<Node>>) -> Result<Arc<Node>, Errno> {
+/// Returns a new inode, which is in no directory yet. It counts one link, a directory two; `parent`
+/// is a directory's parent.
+///
+/// # Errors
+/// `ENAMETOOLONG`, `ENOMEM`.
+pub(super) fn make(fs: &Arc<Tmpfs>, new: &NewInode<'_>, parent: Option<&Arc<Node>>) -> Result<Arc<Node>, Errno> {
     let body = match new.kind {
         Kind::Directory => return Ok(directory(fs, new, parent)),
         Kind::Regular => Body::Regular(Regular::new(fs.host.pages()?)),
@@ -67,9 +73,10 @@ pub(super) fn make(fs: &Arc<Tmpfs>, new: &New<'_>, parent: Option<&Arc<Node>>) -
         Kind::Fifo => Body::Fifo(Arc::default()),
         kind => Body::Other(kind),
     };
-    Ok(with(fs, new, body))
+    Ok(with_body(fs, new, body))
 }
 
+/// Returns a copy, or `ENOMEM`.
 fn copy(bytes: &[u8]) -> Result<Vec<u8>, Errno> {
     let mut copy = Vec::new();
     copy.try_reserve_exact(bytes.len())?;
@@ -77,24 +84,26 @@ fn copy(bytes: &[u8]) -> Result<Vec<u8>, Errno> {
     Ok(copy)
 }
 
-fn with(fs: &Arc<Tmpfs>, new: &New<'_>, body: Body) -> Arc<Node> {
+/// Returns a new inode with this body.
+fn with_body(fs: &Arc<Tmpfs>, new: &NewInode<'_>, body: Body) -> Arc<Node> {
     let now = fs.host.now();
     let attributes = Attributes {
         mode: new.mode & MODE,
         uid: new.uid,
         gid: new.gid,
         links: if new.kind == Kind::Directory { 2 } else { 1 },
-        nameless: false,
+        linkable: false,
         accessed: now,
         modified: now,
         changed: now,
         born: now,
     };
-    let (fs, number, special) = (fs.clone(), fs.number(), new.special);
+    let (fs, number, special) = (fs.clone(), fs.new_number(), new.special);
     Arc::new_cyclic(|this| Node { fs, this: this.clone(), number, special, attributes: Mutex::new(attributes), body })
 }
 
 impl Node {
+    /// Returns the entries of a directory, or `None` for other kinds.
     pub(super) fn entries(&self) -> Option<&Mutex<Entries>> {
         if let Body::Directory(entries) = &self.body { Some(entries) } else { None }
     }
@@ -113,32 +122,33 @@ impl Node {
         }
     }
 
-    /// It has no name (yet).
-    pub(super) fn unnamed(&self, may_get_one: bool) {
+    /// Sets the link count of an inode without a name to zero. `linkable`: `linkat` may give it a
+    /// name.
+    pub(super) fn clear_links(&self, linkable: bool) {
         let mut attributes = self.attributes.lock();
         attributes.links = 0;
-        attributes.nameless = may_get_one;
+        attributes.linkable = linkable;
     }
 
-    /// What is in it has changed.
-    pub(super) fn modified(&self) {
+    /// Records that the contents were changed now.
+    pub(super) fn touch_modified(&self) {
         let now = self.fs.host.now();
         let mut attributes = self.attributes.lock();
         (attributes.modified, attributes.changed) = (now, now);
     }
 
-    /// It was read. The time is kept only as far as that tells whether it was read since it changed
-    /// (`relatime`).
-    pub(super) fn accessed(&self) {
+    /// Records a read under the rule of `relatime`: the access time changes only if it is not later
+    /// than the last change, or a day old.
+    pub(super) fn touch_accessed(&self) {
         let now = self.fs.host.now();
         let mut attributes = self.attributes.lock();
-        let known = attributes.accessed;
-        if known <= attributes.modified || known <= attributes.changed || now.seconds - known.seconds >= 86400 {
+        let last = attributes.accessed;
+        if last <= attributes.modified || last <= attributes.changed || now.seconds - last.seconds >= 86400 {
             attributes.accessed = now;
         }
     }
 
-    /// One link more or less.
+    /// Adds one to the link count, or takes one off.
     pub(super) fn count_link(&self, more: bool) {
         let now = self.fs.host.now();
         let mut attributes = self.attributes.lock();
@@ -209,8 +219,8 @@ impl Inode for Node {
     }
 
     fn space(&self) -> Space {
-        let (pages, free_pages) = self.fs.host.space();
-        Space { magic: TMPFS_MAGIC, pages, free_pages, inodes: pages, free_inodes: free_pages }
+        let Capacity { total, free } = self.fs.host.space();
+        Space { magic: TMPFS_MAGIC, pages: total, free_pages: free, inodes: total, free_inodes: free }
     }
 
     fn as_any(&self) -> &dyn Any {

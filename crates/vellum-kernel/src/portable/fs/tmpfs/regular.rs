@@ -15,21 +15,25 @@ use linux_raw_sys::general::{
 };
 use spin::Mutex;
 
-/// As much is written at once; then others go first.
-const PIECE: usize = 16 << 10;
-/// A write gets its memory in pieces of this size as well, in one folio if policy
-/// allows: so a program's text is contiguous.
-const AHEAD: u64 = 64 << 10;
-/// `fallocate` allocates as much at once; then others go first. No folio is larger.
-const ALLOCATED: u64 = 2 << 20;
+/// The most bytes that one call of `write` takes. `Open` calls again for the rest; other threads
+/// get their turn between the calls.
+const WRITE_CHUNK: usize = 16 << 10;
+/// The size of the aligned range that a long write announces to the page cache, which may allocate
+/// one folio for it: so a program's text is contiguous.
+const EXPECTED: u64 = 64 << 10;
+/// The aligned range that one step of `fallocate` allocates; no folio is larger. Other threads get
+/// their turn between the steps.
+const FALLOCATE_CHUNK: u64 = 2 << 20;
 const PUNCH: u32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
 const ALL_SEALS: u32 = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE | F_SEAL_EXEC;
 
+/// The contents of a regular file.
 pub(super) struct Regular {
     pub pages: Arc<dyn Pages>,
-    /// Held by who writes or changes the size; what may not be done any more (`F_SEAL_*`).
+    /// `F_SEAL_*`: the operations that are no longer permitted. Writes and size changes hold the
+    /// lock.
     seals: Mutex<u32>,
-    /// One write after the other.
+    /// Serializes writes that take several calls.
     write_lock: SleepLock,
 }
 
@@ -44,13 +48,17 @@ impl Node {
         if let Body::Regular(regular) = &self.body { Ok(regular) } else { Err(Errno::EINVAL) }
     }
 
-    /// Seals may be added.
+    /// Permits adding seals, which a new file does not.
     pub(super) fn allow_seals(&self) {
         if let Ok(regular) = self.regular() {
             *regular.seals.lock() = 0;
         }
     }
 
+    /// Sets the size.
+    ///
+    /// # Errors
+    /// `EINVAL`: not a regular file; `EPERM`: sealed; those of [`Pages::set_size`].
     pub(super) fn set_size(&self, size: u64) -> Result<(), Errno> {
         let regular = self.regular()?;
         let seals = regular.seals.lock();
@@ -59,17 +67,18 @@ impl Node {
             return Err(Errno::EPERM);
         }
         regular.pages.set_size(size)?;
-        self.modified();
+        self.touch_modified();
         Ok(())
     }
 
-    /// Write at an offset, or at the end; where it began, and how many bytes.
-    fn put(&self, at: Option<u64>, from: &mut dyn Source) -> Result<(u64, usize), Errno> {
+    /// Writes at an offset, or at the end of the file. Returns the offset of the first byte, and
+    /// the number of bytes written, at most [`WRITE_CHUNK`].
+    fn write_chunk(&self, at: Option<u64>, from: &mut dyn Source) -> Result<(u64, usize), Errno> {
         let regular = self.regular()?;
         let seals = regular.seals.lock();
         let size = regular.pages.size();
         let at = at.unwrap_or(size);
-        let mut most = PIECE;
+        let mut most = WRITE_CHUNK;
         if from.left() == 0 {
             return Ok((at, 0));
         }
@@ -82,14 +91,18 @@ impl Node {
             }
             most = most.min((size - at) as usize);
         }
-        if at.is_multiple_of(AHEAD) && from.left() as u64 >= AHEAD {
-            regular.pages.expect_write(at..at.saturating_add(AHEAD));
+        if at.is_multiple_of(EXPECTED) && from.left() as u64 >= EXPECTED {
+            regular.pages.expect_write(at..at.saturating_add(EXPECTED));
         }
         let count = regular.pages.write(at, &mut Limited(from, most))?;
-        self.modified();
+        self.touch_modified();
         Ok((at, count))
     }
 
+    /// Adds seals (`F_ADD_SEALS`).
+    ///
+    /// # Errors
+    /// `EINVAL`; `EPERM`: sealed against seals; `EBUSY`: a shared mapping may write to the file.
     fn seal(&self, add: u64) -> Result<(), Errno> {
         let regular = self.regular()?;
         let mut seals = regular.seals.lock();
@@ -108,16 +121,16 @@ impl Node {
 impl File for Node {
     fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
         let count = self.regular()?.pages.read(at, to)?;
-        self.accessed();
+        self.touch_accessed();
         Ok(count)
     }
 
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
-        self.put(Some(at), from).map(|(_, count)| count)
+        self.write_chunk(Some(at), from).map(|(_, count)| count)
     }
 
     fn append(&self, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
-        self.put(None, from).map(|(at, count)| (count, at + count as u64))
+        self.write_chunk(None, from).map(|(at, count)| (count, at + count as u64))
     }
 
     fn seekable(&self) -> bool {
@@ -133,7 +146,7 @@ impl File for Node {
     }
 
     fn mappable(&self) -> Mappable {
-        self.accessed();
+        self.touch_accessed();
         self.regular().map_or(Mappable::No, |regular| Mappable::Pages(regular.pages.clone()))
     }
 
@@ -154,11 +167,11 @@ impl File for Node {
                 if grows && *seals & F_SEAL_GROW != 0 {
                     return Err(Errno::EPERM);
                 }
-                if done == 0 && (bytes.end - bytes.start).div_ceil(4096) > self.fs.host.space().0 {
+                if done == 0 && (bytes.end - bytes.start).div_ceil(4096) > self.fs.host.space().total {
                     return Err(Errno::ENOSPC);
                 }
                 let from = bytes.start + done;
-                end = end.min((from / ALLOCATED + 1) * ALLOCATED);
+                end = end.min((from / FALLOCATE_CHUNK + 1) * FALLOCATE_CHUNK);
                 regular.pages.allocate(from..end)?;
                 if grows && end == bytes.end {
                     regular.pages.set_size(bytes.end)?;
@@ -166,7 +179,7 @@ impl File for Node {
             }
             _ => return Err(Errno::EOPNOTSUPP),
         }
-        self.modified();
+        self.touch_modified();
         Ok(end - bytes.start)
     }
 

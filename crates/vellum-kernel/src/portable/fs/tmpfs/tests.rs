@@ -8,10 +8,11 @@ use linux_raw_sys::general::*;
 use std::string::String;
 use std::vec::Vec;
 
+/// A mount namespace with one tmpfs, and the credentials of its user.
 struct World {
     names: Namespace,
     root: Arc<dyn Inode>,
-    who: FileCredentials,
+    cred: FileCredentials,
 }
 
 impl World {
@@ -19,12 +20,12 @@ impl World {
         World {
             names: Namespace::default(),
             root: Tmpfs::root(Arc::new(Machine), 1, 0o755),
-            who: FileCredentials::root(),
+            cred: FileCredentials::root(),
         }
     }
 
     fn view(&self) -> View<'_> {
-        View { names: &self.names, root: &self.root, current: &self.root, who: &self.who }
+        View { names: &self.names, root: &self.root, current: &self.root, cred: &self.cred }
     }
 
     fn mkdir(&self, path: &str) -> Result<(), Errno> {
@@ -63,6 +64,7 @@ impl World {
     }
 }
 
+/// Lists a directory by calls of `getdents64` with a buffer of `room` bytes.
 fn names(open: &Open, room: usize) -> Vec<String> {
     let mut names = Vec::new();
     loop {
@@ -83,7 +85,7 @@ fn names(open: &Open, room: usize) -> Vec<String> {
 }
 
 #[test]
-fn paths() {
+fn paths_skip_dots_and_slashes() {
     let world = World::new();
     world.mkdir("/a").unwrap();
     world.mkdir("a/b/").unwrap();
@@ -105,7 +107,7 @@ fn paths() {
 }
 
 #[test]
-fn symbolic_links() {
+fn lookups_follow_up_to_forty_symbolic_links() {
     let world = World::new();
     world.mkdir("/dir").unwrap();
     world.write("/dir/file", "x");
@@ -117,14 +119,13 @@ fn symbolic_links() {
     assert_eq!(world.open("absolute", O_NOFOLLOW).err(), Some(Errno::ELOOP));
     assert!(world.open("absolute", O_NOFOLLOW | O_PATH).is_ok());
     assert_eq!(world.open("absolute", O_CREAT | O_EXCL | O_RDWR).err(), Some(Errno::EEXIST));
-    // Made where the link leads.
+    // `O_CREAT` on a dangling link creates the link's target.
     world.symlink("/dir/new", "/dangling").unwrap();
     assert_eq!(world.read("dangling"), Err(Errno::ENOENT));
     world.write("/dangling", "y");
     assert_eq!(world.read("/dir/new").unwrap(), "y");
     world.symlink("loop", "/loop").unwrap();
     assert_eq!(world.read("loop"), Err(Errno::ELOOP));
-    // Forty links may be followed, and no more.
     world.symlink("dir/file", "/l0").unwrap();
     for n in 1..41 {
         world.symlink(&std::format!("l{}", n - 1), &std::format!("/l{n}")).unwrap();
@@ -134,7 +135,7 @@ fn symbolic_links() {
 }
 
 #[test]
-fn links_count() {
+fn link_counts_follow_links_and_removals() {
     let world = World::new();
     world.write("/one", "1");
     let inode = world.view().get(b"one", false).unwrap();
@@ -143,7 +144,7 @@ fn links_count() {
     world.mkdir("/dir").unwrap();
     assert_eq!((world.links("dir"), world.links("/")), (2, 3));
     assert_eq!(world.view().link(&world.view().get(b"dir", false).unwrap(), b"x"), Err(Errno::EPERM));
-    // What is open stays.
+    // An open file stays usable after its last name was removed.
     let open = world.open("one", O_RDWR).unwrap();
     world.view().remove(b"one", false).unwrap();
     world.view().remove(b"two", false).unwrap();
@@ -155,15 +156,15 @@ fn links_count() {
     world.write("/dir/x", "");
     assert_eq!(world.view().remove(b"dir", true), Err(Errno::ENOTEMPTY));
     world.view().remove(b"dir/x", false).unwrap();
-    let gone = world.view().get(b"dir", false).unwrap();
+    let removed = world.view().get(b"dir", false).unwrap();
     world.view().remove(b"dir", true).unwrap();
-    assert_eq!((world.links("/"), gone.meta().links), (2, 0));
-    let inside = View { current: &gone, ..world.view() };
+    assert_eq!((world.links("/"), removed.meta().links), (2, 0));
+    let inside = View { current: &removed, ..world.view() };
     assert_eq!(inside.open(b"x", O_CREAT | O_RDWR, 0o644).err(), Some(Errno::ENOENT));
 }
 
 #[test]
-fn renaming() {
+fn renames_replace_exchange_and_refuse_cycles() {
     let world = World::new();
     for path in ["/a", "/a/b", "/c", "/full", "/full/x"] {
         world.mkdir(path).unwrap();
@@ -182,7 +183,7 @@ fn renaming() {
     world.rename("f", "f", 0).unwrap();
     world.rename("f", "g", 0).unwrap();
     assert_eq!((world.read("g").unwrap(), world.exists("f")), ("f".into(), false));
-    // A directory into another, over an empty one: its `..` goes with it.
+    // A directory moves over an empty one in another directory: its `..` leads to the new parent.
     world.mkdir("/c/b").unwrap();
     world.rename("a/b", "c/b", 0).unwrap();
     assert_eq!((world.links("a"), world.links("c")), (2, 3));
@@ -195,7 +196,7 @@ fn renaming() {
 }
 
 #[test]
-fn listings_go_on_where_they_were() {
+fn listings_resume_while_entries_come_and_go() {
     let world = World::new();
     let name = |n: usize| std::format!("/file{n}");
     (0..100).for_each(|n| world.write(&name(n), ""));
@@ -206,7 +207,7 @@ fn listings_go_on_where_they_were() {
     all.sort();
     all.dedup();
     assert_eq!(all.len(), 102);
-    // All that was there from first to last is named once, whatever comes and goes.
+    // Entries that exist from the first to the last call are listed exactly once.
     open.seek(0, SEEK_SET).unwrap();
     let mut bytes = [0; 100];
     open.entries(&mut &mut bytes[..]).unwrap();
@@ -220,13 +221,13 @@ fn listings_go_on_where_they_were() {
     assert_eq!(open.entries(&mut &mut [0; 20][..]), Err(Errno::EINVAL));
 }
 
-/// Random makings and removings, by name and by position, against a list.
+/// Creates and removes random entries, and compares lookups and the listing with a list of names.
 #[test]
-fn entries_are_a_map() {
+fn random_creations_and_removals_match_a_list() {
     let root = Tmpfs::root(Arc::new(Machine), 1, 0o755);
     let mut random = oorandom::Rand32::new(9);
     let mut model: Vec<String> = Vec::new();
-    let new = New { kind: Kind::Fifo, mode: 0, uid: 0, gid: 0, special: Device::default(), target: &[] };
+    let new = NewInode { kind: Kind::Fifo, mode: 0, uid: 0, gid: 0, special: Device::default(), target: &[] };
     let directory = root.directory().unwrap();
     for _ in 0..20_000 {
         let name = std::format!("{}", random.rand_range(0..300));
@@ -247,11 +248,11 @@ fn entries_are_a_map() {
             true
         })
         .unwrap();
-    assert_eq!(listed, model, "in the order of their making");
+    assert_eq!(listed, model, "in the order of creation");
 }
 
 #[test]
-fn offsets() {
+fn reads_writes_and_seeks_keep_the_offset() {
     let world = World::new();
     world.write("/f", "0123456789");
     let file = world.open("f", O_RDWR).unwrap();
@@ -268,7 +269,7 @@ fn offsets() {
     file.truncate(100 << 20).unwrap();
     assert_eq!((file.seek(0, SEEK_DATA), file.seek(0, SEEK_HOLE)), (Ok(0), Ok(4096)));
     assert_eq!((file.seek(4096, SEEK_DATA), file.seek(100 << 20, SEEK_HOLE)), (Err(Errno::ENXIO), Err(Errno::ENXIO)));
-    let allocate = |mode, offset, length| allocated(&file, mode, offset, length);
+    let allocate = |mode, offset, length| fallocate(&file, mode, offset, length);
     allocate(0, 8192, 4096).unwrap();
     assert_eq!(file.seek(4096, SEEK_DATA), Ok(8192));
     allocate(FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096).unwrap();
@@ -278,15 +279,15 @@ fn offsets() {
     assert_eq!(allocate(FALLOC_FL_PUNCH_HOLE, 0, 1), Err(Errno::EOPNOTSUPP));
 }
 
-/// Makes the pieces of a `fallocate` until there are no more.
-fn allocated(file: &Open, mode: u32, offset: i64, length: i64) -> Result<(), Errno> {
+/// Calls [`Open::allocate`] until the range is done.
+fn fallocate(file: &Open, mode: u32, offset: i64, length: i64) -> Result<(), Errno> {
     let mut done = 0;
     while !file.allocate(mode, offset, length, &mut done)? {}
     Ok(())
 }
 
 #[test]
-fn a_file_that_is_allocated_in_pieces_grows_with_the_last() {
+fn fallocate_sets_the_size_with_its_last_step() {
     let world = World::new();
     let file = world.open("f", O_CREAT | O_RDWR).unwrap();
     let (mut done, mut pieces) = (0, Vec::new());
@@ -294,14 +295,13 @@ fn a_file_that_is_allocated_in_pieces_grows_with_the_last() {
         pieces.push(done);
         assert_eq!((file.inode().meta().size, file.seek(0, SEEK_DATA)), (0, Err(Errno::ENXIO)));
     }
-    assert_eq!(pieces, [(2 << 20) - 4096], "whole folios come in one piece");
+    assert_eq!(pieces, [(2 << 20) - 4096], "a step ends at a folio's end");
     assert_eq!((done, file.inode().meta().size), (3 << 20, (3 << 20) + 4096));
     assert_eq!((file.seek(0, SEEK_DATA), file.seek(4096, SEEK_HOLE)), (Ok(4096), Ok((3 << 20) + 4096)));
 }
 
-/// A write of more than is done at once.
 #[test]
-fn long_writes() {
+fn long_writes_take_several_steps() {
     let world = World::new();
     let file = world.open("f", O_CREAT | O_RDWR).unwrap();
     let bytes: Vec<u8> = (0..3_000_000u32).map(|n| (n / 1000) as u8).collect();
@@ -312,7 +312,7 @@ fn long_writes() {
 }
 
 #[test]
-fn times() {
+fn times_follow_relatime() {
     let world = World::new();
     world.write("/f", "x");
     let meta = || world.view().get(b"f", false).unwrap().meta();
@@ -321,16 +321,16 @@ fn times() {
     let read = meta();
     assert!(read.accessed > before.accessed && read.modified == before.modified && read.changed == before.changed);
     world.read("f").unwrap();
-    assert_eq!(meta().accessed, read.accessed, "known to have been read since it changed");
+    assert_eq!(meta().accessed, read.accessed, "already later than the last change");
     world.write("f", "y");
     assert!(meta().modified > read.modified && meta().changed > read.changed && meta().born == before.born);
     let written = meta();
     world.open("f", O_RDWR).unwrap().file().unwrap().mappable();
-    assert!(meta().accessed > written.accessed, "who maps it may read it");
+    assert!(meta().accessed > written.accessed, "a mapping counts as an access");
 }
 
 #[test]
-fn rights_on_the_way() {
+fn lookups_and_changes_check_permissions() {
     let mut world = World::new();
     for path in ["/closed", "/open", "/sticky"] {
         world.mkdir(path).unwrap();
@@ -345,7 +345,7 @@ fn rights_on_the_way() {
     mode(b"open", 0o777);
     mode(b"sticky", 0o1777);
     mode(b"sticky/f", 0o666);
-    world.who = FileCredentials { uid: 10, gid: 10, groups: Arc::default(), caps: 0 };
+    world.cred = FileCredentials { uid: 10, gid: 10, groups: Arc::default(), caps: 0 };
     assert_eq!(world.read("closed/f"), Err(Errno::EACCES));
     assert_eq!(world.mkdir("/x"), Err(Errno::EACCES));
     assert!(world.mkdir("/open/x").is_ok() && world.open("sticky/f", O_RDWR).is_ok());
@@ -355,13 +355,13 @@ fn rights_on_the_way() {
     assert_eq!(world.view().remove(b"sticky/own", false), Ok(()));
     let node = world.view().make(b"open/null", Kind::Char, 0o666, Device { major: 1, minor: 3 }, &[]);
     assert_eq!(node, Err(Errno::EPERM));
-    // Who makes a file may write to it, whatever its mode.
+    // The creator gets the access it asked for, whatever the new file's mode.
     assert!(world.view().open(b"open/mine", O_CREAT | O_WRONLY, 0o400).is_ok());
     assert_eq!(world.view().open(b"open/mine", O_WRONLY, 0).err(), Some(Errno::EACCES));
 }
 
 #[test]
-fn mounts() {
+fn mounts_stack_and_form_no_cycles() {
     let world = World::new();
     world.mkdir("/mnt").unwrap();
     world.mkdir("/mnt/hidden").unwrap();
@@ -373,7 +373,7 @@ fn mounts() {
     };
     mount(&on, &other).unwrap();
     assert_eq!(mount(&on, &other), Err(Errno::EBUSY));
-    // What is mounted on itself would have no end.
+    // A file system mounted on itself: a lookup would never end.
     assert_eq!((mount(&other, &other), mount(&other, &on)), (Err(Errno::EBUSY), Err(Errno::EBUSY)));
     assert!(!world.exists("/mnt/hidden"));
     world.mkdir("/mnt/in").unwrap();
@@ -388,7 +388,7 @@ fn mounts() {
     assert_eq!(world.names.path_of_open(&open, &world.root).unwrap(), b"/mnt/in/f");
     world.view().remove(b"/mnt/in/f", false).unwrap();
     assert_eq!(world.names.path_of_open(&open, &world.root).unwrap(), b"/mnt/in/f (deleted)");
-    // Over it another, and back.
+    // A third file system on the mount's root, and its removal.
     let third: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 3, 0o755);
     mount(&other, &third).unwrap();
     assert!(!world.exists("/mnt/in"));
@@ -398,9 +398,8 @@ fn mounts() {
     assert!(world.exists("/mnt/hidden") && world.names.unmount(&other).is_err());
 }
 
-/// What is mounted read-only can be read, and nothing in it changes, by whatever name.
 #[test]
-fn read_only_mounts() {
+fn read_only_mounts_refuse_all_changes() {
     let world = World::new();
     world.mkdir("/mnt").unwrap();
     let (on, root) = (world.view().get(b"mnt", false).unwrap(), Tmpfs::root(Arc::new(Machine), 2, 0o755));
@@ -426,7 +425,7 @@ fn read_only_mounts() {
 }
 
 #[test]
-fn files_without_names() {
+fn tmpfiles_can_be_linked() {
     let world = World::new();
     let file = world.open("/", O_TMPFILE | O_RDWR).unwrap();
     assert_eq!(file.inode().meta().links, 0);
@@ -437,7 +436,7 @@ fn files_without_names() {
 }
 
 #[test]
-fn seals() {
+fn seals_refuse_operations_and_further_seals() {
     let root = Tmpfs::root(Arc::new(Machine), 1, 0o755);
     let sealed = memfd(&root, 0, 0, false).unwrap();
     assert_eq!((sealed.control(F_GET_SEALS, 0), sealed.control(F_ADD_SEALS, 2)), (Ok(1), Err(Errno::EPERM)));
@@ -452,9 +451,10 @@ fn seals() {
     assert_eq!(file.control(F_ADD_SEALS, 0), Err(Errno::EPERM));
 }
 
-/// Renames, removals and makings by several threads at once: no deadlock, and the tree stays one.
+/// Several threads rename, remove and create at the same time: there is no deadlock, and the
+/// directories stay a tree.
 #[test]
-fn threads() {
+fn concurrent_renames_keep_a_tree() {
     let world = Arc::new(World::new());
     for path in ["/a", "/b", "/a/c", "/b/d"] {
         world.mkdir(path).unwrap();
@@ -479,7 +479,7 @@ fn threads() {
         })
         .collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    // Every directory is where its `..` leads, and counts its directories.
+    // Each directory is in the one that its `..` leads to, and counts its subdirectories as links.
     fn check(inode: &Arc<dyn Inode>) {
         let directory = inode.directory().unwrap();
         let mut below = Vec::new();
@@ -499,7 +499,7 @@ fn threads() {
 }
 
 #[test]
-fn who_changes_what() {
+fn chmod_chown_and_utimens_check_owners() {
     let mut world = World::new();
     world.write("/f", "x");
     let file = world.view().get(b"f", false).unwrap();
@@ -507,7 +507,7 @@ fn who_changes_what() {
     world.view().set_mode(&*file, 0o6755).unwrap();
     let as_user = |world: &mut World, uid, gid, groups: &[u32]| {
         let caps = if uid == 0 { crate::capabilities::ALL } else { 0 };
-        world.who = FileCredentials { uid, gid, groups: Arc::new(groups.to_vec()), caps };
+        world.cred = FileCredentials { uid, gid, groups: Arc::new(groups.to_vec()), caps };
     };
     as_user(&mut world, 11, 20, &[]);
     assert_eq!(world.view().set_mode(&*file, 0o777), Err(Errno::EPERM));
@@ -525,7 +525,7 @@ fn who_changes_what() {
     assert_eq!(file.meta().mode, 0o2755);
     as_user(&mut world, 10, 10, &[]);
     world.view().set_mode(&*file, 0o2755).unwrap();
-    assert_eq!(file.meta().mode, 0o755, "of another's group");
+    assert_eq!(file.meta().mode, 0o755, "not in the file's group");
     world.view().may_truncate(&*file).and_then(|()| file.truncate(100)).unwrap();
     assert_eq!(file.meta().size, 100);
     let time = Time { seconds: -5, nanoseconds: 7 };
@@ -534,14 +534,13 @@ fn who_changes_what() {
     assert_eq!(world.view().may_truncate(&*world.root), Err(Errno::EISDIR));
 }
 
-/// What is behind a name is not always an inode's own contents.
 #[test]
-fn devices_fifos_and_jumps() {
-    use crate::fs::{device, folder, text};
+fn devices_fifos_and_magic_links_open_other_files() {
+    use crate::fs::{device, pseudo, text};
     let world = World::new();
     let node = |path: &str, kind, special| world.view().make(path.as_bytes(), kind, 0o666, special, &[]).unwrap();
     node("/null", Kind::Char, device::number::NULL);
-    assert_eq!(world.open("null", O_RDWR).err(), Some(Errno::ENXIO), "nobody said what it means");
+    assert_eq!(world.open("null", O_RDWR).err(), Some(Errno::ENXIO), "no driver yet");
     world.names.add_device(device::number::NULL, Arc::new(device::Null)).unwrap();
     assert_eq!(world.read("null").unwrap(), "");
     assert_eq!(block_on(world.open("null", O_WRONLY | O_TRUNC).unwrap().write(&mut &b"x"[..])), Ok(1));
@@ -553,23 +552,23 @@ fn devices_fifos_and_jumps() {
     assert_eq!(block_on(both.write(&mut &b"hello"[..])), Ok(5));
     assert_eq!(world.read("fifo").unwrap(), "hello");
 
-    // As `/proc/self/fd/3`, of a file that has lost its name.
+    // A magic link as `/proc/self/fd/3`, to a file without a name.
     world.write("/lost", "still there");
     let lost = world.view().get(b"lost", false).unwrap();
     world.view().remove(b"lost", false).unwrap();
     let system = text::PseudoFs { device: Device { major: 0, minor: 9 }, magic: 0, owner: None };
-    let folder = folder::Folder::new(system, None, None);
+    let directory = pseudo::PseudoDirectory::new(system, None, None);
     let to = lost.clone();
     let link = text::Link::new(
         system,
         std::boxed::Box::new(|| Ok(b"/lost (deleted)".to_vec())),
         Some(std::boxed::Box::new(move || Some(to.clone()))),
     );
-    folder.add("3", link).unwrap();
+    directory.add("3", link).unwrap();
     world.mkdir("/fd").unwrap();
     let on = world.view().get(b"fd", false).unwrap();
     let source = b"proc".as_slice().into();
-    world.names.mount(Mount { on, root: folder, kind: "proc", source, read_only: false }).unwrap();
+    world.names.mount(Mount { on, root: directory, kind: "proc", source, read_only: false }).unwrap();
     assert_eq!(world.read("/fd/3").unwrap(), "still there");
     assert_eq!(world.view().get(b"/fd/3", false).unwrap().target().unwrap(), b"/lost (deleted)");
     assert_eq!(world.mkdir("/fd/x"), Err(Errno::EPERM));

@@ -1,31 +1,38 @@
-//! Making, linking, removing and renaming by path.
+//! Creating, linking, removing and renaming by path.
 
-use super::{Found, View, directory, same};
+use super::{ENTRY_CHANGE, Found, View, directory, same_inode};
 use crate::errno::Errno;
-use crate::fs::inode::{Inode, New};
-use crate::fs::meta::{Access, Device, Kind, MODE, Meta, SET_GID, STICKY};
+use crate::fs::inode::{Inode, NewInode};
+use crate::fs::meta::{Device, Kind, MODE, Meta, SET_GID, STICKY};
 use alloc::sync::Arc;
 use linux_raw_sys::general::CAP_MKNOD;
 
 impl View<'_> {
-    pub(super) fn inode_in<'n>(
+    /// Returns the description of an inode to create in a directory, with the caller as its owner.
+    /// A directory with `S_ISGID` passes on its group, and to directories the bit too.
+    pub(super) fn new_inode_in<'n>(
         &self,
         parent: &Meta,
         kind: Kind,
         mode: u32,
         special: Device,
         target: &'n [u8],
-    ) -> New<'n> {
+    ) -> NewInode<'n> {
         let inherits = parent.mode & SET_GID != 0;
         let (gid, mode) = match (inherits, kind) {
             (true, Kind::Directory) => (parent.gid, mode | SET_GID),
             (true, _) => (parent.gid, mode),
-            (false, _) => (self.who.gid, mode),
+            (false, _) => (self.cred.gid, mode),
         };
-        New { kind, mode: mode & MODE, uid: self.who.uid, gid, special, target }
+        NewInode { kind, mode: mode & MODE, uid: self.cred.uid, gid, special, target }
     }
 
-    pub(super) fn make_found(
+    /// Creates an inode under a name that a lookup did not find.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOENT`, `EROFS`, `EACCES`; those of
+    /// [`Directory::make`](crate::fs::Directory::make).
+    pub(super) fn make_at(
         &self,
         found: &Found,
         kind: Kind,
@@ -40,29 +47,29 @@ impl View<'_> {
             return Err(Errno::ENOENT);
         }
         let meta = found.parent.meta();
-        self.names.may_change(meta.device)?;
-        self.who.may(&meta, Access(3))?;
-        directory(&found.parent)?.make(&found.name, &self.inode_in(&meta, kind, mode, special, target))
+        self.names.check_writable(meta.device)?;
+        self.cred.may(&meta, ENTRY_CHANGE)?;
+        directory(&found.parent)?.make(&found.name, &self.new_inode_in(&meta, kind, mode, special, target))
     }
 
-    /// `mkdirat`, `mknodat`, `symlinkat`: make an inode. Device files are for root alone.
+    /// Implements `mkdirat`, `mknodat` and `symlinkat`. Device files require `CAP_MKNOD`.
     ///
     /// # Errors
-    /// As these.
+    /// Those of these system calls.
     pub fn make(&self, path: &[u8], kind: Kind, mode: u32, special: Device, target: &[u8]) -> Result<(), Errno> {
-        if matches!(kind, Kind::Char | Kind::Block) && !self.who.has(CAP_MKNOD) {
+        if matches!(kind, Kind::Char | Kind::Block) && !self.cred.has(CAP_MKNOD) {
             return Err(Errno::EPERM);
         }
         if kind == Kind::Link && target.is_empty() {
             return Err(Errno::ENOENT);
         }
-        self.make_found(&self.find(path, false)?, kind, mode, special, target).map(drop)
+        self.make_at(&self.find(path, false)?, kind, mode, special, target).map(drop)
     }
 
-    /// `linkat`: another name for an inode, which the caller has found.
+    /// Implements `linkat`: adds a name for `inode`, which the caller has looked up.
     ///
     /// # Errors
-    /// As `linkat`.
+    /// Those of `linkat`.
     pub fn link(&self, inode: &Arc<dyn Inode>, path: &[u8]) -> Result<(), Errno> {
         let found = self.find(path, false)?;
         if found.inode.is_some() {
@@ -75,27 +82,32 @@ impl View<'_> {
         if meta.device != inode.meta().device {
             return Err(Errno::EXDEV);
         }
-        self.names.may_change(meta.device)?;
-        self.who.may(&meta, Access(3))?;
+        self.names.check_writable(meta.device)?;
+        self.cred.may(&meta, ENTRY_CHANGE)?;
         directory(&found.parent)?.link(&found.name, inode)
     }
 
-    /// Whether an entry of a directory may be removed.
-    fn may_remove(&self, parent: &Meta, entry: &Meta) -> Result<(), Errno> {
-        self.names.may_change(parent.device)?;
-        self.who.may(parent, Access(3))?;
-        let sticky = parent.mode & STICKY != 0;
-        if sticky && !self.who.owns(parent) && !self.who.owns(entry) { Err(Errno::EPERM) } else { Ok(()) }
-    }
-
-    fn is_mount(&self, inode: &Arc<dyn Inode>) -> bool {
-        self.names.mounts.lock().iter().any(|mount| same(&mount.root, inode))
-    }
-
-    /// `unlinkat`, with `AT_REMOVEDIR` if `is_directory`.
+    /// Checks that the caller may remove an entry of a directory.
     ///
     /// # Errors
-    /// As `unlinkat`.
+    /// `EROFS`; `EACCES`; `EPERM`: the directory is sticky, and the caller owns neither.
+    fn check_remove(&self, parent: &Meta, entry: &Meta) -> Result<(), Errno> {
+        self.names.check_writable(parent.device)?;
+        self.cred.may(parent, ENTRY_CHANGE)?;
+        let sticky = parent.mode & STICKY != 0;
+        if sticky && !self.cred.owns(parent) && !self.cred.owns(entry) { Err(Errno::EPERM) } else { Ok(()) }
+    }
+
+    /// Returns true if the inode is the root of a mount. A lookup never ends at a mount point, but
+    /// at the root mounted on it.
+    fn is_mount_root(&self, inode: &Arc<dyn Inode>) -> bool {
+        self.names.mounts.lock().iter().any(|mount| same_inode(&mount.root, inode))
+    }
+
+    /// Implements `unlinkat`, with `AT_REMOVEDIR` if `is_directory`.
+    ///
+    /// # Errors
+    /// Those of `unlinkat`.
     pub fn remove(&self, path: &[u8], is_directory: bool) -> Result<(), Errno> {
         let found = self.find(path, false)?;
         let inode = found.inode.ok_or(Errno::ENOENT)?;
@@ -108,8 +120,8 @@ impl View<'_> {
                 (true, _) => Errno::EBUSY,
             });
         }
-        self.may_remove(&found.parent.meta(), &inode.meta())?;
-        if self.is_mount(&inode) {
+        self.check_remove(&found.parent.meta(), &inode.meta())?;
+        if self.is_mount_root(&inode) {
             return Err(Errno::EBUSY);
         }
         if !is_directory && found.must_be_directory {
@@ -118,10 +130,11 @@ impl View<'_> {
         directory(&found.parent)?.remove(&found.name, is_directory)
     }
 
-    /// `renameat2`, to a path of another view, which differs in `current` at most.
+    /// Implements `renameat2`. The new path is looked up in the view `to`, which differs from this
+    /// one in `current` at most.
     ///
     /// # Errors
-    /// As `renameat2`.
+    /// Those of `renameat2`.
     pub fn rename(&self, path: &[u8], to: &View<'_>, to_path: &[u8], flags: u32) -> Result<(), Errno> {
         let (from, to) = (self.find(path, false)?, to.find(to_path, false)?);
         if from.name.is_empty() || to.name.is_empty() {
@@ -132,15 +145,15 @@ impl View<'_> {
         if parent.device != to_parent.device {
             return Err(Errno::EXDEV);
         }
-        self.may_remove(&parent, &moved.meta())?;
+        self.check_remove(&parent, &moved.meta())?;
         match &to.inode {
-            Some(old) => self.may_remove(&to_parent, &old.meta())?,
-            None => self.who.may(&to_parent, Access(3))?,
+            Some(old) => self.check_remove(&to_parent, &old.meta())?,
+            None => self.cred.may(&to_parent, ENTRY_CHANGE)?,
         }
         if (from.must_be_directory || to.must_be_directory) && moved.directory().is_none() {
             return Err(Errno::ENOTDIR);
         }
-        if self.is_mount(&moved) || to.inode.as_ref().is_some_and(|old| self.is_mount(old)) {
+        if self.is_mount_root(&moved) || to.inode.as_ref().is_some_and(|old| self.is_mount_root(old)) {
             return Err(Errno::EBUSY);
         }
         directory(&from.parent)?.rename(&from.name, &*to.parent, &to.name, flags)

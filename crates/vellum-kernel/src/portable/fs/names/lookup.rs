@@ -1,48 +1,49 @@
-//! From a path to an inode, across links and mounts.
+//! Path lookup (Linux: `namei`): from a path to an inode, across symbolic links and mounts.
 
-use super::{Namespace, directory, same};
+use super::{Namespace, directory, same_inode};
 use crate::errno::Errno;
 use crate::fs::inode::Inode;
 use crate::fs::meta::{Access, FileCredentials, Kind};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// The longest path, with its NUL.
+/// `PATH_MAX`: the longest path, with its NUL.
 pub const LONGEST_PATH: usize = 4096;
-/// The longest name in a path.
+/// `NAME_MAX`.
 const LONGEST_NAME: usize = 255;
-/// How many links may be followed on one way.
-const LINKS: u32 = 40;
+/// The most symbolic links that one lookup follows.
+const MAX_LINKS: u32 = 40;
 
-/// Where a path leads.
+/// The result of a path lookup.
 pub struct Found {
-    /// The directory of the last name.
+    /// The directory in which the last component was looked up.
     pub parent: Arc<dyn Inode>,
-    /// The last name; empty if the path ends in `.`, `..` or `/` alone.
+    /// The last component; empty if the path ends in `.` or `..`, or is `/`.
     pub name: Vec<u8>,
-    /// What has that name, links followed if asked for; with what is mounted there.
+    /// The inode of that name, across mounts and, if requested, symbolic links; `None` if the
+    /// directory has no such entry.
     pub inode: Option<Arc<dyn Inode>>,
-    /// Only a directory will do: a slash followed.
+    /// The path ends with a slash: only a directory may have this name.
     pub must_be_directory: bool,
 }
 
-/// One caller's view: from where paths go, and with whose rights.
+/// One caller's view of the file system: its root and working directory, and its credentials.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
 pub struct View<'a> {
     pub names: &'a Namespace,
     pub root: &'a Arc<dyn Inode>,
-    /// Where relative paths begin: the working directory, or that of a descriptor.
+    /// The directory where relative paths begin: the working directory, or a descriptor's.
     pub current: &'a Arc<dyn Inode>,
-    pub who: &'a FileCredentials,
+    pub cred: &'a FileCredentials,
 }
 
 impl View<'_> {
-    /// Go along a path, up to its last name; if that is a link, follow it if `follow` says so.
+    /// Looks up a path. `follow`: if the last component is a symbolic link, it is followed. A last
+    /// component that does not exist is no error.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`, `ENOMEM`. That the last name is
-    /// missing is none.
+    /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`, `ENOMEM`.
     pub fn find(&self, path: &[u8], follow: bool) -> Result<Found, Errno> {
         if path.is_empty() {
             return Err(Errno::ENOENT);
@@ -51,18 +52,18 @@ impl View<'_> {
             return Err(Errno::ENAMETOOLONG);
         }
         let mut at = if path[0] == b'/' { self.root.clone() } else { self.current.clone() };
-        // What is still to go, the next name last.
-        let mut ahead: Vec<Vec<u8>> = Vec::new();
-        let mut slash = push(&mut ahead, path)?;
+        // A stack of the components that remain, the next one on top.
+        let mut pending: Vec<Vec<u8>> = Vec::new();
+        let mut slash = push(&mut pending, path)?;
         let mut links = 0;
         loop {
-            let Some(name) = ahead.pop() else {
+            let Some(name) = pending.pop() else {
                 directory(&at)?;
                 let inode = Some(at.clone());
                 return Ok(Found { parent: at, name: Vec::new(), inode, must_be_directory: true });
             };
             let here = directory(&at)?;
-            self.who.may(&at.meta(), Access::EXECUTE)?;
+            self.cred.may(&at.meta(), Access::EXECUTE)?;
             if name.len() > LONGEST_NAME {
                 return Err(Errno::ENAMETOOLONG);
             }
@@ -70,14 +71,14 @@ impl View<'_> {
                 continue;
             }
             if name == b".." {
-                if !same(&at, self.root) {
-                    at = self.names.above(&at);
+                if !same_inode(&at, self.root) {
+                    at = self.names.parent_of(&at);
                 }
                 continue;
             }
-            let last = ahead.is_empty();
+            let last = pending.is_empty();
             let inode = match here.find(&name) {
-                Ok(inode) => self.names.mounted(inode),
+                Ok(inode) => self.names.follow_mounts(inode),
                 Err(Errno::ENOENT) if last => {
                     return Ok(Found { parent: at, name, inode: None, must_be_directory: slash });
                 }
@@ -85,7 +86,7 @@ impl View<'_> {
             };
             if inode.meta().kind == Kind::Link && (!last || follow || slash) {
                 links += 1;
-                if links > LINKS {
+                if links > MAX_LINKS {
                     return Err(Errno::ELOOP);
                 }
                 if let Some(jumped) = inode.jump() {
@@ -102,7 +103,7 @@ impl View<'_> {
                 if target[0] == b'/' {
                     at = self.root.clone();
                 }
-                slash |= push(&mut ahead, &target)? && last;
+                slash |= push(&mut pending, &target)? && last;
                 continue;
             }
             if last {
@@ -115,24 +116,24 @@ impl View<'_> {
         }
     }
 
-    /// What a path leads to.
+    /// Looks up the inode of a path that must exist.
     ///
     /// # Errors
-    /// As [`View::find`]; `ENOENT`.
+    /// Those of [`View::find`]; `ENOENT`.
     pub fn get(&self, path: &[u8], follow: bool) -> Result<Arc<dyn Inode>, Errno> {
         self.find(path, follow)?.inode.ok_or(Errno::ENOENT)
     }
 }
 
-/// Put the names of a path on the stack of those ahead; whether it ends with a slash (or is nothing
-/// else).
-fn push(ahead: &mut Vec<Vec<u8>>, path: &[u8]) -> Result<bool, Errno> {
+/// Pushes the components of a path onto the stack of a lookup. Returns true if the path ends with a
+/// slash.
+fn push(pending: &mut Vec<Vec<u8>>, path: &[u8]) -> Result<bool, Errno> {
     for name in path.rsplit(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
         let mut copy = Vec::new();
         copy.try_reserve_exact(name.len())?;
         copy.extend_from_slice(name);
-        ahead.try_reserve(1)?;
-        ahead.push(copy);
+        pending.try_reserve(1)?;
+        pending.push(copy);
     }
     Ok(path.last() == Some(&b'/'))
 }
