@@ -65,7 +65,7 @@
 //!    ([`mem::thread::BlockedOn`]) and fails. The future waits until the cause has passed, and
 //!    makes the call again.
 //! 5. [`task::deliver::answer`] writes the result to the saved registers. Before the next `enter`
-//!    the future deals with signals ([`task::deliver::settle`]), if the thread was alerted.
+//!    the future deals with signals ([`task::deliver::handle_alert`]), if the thread was alerted.
 //!
 //! # The way of a page fault
 //!

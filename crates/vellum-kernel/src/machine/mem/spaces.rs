@@ -36,7 +36,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Describes the entry that [`publish`] will make for a space.
+    /// Describes the entry that [`register`] will make for a space.
     pub fn of(space: &Space) -> Self {
         Self { id: space.id().0, families: space.families().clone() }
     }

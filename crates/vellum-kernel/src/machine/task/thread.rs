@@ -71,7 +71,7 @@ pub struct Thread {
     /// True if its creator waits until this thread no longer uses the memory that they share
     /// (`vfork`).
     pub blocks_creator: AtomicBool,
-    /// True if the thread has called [`Self::leaves`].
+    /// True if the thread has called [`Self::begin_exit`].
     left: AtomicBool,
     /// The CPU that runs the thread in user mode, or [`NOT_IN_USER`].
     pub(super) user_cpu: AtomicUsize,
