@@ -223,7 +223,7 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
         _ => return Err("unknown option of `run`: only `apart` is known"),
     }
     hooks::set_page_fault(mem::uaccess::resolve);
-    files::kinds::init(boot.archive).map_err(|_| "the archive of first files can't be read")?;
+    files::kinds::init(boot.archive).map_err(|_| "the initramfs can't be read")?;
     mem::space::init().map_err(|_| "no memory")?;
     follow_options()?;
     let words = |name: &str| -> Vec<Vec<u8>> {
