@@ -53,19 +53,20 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
         let smallest = self.arch().page_order();
         let mut order = order;
         loop {
-            let tried = self.alloc(vma, addr, order, zero);
-            if tried.is_ok() {
-                if order > smallest {
-                    machine.count_size(SizeCounter::Faults, order);
+            match self.alloc(vma, addr, order, zero) {
+                Ok(pfn) => {
+                    if order > smallest {
+                        machine.count_size(SizeCounter::Faults, order);
+                    }
+                    return Ok((pfn, order));
                 }
-                return tried.map(|pfn| (pfn, order));
-            }
-            if order == smallest {
-                return tried.map(|pfn| (pfn, order));
-            }
-            machine.count_size(SizeCounter::Fallbacks, order);
-            if matches!(tried, Err(Refused::OverLimit(_))) {
-                machine.count_size(SizeCounter::ChargeFallbacks, order);
+                Err(why) if order == smallest => return Err(why),
+                Err(why) => {
+                    machine.count_size(SizeCounter::Fallbacks, order);
+                    if matches!(why, Refused::OverLimit(_)) {
+                        machine.count_size(SizeCounter::ChargeFallbacks, order);
+                    }
+                }
             }
             // The next smaller one that is allowed; every part of a hole is one.
             let smaller = orders & ((1 << order) - 1);
@@ -82,7 +83,8 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
     #[inline(always)]
     pub(in crate::space) fn alloc(self, vma: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, Refused> {
         let (pfn, shard) = self.machine().frames().alloc_at_lruvec(order, zero, Use::Folio)?;
-        self.init_for_vma(NewFrames { pfn, order, zeroed: zero, shard }, vma, addr).map(|()| pfn)
+        self.init_for_vma(NewFrames { pfn, order, zeroed: zero, shard }, vma, addr)?;
+        Ok(pfn)
     }
 
     /// Allocates contiguous folios of `order`, each as [`Anon::alloc`] does, that fill a naturally
