@@ -87,7 +87,7 @@ pub struct AddressSpace<'m, P: Platform, A: Arch> {
     vmas: PerCpuLock<Vmas>,
     /// The number of claims that have ended or changed their ranges. Changes that wait for a claim
     /// sleep on it.
-    ended: AtomicU32,
+    claims_ended: AtomicU32,
     /// Whether PTEs that are not soft-dirty must not be writable. Set with the VMAs locked for
     /// writing.
     soft_dirty_on: AtomicBool,
@@ -98,7 +98,7 @@ pub struct AddressSpace<'m, P: Platform, A: Arch> {
     /// The peak of the resident set.
     peak: PeakRss,
     /// The frames of the per-CPU counters.
-    slots_in: SlotFrames,
+    slot_frames: SlotFrames,
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -112,18 +112,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if !memcgs.pin(memcg) {
             return Err(Refused::OutOfMemory);
         }
-        let made = SlotFrames::new(machine, memcg).and_then(|slots_in| {
-            let slots = slots_in.slots(machine);
-            let tables = PageTables::new(machine, arch, memcg, slots).inspect_err(|_| slots_in.free(machine))?;
+        let made = SlotFrames::new(machine, memcg).and_then(|slot_frames| {
+            let slots = slot_frames.slots(machine);
+            let tables = PageTables::new(machine, arch, memcg, slots).inspect_err(|_| slot_frames.free(machine))?;
             Ok(AddressSpace {
                 family: Family::of(tables.tlb.space.0),
                 families: Families::new(tables.tlb.space),
                 vmas: PerCpuLock::new(Vmas::new(limits, &arch, tables.tlb.space)),
-                ended: AtomicU32::new(0),
+                claims_ended: AtomicU32::new(0),
                 tables,
                 soft_dirty_on: AtomicBool::new(false),
                 peak: PeakRss::default(),
-                slots_in,
+                slot_frames,
             })
         });
         made.inspect_err(|_| memcgs.unpin(memcg))
@@ -142,7 +142,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Returns the fork families that the space is in, by which a host may index its spaces
-    /// ([`Spaces::each_of`]). They never change.
+    /// ([`Spaces::each_in_family`]). They never change.
     pub fn families(&self) -> &Families {
         &self.families
     }
@@ -208,7 +208,7 @@ impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
         self.tables.free_root();
         let machine = self.machine();
         self.vmas.get_mut().clear(machine);
-        self.slots_in.free(machine);
+        self.slot_frames.free(machine);
         machine.memcgs().unpin(self.tables.memcg());
     }
 }

@@ -28,7 +28,7 @@ pub trait Spaces<'m, P: Platform, A: Arch> {
 
     /// Shows all spaces that are in a family ([`AddressSpace::families`]), until `visit` returns
     /// `false`; best in the order of their numbers, in which parents come first.
-    fn each_of(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>) -> bool) {
+    fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>) -> bool) {
         let mut goes_on = true;
         self.each(&mut |space| {
             if goes_on && space.families().contains(family) {

@@ -23,7 +23,7 @@ pub(in crate::space) struct NewFrames {
     /// Whether they hold zeros. Otherwise their contents are unspecified.
     pub(in crate::space) zeroed: bool,
     /// The index of the per-CPU lruvec that the allocation was served near.
-    pub(in crate::space) shard: usize,
+    pub(in crate::space) lruvec: usize,
 }
 
 impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
@@ -81,8 +81,8 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
     /// There is no memory, or the memcg is at its limit. Nothing is allocated.
     #[inline(always)]
     pub(in crate::space) fn alloc(self, vma: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, Refused> {
-        let (pfn, shard) = self.machine().frames().alloc_at_lruvec(order, zero, Use::Folio)?;
-        self.init_for_vma(NewFrames { pfn, order, zeroed: zero, shard }, vma, addr).map(|()| pfn)
+        let (pfn, lruvec) = self.machine().frames().alloc_at_lruvec(order, zero, Use::Folio)?;
+        self.init_for_vma(NewFrames { pfn, order, zeroed: zero, lruvec }, vma, addr).map(|()| pfn)
     }
 
     /// Allocates contiguous folios of `order`, each as [`Anon::alloc`] does, that fill a naturally
@@ -91,11 +91,11 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
     pub(in crate::space) fn alloc_contiguous(self, vma: &Vma, addr: u64, block: u8, order: u8) -> Option<Pfn> {
         let machine = self.machine();
         let pages = 1u32 << order;
-        let (first, shard) = machine.frames().alloc_at_lruvec(block, false, Use::Folio).ok()?;
+        let (first, lruvec) = machine.frames().alloc_at_lruvec(block, false, Use::Folio).ok()?;
         let start = align_down(addr, block as u32 + FRAME_SHIFT);
         for i in (0..1 << block).step_by(pages as usize) {
             let at = start + (u64::from(i) << FRAME_SHIFT);
-            let frames = NewFrames { pfn: first.add(i), order, zeroed: false, shard };
+            let frames = NewFrames { pfn: first.add(i), order, zeroed: false, lruvec };
             if self.init_for_vma(frames, vma, at).is_err() {
                 self.free_contiguous(first, i, order);
                 // SAFETY: the frames behind the failed folio were just allocated, and nothing else
@@ -141,13 +141,13 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
         memcg: MemcgId,
         list: LruList,
     ) -> Result<(), Refused> {
-        let NewFrames { pfn, order, zeroed, shard } = new;
+        let NewFrames { pfn, order, zeroed, lruvec } = new;
         let machine = self.machine();
         let frames = machine.frames();
         let pages = 1u32 << order;
         let head = frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
         head.set_data(key.pack());
-        if let Err(over) = machine.memcgs().charge_frames(frames, memcg, (pfn, head, shard), order, Some(list)) {
+        if let Err(over) = machine.memcgs().charge_frames(frames, memcg, (pfn, head, lruvec), order, Some(list)) {
             frames.put(pfn, head, pages, pages);
             // SAFETY: the folio was never mapped and never listed, so nothing else refers to its
             // frames, and they are as zero as they were when they were allocated.

@@ -18,12 +18,12 @@ impl<'s, P: Platform, A: Arch> Child<'s, '_, P, A> {
     ///
     /// # Errors
     /// There is no memory for a page table. The references and mappings of the rest are dropped.
-    pub(super) fn adopt(self, within: UserRange, runs: &[Run]) -> Result<(), Refused> {
+    pub(super) fn map_runs(self, within: UserRange, runs: &[Run]) -> Result<(), Refused> {
         let arch = self.arch();
         let mut left = runs;
         while let [run, rest @ ..] = left {
             if let Err(error) = self.tables().map_run(within.intersect(&run.range(arch)), run) {
-                left.iter().for_each(|run| self.give_up(run));
+                left.iter().for_each(|run| self.release_run(run));
                 return Err(error.shortage());
             }
             self.count(run);
@@ -62,7 +62,7 @@ impl<'s, P: Platform, A: Arch> Child<'s, '_, P, A> {
 
     /// Drops the references and mappings of a run that was not mapped. The parent has some too, so
     /// they are not the last.
-    fn give_up(self, run: &Run) {
+    fn release_run(self, run: &Run) {
         if run.kind == Kind::Swap {
             self.count(run);
             Ptes::of(self.space).release_swap(run);

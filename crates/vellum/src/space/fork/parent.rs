@@ -20,23 +20,23 @@ use crate::space::anon::Anon;
 use crate::space::ground::{Change, Ptes, mapped_part};
 
 /// Slots of one table that the child gets references to before the lock of the table is given back.
-const SLOTS: u32 = 2048;
+const MAX_SLOTS_PER_HOLD: u32 = 2048;
 
 /// A fork does so much to one table before it gives its lock back (INV-11), in instructions, of
 /// which there are fewer. A table of 512 entries that were written to, each with a folio of its
 /// own, is done at once.
-const WORK: u32 = 59_000;
+const MAX_WORK_PER_HOLD: u32 = 59_000;
 
 /// The work of an entry: it is written once, and twice more if it becomes a part of a block.
-const ENTRY: u32 = 25;
+const PTE_COST: u32 = 25;
 
 /// The work of an entry in which hardware may still record something: it is written again after
 /// each of both bits.
-const UNSETTLED: u32 = ENTRY + 16;
+const UNSTABLE_PTE_COST: u32 = PTE_COST + 16;
 
 /// The work of changing the counts of a folio, which is 100, less that of joining one entry: a
 /// folio that has one entry alone is in no block.
-const FOLIO: u32 = 84;
+const FOLIO_COST: u32 = 84;
 
 /// Runs of one page table that the child is to have. The child's page tables can't be allocated
 /// while the parent's is locked.
@@ -141,7 +141,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
                         self.share_table(&table, range, PrivatePart { vma, end: inside }, &mut batch, pinned, gather);
                     table.release();
                     self.platform().resched();
-                    Child::of(child).adopt(vma.range, &batch)?;
+                    Child::of(child).map_runs(vma.range, &batch)?;
                     at = shared?;
                     self.platform().resched();
                 }
@@ -150,7 +150,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(())
     }
 
-    /// Shares the part of `range` that a page table maps, until the batch is full or [`WORK`] is
+    /// Shares the part of `range` that a page table maps, until the batch is full or [`MAX_WORK_PER_HOLD`] is
     /// used up; returns the address that it got to. Behind the end of the private part only markers
     /// are shared; the range does not reach across that end.
     ///
@@ -170,21 +170,21 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         let end = table.hold_end(range);
         let mut at = range.start;
         let mut slots = 0;
-        let mut work = WORK;
+        let mut work = MAX_WORK_PER_HOLD;
         // Half of it is a block, or a folio.
-        let least = ((2 * UNSETTLED) << arch.cont_bits(table.level)).max(2 * FOLIO);
-        while at < end && !batch.is_full() && slots < SLOTS && work >= least {
+        let least = ((2 * UNSTABLE_PTE_COST) << arch.cont_bits(table.level)).max(2 * FOLIO_COST);
+        while at < end && !batch.is_full() && slots < MAX_SLOTS_PER_HOLD && work >= least {
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
                 Kind::Leaf | Kind::Swap if at >= inside => {}
                 Kind::Leaf => {
                     if !vma.backing.is_anonymous() {
-                        Ptes::of(self.space).cut_where_equal(&mut run, |frame| frame.has(flag::OBJECT));
+                        Ptes::of(self.space).shorten_to_equal(&mut run, |frame| frame.has(flag::OBJECT));
                     }
                     // Whether lazily freed memory was written to is recorded per folio, in the
                     // child as well.
                     let lazy = !run.stable
-                        && Ptes::of(self.space).cut_where_equal(&mut run, |frame| frame.has(flag::LAZYFREE));
+                        && Ptes::of(self.space).shorten_to_equal(&mut run, |frame| frame.has(flag::LAZYFREE));
                     if lazy {
                         run = Ptes::of(self.space).first_folio(table, &run);
                     }
@@ -286,10 +286,10 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         }
         let attrs = run.attrs(arch);
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
-        let entry = if run.stable { ENTRY } else { UNSETTLED };
+        let entry = if run.stable { PTE_COST } else { UNSTABLE_PTE_COST };
         self.shorten(run, *work / 2 / entry);
         // The entries first: what they leave is for folios.
-        let mut folios = (*work - run.len as u32 * entry) / FOLIO;
+        let mut folios = (*work - run.len as u32 * entry) / FOLIO_COST;
         let before = folios;
         let taken = match exclusive {
             true => self.share_exclusive(pfn, run.frames(arch), &mut folios),
@@ -303,7 +303,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         } else {
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
-        *work = work.saturating_sub((before - folios) * FOLIO + run.len as u32 * entry);
+        *work = work.saturating_sub((before - folios) * FOLIO_COST + run.len as u32 * entry);
         let kept = if pinned { attrs & Attrs::EXCLUSIVE } else { Attrs::empty() };
         let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
         // Where nothing changes, no block is taken apart and joined again.
@@ -341,7 +341,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
             left = rest;
             if frames.get_counts(head, frame, pages, pages).has_unmapped_refs() {
                 frames.put(head, frame, pages, pages);
-                // Its counts have changed twice, which is more than twice `FOLIO`.
+                // Its counts have changed twice, which is more than twice `FOLIO_COST`.
                 left = left.saturating_sub(2);
                 break;
             }

@@ -28,7 +28,7 @@ pub(in crate::space) struct Vmas {
     /// Bytes mapped, dying VMAs not counted.
     pub(in crate::space) mapped: u64,
     /// The most that ever was.
-    pub(in crate::space) most_mapped: u64,
+    pub(in crate::space) peak_mapped: u64,
     /// Of those, what [`Limits::data`] counts.
     pub(in crate::space) data: u64,
     /// Bytes of locked VMAs.
@@ -36,7 +36,7 @@ pub(in crate::space) struct Vmas {
     /// Bytes of VMAs that are displaced.
     displaced: u64,
     /// What is added to new VMAs, of [`VmaFlags::LOCKED_MASK`].
-    pub(in crate::space) future: VmaFlags,
+    pub(in crate::space) def_flags: VmaFlags,
     /// Objects that no VMA maps any more, nor anybody else knows: freed when the lock is given
     /// back.
     pub(in crate::space) orphans: Orphans,
@@ -97,11 +97,11 @@ impl Vmas {
             space,
             limits,
             mapped: 0,
-            most_mapped: 0,
+            peak_mapped: 0,
             data: 0,
             locked: 0,
             displaced: 0,
-            future: VmaFlags::empty(),
+            def_flags: VmaFlags::empty(),
             orphans: Orphans::default(),
             claims: Claims::default(),
             promised: 0,
@@ -180,8 +180,8 @@ impl Vmas {
             survey.covered &= vma.range.start <= end && vma.state != State::Dying;
             look(vma, survey.covered)?;
             let (below, above) = (vma.range.start < range.start, vma.range.end > range.end);
-            survey.cuts += below as usize + above as usize;
-            survey.splits |= below && above;
+            survey.edge_splits += below as usize + above as usize;
+            survey.inside_one_vma |= below && above;
             survey.amounts.add(vma, range);
             end = vma.range.end;
         }
@@ -292,7 +292,7 @@ impl Vmas {
         let mut before = vmas.next()?;
         while before.range.start <= end {
             let next = vmas.next()?;
-            if next.can_merge_after(before) && !self.claims.keeps_boundary(next.range.start) {
+            if next.can_merge_after(before) && !self.claims.relies_on_boundary(next.range.start) {
                 return Some((before.range, *next));
             }
             before = next;
@@ -354,7 +354,7 @@ impl Vmas {
         add(&mut self.data, amounts.data);
         add(&mut self.locked, amounts.locked);
         add(&mut self.displaced, amounts.displaced);
-        self.most_mapped = self.most_mapped.max(self.mapped);
+        self.peak_mapped = self.peak_mapped.max(self.mapped);
     }
 }
 
@@ -364,9 +364,9 @@ pub(in crate::space) struct Survey {
     /// Whether they cover all of it, and none of them is dying.
     pub(in crate::space) covered: bool,
     /// Of the range's ends, how many lie inside a VMA: as many are added by [`Vmas::isolate`].
-    pub(in crate::space) cuts: usize,
+    pub(in crate::space) edge_splits: usize,
     /// Whether one VMA reaches beyond both ends.
-    pub(in crate::space) splits: bool,
+    pub(in crate::space) inside_one_vma: bool,
     /// What the VMAs count as, as far as they lie in the range.
     pub(in crate::space) amounts: Amounts,
 }
@@ -383,11 +383,11 @@ pub(in crate::space) struct Amounts {
 impl Amounts {
     pub(in crate::space) fn add(&mut self, vma: &Vma, range: UserRange) {
         let bytes = vma.range.intersect(&range).len();
-        let if_it = |is: bool| if is { bytes } else { 0 };
+        let if_counted = |is: bool| if is { bytes } else { 0 };
         self.mapped += bytes;
-        self.data += if_it(vma.is_data());
-        self.locked += if_it(vma.flags.contains(VmaFlags::LOCKED));
-        self.displaced += if_it(vma.is_displaced());
+        self.data += if_counted(vma.is_data());
+        self.locked += if_counted(vma.flags.contains(VmaFlags::LOCKED));
+        self.displaced += if_counted(vma.is_displaced());
     }
 }
 
@@ -438,10 +438,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Locks the VMAs for reading. An operation that has closed the gate itself passes its
-    /// `patience`, and doesn't wait at the gate.
+    /// `retries`, and doesn't wait at the gate.
     #[inline]
-    pub(in crate::space) fn read_with(&self, patience: Option<&Retries<'_>>) -> ReadGuard<'_, Vmas> {
-        if !patience.is_some_and(Retries::has_closed) {
+    pub(in crate::space) fn read_with(&self, retries: Option<&Retries<'_>>) -> ReadGuard<'_, Vmas> {
+        if !retries.is_some_and(Retries::has_closed) {
             self.tables.gate.pass(self.machine().platform());
         }
         self.vmas.read(self.machine().platform(), &self.tables.slot().readers)

@@ -119,7 +119,7 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
     }
 
     /// Shortens a run to its first PTEs for whose folios `say` returns the same, and returns that.
-    pub(in crate::space) fn cut_where_equal(self, run: &mut Run, say: impl Fn(&Frame) -> bool) -> bool {
+    pub(in crate::space) fn shorten_to_equal(self, run: &mut Run, say: impl Fn(&Frame) -> bool) -> bool {
         let arch = self.arch();
         let frames = self.machine().frames();
         let first = run.pfn(arch);

@@ -45,7 +45,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
         let mut at = range.start;
         while at < range.end {
             // Nothing can map here any more, so no huge mapping reaches across an end again.
-            at = self.some(range.tail(at), keep, &mut gather).unwrap_or(range.end);
+            at = self.piece(range.tail(at), keep, &mut gather).unwrap_or(range.end);
         }
     }
 
@@ -55,7 +55,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
     /// # Errors
     /// A huge mapping reaches across an end of the range and there is no memory to split it;
     /// everything before it is done.
-    pub(in crate::space) fn some(
+    pub(in crate::space) fn piece(
         self,
         range: UserRange,
         keep: Keep,
