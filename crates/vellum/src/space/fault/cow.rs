@@ -29,9 +29,9 @@ const MAX_RUNS: usize = 16;
 enum Reuse {
     /// The page is exclusive now and may be written.
     Reused,
-    /// The page is shared. A folio of this order can hold a copy of the page and its neighbours.
-    /// An order below that of the PTE that maps the page means that the PTE is huge, and that
-    /// policy does not allow folios of its size.
+    /// The page is shared. A folio of this order can hold a copy of the page and its neighbours. An
+    /// order below that of the PTE that maps the page means that the PTE is huge, and that policy
+    /// does not allow folios of its size.
     Shared(u8),
     /// Another CPU changed the PTE.
     Changed,
@@ -126,10 +126,10 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         Reuse::Shared(order.map_or(arch.page_order(), |(_, order)| order))
     }
 
-    /// Returns the first part of a run whose folios have no references and mappings beside those of
-    /// the run; `None` if its first folio, whose head is `head`, has others. The caller writes to
-    /// the first folio. The number of the other folios is limited, so that the page table is locked
-    /// for a bounded time (INV-11).
+    /// Returns the first part of a run, as far as the run holds all references and mappings of its
+    /// folios; `None` if the first folio (`head`, `first`) has others. The caller writes to the
+    /// first folio. The number of the other folios is limited, so that the page table is locked for
+    /// a bounded time (INV-11).
     fn exclusive_part(self, run: &Run, head: Pfn, first: &Frame) -> Option<Run> {
         let arch = self.arch();
         let machine = self.machine();

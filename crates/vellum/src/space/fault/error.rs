@@ -47,7 +47,7 @@ pub enum FaultError {
 }
 
 impl FaultError {
-    /// Returns the error of a system call whose argument points to the address.
+    /// Returns the error of a system call with an argument that points to the address.
     pub const fn errno(&self) -> Errno {
         match self {
             FaultError::NoMemory(_) | FaultError::TooManyReferences(_) => Errno::ENOMEM,
@@ -76,7 +76,7 @@ impl core::fmt::Display for FaultError {
             FaultError::NoMemory(why) => why.fmt(f),
             FaultError::Uffd(event) => write!(
                 f,
-                "the page at {:#x} waits for a userfaultfd: retry the access when the userfaultfd has resolved the event",
+                "the page at {:#x} waits for a userfaultfd: retry the access once it has resolved the event",
                 event.page
             ),
         }

@@ -53,7 +53,7 @@ impl Outcome {
 }
 
 impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
-    /// Implements [`AddressSpace::fault`].
+    /// Implements [`AddressSpace::fault`](crate::space::AddressSpace::fault).
     #[inline]
     pub(super) fn fault(self, addr: u64, access: Access) -> Result<Resolved, FaultError> {
         self.machine().count(Counter::Faults, 1);

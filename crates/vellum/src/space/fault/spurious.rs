@@ -3,12 +3,12 @@
 //! A PTE comes to allow more by a plain store, without a flush: copy-on-write reuse
 //! ([`super::cow`]), `mprotect` that adds a right, uffd-wp removed ([`crate::space::uffd`]), the
 //! first write since soft-dirty was cleared ([`super::soft_dirty`]), a pageout that failed
-//! ([`crate::space::reclaim`]), or a fault that makes the PTE present. A CPU whose TLB caches the
-//! old PTE faults once more. Whether that fault drops the cached PTE, or only an invalidation does,
-//! depends on the format ([`crate::arch::stale`]). Where it takes an invalidation, **each resolved
-//! fault ends with one, of the address that faulted, on the CPU that faulted** (INV-20), so that
-//! the access succeeds when it is retried. Every other CPU that caches the old PTE faults once, and
-//! gets here too; so does a task that moves to such a CPU.
+//! ([`crate::space::reclaim`]), or a fault that makes the PTE present. A CPU that caches the old
+//! PTE in its TLB faults once more. Whether that fault drops the cached PTE, or only an
+//! invalidation does, depends on the format ([`crate::arch::stale`]). Where it takes an
+//! invalidation, **each resolved fault ends with one, of the address that faulted, on the CPU that
+//! faulted** (INV-20), so that the access succeeds when it is retried. Every other CPU that caches
+//! the old PTE faults once, and gets here too; so does a task that moves to such a CPU.
 
 use crate::addr::{VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};

@@ -1,7 +1,7 @@
-//! Swap-in: a page whose PTE is a swap entry is read back when it is accessed, together with the
-//! neighbours whose swap entries are of consecutive slots. They come back in one folio of a size
-//! that policy allows, or, up to [`AROUND_ORDERS`], in contiguous smaller folios. A huge swap entry
-//! comes back as one huge folio.
+//! Swap-in: an access to a page with a swap entry reads the page back from its swap slot, together
+//! with neighbours that have consecutive slots. They are read into one folio of a size that policy
+//! allows, or, up to [`AROUND_ORDERS`], into contiguous smaller folios. A huge swap entry is read
+//! into one huge folio.
 //!
 //! If another space of the fork family has read the same slots, their swap-cache pages are mapped
 //! ([`crate::swap`]'s `cache`). Otherwise the new folio becomes the swap-cache page of its slots,
@@ -108,7 +108,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         }
     }
 
-    /// Implements [`AddressSpace::swap_off`].
+    /// Implements [`AddressSpace::swap_off`](crate::space::AddressSpace::swap_off).
     pub(super) fn swap_off(self, device: u8) -> Result<(), FaultError> {
         let rest = UserRange::all(self.arch());
         // The claim keeps changes from moving swap PTEs to addresses that were visited already.
@@ -117,11 +117,11 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         self.swap_in_range(rest, |swapped| swapped.device == device)
     }
 
-    /// Swaps in the pages of a range, which the caller has claimed, for whose swap entries `wanted`
-    /// returns true.
+    /// Swaps in the pages of a range, which the caller has claimed, with swap entries for which
+    /// `wanted` returns true.
     ///
     /// # Errors
-    /// As of [`AddressSpace::swap_off`].
+    /// As of [`AddressSpace::swap_off`](crate::space::AddressSpace::swap_off).
     pub(in crate::space) fn swap_in_range(
         self,
         mut rest: UserRange,
@@ -190,7 +190,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         (run.kind == Kind::Swap && block == run.range(arch)).then_some(run)
     }
 
-    /// Returns whether slots of a run, whose page table is locked, have swap-cache pages.
+    /// Returns whether slots of a run have swap-cache pages. The page table is locked.
     fn is_cached(self, run: &Run) -> bool {
         // SAFETY: the swap entries have references, which stay while the page table is locked.
         unsafe { self.machine().swaps().is_cached(Ptes::of(self.space).swap_slots(run)) }
@@ -267,7 +267,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
 
     /// Decides whether the new folios from `pfn` on, with the contents of `slots`, are exclusive to
     /// the space, and adds them to the swap cache if they are not. The caller has a reference to
-    /// each slot besides those of the swap entries, whose page table is locked.
+    /// each slot besides those of the swap entries, and has locked the page table.
     fn add_to_cache(self, vma: &Vma, access: Access, slots: SwapRun, pfn: Pfn) -> Sharing {
         let machine = self.machine();
         let swaps = machine.swaps();
@@ -293,8 +293,8 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         }
     }
 
-    /// Reads the contents of `block`, whose PTEs are swap entries of consecutive slots, into the
-    /// new folios from `pfn` on, and maps these.
+    /// Reads the contents of `block`, which has swap entries of consecutive slots, into the new
+    /// folios from `pfn` on, and maps the folios.
     fn read_and_map(self, vma: &Vma, block: UserRange, access: Access, pfn: Pfn) -> SwapInResult {
         let arch = self.arch();
         let machine = self.machine();
@@ -305,8 +305,8 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         };
         let slots = Ptes::of(self.space).swap_slots(&run);
         // The slots keep their contents as long as they have this reference: if the swap entries
-        // are the same after the read, the contents read are theirs.
-        // SAFETY: the swap entries have references, which stay while the page table is locked.
+        // are the same after the read, the contents read are theirs. SAFETY: the swap entries have
+        // references, which stay while the page table is locked.
         unsafe { machine.swaps().get_transient(self.platform(), slots) };
         table.release();
         // SAFETY: the slots have the reference taken above. The folio is not mapped yet.

@@ -76,8 +76,8 @@ impl Claims {
         self.claims.iter().any(relies)
     }
 
-    /// Allows other changes to merge VMAs inside the ranges of a claim and at their ends. For a
-    /// claim whose holder looks the VMAs up again each time.
+    /// Allows other changes to merge VMAs inside the ranges of a claim and at their ends. For the
+    /// claim of an operation that looks the VMAs up again each time.
     fn allow_merges(&mut self, ticket: ClaimTicket) {
         if let Some(claim) = self.claims.iter_mut().find(|claim| claim.ticket == ticket) {
             claim.relies_on_boundaries = false;
@@ -236,8 +236,8 @@ impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
         self.vmas.get_or_insert_with(|| self.space.write())
     }
 
-    /// Reserves nodes so that `now` VMAs can be added before the VMAs are unlocked, and `later` more
-    /// at any time until this change ends.
+    /// Reserves nodes so that `now` VMAs can be added before the VMAs are unlocked, and `later`
+    /// more at any time until this change ends.
     ///
     /// # Errors
     /// There is no memory for the nodes.

@@ -18,7 +18,7 @@ use arrayvec::ArrayVec;
 use crate::frame::Family;
 use crate::platform::SpaceId;
 
-/// The number of generations whose spaces have families of their own.
+/// The number of generations in which a space has a family of its own.
 const DEPTH: usize = 4;
 
 /// The fork families that a space is in, its own last.
@@ -54,7 +54,8 @@ impl Families {
         self.0.iter()
     }
 
-    /// Returns whether the space is in `family`, and so can map folios whose rmap keys name it.
+    /// Returns whether the space is in `family`, and so can map folios with that family in their
+    /// rmap keys.
     pub fn contains(&self, family: Family) -> bool {
         self.0.contains(&family)
     }

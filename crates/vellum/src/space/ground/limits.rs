@@ -1,6 +1,6 @@
 //! Limits on the address space, the memory and the VMAs of a space.
 
-/// The limits of a space (Linux: resource limits and `vm.*` settings, whose names are given).
+/// The limits of a space, with the names of Linux's resource limits and `vm.*` settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of address space (`RLIMIT_AS`).
@@ -18,8 +18,8 @@ pub struct Limits {
     /// The address from which the search for free addresses goes down; the end of user space if
     /// that is lower (`mmap_base`).
     pub mmap_base: u64,
-    /// Whether writable memory may be executable, and memory may become executable later. False
-    /// with `PR_SET_MDWE`.
+    /// True if writable memory may be executable, and memory may be made executable later (false
+    /// with `PR_SET_MDWE`).
     pub exec_gain: bool,
 }
 

@@ -99,8 +99,8 @@ impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
     }
 
     /// Calls `act` for each run of PTEs that lies entirely in `rest`, with its page table locked,
-    /// beside faults. `act` may shorten the run to what it has dealt with, and returns the number of
-    /// folios that it has dealt with. Notes holes between VMAs in `rest`.
+    /// beside faults. `act` may shorten the run to what it has dealt with, and returns the number
+    /// of folios that it has dealt with. Notes holes between VMAs in `rest`.
     pub(in crate::space) fn each_whole_run(
         self,
         rest: &mut Rest,
