@@ -1,4 +1,4 @@
-//! The fault path: looks at the PTE, dispatches to the step that fits, and tries again.
+//! The fault path: reads the PTE, dispatches to the step that fits, and tries again.
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
@@ -24,7 +24,7 @@ pub(in crate::space) struct Touch<'v> {
     pub(in crate::space) access: Access,
 }
 
-/// The end of a try at a fault.
+/// The outcome of an attempt to resolve a fault.
 pub(in crate::space) enum Outcome {
     /// These addresses are mapped now, by PTEs that were not present.
     Mapped(VirtRange),
@@ -41,7 +41,7 @@ pub(in crate::space) enum Outcome {
 }
 
 impl Outcome {
-    /// Returns how a fault ends that tried to map memory where nothing was mapped.
+    /// Returns the outcome of an attempt to map memory in a hole.
     #[inline(always)]
     pub(super) fn of_mapping(mapped: Result<VirtRange, NotMapped>) -> Result<Outcome, FaultError> {
         match mapped {
@@ -60,7 +60,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         self.fault_in(addr, access).map(|(_, resolved)| resolved)
     }
 
-    /// Faults in the page at `addr`. Returns the addresses that are mapped now.
+    /// Faults in the page at `addr`. Returns the addresses that are mapped now, and the cost.
     pub(in crate::space) fn fault_in(self, addr: u64, access: Access) -> Result<(VirtRange, Resolved), FaultError> {
         match self.try_fault(addr, access, None) {
             // The common case.

@@ -305,8 +305,9 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         };
         let slots = Ptes::of(self.space).swap_slots(&run);
         // The slots keep their contents as long as they have this reference: if the swap entries
-        // are the same after the read, the contents read are theirs. SAFETY: the swap entries have
-        // references, which stay while the page table is locked.
+        // are the same after the read, the contents read are theirs.
+        //
+        // SAFETY: the swap entries have references, which stay while the page table is locked.
         unsafe { machine.swaps().get_transient(self.platform(), slots) };
         table.release();
         // SAFETY: the slots have the reference taken above. The folio is not mapped yet.

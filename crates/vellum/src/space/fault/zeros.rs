@@ -89,8 +89,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
 
     /// Replaces the zero folio by a new folio, for a write in a VMA that is registered for missing
     /// pages. Zeros that the userfaultfd supplied must not be missing, not even for a moment: their
-    /// PTEs are busy from the clearing over the flush to the new PTEs. The folio is as large as
-    /// policy allows and zeros are mapped.
+    /// PTEs are busy from the moment they are cleared, over the flush, until the new PTEs are
+    /// written. The folio is as large as policy allows, in a block that maps only zeros.
     #[cold]
     pub(super) fn replace_zeros(self, vma: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
         let arch = self.arch();

@@ -109,7 +109,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
     /// Returns the end of the part of a VMA in which a child may share private memory. A truncation
     /// may be about to unmap the private copies of pages beyond the end of the object, and does not
     /// visit this child ([`unmap_removed`](crate::space::unmap_removed)).
-    fn copies_end(self, vma: &Vma) -> u64 {
+    fn private_end(self, vma: &Vma) -> u64 {
         if vma.backing.is_anonymous() {
             return vma.range.end;
         }
@@ -118,7 +118,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         // it.
         let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
         let pages = object.size().div_ceil(1 << self.page_shift());
-        mapped_part(vma, &object, &(0..pages), self.page_shift()).map_or(vma.range.start, |inside| inside.end)
+        mapped_part(vma, &object, &(0..pages), self.page_shift()).map_or(vma.range.start, |part| part.end)
     }
 
     /// Shares the private memory of a VMA with the child, page table by page table.
@@ -130,16 +130,22 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         gather: &mut Gather<'_, 'm, P>,
     ) -> Result<(), ForkError> {
         let mut at = vma.range.start;
-        let inside = self.copies_end(vma);
+        let private_end = self.private_end(vma);
         while at < vma.range.end {
             match self.tables().find(vma.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let mut batch = Batch::new();
                     let whole = vma.range.tail(at);
-                    let range = if at < inside { whole.head(inside) } else { whole };
-                    let shared =
-                        self.share_table(&table, range, PrivatePart { vma, end: inside }, &mut batch, pinned, gather);
+                    let range = if at < private_end { whole.head(private_end) } else { whole };
+                    let shared = self.share_table(
+                        &table,
+                        range,
+                        PrivatePart { vma, end: private_end },
+                        &mut batch,
+                        pinned,
+                        gather,
+                    );
                     table.release();
                     self.platform().resched();
                     Child::of(child).map_runs(vma.range, &batch)?;
@@ -162,7 +168,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         self,
         table: &LockedTable<'_, 'm, P, A>,
         range: UserRange,
-        PrivatePart { vma, end: inside }: PrivatePart<'_>,
+        PrivatePart { vma, end: private_end }: PrivatePart<'_>,
         batch: &mut Batch,
         pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
@@ -177,23 +183,23 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         while at < end && !batch.is_full() && slots < MAX_SLOTS_PER_HOLD && work >= least {
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
-                Kind::Leaf | Kind::Swap if at >= inside => {}
+                Kind::Leaf | Kind::Swap if at >= private_end => {}
                 Kind::Leaf => {
                     if !vma.backing.is_anonymous() {
                         Ptes::of(self.space).shorten_to_equal(&mut run, |frame| frame.has(flag::OBJECT));
                     }
                     // Dirty bits are kept for each lazyfree folio, in the child as well: reclaim
                     // drops the folio only if it is clean.
-                    let lazy = !run.stable
+                    let lazyfree = !run.stable
                         && Ptes::of(self.space).shorten_to_equal(&mut run, |frame| frame.has(flag::LAZYFREE));
-                    if lazy {
+                    if lazyfree {
                         run = Ptes::of(self.space).first_folio(table, &run);
                     }
                     match self.share_run(table, &mut run, &mut work, gather)? {
                         Shared::Both => {
                             // Other CPUs may have set dirty bits after the PTEs were read and
                             // before they became read-only. Now they can't: read the PTEs again.
-                            if lazy {
+                            if lazyfree {
                                 run = table.run(run.va, run.range(arch).end).unwrap_or(run);
                             }
                             let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE - Attrs::UFFD_WP;
@@ -226,20 +232,20 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(at)
     }
 
-    /// Maps copies of the pages of a VMA that stayed exclusive to the parent in the child. Only the
-    /// holders of pins can write to these pages meanwhile.
+    /// Copies the pages of a VMA that stayed exclusive to the parent, and maps the copies in the
+    /// child. Only the host, by pins, can write to these pages meanwhile.
     ///
     /// # Errors
     /// There is no memory for a copy.
     fn copy_pinned(self, child: &AddressSpace<'m, P, A>, vma: &Vma) -> Result<(), ForkError> {
         let arch = self.arch();
         let mut at = vma.range.start;
-        let inside = self.copies_end(vma);
-        while at < inside {
+        let private_end = self.private_end(vma);
+        while at < private_end {
             match self.tables().find(vma.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
-                    let run = table.run(at, inside.min(table.end()));
+                    let run = table.run(at, private_end.min(table.end()));
                     table.release();
                     let Some(run) = run else { continue };
                     at = run.range(arch).end;
@@ -252,7 +258,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(())
     }
 
-    /// Maps copies of the pages of a run in the child.
+    /// Copies the pages of a run, and maps the copies in the child.
     fn copy_run(self, child: &AddressSpace<'m, P, A>, vma: &Vma, run: &Run) -> Result<(), Refused> {
         let arch = self.arch();
         let pages = run.range(arch).len() >> arch.page_shift();
