@@ -331,7 +331,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             return;
         }
         let mut first = true;
-        self.spaces.each_of(family, &mut |space| {
+        self.spaces.each_in_family(family, &mut |space| {
             if !core::mem::take(&mut first) && done(victims) {
                 return false;
             }

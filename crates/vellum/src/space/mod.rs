@@ -1,20 +1,20 @@
-//! An address space: what `mmap`, a page fault, `munmap`, `mprotect`, `madvise` and `fork` do.
+//! Address spaces: page faults, `mmap`, `munmap`, `mprotect`, `madvise`, `fork` and the rest.
 //!
 //! # Locks
-//! The VMAs are behind a lock with a reader count for each CPU ([`crate::sync::PerCpuLock`]). A
-//! fault takes the lock for reading until it is done, by its CPU's count, so that faults share no
+//! The VMAs are protected by a lock with a reader count for each CPU ([`crate::sync::PerCpuLock`]).
+//! A fault holds the lock for reading until it ends, by its CPU's count, so that faults share no
 //! cache line. Two faults that change the same PTEs are ordered by the lock of the page table that
 //! has them.
 //!
 //! A change of VMAs takes the lock for writing twice and briefly: first to split the VMAs at the
-//! ends of its range and to mark them (`State`); then, when the page tables are done, to finish.
-//! Between the two only changes of the same range wait, so two CPUs unmap two ranges side by side,
-//! and the addresses are free when `unmap` returns.
+//! ends of its range and to mark them (`State`); then, when the page tables are done, to finish. In
+//! between only changes of the same range wait, so two CPUs unmap two ranges at the same time, and
+//! the addresses are free when `unmap` returns.
 //!
 //! # All or nothing
 //! Each operation first checks whether it can succeed, and allocates all memory that it will need
-//! (nodes of the VMA tree, page tables to split huge PTEs at the ends of the range). The rest can't
-//! fail.
+//! (nodes of the VMA tree, page tables to split huge PTEs at the ends of the range). After that it
+//! can't fail.
 //!
 //! # Folders
 //! [`AddressSpace`] has the public calls. Each folder implements its part of them on a handle, a
@@ -78,17 +78,17 @@ use crate::sync::PerCpuLock;
 use crate::table::PageTables;
 use ground::{PeakRss, SlotFrames, Vmas, Zap};
 
-/// An address space. All methods but [`AddressSpace::cap_runs`] take `&self` and may be called from
-/// any CPU at any time.
+/// An address space (Linux: `mm_struct`). All methods but [`AddressSpace::cap_runs`] take `&self`
+/// and may be called from any CPU at any time.
 pub struct AddressSpace<'m, P: Platform, A: Arch> {
     /// The page tables, the TLB shootdown state and the per-CPU counters.
     tables: PageTables<'m, P, A>,
     /// The VMAs, their limits, and the claims.
     vmas: PerCpuLock<Vmas>,
     /// The number of claims that have ended or changed their ranges. Changes that wait for a claim
-    /// sleep on it.
-    ended: AtomicU32,
-    /// Whether PTEs that are not soft-dirty must not be writable. Set with the VMAs locked for
+    /// poll it.
+    claims_ended: AtomicU32,
+    /// True if PTEs that are not soft-dirty must not be writable. Set with the VMAs locked for
     /// writing.
     soft_dirty_on: AtomicBool,
     /// The fork family that the rmap keys of new folios name: the last of `families`.
@@ -98,11 +98,11 @@ pub struct AddressSpace<'m, P: Platform, A: Arch> {
     /// The peak of the resident set.
     peak: PeakRss,
     /// The frames of the per-CPU counters.
-    slots_in: SlotFrames,
+    slot_frames: SlotFrames,
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Makes an empty space whose memory is charged to `memcg`.
+    /// Makes an empty space that charges its memory to `memcg`.
     ///
     /// # Errors
     /// There is no memory for its root page table and counters, or the memcg is at its limit or
@@ -112,25 +112,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if !memcgs.pin(memcg) {
             return Err(Refused::OutOfMemory);
         }
-        let made = SlotFrames::new(machine, memcg).and_then(|slots_in| {
-            let slots = slots_in.slots(machine);
-            let tables = PageTables::new(machine, arch, memcg, slots).inspect_err(|_| slots_in.free(machine))?;
+        let made = SlotFrames::new(machine, memcg).and_then(|slot_frames| {
+            let slots = slot_frames.slots(machine);
+            let tables = PageTables::new(machine, arch, memcg, slots).inspect_err(|_| slot_frames.free(machine))?;
             Ok(AddressSpace {
                 family: Family::of(tables.tlb.space.0),
                 families: Families::new(tables.tlb.space),
                 vmas: PerCpuLock::new(Vmas::new(limits, &arch, tables.tlb.space)),
-                ended: AtomicU32::new(0),
+                claims_ended: AtomicU32::new(0),
                 tables,
                 soft_dirty_on: AtomicBool::new(false),
                 peak: PeakRss::default(),
-                slots_in,
+                slot_frames,
             })
         });
         made.inspect_err(|_| memcgs.unpin(memcg))
     }
 
-    /// Limits runs to `entries` PTEs. With 1 the engine works page by page, as kernels without runs
-    /// do: the benchmarks' `page` column. The caller calls this before it uses the space.
+    /// Limits runs to `entries` PTEs, before the first use of the space. With 1 the engine works
+    /// page by page, as kernels without runs do: the benchmarks' `page` column.
     pub fn cap_runs(&mut self, entries: usize) {
         self.tables.max_run = entries.max(1);
         self.tables.uses_cont_blocks &= entries > 1;
@@ -141,14 +141,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.tlb.space
     }
 
-    /// Returns the fork families that the space is in, by which a host may index its spaces
-    /// ([`Spaces::each_of`]). They never change.
+    /// Returns the fork families that the space is in, by which the host may index its spaces
+    /// ([`Spaces::each_in_family`]). They never change.
     pub fn families(&self) -> &Families {
         &self.families
     }
 
-    /// Returns the frame of the root page table, for the CPU's register. The host fills in the part
-    /// that translates addresses from the format's [`Arch::user_end`] on, rounded up to whole PTEs.
+    /// Returns the frame of the root page table, which the host loads into a CPU's register. The
+    /// host fills in the part that translates addresses from the format's [`Arch::user_end`] on,
+    /// rounded up to whole PTEs.
     pub fn root(&self) -> Pfn {
         self.tables.root
     }
@@ -158,8 +159,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.memcg()
     }
 
-    /// Charges memory to another memcg from now on. What is charged already, page tables included,
-    /// stays charged where it is until it is freed.
+    /// Charges memory to another memcg from now on. Memory that is charged already, page tables
+    /// included, stays charged where it is until it is freed.
     ///
     /// # Errors
     /// There is no such memcg.
@@ -187,13 +188,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.machine
     }
 
-    /// Adds a CPU that is about to load the root to those that take part in TLB shootdowns.
+    /// Includes a CPU that is about to load the root in TLB shootdowns.
     pub fn cpu_enter(&self, cpu: usize) {
         self.tables.tlb.enter(cpu);
     }
 
-    /// Removes a CPU that has loaded another root and holds no translation of this space any more
-    /// from those that take part in TLB shootdowns.
+    /// Excludes a CPU from TLB shootdowns. The CPU has loaded another root, and its TLB caches no
+    /// translation of this space any more.
     pub fn cpu_leave(&self, cpu: usize) {
         self.tables.tlb.leave(cpu);
     }
@@ -208,7 +209,7 @@ impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
         self.tables.free_root();
         let machine = self.machine();
         self.vmas.get_mut().clear(machine);
-        self.slots_in.free(machine);
+        self.slot_frames.free(machine);
         machine.memcgs().unpin(self.tables.memcg());
     }
 }

@@ -1,4 +1,4 @@
-//! The address spaces that a host has, as far as an operation concerns several of them.
+//! Operations on several of the host's address spaces.
 
 use crate::arch::Arch;
 use crate::frame::Family;
@@ -8,13 +8,14 @@ use crate::platform::{Platform, SpaceId};
 use super::AddressSpace;
 use crate::space::vma_ops::VmaOps;
 
-/// The address spaces that a host has. Each that is shown stays until `visit` returns.
+/// The address spaces of a host. A space that is passed to `visit` stays until `visit` returns.
 pub trait Spaces<'m, P: Platform, A: Arch> {
-    /// Shows all spaces, those that are ending included.
+    /// Calls `visit` for all spaces, including those that are ending.
     fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>));
 
-    /// Shows the space with this number, unless it has begun to end. Returns `false` if the host
-    /// does not know it yet: a child that [`AddressSpace::fork`] is about to return.
+    /// Calls `visit` for the space with this number, unless it has begun to end. Returns false if
+    /// the host does not know the space yet: a child that [`AddressSpace::fork`] is about to
+    /// return.
     fn find(&self, id: SpaceId, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) -> bool {
         let mut known = false;
         self.each(&mut |space| {
@@ -26,9 +27,9 @@ pub trait Spaces<'m, P: Platform, A: Arch> {
         known
     }
 
-    /// Shows all spaces that are in a family ([`AddressSpace::families`]), until `visit` returns
-    /// `false`; best in the order of their numbers, in which parents come first.
-    fn each_of(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>) -> bool) {
+    /// Calls `visit` for the spaces that are in a fork family ([`AddressSpace::families`]), until
+    /// `visit` returns false; best in the order of their numbers, in which parents come first.
+    fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>) -> bool) {
         let mut goes_on = true;
         self.each(&mut |space| {
             if goes_on && space.families().contains(family) {
@@ -44,8 +45,8 @@ impl<'m, P: Platform, A: Arch> Spaces<'m, P, A> for [&AddressSpace<'m, P, A>] {
     }
 }
 
-/// Shows the spaces that map an object and that the host knows, in the order of their numbers; none
-/// that came after this began, so that no stream of forks keeps it from ending.
+/// Calls `visit` for the spaces that map an object and that the host knows, in the order of their
+/// numbers, without those made after this began, so that no stream of forks keeps this from ending.
 pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
     spaces: &(impl Spaces<'m, P, A> + ?Sized),
     object: &Object<'m, P>,
@@ -59,32 +60,35 @@ pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
     }
 }
 
-/// Unmaps pages that an object has lost from all spaces that map it. When this returns, no CPU
-/// reaches them through any space. Costs what these spaces are, however many others there are.
+/// Unmaps pages that were removed from an object in all spaces that map the object. When this
+/// returns, no CPU reaches the pages through any space. The cost depends on these spaces, not on
+/// the number of other spaces.
 ///
-/// A child that was being forked when this began has what its parent had: it counts among those
-/// that map the object by then, and its number is higher, so it comes after its parent here. One
-/// that is forked later finds that the pages are gone, and does not get its parent's copies of what
-/// lies beyond the object's end; so it is not visited, and no stream of forks keeps this from
-/// ending. The caller sees to it that the object does not grow meanwhile.
+/// A child that was being forked when this began may map the pages, like its parent. It is among
+/// the spaces that map the object by then, and is visited after its parent, because its number is
+/// higher. A child that is forked later finds the pages removed from the object, and does not get
+/// its parent's private copies of pages beyond the object's end. So it is not visited, and no
+/// stream of forks keeps this from ending. The caller ensures that the object does not grow
+/// meanwhile.
 ///
 /// Waits for changes of these spaces that are under way, and until the host knows a child that is
 /// being forked. The caller holds no lock that a fork takes.
 pub fn unmap_removed<'m, P: Platform, A: Arch>(
     spaces: &(impl Spaces<'m, P, A> + ?Sized),
     object: &Object<'m, P>,
-    gone: &RemovedPages,
+    removed: &RemovedPages,
 ) {
-    if gone.is_empty() {
+    if removed.is_empty() {
         return;
     }
     let mut from = SpaceId(0);
     let end = object.machine().spaces_end();
     while let Some(id) = object.next_mapper(from).filter(|id| id.0 < end.0) {
-        if spaces.find(id, &mut |space| VmaOps::of(space).unmap_removed(object, gone)) {
+        if spaces.find(id, &mut |space| VmaOps::of(space).unmap_removed(object, removed)) {
             from = SpaceId(id.0 + 1);
         } else {
-            // Known soon; or gone, and then not among those that map the object.
+            // The host will know the space soon; or the space ends, and then does not map the
+            // object any more.
             from = id;
             object.machine().platform().wait();
         }

@@ -72,7 +72,7 @@ fn vmas_are_merged_beside_changes_elsewhere_in_them() {
         space.stats().vmas
     };
     for (first, second) in [((1, 2), (5, 6)), ((5, 6), (1, 2))] {
-        let other = Change::wait_turn(&space, pages(first.0, first.1));
+        let other = Change::claim_unlocked(&space, pages(first.0, first.1));
         assert_eq!(changed_and_back(second.0, second.1), 1, "beside a change of {first:?}");
         drop(other);
     }
@@ -81,7 +81,7 @@ fn vmas_are_merged_beside_changes_elsewhere_in_them() {
     assert_eq!(changed_and_back(2, 4), 2, "up to where another change begins");
     drop(other);
     assert_eq!(space.stats().vmas, 1);
-    let turn = Change::wait_turn(&space, pages(4, 5));
+    let turn = Change::claim_unlocked(&space, pages(4, 5));
     assert_eq!(changed_and_back(2, 4), 1, "up to where a fault has its turn");
     drop(turn);
 }

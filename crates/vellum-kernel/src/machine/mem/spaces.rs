@@ -92,7 +92,7 @@ impl Spaces<'static, Host, Format> for All {
         true
     }
 
-    fn each_of(&self, family: Family, visit: &mut dyn FnMut(&Space) -> bool) {
+    fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&Space) -> bool) {
         let mut from = 0;
         loop {
             let next = SPACES.lock().next_of(family, from);

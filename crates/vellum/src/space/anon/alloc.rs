@@ -1,4 +1,4 @@
-//! Allocation of anonymous folios: frames first, then what makes a folio of them.
+//! Allocation of anonymous folios: of the frames, then of what makes them a folio.
 
 use core::iter;
 
@@ -18,25 +18,25 @@ use super::Anon;
 pub(in crate::space) struct NewFrames {
     /// The first frame.
     pub(in crate::space) pfn: Pfn,
-    /// The order of their number.
+    /// The order: there are `1 << order` frames.
     pub(in crate::space) order: u8,
-    /// Whether they hold zeros. Otherwise their contents are unspecified.
+    /// True if the frames hold zeros. Otherwise their contents are unspecified.
     pub(in crate::space) zeroed: bool,
-    /// The index of the per-CPU lruvec that the allocation was served near.
-    pub(in crate::space) shard: usize,
+    /// The number of the per-CPU lruvec on the frames' node, to which the frames are charged.
+    pub(in crate::space) lruvec: usize,
 }
 
 impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
-    /// Returns the orders that folios of a VMA may have, as a bit mask, beside single pages.
-    /// Private copies of an object's pages are single: no huge mapping reaches across an end of
-    /// what a truncation removes.
+    /// Returns the orders that folios of a VMA may have besides that of a page, as a bit mask.
+    /// Private copies of an object's pages are single pages, so that no huge PTE reaches across an
+    /// end of the range that a truncation unmaps.
     #[inline]
     pub(in crate::space) fn orders(self, vma: &Vma) -> u32 {
         if vma.backing.is_anonymous() { self.machine().policy().orders(vma.advice) } else { 0 }
     }
 
-    /// Allocates a folio of `order`, or of the next smaller of `orders` that there is memory for,
-    /// or a single page. Returns the folio and its order. Otherwise as [`Anon::alloc`].
+    /// Allocates a folio as [`Anon::alloc`] does: of `order`, or of the next smaller of `orders`
+    /// that there is memory for, or a single page. Returns the folio and its order.
     ///
     /// # Errors
     /// There is no memory for a page either.
@@ -68,7 +68,8 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
                     }
                 }
             }
-            // The next smaller one that is allowed; every part of a hole is one.
+            // The next smaller order that is allowed. Every part of a hole is a hole, so the
+            // smaller block is empty too.
             let smaller = orders & ((1 << order) - 1);
             order = if smaller == 0 { smallest } else { (smaller.ilog2() as u8).max(smallest) };
         }
@@ -82,22 +83,22 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
     /// There is no memory, or the memcg is at its limit. Nothing is allocated.
     #[inline(always)]
     pub(in crate::space) fn alloc(self, vma: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, Refused> {
-        let (pfn, shard) = self.machine().frames().alloc_at_lruvec(order, zero, Use::Folio)?;
-        self.init_for_vma(NewFrames { pfn, order, zeroed: zero, shard }, vma, addr)?;
+        let (pfn, lruvec) = self.machine().frames().alloc_at_lruvec(order, zero, Use::Folio)?;
+        self.init_for_vma(NewFrames { pfn, order, zeroed: zero, lruvec }, vma, addr)?;
         Ok(pfn)
     }
 
     /// Allocates contiguous folios of `order`, each as [`Anon::alloc`] does, that fill a naturally
     /// aligned block of the order `block`. Their contents are unspecified. Returns the first frame,
-    /// or `None` if not all of them can be had.
+    /// or `None`, with nothing allocated, if there is no memory for all of them.
     pub(in crate::space) fn alloc_contiguous(self, vma: &Vma, addr: u64, block: u8, order: u8) -> Option<Pfn> {
         let machine = self.machine();
         let pages = 1u32 << order;
-        let (first, shard) = machine.frames().alloc_at_lruvec(block, false, Use::Folio).ok()?;
+        let (first, lruvec) = machine.frames().alloc_at_lruvec(block, false, Use::Folio).ok()?;
         let start = align_down(addr, block as u32 + FRAME_SHIFT);
         for i in (0..1 << block).step_by(pages as usize) {
             let at = start + (u64::from(i) << FRAME_SHIFT);
-            let frames = NewFrames { pfn: first.add(i), order, zeroed: false, shard };
+            let frames = NewFrames { pfn: first.add(i), order, zeroed: false, lruvec };
             if self.init_for_vma(frames, vma, at).is_err() {
                 self.free_contiguous(first, i, order);
                 // SAFETY: the frames behind the failed folio were just allocated, and nothing else
@@ -109,15 +110,15 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
         Some(first)
     }
 
-    /// Frees `frames` frames of [`Anon::alloc_contiguous`] that were not mapped, in one piece, so
-    /// that the next allocation finds them in one piece.
+    /// Frees `frames` frames of [`Anon::alloc_contiguous`] that were not mapped, as one block, so
+    /// that the next allocation finds one block.
     pub(in crate::space) fn free_contiguous(self, first: Pfn, frames: u32, order: u8) {
         let (machine, pages) = (self.machine(), 1 << order);
         let is_gone = |head, frame: &Frame| machine.frames().put(head, frame, pages, pages).refs == 0;
         free_unmapped(machine, iter::once((first, frames)), is_gone, |_, _| ());
     }
 
-    /// Makes frames a folio for the block of `vma` around `addr`, as [`Anon::init`].
+    /// Makes frames a folio for the block of `vma` around `addr`, as [`Anon::init`] does.
     #[inline(always)]
     fn init_for_vma(self, frames: NewFrames, vma: &Vma, addr: u64) -> Result<(), Refused> {
         let key = self.rmap_key(vma, align_down(addr, frames.order as u32 + FRAME_SHIFT));
@@ -143,13 +144,13 @@ impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
         memcg: MemcgId,
         list: LruList,
     ) -> Result<(), Refused> {
-        let NewFrames { pfn, order, zeroed, shard } = new;
+        let NewFrames { pfn, order, zeroed, lruvec } = new;
         let machine = self.machine();
         let frames = machine.frames();
         let pages = 1u32 << order;
         let head = frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
         head.set_data(key.pack());
-        if let Err(over) = machine.memcgs().charge_frames(frames, memcg, (pfn, head, shard), order, Some(list)) {
+        if let Err(over) = machine.memcgs().charge_frames(frames, memcg, (pfn, head, lruvec), order, Some(list)) {
             frames.put(pfn, head, pages, pages);
             // SAFETY: the folio was never mapped and never listed, so nothing else refers to its
             // frames, and they are as zero as they were when they were allocated.

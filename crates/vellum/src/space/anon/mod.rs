@@ -1,14 +1,14 @@
 //! Anonymous folios: allocate, map, replace.
 //!
-//! A new folio goes through three steps, whose order their names give:
+//! A new folio goes through three steps, in this order:
 //!
 //! 1. [`Anon::alloc`] allocates its frames ([`Anon::alloc_or_smaller`] falls back to smaller
 //!    orders).
 //! 2. [`Anon::init`] makes them a folio: descriptor, refcount and mapcount, rmap key, charge to the
 //!    memcg, LRU list. The allocation ends with this step, so that a caller never sees frames
 //!    without it.
-//! 3. [`Anon::map`] maps it where nothing is mapped; [`Anon::replace_part`] and
-//!    [`Anon::replace_table`] map it in the place of what a block maps, with the same contents.
+//! 3. [`Anon::map`] maps the folio in a hole; [`Anon::replace_part`] and [`Anon::replace_table`]
+//!    map it in the place of other memory, as a copy of that.
 //!
 //! | file | contents |
 //! |---|---|

@@ -1,10 +1,10 @@
 //! Replaces what a block maps by a copy of it in one folio: for copy-on-write, and for collapse.
 //!
-//! The old PTEs are cleared, and their place is busy until the new ones come
-//! ([`LockedTable::occupy`]): flush, copy and fill, with no lock held. Nothing writes to the
-//! original while it is copied, and no CPU reads the original after a write to the copy. The flush
-//! covers all of the place, also where nothing was mapped: a reclaimer may have cleared PTEs there
-//! whose flush is still pending.
+//! The old PTEs are replaced by busy entries until the new ones are written
+//! ([`LockedTable::make_busy`]): flush, copy and fill follow with no lock held. No CPU writes to
+//! the original while it is copied, and none reads the original after a write to the copy. The
+//! flush covers the whole block, holes included: a reclaimer may have cleared PTEs there, with the
+//! flush still pending.
 
 use arrayvec::ArrayVec;
 
@@ -20,9 +20,9 @@ use super::Anon;
 use crate::space::ground::Ptes;
 
 impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
-    /// Maps the folio `pfn` of [`Anon::alloc`] in the place of what `block` maps, with the same
-    /// contents. The block is one huge PTE of `table`, or a part of `table` that has nothing but
-    /// leaf PTEs, in `RUNS` runs at most, and holes, which become zeros.
+    /// Copies what `block` maps into the folio `pfn` of [`Anon::alloc`], and maps the folio there
+    /// instead. The block is one huge PTE of `table`, or a part of `table` that has only leaf PTEs,
+    /// in at most `RUNS` runs, and holes, which become zeros.
     pub(in crate::space) fn replace_part<const RUNS: usize>(
         self,
         table: LockedTable<'_, 'm, P, A>,
@@ -37,12 +37,13 @@ impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
         let resident = self.copy_parts(*block, pfn, removed.iter().map(|old| (old.range, old.pfn)));
         place.fill(&self.new_run(vma, *block, pfn, level));
         self.count_replaced(*block, resident);
-        // Frames of objects were counted as shmem: the gather corrects that.
+        // The gather subtracts the frames of objects, which were counted as shmem.
         Gather::put_flushed(&self.tables().tlb, &removed, &flushed);
     }
 
-    /// Maps the folio `pfn` of [`Anon::alloc`] by one huge PTE in the place of a whole page table,
-    /// which was detached and has nothing but leaf PTEs and holes, with the same contents.
+    /// Copies what a whole page table maps into the folio `pfn` of [`Anon::alloc`], and maps the
+    /// folio by one huge PTE in its place. The page table was detached, and has only leaf PTEs and
+    /// holes.
     pub(in crate::space) fn replace_table(
         self,
         old: DetachedTable<'_, 'm, P, A>,
@@ -67,8 +68,9 @@ impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
         Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> arch.level_shift(level)) as usize)
     }
 
-    /// Copies parts of a block, in ascending order, which no CPU reaches any more, to a new folio,
-    /// and zeroes the rest of the folio. Returns how many of the copied frames counted as resident.
+    /// Copies `parts` of a block, in ascending order, to the new folio `pfn`, and zeroes the rest
+    /// of the folio. No CPU reaches the parts any more. Returns how many of the copied frames
+    /// counted as resident.
     fn copy_parts(self, block: VirtRange, pfn: Pfn, parts: impl Iterator<Item = (VirtRange, Pfn)>) -> i64 {
         let machine = self.machine();
         let frames = |bytes: u64| (bytes >> FRAME_SHIFT) as u32;
@@ -82,8 +84,8 @@ impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
         for (range, from) in parts {
             zero_until(at, range.start);
             let to = pfn.add(frames(range.start - block.start));
-            // SAFETY: the cleared PTEs' references are dropped by the caller later;
-            // only the caller refers to the copy before it is mapped.
+            // SAFETY: the caller drops the references of the cleared PTEs only later, and only the
+            // caller refers to the copy before it is mapped.
             unsafe { machine.frames().copy(from, to, frames(range.len())) };
             if !machine.zero_folio().contains(from) {
                 resident += i64::from(frames(range.len()));
@@ -95,7 +97,7 @@ impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
         resident
     }
 
-    /// Counts a block as resident, of which `resident` frames were so before.
+    /// Counts a block as resident, of which `resident` frames were counted before.
     fn count_replaced(self, block: VirtRange, resident: i64) {
         let more = (block.len() >> FRAME_SHIFT) as i64 - resident;
         if more != 0 {

@@ -6,7 +6,7 @@ use crate::memcg::{Refused, may_be_refused};
 use crate::page_cache::ObjectError;
 use crate::vma::UffdId;
 
-/// An access of user mode.
+/// An access by user mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Read.
@@ -29,25 +29,25 @@ pub enum Resolved {
 /// The reason why a fault can't be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultError {
-    /// Nothing is mapped there (Linux: SIGSEGV, `SEGV_MAPERR`).
+    /// There is no VMA at this address (Linux: SIGSEGV, `SEGV_MAPERR`).
     Unmapped(u64),
-    /// The VMA or a guard forbids the access (SIGSEGV, `SEGV_ACCERR`).
+    /// The VMA, or a guard page, forbids the access to this address (SIGSEGV, `SEGV_ACCERR`).
     Denied(u64),
-    /// The object behind the VMA ends before that page (SIGBUS, `BUS_ADRERR`).
+    /// The page-cache object behind the VMA ends before the page at this address (SIGBUS,
+    /// `BUS_ADRERR`).
     BeyondEnd(u64),
-    /// The contents were lost (SIGBUS).
+    /// The contents of the page at this address were lost (SIGBUS).
     Poisoned(u64),
-    /// The folio there has as many references and mappings as it may (SIGBUS).
+    /// The folio at this address has as many references and mappings as it may (SIGBUS).
     TooManyReferences(u64),
-    /// The machine has no memory left.
+    /// The machine is out of memory, or a memcg is at its limit.
     NoMemory(Refused),
-    /// A userfaultfd is to be notified. When it has resolved the event, the access may be tried
-    /// again.
+    /// A userfaultfd must resolve this event; then the access may be tried again.
     Uffd(UffdEvent),
 }
 
 impl FaultError {
-    /// Returns the error of a system call whose argument points there.
+    /// Returns the error of a system call with an argument that points to the address.
     pub const fn errno(&self) -> Errno {
         match self {
             FaultError::NoMemory(_) | FaultError::TooManyReferences(_) => Errno::ENOMEM,
@@ -59,13 +59,26 @@ impl FaultError {
 impl core::fmt::Display for FaultError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            FaultError::Unmapped(addr) => write!(f, "nothing is mapped at {addr:#x}"),
-            FaultError::Denied(addr) => write!(f, "access to {addr:#x} is not allowed"),
-            FaultError::BeyondEnd(addr) => write!(f, "the object mapped at {addr:#x} ends before that address"),
-            FaultError::Poisoned(addr) => write!(f, "the contents of {addr:#x} were lost"),
+            FaultError::Unmapped(addr) => write!(f, "no VMA at {addr:#x}: map the address first"),
+            FaultError::Denied(addr) => {
+                write!(
+                    f,
+                    "the VMA or a guard page at {addr:#x} forbids the access: change its protection or remove the guard"
+                )
+            }
+            FaultError::BeyondEnd(addr) => {
+                write!(f, "the page-cache object mapped at {addr:#x} ends before that page: extend the object")
+            }
+            FaultError::Poisoned(addr) => {
+                write!(f, "the contents of the page at {addr:#x} were lost: unmap the page or map it anew")
+            }
             FaultError::TooManyReferences(addr) => write!(f, "{addr:#x}: {TooManyReferences}"),
             FaultError::NoMemory(why) => why.fmt(f),
-            FaultError::Uffd(watched) => write!(f, "{:#x} waits for a userfaultfd", watched.page),
+            FaultError::Uffd(event) => write!(
+                f,
+                "the page at {:#x} waits for a userfaultfd: retry the access once it has resolved the event",
+                event.page
+            ),
         }
     }
 }

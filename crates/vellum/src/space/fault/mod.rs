@@ -1,13 +1,13 @@
-//! Page faults: what an access finds, and the steps that make it succeed.
+//! Page faults: the steps that make an access succeed.
 //!
-//! A fault locks the VMAs for reading, looks at the PTE, and dispatches ([`Fault::try_fault`]) to
-//! the step that fits; each step decides under the lock of the one page table where its PTEs are. A
+//! A fault locks the VMAs for reading, reads the PTE, and dispatches ([`Fault::try_fault`]) to the
+//! step that fits; each step decides under the lock of the one page table where its PTEs are. A
 //! step that finds that another CPU was faster returns [`Outcome::Again`]; the fault tries again,
 //! after some tries with its addresses claimed and the gate closed ([`Retry`], INV-21).
 //!
 //! | file | step |
 //! |---|---|
-//! | `resolve` | the fault path: look, dispatch, try again |
+//! | `resolve` | the fault path: read the PTE, dispatch, try again |
 //! | `retry` | bounded tries: for faults, pinning, and userfaultfd fills |
 //! | `error` | accesses, errors, userfaultfd events |
 //! | `zeros` | a read of untouched anonymous memory maps the zero folio; a write replaces it |
@@ -85,15 +85,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Swaps in everything that the space has on a device, in folios as faults would (Linux:
-    /// `swapoff`). The host does this with each space before it detaches the device, after
-    /// [`Swaps::close`](crate::swap::Swaps::close): pages that are on their way to the device while
-    /// this runs, or that a later fork shares, stay there, and detaching fails. Faults go on
+    /// `swapoff`). The host does this for each space before it detaches the device, after
+    /// [`Swaps::close`](crate::swap::Swaps::close): pages that are being written to the device
+    /// while this runs, or that a later fork shares, stay there, and detaching fails. Faults go on
     /// meanwhile; changes of VMAs wait.
     ///
     /// # Errors
-    /// [`FaultError::NoMemory`]: there is no memory, and the rest is still on the device.
+    /// [`FaultError::NoMemory`]: there is no memory; the rest is still on the device.
     /// [`FaultError::Poisoned`]: the device could not read the page at this address, the first such
-    /// page; all others are back.
+    /// page; all others are swapped in.
     pub fn swap_off(&self, device: u8) -> Result<(), FaultError> {
         SwapIn::of(self).swap_off(device)
     }

@@ -1,4 +1,4 @@
-//! A page is kept for the host to read or write, whatever the space does with it.
+//! Pins: the host keeps a page to read or write it, whatever the space does with the page.
 
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::TooManyReferences;
@@ -9,7 +9,7 @@ use crate::table::Found;
 use super::{Access, Fault, FaultError, Retry};
 
 impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
-    /// Implements [`AddressSpace::pin`].
+    /// Implements [`AddressSpace::pin`](crate::space::AddressSpace::pin).
     pub(super) fn pin(self, addr: u64, access: Access) -> Result<ObjectPage<'m, P>, FaultError> {
         let arch = self.arch();
         let needed = match access {
@@ -26,12 +26,12 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
                 if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(needed) {
                     let inside = (addr & ((1 << table.shift()) - 1)) >> arch.page_shift() << arch.page_order();
                     let pfn = arch.leaf_pfn(raw, table.level).add(inside as u32);
-                    // SAFETY: a page of the space's size, which the entry refers to, under the lock
-                    // of its table.
+                    // SAFETY: `pfn` is a page of the space's page size, which the PTE maps, and the
+                    // page table is locked.
                     page = Some(unsafe { ObjectPage::get(self.machine(), pfn, arch.page_shift()) });
                     if access == Access::Write && !arch.attrs(raw, table.level).contains(Attrs::HARDWARE) {
-                        // What is written past the entry hardware will not record, and clean memory
-                        // may go.
+                        // The host writes past the PTE, so hardware sets no dirty bit, and reclaim
+                        // would drop the page as clean.
                         table.set_accessed_dirty(addr, Attrs::HARDWARE);
                     }
                 }
@@ -40,10 +40,10 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
                     return page.map_err(|TooManyReferences| FaultError::TooManyReferences(addr));
                 }
             }
-            // The page may be gone again before it is looked at.
+            // Other CPUs may unmap the page again before the next look at its PTE.
             retry.again(self.space, whole);
-            let outcome = self.try_again(addr, access, &retry.patience)?;
-            self.fault_in_turn(addr, access, outcome, &mut retry)?;
+            let outcome = self.try_again(addr, access, &retry.retries)?;
+            self.retry_fault_in(addr, access, outcome, &mut retry)?;
         }
     }
 }

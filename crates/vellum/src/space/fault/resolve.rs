@@ -1,4 +1,4 @@
-//! The fault path: looks at the PTE, dispatches to the step that fits, and tries again.
+//! The fault path: reads the PTE, dispatches to the step that fits, and tries again.
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
@@ -24,24 +24,24 @@ pub(in crate::space) struct Touch<'v> {
     pub(in crate::space) access: Access,
 }
 
-/// The end of a try at a fault.
+/// The outcome of an attempt to resolve a fault.
 pub(in crate::space) enum Outcome {
     /// These addresses are mapped now, by PTEs that were not present.
     Mapped(VirtRange),
-    /// The same, and their contents were read from a swap device.
-    Back(VirtRange),
+    /// These addresses are mapped now, and their contents were read from a swap device.
+    SwappedIn(VirtRange),
     /// The PTE that maps these addresses was present, and allows the access now.
     Allowed(VirtRange),
     /// Another CPU changed something meanwhile: try again.
     Again,
-    /// There is no VMA, but perhaps a stack above that may grow.
-    Nothing,
+    /// There is no VMA at the address, but perhaps a stack above that may grow.
+    NoVma,
     /// A change has locked the VMA ([`State::Locked`]): wait for it.
     Locked,
 }
 
 impl Outcome {
-    /// Returns how a fault ends that tried to map memory where nothing was mapped.
+    /// Returns the outcome of an attempt to map memory in a hole.
     #[inline(always)]
     pub(super) fn of_mapping(mapped: Result<VirtRange, NotMapped>) -> Result<Outcome, FaultError> {
         match mapped {
@@ -53,28 +53,28 @@ impl Outcome {
 }
 
 impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
-    /// Implements [`AddressSpace::fault`].
+    /// Implements [`AddressSpace::fault`](crate::space::AddressSpace::fault).
     #[inline]
     pub(super) fn fault(self, addr: u64, access: Access) -> Result<Resolved, FaultError> {
         self.machine().count(Counter::Faults, 1);
         self.fault_in(addr, access).map(|(_, resolved)| resolved)
     }
 
-    /// Faults in the page at `addr`. Returns the addresses that are mapped now.
+    /// Faults in the page at `addr`. Returns the addresses that are mapped now, and the cost.
     pub(in crate::space) fn fault_in(self, addr: u64, access: Access) -> Result<(VirtRange, Resolved), FaultError> {
         match self.try_fault(addr, access, None) {
             // The common case.
             Ok(Outcome::Mapped(range)) => Ok(self.finish_mapped(range, Resolved::Minor)),
-            Ok(outcome) => self.fault_in_turn(addr, access, outcome, &mut Retry::new(self.space)),
+            Ok(outcome) => self.retry_fault_in(addr, access, outcome, &mut Retry::new(self.space)),
             Err(error) => Err(error),
         }
     }
 
-    /// Goes on with a fault that its first try did not resolve. Waits for changes of the VMAs in
-    /// its turn among them, so that no stream of changes starves it; and closes the gate after some
-    /// tries, so that no stream of other faults, reclaim or advice does (INV-21).
+    /// Resolves a fault that its first try did not resolve. Where changes of VMAs are under way it
+    /// waits with a claim, so that no stream of changes starves it; and it closes the gate after
+    /// some tries, so that no stream of other faults, reclaim or advice does (INV-21).
     #[cold]
-    pub(super) fn fault_in_turn(
+    pub(super) fn retry_fault_in(
         self,
         addr: u64,
         access: Access,
@@ -85,19 +85,20 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         loop {
             match outcome {
                 Outcome::Mapped(range) => return Ok(self.finish_mapped(range, Resolved::Minor)),
-                Outcome::Back(range) => return Ok(self.finish_mapped(range, Resolved::Major)),
+                Outcome::SwappedIn(range) => return Ok(self.finish_mapped(range, Resolved::Major)),
                 Outcome::Allowed(range) => {
                     self.finish_allowed(addr);
                     return Ok((range, Resolved::Minor));
                 }
                 Outcome::Locked => retry.wait(self.space, page),
-                Outcome::Nothing => {
-                    // A change that the writer of the VMAs waits for may wait at the gate.
-                    retry.patience.open();
-                    match self.grow_stack(addr, retry.turn.as_ref().map(Change::turn))? {
-                        Growth::There => {}
+                Outcome::NoVma => {
+                    // Growing a stack locks the VMAs for writing, which passes the gate, and waits
+                    // for changes, which may be waiting at the gate.
+                    retry.retries.open();
+                    match self.grow_stack(addr, retry.claim.as_ref().map(Change::ticket))? {
+                        Growth::Mapped => {}
                         Growth::Wait(range) => retry.wait(self.space, range),
-                        Growth::Nothing => return Err(FaultError::Unmapped(addr)),
+                        Growth::Unmapped => return Err(FaultError::Unmapped(addr)),
                     }
                 }
                 Outcome::Again => {
@@ -106,26 +107,26 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
                     retry.again(self.space, page);
                 }
             }
-            outcome = self.try_again(addr, access, &retry.patience)?;
+            outcome = self.try_again(addr, access, &retry.retries)?;
         }
     }
 
-    /// Tries to resolve a fault again, out of line.
+    /// Tries to resolve a fault again, out of line: the common first try is inlined.
     #[cold]
     pub(in crate::space) fn try_again(
         self,
         addr: u64,
         access: Access,
-        patience: &Retries<'_>,
+        retries: &Retries<'_>,
     ) -> Result<Outcome, FaultError> {
-        self.try_fault(addr, access, Some(patience))
+        self.try_fault(addr, access, Some(retries))
     }
 
     /// Tries to resolve a fault: the dispatcher. Locks the VMAs for reading.
     #[inline(always)]
-    fn try_fault(self, addr: u64, access: Access, patience: Option<&Retries<'_>>) -> Result<Outcome, FaultError> {
-        let vmas = self.space.read_with(patience);
-        let Some(vma) = vmas.find(addr) else { return Ok(Outcome::Nothing) };
+    fn try_fault(self, addr: u64, access: Access, retries: Option<&Retries<'_>>) -> Result<Outcome, FaultError> {
+        let vmas = self.space.read_with(retries);
+        let Some(vma) = vmas.find(addr) else { return Ok(Outcome::NoVma) };
         if vma.state == State::Locked {
             return Ok(Outcome::Locked);
         }
@@ -214,8 +215,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         }
         table.release();
         if let Some((range, shift)) = stale {
-            // The change took a right away too, and finds these PTEs done, so it won't flush them.
-            // It ends only when this fault has unlocked the VMAs.
+            // The change removes a right too, but finds that these PTEs need no rewrite and does
+            // not flush them. It ends only when this fault has unlocked the VMAs.
             self.tables().tlb.invalidate(&[range], shift, false);
         }
         Ok(Outcome::Again)

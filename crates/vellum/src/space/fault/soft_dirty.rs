@@ -11,9 +11,9 @@ use super::{Fault, Outcome};
 use crate::space::ground::Ptes;
 
 impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
-    /// Resolves the first write to an exclusive page since soft-dirty was cleared, or since it was
-    /// write-protected in asynchronous mode: the run of its PTEs becomes soft-dirty and writable.
-    /// An event for a userfaultfd comes before this.
+    /// Resolves the first write to an exclusive page since soft-dirty was cleared, or since the
+    /// page was write-protected in asynchronous mode: makes the run of its PTEs soft-dirty and
+    /// writable. The caller has sent the event for a userfaultfd, if there is one.
     #[cold]
     pub(super) fn first_write(self, vma: &Vma, addr: u64) -> Outcome {
         let arch = self.arch();

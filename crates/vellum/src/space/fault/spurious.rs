@@ -1,14 +1,14 @@
-//! The entry allows what the CPU faulted on, and the CPU is to see that.
+//! Spurious faults: the PTE allows the access already, but the CPU's TLB does not.
 //!
-//! An entry comes to allow more by a store, without a flush: copy-on-write reuse ([`super::cow`]),
-//! `mprotect` that gives a right back, uffd-wp lifted ([`super::watch`]), the first write to a
-//! soft-dirty page ([`super::track`]), reclaim that failed ([`super::evict`]), or a fault that
-//! makes it present. What a CPU's TLB held of it before makes the next access there fault once
-//! more; whether that fault drops it, or only an invalidation does, the format says
-//! ([`crate::arch::stale`]). Where it takes an invalidation, **each fault that is resolved ends
-//! with one, of the address that faulted, on the CPU that faulted** (INV-20): so the access goes
-//! ahead when it is tried again. A CPU that has not faulted yet will, once, and ends up here too.
-//! If the task changed its CPU meanwhile, that is one more such fault.
+//! A PTE comes to allow more by a plain store, without a flush: copy-on-write reuse
+//! ([`super::cow`]), `mprotect` that adds a right, uffd-wp removed ([`crate::space::uffd`]), the
+//! first write since soft-dirty was cleared ([`super::soft_dirty`]), a pageout that failed
+//! ([`crate::space::reclaim`]), or a fault that makes the PTE present. A CPU that caches the old
+//! PTE in its TLB faults once more. Whether that fault drops the cached PTE, or only an
+//! invalidation does, depends on the format ([`crate::arch::stale`]). Where it takes an
+//! invalidation, **each resolved fault ends with one, of the address that faulted, on the CPU that
+//! faulted** (INV-20), so that the access succeeds when it is retried. Every other CPU that caches
+//! the old PTE faults once, and gets here too; so does a task that moves to such a CPU.
 
 use crate::addr::{VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -19,49 +19,51 @@ use crate::table::Found;
 use super::{Access, Fault, Outcome, Resolved};
 
 impl<'s, P: Platform, A: Arch> Fault<'s, '_, P, A> {
-    /// Resolves a fault on an entry that allows the access already. `page`: what the entry maps.
+    /// Resolves a fault on a PTE that allows the access already. The PTE maps `page`.
     pub(super) fn spurious(self, addr: u64, page: UserRange, access: Access, attrs: Attrs) -> Outcome {
         self.machine().count(Counter::SpuriousFaults, 1);
-        // Perhaps the CPU walked through a table that another one is about to flush: let it.
+        // The CPU may have walked through a page table that another CPU is about to flush: give
+        // that CPU time.
         self.platform().relax();
         self.record_access(addr, page, access, attrs);
         Outcome::Allowed(*page)
     }
 
-    /// If it was not for want of a right that the CPU faulted, then because it leaves the accessed
-    /// and dirty bits to software (RISC-V Svade; AArch64 without FEAT_HAFDBS). A TLB that holds the
-    /// entry without them faults as by one without the right.
+    /// Sets the accessed and dirty bits of the PTE for `addr` as the access would, on a CPU that
+    /// leaves them to software and faults where they are clear (RISC-V Svade; AArch64 without
+    /// FEAT_HAFDBS). A TLB that caches the PTE without these bits faults as if the right were
+    /// missing.
     fn record_access(self, addr: u64, page: UserRange, access: Access, attrs: Attrs) {
-        let mut happened = Attrs::ACCESSED;
+        let mut recorded = Attrs::ACCESSED;
         if access == Access::Write {
-            happened |= Attrs::DIRTY;
+            recorded |= Attrs::DIRTY;
         }
-        if attrs.contains(happened) {
+        if attrs.contains(recorded) {
             return;
         }
         let Found::Table(table) = self.tables().find(page.tail(addr)) else { return };
         let arch = self.arch();
         let raw = table.get(addr);
         if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(attrs & Attrs::PROT) {
-            table.set_accessed_dirty(addr, happened);
+            table.set_accessed_dirty(addr, recorded);
         }
         table.release();
     }
 
-    /// Returns what a fault mapped, and what that took, when this CPU sees it: it may hold that
-    /// nothing was mapped there.
+    /// Ends a fault that mapped `range`: invalidates on this CPU, if its TLB may cache that nothing
+    /// was mapped there. Returns its arguments.
     #[inline(always)]
-    pub(super) fn finish_mapped(self, range: VirtRange, took: Resolved) -> (VirtRange, Resolved) {
+    pub(super) fn finish_mapped(self, range: VirtRange, cost: Resolved) -> (VirtRange, Resolved) {
         if self.arch().tlb_rules().not_present.lasts() {
-            // With an address no more than the last level's entries are sure to be reached.
+            // An invalidation by address is sure to reach PTEs of the lowest level only.
             let huge = range.len() >= 1 << self.arch().level_shift(2);
             self.tables().tlb.invalidate_local(range, self.page_shift(), huge);
         }
-        (range, took)
+        (range, cost)
     }
 
-    /// Has this CPU forget what made an access to `addr` fault, if it may hold that: the page's
-    /// entry as it was, of whatever size, or one on the way there.
+    /// Ends a fault at `addr` on a PTE that was present: invalidates on this CPU, if its TLB may
+    /// cache the old PTE, of any size, or an entry of a page table above it.
     #[inline(always)]
     pub(super) fn finish_allowed(self, addr: u64) {
         if self.arch().tlb_rules().any_lasts() {

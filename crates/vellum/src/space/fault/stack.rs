@@ -1,4 +1,4 @@
-//! Stacks: VMAs that grow down to where they are touched.
+//! Stack growth: VMAs with `VM_GROWSDOWN` grow down to an address that is accessed.
 
 use crate::addr::align_down;
 use crate::arch::{Arch, UserRange};
@@ -7,36 +7,40 @@ use crate::platform::Platform;
 use crate::vma::{STACK_GUARD, Vma, VmaFlags};
 
 use super::Fault;
-use crate::space::ground::Turn;
+use crate::space::ground::ClaimTicket;
 
-/// What became of an address that is not mapped.
+/// The result of an attempt to grow a stack to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Growth {
-    /// It is mapped now: the stack grew, or another CPU was quicker.
-    There,
-    /// It stays unmapped.
-    Nothing,
-    /// These addresses are being changed: look again when it is this fault's turn there.
+    /// A VMA has the address now: the stack grew, or another CPU was faster.
+    Mapped,
+    /// No VMA has the address, and no stack may grow there.
+    Unmapped,
+    /// Changes of this range are under way or came earlier: the fault claims the range and tries
+    /// again.
     Wait(UserRange),
 }
 
 impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
-    /// Lets a stack grow down to the page at `addr`, which was touched and is not mapped. `turn`:
-    /// that of the fault, if it had to wait.
+    /// Grows the stack above `addr`, which was accessed and is in no VMA, down to the page there.
+    /// `ticket` is that of the fault's claim, if it had to wait.
+    ///
+    /// # Errors
+    /// There is no memory.
     #[cold]
-    pub(super) fn grow_stack(self, addr: u64, turn: Option<Turn>) -> Result<Growth, Refused> {
+    pub(super) fn grow_stack(self, addr: u64, ticket: Option<ClaimTicket>) -> Result<Growth, Refused> {
         let start = align_down(addr, self.page_shift());
         let mut vmas = self.space.write();
         if vmas.find(addr).is_some() {
-            return Ok(Growth::There);
+            return Ok(Growth::Mapped);
         }
-        let Some(stack) = vmas.tree.find_from(addr).copied() else { return Ok(Growth::Nothing) };
+        let Some(stack) = vmas.tree.find_from(addr).copied() else { return Ok(Growth::Unmapped) };
         let whole = UserRange::all(self.arch()).tail(start).head(stack.range.end);
-        if vmas.claims.is_ahead(&whole, turn) {
+        if vmas.claims.must_wait(&whole, ticket) {
             return Ok(Growth::Wait(whole));
         }
         if !stack.flags.contains(VmaFlags::GROWSDOWN) || start < vmas.limits.lowest {
-            return Ok(Growth::Nothing);
+            return Ok(Growth::Unmapped);
         }
         let grown = whole.head(stack.range.start);
         let below = vmas.tree.prev(stack.range.start).copied();
@@ -45,11 +49,11 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
             v.range.end.saturating_add(guard) > start
         });
         if crowded || stack.range.end - start > vmas.limits.stack || vmas.allow(&stack, grown.len(), 0).is_err() {
-            return Ok(Growth::Nothing);
+            return Ok(Growth::Unmapped);
         }
         vmas.tree.update(stack.range.start, |v| v.range = whole);
         vmas.account(&Vma { range: grown, ..stack }, grown, 1);
         vmas.merge(self.machine(), grown);
-        Ok(Growth::There)
+        Ok(Growth::Mapped)
     }
 }

@@ -1,11 +1,13 @@
-//! What was swapped out is touched, and comes back with as much around it as went out side by side,
-//! and went nowhere else since: in one folio that policy allows, or, up to [`ROW`], in a row of
-//! smaller ones. What went out in one huge piece comes back as that.
+//! Swap-in: an access to a page with a swap entry reads the page back from its swap slot, together
+//! with neighbours that have consecutive slots. They are read into one folio of a size that policy
+//! allows, or, up to [`AROUND_ORDERS`], into contiguous smaller folios. A huge swap entry is read
+//! into one huge folio.
 //!
-//! What others of the family have brought back from the same slots is mapped with them
-//! ([`crate::swap`]'s `cache`). Otherwise it is the slots' copy from then on, not the space's own,
-//! so that it needs not be written again before somebody has written to it: unless nobody else has
-//! these slots, and it is written to right now, or is to stay, or slots are short.
+//! If another space of the fork family has read the same slots, their swap-cache pages are mapped
+//! ([`crate::swap`]'s `cache`). Otherwise the new folio becomes the swap-cache page of its slots,
+//! and is not exclusive, so that it need not be written out again until it is written to. It
+//! becomes exclusive instead if no other space refers to the slots, and the access is a write, or
+//! the VMA is locked, or the device is short of slots.
 
 use arrayvec::ArrayVec;
 
@@ -23,21 +25,23 @@ use super::{Access, FaultError, Outcome, SwapIn, Touch};
 use crate::space::anon::Anon;
 use crate::space::ground::{Change, Ptes};
 
-/// Orders of what comes back in a row of folios that are smaller than it: up to 64 KiB, as much as
-/// what a fault on an object maps.
-const ROW: u32 = 0b11111;
+/// The orders of the blocks that may come back in several contiguous folios, as a bit mask: up to
+/// 64 KiB, like fault-around of an object.
+const AROUND_ORDERS: u32 = 0b11111;
 
 impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
-    /// Bring back what was swapped out at an address, in folios of one of these orders or in pages.
+    /// Swaps in the page at the address of `touch`, with neighbours, in folios of one of `orders`
+    /// or in single pages.
     ///
     /// # Errors
-    /// There is no memory, or the device does not give back what it got.
+    /// There is no memory, or the device could not read the page.
     #[cold]
     pub(in crate::space) fn swap_in(self, touch: Touch<'_>, orders: u32) -> Result<Outcome, FaultError> {
-        self.swap_in_around(touch, orders, orders | ROW)
+        self.swap_in_around(touch, orders, orders | AROUND_ORDERS)
     }
 
-    /// The same, with as much around it as is of one of the orders `around`.
+    /// Implements [`SwapIn::swap_in`]. Swaps in the largest block of an order in `around` that was
+    /// swapped out to consecutive slots.
     fn swap_in_around(self, touch: Touch<'_>, orders: u32, around: u32) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
         let arch = self.arch();
@@ -48,10 +52,10 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
             return Ok(Outcome::Again);
         };
         if self.is_cached(&run) {
-            let mut shares = ArrayVec::new();
-            let shared = self.map_cached(&table, vma, entry, &mut shares);
+            let mut mapped_runs = ArrayVec::new();
+            let shared = self.map_cached(&table, vma, entry, &mut mapped_runs);
             table.release();
-            shares.iter().for_each(|run| Ptes::of(self.space).release_swap(run));
+            mapped_runs.iter().for_each(|run| Ptes::of(self.space).release_swap(run));
             return match shared {
                 true => Ok(Outcome::Mapped(*entry)),
                 false if run.level > 1 => self.split_huge_swap(addr, entry),
@@ -68,16 +72,16 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         let wanted = found.map_or(smallest, |(_, order)| order);
         let fits = orders & ((2 << wanted) - 1) & !((1 << smallest) - 1);
         let folio = fits.checked_ilog2().map_or(smallest, |order| order as u8);
-        let row = if folio < wanted {
+        let contiguous = if folio < wanted {
             Anon::of(self.space).alloc_contiguous(vma, addr, wanted, folio).map(|pfn| (pfn, folio))
         } else {
             None
         };
-        let (order, (pfn, folio)) = match row {
-            Some(row) => (wanted, row),
+        let (order, (pfn, folio)) = match contiguous {
+            Some(folios) => (wanted, folios),
             None => {
-                let alone = Anon::of(self.space).alloc_or_smaller(vma, addr, folio, orders, false)?;
-                (alone.1, alone)
+                let single = Anon::of(self.space).alloc_or_smaller(vma, addr, folio, orders, false)?;
+                (single.1, single)
             }
         };
         if order < smallest {
@@ -85,59 +89,60 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
             return self.split_huge_swap(addr, entry);
         }
         let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
-        let back = self.read_and_map(vma, block, access, pfn);
-        if let Brought::Back = back {
+        let result = self.read_and_map(vma, block, access, pfn);
+        if let SwapInResult::Mapped = result {
             if folio > arch.page_order() {
                 (0..1 << (order - folio)).for_each(|_| self.machine().count_size(SizeCounter::SwapIn, folio));
             }
-            return Ok(Outcome::Back(*block));
+            return Ok(Outcome::SwappedIn(*block));
         }
         Anon::of(self.space).free_contiguous(pfn, 1 << order, folio);
-        match back {
-            // Perhaps it is another page that is lost.
-            Brought::Lost if order > arch.page_order() && smallest == arch.page_order() => {
+        match result {
+            // Perhaps the device lost another page of the block: try the accessed page alone.
+            SwapInResult::Lost if order > arch.page_order() && smallest == arch.page_order() => {
                 self.swap_in_around(touch, 0, 0)
             }
-            Brought::Lost if order > arch.page_order() => self.split_huge_swap(addr, entry),
-            Brought::Lost => Err(FaultError::Poisoned(addr)),
+            SwapInResult::Lost if order > arch.page_order() => self.split_huge_swap(addr, entry),
+            SwapInResult::Lost => Err(FaultError::Poisoned(addr)),
             _ => Ok(Outcome::Again),
         }
     }
 
-    /// Implements [`AddressSpace::swap_off`].
+    /// Implements [`AddressSpace::swap_off`](crate::space::AddressSpace::swap_off).
     pub(super) fn swap_off(self, device: u8) -> Result<(), FaultError> {
         let rest = UserRange::all(self.arch());
-        // So that nothing moves to where this has looked already.
+        // The claim keeps changes from moving swap PTEs to addresses that were visited already.
         let mut change = Change::begin(self.space, rest);
         change.unlock();
         self.swap_in_range(rest, |swapped| swapped.device == device)
     }
 
-    /// Bring back what a range, which is claimed, has in slots like these.
+    /// Swaps in the pages of a range, which the caller has claimed, with swap entries for which
+    /// `wanted` returns true.
     ///
     /// # Errors
-    /// As of [`AddressSpace::swap_off`].
+    /// As of [`AddressSpace::swap_off`](crate::space::AddressSpace::swap_off).
     pub(in crate::space) fn swap_in_range(
         self,
         mut rest: UserRange,
-        like: impl Fn(&SwapEntry) -> bool,
+        wanted: impl Fn(&SwapEntry) -> bool,
     ) -> Result<(), FaultError> {
         let mut result = Ok(());
-        let mut patience = Retries::new(&self.tables().gate);
-        let is_it = |run: &Run| run.kind == Kind::Swap && like(&self.arch().swap_entry(run.raw));
-        while let Some(addr) = Ptes::of(self.space).next_run(rest, is_it) {
+        let mut retries = Retries::new(&self.tables().gate);
+        let is_wanted = |run: &Run| run.kind == Kind::Swap && wanted(&self.arch().swap_entry(run.raw));
+        while let Some(addr) = Ptes::of(self.space).next_run(rest, is_wanted) {
             rest = rest.tail(addr);
-            match self.try_at(addr, &patience) {
-                Ok(Outcome::Mapped(block) | Outcome::Back(block) | Outcome::Allowed(block)) => {
+            match self.try_swap_in_at(addr, &retries) {
+                Ok(Outcome::Mapped(block) | Outcome::SwappedIn(block) | Outcome::Allowed(block)) => {
                     rest = rest.tail(block.end);
-                    patience = Retries::new(&self.tables().gate);
+                    retries = Retries::new(&self.tables().gate);
                 }
                 Ok(Outcome::Again) => {
                     self.platform().relax();
-                    patience.retry();
+                    retries.retry();
                 }
-                // Not while the range is claimed.
-                Ok(Outcome::Locked | Outcome::Nothing) => self.platform().wait(),
+                // Another CPU can't cause this: the range is claimed.
+                Ok(Outcome::Locked | Outcome::NoVma) => self.platform().wait(),
                 Err(FaultError::Poisoned(_)) => {
                     result = result.and(Err(FaultError::Poisoned(addr)));
                     rest = rest.tail(addr + (1 << self.page_shift()));
@@ -149,11 +154,11 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         result
     }
 
-    /// A try to bring back what was swapped out at an address, whatever may be done there.
-    fn try_at(self, addr: u64, patience: &Retries<'_>) -> Result<Outcome, FaultError> {
-        let vmas = self.space.read_with(Some(patience));
+    /// Tries to swap in the page at `addr`, whatever access its VMA allows.
+    fn try_swap_in_at(self, addr: u64, retries: &Retries<'_>) -> Result<Outcome, FaultError> {
+        let vmas = self.space.read_with(Some(retries));
         match vmas.find(addr) {
-            None => Ok(Outcome::Nothing),
+            None => Ok(Outcome::NoVma),
             Some(vma) if vma.state == State::Locked => Ok(Outcome::Locked),
             Some(vma) => {
                 let (raw, level, _) = self.tables().probe(addr, vma.range, 0);
@@ -168,13 +173,14 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         }
     }
 
-    /// What went out in one piece comes back page by page.
+    /// Splits the huge swap entry of `huge`, so that its pages are swapped in one by one.
     fn split_huge_swap(self, addr: u64, huge: UserRange) -> Result<Outcome, FaultError> {
         self.tables().split_edges(huge.around(addr, self.page_shift()))?;
         Ok(Outcome::Again)
     }
 
-    /// The slots that all of a block went to, side by side, if this table has all of it.
+    /// Returns the run of swap entries of consecutive slots that `block` consists of; `None` if it
+    /// does not, or if `table` has only a part of it.
     fn whole_swap_run(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> Option<Run> {
         let arch = self.arch();
         if block.start < table.base || block.end > table.end() {
@@ -184,26 +190,27 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         (run.kind == Kind::Swap && block == run.range(arch)).then_some(run)
     }
 
-    /// Whether slots of a run, whose table is locked, have copies.
+    /// Returns whether slots of a run have swap-cache pages. The page table is locked.
     fn is_cached(self, run: &Run) -> bool {
-        // SAFETY: the entries have references.
+        // SAFETY: the swap entries have references, which stay while the page table is locked.
         unsafe { self.machine().swaps().is_cached(Ptes::of(self.space).swap_slots(run)) }
     }
 
-    /// Map the copies of slots around an entry, up to 64 KiB; whether that entry is among them. The
-    /// references of the swap entries that were there are the caller's to give up.
+    /// Maps the swap-cache pages of the slots around `entry`, up to 64 KiB or the size of `entry`.
+    /// Returns whether `entry` is mapped now. Adds the swap entries that it replaced to
+    /// `mapped_runs`: the caller releases their slots.
     fn map_cached(
         self,
         table: &LockedTable<'_, 'm, P, A>,
         vma: &Vma,
         entry: UserRange,
-        shares: &mut ArrayVec<Run, { 1 << ROW.ilog2() }>,
+        mapped_runs: &mut ArrayVec<Run, { 1 << AROUND_ORDERS.ilog2() }>,
     ) -> bool {
         let machine = self.machine();
         let order = (entry.len().ilog2() - FRAME_SHIFT) as u8;
-        let row = ROW.ilog2() + FRAME_SHIFT;
-        let mut at = align_down(entry.start, row).max(vma.range.start).max(table.base);
-        let end = (align_down(entry.start, row) + (1 << row)).max(entry.end).min(vma.range.end).min(table.end());
+        let shift = AROUND_ORDERS.ilog2() + FRAME_SHIFT;
+        let mut at = align_down(entry.start, shift).max(vma.range.start).max(table.base);
+        let end = (align_down(entry.start, shift) + (1 << shift)).max(entry.end).min(vma.range.end).min(table.end());
         let mut mapped = false;
         while at < end
             && let Some(run) = table.run(at, end)
@@ -212,25 +219,25 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
             if run.kind != Kind::Swap {
                 continue;
             }
-            // SAFETY: the entries have references, which stay while the table is locked.
-            let shared =
+            // SAFETY: the swap entries have references, which stay while the page table is locked.
+            let cached =
                 unsafe { machine.swaps().get_cached(machine.frames(), Ptes::of(self.space).swap_slots(&run), order) };
             at = run.va + entry.len();
-            if let Some((pfn, frames)) = shared {
+            if let Some((pfn, frames)) = cached {
                 let run = Run { len: (frames >> order) as usize, ..run };
                 at = run.range(self.arch()).end;
-                self.map_back(table, vma, &run, pfn, Attrs::empty());
-                self.defer_partial(pfn, frames);
+                self.map_swapped_in(table, vma, &run, pfn, Attrs::empty());
+                self.defer_split_if_partial(pfn, frames);
                 mapped |= run.range(self.arch()).covers(&entry);
-                shares.push(run);
+                mapped_runs.push(run);
             }
         }
         mapped
     }
 
-    /// Frames were mapped by their slots, for which they have references: of their folios nobody
-    /// may map the rest by now.
-    fn defer_partial(self, pfn: Pfn, count: u32) {
+    /// Queues folios for a deferred split if no space maps the rest of them. `count` frames from
+    /// `pfn` on were mapped just now as swap-cache pages, with references.
+    fn defer_split_if_partial(self, pfn: Pfn, count: u32) {
         let machine = self.machine();
         for (head, frame, _) in machine.frames().folios(pfn, count) {
             let order = frame.order();
@@ -244,11 +251,12 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         }
     }
 
-    /// Swap entries map frames from `pfn` on.
-    fn map_back(self, table: &LockedTable<'_, 'm, P, A>, vma: &Vma, run: &Run, pfn: Pfn, own: Attrs) {
+    /// Replaces swap entries by leaf PTEs that map the frames from `pfn` on, with the attributes of
+    /// the swap entries and `extra`.
+    fn map_swapped_in(self, table: &LockedTable<'_, 'm, P, A>, vma: &Vma, run: &Run, pfn: Pfn, extra: Attrs) {
         let arch = self.arch();
         let pages = run.frames(arch);
-        let attrs = arch.swap_entry(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | own;
+        let attrs = arch.swap_entry(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | extra;
         let attrs = (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, vma.prot);
         let raw = arch.leaf(pfn.addr(), attrs, run.level);
         self.machine().frames().sync_icache(pfn, pages, attrs);
@@ -257,77 +265,93 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
         self.tables().slot().add(SpaceCounter::Anon, pages as i64);
     }
 
-    /// Whether what comes back to frames is the space's own, which nobody finds by its slots; or
-    /// else it is their copy now. None: by now they have others. The caller has a reference to each
-    /// slot beside that of the entries, whose table is locked.
-    fn becomes_exclusive(self, vma: &Vma, access: Access, slots: SwapRun, pfn: Pfn) -> Option<bool> {
+    /// Decides whether the new folios from `pfn` on, with the contents of `slots`, are exclusive to
+    /// the space, and adds them to the swap cache if they are not. The caller has a reference to
+    /// each slot besides those of the swap entries, and has locked the page table.
+    fn add_to_cache(self, vma: &Vma, access: Access, slots: SwapRun, pfn: Pfn) -> Sharing {
         let machine = self.machine();
         let swaps = machine.swaps();
-        // SAFETY: the entries have references, as all below needs; so the device is there.
+        // SAFETY: the swap entries have references to the slots, which stay while the page table is
+        // locked, so the device is attached.
         let alone = unsafe { swaps.max_references(machine.platform(), slots) } == 2;
-        let stays = || access == Access::Write || vma.flags.contains(VmaFlags::LOCKED);
+        let keeps_page = || access == Access::Write || vma.flags.contains(VmaFlags::LOCKED);
         // SAFETY: as above.
-        if alone && (stays() || unsafe { swaps.is_half_full(slots.device) }) {
-            return Some(true);
+        if alone && (keeps_page() || unsafe { swaps.is_half_full(slots.device) }) {
+            return Sharing::Exclusive;
         }
-        // From now on spaces may map them that are not descended from this one.
+        // From now on spaces that do not descend from this one may map the folios too.
         for (_, frame, _) in machine.frames().folios(pfn, slots.slots.count) {
             frame.set_data(RmapKey { family: self.space.families.first(), ..RmapKey::unpack(frame.data()) }.pack());
         }
-        // SAFETY: as above. The folios are new, and what was read just now is what the slots hold.
-        // They will not be mapped as the space's own; who makes them that sees to it.
+        // SAFETY: as above. The folios are new, so no other CPU adds them, and they have the
+        // contents that were just read from the slots. The caller does not map them as exclusive,
+        // and copy-on-write deletes them from the cache before it makes them exclusive.
         match unsafe { swaps.add_to_cache(machine.frames(), slots, pfn) } {
-            Ok(()) => Some(false),
-            Err(NotCached::Taken) => None,
-            Err(NotCached::Refused) => Some(true),
+            Ok(()) => Sharing::SwapCached,
+            Err(NotCached::Taken) => Sharing::Taken,
+            Err(NotCached::Refused) => Sharing::Exclusive,
         }
     }
 
-    fn read_and_map(self, vma: &Vma, block: UserRange, access: Access, pfn: Pfn) -> Brought {
+    /// Reads the contents of `block`, which has swap entries of consecutive slots, into the new
+    /// folios from `pfn` on, and maps the folios.
+    fn read_and_map(self, vma: &Vma, block: UserRange, access: Access, pfn: Pfn) -> SwapInResult {
         let arch = self.arch();
         let machine = self.machine();
-        let Found::Table(table) = self.tables().find(block) else { return Brought::Changed };
+        let Found::Table(table) = self.tables().find(block) else { return SwapInResult::Changed };
         let Some(run) = self.whole_swap_run(&table, block) else {
             table.release();
-            return Brought::Changed;
+            return SwapInResult::Changed;
         };
         let slots = Ptes::of(self.space).swap_slots(&run);
-        // The slots hold what they hold as long as they have this reference: if the entries are the
-        // same after the read, so are the contents. SAFETY: the entries have references, which stay
-        // while the table is locked.
+        // The slots keep their contents as long as they have this reference: if the swap entries
+        // are the same after the read, the contents read are theirs.
+        //
+        // SAFETY: the swap entries have references, which stay while the page table is locked.
         unsafe { machine.swaps().get_transient(self.platform(), slots) };
         table.release();
-        // SAFETY: the reference taken above. The folio is not mapped yet.
+        // SAFETY: the slots have the reference taken above. The folio is not mapped yet.
         let read = unsafe { machine.swaps().read(machine.frames(), slots, pfn) };
-        let mut brought = Brought::Changed;
+        let mut result = SwapInResult::Changed;
         if let Found::Table(table) = self.tables().find(block) {
             if self.whole_swap_run(&table, block).is_some_and(|now| now == run) {
-                brought = if read.is_ok() { Brought::Back } else { Brought::Lost };
+                result = if read.is_ok() { SwapInResult::Mapped } else { SwapInResult::Lost };
             }
-            if matches!(brought, Brought::Back) {
-                match self.becomes_exclusive(vma, access, slots, pfn) {
-                    Some(true) => self.map_back(&table, vma, &run, pfn, Attrs::EXCLUSIVE),
-                    Some(false) => self.map_back(&table, vma, &run, pfn, Attrs::empty()),
-                    None => brought = Brought::Changed,
+            if matches!(result, SwapInResult::Mapped) {
+                match self.add_to_cache(vma, access, slots, pfn) {
+                    Sharing::Exclusive => self.map_swapped_in(&table, vma, &run, pfn, Attrs::EXCLUSIVE),
+                    Sharing::SwapCached => self.map_swapped_in(&table, vma, &run, pfn, Attrs::empty()),
+                    Sharing::Taken => result = SwapInResult::Changed,
                 }
             }
             table.release();
         }
-        // SAFETY: the reference taken above.
+        // SAFETY: this drops the reference taken above.
         unsafe { machine.swaps().release(machine.frames(), slots) };
-        if matches!(brought, Brought::Back) {
+        if matches!(result, SwapInResult::Mapped) {
             Ptes::of(self.space).release_swap(&run);
             machine.count(Counter::SwapIn, run.frames(arch).into());
         }
-        brought
+        result
     }
 }
 
-/// What became of an attempt to bring memory back.
-enum Brought {
-    Back,
-    /// The device does not give it back.
+/// The result of an attempt to swap in a block.
+enum SwapInResult {
+    /// The block is mapped.
+    Mapped,
+    /// The device could not read a page of the block.
     Lost,
-    /// It is not there any more.
+    /// Another CPU changed the PTEs, or swapped in one of the slots.
     Changed,
+}
+
+/// The state of folios that were just read from swap slots.
+enum Sharing {
+    /// They are exclusive to the space, and not in the swap cache.
+    Exclusive,
+    /// They are the swap-cache pages of their slots, and not exclusive.
+    SwapCached,
+    /// A slot has another swap-cache page by now: the folios are of no use.
+    Taken,
 }

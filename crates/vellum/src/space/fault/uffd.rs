@@ -10,29 +10,27 @@ use super::{Access, Fault, FaultError, Outcome, Touch, UffdEvent, UffdMode};
 use crate::space::anon::Anon;
 use crate::space::ground::Ptes;
 
-/// Returns whether a write to a write-protected page of a VMA is an event. In asynchronous mode it
-/// is not: the write removes the protection.
+/// Returns whether a write to a write-protected page of a VMA is an event for its userfaultfd. In
+/// asynchronous mode it is not: the write removes the protection.
 pub(super) fn reports_wp(vma: &Vma) -> bool {
     vma.flags & (VmaFlags::UFFD_WP | VmaFlags::UFFD_WP_ASYNC) == VmaFlags::UFFD_WP
 }
 
 impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
     /// Returns the event for the userfaultfd of the VMA, or [`Outcome::Again`] if it has none.
-    fn event(self, touch: Touch<'_>, what: UffdMode) -> Result<Outcome, FaultError> {
+    fn event(self, touch: Touch<'_>, mode: UffdMode) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
         match vma.uffd {
-            Some(by) => Err(FaultError::Uffd(UffdEvent {
-                uffd: by,
-                page: align_down(addr, self.page_shift()),
-                access,
-                mode: what,
-            })),
+            Some(uffd) => {
+                let page = align_down(addr, self.page_shift());
+                Err(FaultError::Uffd(UffdEvent { uffd, page, access, mode }))
+            }
             None => Ok(Outcome::Again),
         }
     }
 
-    /// Resolves a fault on a missing page of a VMA that is registered for missing pages: an event,
-    /// unless another CPU has put something there or is about to.
+    /// Returns the event of a fault on a missing page, in a VMA that is registered for missing
+    /// pages, or [`Outcome::Again`] if another CPU has mapped something there.
     #[cold]
     pub(super) fn missing_event(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, .. } = touch;
@@ -48,7 +46,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
         self.event(touch, UffdMode::Missing)
     }
 
-    /// Resolves a fault on an uffd-wp marker, where no page is.
+    /// Resolves a fault on an uffd-wp marker, where no page is mapped.
     #[cold]
     pub(super) fn fault_on_wp_marker(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
@@ -71,8 +69,8 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
         Ok(Outcome::Again)
     }
 
-    /// Resolves a write to a present page that is write-protected for a userfaultfd. `mapping` is
-    /// what its PTE maps.
+    /// Resolves a write to a present page that is write-protected for a userfaultfd. Its PTE maps
+    /// `mapping`.
     #[cold]
     pub(super) fn fault_on_wp_leaf(self, vma: &Vma, addr: u64, mapping: UserRange) -> Result<Outcome, FaultError> {
         if reports_wp(vma) {
@@ -84,8 +82,8 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
         Ok(self.first_write(vma, addr))
     }
 
-    /// Returns the largest block around the page at `addr`, of these orders, that holds nothing but
-    /// markers `marker`, and its order; the page alone, if no block does.
+    /// Returns the largest block of `orders` around the page at `addr` that holds nothing but the
+    /// markers `marker`, with its order; the page alone, if there is no such block.
     pub(in crate::space) fn marked_block(
         self,
         window: UserRange,
@@ -111,12 +109,13 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
         found
     }
 
+    /// Returns whether all of `range` holds the marker `marker`; `run` begins there.
     fn is_marker(self, run: &Run, range: UserRange, marker: Option<Marker>) -> bool {
         let arch = self.arch();
         run.kind == Kind::Marker && arch.marker_of(run.raw) == marker && range == run.range(arch)
     }
 
-    /// Writes a run in the place of markers `marker`. Returns false, and changes nothing, if
+    /// Writes `run` over the markers `marker` of `range`. Returns false, and changes nothing, if
     /// anything else is there.
     pub(in crate::space) fn map_over_markers(self, range: UserRange, run: &Run, marker: Option<Marker>) -> bool {
         let arch = self.arch();
@@ -132,7 +131,7 @@ impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
         old.is_some()
     }
 
-    /// Maps the zero folio, write-protected, for a read where uffd-wp markers are.
+    /// Maps the zero folio, write-protected, for a read of an address with an uffd-wp marker.
     fn map_wp_zeros(self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         let orders = self.zero_orders(Anon::of(self.space).orders(vma));
         let (block, _) = self.marked_block(vma.range, addr, orders, Some(Marker::UffdWp));

@@ -1,5 +1,5 @@
-//! Memory that was only read is zeros: a folio that all have together, mapped by the run. Who
-//! writes gets his own in its place.
+//! The zero folio: maps it for a read of untouched anonymous memory, and replaces it on a write.
+//! All address spaces share it.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -13,15 +13,15 @@ use crate::space::anon::Anon;
 use crate::space::ground::{LeafShape, Ptes};
 
 impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
-    /// Which blocks a read may fill with zeros where faults may use these orders: any up to the
-    /// largest, because the folio of zeros serves for each, and a piece that is missing should not
-    /// cost a fault for each of its pages.
+    /// Returns the orders of the blocks that a read may map to the zero folio, where faults may
+    /// allocate folios of `orders`: all up to the largest of them. The zero folio serves for each
+    /// order, and so a small hole does not cost a fault for each of its pages.
     pub(in crate::space) fn zero_orders(self, orders: u32) -> u32 {
         let largest = orders.checked_ilog2().map(|top| top.min(self.machine().zero_folio().order as u32));
         largest.map_or(0, |top| (2 << top) - 1)
     }
 
-    /// A read of untouched memory maps the folio of zeros, by the largest piece that policy allows.
+    /// Maps the zero folio in the block of `order` around `addr`, for a read of untouched memory.
     #[inline(never)]
     pub(super) fn map_zeros(self, vma: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
         let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
@@ -32,22 +32,23 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         }
     }
 
-    /// What maps a naturally aligned block, no larger than the folio of zeros, to zeros.
-    pub(in crate::space) fn zero_ptes(self, vma: &Vma, block: UserRange, marks: Attrs) -> Run {
+    /// Returns the PTEs that map `block` to the zero folio, with the attributes `extra` added.
+    /// `block` is naturally aligned and no larger than the zero folio.
+    pub(in crate::space) fn zero_ptes(self, vma: &Vma, block: UserRange, extra: Attrs) -> Run {
         let zeros = self.machine().zero_folio();
         let LeafShape { level, entries } = Ptes::of(self.space).leaf_shape((block.len() >> FRAME_SHIFT).ilog2() as u8);
         let offset = (block.start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
-        let attrs = (vma.prot.attrs() - Attrs::WRITE) | Attrs::ACCESSED | marks;
+        let attrs = (vma.prot.attrs() - Attrs::WRITE) | Attrs::ACCESSED | extra;
         let raw = self.arch().leaf(zeros.pfn.add(offset).addr(), attrs, level);
         Run::new(block.start, level, Kind::Leaf, raw, entries)
     }
 
-    /// Memory that was only read is to be written: away with the zeros, so that the fault finds a
-    /// hole for a folio of its own. Of the VMA's zeros around the page as much goes as one large
-    /// folio could take.
+    /// Unmaps the zero folio around `page`, for a write there: the retried fault finds a hole for a
+    /// folio of its own. Unmaps as much around the page as the largest folio that policy allows
+    /// would take.
     ///
-    /// Flushed before the table's lock is given back: whoever maps a folio into the hole and writes
-    /// to it must not be contradicted by zeros in some CPU's TLB.
+    /// Flushes before it unlocks the page table: once a CPU has mapped a folio into the hole and
+    /// written to it, no other CPU may read zeros through a stale TLB entry.
     pub(super) fn unmap_zeros(self, vma: &Vma, page: UserRange) {
         let arch = self.arch();
         let zeros = self.machine().zero_folio();
@@ -86,15 +87,16 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         }
     }
 
-    /// The same where somebody watches for what is missing: zeros that he supplied must not be, not
-    /// even for a moment. A folio takes the place of as many of them as policy allows: out, flush,
-    /// in, under the lock of the table.
+    /// Replaces the zero folio by a new folio, for a write in a VMA that is registered for missing
+    /// pages. Zeros that the userfaultfd supplied must not be missing, not even for a moment: their
+    /// PTEs are busy from the moment they are cleared, over the flush, until the new PTEs are
+    /// written. The folio is as large as policy allows, in a block that maps only zeros.
     #[cold]
     pub(super) fn replace_zeros(self, vma: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
         let arch = self.arch();
         let orders = Anon::of(self.space).orders(vma);
         let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
-        let fits = |(block, _): &(UserRange, u8)| self.are_zeros(&table, *block);
+        let fits = |(block, _): &(UserRange, u8)| self.maps_only_zeros(&table, *block);
         let found = self.tables().aligned_blocks(addr, vma.range, orders).find(fits);
         table.release();
         let smallest = (page.len().ilog2() - FRAME_SHIFT) as u8;
@@ -111,8 +113,8 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         if order < smallest { self.split_huge(addr, page) } else { Ok(Outcome::Again) }
     }
 
-    /// Whether a block holds nothing but zeros that nobody watches, in entries of this table.
-    fn are_zeros(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> bool {
+    /// Returns whether `block` is mapped to the zero folio by PTEs of `table`, without uffd-wp.
+    fn maps_only_zeros(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> bool {
         let arch = self.arch();
         let zeros = self.machine().zero_folio();
         let fits = if table.level > 1 { 1 << table.shift() } else { 1 << (arch.level_shift(2) - 1) };
@@ -121,15 +123,17 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         }
         let run = table.run(block.start, block.end);
         run.is_some_and(|run| {
-            let is = run.kind == Kind::Leaf && block == run.range(arch) && zeros.contains(run.pfn(arch));
-            is && !run.attrs(arch).contains(Attrs::UFFD_WP)
+            let is_zeros = run.kind == Kind::Leaf && block == run.range(arch) && zeros.contains(run.pfn(arch));
+            is_zeros && !run.attrs(arch).contains(Attrs::UFFD_WP)
         })
     }
 
+    /// Maps the folio `pfn` in the place of the zero folio in `block`. Returns false, and changes
+    /// nothing, if another CPU changed the block.
     fn map_over_zeros(self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let arch = self.arch();
         let Found::Table(table) = self.tables().find(block) else { return false };
-        if !self.are_zeros(&table, block) {
+        if !self.maps_only_zeros(&table, block) {
             table.release();
             return false;
         }

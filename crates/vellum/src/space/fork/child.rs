@@ -1,4 +1,4 @@
-//! The child's side of a fork: takes over VMAs and runs of PTEs of its parent.
+//! The child's side of a fork: copies the parent's VMAs and maps its runs of PTEs.
 
 use crate::arch::{Arch, Kind, UserRange};
 use crate::memcg::Refused;
@@ -13,22 +13,22 @@ use crate::space::AddressSpace;
 use crate::space::ground::{Ptes, Vmas};
 
 impl<'s, P: Platform, A: Arch> Child<'s, '_, P, A> {
-    /// Maps runs of one of the parent's page tables, which have references and mappings for the
-    /// child.
+    /// Maps runs of one of the parent's page tables, for which references and mappings were taken.
     ///
     /// # Errors
-    /// There is no memory for a page table. The references and mappings of the rest are dropped.
-    pub(super) fn adopt(self, within: UserRange, runs: &[Run]) -> Result<(), Refused> {
+    /// There is no memory for a page table. The references and mappings of the runs that are not
+    /// mapped are dropped.
+    pub(super) fn map_runs(self, within: UserRange, runs: &[Run]) -> Result<(), Refused> {
         let arch = self.arch();
         let mut left = runs;
         while let [run, rest @ ..] = left {
             if let Err(error) = self.tables().map_run(within.intersect(&run.range(arch)), run) {
-                left.iter().for_each(|run| self.give_up(run));
+                left.iter().for_each(|run| self.release_run(run));
                 return Err(error.shortage());
             }
             self.count(run);
             left = rest;
-            // The page table exists now: the rest needs no walk from the root each.
+            // The page table exists now: the other runs need no walk from the root each.
             let Some(next) = left.first() else { break };
             if let Found::Table(table) = self.tables().find(within.intersect(&next.range(arch))) {
                 while let [run, rest @ ..] = left
@@ -50,7 +50,7 @@ impl<'s, P: Platform, A: Arch> Child<'s, '_, P, A> {
         run.kind == Kind::Leaf && !self.machine().zero_folio().contains(run.pfn(self.arch()))
     }
 
-    /// Counts a run that was mapped.
+    /// Adds a run that was mapped to the child's counters.
     fn count(self, run: &Run) {
         let frames = run.frames(self.arch()) as i64;
         if run.kind == Kind::Swap {
@@ -60,9 +60,9 @@ impl<'s, P: Platform, A: Arch> Child<'s, '_, P, A> {
         }
     }
 
-    /// Drops the references and mappings of a run that was not mapped. The parent has some too, so
-    /// they are not the last.
-    fn give_up(self, run: &Run) {
+    /// Drops the references and mappings of a run that was not mapped. They are not the last,
+    /// because the parent has some too.
+    fn release_run(self, run: &Run) {
         if run.kind == Kind::Swap {
             self.count(run);
             Ptes::of(self.space).release_swap(run);
@@ -76,15 +76,18 @@ impl<'s, P: Platform, A: Arch> Child<'s, '_, P, A> {
 }
 
 impl Vmas {
-    /// Copies the VMAs that a child gets to an empty space.
+    /// Copies the VMAs that a child inherits to `child`, which is empty.
+    ///
+    /// # Errors
+    /// There is no memory for the nodes of the VMA tree, or for the objects' counts of VMAs.
     pub(super) fn copy_to<P: Platform, A: Arch>(&self, child: &mut AddressSpace<'_, P, A>) -> Result<(), Refused> {
         let (machine, memcg, space) = (child.tables.machine, child.memcg(), child.id());
         let vmas = child.vmas.get_mut();
         for vma in self.tree.iter_from(0).filter(|v| !v.flags.contains(VmaFlags::DONTFORK)) {
             let flags = vma.flags - VmaFlags::LOCKED_MASK - VmaFlags::UFFD_FLAGS;
             let vma = Vma { flags, uffd: None, ..*vma };
-            // One at a time: many inserts need far fewer nodes than would have to be reserved for
-            // the worst case.
+            // Reserves for one VMA at a time: all inserts together need far fewer nodes than a
+            // reservation for the worst case has.
             vmas.reserve(machine, memcg, 1)?;
             page_cache::get_backing_in(machine, &vma.backing, space, memcg)?;
             let inserted = vmas.tree.insert(vma);

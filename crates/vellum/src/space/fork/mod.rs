@@ -1,13 +1,13 @@
-//! `fork`: the child gets the VMAs of its parent and what is mapped in them, and nothing is copied.
-//! Memory that both have is read-only in both until one of them writes (copy-on-write,
+//! `fork`: the child gets copies of its parent's VMAs and of the PTEs in them; no memory is copied.
+//! Shared memory is read-only in both spaces until one of them writes to it (copy-on-write,
 //! [`fault`](super::fault)).
 //!
-//! The parent's page tables are visited once. A run of PTEs that map private memory gets references
-//! and mappings for the child, folio by folio; [`Attrs::EXCLUSIVE`](crate::arch::Attrs::EXCLUSIVE)
-//! is removed from all of its PTEs, and with it the right to write; and the same run is mapped in
-//! the child.
+//! The parent's page tables are visited once. For a run of PTEs that map private memory the fork
+//! takes references and mappings for the child, folio by folio; removes
+//! [`Attrs::EXCLUSIVE`](crate::arch::Attrs::EXCLUSIVE) and the right to write from all PTEs of the
+//! run; and maps the same run in the child.
 //!
-//! # What the child finds
+//! # The child's contents
 //! The child sees the parent's memory as of the final TLB flush. Until that flush, CPUs with a
 //! stale writable translation still write to shared pages; a CPU that takes a fault waits
 //! ([`State::Locked`](crate::vma::State::Locked)). So a thread's later store is never in the child
@@ -20,7 +20,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `parent` | visits the parent's page tables, shares runs, copies pinned pages |
-//! | `child` | takes over VMAs and runs |
+//! | `child` | copies VMAs, and maps runs, in the child |
 
 mod child;
 mod parent;
@@ -38,12 +38,13 @@ use crate::table::PageTables;
 
 use super::AddressSpace;
 
-/// The reason why a fork failed. The parent is as it was.
+/// The reason why a fork failed. Nothing was changed in the parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForkError {
     /// There is no memory for the child's VMAs and page tables, or the memcg is at its limit.
     NoMemory(Refused),
-    /// A swap slot or a folio has as many references as it may. Reclaim does not help.
+    /// A swap slot or a folio of the parent has as many references as it may. Reclaim does not
+    /// help.
     TooManyReferences,
 }
 
@@ -61,7 +62,10 @@ impl core::fmt::Display for ForkError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             ForkError::NoMemory(why) => why.fmt(f),
-            ForkError::TooManyReferences => TooManyReferences.fmt(f),
+            ForkError::TooManyReferences => f.write_str(
+                "a swap slot or a folio of the parent already has the largest number of references: \
+                 unmap shared memory, or end spaces that share it",
+            ),
         }
     }
 }
@@ -83,20 +87,20 @@ impl From<Saturated> for ForkError {
 }
 
 handle! {
-    /// A space that is being forked.
+    /// The space that is being forked.
     struct Parent
 }
 
 handle! {
-    /// A new space that gets the memory of its parent.
+    /// The new space, which gets the memory of its parent.
     struct Child
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Forks the space. Returns a child with the same limits that is charged to the same memcg;
-    /// memory that both have stays charged where it was. The child has no `VM_DONTFORK` VMAs, and
-    /// none of its VMAs is locked or registered with a userfaultfd. Of VMAs with an object only
-    /// private copies are mapped in the child; it faults the rest in.
+    /// Forks the space. Returns a child with the same limits and the same memcg; shared memory
+    /// stays charged where it was. The child has no `VM_DONTFORK` VMAs, and none of its VMAs is
+    /// locked or registered with a userfaultfd. In VMAs of page-cache objects only private copies
+    /// are mapped in the child, which faults in the rest.
     ///
     /// Claims the whole space; faults wait until this returns.
     ///

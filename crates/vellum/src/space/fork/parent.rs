@@ -19,35 +19,35 @@ use crate::space::AddressSpace;
 use crate::space::anon::Anon;
 use crate::space::ground::{Change, Ptes, mapped_part};
 
-/// Slots of one table that the child gets references to before the lock of the table is given back.
-const SLOTS: u32 = 2048;
+/// The number of swap slots of one page table that the child gets references to in one hold of the
+/// page table's lock.
+const MAX_SLOTS_PER_HOLD: u32 = 2048;
 
-/// A fork does so much to one table before it gives its lock back (INV-11), in instructions, of
-/// which there are fewer. A table of 512 entries that were written to, each with a folio of its
-/// own, is done at once.
-const WORK: u32 = 59_000;
+/// The work that a fork does in one hold of a page table's lock (INV-11), as an upper bound in
+/// instructions. It is enough for a page table with 512 dirty PTEs, each with a folio of its own.
+const MAX_WORK_PER_HOLD: u32 = 59_000;
 
-/// The work of an entry: it is written once, and twice more if it becomes a part of a block.
-const ENTRY: u32 = 25;
+/// The work for a PTE: it is written once, and twice more if it is folded into a cont block.
+const PTE_COST: u32 = 25;
 
-/// The work of an entry in which hardware may still record something: it is written again after
-/// each of both bits.
-const UNSETTLED: u32 = ENTRY + 16;
+/// The work for a PTE in which hardware may still set the accessed or the dirty bit: it is written
+/// again after each of the two bits.
+const UNSTABLE_PTE_COST: u32 = PTE_COST + 16;
 
-/// The work of changing the counts of a folio, which is 100, less that of joining one entry: a
-/// folio that has one entry alone is in no block.
-const FOLIO: u32 = 84;
+/// The work for the counts of a folio, which is 100, less that of folding one PTE: a folio with a
+/// single PTE is in no cont block.
+const FOLIO_COST: u32 = 84;
 
-/// Runs of one page table that the child is to have. The child's page tables can't be allocated
-/// while the parent's is locked.
+/// Runs of one page table that are to be mapped in the child. The child's page tables can't be
+/// allocated while the parent's is locked.
 type Batch = ArrayVec<Run, 32>;
 
-/// The part of a VMA whose private memory a child may have.
+/// The part of a VMA in which a child may share private memory.
 #[derive(Clone, Copy)]
 struct PrivatePart<'v> {
     /// The VMA.
     vma: &'v Vma,
-    /// The end of the part, which begins where the VMA does.
+    /// The end of the part, which begins at the start of the VMA.
     end: u64,
 }
 
@@ -73,20 +73,20 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(child)
     }
 
-    /// Gives the child what its VMAs map. When this returns, also with an error, no CPU writes to
-    /// shared memory without a fault.
+    /// Shares the parent's private memory with the child. When this returns, also with an error, no
+    /// CPU writes to shared memory without a fault.
     fn share(self, child: &AddressSpace<'m, P, A>) -> Result<(), ForkError> {
         let mut gather = self.space.gather(UserRange::all(self.arch()));
         let mut pinned = false;
         let shared = self.each_shared_vma(child, |vma| self.share_vma(child, vma, &mut pinned, &mut gather));
         drop(gather);
         shared?;
-        // The gather has flushed: the child has the memory of this moment, and no CPU writes to it
+        // The gather has flushed: the child has the memory as of now, and no CPU writes to it
         // without a fault any more.
         if pinned { self.each_shared_vma(child, |vma| self.copy_pinned(child, vma)) } else { Ok(()) }
     }
 
-    /// Calls `f` for each VMA of the child that gets its parent's private memory.
+    /// Calls `f` for each VMA of the child that shares its parent's private memory.
     fn each_shared_vma(
         self,
         child: &AddressSpace<'m, P, A>,
@@ -94,8 +94,8 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
     ) -> Result<(), ForkError> {
         let mut at = 0;
         loop {
-            // Only this fork knows the child yet, and the parent's VMAs don't change: the lock need
-            // not be held.
+            // Only this fork refers to the child yet, so its VMAs don't change while they are
+            // unlocked.
             let next = child.read().tree.find_from(at).copied();
             let Some(vma) = next else { return Ok(()) };
             at = vma.range.end;
@@ -106,18 +106,19 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         }
     }
 
-    /// Returns the end of the part of a VMA whose private memory a child may have. A truncation is
-    /// about to remove the private copies of pages beyond the end of the object, and does not visit
-    /// this child ([`unmap_removed`](crate::space::unmap_removed)).
-    fn copies_end(self, vma: &Vma) -> u64 {
+    /// Returns the end of the part of a VMA in which a child may share private memory. A truncation
+    /// may be about to unmap the private copies of pages beyond the end of the object, and does not
+    /// visit this child ([`unmap_removed`](crate::space::unmap_removed)).
+    fn private_end(self, vma: &Vma) -> u64 {
         if vma.backing.is_anonymous() {
             return vma.range.end;
         }
-        // SAFETY: the fork has claimed all of the parent's addresses, so the parent's VMA, whose
-        // backing the child's is a copy of, stays, and with it a reference to the object.
+        // SAFETY: the child's VMA has a copy of the backing of a parent's VMA. The fork has claimed
+        // all of the parent's addresses, so that VMA stays, and its reference to the object with
+        // it.
         let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
         let pages = object.size().div_ceil(1 << self.page_shift());
-        mapped_part(vma, &object, &(0..pages), self.page_shift()).map_or(vma.range.start, |inside| inside.end)
+        mapped_part(vma, &object, &(0..pages), self.page_shift()).map_or(vma.range.start, |part| part.end)
     }
 
     /// Shares the private memory of a VMA with the child, page table by page table.
@@ -129,19 +130,25 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         gather: &mut Gather<'_, 'm, P>,
     ) -> Result<(), ForkError> {
         let mut at = vma.range.start;
-        let inside = self.copies_end(vma);
+        let private_end = self.private_end(vma);
         while at < vma.range.end {
             match self.tables().find(vma.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let mut batch = Batch::new();
                     let whole = vma.range.tail(at);
-                    let range = if at < inside { whole.head(inside) } else { whole };
-                    let shared =
-                        self.share_table(&table, range, PrivatePart { vma, end: inside }, &mut batch, pinned, gather);
+                    let range = if at < private_end { whole.head(private_end) } else { whole };
+                    let shared = self.share_table(
+                        &table,
+                        range,
+                        PrivatePart { vma, end: private_end },
+                        &mut batch,
+                        pinned,
+                        gather,
+                    );
                     table.release();
                     self.platform().resched();
-                    Child::of(child).adopt(vma.range, &batch)?;
+                    Child::of(child).map_runs(vma.range, &batch)?;
                     at = shared?;
                     self.platform().resched();
                 }
@@ -150,9 +157,9 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(())
     }
 
-    /// Shares the part of `range` that a page table maps, until the batch is full or [`WORK`] is
-    /// used up; returns the address that it got to. Behind the end of the private part only markers
-    /// are shared; the range does not reach across that end.
+    /// Shares the part of `range` that a page table maps, until the batch is full or
+    /// [`MAX_WORK_PER_HOLD`] is used up. Returns the address that it got to. `range` lies before
+    /// the end of the private part, or behind it, where only markers are shared.
     ///
     /// # Errors
     /// A swap slot or a folio has as many references as it may. The runs before it are in the
@@ -161,7 +168,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         self,
         table: &LockedTable<'_, 'm, P, A>,
         range: UserRange,
-        PrivatePart { vma, end: inside }: PrivatePart<'_>,
+        PrivatePart { vma, end: private_end }: PrivatePart<'_>,
         batch: &mut Batch,
         pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
@@ -170,29 +177,29 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         let end = table.hold_end(range);
         let mut at = range.start;
         let mut slots = 0;
-        let mut work = WORK;
-        // Half of it is a block, or a folio.
-        let least = ((2 * UNSETTLED) << arch.cont_bits(table.level)).max(2 * FOLIO);
-        while at < end && !batch.is_full() && slots < SLOTS && work >= least {
+        let mut work = MAX_WORK_PER_HOLD;
+        // Half of it is enough for a cont block, or a folio.
+        let least = ((2 * UNSTABLE_PTE_COST) << arch.cont_bits(table.level)).max(2 * FOLIO_COST);
+        while at < end && !batch.is_full() && slots < MAX_SLOTS_PER_HOLD && work >= least {
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
-                Kind::Leaf | Kind::Swap if at >= inside => {}
+                Kind::Leaf | Kind::Swap if at >= private_end => {}
                 Kind::Leaf => {
                     if !vma.backing.is_anonymous() {
-                        Ptes::of(self.space).cut_where_equal(&mut run, |frame| frame.has(flag::OBJECT));
+                        Ptes::of(self.space).shorten_to_equal(&mut run, |frame| frame.has(flag::OBJECT));
                     }
-                    // Whether lazily freed memory was written to is recorded per folio, in the
-                    // child as well.
-                    let lazy = !run.stable
-                        && Ptes::of(self.space).cut_where_equal(&mut run, |frame| frame.has(flag::LAZYFREE));
-                    if lazy {
+                    // Dirty bits are kept for each lazyfree folio, in the child as well: reclaim
+                    // drops the folio only if it is clean.
+                    let lazyfree = !run.stable
+                        && Ptes::of(self.space).shorten_to_equal(&mut run, |frame| frame.has(flag::LAZYFREE));
+                    if lazyfree {
                         run = Ptes::of(self.space).first_folio(table, &run);
                     }
                     match self.share_run(table, &mut run, &mut work, gather)? {
                         Shared::Both => {
-                            // Other CPUs may have set dirty bits since the entries were read, until
-                            // they were made read-only: now they can't.
-                            if lazy {
+                            // Other CPUs may have set dirty bits after the PTEs were read and
+                            // before they became read-only. Now they can't: read the PTEs again.
+                            if lazyfree {
                                 run = table.run(run.va, run.range(arch).end).unwrap_or(run);
                             }
                             let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE - Attrs::UFFD_WP;
@@ -208,7 +215,8 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
                 Kind::Marker if arch.marker_of(run.raw) == Some(Marker::UffdWp) => {}
                 Kind::Marker => batch.push(run),
                 Kind::Swap => {
-                    // SAFETY: the entries have references, and the table is locked.
+                    // SAFETY: the swap entries have references, which stay while the page table is
+                    // locked.
                     unsafe {
                         self.machine().swaps().duplicate(self.platform(), Ptes::of(self.space).swap_slots(&run))
                     }?;
@@ -224,17 +232,20 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(at)
     }
 
-    /// Give the child copies of what has stayed the parent's own in a VMA. Nothing there changes
-    /// meanwhile, but for what is written by who has pinned it.
+    /// Copies the pages of a VMA that stayed exclusive to the parent, and maps the copies in the
+    /// child. Only the host, by pins, can write to these pages meanwhile.
+    ///
+    /// # Errors
+    /// There is no memory for a copy.
     fn copy_pinned(self, child: &AddressSpace<'m, P, A>, vma: &Vma) -> Result<(), ForkError> {
         let arch = self.arch();
         let mut at = vma.range.start;
-        let inside = self.copies_end(vma);
-        while at < inside {
+        let private_end = self.private_end(vma);
+        while at < private_end {
             match self.tables().find(vma.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
-                    let run = table.run(at, inside.min(table.end()));
+                    let run = table.run(at, private_end.min(table.end()));
                     table.release();
                     let Some(run) = run else { continue };
                     at = run.range(arch).end;
@@ -247,6 +258,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(())
     }
 
+    /// Copies the pages of a run, and maps the copies in the child.
     fn copy_run(self, child: &AddressSpace<'m, P, A>, vma: &Vma, run: &Run) -> Result<(), Refused> {
         let arch = self.arch();
         let pages = run.range(arch).len() >> arch.page_shift();
@@ -254,8 +266,8 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
             let va = run.va + ((n as u64) << arch.page_shift());
             let from = run.pfn(arch).add(n << arch.page_order());
             let (pfn, order) = Anon::of(child).alloc_or_smaller(vma, va, arch.page_order(), 0, false)?;
-            // SAFETY: the parent has the page mapped until its VMAs are held no more; the copy is
-            // nobody else's yet.
+            // SAFETY: the parent maps the page as long as its VMAs are locked by this fork, and
+            // nothing else refers to the copy yet.
             unsafe { self.machine().frames().copy(from, pfn, 1 << order) };
             Anon::of(child).map(vma, va, pfn, order).map_err(NotMapped::shortage)?;
             self.platform().resched();
@@ -263,9 +275,13 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(())
     }
 
-    /// Takes references and mappings for the child, and from the entries the right to write in
-    /// place, as far as `work` goes, which is at least twice a block, or a folio. Of `work` it
-    /// leaves what may still be done, and of the run what it dealt with.
+    /// Takes references and mappings of a run for the child, and removes the right to write in
+    /// place from its PTEs, as far as `work` allows: at least half of it must be enough for a cont
+    /// block, or a folio. Subtracts the work done from `work`, and shortens the run to the part
+    /// dealt with.
+    ///
+    /// # Errors
+    /// The first folio has as many references as it may.
     #[inline(never)]
     fn share_run(
         self,
@@ -286,27 +302,27 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         }
         let attrs = run.attrs(arch);
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
-        let entry = if run.stable { ENTRY } else { UNSETTLED };
-        self.shorten(run, *work / 2 / entry);
-        // The entries first: what they leave is for folios.
-        let mut folios = (*work - run.len as u32 * entry) / FOLIO;
-        let before = folios;
+        let pte_cost = if run.stable { PTE_COST } else { UNSTABLE_PTE_COST };
+        self.shorten(run, *work / 2 / pte_cost);
+        // The work that the PTEs leave is for folios.
+        let mut folios = (*work - run.len as u32 * pte_cost) / FOLIO_COST;
+        let max_folios = folios;
         let taken = match exclusive {
             true => self.share_exclusive(pfn, run.frames(arch), &mut folios),
             false => self.share_shared(pfn, run.frames(arch), &mut folios)?,
         };
-        // A reference that no entry has belongs to something that may write there unnoticed: the
-        // folio stays the parent's own, and the child gets a copy.
+        // A reference without a PTE may be a pin, by which the host may write past the PTEs: the
+        // folio stays exclusive to the parent, and the child gets a copy.
         let pinned = taken == 0;
         if pinned {
             *run = Ptes::of(self.space).first_folio(table, run);
         } else {
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
-        *work = work.saturating_sub((before - folios) * FOLIO + run.len as u32 * entry);
+        *work = work.saturating_sub((max_folios - folios) * FOLIO_COST + run.len as u32 * pte_cost);
         let kept = if pinned { attrs & Attrs::EXCLUSIVE } else { Attrs::empty() };
         let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
-        // Where nothing changes, no block is taken apart and joined again.
+        // If nothing changes, the PTEs are not rewritten, which would unfold cont blocks.
         if exclusive && new != attrs {
             table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             if attrs.contains(Attrs::WRITE) {
@@ -316,50 +332,51 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
         Ok(if pinned { Shared::Pinned } else { Shared::Both })
     }
 
-    /// Of a run, keeps at most `most` entries, up to where a block ends, and at least one.
-    fn shorten(self, run: &mut Run, most: u32) {
+    /// Shortens a run to at most `max` PTEs, up to the end of a cont block, and to at least one.
+    fn shorten(self, run: &mut Run, max: u32) {
         let shift = self.arch().level_shift(run.level);
-        if run.len as u64 > u64::from(most) {
-            let end = run.va + (u64::from(most) << shift);
+        if run.len as u64 > u64::from(max) {
+            let end = run.va + (u64::from(max) << shift);
             let end = align_down(end, shift + self.arch().cont_bits(run.level));
             run.len = (end.saturating_sub(run.va) >> shift).max(1) as usize;
         }
     }
 
-    /// Takes references and mappings of frames that are the space's own, of at most `most` folios,
-    /// of which it leaves how many may still be taken, up to the first folio that is held; returns
-    /// how many frames that were. Their references are too many only if some have no mapping: then
-    /// the folio is held.
+    /// Takes references and mappings of `count` frames that are exclusive to the space, up to the
+    /// first folio with unmapped references, and of at most `budget` folios. Returns the number of
+    /// frames, and subtracts the folios from `budget`. An exclusive folio reaches the maximum of
+    /// references only by references without mappings, and is not shared then.
     ///
-    /// Out of line, like the next: each folio costs little more than its atomic operation.
+    /// Out of line, like [`Parent::share_shared`]: a folio costs little more than its atomic
+    /// operation.
     #[inline(never)]
-    fn share_exclusive(self, pfn: Pfn, count: u32, most: &mut u32) -> u32 {
+    fn share_exclusive(self, pfn: Pfn, count: u32, budget: &mut u32) -> u32 {
         let frames = self.machine().frames();
-        let (mut taken, mut left) = (0, *most);
+        let (mut taken, mut left) = (0, *budget);
         for (head, frame, pages) in frames.folios(pfn, count) {
             let Some(rest) = left.checked_sub(1) else { break };
             left = rest;
             if frames.get_counts(head, frame, pages, pages).has_unmapped_refs() {
                 frames.put(head, frame, pages, pages);
-                // Its counts have changed twice, which is more than twice `FOLIO`.
+                // The counts have changed twice, which costs more than twice `FOLIO_COST`.
                 left = left.saturating_sub(2);
                 break;
             }
             taken += pages;
         }
-        *most = left;
+        *budget = left;
         taken
     }
 
-    /// The same for frames that others have too, up to the first folio that may have no more
-    /// references.
+    /// Takes references and mappings of frames that are shared already, as
+    /// [`Parent::share_exclusive`] does, up to the first folio that may have no more references.
     ///
     /// # Errors
-    /// It is the first.
+    /// The first folio may have no more references.
     #[inline(never)]
-    fn share_shared(self, pfn: Pfn, count: u32, most: &mut u32) -> Result<u32, TooManyReferences> {
+    fn share_shared(self, pfn: Pfn, count: u32, budget: &mut u32) -> Result<u32, TooManyReferences> {
         let frames = self.machine().frames();
-        let (mut taken, mut left) = (0, *most);
+        let (mut taken, mut left) = (0, *budget);
         for (head, frame, pages) in frames.folios(pfn, count) {
             let Some(rest) = left.checked_sub(1) else { break };
             left = rest;
@@ -368,17 +385,18 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
             }
             taken += pages;
         }
-        *most = left;
+        *budget = left;
         Ok(taken)
     }
 }
 
-/// What became of a run of the parent's.
+/// The result of sharing a run of the parent with the child.
 enum Shared {
-    /// Both have it now.
+    /// Both spaces map the memory.
     Both,
-    /// It stays the parent's own, which may not write until the child has a copy.
+    /// The memory stays exclusive to the parent, which can't write to it until the child has a
+    /// copy.
     Pinned,
-    /// It is an object's: the child finds it there.
+    /// The memory is a page-cache object's: the child faults it in.
     Object,
 }

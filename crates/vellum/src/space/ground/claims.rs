@@ -1,16 +1,17 @@
 //! Claims: which ranges of a space are being changed, and which changes wait for which.
 //!
-//! A change of a range (`munmap`, `mprotect`, `mremap`, `fork`, ...) claims it, and is alone there
-//! until it ends, also while it has let go of the lock of the VMAs. Changes are served in the order
-//! in which they arrive: a claim is granted once no granted claim overlaps it and none that arrived
-//! before it does (INV-18). So a change waits for those that came before it and for no others,
-//! however many follow; and one that needs all of the space gets it though threads change parts of
-//! it all the time. A thread that changes PTEs either claimed their range or reads the lock of VMAs
-//! that no change has claimed, so no other thread moves them (INV-13).
+//! A change of a range (`munmap`, `mprotect`, `mremap`, `fork`, ...) claims the range. No other
+//! change is at work there until it ends, also while it does not hold the VMA lock. Changes are
+//! served in the order in which they arrive: a claim is granted once no granted claim and no claim
+//! that arrived earlier overlaps it (INV-18). So a change waits for earlier changes and for no
+//! later ones, however many there are; and a change that needs the whole space gets it even if
+//! threads change parts of the space all the time. A thread that changes PTEs either has claimed
+//! their range, or holds the VMA lock for reading while no change has claimed the VMA; so no other
+//! thread moves the PTEs (INV-13).
 //!
-//! There is room for a number of claims; changes beyond that wait to be let in, in the same order.
-//! A change that waits sleeps on a count of what has ended, and looks at the VMAs again only when
-//! that has changed.
+//! The number of claims is limited ([`MAX_CLAIMS`]). Further changes wait to be admitted, in the
+//! same order. A waiting change polls a counter of ended claims, and looks at the VMAs again only
+//! when the counter has changed.
 
 use core::convert::Infallible;
 use core::sync::atomic::Ordering::{Acquire, Release};
@@ -25,23 +26,24 @@ use crate::arch::{Arch, UserRange};
 use crate::memcg::Refused;
 use crate::platform::Platform;
 
-/// Changes of one space that can be under way, or next in line. A space is moved when it is made,
-/// so this is no more than serves.
-const ROOM: usize = 16;
+/// The number of changes of one space that can be under way or wait with a claim. The claims are
+/// part of an address space, which is moved when it is made, so the number is small.
+const MAX_CLAIMS: usize = 16;
 
-/// When a change arrived: the lower, the earlier.
+/// The position of a change in the order of arrival: the lower, the earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::space) struct Turn(u64);
+pub(in crate::space) struct ClaimTicket(u64);
 
+/// A claim of one or two ranges, granted or waiting.
 #[derive(Clone, Copy)]
 struct Claim {
-    /// The second may be empty.
+    /// The claimed ranges. The second may be empty.
     ranges: [UserRange; 2],
-    turn: Turn,
+    ticket: ClaimTicket,
     granted: bool,
-    /// Whether the change counts on the boundaries between VMAs that it finds or makes in its
-    /// ranges.
-    keeps_boundaries: bool,
+    /// True if the change relies on the boundaries between VMAs that it finds or makes in its
+    /// ranges, so that no other change may merge VMAs there.
+    relies_on_boundaries: bool,
 }
 
 impl Claim {
@@ -50,12 +52,13 @@ impl Claim {
     }
 }
 
-/// See the module's text. What the lock of the VMAs protects.
+/// The claims of a space. The VMA lock protects them.
 #[derive(Default)]
 pub(in crate::space) struct Claims {
-    claims: ArrayVec<Claim, ROOM>,
-    /// How many changes have arrived, and how many of them were let in.
+    claims: ArrayVec<Claim, MAX_CLAIMS>,
+    /// The number of changes that have arrived: the next ticket.
     arrived: u64,
+    /// The number of changes that were admitted: those with lower tickets.
     admitted: u64,
 }
 
@@ -65,94 +68,100 @@ impl Claims {
         self.claims.iter().any(|claim| claim.granted && claim.overlaps(range))
     }
 
-    /// Returns whether a change is at work that counts on a boundary of VMAs at an address: it
-    /// claims what begins or ends there, or both sides.
-    pub(super) fn keeps_boundary(&self, addr: u64) -> bool {
+    /// Returns whether a change is at work that relies on a boundary of VMAs at `addr`: its claim
+    /// begins, ends, or goes on there.
+    pub(super) fn relies_on_boundary(&self, addr: u64) -> bool {
         let touches = |range: &UserRange| !range.is_empty() && range.start <= addr && addr <= range.end;
-        let keeps = |claim: &Claim| claim.granted && claim.keeps_boundaries && claim.ranges.iter().any(touches);
-        self.claims.iter().any(keeps)
+        let relies = |claim: &Claim| claim.granted && claim.relies_on_boundaries && claim.ranges.iter().any(touches);
+        self.claims.iter().any(relies)
     }
 
-    /// Lets others join VMAs inside the ranges of a claim and at their ends: whatever has claimed
-    /// them looks at the VMAs anew each time.
-    fn leave_boundaries(&mut self, turn: Turn) {
-        if let Some(claim) = self.claims.iter_mut().find(|claim| claim.turn == turn) {
-            claim.keeps_boundaries = false;
+    /// Allows other changes to merge VMAs inside the ranges of a claim and at their ends. For the
+    /// claim of an operation that looks the VMAs up again each time.
+    fn allow_merges(&mut self, ticket: ClaimTicket) {
+        if let Some(claim) = self.claims.iter_mut().find(|claim| claim.ticket == ticket) {
+            claim.relies_on_boundaries = false;
         }
     }
 
-    /// Returns whether a change is at work on a part of `range`, or will be before the one that
-    /// arrived at `turn`; without one, before a change that arrives now.
-    pub(in crate::space) fn is_ahead(&self, range: &VirtRange, turn: Option<Turn>) -> bool {
-        let earlier = |claim: &Claim| match turn {
-            Some(turn) => claim.turn != turn && (claim.granted || claim.turn < turn),
+    /// Returns whether a change of `range` with `ticket` must wait for another change: one that is
+    /// at work on a part of `range`, or that claims a part and arrived earlier. Without a ticket,
+    /// returns this for a change that arrives now.
+    pub(in crate::space) fn must_wait(&self, range: &VirtRange, ticket: Option<ClaimTicket>) -> bool {
+        let earlier = |claim: &Claim| match ticket {
+            Some(ticket) => claim.ticket != ticket && (claim.granted || claim.ticket < ticket),
             None => true,
         };
-        // Of those that are not let in yet it is not known what they will claim.
-        let outside = turn.is_none() && self.admitted < self.arrived;
-        outside || self.claims.iter().any(|claim| earlier(claim) && claim.overlaps(range))
+        // The ranges of changes that are not admitted yet are not known.
+        let unknown = ticket.is_none() && self.admitted < self.arrived;
+        unknown || self.claims.iter().any(|claim| earlier(claim) && claim.overlaps(range))
     }
 
-    fn arrive(&mut self) -> Turn {
-        let turn = Turn(self.arrived);
+    /// Draws the ticket of a change that arrives now.
+    fn arrive(&mut self) -> ClaimTicket {
+        let ticket = ClaimTicket(self.arrived);
         self.arrived += 1;
-        turn
+        ticket
     }
 
-    fn is_admitted(&self, turn: Turn) -> bool {
-        turn.0 < self.admitted
+    /// Returns whether the change with `ticket` has an entry in `claims`, unless it has ended.
+    fn is_admitted(&self, ticket: ClaimTicket) -> bool {
+        ticket.0 < self.admitted
     }
 
-    /// Claims `ranges` for the change that arrived at `turn`, instead of what it waited for before;
-    /// returns whether the claim is granted.
+    /// Claims `ranges` for the change with `ticket`, in the place of the ranges that it has waited
+    /// for so far. Returns whether the claim is granted.
     #[inline]
-    fn claim(&mut self, turn: Turn, ranges: [UserRange; 2]) -> bool {
-        if self.claims.is_empty() && turn.0 == self.admitted {
+    fn claim(&mut self, ticket: ClaimTicket, ranges: [UserRange; 2]) -> bool {
+        if self.claims.is_empty() && ticket.0 == self.admitted {
             self.admitted += 1;
-            self.claims.push(Claim { ranges, turn, granted: true, keeps_boundaries: true });
+            self.claims.push(Claim { ranges, ticket, granted: true, relies_on_boundaries: true });
             return true;
         }
-        self.claim_in_line(turn, ranges)
+        self.claim_slow(ticket, ranges)
     }
 
+    /// Implements [`Claims::claim`] where there are other claims.
     #[cold]
-    fn claim_in_line(&mut self, turn: Turn, ranges: [UserRange; 2]) -> bool {
-        if !self.is_admitted(turn) {
-            if turn.0 > self.admitted || self.claims.is_full() {
+    fn claim_slow(&mut self, ticket: ClaimTicket, ranges: [UserRange; 2]) -> bool {
+        if !self.is_admitted(ticket) {
+            if ticket.0 > self.admitted || self.claims.is_full() {
                 return false;
             }
             self.admitted += 1;
-            self.claims.push(Claim { ranges, turn, granted: false, keeps_boundaries: true });
+            self.claims.push(Claim { ranges, ticket, granted: false, relies_on_boundaries: true });
         }
-        let granted = !ranges.iter().any(|range| self.is_ahead(range, Some(turn)));
-        if let Some(claim) = self.claims.iter_mut().find(|claim| claim.turn == turn) {
+        let granted = !ranges.iter().any(|range| self.must_wait(range, Some(ticket)));
+        if let Some(claim) = self.claims.iter_mut().find(|claim| claim.ticket == ticket) {
             (claim.ranges, claim.granted) = (ranges, granted);
         }
         granted
     }
 
-    /// Ends the claim of a change; returns whether others may have waited for that.
-    fn end(&mut self, turn: Turn) -> bool {
-        if let Some(at) = self.claims.iter().position(|claim| claim.turn == turn) {
+    /// Ends the claim of a change. Returns whether other changes may have waited for that.
+    fn end(&mut self, ticket: ClaimTicket) -> bool {
+        if let Some(at) = self.claims.iter().position(|claim| claim.ticket == ticket) {
             self.claims.swap_remove(at);
         }
         !self.claims.is_empty() || self.admitted < self.arrived
     }
 }
 
-/// A change of a range of a space, or of two: no other change is at work on a part of them, holes
-/// included, until this is dropped. The lock of the VMAs may be let go in between.
+/// A granted claim of one or two ranges of a space. No other change is at work on a part of them,
+/// holes included, until this is dropped. The VMAs may be unlocked in between.
 pub(in crate::space) struct Change<'s, 'm, P: Platform, A: Arch> {
     space: &'s AddressSpace<'m, P, A>,
     ranges: [UserRange; 2],
-    turn: Turn,
+    ticket: ClaimTicket,
+    /// The number of VMAs that this change has reserved for later: see [`Vmas::promised`].
     promised: usize,
+    /// The VMA lock, while this change holds it.
     vmas: Option<WriteVmas<'s>>,
 }
 
 impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
-    /// Begins to change `range`, once no other change is at work on a part of it. The VMAs are
-    /// locked for writing when this returns.
+    /// Claims `range`, once no other change is at work on a part of it. The VMAs are locked for
+    /// writing when this returns.
     pub(in crate::space) fn begin(space: &'s AddressSpace<'m, P, A>, range: UserRange) -> Self {
         match Change::begin_both(space, |_| Ok::<_, Infallible>([range, UserRange::default()])) {
             Ok(change) => change,
@@ -160,20 +169,21 @@ impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
         }
     }
 
-    /// Claims `range` once no other change is at work on a part of it, and leaves the VMAs
-    /// unlocked. Keeps changes of `range` away from work that runs beside faults and has met locked
-    /// VMAs. VMAs there may be merged meanwhile.
+    /// Claims `range`, once no other change is at work on a part of it, and leaves the VMAs
+    /// unlocked. Work that runs beside faults and has met locked VMAs keeps changes of `range` away
+    /// by this. Other changes may merge VMAs there meanwhile.
     #[cold]
-    pub(in crate::space) fn wait_turn(space: &'s AddressSpace<'m, P, A>, range: UserRange) -> Self {
+    pub(in crate::space) fn claim_unlocked(space: &'s AddressSpace<'m, P, A>, range: UserRange) -> Self {
         let mut change = Change::begin(space, range);
-        let turn = change.turn;
-        change.vmas().claims.leave_boundaries(turn);
+        let ticket = change.ticket;
+        change.vmas().claims.allow_merges(ticket);
         change.unlock();
         change
     }
 
-    /// Begins to change one or two ranges that `choose` chooses, once no other change is at work on
-    /// a part of them. `choose` is called again whenever the VMAs may have changed.
+    /// Claims the one or two ranges that `choose` returns, once no other change is at work on a
+    /// part of them. Calls `choose` again whenever the VMAs may have changed. The VMAs are locked
+    /// for writing when this returns.
     ///
     /// # Errors
     /// Those of `choose`; then nothing is claimed.
@@ -183,24 +193,24 @@ impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
     ) -> Result<Self, E> {
         let mut vmas = space.write();
         let mut ranges = choose(&vmas)?;
-        let turn = vmas.claims.arrive();
-        while !vmas.claims.claim(turn, ranges) {
-            let seen = space.ended.load(Acquire);
+        let ticket = vmas.claims.arrive();
+        while !vmas.claims.claim(ticket, ranges) {
+            let seen = space.claims_ended.load(Acquire);
             drop(vmas);
-            while space.ended.load(Acquire) == seen {
+            while space.claims_ended.load(Acquire) == seen {
                 space.machine().platform().wait();
             }
             vmas = space.write();
-            if vmas.claims.is_admitted(turn) {
+            if vmas.claims.is_admitted(ticket) {
                 match choose(&vmas) {
                     Ok(chosen) if chosen == ranges => {}
                     Ok(chosen) => {
                         ranges = chosen;
-                        // Changes that waited for the old choice may go on.
+                        // Changes that waited for the old ranges may go on.
                         wake_waiting(space);
                     }
                     Err(error) => {
-                        if vmas.claims.end(turn) {
+                        if vmas.claims.end(ticket) {
                             wake_waiting(space);
                         }
                         return Err(error);
@@ -208,7 +218,7 @@ impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
                 }
             }
         }
-        Ok(Change { space, ranges, turn, promised: 0, vmas: Some(vmas) })
+        Ok(Change { space, ranges, ticket, promised: 0, vmas: Some(vmas) })
     }
 
     /// Returns the first of the ranges.
@@ -216,18 +226,21 @@ impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
         self.ranges[0]
     }
 
-    /// Returns when it arrived.
-    pub(in crate::space) fn turn(&self) -> Turn {
-        self.turn
+    /// Returns the ticket of the change.
+    pub(in crate::space) fn ticket(&self) -> ClaimTicket {
+        self.ticket
     }
 
-    /// The VMAs, as the writer.
+    /// Returns the VMAs, locked for writing. Locks them if they are not.
     pub(in crate::space) fn vmas(&mut self) -> &mut Vmas {
         self.vmas.get_or_insert_with(|| self.space.write())
     }
 
-    /// Make sure that so many VMAs can be added now, and so many more later, when the lock was let
-    /// go meanwhile.
+    /// Reserves nodes so that `now` VMAs can be added before the VMAs are unlocked, and `later`
+    /// more at any time until this change ends.
+    ///
+    /// # Errors
+    /// There is no memory for the nodes.
     pub(in crate::space) fn reserve(&mut self, now: usize, later: usize) -> Result<(), Refused> {
         let (machine, memcg) = (self.space.machine(), self.space.memcg());
         let vmas = self.vmas();
@@ -244,15 +257,14 @@ impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
 }
 
 impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
-    /// The VMAs are as they should be, or again as they were: join what says the same, and let
-    /// others at the range.
+    /// Ends the claim, and merges VMAs that can be merged in and around the ranges.
     fn drop(&mut self) {
-        let (ranges, turn, space) = (self.ranges, self.turn, self.space);
+        let (ranges, ticket, space) = (self.ranges, self.ticket, self.space);
         let machine = space.machine();
         let promised = self.promised;
         let vmas = self.vmas();
         vmas.promised -= promised;
-        if vmas.claims.end(turn) {
+        if vmas.claims.end(ticket) {
             wake_waiting(space);
         }
         vmas.merge(machine, ranges[0]);
@@ -266,7 +278,7 @@ impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
     }
 }
 
-/// Has changes that wait look at the VMAs again. The caller holds the lock of the VMAs.
+/// Makes waiting changes look at the VMAs again. The caller holds the VMA lock for writing.
 fn wake_waiting<P: Platform, A: Arch>(space: &AddressSpace<'_, P, A>) {
-    space.ended.fetch_add(1, Release);
+    space.claims_ended.fetch_add(1, Release);
 }

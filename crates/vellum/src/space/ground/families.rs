@@ -1,61 +1,61 @@
-//! Families: which spaces may have anonymous memory together, so that reclaim asks these and no
-//! others where a folio is mapped.
+//! Fork families: the spaces that can map an anonymous folio. The rmap searches these and no
+//! others.
 //!
-//! A folio names the family of the space whose it was first. That family is the space and what was
-//! forked from it, directly or not: nobody else can have got the folio. So memory of a server's
-//! child is the child's own to be asked about, however many siblings it has; and the server's is
-//! asked about at the server first.
+//! The rmap key of a folio names the fork family of the space that allocated it: that space, and
+//! those forked from it, directly or not. No other space can map the folio. So the rmap of a folio
+//! that a server's child allocated searches that child alone, however many siblings the child has;
+//! and the rmap of the server's folios searches the server first.
 //!
-//! A space knows the families that it is in: its own, and those of the spaces that it comes from.
-//! Below a depth that programs reach no more, children have no family of their own, and count as
-//! their parent: so the list is short, whatever a program forks. A program that is started anew has
-//! a new space, which comes from none.
+//! A space is in its own family and in those of its ancestors. Below a depth that programs do not
+//! reach in practice ([`DEPTH`]) a child has no family of its own and counts as its parent, so the
+//! list is short however often a program forks. `exec` makes a new space, which has no ancestors.
 //!
-//! What several spaces have in one slot of a swap device and one of them brings back is of the
-//! family of their first common forebear: more than may have it, but all of those.
+//! A folio that is read back from a swap slot which several spaces refer to gets the family of
+//! their first common ancestor: it includes every space that can map the folio, and perhaps more.
 
 use arrayvec::ArrayVec;
 
 use crate::frame::Family;
 use crate::platform::SpaceId;
 
-/// Spaces in a row, each forked from the one before, that have families of their own.
+/// The number of generations in which a space has a family of its own.
 const DEPTH: usize = 4;
 
-/// The families that a space is in, its own last.
+/// The fork families that a space is in, its own last.
 #[derive(Clone, Debug)]
 pub struct Families(ArrayVec<Family, DEPTH>);
 
 impl Families {
-    /// Those of a space that was not forked.
+    /// Returns the families of a space that was not forked: its own.
     pub(in crate::space) fn new(space: SpaceId) -> Self {
         Families(ArrayVec::from_iter([Family::of(space.0)]))
     }
 
-    /// Those of a child.
+    /// Returns the families of a child of this space.
     pub(in crate::space) fn of_child(&self, child: SpaceId) -> Self {
         let mut families = self.clone();
-        // Where there is no room the child counts as its parent.
+        // Below `DEPTH` the child counts as its parent.
         let _ = families.0.try_push(Family::of(child.0));
         families
     }
 
-    /// What new folios name.
+    /// Returns the family that the rmap keys of new folios name.
     pub(in crate::space) fn own(&self) -> Family {
         self.0[self.0.len() - 1]
     }
 
-    /// The family of all that have a forebear in common with the space.
+    /// Returns the family of all spaces that have an ancestor in common with this one.
     pub(in crate::space) fn first(&self) -> Family {
         self.0[0]
     }
 
-    /// All of them.
+    /// Iterates over the families, those of older ancestors first.
     pub fn iter(&self) -> impl Iterator<Item = &Family> {
         self.0.iter()
     }
 
-    /// Whether a space may have memory that was first a space's of this family.
+    /// Returns whether the space is in `family`, and so can map folios with that family in their
+    /// rmap keys.
     pub fn contains(&self, family: Family) -> bool {
         self.0.contains(&family)
     }

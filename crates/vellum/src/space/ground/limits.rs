@@ -1,6 +1,6 @@
-//! Limits: how much address space, memory and how many VMAs a space may have.
+//! Limits on the address space, the memory and the VMAs of a space.
 
-/// The limits of a space (Linux: resource limits and `vm.*` settings, whose names are given).
+/// The limits of a space, with the names of Linux's resource limits and `vm.*` settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of address space (`RLIMIT_AS`).
@@ -11,15 +11,15 @@ pub struct Limits {
     pub locked: u64,
     /// Bytes that a stack may grow to (`RLIMIT_STACK`).
     pub stack: u64,
-    /// VMAs (`vm.max_map_count`).
+    /// The number of VMAs (`vm.max_map_count`).
     pub vmas: usize,
-    /// Lowest address that may be mapped (`vm.mmap_min_addr`).
+    /// The lowest address that may be mapped (`vm.mmap_min_addr`).
     pub lowest: u64,
-    /// Where the search for free addresses begins, downward; the end of user space if that is lower
-    /// (`mmap_base`).
+    /// The address from which the search for free addresses goes down; the end of user space if
+    /// that is lower (`mmap_base`).
     pub mmap_base: u64,
-    /// Whether memory may be executed that can be written, or that could not be executed before
-    /// (not with `PR_SET_MDWE`).
+    /// True if writable memory may be executable, and memory may be made executable later (false
+    /// with `PR_SET_MDWE`).
     pub exec_gain: bool,
 }
 

@@ -3,11 +3,11 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `vmas` | the VMA tree: split, merge, count; the writer's and the readers' side of its lock |
+//! | `vmas` | the VMA tree: split, merge, count; both sides of its lock |
 //! | `limits` | resource limits, and which of them a request exceeds |
-//! | `claims` | which ranges are being changed, and which change waits for which (INV-18) |
+//! | `claims` | claims of ranges, which order changes that overlap (INV-18) |
 //! | `families` | the fork families of a space, by which the rmap finds anonymous folios |
-//! | `ptes` | what the PTEs of the space may say: access rights, soft-dirty, uffd-wp, swap slots |
+//! | `ptes` | access rights, soft-dirty, uffd-wp and swap slots of PTEs |
 //! | `walk` | visits of the runs of PTEs in a range |
 //! | `pieces` | visits that can be interrupted and resumed |
 //! | `zap` | clears a range of page tables and frees what it mapped |
@@ -23,7 +23,7 @@ mod vmas;
 mod walk;
 mod zap;
 
-pub(super) use claims::{Change, Turn};
+pub(super) use claims::{Change, ClaimTicket};
 pub use families::Families;
 pub(super) use limits::Excess;
 pub use limits::Limits;
@@ -112,7 +112,7 @@ macro_rules! handle {
 pub(super) use handle;
 
 handle! {
-    /// The PTEs of a space: what they may say, and visits of their runs.
+    /// The PTEs of a space: their attributes, and visits of their runs.
     pub(crate) struct Ptes
 }
 

@@ -15,7 +15,7 @@ use crate::vma::{State, Vma};
 
 use super::{Change, Pieces, Ptes};
 
-/// Returns whether the caller wants an operation to go on now.
+/// A callback that returns whether an operation goes on with the next piece now.
 pub(in crate::space) type More<'a> = &'a mut dyn FnMut() -> bool;
 
 /// The rest of a range that an operation goes through piece by piece.
@@ -23,7 +23,7 @@ pub(in crate::space) type More<'a> = &'a mut dyn FnMut() -> bool;
 pub(in crate::space) struct Rest {
     /// The part of the range that is still to be visited.
     pub(in crate::space) left: UserRange,
-    /// Whether some of the range is not mapped.
+    /// True if a part of the range that was visited is in no VMA.
     pub(in crate::space) holes: bool,
 }
 
@@ -40,19 +40,19 @@ impl Rest {
 }
 
 impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
-    /// Calls `act` for each VMA of the rest, with the VMAs locked for reading: with the VMA, and
-    /// the part of the rest that lies in it. `act` returns the address that it got to. Waits for
+    /// Calls `act` for each VMA in `rest`, with the VMAs locked for reading: with the VMA, and the
+    /// part of `rest` that lies in it. `act` returns the end of what it has dealt with. Waits for
     /// the end of changes that have locked VMAs ([`State::Locked`]).
     ///
     /// # Errors
-    /// Those of `act`, at once. What `act` failed at is still in the rest.
+    /// Those of `act`, at once. `rest` still has the part at which `act` failed.
     pub(in crate::space) fn each_vma<E>(
         self,
         rest: &mut Rest,
         more: More<'_>,
         mut act: impl FnMut(&Vma, UserRange) -> Result<u64, E>,
     ) -> Result<(), E> {
-        let mut turn = None;
+        let mut claim = None;
         while !rest.left.is_empty() {
             let vmas = self.space.read();
             let next = vmas.overlapping(self.platform(), rest.left).find(|v| v.state != State::Dying);
@@ -63,13 +63,13 @@ impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
             };
             if vma.state == State::Locked {
                 drop(vmas);
-                drop(turn.take());
-                turn = Some(Change::wait_turn(self.space, rest.left));
+                drop(claim.take());
+                claim = Some(Change::claim_unlocked(self.space, rest.left));
                 continue;
             }
             let part = vma.range.intersect(&rest.left);
             rest.holes |= part.start > rest.left.start;
-            // Where nothing is mapped, an entry of an upper table may reach beyond the VMA.
+            // A hole in an upper page table may reach beyond the VMA.
             let at = act(vma, part)?.min(part.end);
             rest.left = rest.left.tail(at);
             drop(vmas);
@@ -80,8 +80,8 @@ impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
         Ok(())
     }
 
-    /// Calls `act` for each part of the rest that one page table covers and maps something in, with
-    /// no lock held. Where `act` returns false the visit ends, and nothing is left.
+    /// Calls `act` for each part of `rest` that one page table translates and that is not empty,
+    /// with no lock held. If `act` returns false, the visit ends and `rest` becomes empty.
     pub(in crate::space) fn each_table(self, rest: &mut Rest, more: More<'_>, mut act: impl FnMut(UserRange) -> bool) {
         let shift = self.arch().level_shift(2);
         while let Some(at) = Ptes::of(self.space).next_run(rest.left, |_| true) {
@@ -98,9 +98,9 @@ impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
         rest.end();
     }
 
-    /// Calls `act` for each run of PTEs that lies in the rest entirely, with its page table locked,
-    /// beside faults. `act` may shorten the run to what it dealt with, and returns the number of
-    /// folios that it dealt with. Holes between VMAs are noted in `rest`.
+    /// Calls `act` for each run of PTEs that lies entirely in `rest`, with its page table locked,
+    /// beside faults. `act` may shorten the run to what it has dealt with, and returns the number
+    /// of folios that it has dealt with. Notes holes between VMAs in `rest`.
     pub(in crate::space) fn each_whole_run(
         self,
         rest: &mut Rest,

@@ -1,8 +1,8 @@
-//! What the PTEs of a space may say: access rights, soft-dirty, uffd-wp and swap slots.
+//! The attributes of a space's PTEs: access rights, soft-dirty, uffd-wp; and swap slots.
 //!
 //! A PTE allows a write only where the page is exclusive to the space, is not write-protected for
 //! userfaultfd, and, after soft-dirty was cleared, is soft-dirty ([`Ptes::rights`]). Every PTE that
-//! this engine makes present gets its rights here, so that no other place can forget one of the
+//! this engine makes present gets its rights here, so that no other code can forget one of the
 //! three.
 
 use core::sync::atomic::Ordering::Relaxed;
@@ -21,9 +21,9 @@ use super::Ptes;
 /// The leaf PTEs that map a folio.
 #[derive(Clone, Copy)]
 pub(in crate::space) struct LeafShape {
-    /// The level of the page table that they are in.
+    /// The level of the page table that the PTEs are in.
     pub(in crate::space) level: u8,
-    /// Their number.
+    /// The number of PTEs.
     pub(in crate::space) entries: usize,
 }
 
@@ -39,18 +39,18 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
     #[inline]
     pub(in crate::space) fn rights(self, attrs: Attrs, prot: Prot) -> Attrs {
         let mut rights = prot.attrs();
-        let told = attrs.contains(Attrs::UFFD_WP) || !attrs.contains(Attrs::SOFT_DIRTY) && self.is_soft_dirty_on();
-        if told || !attrs.contains(Attrs::EXCLUSIVE) {
+        let traps = attrs.contains(Attrs::UFFD_WP) || !attrs.contains(Attrs::SOFT_DIRTY) && self.is_soft_dirty_on();
+        if traps || !attrs.contains(Attrs::EXCLUSIVE) {
             rights -= Attrs::WRITE;
         }
         rights
     }
 
-    /// Returns the attributes of new PTEs that map memory exclusive to the space, with `marks`
+    /// Returns the attributes of new PTEs that map memory exclusive to the space, with `extra`
     /// added.
     #[inline]
-    pub(in crate::space) fn exclusive_attrs(self, vma: &Vma, marks: Attrs) -> Attrs {
-        let attrs = Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY | marks;
+    pub(in crate::space) fn exclusive_attrs(self, vma: &Vma, extra: Attrs) -> Attrs {
+        let attrs = Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY | extra;
         attrs | self.rights(attrs, vma.prot)
     }
 
@@ -64,13 +64,13 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
     }
 
     /// Gives a run of leaf PTEs the access rights of its VMA, as far as [`Ptes::rights`] allows.
-    /// Returns whether a right was taken away, so that the caller must flush.
+    /// Returns whether a right was removed, so that the caller must flush.
     pub(in crate::space) fn apply_prot(self, table: &LockedTable<'_, 'm, P, A>, run: &Run, prot: Prot) -> bool {
         self.set_attrs(table, run, run.attrs(self.arch()), prot)
     }
 
-    /// Gives a run of leaf PTEs the attributes `attrs`, with rights as [`Ptes::apply_prot`].
-    /// Returns whether a right was taken away, so that the caller must flush.
+    /// Gives a run of leaf PTEs the attributes `attrs`, with rights as [`Ptes::apply_prot`] does.
+    /// Returns whether a right was removed, so that the caller must flush.
     pub(in crate::space) fn set_attrs(
         self,
         table: &LockedTable<'_, 'm, P, A>,
@@ -89,7 +89,7 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
         !new.contains(old & Attrs::PROT)
     }
 
-    /// Returns the leaf PTEs that map a folio of `order` whole.
+    /// Returns the level and the number of the leaf PTEs that map a whole folio of `order`.
     pub(in crate::space) fn leaf_shape(self, order: u8) -> LeafShape {
         let arch = self.arch();
         let level = if order as u32 + FRAME_SHIFT >= arch.level_shift(2) { 2 } else { 1 };
@@ -104,7 +104,7 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
         SwapRun { device: swapped.device, slots: Slots { first, count: run.frames(arch) } }
     }
 
-    /// Has `gather`, which has room, release the slots of swap PTEs that were cleared.
+    /// Adds the slots of swap PTEs that were cleared to `gather`, which has room and releases them.
     pub(in crate::space) fn defer_swap_release(self, run: &Run, gather: &mut Gather<'_, 'm, P>) {
         self.tables().slot().add(SpaceCounter::Swap, -(run.frames(self.arch()) as i64));
         gather.push_slots(self.swap_slots(run));
@@ -114,7 +114,7 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
     pub(in crate::space) fn release_swap(self, run: &Run) {
         let machine = self.machine();
         self.tables().slot().add(SpaceCounter::Swap, -(run.frames(self.arch()) as i64));
-        // SAFETY: the references are those of the PTEs that were cleared.
+        // SAFETY: the references are those of the swap PTEs that were cleared.
         unsafe { machine.swaps().release(machine.frames(), self.swap_slots(run)) };
     }
 }

@@ -9,8 +9,8 @@ use crate::memcg::{MemcgId, Refused};
 use crate::platform::Platform;
 use crate::stats::{SLOT_FRAMES, SLOTS, SpaceSlot, SpaceSlots, resident};
 
-/// The largest resident set that a space has had, in pages of 4 KiB, as far as it was looked at
-/// (Linux: `hiwater_rss`).
+/// The largest resident set of a space, in pages of 4 KiB, among those that were noted (Linux:
+/// `hiwater_rss`).
 #[derive(Default)]
 pub(in crate::space) struct PeakRss(AtomicU64);
 
@@ -22,10 +22,14 @@ impl PeakRss {
     }
 }
 
-/// The frames of a space's slots, charged to the memcg that it was made in.
+/// The frames of a space's per-CPU slots, charged to the memcg that the space was made in.
 pub(in crate::space) struct SlotFrames([Pfn; SLOT_FRAMES]);
 
 impl SlotFrames {
+    /// Allocates the frames for the machine's CPUs.
+    ///
+    /// # Errors
+    /// There is no memory. Nothing is allocated.
     pub(in crate::space) fn new<P: Platform>(machine: &Machine<'_, P>, memcg: MemcgId) -> Result<Self, Refused> {
         let mut frames = SlotFrames([Pfn::NONE; SLOT_FRAMES]);
         for at in 0..machine.platform().count().div_ceil(SLOTS) {
@@ -40,12 +44,13 @@ impl SlotFrames {
         Ok(frames)
     }
 
+    /// Returns the slots in the frames.
     pub(in crate::space) fn slots<'m, P: Platform>(&self, machine: &'m Machine<'m, P>) -> SpaceSlots<'m> {
         SpaceSlots::new(machine.platform().count(), |i| {
             let first = machine.frames().at(self.0[i].addr());
-            // SAFETY: a frame of zeros, which are valid slots and made of atomics, as many as fill
-            // a frame. It is given back after the last use of the slots only: when the space is
-            // dropped, or could not be made.
+            // SAFETY: the frame was allocated zeroed, zeros are valid slots, and slots consist of
+            // atomics, as many as fill a frame. The frame is freed only after the last use of the
+            // slots: when the space is dropped, or could not be made.
             unsafe { first.cast::<[SpaceSlot; SLOTS]>().as_ref() }
         })
     }
@@ -54,13 +59,16 @@ impl SlotFrames {
         self.0.into_iter().filter(|pfn| *pfn != Pfn::NONE)
     }
 
+    /// Returns the number of frames.
     pub(in crate::space) fn len(&self) -> usize {
         self.iter().count()
     }
 
+    /// Frees the frames. No slot is used after this.
     pub(in crate::space) fn free<P: Platform>(&self, machine: &Machine<'_, P>) {
         for pfn in self.iter() {
-            // SAFETY: the space's own, which nobody has any more. They may hold counts.
+            // SAFETY: the frames belong to the space alone, which does not use them any more.
+            // `false`: they may hold counts other than zero.
             unsafe { machine.memcgs().free(machine.frames(), pfn, 0, false) };
         }
     }

@@ -1,4 +1,4 @@
-//! The VMAs of a space, and what limits them.
+//! The VMAs of a space, with their totals and limits.
 
 use core::cell::Cell;
 use core::convert::Infallible;
@@ -19,39 +19,38 @@ use super::claims::Claims;
 use super::{Excess, Limits};
 use crate::space::AddressSpace;
 
-/// What the lock of a space protects.
+/// The state of a space that the VMA lock protects.
 pub(in crate::space) struct Vmas {
     pub(in crate::space) tree: VmaTree<Vma>,
-    /// The space's number, by which objects count its VMAs.
+    /// The space's number, by which page-cache objects count its VMAs.
     space: SpaceId,
     pub(in crate::space) limits: Limits,
-    /// Bytes mapped, dying VMAs not counted.
+    /// The bytes mapped, without dying VMAs (Linux: `total_vm`).
     pub(in crate::space) mapped: u64,
-    /// The most that ever was.
-    pub(in crate::space) most_mapped: u64,
-    /// Of those, what [`Limits::data`] counts.
+    /// The largest value that `mapped` has had (Linux: `hiwater_vm`).
+    pub(in crate::space) peak_mapped: u64,
+    /// The part of `mapped` that [`Limits::data`] counts (Linux: `data_vm`).
     pub(in crate::space) data: u64,
-    /// Bytes of locked VMAs.
+    /// The bytes of locked VMAs (Linux: `locked_vm`).
     pub(in crate::space) locked: u64,
-    /// Bytes of VMAs that are displaced.
+    /// The bytes of displaced VMAs ([`Vma::is_displaced`]).
     displaced: u64,
-    /// What is added to new VMAs, of [`VmaFlags::LOCKED_MASK`].
-    pub(in crate::space) future: VmaFlags,
-    /// Objects that no VMA maps any more, nor anybody else knows: freed when the lock is given
-    /// back.
+    /// The flags of [`VmaFlags::LOCKED_MASK`] that new VMAs get (Linux: `def_flags`).
+    pub(in crate::space) def_flags: VmaFlags,
+    /// Objects with no reference left. They are freed after the lock is released.
     pub(in crate::space) orphans: Orphans,
-    /// Which ranges are being changed, holes included.
+    /// The claims of ranges, holes included.
     pub(in crate::space) claims: Claims,
-    /// VMAs that will be added by operations which have let go of the lock meanwhile, and can't
-    /// fail any more.
+    /// The number of VMAs that operations will add which have released the lock meanwhile and can't
+    /// fail any more. The tree keeps nodes for them.
     pub(in crate::space) promised: usize,
 }
 
-/// Nodes of the tree are frames, charged to a memcg.
+/// The memory for the tree's nodes: frames that are charged to a memcg.
 struct Nodes<'a, 'p, P: Platform> {
     machine: &'a Machine<'p, P>,
     memcg: MemcgId,
-    /// Why the last node was refused.
+    /// The reason why the last node was refused.
     refused: Cell<Refused>,
 }
 
@@ -60,14 +59,14 @@ impl<'a, 'p, P: Platform> Nodes<'a, 'p, P> {
         Nodes { machine, memcg, refused: Cell::new(Refused::OutOfMemory) }
     }
 
-    /// For calls that only free nodes. A node's descriptor records its memcg.
+    /// Returns the memory for calls that only free nodes. A node's descriptor records its memcg.
     fn freeing(machine: &'a Machine<'p, P>) -> Self {
         Self::new(machine, MemcgId::ROOT)
     }
 }
 
-// SAFETY: a frame from the allocator is a page of memory, aligned to its size, that belongs to
-// whoever allocated it.
+// SAFETY: a frame from the allocator is a page of memory, aligned to its size, that belongs to the
+// caller that allocated it.
 unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
     fn alloc(&self) -> Option<NonNull<u8>> {
         self.machine.platform().resched();
@@ -80,8 +79,8 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
         self.machine.platform().resched();
         let offset = (node.as_ptr() as usize).wrapping_sub(self.machine.platform().direct_map() as usize);
         let pfn = Pfn((offset >> FRAME_SHIFT) as u32);
-        // SAFETY: the tree gives back what `alloc` gave it (contract of `NodeMemory`), and nobody
-        // else knows of it.
+        // SAFETY: the tree frees what `alloc` returned to it (contract of `NodeMemory`), and
+        // nothing else refers to the frame.
         unsafe { self.machine.memcgs().free(self.machine.frames(), pfn, 0, false) }
     }
 }
@@ -89,7 +88,7 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
 impl Vmas {
     pub(in crate::space) fn new(mut limits: Limits, arch: &impl Arch, space: SpaceId) -> Self {
         limits.mmap_base = limits.mmap_base.min(arch.user_end());
-        // SAFETY: the methods below always give it the frames of the machine that the space lives
+        // SAFETY: the methods below always pass it the memory of the machine that the space lives
         // on.
         let tree = unsafe { VmaTree::new() };
         Vmas {
@@ -97,17 +96,18 @@ impl Vmas {
             space,
             limits,
             mapped: 0,
-            most_mapped: 0,
+            peak_mapped: 0,
             data: 0,
             locked: 0,
             displaced: 0,
-            future: VmaFlags::empty(),
+            def_flags: VmaFlags::empty(),
             orphans: Orphans::default(),
             claims: Claims::default(),
             promised: 0,
         }
     }
 
+    /// Removes all VMAs, when the space ends.
     pub(in crate::space) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         for vma in self.tree.iter_from(0) {
             page_cache::put_backing(machine, &vma.backing, self.space, &mut self.orphans);
@@ -117,8 +117,11 @@ impl Vmas {
         core::mem::take(&mut self.orphans).free(machine);
     }
 
-    /// Make sure that this many VMAs can be added, besides those promised; what was reserved
-    /// before is forgotten. New nodes are charged to `memcg`.
+    /// Reserves nodes so that `inserts` VMAs can be added besides those promised. Replaces earlier
+    /// reservations. New nodes are charged to `memcg`.
+    ///
+    /// # Errors
+    /// There is no memory for the nodes.
     pub(in crate::space) fn reserve<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,
@@ -129,26 +132,26 @@ impl Vmas {
         self.tree.reserve(&nodes, self.promised + inserts).map_err(|_| nodes.refused.get())
     }
 
-    /// Give back what was reserved for nothing.
+    /// Frees nodes that were reserved and not used, unless VMAs are promised.
     pub(in crate::space) fn trim<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         if self.promised == 0 {
             self.tree.trim(&Nodes::freeing(machine));
         }
     }
 
-    /// The VMA at `addr`, unless it is being unmapped.
+    /// Returns the VMA at `addr`, unless it is being unmapped.
     pub(in crate::space) fn find(&self, addr: u64) -> Option<&Vma> {
         self.tree.find(addr).filter(|v| v.state != State::Dying)
     }
 
-    /// Returns the first VMA that overlaps `range`, be it a dying one.
+    /// Returns the first VMA that overlaps `range`, dying ones included.
     pub(in crate::space) fn first(&self, range: UserRange) -> Option<&Vma> {
         self.tree.find_from(range.start).filter(|vma| vma.range.start < range.end)
     }
 
-    /// Returns the VMAs that overlap `range`, dying ones included. However many a program has made
-    /// there, the iterator gives way to other work between two of them (INV-11), inside the lock of
-    /// the VMAs.
+    /// Returns the VMAs that overlap `range`, dying ones included. A program may have made any
+    /// number of them, so the iterator calls `resched` between two VMAs (INV-11), with the VMA lock
+    /// held.
     pub(in crate::space) fn overlapping<P: Platform>(
         &self,
         platform: &P,
@@ -162,26 +165,26 @@ impl Vmas {
         })
     }
 
-    /// Looks once at the VMAs of `range`. `look` sees each, and whether all that lies before it in
-    /// the range is mapped; the first that it refuses ends this.
+    /// Visits the VMAs of `range` once and returns what it has seen. Calls `check` with each VMA,
+    /// and with whether all of the range up to the end of that VMA is mapped.
     ///
     /// # Errors
-    /// What `look` answers.
+    /// The first error of `check`, which ends the visit.
     #[inline]
     pub(in crate::space) fn survey<P: Platform, E>(
         &self,
         platform: &P,
         range: UserRange,
-        mut look: impl FnMut(&Vma, bool) -> Result<(), E>,
+        mut check: impl FnMut(&Vma, bool) -> Result<(), E>,
     ) -> Result<Survey, E> {
         let mut survey = Survey { covered: true, ..Survey::default() };
         let mut end = range.start;
         for vma in self.overlapping(platform, range) {
             survey.covered &= vma.range.start <= end && vma.state != State::Dying;
-            look(vma, survey.covered)?;
+            check(vma, survey.covered)?;
             let (below, above) = (vma.range.start < range.start, vma.range.end > range.end);
-            survey.cuts += below as usize + above as usize;
-            survey.splits |= below && above;
+            survey.edge_splits += below as usize + above as usize;
+            survey.inside_one_vma |= below && above;
             survey.amounts.add(vma, range);
             end = vma.range.end;
         }
@@ -191,35 +194,37 @@ impl Vmas {
 
     /// Returns whether every address of `range` is mapped.
     pub(in crate::space) fn covers<P: Platform>(&self, platform: &P, range: UserRange) -> bool {
-        let looked = self.survey(platform, range, |_, _| Ok::<_, Infallible>(()));
-        looked.is_ok_and(|survey| survey.covered)
+        let survey = self.survey(platform, range, |_, _| Ok::<_, Infallible>(()));
+        survey.is_ok_and(|survey| survey.covered)
     }
 
-    /// Returns the first VMA of `range` that is sealed.
+    /// Returns the range of the first sealed VMA in `range`.
     pub(in crate::space) fn sealed<P: Platform>(&self, platform: &P, range: UserRange) -> Option<VirtRange> {
         let mut vmas = self.overlapping(platform, range);
         vmas.find(|vma| vma.flags.contains(VmaFlags::SEALED)).map(|vma| *vma.range)
     }
 
-    /// Of the ends of `range`, how many lie inside a VMA: how many VMAs [`Vmas::isolate`] adds.
+    /// Returns how many ends of `range` lie inside a VMA: the number of VMAs that [`Vmas::isolate`]
+    /// adds.
     pub(in crate::space) fn edge_splits(&self, range: UserRange) -> usize {
         let inside = |addr| self.tree.find(addr).is_some_and(|v| v.range.start < addr) as usize;
         inside(range.start) + inside(range.end)
     }
 
-    /// The VMAs that end above `addr` and are displaced.
+    /// Returns the displaced VMAs ([`Vma::is_displaced`]) that end above `addr`.
     pub(in crate::space) fn displaced(&self, addr: u64) -> impl Iterator<Item = &Vma> {
         let any = self.displaced != 0;
         self.tree.iter_from(addr).take_while(move |_| any).filter(|v| v.is_displaced())
     }
 
-    /// Split VMAs so that one begins at `range.start` and one ends at `range.end`. Reserved before:
+    /// Splits VMAs so that none reaches across an end of `range`. The caller has reserved
     /// [`Vmas::edge_splits`] VMAs.
     pub(in crate::space) fn isolate<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         self.split_at(machine, range.start);
         self.split_at(machine, range.end);
     }
 
+    /// Splits the VMA that `addr` lies inside, if there is one.
     fn split_at<P: Platform>(&mut self, machine: &Machine<'_, P>, addr: u64) {
         let Some(vma) = self.tree.find(addr).filter(|v| v.range.start < addr).copied() else { return };
         self.tree.update(vma.range.start, |v| v.range = vma.range.head(addr));
@@ -229,8 +234,8 @@ impl Vmas {
         page_cache::get_backing(machine, &upper.backing, self.space);
     }
 
-    /// Changes each VMA of `range`, in full if it was not isolated. `change` leaves its range, and
-    /// whether it grows down, alone. Between two leaves of the tree other work may come (INV-11).
+    /// Calls `change` for each VMA that overlaps `range`. `change` must leave the VMA's range and
+    /// `VM_GROWSDOWN` as they are. Calls `resched` between two leaves of the tree (INV-11).
     pub(in crate::space) fn each<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,
@@ -246,7 +251,7 @@ impl Vmas {
         }
     }
 
-    /// Take out every VMA of `range`, which was isolated.
+    /// Removes every VMA of `range`, which was isolated.
     pub(in crate::space) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let mut at = range.start;
         while at < range.end
@@ -259,8 +264,8 @@ impl Vmas {
         }
     }
 
-    /// Put another VMA in the place of one, whatever the two have behind them. The new one's
-    /// reference is the caller's.
+    /// Replaces the VMA that begins at `start` by `new`, and drops the reference of the old VMA to
+    /// its object. The caller's reference to the object of `new` becomes that of the VMA.
     pub(in crate::space) fn replace<P: Platform>(&mut self, machine: &Machine<'_, P>, start: u64, new: Vma) {
         let (orphans, space) = (&mut self.orphans, self.space);
         self.tree.update(start, |vma| {
@@ -269,10 +274,11 @@ impl Vmas {
         });
     }
 
-    /// Joins neighbours that say the same, from the VMA before `range` to the one behind it; but
-    /// not where another change begins, ends or goes on, which counts on that boundary. Such a
-    /// change joins them when it is done. A change elsewhere in the two VMAs, or a fault's turn, is
-    /// no hindrance: nothing would join them later, or only after calls that need one VMA.
+    /// Merges adjacent VMAs that can be merged, from the VMA before `range` to the one behind it,
+    /// except at boundaries that another change relies on ([`Claims::relies_on_boundary`]): that
+    /// change merges them when it ends. A change elsewhere in the two VMAs, or the claim of a
+    /// fault, does not prevent a merge: nothing would merge the VMAs later, or only after calls
+    /// that need one VMA.
     pub(in crate::space) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let first = self.tree.find_from(range.start).map_or(range.start, |vma| vma.range.start.min(range.start));
         let mut at = first.saturating_sub(1);
@@ -285,14 +291,14 @@ impl Vmas {
         }
     }
 
-    /// The next two neighbours that can be joined: the first of them ends above `at` and begins at
-    /// `end` at the latest.
+    /// Returns the next two adjacent VMAs that can be merged, of the first only the range. It ends
+    /// above `at` and begins at `end` or before.
     fn next_to_merge<P: Platform>(&self, platform: &P, at: u64, end: u64) -> Option<(UserRange, Vma)> {
         let mut vmas = self.tree.iter_from(at);
         let mut before = vmas.next()?;
         while before.range.start <= end {
             let next = vmas.next()?;
-            if next.can_merge_after(before) && !self.claims.keeps_boundary(next.range.start) {
+            if next.can_merge_after(before) && !self.claims.relies_on_boundary(next.range.start) {
                 return Some((before.range, *next));
             }
             before = next;
@@ -301,30 +307,20 @@ impl Vmas {
         None
     }
 
-    /// Bookkeeping for the VMAs of `range`, which come (`+1`) or go (`-1`).
+    /// Accounts the VMAs of `range`, which are added (`sign` is 1) or removed (`sign` is -1).
     pub(in crate::space) fn account_all<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange, sign: i64) {
-        self.account_as(machine, range, |_| (), sign);
-    }
-
-    /// The same for each VMA of `range` as `change` would have it.
-    fn account_as<P: Platform>(
-        &mut self,
-        machine: &Machine<'_, P>,
-        range: UserRange,
-        change: impl Fn(&mut Vma),
-        sign: i64,
-    ) {
         let mut amounts = Amounts::default();
         for vma in self.overlapping(machine.platform(), range) {
-            let mut vma = *vma;
-            change(&mut vma);
-            amounts.add(&vma, range);
+            amounts.add(vma, range);
         }
         self.count(&amounts, sign);
     }
 
-    /// Whether the limits allow `len` bytes more that are used as `kind` is, `replaced` bytes being
-    /// given up for them.
+    /// Checks whether the limits allow `len` more bytes of VMAs like `kind`, which replace
+    /// `replaced` bytes.
+    ///
+    /// # Errors
+    /// The limit that would be exceeded.
     pub(in crate::space) fn allow(&self, kind: &Vma, len: u64, replaced: u64) -> Result<(), Excess> {
         let limits = &self.limits;
         let more = |now: u64| (now - replaced.min(now)).saturating_add(len);
@@ -339,39 +335,39 @@ impl Vmas {
         }
     }
 
-    /// Bookkeeping for the part of a VMA that lies in `range`. In the lock in which a limit
-    /// allowed it (INV-19).
+    /// Accounts the part of a VMA that lies in `range`, as [`Vmas::account_all`] does: under the
+    /// lock under which [`Vmas::allow`] checked the limits (INV-19).
     pub(in crate::space) fn account(&mut self, vma: &Vma, range: UserRange, sign: i64) {
         let mut amounts = Amounts::default();
         amounts.add(vma, range);
         self.count(&amounts, sign);
     }
 
-    /// The same for what VMAs come to.
+    /// Accounts the amounts of VMAs that are added or removed, as [`Vmas::account_all`] does.
     pub(in crate::space) fn count(&mut self, amounts: &Amounts, sign: i64) {
         let add = |to: &mut u64, bytes: u64| *to = to.wrapping_add(bytes.wrapping_mul(sign as u64));
         add(&mut self.mapped, amounts.mapped);
         add(&mut self.data, amounts.data);
         add(&mut self.locked, amounts.locked);
         add(&mut self.displaced, amounts.displaced);
-        self.most_mapped = self.most_mapped.max(self.mapped);
+        self.peak_mapped = self.peak_mapped.max(self.mapped);
     }
 }
 
-/// What one look at the VMAs of a range finds.
+/// The result of [`Vmas::survey`] of a range.
 #[derive(Default)]
 pub(in crate::space) struct Survey {
-    /// Whether they cover all of it, and none of them is dying.
+    /// True if VMAs cover all of the range, and none of them is dying.
     pub(in crate::space) covered: bool,
-    /// Of the range's ends, how many lie inside a VMA: as many are added by [`Vmas::isolate`].
-    pub(in crate::space) cuts: usize,
-    /// Whether one VMA reaches beyond both ends.
-    pub(in crate::space) splits: bool,
-    /// What the VMAs count as, as far as they lie in the range.
+    /// The number of the range's ends that lie inside a VMA, as of [`Vmas::edge_splits`].
+    pub(in crate::space) edge_splits: usize,
+    /// True if one VMA reaches beyond both ends.
+    pub(in crate::space) inside_one_vma: bool,
+    /// The amounts of the VMAs, as far as they lie in the range.
     pub(in crate::space) amounts: Amounts,
 }
 
-/// Bytes of some VMAs, by what they count as.
+/// Amounts of VMAs in bytes, one for each total in [`Vmas`].
 #[derive(Default)]
 pub(in crate::space) struct Amounts {
     pub(in crate::space) mapped: u64,
@@ -381,21 +377,22 @@ pub(in crate::space) struct Amounts {
 }
 
 impl Amounts {
+    /// Adds the part of a VMA that lies in `range`.
     pub(in crate::space) fn add(&mut self, vma: &Vma, range: UserRange) {
         let bytes = vma.range.intersect(&range).len();
-        let if_it = |is: bool| if is { bytes } else { 0 };
+        let if_counted = |is: bool| if is { bytes } else { 0 };
         self.mapped += bytes;
-        self.data += if_it(vma.is_data());
-        self.locked += if_it(vma.flags.contains(VmaFlags::LOCKED));
-        self.displaced += if_it(vma.is_displaced());
+        self.data += if_counted(vma.is_data());
+        self.locked += if_counted(vma.flags.contains(VmaFlags::LOCKED));
+        self.displaced += if_counted(vma.is_displaced());
     }
 }
 
 /// The VMAs, locked for writing.
 pub(super) type WriteVmas<'a> = WriteGuard<'a, Vmas>;
 
-/// Returns the part of a VMA that maps pages of an object, or `None` if it maps none of them. The
-/// numbers of `pages` count from the object's beginning in pages of `1 << shift` bytes.
+/// Returns the part of a VMA that maps `pages` of an object, or `None` if it maps none of them.
+/// `pages` are numbered from the object's beginning, in pages of `1 << shift` bytes.
 pub(in crate::space) fn mapped_part<P: Platform>(
     vma: &Vma,
     object: &Object<'_, P>,
@@ -419,7 +416,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.read().limits
     }
 
-    /// Changes the limits of the space. What exceeds a new limit already stays.
+    /// Changes the limits of the space. Memory that exceeds a new limit already stays mapped.
     pub fn set_limits(&self, change: impl FnOnce(&mut Limits)) {
         let mut vmas = self.write();
         change(&mut vmas.limits);
@@ -438,10 +435,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Locks the VMAs for reading. An operation that has closed the gate itself passes its
-    /// `patience`, and doesn't wait at the gate.
+    /// `retries`, and does not wait at the gate.
     #[inline]
-    pub(in crate::space) fn read_with(&self, patience: Option<&Retries<'_>>) -> ReadGuard<'_, Vmas> {
-        if !patience.is_some_and(Retries::has_closed) {
+    pub(in crate::space) fn read_with(&self, retries: Option<&Retries<'_>>) -> ReadGuard<'_, Vmas> {
+        if !retries.is_some_and(Retries::has_closed) {
             self.tables.gate.pass(self.machine().platform());
         }
         self.vmas.read(self.machine().platform(), &self.tables.slot().readers)

@@ -11,9 +11,9 @@ use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD, Run};
 use super::Ptes;
 
 impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
-    /// Calls `f` for each run of leaf, swap or marker PTEs that lies in `range` entirely, with the
-    /// lock of its page table held. `f` may change the run, and returns whether TLBs may hold what
-    /// it changed: then the run is flushed before this returns.
+    /// Calls `f` for each run of leaf, swap or marker PTEs that lies entirely in `range`, with the
+    /// lock of its page table held. `f` may change the run, and returns whether TLBs may cache the
+    /// old PTEs: then the run is flushed before this returns.
     pub(in crate::space) fn each_run(
         self,
         range: UserRange,
@@ -37,14 +37,14 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
                 && let Some(mut run) = table.run(at, end)
             {
                 runs += 1;
-                let shown = matches!(run.kind, Kind::Leaf | Kind::Swap | Kind::Marker);
-                if shown && run.va < at {
+                let visited = matches!(run.kind, Kind::Leaf | Kind::Swap | Kind::Marker);
+                if visited && run.va < at {
                     at = run.va + (1 << table.shift());
                     continue;
                 }
                 at = run.range(arch).end;
-                run.len -= usize::from(shown && at > range.end);
-                if shown && run.len > 0 && f(&table, &run) {
+                run.len -= usize::from(visited && at > range.end);
+                if visited && run.len > 0 && f(&table, &run) {
                     gather.note(run.range(arch), table.shift());
                 }
             }
@@ -53,9 +53,9 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
         }
     }
 
-    /// Returns the address of the first run in `range` for which `like` returns true. Empty PTEs
-    /// are not shown.
-    pub(in crate::space) fn next_run(self, range: UserRange, like: impl Fn(&Run) -> bool) -> Option<u64> {
+    /// Returns the address of the first run in `range` for which `wanted` returns true. Skips empty
+    /// PTEs.
+    pub(in crate::space) fn next_run(self, range: UserRange, wanted: impl Fn(&Run) -> bool) -> Option<u64> {
         let arch = self.arch();
         let mut at = range.start;
         while at < range.end {
@@ -72,7 +72,7 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
                 && !found
                 && let Some(run) = table.run(at, end)
             {
-                found = run.kind != Kind::None && like(&run);
+                found = run.kind != Kind::None && wanted(&run);
                 at = if found { at } else { run.range(arch).end };
             }
             table.release();
@@ -83,9 +83,8 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
         None
     }
 
-    /// Calls `visit` for each run in `range` in ascending order, with its page table, which is
-    /// locked. Where there is no page table, the hole is shown as a run of [`Kind::None`] at level
-    /// 1.
+    /// Calls `visit` for each run in `range` in ascending order, with its locked page table. A hole
+    /// without a page table is passed as a run of [`Kind::None`] at level 1.
     pub(in crate::space) fn each_run_or_hole(
         self,
         range: UserRange,
@@ -118,15 +117,16 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
         }
     }
 
-    /// Shortens a run to its first PTEs for whose folios `say` returns the same, and returns that.
-    pub(in crate::space) fn cut_where_equal(self, run: &mut Run, say: impl Fn(&Frame) -> bool) -> bool {
+    /// Shortens a run to its first folios for which `property` returns the same as for the very
+    /// first. Returns that value.
+    pub(in crate::space) fn shorten_to_equal(self, run: &mut Run, property: impl Fn(&Frame) -> bool) -> bool {
         let arch = self.arch();
         let frames = self.machine().frames();
         let first = run.pfn(arch);
-        let said = say(frames.head(first).1);
-        let alike = frames.folios(first, run.frames(arch)).take_while(|(_, frame, _)| say(frame) == said);
-        run.len = (alike.map(|(.., pages)| pages).sum::<u32>() >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
-        said
+        let value = property(frames.head(first).1);
+        let equal = frames.folios(first, run.frames(arch)).take_while(|(_, frame, _)| property(frame) == value);
+        run.len = (equal.map(|(.., pages)| pages).sum::<u32>() >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
+        value
     }
 
     /// Returns the part of a run that maps its first folio.
@@ -137,7 +137,7 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
         table.run(run.va, end).unwrap_or(*run)
     }
 
-    /// Returns the folios that a run maps. The zero folio is none of them.
+    /// Returns the folios that a run maps, without the zero folio.
     pub(in crate::space) fn folios_of(self, run: &Run) -> impl Iterator<Item = (Pfn, &'m Frame)> {
         let (arch, machine) = (self.arch(), self.machine());
         let maps = run.kind == Kind::Leaf && !machine.zero_folio().contains(run.pfn(arch));

@@ -1,4 +1,4 @@
-//! Emptying a range of page tables, by the run. `unmap`, `advise(DontNeed)` and exit are this.
+//! Zapping: clears a range of page tables, run by run, for `munmap`, `MADV_DONTNEED` and exit.
 
 use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::frame::flag;
@@ -10,52 +10,54 @@ use crate::tlb::{Gather, Removed};
 
 use super::{Ptes, Zap};
 
-/// What a zap leaves.
+/// The PTEs that a zap keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::space) enum Keep {
-    /// Nothing: the addresses themselves go.
+    /// None: the range is unmapped.
     Nothing,
-    /// Guard markers, which outlive the contents they guard (Linux: `MADV_DONTNEED`).
+    /// Guard markers, which outlive the contents of the memory (Linux: `MADV_DONTNEED`).
     Guards,
-    /// Those, and private copies of an object's pages: what the object has lost goes, and nothing
-    /// else.
+    /// Guard markers, and private copies of an object's pages with their swap entries: only pages
+    /// of the object are unmapped (truncation).
     Copies,
 }
 
-/// What zapping came to.
+/// Counts of a zap.
 #[derive(Default)]
 struct Tally {
     runs: u64,
     frames: u64,
-    /// Frames that the space no longer has resident, and has not counted yet.
+    /// Frames that are not resident any more, and are not yet subtracted from the space's counter.
     resident: i64,
 }
 
 impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
-    /// Empty `range`, at whose ends no huge mapping reaches across, and free everything that was
-    /// there.
+    /// Clears all PTEs of `range` and frees what they mapped. No huge PTE reaches across an end of
+    /// the range.
     pub(in crate::space) fn all(self, range: UserRange) {
         self.all_but(range, Keep::Nothing);
     }
 
-    /// The same, with the exception of what `keep` says.
+    /// Clears the PTEs of `range` as [`Zap::all`] does, without those that `keep` names.
     pub(in crate::space) fn all_but(self, range: UserRange, keep: Keep) {
         self.space.peak.note(&self.tables().slots);
         let mut gather = self.space.gather(range);
         let mut at = range.start;
         while at < range.end {
-            // Nothing can map here any more, so no huge mapping reaches across an end again.
-            at = self.some(range.tail(at), keep, &mut gather).unwrap_or(range.end);
+            // Can't fail: nothing can map memory here any more, so no huge PTE comes to reach
+            // across an end.
+            at = self.piece(range.tail(at), keep, &mut gather).unwrap_or(range.end);
         }
     }
 
-    /// Empty `range` as far as fits between two preemption points, and say how far that was. What
-    /// was found goes to the gather, which the caller flushes; it is flushed here when it is full.
+    /// Clears a piece of `range`, from its start, that is small enough for the time between two
+    /// preemption points. Returns the end of that piece. The frames go to `gather`, which is
+    /// flushed here when it is full, and otherwise by the caller.
     ///
     /// # Errors
-    /// A huge mapping reaches across an end of the range and there is no memory to split it;
-    /// everything before it is done.
-    pub(in crate::space) fn some(
+    /// A huge PTE reaches across an end of the range and there is no memory to split it. Everything
+    /// before it is cleared.
+    pub(in crate::space) fn piece(
         self,
         range: UserRange,
         keep: Keep,
@@ -70,6 +72,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
         zapped
     }
 
+    /// Implements [`Zap::piece`].
     #[inline]
     fn zap_tables(
         self,
@@ -78,7 +81,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
         gather: &mut Gather<'_, 'm, P>,
         tally: &mut Tally,
     ) -> Result<u64, Refused> {
-        /// Tables, or parts of such, between two looks at the VMAs.
+        /// The number of page tables, or parts of page tables, in a piece.
         const TABLES: usize = 32;
         let mut at = range.start;
         for _ in 0..TABLES {
@@ -102,8 +105,8 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
             if gather.is_full() {
                 gather.flush();
             } else if next == at && at < range.end {
-                // Either a huge mapping of which the range has only a part, or a table that was
-                // hooked in meanwhile.
+                // Either a huge PTE of which the range has only a part, or a page table that was
+                // hooked meanwhile.
                 self.tables().split_edges(range.tail(at))?;
             }
             at = next;
@@ -114,7 +117,8 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
         Ok(at)
     }
 
-    /// Empty what this table has of `range`, as far as possible, and say how far that was.
+    /// Clears the PTEs of `table` in `range`, up to a huge PTE that reaches beyond the range or as
+    /// far as a lock hold allows. Returns the address that it got to.
     #[inline]
     fn zap_table(
         self,
@@ -137,7 +141,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
             }
             let mut until = end;
             if keep == Keep::Copies {
-                // Entries of both kinds may make one run. Copies are never mapped huge.
+                // One run may map copies and pages of the object. Copies are never mapped huge.
                 let page = arch.leaf_pfn(table.get(at), table.level);
                 until = end.min(at + (1 << table.shift()));
                 if !self.machine().frames().head(page).1.has(flag::OBJECT) {
@@ -145,7 +149,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
                     continue;
                 }
             }
-            // A huge mapping that the range has only a part of ends it here.
+            // `None` if the range has only a part of a huge PTE.
             let Some(removed) = table.take(at, until) else { break };
             at = removed.range.end;
             self.tally(tally, &removed);
@@ -154,8 +158,8 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
         at
     }
 
-    /// Empties a run that maps nothing, and returns where it ends; `None` where none begins that
-    /// ends before `end`.
+    /// Clears the run at `at`, which does not map memory, and returns its end. Returns `None` if no
+    /// run begins there, or if a huge swap entry reaches beyond `at` or `end`.
     #[inline(never)]
     fn zap_unmapped(
         self,
@@ -170,7 +174,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
         match run.kind {
             Kind::Marker if keep != Keep::Nothing && arch.marker_of(run.raw) == Some(Marker::Guard) => {}
             Kind::Swap if keep == Keep::Copies => {}
-            // A huge one that the range has only a part of.
+            // The range has only a part of a huge swap entry.
             Kind::Swap if run.va < at || run.range(arch).end > end => return None,
             Kind::Swap => {
                 table.erase(&run);
@@ -182,6 +186,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
         Some(run.range(arch).end)
     }
 
+    /// Adds PTEs that were cleared to the counts.
     #[inline]
     fn tally(self, tally: &mut Tally, removed: &Removed) {
         tally.runs += 1;

@@ -370,7 +370,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
                 } else if !vma.backing.is_anonymous() {
                     is.set(
                         Categories::FILE,
-                        Ptes::of(self.space).cut_where_equal(run, |frame| frame.has(flag::OBJECT)),
+                        Ptes::of(self.space).shorten_to_equal(run, |frame| frame.has(flag::OBJECT)),
                     );
                 }
                 run.attrs(arch)

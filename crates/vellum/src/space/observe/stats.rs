@@ -45,7 +45,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         let vmas = self.space.read();
         SpaceStats {
             mapped: vmas.mapped,
-            peak_mapped: vmas.most_mapped,
+            peak_mapped: vmas.peak_mapped,
             locked: vmas.locked,
             anon: count(SpaceCounter::Anon),
             file: count(SpaceCounter::File),
@@ -53,7 +53,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
             swap: count(SpaceCounter::Swap),
             peak_rss: peak << FRAME_SHIFT,
             tables: count(SpaceCounter::Tables),
-            kernel: (self.space.slots_in.len() + vmas.tree.nodes() + vmas.tree.spares()) as u64 * FRAME_SIZE,
+            kernel: (self.space.slot_frames.len() + vmas.tree.nodes() + vmas.tree.spares()) as u64 * FRAME_SIZE,
             vmas: vmas.tree.iter_from(0).filter(|v| v.state != State::Dying).count(),
         }
     }

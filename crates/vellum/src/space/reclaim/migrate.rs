@@ -125,9 +125,9 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         let (head, frame) = frames.head(of);
         let owner = RmapKey::unpack(frame.data());
         let owner = RmapKey { rmap_index: owner.rmap_index + u64::from(of.0 - head.0), ..owner };
-        let (copy, shard) = frames.alloc_at_lruvec(order, false, Use::Folio).ok()?;
+        let (copy, lruvec) = frames.alloc_at_lruvec(order, false, Use::Folio).ok()?;
         let memcg = LruvecId::unpack(frame.lruvec()).memcg;
-        let new = NewFrames { pfn: copy, order, zeroed: false, shard };
+        let new = NewFrames { pfn: copy, order, zeroed: false, lruvec };
         Anon::of(self.space).init(new, owner, memcg, LruList::Anon).ok().map(|()| copy)
     }
 

@@ -129,7 +129,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
                     None => {
                         gather.flush();
                         drop(turn.take());
-                        turn = Some(Change::wait_turn(self.space, range));
+                        turn = Some(Change::claim_unlocked(self.space, range));
                     }
                 }
             }

@@ -254,7 +254,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
                     retry.again(self.space, page);
                 }
             }
-            match self.try_put(rest, what, None, Some(&retry.patience)) {
+            match self.try_put(rest, what, None, Some(&retry.retries)) {
                 Ok(end) => return Ok(end),
                 Err(again) => why = again,
             }

@@ -161,7 +161,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         if flags.contains(LockAll::CURRENT) && vmas.mapped > vmas.limits.locked {
             return Err(LockError::LockLimit);
         }
-        vmas.future = if flags.contains(LockAll::FUTURE) { lock } else { VmaFlags::empty() };
+        vmas.def_flags = if flags.contains(LockAll::FUTURE) { lock } else { VmaFlags::empty() };
         if flags.contains(LockAll::CURRENT) {
             vmas.account_all(self.machine(), all, -1);
             vmas.each(self.machine(), all, |v| v.flags = with_lock(v.flags, lock));
@@ -177,7 +177,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         let all = UserRange::all(self.arch());
         let mut change = Change::begin(self.space, all);
         let vmas = change.vmas();
-        vmas.future = VmaFlags::empty();
+        vmas.def_flags = VmaFlags::empty();
         let some = vmas.locked > 0;
         vmas.account_all(self.machine(), all, -1);
         vmas.each(self.machine(), all, |v| v.flags -= VmaFlags::LOCKED_MASK);

@@ -160,7 +160,7 @@ impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
             if vma.flags.contains(VmaFlags::LOCKED) && !locked {
                 return Err(AdviseError::Locked(*vma.range));
             }
-            Ok(Zap::of(self.space).some(part, Keep::Guards, &mut gather)?)
+            Ok(Zap::of(self.space).piece(part, Keep::Guards, &mut gather)?)
         })
     }
 
@@ -173,7 +173,7 @@ impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
             return self.tables().split_edges(range);
         }
         drop(vmas);
-        let _turn = Change::wait_turn(self.space, range);
+        let _turn = Change::claim_unlocked(self.space, range);
         self.tables().split_edges(range)
     }
 
@@ -206,7 +206,7 @@ impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
     fn will_need(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_table(rest, more, |part| {
             // No VMA goes or moves meanwhile.
-            let _turn = Change::wait_turn(self.space, part);
+            let _turn = Change::claim_unlocked(self.space, part);
             // What does not come now comes when a program touches it: that is no matter of a hint.
             // Where memory is refused for one page, there is none for those behind it either.
             !matches!(SwapIn::of(self.space).swap_in_range(part, |_| true), Err(FaultError::NoMemory(_)))

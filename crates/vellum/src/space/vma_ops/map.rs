@@ -235,7 +235,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         };
         let mut vmas = self.space.write();
         let range = choose(&vmas)?;
-        if !vmas.claims.is_ahead(&range, None) {
+        if !vmas.claims.must_wait(&range, None) {
             self.check(&vmas, range, 0, request)?;
             vmas.reserve(self.machine(), self.space.memcg(), 1)?;
             self.add(&mut vmas, range, request);
@@ -306,7 +306,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         }
         // What is there goes, and there is no moment at which the addresses are free: its VMAs hold
         // the place, and the first becomes the new one, so that nothing needs to be allocated then.
-        let new = new_vma(range, request, vmas.future);
+        let new = new_vma(range, request, vmas.def_flags);
         self.begin_unmap(&mut change, range, State::Locked, Some(&new)).map_err(|error| match error {
             UnmapError::Sealed(range) => MapError::SealedVma(range),
             UnmapError::NoMemory(why) => MapError::NoMemory(why),
@@ -321,7 +321,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
     }
 
     fn add(self, vmas: &mut Vmas, range: UserRange, request: &Request) {
-        let vma = new_vma(range, request, vmas.future);
+        let vma = new_vma(range, request, vmas.def_flags);
         let inserted = vmas.tree.insert(vma);
         debug_assert!(inserted.is_ok(), "room was found and a node reserved");
         vmas.account(&vma, range, 1);
@@ -338,7 +338,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         if !vmas.limits.exec_gain && request.prot.contains(Prot::WRITE | Prot::EXEC) {
             return Err(MapError::ExecGain);
         }
-        let vma = new_vma(range, request, vmas.future);
+        let vma = new_vma(range, request, vmas.def_flags);
         vmas.allow(&vma, range.len(), replaced)?;
         if self.overcommits(&vma, range.len()) { Err(MapError::Overcommit) } else { Ok(()) }
     }

@@ -164,11 +164,11 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         if more > 0 && vmas.data.saturating_add(more) > vmas.limits.data {
             return Err(ProtectError::DataLimit);
         }
-        if found.cuts > 0 {
-            if vmas.tree.len() + found.cuts > vmas.limits.vmas {
+        if found.edge_splits > 0 {
+            if vmas.tree.len() + found.edge_splits > vmas.limits.vmas {
                 return Err(ProtectError::TooManyVmas);
             }
-            vmas.reserve(machine, self.space.memcg(), found.cuts)?;
+            vmas.reserve(machine, self.space.memcg(), found.edge_splits)?;
             vmas.isolate(machine, range);
         }
         // In the lock in which the limits were looked at, the VMAs count as they will be.

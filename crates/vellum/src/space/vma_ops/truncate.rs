@@ -48,7 +48,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
             let mut at = range.start;
             while at < range.end {
                 // A VMA with an object has no huge mappings, so none reaches across an end.
-                at = Zap::of(self.space).some(range.tail(at), keep, &mut gather).unwrap_or(range.end);
+                at = Zap::of(self.space).piece(range.tail(at), keep, &mut gather).unwrap_or(range.end);
             }
             match next(vma.range.end) {
                 Some(another) => found = another,

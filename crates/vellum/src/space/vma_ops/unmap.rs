@@ -110,11 +110,11 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
             return Ok(false);
         }
         // Only a hole in the middle of a VMA leaves more VMAs than there were.
-        if found.splits && vmas.tree.len() >= vmas.limits.vmas {
+        if found.inside_one_vma && vmas.tree.len() >= vmas.limits.vmas {
             return Err(UnmapError::TooManyVmas);
         }
-        if found.cuts > 0 {
-            vmas.reserve(machine, self.space.memcg(), found.cuts)?;
+        if found.edge_splits > 0 {
+            vmas.reserve(machine, self.space.memcg(), found.edge_splits)?;
             vmas.isolate(machine, range);
         }
         vmas.each(machine, range, |v| v.state = going);

@@ -31,8 +31,8 @@ impl<'m, A: Silicon> Spaces<'m, Strict<A>, A> for Counted<'_, 'm, A> {
         self.spaces[..].each(visit);
     }
 
-    fn each_of(&self, family: Family, visit: &mut dyn FnMut(&Space<'m, A>) -> bool) {
-        self.spaces[..].each_of(family, &mut |space| {
+    fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&Space<'m, A>) -> bool) {
+        self.spaces[..].each_in_family(family, &mut |space| {
             self.shown.set(self.shown.get() + 1);
             visit(space)
         });
