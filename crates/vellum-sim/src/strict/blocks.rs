@@ -21,12 +21,13 @@ use vellum::addr::{FRAME_SHIFT, Pfn};
 use vellum::arch::{Attrs, Kind};
 use vellum::platform::SpaceId;
 
+use super::ptes::DecodePtes as _;
 use super::shadow::Checker;
 use super::violation::Rule;
 use super::writes::How;
 use crate::hardware::Hardware;
 use crate::tlb::{Conflict, Tag};
-use crate::walker::{Leaf, Silicon, block_bits};
+use crate::walker::{Leaf, Silicon};
 
 /// A leaf that was cleared.
 #[derive(Debug)]
@@ -59,20 +60,6 @@ impl Default for Changed {
 }
 
 impl<A: Silicon> Checker<A> {
-    /// Returns the frame that the entry at `index` maps.
-    pub fn leaf_pfn(&self, raw: u64, index: u16, level: u8) -> Pfn {
-        self.arch.leaf_pfn(self.arch.without_cont(raw, index as usize), level)
-    }
-
-    fn is_joined(&self, raw: u64, level: u8) -> bool {
-        self.arch.kind(raw, level) == Kind::Leaf && block_bits(&self.arch, raw, level) > 0
-    }
-
-    /// Returns whether this is a leaf that hardware can use.
-    fn is_live(&self, raw: u64, level: u8) -> bool {
-        self.arch.kind(raw, level) == Kind::Leaf && self.arch.attrs(raw, level).intersects(Attrs::PROT)
-    }
-
     /// Checks a change of an entry that other CPUs can see, before it happens.
     pub fn change_in_block(
         &mut self,
@@ -88,10 +75,11 @@ impl<A: Silicon> Checker<A> {
         }
         self.check_break(pfn, index, level, (old, new));
         let first = index >> bits << bits;
-        let leaf = |raw: u64| (self.arch.kind(raw, level) == Kind::Leaf).then(|| self.leaf_pfn(raw, index, level));
+        let leaf =
+            |raw: u64| (self.arch.kind(raw, level) == Kind::Leaf).then(|| self.arch.leaf_pfn_at(raw, index, level));
         let said = |raw: u64| self.arch.attrs(raw, level) & Attrs::HARDWARE;
         let (before, after) = (leaf(old), leaf(new));
-        let (was_joined, is_joined) = (self.is_joined(old, level), self.is_joined(new, level));
+        let (was_joined, is_joined) = (self.arch.is_cont(old, level), self.arch.is_cont(new, level));
         let (old_said, new_said) = (said(old), said(new));
         // The accessed and dirty bits of the entries that are still part of the block, this one
         // included.
@@ -101,7 +89,7 @@ impl<A: Silicon> Checker<A> {
             .into_iter()
             .flatten()
             .map(|entry| entry.load(Ordering::Acquire))
-            .filter(|raw| self.is_joined(*raw, level))
+            .filter(|raw| self.arch.is_cont(*raw, level))
             .fold(Attrs::empty(), |all, raw| all | said(raw));
         let Some(table) = self.table_mut(pfn) else { return };
         let changed = table.blocks.entry(first).or_default();
@@ -133,11 +121,11 @@ impl<A: Silicon> Checker<A> {
     /// Checks break-before-make: a live entry must not become one of another block, or of none, nor
     /// map something else, in one step.
     fn check_break(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64)) {
-        if !self.is_live(old, level) || !self.is_live(new, level) {
+        if !self.arch.is_live(old, level) || !self.arch.is_live(new, level) {
             return;
         }
-        let sizes = self.is_joined(old, level) != self.is_joined(new, level) && !self.arch.cont_in_place();
-        let (from, to) = (self.leaf_pfn(old, index, level), self.leaf_pfn(new, index, level));
+        let sizes = self.arch.is_cont(old, level) != self.arch.is_cont(new, level) && !self.arch.cont_in_place();
+        let (from, to) = (self.arch.leaf_pfn_at(old, index, level), self.arch.leaf_pfn_at(new, index, level));
         if sizes || from != to {
             let what = if sizes { "joins a block or leaves it" } else { "maps something else" };
             let text = format!("entry {index} of {pfn:?} {what} while it is live: {old:#x} -> {new:#x}");
@@ -186,7 +174,7 @@ impl<A: Silicon> Checker<A> {
         let raw: Vec<u64> = (first..first + n)
             .map(|i| super::entry(hardware, pfn, i).map_or(0, |e| e.load(Ordering::Acquire)))
             .collect();
-        let Some(one) = raw.iter().position(|raw| self.is_joined(*raw, level)) else {
+        let Some(one) = raw.iter().position(|raw| self.arch.is_cont(*raw, level)) else {
             return;
         };
         let size = arch.level_shift(level) + arch.cont_bits(level);
@@ -195,8 +183,8 @@ impl<A: Silicon> Checker<A> {
             arch.at_index(raw[one], first as usize + one).wrapping_add(arch.step(raw[one], level).wrapping_mul(steps))
         };
         let differs = |i: &usize| (arch.at_index(raw[*i], first as usize + *i) ^ expected(*i)) & !A::HARDWARE != 0;
-        let odd = (0..n as usize).find(|i| !self.is_live(raw[*i], level) || differs(i));
-        let start = self.leaf_pfn(raw[0], first, level);
+        let odd = (0..n as usize).find(|i| !self.arch.is_live(raw[*i], level) || differs(i));
+        let start = self.arch.leaf_pfn_at(raw[0], first, level);
         let frames = 1u32 << (size - FRAME_SHIFT);
         let head = |pfn: Pfn| self.frames.get(pfn).map(|f| f.head.0);
         // A folio may have been split since it was allocated: then a part of it has counts of its
@@ -232,19 +220,9 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// Returns the level of leaves, or blocks of leaves, of this size.
-    fn level_of(&self, shift: u32) -> u8 {
-        (1..=self.arch.levels()).rev().find(|level| self.arch.level_shift(*level) <= shift).unwrap_or(1)
-    }
-
-    /// Returns whether TLBs may hold translations of these two sizes for one address at once.
-    pub fn sizes_may_coexist(&self, one: u32, other: u32) -> bool {
-        one == other || self.arch.cont_in_place() && self.level_of(one) == self.level_of(other)
-    }
-
     /// Reports that a CPU has found two translations for one address.
     pub fn conflict(&mut self, cpu: usize, Conflict { held, new }: Conflict) {
-        if held.1.block != new.1.block && self.sizes_may_coexist(held.1.block, new.1.block) {
+        if held.1.block != new.1.block && self.arch.sizes_may_coexist(held.1.block, new.1.block) {
             return;
         }
         let describe = |(tag, leaf): (Tag, Leaf)| {

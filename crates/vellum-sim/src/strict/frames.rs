@@ -4,6 +4,7 @@ use vellum::addr::{Pfn, PhysAddr};
 use vellum::arch::{Attrs, Kind};
 use vellum::platform::SpaceId;
 
+use super::ptes::DecodePtes as _;
 use super::shadow::{Checker, Frame, Pfn0, Table, Use};
 use super::violation::Rule;
 use crate::hardware::Hardware;
@@ -107,7 +108,7 @@ impl<A: Silicon> Checker<A> {
         let raw = entry.load(std::sync::atomic::Ordering::Acquire);
         let maps = self.arch.kind(raw, level) == Kind::Leaf
             && self.arch.attrs(raw, level).intersects(Attrs::PROT)
-            && self.leaf_pfn(raw, index, level) == pfn;
+            && self.arch.leaf_pfn_at(raw, index, level) == pfn;
         if maps && self.visible(table) && !self.may_skip_locks(space, hardware) {
             let text = format!("{pfn:?} is freed while an entry maps it");
             self.fail(Rule::StillMapped, text, &[pfn], &[(table, index)]);

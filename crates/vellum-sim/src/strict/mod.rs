@@ -31,6 +31,7 @@ mod history;
 mod locks;
 mod options;
 mod platform;
+mod ptes;
 mod shadow;
 mod tables;
 mod upper;

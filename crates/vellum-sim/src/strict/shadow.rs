@@ -203,14 +203,6 @@ impl<A: Arch> Checker<A> {
         }
     }
 
-    /// Returns the number of entries of a page table of this level that the engine may touch. The
-    /// entries of a root that translate no user address are the host's.
-    pub fn user_entries(&self, level: u8) -> u32 {
-        let all = 1u64 << self.arch.index_bits();
-        let user = self.arch.user_end().div_ceil(1 << self.arch.level_shift(level));
-        if level == self.arch.levels() { user.min(all) as u32 } else { all as u32 }
-    }
-
     pub fn frame(&mut self, pfn: Pfn) -> Option<&mut Frame> {
         self.frames.get_mut(pfn)
     }

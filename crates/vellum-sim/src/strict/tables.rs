@@ -7,6 +7,7 @@ use vellum::addr::{FRAME_SHIFT, Pfn, PhysAddr};
 use vellum::arch::Kind;
 use vellum::platform::SpaceId;
 
+use super::ptes::DecodePtes as _;
 use super::shadow::{Checker, Table};
 use super::violation::Rule;
 use crate::hardware::Hardware;
@@ -47,7 +48,7 @@ impl<A: Silicon> Checker<A> {
     /// look like pointers to page tables and lead to a bus error.
     fn poison_host_half(&mut self, root: Pfn, hardware: &Hardware<A>) {
         let poison = self.arch.table_pte(PhysAddr((self.frames.len() as u64) << FRAME_SHIFT));
-        for index in self.user_entries(self.arch.levels())..1 << self.arch.index_bits() {
+        for index in self.arch.user_entries(self.arch.levels())..1 << self.arch.index_bits() {
             if let Some(entry) = super::entry(hardware, root, index as u16) {
                 entry.store(poison, Ordering::Release);
             }
@@ -57,7 +58,7 @@ impl<A: Silicon> Checker<A> {
     /// Checks that an entry is not the host's.
     pub fn check_user_half(&mut self, pfn: Pfn, index: u16, what: &str) {
         let Some(level) = self.table(pfn).map(|t| t.level) else { return };
-        if u32::from(index) >= self.user_entries(level) {
+        if u32::from(index) >= self.arch.user_entries(level) {
             let text = format!("CPU {} {what} entry {index} of the root {pfn:?}, which is the host's", self.cpu);
             self.fail(Rule::HostHalf, text, &[pfn], &[(pfn, index)]);
         }
@@ -115,7 +116,7 @@ impl<A: Silicon> Checker<A> {
             self.lockless.remove(&space);
         }
         // Unhooks the children of a freed table.
-        for (index, child) in self.children(pfn, level, hardware) {
+        for (index, child) in self.arch.children(pfn, level, hardware) {
             self.unhook(child, pfn, index);
         }
         if let Some(frame) = self.frame(pfn) {
@@ -123,19 +124,6 @@ impl<A: Silicon> Checker<A> {
             self.tables.remove(&pfn);
         }
         self.emptied.retain(|(table, _), _| *table != pfn);
-    }
-
-    /// Returns the page tables that a table's entries point to, read from memory.
-    fn children(&self, pfn: Pfn, level: u8, hardware: &Hardware<A>) -> Vec<(u16, Pfn)> {
-        if level == 1 {
-            return Vec::new();
-        }
-        let entries = self.user_entries(level);
-        let child = |index: u16| {
-            let raw = super::entry(hardware, pfn, index)?.load(Ordering::Acquire);
-            (self.arch.kind(raw, level) == Kind::Table).then(|| (index, self.arch.table_addr(raw).pfn()))
-        };
-        (0..entries).filter_map(|index| child(index as u16)).collect()
     }
 
     pub fn unhook(&mut self, child: Pfn, from: Pfn, index: u16) {
@@ -180,13 +168,13 @@ impl<A: Silicon> Checker<A> {
             return;
         };
         self.learn(pfn, hardware);
-        for (index, child) in self.children(pfn, level, hardware) {
+        for (index, child) in self.arch.children(pfn, level, hardware) {
             self.hook(child, pfn, index, hardware);
         }
-        for index in 0..self.user_entries(level) {
+        for index in 0..self.arch.user_entries(level) {
             let raw = self.table(pfn).and_then(|t| t.values.as_ref()).map_or(0, |v| v[index as usize]);
             if self.arch.kind(raw, level) == Kind::Leaf {
-                self.targeted(self.leaf_pfn(raw, index as u16, level), pfn, index as u16);
+                self.targeted(self.arch.leaf_pfn_at(raw, index as u16, level), pfn, index as u16);
             }
         }
         self.check_blocks(pfn, level, hardware);

@@ -1,53 +1,23 @@
 //! Entries of upper levels. They may not even look empty transiently, and must not map memory in
 //! two sizes at once.
 
-use std::sync::atomic::Ordering;
-
 use vellum::addr::{Pfn, PhysAddr, VirtRange};
 use vellum::arch::{Attrs, Kind};
 
+use super::ptes::DecodePtes as _;
 use super::shadow::{Checker, Emptied};
 use super::violation::Rule;
 use crate::hardware::Hardware;
-use crate::walker::{Silicon, block_bits};
+use crate::walker::Silicon;
 
 impl<A: Silicon> Checker<A> {
-    /// Returns the frame that an entry maps or points to.
-    pub fn target(&self, raw: u64, index: u16, level: u8) -> Option<Pfn> {
-        match self.arch.kind(raw, level) {
-            Kind::Leaf => Some(self.leaf_pfn(raw, index, level)),
-            Kind::Table => Some(self.arch.table_addr(raw).pfn()),
-            _ => None,
-        }
-    }
-
-    /// Returns the first leaf in a page table, and its index.
-    fn first_leaf(&self, table: Pfn, level: u8, hardware: &Hardware<A>) -> Option<(u16, u64)> {
-        let entries = 1u32 << self.arch.index_bits();
-        (0..entries).find_map(|index| {
-            let raw = super::entry(hardware, table, index as u16)?.load(Ordering::Acquire);
-            (self.arch.kind(raw, level) == Kind::Leaf).then_some((index as u16, raw))
-        })
-    }
-
-    /// Returns the frame that an entry maps or points to, and the first frame mapped by the page
-    /// table that it points to.
-    fn targets(&self, raw: u64, index: u16, level: u8, hardware: &Hardware<A>) -> Option<(Pfn, Option<Pfn>)> {
-        let target = self.target(raw, index, level)?;
-        if self.arch.kind(raw, level) == Kind::Leaf {
-            return Some((target, None));
-        }
-        let first = self.first_leaf(target, level - 1, hardware);
-        Some((target, first.map(|(index, raw)| self.leaf_pfn(raw, index, level - 1))))
-    }
-
     /// Checks that no upper-level entry is transiently empty: a mapping that was cleared does not
     /// come back unchanged, in pages of another size or as a swap entry, unless it was unmapped for
     /// good, freed, or mapped elsewhere meanwhile.
     pub fn check_transient(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
         let at = (pfn, index);
         if new == 0 {
-            if let Some((target, first)) = self.targets(old, index, level, hardware) {
+            if let Some((target, first)) = self.arch.targets(old, index, level, hardware) {
                 self.emptied.insert(at, Emptied { target, first, when: self.seq });
             }
             return;
@@ -56,7 +26,7 @@ impl<A: Silicon> Checker<A> {
             return;
         };
         let was = [Some(target), first];
-        let back = match self.targets(new, index, level, hardware) {
+        let back = match self.arch.targets(new, index, level, hardware) {
             Some((now, now_first)) => {
                 [Some(now), now_first].into_iter().flatten().find(|pfn| was.contains(&Some(*pfn)))
             }
@@ -79,11 +49,6 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// Returns log2 of the size of a leaf, or of its block.
-    fn whole(&self, raw: u64, level: u8) -> u32 {
-        self.arch.level_shift(level) + block_bits(&self.arch, raw, level)
-    }
-
     /// Checks a change of size: the same frames are now mapped in pages, or blocks, of another
     /// size. A translation of the old size in a TLB would be a second one for the same address. The
     /// architectures leave open which of them an access uses, and which of them an invalidation by
@@ -96,14 +61,14 @@ impl<A: Silicon> Checker<A> {
         // The start of the new mapping, the frame there, and the size of its pages.
         let (start, base, shift) = match self.arch.kind(new, level) {
             Kind::Leaf if !self.arch.attrs(new, level).intersects(Attrs::PROT) => return,
-            Kind::Leaf => (va, self.leaf_pfn(new, index, level).addr(), self.whole(new, level)),
+            Kind::Leaf => (va, self.arch.leaf_pfn_at(new, index, level).addr(), self.arch.mapped_shift(new, level)),
             Kind::Table => {
                 let table = self.arch.table_addr(new).pfn();
-                let Some((first, raw)) = self.first_leaf(table, level - 1, hardware) else {
+                let Some((first, raw)) = self.arch.first_leaf(table, level - 1, hardware) else {
                     return;
                 };
                 let start = va + ((first as u64) << self.arch.level_shift(level - 1));
-                (start, self.leaf_pfn(raw, first, level - 1).addr(), self.whole(raw, level - 1))
+                (start, self.arch.leaf_pfn_at(raw, first, level - 1).addr(), self.arch.mapped_shift(raw, level - 1))
             }
             _ => return,
         };
@@ -111,7 +76,7 @@ impl<A: Silicon> Checker<A> {
             let same = |at: VirtRange, pa: PhysAddr| at.start.wrapping_sub(start) == pa.0.wrapping_sub(base.0);
             let mmu = hardware.mmu(cpu);
             let other = mmu.tlb.translation_over(space, span, |(tag, leaf)| {
-                !self.sizes_may_coexist(leaf.block, shift) && same(tag.range(), leaf.base)
+                !self.arch.sizes_may_coexist(leaf.block, shift) && same(tag.range(), leaf.base)
             });
             drop(mmu);
             if let Some((tag, leaf)) = other {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use vellum::addr::Pfn;
 use vellum::arch::{Attrs, Kind};
 
+use super::ptes::DecodePtes as _;
 use super::shadow::{Checker, Table, Use};
 use super::violation::Rule;
 use crate::hardware::Hardware;
@@ -107,28 +108,18 @@ impl<A: Silicon> Checker<A> {
             return self.learn(pfn, hardware);
         };
         let last = values[index as usize];
-        let failed = contended.get(&index).is_some_and(|before| !self.differ(*before, old, *level));
-        if !failed && self.differ(last, old, *level) {
+        let failed = contended.get(&index).is_some_and(|before| !self.arch.differ(*before, old, *level));
+        if !failed && self.arch.differ(last, old, *level) {
             let text = format!("entry {index} of {pfn:?} was last announced as {last:#x}, but memory holds {old:#x}");
             self.fail(Rule::Unexpected, text, &[pfn], &[(pfn, index)]);
         }
-    }
-
-    /// Returns whether two values of an entry differ in bits that hardware does not set.
-    fn differ(&self, a: u64, b: u64, level: u8) -> bool {
-        let mask = match self.arch.kind(a, level) {
-            Kind::Leaf => !A::HARDWARE,
-            Kind::Table => !self.arch.table_accessed(),
-            _ => !0,
-        };
-        (a ^ b) & mask != 0
     }
 
     /// Checks a plain store, which overwrites the bits that hardware has set since the engine read
     /// the entry.
     fn check_expected(&mut self, pfn: Pfn, index: u16, level: u8, (expected, old): (u64, u64), new: u64, how: How) {
         let arch = self.arch;
-        if self.differ(expected, old, level) {
+        if self.arch.differ(expected, old, level) {
             let text =
                 format!("the engine expects {expected:#x} in entry {index} of {pfn:?}, but memory holds {old:#x}");
             return self.fail(Rule::Unexpected, text, &[pfn], &[(pfn, index)]);
@@ -137,12 +128,12 @@ impl<A: Silicon> Checker<A> {
             return;
         }
         let unknown = (arch.attrs(old, level) - arch.attrs(expected, level)) & Attrs::HARDWARE;
-        let same =
-            arch.kind(new, level) == Kind::Leaf && self.target(new, index, level) == self.target(old, index, level);
+        let same = arch.kind(new, level) == Kind::Leaf
+            && self.arch.target(new, index, level) == self.arch.target(old, index, level);
         let kept = if same { arch.attrs(new, level) } else { Attrs::empty() };
         let lost = unknown - kept;
         if !lost.is_empty() {
-            let target = self.leaf_pfn(old, index, level);
+            let target = self.arch.leaf_pfn_at(old, index, level);
             let text = format!("a store of {new:#x} over {old:#x} (the engine expects {expected:#x}) loses {lost:?}");
             self.fail(Rule::LostBit, text, &[target], &[(pfn, index)]);
         }
@@ -150,7 +141,7 @@ impl<A: Silicon> Checker<A> {
 
     /// Updates the tree of page tables, and the frames.
     fn change(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
-        let (before, after) = (self.target(old, index, level), self.target(new, index, level));
+        let (before, after) = (self.arch.target(old, index, level), self.arch.target(new, index, level));
         if let Some(child) = before
             && before != after
             && self.arch.kind(old, level) == Kind::Table

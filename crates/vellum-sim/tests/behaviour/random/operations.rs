@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::fixtures::random::dice::Dice;
 use crate::fixtures::random::fuzz::{self, Fuzz};
-use crate::fixtures::random::op::Step;
+use crate::fixtures::random::model::op::Step;
 use crate::fixtures::random::setup::{FormatFamily, Plan, Setup};
 use crate::fixtures::random::shared::{self, Load};
 use crate::fixtures::random::shrink;
