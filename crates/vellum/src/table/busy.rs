@@ -35,8 +35,8 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         let arch = &self.tables.arch;
         let busy = arch.busy_pte();
         let mut at = block.start;
-        self.unfold_at(self.index(at));
-        self.unfold_at(self.index(at) + ((block.len() >> self.shift()) as usize));
+        self.cont().unfold_at(self.index(at));
+        self.cont().unfold_at(self.index(at) + ((block.len() >> self.shift()) as usize));
         while at < block.end
             && let Some(run) = self.run(at, block.end)
         {

@@ -15,6 +15,7 @@
 //!   Meanwhile the PTEs are busy. A change of all PTEs of a block in the same way is neither, and
 //!   needs no break.
 
+use core::ops::Deref;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -26,9 +27,6 @@ use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::Platform;
 use crate::stats::Counter;
 
-/// The most blocks that are folded with one flush.
-const BLOCKS_PER_FLUSH: usize = 32;
-
 /// A cont block that PTEs outside a page table will form once they are written to one.
 pub(super) struct ContBlock {
     /// The number of entries.
@@ -37,7 +35,39 @@ pub(super) struct ContBlock {
     pub(super) first: u64,
 }
 
-impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
+/// The cont blocks of a locked page table: the functions that fold, unfold and rewrite them.
+pub(super) struct ContBlocks<'l, 't, 'm, P: Platform, A: Arch>(&'l LockedTable<'t, 'm, P, A>);
+
+impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
+    /// Returns the view of this page table that knows cont blocks.
+    #[inline(always)]
+    pub(super) fn cont(&self) -> ContBlocks<'_, 't, 'm, P, A> {
+        ContBlocks(self)
+    }
+
+    /// Returns how many PTEs of a run are in cont blocks.
+    pub(crate) fn cont_ptes(&self, run: &Run) -> usize {
+        let index = self.index(run.va);
+        match run.cont {
+            Cont::Some => {
+                (index..index + run.len).filter(|i| self.cont().is_cont(self.entry(*i).load(Relaxed))).count()
+            }
+            Cont::All => run.len,
+            Cont::None => 0,
+        }
+    }
+}
+
+impl<'t, 'm, P: Platform, A: Arch> Deref for ContBlocks<'_, 't, 'm, P, A> {
+    type Target = LockedTable<'t, 'm, P, A>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Self::Target {
+        self.0
+    }
+}
+
+impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
     /// Returns true if an entry is a leaf PTE in a cont block.
     #[inline]
     pub(super) fn is_cont(&self, raw: u64) -> bool {
@@ -48,20 +78,6 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     #[inline]
     pub(super) fn cont_len(&self, raw: u64) -> usize {
         if self.is_cont(raw) { 1 << self.tables.arch.cont_bits(self.level) } else { 1 }
-    }
-
-    /// Returns an entry. A leaf PTE is returned as if it were in no cont block, with the accessed
-    /// and dirty bits of its whole block.
-    #[inline]
-    pub(super) fn read(&self, index: usize) -> u64 {
-        let raw = self.entry(index).load(Relaxed);
-        if !self.is_cont(raw) {
-            return raw;
-        }
-        let single = self.tables.arch.without_cont(raw, index);
-        let block = self.cont_len(raw);
-        let first = index & !(block - 1);
-        merge_hardware_bits::<A>(single, self.differing(first, block, single, |_, entry| entry.load(Relaxed)))
     }
 
     /// Returns the accessed and dirty bits in which any of `n` entries from `index` on differs from
@@ -169,7 +185,13 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Cuts `n` entries from `index` on, which will hold a run with the first PTE `raw`, into
     /// pieces, and calls `each` with a piece's index, length, first PTE, and true if the piece
     /// consists of whole cont blocks.
-    fn for_each_piece(&self, index: usize, n: usize, raw: u64, mut each: impl FnMut(usize, usize, u64, bool)) {
+    pub(super) fn for_each_piece(
+        &self,
+        index: usize,
+        n: usize,
+        raw: u64,
+        mut each: impl FnMut(usize, usize, u64, bool),
+    ) {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         let step = self.tables.arch.step(raw, self.level);
         let of = |at: usize| raw.wrapping_add(step.wrapping_mul(at as u64));
@@ -213,7 +235,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             self.write(index, run.len, Some(Sequence::of_equal(old)), Sequence { first: run.raw, step });
             return self.fold_edges(index, run.len);
         }
-        self.for_each_piece(index, run.len, run.raw, |index, n, raw, joined| match joined {
+        self.for_each_piece(index, run.len, run.raw, |index, n, raw, whole| match whole {
             true => self.write_cont(index, n, raw, Some(old)),
             false => self.write(index, n, Some(Sequence::of_equal(old)), Sequence { first: raw, step }),
         });
@@ -222,7 +244,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Returns true if a run consists of whole cont blocks. Its folios need not be looked up then.
     #[inline]
-    fn is_all_cont(&self, index: usize, run: &Run) -> bool {
+    pub(super) fn is_all_cont(&self, index: usize, run: &Run) -> bool {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         run.cont == Cont::All && (index | run.len) & (block - 1) == 0
     }
@@ -233,13 +255,13 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let arch = &self.tables.arch;
         let old = old.map(Sequence::of_equal);
         let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(raw, self.level));
-        let joined_step = arch.cont_step(raw, self.level);
-        if joined_step == step {
+        let cont_step = arch.cont_step(raw, self.level);
+        if cont_step == step {
             return self.write(index, n, old, Sequence { first: arch.with_cont(raw), step });
         }
         let singles = Sequence { first: raw, step };
         for at in (0..n).step_by(block) {
-            let new = Sequence { first: arch.with_cont(singles.at(at)), step: joined_step };
+            let new = Sequence { first: arch.with_cont(singles.at(at)), step: cont_step };
             self.write(index + at, block, old, new);
         }
     }
@@ -255,7 +277,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Flushes the TLB between clearing PTEs and writing them in another translation size, unless
     /// the CPU permits both sizes at once.
-    fn break_before_make(&self, index: usize, n: usize) {
+    pub(super) fn break_before_make(&self, index: usize, n: usize) {
         if !self.tables.arch.cont_in_place() {
             let start = self.base + ((index as u64) << self.shift());
             let range = VirtRange { start, end: start + ((n as u64) << self.shift()) };
@@ -335,147 +357,6 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             self.break_before_make(first, block);
             self.write_cont(first, block, raw, Some(busy));
             self.tables.machine.count(Counter::ContFolds, 1);
-        }
-    }
-
-    /// Changes the leaf PTEs of a run as [`LockedTable::rewrite`] does, where some are in cont
-    /// blocks or can be folded.
-    pub(super) fn rewrite_cont(&self, run: &Run, new: u64) {
-        let arch = &self.tables.arch;
-        let index = self.index(run.va);
-        let step = arch.step(new, self.level);
-        let can_fold = self.can_fold(index, new);
-        if can_fold && self.is_all_cont(index, run) {
-            return self.rewrite_folded(run, index, run.len, new);
-        }
-        if can_fold && run.cont == Cont::None && self.can_fold(index, run.raw) {
-            // Only frame and address could keep the PTEs from being folded, and neither changes.
-            self.rewrite_single(run, index, run.len, new);
-            return self.fold_edges(index, run.len);
-        }
-        self.unfold_at(index);
-        self.unfold_at(index + run.len);
-        if !can_fold {
-            // No block remains: each PTE gets the accessed and dirty bits of its former block.
-            let mut at = index;
-            while at < index + run.len {
-                let raw = self.entry(at).load(Relaxed);
-                let block = self.cont_len(raw);
-                let next = new.wrapping_add(step.wrapping_mul((at - index) as u64));
-                match block {
-                    1 => self.change(at, next),
-                    _ => {
-                        self.rewrite_unfolding(at, block, next);
-                    }
-                }
-                at += block;
-            }
-            return;
-        }
-        let mut at = 0;
-        while at < run.len {
-            let next = new.wrapping_add(step.wrapping_mul(at as u64));
-            let joined = self.cont_len_from(index + at, run.len - at);
-            if joined > 0 {
-                self.rewrite_folded(run, index + at, joined, next);
-                at += joined;
-                continue;
-            }
-            let single = self.non_cont_len_from(index + at, run.len - at);
-            self.for_each_piece(index + at, single, next, |index, n, new, whole| match whole {
-                true => self.rewrite_folding(index, n, new),
-                false => self.rewrite_single(run, index, n, new),
-            });
-            at += single;
-        }
-        self.fold_edges(index, run.len);
-    }
-
-    /// Returns how many of `n` leaf PTEs from `index` on, in whole cont blocks, precede the first
-    /// one that is in none.
-    fn cont_len_from(&self, index: usize, n: usize) -> usize {
-        let block = 1usize << self.tables.arch.cont_bits(self.level);
-        let mut at = 0;
-        // All entries of the range are leaf PTEs.
-        while at < n && self.entry(index + at).load(Relaxed) & A::CONT != 0 {
-            at += block;
-        }
-        at
-    }
-
-    /// Returns how many of `n` leaf PTEs from `index` on precede the first one that is in a cont
-    /// block.
-    fn non_cont_len_from(&self, index: usize, n: usize) -> usize {
-        let block = 1usize << self.tables.arch.cont_bits(self.level);
-        let mut at = block - (index & (block - 1));
-        while at < n && self.entry(index + at).load(Relaxed) & A::CONT == 0 {
-            at += block;
-        }
-        at.min(n)
-    }
-
-    /// Changes PTEs in whole cont blocks, which stay folded. All PTEs of a block change alike, so
-    /// no break is needed.
-    fn rewrite_folded(&self, run: &Run, index: usize, n: usize, new: u64) {
-        let arch = &self.tables.arch;
-        if run.stable {
-            return self.write_cont(index, n, arch.carry(new, run.raw), None);
-        }
-        let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(new, self.level));
-        let joined_step = arch.cont_step(new, self.level);
-        for at in (0..n).step_by(block) {
-            let mut next = arch.with_cont(new.wrapping_add(step.wrapping_mul(at as u64)));
-            for i in index + at..index + at + block {
-                self.change(i, next);
-                next = next.wrapping_add(joined_step);
-            }
-        }
-    }
-
-    /// Changes the PTEs of a cont block into PTEs that can't be folded.
-    fn rewrite_unfolding(&self, index: usize, block: usize, new: u64) {
-        let arch = &self.tables.arch;
-        let busy = arch.busy_pte();
-        let old = self.take_merged(index, block, busy);
-        if arch.attrs(new, self.level).intersects(Attrs::PROT) {
-            self.break_before_make(index, block);
-        }
-        let new = Sequence { first: arch.carry(new, old), step: arch.step(new, self.level) };
-        self.write(index, block, Some(Sequence::of_equal(busy)), new);
-        self.tables.machine.count(Counter::ContUnfolds, 1);
-    }
-
-    /// Changes PTEs that are in no cont block and fold them: up to [`BLOCKS_PER_FLUSH`] blocks with
-    /// one break.
-    fn rewrite_folding(&self, index: usize, n: usize, new: u64) {
-        let arch = &self.tables.arch;
-        let (step, block) = (arch.step(new, self.level), 1usize << arch.cont_bits(self.level));
-        let mut at = 0;
-        while at < n {
-            let count = ((n - at) / block).min(BLOCKS_PER_FLUSH);
-            let mut old = [0; BLOCKS_PER_FLUSH];
-            for (i, old) in old[..count].iter_mut().enumerate() {
-                *old = self.take_merged(index + at + i * block, block, arch.busy_pte());
-            }
-            if old[..count].iter().any(|old| arch.attrs(*old, self.level).intersects(Attrs::PROT)) {
-                self.break_before_make(index + at, count * block);
-            }
-            for old in &old[..count] {
-                let new = new.wrapping_add(step.wrapping_mul(at as u64));
-                self.write_cont(index + at, block, arch.carry(new, *old), Some(arch.busy_pte()));
-                at += block;
-            }
-            self.tables.machine.count(Counter::ContFolds, count as u64);
-        }
-    }
-
-    /// Returns how many PTEs of a run are in cont blocks.
-    pub(crate) fn joined(&self, run: &Run) -> usize {
-        let index = self.index(run.va);
-        match run.cont {
-            Cont::Some => (index..index + run.len).filter(|i| self.is_cont(self.entry(*i).load(Relaxed))).count(),
-            Cont::All => run.len,
-            Cont::None => 0,
         }
     }
 }

@@ -64,6 +64,20 @@ impl Match {
 }
 
 impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
+    /// Returns an entry. A leaf PTE is returned as if it were in no cont block, with the accessed
+    /// and dirty bits of its whole block.
+    #[inline]
+    pub(super) fn read(&self, index: usize) -> u64 {
+        let raw = self.entry(index).load(Relaxed);
+        if !self.cont().is_cont(raw) {
+            return raw;
+        }
+        let single = self.tables.arch.without_cont(raw, index);
+        let block = self.cont().cont_len(raw);
+        let first = index & !(block - 1);
+        merge_hardware_bits::<A>(single, self.cont().differing(first, block, single, |_, entry| entry.load(Relaxed)))
+    }
+
     /// Returns the entry for `va`. A leaf PTE has the accessed and dirty bits of its whole cont
     /// block.
     #[inline]
@@ -175,7 +189,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
                 return all;
             }
             let next = expected.at(all.len);
-            let blocks = self.match_cont_blocks(index + all.len, most - all.len, next, &mut each);
+            let blocks = self.cont().match_cont_blocks(index + all.len, most - all.len, next, &mut each);
             let ends = blocks.len == 0;
             all.add(blocks);
             if ends || all.len == most {
@@ -247,8 +261,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     #[inline]
     pub(super) fn set_over(&self, run: &Run, old: u64) {
         let index = self.index(run.va);
-        if self.may_complete_cont(index, run) {
-            self.set_folding(index, run, old);
+        if self.cont().may_complete_cont(index, run) {
+            self.cont().set_folding(index, run, old);
         } else if run.len == 1 {
             self.store(index, old, run.raw);
         } else {

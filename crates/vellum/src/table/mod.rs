@@ -31,6 +31,7 @@
 //! | `busy` | makes PTEs busy during work that is too long for a spin lock |
 //! | `rewrite` | changes leaf PTEs while hardware sets accessed and dirty bits |
 //! | `cont_block` | folds leaf PTEs into contpte (AArch64) or NAPOT (RISC-V) blocks, and unfolds them |
+//! | `cont_rewrite` | changes leaf PTEs that are in cont blocks or can be folded |
 //! | `walk` | walks from the root to a page table without locks |
 //! | `grow` | allocates and publishes page tables |
 //! | `split` | splits a huge PTE into a page table of smaller leaf PTEs |
@@ -40,6 +41,7 @@
 mod busy;
 mod collapse;
 mod cont_block;
+mod cont_rewrite;
 mod entries;
 mod grow;
 mod lock;

@@ -23,8 +23,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(crate) fn rewrite(&self, run: &Run, new: u64) {
         debug_assert_eq!(run.kind, Kind::Leaf);
         let index = self.index(run.va);
-        if run.cont != Cont::None || self.can_fold(index, new) {
-            self.rewrite_cont(run, new);
+        if run.cont != Cont::None || self.cont().can_fold(index, new) {
+            self.cont().rewrite_cont(run, new);
         } else {
             self.rewrite_single(run, index, run.len, new);
         }
@@ -100,7 +100,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// software, and in all PTEs of its cont block, so that they stay alike (INV-14).
     pub(crate) fn set_accessed_dirty(&self, va: u64, accessed: Attrs) {
         let index = self.index(va);
-        let block = self.cont_len(self.entry(index).load(Relaxed));
+        let block = self.cont().cont_len(self.entry(index).load(Relaxed));
         let first = index & !(block - 1);
         for index in first..first + block {
             let _ = self.update_attrs(index, |attrs| attrs | accessed);
@@ -111,8 +111,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// or cont block with its addresses and the bits of `what` that were set. Does not flush.
     pub(crate) fn clear_accessed_dirty(&self, run: &Run, what: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
         let (mut at, end) = (self.index(run.va), self.index(run.va) + run.len);
-        self.unfold_at(at);
-        self.unfold_at(end);
+        self.cont().unfold_at(at);
+        self.cont().unfold_at(end);
         let arch = &self.tables.arch;
         let recorded = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
         let bits = Bits::between::<A>(recorded, arch.clear_hardware(recorded, what, self.level));
@@ -126,10 +126,13 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         };
         while at < end {
             let first = self.entry(at).load(Relaxed);
-            let block = self.cont_len(first);
+            let block = self.cont().cont_len(first);
             let old = match block {
                 1 => forget(at, self.entry(at)),
-                _ => merge_hardware_bits::<A>(arch.without_cont(first, at), self.differing(at, block, first, forget)),
+                _ => merge_hardware_bits::<A>(
+                    arch.without_cont(first, at),
+                    self.cont().differing(at, block, first, forget),
+                ),
             };
             let start = self.base + ((at as u64) << self.shift());
             let range = VirtRange { start, end: start + ((block as u64) << self.shift()) };

@@ -36,8 +36,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             return None;
         }
         let most = self.tables.max_run.min(whole as usize);
-        self.unfold_at(index);
-        self.unfold_at(index + most);
+        self.cont().unfold_at(index);
+        self.cont().unfold_at(index + most);
         let raw = arch.without_cont(self.entry(index).load(Relaxed), index);
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
         // Walks read entries above level 1 without the lock. The fence makes a walk that finds the
@@ -58,8 +58,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(crate) fn take_run(&self, run: &Run) -> Removed {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
-        self.unfold_at(index);
-        self.unfold_at(index + run.len);
+        self.cont().unfold_at(index);
+        self.cont().unfold_at(index + run.len);
         if self.level > 1 {
             fence(Release);
         }
@@ -94,8 +94,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(crate) fn take_clean(&self, run: &Run) -> Removed {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
-        self.unfold_at(index);
-        self.unfold_at(index + run.len);
+        self.cont().unfold_at(index);
+        self.cont().unfold_at(index + run.len);
         let dirty = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::DIRTY, self.level);
         let says = dirty ^ arch.clear_hardware(dirty, Attrs::DIRTY, self.level);
         let written = |raw: u64| raw & says == dirty & says;
@@ -104,11 +104,11 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let mut len = 0;
         while len < run.len {
             let at = index + len;
-            let block = self.cont_len(self.entry(at).load(Relaxed));
+            let block = self.cont().cont_len(self.entry(at).load(Relaxed));
             if block > 1 {
-                let raw = self.take_merged(at, block, instead);
+                let raw = self.cont().take_merged(at, block, instead);
                 if written(raw) {
-                    self.write_cont(at, block, raw, Some(instead));
+                    self.cont().write_cont(at, block, raw, Some(instead));
                     break;
                 }
                 len += block;
@@ -169,7 +169,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(crate) fn take_busy(&self, va: u64) -> (u64, Removed) {
         let arch = &self.tables.arch;
         let index = self.index(va);
-        self.unfold_around(index);
+        self.cont().unfold_around(index);
         let raw = self.exchange(index, arch.busy_pte());
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
         let va = self.base + ((index as u64) << self.shift());
@@ -185,15 +185,15 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(super) fn take_raw(&self, va: u64, entries: &mut [u64]) -> bool {
         let arch = &self.tables.arch;
         let first = self.index(va);
-        self.unfold_at(first);
-        self.unfold_at(first + entries.len());
+        self.cont().unfold_at(first);
+        self.cont().unfold_at(first + entries.len());
         let mut live = self.live();
         let mut i = 0;
         while i < entries.len() {
             let raw = self.entry(first + i).load(Relaxed);
-            if self.is_cont(raw) {
-                let block = self.cont_len(raw);
-                let raw = self.take_merged(first + i, block, 0);
+            if self.cont().is_cont(raw) {
+                let block = self.cont().cont_len(raw);
+                let raw = self.cont().take_merged(first + i, block, 0);
                 let step = arch.step(raw, self.level);
                 for (n, to) in entries[i..i + block].iter_mut().enumerate() {
                     *to = raw.wrapping_add(step.wrapping_mul(n as u64));
@@ -225,8 +225,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let mut live = self.live();
         let mut i = 0;
         while i < entries.len() {
-            if let Some(ContBlock { len, first: raw }) = self.leading_cont_block(first + i, &entries[i..]) {
-                self.set_folding(first + i, &Run::new(va, self.level, Kind::Leaf, raw, len), 0);
+            if let Some(ContBlock { len, first: raw }) = self.cont().leading_cont_block(first + i, &entries[i..]) {
+                self.cont().set_folding(first + i, &Run::new(va, self.level, Kind::Leaf, raw, len), 0);
                 live += len as u32;
                 i += len;
                 continue;
@@ -243,6 +243,6 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             i += 1;
         }
         self.set_live(live);
-        self.fold_edges(first, entries.len());
+        self.cont().fold_edges(first, entries.len());
     }
 }

@@ -77,7 +77,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
                     usage.runs += 1;
                     let Some(table) = table else { return };
                     if let Some(blocks) = usage.cont_blocks.get_mut(usize::from(run.level) - 1) {
-                        *blocks += (table.joined(run) as u64) << table.shift();
+                        *blocks += (table.cont_ptes(run) as u64) << table.shift();
                     }
                     // Its entries may differ in what hardware has recorded.
                     let mut rest = part;
