@@ -14,8 +14,9 @@ pub struct Import {
     pub path: Vec<String>,
 }
 
-/// Returns what `source` names by `crate::…` and `super::…` paths, in `use` items and elsewhere,
-/// tests left out.
+/// Returns what `source` names in the crate: by `crate::`, `super::` and `self::` paths, by the
+/// names of its own child modules, and by names that a `use` item has brought in. Tests are left
+/// out.
 ///
 /// `module` is the path of the file's own module, from the crate's root.
 ///
@@ -23,9 +24,29 @@ pub struct Import {
 ///
 /// If the file is not valid Rust.
 pub fn imports(source: &Source, module: &[String]) -> Vec<Import> {
+    let file = without_tests(source);
+    let scope = Scope::new(&file, module);
     let mut found = Vec::new();
-    look(without_tests(source).into_token_stream(), module, &mut found);
+    scope.look(file.into_token_stream(), &mut found);
     found
+}
+
+/// A name that a module hands on from elsewhere in the crate: `use` of one name, or of all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// The name in this module, or `None` for a glob.
+    pub name: Option<String>,
+    /// The path of the item, or of the module of a glob, from the crate's root.
+    pub path: Vec<String>,
+}
+
+/// Returns the names that the `use` items of `source` bring into its module from the crate.
+///
+/// # Panics
+///
+/// If the file is not valid Rust.
+pub fn exports(source: &Source, module: &[String]) -> Vec<Export> {
+    Scope::new(&without_tests(source), module).exports
 }
 
 /// Returns the syntax of `source` without items that are compiled for tests alone.
@@ -63,36 +84,119 @@ fn is_for_tests(attribute: &syn::Attribute) -> bool {
         })
 }
 
-fn look(tokens: TokenStream, module: &[String], found: &mut Vec<Import>) {
-    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
-    let mut at = 0;
-    while at < tokens.len() {
-        match &tokens[at] {
-            TokenTree::Ident(word) if *word == "crate" && is_path(&tokens[at + 1..]) => {
-                let line = word.span().start().line;
-                at += 3;
-                at += follow(&tokens[at..], line, Vec::new(), found);
+/// What a path's first name means in one file.
+struct Scope {
+    module: Vec<String>,
+    children: Vec<String>,
+    exports: Vec<Export>,
+}
+
+impl Scope {
+    fn new(file: &syn::File, module: &[String]) -> Self {
+        let children = file.items.iter().filter_map(|item| match item {
+            syn::Item::Mod(child) if child.content.is_none() => Some(child.ident.to_string()),
+            _ => None,
+        });
+        let mut scope = Scope { module: module.to_vec(), children: children.collect(), exports: Vec::new() };
+        for item in &file.items {
+            if let syn::Item::Use(item) = item {
+                scope.bring_in(&item.tree, &mut Vec::new());
             }
-            TokenTree::Ident(word) if *word == "super" && is_path(&tokens[at + 1..]) => {
-                let line = word.span().start().line;
-                let mut up = 1;
-                at += 3;
-                while matches!(tokens.get(at), Some(TokenTree::Ident(word)) if *word == "super")
-                    && is_path(&tokens[at + 1..])
-                {
-                    up += 1;
-                    at += 3;
-                }
-                // An inline module (`mod x { use super::… }`) is deeper than its file's module.
-                let base = module[..module.len().saturating_sub(up)].to_vec();
-                at += follow(&tokens[at..], line, base, found);
-            }
-            TokenTree::Group(group) => {
-                look(group.stream(), module, found);
-                at += 1;
-            }
-            _ => at += 1,
         }
+        scope
+    }
+
+    /// Adds the names of a `use` tree below `before`.
+    fn bring_in(&mut self, tree: &syn::UseTree, before: &mut Vec<String>) {
+        let (name, path) = match tree {
+            syn::UseTree::Path(path) => {
+                before.push(path.ident.to_string());
+                self.bring_in(&path.tree, before);
+                before.pop();
+                return;
+            }
+            syn::UseTree::Group(group) => return group.items.iter().for_each(|tree| self.bring_in(tree, before)),
+            syn::UseTree::Name(name) if name.ident == "self" => (before.last().cloned(), before.clone()),
+            syn::UseTree::Name(name) => (Some(name.ident.to_string()), joined(before, &name.ident)),
+            syn::UseTree::Rename(rename) => (Some(rename.rename.to_string()), joined(before, &rename.ident)),
+            syn::UseTree::Glob(_) => (None, before.clone()),
+        };
+        if let Some(path) = self.absolute(&path) {
+            self.exports.push(Export { name, path });
+        }
+    }
+
+    /// Returns `path` from the crate's root, or `None` if it leads out of the crate.
+    fn absolute(&self, path: &[String]) -> Option<Vec<String>> {
+        let mut up = 0;
+        let mut rest = path;
+        loop {
+            match rest.first().map(String::as_str)? {
+                "crate" => return Some(rest[1..].to_vec()),
+                "self" => rest = &rest[1..],
+                "super" => (up, rest) = (up + 1, &rest[1..]),
+                child if rest.len() == path.len() && !self.children.iter().any(|name| name == child) => return None,
+                // An inline module (`mod x { use super::… }`) is deeper than its file's module.
+                _ => return Some([&self.module[..self.module.len().saturating_sub(up)], rest].concat()),
+            }
+        }
+    }
+
+    /// Returns the path from the crate's root of the first name of a path, if it is one that leads
+    /// into the crate.
+    fn start(&self, word: &str) -> Option<Vec<String>> {
+        match word {
+            "crate" => Some(Vec::new()),
+            "self" => Some(self.module.clone()),
+            "super" => Some(self.module[..self.module.len().saturating_sub(1)].to_vec()),
+            child if self.children.iter().any(|name| name == child) => Some(joined(&self.module, &child)),
+            name => self.exports.iter().find(|export| export.name.as_deref() == Some(name)).map(|e| e.path.clone()),
+        }
+    }
+
+    fn look(&self, tokens: TokenStream, found: &mut Vec<Import>) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        let mut at = 0;
+        while at < tokens.len() {
+            match &tokens[at] {
+                TokenTree::Ident(word) if is_path(&tokens[at + 1..]) && !is_after_path(&tokens[..at]) => {
+                    let Some(mut base) = self.start(&word.to_string()) else {
+                        at += 1;
+                        continue;
+                    };
+                    let line = word.span().start().line;
+                    at += 3;
+                    while *word == "super"
+                        && matches!(tokens.get(at), Some(TokenTree::Ident(word)) if *word == "super")
+                        && is_path(&tokens[at + 1..])
+                    {
+                        base.pop();
+                        at += 3;
+                    }
+                    at += follow(&tokens[at..], line, base, found);
+                }
+                TokenTree::Group(group) => {
+                    self.look(group.stream(), found);
+                    at += 1;
+                }
+                _ => at += 1,
+            }
+        }
+    }
+}
+
+fn joined(path: &[String], name: &impl ToString) -> Vec<String> {
+    let mut path = path.to_vec();
+    path.push(name.to_string());
+    path
+}
+
+/// Returns true if `tokens` end with `::`, or with a `.` that selects a member.
+fn is_after_path(tokens: &[TokenTree]) -> bool {
+    match tokens {
+        [.., TokenTree::Punct(a), TokenTree::Punct(b)] if a.as_char() == ':' && b.as_char() == ':' => true,
+        [.., TokenTree::Punct(dot)] => dot.as_char() == '.',
+        _ => false,
     }
 }
 
@@ -153,6 +257,22 @@ mod tests {
     fn relative_paths_are_resolved_from_the_files_module() {
         assert_eq!(paths("use super::x::Y;", &["a", "b"]), ["a::x::Y"]);
         assert_eq!(paths("use super::super::Z;", &["a", "b"]), ["Z"]);
+    }
+
+    #[test]
+    fn children_and_names_brought_in_are_followed() {
+        let text = "mod inner;\nuse crate::mem::{self, space as room};\n\
+                    fn f() { inner::g(); mem::now(); room::load(); other::h(); x.mem::<u8>(); }";
+        assert_eq!(paths(text, &["m"]), ["mem::self", "mem::space", "m::inner::g", "mem::now", "mem::space::load"]);
+    }
+
+    #[test]
+    fn exports_are_the_names_of_use_items_within_the_crate() {
+        let text = "mod inner;\npub use inner::Thing;\npub use self::inner::*;\nuse core::fmt;\nuse super::a as b;";
+        let source = Source { path: "x.rs".into(), text: text.into() };
+        let names = exports(&source, &["m".to_owned(), "n".to_owned()]);
+        let names: Vec<_> = names.into_iter().map(|e| format!("{:?} {}", e.name, e.path.join("::"))).collect();
+        assert_eq!(names, ["Some(\"Thing\") m::n::inner::Thing", "None m::n::inner", "Some(\"b\") m::a"]);
     }
 
     #[test]

@@ -3,12 +3,13 @@
 //!
 //! A test reads the tree that it was compiled from: [`Tree::of_this_project`] lists the Rust and
 //! Markdown files of the repository, [`comments`] yields comment blocks with their first line's
-//! number, and [`imports`] yields the modules that a file names by `crate::` and `super::` paths.
+//! number, and [`imports`] yields the modules that a file names by paths, and
+//! [`exports`] the names that it hands on.
 
 mod comments;
 mod imports;
 mod tree;
 
 pub use comments::{Comment, comments};
-pub use imports::{Import, imports, without_tests};
+pub use imports::{Export, Import, exports, imports, without_tests};
 pub use tree::{Source, Tree, module};

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vellum_policy::{Source, Tree, imports, module};
+use vellum_policy::{Export, Source, Tree, exports, imports, module};
 
 use crate::none;
 
@@ -31,19 +31,82 @@ fn folder(file: &str) -> &str {
     file.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
+/// The modules below one crate root.
+struct Modules<'t> {
+    sources: BTreeMap<Vec<String>, &'t Source>,
+    exports: BTreeMap<Vec<String>, Vec<Export>>,
+}
+
+impl<'t> Modules<'t> {
+    fn new(tree: &'t Tree, root: &'t str) -> Self {
+        let sources = tree.rust(root).filter(|source| !source.is_test());
+        let sources: BTreeMap<_, _> = sources.map(|source| (module(source, root), source)).collect();
+        let exports = sources.iter().map(|(own, source)| (own.clone(), exports(source, own))).collect();
+        Modules { sources, exports }
+    }
+
+    /// Adds the files that define what `path` names to `found`. A name that a module hands on is
+    /// followed; a path that ends with a folder's module names no item, and leads nowhere.
+    ///
+    /// `depth` bounds the chain of modules that hand a name on.
+    fn resolve(&self, path: &[String], depth: usize, found: &mut BTreeSet<&'t str>) {
+        // The longest prefix that is a module; the names behind it are its items.
+        let Some(len) = (0..=path.len()).rev().find(|len| self.sources.contains_key(&path[..*len])) else { return };
+        let (source, is_folder) = (self.sources[&path[..len]], self.is_folder(&path[..len]));
+        let Some(name) = path.get(len).filter(|name| *name != "self") else {
+            if !is_folder {
+                found.insert(&source.path);
+            }
+            return;
+        };
+        let before = found.len();
+        for export in self.exports[&path[..len]].iter().filter(|_| depth > 0) {
+            match &export.name {
+                Some(other) if other == name => {
+                    self.resolve(&[&export.path, &path[len + 1..]].concat(), depth - 1, found);
+                    return;
+                }
+                // A glob of a module that has a module of this name, or hands one on.
+                None if self.has(&export.path, name, depth) => {
+                    self.resolve(&[&export.path, &path[len..]].concat(), depth - 1, found);
+                }
+                _ => {}
+            }
+        }
+        if found.len() == before {
+            found.insert(&source.path);
+        }
+    }
+
+    fn is_folder(&self, module: &[String]) -> bool {
+        self.sources.keys().any(|other| other.len() > module.len() && other.starts_with(module))
+    }
+
+    /// Returns true if the module at `path` has a child module `name`, or hands it on.
+    fn has(&self, path: &[String], name: &String, depth: usize) -> bool {
+        let child = [path, std::slice::from_ref(name)].concat();
+        self.sources.contains_key(&child)
+            || depth > 0
+                && self.exports.get(path).is_some_and(|exports| {
+                    exports.iter().any(|export| match &export.name {
+                        Some(other) => other == name,
+                        None => self.has(&export.path, name, depth - 1),
+                    })
+                })
+    }
+}
+
 /// Returns, for each file below `root`, the files that its imports lead to.
 fn edges<'t>(tree: &'t Tree, root: &'t str) -> BTreeMap<&'t str, BTreeSet<&'t str>> {
-    let sources: Vec<&Source> = tree.rust(root).filter(|source| !source.is_test()).collect();
-    let files: BTreeMap<Vec<String>, &Source> = sources.iter().map(|source| (module(source, root), *source)).collect();
-    let target = |path: &[String]| {
-        // The longest prefix that is a module; the names behind it are its items.
-        (0..=path.len()).rev().find_map(|len| files.get(&path[..len])).map(|source| source.path.as_str())
-    };
+    const DEPTH: usize = 4;
+    let modules = Modules::new(tree, root);
     let mut edges = BTreeMap::new();
-    for source in &sources {
-        let own = module(source, root);
-        let to = imports(source, &own).into_iter().filter_map(|import| target(&import.path));
-        let to: BTreeSet<&str> = to.filter(|file| *file != source.path).collect();
+    for (own, source) in &modules.sources {
+        let mut to = BTreeSet::new();
+        for import in imports(source, own) {
+            modules.resolve(&import.path, DEPTH, &mut to);
+        }
+        to.remove(source.path.as_str());
         edges.insert(source.path.as_str(), to);
     }
     edges

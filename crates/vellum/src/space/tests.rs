@@ -1,5 +1,8 @@
 //! Spaces on a host without an MMU. The strict simulated machine tests everything else.
 
+use crate::arch::UserRange;
+use crate::machine::Machine;
+use crate::memcg::MemcgId;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::*;

@@ -7,8 +7,9 @@
 
 use core::ops::Range;
 
+use super::edit::NodeContext;
 use super::node::{Extent, FANOUT, Head, Node, NodeMut, Page, Sorted, gap_between};
-use super::tree::{Interval, NodeContext};
+use super::tree::Interval;
 use crate::addr::VirtRange;
 
 /// A node that holds nodes. Entry `i` of each array describes child `i`. Entries from `head.len` on

@@ -7,10 +7,12 @@
 //! | file | what it does |
 //! |---|---|
 //! | `tree` | keeps VMAs in order: a B+tree of whole pages (Linux: the maple tree) |
+//! | `edit` | makes one change: down to the leaf, and back with new summaries |
 //! | `node` | lays out leaf nodes, and owns the memory of all nodes |
 //! | `inner` | keeps the summaries of inner nodes: spans and largest gaps |
 //! | `gap` | searches for free addresses (Linux: `vm_unmapped_area`) |
 
+mod edit;
 mod gap;
 mod inner;
 mod node;

@@ -14,8 +14,9 @@ use core::marker::PhantomData;
 use core::mem::{MaybeUninit, align_of, size_of};
 use core::ptr::{self, NonNull};
 
+use super::edit::NodeContext;
 use super::inner::Inner;
-use super::tree::{Interval, NodeContext};
+use super::tree::Interval;
 use crate::addr::VirtRange;
 
 /// The size and the alignment of a node, in bytes.

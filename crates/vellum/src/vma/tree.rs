@@ -15,17 +15,14 @@
 //! their children ([`Node`]), so there are no parent pointers. The only `unsafe` operation here is
 //! freeing a page to its source.
 
-mod edit;
-
 use core::fmt;
 use core::iter::FusedIterator;
 
+use super::edit::{Edited, NodeContext, edit, updated_gap};
 use super::node::{FANOUT, Leaf, Node, NodeMut, NodeRef, Page, SpareNodes};
 use crate::addr::VirtRange;
-use edit::{Edited, edit, updated_gap};
 
 pub use super::node::NodeMemory;
-pub(super) use edit::NodeContext;
 
 /// A range of addresses that the tree can hold: a VMA, as a small value.
 ///

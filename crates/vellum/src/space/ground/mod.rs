@@ -3,6 +3,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `address_space` | [`AddressSpace`]: its parts, its creation and its end |
 //! | `vmas` | the VMA tree: split, merge, count; both sides of its lock |
 //! | `limits` | resource limits, and which of them a request exceeds |
 //! | `claims` | claims of ranges, which order changes that overlap (INV-18) |
@@ -13,6 +14,7 @@
 //! | `zap` | clears a range of page tables and frees what it mapped |
 //! | `rss` | the memory of a space's counters, and the peak of the resident set |
 
+mod address_space;
 mod claims;
 mod families;
 mod limits;
@@ -23,6 +25,7 @@ mod vmas;
 mod walk;
 mod zap;
 
+pub use address_space::AddressSpace;
 pub(super) use claims::{Change, ClaimTicket};
 pub use families::Families;
 pub(super) use limits::Excess;
@@ -38,8 +41,6 @@ use crate::arch::{Arch, UserRange};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::table::PageTables;
-
-use super::AddressSpace;
 
 /// Defines a handle: a reference to an [`AddressSpace`] of a type of its own. A folder of
 /// [`space`](super) implements its operations on its handle, so that only what the handle declares

@@ -5,20 +5,20 @@
 //! neighbouring VMAs, and the pages that a split would take. So the leaf can refuse before anything
 //! is changed, and one descent is enough.
 
-use super::super::node::{Leaf, Node, NodeMut, SpareNodes};
-use super::Interval;
+use super::node::{Leaf, Node, NodeMut, SpareNodes};
+use super::tree::Interval;
 
 /// The context of a node in the tree.
 #[derive(Clone, Copy)]
-pub(in crate::vma) struct NodeContext {
+pub(super) struct NodeContext {
     /// The end of the last VMA before the node.
-    pub(in crate::vma) floor: u64,
+    pub(super) floor: u64,
     /// The start of the first VMA behind the node.
-    pub(in crate::vma) ceiling: u64,
+    pub(super) ceiling: u64,
     /// The length of the largest gap inside the node, before the change.
-    pub(in crate::vma) gap: u64,
+    pub(super) gap: u64,
     /// The number of pages that are needed above the node if it splits.
-    pub(in crate::vma) split_cost: usize,
+    pub(super) split_cost: usize,
 }
 
 impl NodeContext {

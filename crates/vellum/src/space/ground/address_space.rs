@@ -1,0 +1,150 @@
+//! The address space: what it consists of, and its creation and end.
+
+use core::sync::atomic::{AtomicBool, AtomicU32};
+
+use crate::addr::Pfn;
+use crate::arch::{Arch, UserRange};
+use crate::frame::Family;
+use crate::machine::Machine;
+use crate::memcg::{MemcgError, MemcgId, Refused};
+use crate::platform::{Platform, SpaceId};
+use crate::sync::PerCpuLock;
+use crate::table::PageTables;
+
+use super::{Families, Limits, PeakRss, SlotFrames, Vmas, Zap};
+
+/// An address space (Linux: `mm_struct`). All methods but [`AddressSpace::cap_runs`] take `&self`
+/// and may be called from any CPU at any time.
+pub struct AddressSpace<'m, P: Platform, A: Arch> {
+    /// The page tables, the TLB shootdown state and the per-CPU counters.
+    pub(in crate::space) tables: PageTables<'m, P, A>,
+    /// The VMAs, their limits, and the claims.
+    pub(in crate::space) vmas: PerCpuLock<Vmas>,
+    /// The number of claims that have ended or changed their ranges. Changes that wait for a claim
+    /// poll it.
+    pub(in crate::space) claims_ended: AtomicU32,
+    /// True if PTEs that are not soft-dirty must not be writable. Set with the VMAs locked for
+    /// writing.
+    pub(in crate::space) soft_dirty_on: AtomicBool,
+    /// The fork family that the rmap keys of new folios name: the last of `families`.
+    pub(in crate::space) family: Family,
+    /// The fork families that the space is in.
+    pub(in crate::space) families: Families,
+    /// The peak of the resident set.
+    pub(in crate::space) peak: PeakRss,
+    /// The frames of the per-CPU counters.
+    pub(in crate::space) slot_frames: SlotFrames,
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Makes an empty space that charges its memory to `memcg`.
+    ///
+    /// # Errors
+    /// There is no memory for its root page table and counters, or the memcg is at its limit or
+    /// does not exist.
+    pub fn new(machine: &'m Machine<'m, P>, arch: A, memcg: MemcgId, limits: Limits) -> Result<Self, Refused> {
+        let memcgs = machine.memcgs();
+        if !memcgs.pin(memcg) {
+            return Err(Refused::OutOfMemory);
+        }
+        let made = SlotFrames::new(machine, memcg).and_then(|slot_frames| {
+            let slots = slot_frames.slots(machine);
+            let tables = PageTables::new(machine, arch, memcg, slots).inspect_err(|_| slot_frames.free(machine))?;
+            Ok(AddressSpace {
+                family: Family::of(tables.tlb.space.0),
+                families: Families::new(tables.tlb.space),
+                vmas: PerCpuLock::new(Vmas::new(limits, &arch, tables.tlb.space)),
+                claims_ended: AtomicU32::new(0),
+                tables,
+                soft_dirty_on: AtomicBool::new(false),
+                peak: PeakRss::default(),
+                slot_frames,
+            })
+        });
+        made.inspect_err(|_| memcgs.unpin(memcg))
+    }
+
+    /// Limits runs to `entries` PTEs, before the first use of the space. With 1 the engine works
+    /// page by page, as kernels without runs do: the benchmarks' `page` column.
+    pub fn cap_runs(&mut self, entries: usize) {
+        self.tables.max_run = entries.max(1);
+        self.tables.uses_cont_blocks &= entries > 1;
+    }
+
+    /// Returns the number of the space on this machine.
+    pub fn id(&self) -> SpaceId {
+        self.tables.tlb.space
+    }
+
+    /// Returns the fork families that the space is in, by which the host may index its spaces
+    /// ([`crate::space::Spaces::each_in_family`]). They never change.
+    pub fn families(&self) -> &Families {
+        &self.families
+    }
+
+    /// Returns the frame of the root page table, which the host loads into a CPU's register. The
+    /// host fills in the part that translates addresses from the format's [`Arch::user_end`] on,
+    /// rounded up to whole PTEs.
+    pub fn root(&self) -> Pfn {
+        self.tables.root
+    }
+
+    /// Returns the memcg that memory of the space is charged to.
+    pub fn memcg(&self) -> MemcgId {
+        self.tables.memcg()
+    }
+
+    /// Charges memory to another memcg from now on. Memory that is charged already, page tables
+    /// included, stays charged where it is until it is freed.
+    ///
+    /// # Errors
+    /// There is no such memcg.
+    pub fn set_memcg(&self, memcg: MemcgId) -> Result<(), MemcgError> {
+        // Faults charge with the VMAs locked, so no fault charges the old memcg once this returns.
+        let _vmas = self.write();
+        let memcgs = self.machine().memcgs();
+        if !memcgs.pin(memcg) {
+            return Err(MemcgError::NoSuchMemcg(memcg));
+        }
+        let before = self.tables.memcg();
+        self.tables.set_memcg(memcg);
+        memcgs.unpin(before);
+        Ok(())
+    }
+
+    /// Returns the page-table format.
+    pub fn arch(&self) -> &A {
+        &self.tables.arch
+    }
+
+    /// Returns the machine that the space lives on.
+    #[inline]
+    pub fn machine(&self) -> &'m Machine<'m, P> {
+        self.tables.machine
+    }
+
+    /// Includes a CPU that is about to load the root in TLB shootdowns.
+    pub fn cpu_enter(&self, cpu: usize) {
+        self.tables.tlb.enter(cpu);
+    }
+
+    /// Excludes a CPU from TLB shootdowns. The CPU has loaded another root, and its TLB caches no
+    /// translation of this space any more.
+    pub fn cpu_leave(&self, cpu: usize) {
+        self.tables.tlb.leave(cpu);
+    }
+}
+
+impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
+    /// Unmaps and frees everything (exit). CPUs that have not left the space
+    /// ([`AddressSpace::cpu_leave`]) take part in the shootdown.
+    fn drop(&mut self) {
+        let all = UserRange::all(&self.tables.arch);
+        Zap::of(self).all(all);
+        self.tables.free_root();
+        let machine = self.machine();
+        self.vmas.get_mut().clear(machine);
+        self.slot_frames.free(machine);
+        machine.memcgs().unpin(self.tables.memcg());
+    }
+}
