@@ -4,8 +4,8 @@
 //!
 //! # Layers
 //!
-//! A file imports from its own layer and from those before it in this table; a test of the portable
-//! half keeps that (`src/portable/layers.rs`).
+//! A layer is a folder, or `main.rs` itself. Each imports only from modules above it in this table:
+//! the ground comes first.
 //!
 //! | folder | what it is |
 //! |---|---|
@@ -117,6 +117,7 @@ use alloc::format;
 use alloc::vec::Vec;
 use arch::clock::Clock;
 use arch::exit::{Outcome, exit};
+use arch::serial::println;
 use arch::{hooks, interrupts, paging, secondary, serial, smp};
 use core::fmt::Display;
 use core::panic::PanicInfo;

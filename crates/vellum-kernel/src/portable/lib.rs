@@ -5,6 +5,28 @@
 //! To block is to await: a function that may block is asynchronous, or returns
 //! [`errno::Errno::EAGAIN`] and names the [`wait::Queue`] to wait on. No spin lock is held across
 //! an await; a lock that has to be is a [`sleeplock::SleepLock`].
+//!
+//! A module imports only from modules above it in this table:
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`errno`] | Linux's error numbers |
+//! | [`capabilities`] | the superuser's privileges, one by one |
+//! | [`uname`] | the names that the system reports for itself |
+//! | [`tags`] | TLB tags (PCID, ASID): which translations a TLB keeps |
+//! | [`wait`] | wait queues |
+//! | [`sleeplock`] | a lock that is held across awaits (Linux: `struct mutex`) |
+//! | [`stdio`] | the stdio channel to the host |
+//! | [`nodes`] | NUMA nodes |
+//! | [`boot`] | boot information: memory, command line, initramfs |
+//! | [`acpi`], [`devicetree`], [`pvh`] | the loaders' forms of the boot information |
+//! | [`fs`] | VFS, tmpfs, pseudo file systems, special files |
+//! | [`parse`] | texts that programs write to `/proc`, `/sys` and mount options |
+//! | [`credentials`] | users, groups and capabilities of a thread |
+//! | [`ipc`] | System V IPC objects |
+//! | [`exec`] | ELF segments, and the initial stack |
+//! | [`proc`] | the texts of `/proc` and `/sys` |
+//! | `fuzz` | fuzz targets for the parsers |
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -24,8 +46,6 @@ pub mod fs;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod ipc;
-#[cfg(test)]
-mod layers;
 pub mod nodes;
 pub mod parse;
 pub mod proc;

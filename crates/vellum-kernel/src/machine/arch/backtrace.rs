@@ -4,8 +4,8 @@
 //! the stack, the caller's frame pointer and above it the return address. Without them the
 //! backtrace ends early.
 
+use crate::arch::serial::println;
 use crate::arch::{cpu, stack};
-use crate::println;
 
 /// The largest number of frames printed: a longer chain is taken for a cycle.
 const LIMIT: usize = 24;

@@ -18,7 +18,7 @@
 //! | `touch` | the instructions that access user memory |
 //! | `entry` | entering user mode and returning |
 //! | `frame` | the signal frame on the user stack |
-//! | `held` | a thread's FPU, vector and TLS registers |
+//! | `extended_state` | a thread's FPU, vector and TLS registers |
 //! | `clock` | the clock |
 //! | `ports` | the serial ports |
 //! | `devices` | the addresses of other devices |

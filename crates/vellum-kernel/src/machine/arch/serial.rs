@@ -32,19 +32,19 @@ impl Write for Console {
     }
 }
 
-/// Prints to the console; the function behind [`println!`](crate::println).
+/// Prints to the console; the function behind [`println!`](println).
 pub fn print(arguments: fmt::Arguments) {
     // `Console` never fails. Only a `Display` implementation can, and then only its text is lost.
     let _ = Console.write_fmt(arguments);
 }
 
 /// Prints a line on the console.
-#[macro_export]
 macro_rules! println {
     ($($argument:tt)*) => {
         $crate::arch::serial::print(format_args!("{}\n", format_args!($($argument)*)))
     };
 }
+pub(crate) use println;
 
 /// The stdio channel to the host: carries a program's streams in frames of a type, a length and
 /// that many bytes.

@@ -10,7 +10,7 @@ use super::user::{Space, load, run_in, store};
 use crate::arch::kernel_map::phys_to_virt;
 use crate::arch::manual::{self, Entry};
 use crate::arch::paging::flush_pages;
-use crate::println;
+use crate::arch::serial::println;
 use vellum::addr::{FRAME_SIZE, VirtRange};
 use vellum::arch::{Arch, Attrs};
 use vellum::frame::HUGE_ORDER;

@@ -4,7 +4,7 @@
 use super::lab::{Checked, Lab, expect, tables_between};
 use super::memory::{HUGE, RW, expect_written, first, map, pages, write};
 use super::user::{Machine, run_in};
-use crate::println;
+use crate::arch::serial::println;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
 use vellum::frame::{FrameKind, MAX_ORDER};
 use vellum::platform::Memory;

@@ -3,7 +3,7 @@
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{HUGE, RW, expect_written, map, unmap, write};
 use super::user::{load, run_in, store};
-use crate::println;
+use crate::arch::serial::println;
 use vellum::addr::{FRAME_SIZE, VirtRange};
 use vellum::arch::Arch;
 use vellum::frame::HUGE_ORDER;

@@ -2,7 +2,7 @@
 //! reports.
 
 use super::user::{self, Machine, Space};
-use crate::println;
+use crate::arch::serial::println;
 use core::fmt::{Debug, Display};
 use core::panic::Location;
 use vellum::addr::FRAME_SIZE;

@@ -4,7 +4,7 @@
 use super::lab::{Checked, Failed, Lab, expect, kernel_pages, must, tables_between};
 use super::memory::{BASE, HUGE, RW, expect_written, first, map, map_with, pages, pattern, word_of};
 use super::user::{run_in, store};
-use crate::println;
+use crate::arch::serial::println;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE};
 use vellum::frame::HUGE_ORDER;
 use vellum::memcg::Refused;

@@ -39,8 +39,8 @@ pub mod user;
 mod zeros;
 
 use crate::arch::hooks;
+use crate::arch::serial::println;
 use crate::mem::{self, Machine};
-use crate::println;
 use lab::{Checked, Lab, expect, must};
 use vellum::frame::MAX_ORDER;
 use vellum::memcg::MemcgId;

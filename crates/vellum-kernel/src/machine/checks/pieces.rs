@@ -7,7 +7,7 @@ use super::memory::{
     stats, unmap, write, written,
 };
 use super::user::{Space, load, run_in, store};
-use crate::println;
+use crate::arch::serial::println;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
 use vellum::frame::HUGE_ORDER;
 use vellum::space::{Advise, FaultError, SpaceStats};

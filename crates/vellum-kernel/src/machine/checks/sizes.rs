@@ -8,8 +8,8 @@ use super::memory::{
 };
 use super::user::{Space, load, run_in, store};
 use crate::arch::kernel_map::phys_to_virt;
+use crate::arch::serial::println;
 use crate::mem::now_ns;
-use crate::println;
 use vellum::Run;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn};
 use vellum::frame::{Counts, FrameKind, HUGE_ORDER};

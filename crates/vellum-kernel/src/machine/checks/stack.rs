@@ -3,7 +3,7 @@
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{BASE, RW, expect_zeros, first, map, map_with, unmap, write};
 use super::user::{load, run_in, store};
-use crate::println;
+use crate::arch::serial::println;
 use vellum::addr::{FRAME_SIZE, VirtRange};
 use vellum::space::{FaultError, Limits, MapFlags};
 use vellum::stats::Counter::*;

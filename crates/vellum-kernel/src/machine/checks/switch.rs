@@ -7,7 +7,7 @@ use super::memory::{
 };
 use super::user::{load, run_in, store};
 use crate::arch::cpu::has_tags;
-use crate::println;
+use crate::arch::serial::println;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn};
 use vellum::space::FaultError;
 use vellum::stats::Counter::*;

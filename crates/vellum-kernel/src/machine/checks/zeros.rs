@@ -5,7 +5,7 @@ use super::lab::{Checked, Lab, expect, kernel_pages, must, tables_between};
 use super::memory::{BASE, HUGE, RW, each_run, expect_written, expect_zeros, first, map, stats, write, written};
 use super::user::{Machine, Space, load, run_in, store};
 use crate::arch::kernel_map::phys_to_virt;
-use crate::println;
+use crate::arch::serial::println;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
 use vellum::arch::Attrs;
 use vellum::frame::{HUGE_ORDER, flag};

@@ -7,8 +7,8 @@
 
 use crate::arch::kernel_map::{phys_to_virt, virt_to_phys};
 use crate::arch::pci;
+use crate::arch::serial::println;
 use crate::mem::platform::Host;
-use crate::println;
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
 use core::ptr::NonNull;

@@ -2,11 +2,11 @@
 
 use super::{Answer, Calls, file, futex as robust, pidfd, program};
 use crate::arch::exit::{Outcome, exit as stop};
+use crate::arch::serial::println;
 use crate::arch::serial::stdio;
 use crate::files::{self, cgroupfs};
 use crate::mem::spaces;
 use crate::mem::{self, UserSpace, space, uaccess};
-use crate::println;
 use crate::task::context::Context;
 use crate::task::count::Counted;
 use crate::task::deliver::is_dying;

@@ -13,7 +13,7 @@ use super::{
     program, remote, schedule, select, shm, signal, swap, timer, wait,
 };
 use crate::arch;
-use crate::println;
+use crate::arch::serial::println;
 use crate::task::run::Restart;
 use crate::task::{Thread, executor};
 use alloc::sync::Arc;

@@ -2,9 +2,9 @@
 //! handler's frame on its stack, or stops or ends the program.
 
 use crate::arch::frame;
+use crate::arch::serial::println;
 use crate::arch::types::{Handler, Raised};
 use crate::mem::uaccess;
-use crate::println;
 use crate::task::life::Life;
 use crate::task::run::{Restart, SystemCalls};
 use crate::task::signal::{self, Action, Default, Info, Set, bit};

@@ -5,10 +5,10 @@
 //! no backing store. The victim is the process with the most memory, adjusted by its
 //! `oom_score_adj`; processes that share its address space end with it.
 
+use crate::arch::serial::println;
 use crate::mem::memcgs::{self, Event};
 use crate::mem::reclaim::{Reason, reclaim};
 use crate::mem::{machine, swap};
-use crate::println;
 use crate::task::life::Life;
 use crate::task::process::{self as processes, FIRST};
 use crate::task::{Process, Thread, executor};

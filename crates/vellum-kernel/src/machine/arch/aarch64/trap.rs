@@ -13,9 +13,9 @@ use crate::arch::entry::Registers;
 use crate::arch::exit::{self, exit};
 use crate::arch::hooks::{self, Fault, Outcome};
 use crate::arch::paging::user_end;
+use crate::arch::serial::println;
 use crate::arch::types::{Raised, Trap};
 use crate::arch::{cpu, interrupts, irq, serial, stack};
-use crate::println;
 use linux_raw_sys::general as abi;
 use vellum::space::Access;
 
