@@ -6,7 +6,7 @@
 //!
 //! | caller | inputs |
 //! |---|---|
-//! | a unit test of that crate, by [`check`] | the files in `fuzz/corpus/TARGET`, and a fixed number of mutations of each |
+//! | a unit test of that crate, by [`check`] | the files in `fuzz/corpus/TARGET`, and mutations of each |
 //! | `fuzz/fuzz_targets/TARGET.rs`, by [`run`] | what libFuzzer makes of those files, with coverage as its guide |
 //!
 //! Both fail as well if the target asks for more memory than [`allowed`] by the length of its

@@ -20,7 +20,8 @@
 //! let mut pace = Pace::new(Duration::from_millis(1));
 //! let options = Options { detection: Kernel::probe(&mut pace)?.detection, sample: None };
 //! let survey = survey(&target, &mut pagemap, &mut pace, &options, &mut ())?;
-//! println!("{} tables, {} of them empty", survey.after.tables / survey.geometry.page(), survey.empty());
+//! let tables = survey.after.tables / survey.geometry.page();
+//! println!("{tables} tables, {} of them empty", survey.empty());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

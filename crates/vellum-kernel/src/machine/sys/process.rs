@@ -173,9 +173,9 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     Ok(tid.into())
 }
 
-/// Starts a new thread. With `blocks_creator` (`CLONE_VFORK`), waits until the new thread has released
-/// its creator's memory or the creator is being killed. `blocks_creator` is set before the new thread
-/// starts, so that the new thread cannot exit unnoticed.
+/// Starts a new thread. With `blocks_creator` (`CLONE_VFORK`), waits until the new thread has
+/// released its creator's memory or the creator is being killed. `blocks_creator` is set before the
+/// new thread starts, so that the new thread cannot exit unnoticed.
 async fn start(maker: &Arc<Thread>, new: Arc<Thread>, blocks_creator: bool) {
     new.blocks_creator.store(blocks_creator, Ordering::SeqCst);
     new.clone().start::<Calls>();

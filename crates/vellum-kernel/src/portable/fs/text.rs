@@ -34,8 +34,8 @@ pub struct PseudoFs {
     pub device: Device,
     /// The magic number that `statfs` returns.
     pub magic: u32,
-    /// A function that returns the owner of the files, and its argument. Root owns the files if this
-    /// is `None`.
+    /// A function that returns the owner of the files, and its argument. Root owns the files if
+    /// this is `None`.
     pub owner: Option<(OwnerOf, u32)>,
 }
 

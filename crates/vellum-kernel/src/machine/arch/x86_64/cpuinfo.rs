@@ -6,8 +6,8 @@ use core::fmt::{self, Write};
 use vellum_kernel::proc::Text;
 
 /// The names of the bits of leaf 1's EDX.
-const LEAF_1_EDX: &str = "fpu vme de pse tsc msr pae mce cx8 apic . sep mtrr pge mca cmov pat pse36 pn clflush . dts acpi \
-    mmx fxsr sse sse2 ss ht tm ia64 pbe";
+const LEAF_1_EDX: &str = "fpu vme de pse tsc msr pae mce cx8 apic . sep mtrr pge mca cmov pat pse36 pn clflush . dts \
+    acpi mmx fxsr sse sse2 ss ht tm ia64 pbe";
 /// The names of the bits of leaf 1's ECX.
 const LEAF_1_ECX: &str = "pni pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ssse3 cid sdbg fma cx16 xtpr pdcm . \
     pcid dca sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline_timer aes xsave . avx f16c rdrand hypervisor";
