@@ -85,7 +85,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 let found = count.map_or(0, core::mem::take);
                 if found > 0 {
                     let what = Quantity::VmasOfSpace(vma.backing.object, space.id());
-                    self.compare(what, object.vmas_of(space.id()), found.into());
+                    self.compare(what, object.vma_count_in(space.id()), found.into());
                 }
             });
         }
@@ -93,7 +93,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             self.counts.fill(0);
             spaces.clone().for_each(|space| self.count_vmas(space, |vma| !only_writers || vma.backing.may_write()));
             self.each_object(|audit, object| {
-                let counted = if only_writers { object.writers() } else { object.vmas() };
+                let counted = if only_writers { object.writers() } else { object.vma_count() };
                 let found = audit.count(object.frame()).into();
                 audit.compare(what(object.frame()), counted, found);
                 // One of the references is the audit's own.

@@ -44,7 +44,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                     let found = u64::from(names) + u64::from(slot.cached_page.is_some());
                     self.compare(Quantity::Slot(device, slot.number), slot.references.into(), found);
                     used += u64::from(slot.references > 0);
-                    free += u64::from(slot.free);
+                    free += u64::from(slot.is_free);
                 });
             }
             self.compare(Quantity::SlotsUsed(device), usage.used.into(), used);

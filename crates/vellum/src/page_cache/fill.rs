@@ -165,7 +165,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// # Errors
     /// As for [`Object::page`], or if the page lies beyond [`MAX_SIZE`].
     pub fn page_or_new(&self, page: u64, memcg: MemcgId) -> Result<ObjectPage<'m, P>, ObjectError> {
-        let _pinned = self.pinned(memcg)?;
+        let _pinned = self.pin_memcg(memcg)?;
         // SAFETY: `with_page` passes a page in the index of the locked object.
         let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) };
         let page = self.with_page(page, memcg, false, &self.single_page(page), |_, pfn| get(pfn))?;
@@ -188,7 +188,7 @@ impl<'m, P: Platform> Object<'m, P> {
         if bytes.is_empty() {
             return Ok(());
         }
-        let _pinned = self.pinned(memcg)?;
+        let _pinned = self.pin_memcg(memcg)?;
         let shift = self.page_shift();
         let end = ((bytes.end - 1) >> shift) + 1;
         let limits = FolioLimits { pages: bytes.start >> shift..end, orders: self.machine.policy().prealloc_orders() };
@@ -305,7 +305,7 @@ impl<'m, P: Platform> Object<'m, P> {
     ///
     /// # Errors
     /// Fails if the memcg does not exist.
-    fn pinned(&self, memcg: MemcgId) -> Result<Option<MemcgPin<'_, 'm>>, Refused> {
+    fn pin_memcg(&self, memcg: MemcgId) -> Result<Option<MemcgPin<'_, 'm>>, Refused> {
         let foreign = (memcg != self.memcg()).then(|| self.machine.memcgs().pinned(memcg).ok_or(Refused::OutOfMemory));
         foreign.transpose()
     }
@@ -317,7 +317,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Returns the order of the largest folio that may be inserted for a missing page: within the
     /// limits, and none of its pages exists.
-    fn order_of(&self, state: &LockedState, page: u64, limits: &FolioLimits) -> u8 {
+    fn folio_order_for(&self, state: &LockedState, page: u64, limits: &FolioLimits) -> u8 {
         let page_order = self.head().page_order;
         let mut left = limits.orders >> page_order & !1;
         while left != 0 {
@@ -381,7 +381,7 @@ impl<'m, P: Platform> Object<'m, P> {
             if bounded {
                 limits.pages.end = limits.pages.end.min(size.div_ceil(1 << self.page_shift()));
             }
-            let order = self.order_of(&state, page, &limits);
+            let order = self.folio_order_for(&state, page, &limits);
             if missing <= spare.count
                 && let Some(pfn) = spare.folio.take(order)
             {

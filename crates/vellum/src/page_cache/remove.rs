@@ -28,7 +28,7 @@ pub struct RemovedPages {
     pub end: u64,
     /// True if private copies of the pages are to be unmapped too (Linux: `even_cows`): those of
     /// truncated pages are, those of a punched hole aren't.
-    pub copies: bool,
+    pub even_cows: bool,
 }
 
 impl RemovedPages {
@@ -53,13 +53,13 @@ impl<P: Platform> Object<'_, P> {
         let first = size.div_ceil(1 << self.page_shift());
         if size > self.size() {
             self.lock().size = size;
-            return Ok(RemovedPages { first, end: first, copies: true });
+            return Ok(RemovedPages { first, end: first, even_cows: true });
         }
         let tail_part = self.page_part(size..first << self.page_shift())?;
         self.lock().size = size;
         tail_part.zero();
         self.remove(first..u64::MAX);
-        Ok(RemovedPages { first, end: u64::MAX, copies: true })
+        Ok(RemovedPages { first, end: u64::MAX, even_cows: true })
     }
 
     /// Punches a hole: a range of bytes that will read as zeros (Linux: `fallocate` with
@@ -80,7 +80,7 @@ impl<P: Platform> Object<'_, P> {
         head.zero();
         tail.zero();
         self.remove(pages.clone());
-        Ok(RemovedPages { first: pages.start, end: pages.end, copies: false })
+        Ok(RemovedPages { first: pages.start, end: pages.end, even_cows: false })
     }
 
     /// Returns the first page from `page` on that exists, in memory or swapped out (Linux:
@@ -103,7 +103,7 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Returns whether a page exists, in memory or swapped out.
-    pub fn has(&self, page: u64) -> bool {
+    pub fn has_page(&self, page: u64) -> bool {
         self.lock().index.find(self.machine.frames(), page).is_some()
     }
 

@@ -58,12 +58,12 @@ impl<P: Platform> Object<'_, P> {
 
     /// Returns the number of a space's VMAs that map the object, as the list of mappers counts
     /// them.
-    pub(crate) fn vmas_of(&self, space: SpaceId) -> u64 {
+    pub(crate) fn vma_count_in(&self, space: SpaceId) -> u64 {
         self.next_mapping(space).filter(|mapper| mapper.space == space).map_or(0, |mapper| mapper.vmas)
     }
 
     /// Returns the number of all VMAs that map the object, as the list of mappers counts them.
-    pub(crate) fn vmas(&self) -> u64 {
+    pub(crate) fn vma_count(&self) -> u64 {
         let (mut vmas, mut from) = (0, SpaceId(0));
         while let Some(mapper) = self.next_mapping(from) {
             (vmas, from) = (vmas + mapper.vmas, SpaceId(mapper.space.0 + 1));

@@ -179,7 +179,7 @@ impl<'a, C: Cpus> LockedCluster<'a, C> {
     }
 
     /// Marks slots as free. They have no references, and their contents are forgotten.
-    pub(super) fn free(&mut self, slots: &SlotSet) {
+    pub(super) fn mark_free(&mut self, slots: &SlotSet) {
         self.state.free.add(slots);
     }
 

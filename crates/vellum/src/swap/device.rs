@@ -49,7 +49,7 @@ pub trait SwapDevice<P: Platform>: Sync {
     /// changed is reported as [`Unreadable::Damaged`] and not used. That costs four bytes per slot
     /// and a pass over each page on write and on read. Called once, when the device is attached.
     /// The default is true in strict mode only.
-    fn checked(&self) -> bool {
+    fn has_checksums(&self) -> bool {
         P::ENABLED
     }
 }

@@ -93,7 +93,7 @@ impl SlotAllocator {
         for index in (0..clusters.len()).rev() {
             let usable = (len - index * SLOTS).min(SLOTS);
             let mut cluster = LockedCluster::new(clusters.get(index), swap_map.get(index), platform);
-            cluster.free(&SlotSet::range(0..usable));
+            cluster.mark_free(&SlotSet::range(0..usable));
             lists.requeue(&clusters, index, cluster.room());
         }
         let free = AtomicI64::new(len.into());
@@ -257,7 +257,7 @@ impl SlotAllocator {
         }
         trace(platform, || Event::Step);
         let mut cluster = self.lock(platform, index);
-        cluster.free(&dead);
+        cluster.mark_free(&dead);
         if ClusterLists::needs_requeue(self.clusters.get(index), || cluster.room()) {
             trace(platform, || Event::Step);
             self.lists.lock(platform).requeue(&self.clusters, index, cluster.room());

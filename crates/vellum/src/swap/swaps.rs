@@ -289,7 +289,7 @@ impl<P: Platform> Swaps<P> {
     }
 
     /// Returns the number of slots of all devices.
-    pub(crate) fn slots(&self, platform: &P) -> u64 {
+    pub(crate) fn total_slots(&self, platform: &P) -> u64 {
         let active = self.active(platform);
         // SAFETY: the devices are in the list.
         active.ids().iter().map(|id| u64::from(unsafe { self.device(*id) }.slots.len())).sum()
