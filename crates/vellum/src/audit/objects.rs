@@ -44,14 +44,14 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                         wrong = Some(node);
                     }
                 },
-                &mut |there| match there {
-                    PageLocation::Swap(..) => in_swap += 1,
-                    PageLocation::Memory(pfn, named) => {
+                &mut |page| match page {
+                    PageLocation::Swap { .. } => in_swap += 1,
+                    PageLocation::Memory { pfn, is_named } => {
                         in_memory += 1;
                         let (head, _) = machine.frames().head(pfn);
                         let count = counts.get_mut(head.0.wrapping_sub(first.0) as usize);
                         count.into_iter().for_each(|count| *count += 1);
-                        if !named {
+                        if !is_named {
                             report(Discrepancy::WrongObject { pfn: head });
                         }
                     }
@@ -60,8 +60,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             if let Some(node) = wrong {
                 audit.compare(Quantity::NodeEntries(node.at), node.counted.into(), node.found.into());
             }
-            audit.compare(Quantity::ObjectResident(object.frame()), counted[0], in_memory);
-            audit.compare(Quantity::ObjectSwapped(object.frame()), counted[1], in_swap);
+            audit.compare(Quantity::ObjectResident(object.frame()), counted.resident, in_memory);
+            audit.compare(Quantity::ObjectSwapped(object.frame()), counted.swapped, in_swap);
             structures += nodes + object.own_frames();
             resident += in_memory << object.page_order();
         });
@@ -117,8 +117,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     pub(super) fn swapped(&mut self) {
         self.counts.fill(0);
         self.each_object(|audit, object| {
-            let [_, in_swap] = object.page_counts();
-            audit.counts[usize::from(object.memcg().number())] += (in_swap as u32) << object.page_order();
+            let swapped = object.page_counts().swapped;
+            audit.counts[usize::from(object.memcg().number())] += (swapped as u32) << object.page_order();
         });
         self.by_memcg(Quantity::MemcgSwapped as fn(MemcgId) -> Quantity, |usage| usage.swapped, |_| 0);
     }

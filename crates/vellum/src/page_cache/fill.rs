@@ -84,13 +84,13 @@ impl<'m, P: Platform> NewFolio<'m, P> {
     pub(super) fn provide(&mut self, order: u8, zero: bool, memcg: MemcgId) -> Result<(), ObjectError> {
         self.put_back();
         let frames = self.machine.frames();
-        let (pfn, shard) = frames.alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
+        let (pfn, lruvec) = frames.alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
         let refs = 1 << (order - self.page_order);
         let head = frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
         mapping::clear_object(head);
-        let admitted =
-            self.machine.memcgs().charge_frames(frames, memcg, (pfn, head, shard), order, Some(LruList::Shmem));
-        if let Err(over) = admitted {
+        let charged =
+            self.machine.memcgs().charge_frames(frames, memcg, (pfn, head, lruvec), order, Some(LruList::Shmem));
+        if let Err(over) = charged {
             frames.put(pfn, head, refs, 0);
             // SAFETY: the folio was never in an index or on a list, so no other CPU knows it. It is
             // still zero if it was allocated as zero.
@@ -122,7 +122,10 @@ impl<P: Platform> Drop for NewFolio<'_, P> {
 }
 
 impl<'m, P: Platform> Spare<'m, P> {
-    /// Allocates nodes until `count` are present, charged to `memcg`.
+    /// Allocates nodes until `count` are present, charged to `memcg`. No lock is held.
+    ///
+    /// # Errors
+    /// Fails if there is no memory or `memcg` is at its limit. The nodes allocated so far stay.
     fn provide_nodes(&mut self, count: usize, memcg: MemcgId) -> Result<(), ObjectError> {
         let frames = self.machine.frames();
         while self.count < count {

@@ -108,7 +108,10 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Returns a range of bytes within one page, with a reference to the page if it exists. Reads
-    /// the page from its swap device if necessary.
+    /// the page from its swap device if necessary. No lock is held.
+    ///
+    /// # Errors
+    /// As for [`Object::page`].
     fn page_part(&self, bytes: Range<u64>) -> Result<PagePart<'_, P>, ObjectError> {
         let shift = self.page_shift();
         let page = if bytes.is_empty() { None } else { self.page(bytes.start >> shift)? };
@@ -116,7 +119,8 @@ impl<P: Platform> Object<'_, P> {
         Ok(PagePart { page, first, count: (bytes.end.saturating_sub(bytes.start)) as usize })
     }
 
-    /// Removes a range of pages, a batch at a time, without the object's lock in between.
+    /// Removes a range of pages, a batch at a time, and frees each batch with the object unlocked.
+    /// Spaces may still map the pages.
     fn remove(&self, pages: Range<u64>) {
         let mut from = pages.start;
         loop {
@@ -129,7 +133,7 @@ impl<P: Platform> Object<'_, P> {
     }
 }
 
-/// Removes and frees all pages of an object without references.
+/// Removes and frees all pages of an object without references. The caller holds no lock.
 pub(super) fn remove_all<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
     // SAFETY: the last reference was dropped, so the head belongs to the caller.
     let head = unsafe { head(machine, at) };

@@ -2,7 +2,7 @@
 
 use crate::arch::{Arch, BadRange, Kind, UserRange};
 use crate::errno::Errno;
-use crate::page_cache::Object;
+use crate::page_cache::{ExistingPage, Object};
 use crate::platform::Platform;
 use crate::vma::Vma;
 
@@ -84,10 +84,10 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
             let part = vma.range.intersect(&range);
             let first = vma.backing.offset(part.start) >> shift;
             let mut at = first;
-            while let Some((page, here)) = object.next_present(at)
+            while let Some(ExistingPage { page, is_resident }) = object.next_existing(at)
                 && page - first < part.len() >> shift
             {
-                visit(vma, part.start + ((page - first) << shift), here);
+                visit(vma, part.start + ((page - first) << shift), is_resident);
                 at = page + 1;
                 self.platform().resched();
             }
