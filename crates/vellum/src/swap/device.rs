@@ -98,12 +98,12 @@ pub enum Unreadable {
 
 impl core::fmt::Display for ReadError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let why = match self.reason {
+        let reason = match self.reason {
             Unreadable::Empty => "it was never written",
             Unreadable::Damaged => "its contents differ from what was written",
             Unreadable::Failed => "the device failed",
         };
-        write!(f, "cannot read swap slot {}: {why}", self.slot)
+        write!(f, "cannot read swap slot {}: {reason}", self.slot)
     }
 }
 

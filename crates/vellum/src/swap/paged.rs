@@ -39,21 +39,21 @@ impl<T: Zeroable> Paged<T> {
         Self::with_holes(frames, len, |_| true)
     }
 
-    /// Allocates an array of `len` items, without those blocks for whose first item `there` returns
-    /// false.
+    /// Allocates an array of `len` items, without those blocks for whose first item `is_needed`
+    /// returns false. These are holes: no item in them can be accessed.
     ///
     /// # Errors
     /// As for [`Paged::new`].
     pub(super) fn with_holes<P: Platform>(
         frames: &Frames<'_, P>,
         len: u32,
-        there: impl Fn(u32) -> bool,
+        is_needed: impl Fn(u32) -> bool,
     ) -> Result<Self, OutOfMemory> {
         let directory = frames.alloc(Self::directory_order(len), false, Use::Kernel)?;
         let direct = frames.platform().direct_map();
         let paged = Paged { direct, directory, len, items: PhantomData };
         for block in 0..Self::blocks(len) {
-            let items = if there(block * Self::PER_BLOCK) {
+            let items = if is_needed(block * Self::PER_BLOCK) {
                 frames.alloc(Self::ORDER, true, Use::Kernel)
             } else {
                 Ok(Pfn::NONE)

@@ -107,7 +107,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Maps the zero folio where pages of a registered range are missing (`UFFDIO_ZEROPAGE`).
     ///
     /// # Errors
-    /// [`UffdFillStopped`]: a page exists already, the VMA is not registered, or there is no memory.
+    /// [`UffdFillStopped`]: a page exists already, the VMA is not registered, or there is no
+    /// memory.
     pub fn uffd_zeropage(&self, range: VirtRange) -> Result<(), UffdFillStopped> {
         Uffd::of(self).uffd_zeropage(range)
     }
@@ -116,7 +117,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// [`FaultError::Poisoned`](super::FaultError::Poisoned).
     ///
     /// # Errors
-    /// [`UffdFillStopped`]: a page exists already, the VMA is not registered, or there is no memory.
+    /// [`UffdFillStopped`]: a page exists already, the VMA is not registered, or there is no
+    /// memory.
     pub fn uffd_poison(&self, range: VirtRange) -> Result<(), UffdFillStopped> {
         Uffd::of(self).uffd_poison(range)
     }
