@@ -56,6 +56,7 @@ pub(super) struct NewFolio<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     /// The folio's first frame and its order.
     folio: Option<(Pfn, u8)>,
+    /// log2 of the frames of the object's pages.
     page_order: u8,
 }
 
@@ -92,7 +93,7 @@ impl<'m, P: Platform> NewFolio<'m, P> {
             self.machine.memcgs().charge_frames(frames, memcg, (pfn, head, lruvec), order, Some(LruList::Shmem));
         if let Err(over) = charged {
             frames.put(pfn, head, refs, 0);
-            // SAFETY: the folio was never in an index or on a list, so no other CPU knows it. It is
+            // SAFETY: the folio was never in an index or on a list, so no other CPU can reach it. It is
             // still zero if it was allocated as zero.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Folio) };
             return Err(over.into());
@@ -116,6 +117,7 @@ impl<'m, P: Platform> NewFolio<'m, P> {
 }
 
 impl<P: Platform> Drop for NewFolio<'_, P> {
+    /// Frees the folio, unless it was taken.
     fn drop(&mut self) {
         self.put_back();
     }
@@ -139,6 +141,7 @@ impl<'m, P: Platform> Spare<'m, P> {
 }
 
 impl<P: Platform> Drop for Spare<'_, P> {
+    /// Frees the nodes that were not used; the folio frees itself.
     fn drop(&mut self) {
         for node in &self.nodes[..self.count] {
             remove::free_node(self.machine, *node);

@@ -123,7 +123,7 @@ fn levels_for(page: u64) -> u32 {
     (u64::BITS - page.leading_zeros()).div_ceil(BITS).max(1)
 }
 
-/// A node of an index that is locked, or that no other CPU knows yet.
+/// A node of an index that is locked, or that no other CPU can reach yet.
 struct Node<'f, 'p, P: Platform> {
     frames: &'f Frames<'p, P>,
     at: Pfn,
@@ -166,7 +166,7 @@ impl<P: Platform> Node<'_, '_, P> {
     }
 }
 
-/// Initialises a node in a zeroed frame that no other CPU knows.
+/// Initialises a node in a zeroed frame that no other CPU can reach.
 pub(super) fn prepare<P: Platform>(frames: &Frames<'_, P>, node: Pfn) {
     frames.frame(node).link(1).store(0, Relaxed);
 }

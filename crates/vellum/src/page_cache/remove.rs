@@ -173,7 +173,9 @@ impl<P: Platform> PagePart<'_, P> {
 
 /// Pages and nodes that were removed from an index, with the references that the object held.
 struct RemovedBatch {
+    /// The pages' entries, in ascending order.
     pages: ArrayVec<Entry, MAX_BATCH>,
+    /// The index nodes that became empty.
     nodes: FreedNodes,
     /// The page at which to continue.
     next: u64,

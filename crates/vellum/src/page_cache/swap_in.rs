@@ -1,7 +1,7 @@
 //! Reads pages back from swap devices (Linux: `shmem_swapin_folio`): with the neighbours in
 //! consecutive slots, into one folio of an order that policy permits.
 //!
-//! The device is read with the object unlocked, into a folio that no other CPU knows; references to
+//! The device is read with the object unlocked, into a folio that no other CPU can reach; references to
 //! the slots keep their contents. If the pages still have the same slots when the object is locked
 //! again, the folio takes their place in the index.
 
@@ -152,7 +152,7 @@ impl<'m, P: Platform> Object<'m, P> {
         None
     }
 
-    /// Reads slots into a folio that no other CPU knows. If the pages still have these slots
+    /// Reads slots into a folio that no other CPU can reach. If the pages still have these slots
     /// afterwards, the folio replaces them in the index; otherwise it is freed.
     fn read_slots(&self, swapped: &SwappedPages, pfn: Pfn) -> SwapInResult {
         let (machine, frames) = (self.machine, self.machine.frames());

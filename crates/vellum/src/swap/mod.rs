@@ -12,7 +12,7 @@
 //! | `compressed` | a device in memory: compressed and same-filled pages (Linux: zram) |
 //! | `paged` | long arrays in single frames |
 //!
-//! This module knows nothing of page tables. Its caller unmaps a folio, allocates slots, has the
+//! This module does not access page tables. Its caller unmaps a folio, allocates slots, has the
 //! frames written, and stores the slots in swap PTEs.
 
 mod cache;

@@ -7,7 +7,7 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frames, OutOfMemory, Use, Zeroable};
 use crate::platform::Platform;
 
-/// An array of `len` items, all zero at first. [`Paged::free`] must free it: it does not know its
+/// An array of `len` items, all zero at first. [`Paged::free`] must free it: it has no reference to its
 /// frame allocator, so dropping it leaks.
 #[must_use]
 pub(super) struct Paged<T> {
@@ -59,11 +59,11 @@ impl<T: Zeroable> Paged<T> {
                 Ok(Pfn::NONE)
             };
             match items {
-                // SAFETY: inside the directory, which was just allocated and which nothing else
-                // knows of.
+                // SAFETY: inside the directory, which was just allocated and to which nothing
+                // else refers.
                 Ok(pfn) => unsafe { paged.entry(block).write(pfn.0) },
                 Err(error) => {
-                    // SAFETY: the directory has this many blocks, and nothing else knows of it.
+                    // SAFETY: the directory has this many blocks, and nothing else refers to it.
                     unsafe { paged.free_blocks(frames, block) };
                     return Err(error);
                 }

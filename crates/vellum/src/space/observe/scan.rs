@@ -148,7 +148,9 @@ struct ScanState<'q, F> {
     pages_left: u64,
     /// The number of pages that were reported.
     pages: u64,
+    /// log2 of the page size in bytes.
     page_shift: u32,
+    /// True if the reported pages are write-protected.
     write_protect: bool,
     /// True if missing pages of anonymous VMAs are write-protected too, by markers.
     protect_missing: bool,

@@ -86,8 +86,11 @@ impl RecordBatch<'_> {
 /// A compressed swap device in memory. [`Compressed::free`] returns its memory: dropping it leaks.
 #[must_use]
 pub struct Compressed {
+    /// The records of all slots.
     records: Paged<Records>,
+    /// The CPUs' compression buffers.
     streams: Streams,
+    /// The memory of pages that are not same-filled.
     pool: Pool,
     counts: StatCounters,
 }
