@@ -101,10 +101,10 @@ impl Answer {
     }
 
     fn finish(&mut self) -> Result<(), Errno> {
-        let (Some(Region { range, categories: is }), Some(thread)) = (self.last.take(), Thread::current()) else {
+        let (Some(Region { range, categories }), Some(thread)) = (self.last.take(), Thread::current()) else {
             return Ok(());
         };
-        let region = page_region { start: range.start, end: range.end, categories: is.bits() };
+        let region = page_region { start: range.start, end: range.end, categories: categories.bits() };
         let to = self.to.wrapping_add(self.told * size_of::<page_region>() as u64);
         uaccess::write(&thread.memory(), to, uaccess::bytes_of(&region))?;
         self.told += 1;
