@@ -44,14 +44,14 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                         wrong = Some(node);
                     }
                 },
-                &mut |there| match there {
-                    PageLocation::Swap(..) => in_swap += 1,
-                    PageLocation::Memory(pfn, named) => {
+                &mut |page| match page {
+                    PageLocation::Swap { .. } => in_swap += 1,
+                    PageLocation::Memory { pfn, is_named } => {
                         in_memory += 1;
                         let (head, _) = machine.frames().head(pfn);
                         let count = counts.get_mut(head.0.wrapping_sub(first.0) as usize);
                         count.into_iter().for_each(|count| *count += 1);
-                        if !named {
+                        if !is_named {
                             report(Discrepancy::WrongObject { pfn: head });
                         }
                     }
@@ -60,8 +60,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             if let Some(node) = wrong {
                 audit.compare(Quantity::NodeEntries(node.at), node.counted.into(), node.found.into());
             }
-            audit.compare(Quantity::ObjectResident(object.frame()), counted[0], in_memory);
-            audit.compare(Quantity::ObjectSwapped(object.frame()), counted[1], in_swap);
+            audit.compare(Quantity::ObjectResident(object.frame()), counted.resident, in_memory);
+            audit.compare(Quantity::ObjectSwapped(object.frame()), counted.swapped, in_swap);
             structures += nodes + object.own_frames();
             resident += in_memory << object.page_order();
         });
@@ -85,7 +85,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 let found = count.map_or(0, core::mem::take);
                 if found > 0 {
                     let what = Quantity::VmasOfSpace(vma.backing.object, space.id());
-                    self.compare(what, object.vmas_of(space.id()), found.into());
+                    self.compare(what, object.vma_count_in(space.id()), found.into());
                 }
             });
         }
@@ -93,7 +93,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             self.counts.fill(0);
             spaces.clone().for_each(|space| self.count_vmas(space, |vma| !only_writers || vma.backing.may_write()));
             self.each_object(|audit, object| {
-                let counted = if only_writers { object.writers() } else { object.vmas() };
+                let counted = if only_writers { object.writers() } else { object.vma_count() };
                 let found = audit.count(object.frame()).into();
                 audit.compare(what(object.frame()), counted, found);
                 // One of the references is the audit's own.
@@ -117,8 +117,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     pub(super) fn swapped(&mut self) {
         self.counts.fill(0);
         self.each_object(|audit, object| {
-            let [_, in_swap] = object.page_counts();
-            audit.counts[usize::from(object.memcg().number())] += (in_swap as u32) << object.page_order();
+            let swapped = object.page_counts().swapped;
+            audit.counts[usize::from(object.memcg().number())] += (swapped as u32) << object.page_order();
         });
         self.by_memcg(Quantity::MemcgSwapped as fn(MemcgId) -> Quantity, |usage| usage.swapped, |_| 0);
     }

@@ -33,8 +33,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 spaces.clone().for_each(|space| self.count_ptes(space, device, &window));
                 self.each_object(|audit, object| {
                     let pages = 1 << object.page_order();
-                    object.survey(&mut |_| (), &mut |there| {
-                        if let PageLocation::Swap(on, slot) = there {
+                    object.survey(&mut |_| (), &mut |page| {
+                        if let PageLocation::Swap { device: on, slot } = page {
                             audit.count_slots((on == device).then_some(slot..slot + pages), &window);
                         }
                     });
@@ -44,7 +44,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                     let found = u64::from(names) + u64::from(slot.cached_page.is_some());
                     self.compare(Quantity::Slot(device, slot.number), slot.references.into(), found);
                     used += u64::from(slot.references > 0);
-                    free += u64::from(slot.free);
+                    free += u64::from(slot.is_free);
                 });
             }
             self.compare(Quantity::SlotsUsed(device), usage.used.into(), used);

@@ -55,7 +55,8 @@ fn on(test: impl FnOnce(&Scene<'_>)) {
     // A page so far away that the index has nodes of all levels.
     drop(object.page_or_new(1 << 27, memcg).unwrap());
     let on = Scene { machine: &machine, memcg, space, object };
-    assert!(on.object.page_counts().iter().all(|pages| *pages > 0), "{:?}", on.object.page_counts());
+    let counts = on.object.page_counts();
+    assert!(counts.resident > 0 && counts.swapped > 0, "{counts:?}");
     assert_eq!(on.audit(), []);
     test(&on);
 }
@@ -86,9 +87,9 @@ impl Scene<'_> {
     /// swap.
     fn pages(&self) -> (Pfn, u32) {
         let (mut in_memory, mut in_swap) = (None, None);
-        self.object.survey(&mut |_| (), &mut |there| match there {
-            PageLocation::Memory(pfn, _) => in_memory = in_memory.or(Some(pfn)),
-            PageLocation::Swap(_, slot) => in_swap = in_swap.or(Some(slot)),
+        self.object.survey(&mut |_| (), &mut |page| match page {
+            PageLocation::Memory { pfn, .. } => in_memory = in_memory.or(Some(pfn)),
+            PageLocation::Swap { slot, .. } => in_swap = in_swap.or(Some(slot)),
         });
         (in_memory.unwrap(), in_swap.unwrap())
     }

@@ -56,6 +56,7 @@ pub(super) struct NewFolio<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     /// The folio's first frame and its order.
     folio: Option<(Pfn, u8)>,
+    /// log2 of the frames of the object's pages.
     page_order: u8,
 }
 
@@ -84,15 +85,15 @@ impl<'m, P: Platform> NewFolio<'m, P> {
     pub(super) fn provide(&mut self, order: u8, zero: bool, memcg: MemcgId) -> Result<(), ObjectError> {
         self.put_back();
         let frames = self.machine.frames();
-        let (pfn, shard) = frames.alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
+        let (pfn, lruvec) = frames.alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
         let refs = 1 << (order - self.page_order);
         let head = frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
         mapping::clear_object(head);
-        let admitted =
-            self.machine.memcgs().charge_frames(frames, memcg, (pfn, head, shard), order, Some(LruList::Shmem));
-        if let Err(over) = admitted {
+        let charged =
+            self.machine.memcgs().charge_frames(frames, memcg, (pfn, head, lruvec), order, Some(LruList::Shmem));
+        if let Err(over) = charged {
             frames.put(pfn, head, refs, 0);
-            // SAFETY: the folio was never in an index or on a list, so no other CPU knows it. It is
+            // SAFETY: the folio was never in an index or on a list, so no other CPU can reach it. It is
             // still zero if it was allocated as zero.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Folio) };
             return Err(over.into());
@@ -116,13 +117,17 @@ impl<'m, P: Platform> NewFolio<'m, P> {
 }
 
 impl<P: Platform> Drop for NewFolio<'_, P> {
+    /// Frees the folio, unless it was taken.
     fn drop(&mut self) {
         self.put_back();
     }
 }
 
 impl<'m, P: Platform> Spare<'m, P> {
-    /// Allocates nodes until `count` are present, charged to `memcg`.
+    /// Allocates nodes until `count` are present, charged to `memcg`. No lock is held.
+    ///
+    /// # Errors
+    /// Fails if there is no memory or `memcg` is at its limit. The nodes allocated so far stay.
     fn provide_nodes(&mut self, count: usize, memcg: MemcgId) -> Result<(), ObjectError> {
         let frames = self.machine.frames();
         while self.count < count {
@@ -136,6 +141,7 @@ impl<'m, P: Platform> Spare<'m, P> {
 }
 
 impl<P: Platform> Drop for Spare<'_, P> {
+    /// Frees the nodes that were not used; the folio frees itself.
     fn drop(&mut self) {
         for node in &self.nodes[..self.count] {
             remove::free_node(self.machine, *node);
@@ -165,7 +171,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// # Errors
     /// As for [`Object::page`], or if the page lies beyond [`MAX_SIZE`].
     pub fn page_or_new(&self, page: u64, memcg: MemcgId) -> Result<ObjectPage<'m, P>, ObjectError> {
-        let _pinned = self.pinned(memcg)?;
+        let _pinned = self.pin_memcg(memcg)?;
         // SAFETY: `with_page` passes a page in the index of the locked object.
         let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) };
         let page = self.with_page(page, memcg, false, &self.single_page(page), |_, pfn| get(pfn))?;
@@ -188,7 +194,7 @@ impl<'m, P: Platform> Object<'m, P> {
         if bytes.is_empty() {
             return Ok(());
         }
-        let _pinned = self.pinned(memcg)?;
+        let _pinned = self.pin_memcg(memcg)?;
         let shift = self.page_shift();
         let end = ((bytes.end - 1) >> shift) + 1;
         let limits = FolioLimits { pages: bytes.start >> shift..end, orders: self.machine.policy().prealloc_orders() };
@@ -305,7 +311,7 @@ impl<'m, P: Platform> Object<'m, P> {
     ///
     /// # Errors
     /// Fails if the memcg does not exist.
-    fn pinned(&self, memcg: MemcgId) -> Result<Option<MemcgPin<'_, 'm>>, Refused> {
+    fn pin_memcg(&self, memcg: MemcgId) -> Result<Option<MemcgPin<'_, 'm>>, Refused> {
         let foreign = (memcg != self.memcg()).then(|| self.machine.memcgs().pinned(memcg).ok_or(Refused::OutOfMemory));
         foreign.transpose()
     }
@@ -317,7 +323,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Returns the order of the largest folio that may be inserted for a missing page: within the
     /// limits, and none of its pages exists.
-    fn order_of(&self, state: &LockedState, page: u64, limits: &FolioLimits) -> u8 {
+    fn folio_order_for(&self, state: &LockedState, page: u64, limits: &FolioLimits) -> u8 {
         let page_order = self.head().page_order;
         let mut left = limits.orders >> page_order & !1;
         while left != 0 {
@@ -381,7 +387,7 @@ impl<'m, P: Platform> Object<'m, P> {
             if bounded {
                 limits.pages.end = limits.pages.end.min(size.div_ceil(1 << self.page_shift()));
             }
-            let order = self.order_of(&state, page, &limits);
+            let order = self.folio_order_for(&state, page, &limits);
             if missing <= spare.count
                 && let Some(pfn) = spare.folio.take(order)
             {

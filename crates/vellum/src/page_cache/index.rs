@@ -1,8 +1,9 @@
 //! The index of an object's pages: a radix tree of frames with 512 entries each (Linux: the
 //! `i_pages` xarray).
 //!
-//! An entry of the last level is 0 for a page that does not exist, or holds the number of a frame
-//! or of a swap slot, above bits that tell which. Entries of upper levels hold the frames of nodes.
+//! An entry of the last level is 0 for a page that does not exist. Otherwise it holds the number of
+//! a frame or of a swap slot, above bits that distinguish the two. Entries of upper levels hold the
+//! frames of nodes.
 //! A node's descriptor counts its entries that are not 0. A node is added with the first page below
 //! it and removed with the last.
 //!
@@ -122,7 +123,7 @@ fn levels_for(page: u64) -> u32 {
     (u64::BITS - page.leading_zeros()).div_ceil(BITS).max(1)
 }
 
-/// A node of an index that is locked, or that no other CPU knows yet.
+/// A node of an index that is locked, or that no other CPU can reach yet.
 struct Node<'f, 'p, P: Platform> {
     frames: &'f Frames<'p, P>,
     at: Pfn,
@@ -149,14 +150,14 @@ impl<P: Platform> Node<'_, '_, P> {
         self.frames.frame(self.at).link(1).load(Relaxed)
     }
 
-    /// Sets an entry that is 0.
+    /// Makes an entry that is 0 name a frame: a page's first frame, or a child node.
     fn set(&self, index: u64, pfn: Pfn) {
         debug_assert_eq!(self.get(index), 0);
         self.entry(index).store(frame_word(pfn), Relaxed);
         self.frames.frame(self.at).link(1).store(self.live_count() + 1, Relaxed);
     }
 
-    /// Clears an entry. Returns how many are left.
+    /// Clears an entry that is not 0. Returns the number of entries of the node that are left.
     fn clear(&self, index: u64) -> u32 {
         self.entry(index).store(0, Relaxed);
         let left = self.live_count() - 1;
@@ -165,7 +166,7 @@ impl<P: Platform> Node<'_, '_, P> {
     }
 }
 
-/// Initialises a node in a zeroed frame that no other CPU knows.
+/// Initialises a node in a zeroed frame that no other CPU can reach.
 pub(super) fn prepare<P: Platform>(frames: &Frames<'_, P>, node: Pfn) {
     frames.frame(node).link(1).store(0, Relaxed);
 }
@@ -253,7 +254,7 @@ impl Index {
     }
 
     /// Inserts a page that does not exist. `spare` returns an initialised node each time it is
-    /// called, as often as [`Index::missing_nodes`] says.
+    /// called, which is [`Index::missing_nodes`] times.
     pub(super) fn insert<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
@@ -282,15 +283,15 @@ impl Index {
         self.pages += 1;
     }
 
-    /// Removes a page and returns its entry. Nodes that became empty are added to `freed`; the
-    /// caller frees them with the object unlocked.
+    /// Removes a page and returns its entry, or `None` if the page does not exist. Nodes that
+    /// became empty are added to `freed`; the caller frees them with the object unlocked.
     pub(super) fn remove<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
         page: u64,
         freed: &mut FreedNodes,
     ) -> Option<Entry> {
-        let was = self.find(frames, page)?;
+        let entry = self.find(frames, page)?;
         let mut path = [Pfn::NONE; LEVELS as usize];
         let mut at = self.root;
         for level in (0..self.height).rev() {
@@ -298,16 +299,16 @@ impl Index {
             at = pfn_of(Node { frames, at }.get(index_at(page, level))).unwrap_or(at);
         }
         self.pages -= 1;
-        self.swapped -= u64::from(was.frame().is_none());
+        self.swapped -= u64::from(entry.frame().is_none());
         for level in 0..self.height {
             let at = path[level as usize];
             if (Node { frames, at }).clear(index_at(page, level)) != 0 {
-                return Some(was);
+                return Some(entry);
             }
             freed.push(frames, at);
         }
         (self.root, self.height) = (Pfn::NONE, 0);
-        Some(was)
+        Some(entry)
     }
 
     /// Returns the first page from `from` on that exists, with its entry.
@@ -356,7 +357,7 @@ impl Index {
     }
 
     /// Begins writeback of those of `pages` that are in memory in the frames from `first` on,
-    /// `step` frames to a page, and not under writeback yet. Returns how many that are.
+    /// `step` frames to a page, and not under writeback yet. Returns the number of these pages.
     pub(super) fn begin_writeback<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
@@ -411,9 +412,9 @@ impl Index {
                 let slot = |run: SwapRun| swap_word(run.device, run.slots.first + at * step);
                 word.store(slots.map_or(plain, slot), Relaxed);
             }
-            let goes = under_writeback && slots.is_some();
-            swapped += u64::from(goes);
-            ended(at, goes);
+            let is_swapped = under_writeback && slots.is_some();
+            swapped += u64::from(is_swapped);
+            ended(at, is_swapped);
             at += 1;
         });
         self.swapped += swapped;

@@ -52,7 +52,9 @@ struct ListFrame {
 /// The list of an object's mappers. List frames other than the first are not empty. The object's
 /// lock protects the list and its frames.
 pub(super) struct Mappers {
+    /// The first list frame, in the frame of the object's head.
     first: Pfn,
+    /// The last list frame.
     last: Pfn,
 }
 
@@ -91,18 +93,18 @@ impl Mappers {
         let Some(upper) = spare.take() else { return false };
         let next = list_frame.next;
         // Spaces mostly arrive in ascending order; a split at the end keeps list frames full.
-        let kept = if position == CAPACITY { CAPACITY } else { CAPACITY / 2 };
-        let moved: ArrayVec<Mapper, CAPACITY> = list_frame.mappers.drain(kept..).collect();
+        let lower_len = if position == CAPACITY { CAPACITY } else { CAPACITY / 2 };
+        let moved: ArrayVec<Mapper, CAPACITY> = list_frame.mappers.drain(lower_len..).collect();
         list_frame.next = upper;
-        if position < kept {
+        if position < lower_len {
             list_frame.mappers.insert(position, new);
         }
         // SAFETY: the caller's spare frame becomes the list's here.
         unsafe { ListFrame::init(frames, upper, [at, next]) };
         let list_frame = self.list_frame(frames, upper);
         list_frame.mappers.extend(moved);
-        if position >= kept {
-            list_frame.mappers.insert(position - kept, new);
+        if position >= lower_len {
+            list_frame.mappers.insert(position - lower_len, new);
         }
         *self.previous_link(frames, next) = upper;
         true
@@ -161,17 +163,18 @@ impl Mappers {
         Some(upper)
     }
 
-    /// Returns the list frame that has the space, or would have it. Looks at the last one first.
+    /// Returns the list frame in which the space's mapper is, or would be inserted. Tries the last
+    /// list frame first, because spaces mostly arrive in ascending order.
     fn frame_for<P: Platform>(&mut self, frames: &Frames<'_, P>, space: SpaceId) -> Pfn {
-        let starts_by =
+        let starts_at_or_before =
             |list_frame: &ListFrame| list_frame.mappers.first().is_some_and(|mapper| mapper.space.0 <= space.0);
         let last = self.last;
-        if starts_by(self.list_frame(frames, last)) {
+        if starts_at_or_before(self.list_frame(frames, last)) {
             return last;
         }
         let mut at = self.first;
         while let Some(next) = self.list_frame(frames, at).next.some()
-            && starts_by(self.list_frame(frames, next))
+            && starts_at_or_before(self.list_frame(frames, next))
         {
             at = next;
         }
@@ -193,7 +196,7 @@ impl Mappers {
 }
 
 impl ListFrame {
-    /// Returns the address of the list frame in a frame of memory.
+    /// Returns the address at which a frame of memory has its list frame.
     fn of<P: Platform>(frames: &Frames<'_, P>, frame: Pfn) -> NonNull<ListFrame> {
         // SAFETY: within the frame, as asserted above.
         unsafe { frames.at(frame.addr()).byte_add(OFFSET).cast() }

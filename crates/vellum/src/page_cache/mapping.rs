@@ -3,8 +3,9 @@
 //!
 //! A folio's descriptor names its object as long as the object has any page of the folio, and no
 //! longer (INV-16). An object that a folio names may be used under the lock of the machine's list
-//! of objects ([`Objects`]): the CPU that frees an object first removes all its pages from the
-//! index, so that no folio names it any more, and then takes that lock before it frees the head.
+//! of objects ([`ShmemSwapList`]): the CPU that frees an object first removes all its pages from
+//! the index, so that no folio names it any more, and then takes that lock before it frees the
+//! head.
 
 use core::ops::Range;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -63,14 +64,15 @@ pub(super) fn clear_object_if_gone<P: Platform>(
     }
 }
 
-/// Returns whether any of `pages` is in the folio.
+/// Returns whether any of `pages` is in the folio of `order` that begins at `head`. The caller
+/// holds the object's lock.
 fn has_page_in<P: Platform>(frames: &Frames<'_, P>, index: &Index, pages: Range<u64>, head: Pfn, order: u8) -> bool {
     let is_in_folio = |pfn: Pfn| pfn.0 & !((1 << order) - 1) == head.0;
     let mut at = pages.start;
-    while let Some((page, there)) = index.next(frames, at)
+    while let Some((page, entry)) = index.next(frames, at)
         && page < pages.end
     {
-        if there.frame().is_some_and(is_in_folio) {
+        if entry.frame().is_some_and(is_in_folio) {
             return true;
         }
         at = page + 1;
@@ -123,10 +125,11 @@ impl<'m, P: Platform> Object<'m, P> {
         self.head().refs.load(Relaxed) == 1
     }
 
-    /// Takes a reference unless the last one was dropped.
+    /// Takes a reference unless the last one was dropped. The caller holds the lock of the
+    /// machine's list of objects, which keeps the head.
     fn try_get(machine: &'m Machine<'m, P>, head: &super::Head, at: Pfn) -> Option<Self> {
-        let more = |refs: u64| (refs > 0).then_some(refs + 1);
-        head.refs.fetch_update(AcqRel, Acquire, more).ok().map(|_| Object { machine, at })
+        let add_ref = |refs: u64| (refs > 0).then_some(refs + 1);
+        head.refs.fetch_update(AcqRel, Acquire, add_ref).ok().map(|_| Object { machine, at })
     }
 
     /// Puts the object on the machine's list of objects that may have swapped-out pages (Linux:
@@ -145,8 +148,9 @@ impl<'m, P: Platform> Object<'m, P> {
         }
     }
 
-    /// Returns the first object on that list, or the one behind `after`, with a reference.
-    /// Objects without references are skipped.
+    /// Returns the first object on the list of objects that may have swapped-out pages, or the one
+    /// behind `after`, with a reference. Objects without references are skipped. Takes the list's
+    /// lock.
     pub(super) fn next_with_swap(machine: &'m Machine<'m, P>, after: Option<&Self>) -> Option<Self> {
         let objects = machine.shmem_swap_list().lock(machine.platform());
         let mut at = after.map_or(objects.first, |object| Pfn(object.head().links[1].load(Relaxed)));

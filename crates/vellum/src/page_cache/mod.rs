@@ -28,7 +28,7 @@
 //! - **Swap**: swap entries replace frames in the index, and frames replace swap entries. While the
 //!   folio is written out no other CPU can take a reference to its pages (INV-16).
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
 //! | `index` | the pages: a radix tree of frames and swap entries |
 //! | `fill` | looks pages up and inserts them |
@@ -61,6 +61,7 @@ pub use page::ObjectPage;
 pub(crate) use refs::{Orphans, get_backing, get_backing_in, put_backing};
 pub use remove::RemovedPages;
 pub(crate) use survey::PageLocation;
+pub(crate) use swap_in::ExistingPage;
 
 pub(crate) use fill::Lookup;
 
@@ -127,7 +128,17 @@ const DENIED: u64 = 1 << 63;
 /// then.
 pub struct Object<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
+    /// The frame of the object's head.
     at: Pfn,
+}
+
+/// The number of an object's pages that exist, by location.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageCounts {
+    /// The pages in memory, those under writeback included.
+    pub resident: u64,
+    /// The pages on swap devices.
+    pub swapped: u64,
 }
 
 impl<'m, P: Platform> Object<'m, P> {
@@ -136,7 +147,8 @@ impl<'m, P: Platform> Object<'m, P> {
     /// the host's name for the object, by which it recognises the object behind a VMA.
     ///
     /// # Errors
-    /// Fails if there is no memory, `memcg` is at its limit, or the size is beyond [`MAX_SIZE`].
+    /// [`ObjectError::NoMemory`]: there is no memory, or `memcg` is at its limit or was removed.
+    /// [`ObjectError::TooLarge`]: the size is beyond [`MAX_SIZE`].
     pub fn new(
         machine: &'m Machine<'m, P>,
         arch: &impl Arch,
@@ -232,23 +244,21 @@ impl<'m, P: Platform> Object<'m, P> {
         self.lock().size
     }
 
-    /// Returns the number of pages in memory and the number on swap devices, read under one hold of
-    /// the lock: a page that is concurrently swapped out or in is counted in exactly one of them.
-    pub fn page_counts(&self) -> [u64; 2] {
+    /// Returns the numbers of pages in memory and on swap devices, read under one hold of the lock:
+    /// a page that is concurrently swapped out or in is counted in exactly one of them.
+    pub fn page_counts(&self) -> PageCounts {
         let state = self.lock();
-        [state.index.resident(), state.index.swapped()]
+        PageCounts { resident: state.index.resident(), swapped: state.index.swapped() }
     }
 
     /// Returns the number of pages in memory.
     pub fn resident(&self) -> u64 {
-        let [resident, _] = self.page_counts();
-        resident
+        self.page_counts().resident
     }
 
     /// Returns the number of pages on swap devices.
     pub fn swapped(&self) -> u64 {
-        let [_, swapped] = self.page_counts();
-        swapped
+        self.page_counts().swapped
     }
 
     /// Returns whether a VMA with this backing maps this object.

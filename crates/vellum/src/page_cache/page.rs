@@ -15,7 +15,9 @@ use crate::platform::Platform;
 /// `pin_user_pages`). No lock is held, so its owner may sleep and take page faults.
 pub struct ObjectPage<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
+    /// The page's first frame.
     pfn: Pfn,
+    /// log2 of the page's size in bytes.
     shift: u32,
 }
 
@@ -139,6 +141,7 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
 }
 
 impl<P: Platform> Drop for ObjectPage<'_, P> {
+    /// Drops the reference. Frees the page's folio if that was the folio's last reference.
     fn drop(&mut self) {
         let (head, _) = self.machine.frames().head(self.pfn);
         self.machine.put_folio(head, 1, 0);

@@ -1,8 +1,8 @@
 //! References to an object: handles, VMAs, and the writable shared VMAs among these.
 //!
-//! A handle or a VMA holds one reference. The last one to go frees the object; a VMA is removed
-//! with its space's VMAs locked, so its object waits on a list ([`Orphans`]) until they are
-//! unlocked.
+//! A handle or a VMA holds one reference. The CPU that drops the last reference frees the object. A
+//! VMA is removed with its space's VMAs locked, and its object can't be freed under that lock. So
+//! the object waits on a list ([`Orphans`]) until the VMAs are unlocked.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -70,8 +70,8 @@ impl<P: Platform> Object<'_, P> {
     /// Counts a writable shared VMA that is about to be created, and returns whether it is
     /// permitted (Linux: `mapping_map_writable`).
     pub(crate) fn map_writable(&self) -> bool {
-        let admit = |writers: u64| (writers & DENIED == 0).then_some(writers + 1);
-        self.head().writers.fetch_update(AcqRel, Acquire, admit).is_ok()
+        let add_writer = |writers: u64| (writers & DENIED == 0).then_some(writers + 1);
+        self.head().writers.fetch_update(AcqRel, Acquire, add_writer).is_ok()
     }
 
     /// Forbids writable shared VMAs from now on (Linux: `mapping_deny_writable`, for
@@ -88,6 +88,7 @@ impl<P: Platform> Object<'_, P> {
 }
 
 impl<P: Platform> Clone for Object<'_, P> {
+    /// Takes another reference.
     fn clone(&self) -> Self {
         self.head().refs.fetch_add(1, Relaxed);
         Object { machine: self.machine, at: self.at }
@@ -95,6 +96,7 @@ impl<P: Platform> Clone for Object<'_, P> {
 }
 
 impl<P: Platform> Drop for Object<'_, P> {
+    /// Drops the reference. Frees the object if that was the last: no spin lock may be held.
     fn drop(&mut self) {
         if let Some(last) = put(self.machine, self.at) {
             last.free(self.machine);
@@ -103,7 +105,8 @@ impl<P: Platform> Drop for Object<'_, P> {
 }
 
 /// Takes a reference for a VMA that is split off, or copied from, one of the same space with the
-/// same backing. Needs no memory, since the space is already counted.
+/// same backing. Needs no memory, since the space is already counted. Does nothing for anonymous
+/// memory.
 pub(crate) fn get_backing<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId) {
     let counted = get_backing_in(machine, backing, space, MemcgId::ROOT);
     debug_assert!(counted.is_ok(), "no memory is needed: the space is already counted");
@@ -134,7 +137,8 @@ pub(crate) fn get_backing_in<P: Platform>(
 }
 
 /// Drops the reference of a VMA that was removed from `space`. If it was the last reference, the
-/// object is put on `orphans`, since the caller holds locks under which it can't be freed.
+/// object is put on `orphans`, since the caller holds locks under which it can't be freed. Takes
+/// the object's lock. Does nothing for anonymous memory.
 pub(crate) fn put_backing<P: Platform>(
     machine: &Machine<'_, P>,
     backing: &Backing,
@@ -168,11 +172,11 @@ impl Head {
     }
 }
 
-/// An object without references, which the holder frees.
+/// An object without references, which the owner of this value frees.
 #[must_use = "it leaks unless it is freed"]
 struct LastReference(Pfn);
 
-/// Drops a reference. Returns the object if it was the last.
+/// Drops a reference. Returns the object if that was the last reference.
 fn put<P: Platform>(machine: &Machine<'_, P>, at: Pfn) -> Option<LastReference> {
     // SAFETY: the caller's reference is dropped only here.
     let previous = unsafe { head(machine, at) }.refs.fetch_sub(1, AcqRel);

@@ -28,7 +28,7 @@ pub struct RemovedPages {
     pub end: u64,
     /// True if private copies of the pages are to be unmapped too (Linux: `even_cows`): those of
     /// truncated pages are, those of a punched hole aren't.
-    pub copies: bool,
+    pub even_cows: bool,
 }
 
 impl RemovedPages {
@@ -53,13 +53,13 @@ impl<P: Platform> Object<'_, P> {
         let first = size.div_ceil(1 << self.page_shift());
         if size > self.size() {
             self.lock().size = size;
-            return Ok(RemovedPages { first, end: first, copies: true });
+            return Ok(RemovedPages { first, end: first, even_cows: true });
         }
         let tail_part = self.page_part(size..first << self.page_shift())?;
         self.lock().size = size;
         tail_part.zero();
         self.remove(first..u64::MAX);
-        Ok(RemovedPages { first, end: u64::MAX, copies: true })
+        Ok(RemovedPages { first, end: u64::MAX, even_cows: true })
     }
 
     /// Punches a hole: a range of bytes that will read as zeros (Linux: `fallocate` with
@@ -80,7 +80,7 @@ impl<P: Platform> Object<'_, P> {
         head.zero();
         tail.zero();
         self.remove(pages.clone());
-        Ok(RemovedPages { first: pages.start, end: pages.end, copies: false })
+        Ok(RemovedPages { first: pages.start, end: pages.end, even_cows: false })
     }
 
     /// Returns the first page from `page` on that exists, in memory or swapped out (Linux:
@@ -103,12 +103,15 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Returns whether a page exists, in memory or swapped out.
-    pub fn has(&self, page: u64) -> bool {
+    pub fn has_page(&self, page: u64) -> bool {
         self.lock().index.find(self.machine.frames(), page).is_some()
     }
 
     /// Returns a range of bytes within one page, with a reference to the page if it exists. Reads
-    /// the page from its swap device if necessary.
+    /// the page from its swap device if necessary. No lock is held.
+    ///
+    /// # Errors
+    /// As for [`Object::page`].
     fn page_part(&self, bytes: Range<u64>) -> Result<PagePart<'_, P>, ObjectError> {
         let shift = self.page_shift();
         let page = if bytes.is_empty() { None } else { self.page(bytes.start >> shift)? };
@@ -116,7 +119,8 @@ impl<P: Platform> Object<'_, P> {
         Ok(PagePart { page, first, count: (bytes.end.saturating_sub(bytes.start)) as usize })
     }
 
-    /// Removes a range of pages, a batch at a time, without the object's lock in between.
+    /// Removes a range of pages, a batch at a time, and frees each batch with the object unlocked.
+    /// Spaces may still map the pages.
     fn remove(&self, pages: Range<u64>) {
         let mut from = pages.start;
         loop {
@@ -129,7 +133,7 @@ impl<P: Platform> Object<'_, P> {
     }
 }
 
-/// Removes and frees all pages of an object without references.
+/// Removes and frees all pages of an object without references. The caller holds no lock.
 pub(super) fn remove_all<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
     // SAFETY: the last reference was dropped, so the head belongs to the caller.
     let head = unsafe { head(machine, at) };
@@ -169,7 +173,9 @@ impl<P: Platform> PagePart<'_, P> {
 
 /// Pages and nodes that were removed from an index, with the references that the object held.
 struct RemovedBatch {
+    /// The pages' entries, in ascending order.
     pages: ArrayVec<Entry, MAX_BATCH>,
+    /// The index nodes that became empty.
     nodes: FreedNodes,
     /// The page at which to continue.
     next: u64,

@@ -8,7 +8,7 @@ use crate::addr::Pfn;
 use crate::platform::{Platform, SpaceId};
 
 /// A node of an object's index.
-pub(crate) struct Node {
+pub(crate) struct IndexNode {
     /// The node's frame.
     pub(crate) at: Pfn,
     /// The number of entries in use, as the node's descriptor counts them.
@@ -20,11 +20,20 @@ pub(crate) struct Node {
 /// The location of a page of an object.
 #[derive(Clone, Copy)]
 pub(crate) enum PageLocation {
-    /// In memory: the page's first frame, and whether the descriptor of its folio names this object
-    /// and page.
-    Memory(Pfn, bool),
-    /// On a swap device: the device's number, and the page's first slot.
-    Swap(u8, u32),
+    /// The page is in memory.
+    Memory {
+        /// The page's first frame.
+        pfn: Pfn,
+        /// True if the descriptor of the page's folio names this object and page (INV-16).
+        is_named: bool,
+    },
+    /// The page is on a swap device.
+    Swap {
+        /// The number of the device.
+        device: u8,
+        /// The page's first slot.
+        slot: u32,
+    },
 }
 
 impl<P: Platform> Object<'_, P> {
@@ -36,34 +45,34 @@ impl<P: Platform> Object<'_, P> {
     /// Calls `node` for each node of the index and `page` for each page. The object's lock is held
     /// while the contents of one node are visited and released in between, so the callbacks must
     /// not sleep; `resched` is called without it (INV-11).
-    pub(crate) fn survey(&self, node: &mut dyn FnMut(Node), page: &mut dyn FnMut(PageLocation)) {
+    pub(crate) fn survey(&self, node: &mut dyn FnMut(IndexNode), page: &mut dyn FnMut(PageLocation)) {
         let frames = self.machine.frames();
         let shift = self.head().page_order;
         let mut from = Some(0);
         while let Some(first) = from {
-            let mut report_page = |number: u64, there: Entry| match there {
-                Entry::Swapped { device, slot } => page(PageLocation::Swap(device, slot)),
+            let mut report_page = |number: u64, entry: Entry| match entry {
+                Entry::Swapped { device, slot } => page(PageLocation::Swap { device, slot }),
                 Entry::Resident(pfn) | Entry::Writeback(pfn) => {
                     let (head, frame) = frames.head(pfn);
-                    let begin = number.wrapping_sub(u64::from(pfn.0 - head.0) >> shift);
-                    let same = (begin ^ mapping::folio_index(frame.data())) as u32 == 0;
-                    page(PageLocation::Memory(pfn, same && self.owns(frame)));
+                    let folio_start = number.wrapping_sub(u64::from(pfn.0 - head.0) >> shift);
+                    // The descriptor has only the low 32 bits of the page number.
+                    let is_same_page = (folio_start ^ mapping::folio_index(frame.data())) as u32 == 0;
+                    page(PageLocation::Memory { pfn, is_named: is_same_page && self.owns(frame) });
                 }
             };
-            let mut report_node = |at, counted, found| node(Node { at, counted, found });
-            from = self.lock().index.survey(frames, first, &mut report_node, &mut report_page);
+            from = self.lock().index.survey(frames, first, node, &mut report_page);
             self.machine.platform().resched();
         }
     }
 
     /// Returns the number of a space's VMAs that map the object, as the list of mappers counts
     /// them.
-    pub(crate) fn vmas_of(&self, space: SpaceId) -> u64 {
+    pub(crate) fn vma_count_in(&self, space: SpaceId) -> u64 {
         self.next_mapping(space).filter(|mapper| mapper.space == space).map_or(0, |mapper| mapper.vmas)
     }
 
     /// Returns the number of all VMAs that map the object, as the list of mappers counts them.
-    pub(crate) fn vmas(&self) -> u64 {
+    pub(crate) fn vma_count(&self) -> u64 {
         let (mut vmas, mut from) = (0, SpaceId(0));
         while let Some(mapper) = self.next_mapping(from) {
             (vmas, from) = (vmas + mapper.vmas, SpaceId(mapper.space.0 + 1));

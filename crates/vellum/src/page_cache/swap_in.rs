@@ -1,7 +1,7 @@
 //! Reads pages back from swap devices (Linux: `shmem_swapin_folio`): with the neighbours in
 //! consecutive slots, into one folio of an order that policy permits.
 //!
-//! The device is read with the object unlocked, into a folio that no other CPU knows; references to
+//! The device is read with the object unlocked, into a folio that no other CPU can reach; references to
 //! the slots keep their contents. If the pages still have the same slots when the object is locked
 //! again, the folio takes their place in the index.
 
@@ -19,6 +19,14 @@ use crate::stats::{Counter, SizeCounter};
 use crate::swap::SwapRun;
 use crate::sync::Retries;
 
+/// A page that exists in an object.
+pub(crate) struct ExistingPage {
+    /// The page's number.
+    pub(crate) page: u64,
+    /// True if the page is in memory, false if it is on a swap device.
+    pub(crate) is_resident: bool,
+}
+
 /// Swapped-out pages that are read back together.
 struct SwappedPages {
     /// The pages, naturally aligned.
@@ -30,10 +38,10 @@ struct SwappedPages {
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// Reads a swapped-out page back, charged to `memcg`, or waits for the end of the page's
-    /// writeback, which leaves a wanted page in memory. On success the caller looks the page up
-    /// again; `retries` counts the caller's lookups, by the object's gate (INV-21). No lock is
-    /// held.
+    /// Reads a swapped-out page back, charged to `memcg`. If the page is under writeback, marks it
+    /// as wanted, so that it stays in memory, and waits for the end of writeback. On success the
+    /// caller looks the page up again. `retries` counts the caller's lookups, and bounds them by
+    /// the object's gate (INV-21). No lock is held.
     ///
     /// # Errors
     /// As for [`Object::page`].
@@ -97,7 +105,7 @@ impl<'m, P: Platform> Object<'m, P> {
             while let Some((number, entry)) = object.next_page(page) {
                 match entry {
                     Entry::Writeback(_) => machine.platform().relax(),
-                    Entry::Swapped { device: its, .. } if its == device => {
+                    Entry::Swapped { device: entry_device, .. } if entry_device == device => {
                         match object.swap_in(number, object.memcg(), &mut retries) {
                             // Looked up again: the page may have been swapped out to another
                             // device.
@@ -115,18 +123,20 @@ impl<'m, P: Platform> Object<'m, P> {
         result
     }
 
-    /// Returns the first page from `page` on that exists, and whether it is in memory.
-    pub(crate) fn next_present(&self, page: u64) -> Option<(u64, bool)> {
-        self.next_page(page).map(|(page, entry)| (page, entry.frame().is_some()))
+    /// Returns the first page from `page` on that exists. Takes the object's lock.
+    pub(crate) fn next_existing(&self, page: u64) -> Option<ExistingPage> {
+        self.next_page(page).map(|(page, entry)| ExistingPage { page, is_resident: entry.frame().is_some() })
     }
 
-    /// Returns the first page from `page` on that exists, with its entry.
+    /// Returns the number of the first page from `page` on that exists, with its entry. Takes the
+    /// object's lock.
     pub(super) fn next_page(&self, page: u64) -> Option<(u64, Entry)> {
         self.lock().index.next(self.machine.frames(), page)
     }
 
-    /// Returns the largest naturally aligned range around a swapped-out page, of a permitted order,
-    /// all of which is in consecutive slots of one device; `None` if the page is not swapped out.
+    /// Returns the largest naturally aligned range around a swapped-out page, of one of `orders` (a
+    /// bit mask, in frames) or of a page, all of which is in consecutive slots of one device.
+    /// Returns `None` if the page is not swapped out.
     fn swapped_around(&self, state: &LockedState, page: u64, orders: u32) -> Option<SwappedPages> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let mut left = orders >> page_order | 1;
@@ -142,7 +152,7 @@ impl<'m, P: Platform> Object<'m, P> {
         None
     }
 
-    /// Reads slots into a folio that no other CPU knows. If the pages still have these slots
+    /// Reads slots into a folio that no other CPU can reach. If the pages still have these slots
     /// afterwards, the folio replaces them in the index; otherwise it is freed.
     fn read_slots(&self, swapped: &SwappedPages, pfn: Pfn) -> SwapInResult {
         let (machine, frames) = (self.machine, self.machine.frames());

@@ -28,8 +28,8 @@ impl<P: Platform> Object<'_, P> {
     /// references to its folio, or if a CPU wants it meanwhile. No lock is held on entry.
     ///
     /// # Errors
-    /// Fails with [`NoSwapSpace`] if there are no free slots or no memory for a compressed page, or
-    /// the memcg's swap limit is reached. The pages not written yet stay in memory.
+    /// [`NoSwapSpace`]: there are no free slots or no memory for a compressed page, or the memcg's
+    /// swap limit is reached. The pages not written yet stay in memory.
     pub(crate) fn swap_out(&self, head: Pfn, frame: &Frame) -> Result<(), NoSwapSpace> {
         let page_order = self.head().page_order;
         let (first, order) = (mapping::folio_index(frame.data()), frame.order());
@@ -54,7 +54,7 @@ impl<P: Platform> Object<'_, P> {
             // no CPU takes a reference to them, and none exists but those of the index and of the
             // caller, which isolated the folio.
             let written = unsafe { self.machine.swaps().write(self.machine.frames(), slots, head.add(at)) };
-            let stays = match written {
+            let stays_in_memory = match written {
                 Ok(()) => self.end_writeback(part, head.add(at), Some(slots)),
                 Err(error) => {
                     // SAFETY: the slots were allocated here and are not in the index.
@@ -69,7 +69,7 @@ impl<P: Platform> Object<'_, P> {
                     true
                 }
             };
-            if stays {
+            if stays_in_memory {
                 // The rest stays in memory too: the folio is only freed as a whole.
                 self.end_writeback(rest, head.add(at), None);
                 return Ok(());
@@ -80,9 +80,10 @@ impl<P: Platform> Object<'_, P> {
         Ok(())
     }
 
-    /// Allocates slots for a naturally aligned range of a folio that begins at frame `at`. Lowers
-    /// `largest` to the order of the free slots that exist. Returns `None` at the memcg's swap
-    /// limit or without free slots.
+    /// Allocates slots for a naturally aligned range of a folio of `order` that begins at frame
+    /// `at` of the folio. The range is as large as `largest`, free slots and the memcg's swap limit
+    /// permit; lowers `largest` to the order of the free blocks that exist. Returns `None` at the
+    /// swap limit or without free slots.
     fn allocate_slots(&self, at: u32, order: u8, largest: &mut u8) -> Option<SwapRun> {
         let (machine, page_order) = (self.machine, self.head().page_order);
         loop {
@@ -110,8 +111,8 @@ impl<P: Platform> Object<'_, P> {
         }
         let mut state = self.lock();
         let started = state.index.begin_writeback(frames, pages.clone(), head, step);
-        let alone = frame.counts() == Counts { refs: started + 1, maps: 0 };
-        if started > 0 && alone && allows(self.machine.platform(), FailPoint::Unpinned) {
+        let is_unshared = frame.counts() == Counts { refs: started + 1, maps: 0 };
+        if started > 0 && is_unshared && allows(self.machine.platform(), FailPoint::Unpinned) {
             return true;
         }
         let _ = state.index.end_writeback(frames, pages, (head, step), None, |_, _| ());
@@ -119,8 +120,9 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Ends writeback of pages: with `slots`, they become swapped out; without, or if a CPU wants
-    /// any of them, they stay in memory. Returns whether one was wanted. Releases slots that no
-    /// page was assigned, and drops the index's references to pages that left.
+    /// any of them, they stay in memory. Returns whether one was wanted. Releases the slots that
+    /// were not assigned to a page, and drops the index's references to the frames of pages that
+    /// were swapped out. Takes the object's lock.
     fn end_writeback(&self, pages: Range<u64>, first: Pfn, slots: Option<SwapRun>) -> bool {
         let (machine, frames) = (self.machine, self.machine.frames());
         let step = 1u32 << self.head().page_order;

@@ -108,7 +108,7 @@ fn punched_holes_and_truncated_ranges_read_as_zeros() {
             }
             object.punch_hole(start..end).unwrap()
         };
-        assert_eq!(removed.copies, shrink);
+        assert_eq!(removed.even_cows, shrink);
         for page in 0..PAGES as u64 {
             let mut bytes = [0; 4096];
             let page_ref = object.page(page).unwrap();
@@ -137,7 +137,7 @@ fn a_referenced_page_outlives_its_object() {
     page_ref.write(40, b"still here");
     assert!(object == other);
     drop(object);
-    assert!(other.has(3));
+    assert!(other.has_page(3));
     drop(other);
     let mut word = [0; 10];
     page_ref.read(40, &mut word);
@@ -234,7 +234,7 @@ fn large_folios_are_inserted_whole_and_removed_page_by_page() {
     // A hole in a folio, and then the rest of the folio.
     let before = frames.free_frames();
     assert!(!object.punch_hole(bytes(16..31)).unwrap().is_empty());
-    assert_eq!((frames.free_frames(), object.has(30), object.has(31)), (before, false, true));
+    assert_eq!((frames.free_frames(), object.has_page(30), object.has_page(31)), (before, false, true));
     assert!(!object.punch_hole(bytes(31..32)).unwrap().is_empty());
     assert_eq!(frames.free_frames(), before + 16);
     drop(object);

@@ -96,6 +96,14 @@ impl SwapHints {
     }
 }
 
+/// Swap-cache pages in consecutive frames, with a reference and a mapping of each for the caller.
+pub(crate) struct CachedPages {
+    /// The first frame.
+    pub(crate) pfn: Pfn,
+    /// The number of frames.
+    pub(crate) frames: u32,
+}
+
 /// The reason why frames did not become swap-cache pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotCached {
@@ -105,7 +113,7 @@ pub(crate) enum NotCached {
     Refused,
 }
 
-/// Returns the cluster of `slots` if all are in one.
+/// Returns `slots` as a range of one cluster, or `None` if they are not all in one.
 fn single_cluster(slots: Slots) -> Option<ClusterRange> {
     let mut all = by_cluster(slots);
     let first = all.next()?;
@@ -115,6 +123,9 @@ fn single_cluster(slots: Slots) -> Option<ClusterRange> {
 impl SlotAllocator {
     /// Makes the frames from `pfn` on the swap-cache pages of `slots`, all or none, under the
     /// cluster's lock.
+    ///
+    /// # Errors
+    /// [`NotCached`]; nothing was changed.
     fn add_to_cache<P: Platform>(&self, platform: &P, slots: Slots, pfn: Pfn) -> Result<(), NotCached> {
         let Some(ClusterRange { index, range }) =
             single_cluster(slots).filter(|_| allows(platform, FailPoint::References))
@@ -142,31 +153,31 @@ impl SlotAllocator {
     }
 
     /// Takes references to the swap-cache pages of `slots`: see [`Swaps::get_cached`].
-    fn get_cached<P: Platform>(&self, frames: &Frames<'_, P>, slots: Slots, order: u8) -> Option<(Pfn, u32)> {
+    fn get_cached<P: Platform>(&self, frames: &Frames<'_, P>, slots: Slots, order: u8) -> Option<CachedPages> {
         let ClusterRange { index, range } = by_cluster(slots).next()?;
         trace(frames.platform(), || Event::Step);
         // Freeing a swap-cache page requires deleting it from the cache first, under this lock.
         let _cluster = self.lock(frames.platform(), index);
         let pfn = Pfn(!self.cached_frames.get(index).of(&range)[0].load(Relaxed)).some()?;
         let run_len = self.cached_run_len(index, &range, pfn) >> order << order;
-        let mut shared = 0;
+        let mut taken = 0;
         if pfn.is_aligned(order) {
             for (head, frame, pages) in frames.folios(pfn, run_len) {
                 if !frames.try_get(head, frame, pages, pages) {
                     break;
                 }
-                shared += pages;
+                taken += pages;
             }
         }
-        (shared > 0).then_some((pfn, shared))
+        (taken > 0).then_some(CachedPages { pfn, frames: taken })
     }
 
     /// Adds a reference to each slot of which the frames from `pfn` on are the swap-cache pages, up
-    /// to `most` slots from `slot` on, in blocks of `1 << order`. Returns these slots, or `None` if
-    /// there is not one block, or a slot is saturated.
-    fn duplicate_cached<P: Platform>(&self, platform: &P, slot: u32, pfn: Pfn, most: u32, order: u8) -> Option<Slots> {
+    /// to `limit` slots from `slot` on, in blocks of `1 << order`. Returns these slots, or `None`
+    /// if there is not one block, or a slot is saturated.
+    fn duplicate_cached<P: Platform>(&self, platform: &P, slot: u32, pfn: Pfn, limit: u32, order: u8) -> Option<Slots> {
         let ClusterRange { index, range } =
-            by_cluster(Slots { first: slot, count: most.min(self.len() - slot) }).next()?;
+            by_cluster(Slots { first: slot, count: limit.min(self.len() - slot) }).next()?;
         trace(platform, || Event::Step);
         let mut cluster = self.lock(platform, index);
         let count = self.cached_run_len(index, &range, pfn) >> order << order;
@@ -177,22 +188,23 @@ impl SlotAllocator {
         Some(Slots { first: slot, count })
     }
 
-    /// Deletes from the cache those swap-cache pages of a cluster's slots for which `which` returns
-    /// true, given the slot and the frame, under the cluster's lock. Slots without other references
-    /// are passed to `forget` and become free; returns their number.
+    /// Deletes from the cache those swap-cache pages of a cluster's slots for which `selects`
+    /// returns true. `selects` gets the slot's index in the cluster and the frame, and runs under
+    /// the cluster's lock. Slots without other references are passed to `forget` and become free.
+    /// Returns the number of these.
     fn delete_from_cache<P: Platform>(
         &self,
         platform: &P,
         ClusterRange { index, range }: ClusterRange,
-        which: impl Fn(&LockedCluster<'_, P>, u32, Pfn) -> bool,
+        selects: impl Fn(&LockedCluster<'_, P>, u32, Pfn) -> bool,
         forget: impl FnMut(Slots),
     ) -> u32 {
         let cached_frames = self.cached_frames.get(index);
-        let drop = |cluster: &mut LockedCluster<'_, P>| {
+        let delete = |cluster: &mut LockedCluster<'_, P>| {
             let mut dead = SlotSet::default();
             for at in range {
                 let cached = &cached_frames.0[at as usize];
-                if Pfn(!cached.load(Relaxed)).some().is_some_and(|pfn| which(cluster, at, pfn)) {
+                if Pfn(!cached.load(Relaxed)).some().is_some_and(|pfn| selects(cluster, at, pfn)) {
                     cached.store(0, Relaxed);
                     self.cached.fetch_sub(1, Relaxed);
                     dead.add(&cluster.release(&(at..at + 1)));
@@ -200,7 +212,7 @@ impl SlotAllocator {
             }
             dead
         };
-        self.release_in(platform, index, drop, forget)
+        self.release_in(platform, index, delete, forget)
     }
 }
 
@@ -219,11 +231,11 @@ impl<P: Platform> Swaps<P> {
     pub(crate) unsafe fn add_to_cache(&self, frames: &Frames<'_, P>, run: SwapRun, pfn: Pfn) -> Result<(), NotCached> {
         let active = self.active(frames.platform());
         let Some(hints) = &active.hints else { return Err(NotCached::Refused) };
-        let mut again = false;
+        let mut was_cached = false;
         for (_, frame, _) in frames.folios(pfn, run.slots.count) {
-            again |= frame.set_flag(flag::SWAP_CACHED);
+            was_cached |= frame.set_flag(flag::SWAP_CACHED);
         }
-        if again {
+        if was_cached {
             self.delete_run_from_cache(frames, &active, pfn, run.slots.count, || true);
         }
         (0..run.slots.count)
@@ -241,28 +253,28 @@ impl<P: Platform> Swaps<P> {
     pub(crate) unsafe fn is_cached(&self, run: SwapRun) -> bool {
         // SAFETY: by contract.
         let slots = unsafe { &self.device(run.device).slots };
-        let has = |cached: &AtomicU32| cached.load(Relaxed) != 0;
+        let is_cached = |cached: &AtomicU32| cached.load(Relaxed) != 0;
         single_cluster(run.slots)
-            .is_none_or(|ClusterRange { index, range }| slots.cached_frames.get(index).of(&range).iter().any(has))
+            .is_none_or(|ClusterRange { index, range }| slots.cached_frames.get(index).of(&range).iter().any(is_cached))
     }
 
     /// Takes a reference and a mapping of each swap-cache page of the slots of `run`, from the
     /// first slot on, as long as the frames are consecutive and still in use (Linux:
-    /// `swap_cache_get_folio`). Returns the first frame and the number of pages. Returns `None` if
-    /// the first frame is not a multiple of `1 << order`, or if there is not a block of that size:
-    /// the folio may be about to be freed then.
+    /// `swap_cache_get_folio`). Returns `None` if the first frame is not a multiple of
+    /// `1 << order`, or if there is not a block of that size: the folio may be about to be freed
+    /// then.
     ///
     /// # Safety
     /// Each slot has a reference meanwhile.
-    pub(crate) unsafe fn get_cached(&self, frames: &Frames<'_, P>, run: SwapRun, order: u8) -> Option<(Pfn, u32)> {
+    pub(crate) unsafe fn get_cached(&self, frames: &Frames<'_, P>, run: SwapRun, order: u8) -> Option<CachedPages> {
         // SAFETY: by contract.
         unsafe { self.device(run.device) }.slots.get_cached(frames, run.slots, order)
     }
 
-    /// Finds the slots that have the contents of the frames from `pfn` on, up to `most`, in blocks
+    /// Finds the slots that have the contents of the frames from `pfn` on, up to `limit`, in blocks
     /// of `1 << order`, and adds a reference to each slot for the caller. The caller has a
     /// reference to the folios. Returns `None` if the first block is not cached.
-    pub(crate) fn slots_of(&self, frames: &Frames<'_, P>, pfn: Pfn, most: u32, order: u8) -> Option<SwapRun> {
+    pub(crate) fn slots_of(&self, frames: &Frames<'_, P>, pfn: Pfn, limit: u32, order: u8) -> Option<SwapRun> {
         if !frames.head(pfn).1.has(flag::SWAP_CACHED) {
             return None;
         }
@@ -270,7 +282,7 @@ impl<P: Platform> Swaps<P> {
         let SlotId { device, slot } = self.hint(&active, pfn)?;
         // SAFETY: the device is in the list.
         let slots = unsafe { &self.device(device).slots };
-        let slots = slots.duplicate_cached(frames.platform(), slot, pfn, most, order)?;
+        let slots = slots.duplicate_cached(frames.platform(), slot, pfn, limit, order)?;
         Some(SwapRun { device, slots })
     }
 
@@ -288,22 +300,23 @@ impl<P: Platform> Swaps<P> {
     }
 
     /// Deletes frames from the swap cache, because they are to be freed or written to (Linux:
-    /// `delete_from_swap_cache`). Each is deleted only if `alone` returns true, which is called
-    /// under the cluster's lock: while no other CPU has a reference, none can find the frame.
-    /// Returns true if all were deleted or were not cached.
+    /// `delete_from_swap_cache`). A frame is deleted only if `can_delete` returns true. It is
+    /// called under the cluster's lock, so that its check of the references stays valid: no CPU can
+    /// find the frame by its slot and take a reference. Returns true if all frames were deleted or
+    /// were not cached.
     #[cold]
     pub(crate) fn delete_from_cache(
         &self,
         frames: &Frames<'_, P>,
         pfn: Pfn,
         count: u32,
-        alone: impl Fn() -> bool,
+        can_delete: impl Fn() -> bool,
     ) -> bool {
-        self.delete_run_from_cache(frames, &self.active(frames.platform()), pfn, count, alone)
+        self.delete_run_from_cache(frames, &self.active(frames.platform()), pfn, count, can_delete)
     }
 
-    /// Returns the slot of which a frame may be the swap-cache page, if its device is attached and
-    /// has such a slot.
+    /// Returns the slot of which a frame may be the swap-cache page, if the hint names a slot that
+    /// exists on an attached device.
     fn hint(&self, active: &ActiveDevices, pfn: Pfn) -> Option<SlotId> {
         let hint = active.hints.as_ref()?.of(pfn).get().filter(|hint| active.ids().contains(&hint.device))?;
         // SAFETY: the device is in the list. (A new device may have the number of the one that the
@@ -320,7 +333,7 @@ impl<P: Platform> Swaps<P> {
         active: &ActiveDevices,
         pfn: Pfn,
         count: u32,
-        alone: impl Fn() -> bool,
+        can_delete: impl Fn() -> bool,
     ) -> bool {
         let (all, mut at) = (Cell::new(true), 0);
         while at < count {
@@ -331,21 +344,21 @@ impl<P: Platform> Swaps<P> {
             };
             // SAFETY: the device is in the list.
             let info = unsafe { self.device(device) };
-            let most = (info.slots.len() - slot).min(count - at);
+            let limit = (info.slots.len() - slot).min(count - at);
             let follows = |i: &u32| self.hint(active, first.add(*i)) == Some(SlotId { device, slot: slot + i });
-            let run_len = 1 + (1..most).take_while(follows).count() as u32;
+            let run_len = 1 + (1..limit).take_while(follows).count() as u32;
             for ClusterRange { index, range } in by_cluster(Slots { first: slot, count: run_len }) {
                 // A CPU that finds the frame by its slot does so under the cluster's lock, which is
                 // held here.
-                let mine = |_: &LockedCluster<'_, P>, at: u32, cached: Pfn| {
-                    let mine = cached.0 == first.0 + (index * SLOTS + at - slot);
-                    let alone = !mine || alone();
-                    all.set(all.get() && alone);
-                    mine && alone
+                let selects = |_: &LockedCluster<'_, P>, at: u32, cached: Pfn| {
+                    let is_ours = cached.0 == first.0 + (index * SLOTS + at - slot);
+                    let is_permitted = !is_ours || can_delete();
+                    all.set(all.get() && is_permitted);
+                    is_ours && is_permitted
                 };
                 // SAFETY: these slots have no reference any more, as for `Swaps::release`.
                 let forget = |dead| unsafe { info.forget(frames, dead) };
-                info.slots.delete_from_cache(frames.platform(), ClusterRange { index, range }, mine, forget);
+                info.slots.delete_from_cache(frames.platform(), ClusterRange { index, range }, selects, forget);
             }
             at += run_len;
         }
@@ -353,23 +366,24 @@ impl<P: Platform> Swaps<P> {
     }
 
     /// Frees all slots to which only their swap-cache pages refer (Linux: `__try_to_reclaim_swap`).
-    /// Returns their number. The caller holds no spin lock.
+    /// Returns the number of freed slots. The caller holds no spin lock.
     #[cold]
     pub(crate) fn reclaim_cached_slots(&self, frames: &Frames<'_, P>) -> u64 {
-        (0..MAX_SWAP_DEVICES as u8).map(|device| self.trim_device(frames, device)).sum()
+        (0..MAX_SWAP_DEVICES as u8).map(|device| self.reclaim_cached_slots_of(frames, device)).sum()
     }
 
-    /// Frees such slots of one device, if it is attached: see [`Swaps::reclaim_cached_slots`].
-    pub(super) fn trim_device(&self, frames: &Frames<'_, P>, device: u8) -> u64 {
+    /// Frees the slots of one device to which only their swap-cache pages refer, if the device is
+    /// attached: see [`Swaps::reclaim_cached_slots`]. Returns the number of freed slots.
+    pub(super) fn reclaim_cached_slots_of(&self, frames: &Frames<'_, P>, device: u8) -> u64 {
         let mut freed = 0;
         self.each_cluster(frames, device, |info, index| {
-            let only = |cluster: &LockedCluster<'_, P>, at: u32, _| cluster.references(at) == 1;
+            let has_no_other = |cluster: &LockedCluster<'_, P>, at: u32, _| cluster.references(at) == 1;
             // SAFETY: these slots have no reference any more, as for `Swaps::release`.
             let forget = |dead| unsafe { info.forget(frames, dead) };
             freed += u64::from(info.slots.delete_from_cache(
                 frames.platform(),
                 ClusterRange { index, range: 0..SLOTS },
-                only,
+                has_no_other,
                 forget,
             ));
         });

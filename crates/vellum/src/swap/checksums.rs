@@ -53,7 +53,7 @@ impl Checksums {
     /// [`Unreadable::Damaged`], with the first slot whose checksum differs.
     ///
     /// # Safety
-    /// As for [`Checksums::keep`].
+    /// As for [`Checksums::store`].
     pub(super) unsafe fn compare<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
@@ -61,8 +61,8 @@ impl Checksums {
         to: Pfn,
     ) -> Result<(), ReadError> {
         // SAFETY: by contract.
-        let same = |i: &u32| unsafe { sum(frames, to.add(*i)) } == self.0.get(slots.first + i).0.load(Relaxed);
-        match (0..slots.count).find(|i| !same(i)) {
+        let is_equal = |i: &u32| unsafe { sum(frames, to.add(*i)) } == self.0.get(slots.first + i).0.load(Relaxed);
+        match (0..slots.count).find(|i| !is_equal(i)) {
             None => Ok(()),
             Some(i) => Err(ReadError { slot: slots.first + i, reason: Unreadable::Damaged }),
         }

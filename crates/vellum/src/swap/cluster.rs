@@ -58,7 +58,9 @@ unsafe impl Zeroable for SwapMap {}
 
 /// A cluster whose lock is held, with its reference counts.
 pub(super) struct LockedCluster<'a, C: Cpus> {
+    /// The held lock, with the free bitmap.
     state: SpinGuard<'a, State, C>,
+    /// The reference counts, which the lock protects too.
     swap_map: &'a SwapMap,
 }
 
@@ -72,16 +74,18 @@ const ALIGNED: [u64; 7] = [!0, !0 / 0x3, !0 / 0xf, !0 / 0xff, !0 / 0xffff, !0 / 
 /// Returns the positions in `word` at which aligned blocks of `1 << order` set bits begin.
 #[inline]
 const fn blocks(mut word: u64, order: u8) -> u64 {
-    let mut have = 0;
-    while have < order {
-        word &= word >> (1 << have) & ALIGNED[have as usize + 1];
-        have += 1;
+    // Each step doubles the size of the blocks: it keeps an aligned start only if another block of
+    // the present size follows.
+    let mut found = 0;
+    while found < order {
+        word &= word >> (1 << found) & ALIGNED[found as usize + 1];
+        found += 1;
     }
     word
 }
 
 impl SlotSet {
-    /// Makes the set of the slots in `range`.
+    /// Returns the set of the slots in `range`.
     pub(super) fn range(range: Range<u32>) -> Self {
         let mut set = SlotSet::default();
         for (i, word) in set.0.iter_mut().enumerate() {
@@ -103,7 +107,7 @@ impl SlotSet {
         self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
     }
 
-    /// Removes an aligned block of `1 << order` members.
+    /// Removes the aligned block of `1 << order` members that begins at `first`.
     #[inline]
     fn remove(&mut self, first: u32, order: u8) {
         let word = first as usize / 64;
@@ -179,7 +183,7 @@ impl<'a, C: Cpus> LockedCluster<'a, C> {
     }
 
     /// Marks slots as free. They have no references, and their contents are forgotten.
-    pub(super) fn free(&mut self, slots: &SlotSet) {
+    pub(super) fn mark_free(&mut self, slots: &SlotSet) {
         self.state.free.add(slots);
     }
 

@@ -49,7 +49,7 @@ pub trait SwapDevice<P: Platform>: Sync {
     /// changed is reported as [`Unreadable::Damaged`] and not used. That costs four bytes per slot
     /// and a pass over each page on write and on read. Called once, when the device is attached.
     /// The default is true in strict mode only.
-    fn checked(&self) -> bool {
+    fn has_checksums(&self) -> bool {
         P::ENABLED
     }
 }
@@ -98,12 +98,12 @@ pub enum Unreadable {
 
 impl core::fmt::Display for ReadError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let why = match self.reason {
+        let reason = match self.reason {
             Unreadable::Empty => "it was never written",
             Unreadable::Damaged => "its contents differ from what was written",
             Unreadable::Failed => "the device failed",
         };
-        write!(f, "cannot read swap slot {}: {why}", self.slot)
+        write!(f, "cannot read swap slot {}: {reason}", self.slot)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `cluster`, `cluster_lists`, `slots` | the slots of a device: free blocks and reference counts |
+//! | `cluster`, `cluster_lists`, `slots` | a device's slots: free blocks and reference counts |
 //! | `cache` | the swap cache: the page in memory that has the contents of a slot |
 //! | `device` | the interface of a device: write, read and forget ranges of slots |
 //! | `checksums` | detection of pages that come back damaged |
@@ -12,7 +12,7 @@
 //! | `compressed` | a device in memory: compressed and same-filled pages (Linux: zram) |
 //! | `paged` | long arrays in single frames |
 //!
-//! This module knows nothing of page tables. Its caller unmaps a folio, allocates slots, has the
+//! This module does not access page tables. Its caller unmaps a folio, allocates slots, has the
 //! frames written, and stores the slots in swap PTEs.
 
 mod cache;
@@ -30,7 +30,7 @@ mod swaps;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use cache::NotCached;
+pub(crate) use cache::{CachedPages, NotCached};
 pub use compressed::Compressed;
 pub use device::{ReadError, SwapDevice, Unreadable, WriteError};
 pub use errors::{AttachError, DetachError, NoSlots};

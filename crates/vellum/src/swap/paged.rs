@@ -7,7 +7,7 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frames, OutOfMemory, Use, Zeroable};
 use crate::platform::Platform;
 
-/// An array of `len` items, all zero at first. [`Paged::free`] must free it: it does not know its
+/// An array of `len` items, all zero at first. [`Paged::free`] must free it: it has no reference to its
 /// frame allocator, so dropping it leaks.
 #[must_use]
 pub(super) struct Paged<T> {
@@ -39,31 +39,31 @@ impl<T: Zeroable> Paged<T> {
         Self::with_holes(frames, len, |_| true)
     }
 
-    /// Allocates an array of `len` items, without those blocks for whose first item `there` returns
-    /// false.
+    /// Allocates an array of `len` items, without those blocks for whose first item `is_needed`
+    /// returns false. These are holes: no item in them can be accessed.
     ///
     /// # Errors
     /// As for [`Paged::new`].
     pub(super) fn with_holes<P: Platform>(
         frames: &Frames<'_, P>,
         len: u32,
-        there: impl Fn(u32) -> bool,
+        is_needed: impl Fn(u32) -> bool,
     ) -> Result<Self, OutOfMemory> {
         let directory = frames.alloc(Self::directory_order(len), false, Use::Kernel)?;
         let direct = frames.platform().direct_map();
         let paged = Paged { direct, directory, len, items: PhantomData };
         for block in 0..Self::blocks(len) {
-            let items = if there(block * Self::PER_BLOCK) {
+            let items = if is_needed(block * Self::PER_BLOCK) {
                 frames.alloc(Self::ORDER, true, Use::Kernel)
             } else {
                 Ok(Pfn::NONE)
             };
             match items {
-                // SAFETY: inside the directory, which was just allocated and which nothing else
-                // knows of.
+                // SAFETY: inside the directory, which was just allocated and to which nothing
+                // else refers.
                 Ok(pfn) => unsafe { paged.entry(block).write(pfn.0) },
                 Err(error) => {
-                    // SAFETY: the directory has this many blocks, and nothing else knows of it.
+                    // SAFETY: the directory has this many blocks, and nothing else refers to it.
                     unsafe { paged.free_blocks(frames, block) };
                     return Err(error);
                 }

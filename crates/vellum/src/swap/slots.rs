@@ -66,8 +66,8 @@ pub struct SlotAllocator {
 }
 
 impl SlotAllocator {
-    /// Makes the allocator of a device of `len` slots, all free. All its memory is allocated here,
-    /// 8.25 bytes per slot, so no reference is ever refused for want of memory.
+    /// Creates the allocator of a device of `len` slots, all free. All its memory is allocated
+    /// here, 8.25 bytes per slot, so no reference is ever refused for want of memory.
     ///
     /// # Errors
     /// [`OutOfMemory`]: there is not enough memory, and none stays allocated.
@@ -93,7 +93,7 @@ impl SlotAllocator {
         for index in (0..clusters.len()).rev() {
             let usable = (len - index * SLOTS).min(SLOTS);
             let mut cluster = LockedCluster::new(clusters.get(index), swap_map.get(index), platform);
-            cluster.free(&SlotSet::range(0..usable));
+            cluster.mark_free(&SlotSet::range(0..usable));
             lists.requeue(&clusters, index, cluster.room());
         }
         let free = AtomicI64::new(len.into());
@@ -126,7 +126,8 @@ impl SlotAllocator {
     /// Allocates a naturally aligned block of `1 << order` slots, each with one reference. Returns
     /// `None` if there is no such block: because all slots are in use, the free ones are scattered,
     /// the device is closed, or `order` exceeds a cluster (2 MiB). Smaller blocks may be available
-    /// then. It may also fail while another CPU is at work on the slots of such a block.
+    /// then. The allocation may also fail while another CPU allocates or releases slots of such a
+    /// block.
     #[inline]
     pub fn allocate<P: Platform>(&self, platform: &P, order: u8) -> Option<Slots> {
         let count = 1u32.checked_shl(order.into()).filter(|_| order <= HUGE_ORDER)?;
@@ -202,7 +203,8 @@ impl SlotAllocator {
         Ok(())
     }
 
-    /// Drops the references that were added before cluster `end` refused.
+    /// Undoes [`SlotAllocator::duplicate`] for the clusters before `end`, which has a saturated
+    /// slot.
     #[cold]
     fn undo_duplicate<P: Platform>(&self, platform: &P, slots: Slots, end: u32) {
         for ClusterRange { index, range } in by_cluster(slots).take_while(|part| part.index < end) {
@@ -234,19 +236,19 @@ impl SlotAllocator {
         }
     }
 
-    /// Drops references to slots of one cluster: `drop` runs under the cluster's lock and returns
-    /// the slots left without references. These are passed to `forget` with no lock held, and
-    /// become free afterwards. Returns their number.
+    /// Drops references to slots of one cluster: `drop_references` runs under the cluster's lock
+    /// and returns the slots left without references. These are passed to `forget` with no lock
+    /// held, and become free afterwards. Returns the number of these slots.
     #[inline]
     pub(super) fn release_in<P: Platform>(
         &self,
         platform: &P,
         index: u32,
-        drop: impl FnOnce(&mut LockedCluster<'_, P>) -> SlotSet,
+        drop_references: impl FnOnce(&mut LockedCluster<'_, P>) -> SlotSet,
         mut forget: impl FnMut(Slots),
     ) -> u32 {
         trace(platform, || Event::Step);
-        let dead = drop(&mut self.lock(platform, index));
+        let dead = drop_references(&mut self.lock(platform, index));
         if dead.is_empty() {
             return 0;
         }
@@ -257,12 +259,12 @@ impl SlotAllocator {
         }
         trace(platform, || Event::Step);
         let mut cluster = self.lock(platform, index);
-        cluster.free(&dead);
+        cluster.mark_free(&dead);
         if ClusterLists::needs_requeue(self.clusters.get(index), || cluster.room()) {
             trace(platform, || Event::Step);
             self.lists.lock(platform).requeue(&self.clusters, index, cluster.room());
         }
-        core::mem::drop(cluster);
+        drop(cluster);
         // The last access to this allocator: a CPU that finds all slots free may free its memory.
         self.free.fetch_add(count.into(), Release);
         count
@@ -273,11 +275,11 @@ impl SlotAllocator {
     /// # Panics
     /// If a slot does not exist.
     pub fn max_references<P: Platform>(&self, platform: &P, slots: Slots) -> u32 {
-        let most = |ClusterRange { index, range }: ClusterRange| {
+        let highest = |ClusterRange { index, range }: ClusterRange| {
             let cluster = self.lock(platform, index);
             range.map(|slot| cluster.references(slot)).max().unwrap_or(0)
         };
-        by_cluster(slots).map(most).max().unwrap_or(0)
+        by_cluster(slots).map(highest).max().unwrap_or(0)
     }
 
     /// Stops allocation: when this returns, nothing is allocated any more. Slots in use stay so.

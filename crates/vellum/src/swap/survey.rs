@@ -16,7 +16,7 @@ pub(crate) struct Slot {
     /// The number of references; 0 for a free slot.
     pub(crate) references: u32,
     /// True if the slot may be allocated.
-    pub(crate) free: bool,
+    pub(crate) is_free: bool,
     /// The frame of its swap-cache page.
     pub(crate) cached_page: Option<Pfn>,
 }
@@ -39,9 +39,9 @@ impl<P: Platform> Swaps<P> {
                 let cluster = slots.lock(frames.platform(), index);
                 for slot in 0..end {
                     let references = cluster.references(slot);
-                    let copy = slots.cached_frames.get(index).of(&(slot..slot + 1))[0].load(Relaxed);
-                    let (free, copy) = (cluster.is_free(slot), Pfn(!copy).some());
-                    visit(Slot { number: first + slot, references, free, cached_page: copy });
+                    let cached = slots.cached_frames.get(index).of(&(slot..slot + 1))[0].load(Relaxed);
+                    let (is_free, cached_page) = (cluster.is_free(slot), Pfn(!cached).some());
+                    visit(Slot { number: first + slot, references, is_free, cached_page });
                 }
             }
             drop(active);

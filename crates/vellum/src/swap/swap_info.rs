@@ -35,7 +35,7 @@ impl<P: Platform> SwapInfo<P> {
         slots: u32,
         priority: i16,
     ) -> Result<Self, OutOfMemory> {
-        let checksums = if device.checked() { Some(Checksums::new(frames, slots)?) } else { None };
+        let checksums = if device.has_checksums() { Some(Checksums::new(frames, slots)?) } else { None };
         let slots = match SlotAllocator::new(frames, slots) {
             Ok(slots) => slots,
             Err(error) => {

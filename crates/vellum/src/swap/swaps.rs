@@ -55,6 +55,7 @@ pub struct Usage {
 /// The attached devices, by falling priority; devices of one priority in the order of attachment
 /// (Linux: `swap_active_head`).
 pub(super) struct ActiveDevices {
+    /// The numbers of the devices: the first `len` elements.
     ids: [u8; MAX_SWAP_DEVICES],
     len: usize,
     /// The slot hints of all frames, allocated while a device is attached.
@@ -68,6 +69,9 @@ impl ActiveDevices {
     }
 
     /// Allocates the slot hints, if no device is attached yet.
+    ///
+    /// # Errors
+    /// [`AttachError::OutOfMemory`]: there is not enough memory, and none stays allocated.
     fn make_hints<P: Platform>(&mut self, frames: &Frames<'_, P>) -> Result<(), AttachError> {
         if self.hints.is_none() {
             self.hints = Some(SwapHints::new(frames).map_err(|OutOfMemory| AttachError::OutOfMemory)?);
@@ -126,7 +130,7 @@ unsafe impl<P: Platform> Sync for Swaps<P> {}
 unsafe impl<P: Platform> Send for Swaps<P> {}
 
 impl<P: Platform> Swaps<P> {
-    /// Makes the state of a machine without devices. Its per-CPU memory is allocated here, and
+    /// Creates the state of a machine without devices. Its per-CPU memory is allocated here, and
     /// stays allocated.
     ///
     /// # Errors
@@ -137,7 +141,7 @@ impl<P: Platform> Swaps<P> {
         Ok(Swaps { active, devices: [const { UnsafeCell::new(None) }; MAX_SWAP_DEVICES], reader_slots })
     }
 
-    /// Returns the slot of the current CPU.
+    /// Returns the current CPU's slot in the lock of the device list.
     #[inline]
     fn reader_slot(&self, platform: &P) -> &ReaderSlot {
         self.reader_slots.get(platform.current() as u32)
@@ -219,8 +223,8 @@ impl<P: Platform> Swaps<P> {
             }
         };
         // SAFETY: these devices are in the list.
-        let before = |other: &&u8| unsafe { self.device(**other) }.priority >= priority;
-        let at = active.ids().iter().take_while(before).count();
+        let is_before = |other: &&u8| unsafe { self.device(**other) }.priority >= priority;
+        let at = active.ids().iter().take_while(is_before).count();
         // SAFETY: the list is locked for writing. The device is not in it, and no slot of that
         // number has a reference.
         unsafe { *self.devices[id as usize].get() = Some(info) };
@@ -254,7 +258,7 @@ impl<P: Platform> Swaps<P> {
     /// # Errors
     /// [`DetachError`]; the device stays attached.
     pub fn detach(&self, frames: &Frames<'_, P>, id: u8) -> Result<(), DetachError> {
-        self.trim_device(frames, id);
+        self.reclaim_cached_slots_of(frames, id);
         let mut active = self.active_mut(frames.platform());
         let at = Self::position(&active, id)?;
         // SAFETY: the device is in the list, which this CPU has locked for writing.
@@ -289,7 +293,7 @@ impl<P: Platform> Swaps<P> {
     }
 
     /// Returns the number of slots of all devices.
-    pub(crate) fn slots(&self, platform: &P) -> u64 {
+    pub(crate) fn total_slots(&self, platform: &P) -> u64 {
         let active = self.active(platform);
         // SAFETY: the devices are in the list.
         active.ids().iter().map(|id| u64::from(unsafe { self.device(*id) }.slots.len())).sum()
@@ -301,35 +305,36 @@ impl<P: Platform> Swaps<P> {
         let active = self.active(platform);
         // SAFETY: the devices are in the list.
         let slots = |id: &u8| unsafe { &self.device(*id).slots };
-        let room = |id: &u8| !slots(id).is_closed() && slots(id).free_slots() > 0 || slots(id).cached.load(Relaxed) > 0;
-        active.ids().iter().any(room)
+        let has_room =
+            |id: &u8| !slots(id).is_closed() && slots(id).free_slots() > 0 || slots(id).cached.load(Relaxed) > 0;
+        active.ids().iter().any(has_room)
     }
 
-    /// Allocates a naturally aligned block of `1 << wanted` slots, from the device of the highest
+    /// Allocates a naturally aligned block of `1 << order` slots, from the device of the highest
     /// priority that has one. The caller gets a reference to each slot.
     ///
     /// # Errors
     /// [`NoSlots`]. After [`NoSlots::Scattered`] a smaller block may be available.
     #[inline]
-    pub fn allocate(&self, platform: &P, wanted: u8) -> Result<SwapRun, NoSlots> {
+    pub fn allocate(&self, platform: &P, order: u8) -> Result<SwapRun, NoSlots> {
         let reader_slot = self.reader_slot(platform);
         let turn = reader_slot.turn.fetch_add(1, Relaxed) as usize;
         let active = self.active.read(platform, &reader_slot.readers);
         // SAFETY: called for devices in the list only.
         let device = |id: u8| unsafe { self.device(id) };
-        for equal in active.ids().chunk_by(|a, b| device(*a).priority == device(*b).priority) {
-            for i in 0..equal.len() {
-                let id = equal[(turn + i) % equal.len()];
-                if let Some(slots) = device(id).slots.allocate(platform, wanted) {
+        for peers in active.ids().chunk_by(|a, b| device(*a).priority == device(*b).priority) {
+            for i in 0..peers.len() {
+                let id = peers[(turn + i) % peers.len()];
+                if let Some(slots) = device(id).slots.allocate(platform, order) {
                     return Ok(SwapRun { device: id, slots });
                 }
             }
         }
-        let some = |id: &u8| {
+        let has_free_slot = |id: &u8| {
             let slots = &device(*id).slots;
             !slots.is_closed() && slots.free_slots() > 0
         };
-        Err(if wanted > 0 && active.ids().iter().any(some) { NoSlots::Scattered } else { NoSlots::Full })
+        Err(if order > 0 && active.ids().iter().any(has_free_slot) { NoSlots::Scattered } else { NoSlots::Full })
     }
 
     /// Adds a reference to each slot of `run`, for a swap PTE (Linux: `swap_duplicate`).
@@ -338,7 +343,8 @@ impl<P: Platform> Swaps<P> {
     /// [`Saturated`]: a slot has 2^31 references. Nothing is changed then.
     ///
     /// # Panics
-    /// If there is no such device or slot. That holds for all functions below.
+    /// If there is no such device or slot. The same holds for every function here that gets a
+    /// [`SwapRun`].
     ///
     /// # Safety
     /// Each slot has a reference, and keeps it meanwhile.

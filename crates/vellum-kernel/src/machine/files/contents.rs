@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum::memcg::Refused;
-use vellum::page_cache::ObjectError;
+use vellum::page_cache::{ObjectError, PageCounts};
 use vellum::space;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{Pages, Sink, Source};
@@ -149,7 +149,7 @@ impl Pages for ObjectContents {
     }
 
     fn resident(&self) -> u64 {
-        let [resident, swapped] = self.object.page_counts();
+        let PageCounts { resident, swapped } = self.object.page_counts();
         (resident + swapped) * FRAME_SIZE
     }
 

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use core::fmt::Write;
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
+use vellum::page_cache::PageCounts;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::ipc::{IpcObject, IpcTable};
 use vellum_kernel::proc::Text;
@@ -86,8 +87,8 @@ pub fn list() -> Result<Vec<u8>, Errno> {
             writeln!(text, "{:>21} {:>21}", "rss", "swap")?;
             segments.iter().try_for_each(|segment| {
                 let (perm, Segment { object, tag, size, times, pids }) = (&segment.perm, &segment.data);
-                let bytes = |object: &Object| object.page_counts().map(|pages| pages * FRAME_SIZE);
-                let [resident, swapped] = object.as_ref().map_or([0; 2], bytes);
+                let PageCounts { resident, swapped } = object.as_ref().map(Object::page_counts).unwrap_or_default();
+                let [resident, swapped] = [resident, swapped].map(|pages| pages * FRAME_SIZE);
                 let [creator, creator_group] = perm.creator;
                 write!(text, "{:10} {:10} {:5o} {size:21} ", perm.key, segment.id, mode(segment))?;
                 let count = attached(*tag) as u32;

@@ -135,7 +135,7 @@ impl Uffd {
     ) -> Result<(), Errno> {
         let (done, answer) = match supplied {
             Ok(()) => (range.len(), Ok(())),
-            Err(UffdFillStopped { done: 0, why }) => (0, Err(failed(why.refused(), why.errno()))),
+            Err(UffdFillStopped { done: 0, error }) => (0, Err(failed(error.refused(), error.errno()))),
             Err(UffdFillStopped { done, .. }) => (done, Err(Errno::EAGAIN)),
         };
         let told =

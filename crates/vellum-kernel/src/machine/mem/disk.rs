@@ -136,7 +136,7 @@ impl SwapDevice<Host> for Disk {
 
     unsafe fn forget(&self, _: &Frames<'_, Host>, _: Slots) {}
 
-    fn checked(&self) -> bool {
+    fn has_checksums(&self) -> bool {
         self.checked || Host::ENABLED
     }
 }

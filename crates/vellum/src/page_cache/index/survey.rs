@@ -1,15 +1,15 @@
 //! Walks the index node by node, for an audit.
 
 use super::{BITS, Entry, FANOUT, Index, Node, index_at, pfn_of};
-use crate::addr::Pfn;
 use crate::frame::Frames;
+use crate::page_cache::survey::IndexNode;
 use crate::platform::Platform;
 
 impl Index {
-    /// Visits the first node of the last level that has a page from `from` on: calls `page` for
+    /// Visits the first node of the last level that has a page from `from` on. Calls `page` for
     /// each page from there to the node's end, and `node` for each node on the path to it that
-    /// covers no page below `from`, with the entries that its descriptor counts and those that it
-    /// has. Returns the first page behind the visited node; `None` if there are no more pages.
+    /// covers no page below `from`. Returns the first page behind the visited node, or `None` if
+    /// there are no more pages.
     ///
     /// A caller that begins at page 0 and continues where the last call ended visits each node and
     /// each page once, if the index does not change meanwhile. One call is bounded by the size of
@@ -18,7 +18,7 @@ impl Index {
         &self,
         frames: &Frames<'_, P>,
         from: u64,
-        node: &mut dyn FnMut(Pfn, u32, u32),
+        node: &mut dyn FnMut(IndexNode),
         page: &mut dyn FnMut(u64, Entry),
     ) -> Option<u64> {
         let (first, _) = self.next(frames, from)?;
@@ -27,7 +27,7 @@ impl Index {
             let this = Node { frames, at };
             if first >> (BITS * (level + 1)) << (BITS * (level + 1)) >= from {
                 let found = (0..FANOUT).filter(|index| this.get(*index) != 0).count();
-                node(at, this.live_count(), found as u32);
+                node(IndexNode { at, counted: this.live_count(), found: found as u32 });
             }
             if level > 0 {
                 at = pfn_of(this.get(index_at(first, level)))?;
@@ -35,7 +35,7 @@ impl Index {
         }
         let (leaf, base) = (Node { frames, at }, first & !(FANOUT - 1));
         for index in index_at(first, 0)..FANOUT {
-            Entry::decode(leaf.get(index)).into_iter().for_each(|there| page(base + index, there));
+            Entry::decode(leaf.get(index)).into_iter().for_each(|entry| page(base + index, entry));
         }
         Some(base + FANOUT)
     }

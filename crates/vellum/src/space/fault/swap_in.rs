@@ -16,7 +16,7 @@ use crate::arch::{Arch, Attrs, Kind, SwapEntry, UserRange};
 use crate::frame::{RmapKey, flag};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
-use crate::swap::{NotCached, SwapRun};
+use crate::swap::{CachedPages, NotCached, SwapRun};
 use crate::sync::Retries;
 use crate::table::{Found, LockedTable, Run};
 use crate::vma::{State, Vma, VmaFlags};
@@ -223,7 +223,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
             let cached =
                 unsafe { machine.swaps().get_cached(machine.frames(), Ptes::of(self.space).swap_slots(&run), order) };
             at = run.va + entry.len();
-            if let Some((pfn, frames)) = cached {
+            if let Some(CachedPages { pfn, frames }) = cached {
                 let run = Run { len: (frames >> order) as usize, ..run };
                 at = run.range(self.arch()).end;
                 self.map_swapped_in(table, vma, &run, pfn, Attrs::empty());

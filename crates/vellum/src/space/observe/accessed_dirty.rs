@@ -1,9 +1,9 @@
 //! The accessed and dirty bits that hardware sets in PTEs: reading and clearing them (Linux: idle
 //! page tracking, and `/proc/PID/clear_refs`).
 //!
-//! For any page of a cont block, hardware may set the bits in any PTE of the block. So the block
-//! was accessed or written, and is reported as a whole. Soft-dirty ([`super::soft_dirty`]) is exact
-//! to the page.
+//! For an access to any page of a cont block, hardware may set the bits in any PTE of the block. So
+//! the bits belong to the whole block, and it is reported as a whole. Soft-dirty
+//! ([`super::soft_dirty`]) is exact to the page.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
@@ -15,27 +15,28 @@ use super::Observe;
 use crate::space::ground::{Change, Ptes};
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
-    /// Implements [`AddressSpace::clear_accessed_dirty`].
-    pub(super) fn clear_accessed_dirty(self, range: VirtRange, what: Attrs, mut told: impl FnMut(VirtRange, Attrs)) {
+    /// Implements
+    /// [`AddressSpace::clear_accessed_dirty`](crate::space::AddressSpace::clear_accessed_dirty).
+    pub(super) fn clear_accessed_dirty(self, range: VirtRange, bits: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
         let range = self.user_part(range);
-        let what = what & Attrs::HARDWARE;
+        let bits = bits & Attrs::HARDWARE;
         let mut change = Change::begin(self.space, range);
         change.unlock();
         let mut last: Option<(VirtRange, Attrs)> = None;
         Ptes::of(self.space).each_run(range, |table, run| {
-            if run.kind != Kind::Leaf || !run.attrs(self.arch()).intersects(what) {
+            if run.kind != Kind::Leaf || !run.attrs(self.arch()).intersects(bits) {
                 return false;
             }
-            table.clear_accessed_dirty(run, what, |range, attrs| {
+            table.clear_accessed_dirty(run, bits, |range, attrs| {
                 if attrs.contains(Attrs::DIRTY) {
-                    self.note(run, range);
+                    self.clear_lazyfree(run, range);
                 }
                 match &mut last {
                     _ if attrs.is_empty() => {}
                     Some(last) if last.0.end == range.start && last.1 == attrs => last.0.end = range.end,
                     _ => {
                         if let Some((range, attrs)) = last.replace((range, attrs)) {
-                            told(range, attrs);
+                            report(range, attrs);
                         }
                     }
                 }
@@ -43,13 +44,13 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
             true
         });
         if let Some((range, attrs)) = last {
-            told(range, attrs);
+            report(range, attrs);
         }
     }
 
-    /// What a part of a run maps was written to, and its entries don't say so any more: it may not
-    /// go.
-    fn note(self, run: &Run, part: VirtRange) {
+    /// Makes the lazyfree folios that `part` of a run maps ordinary ones, because their dirty bits
+    /// are cleared: without this, reclaim would take them for unwritten and discard them.
+    fn clear_lazyfree(self, run: &Run, part: VirtRange) {
         let frames = self.machine().frames();
         let first = run.pfn(self.arch()).add(((part.start - run.va) >> FRAME_SHIFT) as u32);
         for (_, frame, _) in frames.folios(first, (part.len() >> FRAME_SHIFT) as u32) {

@@ -1,26 +1,26 @@
-//! Which pages of a range are in memory (`mincore`).
+//! Residency of the pages of a range (Linux: `mincore`).
 
 use crate::arch::{Arch, BadRange, Kind, UserRange};
 use crate::errno::Errno;
-use crate::page_cache::Object;
+use crate::page_cache::{ExistingPage, Object};
 use crate::platform::Platform;
 use crate::vma::Vma;
 
 use super::Observe;
 
-/// Why a query can't be answered.
+/// The reason why the residency of a range can't be determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MincoreError {
-    /// The address is not a multiple of the page size.
+    /// This address is not a multiple of the page size.
     Unaligned(u64),
-    /// The end is beyond the last address, or not all of the range is mapped.
+    /// The range reaches beyond the addresses of user mode, or VMAs don't cover all of it.
     NotMapped,
-    /// The answer does not fit: this many entries are needed.
+    /// The caller's slice is too short: this number of elements is needed, one for each page.
     TooShort(usize),
 }
 
 impl MincoreError {
-    /// What Linux's `mincore` answers.
+    /// Returns the error number of Linux's `mincore`.
     pub const fn errno(&self) -> Errno {
         match self {
             MincoreError::Unaligned(_) => Errno::EINVAL,
@@ -33,9 +33,9 @@ impl MincoreError {
 impl core::fmt::Display for MincoreError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            MincoreError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
-            MincoreError::NotMapped => f.write_str("not all of the range is mapped"),
-            MincoreError::TooShort(needed) => write!(f, "the answer has {needed} entries"),
+            MincoreError::Unaligned(addr) => write!(f, "address {addr:#x} is not a multiple of the page size"),
+            MincoreError::NotMapped => f.write_str("VMAs do not cover all of the range: map it first"),
+            MincoreError::TooShort(needed) => write!(f, "the result has {needed} elements: pass a longer slice"),
         }
     }
 }
@@ -43,36 +43,38 @@ impl core::fmt::Display for MincoreError {
 impl core::error::Error for MincoreError {}
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
-    /// Implements [`AddressSpace::resident`].
-    pub(super) fn mincore(self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), MincoreError> {
+    /// Implements [`AddressSpace::mincore`](crate::space::AddressSpace::mincore).
+    pub(super) fn mincore(self, addr: u64, len: u64, resident: &mut [bool]) -> Result<(), MincoreError> {
         let shift = self.page_shift();
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => MincoreError::Unaligned(addr),
             BadRange::Overflow | BadRange::Beyond(_) => MincoreError::NotMapped,
         })?;
         let pages = (range.len() >> shift) as usize;
-        let answer = answer.get_mut(..pages).ok_or(MincoreError::TooShort(pages))?;
+        let resident = resident.get_mut(..pages).ok_or(MincoreError::TooShort(pages))?;
         if !range.is_empty() && !self.space.read().covers(self.platform(), range) {
             return Err(MincoreError::NotMapped);
         }
         self.runs(*range, |run| {
             let part = run.range(self.arch()).intersect(&range);
             let first = ((part.start - addr) >> shift) as usize;
-            answer[first..first + (part.len() >> shift) as usize].fill(run.kind == Kind::Leaf);
+            resident[first..first + (part.len() >> shift) as usize].fill(run.kind == Kind::Leaf);
         });
-        self.resident_in_objects(range, answer);
+        self.add_resident_in_objects(range, resident);
         Ok(())
     }
 
-    /// Pages of a range that the objects behind it have in memory, though they are not mapped.
-    fn resident_in_objects(self, range: UserRange, answer: &mut [bool]) {
-        self.each_page_in_objects(range, |_, addr, here| {
-            answer[((addr - range.start) >> self.page_shift()) as usize] |= here;
+    /// Sets the elements of `resident` for the pages of a range that the page-cache objects behind
+    /// its VMAs have in memory, mapped or not.
+    fn add_resident_in_objects(self, range: UserRange, resident: &mut [bool]) {
+        self.each_page_in_objects(range, |_, addr, is_resident| {
+            resident[((addr - range.start) >> self.page_shift()) as usize] |= is_resident;
         });
     }
 
-    /// Show each page that the objects behind a range have: the VMA, where it would be mapped, and
-    /// whether it is in memory.
+    /// Calls `visit` for each page that the page-cache objects behind a range have: with the VMA,
+    /// the address at which the VMA maps the page, and whether the page is in memory (or else
+    /// swapped out). The VMAs are locked for reading meanwhile.
     pub(super) fn each_page_in_objects(self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
         let shift = self.page_shift();
         let vmas = self.space.read();
@@ -82,10 +84,10 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
             let part = vma.range.intersect(&range);
             let first = vma.backing.offset(part.start) >> shift;
             let mut at = first;
-            while let Some((page, here)) = object.next_present(at)
+            while let Some(ExistingPage { page, is_resident }) = object.next_existing(at)
                 && page - first < part.len() >> shift
             {
-                visit(vma, part.start + ((page - first) << shift), here);
+                visit(vma, part.start + ((page - first) << shift), is_resident);
                 at = page + 1;
                 self.platform().resched();
             }

@@ -1,12 +1,13 @@
-//! Observation: what a space maps, what of it is in memory, and which pages were used or written.
+//! Observation of a space: its VMAs and PTEs, its resident memory, and the pages that were accessed
+//! or written.
 //!
 //! | file | contents |
 //! |---|---|
-//! | `stats` | a space in numbers, its VMAs, its runs of PTEs (`/proc/PID/status`, `maps`, `pagemap`) |
+//! | `stats` | the counters, VMAs and runs of PTEs of a space (`status`, `maps`, `pagemap`) |
 //! | `usage` | the memory that a range holds, by kind (`smaps`) |
-//! | `mincore` | which pages are in memory |
-//! | `scan` | pages by category, and write protection in the same step (`PAGEMAP_SCAN`) |
-//! | `soft_dirty` | which pages were written since soft-dirty was cleared (`clear_refs`) |
+//! | `mincore` | residency: the pages of a range that are in memory |
+//! | `scan` | categories of pages, and write protection in the same step (`PAGEMAP_SCAN`) |
+//! | `soft_dirty` | soft-dirty: the pages that were written since it was cleared (`clear_refs`) |
 //! | `accessed_dirty` | the accessed and dirty bits that hardware sets |
 
 mod accessed_dirty;
@@ -38,7 +39,8 @@ handle! {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Returns the space in numbers. They are exact while nothing else uses the space.
+    /// Returns the counters of the space. They are exact while nothing else uses the space. Notes
+    /// the resident set for [`SpaceStats::peak_rss`].
     pub fn stats(&self) -> SpaceStats {
         Observe::of(self).stats()
     }
@@ -50,7 +52,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Observe::of(self).vmas(addr, visit)
     }
 
-    /// Calls `visit` for each run of PTEs in `range` in ascending order. A hole is shown as a run
+    /// Calls `visit` for each run of PTEs in `range` in ascending order. A hole is passed as a run
     /// of [`Kind::None`](crate::arch::Kind::None) at level 1. The page table of a run is locked
     /// during the call: `visit` must be quick, and must not call back into the space.
     pub fn runs(&self, range: VirtRange, visit: impl FnMut(&Run)) {
@@ -62,17 +64,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Observe::of(self).usage(range)
     }
 
-    /// Writes to `answer` for each page of the range whether it is in memory: mapped, or in the
-    /// object behind the VMA (Linux: `mincore`). The result may be outdated when this returns.
+    /// Sets the element of `resident` for each page of a range: to true if the page is mapped or
+    /// the page-cache object behind the VMA has it in memory (Linux: `mincore`). The range begins
+    /// at `addr` and has `len` bytes, rounded up to pages. The result may be outdated when this
+    /// returns.
     ///
     /// # Errors
-    /// See [`MincoreError`].
-    pub fn mincore(&self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), MincoreError> {
-        Observe::of(self).mincore(addr, len, answer)
+    /// See [`MincoreError`]; `resident` is unchanged.
+    pub fn mincore(&self, addr: u64, len: u64, resident: &mut [bool]) -> Result<(), MincoreError> {
+        Observe::of(self).mincore(addr, len, resident)
     }
 
-    /// Visits the pages of `range` in ascending order (Linux: `PAGEMAP_SCAN`), and writes the
-    /// regions that `scan` selects to `out`, if there is one, as far as it has room.
+    /// Scans the pages of `range` in ascending order (Linux: `PAGEMAP_SCAN`), and writes the
+    /// regions that `scan` selects to `out`. Ends early when `out` has no room for the next region.
+    /// Without `out` the selected pages are only counted and, if `scan` asks for it,
+    /// write-protected.
+    ///
+    /// A scan that write-protects claims `range`; other changes of it wait meanwhile.
     ///
     /// # Errors
     /// See [`ScanError`].
@@ -86,9 +94,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Clears soft-dirty: from now on a page was written exactly if its PTE has
-    /// [`Attrs::SOFT_DIRTY`] or its VMA lacks [`VmaFlags::SOFT_DIRTY_CLEARED`](crate::vma::VmaFlags::SOFT_DIRTY_CLEARED)
-    /// (Linux: writing 4 to `clear_refs`). Writes while this runs count or don't. A forked child
-    /// has the same bits.
+    /// [`Attrs::SOFT_DIRTY`] or its VMA lacks
+    /// [`VmaFlags::SOFT_DIRTY_CLEARED`](crate::vma::VmaFlags::SOFT_DIRTY_CLEARED) (Linux: writing 4
+    /// to `clear_refs`). A write while this runs may count or not. A forked child has the same
+    /// bits. Claims the whole space, so changes of VMAs wait meanwhile.
     ///
     /// # Errors
     /// [`SoftDirtyUnsupported`]: the format has no such bit. Nothing was changed.
@@ -96,14 +105,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Observe::of(self).clear_soft_dirty()
     }
 
-    /// Clears the bits `what` of [`Attrs::HARDWARE`] (accessed, dirty) in the PTEs of `range`, and
-    /// calls `told` with what was set, in ascending order, for pieces whose pages had the same
-    /// bits. Huge PTEs that don't lie in the range entirely are left out. When this returns, CPUs
-    /// set the bits anew; an access meanwhile is reported now, or by the next call.
+    /// Clears `bits`, a part of [`Attrs::HARDWARE`] (accessed, dirty), in the PTEs of `range`.
+    /// Calls `report` in ascending order for each range of addresses whose PTEs had the same bits
+    /// set, with these bits. Huge PTEs that don't lie in `range` entirely are left out. When this
+    /// returns, the TLBs are flushed, so CPUs set the bits anew; an access meanwhile is reported by
+    /// this call or by the next.
     ///
-    /// The page table of a piece is locked during the call: `told` must be quick, and must not call
-    /// back into the space.
-    pub fn clear_accessed_dirty(&self, range: VirtRange, what: Attrs, told: impl FnMut(VirtRange, Attrs)) {
-        Observe::of(self).clear_accessed_dirty(range, what, told)
+    /// A page table may be locked while `report` runs: it must be quick, and must not call back
+    /// into the space.
+    pub fn clear_accessed_dirty(&self, range: VirtRange, bits: Attrs, report: impl FnMut(VirtRange, Attrs)) {
+        Observe::of(self).clear_accessed_dirty(range, bits, report)
     }
 }

@@ -1,7 +1,10 @@
-//! What pages are, by the run, and which of them were written since they were protected (Linux:
-//! `PAGEMAP_SCAN`). What is told may be protected in the same step, so that whoever asks again and
-//! again hears of every write: it came before its page was looked at, which finds that; or the page
-//! is protected when it comes, which the next to ask finds.
+//! Categories of pages, and write protection of the reported pages in the same step (Linux:
+//! `PAGEMAP_SCAN`).
+//!
+//! A scan can write-protect the pages that it reports, under the same hold of the page table's
+//! lock. So a caller that scans again and again misses no write. A write before the scan reads the
+//! PTE is reported by this scan. A later write finds the page write-protected, removes the
+//! protection, and is reported by the next scan.
 
 use bitflags::bitflags;
 
@@ -19,80 +22,88 @@ use super::Observe;
 use crate::space::ground::{Change, Ptes};
 
 bitflags! {
-    /// What a page is. The bits are Linux's.
+    /// The categories of a page. The bits are Linux's `PAGE_IS_*`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Categories: u64 {
-        /// Writes to it can be asked for ([`VmaFlags::UFFD_WP_ASYNC`]).
-        const ASYNC = 1;
-        /// There is something, and it was written since it was protected, or never was.
+        /// The VMA is registered for asynchronous write protection ([`VmaFlags::UFFD_WP_ASYNC`]),
+        /// so the page can be write-protected (`PAGE_IS_WPALLOWED`).
+        const WP_ALLOWED = 1;
+        /// The page is mapped or swapped out, and was written since it was write-protected, or
+        /// never was write-protected (`PAGE_IS_WRITTEN`).
         const WRITTEN = 2;
-        /// It is an object's.
+        /// The mapped page belongs to a page-cache object (`PAGE_IS_FILE`).
         const FILE = 4;
-        /// It is mapped.
+        /// The page is mapped (`PAGE_IS_PRESENT`).
         const PRESENT = 8;
-        /// It is swapped out.
+        /// The page is swapped out (`PAGE_IS_SWAPPED`).
         const SWAPPED = 16;
-        /// It is of the folio of zeros.
+        /// The page is a page of the zero folio (`PAGE_IS_PFNZERO`).
         const ZERO = 32;
-        /// It is in a huge mapping.
+        /// A huge PTE maps the page (`PAGE_IS_HUGE`).
         const HUGE = 64;
-        /// It was written since tracking began ([`AddressSpace::track_writes`]).
+        /// The page was written since soft-dirty was cleared
+        /// ([`AddressSpace::clear_soft_dirty`](crate::space::AddressSpace::clear_soft_dirty);
+        /// `PAGE_IS_SOFT_DIRTY`).
         const SOFT_DIRTY = 128;
-        /// It is guarded ([`super::Advise::GuardInstall`]).
+        /// The page is a guard page ([`Advise::GuardInstall`](crate::space::Advise::GuardInstall);
+        /// `PAGE_IS_GUARD`).
         const GUARD = 256;
     }
 }
 
-/// Pages in a row that are the same.
+/// Contiguous pages of the same categories (Linux: `struct page_region`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
-    /// Where.
+    /// The addresses of the pages.
     pub range: VirtRange,
-    /// What they are.
-    pub is: Categories,
+    /// The categories of each of the pages, as [`Scan::select`] returned them.
+    pub categories: Categories,
 }
 
-/// What to look for.
+/// The parameters of a scan (Linux: `struct pm_scan_arg`).
 #[derive(Clone, Copy, Debug)]
 pub struct Scan<F> {
-    /// Which pages to tell of, and what of them: categories that are left out don't keep regions
-    /// apart. Tables are locked meanwhile.
+    /// Gets the categories of pages. Returns the categories to report, or `None` if these pages are
+    /// not to be reported. Categories that it removes don't keep regions apart. It is called with a
+    /// page table locked: it must be quick, and must not call back into the space.
     pub select: F,
-    /// Of how many pages at most.
-    pub pages: u64,
-    /// Protect what is told. Only where writes go on ([`VmaFlags::UFFD_WP_ASYNC`]); other VMAs are passed
-    /// over.
-    pub protect: bool,
-    /// End with an error where writes don't go on.
+    /// The maximum number of pages to report.
+    pub max_pages: u64,
+    /// True if the reported pages are to be write-protected (`PM_SCAN_WP_MATCHING`). VMAs without
+    /// [`VmaFlags::UFFD_WP_ASYNC`] are skipped then.
+    pub write_protect: bool,
+    /// True if the scan fails at a VMA without [`VmaFlags::UFFD_WP_ASYNC`]
+    /// (`PM_SCAN_CHECK_WPASYNC`).
     pub only_async: bool,
 }
 
-/// What was found.
+/// The result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scanned {
-    /// How many regions were written to the answer.
+    /// The number of regions that were written to the caller's slice.
     pub regions: usize,
-    /// How many pages were told of.
+    /// The number of pages that were reported.
     pub pages: u64,
-    /// Where the look ended: at the end of the range, or where there was no room for more.
+    /// The address at which the scan ended: the end of the range, or the first page for which there
+    /// was no room (`walk_end`).
     pub end: u64,
 }
 
-/// Why a look ended early. What was protected stays so.
+/// The reason why a scan failed. Pages that were write-protected stay so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanError {
-    /// The range is not in whole pages.
+    /// The start or the end of this range is not a multiple of the page size.
     Unaligned(VirtRange),
-    /// The range reaches beyond the addresses of user mode.
+    /// This range reaches beyond the addresses of user mode.
     OutOfRange(VirtRange),
-    /// In this VMA writes don't go on.
+    /// The VMA with this range is not registered for asynchronous write protection.
     NotAsync(VirtRange),
-    /// No memory to split huge mappings, or for tables of markers.
+    /// There is no memory to split a huge PTE, or for a page table with markers.
     NoMemory(Refused),
 }
 
 impl ScanError {
-    /// What Linux's `PAGEMAP_SCAN` answers.
+    /// Returns the error number of Linux's `PAGEMAP_SCAN`.
     pub const fn errno(&self) -> Errno {
         match self {
             ScanError::Unaligned(_) => Errno::EINVAL,
@@ -106,10 +117,12 @@ impl ScanError {
 impl core::fmt::Display for ScanError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            ScanError::Unaligned(range) => write!(f, "{range:?} is not in whole pages"),
+            ScanError::Unaligned(range) => write!(f, "{range:?} is not in whole pages: align its start and end"),
             ScanError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
-            ScanError::NotAsync(range) => write!(f, "writes to {range:?} are not watched for, or told at once"),
-            ScanError::NoMemory(why) => why.fmt(f),
+            ScanError::NotAsync(range) => {
+                write!(f, "{range:?} is not registered for asynchronous write protection: register it first")
+            }
+            ScanError::NoMemory(refused) => refused.fmt(f),
         }
     }
 }
@@ -118,117 +131,153 @@ impl core::error::Error for ScanError {}
 
 may_be_refused!(ScanError);
 
-/// A look under way.
-struct Pass<'q, F> {
-    select: F,
-    /// Where regions go, if anybody wants them, and how many there are.
-    out: Option<&'q mut [Region]>,
-    used: usize,
-    /// Of how many pages more may be told.
-    left: u64,
-    told: u64,
-    shift: u32,
-    protect: bool,
-    /// Protect pages that are not there, too.
-    unmapped: bool,
-    /// There is no room for more.
-    full: bool,
+/// Contiguous pages that a scan is to report, with the categories to report.
+struct Selected {
+    range: UserRange,
+    categories: Categories,
 }
 
-impl<F: Fn(Categories) -> Option<Categories>> Pass<'_, F> {
-    /// How much of a piece is to be told, and what; none, if it is not of interest, or there is no
-    /// room.
-    fn admit(&mut self, piece: UserRange, is: Categories) -> Option<(UserRange, Categories)> {
-        let is = (self.select)(is)?;
+/// The state of a scan: its parameters, and the pages that it has reported.
+struct ScanState<'q, F> {
+    select: F,
+    /// The caller's slice for regions, if there is one.
+    out: Option<&'q mut [Region]>,
+    /// The number of regions in `out`.
+    regions: usize,
+    /// The number of pages that may still be reported.
+    pages_left: u64,
+    /// The number of pages that were reported.
+    pages: u64,
+    /// log2 of the page size in bytes.
+    page_shift: u32,
+    /// True if the reported pages are write-protected.
+    write_protect: bool,
+    /// True if missing pages of anonymous VMAs are write-protected too, by markers.
+    protect_missing: bool,
+    /// True if there is no room for another page.
+    is_full: bool,
+}
+
+impl<F: Fn(Categories) -> Option<Categories>> ScanState<'_, F> {
+    /// Returns the first part of `piece` that is to be reported, with the categories to report.
+    /// Returns `None` if the pages are not selected, or, with `is_full` set, if there is no room
+    /// for another page. Reports nothing yet.
+    fn admit(&mut self, piece: UserRange, categories: Categories) -> Option<Selected> {
+        let categories = (self.select)(categories)?;
         let start = piece.start;
-        let pages = (piece.len() >> self.shift).min(self.left);
-        let room = match &self.out {
-            Some(out) if self.used == out.len() => {
-                self.used > 0
-                    && out[self.used - 1] == Region { range: VirtRange { end: start, ..out[self.used - 1].range }, is }
+        let pages = (piece.len() >> self.page_shift).min(self.pages_left);
+        let has_room = match &self.out {
+            // Without room for another region, the piece must extend the last one.
+            Some(out) if self.regions == out.len() => {
+                self.regions > 0 && {
+                    let last = out[self.regions - 1];
+                    last == Region { range: VirtRange { end: start, ..last.range }, categories }
+                }
             }
             _ => true,
         };
-        if !room || pages == 0 {
-            self.full = true;
+        if !has_room || pages == 0 {
+            self.is_full = true;
             return None;
         }
-        Some((piece.head(start + (pages << self.shift)), is))
+        Some(Selected { range: piece.head(start + (pages << self.page_shift)), categories })
     }
 
-    fn report(&mut self, range: UserRange, is: Categories) {
-        self.left -= range.len() >> self.shift;
-        self.told += range.len() >> self.shift;
+    /// Reports what [`ScanState::admit`] returned: extends the last region, or adds one.
+    fn report(&mut self, selected: Selected) {
+        let Selected { range, categories } = selected;
+        self.pages_left -= range.len() >> self.page_shift;
+        self.pages += range.len() >> self.page_shift;
         let Some(out) = &mut self.out else { return };
-        match out[..self.used].last_mut() {
-            Some(last) if last.range.end == range.start && last.is == is => last.range.end = range.end,
+        match out[..self.regions].last_mut() {
+            Some(last) if last.range.end == range.start && last.categories == categories => last.range.end = range.end,
             _ => {
-                out[self.used] = Region { range: *range, is };
-                self.used += 1;
+                out[self.regions] = Region { range: *range, categories };
+                self.regions += 1;
             }
         }
     }
 }
 
 impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
-    /// Implements [`AddressSpace::scan`].
+    /// Implements [`AddressSpace::scan`](crate::space::AddressSpace::scan).
     pub(super) fn scan(
         self,
         range: VirtRange,
         scan: Scan<impl Fn(Categories) -> Option<Categories>>,
         out: Option<&mut [Region]>,
     ) -> Result<Scanned, ScanError> {
-        let shift = self.page_shift();
         let range = UserRange::exact(self.arch(), range).map_err(|bad| match bad {
             BadRange::Beyond(_) => ScanError::OutOfRange(range),
             BadRange::Unaligned(_) | BadRange::Overflow => ScanError::Unaligned(range),
         })?;
-        let Scan { select, pages, protect, only_async } = scan;
-        let pass = Pass { select, out, used: 0, left: pages, told: 0, shift, protect, unmapped: true, full: false };
-        let change = protect.then(|| {
-            // Two don't tell of the same write, and one of them before its page is protected.
+        let Scan { select, max_pages, write_protect, only_async } = scan;
+        let state = ScanState {
+            select,
+            out,
+            regions: 0,
+            pages_left: max_pages,
+            pages: 0,
+            page_shift: self.page_shift(),
+            write_protect,
+            protect_missing: true,
+            is_full: false,
+        };
+        let change = write_protect.then(|| {
+            // The claim keeps other scans out. Otherwise another scan could report the write that
+            // this scan reports, before this scan has write-protected the page.
             let mut change = Change::begin(self.space, range);
             change.unlock();
             change
         });
-        let scanned = self.scan_range(range, pass, |vma| match vma.flags.contains(VmaFlags::UFFD_WP_ASYNC) {
+        let scanned = self.scan_range(range, state, |vma| match vma.flags.contains(VmaFlags::UFFD_WP_ASYNC) {
             true => Ok(true),
             false if only_async => Err(ScanError::NotAsync(*vma.range)),
-            false => Ok(!protect),
+            false => Ok(!write_protect),
         });
         drop(change);
         scanned
     }
 
-    /// Protect all pages of a range that is claimed.
+    /// Write-protects all pages of `range` for a userfaultfd, with `unmapped` also missing pages of
+    /// anonymous VMAs, by markers. Splits huge PTEs at the ends of `range`. The caller has claimed
+    /// `range` and holds no lock.
+    ///
+    /// # Errors
+    /// There is no memory to split a huge PTE, or for a page table with markers. The pages in front
+    /// of the failure are write-protected.
     pub(in crate::space) fn write_protect_all(self, range: UserRange, unmapped: bool) -> Result<(), Refused> {
-        let pass = Pass {
+        let state = ScanState {
             select: Some,
             out: None,
-            used: 0,
-            left: u64::MAX,
-            told: 0,
-            shift: self.page_shift(),
-            protect: true,
-            unmapped,
-            full: false,
+            regions: 0,
+            pages_left: u64::MAX,
+            pages: 0,
+            page_shift: self.page_shift(),
+            write_protect: true,
+            protect_missing: unmapped,
+            is_full: false,
         };
-        self.scan_range(range, pass, |_| Ok(true)).map(|_| ()).map_err(|error| match error {
-            ScanError::NoMemory(why) => why,
+        self.scan_range(range, state, |_| Ok(true)).map(|_| ()).map_err(|error| match error {
+            ScanError::NoMemory(refused) => refused,
             _ => Refused::OutOfMemory,
         })
     }
 
-    /// Look at the VMAs of a range for which `looks` says so.
+    /// Scans those VMAs of `range` for which `includes` returns true, one page table at a time. The
+    /// VMAs are not locked in between.
+    ///
+    /// # Errors
+    /// Those of `includes`, at once, and [`ScanError::NoMemory`].
     fn scan_range(
         self,
         range: UserRange,
-        mut pass: Pass<'_, impl Fn(Categories) -> Option<Categories>>,
-        looks: impl Fn(&Vma) -> Result<bool, ScanError>,
+        mut state: ScanState<'_, impl Fn(Categories) -> Option<Categories>>,
+        includes: impl Fn(&Vma) -> Result<bool, ScanError>,
     ) -> Result<Scanned, ScanError> {
         let mut gather = self.space.gather(range);
         let mut at = range.start;
-        while at < range.end && !pass.full {
+        while at < range.end && !state.is_full {
             let rest = range.tail(at);
             let next = self.space.read().overlapping(self.platform(), rest).find(|v| v.state != State::Dying).copied();
             let Some(vma) = next else {
@@ -236,27 +285,32 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
                 break;
             };
             let part = vma.range.intersect(&rest);
-            at = match looks(&vma)? {
-                true => self.scan_table(&vma, part, &mut pass, &mut gather)?,
+            at = match includes(&vma)? {
+                true => self.scan_table(&vma, part, &mut state, &mut gather)?,
                 false => part.end,
             };
             self.platform().resched();
         }
-        Ok(Scanned { regions: pass.used, pages: pass.told, end: at })
+        Ok(Scanned { regions: state.regions, pages: state.pages, end: at })
     }
 
-    /// Look at what stands first in a part of a VMA: a hole, or what a table has of it. How far
-    /// that was.
+    /// Scans the beginning of `part`, which lies in `vma`: what one page table translates, or a
+    /// hole in the page tables. Returns the address at which to go on. If a huge PTE has to be
+    /// split, splits it, and that address is the start of the piece that is to be scanned again.
+    /// Takes the page table's lock; the caller holds no lock.
+    ///
+    /// # Errors
+    /// There is no memory to split a huge PTE, or for a page table with markers.
     fn scan_table(
         self,
         vma: &Vma,
         part: UserRange,
-        pass: &mut Pass<'_, impl Fn(Categories) -> Option<Categories>>,
+        state: &mut ScanState<'_, impl Fn(Categories) -> Option<Categories>>,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Result<u64, Refused> {
         let arch = self.arch();
         let table = match self.tables().find(part) {
-            Found::Hole(end) => return self.scan_hole(vma, part.head(end), pass),
+            Found::Hole(end) => return self.scan_hole(vma, part.head(end), state),
             Found::Table(table) => table,
         };
         let end = part.end.min(table.end());
@@ -269,74 +323,85 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
                 hole = Some(part.intersect(&run.range(arch)));
                 break;
             }
-            let is = self.categories(vma, &mut run);
+            let categories = self.categories(vma, &mut run);
             let seen = part.tail(at).intersect(&run.range(arch));
-            if let Some((piece, is)) = pass.admit(seen, is) {
-                if pass.protect && !self.protect_piece(&table, piece, vma, pass.unmapped, gather) {
-                    split = Some(piece);
+            if let Some(selected) = state.admit(seen, categories) {
+                let range = selected.range;
+                if state.write_protect && !self.protect_piece(&table, range, vma, state.protect_missing, gather) {
+                    split = Some(range);
                     break;
                 }
-                pass.report(piece, is);
-                at = piece.end;
-            } else if pass.full {
+                state.report(selected);
+                at = range.end;
+            } else if state.is_full {
                 break;
             } else {
                 at = seen.end;
             }
         }
         table.unlock(gather);
-        if let Some(piece) = split {
-            self.tables().split_edges(piece)?;
+        // Both allocate page tables, so no lock may be held.
+        if let Some(range) = split {
+            self.tables().split_edges(range)?;
         }
         match hole {
-            Some(hole) => self.scan_hole(vma, hole, pass),
+            Some(hole) => self.scan_hole(vma, hole, state),
             None => Ok(at),
         }
     }
 
-    /// Look at a range that nothing is mapped in, nor any table. How far that was.
+    /// Scans a hole in the page tables: a range of `vma` for which no lowest-level page table
+    /// exists. Returns the address at which to go on. To write-protect missing pages it maps
+    /// markers, at most one page table of them.
+    ///
+    /// # Errors
+    /// There is no memory for the page table.
     fn scan_hole(
         self,
         vma: &Vma,
         hole: UserRange,
-        pass: &mut Pass<'_, impl Fn(Categories) -> Option<Categories>>,
+        state: &mut ScanState<'_, impl Fn(Categories) -> Option<Categories>>,
     ) -> Result<u64, Refused> {
         let arch = self.arch();
-        let Some((piece, is)) = pass.admit(hole, of_vma(vma)) else {
-            return Ok(if pass.full { hole.start } else { hole.end });
+        let Some(selected) = state.admit(hole, vma_categories(vma)) else {
+            return Ok(if state.is_full { hole.start } else { hole.end });
         };
-        if !(pass.protect && pass.unmapped && vma.backing.is_anonymous()) {
-            pass.report(piece, is);
-            return Ok(piece.end);
+        let Selected { range, categories } = selected;
+        if !(state.write_protect && state.protect_missing && vma.backing.is_anonymous()) {
+            state.report(selected);
+            return Ok(range.end);
         }
-        let table = arch.level_shift(2);
-        let end = ((piece.start >> table << table).saturating_add(1 << table)).min(piece.end);
-        let marked = piece.head(end);
-        match self.tables().map_run(marked, &self.markers(marked)) {
+        let table_shift = arch.level_shift(2);
+        let end = ((range.start >> table_shift << table_shift).saturating_add(1 << table_shift)).min(range.end);
+        let marked = range.head(end);
+        match self.tables().map_run(marked, &self.wp_markers(marked)) {
             Ok(()) => {
-                pass.report(marked, is);
+                state.report(Selected { range: marked, categories });
                 Ok(end)
             }
-            // It is no hole any more.
-            Err(NotMapped::Occupied) => Ok(piece.start),
-            Err(NotMapped::NoMemory(why)) => Err(why),
+            // Another CPU has mapped something there: the caller scans the range again.
+            Err(NotMapped::Occupied) => Ok(range.start),
+            Err(NotMapped::NoMemory(refused)) => Err(refused),
         }
     }
 
-    fn markers(self, range: UserRange) -> Run {
+    /// Returns the run of uffd-wp markers for `range`.
+    fn wp_markers(self, range: UserRange) -> Run {
         let arch = self.arch();
         let entries = (range.len() >> arch.page_shift()) as usize;
         Run::new(range.start, 1, Kind::Marker, arch.marker_pte(Marker::UffdWp), entries)
     }
 
-    /// Protect what a table has of a range, which is a part of one run. `false`: it is a part of
-    /// one entry.
+    /// Write-protects the pages of `piece`, which is a part of one run of a locked page table; with
+    /// `protect_missing`, missing pages of anonymous VMAs too. Notes in `gather` the flush of a run
+    /// that loses write access. Returns false, with nothing changed, if `piece` is a part of a huge
+    /// PTE, which must be split first.
     fn protect_piece(
         self,
         table: &LockedTable<'_, 'm, P, A>,
         piece: UserRange,
         vma: &Vma,
-        unmapped: bool,
+        protect_missing: bool,
         gather: &mut Gather<'_, 'm, P>,
     ) -> bool {
         let arch = self.arch();
@@ -351,24 +416,26 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
             Kind::Swap => {
                 Ptes::of(self.space).set_swap_attrs(table, &run, arch.swap_entry(run.raw).attrs | Attrs::UFFD_WP)
             }
-            Kind::None if unmapped && vma.backing.is_anonymous() => table.set(&self.markers(piece)),
+            Kind::None if protect_missing && vma.backing.is_anonymous() => table.set(&self.wp_markers(piece)),
             _ => {}
         }
         true
     }
 
-    /// What the pages of a run are, as far as it is the same for all of them.
+    /// Returns the categories of the pages of `run`, and shortens it to its first pages that have
+    /// the same. The run's page table is locked.
     fn categories(self, vma: &Vma, run: &mut Run) -> Categories {
         let arch = self.arch();
-        let mut is = of_vma(vma);
+        let mut categories = vma_categories(vma);
         let attrs = match run.kind {
             Kind::Leaf => {
-                is |= Categories::PRESENT;
-                is.set(Categories::HUGE, run.level > 1);
+                categories |= Categories::PRESENT;
+                categories.set(Categories::HUGE, run.level > 1);
                 if self.machine().zero_folio().contains(run.pfn(arch)) {
-                    is |= Categories::ZERO;
+                    categories |= Categories::ZERO;
                 } else if !vma.backing.is_anonymous() {
-                    is.set(
+                    // A private VMA maps pages of the object and private copies of them.
+                    categories.set(
                         Categories::FILE,
                         Ptes::of(self.space).shorten_to_equal(run, |frame| frame.has(flag::OBJECT)),
                     );
@@ -376,21 +443,21 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
                 run.attrs(arch)
             }
             Kind::Swap => {
-                is |= Categories::SWAPPED;
+                categories |= Categories::SWAPPED;
                 arch.swap_entry(run.raw).attrs
             }
-            Kind::Marker if arch.marker_of(run.raw) == Some(Marker::Guard) => return is | Categories::GUARD,
-            _ => return is,
+            Kind::Marker if arch.marker_of(run.raw) == Some(Marker::Guard) => return categories | Categories::GUARD,
+            _ => return categories,
         };
-        is.set(Categories::WRITTEN, !attrs.contains(Attrs::UFFD_WP));
-        is | if attrs.contains(Attrs::SOFT_DIRTY) { Categories::SOFT_DIRTY } else { Categories::empty() }
+        categories.set(Categories::WRITTEN, !attrs.contains(Attrs::UFFD_WP));
+        categories | if attrs.contains(Attrs::SOFT_DIRTY) { Categories::SOFT_DIRTY } else { Categories::empty() }
     }
 }
 
-/// What is the same for all pages of a VMA.
-fn of_vma(vma: &Vma) -> Categories {
-    let mut is = Categories::empty();
-    is.set(Categories::ASYNC, vma.flags.contains(VmaFlags::UFFD_WP_ASYNC));
-    is.set(Categories::SOFT_DIRTY, !vma.flags.contains(VmaFlags::SOFT_DIRTY_CLEARED));
-    is
+/// Returns the categories that every page of a VMA has.
+fn vma_categories(vma: &Vma) -> Categories {
+    let mut categories = Categories::empty();
+    categories.set(Categories::WP_ALLOWED, vma.flags.contains(VmaFlags::UFFD_WP_ASYNC));
+    categories.set(Categories::SOFT_DIRTY, !vma.flags.contains(VmaFlags::SOFT_DIRTY_CLEARED));
+    categories
 }

@@ -1,16 +1,14 @@
-//! Soft-dirty: which pages were written since soft-dirty was cleared (Linux:
+//! Soft-dirty: a record of the pages that were written since soft-dirty was cleared (Linux:
 //! `/proc/PID/clear_refs`).
 //!
 //! Soft-dirty is a software bit of each PTE, and a PTE without it is not writable: the first write
-//! faults, and the page gets both. PTEs with the bit and PTEs without are different runs, so they
-//! are not joined to one cont block either, and the result is exact to the page though TLBs hold
-//! larger translations: the first write to a block splits it, and it is joined again when all of it
-//! was written. Only a huge page counts as one page.
+//! faults, and the fault sets the bit and makes the PTE writable. PTEs with the bit and PTEs
+//! without are different runs, so they are never in one cont block. The record is therefore exact
+//! to the page although TLBs hold larger translations: the first write to a cont block splits it,
+//! and it is folded again when all of it was written. Only a huge page counts as one page.
 //!
-//! Swap PTEs have the bit too, and swap-in keeps it.
-//!
-//! New memory counts as written, and so do VMAs that were mapped or moved since soft-dirty was
-//! cleared.
+//! Swap PTEs have the bit too, and swap-in keeps it. New memory counts as written, and so do all
+//! pages of VMAs that were mapped or moved since soft-dirty was cleared.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -21,20 +19,20 @@ use crate::vma::VmaFlags;
 use super::Observe;
 use crate::space::ground::{Change, Ptes};
 
-/// The format's entries have no room to remember what was written ([`Arch::supported`]).
+/// The error of a page-table format whose PTEs have no soft-dirty bit ([`Arch::supported`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoftDirtyUnsupported;
 
 impl core::fmt::Display for SoftDirtyUnsupported {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("entries of this format can't remember what was written")
+        f.write_str("PTEs of this page-table format have no soft-dirty bit")
     }
 }
 
 impl core::error::Error for SoftDirtyUnsupported {}
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
-    /// Implements [`AddressSpace::track_writes`].
+    /// Implements [`AddressSpace::clear_soft_dirty`](crate::space::AddressSpace::clear_soft_dirty).
     pub(super) fn clear_soft_dirty(self) -> Result<(), SoftDirtyUnsupported> {
         let arch = self.arch();
         if !arch.supported().contains(Attrs::SOFT_DIRTY) {
@@ -42,7 +40,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         }
         let all = UserRange::all(arch);
         let mut change = Change::begin(self.space, all);
-        // In the lock in which faults read it.
+        // Set with the VMAs locked for writing, because faults read both under that lock.
         change.vmas().each(self.machine(), all, |v| v.flags |= VmaFlags::SOFT_DIRTY_CLEARED);
         self.space.soft_dirty_on.store(true, Relaxed);
         change.unlock();

@@ -1,4 +1,4 @@
-//! What is mapped, and what of it is resident.
+//! The counters, VMAs and runs of PTEs of a space.
 
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
 use crate::arch::Arch;
@@ -10,14 +10,14 @@ use crate::vma::{State, Vma};
 use super::Observe;
 use crate::space::ground::Ptes;
 
-/// A space in numbers. Sizes in bytes.
+/// The counters of a space (Linux: `/proc/PID/status`). Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceStats {
-    /// Address space in use (`VmSize`).
+    /// The size of all VMAs (`VmSize`).
     pub mapped: u64,
-    /// The most that ever was in use (`VmPeak`).
+    /// The largest size that all VMAs ever had (`VmPeak`).
     pub peak_mapped: u64,
-    /// In locked VMAs (`VmLck`).
+    /// The size of all locked VMAs (`VmLck`).
     pub locked: u64,
     /// Resident anonymous memory (`RssAnon`).
     pub anon: u64,
@@ -25,20 +25,22 @@ pub struct SpaceStats {
     pub file: u64,
     /// Resident shared memory (`RssShmem`).
     pub shmem: u64,
-    /// Swapped out (`VmSwap`).
+    /// Swapped-out anonymous memory (`VmSwap`).
     pub swap: u64,
-    /// The most that was ever resident, looked at whenever it was about to become less (`VmHWM`).
+    /// The largest resident set (`VmHWM`). It is noted before an operation makes the set smaller,
+    /// and here.
     pub peak_rss: u64,
-    /// Page tables of all levels (`VmPTE`).
+    /// The page tables of all levels (`VmPTE`).
     pub tables: u64,
-    /// The engine's other structures for the space: nodes of VMAs, and what each CPU counts.
+    /// The engine's other structures for the space: the nodes of the VMA tree, and the per-CPU
+    /// counters.
     pub kernel: u64,
-    /// VMAs.
+    /// The number of VMAs.
     pub vmas: usize,
 }
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
-    /// Implements [`AddressSpace::stats`].
+    /// Implements [`AddressSpace::stats`](crate::space::AddressSpace::stats).
     pub(super) fn stats(self) -> SpaceStats {
         let peak = self.space.peak.note(&self.tables().slots);
         let count = |c| sum(&self.tables().slots, c) << FRAME_SHIFT;
@@ -58,7 +60,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         }
     }
 
-    /// Implements [`AddressSpace::vmas`].
+    /// Implements [`AddressSpace::vmas`](crate::space::AddressSpace::vmas).
     pub(super) fn vmas(self, addr: u64, mut visit: impl FnMut(&Vma) -> bool) {
         let vmas = self.space.read();
         for vma in vmas.tree.iter_from(addr).filter(|v| v.state != State::Dying) {
@@ -68,7 +70,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         }
     }
 
-    /// Implements [`AddressSpace::runs`].
+    /// Implements [`AddressSpace::runs`](crate::space::AddressSpace::runs).
     pub(super) fn runs(self, range: VirtRange, mut visit: impl FnMut(&Run)) {
         Ptes::of(self.space).each_run_or_hole(self.user_part(range), |_, run| visit(run));
     }

@@ -10,53 +10,55 @@ use crate::vma::Prot;
 use super::Observe;
 use crate::space::ground::Ptes;
 
-/// What a range holds, for `smaps`. Sizes in bytes.
+/// The memory that a range holds (Linux: an entry of `smaps`). Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Resident (`Rss`). The folio of zeros counts as nothing, as in Linux.
+    /// Resident memory (`Rss`). The zero folio does not count, as in Linux.
     pub resident: u64,
-    /// Of that, each page's share: a page that three map is a third in each (`Pss`). Of a large
-    /// folio, all pages count as mapped as often as they are on average, but at least once; and all
-    /// are shared if some surely are.
+    /// The proportional share of the resident memory (`Pss`): a page that three PTEs map counts a
+    /// third for each. The pages of a large folio all count with the folio's average number of
+    /// mappings, but at least one.
     pub pss: UsageSplit,
-    /// Of that, what others map too (`Shared_Clean` and `Shared_Dirty`).
+    /// The resident memory in folios with more mappings than pages, so that some page is mapped
+    /// more than once (`Shared_Clean` and `Shared_Dirty`).
     pub shared: UsageSplit,
-    /// Of that, anonymous memory (`Anonymous`); the rest is objects'.
+    /// Resident anonymous memory (`Anonymous`). The other resident memory is page-cache objects'.
     pub anonymous: u64,
-    /// Of that, what would be lost with its page (`Private_Dirty` and `Shared_Dirty`): all
-    /// anonymous memory, and what was written of objects since last cleared.
+    /// The resident memory whose contents exist nowhere else (`Private_Dirty` and `Shared_Dirty`):
+    /// all anonymous memory, and objects' pages whose PTEs are dirty.
     pub dirty: u64,
-    /// Of that, touched since last cleared (`Referenced`).
+    /// The resident memory whose PTEs are accessed (`Referenced`).
     pub referenced: u64,
-    /// Of that, in huge mappings (`AnonHugePages`).
+    /// The resident memory that huge PTEs map (`AnonHugePages`), including
+    /// [`Usage::huge_shmem`].
     pub huge: u64,
-    /// Of that, objects' memory in huge mappings (`ShmemPmdMapped`); the rest of [`Usage::huge`] is
-    /// anonymous.
+    /// The part of [`Usage::huge`] that is page-cache objects' memory (`ShmemPmdMapped`).
     pub huge_shmem: u64,
-    /// Of that, what a TLB may hold by blocks of entries, of the last level and of the one above;
-    /// how large such a block is says [`Arch::cont_bits`].
+    /// The resident memory in cont blocks, of the lowest level and of the level above.
+    /// [`Arch::cont_bits`] returns the size of a cont block.
     pub cont_blocks: [u64; 2],
-    /// Swapped out (`SwapPss`).
+    /// Memory of which swap PTEs name the slots (`SwapPss`).
     pub swap: u64,
-    /// Swapped out from the objects behind it, where nothing else is (`Swap`, together with the
-    /// former).
+    /// Swapped-out pages of the page-cache objects behind the range, except those that a private
+    /// VMA hides by an entry of its own. `Swap` is this and [`Usage::swap`].
     pub swap_shmem: u64,
-    /// Runs: how many pieces the engine has to deal with.
+    /// The number of runs of leaf PTEs.
     pub runs: u64,
 }
 
-/// A number of bytes, and what of it is of some kind.
+/// A number of bytes, with the parts that are anonymous and that are dirty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UsageSplit {
-    /// All of it.
+    /// All bytes.
     pub all: u64,
-    /// Of that, what is anonymous.
+    /// The bytes of `all` that are anonymous.
     pub anonymous: u64,
-    /// Of that, what is dirty.
+    /// The bytes of `all` that are dirty, as for [`Usage::dirty`].
     pub dirty: u64,
 }
 
 impl UsageSplit {
+    /// Adds bytes that are all anonymous or not, and all dirty or not.
     fn add(&mut self, bytes: u64, anonymous: bool, dirty: bool) {
         self.all += bytes;
         self.anonymous += if anonymous { bytes } else { 0 };
@@ -65,7 +67,7 @@ impl UsageSplit {
 }
 
 impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
-    /// Implements [`AddressSpace::usage`].
+    /// Implements [`AddressSpace::usage`](crate::space::AddressSpace::usage).
     pub(super) fn usage(self, range: VirtRange) -> Usage {
         let arch = self.arch();
         let range = UserRange::all(arch).intersect(&range);
@@ -79,7 +81,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
                     if let Some(blocks) = usage.cont_blocks.get_mut(usize::from(run.level) - 1) {
                         *blocks += (table.cont_ptes(run) as u64) << table.shift();
                     }
-                    // Its entries may differ in what hardware has recorded.
+                    // The PTEs of a run may differ in accessed and dirty bits.
                     let mut rest = part;
                     while !rest.is_empty() {
                         let piece = if run.stable { rest } else { with_equal_accessed_dirty(table, rest) };
@@ -98,7 +100,8 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         usage
     }
 
-    /// Adds frames that a run maps, whose table is locked: so they are in use.
+    /// Adds to `usage` frames that PTEs of `level` with the attributes `attrs` map. Their page
+    /// table is locked, so the frames are in use.
     fn count_folios(self, usage: &mut Usage, first: Pfn, count: u32, level: u8, attrs: Attrs) {
         let end = first.add(count);
         let mut at = first;
@@ -124,30 +127,31 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         }
     }
 
-    /// Bytes of a range that the objects behind it have on swap devices, but for those of which a
-    /// private VMA has something of its own.
+    /// Returns the number of bytes of a range that the page-cache objects behind its VMAs have on
+    /// swap devices. In a private writable VMA, a page does not count if its PTE is not empty: the
+    /// VMA has a private copy, or a marker.
     fn swapped_in_objects(self, range: UserRange) -> u64 {
         let mut bytes = 0;
-        self.each_page_in_objects(range, |vma, addr, here| {
-            let own = || {
+        self.each_page_in_objects(range, |vma, addr, is_resident| {
+            let has_entry = || {
                 let (raw, level, _) = self.tables().probe(addr, vma.range, 0);
                 self.arch().kind(raw, level) != Kind::None
             };
-            let shared = vma.backing.is_shared() || !vma.prot.contains(Prot::WRITE);
-            bytes += if here || !shared && own() { 0 } else { 1 << self.page_shift() };
+            let shows_object = vma.backing.is_shared() || !vma.prot.contains(Prot::WRITE);
+            bytes += if is_resident || !shows_object && has_entry() { 0 } else { 1 << self.page_shift() };
         });
         bytes
     }
 }
 
-/// The first entries of a part of a run that are alike in what hardware has recorded, of all of a
-/// block at once.
+/// Returns the first part of `part`, which is a part of a run, whose PTEs have the same accessed
+/// and dirty bits. A PTE of a cont block counts as having the bits of the whole block.
 fn with_equal_accessed_dirty<P: Platform, A: Arch>(table: &LockedTable<'_, '_, P, A>, part: UserRange) -> UserRange {
-    let recorded = |at: u64| table.get(at) & A::HARDWARE;
+    let hardware_bits = |at: u64| table.get(at) & A::HARDWARE;
     let step = 1 << table.shift();
-    let first = recorded(part.start);
+    let first = hardware_bits(part.start);
     let mut end = (part.start | (step - 1)) + 1;
-    while end < part.end && recorded(end) == first {
+    while end < part.end && hardware_bits(end) == first {
         end += step;
     }
     part.head(end)

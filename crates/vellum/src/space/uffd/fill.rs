@@ -1,11 +1,11 @@
-//! Fills missing pages of registered VMAs: with contents, zeros or poison (Linux: `UFFDIO_COPY`,
-//! `UFFDIO_ZEROPAGE`, `UFFDIO_POISON`), by the folio, as large as policy allows and the range has
-//! room for.
+//! Fills missing pages of registered VMAs with contents, with zeros, or with poison markers (Linux:
+//! `UFFDIO_COPY`, `UFFDIO_ZEROPAGE`, `UFFDIO_POISON`). Contents go to folios as large as policy and
+//! the range permit.
 //!
-//! Other CPUs map and clear the same pages meanwhile, so a place may have changed between a look
-//! and the lock of its page table. Then the attempt begins again, and after a number of attempts
-//! with the range claimed and the gate closed, as a fault's does (INV-21). The contents are there
-//! before the first attempt: they come from a callback that may fault in the same space, and a
+//! Other CPUs map and unmap the same pages meanwhile. So a block that was missing at a look may
+//! have changed when its page table is locked. Then the fill tries again, and after a number of
+//! tries with the range claimed and the gate closed, as a fault does (INV-21). The folio gets its
+//! contents before the first try: they come from a callback that may fault in the same space, and a
 //! fault waits for claims and at the gate.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
@@ -23,25 +23,25 @@ use crate::space::anon::Anon;
 use crate::space::fault::{Fault, FaultError, Retry};
 use crate::space::ground::{LeafShape, Ptes, Vmas};
 
-/// Why no more was put there.
+/// The reason why a page was not filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UffdFillError {
-    /// The range is not in whole pages.
+    /// The start or the end of this range is not a multiple of the page size.
     Unaligned(VirtRange),
-    /// The range reaches beyond the addresses of user mode.
+    /// This range reaches beyond the addresses of user mode.
     OutOfRange(VirtRange),
-    /// There is no VMA, or nobody watches it.
+    /// No VMA of anonymous memory that is registered with a userfaultfd is at this address.
     NotRegistered(u64),
-    /// Something is there already.
+    /// The page at this address is not missing.
     Exists(u64),
-    /// The contents can't be had.
+    /// The caller failed to provide the contents for this address.
     NoContents(u64),
-    /// The machine has no memory left.
+    /// The machine is out of memory, or a memcg is at its limit.
     NoMemory(Refused),
 }
 
 impl UffdFillError {
-    /// What Linux's requests to a `userfaultfd` answer.
+    /// Returns the error number of Linux's `ioctl`s on a userfaultfd.
     pub const fn errno(&self) -> Errno {
         match self {
             UffdFillError::Unaligned(_) | UffdFillError::OutOfRange(_) => Errno::EINVAL,
@@ -56,12 +56,16 @@ impl UffdFillError {
 impl core::fmt::Display for UffdFillError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            UffdFillError::Unaligned(range) => write!(f, "{range:?} is not in whole pages"),
+            UffdFillError::Unaligned(range) => {
+                write!(f, "{range:?} is not in whole pages: align its start and end")
+            }
             UffdFillError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
-            UffdFillError::NotRegistered(addr) => write!(f, "nobody watches {addr:#x}"),
-            UffdFillError::Exists(addr) => write!(f, "something is at {addr:#x} already"),
-            UffdFillError::NoContents(addr) => write!(f, "no contents for {addr:#x}"),
-            UffdFillError::NoMemory(why) => why.fmt(f),
+            UffdFillError::NotRegistered(addr) => {
+                write!(f, "no anonymous VMA at {addr:#x} is registered with a userfaultfd: register it first")
+            }
+            UffdFillError::Exists(addr) => write!(f, "the page at {addr:#x} is not missing: skip it"),
+            UffdFillError::NoContents(addr) => write!(f, "the contents for the page at {addr:#x} could not be read"),
+            UffdFillError::NoMemory(refused) => refused.fmt(f),
         }
     }
 }
@@ -73,128 +77,150 @@ may_be_refused!(UffdFillError);
 impl From<FaultError> for UffdFillError {
     fn from(error: FaultError) -> Self {
         match error {
-            FaultError::NoMemory(why) => UffdFillError::NoMemory(why),
+            FaultError::NoMemory(refused) => UffdFillError::NoMemory(refused),
             _ => UffdFillError::NoMemory(Refused::OutOfMemory),
         }
     }
 }
 
-/// Not all of a range was supplied.
+/// The error of a fill that did not reach the end of its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UffdFillStopped {
-    /// How many bytes were, from its beginning.
+    /// The number of bytes that were filled, from the beginning of the range.
     pub done: u64,
-    /// Why no more.
-    pub why: UffdFillError,
+    /// The reason why the next page was not filled.
+    pub error: UffdFillError,
 }
 
-/// Something to put in a place.
+/// The entries that replace those of missing pages.
 #[derive(Clone, Copy)]
-enum What {
-    /// A folio of this order that has its contents, mapped by entries with these marks.
-    Folio(Pfn, u8, Attrs),
-    /// The folio of zeros.
+enum Fill {
+    /// Leaf PTEs that map a folio, which has its contents.
+    Folio {
+        /// The first frame of the folio.
+        pfn: Pfn,
+        /// The order of the folio.
+        order: u8,
+        /// The attributes of the PTEs, besides those of all new memory.
+        attrs: Attrs,
+    },
+    /// Leaf PTEs that map the zero folio.
     Zeros,
-    /// Markers.
+    /// Poison markers.
     Poison,
 }
 
-/// A block that held nothing at the last look, or equal markers.
-struct Place {
-    block: UserRange,
+/// A naturally aligned block of missing pages: at the last look its entries were all empty, or all
+/// the same marker.
+struct MissingBlock {
+    /// The addresses of the block.
+    range: UserRange,
+    /// The order of the block.
     order: u8,
-    marked: Option<Marker>,
+    /// The marker, if the entries are not empty.
+    marker: Option<Marker>,
 }
 
 /// A folio that has its contents, and is not mapped yet.
 struct FilledFolio {
-    /// Its first frame.
+    /// The first frame of the folio.
     pfn: Pfn,
-    /// Its order.
+    /// The order of the folio.
     order: u8,
-    /// Its place, if a look found one.
-    place: Option<Place>,
+    /// The block to map the folio in, if a look found one.
+    block: Option<MissingBlock>,
 }
 
-/// Why an attempt put nothing there.
-enum NotPut {
-    /// A change of the VMA is under way.
-    Locked,
-    /// Another CPU has changed the place, or is about to.
-    Changed,
-    /// A new attempt fails as well.
+/// The reason why a try filled nothing.
+enum TryFillError {
+    /// The VMA is locked: a change of it is under way.
+    VmaLocked,
+    /// Another CPU has changed the entries, or is changing them.
+    Raced,
+    /// The fill fails; another try would fail too.
     Failed(UffdFillError),
 }
 
-impl From<UffdFillError> for NotPut {
+impl From<UffdFillError> for TryFillError {
     fn from(error: UffdFillError) -> Self {
-        NotPut::Failed(error)
+        TryFillError::Failed(error)
     }
 }
 
 impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
-    /// Implements [`AddressSpace::fill`].
+    /// Implements [`AddressSpace::uffd_copy`](crate::space::AddressSpace::uffd_copy).
     pub(super) fn uffd_copy(
         self,
         range: VirtRange,
         protect: bool,
         mut contents: impl FnMut(u64, &mut [u8]) -> Result<(), ()>,
     ) -> Result<(), UffdFillStopped> {
-        let marks = if protect { Attrs::UFFD_WP } else { Attrs::empty() };
+        let attrs = if protect { Attrs::UFFD_WP } else { Attrs::empty() };
         let mut orders = u32::MAX;
         self.fill_range(range, |rest| {
             let at = rest.start;
-            let filled = self.filled_folio(rest, orders, |bytes| contents(at - range.start, bytes))?;
-            let FilledFolio { pfn, order, place: seen } = filled;
-            let block = rest.around(at, order as u32 + FRAME_SHIFT);
-            let put = self.put(block, What::Folio(pfn, order, marks), seen);
-            if put != Ok(block.end) {
+            let filled = self.prepare_folio(rest, orders, |bytes| contents(at - range.start, bytes))?;
+            let FilledFolio { pfn, order, block: seen } = filled;
+            let range = rest.around(at, order as u32 + FRAME_SHIFT);
+            let result = self.fill_block(range, Fill::Folio { pfn, order, attrs }, seen);
+            if result != Ok(range.end) {
                 self.machine().put_folio(pfn, 1 << order, 1 << order);
             }
-            // Where a larger folio has lost its room, a single page comes next: it has room
-            // wherever anything has, so `contents` is called twice a piece at most.
-            orders = if put == Ok(at) { 0 } else { u32::MAX };
-            put
+            // If a large folio does not fit in any more, a single page is tried next. That fits
+            // wherever a page is missing, so `contents` is called at most twice for a piece.
+            orders = if result == Ok(at) { 0 } else { u32::MAX };
+            result
         })
     }
 
-    /// Implements [`AddressSpace::fill_zeros`].
+    /// Implements [`AddressSpace::uffd_zeropage`](crate::space::AddressSpace::uffd_zeropage).
     pub(super) fn uffd_zeropage(self, range: VirtRange) -> Result<(), UffdFillStopped> {
-        self.fill_range(range, |rest| self.put(rest, What::Zeros, None))
+        self.fill_range(range, |rest| self.fill_block(rest, Fill::Zeros, None))
     }
 
-    /// Implements [`AddressSpace::poison`].
+    /// Implements [`AddressSpace::uffd_poison`](crate::space::AddressSpace::uffd_poison).
     pub(super) fn uffd_poison(self, range: VirtRange) -> Result<(), UffdFillStopped> {
-        self.fill_range(range, |rest| self.put(rest, What::Poison, None))
+        self.fill_range(range, |rest| self.fill_block(rest, Fill::Poison, None))
     }
 
-    /// Has `next` supply a piece of what is left, again and again; `next` returns how far it got.
+    /// Calls `fill_next` with the rest of `range` until nothing is left. `fill_next` fills the
+    /// beginning of what it gets, and returns the address up to which the range is filled. No lock
+    /// is held between two calls.
+    ///
+    /// # Errors
+    /// [`UffdFillStopped`], with the first error of `fill_next`, or with nothing filled if `range`
+    /// is invalid.
     fn fill_range(
         self,
         range: VirtRange,
-        mut next: impl FnMut(UserRange) -> Result<u64, UffdFillError>,
+        mut fill_next: impl FnMut(UserRange) -> Result<u64, UffdFillError>,
     ) -> Result<(), UffdFillStopped> {
         let mut rest = UserRange::exact(self.arch(), range).map_err(|bad| {
-            let why = match bad {
+            let error = match bad {
                 BadRange::Beyond(_) => UffdFillError::OutOfRange(range),
                 BadRange::Unaligned(_) | BadRange::Overflow => UffdFillError::Unaligned(range),
             };
-            UffdFillStopped { done: 0, why }
+            UffdFillStopped { done: 0, error }
         })?;
         while !rest.is_empty() {
-            match next(rest) {
+            match fill_next(rest) {
                 Ok(at) => rest = rest.tail(at),
-                Err(why) => return Err(UffdFillStopped { done: rest.start - range.start, why }),
+                Err(error) => return Err(UffdFillStopped { done: rest.start - range.start, error }),
             }
             self.platform().resched();
         }
         Ok(())
     }
 
-    /// Allocates a folio for the beginning of `rest`, of one of `orders` or of a page, as large as
-    /// there is room, and has `contents` fill it. `contents` may fault in this space, and so wait
-    /// for a change of the VMAs or at the gate: the caller holds nothing that those wait for.
-    fn filled_folio(
+    /// Allocates a folio for the beginning of `rest` and has `contents` fill it. The folio has the
+    /// largest of `orders` (a bit mask) for which there is a missing block and memory, or it is a
+    /// single page. `contents` runs without any lock; it may fault in this space, and so wait for a
+    /// change of the VMAs or at the gate. So the caller holds no claim and no closed gate either.
+    ///
+    /// # Errors
+    /// The page is not missing or its VMA is not registered, there is no memory, or `contents`
+    /// failed. No folio stays allocated.
+    fn prepare_folio(
         self,
         rest: UserRange,
         orders: u32,
@@ -204,153 +230,173 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         let vmas = self.space.read();
         let vma = uffd_vma_at(&vmas, at)?;
         let orders = orders & Anon::of(self.space).orders(vma);
-        let place = match self.find_place(vma, rest, orders) {
-            Ok(place) => Some(place),
-            Err(NotPut::Failed(why)) => return Err(why),
-            // The caller waits for the place once the contents are there. A page needs no more room
-            // than there is.
-            Err(NotPut::Locked | NotPut::Changed) => None,
+        let block = match self.find_missing_block(vma, rest, orders) {
+            Ok(block) => Some(block),
+            Err(TryFillError::Failed(error)) => return Err(error),
+            // `fill_block` waits for the change once the contents are there. Until then a single
+            // page is all that surely fits.
+            Err(TryFillError::VmaLocked | TryFillError::Raced) => None,
         };
-        let (order, orders) = place.as_ref().map_or((self.arch().page_order(), 0), |place| (place.order, orders));
+        let (order, orders) = block.as_ref().map_or((self.arch().page_order(), 0), |block| (block.order, orders));
         let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, at, order, orders, false)?;
         drop(vmas);
         let bytes = self.machine().frames().at(pfn.addr());
-        // SAFETY: `new_folio` returned frames of that many bytes, in the direct map. No page table
-        // maps them and no object has them, and the engine reads and writes a folio only for one of
-        // those: until `put` maps this one, which comes after the slice has ended, nothing else
-        // accesses it.
+        // SAFETY: `alloc_or_smaller` returned frames of that many bytes, in the direct map. No page
+        // table maps them and no object has them, and the engine reads and writes a folio only for
+        // one of those: until `fill_block` maps this one, which comes after the slice has ended,
+        // nothing else accesses it.
         let bytes = unsafe { core::slice::from_raw_parts_mut(bytes.as_ptr(), 1 << (order as u32 + FRAME_SHIFT)) };
         if contents(bytes).is_err() {
             self.machine().put_folio(pfn, 1 << order, 1 << order);
             return Err(UffdFillError::NoContents(at));
         }
-        let block = rest.around(at, order as u32 + FRAME_SHIFT);
-        Ok(FilledFolio { pfn, order, place: place.map(|place| Place { block, order, ..place }) })
+        // The folio may be smaller than the block that was found.
+        let range = rest.around(at, order as u32 + FRAME_SHIFT);
+        Ok(FilledFolio { pfn, order, block: block.map(|block| MissingBlock { range, order, ..block }) })
     }
 
-    /// Puts something at the beginning of `rest`, and returns how far it reaches: as far as there
-    /// is room. A folio covers all of `rest` or is not put there: then that is how far. Ends after
-    /// a bounded number of attempts (INV-21), as a fault does.
+    /// Fills the missing block at the beginning of `rest`. Returns the end of what was filled. A
+    /// folio is mapped only if it fits exactly: otherwise nothing is filled, and the result is the
+    /// start of `rest`. `seen` is the block that the caller has found there. Ends after a bounded
+    /// number of tries (INV-21), as a fault does. The caller holds no lock and no claim.
+    ///
+    /// # Errors
+    /// The page is not missing or its VMA is not registered, or there is no memory for a page
+    /// table. Nothing was filled.
     #[inline]
-    fn put(self, rest: UserRange, what: What, seen: Option<Place>) -> Result<u64, UffdFillError> {
-        match self.try_put(rest, what, seen, None) {
+    fn fill_block(self, rest: UserRange, fill: Fill, seen: Option<MissingBlock>) -> Result<u64, UffdFillError> {
+        match self.try_fill_block(rest, fill, seen, None) {
             Ok(end) => Ok(end),
-            Err(why) => self.put_in_turn(rest, what, why),
+            Err(error) => self.retry_fill_block(rest, fill, error),
         }
     }
 
-    /// Goes on with what an attempt has not put there.
+    /// Implements [`Uffd::fill_block`] after its first try failed with `error`.
     #[cold]
-    fn put_in_turn(self, rest: UserRange, what: What, mut why: NotPut) -> Result<u64, UffdFillError> {
+    fn retry_fill_block(self, rest: UserRange, fill: Fill, mut error: TryFillError) -> Result<u64, UffdFillError> {
         let page = rest.around(rest.start, self.page_shift());
         let mut retry = Retry::new(self.space);
         loop {
-            match why {
-                NotPut::Failed(why) => return Err(why),
-                NotPut::Locked => retry.wait(self.space, page),
-                NotPut::Changed => {
+            match error {
+                TryFillError::Failed(error) => return Err(error),
+                TryFillError::VmaLocked => retry.wait(self.space, page),
+                TryFillError::Raced => {
                     self.platform().relax();
                     self.platform().resched();
                     retry.again(self.space, page);
                 }
             }
-            match self.try_put(rest, what, None, Some(&retry.retries)) {
+            match self.try_fill_block(rest, fill, None, Some(&retry.retries)) {
                 Ok(end) => return Ok(end),
-                Err(again) => why = again,
+                Err(next) => error = next,
             }
         }
     }
 
-    /// An attempt at [`AddressSpace::put`], in the place that the caller has seen, if that is still
-    /// in one VMA.
+    /// Tries once to do what [`Uffd::fill_block`] does: in the block `seen`, if that is still in
+    /// one VMA which is not locked, or else in the block that a new look finds. `retries` is the
+    /// state of the retries, which may hold the gate closed.
+    ///
+    /// # Errors
+    /// [`TryFillError`]; nothing was filled.
     #[inline]
-    fn try_put(
+    fn try_fill_block(
         self,
         rest: UserRange,
-        what: What,
-        seen: Option<Place>,
-        patience: Option<&Retries<'_>>,
-    ) -> Result<u64, NotPut> {
+        fill: Fill,
+        seen: Option<MissingBlock>,
+        retries: Option<&Retries<'_>>,
+    ) -> Result<u64, TryFillError> {
         let arch = self.arch();
-        let vmas = self.space.read_with(patience);
+        let vmas = self.space.read_with(retries);
         let vma = uffd_vma_at(&vmas, rest.start)?;
-        let place = match seen {
-            Some(place) if vma.state == State::Live && vma.range.covers(&place.block) => place,
+        let block = match seen {
+            Some(block) if vma.state == State::Live && vma.range.covers(&block.range) => block,
             _ => {
-                let orders = match what {
-                    What::Folio(_, order, _) => 1 << order,
-                    What::Zeros => Fault::of(self.space).zero_orders(Anon::of(self.space).orders(vma)),
-                    // As much as a table holds, at most.
-                    What::Poison => (2 << (arch.level_shift(2) - FRAME_SHIFT)) - 1,
+                let orders = match fill {
+                    Fill::Folio { order, .. } => 1 << order,
+                    Fill::Zeros => Fault::of(self.space).zero_orders(Anon::of(self.space).orders(vma)),
+                    // Up to the order of what a lowest-level page table maps.
+                    Fill::Poison => (2 << (arch.level_shift(2) - FRAME_SHIFT)) - 1,
                 };
-                self.find_place(vma, rest, orders)?
+                self.find_missing_block(vma, rest, orders)?
             }
         };
-        let block = place.block;
-        let run = match what {
-            What::Folio(_, order, _) if order != place.order => return Ok(rest.start),
-            What::Folio(pfn, order, marks) => {
+        let range = block.range;
+        let run = match fill {
+            Fill::Folio { order, .. } if order != block.order => return Ok(rest.start),
+            Fill::Folio { pfn, order, attrs } => {
                 let LeafShape { level, entries } = Ptes::of(self.space).leaf_shape(order);
-                let attrs = Ptes::of(self.space).exclusive_attrs(vma, marks);
+                let attrs = Ptes::of(self.space).exclusive_attrs(vma, attrs);
                 let frames = self.machine().frames();
                 // Since the folio was allocated, another VMA may have moved here.
-                frames.frame(pfn).set_data(Anon::of(self.space).rmap_key(vma, block.start).pack());
+                frames.frame(pfn).set_data(Anon::of(self.space).rmap_key(vma, range.start).pack());
                 frames.sync_icache(pfn, 1 << order, attrs);
-                Run::new(block.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
+                Run::new(range.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
             }
-            _ if place.marked.is_some() => return Err(UffdFillError::Exists(block.start).into()),
-            What::Zeros => Fault::of(self.space).zero_ptes(vma, block, Attrs::empty()),
-            What::Poison => {
-                let entries = (block.len() >> arch.page_shift()) as usize;
-                Run::new(block.start, 1, Kind::Marker, arch.marker_pte(Marker::Poison), entries)
+            _ if block.marker.is_some() => return Err(UffdFillError::Exists(range.start).into()),
+            Fill::Zeros => Fault::of(self.space).zero_ptes(vma, range, Attrs::empty()),
+            Fill::Poison => {
+                let entries = (range.len() >> arch.page_shift()) as usize;
+                Run::new(range.start, 1, Kind::Marker, arch.marker_pte(Marker::Poison), entries)
             }
         };
-        let put = match place.marked {
-            Some(_) => Fault::of(self.space).map_over_markers(block, &run, place.marked),
-            None => match self.tables().map_run(block, &run) {
+        let is_filled = match block.marker {
+            Some(_) => Fault::of(self.space).map_over_markers(range, &run, block.marker),
+            None => match self.tables().map_run(range, &run) {
                 Ok(()) => true,
                 Err(NotMapped::Occupied) => false,
-                Err(NotMapped::NoMemory(why)) => return Err(UffdFillError::NoMemory(why).into()),
+                Err(NotMapped::NoMemory(refused)) => return Err(UffdFillError::NoMemory(refused).into()),
             },
         };
-        if !put {
-            return Err(NotPut::Changed);
+        if !is_filled {
+            return Err(TryFillError::Raced);
         }
-        if let What::Folio(_, order, _) = what {
+        if let Fill::Folio { order, .. } = fill {
             self.tables().slot().add(SpaceCounter::Anon, 1 << order);
         }
-        Ok(block.end)
+        Ok(range.end)
     }
 
-    /// Returns the largest block of these orders, or of a page, that begins where `rest` does and
-    /// holds nothing, or equal markers. A look: what it finds may have changed when the caller
-    /// locks the page table.
-    fn find_place(self, vma: &Vma, rest: UserRange, orders: u32) -> Result<Place, NotPut> {
+    /// Returns the largest missing block of one of `orders` (a bit mask), or of a page, that begins
+    /// where `rest` does and lies in it. Takes no lasting lock: the block may have changed when the
+    /// caller locks its page table.
+    ///
+    /// # Errors
+    /// [`TryFillError`]; [`UffdFillError::Exists`] if the page is not missing. A guard marker
+    /// counts as a page.
+    fn find_missing_block(self, vma: &Vma, rest: UserRange, orders: u32) -> Result<MissingBlock, TryFillError> {
         let arch = self.arch();
         if vma.state == State::Locked {
-            return Err(NotPut::Locked);
+            return Err(TryFillError::VmaLocked);
         }
         let (at, window) = (rest.start, vma.range.intersect(&rest));
         let (raw, level, order) = self.tables().probe(at, window, orders);
         match arch.kind(raw, level) {
-            Kind::None => Ok(Place { block: window.around(at, order as u32 + FRAME_SHIFT), order, marked: None }),
-            Kind::Marker if arch.marker_of(raw).is_some_and(|marker| marker != Marker::Guard) => {
-                let marked = arch.marker_of(raw);
-                let (block, order) = Fault::of(self.space).marked_block(window, at, orders, marked);
-                Ok(Place { block, order, marked })
+            Kind::None => {
+                Ok(MissingBlock { range: window.around(at, order as u32 + FRAME_SHIFT), order, marker: None })
             }
-            Kind::Table => Err(NotPut::Changed),
+            Kind::Marker if arch.marker_of(raw).is_some_and(|marker| marker != Marker::Guard) => {
+                let marker = arch.marker_of(raw);
+                let (range, order) = Fault::of(self.space).marked_block(window, at, orders, marker);
+                Ok(MissingBlock { range, order, marker })
+            }
+            Kind::Table => Err(TryFillError::Raced),
             Kind::Busy => {
                 self.platform().wait();
-                Err(NotPut::Changed)
+                Err(TryFillError::Raced)
             }
             _ => Err(UffdFillError::Exists(at).into()),
         }
     }
 }
 
-/// Returns the VMA at an address whose missing pages may be supplied: it is watched, and anonymous.
+/// Returns the VMA at an address whose missing pages may be filled: registered with a userfaultfd,
+/// and of anonymous memory.
+///
+/// # Errors
+/// [`UffdFillError::NotRegistered`]: there is no such VMA.
 fn uffd_vma_at(vmas: &Vmas, addr: u64) -> Result<&Vma, UffdFillError> {
-    let is_supplied = |vma: &&Vma| vma.flags.intersects(VmaFlags::UFFD_FLAGS) && vma.backing.is_anonymous();
-    vmas.find(addr).filter(is_supplied).ok_or(UffdFillError::NotRegistered(addr))
+    let is_registered = |vma: &&Vma| vma.flags.intersects(VmaFlags::UFFD_FLAGS) && vma.backing.is_anonymous();
+    vmas.find(addr).filter(is_registered).ok_or(UffdFillError::NotRegistered(addr))
 }

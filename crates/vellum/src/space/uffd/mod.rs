@@ -1,16 +1,17 @@
-//! userfaultfd: registration of VMAs, write protection, and filling of missing pages.
+//! userfaultfd (uffd): registration of VMAs, write protection, and filling of missing pages.
 //!
 //! A VMA may be registered for missing pages ([`VmaFlags::UFFD_MISSING`]) and for writes to
-//! write-protected pages ([`VmaFlags::UFFD_WP`]). A fault on such a page changes nothing and returns
-//! an event ([`FaultError::Watched`](super::FaultError::Watched)); the host makes the thread wait.
-//! When the userfaultfd's owner has filled the page or removed the write protection, the host
-//! retries the access. In asynchronous mode ([`VmaFlags::ASYNC`]) a write goes ahead at once and
-//! removes the protection, and [`AddressSpace::scan`] finds the pages that were written.
+//! write-protected pages ([`VmaFlags::UFFD_WP`]). A fault on such a page changes nothing and
+//! returns an event ([`FaultError::Uffd`](super::FaultError::Uffd)); the host makes the thread
+//! wait. When the userfaultfd's owner has filled the page or removed the write protection, the host
+//! retries the access. In asynchronous mode ([`VmaFlags::UFFD_WP_ASYNC`]) a write removes the
+//! protection at once and goes on, and [`AddressSpace::scan`] finds the pages that were written.
 //!
-//! A page is write-protected by a bit of its PTE ([`Attrs::WATCHED`](crate::arch::Attrs::WATCHED)),
-//! of its swap PTE, or by a marker where there is none. So write protection goes by the run,
-//! survives swapping and moving, and is exact to the page: protected and unprotected pages are
-//! different runs. A forked child is not registered, and has no protection.
+//! A page is write-protected by a bit of its PTE or swap PTE
+//! ([`Attrs::UFFD_WP`](crate::arch::Attrs::UFFD_WP)), or by a marker where the PTE would be empty.
+//! So write protection is set and removed by the run, survives swapping and `mremap`, and is exact
+//! to the page: protected and unprotected pages are in different runs. A forked child is not
+//! registered, and its pages are not write-protected.
 //!
 //! | file | contents |
 //! |---|---|
@@ -43,52 +44,57 @@ handle! {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Registers the VMAs of a range with the userfaultfd `by`, for the modes `what` of
-    /// [`VmaFlags::UFFD_FLAGS`], in the place of the modes that it was registered for before
-    /// (`UFFDIO_REGISTER`).
+    /// Registers the VMAs of a range with the userfaultfd `uffd` (`UFFDIO_REGISTER`). `modes` is a
+    /// part of [`VmaFlags::UFFD_FLAGS`], and replaces the modes of an earlier registration. Without
+    /// [`VmaFlags::UFFD_WP`] the pages lose their write protection.
     ///
     /// # Errors
     /// See [`UffdError`]: nothing was changed.
-    pub fn uffd_register(&self, range: VirtRange, by: UffdId, what: VmaFlags) -> Result<(), UffdError> {
-        Uffd::of(self).uffd_register(range, by, what)
+    pub fn uffd_register(&self, range: VirtRange, uffd: UffdId, modes: VmaFlags) -> Result<(), UffdError> {
+        Uffd::of(self).uffd_register(range, uffd, modes)
     }
 
-    /// Unregisters the VMAs of a range from the userfaultfd `by`, and removes its write protection
-    /// there (`UFFDIO_UNREGISTER`).
+    /// Unregisters those VMAs of a range that are registered with the userfaultfd `uffd`, and
+    /// removes the write protection of their pages (`UFFDIO_UNREGISTER`).
     ///
     /// # Errors
-    /// See [`UffdError`]: the part before the VMA that could not be split is done. No VMA needs to
-    /// be split if the range is the whole space.
-    pub fn uffd_unregister(&self, range: VirtRange, by: UffdId) -> Result<(), UffdError> {
-        Uffd::of(self).uffd_unregister(range, by)
+    /// See [`UffdError`]: the VMAs before the one that could not be split are unregistered. No VMA
+    /// needs to be split if the range is the whole space.
+    pub fn uffd_unregister(&self, range: VirtRange, uffd: UffdId) -> Result<(), UffdError> {
+        Uffd::of(self).uffd_unregister(range, uffd)
     }
 
     /// Write-protects every page of a registered range, with `unmapped` also pages that are missing
-    /// (`UFFDIO_WRITEPROTECT`). When this returns, a write there faults.
+    /// (`UFFDIO_WRITEPROTECT`). When this returns, a write there faults. Claims the range, so that
+    /// other changes of it wait.
     ///
     /// # Errors
-    /// See [`UffdError`].
+    /// See [`UffdError`]. After [`UffdError::NoMemory`] a part of the pages is write-protected.
     pub fn uffd_write_protect(&self, range: VirtRange, unmapped: bool) -> Result<(), UffdError> {
         Uffd::of(self).uffd_write_protect(range, unmapped)
     }
 
-    /// Removes the write protection of every page of a registered range.
+    /// Removes the write protection of every page of a registered range (`UFFDIO_WRITEPROTECT`
+    /// without `UFFDIO_WRITEPROTECT_MODE_WP`). The host then wakes the threads that wait for that.
     ///
     /// # Errors
-    /// See [`UffdError`].
+    /// See [`UffdError`]: the write protection is unchanged.
     pub fn uffd_write_unprotect(&self, range: VirtRange) -> Result<(), UffdError> {
         Uffd::of(self).uffd_write_unprotect(range)
     }
 
-    /// Fills missing or poisoned pages of a registered range with contents (`UFFDIO_COPY`). Each
-    /// page appears with its contents: `contents` gets the offset of a piece in the range, and the
-    /// piece to fill, of one page or more. It may use this space in any way, faults and changes
+    /// Fills missing or poisoned pages of a registered range with contents (`UFFDIO_COPY`). A page
+    /// is mapped only once it has its contents. With `protect`, the pages are write-protected
+    /// ([`AddressSpace::uffd_write_protect`]).
+    ///
+    /// `contents` fills a piece of one page or more; its first argument is the offset of the piece
+    /// in the range, in bytes. `contents` may use this space in any way, faults and changes
     /// included, because no lock, claim or closed gate is held during the call. It may be called
-    /// for a piece more than once, with other lengths. With `protect`, the pages are
-    /// write-protected ([`AddressSpace::uffd_write_protect`]).
+    /// more than once for a piece, with another length.
     ///
     /// # Errors
-    /// [`UffdFillStopped`]: a page is there already, the VMA is not registered, or `contents` failed.
+    /// [`UffdFillStopped`]: a page exists already, the VMA is not registered, `contents` failed, or
+    /// there is no memory.
     pub fn uffd_copy(
         &self,
         range: VirtRange,
@@ -101,7 +107,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Maps the zero folio where pages of a registered range are missing (`UFFDIO_ZEROPAGE`).
     ///
     /// # Errors
-    /// [`UffdFillStopped`]: a page is there already, or the VMA is not registered.
+    /// [`UffdFillStopped`]: a page exists already, the VMA is not registered, or there is no
+    /// memory.
     pub fn uffd_zeropage(&self, range: VirtRange) -> Result<(), UffdFillStopped> {
         Uffd::of(self).uffd_zeropage(range)
     }
@@ -110,7 +117,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// [`FaultError::Poisoned`](super::FaultError::Poisoned).
     ///
     /// # Errors
-    /// [`UffdFillStopped`]: a page is there already, or the VMA is not registered.
+    /// [`UffdFillStopped`]: a page exists already, the VMA is not registered, or there is no
+    /// memory.
     pub fn uffd_poison(&self, range: VirtRange) -> Result<(), UffdFillStopped> {
         Uffd::of(self).uffd_poison(range)
     }

@@ -11,32 +11,33 @@ use super::Uffd;
 use crate::space::ground::Change;
 use crate::space::vma_ops::{ProtectError, VmaOps};
 
-/// Why nothing was changed.
+/// The reason why a registration, or a change of write protection, failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UffdError {
-    /// The range is not in whole pages, or empty.
+    /// This range is empty, or its start or end is not a multiple of the page size.
     Unaligned(VirtRange),
-    /// The range reaches beyond the addresses of user mode.
+    /// This range reaches beyond the addresses of user mode.
     OutOfRange(VirtRange),
-    /// Nothing is to be watched for, or writes are to go on that nobody watches for.
+    /// No mode is given, or [`VmaFlags::UFFD_WP_ASYNC`] without [`VmaFlags::UFFD_WP`].
     NoModes,
-    /// Not all of the range is mapped.
+    /// VMAs don't cover all of the range.
     NotMapped,
-    /// This VMA can't be watched so: only private anonymous memory can, unless writes are to go on.
+    /// The VMA with this range doesn't support the modes: a VMA that maps a page-cache object
+    /// supports only asynchronous write protection.
     Unsupported(VirtRange),
-    /// Somebody else watches this VMA.
+    /// The VMA with this range is registered with another userfaultfd.
     Busy(VirtRange),
-    /// Not all of the range is watched for writes.
+    /// Not all of the range is registered for write protection ([`VmaFlags::UFFD_WP`]).
     NotRegistered,
-    /// VMAs would have to be split, and the space has as many as it may.
+    /// VMAs would have to be split, and the space has the maximum number of VMAs.
     TooManyVmas,
-    /// No memory to split VMAs or huge mappings, or for tables of markers. Of what is to be
-    /// protected, some may be.
+    /// There is no memory to split VMAs or huge PTEs, or for page tables with markers. A part of
+    /// the pages may have been write-protected.
     NoMemory(Refused),
 }
 
 impl UffdError {
-    /// What Linux's requests to a `userfaultfd` answer.
+    /// Returns the error number of Linux's `ioctl`s on a userfaultfd.
     pub const fn errno(&self) -> Errno {
         match self {
             UffdError::Busy(_) => Errno::EBUSY,
@@ -50,15 +51,30 @@ impl UffdError {
 impl core::fmt::Display for UffdError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            UffdError::Unaligned(range) => write!(f, "{range:?} is empty or not in whole pages"),
+            UffdError::Unaligned(range) => {
+                write!(f, "{range:?} is empty or not in whole pages: align its start and end")
+            }
             UffdError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
-            UffdError::NoModes => f.write_str("nothing to watch for"),
-            UffdError::NotMapped => f.write_str("not all of the range is mapped"),
-            UffdError::Unsupported(range) => write!(f, "{range:?} can't be watched so"),
-            UffdError::Busy(range) => write!(f, "somebody else watches {range:?}"),
-            UffdError::NotRegistered => f.write_str("not all of the range is watched for writes"),
-            UffdError::TooManyVmas => f.write_str("too many VMAs"),
-            UffdError::NoMemory(why) => why.fmt(f),
+            UffdError::NoModes => {
+                f.write_str("no userfaultfd mode: pass UFFD_MISSING or UFFD_WP, and UFFD_WP_ASYNC only with UFFD_WP")
+            }
+            UffdError::NotMapped => f.write_str("VMAs do not cover all of the range: map it first"),
+            UffdError::Unsupported(range) => {
+                write!(
+                    f,
+                    "the VMA {range:?} maps a page-cache object: register it for asynchronous write protection only"
+                )
+            }
+            UffdError::Busy(range) => {
+                write!(f, "the VMA {range:?} is registered with another userfaultfd: unregister it there first")
+            }
+            UffdError::NotRegistered => {
+                f.write_str("not all of the range is registered for write protection: register it with UFFD_WP first")
+            }
+            UffdError::TooManyVmas => {
+                f.write_str("the space has the maximum number of VMAs, and a VMA would have to be split: unmap some")
+            }
+            UffdError::NoMemory(refused) => refused.fmt(f),
         }
     }
 }
@@ -72,18 +88,18 @@ impl From<ProtectError> for UffdError {
         match error {
             ProtectError::NotMapped => UffdError::NotMapped,
             ProtectError::TooManyVmas => UffdError::TooManyVmas,
-            ProtectError::NoMemory(why) => UffdError::NoMemory(why),
+            ProtectError::NoMemory(refused) => UffdError::NoMemory(refused),
             _ => UffdError::NoMemory(Refused::OutOfMemory),
         }
     }
 }
 
 impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
-    /// Implements [`AddressSpace::watch`].
-    pub(super) fn uffd_register(self, range: VirtRange, by: UffdId, what: VmaFlags) -> Result<(), UffdError> {
+    /// Implements [`AddressSpace::uffd_register`](crate::space::AddressSpace::uffd_register).
+    pub(super) fn uffd_register(self, range: VirtRange, uffd: UffdId, modes: VmaFlags) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
-        let what = what & VmaFlags::UFFD_FLAGS;
-        if what.is_empty() || what.contains(VmaFlags::UFFD_WP_ASYNC) && !what.contains(VmaFlags::UFFD_WP) {
+        let modes = modes & VmaFlags::UFFD_FLAGS;
+        if modes.is_empty() || modes.contains(VmaFlags::UFFD_WP_ASYNC) && !modes.contains(VmaFlags::UFFD_WP) {
             return Err(UffdError::NoModes);
         }
         let mut change = Change::begin(self.space, range);
@@ -91,41 +107,48 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
         if !vmas.covers(self.platform(), range) {
             return Err(UffdError::NotMapped);
         }
-        let waits = what.contains(VmaFlags::UFFD_MISSING) || !what.contains(VmaFlags::UFFD_WP_ASYNC);
+        // These modes have events, for which the faulting threads wait.
+        let has_events = modes.contains(VmaFlags::UFFD_MISSING) || !modes.contains(VmaFlags::UFFD_WP_ASYNC);
         for vma in vmas.overlapping(self.platform(), range) {
-            if waits && !vma.backing.is_anonymous() {
+            if has_events && !vma.backing.is_anonymous() {
                 return Err(UffdError::Unsupported(*vma.range));
             }
-            if vma.uffd.is_some_and(|uffd| uffd != by) {
+            if vma.uffd.is_some_and(|other| other != uffd) {
                 return Err(UffdError::Busy(*vma.range));
             }
         }
-        let now = |v: &Vma| (v.flags - VmaFlags::UFFD_FLAGS) | what;
-        VmaOps::of(self.space).set_vmas(&mut change, range, |v| (v.uffd, v.flags) = (Some(by), now(v)))?;
-        if !what.contains(VmaFlags::UFFD_WP) {
+        let new_flags = |v: &Vma| (v.flags - VmaFlags::UFFD_FLAGS) | modes;
+        VmaOps::of(self.space).set_vmas(&mut change, range, |v| (v.uffd, v.flags) = (Some(uffd), new_flags(v)))?;
+        if !modes.contains(VmaFlags::UFFD_WP) {
             change.unlock();
             self.clear_wp(range);
         }
         Ok(())
     }
 
-    /// Implements [`AddressSpace::unwatch`].
-    pub(super) fn uffd_unregister(self, range: VirtRange, by: UffdId) -> Result<(), UffdError> {
+    /// Implements [`AddressSpace::uffd_unregister`](crate::space::AddressSpace::uffd_unregister).
+    /// Sets the VMAs one by one, each before its pages lose their write protection, so that a write
+    /// to a page that is still protected is no event any more.
+    pub(super) fn uffd_unregister(self, range: VirtRange, uffd: UffdId) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let mut change = Change::begin(self.space, range);
         let mut rest = range;
         loop {
-            let vma = change.vmas().overlapping(self.platform(), rest).find(|v| v.uffd == Some(by)).copied();
+            let vma = change.vmas().overlapping(self.platform(), rest).find(|v| v.uffd == Some(uffd)).copied();
             let Some(vma) = vma else { return Ok(()) };
             let part = vma.range.intersect(&rest);
-            let nobody = |v: &mut Vma| (v.uffd, v.flags) = (None, v.flags - VmaFlags::UFFD_FLAGS);
-            VmaOps::of(self.space).set_vmas(&mut change, part, nobody)?;
+            let unregister = |v: &mut Vma| (v.uffd, v.flags) = (None, v.flags - VmaFlags::UFFD_FLAGS);
+            VmaOps::of(self.space).set_vmas(&mut change, part, unregister)?;
             change.unlock();
             self.clear_wp(part);
             rest = rest.tail(part.end);
         }
     }
 
+    /// Checks that `range` is not empty, in whole pages, and in the user half.
+    ///
+    /// # Errors
+    /// [`UffdError::Unaligned`] or [`UffdError::OutOfRange`].
     pub(super) fn whole_pages(self, range: VirtRange) -> Result<UserRange, UffdError> {
         match UserRange::exact(self.arch(), range) {
             Ok(exact) if !exact.is_empty() => Ok(exact),

@@ -10,7 +10,8 @@ use crate::space::ground::{Change, Ptes};
 use crate::space::observe::Observe;
 
 impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
-    /// Implements [`AddressSpace::write_protect`].
+    /// Implements
+    /// [`AddressSpace::uffd_write_protect`](crate::space::AddressSpace::uffd_write_protect).
     pub(super) fn uffd_write_protect(self, range: VirtRange, unmapped: bool) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let change = self.begin_wp_change(range)?;
@@ -19,7 +20,8 @@ impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
         Ok(protected?)
     }
 
-    /// Implements [`AddressSpace::write_unprotect`].
+    /// Implements
+    /// [`AddressSpace::uffd_write_unprotect`](crate::space::AddressSpace::uffd_write_unprotect).
     pub(super) fn uffd_write_unprotect(self, range: VirtRange) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let _change = self.begin_wp_change(range)?;
@@ -28,26 +30,31 @@ impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
         Ok(())
     }
 
-    /// Begin to change a range that is watched for writes.
+    /// Claims a range, and checks that all of it is registered for write protection. The VMAs are
+    /// unlocked when this returns.
+    ///
+    /// # Errors
+    /// [`UffdError::NotRegistered`]; then nothing is claimed.
     fn begin_wp_change(self, range: UserRange) -> Result<Change<'s, 'm, P, A>, UffdError> {
         let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
-        let watched = vmas.overlapping(self.platform(), range).all(|v| v.flags.contains(VmaFlags::UFFD_WP));
-        if !watched || !vmas.covers(self.platform(), range) {
+        let is_registered = vmas.overlapping(self.platform(), range).all(|v| v.flags.contains(VmaFlags::UFFD_WP));
+        if !is_registered || !vmas.covers(self.platform(), range) {
             return Err(UffdError::NotRegistered);
         }
         change.unlock();
         Ok(change)
     }
 
-    /// Nothing in a range is protected any more. The range is claimed, and no huge mapping that is
-    /// reaches across its ends.
+    /// Removes the write protection of all pages in a range: of leaf PTEs, of swap PTEs, and of
+    /// markers. The caller has claimed the range. No write-protected huge PTE crosses its ends.
     pub(super) fn clear_wp(self, range: UserRange) {
         let arch = self.arch();
         Ptes::of(self.space).each_run(range, |table, run| {
             match run.kind {
                 Kind::Leaf if run.attrs(arch).contains(Attrs::UFFD_WP) => {
-                    // What the VMA allows, the next write finds out, for all of the run.
+                    // The PTEs stay read-only: the next write makes the run writable if its VMA
+                    // allows that, so nothing needs to be flushed.
                     let attrs = run.attrs(arch) - Attrs::UFFD_WP;
                     table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level));
                 }

@@ -354,7 +354,7 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
     pub(super) fn exceeds_machine(self, len: u64) -> bool {
         let (machine, pages) = (self.machine(), len / FRAME_SIZE);
         let memory = machine.frames().total();
-        pages > memory && pages > memory + machine.swaps().slots(machine.platform())
+        pages > memory && pages > memory + machine.swaps().total_slots(machine.platform())
     }
 }
 

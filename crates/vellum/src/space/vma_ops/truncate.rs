@@ -44,7 +44,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         let mut gather = self.space.gather(all);
         loop {
             let (range, vma) = found;
-            let keep = if gone.copies || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
+            let keep = if gone.even_cows || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
             let mut at = range.start;
             while at < range.end {
                 // A VMA with an object has no huge mappings, so none reaches across an end.

@@ -58,18 +58,19 @@ impl Streams {
         self.0.free(frames);
     }
 
-    /// Compresses a page and passes the result to `keep`, in the current CPU's buffer. Preemption
-    /// is disabled meanwhile.
-    pub(super) fn compress<P: Platform, R>(&self, platform: &P, page: &Page, keep: impl FnOnce(&[u8]) -> R) -> R {
+    /// Compresses a page and passes the result to `use_output`, in the current CPU's buffer, which
+    /// stays locked until `use_output` returns. Returns its result. Preemption is disabled
+    /// meanwhile.
+    pub(super) fn compress<P: Platform, R>(&self, platform: &P, page: &Page, use_output: impl FnOnce(&[u8]) -> R) -> R {
         let mut stream = self.0.get(platform.current() as u32).0.lock(platform);
         let StreamState { table, output } = &mut *stream;
         // SAFETY: `new` initialised it.
         let table = unsafe { table.assume_init_mut() };
         match compress_into_with_table(page.bytes(), output, table) {
-            Ok(len) => keep(&output[..len]),
+            Ok(len) => use_output(&output[..len]),
             // The buffer has room for any output, so this does not happen. If it did, the page
             // itself would be a correct result.
-            Err(_) => keep(page.bytes()),
+            Err(_) => use_output(page.bytes()),
         }
     }
 }

@@ -86,13 +86,16 @@ impl RecordBatch<'_> {
 /// A compressed swap device in memory. [`Compressed::free`] returns its memory: dropping it leaks.
 #[must_use]
 pub struct Compressed {
+    /// The records of all slots.
     records: Paged<Records>,
+    /// The CPUs' compression buffers.
     streams: Streams,
+    /// The memory of pages that are not same-filled.
     pool: Pool,
     counts: StatCounters,
 }
 
-/// The counters behind [`Compressed::stats`].
+/// The counters behind [`Compressed::stats`], which [`CompressedStats`] explains.
 #[derive(Default)]
 struct StatCounters {
     same_filled: AtomicU64,
@@ -118,7 +121,7 @@ pub struct CompressedStats {
 }
 
 impl Compressed {
-    /// Makes a device of `len` slots, all empty. It allocates about eight bytes per slot and each
+    /// Creates a device of `len` slots, all empty. It allocates about eight bytes per slot and each
     /// CPU's compression buffers. Pages take memory as they are written, and return it when they
     /// are forgotten.
     ///
@@ -172,13 +175,14 @@ impl Compressed {
         })
     }
 
-    /// Stores a page that is not same-filled. Returns the handle.
+    /// Stores a page that is not same-filled, compressed if that makes it small enough. Returns the
+    /// handle.
     ///
     /// # Errors
     /// [`OutOfMemory`]; nothing is stored.
     #[cold]
     fn store<P: Platform>(&self, frames: &Frames<'_, P>, page: &Page) -> Result<Handle, OutOfMemory> {
-        let keep = |bytes: &[u8]| {
+        let store_bytes = |bytes: &[u8]| {
             let Allocated { handle, frames: taken } = self.pool.allocate(frames, bytes.len())?;
             // SAFETY: the object is in the machine's memory, long enough, and this CPU's alone.
             unsafe { frames.at(handle.addr()).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
@@ -187,19 +191,19 @@ impl Compressed {
             self.kind_of(handle).fetch_add(1, Relaxed);
             Ok(handle)
         };
-        let small = |bytes: &[u8]| (bytes.len() <= Pool::MAX_USEFUL_LEN).then(|| keep(bytes));
-        match self.streams.compress(frames.platform(), page, small) {
-            Some(kept) => kept,
-            None => keep(page.bytes()),
+        let store_if_small = |bytes: &[u8]| (bytes.len() <= Pool::MAX_USEFUL_LEN).then(|| store_bytes(bytes));
+        match self.streams.compress(frames.platform(), page, store_if_small) {
+            Some(result) => result,
+            None => store_bytes(page.bytes()),
         }
     }
 
-    /// Returns the counter of pages that are stored like this one.
+    /// Returns the counter of the kind of a stored page: compressed or incompressible.
     fn kind_of(&self, handle: Handle) -> &AtomicU64 {
         if is_incompressible(handle) { &self.counts.incompressible } else { &self.counts.compressed }
     }
 
-    /// Frees a stored page.
+    /// Frees the pool object of a stored page.
     ///
     /// # Safety
     /// As for [`SwapDevice::forget`].
@@ -208,8 +212,8 @@ impl Compressed {
         self.kind_of(handle).fetch_sub(1, Relaxed);
         self.counts.bytes.fetch_sub(handle.len() as u64, Relaxed);
         // SAFETY: the handle was in a record, from which the caller has removed it.
-        let given_back = unsafe { self.pool.free(frames, handle) };
-        self.counts.frames.fetch_sub(given_back.into(), Relaxed);
+        let freed = unsafe { self.pool.free(frames, handle) };
+        self.counts.frames.fetch_sub(freed.into(), Relaxed);
     }
 }
 

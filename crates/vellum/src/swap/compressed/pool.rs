@@ -134,7 +134,8 @@ impl Pool {
         Pool(array::from_fn(|_| SpinLock::new(FrameList::new())))
     }
 
-    /// The maximum number of bytes that a smaller object than a frame can have.
+    /// The largest size in bytes of an object that is smaller than a frame. Longer data takes a
+    /// whole frame.
     pub(super) const MAX_USEFUL_LEN: usize = SizeClass(SizeClass::COUNT as u8 - 2).size() as usize;
 
     /// Allocates an object for `len` bytes, at most a frame's. The caller has exclusive access to
@@ -145,8 +146,9 @@ impl Pool {
     pub(super) fn allocate<P: Platform>(&self, frames: &Frames<'_, P>, len: usize) -> Result<Allocated, OutOfMemory> {
         let wanted = SizeClass::of(len);
         self.allocate_in(frames, wanted, len).or_else(|error| {
-            let mut others = (wanted.0 + 1..SizeClass::COUNT as u8).map(SizeClass);
-            match others.find(|other| wanted.order() > 0 && other.order() == 0) {
+            // The next class whose spans are single frames.
+            let mut larger = (wanted.0 + 1..SizeClass::COUNT as u8).map(SizeClass);
+            match larger.find(|other| wanted.order() > 0 && other.order() == 0) {
                 Some(other) => self.allocate_in(frames, other, len),
                 None => Err(error),
             }
@@ -154,6 +156,9 @@ impl Pool {
     }
 
     /// Allocates an object of one size class.
+    ///
+    /// # Errors
+    /// As for [`Pool::allocate`].
     fn allocate_in<P: Platform>(
         &self,
         frames: &Frames<'_, P>,

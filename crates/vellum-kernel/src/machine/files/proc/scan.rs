@@ -57,7 +57,8 @@ pub fn request(subject: &Subject, request: u32, at: u64) -> Result<u64, Errno> {
     loop {
         let mut found = [Region::default(); AT_ONCE];
         let some = (room - answer.told()).min(AT_ONCE as u64) as usize;
-        let scan = Scan { select, pages: left, protect: flags & PROTECT != 0, only_async: flags & ONLY_ASYNC != 0 };
+        let scan =
+            Scan { select, max_pages: left, write_protect: flags & PROTECT != 0, only_async: flags & ONLY_ASYNC != 0 };
         let out = if to == 0 { None } else { Some(&mut found[..some]) };
         let scanned = memory.engine.scan(rest, scan, out).map_err(|error| failed(error.refused(), error.errno()))?;
         found[..scanned.regions].iter().try_for_each(|region| answer.add(*region))?;
@@ -87,7 +88,7 @@ impl Answer {
 
     fn add(&mut self, region: Region) -> Result<(), Errno> {
         match &mut self.last {
-            Some(last) if last.is == region.is && last.range.end == region.range.start => {
+            Some(last) if last.categories == region.categories && last.range.end == region.range.start => {
                 last.range.end = region.range.end;
                 Ok(())
             }
@@ -100,8 +101,10 @@ impl Answer {
     }
 
     fn finish(&mut self) -> Result<(), Errno> {
-        let (Some(Region { range, is }), Some(thread)) = (self.last.take(), Thread::current()) else { return Ok(()) };
-        let region = page_region { start: range.start, end: range.end, categories: is.bits() };
+        let (Some(Region { range, categories }), Some(thread)) = (self.last.take(), Thread::current()) else {
+            return Ok(());
+        };
+        let region = page_region { start: range.start, end: range.end, categories: categories.bits() };
         let to = self.to.wrapping_add(self.told * size_of::<page_region>() as u64);
         uaccess::write(&thread.memory(), to, uaccess::bytes_of(&region))?;
         self.told += 1;

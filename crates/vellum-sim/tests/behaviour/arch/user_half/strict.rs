@@ -92,7 +92,8 @@ fn every_call_refuses<A: Silicon>(arch: A) {
             assert!(space.uffd_copy(range, false, |_, _| Ok(())).is_err(), "fill {label}");
             assert!(space.uffd_zeropage(range).is_err(), "fill zeros {label}");
             assert!(space.uffd_poison(range).is_err(), "poison {label}");
-            let scan = Scan { select: |is: Categories| Some(is), pages: u64::MAX, protect: true, only_async: false };
+            let scan =
+                Scan { select: |is: Categories| Some(is), max_pages: u64::MAX, write_protect: true, only_async: false };
             assert!(space.scan(range, scan, None).is_err(), "scan {label}");
             assert_eq!(written(space), before, "{label}");
             // Queries find nothing, or the last page.

@@ -74,7 +74,7 @@ fn unmapped<A: Silicon>(arch: A) {
         assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (0, 64, 64 * frames));
         assert_eq!(on.machine.counter(Counter::ShmemPages), 0);
         assert_eq!(on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().swapped, 64 * frames);
-        assert_eq!((object.next_data(3), object.next_hole(3), object.has(63)), (Some(3), 64, true), "no holes");
+        assert_eq!((object.next_data(3), object.next_hole(3), object.has_page(63)), (Some(3), 64, true), "no holes");
         (0..64).for_each(|page| assert_eq!(word(&object, page), Some(page + 7)));
         assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (64, 0, 0));
         assert_eq!(on.machine.counter(Counter::ShmemPages), 64 * frames);

@@ -62,7 +62,7 @@ fn has_a_child(space: &Space<'_>, _: &Cpu<'_, Strict>) {
 fn written(space: &Space<'_>) -> Vec<u64> {
     let select = |is: Categories| is.contains(Categories::WRITTEN).then_some(Categories::WRITTEN);
     let mut out = [Region::default(); PAGES as usize];
-    let scan = Scan { select, pages: u64::MAX, protect: true, only_async: true };
+    let scan = Scan { select, max_pages: u64::MAX, write_protect: true, only_async: true };
     let found = space.scan(ALL, scan, Some(&mut out)).unwrap();
     let pages = |r: &Region| (r.range.start - at(0)) / PAGE..(r.range.end - at(0)) / PAGE;
     out[..found.regions].iter().flat_map(pages).collect()
@@ -148,7 +148,7 @@ fn missing_pages_are_filled_once() {
                 bytes.chunks_mut(8).for_each(|word| word.copy_from_slice(&number.to_ne_bytes()));
                 Ok(())
             });
-            assert!(filled.is_ok() || filled.unwrap_err().why == UffdFillError::Exists(at(page)));
+            assert!(filled.is_ok() || filled.unwrap_err().error == UffdFillError::Exists(at(page)));
         }
     }
     at_once(VmaFlags::UFFD_MISSING, false, [supplies, supplies], |space, cpu, last| {

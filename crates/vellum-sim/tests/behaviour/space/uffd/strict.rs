@@ -128,7 +128,7 @@ impl<A: Silicon> Bench<'_, A> {
 
     fn scan(&self, range: VirtRange, select: impl Fn(Categories) -> Option<Categories>, protect: bool) -> Vec<Region> {
         let mut out = [Region::default(); 64];
-        let scan = Scan { select, pages: u64::MAX, protect, only_async: false };
+        let scan = Scan { select, max_pages: u64::MAX, write_protect: protect, only_async: false };
         let scanned = self.space.scan(range, scan, Some(&mut out)).unwrap();
         assert_eq!(scanned.end, range.end);
         out[..scanned.regions].to_vec()
@@ -180,7 +180,7 @@ fn supplied<A: Silicon>(on: &Bench<'_, A>) {
     on.watch(VmaFlags::UFFD_MISSING);
     on.fill(20, 1, false).unwrap();
     let exists =
-        |done: u64, page: u64| Err(UffdFillStopped { done: done * on.page, why: UffdFillError::Exists(on.at(page)) });
+        |done: u64, page: u64| Err(UffdFillStopped { done: done * on.page, error: UffdFillError::Exists(on.at(page)) });
     assert_eq!(on.fill(16, 16, false), exists(4, 20));
     assert_eq!(on.space.uffd_zeropage(on.pages(18, 1)), exists(0, 18));
     assert_eq!(on.space.uffd_poison(on.pages(19, 1)), exists(0, 19));
@@ -189,7 +189,7 @@ fn supplied<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(on.held(), [37, 0, 0]);
     // The caller can't provide contents.
     let lost = on.space.uffd_copy(on.pages(0, 2), false, |_, _| Err(()));
-    assert_eq!(lost, Err(UffdFillStopped { done: 0, why: UffdFillError::NoContents(BASE) }));
+    assert_eq!(lost, Err(UffdFillStopped { done: 0, error: UffdFillError::NoContents(BASE) }));
     assert_eq!(on.held(), [37, 0, 0]);
     let folios = on.space.usage(on.pages(32, 16)).runs;
     let most = if on.order == 4 { ((16 * on.page) >> 16).max(1) } else { 16 };
@@ -197,7 +197,7 @@ fn supplied<A: Silicon>(on: &Bench<'_, A>) {
     let beyond = VirtRange { start: on.at(64), end: on.at(65) };
     assert_eq!(
         on.space.uffd_zeropage(beyond),
-        Err(UffdFillStopped { done: 0, why: UffdFillError::NotRegistered(on.at(64)) })
+        Err(UffdFillStopped { done: 0, error: UffdFillError::NotRegistered(on.at(64)) })
     );
 }
 
@@ -212,7 +212,7 @@ fn narrowed<A: Silicon>(on: &Bench<'_, A>) {
         bytes.fill(0x11);
         Ok(())
     });
-    assert_eq!(filled, Err(UffdFillStopped { done: on.page, why: UffdFillError::Exists(on.at(17)) }));
+    assert_eq!(filled, Err(UffdFillStopped { done: on.page, error: UffdFillError::Exists(on.at(17)) }));
     let (first, again) = pieces.split_first().unwrap();
     assert_eq!(first.0, 0);
     assert_eq!(again, if first.1 > 1 { &[(0, 1)][..] } else { &[] });
@@ -410,7 +410,7 @@ fn later<A: Silicon>(on: &Bench<'_, A>) {
     on.space.advise(on.at(2), 2 * on.page, Advise::PageOut).unwrap();
     let swapped = |is: Categories| is.contains(Categories::SWAPPED).then_some(Categories::SWAPPED);
     let out = on.scan(on.pages(2, 2), swapped, false);
-    assert_eq!(out, [Region { range: on.pages(2, 2), is: Categories::SWAPPED }]);
+    assert_eq!(out, [Region { range: on.pages(2, 2), categories: Categories::SWAPPED }]);
     assert!(on.scan(on.all(), select, false).iter().all(|region| !region.range.contains(on.at(50))));
     // A scan stops when its output is full.
     for i in [10, 20, 30] {
@@ -418,11 +418,11 @@ fn later<A: Silicon>(on: &Bench<'_, A>) {
     }
     let select = |is: Categories| is.contains(Categories::WRITTEN).then_some(Categories::WRITTEN);
     let mut out = [Region::default(); 2];
-    let scan = Scan { select, pages: u64::MAX, protect: true, only_async: true };
+    let scan = Scan { select, max_pages: u64::MAX, write_protect: true, only_async: true };
     let found = on.space.scan(on.all(), scan, Some(&mut out)).unwrap();
     assert_eq!((found.regions, found.end), (2, on.at(30)));
     assert_eq!(on.written(false), [(30, 1), (50, 1)]);
-    let found = on.space.scan(on.all(), Scan { pages: 1, ..scan }, None).unwrap();
+    let found = on.space.scan(on.all(), Scan { max_pages: 1, ..scan }, None).unwrap();
     assert_eq!((found.pages, on.written(false)), (1, vec![(50, 1)]));
     on.space.uffd_register(on.pages(32, 16), UFFD, VmaFlags::UFFD_WP).unwrap();
     let refused = on.space.scan(on.all(), scan, None);
@@ -442,7 +442,7 @@ fn poisoned<A: Silicon>(on: &Bench<'_, A>) {
     on.space.advise(on.at(2), on.page, Advise::DontNeed).unwrap();
     assert_eq!(on.load(2), on.no_load(2));
     // A poisoned page is present, without contents.
-    let exists = Err(UffdFillStopped { done: 0, why: UffdFillError::Exists(on.at(4)) });
+    let exists = Err(UffdFillStopped { done: 0, error: UffdFillError::Exists(on.at(4)) });
     assert_eq!((on.space.uffd_zeropage(on.pages(4, 1)), on.space.uffd_poison(on.pages(4, 1))), (exists, exists));
     on.fill(4, 4, false).unwrap();
     assert_eq!((on.load(4), on.load(7)), (Ok(1004), Ok(1007)));
@@ -467,9 +467,9 @@ fn refused<A: Silicon>(on: &Bench<'_, A>) {
     on.store(100, 1).unwrap();
     let select =
         |is: Categories| is.contains(Categories::WRITTEN).then_some(is & (Categories::FILE | Categories::PRESENT));
-    let is = Categories::FILE | Categories::PRESENT;
-    assert_eq!(on.scan(shared, select, true), [Region { range: shared, is }]);
+    let categories = Categories::FILE | Categories::PRESENT;
+    assert_eq!(on.scan(shared, select, true), [Region { range: shared, categories }]);
     assert_eq!(on.scan(shared, select, true), []);
     on.store(100, 2).unwrap();
-    assert_eq!(on.scan(shared, select, true), [Region { range: shared, is }]);
+    assert_eq!(on.scan(shared, select, true), [Region { range: shared, categories }]);
 }

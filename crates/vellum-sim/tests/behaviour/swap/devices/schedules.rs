@@ -324,7 +324,7 @@ impl<P: Platform> SwapDevice<P> for Trusted {
         unsafe { SwapDevice::forget(&self.0, frames, slots) }
     }
 
-    fn checked(&self) -> bool {
+    fn has_checksums(&self) -> bool {
         false
     }
 }
@@ -353,7 +353,7 @@ fn checksums_detect_changed_bits() {
             for bit in [0, 7000 + n, 32767] {
                 disk.flip(run.slots.first + n, bit);
                 let told = ReadError { slot: run.slots.first + n, reason: Unreadable::Damaged };
-                assert_eq!(read(), if device.checked() { Err(told) } else { Ok(()) });
+                assert_eq!(read(), if device.has_checksums() { Err(told) } else { Ok(()) });
                 disk.flip(run.slots.first + n, bit);
                 assert_eq!(read(), Ok(()));
             }
