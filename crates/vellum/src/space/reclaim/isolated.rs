@@ -79,7 +79,11 @@ impl IsolationBatch {
     /// without other users, and puts the rest back on their LRU lists (Linux:
     /// `folio_putback_lru`). Returns the number of 4 KiB pages freed. The caller holds no lock.
     #[inline(never)]
-    pub(crate) fn putback<P: Platform>(self, machine: &Machine<'_, P>, ranges: impl Iterator<Item = (Pfn, u32)>) -> u64 {
+    pub(crate) fn putback<P: Platform>(
+        self,
+        machine: &Machine<'_, P>,
+        ranges: impl Iterator<Item = (Pfn, u32)>,
+    ) -> u64 {
         let is_gone = |head, frame: &_| {
             let is_unused = self.is_unused(machine, head, frame);
             if is_unused {

@@ -116,7 +116,8 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
         let mut folios = self.machine().frames().folios(run.pfn(arch), run.frames(arch));
         let Some((_, frame, mut pages)) = folios.next() else { return };
         let clears = is_unmappable(frame);
-        pages += folios.take_while(|(_, frame, _)| is_unmappable(frame) == clears).map(|(.., pages)| pages).sum::<u32>();
+        pages +=
+            folios.take_while(|(_, frame, _)| is_unmappable(frame) == clears).map(|(.., pages)| pages).sum::<u32>();
         run.len = (pages >> shift) as usize;
         if clears {
             self.tables().slot().add(SpaceCounter::Anon, -i64::from(pages));

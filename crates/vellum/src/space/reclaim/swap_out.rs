@@ -54,9 +54,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         let (mut swapped, mut max_order, mut at) = (0, HUGE_ORDER, range.start);
         while at < range.end {
             let (pfn, frames) = (self.frame_at(run, at), ((range.end - at) >> FRAME_SHIFT) as u32);
-            if !was_exclusive
-                && let Some(slots) = machine.swaps().slots_of(machine.frames(), pfn, frames, min_order)
-            {
+            if !was_exclusive && let Some(slots) = machine.swaps().slots_of(machine.frames(), pfn, frames, min_order) {
                 let block = VirtRange { start: at, end: at + ((slots.slots.count as u64) << FRAME_SHIFT) };
                 swapped += self.finish(protected, block, PageoutTarget::Swap(slots), gather);
                 at = block.end;
