@@ -30,10 +30,10 @@ pub trait Spaces<'m, P: Platform, A: Arch> {
     /// Calls `visit` for the spaces that are in a fork family ([`AddressSpace::families`]), until
     /// `visit` returns false; best in the order of their numbers, in which parents come first.
     fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>) -> bool) {
-        let mut goes_on = true;
+        let mut continues = true;
         self.each(&mut |space| {
-            if goes_on && space.families().contains(family) {
-                goes_on = visit(space);
+            if continues && space.families().contains(family) {
+                continues = visit(space);
             }
         });
     }

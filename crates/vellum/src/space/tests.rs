@@ -34,7 +34,7 @@ fn frames_that_become_executable_are_published() {
     space.protect(data, 4 * PAGE, READ_EXEC).unwrap();
     assert_eq!(published(), 3, "data made executable");
     space.protect(data, 4 * PAGE, READ_EXEC | Prot::WRITE).unwrap();
-    assert_eq!(published(), 0, "it was so before");
+    assert_eq!(published(), 0, "they were executable before");
 
     let child = space.fork().unwrap();
     assert_eq!(published(), 0, "shared as it is");
@@ -84,9 +84,9 @@ fn vmas_are_merged_beside_changes_elsewhere_in_them() {
     assert_eq!(changed_and_back(2, 4), 2, "up to where another change begins");
     drop(other);
     assert_eq!(space.stats().vmas, 1);
-    let turn = Change::claim_unlocked(&space, pages(4, 5));
-    assert_eq!(changed_and_back(2, 4), 1, "up to where a fault has its turn");
-    drop(turn);
+    let claim = Change::claim_unlocked(&space, pages(4, 5));
+    assert_eq!(changed_and_back(2, 4), 1, "across a range that a fault has claimed");
+    drop(claim);
 }
 
 /// Returns the descriptor of the folio that is mapped at an address.

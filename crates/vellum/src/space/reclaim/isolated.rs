@@ -1,4 +1,8 @@
-//! Folios that were taken off their lists together, to see whether they can go.
+//! Batches of folios that were isolated from their LRU lists, so that they can be reclaimed.
+//!
+//! While a folio is isolated, its descriptor holds the number of the batch, and two bits that the
+//! spaces set which map the folio ([`LOCKED`], [`UNMAPPED`]). The CPU that isolated a folio has a
+//! reference to it until [`IsolationBatch::putback`].
 
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame, flag};
@@ -7,97 +11,109 @@ use crate::memcg::{LruList, LruvecId};
 use crate::platform::Platform;
 use crate::tlb::free_unmapped;
 
-/// Folios, or rows of them, that may be isolated together.
+/// The maximum number of folios, or of contiguous ranges of folios, in a batch.
 pub(crate) const ISOLATION_BATCH: usize = 128;
 
-/// What a folio says besides of which it is known that it is locked. (Numbers don't get there.)
+/// Bit 63 of `isolated_by`: a `VM_LOCKED` VMA maps this folio. Batch numbers never reach this bit.
 const LOCKED: u64 = 1 << 63;
-/// And of which it is known that nobody has it any more, whatever it counts.
+/// Bit 62 of `isolated_by`: no PTE maps this folio any more, and the TLBs are flushed. The folio is
+/// freed whatever its counts are, which were not decremented.
 const UNMAPPED: u64 = 1 << 62;
 
-/// Who has isolated them: what each of them says of that.
+/// The number of a batch of isolated folios, which the descriptor of each folio in it holds.
 #[derive(Clone, Copy)]
 pub(crate) struct IsolationBatch(u64);
 
 impl IsolationBatch {
-    /// None yet.
+    /// Makes an empty batch.
     pub(crate) fn new<P: Platform>(machine: &Machine<'_, P>) -> Self {
         IsolationBatch(machine.next_serial())
     }
 
-    /// One more, which the caller has isolated just now.
+    /// Adds a folio, which the caller has just isolated.
     #[inline]
     pub(crate) fn add(self, frame: &Frame) {
         frame.set_isolated_by(self.0);
     }
 
-    /// Whether a folio is one of these, and not known to be locked.
+    /// Returns whether a folio is in this batch, and neither known to be mapped by a locked VMA nor
+    /// marked as unmapped.
     #[inline]
-    pub(super) fn may_go(self, frame: &Frame) -> bool {
+    pub(super) fn is_evictable(self, frame: &Frame) -> bool {
         frame.isolated_by() == self.0 && !LruvecId::is_listed(frame.lruvec())
     }
 
-    /// Whether a folio may go all of which is mapped by these pages, and that nobody has otherwise:
-    /// without them nobody finds it any more.
+    /// Returns whether an evictable folio of this batch is mapped by `pages` PTEs of the caller's
+    /// and by no other, and has no reference but theirs and the isolation's. It is no page of an
+    /// object and not in the swap cache, so that no CPU finds it once these PTEs are cleared.
     #[inline]
-    pub(super) fn is_sole(self, frame: &Frame, pages: u32) -> bool {
+    pub(super) fn is_mapped_only_by(self, frame: &Frame, pages: u32) -> bool {
         let state = frame.state();
         frame.counts() == Counts { refs: pages + 1, maps: pages }
             && pages == 1 << state.order()
             && !state.has(flag::OBJECT | flag::SWAP_CACHED)
-            && self.may_go(frame)
+            && self.is_evictable(frame)
     }
 
-    /// Such a folio is unmapped and flushed when it is settled; or it isn't.
+    /// Marks a folio for which [`IsolationBatch::is_mapped_only_by`] returned true as unmapped, or
+    /// takes the mark back. The caller clears its PTEs and flushes before
+    /// [`IsolationBatch::putback`], which frees a marked folio whatever its counts are.
     #[inline]
     pub(super) fn set_unmapped(self, frame: &Frame, unmapped: bool) {
         frame.set_isolated_by(self.0 | if unmapped { UNMAPPED } else { 0 });
     }
 
-    /// Whether no space has a folio any more.
+    /// Returns whether no space maps a folio of this batch any more.
     pub(crate) fn is_unmapped(self, frame: &Frame) -> bool {
         frame.isolated_by() == self.0 | UNMAPPED || frame.counts().maps == 0
     }
 
-    /// A folio is mapped by a VMA that is locked.
-    pub(super) fn lock(self, frame: &Frame) {
-        if self.may_go(frame) {
+    /// Marks a folio as mapped by a locked VMA, if it is in this batch.
+    pub(super) fn set_locked(self, frame: &Frame) {
+        if self.is_evictable(frame) {
             frame.set_isolated_by(self.0 | LOCKED);
         }
     }
 
-    /// The folios in these rows of frames are no longer isolated: what nobody has any more is
-    /// freed, and the others go back to their lists. How many pages (of 4 KiB) were freed.
+    /// Ends the isolation of the folios in `ranges` (first frame, number of frames): frees those
+    /// without other users, and puts the rest back on their LRU lists (Linux:
+    /// `folio_putback_lru`). Returns the number of 4 KiB pages freed. The caller holds no lock.
     #[inline(never)]
-    pub(crate) fn putback<P: Platform>(self, machine: &Machine<'_, P>, these: impl Iterator<Item = (Pfn, u32)>) -> u64 {
+    pub(crate) fn putback<P: Platform>(
+        self,
+        machine: &Machine<'_, P>,
+        ranges: impl Iterator<Item = (Pfn, u32)>,
+    ) -> u64 {
         let is_gone = |head, frame: &_| {
-            let gone = self.is_gone(machine, head, frame);
-            if gone {
+            let is_unused = self.is_unused(machine, head, frame);
+            if is_unused {
                 machine.frames().put_all(head, frame);
             }
-            gone
+            is_unused
         };
         let stays = |head, frame: &_| {
             let list = if self.is_locked(frame) { LruList::Unevictable } else { LruList::evictable(frame) };
             machine.memcgs().relist(machine.frames(), head, None, list);
             machine.put_refs(head, frame, 1);
         };
-        free_unmapped(machine, these, is_gone, stays)
+        free_unmapped(machine, ranges, is_gone, stays)
     }
 
-    /// Whether nobody has a folio any more.
+    /// Returns whether the isolation has the only reference to a folio, and no CPU can find the
+    /// folio any more. Removes it from the swap cache if it is there.
     #[inline]
-    fn is_gone<P: Platform>(self, machine: &Machine<'_, P>, head: Pfn, frame: &Frame) -> bool {
+    fn is_unused<P: Platform>(self, machine: &Machine<'_, P>, head: Pfn, frame: &Frame) -> bool {
         if frame.isolated_by() == self.0 | UNMAPPED {
             return true;
         }
         let unmapped = || frame.counts() == Counts { refs: 1, maps: 0 };
-        // Then nobody can find it any more to have it anew.
+        // Another CPU may have mapped the folio until it was removed, so the counts are compared
+        // again.
         let uncached = || machine.uncache_in_parts(head, frame, unmapped) && unmapped();
         unmapped() && (!frame.has(flag::SWAP_CACHED) || uncached())
     }
 
-    /// Whether a VMA was found that maps one of these, and is locked.
+    /// Returns whether a folio of this batch was found to be mapped by a locked VMA.
     pub(crate) fn is_locked(self, frame: &Frame) -> bool {
         frame.isolated_by() == self.0 | LOCKED
     }

@@ -1,9 +1,10 @@
-//! Memory whose contents may go when it is wanted elsewhere (`MADV_FREE`).
+//! `MADV_FREE`: lazyfree memory, whose contents reclaim may discard.
 //!
-//! It is remembered by the folio, and the entries forget that they were written. Who evicts it
-//! ([`super::evict`]) drops what was not written since, without a swap device, and huge mappings in
-//! one piece. That is decided under the lock of the table, and nothing is held for it: an entry
-//! that goes without saying that it was written to can't be written through any more.
+//! A flag in the folio's descriptor marks it lazyfree, and the dirty bits of its PTEs are cleared.
+//! Pageout ([`super::pageout`]) discards lazyfree folios that are still clean, without a swap
+//! device, and huge ones without a split. It decides that under the page table's lock, and does not
+//! write-protect the PTEs first: no CPU can write through a PTE that was cleared while its dirty
+//! bit was clear ([`LockedTable::take_clean`]).
 
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};
@@ -18,12 +19,11 @@ use super::{IsolationBatch, Pageout};
 use crate::space::ground::{More, Pieces, Ptes, Rest};
 
 impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
-    /// Whatever a range has may go, as long as nobody writes to it: folios that this space has
-    /// alone and that lie in the range entirely, and what is swapped out, at once. Side by side
-    /// with faults.
+    /// Marks anonymous folios lazyfree that lie in `rest` entirely and that only this space maps
+    /// (`MADV_FREE`). Discards swapped-out pages of `rest` at once. Runs beside faults.
     pub(in crate::space) fn mark_lazyfree(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_whole_run(rest, more, |table, run, gather| match run.kind {
-            Kind::Leaf => self.mark_run(table, run, gather),
+            Kind::Leaf => self.mark_run_lazyfree(table, run, gather),
             Kind::Swap => {
                 table.erase(run);
                 Ptes::of(self.space).defer_swap_release(run, gather);
@@ -33,17 +33,24 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         });
     }
 
-    /// The folios at the beginning of a run may go; or else not, as far as it goes then. How many
-    /// folios those are.
-    fn mark_run(self, table: &LockedTable<'_, 'm, P, A>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) -> usize {
+    /// Marks the folios at the start of a run lazyfree, and clears the accessed and dirty bits of
+    /// the PTEs that map them. Shortens the run to these PTEs; or, if the first folio can't be
+    /// marked, to the PTEs that map that folio. Returns the number of folios in the shortened run.
+    fn mark_run_lazyfree(
+        self,
+        table: &LockedTable<'_, 'm, P, A>,
+        run: &mut Run,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> usize {
         let arch = self.arch();
         let machine = self.machine();
         let (pfn, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
         let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE) && !machine.zero_folio().contains(pfn);
         let (mut marked, mut folios) = (0, 0);
         for (_, frame, pages) in machine.frames().folios(pfn, run.frames(arch)).take(MAX_RUNS_PER_HOLD) {
-            let all = pages == 1 << frame.order() && frame.counts() == Counts { refs: pages, maps: pages };
-            if !exclusive || !all || frame.has(flag::OBJECT) {
+            // True if the run maps the whole folio, and there is no other mapping or reference.
+            let is_alone = pages == 1 << frame.order() && frame.counts() == Counts { refs: pages, maps: pages };
+            if !exclusive || !is_alone || frame.has(flag::OBJECT) {
                 if marked == 0 {
                     run.len = (pages >> shift) as usize;
                     return 1;
@@ -54,8 +61,8 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
             folios += 1;
         }
         run.len = (marked >> shift) as usize;
-        // First the entries, then the folios: who finds one marked finds written what was written
-        // since.
+        // The dirty bits are cleared before the folios are marked, so that in a marked folio a
+        // dirty bit always stems from a later write.
         if run.attrs(arch).intersects(Attrs::HARDWARE) {
             table.clear_accessed_dirty(run, Attrs::HARDWARE, |_, _| ());
             gather.note(run.range(arch), table.shift());
@@ -69,9 +76,15 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         folios
     }
 
-    /// Drop the folios at the beginning of a run that may go, but for those that were written to,
-    /// which may not go any more. The run becomes what was decided about. How many pages (of 4 KiB)
-    /// went.
+    /// Discards the lazyfree folios at the start of a run that are clean, and makes the dirty ones
+    /// ordinary anonymous folios again. Stops before the first folio that is not lazyfree or not
+    /// reclaimable, and where `gather` is full. Shortens the run to the PTEs that were handled; or,
+    /// if the first folio can't be discarded, to the PTEs that map that folio. Returns the number
+    /// of 4 KiB pages discarded.
+    ///
+    /// Folios of the batch `isolated` that only this run maps are not gathered: their PTEs are
+    /// cleared and noted for the flush, and [`IsolationBatch::putback`] frees the folios. A call
+    /// handles either such folios or others, not both.
     pub(super) fn discard_run(
         self,
         table: &LockedTable<'_, 'm, P, A>,
@@ -83,55 +96,56 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         let machine = self.machine();
         let frames = machine.frames();
         let (first, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
-        let alone = run.attrs(arch).contains(Attrs::EXCLUSIVE);
-        let (mut pages, mut sole) = (0, None);
-        for (_, frame, its) in frames.folios(first, run.frames(arch)) {
-            let sole_if = |isolated: &IsolationBatch| {
-                isolated.is_sole(frame, its) && allows(self.platform(), FailPoint::Unpinned)
+        let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE);
+        // The pages to discard, and whether they are of folios that only this run maps.
+        let (mut pages, mut only_here) = (0, None);
+        for (_, frame, mapped) in frames.folios(first, run.frames(arch)) {
+            let is_only_here = |isolated: &IsolationBatch| {
+                isolated.is_mapped_only_by(frame, mapped) && allows(self.platform(), FailPoint::Unpinned)
             };
-            let its_sole = isolated.filter(sole_if);
+            let batch = isolated.filter(is_only_here);
             if !frame.has(flag::LAZYFREE)
-                || its_sole.is_none() && !self.is_reclaimable((frame, its), alone, isolated, || 0)
+                || batch.is_none() && !self.is_reclaimable(frame, mapped, exclusive, isolated, || 0)
             {
                 if pages == 0 {
-                    run.len = (its >> shift) as usize;
+                    run.len = (mapped >> shift) as usize;
                     return 0;
                 }
                 break;
             }
-            if *sole.get_or_insert(its_sole.is_some()) != its_sole.is_some() {
+            if *only_here.get_or_insert(batch.is_some()) != batch.is_some() {
                 break;
             }
-            if let Some(isolated) = its_sole {
-                isolated.set_unmapped(frame, true);
+            if let Some(batch) = batch {
+                batch.set_unmapped(frame, true);
             }
-            pages += its;
+            pages += mapped;
         }
-        let sole = isolated.filter(|_| sole == Some(true));
-        let (mut gone, mut at) = (0, 0);
-        while at < pages && (sole.is_some() || !gather.is_full()) {
+        let batch = isolated.filter(|_| only_here == Some(true));
+        let (mut discarded, mut at) = (0, 0);
+        while at < pages && (batch.is_some() || !gather.is_full()) {
             let rest = run.part(arch, (at >> shift) as usize, ((pages - at) >> shift) as usize);
             let removed = table.take_clean(&rest);
             at += removed.frames;
-            gone += removed.frames;
-            match sole {
+            discarded += removed.frames;
+            match batch {
                 _ if removed.frames == 0 => {}
                 Some(_) => gather.note(removed.isolated(), table.shift()),
                 None => gather.push(removed),
             }
             if at < pages {
-                // That it was written to is known by the folio.
-                let (head, written) = frames.head(first.add(at));
-                written.clear_flag(flag::LAZYFREE);
-                if let Some(isolated) = sole {
-                    isolated.set_unmapped(written, false);
+                // A PTE of this folio is dirty: the folio is not lazyfree any more.
+                let (head, dirty) = frames.head(first.add(at));
+                dirty.clear_flag(flag::LAZYFREE);
+                if let Some(batch) = batch {
+                    batch.set_unmapped(dirty, false);
                 }
-                at = pages.min(head.0 + (1 << written.order()) - first.0);
+                at = pages.min(head.0 + (1 << dirty.order()) - first.0);
             }
         }
         run.len = (at >> shift) as usize;
-        self.tables().slot().add(SpaceCounter::Anon, -i64::from(gone));
-        machine.count(Counter::LazyFreed, gone as u64);
-        gone as u64
+        self.tables().slot().add(SpaceCounter::Anon, -i64::from(discarded));
+        machine.count(Counter::LazyFreed, discarded as u64);
+        discarded as u64
     }
 }

@@ -1,10 +1,12 @@
-//! What is held ([`super::evict`]) goes to folios of its own, with its contents: then nobody has
-//! the one any more that it was a part of.
+//! Migrates the still-mapped pages of a partially mapped folio to new folios, so that the old folio
+//! can be freed.
 //!
-//! What spaces had together they have together afterwards: where the first had it copied to is
-//! remembered ([`Copies`]), and the entries of the others turn to the same place. What is there is
-//! still what the folio holds: who has isolated that has a reference without a mapping, and so have
-//! the copies until all is done; so whoever writes to either meanwhile gets a copy of his own.
+//! The pages are write-protected ([`super::pageout`]) and copied, and the PTEs are changed to map
+//! the copies. Spaces that share a page share its copy afterwards: [`MigratedPages`] has the copy
+//! that was made for the first space, and the PTEs of the other spaces are changed to map that one.
+//! Until the end the copy equals the page, because nothing writes to either: the isolation has a
+//! reference to the folio that is no mapping's, and [`MigratedPages`] has one to each copied frame.
+//! So a CPU that faults on a write meanwhile gets a third copy (copy-on-write).
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
@@ -15,123 +17,138 @@ use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::Pageout;
-use super::pageout::{Fate, OutOfRoom, Sent, WriteProtected};
+use super::pageout::{OutOfRoom, PagedOut, PageoutTarget, WriteProtected};
 use crate::space::anon::{Anon, NewFrames};
 
-/// Where the pages of a folio are that was isolated, no larger than a huge page, of which what is
-/// mapped is to go to others.
+/// The copies of the pages of a folio that is being migrated. The folio is isolated, and no larger
+/// than a huge page.
 pub(crate) struct MigratedPages {
-    of: Pfn,
-    /// Of each frame; each has a reference to its copy.
-    to: [Pfn; 1 << HUGE_ORDER],
-    /// How many frames were copied.
-    frames: u64,
+    /// The head of the folio.
+    head: Pfn,
+    /// The copy of each frame of the folio, or [`Pfn::NONE`]. Each entry has a reference to its
+    /// frame.
+    copies: [Pfn; 1 << HUGE_ORDER],
+    /// The number of frames of the new folios.
+    copied: u64,
+}
+
+/// Contiguous frames of one folio that have copies of contiguous pages.
+struct CopiedFrames {
+    /// The first frame.
+    first: Pfn,
+    /// The number of frames.
+    count: u32,
 }
 
 impl MigratedPages {
-    /// None yet.
-    pub(crate) fn new(of: Pfn) -> Self {
-        MigratedPages { of, to: [Pfn::NONE; 1 << HUGE_ORDER], frames: 0 }
+    /// Makes a record of the folio `head`, none of whose pages are copied yet.
+    pub(crate) fn new(head: Pfn) -> Self {
+        MigratedPages { head, copies: [Pfn::NONE; 1 << HUGE_ORDER], copied: 0 }
     }
 
-    /// A part of the folio was copied to this one, which the caller has.
+    /// Records that the pages of the folio from the frame `first` on were copied to the new folio
+    /// `copy`, and takes the references of the new entries. The caller has references to `copy`.
     fn record<P: Platform>(&mut self, frames: &Frames<'_, P>, first: Pfn, copy: Pfn) {
-        let (at, frame) = ((first.0 - self.of.0) as usize, frames.frame(copy));
+        let (at, frame) = ((first.0 - self.head.0) as usize, frames.frame(copy));
         let count = 1 << frame.order();
-        self.frames += u64::from(count);
-        for (i, to) in (0..count).zip(&mut self.to[at..]).filter(|(_, to)| to.some().is_none()) {
+        self.copied += u64::from(count);
+        for (i, entry) in (0..count).zip(&mut self.copies[at..]).filter(|(_, entry)| entry.some().is_none()) {
             frames.get_counts(copy, frame, 1, 0);
-            *to = copy.add(i);
+            *entry = copy.add(i);
         }
     }
 
-    /// Where frames were copied to from this one on, to one folio, and how many of them, in blocks
-    /// of this order. The caller has a reference and a mapping to each then.
-    fn find<P: Platform>(&self, frames: &Frames<'_, P>, from: Pfn, most: u32, order: u8) -> Option<(Pfn, u32)> {
-        let rest = &self.to[(from.0 - self.of.0) as usize..];
+    /// Returns the copies of the pages from the frame `from` on, as far as they are contiguous in
+    /// one folio: at most `most`, in blocks of `1 << order`. Adds a reference and a mapping to each
+    /// for the caller. Returns `None` if the first block was not copied to an aligned block.
+    fn find<P: Platform>(&self, frames: &Frames<'_, P>, from: Pfn, most: u32, order: u8) -> Option<CopiedFrames> {
+        let rest = &self.copies[(from.0 - self.head.0) as usize..];
         let first = rest[0].some().filter(|first| first.is_aligned(order))?;
         let (head, frame) = frames.head(first);
-        let row = rest.iter().zip(first.0..head.0 + (1 << frame.order())).take(most as usize);
-        let count = row.take_while(|(to, pfn)| to.0 == *pfn).count() as u32 >> order << order;
+        let pairs = rest.iter().zip(first.0..head.0 + (1 << frame.order())).take(most as usize);
+        let count = pairs.take_while(|(copy, pfn)| copy.0 == *pfn).count() as u32 >> order << order;
         (count > 0).then(|| {
             frames.get_counts(head, frame, count, count);
-            (first, count)
+            CopiedFrames { first, count }
         })
     }
 
-    /// All is settled. How many frames were copied.
+    /// Drops the references to the copies, after every space was visited. Copies that no PTE maps
+    /// are freed. Returns the number of frames that were allocated for copies.
     pub(crate) fn finish<P: Platform>(self, machine: &Machine<'_, P>) -> u64 {
-        for copy in self.to.iter().filter_map(|to| to.some()) {
+        for copy in self.copies.iter().filter_map(|copy| copy.some()) {
             let (head, frame) = machine.frames().head(copy);
             machine.put_refs(head, frame, 1);
         }
-        self.frames
+        self.copied
     }
 }
 
 impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
-    /// Copy what is held, in naturally aligned blocks as large as there is memory for, and have its
-    /// entries map the copies; what was copied already is not copied again. How many pages went,
-    /// and whether there is memory for more: if not, what was not copied stays.
+    /// Copies a write-protected run to new folios, naturally aligned and as large as there is
+    /// memory for, and makes its PTEs map the copies. Pages that `copies` has already are not
+    /// copied again. Without memory for a copy the rest of the run stays. The caller holds no lock.
     pub(super) fn migrate(
         self,
-        held: &WriteProtected,
+        protected: &WriteProtected,
         copies: &mut MigratedPages,
         gather: &mut Gather<'_, 'm, P>,
-    ) -> Sent {
-        let run = &held.run;
+    ) -> PagedOut {
+        let run = &protected.run;
         let arch = self.arch();
         let machine = self.machine();
-        let smallest = (arch.level_shift(run.level) - FRAME_SHIFT) as u8;
+        let min_order = (arch.level_shift(run.level) - FRAME_SHIFT) as u8;
         let range = run.range(arch);
-        let (mut went, mut largest, mut at) = (0, HUGE_ORDER, range.start);
+        let (mut migrated, mut max_order, mut at) = (0, HUGE_ORDER, range.start);
         while at < range.end {
             let (pfn, frames) = (self.frame_at(run, at), ((range.end - at) >> FRAME_SHIFT) as u32);
             let block_of = |frames: u32| VirtRange { start: at, end: at + (u64::from(frames) << FRAME_SHIFT) };
-            if let Some((copy, frames)) = copies.find(machine.frames(), pfn, frames, smallest) {
-                went += self.finish(held, block_of(frames), Fate::Copy(copy), gather);
-                at = block_of(frames).end;
+            if let Some(copy) = copies.find(machine.frames(), pfn, frames, min_order) {
+                let block = block_of(copy.count);
+                migrated += self.finish(protected, block, PageoutTarget::Copy(copy.first), gather);
+                at = block.end;
                 continue;
             }
             let aligned = (at >> FRAME_SHIFT).trailing_zeros() as u8;
-            let order = largest.min(aligned).min(frames.ilog2() as u8).max(smallest);
+            let order = max_order.min(aligned).min(frames.ilog2() as u8).max(min_order);
             let Some(copy) = self.alloc_copy(pfn, order) else {
-                if order > smallest {
-                    largest = order - 1;
+                if order > min_order {
+                    max_order = order - 1;
                     continue;
                 }
-                return Sent {
-                    pages: went + self.finish(held, block_of(frames), Fate::Stay, gather),
-                    room: Err(OutOfRoom),
-                };
+                migrated += self.finish(protected, block_of(frames), PageoutTarget::Keep, gather);
+                return PagedOut { pages: migrated, room: Err(OutOfRoom) };
             };
-            // SAFETY: the frames are held: whoever might have written to them has lost the right
-            // before a flush, and won't have it back before they are settled. The copy is nobody
-            // else's before it is mapped.
+            // SAFETY: the run is write-protected and flushed, and gets the right to write back in
+            // `finish` at the earliest, so no CPU writes to the frames. Only this CPU refers to the
+            // copy before it is mapped.
             unsafe { machine.frames().copy(pfn, copy, 1 << order) };
             machine.frames().sync_icache(copy, 1 << order, run.attrs(arch));
             copies.record(machine.frames(), pfn, copy);
-            went += self.finish(held, block_of(1 << order), Fate::Copy(copy), gather);
-            at = block_of(1 << order).end;
+            let block = block_of(1 << order);
+            migrated += self.finish(protected, block, PageoutTarget::Copy(copy), gather);
+            at = block.end;
             self.platform().resched();
         }
-        Sent { pages: went, room: Ok(()) }
+        PagedOut { pages: migrated, room: Ok(()) }
     }
 
-    /// A folio for a copy of a part of one that is held: in the same place, and charged to the same
-    /// memcg.
-    fn alloc_copy(self, of: Pfn, order: u8) -> Option<Pfn> {
+    /// Allocates a folio for a copy of the frames from `original` on. It gets their rmap key,
+    /// and is charged to their memcg. Returns `None` if there is no memory, or the memcg is at its
+    /// limit.
+    fn alloc_copy(self, original: Pfn, order: u8) -> Option<Pfn> {
         let frames = self.machine().frames();
-        let (head, frame) = frames.head(of);
+        let (head, frame) = frames.head(original);
         let owner = RmapKey::unpack(frame.data());
-        let owner = RmapKey { rmap_index: owner.rmap_index + u64::from(of.0 - head.0), ..owner };
+        let owner = RmapKey { rmap_index: owner.rmap_index + u64::from(original.0 - head.0), ..owner };
         let (copy, lruvec) = frames.alloc_at_lruvec(order, false, Use::Folio).ok()?;
         let memcg = LruvecId::unpack(frame.lruvec()).memcg;
         let new = NewFrames { pfn: copy, order, zeroed: false, lruvec };
         Anon::of(self.space).init(new, owner, memcg, LruList::Anon).ok().map(|()| copy)
     }
 
-    /// A part of a copy was not mapped, because entries say something else by now.
+    /// Drops the references and mappings of `pages` frames of a copy, which was not mapped because
+    /// the PTEs have changed. Queues its folio for a deferred split if the rest of it is mapped.
     pub(super) fn drop_copy(self, copy: Pfn, pages: u32) {
         let machine = self.machine();
         let (head, frame) = machine.frames().head(copy);

@@ -13,9 +13,9 @@
 //! | `migrate` | copies write-protected runs to new folios |
 //! | `lazyfree` | `MADV_FREE`: marks folios lazyfree, and discards clean ones |
 //! | `objects` | pages out folios of objects that only this space maps |
-//! | `cool` | `MADV_COLD`: deactivates folios |
+//! | `deactivate` | `MADV_COLD`: deactivates folios |
 
-mod cool;
+mod deactivate;
 mod isolated;
 mod lazyfree;
 mod migrate;
@@ -37,11 +37,11 @@ use crate::table::PageTables;
 use super::AddressSpace;
 
 handle! {
-    /// The rmap's end in a space: where folios are mapped, and unmapping them.
+    /// The reverse map inside a space: finds the VMAs that map a folio, and unmaps it.
     pub(crate) struct Rmap
 }
 
 handle! {
-    /// Pages memory of a space out.
+    /// Pages out memory of a space.
     pub(crate) struct Pageout
 }

@@ -13,7 +13,8 @@ use crate::table::Found;
 use super::{ISOLATION_BATCH, IsolationBatch, Pageout, Rmap};
 
 impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
-    /// Evict folios of objects that a range maps, and nobody else.
+    /// Pages out the folios of page-cache objects that `range` maps and no other PTE does. Stops
+    /// when there is no room in swap. The caller holds no lock.
     pub(super) fn pageout_objects(self, range: UserRange) {
         let machine = self.machine();
         let mut at = range.start;
@@ -27,20 +28,22 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
             if !folios.is_empty() {
                 Rmap::of(self.space).unmap_isolated(&[*range.tail(start).head(at)], isolated);
             }
-            let room = folios.iter().all(|(head, frame)| {
+            let has_room = folios.iter().all(|(head, frame)| {
                 machine.platform().resched();
                 let object = Object::from_folio(machine, frame).filter(|_| !isolated.is_locked(frame));
                 object.is_none_or(|object| object.swap_out(*head, frame).is_ok())
             });
             isolated.putback(machine, folios.iter().map(|(head, frame)| (*head, 1 << frame.order())));
-            if !room {
+            if !has_room {
                 return;
             }
             self.platform().resched();
         }
     }
 
-    /// Isolate what the next table has of these, as far as there is room; how far that was.
+    /// Isolates folios of objects that the next page table of `range` maps and no other PTE does:
+    /// adds them to the batch `isolated`, and to `folios` as long as there is room. Returns the end
+    /// of the part of `range` that was searched.
     fn isolate_objects(
         self,
         range: UserRange,
@@ -67,16 +70,16 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
             if run.kind != Kind::Leaf || machine.zero_folio().contains(run.pfn(arch)) {
                 continue;
             }
-            let mut seen = run.va;
+            let mut folio_start = run.va;
             for (head, frame, pages) in machine.frames().folios(run.pfn(arch), run.frames(arch)) {
                 if folios.is_full() {
-                    at = seen;
+                    at = folio_start;
                     break;
                 }
-                seen += u64::from(pages) << FRAME_SHIFT;
-                let alone = pages == 1 << frame.order() && frame.counts().maps == pages;
+                folio_start += u64::from(pages) << FRAME_SHIFT;
+                let is_alone = pages == 1 << frame.order() && frame.counts().maps == pages;
                 if frame.has(flag::OBJECT)
-                    && alone
+                    && is_alone
                     && machine.memcgs().isolate_one(machine.frames(), head, LruList::Shmem)
                 {
                     isolated.add(frame);

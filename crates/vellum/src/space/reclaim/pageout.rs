@@ -5,14 +5,14 @@
 //! references, and [`Attrs::EXCLUSIVE`] and the right to write are removed from the PTEs. After one
 //! flush for many runs no CPU writes to a write-protected run, and a CPU that faults on it gets a
 //! copy. So no lock is held while contents are written, no page is missing meanwhile, and no cache
-//! of pages under writeback is needed. When it is decided what becomes of a run ([`Fate`]), the
-//! PTEs that still map it change in one step; PTEs that have changed since stay.
+//! of pages under writeback is needed. Once the contents are elsewhere ([`PageoutTarget`]), the PTEs
+//! that still map the run change in one step; PTEs that have changed since stay.
 //!
-//! Runs that can't go get their rights back, and keep the accessed and dirty bits that were set
-//! since.
+//! Runs that can't be paged out get their rights back, and keep the accessed and dirty bits that
+//! were set since.
 //!
-//! Runs are not folios: of a folio that is mapped in part, that part goes, and no folio needs to be
-//! split first.
+//! Runs are not folios: of a partially mapped folio the mapped part is paged out, and no folio needs
+//! to be split first.
 
 use arrayvec::ArrayVec;
 
@@ -29,9 +29,9 @@ use crate::vma::{Prot, State, VmaFlags};
 use super::{IsolationBatch, MigratedPages, Pageout, Rmap};
 use crate::space::ground::{Change, Ptes};
 
-/// The runs that are write-protected at a time, behind one flush.
+/// The maximum number of runs that are write-protected with one flush.
 const RUNS: usize = 32;
-/// The pages in them after which no more runs are added.
+/// The number of pages in these runs at which no more runs are added.
 const PAGES: u32 = 1 << 12;
 
 /// A run that is write-protected for pageout.
@@ -39,34 +39,36 @@ const PAGES: u32 = 1 << 12;
 pub(super) struct WriteProtected {
     /// The run as it was before.
     pub(super) run: Run,
-    /// Whether other PTEs map some of it too.
+    /// True if other PTEs map some of its pages too.
     pub(super) shared: bool,
-    /// Whether each page has a reference for this. Isolated folios don't: the isolation has one.
-    own: bool,
+    /// True if each page has a reference for its write protection. Pages of isolated folios have
+    /// none: the isolation has a reference to the folio.
+    has_refs: bool,
 }
 
-/// The runs that are write-protected behind one flush.
+/// The runs that are write-protected with one flush.
 #[derive(Default)]
 struct Batch {
-    held: ArrayVec<WriteProtected, RUNS>,
+    runs: ArrayVec<WriteProtected, RUNS>,
+    /// The number of pages of 4 KiB in the runs.
     pages: u32,
 }
 
 impl Batch {
     fn is_full(&self) -> bool {
-        self.held.is_full() || self.pages >= PAGES
+        self.runs.is_full() || self.pages >= PAGES
     }
 }
 
-/// The end of a write-protected run.
+/// Where the contents of a write-protected run are when its write protection ends.
 #[derive(Clone, Copy)]
-pub(super) enum Fate {
-    /// It is in these swap slots.
+pub(super) enum PageoutTarget {
+    /// In these swap slots too, each of which has a reference for a swap entry.
     Swap(SwapRun),
-    /// It was copied to these frames, which have references and mappings for it.
+    /// In a copy too, from this frame on; each frame has a reference and a mapping for a PTE.
     Copy(Pfn),
-    /// It stays.
-    Stay,
+    /// Nowhere else: the run stays mapped.
+    Keep,
 }
 
 /// The progress of [`Pageout::protect_next`].
@@ -77,22 +79,26 @@ struct Advance {
     discarded: u64,
 }
 
-/// There is no room for more: no free swap slot, or no memory for copies.
+/// There is no room for more pages: no free swap slot, no swap left within the memcg's limit, or no
+/// memory for copies.
 pub(super) struct OutOfRoom;
 
-/// The result of sending a write-protected run away.
-pub(super) struct Sent {
-    /// The pages of 4 KiB that went.
+/// The result of [`Pageout::swap_out`] and [`Pageout::migrate`].
+pub(super) struct PagedOut {
+    /// The pages of 4 KiB that were paged out.
     pub(super) pages: u64,
-    /// Whether there is room for more. If not, the rest of the run stays.
+    /// An error if there is no room for more pages; then the rest of the run stayed mapped.
     pub(super) room: Result<(), OutOfRoom>,
 }
 
 impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     /// Pages out `ranges` (ascending). With `isolated`, only folios of that isolation batch, shared
-    /// ones too; without, only folios that only this space maps. They are copied to new folios,
-    /// which `copies` records, or else swapped out. What can't go stays. Returns the number of 4
-    /// KiB pages that went. Runs beside faults.
+    /// ones too; without, only folios that only this space maps. With `copies`, migrates the pages
+    /// to new folios, which `copies` records; without, swaps them out. Clean lazyfree folios are
+    /// discarded in either case. Pages that can't be paged out stay.
+    ///
+    /// Returns the number of 4 KiB pages paged out. Runs beside faults. The caller holds no lock; a
+    /// range whose VMA a change has locked is claimed until it is done.
     pub(crate) fn pageout(
         self,
         ranges: &[VirtRange],
@@ -101,63 +107,65 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     ) -> u64 {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return 0 };
         self.space.peak.note(&self.tables().slots);
-        let mut went = 0;
+        let mut paged_out = 0;
         let mut room = Ok(());
-        let mut left = ranges.iter();
+        let mut rest = ranges.iter();
         let mut range = self.user_part(*first);
-        let mut turn = None;
-        left.next();
+        let mut claim = None;
+        rest.next();
         loop {
             self.platform().resched();
-            let _evicting = self.tables().tlb.set_reclaim_flush_pending();
+            let _pending = self.tables().tlb.set_reclaim_flush_pending();
             let mut gather = self.space.gather(self.user_part(VirtRange { start: range.start, end: last.end }));
             let mut batch = Batch::default();
             while !batch.is_full() && !gather.is_full() {
                 if range.is_empty() {
-                    let Some(next) = left.next() else { break };
+                    let Some(next) = rest.next() else { break };
                     range = self.user_part(*next);
-                    turn = None;
+                    claim = None;
                     continue;
                 }
                 match self.protect_next(range, isolated, &mut batch, &mut gather) {
                     Some(Advance { next, discarded }) => {
                         range = range.tail(next);
-                        went += discarded;
+                        paged_out += discarded;
                         self.platform().resched();
                     }
-                    None if !batch.held.is_empty() => break,
+                    None if !batch.runs.is_empty() => break,
                     None => {
                         gather.flush();
-                        drop(turn.take());
-                        turn = Some(Change::claim_unlocked(self.space, range));
+                        drop(claim.take());
+                        claim = Some(Change::claim_unlocked(self.space, range));
                     }
                 }
             }
             // From here on no CPU writes to the runs of the batch.
             gather.flush();
-            for held in &batch.held {
-                let all = held.run.range(self.arch());
-                went += match room {
+            for protected in &batch.runs {
+                let all = protected.run.range(self.arch());
+                paged_out += match room {
                     Ok(()) => {
-                        let Sent { pages, room: left } = match &mut copies {
-                            Some(copies) => self.migrate(held, copies, &mut gather),
-                            None => self.swap_out(held, isolated.is_some(), &mut gather),
+                        let done = match &mut copies {
+                            Some(copies) => self.migrate(protected, copies, &mut gather),
+                            None => self.swap_out(protected, isolated.is_some(), &mut gather),
                         };
-                        room = left;
-                        pages
+                        room = done.room;
+                        done.pages
                     }
-                    Err(OutOfRoom) => self.finish(held, all, Fate::Stay, &mut gather),
+                    Err(OutOfRoom) => self.finish(protected, all, PageoutTarget::Keep, &mut gather),
                 };
                 self.platform().resched();
             }
-            if range.is_empty() && left.len() == 0 {
-                return went;
+            if range.is_empty() && rest.len() == 0 {
+                return paged_out;
             }
         }
     }
 
-    /// Write-protects the part of a range that the first page table there maps, or discards it
-    /// where it is lazyfree. Returns `None` if a change has locked the VMA there.
+    /// Write-protects the part of `range` that its first page table maps, as far as `batch` has
+    /// room, and adds the runs to `batch`. Discards lazyfree folios there instead, and marks folios
+    /// that a locked VMA maps. Returns `None` if a change has locked the VMA there. Takes the VMA
+    /// lock for reading and the page table's lock.
     fn protect_next(
         self,
         range: UserRange,
@@ -184,7 +192,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
             Found::Table(table) => table,
         };
         let end = table.end_after(part, MAX_FOLIOS_PER_HOLD);
-        let (mut at, mut dropped, mut runs) = (part.start, 0, 0);
+        let (mut at, mut discarded, mut runs) = (part.start, 0, 0);
         while at < end && runs < MAX_RUNS_PER_HOLD && !batch.is_full() && !gather.is_full() {
             runs += 1;
             let Some(mut run) = table.run_ignoring_accessed_dirty(at, end) else { break };
@@ -195,42 +203,53 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
                 // Swapping out a leaf takes a block of slots, and none is larger than a huge page.
                 let fits = arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32;
                 if self.machine().frames().head(run.pfn(arch)).1.has(flag::LAZYFREE) {
-                    dropped += self.discard_run(&table, &mut run, isolated, gather);
-                } else if fits && let Some(held) = self.protect_run(&table, &mut run, isolated, batch, gather) {
-                    batch.held.push(held);
+                    discarded += self.discard_run(&table, &mut run, isolated, gather);
+                } else if fits && let Some(protected) = self.protect_run(&table, &mut run, isolated, batch, gather) {
+                    batch.runs.push(protected);
                     batch.pages += run.frames(arch);
                 }
             }
             at = run.range(arch).end;
         }
         table.unlock(gather);
-        Some(Advance { next: at, discarded: dropped })
+        Some(Advance { next: at, discarded })
     }
 
-    /// Whether these pages of a folio may go from a space that has them alone, or not, and nobody
-    /// has them pinned: but for who has isolated the folio, and for what is the caller's own.
+    /// Returns whether pageout may take a folio of which a run of this space maps `pages` pages.
+    /// The folio is anonymous and not pinned: all its references are those of mappings, one of the
+    /// isolation if `isolated` is given, and `protection_refs` of write-protected runs. With
+    /// `isolated`, the folio is evictable and of that batch; without, only this space maps it:
+    /// `exclusive` (the PTEs are), or all its mappings are those `pages`.
     #[inline]
     pub(super) fn is_reclaimable(
         self,
-        (frame, pages): (&Frame, u32),
-        alone: bool,
+        frame: &Frame,
+        pages: u32,
+        exclusive: bool,
         isolated: Option<IsolationBatch>,
-        own: impl FnOnce() -> u32,
+        protection_refs: impl FnOnce() -> u32,
     ) -> bool {
         let Counts { refs, maps } = frame.counts();
-        let may = match isolated {
-            None => alone || maps == pages,
-            Some(isolated) => isolated.may_go(frame),
+        let is_candidate = match isolated {
+            None => exclusive || maps == pages,
+            Some(isolated) => isolated.is_evictable(frame),
         };
-        // Whoever else has isolated a folio gives it up when he likes.
+        // The reference of another CPU that has isolated the folio counts as a pin: that CPU drops
+        // it at any time.
         let known = maps + u32::from(isolated.is_some());
-        may && !frame.has(flag::OBJECT)
-            && (refs <= known || refs - known <= own())
+        is_candidate
+            && !frame.has(flag::OBJECT)
+            && (refs <= known || refs - known <= protection_refs())
             && allows(self.platform(), FailPoint::Unpinned)
     }
 
-    /// Hold a run, as far as it may go and is to be kept. None: it may not go, as far as it goes
-    /// then.
+    /// Write-protects the PTEs at the start of a run whose folios are reclaimable, up to the first
+    /// lazyfree folio and as far as `batch` has room: removes [`Attrs::EXCLUSIVE`] and the right to
+    /// write, and, without `isolated`, takes a reference to each page. Shortens the run to these
+    /// PTEs and notes them for the flush.
+    ///
+    /// Returns `None` if the first folio is not reclaimable, and shortens the run to the PTEs that
+    /// map that folio. `table` is locked.
     fn protect_run(
         self,
         table: &LockedTable<'_, 'm, P, A>,
@@ -246,17 +265,17 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         }
         let was = *run;
         let attrs = run.attrs(arch);
-        let alone = attrs.contains(Attrs::EXCLUSIVE);
-        let (mut taken, mut stays, mut shared) = (0, 0, false);
+        let exclusive = attrs.contains(Attrs::EXCLUSIVE);
+        let (mut taken, mut skipped, mut shared) = (0, 0, false);
         for (head, frame, pages) in frames.folios(run.pfn(arch), run.frames(arch)) {
-            // What was isolated is not held a second time, nor does being held add a reference to
-            // it.
-            let own = || match isolated {
-                None => self.protected_pages_of(head, frame.order(), &batch.held),
+            // Without an isolation, earlier runs of the batch have a reference to each of the
+            // folio's pages that they map.
+            let protection_refs = || match isolated {
+                None => self.protected_pages_of(head, frame.order(), &batch.runs),
                 Some(_) => 0,
             };
-            if !self.is_reclaimable((frame, pages), alone, isolated, own) {
-                stays = pages;
+            if !self.is_reclaimable(frame, pages, exclusive, isolated, protection_refs) {
+                skipped = pages;
                 break;
             }
             if taken != 0 && (batch.pages + taken + pages > PAGES || frame.has(flag::LAZYFREE)) {
@@ -268,44 +287,50 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
             taken += pages;
             shared |= frame.counts().maps > pages;
         }
-        let pages = if taken == 0 { stays } else { taken };
+        let pages = if taken == 0 { skipped } else { taken };
         run.len = (pages >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         if taken != 0 && attrs.intersects(Attrs::EXCLUSIVE | Attrs::WRITE) {
             let new = attrs - Attrs::EXCLUSIVE - Attrs::WRITE;
             table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             gather.note(run.range(arch), table.shift());
         }
-        (taken != 0).then(|| WriteProtected { run: Run { len: run.len, ..was }, shared, own: isolated.is_none() })
+        (taken != 0).then(|| WriteProtected { run: Run { len: run.len, ..was }, shared, has_refs: isolated.is_none() })
     }
 
-    /// How many pages of a folio are held already, by the last of these runs.
-    fn protected_pages_of(self, head: Pfn, order: u8, held: &[WriteProtected]) -> u32 {
+    /// Returns the number of pages of the folio `head` in the last of `runs`: those before the last
+    /// run that maps another folio are not counted.
+    fn protected_pages_of(self, head: Pfn, order: u8, runs: &[WriteProtected]) -> u32 {
         let arch = self.arch();
-        let of_it = |WriteProtected { run, .. }: &WriteProtected| {
+        let pages_of_folio = |WriteProtected { run, .. }: &WriteProtected| {
             let (start, end) = (run.pfn(arch).0, run.pfn(arch).0 + run.frames(arch));
             end.min(head.0 + (1 << order)).saturating_sub(start.max(head.0))
         };
-        held.iter().rev().map(of_it).take_while(|pages| *pages > 0).sum()
+        runs.iter().rev().map(pages_of_folio).take_while(|pages| *pages > 0).sum()
     }
 
-    /// The frame that a run mapped at an address when it was held.
+    /// Returns the frame that a run maps at the address `at`.
     pub(super) fn frame_at(self, run: &Run, at: u64) -> Pfn {
         run.pfn(self.arch()).add(((at - run.va) >> FRAME_SHIFT) as u32)
     }
 
-    /// A part of what was held goes its fate, where its entries are as they were left. Slots that
-    /// nothing became of are given up, and so are the references. How many pages went.
+    /// Ends the write protection of `part` of a run. PTEs that have not changed since then name
+    /// `target` from now on; with [`PageoutTarget::Keep`], or if they can't, they get their rights
+    /// back. PTEs that have changed stay. Releases the slots or the frames of the copy that no PTE
+    /// names, and the references of the write protection.
+    ///
+    /// Returns the number of 4 KiB pages paged out. Takes the VMA lock for reading and page-table
+    /// locks, one after the other; the caller holds no lock. Flushes `gather` when it is full.
     pub(super) fn finish(
         self,
-        held: &WriteProtected,
+        protected: &WriteProtected,
         part: VirtRange,
-        fate: Fate,
+        target: PageoutTarget,
         gather: &mut Gather<'_, 'm, P>,
     ) -> u64 {
-        let run = &held.run;
+        let run = &protected.run;
         let arch = self.arch();
         let machine = self.machine();
-        let mut went = 0;
+        let mut paged_out = 0;
         let mut at = part.start;
         while at < part.end {
             if gather.is_full() {
@@ -314,7 +339,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
             let vmas = self.space.read();
             let vma = vmas.find(at).filter(|v| v.state == State::Live && !v.flags.contains(VmaFlags::LOCKED));
             let pfn = self.frame_at(run, at);
-            let (mut end, mut goes) = (vma.map_or(part.end, |v| v.range.end.min(part.end)), false);
+            let (mut end, mut replaced) = (vma.map_or(part.end, |v| v.range.end.min(part.end)), false);
             match self.tables().find(self.user_part(VirtRange { start: at, end })) {
                 Found::Hole(next) => end = next,
                 Found::Table(table) => {
@@ -328,8 +353,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
                             && same
                             && !now.attrs(arch).contains(Attrs::EXCLUSIVE)
                         {
-                            goes = self.replace_ptes(&table, &now, fate, at - part.start, gather);
-                            if !goes {
+                            replaced = self.replace_ptes(&table, &now, target, at - part.start, gather);
+                            if !replaced {
                                 self.restore(&table, &now, run, vma.prot);
                             }
                         }
@@ -339,47 +364,52 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
             }
             drop(vmas);
             let pages = ((end - at) >> FRAME_SHIFT) as u32;
-            if goes {
-                went += pages as u64;
-            } else if let Fate::Swap(slots) = fate {
-                // SAFETY: no entry was made of this part of what was allocated.
-                unsafe { machine.swaps().release(machine.frames(), part_of(slots, at - part.start, pages)) };
-            } else if let Fate::Copy(copy) = fate {
-                self.drop_copy(copy.add(frames_of(at - part.start)), pages);
+            if replaced {
+                paged_out += pages as u64;
+            } else if let PageoutTarget::Swap(slots) = target {
+                // SAFETY: this part of the slots has references for swap entries that were not
+                // made.
+                unsafe { machine.swaps().release(machine.frames(), slots_at(slots, at - part.start, pages)) };
+            } else if let PageoutTarget::Copy(copy) = target {
+                self.drop_copy(copy.add(frames_in(at - part.start)), pages);
             }
-            if held.own {
+            if protected.has_refs {
                 for (head, frame, pages) in machine.frames().folios(pfn, pages) {
                     machine.put_refs(head, frame, pages);
                 }
             }
             at = end;
         }
-        if let Fate::Swap(_) = fate {
-            self.tables().slot().add(SpaceCounter::Anon, -(went as i64));
-            self.tables().slot().add(SpaceCounter::Swap, went as i64);
+        if let PageoutTarget::Swap(_) = target {
+            self.tables().slot().add(SpaceCounter::Anon, -(paged_out as i64));
+            self.tables().slot().add(SpaceCounter::Swap, paged_out as i64);
         }
-        went
+        paged_out
     }
 
-    /// The entries of a run change, if they may: `skip` bytes before them are another part's.
+    /// Makes the PTEs of the run `now` name `target`, of which `offset` bytes are for the pages
+    /// before `now`. Returns whether they do: with [`PageoutTarget::Keep`] nothing changes. The
+    /// frames that they mapped go to `gather`. `table` is locked.
     fn replace_ptes(
         self,
         table: &LockedTable<'_, 'm, P, A>,
         now: &Run,
-        fate: Fate,
-        skip: u64,
+        target: PageoutTarget,
+        offset: u64,
         gather: &mut Gather<'_, 'm, P>,
     ) -> bool {
         let arch = self.arch();
-        let (kind, raw) = match fate {
-            Fate::Swap(slots) => (Kind::Swap, self.swap_pte(now, part_of(slots, skip, now.frames(arch)))),
-            Fate::Copy(copy) => (Kind::Leaf, arch.leaf(copy.add(frames_of(skip)).addr(), now.attrs(arch), now.level)),
-            Fate::Stay => return false,
+        let (kind, raw) = match target {
+            PageoutTarget::Swap(slots) => (Kind::Swap, self.swap_pte(now, slots_at(slots, offset, now.frames(arch)))),
+            PageoutTarget::Copy(copy) => {
+                (Kind::Leaf, arch.leaf(copy.add(frames_in(offset)).addr(), now.attrs(arch), now.level))
+            }
+            PageoutTarget::Keep => return false,
         };
         let removed = if now.level > 1 { table.take_busy(now.va).1 } else { table.take_run(now) };
         if kind == Kind::Leaf {
-            // Whoever writes to the copy is not contradicted by what a CPU still reads of the
-            // original.
+            // No CPU reads the original through its TLB any more when another can write to the
+            // copy.
             self.tables().tlb.invalidate(&[now.range(arch)], table.shift(), false);
         }
         if now.level > 1 {
@@ -391,14 +421,15 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         true
     }
 
-    /// What was taken from entries when they were held is theirs again, unless a child has them
-    /// now.
+    /// Makes the PTEs of the run `now` exclusive again, with the rights of a VMA with `prot`, if
+    /// they were so in `was` and no other space, such as a new child, maps the folios by now.
+    /// `table` is locked.
     fn restore(self, table: &LockedTable<'_, 'm, P, A>, now: &Run, was: &Run, prot: Prot) {
         let arch = self.arch();
         let frames = self.machine().frames();
-        let alone =
+        let is_alone =
             frames.folios(now.pfn(arch), now.frames(arch)).all(|(_, frame, pages)| frame.counts().maps == pages);
-        if alone && was.attrs(arch).contains(Attrs::EXCLUSIVE) {
+        if is_alone && was.attrs(arch).contains(Attrs::EXCLUSIVE) {
             let attrs = now.attrs(arch) | Attrs::EXCLUSIVE;
             let attrs = (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, prot);
             table.rewrite(now, arch.leaf(arch.leaf_addr(now.raw, now.level), attrs, now.level));
@@ -406,11 +437,12 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     }
 }
 
-/// The slots of a part of a block: so many pages, so many bytes from its beginning.
-pub(super) fn part_of(slots: SwapRun, skip: u64, count: u32) -> SwapRun {
-    SwapRun { slots: Slots { first: slots.slots.first + frames_of(skip), count }, ..slots }
+/// Returns the `count` slots that hold the pages from `offset` bytes on, of those in `slots`.
+pub(super) fn slots_at(slots: SwapRun, offset: u64, count: u32) -> SwapRun {
+    SwapRun { slots: Slots { first: slots.slots.first + frames_in(offset), count }, ..slots }
 }
 
-fn frames_of(bytes: u64) -> u32 {
+/// Returns the number of frames of 4 KiB in `bytes`.
+fn frames_in(bytes: u64) -> u32 {
     (bytes >> FRAME_SHIFT) as u32
 }

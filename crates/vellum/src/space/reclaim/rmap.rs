@@ -1,4 +1,5 @@
-//! The rmap's end in a space: which VMAs map a folio, whether it was used there, and unmapping it.
+//! The reverse map inside a space: finds the VMAs that map a folio, checks the accessed bits of its
+//! PTEs, and unmaps folios of page-cache objects.
 //!
 //! PTEs of an object's folio become empty: a fault finds the page in the object again. PTEs of
 //! locked VMAs stay, and so do PTEs that record more than the object does: in VMAs that are
@@ -28,23 +29,25 @@ pub(crate) struct Referenced {
 }
 
 impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
-    /// The first VMA from `addr` on that has some of these pages of an object behind it.
+    /// Returns the first VMA from `addr` on that maps some of `pages` of an object.
     pub(crate) fn next_mapping(self, object: &Object<'m, P>, pages: &Range<u64>, addr: u64) -> Option<Vma> {
         let vmas = self.space.read();
         vmas.tree.iter_from(addr).find(|vma| self.mapped_part(vma, object, pages).is_some()).copied()
     }
 
-    /// Which addresses of a VMA have these pages of an object behind them.
+    /// Returns the addresses of a VMA that map `pages` of an object. `None`: the VMA maps none of
+    /// them.
     pub(crate) fn mapped_part(self, vma: &Vma, object: &Object<'m, P>, pages: &Range<u64>) -> Option<UserRange> {
         crate::space::ground::mapped_part(vma, object, pages, self.page_shift())
     }
 
-    /// Empty what maps folios in these ranges that were isolated together and are an object's,
-    /// unless they are to stay.
+    /// Clears the PTEs in `ranges` (ascending) that map object folios of the batch `isolated`, but
+    /// for those that must stay: see the module. Marks folios that a locked VMA maps. Takes the VMA
+    /// lock for reading, for one page table at a time.
     pub(crate) fn unmap_isolated(self, ranges: &[VirtRange], isolated: IsolationBatch) {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
         self.space.peak.note(&self.tables().slots);
-        let _evicting = self.tables().tlb.set_reclaim_flush_pending();
+        let _pending = self.tables().tlb.set_reclaim_flush_pending();
         let mut gather = self.space.gather(self.user_part(VirtRange { start: first.start, end: last.end }));
         for range in ranges {
             let range = self.user_part(*range);
@@ -59,7 +62,8 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
         }
     }
 
-    /// The same for what the next table has of a range; how far that was.
+    /// Does what [`Rmap::unmap_isolated`] does for the first page table of `range`. Returns the end
+    /// of the part that was handled.
     fn unmap_isolated_in(self, range: UserRange, isolated: IsolationBatch, gather: &mut Gather<'_, 'm, P>) -> u64 {
         let arch = self.arch();
         let vmas = self.space.read();
@@ -89,15 +93,16 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
         at.max(part.start)
     }
 
-    /// Whether entries say nothing that an empty one does not.
+    /// Returns whether the PTEs of a run record no more than empty ones do.
     fn is_redundant(self, vma: &Vma, run: &Run) -> bool {
-        let mut says = VmaFlags::UFFD_FLAGS;
-        says.set(VmaFlags::SOFT_DIRTY_CLEARED, run.attrs(self.arch()).contains(Attrs::SOFT_DIRTY));
-        !vma.flags.intersects(says)
+        let mut recorded = VmaFlags::UFFD_FLAGS;
+        recorded.set(VmaFlags::SOFT_DIRTY_CLEARED, run.attrs(self.arch()).contains(Attrs::SOFT_DIRTY));
+        !vma.flags.intersects(recorded)
     }
 
-    /// Empty the entries at the beginning of a run that may go; or else not, as far as it goes
-    /// then.
+    /// Clears the PTEs at the start of a run that map object folios of the batch `isolated`, and
+    /// shortens the run to them. If the first folio is not one of these, shortens the run to the
+    /// PTEs before the first one that is, and clears none.
     fn clear_isolated(
         self,
         table: &LockedTable<'_, 'm, P, A>,
@@ -107,25 +112,28 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
     ) {
         let arch = self.arch();
         let shift = arch.level_shift(run.level) - FRAME_SHIFT;
-        let may = |frame: &Frame| frame.has(flag::OBJECT) && isolated.may_go(frame);
+        let is_unmappable = |frame: &Frame| frame.has(flag::OBJECT) && isolated.is_evictable(frame);
         let mut folios = self.machine().frames().folios(run.pfn(arch), run.frames(arch));
         let Some((_, frame, mut pages)) = folios.next() else { return };
-        let goes = may(frame);
-        pages += folios.take_while(|(_, frame, _)| may(frame) == goes).map(|(.., pages)| pages).sum::<u32>();
+        let clears = is_unmappable(frame);
+        pages +=
+            folios.take_while(|(_, frame, _)| is_unmappable(frame) == clears).map(|(.., pages)| pages).sum::<u32>();
         run.len = (pages >> shift) as usize;
-        if goes {
+        if clears {
             self.tables().slot().add(SpaceCounter::Anon, -i64::from(pages));
             gather.push(table.take_run(run));
         }
     }
 
-    /// Returns the first displaced VMA from `addr` on that maps some of the rmap indices `places`.
-    pub(crate) fn next_displaced(self, addr: u64, mut places: impl FnMut() -> VirtRange) -> Option<Vma> {
-        self.space.read().displaced(addr).find(|vma| vma.rmap_part(places()).is_some()).copied()
+    /// Returns the first displaced VMA from `addr` on that maps some of the rmap indices that
+    /// `indices` returns. `indices` is not called if the space has no displaced VMA there.
+    pub(crate) fn next_displaced(self, addr: u64, mut indices: impl FnMut() -> VirtRange) -> Option<Vma> {
+        self.space.read().displaced(addr).find(|vma| vma.rmap_part(indices()).is_some()).copied()
     }
 
     /// Clears the accessed bits of the PTEs in `range` that map the folio `head` (Linux:
-    /// `folio_referenced`).
+    /// `folio_referenced`), and counts the frames that they map. PTEs outside
+    /// live VMAs keep their accessed bits, but are counted. Does not flush.
     pub(crate) fn clear_young(self, range: VirtRange, head: Pfn) -> Referenced {
         let arch = self.arch();
         let range = self.user_part(range);
@@ -133,7 +141,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
         let mut at = range.start;
         while at < range.end {
             let vmas = self.space.read();
-            let held = vmas.find(at).is_none_or(|vma| vma.state != State::Live);
+            let is_live = vmas.find(at).is_some_and(|vma| vma.state == State::Live);
             match self.tables().find(range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
@@ -142,11 +150,11 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
                         continue;
                     };
                     at = run.range(arch).end;
-                    let its = run.kind == Kind::Leaf && self.machine().frames().head(run.pfn(arch)).0 == head;
-                    if its {
+                    let maps_folio = run.kind == Kind::Leaf && self.machine().frames().head(run.pfn(arch)).0 == head;
+                    if maps_folio {
                         frames += run.frames(arch);
                     }
-                    if its && !held && run.attrs(arch).contains(Attrs::ACCESSED) {
+                    if maps_folio && is_live && run.attrs(arch).contains(Attrs::ACCESSED) {
                         table.clear_accessed_dirty(&run, Attrs::ACCESSED, |_, _| young = true);
                     }
                     table.release();
@@ -158,9 +166,10 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
         Referenced { young, frames }
     }
 
-    /// Marks the folios of a batch that a run of a locked VMA maps: they are unevictable.
+    /// Marks the folios of the batch `isolated` that a run of a locked VMA maps, so that
+    /// [`IsolationBatch::putback`] puts them on the unevictable list.
     pub(super) fn note_locked(self, run: &Run, isolated: Option<IsolationBatch>) {
         let Some(isolated) = isolated else { return };
-        Ptes::of(self.space).folios_of(run).for_each(|(_, frame)| isolated.lock(frame));
+        Ptes::of(self.space).folios_of(run).for_each(|(_, frame)| isolated.set_locked(frame));
     }
 }

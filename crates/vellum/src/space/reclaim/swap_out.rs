@@ -1,5 +1,6 @@
-//! Memory goes to a swap device, by the run: what is held ([`super::evict`]) is written in
-//! naturally aligned blocks, unless a slot has it already, and its entries become swap entries.
+//! Swaps memory out, by the run: a write-protected run ([`super::pageout`]) is written to a swap
+//! device in naturally aligned blocks, unless it is in the swap cache, and its PTEs become swap
+//! entries.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, SwapEntry};
@@ -11,14 +12,16 @@ use crate::table::Run;
 use crate::tlb::Gather;
 
 use super::Pageout;
-use super::pageout::{Fate, OutOfRoom, Sent, WriteProtected, part_of};
+use super::pageout::{OutOfRoom, PagedOut, PageoutTarget, WriteProtected, slots_at};
 use crate::space::ground::{More, Pieces, Rest};
 
-/// Slots that get copies between two points where the CPU may do something else.
-const CACHED: u32 = 128;
+/// The number of slots whose pages are added to the swap cache between two calls of `resched`
+/// (INV-11).
+const SLOTS_PER_RESCHED: u32 = 128;
 
 impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
-    /// Evict what a range has that nobody else maps (Linux: `MADV_PAGEOUT`). What can't go stays.
+    /// Pages out the folios in `rest` that only this space maps, anonymous ones and those of objects
+    /// (`MADV_PAGEOUT`). Folios that can't be paged out stay. Runs beside faults.
     pub(in crate::space) fn pageout_range(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_table(rest, more, |part| {
             self.pageout(&[*part], None, None);
@@ -27,24 +30,33 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         });
     }
 
-    /// Write what is held, in naturally aligned blocks as large as slots are to be had, and turn
-    /// its entries into swap entries; what has slots already ([`crate::swap`]'s `cache`) is not
-    /// written again. How many pages went, and whether there is room for more: if not, what was not
-    /// written stays.
-    pub(super) fn swap_out(self, held: &WriteProtected, isolated: bool, gather: &mut Gather<'_, 'm, P>) -> Sent {
-        let run = &held.run;
+    /// Writes a write-protected run to a swap device, in naturally aligned blocks as large as free
+    /// slots can be found, and makes its PTEs swap entries. Pages in the swap cache have slots and
+    /// are not written again. With `isolated`, the caller has isolated the folios, and shared ones
+    /// are added to the swap cache, so that the other spaces that map them need not write them.
+    ///
+    /// A block that the device fails to write stays in memory. Without free slots, or at the
+    /// memcg's swap limit, the rest of the run stays. The caller holds no lock.
+    pub(super) fn swap_out(
+        self,
+        protected: &WriteProtected,
+        isolated: bool,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> PagedOut {
+        let run = &protected.run;
         let arch = self.arch();
         let machine = self.machine();
-        let smallest = (arch.level_shift(run.level) - FRAME_SHIFT) as u8;
+        let min_order = (arch.level_shift(run.level) - FRAME_SHIFT) as u8;
         let range = run.range(arch);
-        // What somebody had as his own may be his own again before it is settled, if it can't go.
-        let own = run.attrs(arch).contains(Attrs::EXCLUSIVE);
-        let (mut went, mut largest, mut at) = (0, HUGE_ORDER, range.start);
+        // An exclusive page becomes exclusive again if it can't be paged out, so it must not get
+        // into the swap cache.
+        let was_exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE);
+        let (mut swapped, mut max_order, mut at) = (0, HUGE_ORDER, range.start);
         while at < range.end {
             let (pfn, frames) = (self.frame_at(run, at), ((range.end - at) >> FRAME_SHIFT) as u32);
-            if !own && let Some(slots) = machine.swaps().slots_of(machine.frames(), pfn, frames, smallest) {
+            if !was_exclusive && let Some(slots) = machine.swaps().slots_of(machine.frames(), pfn, frames, min_order) {
                 let block = VirtRange { start: at, end: at + ((slots.slots.count as u64) << FRAME_SHIFT) };
-                went += self.finish(held, block, Fate::Swap(slots), gather);
+                swapped += self.finish(protected, block, PageoutTarget::Swap(slots), gather);
                 at = block.end;
                 self.platform().resched();
                 continue;
@@ -53,73 +65,77 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
             let rest = VirtRange { start: at, ..range };
             let room = machine.memcgs().swap_room(self.space.memcg());
             let fits = match (rest.len() >> FRAME_SHIFT).min(room).checked_ilog2() {
-                Some(fits) if fits >= smallest as u32 => fits as u8,
-                _ => return Sent { pages: went + self.finish(held, rest, Fate::Stay, gather), room: Err(OutOfRoom) },
+                Some(fits) if fits >= min_order as u32 => fits as u8,
+                _ => {
+                    swapped += self.finish(protected, rest, PageoutTarget::Keep, gather);
+                    return PagedOut { pages: swapped, room: Err(OutOfRoom) };
+                }
             };
-            let order = largest.min(aligned).min(fits).max(smallest);
+            let order = max_order.min(aligned).min(fits).max(min_order);
             let slots = match machine.swaps().allocate(self.platform(), order) {
                 Ok(slots) => slots,
-                Err(NoSlots::Scattered) if order > smallest => {
-                    largest = order - 1;
+                Err(NoSlots::Scattered) if order > min_order => {
+                    max_order = order - 1;
                     continue;
                 }
-                // What is in memory too makes room.
+                // Slots whose pages are in memory too were freed, so there may be room now.
                 Err(_) if machine.swaps().reclaim_cached_slots(machine.frames()) > 0 => continue,
                 Err(_) => {
-                    return Sent { pages: went + self.finish(held, rest, Fate::Stay, gather), room: Err(OutOfRoom) };
+                    swapped += self.finish(protected, rest, PageoutTarget::Keep, gather);
+                    return PagedOut { pages: swapped, room: Err(OutOfRoom) };
                 }
             };
             let block = VirtRange { start: at, end: at + (1 << (order as u32 + FRAME_SHIFT)) };
-            // SAFETY: the slots were allocated just now. The frames are held: whoever might have
-            // written to them has lost the right before a flush, and won't have it back before they
-            // are settled.
+            // SAFETY: the slots were allocated just now. The run is write-protected and flushed, and
+            // gets the right to write back in `finish` at the earliest, so no CPU writes to the
+            // frames.
             match unsafe { machine.swaps().write(machine.frames(), slots, pfn) } {
                 Ok(()) => {
                     machine.memcgs().use_swap_room(self.space.memcg(), 1 << order);
-                    if isolated && held.shared && !own {
-                        // SAFETY: the caller has a reference to each slot, and who has isolated
-                        // folios has them alone. They hold what was written just now, and are
-                        // nobody's own. If it can't be, others write them again.
+                    if isolated && protected.shared && !was_exclusive {
+                        // SAFETY: this CPU has a reference to each slot, and as it has isolated the
+                        // folios, no other CPU adds them to the cache. They have the contents that
+                        // were written just now, and no PTE maps them as exclusive.
                         let cache = |part, pfn| unsafe { machine.swaps().add_to_cache(machine.frames(), part, pfn) };
-                        for first in (0..slots.slots.count).step_by(CACHED as usize) {
-                            let count = CACHED.min(slots.slots.count - first);
-                            let part = part_of(slots, u64::from(first) << FRAME_SHIFT, count);
+                        for first in (0..slots.slots.count).step_by(SLOTS_PER_RESCHED as usize) {
+                            let count = SLOTS_PER_RESCHED.min(slots.slots.count - first);
+                            let part = slots_at(slots, u64::from(first) << FRAME_SHIFT, count);
+                            // On an error the other spaces write the pages again.
                             let _ = cache(part, pfn.add(first));
                             self.platform().resched();
                         }
                     }
-                    let pages = self.finish(held, block, Fate::Swap(slots), gather);
+                    let pages = self.finish(protected, block, PageoutTarget::Swap(slots), gather);
                     machine.count(Counter::SwapOut, pages);
-                    went += pages;
+                    swapped += pages;
                 }
                 Err(error) => {
-                    // SAFETY: nobody else has seen these slots.
+                    // SAFETY: no swap entry and no swap-cache page was made of these slots.
                     unsafe { machine.swaps().release(machine.frames(), slots) };
                     if error == WriteError::NoMemory {
                         if machine.swaps().reclaim_cached_slots(machine.frames()) > 0 {
                             continue;
                         }
-                        return Sent {
-                            pages: went + self.finish(held, rest, Fate::Stay, gather),
-                            room: Err(OutOfRoom),
-                        };
+                        swapped += self.finish(protected, rest, PageoutTarget::Keep, gather);
+                        return PagedOut { pages: swapped, room: Err(OutOfRoom) };
                     }
-                    self.finish(held, block, Fate::Stay, gather);
+                    self.finish(protected, block, PageoutTarget::Keep, gather);
                 }
             }
             at = block.end;
             self.platform().resched();
         }
-        Sent { pages: went, room: Ok(()) }
+        PagedOut { pages: swapped, room: Ok(()) }
     }
 
-    /// The first of the swap entries that a run becomes.
-    pub(super) fn swap_pte(self, now: &Run, slots: SwapRun) -> u64 {
+    /// Returns the first of the swap entries for `slots` that replace a run. They keep the run's
+    /// uffd-wp and soft-dirty bits.
+    pub(super) fn swap_pte(self, run: &Run, slots: SwapRun) -> u64 {
         let arch = self.arch();
         arch.swap_pte(SwapEntry {
             device: slots.device,
             slot: (slots.slots.first >> arch.page_order()) as u64,
-            attrs: now.attrs(arch) & (Attrs::UFFD_WP | Attrs::SOFT_DIRTY),
+            attrs: run.attrs(arch) & (Attrs::UFFD_WP | Attrs::SOFT_DIRTY),
         })
     }
 }

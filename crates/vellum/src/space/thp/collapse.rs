@@ -1,13 +1,14 @@
-//! Collapse: small folios become one large folio, because the program asks for it
-//! (`MADV_COLLAPSE`), or because the host has time (khugepaged).
+//! Collapse: replaces small folios by one large folio, for `MADV_COLLAPSE`, or for a scan that the
+//! host runs when it has time (khugepaged).
 //!
-//! Swapped-out pages come back first. Then a folio is allocated, and everything that the block maps
-//! is replaced by a copy of it ([`Anon::replace_part`], [`Anon::replace_table`]), with zeros where
-//! nothing was. A block that is one large folio already, and is only mapped by small PTEs, is
-//! mapped by a huge PTE as it is.
+//! Swapped-out pages are swapped in first. Then a folio is allocated, and everything that the block
+//! maps is copied to it ([`Anon::replace_part`], [`Anon::replace_table`]), with zeros where nothing
+//! is mapped. A block that is one large folio already, and is only mapped by small PTEs, is mapped
+//! by a huge PTE instead, without a copy.
 //!
-//! A block with a pinned page stays as it is. Shared memory is copied, as if all of it had been
-//! written. In VMAs with a userfaultfd, blocks with missing or write-protected pages stay.
+//! A block with a pinned page stays as it is. Pages that other spaces map too are copied, as if all
+//! of them had been written. In VMAs with a userfaultfd, blocks with missing or write-protected
+//! pages stay.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -25,44 +26,46 @@ use crate::space::anon::Anon;
 use crate::space::fault::{Access, FaultError, Outcome, SwapIn, Touch};
 use crate::space::ground::{More, Pieces, Rest};
 
-/// The most runs that stand in the block of a table that goes on to have others: as many as pages
-/// in the largest such block of formats with larger pages.
+/// The maximum number of runs of leaf PTEs in a block that is only a part of a page table: the
+/// number of pages in the largest such block, in formats with pages larger than 4 KiB.
 const RUNS: usize = 128;
-/// How often a block is looked at again because something has changed, besides once for each page
-/// that is to come back from swap when it is looked at first.
+/// The number of attempts to collapse a block that keeps changing, besides one for each page that
+/// was swapped out at the first attempt.
 const TRIES: u32 = 4;
 
-/// Why a block was not made one large folio. It is as it was, but for what came back from swap.
+/// The reason why a block was not collapsed. Pages that were swapped in for it stay in memory;
+/// otherwise the block is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CollapseError {
-    /// This VMA is no private anonymous memory, or may have no large folios, or is smaller than
-    /// one.
+    /// This VMA is not private anonymous memory, or has `MADV_NOHUGEPAGE`, or contains no whole
+    /// huge page.
     NotAllowed(VirtRange),
-    /// Nothing is there but zeros, or something that is not memory.
+    /// This block has no memory but the zero folio; or it has PTEs that can't be collapsed: markers,
+    /// uffd-wp ones, and those of pages of an object; or it has too many runs.
     Unfit(VirtRange),
-    /// More is missing, swapped out, or had by others too, than the limits allow, or than who
-    /// watches this VMA; or nothing of it was used.
+    /// More pages of this block are missing, swapped out or shared than the limits allow; or a page
+    /// is missing in a VMA with a userfaultfd; or, in a scan, no page was accessed.
     BeyondLimits(VirtRange),
-    /// Something there is pinned, or changes all the time.
+    /// A page of this block is pinned, or its PTEs keep changing.
     Busy(VirtRange),
-    /// There is no memory for the folio.
+    /// There is no memory for the folio, or the memcg is at its limit.
     NoMemory(Refused),
-    /// What is there can't be brought back from swap.
-    Lost(u64),
+    /// The page at this address can't be read back from swap.
+    Poisoned(u64),
 }
 
 impl CollapseError {
-    /// What Linux's `madvise(MADV_COLLAPSE)` answers.
+    /// Returns the error number of Linux's `madvise(MADV_COLLAPSE)`.
     pub const fn errno(&self) -> Errno {
         match self {
-            CollapseError::NotAllowed(_) | CollapseError::Unfit(_) | CollapseError::Lost(_) => Errno::EINVAL,
+            CollapseError::NotAllowed(_) | CollapseError::Unfit(_) | CollapseError::Poisoned(_) => Errno::EINVAL,
             CollapseError::BeyondLimits(_) | CollapseError::NoMemory(Refused::OverLimit(_)) => Errno::EBUSY,
             CollapseError::Busy(_) => Errno::EAGAIN,
             CollapseError::NoMemory(Refused::OutOfMemory) => Errno::ENOMEM,
         }
     }
 
-    /// Whether it makes no sense to try others.
+    /// Returns whether there is no memory, so that other blocks need not be tried.
     fn is_shortage(&self) -> bool {
         matches!(self, CollapseError::NoMemory(_))
     }
@@ -71,12 +74,24 @@ impl CollapseError {
 impl core::fmt::Display for CollapseError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            CollapseError::NotAllowed(range) => write!(f, "{range:?} may have no large folios, or no whole one"),
-            CollapseError::Unfit(range) => write!(f, "not all of {range:?} is memory, or nothing is there"),
-            CollapseError::BeyondLimits(range) => write!(f, "too little of {range:?} is there for it alone"),
-            CollapseError::Busy(range) => write!(f, "something in {range:?} is pinned or changes"),
-            CollapseError::NoMemory(why) => why.fmt(f),
-            CollapseError::Lost(addr) => FaultError::Poisoned(*addr).fmt(f),
+            CollapseError::NotAllowed(range) => write!(
+                f,
+                "the VMA {range:?} can't be collapsed: it is not private anonymous memory, has MADV_NOHUGEPAGE, or \
+                 contains no whole huge page"
+            ),
+            CollapseError::Unfit(range) => write!(
+                f,
+                "{range:?} can't be collapsed: it has no page in memory or swap, or guards, uffd-wp PTEs or pages of \
+                 an object"
+            ),
+            CollapseError::BeyondLimits(range) => write!(
+                f,
+                "{range:?}: more unmapped, swapped or shared pages than max_ptes_* or the userfaultfd allow, or none \
+                 accessed"
+            ),
+            CollapseError::Busy(range) => write!(f, "{range:?} has a pinned page or keeps changing: try again later"),
+            CollapseError::NoMemory(refused) => refused.fmt(f),
+            CollapseError::Poisoned(addr) => FaultError::Poisoned(*addr).fmt(f),
         }
     }
 }
@@ -86,8 +101,8 @@ impl core::error::Error for CollapseError {}
 impl From<FaultError> for CollapseError {
     fn from(error: FaultError) -> Self {
         match error {
-            FaultError::NoMemory(why) => CollapseError::NoMemory(why),
-            FaultError::Poisoned(addr) => CollapseError::Lost(addr),
+            FaultError::NoMemory(refused) => CollapseError::NoMemory(refused),
+            FaultError::Poisoned(addr) => CollapseError::Poisoned(addr),
             _ => CollapseError::NoMemory(Refused::OutOfMemory),
         }
     }
@@ -95,16 +110,16 @@ impl From<FaultError> for CollapseError {
 
 may_be_refused!(CollapseError);
 
-/// What a block may lack to be collapsed without having been asked for it, in pages of 4 KiB of a
-/// huge page; of smaller blocks, in proportion. Linux: `khugepaged/max_ptes_*`, whose defaults
-/// these are.
+/// The limits of [`AddressSpace::collapse_some`](crate::space::AddressSpace::collapse_some), in
+/// pages of 4 KiB of a huge page; for smaller blocks in proportion. Linux: `khugepaged/max_ptes_*`,
+/// which has the same defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollapseLimits {
-    /// Nothing is there, or zeros.
+    /// The maximum number of pages that are unmapped, or mapped to the zero folio.
     pub none: u32,
-    /// They are swapped out.
+    /// The maximum number of pages that are swapped out.
     pub swapped: u32,
-    /// Other spaces have them too.
+    /// The maximum number of pages that other spaces map too.
     pub shared: u32,
 }
 
@@ -114,57 +129,67 @@ impl Default for CollapseLimits {
     }
 }
 
-/// What `AddressSpace::collapse_some` has done.
+/// The progress of [`AddressSpace::collapse_some`](crate::space::AddressSpace::collapse_some).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collapsed {
-    /// Pages of 4 KiB that were looked at.
+    /// The number of pages of 4 KiB that were scanned.
     pub scanned: u64,
-    /// Blocks that are large folios now.
+    /// The number of blocks that were collapsed.
     pub collapsed: u64,
-    /// Where to go on; none, when the end was reached.
+    /// The address to continue at; `None` at the end of the space.
     pub next: Option<u64>,
 }
 
-/// The contents of a block, in pages of 4 KiB.
+/// The contents of a block. Pages are of 4 KiB.
 #[derive(Default)]
 struct Survey {
-    /// Memory that counts.
+    /// The number of mapped pages, without those of the zero folio.
     resident: u32,
+    /// The number of swapped-out pages.
     swapped: u32,
+    /// The number of mapped pages that other spaces map too.
     shared: u32,
-    /// Runs of leaves, those of zeros included.
+    /// The number of runs of leaf PTEs, including those of the zero folio.
     runs: usize,
-    /// One that is swapped out.
-    away: Option<u64>,
-    used: bool,
+    /// The address of the first page that is swapped out.
+    first_swapped: Option<u64>,
+    /// True if a mapped page was accessed.
+    accessed: bool,
+    /// True if a mapped page is pinned.
     pinned: bool,
-    /// Somewhere nothing is.
+    /// True if PTEs are empty or a page table is missing.
     holes: bool,
-    /// There is something that can't be copied.
+    /// True if there is a PTE that can't be collapsed, or one that is busy.
     unfit: bool,
-    /// All of it is one folio, as large as the block or larger, in one run.
+    /// True if one run maps the whole block to one folio, as large as the block or larger.
     whole: bool,
 }
 
 /// The next step of collapsing a block.
-enum Next {
-    /// Nothing, any more.
+enum Step {
+    /// Nothing: a huge PTE maps the block, or one folio has it in a part of a page table.
     Done,
-    /// Bring the page at this address back first. So many pages (of 4 KiB) are out.
-    Fetch(u64, u32),
-    /// The table that maps it has one run of one folio.
-    Promote,
-    /// Copy it.
+    /// Swap in the first swapped-out page.
+    SwapIn {
+        /// The address of the page.
+        addr: u64,
+        /// The number of 4 KiB pages of the block that are swapped out.
+        swapped: u32,
+    },
+    /// Replace the page table of the block, which maps one folio by one run, by a huge PTE.
+    MapHuge,
+    /// Copy the block to a new folio.
     Copy,
 }
 
 impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
-    /// Has all of a range in huge pages, as far as whole ones lie in it (Linux: `MADV_COLLAPSE`). A
-    /// block that can't be had does not keep the others from being tried, unless there is no
-    /// memory: `rest` keeps the error of the last such block.
+    /// Collapses all huge pages that lie entirely in `rest` (`MADV_COLLAPSE`). After a block that
+    /// can't be collapsed the next ones are tried, unless there is no memory; `failed` is then the
+    /// error of the last such block. Runs beside faults.
     ///
     /// # Errors
-    /// See [`CollapseError`].
+    /// [`CollapseError::NoMemory`], and [`CollapseError::NotAllowed`] at a VMA that can't have huge
+    /// pages. `rest` still has the part from there on.
     pub(in crate::space) fn collapse(
         self,
         rest: &mut Rest,
@@ -173,34 +198,37 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
     ) -> Result<(), CollapseError> {
         let size = 1 << (HUGE_ORDER as u32 + FRAME_SHIFT);
         Pieces::of(self.space).each_vma(rest, more, |vma, part| {
-            let whole = |range: VirtRange| (range.start.next_multiple_of(size), align_down(range.end, size.ilog2()));
-            let ((first, end), (least, most)) = (whole(*part), whole(*vma.range));
-            if least >= most || !self.may_collapse(vma) {
+            let whole_pages = |range: VirtRange| VirtRange {
+                start: range.start.next_multiple_of(size),
+                end: align_down(range.end, size.ilog2()),
+            };
+            let (in_part, in_vma) = (whole_pages(*part), whole_pages(*vma.range));
+            if in_vma.start >= in_vma.end || !self.can_collapse(vma) {
                 return Err(CollapseError::NotAllowed(*vma.range));
             }
-            if first >= end {
+            if in_part.start >= in_part.end {
                 return Ok(part.end);
             }
-            let block = part.tail(first).head(first + size);
+            let block = part.tail(in_part.start).head(in_part.start + size);
             match self.collapse_block(vma, block, None) {
                 Err(error) if error.is_shortage() => return Err(error),
                 Err(error) => *failed = Some(error),
                 Ok(_) => {}
             }
             self.platform().resched();
-            // Blocks of a hole would all answer what the first one did.
-            let next = match self.tables().find(part.tail(first)) {
+            // All blocks of a hole would fail like the first one.
+            let next = match self.tables().find(part.tail(in_part.start)) {
                 Found::Hole(hole) => hole.max(block.end),
                 Found::Table(table) => {
                     table.release();
                     block.end
                 }
             };
-            Ok(if next >= end { part.end } else { next })
+            Ok(if next >= in_part.end { part.end } else { next })
         })
     }
 
-    /// Implements [`AddressSpace::collapse_some`].
+    /// Implements [`AddressSpace::collapse_some`](crate::space::AddressSpace::collapse_some).
     pub(super) fn collapse_some(
         self,
         from: u64,
@@ -216,7 +244,7 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
             let next = vmas.overlapping(self.platform(), rest).find(|vma| {
                 vma.state == State::Live
                     && vma.range.end > at
-                    && self.may_collapse(vma)
+                    && self.can_collapse(vma)
                     && Anon::of(self.space).orders(vma) != 0
             });
             let Some(vma) = next.copied() else {
@@ -252,12 +280,16 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         Ok(done)
     }
 
-    fn may_collapse(self, vma: &Vma) -> bool {
+    /// Returns whether a VMA is private anonymous memory without `MADV_NOHUGEPAGE`.
+    fn can_collapse(self, vma: &Vma) -> bool {
         vma.backing.is_anonymous() && vma.advice != Advice::NoHuge
     }
 
-    /// Have a block of a VMA, whose lock the caller is in as a reader, in one folio. Whether
-    /// anything had to be done for that.
+    /// Collapses a block of a VMA; the caller has locked the VMAs for reading. Returns false if the
+    /// block was one folio already and nothing changed.
+    ///
+    /// # Errors
+    /// See [`CollapseError`].
     fn collapse_block(
         self,
         vma: &Vma,
@@ -265,27 +297,28 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         limits: Option<&CollapseLimits>,
     ) -> Result<bool, CollapseError> {
         let order = (block.len().ilog2() - FRAME_SHIFT) as u8;
-        let (mut left, mut fetches) = (TRIES, None);
+        // `swapped_first`: the number of pages that were swapped out at the first swap-in.
+        let (mut tries, mut swapped_first) = (TRIES, None);
         let mut limits = limits;
-        while left > 0 {
-            left -= 1;
+        while tries > 0 {
+            tries -= 1;
             match self.next_step(vma, block, limits)? {
-                Next::Done => return Ok(false),
-                Next::Promote => {
+                Step::Done => return Ok(false),
+                Step::MapHuge => {
                     if self.map_huge(vma, block) {
                         return Ok(true);
                     }
                 }
-                Next::Fetch(addr, swapped) => {
-                    if fetches.is_none() {
-                        left += *fetches.insert(swapped);
+                Step::SwapIn { addr, swapped } => {
+                    if swapped_first.is_none() {
+                        tries += *swapped_first.insert(swapped);
                     }
                     match SwapIn::of(self.space).swap_in(Touch { vma, addr, access: Access::Write }, 1 << order)? {
                         Outcome::Mapped(_) => {}
                         _ => self.platform().relax(),
                     }
                 }
-                Next::Copy => {
+                Step::Copy => {
                     let machine = self.machine();
                     let pfn = Anon::of(self.space).alloc(vma, block.start, order, false).inspect_err(|_| {
                         machine.count_size(SizeCounter::CollapseFailed, order);
@@ -297,16 +330,19 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
                     machine.put_folio(pfn, 1 << order, 1 << order);
                 }
             }
-            // They are about what was found at first.
+            // The limits are for the contents at the first attempt: swap-in changes them.
             limits = None;
         }
         Err(CollapseError::Busy(*block))
     }
 
-    /// What is to be done with a block now, as far as a look at one part of it after the other
-    /// tells.
-    fn next_step(self, vma: &Vma, block: UserRange, limits: Option<&CollapseLimits>) -> Result<Next, CollapseError> {
-        let (mut seen, mut all, mut at) = (Survey::default(), false, block.start);
+    /// Returns the next step for a block. Its page tables are locked one after the other, so the
+    /// result may be out of date by now.
+    ///
+    /// # Errors
+    /// The block can't be collapsed.
+    fn next_step(self, vma: &Vma, block: UserRange, limits: Option<&CollapseLimits>) -> Result<Step, CollapseError> {
+        let (mut seen, mut is_whole_table, mut at) = (Survey::default(), false, block.start);
         while at < block.end {
             match self.tables().find(vma.range.tail(at)) {
                 Found::Hole(_) if at == block.start => return Err(CollapseError::Unfit(*block)),
@@ -315,30 +351,34 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
                     at = end;
                 }
                 Found::Table(table) => {
-                    all = block == table.range();
+                    is_whole_table = block == table.range();
                     at = self.survey(&table, block, at, &mut seen);
                     table.release();
                     self.platform().resched();
                 }
             }
         }
-        self.check_block(seen, all, vma, block, limits)
+        self.choose_step(seen, is_whole_table, vma, block, limits)
     }
 
-    /// What is to be done with a block in which that was found; `all`: it is all that a table has.
-    fn check_block(
+    /// Returns the next step for a block with the contents `seen`. `is_whole_table`: one page table
+    /// has this block and nothing else.
+    ///
+    /// # Errors
+    /// The block can't be collapsed.
+    fn choose_step(
         self,
         seen: Survey,
-        all: bool,
+        is_whole_table: bool,
         vma: &Vma,
         block: UserRange,
         limits: Option<&CollapseLimits>,
-    ) -> Result<Next, CollapseError> {
-        let Survey { resident, swapped, shared, runs, away, used, pinned, holes, unfit, whole } = seen;
+    ) -> Result<Step, CollapseError> {
+        let Survey { resident, swapped, shared, runs, first_swapped, accessed, pinned, holes, unfit, whole } = seen;
         if whole {
-            return Ok(if all { Next::Promote } else { Next::Done });
+            return Ok(if is_whole_table { Step::MapHuge } else { Step::Done });
         }
-        if unfit || resident + swapped == 0 || !all && runs > RUNS {
+        if unfit || resident + swapped == 0 || !is_whole_table && runs > RUNS {
             return Err(CollapseError::Unfit(*block));
         }
         if holes && vma.uffd.is_some() {
@@ -348,33 +388,34 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
             let share = |limit: u32| ((u64::from(limit) * (block.len() >> FRAME_SHIFT)) >> HUGE_ORDER) as u32;
             let none = (block.len() >> FRAME_SHIFT) as u32 - resident - swapped;
             let beyond = none > share(limits.none) || swapped > share(limits.swapped) || shared > share(limits.shared);
-            if beyond || !used {
+            if beyond || !accessed {
                 return Err(CollapseError::BeyondLimits(*block));
             }
         }
-        match away {
-            Some(addr) => Ok(Next::Fetch(addr, swapped)),
+        match first_swapped {
+            Some(addr) => Ok(Step::SwapIn { addr, swapped }),
             None if pinned => Err(CollapseError::Busy(*block)),
-            None => Ok(Next::Copy),
+            None => Ok(Step::Copy),
         }
     }
 
-    /// Look at some of a block from an address on, in a table that is locked, or taken from its
-    /// place. How far that was.
+    /// Adds the PTEs of a block from the address `at` on to `seen`, as far as `table` has them and a
+    /// lock hold allows. `table` is locked or detached. Returns the address that it got to, which
+    /// is `at` if the PTE there is busy.
     fn survey(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange, at: u64, seen: &mut Survey) -> u64 {
         let arch = self.arch();
-        let (mut at, mut looked) = (at, 0);
+        let (mut at, mut runs) = (at, 0);
         while at < block.end
-            && looked < MAX_RUNS_PER_HOLD
+            && runs < MAX_RUNS_PER_HOLD
             && let Some(run) = table.run(at, block.end)
         {
-            looked += 1;
+            runs += 1;
             match run.kind {
                 Kind::None => seen.holes = true,
                 Kind::Leaf => self.survey_leaves(&run, block, seen),
                 Kind::Swap => {
                     seen.swapped += run.frames(arch);
-                    seen.away.get_or_insert(at);
+                    seen.first_swapped.get_or_insert(at);
                     seen.unfit |= arch.swap_entry(run.raw).attrs.contains(Attrs::UFFD_WP);
                 }
                 Kind::Table | Kind::Marker | Kind::Busy => seen.unfit = true,
@@ -384,6 +425,7 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         at
     }
 
+    /// Adds a run of leaf PTEs of a block to `seen`.
     fn survey_leaves(self, run: &Run, block: UserRange, seen: &mut Survey) {
         let arch = self.arch();
         let machine = self.machine();
@@ -395,10 +437,10 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
             return;
         }
         let order = (block.len().ilog2() - FRAME_SHIFT) as u8;
-        let one = pfn.is_aligned(order) && machine.frames().head(pfn).1.order() >= order;
-        seen.whole |= one && block == run.range(arch);
+        let is_one_folio = pfn.is_aligned(order) && machine.frames().head(pfn).1.order() >= order;
+        seen.whole |= is_one_folio && block == run.range(arch);
         seen.resident += pages;
-        seen.used |= attrs.contains(Attrs::ACCESSED);
+        seen.accessed |= attrs.contains(Attrs::ACCESSED);
         seen.pinned |= !allows(self.platform(), FailPoint::Unpinned);
         for (_, frame, pages) in machine.frames().folios(pfn, pages) {
             let counts = frame.counts();
@@ -410,14 +452,15 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         }
     }
 
-    /// Map by one huge leaf what a table maps as one run of one folio. Whether that is still so.
+    /// Replaces the page table of a block, which maps one folio by one run, by a huge PTE that maps
+    /// the folio. Returns false if the page table has changed meanwhile; then nothing changes.
     fn map_huge(self, vma: &Vma, block: UserRange) -> bool {
         let arch = self.arch();
         let mut gather = self.space.gather(block);
-        let Some((old, place)) = self.detach_table(vma, block, |next| matches!(next, Next::Promote)) else {
+        let Some((old, place)) = self.detach_table(vma, block, |step| matches!(step, Step::MapHuge)) else {
             return false;
         };
-        // With all that hardware has recorded.
+        // The run has the accessed and dirty bits of all its PTEs, which are final.
         let Some(run) = old.leaf_runs().next() else {
             old.restore(place);
             return false;
@@ -430,13 +473,14 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         true
     }
 
-    /// Take the table that maps a block and nothing else from its place. None, if there is none, or
-    /// what is to be done with it now is not what is `wanted`.
+    /// Detaches the page table that has `block` and nothing else. Returns it with the busy entry in
+    /// its place. Returns `None`, and changes nothing, if there is no such page table, or if
+    /// `is_wanted` returns false for the next step that its contents call for now.
     fn detach_table(
         self,
         vma: &Vma,
         block: UserRange,
-        wanted: impl Fn(Next) -> bool,
+        is_wanted: impl Fn(Step) -> bool,
     ) -> Option<(DetachedTable<'s, 'm, P, A>, BusyEntries<'s, 'm, P, A>)> {
         let Found::Table(table) = self.tables().find(block) else { return None };
         if block != table.range() {
@@ -454,19 +498,20 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
             at = next;
             self.platform().resched();
         }
-        if self.check_block(seen, true, vma, block, None).is_ok_and(wanted) {
+        if self.choose_step(seen, true, vma, block, None).is_ok_and(is_wanted) {
             return Some((old, place));
         }
         old.restore(place);
         None
     }
 
-    /// Put a folio in the place of all that a block maps. Whether it is still to be copied.
+    /// Copies a block to the new folio `pfn` and maps the folio there instead. Returns false if the
+    /// block must not be copied any more; then nothing changes, and the folio stays the caller's.
     fn replace_all(self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let Found::Table(table) = self.tables().find(block) else { return false };
         if block == table.range() {
             table.release();
-            return match self.detach_table(vma, block, |next| matches!(next, Next::Copy)) {
+            return match self.detach_table(vma, block, |step| matches!(step, Step::Copy)) {
                 Some((old, place)) => {
                     Anon::of(self.space).replace_table(old, place, vma, pfn);
                     true
@@ -483,11 +528,11 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
             }
             at = next;
         }
-        let fits = at >= block.end && matches!(self.check_block(seen, false, vma, block, None), Ok(Next::Copy));
-        match fits {
+        let copies = at >= block.end && matches!(self.choose_step(seen, false, vma, block, None), Ok(Step::Copy));
+        match copies {
             true => Anon::of(self.space).replace_part::<RUNS>(table, vma, block, pfn),
             false => table.release(),
         }
-        fits
+        copies
     }
 }

@@ -21,18 +21,18 @@ use crate::table::PageTables;
 use super::AddressSpace;
 
 handle! {
-    /// Collapse and split of a space's folios.
+    /// Collapses and splits folios of a space.
     pub(crate) struct Thp
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Scans about `pages` pages of 4 KiB from the address `from` on, and collapses the blocks that
-    /// policy wants large and `limits` allow, beside faults. A host calls this when it has time
+    /// policy wants large and `limits` allow. Runs beside faults. A host calls this when it has time
     /// (Linux: khugepaged).
     ///
     /// # Errors
-    /// There is no memory for the folio, or the memcg is at its limit: the host had better not go
-    /// on soon. Blocks before that are collapsed.
+    /// There is no memory for a folio, or the memcg is at its limit: the host should wait before it
+    /// scans on. Blocks before that one are collapsed.
     pub fn collapse_some(&self, from: u64, pages: u64, limits: &CollapseLimits) -> Result<Collapsed, CollapseError> {
         Thp::of(self).collapse_some(from, pages, limits)
     }

@@ -1,5 +1,5 @@
-//! Folios that are mapped in part are split ([`crate::memcg`]'s `split`), where one table has all
-//! that maps them.
+//! Splits partially mapped folios ([`Memcgs::split`](crate::memcg::Memcgs::split)) that one page
+//! table maps.
 
 use crate::addr::{Pfn, VirtRange};
 use crate::arch::{Arch, Kind, UserRange};
@@ -11,9 +11,10 @@ use crate::table::{Found, LockedTable};
 use super::Thp;
 
 impl<'m, P: Platform, A: Arch> Thp<'_, 'm, P, A> {
-    /// Split a folio, to which the caller has a reference, if all that maps it are pages of these
-    /// addresses, in one table. What is mapped of it, then; in the place of his reference the
-    /// caller has one to each piece that is not.
+    /// Splits the folio `head` if all its mappings are PTEs of one page table in `range`, and the
+    /// caller's is its only reference that is no mapping's. Returns the pages that are mapped; the
+    /// caller then has a reference to each unmapped piece instead of the one to the folio. Returns
+    /// `None` if the folio was not split. The caller holds no lock.
     pub(crate) fn split_folio(self, range: VirtRange, head: Pfn) -> Option<MappedPages> {
         let range = self.user_part(range);
         let mut at = range.start;
@@ -22,11 +23,11 @@ impl<'m, P: Platform, A: Arch> Thp<'_, 'm, P, A> {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let end = range.end.min(table.end());
-                    let mapped = match self.mapped_of(&table, range.tail(at).head(end), head) {
+                    let mapped = match self.mapped_pages(&table, range.tail(at).head(end), head) {
                         Ok(mapped) => mapped,
                         Err(busy) => {
                             table.release();
-                            // Waits until it is so no more; then all is counted again.
+                            // `find` waits until the entry is no longer busy.
                             if let Found::Table(table) = self.tables().find(range.tail(busy)) {
                                 table.release();
                             }
@@ -36,9 +37,9 @@ impl<'m, P: Platform, A: Arch> Thp<'_, 'm, P, A> {
                     let split = mapped.filter(|mapped| {
                         let machine = self.machine();
                         let frame = machine.frames().frame(head);
-                        let alone = || frame.counts() == mapped.expected_counts();
-                        alone()
-                            && machine.uncache(head, frame, alone)
+                        let is_alone = || frame.counts() == mapped.expected_counts();
+                        is_alone()
+                            && machine.uncache(head, frame, is_alone)
                             && machine.memcgs().split(machine.frames(), head, mapped)
                     });
                     table.release();
@@ -52,11 +53,13 @@ impl<'m, P: Platform, A: Arch> Thp<'_, 'm, P, A> {
         None
     }
 
-    /// What a table maps of a folio, in single pages.
+    /// Returns the pages of the folio `head` that PTEs of a locked page table map in `range`.
+    /// Returns `None` if those are all pages or none, or if a page is mapped twice, or by a huge
+    /// PTE.
     ///
     /// # Errors
-    /// An entry is busy, that for this address.
-    fn mapped_of(
+    /// The address of an entry that is busy.
+    fn mapped_pages(
         self,
         table: &LockedTable<'_, 'm, P, A>,
         range: UserRange,
@@ -74,8 +77,8 @@ impl<'m, P: Platform, A: Arch> Thp<'_, 'm, P, A> {
             let run = table.run(at, range.end).ok_or(at)?;
             let first = run.pfn(arch).0;
             if run.kind == Kind::Leaf && first < head.0 + (1 << order) && head.0 < first + run.frames(arch) {
-                let its = first.max(head.0)..(first + run.frames(arch)).min(head.0 + (1 << order));
-                if !{ its }.all(|pfn| mapped.add(pfn - head.0)) {
+                let mut pages = first.max(head.0)..(first + run.frames(arch)).min(head.0 + (1 << order));
+                if !pages.all(|pfn| mapped.add(pfn - head.0)) {
                     return Ok(None);
                 }
             }

@@ -95,7 +95,7 @@ impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
                 Advise::DontNeed => self.dont_need(rest, false, more)?,
                 Advise::DontNeedLocked => self.dont_need(rest, true, more)?,
                 Advise::WillNeed => self.will_need(rest, more),
-                Advise::Cold => Pageout::of(self.space).cool(rest, more),
+                Advise::Cold => Pageout::of(self.space).deactivate(rest, more),
                 Advise::PageOut => Pageout::of(self.space).pageout_range(rest, more),
                 Advise::Free => Pageout::of(self.space).mark_lazyfree(rest, more),
                 Advise::Collapse => {

@@ -207,7 +207,7 @@ fn refused<A: Silicon>(arch: A) {
         assert!(on.folio(&space, BASE).is_some());
         space.unmap(BASE, 2 * HUGE).unwrap();
         assert_eq!(space.advise(BASE, HUGE, Advise::Collapse), Err(AdviseError::NotMapped));
-        for error in [CollapseError::NotAllowed(all), CollapseError::Unfit(all), CollapseError::Lost(BASE)] {
+        for error in [CollapseError::NotAllowed(all), CollapseError::Unfit(all), CollapseError::Poisoned(BASE)] {
             assert_eq!(error.errno(), Errno::EINVAL);
         }
     });
