@@ -213,7 +213,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             self.write(index, run.len, Some(Sequence::of_equal(old)), Sequence { first: run.raw, step });
             return self.fold_edges(index, run.len);
         }
-        self.for_each_piece(index, run.len, run.raw, |index, n, raw, joined| match joined {
+        self.for_each_piece(index, run.len, run.raw, |index, n, raw, is_cont| match is_cont {
             true => self.write_cont(index, n, raw, Some(old)),
             false => self.write(index, n, Some(Sequence::of_equal(old)), Sequence { first: raw, step }),
         });
@@ -233,13 +233,13 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let arch = &self.tables.arch;
         let old = old.map(Sequence::of_equal);
         let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(raw, self.level));
-        let joined_step = arch.cont_step(raw, self.level);
-        if joined_step == step {
+        let cont_step = arch.cont_step(raw, self.level);
+        if cont_step == step {
             return self.write(index, n, old, Sequence { first: arch.with_cont(raw), step });
         }
         let singles = Sequence { first: raw, step };
         for at in (0..n).step_by(block) {
-            let new = Sequence { first: arch.with_cont(singles.at(at)), step: joined_step };
+            let new = Sequence { first: arch.with_cont(singles.at(at)), step: cont_step };
             self.write(index + at, block, old, new);
         }
     }
@@ -375,14 +375,14 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let mut at = 0;
         while at < run.len {
             let next = new.wrapping_add(step.wrapping_mul(at as u64));
-            let joined = self.cont_len_from(index + at, run.len - at);
-            if joined > 0 {
-                self.rewrite_folded(run, index + at, joined, next);
-                at += joined;
+            let folded = self.cont_len_from(index + at, run.len - at);
+            if folded > 0 {
+                self.rewrite_folded(run, index + at, folded, next);
+                at += folded;
                 continue;
             }
             let single = self.non_cont_len_from(index + at, run.len - at);
-            self.for_each_piece(index + at, single, next, |index, n, new, whole| match whole {
+            self.for_each_piece(index + at, single, next, |index, n, new, forms_blocks| match forms_blocks {
                 true => self.rewrite_folding(index, n, new),
                 false => self.rewrite_single(run, index, n, new),
             });
@@ -422,12 +422,12 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             return self.write_cont(index, n, arch.carry(new, run.raw), None);
         }
         let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(new, self.level));
-        let joined_step = arch.cont_step(new, self.level);
+        let cont_step = arch.cont_step(new, self.level);
         for at in (0..n).step_by(block) {
             let mut next = arch.with_cont(new.wrapping_add(step.wrapping_mul(at as u64)));
             for i in index + at..index + at + block {
                 self.change(i, next);
-                next = next.wrapping_add(joined_step);
+                next = next.wrapping_add(cont_step);
             }
         }
     }
@@ -445,8 +445,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.tables.machine.count(Counter::ContUnfolds, 1);
     }
 
-    /// Changes PTEs that are in no cont block and fold them: up to [`BLOCKS_PER_FLUSH`] blocks with
-    /// one break.
+    /// Changes PTEs that are in no cont block and folds them: up to [`BLOCKS_PER_FLUSH`] blocks
+    /// with one break.
     fn rewrite_folding(&self, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
         let (step, block) = (arch.step(new, self.level), 1usize << arch.cont_bits(self.level));
@@ -470,7 +470,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     }
 
     /// Returns how many PTEs of a run are in cont blocks.
-    pub(crate) fn joined(&self, run: &Run) -> usize {
+    pub(crate) fn cont_entries(&self, run: &Run) -> usize {
         let index = self.index(run.va);
         match run.cont {
             Cont::Some => (index..index + run.len).filter(|i| self.is_cont(self.entry(*i).load(Relaxed))).count(),

@@ -77,7 +77,7 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
                     usage.runs += 1;
                     let Some(table) = table else { return };
                     if let Some(blocks) = usage.cont_blocks.get_mut(usize::from(run.level) - 1) {
-                        *blocks += (table.joined(run) as u64) << table.shift();
+                        *blocks += (table.cont_entries(run) as u64) << table.shift();
                     }
                     // Its entries may differ in what hardware has recorded.
                     let mut rest = part;
@@ -130,8 +130,8 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         let mut bytes = 0;
         self.each_page_in_objects(range, |vma, addr, here| {
             let own = || {
-                let (raw, level, _) = self.tables().probe(addr, vma.range, 0);
-                self.arch().kind(raw, level) != Kind::None
+                let entry = self.tables().probe(addr, vma.range, 0);
+                self.arch().kind(entry.raw, entry.level) != Kind::None
             };
             let shared = vma.backing.is_shared() || !vma.prot.contains(Prot::WRITE);
             bytes += if here || !shared && own() { 0 } else { 1 << self.page_shift() };
