@@ -84,7 +84,7 @@ const VALID: u64 = 1 << 0;
 /// Above level 1: set in a pointer to a page table, clear in a leaf. At level 1: set in every valid
 /// leaf.
 const TABLE_OR_PAGE: u64 = 1 << 1;
-const TYPE_OF_MEMORY_SHIFT: u32 = 2;
+const MEMORY_TYPE_SHIFT: u32 = 2;
 const USER: u64 = 1 << 6;
 const READ_ONLY: u64 = 1 << 7;
 const INNER_SHAREABLE: u64 = 0b11 << 8;
@@ -98,7 +98,7 @@ const PRIVILEGED_NO_EXEC: u64 = 1 << 53;
 const USER_NO_EXEC: u64 = 1 << 54;
 const DIRTY_NOT_WRITABLE: u64 = 1 << 55;
 const EXCLUSIVE: u64 = 1 << 56;
-const WATCHED: u64 = 1 << 57;
+const UFFD_WP: u64 = 1 << 57;
 const SOFT_DIRTY: u64 = 1 << 58;
 
 /// The layout of swap PTEs and markers: the table in the module's text.
@@ -191,7 +191,7 @@ impl Aarch64 {
         self.wide && self.page_shift < 16
     }
 
-    /// Returns where a PTE of this format stores the bits of an address.
+    /// Returns the positions of an address's bits in a PTE of this format.
     #[inline]
     const fn address_bits(&self) -> AddressBits {
         let page = 1 << self.page_shift;
@@ -217,7 +217,7 @@ impl Aarch64 {
     }
 }
 
-/// Where a PTE stores the bits of an address.
+/// The positions of an address's bits in a PTE.
 struct AddressBits {
     /// The address bits that are stored at their own position.
     in_place: u64,
@@ -321,7 +321,7 @@ impl Arch for Aarch64 {
     // Most callers pass constant attributes, which inlining folds.
     #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64 {
-        let mut raw = self.pack(pa) | Self::NORMAL_MEMORY << TYPE_OF_MEMORY_SHIFT | USER | NOT_GLOBAL;
+        let mut raw = self.pack(pa) | Self::NORMAL_MEMORY << MEMORY_TYPE_SHIFT | USER | NOT_GLOBAL;
         // The kernel must never execute memory that user mode may write.
         raw |= PRIVILEGED_NO_EXEC;
         if !self.is_lpa2() {
@@ -342,7 +342,7 @@ impl Arch for Aarch64 {
         set(Attrs::WRITE, WRITE);
         set(Attrs::ACCESSED, ACCESSED);
         set(Attrs::EXCLUSIVE, EXCLUSIVE);
-        set(Attrs::UFFD_WP, WATCHED);
+        set(Attrs::UFFD_WP, UFFD_WP);
         set(Attrs::SOFT_DIRTY, SOFT_DIRTY);
         // Execute-only is not offered: such a leaf has AP[1] clear, like kernel memory, and PAN
         // would let the kernel read it by mistake (until FEAT_PAN3).
@@ -366,7 +366,7 @@ impl Arch for Aarch64 {
         attrs.set(Attrs::ACCESSED, raw & ACCESSED != 0);
         attrs.set(Attrs::DIRTY, is_dirty(raw));
         attrs.set(Attrs::EXCLUSIVE, raw & EXCLUSIVE != 0);
-        attrs.set(Attrs::UFFD_WP, raw & WATCHED != 0);
+        attrs.set(Attrs::UFFD_WP, raw & UFFD_WP != 0);
         attrs.set(Attrs::SOFT_DIRTY, raw & SOFT_DIRTY != 0);
         attrs
     }
@@ -384,12 +384,12 @@ impl Arch for Aarch64 {
     }
 
     #[inline]
-    fn clear_hardware(&self, raw: u64, what: Attrs, _level: u8) -> u64 {
+    fn clear_hardware(&self, raw: u64, cleared: Attrs, _level: u8) -> u64 {
         let mut raw = raw;
-        if what.contains(Attrs::ACCESSED) {
+        if cleared.contains(Attrs::ACCESSED) {
             raw &= !ACCESSED;
         }
-        if what.contains(Attrs::DIRTY) {
+        if cleared.contains(Attrs::DIRTY) {
             raw = raw & !DIRTY_NOT_WRITABLE | READ_ONLY;
         }
         raw

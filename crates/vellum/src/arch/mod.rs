@@ -70,7 +70,7 @@ impl Attrs {
 /// The kind of a PTE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Empty: nothing is mapped and nothing is remembered.
+    /// Empty: the PTE maps nothing and records nothing.
     None,
     /// A pointer to a page table of the next lower level.
     Table,
@@ -244,11 +244,11 @@ pub trait Arch: Copy + Send + Sync + 'static {
         new & !Self::HARDWARE | old & Self::HARDWARE
     }
 
-    /// Returns a leaf PTE with those of [`Attrs::HARDWARE`] cleared that are in `what` (Linux:
+    /// Returns a leaf PTE without those of [`Attrs::HARDWARE`] that are in `cleared` (Linux:
     /// `pte_mkold`, `pte_mkclean`). The PTE stays in its cont block.
     #[inline]
-    fn clear_hardware(&self, raw: u64, what: Attrs, level: u8) -> u64 {
-        self.leaf(self.leaf_addr(raw, level), self.attrs(raw, level) - what, level) | raw & Self::CONT
+    fn clear_hardware(&self, raw: u64, cleared: Attrs, level: u8) -> u64 {
+        self.leaf(self.leaf_addr(raw, level), self.attrs(raw, level) - cleared, level) | raw & Self::CONT
     }
 
     /// Returns true if hardware has nothing left to set in this leaf PTE: all that it may set is

@@ -57,17 +57,17 @@ const NO_ACCESS: u64 = 1 << 5;
 const ACCESSED: u64 = 1 << 6;
 const DIRTY: u64 = 1 << 7;
 const EXCLUSIVE: u64 = 1 << 8;
-const WATCHED: u64 = 1 << 9;
-const FRAME_AT: u32 = 10;
-const FRAME: u64 = ((1 << 44) - 1) << FRAME_AT;
+const UFFD_WP: u64 = 1 << 9;
+const PFN_SHIFT: u32 = 10;
+const PFN_MASK: u64 = ((1 << 44) - 1) << PFN_SHIFT;
 const SOFT_DIRTY: u64 = 1 << 59;
 
 /// log2 of the PTEs of a NAPOT block: Svnapot reserves all sizes but 64 KiB.
 const NAPOT_BITS: u32 = 4;
 /// The part of the frame number that encodes the size of the NAPOT block in its PTEs.
-const NAPOT_FRAME: u64 = ((1 << NAPOT_BITS) - 1) << FRAME_AT;
+const NAPOT_PFN_MASK: u64 = ((1 << NAPOT_BITS) - 1) << PFN_SHIFT;
 /// The encoding of 64 KiB in that part.
-const NAPOT_SIZE: u64 = 1 << (NAPOT_BITS - 1) << FRAME_AT;
+const NAPOT_SIZE: u64 = 1 << (NAPOT_BITS - 1) << PFN_SHIFT;
 
 /// The layout of swap PTEs and markers: the table in the module's text.
 const SWAP_PTE: SwapPteLayout = SwapPteLayout {
@@ -136,7 +136,7 @@ impl Riscv64 {
 /// Returns the frame-number field of a PTE for `pa`.
 #[inline]
 fn frame_bits(pa: PhysAddr) -> u64 {
-    pa.0 >> FRAME_SHIFT << FRAME_AT & FRAME
+    pa.0 >> FRAME_SHIFT << PFN_SHIFT & PFN_MASK
 }
 
 impl Arch for Riscv64 {
@@ -184,7 +184,7 @@ impl Arch for Riscv64 {
 
     #[inline]
     fn with_cont(&self, raw: u64) -> u64 {
-        raw & !NAPOT_FRAME | NAPOT_SIZE | Self::NAPOT
+        raw & !NAPOT_PFN_MASK | NAPOT_SIZE | Self::NAPOT
     }
 
     #[inline]
@@ -194,7 +194,7 @@ impl Arch for Riscv64 {
 
     #[inline]
     fn at_index(&self, raw: u64, index: usize) -> u64 {
-        let own = raw & !NAPOT_FRAME | ((index as u64) << FRAME_AT) & NAPOT_FRAME;
+        let own = raw & !NAPOT_PFN_MASK | ((index as u64) << PFN_SHIFT) & NAPOT_PFN_MASK;
         if raw & Self::NAPOT != 0 { own } else { raw }
     }
 
@@ -226,7 +226,7 @@ impl Arch for Riscv64 {
         set(Attrs::ACCESSED, ACCESSED);
         set(Attrs::DIRTY, DIRTY);
         set(Attrs::EXCLUSIVE, EXCLUSIVE);
-        set(Attrs::UFFD_WP, WATCHED);
+        set(Attrs::UFFD_WP, UFFD_WP);
         if self.rsw60t59b {
             set(Attrs::SOFT_DIRTY, SOFT_DIRTY);
         }
@@ -253,7 +253,7 @@ impl Arch for Riscv64 {
         attrs.set(Attrs::ACCESSED, raw & ACCESSED != 0);
         attrs.set(Attrs::DIRTY, raw & DIRTY != 0);
         attrs.set(Attrs::EXCLUSIVE, raw & EXCLUSIVE != 0);
-        attrs.set(Attrs::UFFD_WP, raw & WATCHED != 0);
+        attrs.set(Attrs::UFFD_WP, raw & UFFD_WP != 0);
         attrs.set(Attrs::SOFT_DIRTY, raw & SOFT_DIRTY != 0);
         attrs
     }
@@ -266,7 +266,7 @@ impl Arch for Riscv64 {
 
     #[inline]
     fn table_addr(&self, raw: u64) -> PhysAddr {
-        PhysAddr((raw & FRAME) >> FRAME_AT << FRAME_SHIFT)
+        PhysAddr((raw & PFN_MASK) >> PFN_SHIFT << FRAME_SHIFT)
     }
 
     #[inline]
@@ -277,7 +277,7 @@ impl Arch for Riscv64 {
     #[inline]
     fn step(&self, raw: u64, level: u8) -> u64 {
         if raw & (VALID | NO_ACCESS) != 0 {
-            1 << (self.level_shift(level) - FRAME_SHIFT + FRAME_AT)
+            1 << (self.level_shift(level) - FRAME_SHIFT + PFN_SHIFT)
         } else {
             SWAP_PTE.step()
         }

@@ -45,16 +45,16 @@
 //!   Svade: where A, or for a store D, is clear, the access is a page fault, like one without
 //!   permission. Svadu: hardware sets A and D where `menvcfg.ADUE` is set.
 
-/// How long a CPU may keep faulting on a PTE's old contents.
+/// The time for which a CPU may keep faulting on a PTE's old contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stale {
-    /// Not at all: no TLB caches such a PTE, and each access reads it again.
+    /// No time: no TLB caches such a PTE, and each access reads it again.
     NotCached,
-    /// Once: the fault itself invalidates the cached PTE.
+    /// One fault: the fault itself invalidates the cached PTE.
     UntilFault,
-    /// For a bounded time, however often the access is retried meanwhile.
+    /// A bounded time, however often the access is retried meanwhile.
     Bounded,
-    /// Until software invalidates it.
+    /// All time until software invalidates the cached PTE.
     UntilInvalidated,
 }
 
@@ -68,13 +68,13 @@ impl Stale {
 /// The rules of one format's TLBs: a column of the [table above](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbRules {
-    /// For PTEs of any level that are not present.
+    /// The rule for PTEs of any level that are not present.
     pub not_present: Stale,
-    /// For leaf PTEs that do not allow the access.
+    /// The rule for leaf PTEs that do not allow the access.
     pub denied: Stale,
-    /// For leaf PTEs that are not accessed, where software sets that bit.
+    /// The rule for leaf PTEs that are not accessed, where software sets that bit.
     pub not_accessed: Stale,
-    /// For writable leaf PTEs that are not dirty, where software sets that bit.
+    /// The rule for writable leaf PTEs that are not dirty, where software sets that bit.
     pub not_dirty: Stale,
 }
 

@@ -31,7 +31,7 @@ const HUGE: u64 = 1 << 7;
 /// "global", which user memory never is.
 const NO_ACCESS: u64 = 1 << 8;
 const EXCLUSIVE: u64 = 1 << 9;
-const WATCHED: u64 = 1 << 10;
+const UFFD_WP: u64 = 1 << 10;
 const SOFT_DIRTY: u64 = 1 << 11;
 const ADDR: u64 = 0x000f_ffff_ffff_f000;
 const NO_EXEC: u64 = 1 << 63;
@@ -134,7 +134,7 @@ impl Arch for X86_64 {
         set(Attrs::ACCESSED, ACCESSED);
         set(Attrs::DIRTY, DIRTY);
         set(Attrs::EXCLUSIVE, EXCLUSIVE);
-        set(Attrs::UFFD_WP, WATCHED);
+        set(Attrs::UFFD_WP, UFFD_WP);
         set(Attrs::SOFT_DIRTY, SOFT_DIRTY);
         if level > 1 {
             raw |= HUGE;
@@ -160,7 +160,7 @@ impl Arch for X86_64 {
         attrs.set(Attrs::ACCESSED, raw & ACCESSED != 0);
         attrs.set(Attrs::DIRTY, raw & DIRTY != 0);
         attrs.set(Attrs::EXCLUSIVE, raw & EXCLUSIVE != 0);
-        attrs.set(Attrs::UFFD_WP, raw & WATCHED != 0);
+        attrs.set(Attrs::UFFD_WP, raw & UFFD_WP != 0);
         attrs.set(Attrs::SOFT_DIRTY, raw & SOFT_DIRTY != 0);
         attrs
     }

@@ -70,10 +70,10 @@ impl<'t, 'm, P: Platform, A: Arch> DetachedTable<'t, 'm, P, A> {
 
     /// Takes all leaf PTEs out, passes each run to `each`, and gives the page table to the gather,
     /// which is flushed whenever it is full. Gives way to other work after every
-    /// [`MAX_RUNS_PER_HOLD`](super::MAX_RUNS_PER_HOLD) runs (INV-11).
+    /// [`MAX_RUNS_PER_HOLD`] runs (INV-11).
     pub(crate) fn drain(self, gather: &mut Gather<'_, 'm, P>, mut each: impl FnMut(Removed, &mut Gather<'_, 'm, P>)) {
         let table = self.0;
-        table.tables.hooked(-1);
+        table.tables.count_hooked(-1);
         table.tables.machine.count(Counter::TablesFreed, 1);
         let VirtRange { start: mut at, end } = table.range();
         let mut runs = 0;

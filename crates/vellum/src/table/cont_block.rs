@@ -235,7 +235,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
             self.write(index, run.len, Some(Sequence::of_equal(old)), Sequence { first: run.raw, step });
             return self.fold_edges(index, run.len);
         }
-        self.for_each_piece(index, run.len, run.raw, |index, n, raw, whole| match whole {
+        self.for_each_piece(index, run.len, run.raw, |index, n, raw, is_cont| match is_cont {
             true => self.write_cont(index, n, raw, Some(old)),
             false => self.write(index, n, Some(Sequence::of_equal(old)), Sequence { first: raw, step }),
         });

@@ -61,7 +61,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
                 continue;
             }
             let single = self.non_cont_len_from(index + at, run.len - at);
-            self.for_each_piece(index + at, single, next, |index, n, new, whole| match whole {
+            self.for_each_piece(index + at, single, next, |index, n, new, forms_blocks| match forms_blocks {
                 true => self.rewrite_folding(index, n, new),
                 false => self.rewrite_single(run, index, n, new),
             });
@@ -124,8 +124,8 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
         self.tables.machine.count(Counter::ContUnfolds, 1);
     }
 
-    /// Changes PTEs that are in no cont block and fold them: up to [`BLOCKS_PER_FLUSH`] blocks with
-    /// one break.
+    /// Changes PTEs that are in no cont block and folds them: up to [`BLOCKS_PER_FLUSH`] blocks
+    /// with one break.
     fn rewrite_folding(&self, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
         let (step, block) = (arch.step(new, self.level), 1usize << arch.cont_bits(self.level));

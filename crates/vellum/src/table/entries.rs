@@ -140,8 +140,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
                     _ => Cont::Some,
                 };
                 let raw = merge_hardware_bits::<A>(first, differing);
-                let settled = differing & A::HARDWARE == 0 && arch.hardware_idle(raw);
-                Some(Run { va, len, level: self.level, kind, raw, stable: settled, cont })
+                let stable = differing & A::HARDWARE == 0 && arch.hardware_idle(raw);
+                Some(Run { va, len, level: self.level, kind, raw, stable, cont })
             }
         }
     }
@@ -340,6 +340,6 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 #[inline]
 pub(super) fn merge_hardware_bits<A: Arch>(first: u64, differing: u64) -> u64 {
     // A bit that is clear in `first` but differs in another PTE is set there.
-    let said = (first ^ A::HARDWARE_INVERTED) | differing;
-    first & !A::HARDWARE | (said ^ A::HARDWARE_INVERTED) & A::HARDWARE
+    let recorded = (first ^ A::HARDWARE_INVERTED) | differing;
+    first & !A::HARDWARE | (recorded ^ A::HARDWARE_INVERTED) & A::HARDWARE
 }

@@ -57,6 +57,9 @@ impl<'t, 'm, P: Platform, A: Arch> SpareTables<'t, 'm, P, A> {
     }
 
     /// Allocates one more page table of `level`.
+    ///
+    /// # Errors
+    /// [`Refused`] if it could not be allocated.
     pub(crate) fn add(&mut self, level: u8) -> Result<(), Refused> {
         let (table, desc) = self.tree.alloc_table(level)?;
         let top = &mut self.tables[level as usize - 1];
@@ -66,6 +69,9 @@ impl<'t, 'm, P: Platform, A: Arch> SpareTables<'t, 'm, P, A> {
     }
 
     /// Allocates a page table for each level from `lowest` to `hook - 1` that has no spare one.
+    ///
+    /// # Errors
+    /// [`Refused`] if one could not be allocated; the others stay spare.
     fn provide(&mut self, lowest: u8, hook: u8) -> Result<(), Refused> {
         for level in lowest..hook {
             if !self.has(level, level + 1) {
@@ -122,9 +128,9 @@ impl<'t, 'm, P: Platform, A: Arch> SpareTables<'t, 'm, P, A> {
             let span = VirtRange { start, end: start + (1 << hook.shift()) };
             tree.tlb.invalidate_local(span, hook.shift(), true);
         }
-        let born = (hook.level - lowest) as i64;
-        tree.hooked(born);
-        tree.machine.count(Counter::TablesAllocated, born as u64);
+        let published = (hook.level - lowest) as i64;
+        tree.count_hooked(published);
+        tree.machine.count(Counter::TablesAllocated, published as u64);
     }
 }
 
@@ -235,6 +241,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
 
 impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Calls `write` if the `n` entries from `va` on are empty, and releases the lock.
+    ///
+    /// # Errors
+    /// [`NotMapped::Occupied`] if one of them is not empty.
     #[inline(always)]
     fn put(self, va: u64, n: usize, write: impl Fn(&Self)) -> Result<(), NotMapped> {
         let empty = self.is_empty(va, n);

@@ -188,7 +188,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
             parent.store(index, parent.entry(index).load(Relaxed), 0);
             parent.set_live(parent.live() - 1);
             child.desc.set_flag(flag::UNHOOKED);
-            child.tables.hooked(-1);
+            child.tables.count_hooked(-1);
             child.tables.machine.count(Counter::TablesFreed, 1);
             gather.push_table(DeadTable { pfn: child.pfn, range: VirtRange { start: child.base, end: child.end() } });
             child.unlock_unchecked();

@@ -58,7 +58,7 @@ pub(crate) use grow::{NotMapped, SpareTables};
 pub(crate) use lock::LockedTable;
 pub(crate) use relocate::Relocation;
 pub use run::{Cont, Run};
-pub(crate) use walk::Found;
+pub(crate) use walk::{Found, Probe};
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -119,7 +119,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let space = machine.next_space();
         let tlb = Shootdown::new(machine, space, Pfn::NONE, slots);
         let memcg = AtomicU16::new(memcg.0);
-        let joins = machine.policy().cont_blocks();
+        let uses_cont_blocks = machine.policy().cont_blocks();
         let mut tables = PageTables {
             machine,
             arch,
@@ -128,12 +128,12 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             memcg,
             slots,
             max_run: usize::MAX,
-            uses_cont_blocks: joins,
+            uses_cont_blocks,
             gate: Gate::default(),
         };
         (tables.root, _) = tables.alloc_table(arch.levels())?;
         tables.tlb.root = tables.root;
-        tables.hooked(1);
+        tables.count_hooked(1);
         Ok(tables)
     }
 
@@ -214,8 +214,11 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// Allocates an empty page table of `level`, charged to the memcg, and returns its frame and
-    /// descriptor. The page table is not published: the caller alone knows it. No page table's lock
-    /// is held (INV-8).
+    /// descriptor. The page table is not published: no walk can find it. No page table's lock is
+    /// held (INV-8).
+    ///
+    /// # Errors
+    /// [`Refused`] if no frame is free, or the memcg is at its limit.
     fn alloc_table(&self, level: u8) -> Result<(Pfn, &'m Frame), Refused> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
@@ -226,7 +229,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// Frees a page table that no walk can find: one that was never published, or the root of a
-    /// space that is being dropped. `zero`: the caller guarantees that all its bytes are zero
+    /// space that is being dropped. With `zero`, the caller guarantees that all its bytes are zero
     /// (INV-10).
     fn free_private(&self, table: Pfn, zero: bool) {
         let frames = self.machine.frames();
@@ -236,7 +239,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// Counts `n` page tables as part of the tree; negative if they left it.
-    fn hooked(&self, n: i64) {
+    fn count_hooked(&self, n: i64) {
         self.slot().add(SpaceCounter::Tables, n << self.arch.page_order());
     }
 
@@ -250,7 +253,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             0,
             "the root page table still has live entries"
         );
-        self.hooked(-1);
+        self.count_hooked(-1);
         // The host may have written the entries of its own half, so the frame is not known to be
         // zero.
         self.free_private(self.root, false);

@@ -107,36 +107,37 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         }
     }
 
-    /// Clears the accessed or dirty bits (`what`) of a run's leaf PTEs. Calls `report` for each PTE
-    /// or cont block with its addresses and the bits of `what` that were set. Does not flush.
-    pub(crate) fn clear_accessed_dirty(&self, run: &Run, what: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
+    /// Clears the accessed or dirty bits `cleared` of a run's leaf PTEs. Calls `report` for each
+    /// PTE or cont block with its addresses, and with those of the bits that were set. Does not
+    /// flush.
+    pub(crate) fn clear_accessed_dirty(&self, run: &Run, cleared: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
         let (mut at, end) = (self.index(run.va), self.index(run.va) + run.len);
         self.cont().unfold_at(at);
         self.cont().unfold_at(end);
         let arch = &self.tables.arch;
-        let recorded = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
-        let bits = Bits::between::<A>(recorded, arch.clear_hardware(recorded, what, self.level));
-        let forget = |index, entry: &AtomicU64| match bits {
+        let all_set = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
+        let bits = Bits::between::<A>(all_set, arch.clear_hardware(all_set, cleared, self.level));
+        let clear = |index, entry: &AtomicU64| match bits {
             // A bit that hardware sets after this load was set after the clearing.
             Some(bits) => match entry.load(Relaxed) {
                 old if old & bits.clear == 0 => old,
                 _ => self.change_bits(index, entry, bits),
             },
-            None => self.change_contended(index, entry, |old| arch.clear_hardware(old, what, self.level)),
+            None => self.change_contended(index, entry, |old| arch.clear_hardware(old, cleared, self.level)),
         };
         while at < end {
             let first = self.entry(at).load(Relaxed);
             let block = self.cont().cont_len(first);
             let old = match block {
-                1 => forget(at, self.entry(at)),
+                1 => clear(at, self.entry(at)),
                 _ => merge_hardware_bits::<A>(
                     arch.without_cont(first, at),
-                    self.cont().differing(at, block, first, forget),
+                    self.cont().differing(at, block, first, clear),
                 ),
             };
             let start = self.base + ((at as u64) << self.shift());
             let range = VirtRange { start, end: start + ((block as u64) << self.shift()) };
-            report(range, arch.attrs(old, self.level) & what);
+            report(range, arch.attrs(old, self.level) & cleared);
             at += block;
         }
     }

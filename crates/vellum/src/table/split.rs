@@ -21,6 +21,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// Splits the huge PTEs that cross the start of `range`: see [`PageTables::split_edges`].
+    ///
+    /// # Errors
+    /// As for [`PageTables::split_edges`].
     pub(crate) fn split_start(&self, range: UserRange) -> Result<(), Refused> {
         self.split_at(range, range.start)
     }
@@ -28,17 +31,23 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// Splits the huge PTEs that cross the end of `range`: see [`PageTables::split_edges`]. Looks
     /// for them at the last address of `range`, because the address behind it may be the host's
     /// (INV-17).
+    ///
+    /// # Errors
+    /// As for [`PageTables::split_edges`].
     pub(crate) fn split_end(&self, range: UserRange) -> Result<(), Refused> {
         self.split_at(last(range), range.end)
     }
 
-    /// Splits the huge PTE that translates the first address of `there`, unless it begins or ends
-    /// at `edge`, and repeats that with the smaller one that results.
-    fn split_at(&self, there: UserRange, edge: u64) -> Result<(), Refused> {
-        let va = there.start;
+    /// Splits the huge PTE that translates the first address of `at`, unless it begins or ends at
+    /// `edge`, and repeats that with the smaller one that results.
+    ///
+    /// # Errors
+    /// As for [`PageTables::split_edges`].
+    fn split_at(&self, at: UserRange, edge: u64) -> Result<(), Refused> {
+        let va = at.start;
         let mut spare = Spare { tree: self, table: None };
         loop {
-            let Found::Table(table) = self.find(there) else { return Ok(()) };
+            let Found::Table(table) = self.find(at) else { return Ok(()) };
             let inside = edge & ((1 << table.shift()) - 1) != 0;
             if !inside || !matches!(table.kind(va), Kind::Leaf | Kind::Swap) {
                 table.release();
@@ -117,7 +126,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     fn hook(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, below: &LockedTable<'_, 'm, P, A>) {
         LockedTable::<P, A>::set_parent(below.desc, table.pfn);
         table.fill(va, self.arch.table_pte(below.pfn.addr()));
-        self.hooked(1);
+        self.count_hooked(1);
         self.machine.count(Counter::TablesAllocated, 1);
     }
 }

@@ -97,49 +97,49 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.cont().unfold_at(index);
         self.cont().unfold_at(index + run.len);
         let dirty = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::DIRTY, self.level);
-        let says = dirty ^ arch.clear_hardware(dirty, Attrs::DIRTY, self.level);
-        let written = |raw: u64| raw & says == dirty & says;
+        let dirty_mask = dirty ^ arch.clear_hardware(dirty, Attrs::DIRTY, self.level);
+        let is_dirty = |raw: u64| raw & dirty_mask == dirty & dirty_mask;
         // Entries above level 1 are busy until it is known that they stay empty (INV-4).
-        let instead = if self.level > 1 { arch.busy_pte() } else { 0 };
+        let filler = if self.level > 1 { arch.busy_pte() } else { 0 };
         let mut len = 0;
         while len < run.len {
             let at = index + len;
             let block = self.cont().cont_len(self.entry(at).load(Relaxed));
             if block > 1 {
-                let raw = self.cont().take_merged(at, block, instead);
-                if written(raw) {
-                    self.cont().write_cont(at, block, raw, Some(instead));
+                let raw = self.cont().take_merged(at, block, filler);
+                if is_dirty(raw) {
+                    self.cont().write_cont(at, block, raw, Some(filler));
                     break;
                 }
                 len += block;
                 continue;
             }
             let singles = if run.cont == Cont::None { run.len } else { 1 };
-            let clean = self.take_clean_singles(at, singles, instead, written);
+            let clean = self.take_clean_singles(at, singles, filler, is_dirty);
             len += clean;
             if clean < singles {
                 break;
             }
         }
         if len < run.len {
-            len = self.restore_clean_tail(run, len, instead);
+            len = self.restore_clean_tail(run, len, filler);
         }
-        if instead != 0 {
-            self.write(index, len, Some(Sequence::of_equal(instead)), Sequence::of_equal(0));
+        if filler != 0 {
+            self.write(index, len, Some(Sequence::of_equal(filler)), Sequence::of_equal(0));
         }
         self.set_live(self.live() - len as u32);
         let (run, shift) = (Run { len, ..*run }, self.shift());
         Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift }
     }
 
-    /// Exchanges `n` leaf PTEs in no cont block for `instead`, up to the first dirty one, which is
+    /// Exchanges `n` leaf PTEs in no cont block for `filler`, up to the first dirty one, which is
     /// put back. Returns the number before that one.
     #[inline(always)]
-    fn take_clean_singles(&self, index: usize, n: usize, instead: u64, written: impl Fn(u64) -> bool) -> usize {
+    fn take_clean_singles(&self, index: usize, n: usize, filler: u64, is_dirty: impl Fn(u64) -> bool) -> usize {
         for (i, entry) in self.entries()[index..index + n].iter().enumerate() {
-            let raw = self.exchange_at(index + i, entry, instead);
-            if written(raw) {
-                self.store(index + i, instead, raw);
+            let raw = self.exchange_at(index + i, entry, filler);
+            if is_dirty(raw) {
+                self.store(index + i, filler, raw);
                 return i;
             }
         }
@@ -148,18 +148,18 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Puts back, clean, those of the first `emptied` PTEs of a run that map the same folio as the
     /// PTE behind them: that folio is dirty and stays mapped as a whole. Returns how many of the
-    /// `emptied` stay cleared. `instead` is the value of the cleared entries.
+    /// `emptied` stay cleared. `filler` is the value of the cleared entries.
     #[cold]
-    fn restore_clean_tail(&self, run: &Run, emptied: usize, instead: u64) -> usize {
+    fn restore_clean_tail(&self, run: &Run, emptied: usize, filler: u64) -> usize {
         let arch = &self.tables.arch;
-        let each = self.shift() - FRAME_SHIFT;
-        let (head, _) = self.tables.machine.frames().head(run.pfn(arch).add((emptied as u32) << each));
-        let kept = (head.0.saturating_sub(run.pfn(arch).0) >> each) as usize;
-        if kept < emptied {
-            let run = run.part(arch, kept, emptied - kept);
-            self.set_over(&Run { raw: arch.clear_hardware(run.raw, Attrs::DIRTY, self.level), ..run }, instead);
+        let entry_order = self.shift() - FRAME_SHIFT;
+        let (head, _) = self.tables.machine.frames().head(run.pfn(arch).add((emptied as u32) << entry_order));
+        let restored_from = (head.0.saturating_sub(run.pfn(arch).0) >> entry_order) as usize;
+        if restored_from < emptied {
+            let run = run.part(arch, restored_from, emptied - restored_from);
+            self.set_over(&Run { raw: arch.clear_hardware(run.raw, Attrs::DIRTY, self.level), ..run }, filler);
         }
-        kept
+        restored_from
     }
 
     /// Takes out the leaf PTE for `va` and leaves a busy entry, so that no walk finds the entry

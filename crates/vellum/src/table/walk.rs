@@ -17,16 +17,28 @@ use crate::sync::{Retries, Ticket};
 
 /// The result of a walk to an address.
 pub(crate) enum Found<'t, 'm, P: Platform, A: Arch> {
-    /// Nothing is mapped from the address that was asked for up to this one. The hole may be
-    /// longer.
+    /// No PTE maps anything from the address of the walk up to this one. The hole may be longer.
     Hole(u64),
     /// The locked page table that holds the address's entry, which may be empty.
     Table(LockedTable<'t, 'm, P, A>),
 }
 
-/// The entry at which a lockless walk ended.
+/// The result of [`PageTables::probe`].
+pub(crate) struct Probe {
+    /// The entry.
+    pub(crate) raw: u64,
+    /// The level of the page table that holds it.
+    pub(crate) level: u8,
+    /// If the entry is empty, the order of the largest empty block around it, at least a page;
+    /// otherwise 0.
+    pub(crate) order: u8,
+}
+
+/// The entry at which a lockless walk ended, and its place.
 pub(super) struct WalkEnd {
+    /// The page table that holds the entry.
     pub(super) table: Pfn,
+    /// The level of that page table.
     pub(super) level: u8,
     /// The entry as the walk read it. A leaf reads as if it were in no cont block.
     pub(super) raw: u64,
@@ -136,22 +148,23 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// Reads, without locks, the entry for `va`, its level, and, if the entry is empty, the largest
-    /// of `orders` (a bit mask) at which the naturally aligned block around `va` lies in `vma` and
-    /// is empty too. Only a hint: [`PageTables::map_run`] decides under the page table's lock.
+    /// Reads the entry for `va` without locks. If it is empty, also finds the largest of `orders`
+    /// (a bit mask) at which the naturally aligned block around `va` lies in `vma` and is empty
+    /// too. Only a hint: [`PageTables::map_run`] decides under the page table's lock.
     #[inline]
-    pub(crate) fn probe(&self, va: u64, vma: UserRange, orders: u32) -> (u64, u8, u8) {
+    pub(crate) fn probe(&self, va: u64, vma: UserRange, orders: u32) -> Probe {
         let _walk = self.begin_walk();
         // SAFETY: `_walk` is alive.
         let at = unsafe { self.descend(vma.tail(va), 1) };
         if at.raw != 0 {
-            return (at.raw, at.level, 0);
+            return Probe { raw: at.raw, level: at.level, order: 0 };
         }
         if orders == 0 {
-            return (0, at.level, self.arch.page_order());
+            return Probe { raw: 0, level: at.level, order: self.arch.page_order() };
         }
         // SAFETY: `_walk` is alive, and ended there.
-        (0, at.level, unsafe { self.largest_empty(&at, va, vma, orders) })
+        let order = unsafe { self.largest_empty(&at, va, vma, orders) };
+        Probe { raw: 0, level: at.level, order }
     }
 
     /// Returns the largest of `orders` at which the block around the empty entry at `va` lies in

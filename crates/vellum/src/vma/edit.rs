@@ -78,9 +78,9 @@ pub(super) fn edit<V: Interval, R>(
     Some(Edited { gap, shrunk: false, ..done })
 }
 
-/// Returns the length of the largest gap of a node after a change of one entry. `largest` was it
-/// before; `before` and `after` are the largest gaps around that entry. Searches the node only if
-/// the largest gap of all shrank.
+/// Returns the length of the largest gap of a node after a change of one entry. `largest` is that
+/// length before the change; `before` and `after` are the largest gaps around that entry. Searches
+/// the node only if the largest gap of all shrank.
 pub(super) fn updated_gap(largest: u64, before: u64, after: u64, search: impl FnOnce() -> u64) -> u64 {
     if after >= largest {
         after

@@ -67,7 +67,7 @@ bitflags! {
         /// The VMA can't be unmapped, moved, resized, replaced or given another protection
         /// (`mseal`).
         const SEALED = 128;
-        /// Soft-dirty tracking covers this VMA: its PTEs tell which pages were written since the
+        /// Soft-dirty tracking covers this VMA: its PTEs record which pages were written since the
         /// last clearing (`/proc/PID/clear_refs`). All pages of a VMA without this flag count as
         /// written, because it was mapped or moved since. The inverse of Linux's `VM_SOFTDIRTY`.
         const SOFT_DIRTY_CLEARED = 256;

@@ -1,7 +1,8 @@
 //! Nodes of the VMA tree: whole pages that the caller allocates. Only this module accesses their
 //! memory.
 //!
-//! * A [`Page`] is 4 KiB that the tree owns and does not use yet. [`Spares`] is a list of pages.
+//! * A [`Page`] is 4 KiB that the tree owns and does not use yet. [`SpareNodes`] is a list of
+//!   pages.
 //! * A [`Node`] is a page in use, as a [`Leaf`] or an [`Inner`] node. It owns the page as a `Box`
 //!   owns its memory, so that the borrow checker rules out access to a freed node. Only freeing is
 //!   explicit: a dropped handle leaks its page, which is safe.

@@ -169,13 +169,13 @@ fn cont_blocks_fold_and_unfold() {
             let index = index % ((1 << arch.cont_bits(1)) - 1);
             let leaf = arch.leaf(PhysAddr(pa + ((index as u64) << arch.page_shift())), attrs, 1);
             assert_eq!(leaf & A::CONT, 0);
-            let joined = arch.with_cont(leaf);
-            assert_ne!(joined & A::CONT, 0);
-            assert_eq!(arch.attrs(joined, 1), arch.attrs(leaf, 1));
-            assert_eq!((arch.without_cont(joined, index), arch.without_cont(leaf, index)), (leaf, leaf));
-            assert_eq!(arch.at_index(joined, index), leaf | A::CONT);
+            let folded = arch.with_cont(leaf);
+            assert_ne!(folded & A::CONT, 0);
+            assert_eq!(arch.attrs(folded, 1), arch.attrs(leaf, 1));
+            assert_eq!((arch.without_cont(folded, index), arch.without_cont(leaf, index)), (leaf, leaf));
+            assert_eq!(arch.at_index(folded, index), leaf | A::CONT);
             let next = arch.with_cont(arch.leaf(PhysAddr(pa + ((index as u64 + 1) << arch.page_shift())), attrs, 1));
-            assert_eq!(joined.wrapping_add(arch.cont_step(leaf, 1)), next);
+            assert_eq!(folded.wrapping_add(arch.cont_step(leaf, 1)), next);
         }
     }
     check(Aarch64::granule_4k(), 0xffff_0000_0000);

@@ -5,7 +5,7 @@ use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::sync::Retries;
-use crate::table::{Found, NotMapped};
+use crate::table::{Found, NotMapped, Probe};
 use crate::vma::{Prot, State, Vma, VmaFlags};
 
 use super::stack::Growth;
@@ -144,7 +144,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
             true => self.zero_orders(orders),
             false => self.object_orders(vma, access),
         };
-        let (raw, level, order) = self.tables().probe(addr, vma.range, wanted);
+        let Probe { raw, level, order } = self.tables().probe(addr, vma.range, wanted);
         match self.arch().kind(raw, level) {
             Kind::None if vma.flags.contains(VmaFlags::UFFD_MISSING) => self.missing_event(Touch { vma, addr, access }),
             Kind::None if !vma.backing.is_anonymous() => self.map_object(Touch { vma, addr, access }, order),

@@ -161,8 +161,8 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
             None => Ok(Outcome::NoVma),
             Some(vma) if vma.state == State::Locked => Ok(Outcome::Locked),
             Some(vma) => {
-                let (raw, level, _) = self.tables().probe(addr, vma.range, 0);
-                match self.arch().kind(raw, level) {
+                let entry = self.tables().probe(addr, vma.range, 0);
+                match self.arch().kind(entry.raw, entry.level) {
                     Kind::Swap => {
                         let touch = Touch { vma, addr, access: Access::Read };
                         self.swap_in(touch, Anon::of(self.space).orders(vma))

@@ -134,8 +134,8 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
         let mut bytes = 0;
         self.each_page_in_objects(range, |vma, addr, is_resident| {
             let has_entry = || {
-                let (raw, level, _) = self.tables().probe(addr, vma.range, 0);
-                self.arch().kind(raw, level) != Kind::None
+                let entry = self.tables().probe(addr, vma.range, 0);
+                self.arch().kind(entry.raw, entry.level) != Kind::None
             };
             let shows_object = vma.backing.is_shared() || !vma.prot.contains(Prot::WRITE);
             bytes += if is_resident || !shows_object && has_entry() { 0 } else { 1 << self.page_shift() };

@@ -15,7 +15,7 @@ use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::sync::Retries;
-use crate::table::{NotMapped, Run};
+use crate::table::{NotMapped, Probe, Run};
 use crate::vma::{State, Vma, VmaFlags};
 
 use super::Uffd;
@@ -371,7 +371,7 @@ impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
             return Err(TryFillError::VmaLocked);
         }
         let (at, window) = (rest.start, vma.range.intersect(&rest));
-        let (raw, level, order) = self.tables().probe(at, window, orders);
+        let Probe { raw, level, order } = self.tables().probe(at, window, orders);
         match arch.kind(raw, level) {
             Kind::None => {
                 Ok(MissingBlock { range: window.around(at, order as u32 + FRAME_SHIFT), order, marker: None })

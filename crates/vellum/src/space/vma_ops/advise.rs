@@ -1,4 +1,4 @@
-//! Hints about memory: `madvise`.
+//! The kinds of advice that `madvise` takes, and its errors.
 
 use crate::addr::VirtRange;
 use crate::errno::Errno;
@@ -8,60 +8,62 @@ use super::ProtectError;
 use crate::space::fault::FaultError;
 use crate::space::thp::CollapseError;
 
-/// What is said about a range.
+/// An advice about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advise {
-    /// Its contents are not needed; the next touch finds zeros (`MADV_DONTNEED`).
+    /// Drops the contents: the next access finds zeros, or the object's contents (`MADV_DONTNEED`).
     DontNeed,
-    /// Large folios, please (`MADV_HUGEPAGE`).
+    /// Faults may allocate large folios (`MADV_HUGEPAGE`).
     Huge,
-    /// No large folios (`MADV_NOHUGEPAGE`).
+    /// Faults allocate no large folios (`MADV_NOHUGEPAGE`).
     NoHuge,
-    /// As [`Advise::DontNeed`], locked VMAs too (`MADV_DONTNEED_LOCKED`).
+    /// Drops the contents as [`Advise::DontNeed`] does, of locked VMAs too
+    /// (`MADV_DONTNEED_LOCKED`).
     DontNeedLocked,
-    /// Its contents may go when memory is short, until they are written to (`MADV_FREE`): private
-    /// anonymous memory only.
+    /// Makes the pages lazyfree: reclaim may drop the contents until they are written to
+    /// (`MADV_FREE`). Private anonymous memory only.
     Free,
-    /// A child is not to have it (`MADV_DONTFORK`).
+    /// Fork does not copy the VMA to the child (`MADV_DONTFORK`).
     DontFork,
-    /// A child is to have it (`MADV_DOFORK`).
+    /// Fork copies the VMA to the child (`MADV_DOFORK`).
     DoFork,
-    /// A child is to have it empty (`MADV_WIPEONFORK`): private anonymous memory only.
+    /// The child gets the VMA without its pages (`MADV_WIPEONFORK`). Private anonymous memory only.
     WipeOnFork,
-    /// A child is to have it with its contents (`MADV_KEEPONFORK`).
+    /// The child gets the VMA with its pages (`MADV_KEEPONFORK`).
     KeepOnFork,
-    /// Not for core files (`MADV_DONTDUMP`).
+    /// A core dump leaves the memory out (`MADV_DONTDUMP`).
     DontDump,
-    /// For core files (`MADV_DODUMP`).
+    /// A core dump includes the memory (`MADV_DODUMP`).
     DoDump,
-    /// How it will be read (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`). Nothing depends on
-    /// it.
+    /// The pattern of reads to expect (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`). Has no
+    /// effect.
     ReadPattern,
-    /// Needed soon: what is swapped out comes back, as far as there is memory (`MADV_WILLNEED`).
+    /// Swaps pages in that are on swap devices, as far as there is memory (`MADV_WILLNEED`).
     WillNeed,
-    /// Not needed soon: what is this space's alone counts as not used, and is looked at first when
-    /// memory is short (`MADV_COLD`).
+    /// Deactivates pages that only this space maps: they count as not accessed, and reclaim looks
+    /// at them first (`MADV_COLD`).
     Cold,
-    /// Not needed soon: what is this space's alone goes to a swap device, as far as there is room
+    /// Pages out pages that only this space maps, as far as swap devices have room
     /// (`MADV_PAGEOUT`).
     PageOut,
-    /// Have it in huge pages now, whatever policy says of faults (`MADV_COLLAPSE`): private
-    /// anonymous memory of which something is there.
+    /// Collapses the memory into huge pages now, whatever the policy for faults is
+    /// (`MADV_COLLAPSE`). Private anonymous memory that has pages already.
     Collapse,
-    /// Fault it in for reading (`MADV_POPULATE_READ`).
+    /// Faults the memory in for reading (`MADV_POPULATE_READ`).
     PopulateRead,
-    /// Fault it in for writing (`MADV_POPULATE_WRITE`).
+    /// Faults the memory in for writing (`MADV_POPULATE_WRITE`).
     PopulateWrite,
-    /// Forget what is there, and make every access a fault until the guard is removed
+    /// Drops the contents and installs guards: every access faults until the guards are removed
     /// (`MADV_GUARD_INSTALL`).
     GuardInstall,
-    /// Let what was guarded be used again (`MADV_GUARD_REMOVE`).
+    /// Removes guards: the pages can be accessed again (`MADV_GUARD_REMOVE`).
     GuardRemove,
 }
 
 impl Advise {
-    /// Whether contents go, here or for a child.
-    pub(super) fn forgets(self) -> bool {
+    /// Returns true if the advice drops contents, in this space or for a child (Linux:
+    /// `is_madv_discard`).
+    pub(super) fn drops_contents(self) -> bool {
         matches!(
             self,
             Advise::DontNeed
@@ -74,40 +76,40 @@ impl Advise {
     }
 }
 
-/// Why an advice was not taken, or not in full.
+/// The reason why an advice was not applied, or not to all of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdviseError {
     /// The address is not a multiple of the page size.
     Unaligned(u64),
-    /// The end is beyond the last address.
+    /// The range ends beyond the last address.
     Overflow,
-    /// Not all of the range is mapped. The advice was taken for what is, as Linux does; of what is
-    /// to be faulted in, for what lies before the hole.
+    /// Not all of the range is mapped. The advice was applied to the mapped part, as in Linux; to
+    /// fault memory in, only up to the hole.
     NotMapped,
-    /// This VMA is sealed, and can't be written, so what it holds may not be forgotten.
+    /// This VMA is sealed and read-only, so its contents may not be dropped.
     Sealed(VirtRange),
-    /// A VMA is locked; those before it are done.
+    /// This VMA is locked; the VMAs before it are done.
     Locked(VirtRange),
-    /// What is there can't be written, so neither can holes be made in it.
+    /// This VMA is not writable shared memory, so no hole can be punched there.
     Denied(VirtRange),
-    /// No memory object stands behind this VMA, so that no hole can be made there.
+    /// This VMA maps no object, so no hole can be punched there.
     NoObject(VirtRange),
-    /// That is for private anonymous memory only, and this VMA is something else.
+    /// The advice is for private anonymous memory, and this VMA is something else.
     NotPrivate(VirtRange),
-    /// This VMA may not be accessed so; what lies before it was faulted in.
+    /// The protection of this VMA forbids the access; what lies before it was faulted in.
     Inaccessible(VirtRange),
     /// A page could not be faulted in; what lies before it was.
     Fault(FaultError),
-    /// Not all of it was had in huge pages.
+    /// Not all of the range could be collapsed into huge pages.
     Collapse(CollapseError),
-    /// The space has as many VMAs as it may.
+    /// The limit on the number of VMAs would be exceeded.
     TooManyVmas,
-    /// No memory to split VMAs or huge mappings at the ends, or for the tables of guards.
+    /// There is no memory to split VMAs or huge PTEs at the ends, or for the page tables of guards.
     NoMemory(Refused),
 }
 
 impl AdviseError {
-    /// What Linux's `madvise` answers.
+    /// Returns the errno that Linux's `madvise` reports.
     pub const fn errno(&self) -> Errno {
         match self {
             AdviseError::Unaligned(_)
@@ -130,18 +132,24 @@ impl AdviseError {
 impl core::fmt::Display for AdviseError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            AdviseError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
-            AdviseError::Overflow => f.write_str("beyond the last address"),
-            AdviseError::NotMapped => f.write_str("not all of the range is mapped"),
-            AdviseError::Sealed(range) => write!(f, "{range:?} is sealed"),
-            AdviseError::Locked(range) => write!(f, "{range:?} is locked"),
-            AdviseError::Denied(range) => write!(f, "{range:?} is not shared memory that may be written"),
-            AdviseError::NotPrivate(range) => write!(f, "{range:?} is not private anonymous memory"),
-            AdviseError::Inaccessible(range) => write!(f, "{range:?} may not be accessed so"),
+            AdviseError::Unaligned(addr) => write!(f, "address {addr:#x} is not a multiple of the page size: align it"),
+            AdviseError::Overflow => f.write_str("the range ends beyond the last address: shorten it"),
+            AdviseError::NotMapped => f.write_str("not all of the range is mapped: pass a mapped range"),
+            AdviseError::Sealed(range) => {
+                write!(f, "the VMA {range:?} is sealed and read-only: its contents can't be dropped")
+            }
+            AdviseError::Locked(range) => write!(f, "the VMA {range:?} is locked: unlock it"),
+            AdviseError::Denied(range) => write!(f, "the VMA {range:?} is not writable shared memory"),
+            AdviseError::NotPrivate(range) => write!(f, "the VMA {range:?} is not private anonymous memory"),
+            AdviseError::Inaccessible(range) => {
+                write!(f, "the protection of the VMA {range:?} forbids the access: change it")
+            }
             AdviseError::Fault(error) => error.fmt(f),
             AdviseError::Collapse(error) => error.fmt(f),
-            AdviseError::NoObject(range) => write!(f, "no memory object stands behind {range:?}"),
-            AdviseError::TooManyVmas => f.write_str("too many VMAs"),
+            AdviseError::NoObject(range) => {
+                write!(f, "the VMA {range:?} maps no page-cache object: pass a shared mapping")
+            }
+            AdviseError::TooManyVmas => f.write_str("too many VMAs: raise the limit, or unmap some"),
             AdviseError::NoMemory(why) => why.fmt(f),
         }
     }

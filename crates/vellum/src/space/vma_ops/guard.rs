@@ -1,6 +1,6 @@
-//! Guards: pages that nobody may touch though their VMA says so, without a VMA of their own
-//! (`MADV_GUARD_INSTALL`). A guard is a marker in the page table: a run of equal entries, that
-//! outlives what is forgotten around it.
+//! Guards: pages on which every access faults, whatever the protection of their VMA, without a VMA
+//! of their own (`MADV_GUARD_INSTALL`). A guard is a marker PTE, which stays when the memory around
+//! it is zapped by `MADV_DONTNEED`. Adjacent guards form a run of equal PTEs.
 
 use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::platform::Platform;
@@ -10,12 +10,21 @@ use crate::vma::State;
 use super::{AdviseError, Madvise};
 use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 
+/// A part of a range that has only guards, or only empty PTEs.
+struct UniformPart {
+    range: UserRange,
+    /// True if the part has guards. Also true of an empty part.
+    has_guards: bool,
+}
+
 impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
-    /// Forgets what is in a range and guards what is mapped of it, one table after the other.
+    /// Zaps a range and installs guards on the mapped part of it, one page table after the other.
     ///
-    /// If memory for tables runs out, what lies before the failing table is guarded, what lies
-    /// behind it stays, and of the table's part the contents are gone and some is guarded. Guards
-    /// that were there stay in any case.
+    /// # Errors
+    /// [`AdviseError::NoMemory`]: a page table could not be allocated. What lies before it has
+    /// guards, and what lies behind it is unchanged; the part that it would map may be zapped, and
+    /// have some of its guards. [`AdviseError::Locked`]: a VMA is locked; what lies before its
+    /// first page table has guards. Guards that were there before stay in any case.
     pub(super) fn install_guards(self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
         let shift = self.arch().level_shift(2);
         while !rest.left.is_empty() {
@@ -27,7 +36,7 @@ impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
             };
             let part = rest.left.around(mapped.start, shift);
             rest.holes |= part.start > rest.left.start;
-            rest.holes |= !self.guard_part(part)?;
+            rest.holes |= !self.guard_table_range(part)?;
             rest.left = rest.left.tail(part.end);
             self.platform().resched();
             if !more() {
@@ -37,33 +46,37 @@ impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
         Ok(())
     }
 
-    /// Forgets what is in a range that one table maps and guards what is mapped of it; returns
-    /// whether that is all. Faults wait meanwhile, so that none fills a page again.
-    fn guard_part(self, range: UserRange) -> Result<bool, AdviseError> {
-        // All of the space: VMAs are held in full, also where the range ends inside of one.
+    /// Zaps a range that one page table maps, and installs guards on the mapped part of it. Returns
+    /// true if all of the range is mapped. Faults wait meanwhile, so that none maps a page there.
+    ///
+    /// # Errors
+    /// As [`Madvise::install_guards`].
+    fn guard_table_range(self, range: UserRange) -> Result<bool, AdviseError> {
+        // Claims the whole space, because VMAs are locked as a whole, also where the range ends
+        // inside one.
         let mut change = Change::begin(self.space, UserRange::all(self.arch()));
         change.unlock();
         let covered = self.check_vmas(range, true, false)?;
         change.vmas().each(self.machine(), range, |v| v.state = State::Locked);
         change.unlock();
-        let guarded = self.tables().split_edges(range).map_err(AdviseError::from).and_then(|()| {
+        let result = self.tables().split_edges(range).map_err(AdviseError::from).and_then(|()| {
             Zap::of(self.space).all_but(range, Keep::Guards);
-            self.put_guards(range)
+            self.map_guards(range)
         });
         change.vmas().each(self.machine(), range, |v| v.state = State::Live);
-        guarded.map(|()| covered)
+        result.map(|()| covered)
     }
 
-    /// Guards what is mapped of a range that holds nothing but guards: its VMAs are held, and no
-    /// other change is at work there.
-    fn put_guards(self, range: UserRange) -> Result<(), AdviseError> {
+    /// Installs guards on the mapped part of `range`, which has no PTEs but guards. The VMAs there
+    /// are locked, and no other change is at work there.
+    fn map_guards(self, range: UserRange) -> Result<(), AdviseError> {
         let arch = self.arch();
         let mut left = range;
         while !left.is_empty()
             && let Some(mapped) = self.first_mapped(left)
         {
-            let (part, guarded) = self.first_alike(mapped);
-            if !guarded {
+            let UniformPart { range: part, has_guards } = self.first_uniform_part(mapped);
+            if !has_guards {
                 let len = (part.len() >> arch.page_shift()) as usize;
                 let guards = Run::new(part.start, 1, Kind::Marker, arch.marker_pte(Marker::Guard), len);
                 self.tables().map_run(part, &guards).map_err(|error| error.shortage())?;
@@ -73,39 +86,40 @@ impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
         Ok(())
     }
 
-    /// Returns the first part of a range that is all guards, or holds nothing; and whether it is
-    /// guards.
-    fn first_alike(self, range: UserRange) -> (UserRange, bool) {
+    /// Returns the first part of `range` that has only guards, or only empty PTEs.
+    fn first_uniform_part(self, range: UserRange) -> UniformPart {
         let arch = self.arch();
         match self.tables().find(range) {
-            Found::Hole(end) => (range.head(end), false),
+            Found::Hole(end) => UniformPart { range: range.head(end), has_guards: false },
             Found::Table(table) => {
                 let run = table.run(range.start, range.end);
                 table.release();
                 match run {
-                    Some(run) => (range.intersect(&run.range(arch)), run.kind == Kind::Marker),
-                    // Busy; the caller looks again.
-                    None => (range.head(range.start), true),
+                    Some(run) => {
+                        UniformPart { range: range.intersect(&run.range(arch)), has_guards: run.kind == Kind::Marker }
+                    }
+                    // The PTE is busy: an empty part, so that the caller looks again.
+                    None => UniformPart { range: range.head(range.start), has_guards: true },
                 }
             }
         }
     }
 
-    /// Returns the first part of a range that a VMA has.
+    /// Returns the first part of a range that lies in one VMA. Locks the VMAs for reading.
     fn first_mapped(self, range: UserRange) -> Option<UserRange> {
         let vmas = self.space.read();
         let first = vmas.overlapping(self.platform(), range).next();
         first.map(|vma| vma.range.intersect(&range))
     }
 
-    /// Remove the guards of a range, side by side with faults.
+    /// Removes the guards of a range, beside faults.
     pub(super) fn remove_guards(self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
         let mut gather = self.space.gather(rest.left);
         Pieces::of(self.space).each_vma(rest, more, |_, part| {
             let end = match self.tables().find(part) {
                 Found::Hole(end) => end,
                 Found::Table(table) => {
-                    let end = self.erase_guards(&table, part.head(table.hold_end(part)));
+                    let end = self.erase_table_guards(&table, part.head(table.hold_end(part)));
                     table.unlock(&mut gather);
                     end
                 }
@@ -115,9 +129,9 @@ impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
         })
     }
 
-    /// Erase the guards that a table has in a range, as far as nothing there is busy; how far that
-    /// was.
-    fn erase_guards(self, table: &LockedTable<'_, '_, P, A>, range: UserRange) -> u64 {
+    /// Removes the guards of a page table in `range`, up to the first busy PTE. Returns the address
+    /// that it got to.
+    fn erase_table_guards(self, table: &LockedTable<'_, '_, P, A>, range: UserRange) -> u64 {
         let arch = self.arch();
         let mut at = range.start;
         while at < range.end

@@ -1,10 +1,11 @@
-//! Memory that is to stay: `mlock` and its kin.
+//! Memory locking: `mlock`, `munlock`, `mlockall` and `munlockall`.
 //!
-//! A locked VMA is faulted in at once, and its memory is not to be reclaimed; or, `ONFAULT`, only
-//! the latter. Who reclaims asks the VMA. So what was faulted in before stays on its LRU list until
-//! somebody looks at it there; then, and what is faulted in later at once, it goes to the list of
-//! what is not to be looked at. Unlocking brings it back from there. (What nobody has locked any
-//! more for another reason is found there when nothing else can be reclaimed.)
+//! A locked VMA is faulted in at once, and its memory is not reclaimed; with `ONFAULT` it is only
+//! not reclaimed. The reclaimer checks the VMAs that map a folio. So a folio that was faulted in
+//! before its VMA was locked stays on its LRU list until the reclaimer looks at it there, and moves
+//! to the list of unevictable folios then; a folio that is faulted in later goes to that list at
+//! once. Unlocking moves folios back. A folio that no VMA locks any more for another reason stays
+//! on the unevictable list until the reclaimer finds nothing else to reclaim, and looks there.
 
 use bitflags::bitflags;
 
@@ -20,41 +21,42 @@ use crate::space::fault::{Access, FaultError};
 use crate::space::ground::{Change, Ptes};
 
 bitflags! {
-    /// Which VMAs to lock, and how. The bits are Linux's.
+    /// The VMAs that `mlockall` locks, and the way to lock them. The bits are Linux's.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct LockAll: u8 {
-        /// Those that there are (`MCL_CURRENT`).
+        /// Locks the present VMAs (`MCL_CURRENT`).
         const CURRENT = 1;
-        /// Those that will be mapped (`MCL_FUTURE`).
+        /// Locks the VMAs that are mapped later (`MCL_FUTURE`).
         const FUTURE = 2;
-        /// Fault nothing in for that (`MCL_ONFAULT`).
+        /// Faults nothing in (`MCL_ONFAULT`).
         const ONFAULT = 4;
     }
 }
 
-/// Why memory was not locked, or unlocked. Nothing was changed, unless something else is said.
+/// The reason why memory was not locked or unlocked. Nothing was changed, except after
+/// [`LockError::Fault`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockError {
-    /// The end is beyond the last address.
+    /// The range ends beyond the last address.
     Overflow,
-    /// Flags that make no sense.
+    /// The flags contain an unknown bit, or neither [`LockAll::CURRENT`] nor [`LockAll::FUTURE`].
     Flags(LockAll),
-    /// No memory may be locked at all.
+    /// The limit on locked memory is 0.
     Forbidden,
     /// Not all of the range is mapped.
     NotMapped,
-    /// More locked memory than the limit allows.
+    /// The limit on locked memory would be exceeded.
     LockLimit,
-    /// VMAs would have to be split, and the space has as many as it may.
+    /// The change splits VMAs, and the limit on their number would be exceeded.
     TooManyVmas,
-    /// VMAs or huge mappings would have to be split, and there is no memory for that.
+    /// There is no memory to split VMAs or huge PTEs.
     NoMemory(Refused),
-    /// It is locked, but not all of it could be faulted in.
+    /// The range is locked, but not all of it could be faulted in.
     Fault(FaultError),
 }
 
 impl LockError {
-    /// What Linux's `mlock`, `munlock` and `mlockall` answer.
+    /// Returns the errno that Linux's `mlock`, `munlock` and `mlockall` report.
     pub const fn errno(&self) -> Errno {
         match self {
             LockError::Overflow | LockError::Flags(_) => Errno::EINVAL,
@@ -68,12 +70,14 @@ impl LockError {
 impl core::fmt::Display for LockError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            LockError::Overflow => f.write_str("beyond the last address"),
-            LockError::Flags(flags) => write!(f, "{flags:?} make no sense"),
-            LockError::Forbidden => f.write_str("no memory may be locked"),
-            LockError::NotMapped => f.write_str("not all of the range is mapped"),
-            LockError::LockLimit => f.write_str("over the limit on locked memory"),
-            LockError::TooManyVmas => f.write_str("too many VMAs"),
+            LockError::Overflow => f.write_str("the range ends beyond the last address: shorten it"),
+            LockError::Flags(flags) => write!(f, "invalid mlockall flags {flags:?}: pass CURRENT, FUTURE or both"),
+            LockError::Forbidden => f.write_str("the limit on locked memory is 0: raise it"),
+            LockError::NotMapped => f.write_str("not all of the range is mapped: pass a mapped range"),
+            LockError::LockLimit => {
+                f.write_str("the range exceeds the limit on locked memory: raise it, or unlock other memory")
+            }
+            LockError::TooManyVmas => f.write_str("too many VMAs: raise the limit, or unmap some"),
             LockError::NoMemory(why) => why.fmt(f),
             LockError::Fault(error) => error.fmt(f),
         }
@@ -95,43 +99,45 @@ impl From<ProtectError> for LockError {
     }
 }
 
-/// What locking makes of a VMA.
-fn with_lock(flags: VmaFlags, lock: VmaFlags) -> VmaFlags {
+/// Returns the flags of a VMA with its `mlock` flags replaced by `lock`.
+fn with_lock_flags(flags: VmaFlags, lock: VmaFlags) -> VmaFlags {
     (flags - VmaFlags::LOCKED_MASK) | lock
 }
 
 impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
-    /// Implements [`AddressSpace::lock`].
+    /// Implements [`AddressSpace::lock`](crate::space::AddressSpace::lock).
     pub(super) fn lock(self, addr: u64, len: u64, on_fault: bool) -> Result<(), LockError> {
         let mut rest = self.begin_lock(addr, len, on_fault)?;
         self.populate_some(&mut rest, || true).map(|_| ()).map_err(LockError::Fault)
     }
 
-    /// Implements [`AddressSpace::begin_lock`].
+    /// Implements [`AddressSpace::begin_lock`](crate::space::AddressSpace::begin_lock).
     pub(super) fn begin_lock(self, addr: u64, len: u64, on_fault: bool) -> Result<Populating, LockError> {
         let limit = self.space.limits().locked;
         if limit == 0 {
             return Err(LockError::Forbidden);
         }
-        let range = self.pages_of(addr, len).map_err(|error| if len > limit { LockError::LockLimit } else { error })?;
+        let range =
+            self.page_range(addr, len).map_err(|error| if len > limit { LockError::LockLimit } else { error })?;
         let mut lock = VmaFlags::LOCKED;
         lock.set(VmaFlags::ONFAULT, on_fault);
         let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
         let is_locked = |vma: &&Vma| vma.flags.contains(VmaFlags::LOCKED);
-        let there = |vma: &Vma| vma.range.intersect(&range).len();
-        let locked = vmas.overlapping(self.platform(), range).filter(is_locked).map(there).sum::<u64>();
-        if (vmas.locked - locked).saturating_add(range.len()) > vmas.limits.locked {
+        let bytes_in_range = |vma: &Vma| vma.range.intersect(&range).len();
+        let locked_already =
+            vmas.overlapping(self.platform(), range).filter(is_locked).map(bytes_in_range).sum::<u64>();
+        if (vmas.locked - locked_already).saturating_add(range.len()) > vmas.limits.locked {
             return Err(LockError::LockLimit);
         }
-        self.set_vmas(&mut change, range, |v| v.flags = with_lock(v.flags, lock))?;
+        self.set_vmas(&mut change, range, |v| v.flags = with_lock_flags(v.flags, lock))?;
         drop(change);
         Ok(Populating::all(range, false))
     }
 
-    /// Implements [`AddressSpace::unlock`].
+    /// Implements [`AddressSpace::unlock`](crate::space::AddressSpace::unlock).
     pub(super) fn unlock(self, addr: u64, len: u64) -> Result<(), LockError> {
-        let range = self.pages_of(addr, len)?;
+        let range = self.page_range(addr, len)?;
         let mut change = Change::begin(self.space, range);
         if self.set_vmas(&mut change, range, |v| v.flags -= VmaFlags::LOCKED_MASK)? {
             change.unlock();
@@ -140,12 +146,12 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         Ok(())
     }
 
-    /// Implements [`AddressSpace::lock_all`].
+    /// Implements [`AddressSpace::lock_all`](crate::space::AddressSpace::lock_all).
     pub(super) fn lock_all(self, flags: LockAll) -> Result<(), LockError> {
         self.begin_lock_all(flags).map(|rest| self.populate_all(rest))
     }
 
-    /// Implements [`AddressSpace::begin_lock_all`].
+    /// Implements [`AddressSpace::begin_lock_all`](crate::space::AddressSpace::begin_lock_all).
     pub(super) fn begin_lock_all(self, flags: LockAll) -> Result<Populating, LockError> {
         if !flags.intersects(LockAll::CURRENT | LockAll::FUTURE) || flags.bits() & !LockAll::all().bits() != 0 {
             return Err(LockError::Flags(flags));
@@ -164,31 +170,32 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         vmas.def_flags = if flags.contains(LockAll::FUTURE) { lock } else { VmaFlags::empty() };
         if flags.contains(LockAll::CURRENT) {
             vmas.account_all(self.machine(), all, -1);
-            vmas.each(self.machine(), all, |v| v.flags = with_lock(v.flags, lock));
+            vmas.each(self.machine(), all, |v| v.flags = with_lock_flags(v.flags, lock));
             vmas.account_all(self.machine(), all, 1);
         }
         drop(change);
-        let now = if flags.contains(LockAll::CURRENT) { all } else { UserRange::default() };
-        Ok(Populating::all(now, false))
+        let to_populate = if flags.contains(LockAll::CURRENT) { all } else { UserRange::default() };
+        Ok(Populating::all(to_populate, false))
     }
 
-    /// Implements [`AddressSpace::unlock_all`].
+    /// Implements [`AddressSpace::unlock_all`](crate::space::AddressSpace::unlock_all).
     pub(super) fn unlock_all(self) {
         let all = UserRange::all(self.arch());
         let mut change = Change::begin(self.space, all);
         let vmas = change.vmas();
         vmas.def_flags = VmaFlags::empty();
-        let some = vmas.locked > 0;
+        let has_locked_vmas = vmas.locked > 0;
         vmas.account_all(self.machine(), all, -1);
         vmas.each(self.machine(), all, |v| v.flags -= VmaFlags::LOCKED_MASK);
         vmas.account_all(self.machine(), all, 1);
-        if some {
+        if has_locked_vmas {
             change.unlock();
             self.make_evictable(all);
         }
     }
 
-    /// What a range has may be reclaimed again, unless who wants to finds it locked elsewhere.
+    /// Moves the folios that `range` maps from the unevictable list back to the LRU lists. If
+    /// another locked VMA maps a folio, the reclaimer moves it back when it finds that.
     fn make_evictable(self, range: UserRange) {
         let machine = self.machine();
         Ptes::of(self.space).each_run(range, |_, run| {
@@ -202,8 +209,12 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         });
     }
 
-    /// The pages that a range touches.
-    fn pages_of(self, addr: u64, len: u64) -> Result<UserRange, LockError> {
+    /// Returns the pages that `len` bytes from `addr` on touch.
+    ///
+    /// # Errors
+    /// [`LockError::NotMapped`]: they reach beyond the user half. [`LockError::Overflow`]: they end
+    /// beyond the last address.
+    fn page_range(self, addr: u64, len: u64) -> Result<UserRange, LockError> {
         let start = align_down(addr, self.page_shift());
         let len = len.checked_add(addr - start).ok_or(LockError::Overflow)?;
         UserRange::new(self.arch(), start, len).map_err(|bad| match bad {
@@ -214,9 +225,9 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
 }
 
 impl Vma {
-    /// The access that brings all that there is to be brought ahead: private memory that may be
-    /// written has its own.
-    pub(super) fn populated_by(&self) -> Access {
+    /// Returns the access that faults this VMA in ahead of use: a write for writable private
+    /// memory, so that its private pages are allocated; else a read.
+    pub(super) fn populate_access(&self) -> Access {
         if self.prot.contains(Prot::WRITE) && !self.backing.is_shared() { Access::Write } else { Access::Read }
     }
 }

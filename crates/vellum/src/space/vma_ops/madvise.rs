@@ -1,15 +1,16 @@
 //! `madvise`, piece by piece.
 //!
-//! The operation begins with a check of everything that concerns the range as a whole, and with the
-//! changes that may fail ([`Madvise::begin_advice`]). It returns a value that records what is left,
-//! which the caller passes to the second part again and again ([`Madvise::advise_some`]). That part
-//! asks the caller after each step whether to go on. When it returns it holds no lock and claims no
-//! range: a host that can't switch tasks inside the engine runs other tasks then, which may change
-//! the space. The result and what a failure leaves don't depend on the number of pieces;
-//! [`Madvise::advise`] does all in one.
+//! [`Madvise::begin_advice`] checks everything that concerns the range as a whole, and makes the
+//! changes that may fail. It returns an [`Advising`], which records what is left of the range. The
+//! caller passes that to [`Madvise::advise_some`] again and again, which calls a callback of the
+//! caller after each step to learn whether to continue. When `advise_some` returns, it holds no
+//! lock and claims no range: a host that can't switch tasks inside the engine runs other tasks
+//! then, which may change the space. The result and what a failure leaves don't depend on the
+//! number of pieces; [`Madvise::advise`] does all in one call.
 //!
-//! After an error the value records what is left from the failure on. A caller that has removed the
-//! cause (it reclaimed memory, or a userfaultfd supplied a page) may go on with the value.
+//! After an error the [`Advising`] records what is left from the failure on. A caller that has
+//! removed the cause (it reclaimed memory, or a userfaultfd supplied a page) may pass the value
+//! again.
 
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::frame::policy::Advice;
@@ -24,54 +25,56 @@ use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 use crate::space::reclaim::Pageout;
 use crate::space::thp::{CollapseError, Thp};
 
-/// Advice that was begun (`AddressSpace::begin_advice`), and what is left of it.
+/// An advice in progress
+/// ([`AddressSpace::begin_advice`](crate::space::AddressSpace::begin_advice)), and what is left of
+/// its range.
 #[derive(Clone, Copy, Debug)]
 pub struct Advising {
     rest: Rest,
     advice: Advise,
-    /// The range goes on beyond the user half, where nothing can be mapped.
-    beyond: bool,
-    /// Why the last block that could not be collapsed was not.
-    failed: Option<CollapseError>,
+    /// True if the range reaches beyond the user half, where nothing can be mapped.
+    beyond_user_half: bool,
+    /// The error of the last block that could not be collapsed.
+    collapse_error: Option<CollapseError>,
 }
 
 impl Advising {
-    /// Returns what the operation answers when nothing is left.
-    fn answer(&self) -> Result<(), AdviseError> {
-        match self.failed {
+    /// Returns the result of the operation, once nothing is left.
+    fn result(&self) -> Result<(), AdviseError> {
+        match self.collapse_error {
             _ if self.rest.holes => Err(AdviseError::NotMapped),
             Some(error) => Err(AdviseError::Collapse(error)),
-            None if self.beyond => Err(AdviseError::NotMapped),
+            None if self.beyond_user_half => Err(AdviseError::NotMapped),
             None => Ok(()),
         }
     }
 }
 
 impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
-    /// Implements [`AddressSpace::advise`].
+    /// Implements [`AddressSpace::advise`](crate::space::AddressSpace::advise).
     pub(super) fn advise(self, addr: u64, len: u64, advice: Advise) -> Result<(), AdviseError> {
         let mut rest = self.begin_advice(addr, len, advice)?;
         self.advise_some(&mut rest, || true).map(|_| ())
     }
 
-    /// Implements [`AddressSpace::begin_advice`].
+    /// Implements [`AddressSpace::begin_advice`](crate::space::AddressSpace::begin_advice).
     pub(super) fn begin_advice(self, addr: u64, len: u64, advice: Advise) -> Result<Advising, AdviseError> {
-        let (range, beyond) = match UserRange::new(self.arch(), addr, len) {
+        let (range, beyond_user_half) = match UserRange::new(self.arch(), addr, len) {
             Ok(range) => (range, false),
             Err(BadRange::Unaligned(addr)) => return Err(AdviseError::Unaligned(addr)),
             Err(BadRange::Overflow) => return Err(AdviseError::Overflow),
             // The user half ends in a hole that can't be mapped.
             Err(BadRange::Beyond(part)) => (part, true),
         };
-        let mut begun = Advising { rest: Rest::all(range), advice, beyond, failed: None };
+        let mut begun = Advising { rest: Rest::all(range), advice, beyond_user_half, collapse_error: None };
         if range.is_empty() {
             return Ok(begun);
         }
-        if advice.forgets() {
-            VmaOps::of(self.space).check_sealed(range)?;
+        if advice.drops_contents() {
+            VmaOps::of(self.space).check_may_drop_contents(range)?;
         }
-        // The checks and splits that may fail come first, so that a failure changes nothing.
-        let all = match advice {
+        // Checks and splits that may fail come first, so that a failure changes nothing.
+        let fully_mapped = match advice {
             Advise::DontNeed | Advise::DontNeedLocked => {
                 self.split_edges_beside_faults(range)?;
                 true
@@ -82,11 +85,11 @@ impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
             Advise::ReadPattern | Advise::WillNeed => self.check_vmas(range, false, false)?,
             _ => true,
         };
-        begun.rest.holes = !all;
+        begun.rest.holes = !fully_mapped;
         Ok(begun)
     }
 
-    /// Implements [`AddressSpace::advise_some`].
+    /// Implements [`AddressSpace::advise_some`](crate::space::AddressSpace::advise_some).
     pub(super) fn advise_some(self, begun: &mut Advising, mut more: impl FnMut() -> bool) -> Result<bool, AdviseError> {
         let more: More<'_> = &mut more;
         let rest = &mut begun.rest;
@@ -99,7 +102,9 @@ impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
                 Advise::PageOut => Pageout::of(self.space).pageout_range(rest, more),
                 Advise::Free => Pageout::of(self.space).mark_lazyfree(rest, more),
                 Advise::Collapse => {
-                    Thp::of(self.space).collapse(rest, &mut begun.failed, more).map_err(AdviseError::Collapse)?;
+                    Thp::of(self.space)
+                        .collapse(rest, &mut begun.collapse_error, more)
+                        .map_err(AdviseError::Collapse)?;
                 }
                 Advise::PopulateRead => self.populate_for_advice(rest, Access::Read, more)?,
                 Advise::PopulateWrite => self.populate_for_advice(rest, Access::Write, more)?,
@@ -114,10 +119,13 @@ impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
         if !rest.left.is_empty() {
             return Ok(false);
         }
-        begun.answer().map(|()| true)
+        begun.result().map(|()| true)
     }
 
-    /// Takes advice that nothing but VMAs depend on; returns whether all of `range` is mapped.
+    /// Applies advice that only changes VMAs. Returns true if all of `range` is mapped.
+    ///
+    /// # Errors
+    /// Those of [`VmaOps::set_vmas_checked`]; nothing was changed.
     fn set_advice(self, range: UserRange, advice: Advise) -> Result<bool, AdviseError> {
         let set: fn(&mut Vma) = match advice {
             Advise::DontFork => |v| v.flags |= VmaFlags::DONTFORK,
@@ -131,84 +139,106 @@ impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
             _ => return Ok(true),
         };
         Ok(VmaOps::of(self.space)
-            .set_vmas_if(&mut Change::begin(self.space, range), range, Holes::Passed, |_| Ok(()), set)?
+            .set_vmas_checked(&mut Change::begin(self.space, range), range, Holes::Skip, |_| Ok(()), set)?
             .covered)
     }
 
-    /// Returns whether all of a range is mapped.
+    /// Returns true if all of `range` is mapped. Locks the VMAs for reading.
     ///
     /// # Errors
-    /// If that is asked: a VMA there is locked, or is something else than private anonymous memory.
-    pub(super) fn check_vmas(self, range: UserRange, unlocked: bool, private: bool) -> Result<bool, AdviseError> {
+    /// With `need_unlocked`, [`AdviseError::Locked`] if a VMA is locked. With `need_private`,
+    /// [`AdviseError::NotPrivate`] if a VMA is not private anonymous memory.
+    pub(super) fn check_vmas(
+        self,
+        range: UserRange,
+        need_unlocked: bool,
+        need_private: bool,
+    ) -> Result<bool, AdviseError> {
         let vmas = self.space.read();
         for vma in vmas.overlapping(self.platform(), range).filter(|vma| vma.state != State::Dying) {
-            if unlocked && vma.flags.contains(VmaFlags::LOCKED) {
+            if need_unlocked && vma.flags.contains(VmaFlags::LOCKED) {
                 return Err(AdviseError::Locked(*vma.range));
             }
-            if private && !vma.backing.is_anonymous() {
+            if need_private && !vma.backing.is_anonymous() {
                 return Err(AdviseError::NotPrivate(*vma.range));
             }
         }
         Ok(vmas.covers(self.platform(), range))
     }
 
-    /// Side by side with faults; between preemption points it looks again what is there.
-    fn dont_need(self, rest: &mut Rest, locked: bool, more: More<'_>) -> Result<(), AdviseError> {
+    /// Zaps what is left in `rest`, except guards, beside faults. Looks the VMAs up again after
+    /// each piece.
+    ///
+    /// # Errors
+    /// [`AdviseError::Locked`] at the first locked VMA, unless `locked_too`.
+    /// [`AdviseError::NoMemory`] if a huge PTE could not be split. What lies before is zapped.
+    fn dont_need(self, rest: &mut Rest, locked_too: bool, more: More<'_>) -> Result<(), AdviseError> {
         self.space.peak.note(&self.tables().slots);
         let mut gather = self.space.gather(rest.left);
         Pieces::of(self.space).each_vma(rest, more, |vma, part| {
-            if vma.flags.contains(VmaFlags::LOCKED) && !locked {
+            if vma.flags.contains(VmaFlags::LOCKED) && !locked_too {
                 return Err(AdviseError::Locked(*vma.range));
             }
             Ok(Zap::of(self.space).piece(part, Keep::Guards, &mut gather)?)
         })
     }
 
-    /// Splits huge mappings that reach across an end of `range`, which is not empty, as a reader of
-    /// the VMAs, once the VMAs there are not held.
+    /// Splits the huge PTEs that cross an end of `range`, which is not empty. Locks the VMAs for
+    /// reading; if a change has locked a VMA at an end ([`State::Locked`]), claims the range
+    /// instead, which waits for that change.
+    ///
+    /// # Errors
+    /// [`Refused`] if there is no memory for a page table.
     fn split_edges_beside_faults(self, range: UserRange) -> Result<(), Refused> {
         let vmas = self.space.read();
-        let held = |at| vmas.tree.find(at).is_some_and(|v| v.state == State::Locked);
-        if !held(range.start) && !held(range.end - 1) {
+        let is_locked_at = |at| vmas.tree.find(at).is_some_and(|v| v.state == State::Locked);
+        if !is_locked_at(range.start) && !is_locked_at(range.end - 1) {
             return self.tables().split_edges(range);
         }
         drop(vmas);
-        let _turn = Change::claim_unlocked(self.space, range);
+        let _claim = Change::claim_unlocked(self.space, range);
         self.tables().split_edges(range)
     }
 
+    /// Faults in what is left in `rest` for `access` (`MADV_POPULATE_READ`, `MADV_POPULATE_WRITE`).
+    ///
+    /// # Errors
+    /// [`AdviseError::NotMapped`] at the first hole, [`AdviseError::Inaccessible`] at the first VMA
+    /// that forbids the access, [`AdviseError::Fault`] at the first page that could not be faulted
+    /// in. What lies before is faulted in.
     fn populate_for_advice(self, rest: &mut Rest, access: Access, more: More<'_>) -> Result<(), AdviseError> {
-        let mut wanted = true;
-        while wanted && !rest.left.is_empty() {
+        let mut go_on = true;
+        while go_on && !rest.left.is_empty() {
             let Some(vma) = self.space.read().find(rest.left.start).copied() else {
                 return Err(AdviseError::NotMapped);
             };
-            // As Linux does, by what the VMA says, though what may be written can be read.
+            // As in Linux, the protection of the VMA decides, though a write-only VMA can be read.
             if !vma.prot.contains(if access == Access::Write { Prot::WRITE } else { Prot::READ }) {
                 return Err(AdviseError::Inaccessible(*vma.range));
             }
             let end = vma.range.end.min(rest.left.end);
-            while wanted && rest.left.start < end {
+            while go_on && rest.left.start < end {
                 match Fault::of(self.space).fault_in(rest.left.start, access) {
                     Ok((mapped, _)) => rest.left = rest.left.tail(mapped.end),
                     Err(FaultError::Unmapped(_)) => return Err(AdviseError::NotMapped),
                     Err(error) => return Err(AdviseError::Fault(error)),
                 }
                 self.platform().resched();
-                wanted = more();
+                go_on = more();
             }
         }
         Ok(())
     }
 
-    /// What a range has on swap devices comes back, as far as there is memory for it and they give
-    /// it back (`MADV_WILLNEED`).
+    /// Swaps in the pages of the range that are on swap devices, as far as there is memory and the
+    /// devices can read them (`MADV_WILLNEED`).
     fn will_need(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_table(rest, more, |part| {
-            // No VMA goes or moves meanwhile.
-            let _turn = Change::claim_unlocked(self.space, part);
-            // What does not come now comes when a program touches it: that is no matter of a hint.
-            // Where memory is refused for one page, there is none for those behind it either.
+            // The claim keeps VMAs from being unmapped or moved meanwhile.
+            let _claim = Change::claim_unlocked(self.space, part);
+            // Advice is a hint: a page that is not swapped in now is swapped in by a fault. If
+            // memory is refused for one page, there is none for the following pages either, and the
+            // visit ends.
             !matches!(SwapIn::of(self.space).swap_in_range(part, |_| true), Err(FaultError::NoMemory(_)))
         });
     }

@@ -1,4 +1,4 @@
-//! New VMAs: `mmap`.
+//! New mappings: `mmap`.
 
 use bitflags::bitflags;
 
@@ -15,99 +15,106 @@ use super::{Populating, UnmapError, VmaOps};
 use crate::space::ground::{Change, Excess, Vmas, Zap};
 
 bitflags! {
-    /// How to map.
+    /// Flags of a mapping (Linux: `MAP_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct MapFlags: u16 {
-        /// Exactly at the address given; what is there is unmapped (`MAP_FIXED`).
+        /// Maps at exactly [`MapRequest::addr`], and unmaps what is there (`MAP_FIXED`).
         const FIXED = 1;
-        /// Exactly at the address given, or not at all (`MAP_FIXED_NOREPLACE`).
+        /// Maps at exactly [`MapRequest::addr`], and fails if something is mapped there
+        /// (`MAP_FIXED_NOREPLACE`).
         const FIXED_NOREPLACE = 2;
-        /// Fault everything in at once (`MAP_POPULATE`). Memory running out meanwhile is no error.
+        /// Faults everything in at once (`MAP_POPULATE`). If memory runs out meanwhile, the call
+        /// succeeds nevertheless.
         const POPULATE = 4;
-        /// Even if the machine could not hold it (`MAP_NORESERVE`).
+        /// Maps even more than memory and swap could hold (`MAP_NORESERVE`).
         const NORESERVE = 8;
-        /// A stack (`MAP_GROWSDOWN`).
+        /// Maps a stack, which grows down on access (`MAP_GROWSDOWN`).
         const GROWSDOWN = 16;
-        /// Not to be reclaimed, and faulted in at once (`MAP_LOCKED`).
+        /// Locks the memory: it is faulted in at once, and not reclaimed (`MAP_LOCKED`).
         const LOCKED = 32;
-        /// What is written is written to what stands behind the VMA, for all to see (`MAP_SHARED`);
-        /// of anonymous memory, an object that is made for it and that forks share.
+        /// Writes go to the object, and every mapping of it sees them (`MAP_SHARED`). For anonymous
+        /// memory, the engine makes an object, which forks share.
         const SHARED = 64;
         /// A shared VMA that may never be written, not even by a later `protect` (Linux: the file
         /// is open for reading only).
         const READ_ONLY = 128;
-        /// Where the engine chooses: in the second gibibyte of addresses (`MAP_32BIT`).
+        /// If the engine chooses the address, it is in the second gibibyte of addresses
+        /// (`MAP_32BIT`).
         const LOW = 256;
         /// Faults nothing in: the caller does that next ([`AddressSpace::begin_populate`]).
         const NO_POPULATE = 512;
     }
 }
 
-/// The addresses that [`MapFlags::LOW`] means.
-const LOW: VirtRange = VirtRange { start: 1 << 30, end: 2 << 30 };
+/// The addresses that [`MapFlags::LOW`] selects.
+const LOW_RANGE: VirtRange = VirtRange { start: 1 << 30, end: 2 << 30 };
 
-/// What to map, besides what stands behind it.
+/// A request to map memory, without its backing.
 #[derive(Clone, Copy, Debug)]
 pub struct MapRequest {
-    /// Where: exactly, or as a hint, which is tried first if it is not 0.
+    /// The address: exact with [`MapFlags::FIXED`] or [`MapFlags::FIXED_NOREPLACE`], else a hint,
+    /// which is tried first if it is not 0.
     pub addr: u64,
-    /// Bytes; rounded up to whole pages.
+    /// The length in bytes; rounded up to whole pages.
     pub len: u64,
-    /// What may be done with it.
+    /// The protection.
     pub prot: Prot,
-    /// How.
+    /// The flags.
     pub flags: MapFlags,
 }
 
-/// Why nothing was mapped. Nothing was changed.
+/// The reason why a map failed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapError {
     /// The length is zero.
     ZeroLength,
     /// A fixed address is not a multiple of the page size.
     Unaligned(u64),
-    /// It reaches beyond the addresses that user mode has.
+    /// The range reaches beyond the user half.
     OutOfRange,
-    /// Below the lowest address that may be mapped.
+    /// This address is below the lowest that may be mapped
+    /// ([`Limits::lowest`](crate::space::Limits::lowest)).
     TooLow(u64),
-    /// Something is mapped in this range, and may not be replaced.
+    /// Something is mapped in this range ([`MapFlags::FIXED_NOREPLACE`]).
     Exists(VirtRange),
-    /// No free range of that size.
+    /// There is no free range of that size.
     NoRoom,
-    /// The space has as many VMAs as it may.
+    /// The limit on the number of VMAs would be exceeded.
     TooManyVmas,
-    /// More address space than the limit allows.
+    /// The limit on address space would be exceeded.
     AddressSpaceLimit,
-    /// More private memory that may be written than the limit allows.
+    /// The limit on private writable memory would be exceeded.
     DataLimit,
-    /// It is to be locked, and no memory may be locked at all.
+    /// The memory is to be locked, and the limit on locked memory is 0.
     LockForbidden,
-    /// Something is mapped in this range, and it is sealed.
+    /// This VMA would be replaced, and is sealed.
     SealedVma(VirtRange),
-    /// More locked memory than the limit allows.
+    /// The limit on locked memory would be exceeded.
     LockLimit,
-    /// More than the machine has, swap included, and not [`MapFlags::NORESERVE`].
+    /// The request exceeds memory and swap together, and has no [`MapFlags::NORESERVE`].
     Overcommit,
-    /// The object's address is not a multiple of the page size.
+    /// The offset in the object is not a multiple of the page size.
     UnalignedOffset(u64),
-    /// The object has no such addresses.
+    /// The range ends beyond the largest size of an object.
     OffsetTooLarge,
-    /// The object's pages are not the space's.
+    /// The object's pages have another size than the space's.
     PageSizeMismatch,
-    /// A stack ([`MapFlags::GROWSDOWN`]) is private anonymous memory.
+    /// A stack ([`MapFlags::GROWSDOWN`]) must be private anonymous memory.
     NotAStack,
-    /// It is to be written, and [`MapFlags::READ_ONLY`].
+    /// The protection permits writes, and the flags contain [`MapFlags::READ_ONLY`].
     Denied,
-    /// It is to be written, and the object allows no shared writing any more.
+    /// The protection permits writes, and the object is sealed against new writable shared
+    /// mappings.
     Sealed,
-    /// It is to be written and executed, which the space forbids (`Limits::exec_gain`).
+    /// The protection permits both writes and execution, which the space forbids
+    /// (`Limits::exec_gain`).
     ExecGain,
-    /// No memory for the engine's own structures.
+    /// There is no memory for the engine's own structures.
     NoMemory(Refused),
 }
 
 impl MapError {
-    /// What Linux's `mmap` answers.
+    /// Returns the errno that Linux's `mmap` reports.
     pub const fn errno(&self) -> Errno {
         match self {
             MapError::ZeroLength
@@ -128,26 +135,32 @@ impl MapError {
 impl core::fmt::Display for MapError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            MapError::ZeroLength => f.write_str("the length is zero"),
-            MapError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
-            MapError::OutOfRange => f.write_str("beyond the addresses of user mode"),
-            MapError::TooLow(addr) => write!(f, "{addr:#x} is below the lowest address that may be mapped"),
-            MapError::Exists(range) => write!(f, "something is mapped in {range:?}"),
-            MapError::NoRoom => f.write_str("no free range of that size"),
-            MapError::TooManyVmas => f.write_str("too many VMAs"),
-            MapError::AddressSpaceLimit => f.write_str("over the limit on address space"),
-            MapError::DataLimit => f.write_str("over the limit on data"),
-            MapError::LockForbidden => f.write_str("no memory may be locked"),
-            MapError::SealedVma(range) => write!(f, "{range:?} is sealed"),
-            MapError::LockLimit => f.write_str("over the limit on locked memory"),
-            MapError::Overcommit => f.write_str("more than the machine has"),
-            MapError::UnalignedOffset(offset) => write!(f, "offset {offset:#x} is not a multiple of the page size"),
-            MapError::OffsetTooLarge => f.write_str("beyond the largest size of an object"),
-            MapError::PageSizeMismatch => f.write_str("the object has pages of another size"),
-            MapError::NotAStack => f.write_str("a stack is private anonymous memory"),
-            MapError::Denied => f.write_str("it may not be written"),
-            MapError::Sealed => f.write_str("it may not be written any more"),
-            MapError::ExecGain => f.write_str("it may not be both written and executed"),
+            MapError::ZeroLength => f.write_str("the length is zero: pass at least one byte"),
+            MapError::Unaligned(addr) => write!(f, "address {addr:#x} is not a multiple of the page size: align it"),
+            MapError::OutOfRange => f.write_str("the range reaches beyond the user half: shorten or move it"),
+            MapError::TooLow(addr) => {
+                write!(f, "address {addr:#x} is below the lowest that may be mapped: pass a higher one")
+            }
+            MapError::Exists(range) => {
+                write!(f, "something is mapped in {range:?}: unmap it, or pass FIXED to replace it")
+            }
+            MapError::NoRoom => f.write_str("there is no free range of that size: unmap something"),
+            MapError::TooManyVmas => f.write_str("too many VMAs: raise the limit, or unmap some"),
+            MapError::AddressSpaceLimit => f.write_str("the request exceeds the limit on address space: raise it"),
+            MapError::DataLimit => f.write_str("the request exceeds the limit on data: raise it"),
+            MapError::LockForbidden => f.write_str("the limit on locked memory is 0: raise it"),
+            MapError::SealedVma(range) => write!(f, "the VMA {range:?} is sealed: it can't be replaced"),
+            MapError::LockLimit => f.write_str("the request exceeds the limit on locked memory: raise it"),
+            MapError::Overcommit => f.write_str("the request exceeds memory and swap together: pass NORESERVE"),
+            MapError::UnalignedOffset(offset) => {
+                write!(f, "offset {offset:#x} is not a multiple of the page size: align it")
+            }
+            MapError::OffsetTooLarge => f.write_str("the range ends beyond the largest size of an object"),
+            MapError::PageSizeMismatch => f.write_str("the object's pages have another size than the space's"),
+            MapError::NotAStack => f.write_str("a stack must be private anonymous memory"),
+            MapError::Denied => f.write_str("a READ_ONLY mapping can't be writable"),
+            MapError::Sealed => f.write_str("the object is sealed against writable shared mappings"),
+            MapError::ExecGain => f.write_str("this space forbids mappings that are both writable and executable"),
             MapError::NoMemory(why) => why.fmt(f),
         }
     }
@@ -167,13 +180,13 @@ impl From<Excess> for MapError {
 
 may_be_refused!(MapError);
 
-/// A request, and what is to stand behind the VMA.
-struct Request {
+/// A request together with the backing of the VMA.
+struct RequestWithSource {
     request: MapRequest,
     source: Source,
 }
 
-impl core::ops::Deref for Request {
+impl core::ops::Deref for RequestWithSource {
     type Target = MapRequest;
 
     fn deref(&self) -> &MapRequest {
@@ -182,15 +195,18 @@ impl core::ops::Deref for Request {
 }
 
 impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
-    /// Implements [`AddressSpace::map`].
+    /// Implements [`AddressSpace::map`](crate::space::AddressSpace::map).
     pub(super) fn map(self, request: MapRequest) -> Result<u64, MapError> {
         if request.flags.contains(MapFlags::SHARED) {
             return self.map_shared(request);
         }
-        self.map_source(request, Source::ANONYMOUS)
+        self.map_with_source(request, Source::ANONYMOUS)
     }
 
-    /// How much of the address space a request takes.
+    /// Returns the length of a request, rounded up to whole pages.
+    ///
+    /// # Errors
+    /// [`MapError::ZeroLength`], [`MapError::OutOfRange`].
     pub(super) fn checked_len(self, request: &MapRequest) -> Result<u64, MapError> {
         if request.len == 0 {
             return Err(MapError::ZeroLength);
@@ -202,11 +218,15 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         Ok(len)
     }
 
-    /// Map this; the VMA takes over the caller's reference to the object, if there is one and
-    /// nothing fails.
-    pub(super) fn map_source(self, request: MapRequest, source: Source) -> Result<u64, MapError> {
+    /// Maps `source` as `request` says, and returns the address. Then faults the memory in if it is
+    /// locked, or if [`MapFlags::POPULATE`] is set, unless [`MapFlags::NO_POPULATE`] is. The
+    /// caller's reference to the object of `source`, if there is one, becomes that of the VMA.
+    ///
+    /// # Errors
+    /// See [`MapError`]; the caller still has its reference.
+    pub(super) fn map_with_source(self, request: MapRequest, source: Source) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
-        let request = Request { request, source };
+        let request = RequestWithSource { request, source };
         let range = if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
             let range = self.fixed_range(request.addr, len)?;
             self.map_fixed(range, &request)?;
@@ -220,72 +240,96 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         Ok(range.start)
     }
 
+    /// Returns the range of a request for an exact address.
+    ///
+    /// # Errors
+    /// [`MapError::Unaligned`], [`MapError::OutOfRange`].
     fn fixed_range(self, addr: u64, len: u64) -> Result<UserRange, MapError> {
         UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
-            // Linux looks first whether the end is in range.
+            // Linux checks first that the end is in range.
             BadRange::Unaligned(addr) if addr <= self.arch().user_end() - len => MapError::Unaligned(addr),
             _ => MapError::OutOfRange,
         })
     }
 
-    fn map_anywhere(self, hint: u64, len: u64, request: &Request) -> Result<UserRange, MapError> {
+    /// Maps `len` bytes at `hint` if they are free there, else at another free range, and returns
+    /// the range. Takes no claim unless it must wait for another change.
+    ///
+    /// # Errors
+    /// See [`MapError`]: nothing was changed.
+    fn map_anywhere(self, hint: u64, len: u64, request: &RequestWithSource) -> Result<UserRange, MapError> {
         let choose = |vmas: &Vmas| match request.flags.contains(MapFlags::LOW) {
-            true => self.find_free_range_in(vmas, hint, len, self.user_part(LOW)),
+            true => self.find_free_range_in(vmas, hint, len, self.user_part(LOW_RANGE)),
             false => self.find_free_range(vmas, hint, len),
         };
         let mut vmas = self.space.write();
         let range = choose(&vmas)?;
         if !vmas.claims.must_wait(&range, None) {
-            self.check(&vmas, range, 0, request)?;
+            self.check_limits(&vmas, range, 0, request)?;
             vmas.reserve(self.machine(), self.space.memcg(), 1)?;
-            self.add(&mut vmas, range, request);
+            self.insert_vma(&mut vmas, range, request);
             vmas.merge(self.machine(), range);
             vmas.trim(self.machine());
             return Ok(range);
         }
-        // A hole in a range that is being unmapped: it is free when the rest is.
+        // Another change has claimed a part of the range, which is a hole in a range that is being
+        // unmapped, or waits to claim it. The range can be mapped when that change ends.
         drop(vmas);
         let mut change =
             Change::begin_both(self.space, |vmas| Ok::<_, MapError>([choose(vmas)?, UserRange::default()]))?;
         let range = change.range();
         let vmas = change.vmas();
-        self.check(vmas, range, 0, request)?;
+        self.check_limits(vmas, range, 0, request)?;
         vmas.reserve(self.machine(), self.space.memcg(), 1)?;
-        self.add(vmas, range, request);
+        self.insert_vma(vmas, range, request);
         Ok(range)
     }
 
-    /// At the hint, if it is free; else as high as possible, large VMAs where huge pages fit.
+    /// Returns `len` free bytes: at `hint` if they are free there, else as high as possible below
+    /// `mmap_base`, else as high as possible. A range of a huge page or more is aligned to huge
+    /// pages if there is room for that.
+    ///
+    /// # Errors
+    /// [`MapError::NoRoom`].
     pub(super) fn find_free_range(self, vmas: &Vmas, hint: u64, len: u64) -> Result<UserRange, MapError> {
         let all = UserRange::all(self.arch()).tail(vmas.limits.lowest);
         self.find_free_range_in(vmas, hint, len, all)
     }
 
+    /// Returns `len` free bytes in `window`, chosen as [`VmaOps::find_free_range`] does.
+    ///
+    /// # Errors
+    /// [`MapError::NoRoom`].
     fn find_free_range_in(self, vmas: &Vmas, hint: u64, len: u64, window: UserRange) -> Result<UserRange, MapError> {
         let shift = self.page_shift();
-        let room = |from: u64, end: u64, align: u32| {
-            let room = window.tail(from).head(end);
-            vmas.tree.find_gap(len, align, *room, Direction::TopDown).map(|start| room.tail(start).head(start + len))
+        let find_gap = |from: u64, end: u64, align: u32| {
+            let part = window.tail(from).head(end);
+            vmas.tree.find_gap(len, align, *part, Direction::TopDown).map(|start| part.tail(start).head(start + len))
         };
         let hint = align_down(hint, shift);
         if hint != 0 {
             let hint = hint.max(window.start);
             if let Some(end) = hint.checked_add(len).filter(|end| *end <= window.end)
-                && let Some(range) = room(hint, end, shift)
+                && let Some(range) = find_gap(hint, end, shift)
             {
                 return Ok(range);
             }
         }
-        let huge = self.arch().level_shift(2);
+        let huge_shift = self.arch().level_shift(2);
         let base = vmas.limits.mmap_base.min(window.end);
-        let aligned = if len >> huge != 0 { room(window.start, base, huge) } else { None };
+        let aligned = if len >> huge_shift != 0 { find_gap(window.start, base, huge_shift) } else { None };
         aligned
-            .or_else(|| room(window.start, base, shift))
-            .or_else(|| room(window.start, window.end, shift))
+            .or_else(|| find_gap(window.start, base, shift))
+            .or_else(|| find_gap(window.start, window.end, shift))
             .ok_or(MapError::NoRoom)
     }
 
-    fn map_fixed(self, range: UserRange, request: &Request) -> Result<(), MapError> {
+    /// Maps exactly `range`, and replaces what is mapped there unless [`MapFlags::FIXED_NOREPLACE`]
+    /// is set.
+    ///
+    /// # Errors
+    /// See [`MapError`]: nothing was changed.
+    fn map_fixed(self, range: UserRange, request: &RequestWithSource) -> Result<(), MapError> {
         let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
         if range.start < vmas.limits.lowest {
@@ -298,14 +342,15 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         }
         let platform = self.platform();
         let replaced: u64 = vmas.overlapping(platform, range).map(|v| v.range.intersect(&range).len()).sum();
-        self.check(vmas, range, replaced, request)?;
+        self.check_limits(vmas, range, replaced, request)?;
         if replaced == 0 {
             vmas.reserve(self.machine(), self.space.memcg(), 1)?;
-            self.add(vmas, range, request);
+            self.insert_vma(vmas, range, request);
             return Ok(());
         }
-        // What is there goes, and there is no moment at which the addresses are free: its VMAs hold
-        // the place, and the first becomes the new one, so that nothing needs to be allocated then.
+        // There is no moment at which the addresses are free: the old VMAs, locked, keep them. The
+        // first old VMA becomes the new one, so nothing needs to be allocated once the old memory
+        // is zapped.
         let new = new_vma(range, request, vmas.def_flags);
         self.begin_unmap(&mut change, range, State::Locked, Some(&new)).map_err(|error| match error {
             UnmapError::Sealed(range) => MapError::SealedVma(range),
@@ -320,15 +365,26 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         Ok(())
     }
 
-    fn add(self, vmas: &mut Vmas, range: UserRange, request: &Request) {
+    /// Inserts the VMA of `request` at `range`, and accounts it. The range is free, and a node is
+    /// reserved.
+    fn insert_vma(self, vmas: &mut Vmas, range: UserRange, request: &RequestWithSource) {
         let vma = new_vma(range, request, vmas.def_flags);
         let inserted = vmas.tree.insert(vma);
-        debug_assert!(inserted.is_ok(), "room was found and a node reserved");
+        debug_assert!(inserted.is_ok(), "the range is free and a node is reserved");
         vmas.account(&vma, range, 1);
     }
 
-    /// Whether the limits allow `range` to be mapped, `replaced` bytes of it being mapped now.
-    fn check(self, vmas: &Vmas, range: UserRange, replaced: u64, request: &Request) -> Result<(), MapError> {
+    /// Checks that the limits allow `range` to be mapped. `replaced` bytes of it are mapped now.
+    ///
+    /// # Errors
+    /// The limit that would be exceeded, or [`MapError::ExecGain`].
+    fn check_limits(
+        self,
+        vmas: &Vmas,
+        range: UserRange,
+        replaced: u64,
+        request: &RequestWithSource,
+    ) -> Result<(), MapError> {
         if vmas.tree.len() > vmas.limits.vmas {
             return Err(MapError::TooManyVmas);
         }
@@ -343,26 +399,28 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         if self.overcommits(&vma, range.len()) { Err(MapError::Overcommit) } else { Ok(()) }
     }
 
-    /// Whether `len` bytes used as `kind` is are a promise that the machine could not keep.
+    /// Returns true if `len` bytes of a VMA like `kind` count against memory and swap, and exceed
+    /// them: private writable memory without [`VmaFlags::NORESERVE`] counts.
     pub(super) fn overcommits(self, kind: &Vma, len: u64) -> bool {
-        let promised =
+        let is_accountable =
             kind.prot.contains(Prot::WRITE) && !kind.flags.contains(VmaFlags::NORESERVE) && !kind.backing.is_shared();
-        promised && self.exceeds_machine(len)
+        is_accountable && self.exceeds_memory_and_swap(len)
     }
 
-    /// Whether so many bytes are more than there is memory and swap.
-    pub(super) fn exceeds_machine(self, len: u64) -> bool {
+    /// Returns true if `len` bytes are more than memory and swap together.
+    pub(super) fn exceeds_memory_and_swap(self, len: u64) -> bool {
         let (machine, pages) = (self.machine(), len / FRAME_SIZE);
         let memory = machine.frames().total();
         pages > memory && pages > memory + machine.swaps().total_slots(machine.platform())
     }
 }
 
-fn new_vma(range: UserRange, request: &Request, future: VmaFlags) -> Vma {
+/// Returns the VMA of `request` at `range`. It gets the flags that `mlockall` has set for new VMAs.
+fn new_vma(range: UserRange, request: &RequestWithSource, def_flags: VmaFlags) -> Vma {
     let mut flags = VmaFlags::empty();
     flags.set(VmaFlags::GROWSDOWN, request.flags.contains(MapFlags::GROWSDOWN));
     flags.set(VmaFlags::LOCKED, request.flags.contains(MapFlags::LOCKED));
-    flags |= future;
+    flags |= def_flags;
     flags.set(VmaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
     let backing = request.source.at(range.start);
     Vma { range, prot: request.prot, flags, uffd: None, advice: Advice::None, backing, state: State::Live }

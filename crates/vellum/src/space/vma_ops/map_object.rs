@@ -1,10 +1,10 @@
-//! What stands behind a VMA: how an object comes to be mapped, and faults on it.
+//! Mappings of page-cache objects, and look-ups of the object at an address.
 //!
-//! A shared VMA maps the object's own pages, and what its entries allow is what the VMA does: they
-//! are *exclusive* in the sense that a write goes ahead in place. A private VMA maps them
-//! read-only; who writes gets a copy, which is anonymous memory from then on. Both look the page up
-//! while the VMAs are locked; why that is enough against truncation is said in
-//! [`crate::page_cache`].
+//! A shared VMA maps the object's own pages. Its PTEs allow what the VMA allows, and are
+//! *exclusive* in the sense that a write proceeds in place. A private VMA maps the object's pages
+//! read-only; a write allocates a private copy, which is anonymous memory from then on. A fault on
+//! either looks the page up while it holds the VMA lock for reading; [`crate::page_cache`] explains
+//! why that is enough against truncation.
 
 use crate::arch::Arch;
 use crate::memcg::Refused;
@@ -14,17 +14,20 @@ use crate::vma::{Backing, Prot, Sharing};
 
 use super::{MapError, MapFlags, MapRequest, VmaOps};
 
-/// What is to stand behind a VMA whose place is not known yet.
+/// The backing of a VMA whose address is not chosen yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
+    /// The backing; its `delta` is not set yet.
     backing: Backing,
+    /// The byte offset in the object at which the VMA begins.
     offset: u64,
 }
 
 impl Source {
+    /// The backing of private anonymous memory.
     pub(in crate::space) const ANONYMOUS: Source = Source { backing: Backing::ANONYMOUS, offset: 0 };
 
-    /// For a VMA that begins here.
+    /// Returns the backing of a VMA that begins at `start`.
     pub(super) fn at(&self, start: u64) -> Backing {
         match self.backing.is_anonymous() {
             true => self.backing,
@@ -33,18 +36,18 @@ impl Source {
     }
 }
 
-/// What all who wait at an address of shared memory have in common: the object's number, never used
-/// again, and the byte.
+/// The identity of a byte of shared memory, for waiters in several spaces (a futex): the object's
+/// number, which is never used again, and the offset in the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SharedKey {
     /// The object: see [`Object::serial`].
     pub object: u64,
-    /// The byte of it.
+    /// The byte offset in the object.
     pub offset: u64,
 }
 
 impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
-    /// Implements [`AddressSpace::map_object`].
+    /// Implements [`AddressSpace::map_object`](crate::space::AddressSpace::map_object).
     pub(super) fn map_object(self, request: MapRequest, object: &Object<'m, P>, offset: u64) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
         if object.page_shift() != self.page_shift() {
@@ -69,25 +72,26 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
             _ => Sharing::ReadOnly,
         };
         let backing = object.new_backing(sharing, self.space.id(), self.space.memcg())?;
-        let mapped = self.map_source(request, Source { backing, offset });
+        let mapped = self.map_with_source(request, Source { backing, offset });
         if mapped.is_err() {
             object.cancel_backing(&backing, self.space.id());
         }
         mapped
     }
 
-    /// Shared anonymous memory: an object of its size, that nobody else knows.
+    /// Maps shared anonymous memory: an object of the length of the request, which only this VMA
+    /// references.
     pub(super) fn map_shared(self, request: MapRequest) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
         let machine = self.machine();
-        if !request.flags.contains(MapFlags::NORESERVE) && self.exceeds_machine(len) {
+        if !request.flags.contains(MapFlags::NORESERVE) && self.exceeds_memory_and_swap(len) {
             return Err(MapError::Overcommit);
         }
         let object = Object::new(machine, self.arch(), self.tables().memcg(), 0, len)?;
         self.map_object(request, &object, 0)
     }
 
-    /// Implements [`AddressSpace::object_at`].
+    /// Implements [`AddressSpace::object_at`](crate::space::AddressSpace::object_at).
     pub(super) fn object_at(self, addr: u64) -> Option<(Object<'m, P>, u64)> {
         let vmas = self.space.read();
         let vma = vmas.find(addr).filter(|vma| !vma.backing.is_anonymous())?;
@@ -96,7 +100,7 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         Some(((*object).clone(), vma.backing.offset(addr)))
     }
 
-    /// Implements [`AddressSpace::shared_key`].
+    /// Implements [`AddressSpace::shared_key`](crate::space::AddressSpace::shared_key).
     pub(super) fn shared_key(self, addr: u64) -> Option<SharedKey> {
         let vmas = self.space.read();
         let vma = vmas.find(addr).filter(|vma| vma.backing.is_shared())?;

@@ -1,26 +1,27 @@
-//! Operations on VMAs: what `mmap`, `munmap`, `mremap`, `mprotect`, `madvise`, `mlock`, `mseal` and
-//! `msync` do.
+//! Operations on VMAs: `mmap`, `munmap`, `mremap`, `mprotect`, `madvise`, `mlock`, `mseal` and
+//! `msync`.
 //!
 //! An operation claims its range ([`Change`](super::ground::Change), INV-18), locks the VMAs for
-//! writing, checks that it can succeed, and reserves all memory that it may need. Then it marks the
-//! VMAs, unlocks them, changes the page tables beside everything else, and locks the VMAs again to
-//! finish. `madvise` that changes no VMAs runs beside faults instead.
+//! writing, checks that it can succeed, and reserves all memory that it may need. Then it sets the
+//! state of the VMAs ([`State`](crate::vma::State)), unlocks them, changes the page tables while
+//! operations on other ranges go on, and locks the VMAs again to finish. `madvise` that changes no
+//! VMAs runs beside faults instead.
 //!
 //! | file | operation |
 //! |---|---|
 //! | `map` | `mmap` |
-//! | `map_object` | `mmap` of a page-cache object, and finding the object at an address |
+//! | `map_object` | `mmap` of a page-cache object; look-ups of the object at an address |
 //! | `unmap` | `munmap`, and exit |
 //! | `remap` | `mremap`: checks, growing, shrinking |
-//! | `relocate` | `mremap`: moving VMAs and their PTEs |
-//! | `protect` | `mprotect`, and setting the flags of VMAs for others |
+//! | `relocate` | `mremap`: moves VMAs and their PTEs |
+//! | `protect` | `mprotect`; sets attributes of VMAs for other operations |
 //! | `advise` | the kinds of `madvise`, and its errors |
 //! | `madvise` | `madvise`, piece by piece |
 //! | `guard` | `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` |
-//! | `populate` | faulting in a range, piece by piece |
+//! | `populate` | faults a range in, piece by piece |
 //! | `lock` | `mlock`, `munlock`, `mlockall`, `munlockall` |
 //! | `seal` | `mseal` |
-//! | `truncate` | unmapping pages that an object has lost, and `MADV_REMOVE` |
+//! | `truncate` | unmaps pages that an object has lost, and `MADV_REMOVE` |
 //! | `sync` | `msync` |
 
 mod advise;
@@ -70,13 +71,13 @@ handle! {
 }
 
 handle! {
-    /// Advice about ranges of a space.
+    /// Operations of `madvise` on a space.
     struct Madvise
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Maps anonymous memory, and returns its address. With [`MapFlags::SHARED`], a page-cache
-    /// object is made for it.
+    /// Maps anonymous memory, and returns its address. With [`MapFlags::SHARED`], makes a
+    /// page-cache object for it.
     ///
     /// # Errors
     /// See [`MapError`]: nothing was changed.
@@ -84,9 +85,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).map(request)
     }
 
-    /// Maps an object from `offset` on, and returns the address. With [`MapFlags::SHARED`], writes
-    /// go to the object; without, to private copies. Pages beyond the object's end can be mapped,
-    /// and accessed once the object has grown.
+    /// Maps an object from the byte `offset` on, and returns the address. With
+    /// [`MapFlags::SHARED`], writes go to the object; without, to private copies. Pages beyond the
+    /// object's end can be mapped; an access to them succeeds once the object has grown.
     ///
     /// # Errors
     /// See [`MapError`]: nothing was changed.
@@ -94,19 +95,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).map_object(request, object, offset)
     }
 
-    /// Returns the object that is mapped at `addr`, and the offset of that byte in it.
+    /// Returns the object that is mapped at `addr`, and the byte offset in it that `addr` maps;
+    /// `None` if no object is mapped there.
     pub fn object_at(&self, addr: u64) -> Option<(Object<'m, P>, u64)> {
         VmaOps::of(self).object_at(addr)
     }
 
-    /// Returns the key of a byte of shared memory, which is the same in every space that maps it;
-    /// `None` if the memory at `addr` is private (for a futex: `FUTEX_PRIVATE_FLAG`).
+    /// Returns the key of the byte of shared memory at `addr`, which is the same in every space
+    /// that maps it; `None` if the memory there is private (for a futex: `FUTEX_PRIVATE_FLAG`).
     pub fn shared_key(&self, addr: u64) -> Option<SharedKey> {
         VmaOps::of(self).shared_key(addr)
     }
 
-    /// Unmaps everything in a range. When it returns, no CPU reaches what was mapped there, the
-    /// memory is free, and so are the addresses.
+    /// Unmaps `len` bytes from `addr` on. When this returns, no CPU reaches what was mapped there,
+    /// and the memory and the addresses are free.
     ///
     /// # Errors
     /// See [`UnmapError`]: nothing was changed.
@@ -115,14 +117,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Unmaps everything, sealed VMAs too: for a host whose last process in the space has exited
-    /// while another reference to the space remains. When it returns, the memory is free. Needs no
-    /// memory.
+    /// while another reference to the space remains. When this returns, the memory is free.
+    /// Allocates nothing, so it can't fail.
     pub fn unmap_all(&self) {
         VmaOps::of(self).unmap_all()
     }
 
-    /// Grows, shrinks or moves a mapping, and returns its address now. With [`RemapFlags::FIXED`]
-    /// and unchanged length, all VMAs of the old addresses move, and holes between them are kept.
+    /// Grows, shrinks or moves a mapping, and returns the address that it has afterwards. With
+    /// [`RemapFlags::FIXED`] and an unchanged length, moves all VMAs of the old range, and keeps
+    /// the holes between them.
     ///
     /// # Errors
     /// See [`RemapError`]: nothing was changed.
@@ -130,15 +133,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).remap(request)
     }
 
-    /// Changes the protection of a range.
+    /// Sets the protection of `len` bytes from `addr` on to `prot`. When this returns, no CPU can
+    /// use a protection that was taken away.
     ///
     /// # Errors
-    /// See [`ProtectError`]: nothing was changed. (Linux changes what lies before a hole.)
+    /// See [`ProtectError`]: nothing was changed. (Linux changes the VMAs before a hole.)
     pub fn protect(&self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
         VmaOps::of(self).protect(addr, len, prot)
     }
 
-    /// Takes advice about a range (`madvise`).
+    /// Applies `advice` to `len` bytes from `addr` on (`madvise`).
     ///
     /// # Errors
     /// See [`AdviseError`].
@@ -146,8 +150,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Madvise::of(self).advise(addr, len, advice)
     }
 
-    /// Begins to take advice about a range: checks everything that concerns the range as a whole.
-    /// [`AddressSpace::advise_some`] goes on.
+    /// Begins to apply `advice` to a range: checks everything that concerns the range as a whole.
+    /// [`AddressSpace::advise_some`] continues.
     ///
     /// # Errors
     /// See [`AdviseError`].
@@ -155,45 +159,46 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Madvise::of(self).begin_advice(addr, len, advice)
     }
 
-    /// Goes on with advice until `more`, which is called after each step, returns false, or nothing
-    /// is left. Returns whether nothing is left. Advice that only changes VMAs takes one step. At
-    /// least one step is done.
+    /// Continues with advice until `more`, which is called after each step, returns false, or
+    /// nothing is left. Returns true if nothing is left. Takes at least one step. Advice that only
+    /// changes VMAs takes one step.
     ///
     /// # Errors
-    /// See [`AdviseError`].
+    /// See [`AdviseError`]. `begun` then holds what is left from the failure on, and may be passed
+    /// again.
     pub fn advise_some(&self, begun: &mut Advising, more: impl FnMut() -> bool) -> Result<bool, AdviseError> {
         Madvise::of(self).advise_some(begun, more)
     }
 
-    /// Begins to fault in what was just mapped with [`MapFlags::NO_POPULATE`]: of `len` bytes from
-    /// `addr` on, the locked VMAs that are not `ONFAULT`, or all with `unlocked`.
-    /// [`AddressSpace::populate_some`] goes on; Linux skips VMAs that can't be faulted in
-    /// ([`Populating::skip_vma`]).
+    /// Begins to fault in a range that was mapped with [`MapFlags::NO_POPULATE`]: in `len` bytes
+    /// from `addr` on, the locked VMAs that are not `ONFAULT`, or all VMAs with `unlocked`.
+    /// [`AddressSpace::populate_some`] continues. Linux skips VMAs that can't be faulted in: so
+    /// does a caller that calls [`Populating::skip_vma`] after an error.
     pub fn begin_populate(&self, addr: u64, len: u64, unlocked: bool) -> Populating {
         VmaOps::of(self).begin_populate(addr, len, unlocked)
     }
 
-    /// Faults in what is left until `more`, which is called after each fault, returns false, or
-    /// nothing is left. Returns whether nothing is left. Writable private memory is faulted in for
-    /// writing.
+    /// Faults in what is left in `rest` until `more`, which is called after each fault, returns
+    /// false, or nothing is left. Returns true if nothing is left. Writable private memory is
+    /// faulted in for writing.
     ///
     /// # Errors
-    /// See [`FaultError`].
+    /// See [`FaultError`]. `rest` then begins at the page that could not be faulted in.
     pub fn populate_some(&self, rest: &mut Populating, more: impl FnMut() -> bool) -> Result<bool, FaultError> {
         VmaOps::of(self).populate_some(rest, more)
     }
 
-    /// Locks all pages of a range, and faults them in (`mlock`; with `on_fault`, `mlock2` with
-    /// `MLOCK_ONFAULT`).
+    /// Locks all pages of a range, and faults them in (`mlock`); with `on_fault`, faults none in
+    /// (`mlock2` with `MLOCK_ONFAULT`).
     ///
     /// # Errors
-    /// See [`LockError`]. (Linux locks what lies before a hole.)
+    /// See [`LockError`]. (Linux locks the VMAs before a hole.)
     pub fn lock(&self, addr: u64, len: u64, on_fault: bool) -> Result<(), LockError> {
         VmaOps::of(self).lock(addr, len, on_fault)
     }
 
-    /// Locks all pages of a range as [`AddressSpace::lock`], but faults none in: the caller does
-    /// that next ([`AddressSpace::populate_some`]).
+    /// Locks all pages of a range as [`AddressSpace::lock`] does, but faults none in: the caller
+    /// does that next ([`AddressSpace::populate_some`]).
     ///
     /// # Errors
     /// See [`LockError`].
@@ -209,8 +214,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).unlock(addr, len)
     }
 
-    /// Locks present or future VMAs of the whole space (`mlockall`). Replaces what an earlier call
-    /// has set. Pages that can't be faulted in are no error.
+    /// Locks the present VMAs, the future VMAs, or both (`mlockall`). Replaces the setting for
+    /// future VMAs of an earlier call. A page that can't be faulted in is no error.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -218,8 +223,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).lock_all(flags)
     }
 
-    /// Locks VMAs as [`AddressSpace::lock_all`], but faults nothing in: the caller does that next
-    /// ([`AddressSpace::populate_some`]), and skips what can't be faulted in.
+    /// Locks VMAs as [`AddressSpace::lock_all`] does, but faults nothing in: the caller does that
+    /// next ([`AddressSpace::populate_some`]), and skips VMAs that can't be faulted in.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -227,13 +232,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).begin_lock_all(flags)
     }
 
-    /// Unlocks all VMAs, and stops locking new ones (`munlockall`).
+    /// Unlocks all VMAs, and no longer locks new ones (`munlockall`).
     pub fn unlock_all(&self) {
         VmaOps::of(self).unlock_all()
     }
 
-    /// Seals the VMAs of a range for the rest of the space's life (`mseal`). A forked child's are
-    /// sealed too.
+    /// Seals the VMAs of a range for the rest of the space's life (`mseal`). The copies in a forked
+    /// child are sealed too.
     ///
     /// # Errors
     /// See [`SealError`]: nothing was changed.
@@ -242,13 +247,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Removes the contents of shared memory in a range for every space that maps it
-    /// (`MADV_REMOVE`). Calls `punch` with each object and the bytes of it that go; `punch` makes
-    /// the hole ([`Object::punch_hole`]), and unmaps the pages from all spaces (`unmap_removed`),
-    /// this one too. No lock is held during the call.
+    /// (`MADV_REMOVE`). Calls `punch` with each object and the byte range of it to remove. `punch`
+    /// must punch the hole ([`Object::punch_hole`]), and unmap the pages from all spaces
+    /// (`unmap_removed`), this one too. No lock is held during the call.
     ///
     /// # Errors
-    /// Some of the range is not mapped; or a VMA is locked, has no object, or may not be written.
-    /// VMAs before it are done, as in Linux. Or `punch` fails.
+    /// [`AdviseError::NotMapped`]: some of the range is not mapped; every VMA in it is done, as in
+    /// Linux. [`AdviseError::Locked`], [`AdviseError::NoObject`], [`AdviseError::Denied`]: a VMA is
+    /// locked, has no object, or may not be written; the VMAs before it are done.
+    /// [`AdviseError::Fault`]: `punch` failed.
     pub fn remove(
         &self,
         addr: u64,
@@ -258,9 +265,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         VmaOps::of(self).remove(addr, len, punch)
     }
 
-    /// Synchronizes a range with the objects behind it (`msync`): they have what was written
-    /// already, so this only checks. `invalidate` is `MS_INVALIDATE`. The host checks the other
-    /// flags.
+    /// Synchronizes a range with the objects that it maps (`msync`). Writes are in the objects
+    /// already, so this only checks the range. `invalidate` is `MS_INVALIDATE`. The host checks the
+    /// other flags.
     ///
     /// # Errors
     /// See [`SyncError`].

@@ -1,4 +1,4 @@
-//! Faulting in a range, piece by piece (`MAP_POPULATE`, `mlock`).
+//! Populating: faults a range in, piece by piece (`MAP_POPULATE`, `mlock`).
 
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::platform::Platform;
@@ -7,31 +7,32 @@ use crate::vma::{Vma, VmaFlags};
 use super::VmaOps;
 use crate::space::fault::{Fault, FaultError};
 
-/// Memory that is to be faulted in, and what is left of it.
+/// A populate in progress: the part of a range that is still to be faulted in.
 #[derive(Clone, Copy, Debug)]
 pub struct Populating {
+    /// The part of the range that is left.
     pub(in crate::space) left: UserRange,
-    /// VMAs that are not locked are faulted in too.
+    /// True if VMAs that are not locked are faulted in too.
     pub(in crate::space) unlocked: bool,
-    /// The end of the part that the last VMA has of the range.
-    part_end: u64,
+    /// The end of the part of the range that lies in the VMA faulted in last.
+    vma_part_end: u64,
 }
 
 impl Populating {
-    /// All of a range is left.
+    /// Returns a populate with all of `range` left.
     pub(super) fn all(range: UserRange, unlocked: bool) -> Self {
-        Populating { left: range, unlocked, part_end: range.start }
+        Populating { left: range, unlocked, vma_part_end: range.start }
     }
 
-    /// Passes over the rest of the VMA of which a page could not be faulted in: for a caller for
-    /// which that is no error.
+    /// Skips the rest of the VMA in which a page could not be faulted in: for a caller that does
+    /// not treat that as an error.
     pub fn skip_vma(&mut self) {
-        self.left = self.left.tail(self.part_end.max(self.left.start));
+        self.left = self.left.tail(self.vma_part_end.max(self.left.start));
     }
 }
 
 impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
-    /// Implements [`AddressSpace::begin_populate`].
+    /// Implements [`AddressSpace::begin_populate`](crate::space::AddressSpace::begin_populate).
     pub(super) fn begin_populate(self, addr: u64, len: u64, unlocked: bool) -> Populating {
         let range = match UserRange::new(self.arch(), addr, len) {
             Ok(part) | Err(BadRange::Beyond(part)) => part,
@@ -40,7 +41,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         Populating::all(range, unlocked)
     }
 
-    /// Implements [`AddressSpace::populate_some`].
+    /// Implements [`AddressSpace::populate_some`](crate::space::AddressSpace::populate_some).
     pub(super) fn populate_some(
         self,
         rest: &mut Populating,
@@ -51,9 +52,9 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         {
             let part = vma.range.intersect(&rest.left);
             rest.left = rest.left.tail(part.start);
-            rest.part_end = part.end;
+            rest.vma_part_end = part.end;
             while rest.left.start < part.end {
-                let (mapped, _) = Fault::of(self.space).fault_in(rest.left.start, vma.populated_by())?;
+                let (mapped, _) = Fault::of(self.space).fault_in(rest.left.start, vma.populate_access())?;
                 rest.left = rest.left.tail(mapped.end);
                 self.platform().resched();
                 if !more() {
@@ -64,19 +65,19 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
         Ok(true)
     }
 
-    /// Returns the first VMA of which something is left to be faulted in; without one, nothing is
-    /// left from then on.
+    /// Returns the first VMA with memory left to be faulted in. If there is none, sets `rest` to
+    /// empty. Locks the VMAs for reading.
     fn next_to_populate(self, rest: &mut Populating) -> Option<Vma> {
         let vmas = self.space.read();
-        let wanted = |vma: &Vma| rest.unlocked || vma.flags & VmaFlags::LOCKED_MASK == VmaFlags::LOCKED;
-        let next = vmas.overlapping(self.platform(), rest.left).find(|vma| wanted(vma)).copied();
+        let is_populated = |vma: &Vma| rest.unlocked || vma.flags & VmaFlags::LOCKED_MASK == VmaFlags::LOCKED;
+        let next = vmas.overlapping(self.platform(), rest.left).find(|vma| is_populated(vma)).copied();
         if next.is_none() {
             rest.left = UserRange::default();
         }
         next
     }
 
-    /// Faults in all that is left, as far as that is possible.
+    /// Faults in all that is left. Skips the rest of each VMA in which a fault fails.
     pub(super) fn populate_all(self, mut rest: Populating) {
         while self.populate_some(&mut rest, || true).is_err() {
             rest.skip_vma();

@@ -1,4 +1,4 @@
-//! VMAs change what may be done with them: `mprotect`.
+//! Protection: `mprotect`. Sets attributes of VMAs for other operations too.
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, BadRange, Kind, UserRange};
@@ -12,33 +12,33 @@ use crate::vma::{Prot, Sharing, Vma, VmaFlags};
 use super::VmaOps;
 use crate::space::ground::{Amounts, Change, Ptes};
 
-/// Why nothing was changed.
+/// The reason why a change of VMAs failed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtectError {
     /// The address is not a multiple of the page size.
     Unaligned(u64),
-    /// The end is beyond the last address.
+    /// The range ends beyond the last address.
     Overflow,
     /// Not all of the range is mapped.
     NotMapped,
-    /// What is there may never be written (Linux: a file that was not opened for that, or is
-    /// sealed).
+    /// This VMA may never be written (Linux: the file was not opened for writing, or is sealed).
     Denied(VirtRange),
     /// This VMA is sealed.
     Sealed(VirtRange),
     /// This VMA would become executable, or writable as well, which the space forbids
     /// (`Limits::exec_gain`).
     ExecGain(VirtRange),
-    /// More private memory that may be written than the limit allows.
+    /// The limit on private writable memory ([`Limits::data`](crate::space::Limits::data)) would be
+    /// exceeded.
     DataLimit,
-    /// VMAs would have to be split, and the space has as many as it may.
+    /// The change splits VMAs, and the limit on their number would be exceeded.
     TooManyVmas,
-    /// VMAs or huge mappings would have to be split, and there is no memory for that.
+    /// There is no memory to split VMAs or huge PTEs.
     NoMemory(Refused),
 }
 
 impl ProtectError {
-    /// What Linux's `mprotect` answers.
+    /// Returns the errno that Linux's `mprotect` reports.
     pub const fn errno(&self) -> Errno {
         match self {
             ProtectError::Unaligned(_) => Errno::EINVAL,
@@ -52,14 +52,20 @@ impl ProtectError {
 impl core::fmt::Display for ProtectError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            ProtectError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
-            ProtectError::Overflow => f.write_str("beyond the last address"),
-            ProtectError::NotMapped => f.write_str("not all of the range is mapped"),
-            ProtectError::Denied(range) => write!(f, "{range:?} may never be written"),
-            ProtectError::Sealed(range) => write!(f, "{range:?} is sealed"),
-            ProtectError::ExecGain(range) => write!(f, "{range:?} may not become executable"),
-            ProtectError::DataLimit => f.write_str("over the limit on data"),
-            ProtectError::TooManyVmas => f.write_str("too many VMAs"),
+            ProtectError::Unaligned(addr) => {
+                write!(f, "address {addr:#x} is not a multiple of the page size: align it")
+            }
+            ProtectError::Overflow => f.write_str("the range ends beyond the last address: shorten it"),
+            ProtectError::NotMapped => f.write_str("not all of the range is mapped: pass a mapped range"),
+            ProtectError::Denied(range) => {
+                write!(f, "the VMA {range:?} may never be written: open its object for writing")
+            }
+            ProtectError::Sealed(range) => write!(f, "the VMA {range:?} is sealed: its protection can't be changed"),
+            ProtectError::ExecGain(range) => {
+                write!(f, "the VMA {range:?} may not become executable, or writable and executable, in this space")
+            }
+            ProtectError::DataLimit => f.write_str("the change exceeds the limit on data: raise it"),
+            ProtectError::TooManyVmas => f.write_str("too many VMAs: raise the limit, or unmap some"),
             ProtectError::NoMemory(why) => why.fmt(f),
         }
     }
@@ -69,25 +75,25 @@ impl core::error::Error for ProtectError {}
 
 may_be_refused!(ProtectError);
 
-/// The ways of a change of VMAs with addresses of its range that are not mapped.
+/// The treatment of unmapped addresses in the range of a change of VMAs.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Holes {
-    /// It changes nothing.
-    Refused,
-    /// It changes the VMAs beside them.
-    Passed,
+    /// The change fails with [`ProtectError::NotMapped`].
+    Fail,
+    /// The change skips them.
+    Skip,
 }
 
-/// The result of a change of VMAs.
-pub(super) struct Set {
-    /// Some of them were not as they should be.
+/// The result of [`VmaOps::set_vmas_checked`].
+pub(super) struct SetResult {
+    /// True if a VMA was changed; false if all VMAs had the new attributes already.
     pub(in crate::space) changed: bool,
-    /// They cover all of the range.
+    /// True if VMAs cover all of the range.
     pub(in crate::space) covered: bool,
 }
 
 impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
-    /// Implements [`AddressSpace::protect`].
+    /// Implements [`AddressSpace::protect`](crate::space::AddressSpace::protect).
     pub(super) fn protect(self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => ProtectError::Unaligned(addr),
@@ -111,57 +117,68 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
                 Ok(())
             }
         };
-        if self.set_vmas_if(&mut change, range, Holes::Refused, check, |v| v.prot = prot)?.changed {
+        if self.set_vmas_checked(&mut change, range, Holes::Fail, check, |v| v.prot = prot)?.changed {
             change.unlock();
             self.reprotect(range, prot);
         }
         Ok(())
     }
 
-    /// Change (`set`) the VMAs of `range`, split at its ends, with no huge mapping reaching across.
-    /// `false`: all of them are as they should be already.
+    /// Splits the VMAs at the ends of `range`, and the huge PTEs that cross them, and calls `set`
+    /// for each VMA of the range. Returns false if all VMAs have the new attributes already. `set`
+    /// must leave the VMA's range as it is, and is called more than once for a VMA.
+    ///
+    /// # Errors
+    /// Those of [`VmaOps::set_vmas_checked`].
     pub(in crate::space) fn set_vmas(
         self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
         set: impl Fn(&mut Vma),
     ) -> Result<bool, ProtectError> {
-        self.set_vmas_if(change, range, Holes::Refused, |_| Ok(()), set).map(|set| set.changed)
+        self.set_vmas_checked(change, range, Holes::Fail, |_| Ok(()), set).map(|result| result.changed)
     }
 
-    /// The same, unless `check` refuses to have one of them changed, and with holes in the range or
-    /// without.
-    pub(super) fn set_vmas_if(
+    /// Sets the VMAs of `range` as [`VmaOps::set_vmas`] does, if `check` permits that for each, and
+    /// handles unmapped addresses as `holes` says. Accounts the VMAs with their new attributes
+    /// under the lock under which the limits are checked (INV-19). The caller has claimed the
+    /// range. Releases the VMA lock for a time if huge PTEs must be split.
+    ///
+    /// # Errors
+    /// The first error of `check`. [`ProtectError::NotMapped`] with [`Holes::Fail`].
+    /// [`ProtectError::DataLimit`] and [`ProtectError::TooManyVmas`]. [`ProtectError::NoMemory`]:
+    /// VMAs and huge PTEs may have been split.
+    pub(super) fn set_vmas_checked(
         self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
         holes: Holes,
         check: impl Fn(&Vma) -> Result<(), ProtectError>,
         set: impl Fn(&mut Vma),
-    ) -> Result<Set, ProtectError> {
+    ) -> Result<SetResult, ProtectError> {
         let machine = self.machine();
         let vmas = change.vmas();
-        let mut same = true;
-        let mut coming = Amounts::default();
+        let mut unchanged = true;
+        let mut new_amounts = Amounts::default();
         let found = vmas.survey(machine.platform(), range, |vma, connected| {
-            if !connected && holes == Holes::Refused {
+            if !connected && holes == Holes::Fail {
                 return Err(ProtectError::NotMapped);
             }
             check(vma)?;
             let mut new = *vma;
             set(&mut new);
-            same &= new == *vma;
-            coming.add(&new, range);
+            unchanged &= new == *vma;
+            new_amounts.add(&new, range);
             Ok(())
         })?;
-        if !found.covered && holes == Holes::Refused {
+        if !found.covered && holes == Holes::Fail {
             return Err(ProtectError::NotMapped);
         }
-        if same {
-            return Ok(Set { changed: false, covered: found.covered });
+        if unchanged {
+            return Ok(SetResult { changed: false, covered: found.covered });
         }
-        let more = coming.data.saturating_sub(found.amounts.data);
-        if more > 0 && vmas.data.saturating_add(more) > vmas.limits.data {
+        let added_data = new_amounts.data.saturating_sub(found.amounts.data);
+        if added_data > 0 && vmas.data.saturating_add(added_data) > vmas.limits.data {
             return Err(ProtectError::DataLimit);
         }
         if found.edge_splits > 0 {
@@ -171,25 +188,26 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
             vmas.reserve(machine, self.space.memcg(), found.edge_splits)?;
             vmas.isolate(machine, range);
         }
-        // In the lock in which the limits were looked at, the VMAs count as they will be.
+        // Accounts under the lock under which the limits were checked (INV-19).
         vmas.count(&found.amounts, -1);
-        vmas.count(&coming, 1);
+        vmas.count(&new_amounts, 1);
         if self.tables().needs_edge_split(range) {
-            // Faults go on meanwhile, but the VMAs end at the ends of the range now, so that no new
-            // huge mapping reaches across.
+            // Faults go on meanwhile. The VMAs end at the ends of the range now, so no new huge PTE
+            // crosses an end.
             change.unlock();
             if let Err(error) = self.tables().split_edges(range) {
                 let vmas = change.vmas();
-                vmas.count(&coming, -1);
+                vmas.count(&new_amounts, -1);
                 vmas.count(&found.amounts, 1);
                 return Err(error.into());
             }
         }
         change.vmas().each(machine, range, set);
-        Ok(Set { changed: true, covered: found.covered })
+        Ok(SetResult { changed: true, covered: found.covered })
     }
 
-    /// Bring the entries of `range` in line with its VMAs.
+    /// Gives the PTEs of `range` the protection of its VMAs. Flushes TLBs before it returns if a
+    /// right was removed. Faults go on meanwhile.
     fn reprotect(self, range: UserRange, prot: Prot) {
         let mut gather = self.space.gather(range);
         let mut at = range.start;
@@ -205,6 +223,8 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         }
     }
 
+    /// Gives the PTEs of a page table in `range` the protection `prot`, as far as one lock hold
+    /// allows. Returns the address that it got to. Runs that lost a right are noted in `gather`.
     fn reprotect_table(
         self,
         table: &LockedTable<'_, 'm, P, A>,

@@ -1,13 +1,13 @@
-//! VMAs move to other addresses, with all that is in them.
+//! Moves VMAs with their pages to other addresses, for `mremap`.
 //!
-//! The VMAs of the old addresses and of the new are held, so that faults there wait. What is
-//! replaced is emptied; the entries of the page tables move ([`crate::table`]), and neither
-//! references nor mappings change by that. Then the old addresses are flushed, and in one step the
-//! VMAs are in their new place.
+//! The VMAs of the old and the new range are locked ([`State::Locked`]), so that faults there wait.
+//! The new range is zapped, and the PTEs of the old range move ([`crate::table`]), which changes
+//! neither refcounts nor map counts. Then the TLBs are flushed for the old range, and in one step,
+//! under the VMA lock, the VMAs are at their new addresses.
 //!
-//! What is moved keeps its place behind the VMA ([`Backing`]), by which the reverse map finds it.
-//! So it is one VMA with what is beside it only if that continues it there too; but a VMA that has
-//! nothing may as well be a new one.
+//! A VMA that moves keeps its offset in its backing ([`Backing`]), by which the rmap finds its
+//! pages. So it can be merged with a neighbour only if the offsets continue there. A VMA without
+//! pages gets the backing of a new VMA instead.
 
 use core::convert::Infallible;
 
@@ -19,67 +19,76 @@ use crate::platform::Platform;
 use crate::table::{Relocation, SpareTables};
 use crate::vma::{Backing, State, Vma, VmaFlags};
 
-use super::remap::Wanted;
+use super::remap::CheckedRequest;
 use super::{RemapError, RemapFlags, VmaOps};
 use crate::space::ground::{Change, Ptes, Vmas, Zap};
 
 impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
-    /// Move what is mapped at the old addresses, and no more than is wanted of it, to new ones.
+    /// Moves the VMAs of the retained part of the old range, and their PTEs, to the range `new`,
+    /// and unmaps the rest of the old range. With [`RemapFlags::DONTUNMAP`] the old VMAs stay,
+    /// without pages. `change` has claimed both ranges.
+    ///
+    /// # Errors
+    /// [`RemapError::TooManyVmas`], [`RemapError::NoMemory`]: nothing was changed, but VMAs and
+    /// huge PTEs may have been split.
     pub(super) fn move_vmas(
         self,
         mut change: Change<'_, 'm, P, A>,
-        wanted: &Wanted,
-        to: UserRange,
+        request: &CheckedRequest,
+        new: UserRange,
     ) -> Result<(), RemapError> {
         let machine = self.machine();
-        let leave = wanted.flags.contains(RemapFlags::DONTUNMAP);
-        let kept = wanted.kept();
-        let parts = Parts { kept, to };
+        let dont_unmap = request.flags.contains(RemapFlags::DONTUNMAP);
+        let retained = request.retained();
+        let ranges = MovedRanges { old: retained, new };
         let vmas = change.vmas();
-        let (mut count, mut cuts) = (0, vmas.edge_splits(wanted.old) + vmas.edge_splits(kept));
-        parts.each(vmas, |vmas, part| {
-            count += 1;
-            cuts += vmas.edge_splits(part.vma.range);
+        let (mut part_count, mut edge_splits) = (0, vmas.edge_splits(request.old) + vmas.edge_splits(retained));
+        ranges.each(vmas, |vmas, part| {
+            part_count += 1;
+            edge_splits += vmas.edge_splits(part.new_vma.range);
         });
-        if vmas.tree.len() + cuts + if leave || kept.is_empty() { count } else { 0 } > vmas.limits.vmas {
+        let added = if dont_unmap || retained.is_empty() { part_count } else { 0 };
+        if vmas.tree.len() + edge_splits + added > vmas.limits.vmas {
             return Err(RemapError::TooManyVmas);
         }
-        change.reserve(cuts, count)?;
+        change.reserve(edge_splits, part_count)?;
         let vmas = change.vmas();
-        vmas.isolate(machine, wanted.old);
-        vmas.isolate(machine, kept);
-        parts.each(vmas, |vmas, part| vmas.isolate(machine, part.vma.range));
-        parts.lock_source(machine, vmas, wanted, leave);
+        vmas.isolate(machine, request.old);
+        vmas.isolate(machine, retained);
+        ranges.each(vmas, |vmas, part| vmas.isolate(machine, part.new_vma.range));
+        ranges.lock_vmas(machine, vmas, request, dont_unmap);
         change.unlock();
-        match self.prepare(&mut change, wanted, &parts) {
-            Ok(spares) => self.move_ptes(&mut change, wanted, &parts, spares),
+        match self.prepare(&mut change, request, &ranges) {
+            Ok(spares) => self.move_ptes(&mut change, request, &ranges, spares),
             Err(error) => {
-                parts.unlock_source(machine, change.vmas(), wanted, leave);
+                ranges.unlock_vmas(machine, change.vmas(), request, dont_unmap);
                 return Err(error.into());
             }
         }
         let vmas = change.vmas();
-        parts.each(vmas, |vmas, part| {
-            page_cache::get_backing(machine, &part.vma.backing, self.space.id());
-            vmas.remove(machine, part.vma.range);
-            let vma = self.renewed(vmas, part.vma);
+        ranges.each(vmas, |vmas, part| {
+            page_cache::get_backing(machine, &part.new_vma.backing, self.space.id());
+            vmas.remove(machine, part.new_vma.range);
+            let vma = self.with_renewed_backing(vmas, part.new_vma);
             let inserted = vmas.tree.insert(vma);
-            debug_assert!(inserted.is_ok(), "the place is free, and the node was promised");
+            debug_assert!(inserted.is_ok(), "the addresses are free and a node is reserved");
         });
-        if leave {
-            vmas.account_all(self.machine(), kept, -1);
-            vmas.each(self.machine(), kept, |v| {
+        if dont_unmap {
+            vmas.account_all(self.machine(), retained, -1);
+            vmas.each(self.machine(), retained, |v| {
                 (v.state, v.flags, v.backing) = (State::Live, v.flags - VmaFlags::LOCKED_MASK, v.backing.renewed());
             });
-            vmas.account_all(self.machine(), kept, 1);
+            vmas.account_all(self.machine(), retained, 1);
         } else {
-            vmas.remove(machine, wanted.old);
+            vmas.remove(machine, request.old);
         }
         Ok(())
     }
 
-    /// A VMA that has come to its new place; as a new one would be, if nothing came with it.
-    fn renewed(self, vmas: &mut Vmas, vma: Vma) -> Vma {
+    /// Returns the VMA to insert at the new addresses: `vma`, but if no PTE has moved there, with
+    /// the backing of a new VMA, so that it can be merged with its neighbours. Accounts the
+    /// difference.
+    fn with_renewed_backing(self, vmas: &mut Vmas, vma: Vma) -> Vma {
         let renewed = Vma { backing: vma.backing.renewed(), ..vma };
         if renewed == vma || Ptes::of(self.space).next_run(vma.range, |_| true).is_some() {
             return vma;
@@ -89,93 +98,104 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
         renewed
     }
 
-    /// All that can fail, short of changing anything: huge mappings are split that reach across a
-    /// border, and tables provided.
+    /// Does all that can fail: splits the huge PTEs that cross an end of a part, and allocates page
+    /// tables for the move.
+    ///
+    /// # Errors
+    /// [`Refused`]: huge PTEs may have been split, and nothing else was changed.
     fn prepare(
         self,
         change: &mut Change<'_, 'm, P, A>,
-        wanted: &Wanted,
-        parts: &Parts,
+        request: &CheckedRequest,
+        ranges: &MovedRanges,
     ) -> Result<SpareTables<'s, 'm, P, A>, Refused> {
-        self.tables().split_edges(wanted.old)?;
-        self.tables().split_end(parts.kept)?;
+        self.tables().split_edges(request.old)?;
+        self.tables().split_end(ranges.old)?;
         let mut spares = SpareTables::new(self.tables());
-        parts.each_without_lock(change, |part| {
-            self.tables().split_edges(part.vma.range)?;
-            self.tables().prepare_relocation(&part.route(), &mut spares)
+        ranges.each_unlocked(change, |part| {
+            self.tables().split_edges(part.new_vma.range)?;
+            self.tables().prepare_relocation(&part.relocation(), &mut spares)
         })?;
         Ok(spares)
     }
 
-    /// Empty the new addresses, and what is not kept of the old; move the rest. Nobody uses the old
-    /// addresses any more when this is done.
+    /// Zaps the new range and the end of the old range that is not retained, and moves the other
+    /// PTEs. When this returns, no CPU uses the old addresses.
     fn move_ptes(
         self,
         change: &mut Change<'_, 'm, P, A>,
-        wanted: &Wanted,
-        parts: &Parts,
+        request: &CheckedRequest,
+        ranges: &MovedRanges,
         mut spares: SpareTables<'_, 'm, P, A>,
     ) {
-        let Ok(()) = parts.each_without_lock(change, |part| {
-            Zap::of(self.space).all(part.vma.range);
+        let Ok(()) = ranges.each_unlocked(change, |part| {
+            Zap::of(self.space).all(part.new_vma.range);
             Ok::<_, Infallible>(())
         });
-        let rest = wanted.old.tail(parts.kept.end);
+        let rest = request.old.tail(ranges.old.end);
         if !rest.is_empty() {
             Zap::of(self.space).all(rest);
         }
-        let mut gather = self.space.gather(wanted.old);
-        let Ok(()) = parts.each_without_lock(change, |part| {
-            self.tables().relocate(&part.route(), &mut spares, &mut gather);
+        let mut gather = self.space.gather(request.old);
+        let Ok(()) = ranges.each_unlocked(change, |part| {
+            self.tables().relocate(&part.relocation(), &mut spares, &mut gather);
             Ok::<_, Infallible>(())
         });
     }
 }
 
-/// A part of the old addresses that lies in one VMA.
-struct Part {
-    from: UserRange,
-    /// The VMA at the new addresses.
-    vma: Vma,
+/// A part of the old range that lies in one VMA, and the VMA at its new addresses.
+struct MovedPart {
+    old: UserRange,
+    /// The VMA at the new addresses. Its range is longer than `old` if the mapping grows.
+    new_vma: Vma,
 }
 
-impl Part {
-    fn route(&self) -> Relocation {
-        Relocation { from: self.from, to: self.vma.range }
+impl MovedPart {
+    /// Returns the move of the part's PTEs.
+    fn relocation(&self) -> Relocation {
+        Relocation { from: self.old, to: self.new_vma.range }
     }
 }
 
-/// Where the old addresses go, VMA by VMA.
-struct Parts {
-    kept: UserRange,
-    to: UserRange,
+/// The old range and the new range of a move, which is done VMA by VMA.
+struct MovedRanges {
+    /// The retained part of the old range ([`CheckedRequest::retained`]).
+    old: UserRange,
+    /// The new range, no shorter than `old`.
+    new: UserRange,
 }
 
-impl Parts {
-    /// Each part, in order; one of no length, if there are no old addresses.
-    fn each(&self, vmas: &mut Vmas, mut f: impl FnMut(&mut Vmas, Part)) {
-        let mut at = self.kept.start;
+impl MovedRanges {
+    /// Calls `f` for each part, in ascending order; for one part of no length if the old range is
+    /// empty.
+    fn each(&self, vmas: &mut Vmas, mut f: impl FnMut(&mut Vmas, MovedPart)) {
+        let mut at = self.old.start;
         while let Some(part) = self.next(vmas, at) {
-            at = part.from.end;
+            at = part.old.end;
             f(vmas, part);
-            if at >= self.kept.end {
+            if at >= self.old.end {
                 return;
             }
         }
     }
 
-    /// The same with the lock of the VMAs let go, while nobody else changes the old ones.
-    fn each_without_lock<P: Platform, A: Arch, E>(
+    /// Calls `f` for each part, in ascending order, with the VMAs unlocked. The claim of `change`
+    /// keeps other changes from the VMAs meanwhile.
+    ///
+    /// # Errors
+    /// The first error of `f`, which ends the visit.
+    fn each_unlocked<P: Platform, A: Arch, E>(
         &self,
         change: &mut Change<'_, '_, P, A>,
-        mut f: impl FnMut(Part) -> Result<(), E>,
+        mut f: impl FnMut(MovedPart) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut at = self.kept.start;
+        let mut at = self.old.start;
         while let Some(part) = self.next(change.vmas(), at) {
             change.unlock();
-            at = part.from.end;
+            at = part.old.end;
             f(part)?;
-            if at >= self.kept.end {
+            if at >= self.old.end {
                 break;
             }
         }
@@ -183,50 +203,62 @@ impl Parts {
         Ok(())
     }
 
-    /// Faults wait, at the old addresses and the new; what will be there in the end counts from now
-    /// on.
-    fn lock_source<P: Platform>(&self, machine: &Machine<'_, P>, vmas: &mut Vmas, wanted: &Wanted, leave: bool) {
-        vmas.each(machine, wanted.old, |v| v.state = State::Locked);
-        if !leave {
-            vmas.account_all(machine, wanted.old, -1);
+    /// Locks the VMAs of both ranges, so that faults there wait, and accounts the VMAs as they will
+    /// be in the end (INV-19).
+    fn lock_vmas<P: Platform>(
+        &self,
+        machine: &Machine<'_, P>,
+        vmas: &mut Vmas,
+        request: &CheckedRequest,
+        dont_unmap: bool,
+    ) {
+        vmas.each(machine, request.old, |v| v.state = State::Locked);
+        if !dont_unmap {
+            vmas.account_all(machine, request.old, -1);
         }
         self.each(vmas, |vmas, part| {
-            let there = part.vma.range;
-            vmas.each(machine, there, |v| v.state = State::Locked);
-            vmas.account_all(machine, there, -1);
-            vmas.account(&part.vma, there, 1);
+            let new = part.new_vma.range;
+            vmas.each(machine, new, |v| v.state = State::Locked);
+            vmas.account_all(machine, new, -1);
+            vmas.account(&part.new_vma, new, 1);
         });
     }
 
-    /// It was in vain.
-    fn unlock_source<P: Platform>(&self, machine: &Machine<'_, P>, vmas: &mut Vmas, wanted: &Wanted, leave: bool) {
-        vmas.each(machine, wanted.old, |v| v.state = State::Live);
-        if !leave {
-            vmas.account_all(machine, wanted.old, 1);
+    /// Undoes [`MovedRanges::lock_vmas`] after a failure.
+    fn unlock_vmas<P: Platform>(
+        &self,
+        machine: &Machine<'_, P>,
+        vmas: &mut Vmas,
+        request: &CheckedRequest,
+        dont_unmap: bool,
+    ) {
+        vmas.each(machine, request.old, |v| v.state = State::Live);
+        if !dont_unmap {
+            vmas.account_all(machine, request.old, 1);
         }
         self.each(vmas, |vmas, part| {
-            let there = part.vma.range;
-            vmas.each(machine, there, |v| v.state = State::Live);
-            vmas.account_all(machine, there, 1);
-            vmas.account(&part.vma, there, -1);
+            let new = part.new_vma.range;
+            vmas.each(machine, new, |v| v.state = State::Live);
+            vmas.account_all(machine, new, 1);
+            vmas.account(&part.new_vma, new, -1);
         });
     }
 
-    /// The first part that ends above `at`.
-    fn next(&self, vmas: &Vmas, at: u64) -> Option<Part> {
-        let vma = match self.kept.is_empty() {
+    /// Returns the first part that ends above `at`.
+    fn next(&self, vmas: &Vmas, at: u64) -> Option<MovedPart> {
+        let vma = match self.old.is_empty() {
             true => *vmas.find(at)?,
-            false => *vmas.first(self.kept.tail(at))?,
+            false => *vmas.first(self.old.tail(at))?,
         };
-        let from = vma.range.tail(vma.range.start.max(at)).head(self.kept.end);
-        let start = self.to.start + (from.start - self.kept.start);
-        // The last one grows.
-        let end = if from.end == self.kept.end { self.to.end } else { start + from.len() };
-        let backing = Backing { delta: vma.backing.offset(from.start).wrapping_sub(start), ..vma.backing };
+        let old = vma.range.tail(vma.range.start.max(at)).head(self.old.end);
+        let start = self.new.start + (old.start - self.old.start);
+        // The last part grows, if the mapping does.
+        let end = if old.end == self.old.end { self.new.end } else { start + old.len() };
+        let backing = Backing { delta: vma.backing.offset(old.start).wrapping_sub(start), ..vma.backing };
         let flags = vma.flags - VmaFlags::SOFT_DIRTY_CLEARED;
-        Some(Part {
-            from,
-            vma: Vma { range: self.to.tail(start).head(end), backing, flags, state: State::Live, ..vma },
+        Some(MovedPart {
+            old,
+            new_vma: Vma { range: self.new.tail(start).head(end), backing, flags, state: State::Live, ..vma },
         })
     }
 }

@@ -1,7 +1,7 @@
-//! VMAs change their size or their place: `mremap`.
+//! Remapping: `mremap` grows, shrinks or moves VMAs.
 //!
-//! To grow in place is to map what lies behind the VMA as the VMA is; the two then merge. To shrink
-//! is to unmap. How VMAs move is said in [`super::relocate`].
+//! A VMA grows in place by a new VMA behind it with the same attributes; the two then merge. It
+//! shrinks by an unmap of its end. [`super::relocate`] moves VMAs.
 
 use bitflags::bitflags;
 
@@ -17,78 +17,79 @@ use super::{Populating, UnmapError, VmaOps};
 use crate::space::ground::{Change, Excess, Vmas};
 
 bitflags! {
-    /// How to remap. The bits are Linux's.
+    /// Flags of a remap (Linux: `MREMAP_*`). The bits are Linux's.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct RemapFlags: u8 {
-        /// Elsewhere, if it can't grow where it is (`MREMAP_MAYMOVE`).
+        /// Moves the mapping if it can't grow in place (`MREMAP_MAYMOVE`).
         const MAYMOVE = 1;
-        /// To the address given; what is there is unmapped (`MREMAP_FIXED`). Together with
-        /// [`RemapFlags::MAYMOVE`].
+        /// Moves the mapping to [`RemapRequest::new_addr`], and unmaps what is there
+        /// (`MREMAP_FIXED`). Requires [`RemapFlags::MAYMOVE`].
         const FIXED = 2;
-        /// Elsewhere, and leave the VMA behind, empty (`MREMAP_DONTUNMAP`). Together with
+        /// Moves the pages, and keeps the old VMA without pages (`MREMAP_DONTUNMAP`). Requires
         /// [`RemapFlags::MAYMOVE`].
         const DONTUNMAP = 4;
     }
 }
 
-/// What to remap.
+/// A request to remap memory.
 #[derive(Clone, Copy, Debug)]
 pub struct RemapRequest {
-    /// Where it is.
+    /// The old address.
     pub addr: u64,
-    /// How many bytes of it; rounded up to whole pages. 0: map what shared memory begins there a
-    /// second time.
+    /// The old length in bytes; rounded up to whole pages. 0 maps the shared memory that begins at
+    /// `addr` a second time.
     pub old_len: u64,
-    /// How many bytes are to be mapped afterwards; rounded up to whole pages.
+    /// The new length in bytes; rounded up to whole pages.
     pub new_len: u64,
-    /// How.
+    /// The flags.
     pub flags: RemapFlags,
-    /// Where to, exactly or as a hint; of no meaning without [`RemapFlags::FIXED`] or
-    /// [`RemapFlags::DONTUNMAP`].
+    /// The new address: exact with [`RemapFlags::FIXED`], a hint with [`RemapFlags::DONTUNMAP`]
+    /// alone; ignored without both.
     pub new_addr: u64,
 }
 
-/// Why nothing was remapped. Nothing was changed.
+/// The reason why a remap failed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemapError {
     /// An address is not a multiple of the page size.
     Unaligned(u64),
     /// The new length is zero.
     ZeroLength,
-    /// It reaches beyond the addresses that user mode has.
+    /// The old or the new range reaches beyond the user half.
     OutOfRange,
-    /// Flags that make no sense together, or not with these lengths.
+    /// The flags contradict each other, or don't fit the lengths.
     Flags(RemapFlags),
-    /// The new addresses overlap the old.
+    /// The new range overlaps the old.
     Overlap,
-    /// Nothing is mapped here, or it is another VMA's.
+    /// Nothing is mapped at this address, or another VMA than the first of the old range.
     NotMapped(u64),
     /// This VMA is sealed.
     Sealed(VirtRange),
-    /// Private memory can't be mapped a second time.
+    /// This VMA is private, and private memory can't be mapped a second time.
     NotShared(VirtRange),
-    /// Below the lowest address that may be mapped.
+    /// This address is below the lowest that may be mapped
+    /// ([`Limits::lowest`](crate::space::Limits::lowest)).
     TooLow(u64),
-    /// Beyond the largest size of the object behind the VMA.
+    /// The new range would end beyond the largest size of an object.
     OffsetTooLarge,
-    /// It can't grow where it is, or there is no free range of that size.
+    /// The mapping can't grow in place and may not move, or there is no free range of that size.
     NoRoom,
-    /// VMAs would have to be split or added, and the space has as many as it may.
+    /// The remap splits or adds VMAs, and the limit on their number would be exceeded.
     TooManyVmas,
-    /// More address space than the limit allows.
+    /// The limit on address space would be exceeded.
     AddressSpaceLimit,
-    /// More private memory that may be written than the limit allows.
+    /// The limit on private writable memory would be exceeded.
     DataLimit,
-    /// More locked memory than the limit allows.
+    /// The limit on locked memory would be exceeded.
     LockLimit,
-    /// More than the machine has, and not reserved otherwise.
+    /// The growth exceeds memory and swap together, and the VMA has no [`VmaFlags::NORESERVE`].
     Overcommit,
-    /// No memory for the engine's own structures.
+    /// There is no memory for the engine's own structures.
     NoMemory(Refused),
 }
 
 impl RemapError {
-    /// What Linux's `mremap` answers.
+    /// Returns the errno that Linux's `mremap` reports.
     pub const fn errno(&self) -> Errno {
         match self {
             RemapError::Unaligned(_)
@@ -109,22 +110,31 @@ impl RemapError {
 impl core::fmt::Display for RemapError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            RemapError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
-            RemapError::ZeroLength => f.write_str("the new length is zero"),
-            RemapError::OutOfRange => f.write_str("beyond the addresses of user mode"),
-            RemapError::Flags(flags) => write!(f, "{flags:?} make no sense here"),
-            RemapError::Overlap => f.write_str("the new addresses overlap the old"),
-            RemapError::NotMapped(addr) => write!(f, "there is nothing, or another VMA, at {addr:#x}"),
-            RemapError::Sealed(range) => write!(f, "{range:?} is sealed"),
-            RemapError::NotShared(range) => write!(f, "{range:?} is private"),
-            RemapError::TooLow(addr) => write!(f, "{addr:#x} is below the lowest address that may be mapped"),
-            RemapError::OffsetTooLarge => f.write_str("beyond the largest size of an object"),
-            RemapError::NoRoom => f.write_str("no free range of that size"),
-            RemapError::TooManyVmas => f.write_str("too many VMAs"),
-            RemapError::AddressSpaceLimit => f.write_str("over the limit on address space"),
-            RemapError::DataLimit => f.write_str("over the limit on data"),
-            RemapError::LockLimit => f.write_str("over the limit on locked memory"),
-            RemapError::Overcommit => f.write_str("more than the machine has"),
+            RemapError::Unaligned(addr) => write!(f, "address {addr:#x} is not a multiple of the page size: align it"),
+            RemapError::ZeroLength => f.write_str("the new length is zero: pass at least one byte"),
+            RemapError::OutOfRange => f.write_str("the range reaches beyond the user half: shorten or move it"),
+            RemapError::Flags(flags) => write!(
+                f,
+                "invalid mremap flags {flags:?}: FIXED and DONTUNMAP need MAYMOVE, DONTUNMAP an unchanged length"
+            ),
+            RemapError::Overlap => f.write_str("the new range overlaps the old: pass another address"),
+            RemapError::NotMapped(addr) => {
+                write!(f, "nothing, or another VMA, is mapped at {addr:#x}: pass a range of one VMA")
+            }
+            RemapError::Sealed(range) => write!(f, "the VMA {range:?} is sealed: it can't be remapped"),
+            RemapError::NotShared(range) => write!(f, "the VMA {range:?} is private: it can't be mapped a second time"),
+            RemapError::TooLow(addr) => {
+                write!(f, "address {addr:#x} is below the lowest that may be mapped: pass a higher one")
+            }
+            RemapError::OffsetTooLarge => f.write_str("the range ends beyond the largest size of an object"),
+            RemapError::NoRoom => {
+                f.write_str("there is no room to grow in place, or no free range: pass MAYMOVE, or unmap something")
+            }
+            RemapError::TooManyVmas => f.write_str("too many VMAs: raise the limit, or unmap some"),
+            RemapError::AddressSpaceLimit => f.write_str("the request exceeds the limit on address space: raise it"),
+            RemapError::DataLimit => f.write_str("the request exceeds the limit on data: raise it"),
+            RemapError::LockLimit => f.write_str("the request exceeds the limit on locked memory: raise it"),
+            RemapError::Overcommit => f.write_str("the growth exceeds memory and swap together: grow by less"),
             RemapError::NoMemory(why) => why.fmt(f),
         }
     }
@@ -157,61 +167,64 @@ impl From<UnmapError> for RemapError {
     }
 }
 
-/// A request whose numbers make sense.
+/// A request that has passed [`VmaOps::check_request`].
 #[derive(Clone, Copy)]
-pub(in crate::space) struct Wanted {
-    /// The old addresses.
+pub(in crate::space) struct CheckedRequest {
+    /// The old range, as far as it lies in the user half.
     pub(in crate::space) old: UserRange,
-    /// If the request names addresses behind those, which are no user addresses: the answer where
-    /// something is mapped at the first one.
-    beyond: Option<RemapError>,
-    /// The new length.
-    len: u64,
+    /// The error of a request whose old range reaches beyond the user half, if something is mapped
+    /// at its start.
+    beyond_error: Option<RemapError>,
+    /// The new length in bytes, in whole pages.
+    new_len: u64,
+    /// The flags.
     pub(in crate::space) flags: RemapFlags,
-    to: u64,
+    /// The new address, or a hint for it: see [`RemapRequest::new_addr`].
+    new_addr: u64,
 }
 
-impl Wanted {
-    /// Whether it is to be elsewhere afterwards, whatever room there is.
-    fn moves(&self) -> bool {
+impl CheckedRequest {
+    /// Returns true if the mapping moves even where it could grow in place.
+    fn must_move(&self) -> bool {
         self.flags.intersects(RemapFlags::FIXED | RemapFlags::DONTUNMAP)
     }
 
+    /// Returns true if the mapping becomes longer.
     fn grows(&self) -> bool {
-        self.len > self.old.len()
+        self.new_len > self.old.len()
     }
 
-    /// The part of the old addresses that still is what it was afterwards.
-    pub(super) fn kept(&self) -> UserRange {
-        self.old.head(self.old.start + self.len)
+    /// Returns the part of the old range that the mapping keeps: all of it, unless it shrinks.
+    pub(super) fn retained(&self) -> UserRange {
+        self.old.head(self.old.start + self.new_len)
     }
 }
 
-/// What is to be done.
+/// The steps that a remap takes.
 #[derive(Clone, Copy)]
 enum Plan {
-    /// Nothing, but to unmap what is too much.
+    /// Unmaps the end of the old range, if it becomes shorter.
     Shrink,
-    /// Map this as the VMA before it is.
+    /// Inserts this VMA behind the old range.
     Grow(Vma),
-    /// Move to these addresses.
+    /// Moves the VMAs to these addresses.
     Move(UserRange),
 }
 
 impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
-    /// Implements [`AddressSpace::remap`].
+    /// Implements [`AddressSpace::remap`](crate::space::AddressSpace::remap).
     pub(super) fn remap(self, request: RemapRequest) -> Result<u64, RemapError> {
-        let wanted = self.checked_request(&request)?;
-        // Of no length, it is about the page.
-        let page = UserRange::all(self.arch()).around(wanted.old.start, self.page_shift());
+        let request = self.check_request(&request)?;
+        // An old range of no length: claims the page at its address.
+        let page = UserRange::all(self.arch()).around(request.old.start, self.page_shift());
         let mut plan = Plan::Shrink;
         let change = Change::begin_both(self.space, |vmas| {
-            let old = if wanted.old.is_empty() { page } else { wanted.old };
+            let old = if request.old.is_empty() { page } else { request.old };
             if vmas.claims.is_changing(&old) {
-                // What is there may soon be something else.
+                // The change may replace these VMAs; the plan is made when it has ended.
                 return Ok([old, UserRange::default()]);
             }
-            plan = self.plan(vmas, &wanted)?;
+            plan = self.plan(vmas, &request)?;
             let new = match plan {
                 Plan::Shrink => UserRange::default(),
                 Plan::Grow(part) => part.range,
@@ -222,27 +235,30 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         let (start, grown) = match plan {
             Plan::Shrink => {
                 drop(change);
-                let kept = wanted.kept();
-                if wanted.old.end > kept.end {
-                    self.unmap(kept.end, wanted.old.end - kept.end)?;
+                let retained = request.retained();
+                if request.old.end > retained.end {
+                    self.unmap(retained.end, request.old.end - retained.end)?;
                 }
-                return Ok(wanted.old.start);
+                return Ok(request.old.start);
             }
             Plan::Grow(part) => {
                 self.grow(change, &part)?;
-                (wanted.old.start, part.range)
+                (request.old.start, part.range)
             }
             Plan::Move(to) => {
-                self.move_vmas(change, &wanted, to)?;
-                (to.start, to.tail(to.start + wanted.kept().len()))
+                self.move_vmas(change, &request, to)?;
+                (to.start, to.tail(to.start + request.retained().len()))
             }
         };
         self.populate_all(Populating::all(grown, false));
         Ok(start)
     }
 
-    /// What can be said without a look at what is mapped.
-    fn checked_request(self, request: &RemapRequest) -> Result<Wanted, RemapError> {
+    /// Checks the parts of a request that don't depend on the VMAs, and rounds its lengths.
+    ///
+    /// # Errors
+    /// See [`RemapError`].
+    fn check_request(self, request: &RemapRequest) -> Result<CheckedRequest, RemapError> {
         let (shift, end) = (self.page_shift(), self.arch().user_end());
         let unaligned = |addr: u64| addr & ((1 << shift) - 1) != 0;
         let RemapRequest { addr, flags, new_addr, .. } = *request;
@@ -252,126 +268,140 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         if unaligned(addr) {
             return Err(RemapError::Unaligned(addr));
         }
-        let len = align_up(request.new_len, shift).filter(|len| *len <= end).ok_or(RemapError::OutOfRange)?;
-        if len == 0 {
+        let new_len = align_up(request.new_len, shift).filter(|len| *len <= end).ok_or(RemapError::OutOfRange)?;
+        if new_len == 0 {
             return Err(RemapError::ZeroLength);
         }
         let old_len = align_up(request.old_len, shift).ok_or(RemapError::OutOfRange)?;
         let whole = VirtRange::new(addr, old_len);
         let old = self.user_part(whole.unwrap_or(VirtRange { start: addr, end: u64::MAX }));
-        let beyond = match whole {
+        let beyond_error = match whole {
             Some(whole) if old == whole => None,
-            _ if len <= old_len => Some(RemapError::OutOfRange),
+            _ if new_len <= old_len => Some(RemapError::OutOfRange),
             _ => Some(RemapError::NotMapped(old.end)),
         };
-        let mut wanted = Wanted { old, beyond, len, flags, to: new_addr };
-        if wanted.moves() {
-            if !flags.contains(RemapFlags::MAYMOVE) || flags.contains(RemapFlags::DONTUNMAP) && old_len != len {
+        let mut checked = CheckedRequest { old, beyond_error, new_len, flags, new_addr };
+        if checked.must_move() {
+            if !flags.contains(RemapFlags::MAYMOVE) || flags.contains(RemapFlags::DONTUNMAP) && old_len != new_len {
                 return Err(RemapError::Flags(flags));
             }
             if unaligned(new_addr) {
                 return Err(RemapError::Unaligned(new_addr));
             }
-            if new_addr > end - len {
+            if new_addr > end - new_len {
                 return Err(RemapError::OutOfRange);
             }
-            let new = VirtRange { start: new_addr, end: new_addr + len };
-            if whole.is_some_and(|whole| whole.overlaps(&new)) {
+            let new_range = VirtRange { start: new_addr, end: new_addr + new_len };
+            if whole.is_some_and(|whole| whole.overlaps(&new_range)) {
                 return Err(RemapError::Overlap);
             }
-            if flags.contains(RemapFlags::FIXED) && new.contains(addr) {
-                // What is to be mapped a second time would be unmapped first.
+            if flags.contains(RemapFlags::FIXED) && new_range.contains(addr) {
+                // Linux unmaps the new range first, and then finds nothing at the old address.
                 return Err(RemapError::NotMapped(addr));
             }
         }
-        if beyond.is_some() && old.is_empty() {
+        if beyond_error.is_some() && old.is_empty() {
             return Err(RemapError::NotMapped(addr));
         }
-        if beyond.is_some() && flags.contains(RemapFlags::FIXED) && old_len == len {
-            // What lies beyond is a hole, and stays one at the new addresses.
-            (wanted.beyond, wanted.len) = (None, old.len());
+        if beyond_error.is_some() && flags.contains(RemapFlags::FIXED) && old_len == new_len {
+            // The old range beyond the user half is a hole, and remains one at the new addresses.
+            (checked.beyond_error, checked.new_len) = (None, old.len());
         }
-        Ok(wanted)
+        Ok(checked)
     }
 
-    /// What to do, if nobody is at work on the old addresses.
-    fn plan(self, vmas: &Vmas, wanted: &Wanted) -> Result<Plan, RemapError> {
-        let old = wanted.old;
+    /// Returns the plan for a request, checked against the VMAs and the limits. No other change is
+    /// at work on the old range.
+    ///
+    /// # Errors
+    /// See [`RemapError`].
+    fn plan(self, vmas: &Vmas, request: &CheckedRequest) -> Result<Plan, RemapError> {
+        let old = request.old;
         let vma = *vmas.find(old.start).ok_or(RemapError::NotMapped(old.start))?;
         if vma.flags.contains(VmaFlags::SEALED) {
             return Err(RemapError::Sealed(*vma.range));
         }
-        if let Some(error) = wanted.beyond {
+        if let Some(error) = request.beyond_error {
             return Err(error);
         }
-        if !wanted.moves() && !wanted.grows() {
+        if !request.must_move() && !request.grows() {
             return Ok(Plan::Shrink);
         }
         if old.is_empty() && !vma.backing.is_shared() {
             return Err(RemapError::NotShared(*vma.range));
         }
-        let several = wanted.flags.contains(RemapFlags::FIXED) && old.len() == wanted.len;
-        if !several && wanted.kept().end > vma.range.end {
+        let may_span_vmas = request.flags.contains(RemapFlags::FIXED) && old.len() == request.new_len;
+        if !may_span_vmas && request.retained().end > vma.range.end {
             return Err(RemapError::NotMapped(vma.range.end));
         }
-        if wanted.grows() {
-            let more = wanted.len - old.len();
-            let end = vma.backing.offset(old.start).checked_add(wanted.len);
+        if request.grows() {
+            let growth = request.new_len - old.len();
+            let end = vma.backing.offset(old.start).checked_add(request.new_len);
             if !vma.backing.is_anonymous() && end.is_none_or(|end| end > MAX_SIZE) {
                 return Err(RemapError::OffsetTooLarge);
             }
-            vmas.allow(&vma, more, 0)?;
-            if self.overcommits(&vma, more) {
+            vmas.allow(&vma, growth, 0)?;
+            if self.overcommits(&vma, growth) {
                 return Err(RemapError::Overcommit);
             }
         }
-        if !wanted.moves() {
-            let behind = VirtRange { start: old.end, end: old.start + wanted.len };
-            let part = UserRange::all(self.arch()).part(behind);
-            let free = part.filter(|part| vmas.first(*part).is_none_or(|v| v.state == State::Dying));
+        if !request.must_move() {
+            let growth_range = VirtRange { start: old.end, end: old.start + request.new_len };
+            let in_user_half = UserRange::all(self.arch()).part(growth_range);
+            let free = in_user_half.filter(|part| vmas.first(*part).is_none_or(|v| v.state == State::Dying));
             if !old.is_empty()
                 && old.end == vma.range.end
                 && let Some(range) = free
             {
                 return Ok(Plan::Grow(Vma { range, ..vma }));
             }
-            if !wanted.flags.contains(RemapFlags::MAYMOVE) {
+            if !request.flags.contains(RemapFlags::MAYMOVE) {
                 return Err(RemapError::NoRoom);
             }
         }
-        let to = self.target(vmas, wanted)?;
+        let to = self.new_range(vmas, request)?;
         let platform = self.platform();
         if let Some(sealed) = vmas.sealed(platform, old).or_else(|| vmas.sealed(platform, to)) {
             return Err(RemapError::Sealed(sealed));
         }
-        if wanted.flags.contains(RemapFlags::DONTUNMAP) {
+        if request.flags.contains(RemapFlags::DONTUNMAP) {
             let replaced = vmas.overlapping(platform, to).map(|v| v.range.intersect(&to).len()).sum();
-            vmas.allow(&Vma { flags: vma.flags - VmaFlags::LOCKED_MASK, ..vma }, wanted.len, replaced)?;
+            vmas.allow(&Vma { flags: vma.flags - VmaFlags::LOCKED_MASK, ..vma }, request.new_len, replaced)?;
         }
         Ok(Plan::Move(to))
     }
 
-    fn target(self, vmas: &Vmas, wanted: &Wanted) -> Result<UserRange, RemapError> {
-        if wanted.flags.contains(RemapFlags::FIXED) {
-            return match wanted.to < vmas.limits.lowest {
-                true => Err(RemapError::TooLow(wanted.to)),
-                false => Ok(self.user_part(VirtRange { start: wanted.to, end: wanted.to + wanted.len })),
+    /// Returns the new range of a mapping that moves.
+    ///
+    /// # Errors
+    /// [`RemapError::TooLow`], [`RemapError::NoRoom`].
+    fn new_range(self, vmas: &Vmas, request: &CheckedRequest) -> Result<UserRange, RemapError> {
+        if request.flags.contains(RemapFlags::FIXED) {
+            return match request.new_addr < vmas.limits.lowest {
+                true => Err(RemapError::TooLow(request.new_addr)),
+                false => {
+                    Ok(self.user_part(VirtRange { start: request.new_addr, end: request.new_addr + request.new_len }))
+                }
             };
         }
-        let hint = if wanted.flags.contains(RemapFlags::DONTUNMAP) { wanted.to } else { 0 };
-        let table = self.arch().level_shift(2);
+        let hint = if request.flags.contains(RemapFlags::DONTUNMAP) { request.new_addr } else { 0 };
+        let table_shift = self.arch().level_shift(2);
         if hint == 0
-            && wanted.old.len() >> table != 0
-            && let Ok(room) = self.find_free_range(vmas, 0, wanted.len + (1 << table))
+            && request.old.len() >> table_shift != 0
+            && let Ok(free) = self.find_free_range(vmas, 0, request.new_len + (1 << table_shift))
         {
-            // As far into a table of pages as it is now, so that tables can move as they are.
-            let start = room.start + (wanted.old.start & ((1 << table) - 1));
-            return Ok(room.tail(start).head(start + wanted.len));
+            // The new range begins at the same offset in a level-1 page table as the old, so that
+            // whole page tables can move.
+            let start = free.start + (request.old.start & ((1 << table_shift) - 1));
+            return Ok(free.tail(start).head(start + request.new_len));
         }
-        self.find_free_range(vmas, hint, wanted.len).map_err(|_| RemapError::NoRoom)
+        self.find_free_range(vmas, hint, request.new_len).map_err(|_| RemapError::NoRoom)
     }
 
-    /// Map what lies behind a VMA as the VMA is.
+    /// Inserts `part`, the VMA behind one that grows.
+    ///
+    /// # Errors
+    /// [`RemapError::TooManyVmas`], [`RemapError::NoMemory`]: nothing was changed.
     fn grow(self, mut change: Change<'_, 'm, P, A>, part: &Vma) -> Result<(), RemapError> {
         let vmas = change.vmas();
         if vmas.tree.len() > vmas.limits.vmas {
@@ -379,7 +409,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         }
         vmas.reserve(self.machine(), self.space.memcg(), 1)?;
         let inserted = vmas.tree.insert(*part);
-        debug_assert!(inserted.is_ok(), "there is room and a node");
+        debug_assert!(inserted.is_ok(), "the range is free and a node is reserved");
         page_cache::get_backing(self.machine(), &part.backing, self.space.id());
         vmas.account(part, part.range, 1);
         Ok(())

@@ -1,6 +1,6 @@
-//! VMAs that stay as they are: `mseal`. A sealed VMA can't be unmapped, moved, resized or replaced,
-//! and what may be done with it doesn't change; nor may what it holds be forgotten by who could not
-//! write to it. What the VMA forbids, the operations that it is about look at themselves.
+//! Sealing: `mseal`. A sealed VMA can't be unmapped, moved, resized or replaced, and its protection
+//! can't be changed. Nor may a program that can't write to a sealed VMA drop its contents. Each
+//! operation checks [`VmaFlags::SEALED`] itself.
 
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
@@ -11,23 +11,23 @@ use crate::vma::{Prot, State, VmaFlags};
 use super::{AdviseError, ProtectError, VmaOps};
 use crate::space::ground::Change;
 
-/// Why nothing was sealed.
+/// The reason why a seal failed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SealError {
     /// The address is not a multiple of the page size.
     Unaligned(u64),
-    /// The end is beyond the last address.
+    /// The range ends beyond the last address.
     Overflow,
     /// Not all of the range is mapped.
     NotMapped,
-    /// VMAs would have to be split, and the space has as many as it may.
+    /// The change splits VMAs, and the limit on their number would be exceeded.
     TooManyVmas,
-    /// VMAs or huge mappings would have to be split, and there is no memory for that.
+    /// There is no memory to split VMAs or huge PTEs.
     NoMemory(Refused),
 }
 
 impl SealError {
-    /// What Linux's `mseal` answers.
+    /// Returns the errno that Linux's `mseal` reports.
     pub const fn errno(&self) -> Errno {
         match self {
             SealError::Unaligned(_) | SealError::Overflow => Errno::EINVAL,
@@ -39,10 +39,10 @@ impl SealError {
 impl core::fmt::Display for SealError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            SealError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
-            SealError::Overflow => f.write_str("beyond the last address"),
-            SealError::NotMapped => f.write_str("not all of the range is mapped"),
-            SealError::TooManyVmas => f.write_str("too many VMAs"),
+            SealError::Unaligned(addr) => write!(f, "address {addr:#x} is not a multiple of the page size: align it"),
+            SealError::Overflow => f.write_str("the range ends beyond the last address: shorten it"),
+            SealError::NotMapped => f.write_str("not all of the range is mapped: pass a mapped range"),
+            SealError::TooManyVmas => f.write_str("too many VMAs: raise the limit, or unmap some"),
             SealError::NoMemory(why) => why.fmt(f),
         }
     }
@@ -64,7 +64,7 @@ impl From<ProtectError> for SealError {
 }
 
 impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
-    /// Implements [`AddressSpace::seal`].
+    /// Implements [`AddressSpace::seal`](crate::space::AddressSpace::seal).
     pub(super) fn seal(self, addr: u64, len: u64) -> Result<(), SealError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => SealError::Unaligned(addr),
@@ -74,18 +74,20 @@ impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
         if range.is_empty() {
             return Ok(());
         }
-        let sealed = VmaFlags::SEALED;
-        self.set_vmas(&mut Change::begin(self.space, range), range, |v| v.flags |= sealed)?;
+        self.set_vmas(&mut Change::begin(self.space, range), range, |v| v.flags |= VmaFlags::SEALED)?;
         Ok(())
     }
 
-    /// Whether what a range holds may be forgotten: not what is sealed and can't be written, where
-    /// no object has it.
-    pub(super) fn check_sealed(self, range: UserRange) -> Result<(), AdviseError> {
+    /// Checks that advice may drop the contents of `range`: no VMA in it is sealed, anonymous and
+    /// read-only. The contents of an object's VMA are not lost, because the object has them.
+    ///
+    /// # Errors
+    /// [`AdviseError::Sealed`] with the first such VMA.
+    pub(super) fn check_may_drop_contents(self, range: UserRange) -> Result<(), AdviseError> {
         let vmas = self.space.read();
         let mut sealed = vmas.overlapping(self.platform(), range).filter(|v| v.flags.contains(VmaFlags::SEALED));
-        let forbids =
+        let refused =
             sealed.find(|v| v.state != State::Dying && v.backing.is_anonymous() && !v.prot.contains(Prot::WRITE));
-        forbids.map_or(Ok(()), |vma| Err(AdviseError::Sealed(*vma.range)))
+        refused.map_or(Ok(()), |vma| Err(AdviseError::Sealed(*vma.range)))
     }
 }

@@ -1,5 +1,5 @@
-//! Pages that an object has lost, because it was truncated or a hole was made in it, go from the
-//! spaces that map them.
+//! Truncation: unmaps pages that an object has lost, because it was truncated or a hole was punched
+//! in it, from the spaces that map them.
 
 use core::ops::Range;
 
@@ -14,50 +14,51 @@ use crate::space::ground::{Change, Keep, Zap};
 use crate::space::reclaim::Rmap;
 
 impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
-    /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this
+    /// Unmaps the pages `removed` of an object. When this returns, no CPU reaches them through this
     /// space, and none will (INV-12).
     ///
-    /// It enters as the writer first. So it waits for faults that had found such a page before the
-    /// object lost it; every later one finds that it is gone.
+    /// Takes the VMA lock as a writer first. So it waits for faults that found such a page before
+    /// the object lost it; every later fault finds the page missing.
     ///
-    /// A child that is forked meanwhile has what its parent had: see [`super::discard`].
-    pub(in crate::space) fn unmap_removed(self, object: &Object<'m, P>, gone: &RemovedPages) {
-        if gone.is_empty() {
+    /// A child that is forked meanwhile gets the PTEs of its parent: see
+    /// [`unmap_removed`](crate::space::unmap_removed).
+    pub(in crate::space) fn unmap_removed(self, object: &Object<'m, P>, removed: &RemovedPages) {
+        if removed.is_empty() {
             return;
         }
         let all = UserRange::all(self.arch());
-        let pages = gone.first..gone.end;
+        let pages = removed.first..removed.end;
         let mut change = Change::begin(self.space, all);
-        let mut next = |at| {
+        let mut next_mapping = |at| {
             let vmas = change.vmas();
             let found = vmas
                 .tree
                 .iter_from(at)
                 .find_map(|vma| Some((Rmap::of(self.space).mapped_part(vma, object, &pages)?, *vma)));
-            // Faults go on while a part is emptied; whoever wants to change VMAs waits, so none
+            // Faults go on while a part is zapped. Changes of VMAs wait for the claim, so no VMA
             // moves.
             change.unlock();
             found
         };
-        let Some(mut found) = next(0) else { return };
+        let Some(mut found) = next_mapping(0) else { return };
         self.space.peak.note(&self.tables().slots);
         let mut gather = self.space.gather(all);
         loop {
             let (range, vma) = found;
-            let keep = if gone.even_cows || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
+            let keep = if removed.even_cows || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
             let mut at = range.start;
             while at < range.end {
-                // A VMA with an object has no huge mappings, so none reaches across an end.
+                // A VMA with an object has no huge PTEs, so none crosses an end.
                 at = Zap::of(self.space).piece(range.tail(at), keep, &mut gather).unwrap_or(range.end);
             }
-            match next(vma.range.end) {
+            match next_mapping(vma.range.end) {
                 Some(another) => found = another,
                 None => return,
             }
         }
     }
 
-    /// Implements [`AddressSpace::remove`].
+    /// Implements [`AddressSpace::remove`](crate::space::AddressSpace::remove).
     pub(super) fn remove(
         self,
         addr: u64,

@@ -1,4 +1,4 @@
-//! VMAs go: `munmap`.
+//! Unmapping: `munmap`, and the end of a space.
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, BadRange, UserRange};
@@ -10,25 +10,25 @@ use crate::vma::{State, Vma, VmaFlags};
 use super::VmaOps;
 use crate::space::ground::{Change, Zap};
 
-/// Why nothing was unmapped. Nothing was changed.
+/// The reason why an unmap failed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnmapError {
     /// The address is not a multiple of the page size.
     Unaligned(u64),
     /// The length is zero.
     ZeroLength,
-    /// It reaches beyond the addresses that user mode has.
+    /// The range reaches beyond the user half.
     OutOfRange,
     /// This VMA is sealed.
     Sealed(VirtRange),
-    /// VMAs would have to be split, and the space has as many as it may.
+    /// The change splits VMAs, and the limit on their number would be exceeded.
     TooManyVmas,
-    /// VMAs or huge mappings would have to be split, and there is no memory for that.
+    /// There is no memory to split VMAs or huge PTEs.
     NoMemory(Refused),
 }
 
 impl UnmapError {
-    /// What Linux's `munmap` answers.
+    /// Returns the errno that Linux's `munmap` reports.
     pub const fn errno(&self) -> Errno {
         match self {
             UnmapError::Sealed(_) => Errno::EPERM,
@@ -41,11 +41,11 @@ impl UnmapError {
 impl core::fmt::Display for UnmapError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            UnmapError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
-            UnmapError::ZeroLength => f.write_str("the length is zero"),
-            UnmapError::OutOfRange => f.write_str("beyond the addresses of user mode"),
-            UnmapError::Sealed(range) => write!(f, "{range:?} is sealed"),
-            UnmapError::TooManyVmas => f.write_str("too many VMAs"),
+            UnmapError::Unaligned(addr) => write!(f, "address {addr:#x} is not a multiple of the page size: align it"),
+            UnmapError::ZeroLength => f.write_str("the length is zero: pass at least one byte"),
+            UnmapError::OutOfRange => f.write_str("the range reaches beyond the user half: shorten it"),
+            UnmapError::Sealed(range) => write!(f, "the VMA {range:?} is sealed: it can't be unmapped"),
+            UnmapError::TooManyVmas => f.write_str("too many VMAs: raise the limit, or unmap some"),
             UnmapError::NoMemory(why) => why.fmt(f),
         }
     }
@@ -56,7 +56,7 @@ impl core::error::Error for UnmapError {}
 may_be_refused!(UnmapError);
 
 impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
-    /// Implements [`AddressSpace::unmap`].
+    /// Implements [`AddressSpace::unmap`](crate::space::AddressSpace::unmap).
     pub(super) fn unmap(self, addr: u64, len: u64) -> Result<(), UnmapError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => UnmapError::Unaligned(addr),
@@ -73,7 +73,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         Ok(())
     }
 
-    /// Implements [`AddressSpace::unmap_all`].
+    /// Implements [`AddressSpace::unmap_all`](crate::space::AddressSpace::unmap_all).
     pub(super) fn unmap_all(self) {
         let machine = self.machine();
         let range = UserRange::all(self.arch());
@@ -89,16 +89,20 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         change.vmas().remove(machine, range);
     }
 
-    /// Mark all VMAs of `range` as going (dying or held), split at its ends, with no huge mapping
-    /// reaching across, and let go of the VMAs. `coming` is what will be there afterwards, if
-    /// anything: from now on it counts instead of them, in the lock in which the limits were looked
-    /// at. Returns whether there is any VMA; if not, nothing has changed.
+    /// Begins to unmap `range`: splits VMAs and huge PTEs at its ends, sets all VMAs in it to
+    /// `state` (dying or locked), and releases the VMA lock. Accounts the removal now, and the VMA
+    /// `replacement` in its place if there is one, under the lock under which the limits were
+    /// checked (INV-19). Returns false if there is no VMA in the range; then nothing has changed,
+    /// and the VMA lock is still held.
+    ///
+    /// # Errors
+    /// See [`UnmapError`]; the VMAs and the accounts are as before, but may be split.
     pub(super) fn begin_unmap(
         self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
-        going: State,
-        coming: Option<&Vma>,
+        state: State,
+        replacement: Option<&Vma>,
     ) -> Result<bool, UnmapError> {
         let machine = self.machine();
         let vmas = change.vmas();
@@ -109,7 +113,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
         if found.amounts.mapped == 0 {
             return Ok(false);
         }
-        // Only a hole in the middle of a VMA leaves more VMAs than there were.
+        // Only a hole inside one VMA increases the number of VMAs.
         if found.inside_one_vma && vmas.tree.len() >= vmas.limits.vmas {
             return Err(UnmapError::TooManyVmas);
         }
@@ -117,15 +121,15 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
             vmas.reserve(machine, self.space.memcg(), found.edge_splits)?;
             vmas.isolate(machine, range);
         }
-        vmas.each(machine, range, |v| v.state = going);
+        vmas.each(machine, range, |v| v.state = state);
         vmas.count(&found.amounts, -1);
-        coming.inspect(|vma| vmas.account(vma, range, 1));
-        let edges = self.tables().needs_edge_split(range);
+        replacement.inspect(|vma| vmas.account(vma, range, 1));
+        let needs_split = self.tables().needs_edge_split(range);
         change.unlock();
-        if edges && let Err(error) = self.tables().split_edges(range) {
+        if needs_split && let Err(error) = self.tables().split_edges(range) {
             let vmas = change.vmas();
             vmas.each(machine, range, |v| v.state = State::Live);
-            coming.inspect(|vma| vmas.account(vma, range, -1));
+            replacement.inspect(|vma| vmas.account(vma, range, -1));
             vmas.count(&found.amounts, 1);
             return Err(error.into());
         }
