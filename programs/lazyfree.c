@@ -2,7 +2,8 @@
 // nanoseconds a page of 4 KiB. Under a clock that counts instructions these are instructions.
 //
 // free      madvise(MADV_FREE)
-// reclaim   as much as possible, by a write to the memcg's memory.reclaim (cgroup v1: memory.force_empty)
+// reclaim   as much as possible, by a write to the memcg's memory.reclaim (cgroup v1:
+//           memory.force_empty)
 // kept      pages, of a thousand, that are still present
 //
 // In one row the memory is not written again; in the other every tenth block of 2 MiB is, and must

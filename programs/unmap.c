@@ -6,7 +6,7 @@
 // protect   mprotect to read-only
 // dontneed  madvise(MADV_DONTNEED)
 // munmap
-// exit      from the last instruction of a process with the memory until its parent has waited for it
+// exit      from the last instruction of a process with the memory until its parent reaped it
 //
 // Folios of 2 MiB are measured twice: mapped by a huge PTE each ("huge"), and by 512 PTEs, after an
 // mprotect of their first page and back.
