@@ -1,4 +1,4 @@
-//! Forks an address space, and shows what copy-on-write shares and what it copies.
+//! Forks an address space, and shows which pages copy-on-write shares and which it copies.
 //!
 //! `cargo run -p vellum-sim --example fork_cow`
 
@@ -31,8 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         write(&parent, page, page)?;
     }
 
-    // The child maps the parent's folios. The right to write in place goes from the parent's PTEs
-    // by the run, and one flush makes all CPUs forget that they had it.
+    // The child maps the parent's folios. The parent's PTEs lose the right to write in place by the
+    // run, and one flush removes the writable translations from all TLBs.
     let before = machine.frames().free_frames();
     let child = parent.fork()?;
     let tables = before - machine.frames().free_frames();
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("a write in the child took {} frame", before - machine.frames().free_frames());
     assert_eq!(before - machine.frames().free_frames(), 1);
 
-    // Without the child, the parent has its pages alone again: its writes go ahead in place.
+    // Without the child, the parent's pages are exclusive again: it writes to them in place.
     drop(child);
     let before = machine.frames().free_frames();
     for page in 0..PAGES {

@@ -1,4 +1,4 @@
-//! Maps memory, lets a program fault it in, and looks at the runs that result.
+//! Maps memory, has a program fault it in, and prints the resulting runs.
 //!
 //! `cargo run -p vellum-sim --example map_fault`
 
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     program.touch(range, 4096, Access::Write).map_err(|_| "a write was refused")?;
     assert_eq!(space.stats().anon, len);
 
-    // Single pages that lie in a row are one run, as a huge page is.
+    // Consecutive single pages are one run, as a huge page is.
     let mut runs = 0;
     space.runs(range, |run| {
         runs += 1;

@@ -1,13 +1,13 @@
-// beside [TIMES]: what a program's calls cost beside another program's, in nanoseconds.
+// beside [TIMES]: measures a program's calls beside another program's load, in nanoseconds.
 //
-// One process has three threads that change the rights of memory of their own without an end, or
-// that only compute. Beside it
+// One process has three threads that each mprotect memory of their own in a loop, or only compute.
+// Beside it
 //
 // ftruncate  another process cuts a page off its private memfd, TIMES (200)
-// fork       the process with the threads forks, a tenth as often; "alone" has their memory, and not
-//            them
+// fork       the process with the threads forks, a tenth as often; "alone" has their memory, but
+//            not the threads
 //
-// all of it beside 1, 100 and 1,000 other processes, which sleep. Medians, means and the worst.
+// all of it beside 1, 100 and 1,000 other processes, which sleep. Prints medians, means and maxima.
 #include "common.h"
 #include <pthread.h>
 #include <sys/resource.h>
@@ -32,7 +32,7 @@ static void *protect(void *memory) {
 static void start_threads(void *(*work)(void *)) {
     for (int i = 0; i < THREADS; i++) {
         pthread_t thread;
-        // The same memory, whatever is done with it: a fork costs what there is.
+        // Each case has the same memory: a fork costs by the memory.
         char *memory = map_aligned(LENGTH);
         touch(memory, LENGTH, 1);
         if (work && pthread_create(&thread, NULL, work, memory))
@@ -140,7 +140,7 @@ static void sleep_beside(long count) {
 int main(int argc, char **argv) {
     static const long others[] = {1, 100, 1000};
     times = argument(argc, argv, 1, 200);
-    // The processes that sleep end with one signal to the group.
+    // One signal to the group ends the processes that sleep.
     setpgid(0, 0);
     signal(SIGTERM, SIG_IGN);
     long asleep = 0;

@@ -1,6 +1,6 @@
-// bomb: a user's processes fork as fast as they can, held by RLIMIT_NPROC alone, while one that is not of that user works on.
-// A row; the status is 1 if there were ever more of them than the limit says, or not all could be killed.
-//     bomb [LIMIT [SECONDS]]
+// bomb [LIMIT [SECONDS]]: one user's processes fork as fast as they can, bounded by RLIMIT_NPROC
+// alone, while a process of root forks too. Prints a row; the status is 1 if there were ever more
+// processes than LIMIT, if root's forks failed, or if the bomb could not be killed.
 #include "common.h"
 #include <sched.h>
 #include <sys/resource.h>
@@ -25,7 +25,7 @@ int main(int argc, char **argv) {
     enum { USER = 12345 };
     long limit = argument(argc, argv, 1, 40), seconds = argument(argc, argv, 2, 2);
     if (geteuid())
-        die("bomb must be run as root, to be somebody else than who forks");
+        die("bomb must be run as root: the bomb is another user's");
     counts = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (counts == MAP_FAILED)
         die("mmap");
@@ -36,7 +36,7 @@ int main(int argc, char **argv) {
             _exit(2);
         burst();
     }
-    // Who is not of that user still forks, and sleeps no longer than it wants to, by much.
+    // Root's process still forks, and its sleeps end about on time.
     long others = 0;
     for (long i = 0; i < 10 * seconds; i++) {
         struct timespec rest = {0, 100000000};
@@ -47,14 +47,14 @@ int main(int argc, char **argv) {
         others += child > 0 && waitpid(child, NULL, 0) == child;
     }
     long forks = counts->forks;
-    // New ones may come while they are being killed, but not from those that were.
+    // A fork under way may still add a process; a killed one adds none.
     while (!kill(-first, SIGKILL)) {
         struct timespec rest = {0, 10000000};
         nanosleep(&rest, NULL);
         while (waitpid(-1, NULL, WNOHANG) > 0)
             ;
     }
-    // Each fork returns twice, and nobody ends.
+    // Each successful fork returns twice, and no process ends by itself.
     long most = forks / 2 + 1;
     bool right = counts->refused > 0 && !counts->other && others == 10 * seconds && most <= limit;
     printf("{\"program\": \"bomb\", \"limit\": %ld, \"processes\": %ld, \"refused\": %s, \"others\": %ld, \"status\": %d}\n", limit,

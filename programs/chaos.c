@@ -1,12 +1,13 @@
-// chaos [THREADS] [SECONDS] [SEED]: threads of one process that map, write, protect, give back, move and unmap memory at
-// random, and fork, each looking whether its memory holds what it wrote. The status is 1 if some did not.
+// chaos [THREADS] [SECONDS] [SEED]: threads of one process map, write, protect, drop, move and
+// unmap memory at random, and fork, and each checks that its memory holds what it wrote. The status
+// is 1 if some did not.
 #include "common.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
 enum { MOST = 64, REGIONS = 12, LARGEST = 700 };
 
-// Some pages, each of which holds what its thread wrote last, or zeros.
+// Pages that each hold what their thread last wrote, or zeros.
 struct region {
     char *memory;
     size_t pages;
@@ -31,9 +32,9 @@ static uint64_t dice(struct worker *worker, uint64_t sides) {
     return worker->random % sides;
 }
 
-static void wrong(const char *what, const void *at, uint64_t found, uint64_t expected) {
+static void wrong(const char *call, const void *at, uint64_t found, uint64_t expected) {
     if (errors++ < 10)
-        fprintf(stderr, "%s at %p: %llx, not %llx\n", what, at, (unsigned long long)found, (unsigned long long)expected);
+        fprintf(stderr, "%s at %p: %llx, not %llx\n", call, at, (unsigned long long)found, (unsigned long long)expected);
 }
 
 static volatile uint64_t *word(struct region *region, size_t page) {
@@ -60,7 +61,7 @@ static void write_some(struct worker *worker, struct region *region) {
         *word(region, page) = region->words[page] = ++worker->next;
 }
 
-static void forget_some(struct worker *worker, struct region *region) {
+static void discard_some(struct worker *worker, struct region *region) {
     size_t from = dice(worker, region->pages), pages = 1 + dice(worker, region->pages - from);
     expect(!madvise(region->memory + from * PAGE, pages * PAGE, MADV_DONTNEED), "madvise");
     memset(region->words + from, 0, pages * sizeof *region->words);
@@ -100,8 +101,8 @@ static void move(struct worker *worker, struct region *region) {
     region->pages = pages;
 }
 
-// The child looks at all of the thread's memory and writes to some; the parent must not see that.
-static void have_child(struct worker *worker) {
+// The child checks all of the thread's memory and writes to some; the parent must not see that.
+static void fork_child(struct worker *worker) {
     pid_t child = fork();
     if (!child) {
         long before = errors;
@@ -139,7 +140,7 @@ static void *work(void *argument) {
             expect(!mprotect(region->memory, region->pages * PAGE, PROT_READ | (region->writable ? PROT_WRITE : 0)), "mprotect");
             break;
         case 26 ... 30:
-            forget_some(worker, region);
+            discard_some(worker, region);
             break;
         case 31 ... 35:
             unmap(worker, region);
@@ -149,7 +150,7 @@ static void *work(void *argument) {
             break;
         default:
             if (!dice(worker, 20))
-                have_child(worker);
+                fork_child(worker);
         }
     }
     for (int region = 0; region < REGIONS; region++) {

@@ -1,5 +1,6 @@
-// collapse: how pages become huge ones, because a program asks for it (MADV_COLLAPSE) or because the kernel has time (khugepaged), and how a
-// huge page that is mapped in part becomes smaller ones when memory is short. A row a rule. For root; makes a control group of its own.
+// collapse: pages become huge pages by MADV_COLLAPSE and by khugepaged, and reclaim splits a huge
+// page that is partially mapped. Prints a row for each rule. Needs root; creates a cgroup of its
+// own.
 #include "folios.h"
 #include <sys/stat.h>
 #include <sys/swap.h>
@@ -18,8 +19,8 @@
 
 enum { PAGES = HUGE / PAGE, PIECES = 8 };
 
-// What an area has in huge pages, in bytes; -1 if there is none that begins there.
-static long huge_of(const char *memory) {
+// Returns `AnonHugePages` of the VMA that begins at `memory`, in bytes, or -1 if there is none.
+static long huge_bytes(const char *memory) {
     FILE *file = fopen("/proc/self/smaps", "re");
     char line[512], start[32];
     long kib, found = -1;
@@ -36,14 +37,14 @@ static long huge_of(const char *memory) {
     return found;
 }
 
-// Memory, of which every third page was touched when there were none but small ones.
-static char *thirds(size_t length) {
+// Maps memory and touches every third page by a small folio.
+static char *touched_thirds(size_t length) {
     char *memory = map_aligned(length);
     if (madvise(memory, length, MADV_NOHUGEPAGE))
         die("MADV_NOHUGEPAGE");
     for (size_t page = 0; page < length / PAGE; page += 3)
         *(volatile uint64_t *)(memory + page * PAGE) = page + 1;
-    if (huge_of(memory) || madvise(memory, length, MADV_HUGEPAGE))
+    if (huge_bytes(memory) || madvise(memory, length, MADV_HUGEPAGE))
         die("MADV_HUGEPAGE");
     return memory;
 }
@@ -60,30 +61,30 @@ static bool refused(char *memory, size_t length, int error) {
     return madvise(memory, length, MADV_COLLAPSE) && errno == error;
 }
 
-static bool pages_become_huge(void) {
-    char *memory = thirds(2 * HUGE);
-    bool good = !madvise(memory, 2 * HUGE, MADV_COLLAPSE) && huge_of(memory) == 2 * HUGE && holds_thirds(memory, 2 * HUGE);
+static bool collapse_fills_with_zeros(void) {
+    char *memory = touched_thirds(2 * HUGE);
+    bool good = !madvise(memory, 2 * HUGE, MADV_COLLAPSE) && huge_bytes(memory) == 2 * HUGE && holds_thirds(memory, 2 * HUGE);
     memory[PAGE] = 1;
-    good &= huge_of(memory) == 2 * HUGE && !madvise(memory, 2 * HUGE, MADV_COLLAPSE);
+    good &= huge_bytes(memory) == 2 * HUGE && !madvise(memory, 2 * HUGE, MADV_COLLAPSE);
     munmap(memory, 2 * HUGE);
     return good;
 }
 
-static bool what_was_swapped_out_comes_back(void) {
-    char *memory = thirds(HUGE);
+static bool collapse_swaps_in(void) {
+    char *memory = touched_thirds(HUGE);
     bool good = !madvise(memory, HUGE / 2, MADV_PAGEOUT) && !madvise(memory, HUGE, MADV_COLLAPSE);
-    good &= huge_of(memory) == HUGE && holds_thirds(memory, HUGE);
+    good &= huge_bytes(memory) == HUGE && holds_thirds(memory, HUGE);
     munmap(memory, HUGE);
     return good;
 }
 
-// A child that looks at memory when it is told to, and ends with the answer.
+// A child that checks memory on request, and exits with the result.
 struct child {
     pid_t pid;
-    int tell;
+    int request;
 };
 
-static struct child child_that_looks(const char *memory, bool (*look)(const char *)) {
+static struct child start_checking_child(const char *memory, bool (*check)(const char *)) {
     int to_child[2];
     char byte;
     if (pipe(to_child))
@@ -93,64 +94,64 @@ static struct child child_that_looks(const char *memory, bool (*look)(const char
         die("fork");
     if (!pid) {
         close(to_child[1]);
-        _exit(read(to_child[0], &byte, 1) != 1 || !look(memory));
+        _exit(read(to_child[0], &byte, 1) != 1 || !check(memory));
     }
     close(to_child[0]);
     return (struct child){pid, to_child[1]};
 }
 
-static bool sees_it(struct child child) {
+static bool child_check_passes(struct child child) {
     int status;
-    bool told = write(child.tell, "", 1) == 1;
-    close(child.tell);
-    return waitpid(child.pid, &status, 0) == child.pid && told && !status;
+    bool requested = write(child.request, "", 1) == 1;
+    close(child.request);
+    return waitpid(child.pid, &status, 0) == child.pid && requested && !status;
 }
 
-static bool thirds_of_one(const char *memory) { return holds_thirds(memory, HUGE); }
+static bool holds_thirds_of_huge(const char *memory) { return holds_thirds(memory, HUGE); }
 
-static bool a_child_keeps_what_it_has(void) {
-    char *memory = thirds(HUGE);
-    struct child child = child_that_looks(memory, thirds_of_one);
-    bool good = !madvise(memory, HUGE, MADV_COLLAPSE) && huge_of(memory) == HUGE;
+static bool child_keeps_its_pages(void) {
+    char *memory = touched_thirds(HUGE);
+    struct child child = start_checking_child(memory, holds_thirds_of_huge);
+    bool good = !madvise(memory, HUGE, MADV_COLLAPSE) && huge_bytes(memory) == HUGE;
     memory[0] = 77;
-    good &= sees_it(child);
+    good &= child_check_passes(child);
     munmap(memory, HUGE);
     return good;
 }
 
-static bool second_is_huge(const char *memory) { return holds_thirds(memory, 2 * HUGE) && huge_of(memory) == HUGE; }
+static bool second_half_is_huge(const char *memory) { return holds_thirds(memory, 2 * HUGE) && huge_bytes(memory) == HUGE; }
 
-static bool another_process_has_it_done(void) {
-    char *memory = thirds(2 * HUGE);
-    struct child child = child_that_looks(memory, second_is_huge);
+static bool process_madvise_collapses(void) {
+    char *memory = touched_thirds(2 * HUGE);
+    struct child child = start_checking_child(memory, second_half_is_huge);
     int process = (int)syscall(SYS_pidfd_open, child.pid, 0);
     struct iovec piece = {memory + HUGE, HUGE};
-    bool good = syscall(SYS_process_madvise, process, &piece, 1, MADV_COLLAPSE, 0) == HUGE && !huge_of(memory);
-    good &= sees_it(child);
+    bool good = syscall(SYS_process_madvise, process, &piece, 1, MADV_COLLAPSE, 0) == HUGE && !huge_bytes(memory);
+    good &= child_check_passes(child);
     close(process);
     munmap(memory, 2 * HUGE);
     return good;
 }
 
-static bool what_was_split_is_one_again(void) {
-    char *memory = thirds(HUGE);
+static bool split_huge_page_collapses(void) {
+    char *memory = touched_thirds(HUGE);
     bool good = !madvise(memory, HUGE, MADV_COLLAPSE);
     split = true;
     split_entries(memory, HUGE);
     split = false;
-    good &= !huge_of(memory) && !madvise(memory, HUGE, MADV_COLLAPSE) && huge_of(memory) == HUGE;
+    good &= !huge_bytes(memory) && !madvise(memory, HUGE, MADV_COLLAPSE) && huge_bytes(memory) == HUGE;
     good &= holds_thirds(memory, HUGE);
     munmap(memory, HUGE);
     return good;
 }
 
-static bool what_cannot_be_huge_is_refused(void) {
+static bool collapse_fails_where_no_huge_page_fits(void) {
     char *memory = map_aligned(2 * HUGE);
     bool good = refused(memory, HUGE, EINVAL) && !madvise(memory, HUGE, MADV_NOHUGEPAGE);
     memory[PAGE] = 1;
     good &= refused(memory, HUGE, EINVAL) && !madvise(memory, HUGE, MADV_HUGEPAGE);
-    // Where no whole one is asked for, there is nothing to do.
-    good &= refused(memory + 1, HUGE, EINVAL) && !madvise(memory + PAGE, PAGE, MADV_COLLAPSE) && !huge_of(memory);
+    // A range without a whole huge page succeeds with no effect.
+    good &= refused(memory + 1, HUGE, EINVAL) && !madvise(memory + PAGE, PAGE, MADV_COLLAPSE) && !huge_bytes(memory);
     munmap(memory + HUGE, HUGE);
     good &= refused(memory + HUGE, HUGE, ENOMEM);
     munmap(memory, HUGE);
@@ -163,20 +164,20 @@ static bool set(const char *name, const char *value) {
     return write_line(path, value);
 }
 
-static bool the_kernel_has_time(void) {
-    char *memory = thirds(HUGE), sleeps[32], none[32];
+static bool khugepaged_keeps_its_limits(void) {
+    char *memory = touched_thirds(HUGE), sleeps[32], none[32];
     if (!read_line(TASK "scan_sleep_millisecs", sleeps, sizeof sleeps) || !read_line(TASK "max_ptes_none", none, sizeof none))
         die(TASK);
-    // As long as too much is missing, nothing happens.
+    // Too many empty PTEs: no collapse.
     bool good = set("max_ptes_none", "100") && set("scan_sleep_millisecs", "10");
     char line[32];
     long rounds = read_line(TASK "full_scans", line, sizeof line) ? atol(line) : 0, tries;
     for (tries = 0; tries < 1000 && read_line(TASK "full_scans", line, sizeof line) && atol(line) < rounds + 3; tries++)
         usleep(10000);
-    good &= tries < 1000 && !huge_of(memory);
+    good &= tries < 1000 && !huge_bytes(memory);
     good &= set("max_ptes_none", none);
-    for (tries = 0; tries < 1000 && huge_of(memory) != HUGE; tries++) {
-        // What nobody uses is not worth it.
+    for (tries = 0; tries < 1000 && huge_bytes(memory) != HUGE; tries++) {
+        // khugepaged skips memory that no process has accessed lately.
         good &= holds_thirds(memory, HUGE / 2);
         usleep(10000);
     }
@@ -186,7 +187,7 @@ static bool the_kernel_has_time(void) {
     return good;
 }
 
-static long in_group(void) {
+static long memcg_pages(void) {
     char line[64];
     return read_line(GROUP "memory.current", line, sizeof line) ? atol(line) / PAGE : -1;
 }
@@ -198,8 +199,8 @@ static bool holds_first_pages(const char *memory) {
     return good;
 }
 
-// Nothing can be swapped out any more.
-static bool swap_is_off(void) {
+// Turns all swap off, so that nothing can be swapped out.
+static bool turn_swap_off(void) {
     FILE *file = fopen("/proc/swaps", "re");
     char line[256], name[128];
     bool good = file && fgets(line, sizeof line, file);
@@ -210,51 +211,52 @@ static bool swap_is_off(void) {
     return good;
 }
 
-// Of huge pages only the first small one is mapped still, by this process and perhaps by a child.
-static bool rest_is_freed(bool forks) {
+// Checks that reclaim frees the unmapped rest of huge pages whose first small page is still mapped,
+// by this process and, if `forks`, by a child.
+static bool unmapped_rest_is_freed(bool forks) {
     size_t length = PIECES * HUGE;
     write_line("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
     mkdir(GROUP, 0755);
     if (!write_line(GROUP "cgroup.procs", "0"))
         die(GROUP);
-    char *memory = thirds(length);
-    bool good = swap_is_off() && !madvise(memory, length, MADV_COLLAPSE) && huge_of(memory) == (long)length;
+    char *memory = touched_thirds(length);
+    bool good = turn_swap_off() && !madvise(memory, length, MADV_COLLAPSE) && huge_bytes(memory) == (long)length;
     for (size_t at = 0; at < length; at += HUGE)
         good &= !madvise(memory + at + PAGE, HUGE - PAGE, MADV_DONTNEED);
     struct child child = {0, 0};
     if (forks)
-        child = child_that_looks(memory, holds_first_pages);
-    long before = in_group();
+        child = start_checking_child(memory, holds_first_pages);
+    long before = memcg_pages();
     good &= before >= PIECES * PAGES;
-    for (int tries = 0; tries < 20 && in_group() > before - PIECES * PAGES / 2; tries++)
+    for (int tries = 0; tries < 20 && memcg_pages() > before - PIECES * PAGES / 2; tries++)
         write_line(GROUP "memory.reclaim", "16777216");
-    good &= in_group() <= before - PIECES * PAGES / 2;
-    good &= holds_first_pages(memory) && (!forks || sees_it(child));
+    good &= memcg_pages() <= before - PIECES * PAGES / 2;
+    good &= holds_first_pages(memory) && (!forks || child_check_passes(child));
     munmap(memory, length);
     write_line("/sys/fs/cgroup/cgroup.procs", "0");
     rmdir(GROUP);
     return good;
 }
 
-static bool what_is_not_mapped_is_freed(void) { return rest_is_freed(false); }
+static bool unmapped_rest_of_one_process_is_freed(void) { return unmapped_rest_is_freed(false); }
 
-static bool what_two_map_in_part_is_freed(void) { return rest_is_freed(true); }
+static bool unmapped_rest_of_two_processes_is_freed(void) { return unmapped_rest_is_freed(true); }
 
 static const struct rule rules[] = {
-    {"pages become huge ones, and what was missing zeros", pages_become_huge},
-    {"what was swapped out comes back for that", what_was_swapped_out_comes_back},
-    {"a child keeps what it has", a_child_keeps_what_it_has},
-    {"another process may have it done", another_process_has_it_done},
-    {"what was split is one again", what_was_split_is_one_again},
-    {"what can't be a huge page is refused", what_cannot_be_huge_is_refused},
-    {"the kernel does it by itself, within its limits", the_kernel_has_time},
-    {"what is not mapped of a huge page is freed", what_is_not_mapped_is_freed},
-    {"and if a child maps the rest too", what_two_map_in_part_is_freed},
+    {"MADV_COLLAPSE makes a huge page, with zeros for empty PTEs", collapse_fills_with_zeros},
+    {"MADV_COLLAPSE swaps pages in", collapse_swaps_in},
+    {"a child keeps its pages", child_keeps_its_pages},
+    {"process_madvise collapses another process's pages", process_madvise_collapses},
+    {"a split huge page can be collapsed again", split_huge_page_collapses},
+    {"MADV_COLLAPSE fails where no huge page fits", collapse_fails_where_no_huge_page_fits},
+    {"khugepaged collapses within its limits", khugepaged_keeps_its_limits},
+    {"reclaim frees the unmapped rest of a huge page", unmapped_rest_of_one_process_is_freed},
+    {"reclaim frees the unmapped rest of a huge page that two processes map", unmapped_rest_of_two_processes_is_freed},
 };
 
 int main(void) {
-    keep_settings();
+    save_settings();
     if (!choose(SIZES - 1))
-        die("there are no huge pages here");
+        die("this kernel has no huge pages");
     return check_rules(rules, sizeof rules / sizeof *rules);
 }

@@ -1,6 +1,6 @@
-// What the programs here share: the clock, memory, the kernel's settings, and rows of JSON.
+// Shared by the programs here: the clock, memory, the kernel's settings, and rows of JSON.
 //
-// A row is one line. Its strings say what was measured, its numbers are what was found.
+// A row is one line. Its strings name the case, its numbers are the figures.
 #ifndef COMMON_H
 #define COMMON_H
 
@@ -21,7 +21,7 @@
 
 enum { PAGE = 4096, HUGE = 2 << 20 };
 
-// Ends the program with a message that says what went wrong, and why if the C library knows.
+// Prints a message, with the text of `errno` unless that is 0, and ends the program with status 2.
 __attribute__((noreturn, format(printf, 1, 2))) static void die(const char *format, ...) {
     int error = errno;
     va_list arguments;
@@ -38,7 +38,7 @@ static inline uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-// A whole number from the command line, or what is usual.
+// Returns the whole number at `index` of the command line, or `usual` if there are fewer arguments.
 static inline long argument(int argc, char **argv, int index, long usual) {
     if (argc <= index)
         return usual;
@@ -46,11 +46,11 @@ static inline long argument(int argc, char **argv, int index, long usual) {
     errno = 0;
     long value = strtol(argv[index], &end, 10);
     if (errno || *end || end == argv[index] || value <= 0)
-        die("%s is not a number above 0", argv[index]);
+        die("%s: expected a whole number above 0", argv[index]);
     return value;
 }
 
-// Private memory, aligned to 2 MiB. Give it back by munmap of the same length.
+// Maps private memory, aligned to 2 MiB. Release it by munmap of the same length.
 static inline char *map_aligned(size_t length) {
     int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     char *memory = mmap(NULL, length + HUGE, prot, flags, -1, 0);
@@ -63,13 +63,13 @@ static inline char *map_aligned(size_t length) {
     return aligned;
 }
 
-// Writes a word into each page.
+// Writes a word to each page.
 static inline void touch(char *memory, size_t length, uint64_t pattern) {
     for (size_t at = 0; at < length; at += PAGE)
         *(volatile uint64_t *)(memory + at) = pattern + at;
 }
 
-// How many pages of a range are in memory.
+// Returns the number of pages of a range that are in memory.
 static inline size_t pages_present(const char *memory, size_t length) {
     uint64_t entries[512];
     size_t found = 0, some;
@@ -85,7 +85,7 @@ static inline size_t pages_present(const char *memory, size_t length) {
     return found;
 }
 
-// The first line of a file; false if it can't be read.
+// Reads the first line of a file; returns false if the file can't be read or is empty.
 static inline bool read_line(const char *path, char *line, size_t size) {
     FILE *file = fopen(path, "re");
     if (!file)
@@ -105,7 +105,7 @@ static inline bool write_line(const char *path, const char *line) {
     return written;
 }
 
-// The figure of a row `NAME value` or `NAME: value`, -1 if there is none.
+// Returns the number in the row `NAME value` or `NAME: value` of a file, or -1 if there is none.
 static inline long figure(const char *path, const char *name) {
     FILE *file = fopen(path, "re");
     char line[512];
@@ -121,13 +121,13 @@ static inline long figure(const char *path, const char *name) {
     return value;
 }
 
-// What must hold.
+// A fact that must hold.
 struct rule {
     const char *name;
     bool (*holds)(void);
 };
 
-// A row a rule; the program's status, 1 if one is broken.
+// Prints a row for each rule. Returns the program's status: 1 if a rule is broken.
 static inline int check_rules(const struct rule *rules, size_t count) {
     int broken = 0;
     for (const struct rule *rule = rules; rule < rules + count; rule++) {

@@ -1,4 +1,4 @@
-// What pages are filled with, so that it can be told afterwards whether they still hold it.
+// Patterns that pages are filled with, so that a later read can check them.
 #ifndef CONTENTS_H
 #define CONTENTS_H
 
@@ -6,16 +6,16 @@
 
 enum { WORDS = PAGE / sizeof(uint64_t) };
 
-// What is in a page of so many words.
+// Fills a page with the pattern of page number `page`.
 typedef void Contents(uint64_t *words, uint64_t page);
 
-// One word over and over, another in each page.
+// Repeats one word, another one in each page.
 static inline void same_filled(uint64_t *words, uint64_t page) {
     for (int word = 0; word < WORDS; word++)
         words[word] = UINT64_C(0x9e3779b97f4a7c15) * (page + 1);
 }
 
-// A third of noise and two thirds of text.
+// Fills a third with noise and two thirds with text.
 static inline void compressible(uint64_t *words, uint64_t page) {
     uint64_t noise = page + 1;
     for (int word = 0; word < WORDS; word++) {

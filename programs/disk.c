@@ -1,5 +1,6 @@
-// disk works|reads|writes|damaged: a disk to swap to does what it should; or every read of it fails, or every write (`vellum run --swap-disk
-// SIZE [--swap-disk-fails reads|writes]`); or somebody else writes to it when told so on standard output, until told so on standard input
+// disk works|reads|writes|damaged: a swap disk that works; one whose reads or writes all fail
+// (`vellum run --swap-disk SIZE [--swap-disk-fails reads|writes]`); or one that another program
+// overwrites between this program's line on standard output and a line on its standard input
 // (`--swap-disk FILE --swap-disk-checksums`).
 #include "contents.h"
 #include <sys/swap.h>
@@ -28,40 +29,40 @@ static bool all_hold(void) {
     return true;
 }
 
-// How many pages are left in memory after all were asked to go.
-static size_t push_out(void) {
-    // What is busy at the moment is passed over.
+// Pages out all memory, and returns the number of pages that stay present.
+static size_t page_out(void) {
+    // A call skips pages that are in use at that moment.
     for (int tries = 0; tries < 8; tries++)
         if (madvise(memory, PAGES * PAGE, MADV_PAGEOUT))
             die("MADV_PAGEOUT");
     return pages_present(memory, PAGES * PAGE);
 }
 
-static bool comes_back(void) {
+static bool pages_return(void) {
     fill();
-    return push_out() == 0 && all_hold();
+    return page_out() == 0 && all_hold();
 }
 
-static bool empties(void) {
+static bool swapoff_returns_pages(void) {
     fill();
-    return push_out() == 0 && !swapoff(DISK) && pages_present(memory, PAGES * PAGE) == PAGES && all_hold();
+    return page_out() == 0 && !swapoff(DISK) && pages_present(memory, PAGES * PAGE) == PAGES && all_hold();
 }
 
-static bool is_out_of_use(void) {
-    return push_out() == PAGES && swapoff(DISK) == -1 && errno == EINVAL;
+static bool stays_off(void) {
+    return page_out() == PAGES && swapoff(DISK) == -1 && errno == EINVAL;
 }
 
-static bool is_used_again(void) {
-    return !swapon(DISK, SWAP_FLAG_PREFER | 3) && swapon(DISK, 0) == -1 && errno == EBUSY && comes_back();
+static bool swapon_again(void) {
+    return !swapon(DISK, SWAP_FLAG_PREFER | 3) && swapon(DISK, 0) == -1 && errno == EBUSY && pages_return();
 }
 
-static bool stays(void) {
+static bool unwritable_pages_stay(void) {
     long out = figure("/proc/vmstat", "pswpout");
     fill();
-    return push_out() == PAGES && all_hold() && figure("/proc/vmstat", "pswpout") == out;
+    return page_out() == PAGES && all_hold() && figure("/proc/vmstat", "pswpout") == out;
 }
 
-// Whether a child that reads what is lost is killed.
+// Checks that a child that reads a lost page is killed.
 static bool kills_a_reader(void) {
     pid_t child = fork();
     if (!child)
@@ -73,40 +74,40 @@ static bool kills_a_reader(void) {
 
 static bool kills_readers(void) {
     fill();
-    return push_out() == 0 && kills_a_reader() && kills_a_reader();
+    return page_out() == 0 && kills_a_reader() && kills_a_reader();
 }
 
-static bool kills_who_reads_what_changed(void) {
+static bool kills_readers_of_changed_pages(void) {
     char line[8];
     fill();
-    if (push_out() || puts("out") < 0 || fflush(stdout) || !fgets(line, sizeof line, stdin))
+    if (page_out() || puts("out") < 0 || fflush(stdout) || !fgets(line, sizeof line, stdin))
         return false;
     return kills_a_reader();
 }
 
-static bool is_not_forgotten(void) {
+static bool swapoff_fails(void) {
     return swapoff(DISK) == -1 && errno == EIO && kills_a_reader();
 }
 
-static bool is_forgotten(void) {
-    // What nobody reads any more does no harm.
+static bool unmap_drops_lost_pages(void) {
+    // A lost page does no harm once no process maps it.
     return !munmap(memory, PAGES * PAGE) && !swapoff(DISK);
 }
 
 static const struct rule working[] = {
-    {"what goes to the disk comes back", comes_back},
-    {"what is there comes back before the disk goes out of use", empties},
-    {"out of use, it is out of use", is_out_of_use},
-    {"it is used again", is_used_again},
+    {"pages return from the disk with their contents", pages_return},
+    {"swapoff brings all pages back", swapoff_returns_pages},
+    {"after swapoff nothing is written, and swapoff fails", stays_off},
+    {"swapon attaches the disk again", swapon_again},
 }, writes[] = {
-    {"what can't be written stays", stays},
+    {"pages that can't be written stay in memory", unwritable_pages_stay},
 }, reads[] = {
-    {"who reads what is lost is killed, and nobody else", kills_readers},
-    {"the disk can't go out of use while somebody has what is lost there", is_not_forgotten},
-    {"what is lost can be given up, and the disk with it", is_forgotten},
+    {"only the process that reads a lost page is killed", kills_readers},
+    {"swapoff fails with EIO while a lost page is mapped", swapoff_fails},
+    {"after munmap of lost pages swapoff succeeds", unmap_drops_lost_pages},
 }, damaged[] = {
-    {"who reads what somebody else wrote there is killed", kills_who_reads_what_changed},
-    {"what is lost can be given up, and the disk with it", is_forgotten},
+    {"a process that reads an overwritten page is killed", kills_readers_of_changed_pages},
+    {"after munmap of lost pages swapoff succeeds", unmap_drops_lost_pages},
 };
 
 int main(int argc, char **argv) {

@@ -1,5 +1,5 @@
-// faults [THREADS] [SECONDS]: threads that fault private memory in, each its own, and give it back; how many faults a minute.
-// Zeroing and giving back are included.
+// faults [THREADS] [SECONDS]: counts page faults a minute of threads that touch private memory of
+// their own and release it. Zeroing and release are included.
 #include "common.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,7 +17,7 @@ static void *work(void *unused) {
     pthread_barrier_wait(&ready);
     long count = 0;
     while (!stop) {
-        // In small steps, so that no more than a moment is counted after the end.
+        // In small steps, so that little is counted after the end.
         for (size_t at = 0; at < LENGTH && !stop; at += 64 * PAGE) {
             touch(memory + at, 64 * PAGE, at);
             count += 64;

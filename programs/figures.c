@@ -1,13 +1,15 @@
-// figures: what the kernel says of memory, in /proc, /sys and control groups, agrees with itself and with what was done. A row a
-// rule; the status is 1 if one is broken. Counts that a kernel keeps per CPU may be a little behind.
+// figures: what /proc, /sys and cgroups report of memory agrees with itself and with what was done.
+// Prints a row for each rule; the status is 1 if one is broken. Counts that a kernel keeps per CPU
+// may lag a little.
 #include "common.h"
 #include <inttypes.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-enum { BEHIND = 1024, MIB = 1024 }; // KiB
+enum { LAG = 1024, MIB = 1024 }; // KiB
 
-// Of the mappings that overlap a range: the sum of a row in smaps; with no name, of their sizes by their addresses.
+// Sums an smaps row over the VMAs that overlap a range, or, without a name, the VMAs' sizes. Counts
+// the VMAs.
 static long mappings(const char *path, const char *name, uintptr_t from, uintptr_t to, long *count) {
     FILE *file = fopen(path, "re");
     char line[512];
@@ -18,7 +20,7 @@ static long mappings(const char *path, const char *name, uintptr_t from, uintptr
         uintptr_t start, end;
         char rights[5];
         if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s", &start, &end, rights) == 3) {
-            // A page that serves for no process in particular lies beyond what a program may map.
+            // The vsyscall page belongs to no process, and lies above the user addresses.
             inside = start < to && end > from && end <= (uintptr_t)1 << 56;
             *count += inside;
             sum += inside && !name ? (long)((end - start) / 1024) : 0;
@@ -47,19 +49,19 @@ static char *map(size_t size, int flags) {
     return memory;
 }
 
-static bool parts_are_the_whole(void) {
+static bool vmas_add_up(void) {
     static const char *const rows[] = {"Rss",           "Pss",        "Shared_Clean", "Shared_Dirty", "Private_Clean",
                                        "Private_Dirty", "Referenced", "Anonymous",    "Swap",         "Locked"};
     bool good = true;
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
         long count, parts = mappings("/proc/self/smaps", rows[row], 0, UINTPTR_MAX, &count);
-        // Each mapping's share of pages is cut to whole KiB.
+        // Each VMA's share is rounded down to whole KiB.
         good &= near(parts, figure("/proc/self/smaps_rollup", rows[row]), count);
     }
     return good;
 }
 
-static bool kinds_are_the_whole(void) {
+static bool kinds_of_pages_add_up(void) {
     const char *rollup = "/proc/self/smaps_rollup";
     long rss = figure(rollup, "Rss"), kinds = 0;
     kinds += figure(rollup, "Shared_Clean") + figure(rollup, "Shared_Dirty");
@@ -75,26 +77,26 @@ static bool all_files_agree(void) {
     long rss = figure(status, "VmRSS"), pages, resident;
     good &= rss == figure(status, "RssAnon") + figure(status, "RssFile") + figure(status, "RssShmem");
     good &= figure(status, "VmHWM") >= rss && figure(status, "VmPeak") >= size;
-    good &= near(rss, figure("/proc/self/smaps_rollup", "Rss"), BEHIND);
+    good &= near(rss, figure("/proc/self/smaps_rollup", "Rss"), LAG);
     FILE *file = fopen("/proc/self/statm", "re");
     good &= file && fscanf(file, "%ld %ld", &pages, &resident) == 2;
     if (file)
         fclose(file);
-    good &= near(pages * 4, size, 0) && near(resident * 4, rss, BEHIND);
+    good &= near(pages * 4, size, 0) && near(resident * 4, rss, LAG);
     char line[1024];
     if (!read_line("/proc/self/stat", line, sizeof line))
         return false;
-    // Behind the name, the sizes are the 21st and 22nd words.
+    // After the name, the sizes are the 21st and 22nd fields.
     char *word = strrchr(line, ')'), *rest = NULL;
     word = word ? strtok_r(word, " ", &rest) : NULL;
     for (int skipped = 0; word && skipped < 21; skipped++)
         word = strtok_r(NULL, " ", &rest);
     good &= word && near(atol(word) / 1024, size, 0);
     word = word ? strtok_r(NULL, " ", &rest) : NULL;
-    return good && word && near(atol(word) * 4, rss, BEHIND);
+    return good && word && near(atol(word) * 4, rss, LAG);
 }
 
-static bool touched_is_resident(void) {
+static bool touched_pages_are_resident(void) {
     size_t size = 8 * HUGE, half = size / 2;
     char *memory = map_aligned(size);
     madvise(memory, size, MADV_NOHUGEPAGE);
@@ -117,41 +119,41 @@ static bool touched_is_resident(void) {
     return good && smaps("Rss", memory, size) == 0;
 }
 
-static bool shares_are_halves(void) {
+static bool shared_pages_count_half(void) {
     size_t size = 4 * HUGE;
     char *memory = map_aligned(size);
     touch(memory, size, 1);
     long alone = smaps("Pss", memory, size);
-    int wait_for[2], go[2];
-    if (pipe(wait_for) || pipe(go))
+    int ready[2], go[2];
+    if (pipe(ready) || pipe(go))
         die("pipe");
     char byte = 0;
     pid_t child = fork();
     if (!child) {
         long share = smaps("Pss", memory, size);
-        // Half of it becomes the child's own.
+        // The child copies a half.
         touch(memory, size / 2, 2);
         long own = smaps("Pss", memory, size);
         bool good = near(share, (long)size / 2048, 8) && near(own, (long)size / 4096 * 3, 8);
         good &= near(smaps("Private_Dirty", memory, size), (long)size / 2048, 8);
-        if (write(wait_for[1], &byte, 1) != 1 || read(go[0], &byte, 1) != 1)
+        if (write(ready[1], &byte, 1) != 1 || read(go[0], &byte, 1) != 1)
             good = false;
         _exit(good ? 0 : 1);
     }
-    bool good = read(wait_for[0], &byte, 1) == 1 && near(alone, (long)size / 1024, 0);
-    // What the child has copied is the parent's alone again.
+    bool good = read(ready[0], &byte, 1) == 1 && near(alone, (long)size / 1024, 0);
+    // The parent alone has what the child has copied.
     good &= near(smaps("Pss", memory, size), (long)size / 4096 * 3, 8);
     good &= smaps("Rss", memory, size) == (long)size / 1024;
     int status = 1;
     good &= write(go[1], &byte, 1) == 1 && waitpid(child, &status, 0) == child && status == 0;
     good &= near(smaps("Pss", memory, size), (long)size / 1024, 0);
     for (int end = 0; end < 2; end++)
-        close(wait_for[end]), close(go[end]);
+        close(ready[end]), close(go[end]);
     munmap(memory, size);
     return good;
 }
 
-static bool names_are_told(void) {
+static bool vmas_have_names(void) {
     char path[] = "/tmp/figures.XXXXXX", line[512], wanted[64];
     int file = mkstemp(path);
     if (file < 0 || ftruncate(file, 3 * PAGE))
@@ -186,23 +188,24 @@ static bool names_are_told(void) {
     return found[0] && found[1] && found[2] && deleted;
 }
 
-static bool the_machine_has_less(void) {
+static bool free_memory_drops(void) {
     const long size = 64 * MIB;
     const char *info = "/proc/meminfo", *stat = "/proc/vmstat";
     long free_before = figure(info, "MemFree"), anon_before = figure(info, "AnonPages");
     long tables_before = figure(info, "PageTables"), pages_before = figure(stat, "nr_free_pages");
     bool good = true;
-    // Twice: what was free once may be kept for the same CPU, which does not count as free on every kernel.
+    // Twice: after the first round a CPU may keep freed frames, which some kernels do not count as
+    // free.
     for (int round = 0; round < 2; round++) {
         char *memory = map((size_t)size * 1024, MAP_PRIVATE);
         madvise(memory, (size_t)size * 1024, MADV_NOHUGEPAGE);
         touch(memory, (size_t)size * 1024, 1);
-        good &= near(figure(info, "AnonPages") - anon_before, size, 2 * BEHIND);
-        good &= near(free_before - figure(info, "MemFree"), size, 4 * BEHIND);
-        good &= near(4 * (pages_before - figure(stat, "nr_free_pages")), size, 4 * BEHIND);
-        good &= near(figure(info, "PageTables") - tables_before, size / 512, BEHIND);
+        good &= near(figure(info, "AnonPages") - anon_before, size, 2 * LAG);
+        good &= near(free_before - figure(info, "MemFree"), size, 4 * LAG);
+        good &= near(4 * (pages_before - figure(stat, "nr_free_pages")), size, 4 * LAG);
+        good &= near(figure(info, "PageTables") - tables_before, size / 512, LAG);
         munmap(memory, (size_t)size * 1024);
-        good &= near(figure(info, "AnonPages"), anon_before, 2 * BEHIND);
+        good &= near(figure(info, "AnonPages"), anon_before, 2 * LAG);
     }
     return good;
 }
@@ -216,30 +219,30 @@ static bool folios_are_counted(void) {
         return false;
     sscanf(strchr(line, '[') + 1, "%31[a-z]", before);
     bool good = write_line(knob, "always") && read_line(knob, line, sizeof line) && strstr(line, "[always]");
-    // Too little for a huge page.
+    // Too small for a huge page.
     size_t size = HUGE / 2;
     char *memory = map_aligned(size);
     long first = read_line(path, line, sizeof line) ? atol(line) : -1;
     touch(memory, size, 1);
     long then = read_line(path, line, sizeof line) ? atol(line) : -1;
-    // What the C library faults meanwhile is in it too.
+    // The C library's own faults are counted too.
     good &= first >= 0 && near(then - first, (long)size >> 16, 4);
     munmap(memory, size);
     return write_line(knob, before) && good && !write_line(knob, "sometimes");
 }
 
-static const char *const groups = "/sys/fs/cgroup/figures";
+static const char *const CGROUP = "/sys/fs/cgroup/figures";
 
-static long of_group(const char *file, const char *name) {
+static long read_memcg(const char *file, const char *name) {
     char path[128], line[64];
-    snprintf(path, sizeof path, "%s/%s", groups, file);
+    snprintf(path, sizeof path, "%s/%s", CGROUP, file);
     if (name)
         return figure(path, name);
     return read_line(path, line, sizeof line) ? atol(line) : -1;
 }
 
-// Runs a child in the group, which touches so many MiB; how it ended.
-static int in_group(long touched, bool check) {
+// Runs a child in the cgroup that touches memory, and returns its wait status.
+static int run_in_cgroup(long touched, bool check) {
     char path[128], number[32];
     pid_t child = fork();
     if (child < 0)
@@ -248,7 +251,7 @@ static int in_group(long touched, bool check) {
         int status;
         return waitpid(child, &status, 0) == child ? status : -1;
     }
-    snprintf(path, sizeof path, "%s/cgroup.procs", groups);
+    snprintf(path, sizeof path, "%s/cgroup.procs", CGROUP);
     snprintf(number, sizeof number, "%d", getpid());
     if (!write_line(path, number))
         _exit(2);
@@ -256,40 +259,40 @@ static int in_group(long touched, bool check) {
     touch(memory, (size_t)touched << 20, 1);
     if (!check)
         _exit(0);
-    long bytes = touched << 20, slack = 4 << 20, current = of_group("memory.current", NULL);
-    bool good = of_group("cgroup.procs", NULL) == getpid() && near(current, bytes, slack);
-    good &= near(of_group("memory.stat", "anon"), bytes, slack) && of_group("memory.peak", NULL) >= current - slack;
-    long parts = of_group("memory.stat", "anon") + of_group("memory.stat", "file") + of_group("memory.stat", "kernel");
-    good &= near(parts, of_group("memory.current", NULL), 1 << 20);
+    long bytes = touched << 20, slack = 4 << 20, current = read_memcg("memory.current", NULL);
+    bool good = read_memcg("cgroup.procs", NULL) == getpid() && near(current, bytes, slack);
+    good &= near(read_memcg("memory.stat", "anon"), bytes, slack) && read_memcg("memory.peak", NULL) >= current - slack;
+    long parts = read_memcg("memory.stat", "anon") + read_memcg("memory.stat", "file") + read_memcg("memory.stat", "kernel");
+    good &= near(parts, read_memcg("memory.current", NULL), 1 << 20);
     _exit(good ? 0 : 1);
 }
 
-static bool groups_are_charged(void) {
+static bool memcg_is_charged(void) {
     write_line("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
-    if (mkdir(groups, 0755))
+    if (mkdir(CGROUP, 0755))
         return false;
-    bool good = in_group(32, true) == 0 && of_group("memory.events", "oom_kill") == 0;
-    good &= near(of_group("memory.stat", "anon"), 0, 1 << 20);
-    return rmdir(groups) == 0 && good;
+    bool good = run_in_cgroup(32, true) == 0 && read_memcg("memory.events", "oom_kill") == 0;
+    good &= near(read_memcg("memory.stat", "anon"), 0, 1 << 20);
+    return rmdir(CGROUP) == 0 && good;
 }
 
-static bool limits_hold(void) {
+static bool memcg_limit_holds(void) {
     char path[128];
-    if (mkdir(groups, 0755))
+    if (mkdir(CGROUP, 0755))
         return false;
-    snprintf(path, sizeof path, "%s/memory.max", groups);
-    bool good = write_line(path, "16M") && of_group("memory.max", NULL) == 16 << 20;
-    snprintf(path, sizeof path, "%s/memory.swap.max", groups);
+    snprintf(path, sizeof path, "%s/memory.max", CGROUP);
+    bool good = write_line(path, "16M") && read_memcg("memory.max", NULL) == 16 << 20;
+    snprintf(path, sizeof path, "%s/memory.swap.max", CGROUP);
     write_line(path, "0");
-    int status = in_group(64, false);
+    int status = run_in_cgroup(64, false);
     good &= WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    good &= of_group("memory.events", "oom_kill") == 1 && of_group("memory.events", "max") > 0;
-    good &= in_group(4, false) == 0;
-    return rmdir(groups) == 0 && good;
+    good &= read_memcg("memory.events", "oom_kill") == 1 && read_memcg("memory.events", "max") > 0;
+    good &= run_in_cgroup(4, false) == 0;
+    return rmdir(CGROUP) == 0 && good;
 }
 
-// What a node has of a kind, in KiB; without such a node -1.
-static long of_node(unsigned node, const char *name) {
+// Returns a meminfo row of a node, in KiB, or -1 if there is no such node.
+static long read_node(unsigned node, const char *name) {
     char path[64], row[64];
     snprintf(path, sizeof path, "/sys/devices/system/node/node%u/meminfo", node);
     snprintf(row, sizeof row, "Node %u %s", node, name);
@@ -303,8 +306,8 @@ static unsigned node_here(void) {
     return node;
 }
 
-// The sum of a row in a file by node, and of how many nodes it is.
-static long of_nodes(const char *path, const char *name, unsigned *nodes) {
+// Sums a row of a file by node, and counts the nodes.
+static long sum_nodes(const char *path, const char *name, unsigned *nodes) {
     FILE *file = fopen(path, "re");
     char line[512], *rest = NULL;
     long sum = 0;
@@ -323,35 +326,36 @@ static long of_nodes(const char *path, const char *name, unsigned *nodes) {
     return sum;
 }
 
-// Whether one node has so much more anonymous memory than before, and all others as much as before.
+// Checks that one node has so much more anonymous memory than before, and all others as much as
+// before.
 static bool nodes_have(const long *before, unsigned nodes, unsigned node, long more) {
     bool good = true;
     for (unsigned other = 0; other < nodes; other++)
-        good &= near(of_node(other, "AnonPages") - before[other], other == node ? more : 0, 2 * BEHIND);
+        good &= near(read_node(other, "AnonPages") - before[other], other == node ? more : 0, 2 * LAG);
     return good;
 }
 
-static bool memory_is_of_a_node(void) {
+static bool memory_is_of_the_cpus_node(void) {
     enum { MOST = 64, SIZE = 16 * MIB };
     char path[64];
     unsigned nodes = 0, listed;
     long total = 0, before[MOST];
-    for (; nodes < MOST && of_node(nodes, "MemTotal") >= 0; nodes++) {
-        total += of_node(nodes, "MemTotal");
-        if (of_node(nodes, "MemTotal") != of_node(nodes, "MemFree") + of_node(nodes, "MemUsed"))
+    for (; nodes < MOST && read_node(nodes, "MemTotal") >= 0; nodes++) {
+        total += read_node(nodes, "MemTotal");
+        if (read_node(nodes, "MemTotal") != read_node(nodes, "MemFree") + read_node(nodes, "MemUsed"))
             return false;
     }
-    // A kernel may not know of nodes.
+    // A kernel without NUMA has no nodes.
     if (!nodes)
         return true;
     bool good = total == figure("/proc/meminfo", "MemTotal"), stayed = false;
-    of_nodes("/sys/fs/cgroup/memory.numa_stat", "anon", &listed);
+    sum_nodes("/sys/fs/cgroup/memory.numa_stat", "anon", &listed);
     good &= listed == 0 || listed == nodes;
-    // Who stays on a node while he touches memory has that of the node.
+    // A thread that stays on a node while it touches memory gets that node's memory.
     for (int tries = 0; good && !stayed && tries < 1000; tries++) {
         unsigned node = node_here();
         for (unsigned other = 0; other < nodes; other++)
-            before[other] = of_node(other, "AnonPages");
+            before[other] = read_node(other, "AnonPages");
         char *memory = map((size_t)SIZE * 1024, MAP_PRIVATE);
         madvise(memory, (size_t)SIZE * 1024, MADV_NOHUGEPAGE);
         stayed = node_here() == node;
@@ -360,13 +364,13 @@ static bool memory_is_of_a_node(void) {
             stayed &= node_here() == node;
         }
         good &= !stayed || nodes_have(before, nodes, node, SIZE);
-        // What may go goes from that node, where the kernel can be asked for that.
+        // Lazyfree memory is reclaimed from that node, where the kernel has the file.
         snprintf(path, sizeof path, "/sys/devices/system/node/node%u/reclaim", node);
         if (stayed && !access(path, W_OK) && !madvise(memory, (size_t)SIZE * 1024, MADV_FREE)) {
-            // It may find less.
+            // It may reclaim less.
             write_line(path, "16M");
-            long left = of_node(node, "AnonPages") - before[node];
-            good &= left < SIZE - 2 * BEHIND && nodes_have(before, nodes, node, left);
+            long left = read_node(node, "AnonPages") - before[node];
+            good &= left < SIZE - 2 * LAG && nodes_have(before, nodes, node, left);
         }
         munmap(memory, (size_t)SIZE * 1024);
     }
@@ -374,21 +378,21 @@ static bool memory_is_of_a_node(void) {
 }
 
 static const struct rule rules[] = {
-    {"mappings add up to the process", parts_are_the_whole},
-    {"kinds of pages add up", kinds_are_the_whole},
+    {"the VMAs add up to the process", vmas_add_up},
+    {"kinds of pages add up", kinds_of_pages_add_up},
     {"all files of a process agree", all_files_agree},
-    {"what was touched is resident, and nothing else", touched_is_resident},
-    {"what two have counts half in each", shares_are_halves},
-    {"mappings are called by their names", names_are_told},
-    {"what a process has the machine has not", the_machine_has_less},
-    {"memory is that of a processor's node", memory_is_of_a_node},
+    {"exactly the touched pages are resident", touched_pages_are_resident},
+    {"a page of two processes counts half in each", shared_pages_count_half},
+    {"VMAs have their names", vmas_have_names},
+    {"a process's memory is not free in the machine", free_memory_drops},
+    {"memory is of the CPU's node", memory_is_of_the_cpus_node},
     {"folios are counted by size", folios_are_counted},
-    {"groups are charged", groups_are_charged},
-    {"limits of groups hold", limits_hold},
+    {"a memcg is charged", memcg_is_charged},
+    {"a memcg's limit holds", memcg_limit_holds},
 };
 
 int main(void) {
-    // Something of every kind.
+    // Memory of every kind.
     char *shared = map(HUGE, MAP_SHARED), *locked = map(16 * PAGE, MAP_PRIVATE);
     touch(shared, HUGE, 1);
     if (mlock(locked, 16 * PAGE))

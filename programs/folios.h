@@ -1,4 +1,5 @@
-// Which folios faults bring: the kernel's settings, and their restoration when the program ends.
+// Chooses the folio size that faults allocate, by the kernel's settings, and restores these when
+// the program ends.
 #ifndef FOLIOS_H
 #define FOLIOS_H
 
@@ -8,7 +9,7 @@
 
 enum { SIZES = 10, WORD = 64 };
 
-// The settings as they were: of all sizes together, then of each size from 8 KiB on.
+// The settings at the start: index 0 is the one for all sizes, then one for each order from 1 on.
 static char before[SIZES][WORD];
 
 static const char *setting(int order) {
@@ -19,7 +20,7 @@ static const char *setting(int order) {
     return path;
 }
 
-// Of a line such as "always [madvise] never", the word in brackets.
+// Reads the word in brackets of a line such as "always [madvise] never".
 static bool read_setting(int order, char *word) {
     char line[128];
     if (!read_line(setting(order), line, sizeof line))
@@ -45,7 +46,7 @@ static void end(int signal) {
     _exit(128 + signal);
 }
 
-// Has faults bring folios of this order and no others; false if the kernel has none.
+// Has faults allocate folios of this order only; returns false if the kernel has no such folios.
 static bool choose(int order) {
     for (int other = 1; other < SIZES; other++)
         if (before[other][0] && !write_line(setting(other), other == order ? "always" : "never"))
@@ -53,11 +54,11 @@ static bool choose(int order) {
     return !order || before[order][0];
 }
 
-// Keeps the settings, to restore them at the end, however it comes.
-static inline void keep_settings(void) {
+// Saves the settings, and restores them at the end of the program, also if a signal ends it.
+static inline void save_settings(void) {
     for (int order = 0; order < SIZES; order++)
         if (!read_setting(order, before[order]) && !order)
-            fprintf(stderr, "%s can't be read: folios are what they are\n", setting(order));
+            fprintf(stderr, "%s can't be read: folio sizes are not controlled\n", setting(order));
     owner = getpid();
     atexit(restore);
     for (const int *signals = (const int[]){SIGHUP, SIGINT, SIGTERM, 0}; *signals; signals++)
@@ -66,10 +67,10 @@ static inline void keep_settings(void) {
         die("%s can't be written", setting(0));
 }
 
-// Whether folios of 2 MiB are to be mapped by 512 entries each.
+// Whether folios of 2 MiB are to be mapped by 512 PTEs instead of one huge PTE.
 static bool split;
 
-// After memory was touched: maps it by single entries, if `split`.
+// Splits the huge PTEs of touched memory, if `split`.
 static inline void split_entries(char *memory, size_t length) {
     for (size_t at = 0; split && at < length; at += HUGE) {
         int failed = mprotect(memory + at, PAGE, PROT_READ);
@@ -79,7 +80,7 @@ static inline void split_entries(char *memory, size_t length) {
     }
 }
 
-// A row for each size of folios that the kernel has, twice for 2 MiB.
+// Calls `row` for each folio size of the kernel, and twice for 2 MiB: by a huge PTE, then by PTEs.
 static inline void each_folio(void (*row)(const char *folio)) {
     for (int order = 0; order <= SIZES; order++) {
         char folio[16];
@@ -90,7 +91,7 @@ static inline void each_folio(void (*row)(const char *folio)) {
         if (choose(order < SIZES ? order : SIZES - 1))
             row(order < SIZES - 1 ? folio : split ? "2 MiB" : "2 MiB, huge");
         else
-            fprintf(stderr, "%s: no such folios here\n", folio);
+            fprintf(stderr, "%s: this kernel has no such folios\n", folio);
     }
     split = false;
 }

@@ -1,5 +1,5 @@
-// frames: what pagemap, kpageflags and kpagecount say of frames, and smaps of mappings, agrees with what was done to the memory. A
-// row a rule; the status is 1 if one is broken. For root, with nobody else at work on the machine.
+// frames: pagemap, kpageflags, kpagecount and smaps agree with what was done to the memory. Prints
+// a row for each rule; the status is 1 if one is broken. Needs root, and an otherwise idle machine.
 #include "folios.h"
 #include <inttypes.h>
 #include <linux/kernel-page-flags.h>
@@ -9,8 +9,8 @@
 
 enum { PAGES = 64, FOLIO = 16, AT_ONCE = 4096 };
 
-static const uint64_t present = BIT(63), alone = BIT(56), number = BIT(55) - 1;
-static const uint64_t ours = BIT(KPF_ANON) | BIT(KPF_MMAP) | BIT(KPF_SWAPBACKED) | BIT(KPF_UPTODATE);
+static const uint64_t present = BIT(63), exclusive = BIT(56), number = BIT(55) - 1;
+static const uint64_t anon_flags = BIT(KPF_ANON) | BIT(KPF_MMAP) | BIT(KPF_SWAPBACKED) | BIT(KPF_UPTODATE);
 static const uint64_t large = BIT(KPF_COMPOUND_HEAD) | BIT(KPF_COMPOUND_TAIL) | BIT(KPF_THP);
 
 static int open_file(const char *path) {
@@ -29,37 +29,39 @@ static uint64_t entry_of(const char *path, uint64_t index) {
     return entry;
 }
 
-// Linux lists new pages some time later. Here they are by now, for pages of this CPU.
-static void list(void) {
+// Puts new pages of this CPU on the LRU lists, which Linux does lazily, by draining its per-CPU
+// batch.
+static void drain_lru_batch(void) {
     char *memory = map_aligned(HUGE);
     touch(memory, PAGE, 1);
     madvise(memory, PAGE, MADV_COLD);
     munmap(memory, HUGE);
 }
 
-static uint64_t page(const char *at) {
+static uint64_t pagemap_entry(const char *at) {
     return entry_of("/proc/self/pagemap", (uintptr_t)at / PAGE);
 }
 
-static uint64_t frame(const char *at) {
-    uint64_t entry = page(at);
+static uint64_t pfn_of(const char *at) {
+    uint64_t entry = pagemap_entry(at);
     return entry & present ? entry & number : 0;
 }
 
-static uint64_t flags(uint64_t pfn) {
+static uint64_t page_flags(uint64_t pfn) {
     return entry_of("/proc/kpageflags", pfn);
 }
 
-static uint64_t count(uint64_t pfn) {
+static uint64_t map_count(uint64_t pfn) {
     return entry_of("/proc/kpagecount", pfn);
 }
 
-static bool is(uint64_t pfn, uint64_t with, uint64_t without) {
-    uint64_t bits = pfn ? flags(pfn) : 0;
+static bool has_flags(uint64_t pfn, uint64_t with, uint64_t without) {
+    uint64_t bits = pfn ? page_flags(pfn) : 0;
     return pfn && (bits & with) == with && !(bits & without);
 }
 
-// The sum of a row of smaps, of mappings that begin in a range, in bytes; -1 if no mapping there has one.
+// Returns the sum of an smaps row over the VMAs that begin in a range, in bytes, or -1 if no VMA
+// there has the row.
 static long smaps(const char *name, const char *from, size_t size) {
     FILE *file = fopen("/proc/self/smaps", "re");
     char line[512];
@@ -82,28 +84,29 @@ static bool pages_are_single(void) {
     choose(0);
     char *memory = map_aligned(HUGE);
     touch(memory, PAGES * PAGE, 1);
-    list();
-    bool good = !(page(memory + PAGES * PAGE) & present);
+    drain_lru_batch();
+    bool good = !(pagemap_entry(memory + PAGES * PAGE) & present);
     for (int i = 0; i < PAGES; i++) {
-        uint64_t pfn = frame(memory + i * PAGE);
-        good &= is(pfn, ours | BIT(KPF_LRU), large | BIT(KPF_BUDDY) | BIT(KPF_NOPAGE) | BIT(KPF_UNEVICTABLE)) && count(pfn) == 1;
+        uint64_t pfn = pfn_of(memory + i * PAGE);
+        good &= has_flags(pfn, anon_flags | BIT(KPF_LRU), large | BIT(KPF_BUDDY) | BIT(KPF_NOPAGE) | BIT(KPF_UNEVICTABLE)) && map_count(pfn) == 1;
         for (int other = 0; other < i; other++)
-            good &= pfn != frame(memory + other * PAGE);
+            good &= pfn != pfn_of(memory + other * PAGE);
     }
     munmap(memory, HUGE);
     return good;
 }
 
-// In folios of so many pages, each in one piece and in its place, and all of its pages say where in it they are.
+// Checks that memory is in folios of `pages` pages: contiguous, naturally aligned, with the head
+// and tail flags in place.
 static bool in_folios(const char *memory, size_t size, uint64_t pages) {
     bool good = true;
-    list();
+    drain_lru_batch();
     for (size_t i = 0; i < size / PAGE; i++) {
-        uint64_t pfn = frame(memory + i * PAGE), first = frame(memory + i / pages * pages * PAGE);
+        uint64_t pfn = pfn_of(memory + i * PAGE), first = pfn_of(memory + i / pages * pages * PAGE);
         bool head = i % pages == 0;
-        good &= pfn == first + i % pages && first % pages == 0 && count(pfn) == 1;
-        good &= is(pfn, BIT(KPF_THP) | BIT(head ? KPF_COMPOUND_HEAD : KPF_COMPOUND_TAIL), BIT(head ? KPF_COMPOUND_TAIL : KPF_COMPOUND_HEAD));
-        good &= !head || is(pfn, ours | BIT(KPF_LRU), 0);
+        good &= pfn == first + i % pages && first % pages == 0 && map_count(pfn) == 1;
+        good &= has_flags(pfn, BIT(KPF_THP) | BIT(head ? KPF_COMPOUND_HEAD : KPF_COMPOUND_TAIL), BIT(head ? KPF_COMPOUND_TAIL : KPF_COMPOUND_HEAD));
+        good &= !head || has_flags(pfn, anon_flags | BIT(KPF_LRU), 0);
     }
     return good;
 }
@@ -128,17 +131,17 @@ static bool huge_pages_are_compound(void) {
     return good;
 }
 
-// A kernel may have more than one page of them.
-static bool zeros_are_nobodys(void) {
+// A kernel may have several zero pages.
+static bool zero_pages_are_not_counted(void) {
     choose(0);
     char *memory = map_aligned(HUGE);
     bool good = !*(volatile char *)memory && !*(volatile char *)(memory + PAGE);
-    uint64_t zeros[2] = {frame(memory), frame(memory + PAGE)};
+    uint64_t zeros[2] = {pfn_of(memory), pfn_of(memory + PAGE)};
     for (int i = 0; i < 2; i++)
-        good &= is(zeros[i], BIT(KPF_ZERO_PAGE), BIT(KPF_ANON) | BIT(KPF_LRU)) && count(zeros[i]) == 0;
-    good &= !(page(memory) & alone);
+        good &= has_flags(zeros[i], BIT(KPF_ZERO_PAGE), BIT(KPF_ANON) | BIT(KPF_LRU)) && map_count(zeros[i]) == 0;
+    good &= !(pagemap_entry(memory) & exclusive);
     touch(memory, PAGE, 1);
-    good &= frame(memory) != zeros[0] && is(frame(memory), ours, BIT(KPF_ZERO_PAGE)) && frame(memory + PAGE) == zeros[1];
+    good &= pfn_of(memory) != zeros[0] && has_flags(pfn_of(memory), anon_flags, BIT(KPF_ZERO_PAGE)) && pfn_of(memory + PAGE) == zeros[1];
     munmap(memory, HUGE);
     return good;
 }
@@ -155,87 +158,87 @@ static bool files_are_not_anonymous(void) {
     bool good = true;
     for (int i = 0; i < PAGES; i++)
         good &= ((volatile uint64_t *)(other + i * PAGE))[0] == 1 + (uint64_t)i * PAGE;
-    list();
-    uint64_t shared = frame(one + PAGE);
-    good &= is(shared, BIT(KPF_MMAP) | BIT(KPF_SWAPBACKED) | BIT(KPF_LRU), BIT(KPF_ANON)) && count(shared) == 2;
-    good &= frame(other + PAGE) == shared && page(one + PAGE) & BIT(61) && !(page(one + PAGE) & alone);
+    drain_lru_batch();
+    uint64_t shared = pfn_of(one + PAGE);
+    good &= has_flags(shared, BIT(KPF_MMAP) | BIT(KPF_SWAPBACKED) | BIT(KPF_LRU), BIT(KPF_ANON)) && map_count(shared) == 2;
+    good &= pfn_of(other + PAGE) == shared && pagemap_entry(one + PAGE) & BIT(61) && !(pagemap_entry(one + PAGE) & exclusive);
     touch(other, 2 * PAGE, 2);
-    good &= frame(other + PAGE) != shared && is(frame(other + PAGE), ours, 0) && !(page(other + PAGE) & BIT(61));
-    good &= count(shared) == 1 && page(one + PAGE) & alone && page(other + PAGE) & alone;
+    good &= pfn_of(other + PAGE) != shared && has_flags(pfn_of(other + PAGE), anon_flags, 0) && !(pagemap_entry(other + PAGE) & BIT(61));
+    good &= map_count(shared) == 1 && pagemap_entry(one + PAGE) & exclusive && pagemap_entry(other + PAGE) & exclusive;
     munmap(one, PAGES * PAGE);
     munmap(other, PAGES * PAGE);
     close(file);
     return good;
 }
 
-// What a mapping's share of its pages is, by the counts, in bytes.
-static long shares(const char *memory, size_t size) {
+// Returns the memory's proportional set size by the map counts, in bytes.
+static long proportional_size(const char *memory, size_t size) {
     double sum = 0;
     for (size_t at = 0; at < size; at += PAGE)
-        if (page(memory + at) & present)
-            sum += (double)PAGE / (double)count(frame(memory + at));
+        if (pagemap_entry(memory + at) & present)
+            sum += (double)PAGE / (double)map_count(pfn_of(memory + at));
     return (long)sum;
 }
 
-static bool counts_follow(int order) {
+static bool counts_follow_fork_and_copies(int order) {
     if (!choose(order))
         return false;
     size_t size = PAGES * PAGE;
     char *memory = map_aligned(HUGE);
-    int told[2], go[2];
-    if (pipe(told) || pipe(go))
+    int ready[2], go[2];
+    if (pipe(ready) || pipe(go))
         die("pipe");
     touch(memory, size, 1);
-    bool good = page(memory) & alone;
+    bool good = pagemap_entry(memory) & exclusive;
     uint64_t before_fork[PAGES];
     for (int i = 0; i < PAGES; i++)
-        before_fork[i] = frame(memory + i * PAGE);
+        before_fork[i] = pfn_of(memory + i * PAGE);
     char word = 0;
     pid_t child = fork();
     if (!child) {
         bool same = true;
         for (int i = 0; i < PAGES; i++)
-            same &= frame(memory + i * PAGE) == before_fork[i] && count(before_fork[i]) == 2 && !(page(memory + i * PAGE) & alone);
-        // Whole folios become its own.
+            same &= pfn_of(memory + i * PAGE) == before_fork[i] && map_count(before_fork[i]) == 2 && !(pagemap_entry(memory + i * PAGE) & exclusive);
+        // The child copies whole folios.
         touch(memory, size / 2, 2);
         for (int i = 0; i < PAGES / 2; i++) {
-            uint64_t pfn = frame(memory + i * PAGE);
-            same &= pfn != before_fork[i] && (i % FOLIO || is(pfn, ours, 0)) && count(pfn) == 1 && page(memory + i * PAGE) & alone;
+            uint64_t pfn = pfn_of(memory + i * PAGE);
+            same &= pfn != before_fork[i] && (i % FOLIO || has_flags(pfn, anon_flags, 0)) && map_count(pfn) == 1 && pagemap_entry(memory + i * PAGE) & exclusive;
         }
-        same &= labs(shares(memory, size) - smaps("Pss", memory, HUGE)) < PAGE && shares(memory, size) == (long)size * 3 / 4;
-        if (write(told[1], &word, 1) != 1 || read(go[0], &word, 1) != 1)
+        same &= labs(proportional_size(memory, size) - smaps("Pss", memory, HUGE)) < PAGE && proportional_size(memory, size) == (long)size * 3 / 4;
+        if (write(ready[1], &word, 1) != 1 || read(go[0], &word, 1) != 1)
             same = false;
         _exit(!same);
     }
-    good &= read(told[0], &word, 1) == 1;
+    good &= read(ready[0], &word, 1) == 1;
     for (int i = 0; i < PAGES; i++) {
-        good &= frame(memory + i * PAGE) == before_fork[i] && count(before_fork[i]) == (i < PAGES / 2 ? 1 : 2);
-        good &= !(page(memory + i * PAGE) & alone) == (i >= PAGES / 2);
+        good &= pfn_of(memory + i * PAGE) == before_fork[i] && map_count(before_fork[i]) == (i < PAGES / 2 ? 1 : 2);
+        good &= !(pagemap_entry(memory + i * PAGE) & exclusive) == (i >= PAGES / 2);
     }
-    good &= labs(shares(memory, size) - smaps("Pss", memory, HUGE)) < PAGE;
+    good &= labs(proportional_size(memory, size) - smaps("Pss", memory, HUGE)) < PAGE;
     int status = 1;
     good &= write(go[1], &word, 1) == 1 && waitpid(child, &status, 0) == child && !status;
-    good &= count(before_fork[PAGES - 1]) == 1 && page(memory + (PAGES - 1) * PAGE) & alone;
+    good &= map_count(before_fork[PAGES - 1]) == 1 && pagemap_entry(memory + (PAGES - 1) * PAGE) & exclusive;
     for (int end = 0; end < 2; end++)
-        close(told[end]), close(go[end]);
+        close(ready[end]), close(go[end]);
     munmap(memory, HUGE);
     return good;
 }
 
 static bool pages_are_counted(void) {
-    return counts_follow(0);
+    return counts_follow_fork_and_copies(0);
 }
 
 static bool folios_are_counted(void) {
-    return counts_follow(4);
+    return counts_follow_fork_and_copies(4);
 }
 
 static bool locked_is_unevictable(void) {
     choose(0);
     char *memory = map_aligned(HUGE);
     bool good = !mlock(memory, PAGE);
-    list();
-    good &= is(frame(memory), ours | BIT(KPF_UNEVICTABLE), 0) && smaps("Locked", memory, HUGE) == PAGE;
+    drain_lru_batch();
+    good &= has_flags(pfn_of(memory), anon_flags | BIT(KPF_UNEVICTABLE), 0) && smaps("Locked", memory, HUGE) == PAGE;
     good &= !munlock(memory, PAGE) && smaps("Locked", memory, HUGE) <= 0;
     munmap(memory, HUGE);
     return good;
@@ -245,18 +248,18 @@ static bool unmapped_is_not_mapped(void) {
     choose(0);
     char *memory = map_aligned(HUGE);
     touch(memory, PAGES * PAGE, 1);
-    uint64_t was[PAGES];
+    uint64_t pfns[PAGES];
     for (int i = 0; i < PAGES; i++)
-        was[i] = frame(memory + i * PAGE);
+        pfns[i] = pfn_of(memory + i * PAGE);
     munmap(memory, HUGE);
     int free = 0;
     for (int i = 0; i < PAGES; i++)
-        free += count(was[i]) == 0 && !(flags(was[i]) & (BIT(KPF_ANON) | BIT(KPF_MMAP)));
-    // Some may be somebody else's by now.
+        free += map_count(pfns[i]) == 0 && !(page_flags(pfns[i]) & (BIT(KPF_ANON) | BIT(KPF_MMAP)));
+    // Others may have allocated some of the frames since.
     return free >= PAGES / 2;
 }
 
-// How many of the machine's frames have this bit.
+// Returns the number of frames of the machine that have a flag.
 static long frames_with(int bit) {
     static uint64_t some[AT_ONCE];
     int file = open_file("/proc/kpageflags");
@@ -275,15 +278,15 @@ static bool tables_are_frames(void) {
     long first = frames_with(KPF_PGTABLE);
     for (int i = 0; i < TABLES; i++)
         touch(memory + (size_t)i * HUGE, PAGE, 1);
-    long more = frames_with(KPF_PGTABLE) - first;
+    long added = frames_with(KPF_PGTABLE) - first;
     munmap(memory, (size_t)TABLES * HUGE);
-    return more >= TABLES - 4 && more < TABLES + 16;
+    return added >= TABLES - 4 && added < TABLES + 16;
 }
 
-// But for what comes and goes meanwhile.
-static bool free_is_free(void) {
-    long told = figure("/proc/vmstat", "nr_free_pages"), found = frames_with(KPF_BUDDY);
-    return told > 0 && labs(told - found) < told / 100;
+// Free frames change a little between the two reads.
+static bool free_frames_are_counted(void) {
+    long reported = figure("/proc/vmstat", "nr_free_pages"), found = frames_with(KPF_BUDDY);
+    return reported > 0 && labs(reported - found) < reported / 100;
 }
 
 static bool files_end(void) {
@@ -300,8 +303,8 @@ static bool files_end(void) {
     return good;
 }
 
-// Where the kernel says so at all.
-static bool contiguous_is_told(void) {
+// Checks the `Contiguous-64kB` row, where the kernel has one.
+static bool contiguous_mappings_are_reported(void) {
     if (!choose(4))
         return false;
     char *memory = map_aligned(HUGE);
@@ -319,19 +322,19 @@ static bool contiguous_is_told(void) {
 }
 
 static const struct rule rules[] = {
-    {"small pages are pages", pages_are_single},
+    {"small pages are single frames", pages_are_single},
     {"folios are compound", folios_are_compound},
     {"huge pages are compound", huge_pages_are_compound},
-    {"what was never written is nobody's", zeros_are_nobodys},
+    {"zero pages have no map count", zero_pages_are_not_counted},
     {"a file's pages are not anonymous", files_are_not_anonymous},
-    {"counts of pages follow fork and copies", pages_are_counted},
-    {"counts of folios follow fork and copies", folios_are_counted},
-    {"what is locked is unevictable", locked_is_unevictable},
-    {"what is unmapped is nobody's", unmapped_is_not_mapped},
-    {"page tables are frames", tables_are_frames},
-    {"what is free is nobody's", free_is_free},
-    {"the files end, and have whole entries", files_end},
-    {"what is mapped contiguously is told", contiguous_is_told},
+    {"map counts of pages follow fork and copies", pages_are_counted},
+    {"map counts of folios follow fork and copies", folios_are_counted},
+    {"locked pages are unevictable", locked_is_unevictable},
+    {"unmapped frames are not mapped", unmapped_is_not_mapped},
+    {"page tables are frames with their flag", tables_are_frames},
+    {"free frames are counted as free", free_frames_are_counted},
+    {"the files end, and are read by whole entries", files_end},
+    {"smaps has the contiguous mappings", contiguous_mappings_are_reported},
 };
 
 int main(void) {
@@ -340,6 +343,6 @@ int main(void) {
     CPU_SET(0, &one);
     if (sched_setaffinity(0, sizeof one, &one))
         die("sched_setaffinity");
-    keep_settings();
+    save_settings();
     return check_rules(rules, sizeof rules / sizeof *rules);
 }

@@ -1,10 +1,12 @@
-// fuzz [KEY=VALUE]...: random and valid system calls by processes without rights, on a kernel that must not mind. Keys: seed, rounds,
-// milliseconds (of a round, at most), workers, threads, calls (of each thread), pauses (audits in a round), keep (FROM-TO,...: only
-// those operations), trace (1: print each call before it is made; 2: and make none).
+// fuzz [KEY=VALUE]...: random, mostly valid system calls by unprivileged processes, which the
+// kernel must survive. Keys: seed, rounds, milliseconds (of a round, at most), workers, threads,
+// calls (of each thread), pauses (audits in a round), keep (FROM-TO,...: only those operations),
+// trace (1: prints each call before it is made; 2: makes none).
 //
-// A round has a number, its seed, from which all that its threads do follows. Each worker forks processes that give up root's rights,
-// and do so many operations each. Beside them a bystander does the same few things over and over. The supervisor stops all now
-// and then, and has the kernel audit its memory; at the end it kills all, and looks whether everything is back.
+// A round has a number, its seed, which determines all that its threads do. Each worker forks
+// processes that give up root's rights and do a number of operations each. A bystander repeats a
+// few calls beside them. The supervisor stops all of them now and then and has the kernel audit its
+// memory; at the end it kills all, and checks that all memory and swap is free again.
 #include "fuzz_steps.h"
 #include <dirent.h>
 #include <grp.h>
@@ -13,7 +15,7 @@
 #include <sys/stat.h>
 
 static const char AUDIT[] = "/sys/kernel/mm/audit", PLACE[] = "/tmp/fuzz";
-// What must be done within so many nanoseconds. Much more than what is slow, but less than for ever.
+// The time within which every call must end, in nanoseconds: far more than a slow one takes.
 #define HANGS UINT64_C(60000000000)
 
 __attribute__((noreturn, format(printf, 2, 3))) static void failed(uint64_t seed, const char *format, ...) {
@@ -26,14 +28,14 @@ __attribute__((noreturn, format(printf, 2, 3))) static void failed(uint64_t seed
     exit(1);
 }
 
-// A fault ends the operation; a thread that goes on with none for long is told to leave it too.
-static void leave(int signal) {
+// A fault ends the operation, and so does the signal to a thread that makes no progress.
+static void leave_operation(int signal) {
     (void)signal;
     if (in_operation)
         siglongjmp(next_operation, 1);
 }
 
-static void nothing(int signal) {
+static void ignore(int signal) {
     (void)signal;
 }
 
@@ -54,29 +56,29 @@ struct lot {
     uint64_t seed;
 };
 
-static void do_one(uint64_t seed, uint64_t number) {
+static void run_operation(uint64_t seed, uint64_t number) {
     operation = number;
-    chances = mixed(seed * UINT64_C(0x100000001b3) ^ mixed(number));
+    random_state = mixed(seed * UINT64_C(0x100000001b3) ^ mixed(number));
     if (sigsetjmp(next_operation, 1) == 0) {
         in_operation = true;
         operate();
     }
     in_operation = false;
-    if (depth > 0 && plan.does)
+    if (depth > 0 && plan.makes_calls)
         syscall(SYS_exit_group, 0);
 }
 
-static void *do_lot(void *argument) {
+static void *run_lot(void *argument) {
     const struct lot *lot = argument;
     static __thread char signal_stack[32 << 10];
     stack_t stack = {.ss_sp = signal_stack, .ss_size = sizeof signal_stack};
     sigaltstack(&stack, NULL);
     own = &shared->threads[lot->worker][lot->thread];
-    own->tid = plan.does ? (int)syscall(SYS_gettid) : 0;
+    own->tid = plan.makes_calls ? (int)syscall(SYS_gettid) : 0;
     uint64_t first = (lot->worker * plan.threads + lot->thread) * plan.calls;
     for (uint64_t n = lot->from; n < lot->from + CHUNK && n < plan.calls && !shared->stop; n++) {
         if (is_kept(first + n))
-            do_one(lot->seed, first + n);
+            run_operation(lot->seed, first + n);
         atomic_fetch_add(&own->progress, 1);
     }
     own->tid = 0;
@@ -95,16 +97,16 @@ static void map_shared_slot(uint64_t slot) {
         die("mmap");
 }
 
-// A process of a worker: threads that do an equal share, without rights.
-static void do_lots(uint64_t seed, uint64_t worker, uint64_t from) {
+// A process of a worker: its threads do an equal share each.
+static void run_lots(uint64_t seed, uint64_t worker, uint64_t from) {
     struct lot lots[THREADS];
     pthread_t threads[THREADS];
     for (uint64_t n = 0; n < plan.threads; n++) {
         lots[n] = (struct lot){worker, n, from, seed};
-        if (n > 0 && pthread_create(&threads[n], NULL, do_lot, &lots[n]))
+        if (n > 0 && pthread_create(&threads[n], NULL, run_lot, &lots[n]))
             lots[n].seed = 0;
     }
-    do_lot(&lots[0]);
+    run_lot(&lots[0]);
     for (uint64_t n = 1; n < plan.threads; n++)
         if (lots[n].seed)
             pthread_join(threads[n], NULL);
@@ -120,8 +122,8 @@ static void give_up_rights(void) {
         die("setresuid");
 }
 
-// Waits until a child has ended, and nudges those of its threads that get no further.
-static void attend(pid_t child, uint64_t worker) {
+// Waits until a child has ended, and interrupts those of its threads that make no progress.
+static void supervise_child(pid_t child, uint64_t worker) {
     long before[THREADS] = {0};
     int still[THREADS] = {0};
     uint64_t last = now_ns();
@@ -136,26 +138,26 @@ static void attend(pid_t child, uint64_t worker) {
             moves |= progress != before[n];
             before[n] = progress;
             int tid = thread->tid;
-            // First what ends a wait, then what ends the operation.
+            // First a signal that ends a wait, then one that ends the operation.
             if (tid > 0 && still[n] > 4)
                 syscall(SYS_tgkill, child, tid, still[n] % 24 == 23 ? SIGUSR2 : SIGURG);
         }
         if (moves)
             last = now_ns();
-        // It may be stopped, or have blocked all signals.
+        // The process may be stopped, or block all signals.
         if (now_ns() - last > 3 * UINT64_C(1000000000) || shared->stop)
             kill(child, SIGKILL);
     }
     show("worker %d: its process ends with %#x", (int)worker, status);
 }
 
-static void work(uint64_t seed, uint64_t worker) {
+static void run_worker(uint64_t seed, uint64_t worker) {
     write_line("/proc/self/oom_score_adj", "-1000");
     map_shared_slot(1);
     map_arena();
     for (int n = 0; n < FILES; n++)
         files[n] = 1000 + n;
-    if (plan.does) {
+    if (plan.makes_calls) {
         files[0] = memfd_create("ours", MFD_ALLOW_SEALING);
         if (ftruncate(files[0], HUGE) || pipe2((int *)&files[1], O_NONBLOCK))
             die("files");
@@ -172,28 +174,28 @@ static void work(uint64_t seed, uint64_t worker) {
             close(none);
             const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGUSR2, SIGSYS};
             for (size_t n = 0; n < sizeof faults / sizeof *faults; n++)
-                handle(faults[n], leave);
+                handle(faults[n], leave_operation);
             const int others[] = {SIGURG, SIGALRM, SIGUSR1, SIGVTALRM, SIGPROF, SIGPIPE};
             for (size_t n = 0; n < sizeof others / sizeof *others; n++)
-                handle(others[n], nothing);
-            do_lots(seed, worker, from);
+                handle(others[n], ignore);
+            run_lots(seed, worker, from);
             _exit(0);
         }
         if (child > 0)
-            attend(child, worker);
+            supervise_child(child, worker);
         else
             usleep(10000);
     }
     _exit(0);
 }
 
-static void bystander_enters(int what) {
+static void start_bystander_call(int what) {
     shared->bystander_in = what;
     shared->bystander_since = now_ns();
 }
 
-static void bystander_leaves(void) {
-    // A pause between the two, which has it begin anew, makes the beginning the later one.
+static void end_bystander_call(void) {
+    // A pause between the two reads resets the start, which is then the later one.
     uint64_t now = now_ns(), since = shared->bystander_since, took = now > since ? now - since : 0;
     shared->bystander_since = 0;
     if (took > shared->bystander_longest) {
@@ -202,23 +204,23 @@ static void bystander_leaves(void) {
     }
 }
 
-static const char *const bystander_does[] = {"nothing", "mmap, touch, munmap", "fork, wait", "ftruncate, write", "a look at its memory"};
+static const char *const bystander_calls[] = {"nothing", "mmap, touch, munmap", "fork, wait", "ftruncate, write", "check of its memory"};
 
-// Its own memory, and a few calls, over and over. Calls may be refused for want of memory; they may not fail otherwise.
-static void stand_by(void) {
+// Checks its memory and repeats a few calls. A call may fail for lack of memory, and not otherwise.
+static void run_bystander(void) {
     enum { PAGES = 256 };
     write_line("/proc/self/oom_score_adj", "-1000");
-    volatile uint64_t *own_memory = (volatile uint64_t *)map_aligned(HUGE);
+    volatile uint64_t *memory_under_test = (volatile uint64_t *)map_aligned(HUGE);
     int file = memfd_create("bystander", 0);
     for (uint64_t round = 1; !shared->stop; round++) {
-        bystander_enters(4);
+        start_bystander_call(4);
         for (uint64_t page = 0; page < PAGES; page++) {
-            if (round > 1 && own_memory[page * 512 + page] != mixed(page ^ (round - 1)))
+            if (round > 1 && memory_under_test[page * 512 + page] != mixed(page ^ (round - 1)))
                 _exit(3);
-            own_memory[page * 512 + page] = mixed(page ^ round);
+            memory_under_test[page * 512 + page] = mixed(page ^ round);
         }
-        bystander_leaves();
-        bystander_enters(1);
+        end_bystander_call();
+        start_bystander_call(1);
         char *memory = mmap(NULL, 32 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory != MAP_FAILED) {
             touch(memory, 32 * PAGE, round);
@@ -226,36 +228,36 @@ static void stand_by(void) {
                 _exit(4);
         } else if (errno != ENOMEM)
             _exit(5);
-        bystander_leaves();
-        bystander_enters(2);
+        end_bystander_call();
+        start_bystander_call(2);
         pid_t child = fork();
         if (child == 0)
-            _exit(own_memory[512 + 1] == mixed(1 ^ round) ? 0 : 7);
+            _exit(memory_under_test[512 + 1] == mixed(1 ^ round) ? 0 : 7);
         int status = 0;
         if (child < 0)
             shared->bystander_refused++;
         else if (waitpid(child, &status, 0) != child || (status && !(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)))
             _exit(6);
-        bystander_leaves();
-        bystander_enters(3);
-        uint64_t said = round, heard = 0;
+        end_bystander_call();
+        start_bystander_call(3);
+        uint64_t written_word = round, read_word = 0;
         if (ftruncate(file, PAGE * (off_t)(1 + round % 32)) && errno != ENOMEM)
             _exit(8);
-        if (pwrite(file, &said, 8, 16) == 8 && (pread(file, &heard, 8, 16) != 8 || heard != said))
+        if (pwrite(file, &written_word, 8, 16) == 8 && (pread(file, &read_word, 8, 16) != 8 || read_word != written_word))
             _exit(9);
-        bystander_leaves();
+        end_bystander_call();
         shared->bystander_rounds++;
         usleep(2000);
     }
     _exit(0);
 }
 
-// What must be again at the end of a round as it was at its beginning.
+// The amounts that must be the same at the end of a round as at its beginning.
 struct figures {
     long free, heap, shmem, swap_used, processes;
 };
 
-// The numbers that are names in a folder; `turn`, 0 or 1, keeps two such lists apart.
+// Returns the names in a folder that are numbers. `turn`, 0 or 1, selects one of two buffers.
 static const char *const *names_in(const char *path, int turn) {
     static char names[2][1024][12];
     static const char *list[2][1025];
@@ -281,9 +283,9 @@ static long count_processes(void) {
     return count;
 }
 
-// Whether each thread of other processes is in one of these states.
-static bool all_are(const char *states, bool tells) {
-    bool rest = true;
+// Checks that each thread of all other processes is in one of these states.
+static bool all_threads_are_in(const char *states, bool prints) {
+    bool at_rest = true;
     for (const char *const *process = names_in("/proc", 0); *process; process++) {
         char path[300], line[600];
         if (atoi(*process) == getpid())
@@ -292,17 +294,17 @@ static bool all_are(const char *states, bool tells) {
         for (const char *const *thread = names_in(path, 1); *thread; thread++) {
             snprintf(path, sizeof path, "/proc/%s/task/%s/stat", *process, *thread);
             char *state = read_line(path, line, sizeof line) ? strrchr(line, ')') : NULL;
-            if (tells && state)
+            if (prints && state)
                 printf("%.100s\n", line);
-            rest &= !state || strchr(states, state[2]);
+            at_rest &= !state || strchr(states, state[2]);
         }
     }
-    return rest;
+    return at_rest;
 }
 
-static struct figures look(void) {
+static struct figures read_figures(void) {
     const char *meminfo = "/proc/meminfo";
-    // What the supervisor itself has in swap comes back; it may keep its slots, as copies.
+    // Swaps in the supervisor's own memory; the slots may stay, with swap-cache pages.
     mlockall(MCL_CURRENT);
     munlockall();
     long swapped = figure(meminfo, "SwapTotal") - figure(meminfo, "SwapFree") - figure(meminfo, "SwapCached");
@@ -310,7 +312,7 @@ static struct figures look(void) {
                             swapped, count_processes()};
 }
 
-// What the kernel says of its memory, as a text; false: it can't say.
+// Reads the kernel's audit as text; returns false if it can't be made now.
 static bool read_audit(char *text, size_t size) {
     int file = open(AUDIT, O_RDONLY | O_CLOEXEC);
     ssize_t length = file < 0 ? -1 : read(file, text, size - 1);
@@ -323,8 +325,8 @@ static bool read_audit(char *text, size_t size) {
 static void audit(uint64_t seed) {
     static char text[8192];
     bool sound = false;
-    // A thread of a stopped process may be on its way to stop, and the kernel itself in the middle of something: then a difference
-    // goes. One that is an error stays, as nothing runs.
+    // A thread of a stopped process may still be on its way to stop, and the kernel in the middle
+    // of an operation: such a difference vanishes. An error stays, as nothing runs.
     for (int tries = 0; tries < 400 && !sound; tries++) {
         if (tries)
             usleep(50000);
@@ -332,34 +334,34 @@ static void audit(uint64_t seed) {
     }
     if (!sound) {
         printf("%s", text);
-        all_are("", true);
+        all_threads_are_in("", true);
         failed(seed, "audit: %.*s", (int)strcspn(text, "\n"), text);
     }
 }
 
-// Stops all others for an audit.
+// Stops all other processes for an audit.
 static void pause_all(uint64_t seed) {
     uint64_t began = now_ns(), took = 0;
-    bool rest = false;
-    for (; !rest && took < HANGS; took = now_ns() - began) {
-        // Again and again, for those that were being made.
+    bool at_rest = false;
+    for (; !at_rest && took < HANGS; took = now_ns() - began) {
+        // Repeated, for processes that were being created.
         kill(-1, SIGSTOP);
         usleep(5000);
-        // One that waits for a vfork's child, which is stopped, does not stop.
-        rest = all_are(took < HANGS / 30 ? "TZX" : "TZXSD", false);
+        // A process that waits for a vfork's child, which is stopped, does not stop.
+        at_rest = all_threads_are_in(took < HANGS / 30 ? "TZX" : "TZXSD", false);
     }
-    if (!rest) {
-        all_are("", true);
+    if (!at_rest) {
+        all_threads_are_in("", true);
         failed(seed, "a process does not stop");
     }
     audit(seed);
-    // The bystander was not slow in this time.
+    // The pause does not count as the bystander's time.
     if (shared->bystander_since)
         shared->bystander_since = now_ns();
     kill(-1, SIGCONT);
 }
 
-// Removes what outlives processes.
+// Removes the files that outlive processes.
 static void clean_up(const char *path) {
     DIR *folder = opendir(path);
     struct dirent *entry;
@@ -423,22 +425,22 @@ static void watch_bystander(uint64_t seed, pid_t bystander) {
     uint64_t since = shared->bystander_since;
     int status;
     if (since && now_ns() - since > HANGS)
-        failed(seed, "the bystander's %s takes for ever", bystander_does[shared->bystander_in]);
+        failed(seed, "the bystander's %s takes more than a minute", bystander_calls[shared->bystander_in]);
     if (waitpid(bystander, &status, WNOHANG) == bystander)
         failed(seed, "the bystander ended with %#x", status);
 }
 
-static void play(uint64_t seed) {
+static void run_round(uint64_t seed) {
     start_round();
     map_shared_slot(0);
     printf("fuzz: begins %llu\n", (unsigned long long)seed);
     fflush(stdout);
     pid_t bystander = fork(), workers[WORKERS];
     if (bystander == 0)
-        stand_by();
+        run_bystander();
     for (uint64_t n = 0; n < plan.workers; n++)
         if ((workers[n] = fork()) == 0)
-            work(seed, n);
+            run_worker(seed, n);
     uint64_t began = now_ns(), left = plan.workers, pauses = 0;
     while (left > 0 && now_ns() - began < plan.milliseconds * 1000000) {
         usleep(5000);
@@ -449,21 +451,21 @@ static void play(uint64_t seed) {
         if (pauses < plan.pauses && now_ns() - began > (pauses + 1) * 700000000)
             pause_all(seed), pauses++;
     }
-    // Once more, with what is left of them.
+    // Once more, with the workers that are left.
     watch_bystander(seed, bystander);
     if (plan.pauses)
         pause_all(seed);
     end_all(seed);
 }
 
-// Whether all is back, but for so much: what CPUs keep at hand.
+// Checks that all memory is free again, except for what CPUs keep in their caches.
 static void compare(uint64_t seed, struct figures before) {
     enum { SLACK = 1024 };
-    struct figures after = look();
+    struct figures after = read_figures();
     for (int tries = 0; tries < 50 &&
          (after.free < before.free - SLACK || after.shmem + after.swap_used > before.shmem + before.swap_used || after.processes != before.processes); tries++) {
         usleep(20000);
-        after = look();
+        after = read_figures();
     }
     long made = 0, refused = 0;
     uint64_t digest = 0;
@@ -476,15 +478,15 @@ static void compare(uint64_t seed, struct figures before) {
     printf("fuzz: seed %llu: %ld calls, %ld refused, digest %016llx; bystander %lu rounds, %lu forks refused, at most %lu us for %s; "
            "free %ld -> %ld kB, heap %ld -> %ld kB\n",
            (unsigned long long)seed, made, refused, (unsigned long long)digest, shared->bystander_rounds, shared->bystander_refused,
-           shared->bystander_longest / 1000, bystander_does[shared->bystander_longest_in], before.free, after.free, before.heap, after.heap);
+           shared->bystander_longest / 1000, bystander_calls[shared->bystander_longest_in], before.free, after.free, before.heap, after.heap);
     fflush(stdout);
     if (after.processes != before.processes)
-        failed(seed, "processes: %ld, not %ld", after.processes, before.processes);
-    // Files that were there before may be in swap now, and the other way round.
+        failed(seed, "processes: %ld, expected %ld", after.processes, before.processes);
+    // Files that existed before the round may be in swap now, or in memory again.
     if (after.shmem + after.swap_used > before.shmem + before.swap_used)
-        failed(seed, "files and swap: %ld kB more than before", after.shmem + after.swap_used - before.shmem - before.swap_used);
+        failed(seed, "files and swap: %ld kB more than before the round", after.shmem + after.swap_used - before.shmem - before.swap_used);
     if (after.free < before.free - SLACK)
-        failed(seed, "memory: %ld kB less are free than before", before.free - after.free);
+        failed(seed, "free memory: %ld kB less than before the round", before.free - after.free);
 }
 
 static void read_keep(char *ranges) {
@@ -492,7 +494,7 @@ static void read_keep(char *ranges) {
         unsigned long long from, to;
         int count = sscanf(range, "%llu-%llu", &from, &to);
         if (count < 1 || plan.kept == RANGES)
-            die("%s is no range", range);
+            die("%s: not a range FROM-TO", range);
         plan.keep[plan.kept].from = from;
         plan.keep[plan.kept++].to = count == 2 ? to : from;
     }
@@ -516,7 +518,7 @@ static void read_arguments(int argc, char **argv) {
         if (!strcmp(argv[n], "keep"))
             read_keep(value);
         if (!strcmp(argv[n], "trace"))
-            plan.prints = true, plan.does = atoi(value) < 2;
+            plan.prints = true, plan.makes_calls = atoi(value) < 2;
         for (size_t key = 0; key < sizeof keys / sizeof *keys; key++)
             if (!strcmp(argv[n], keys[key].name)) {
                 *keys[key].value = strtoull(value, NULL, 10);
@@ -528,31 +530,31 @@ static void read_arguments(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    // An operation executed it.
+    // An operation executed this program.
     if (getuid() == USER)
         return 0;
     read_arguments(argc, argv);
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         die("mmap");
-    if (!plan.does) {
+    if (!plan.makes_calls) {
         for (uint64_t worker = 0; worker < plan.workers; worker++)
             for (uint64_t from = 0; from < plan.calls; from += CHUNK)
                 for (uint64_t thread = 0; thread < plan.threads; thread++)
-                    do_lot(&(struct lot){worker, thread, from, plan.seed});
+                    run_lot(&(struct lot){worker, thread, from, plan.seed});
         return 0;
     }
-    // It kills all that it may, which is no good idea elsewhere.
+    // The program kills every process that it can, which must not happen on a normal system.
     if (getpid() != 1 && access(AUDIT, F_OK))
-        die("not a machine of its own");
+        die("fuzz kills every process: run it as the first process of a machine");
     mkdir(PLACE, 0777);
     chmod(PLACE, 0777);
-    // What is allocated once, and kept.
+    // First, the allocations that are made once and kept.
     audit(0);
-    look();
+    read_figures();
     for (uint64_t round = 0; round < plan.rounds; round++) {
-        struct figures before = look();
-        play(plan.seed + round);
+        struct figures before = read_figures();
+        run_round(plan.seed + round);
         compare(plan.seed + round, before);
     }
     return 0;

@@ -1,5 +1,5 @@
-// What the parts of fuzz.c share: the plan of a round, its chances, the memory and files that calls are made on, and the one way
-// to make a call.
+// Shared by the parts of fuzz.c: the plan of a round, its random numbers, the memory and files that
+// calls use, and the one way to make a call.
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -11,7 +11,7 @@
 enum {
     WORKERS = 16,
     THREADS = 8,
-    // Operations that one process does; then the worker forks another.
+    // The operations of one process, after which the worker forks another.
     CHUNK = 48,
     FILES = 16,
     SLOTS = 24,
@@ -19,23 +19,23 @@ enum {
     USER = 65534,
 };
 
-// Where all memory is that valid operations work on: so many slots of 2 MiB, of which the first is shared by all workers and
-// the second by the processes of one.
+// The memory that valid operations use: SLOTS of 2 MiB, of which the first is shared by all workers
+// and the second by the processes of one worker.
 #define ARENA UINT64_C(0x100000000000)
 #define ARENA_BYTES ((uint64_t)SLOTS * HUGE)
 
-// What is to be done in a round, by the program's arguments.
+// The plan of a round, from the program's arguments.
 static struct {
     uint64_t seed, first_round, rounds, milliseconds, workers, threads, calls, pauses;
-    // Numbers of operations, ascending; none: all.
+    // Ascending numbers of the operations to do; none: all.
     struct {
         uint64_t from, to;
     } keep[RANGES];
     size_t kept;
-    bool prints, does;
-} plan = {.seed = 1, .rounds = 1, .milliseconds = 20000, .workers = 4, .threads = 2, .calls = 96, .pauses = 1, .does = true};
+    bool prints, makes_calls;
+} plan = {.seed = 1, .rounds = 1, .milliseconds = 20000, .workers = 4, .threads = 2, .calls = 96, .pauses = 1, .makes_calls = true};
 
-// What a thread says to its worker, in memory that no operation knows of by address.
+// A thread's state, for its worker, in memory that no operation has the address of.
 struct thread_state {
     atomic_long progress, made, refused;
     atomic_int tid;
@@ -45,14 +45,14 @@ struct thread_state {
 static struct shared {
     struct thread_state threads[WORKERS][THREADS];
     atomic_bool stop;
-    // Since when the bystander is in what, or 0.
+    // The time at which the bystander's call began, or 0, and the number of that call.
     atomic_ulong bystander_since, bystander_longest, bystander_rounds, bystander_refused;
     atomic_int bystander_in, bystander_longest_in;
 } *shared;
 
-// Files by their places; others are opened and closed meanwhile.
+// The descriptors that operations use; others are opened and closed beside these.
 static atomic_int files[FILES];
-static __thread uint64_t chances;
+static __thread uint64_t random_state;
 static __thread sigjmp_buf next_operation;
 static __thread volatile bool in_operation;
 static __thread struct thread_state *own;
@@ -68,7 +68,7 @@ static uint64_t mixed(uint64_t x) {
 }
 
 static uint64_t any(void) {
-    return mixed(chances++);
+    return mixed(random_state++);
 }
 
 static uint64_t dice(uint64_t sides) {
@@ -100,15 +100,15 @@ static uint64_t some_length(void) {
     }
 }
 
-// A value that no well-meant program would give.
+// Returns a value that no correct program passes.
 static uint64_t hostile(void) {
     switch (dice(12)) {
     case 0:
         return ONE_OF(0, 1, 2, 7, 8, PAGE - 1, PAGE, PAGE + 1, UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - PAGE + 1);
-    case 1: // Addresses of kernels.
+    case 1: // Kernel addresses.
         return ONE_OF(0xffff800000000000, 0xffff888000000000, 0xffffffff80000000, 0xffff000000000000, 0xff00000000000000,
                       0xffffff8000000000) + dice(1 << 20) * PAGE;
-    case 2: // Addresses of nobody's, and the ends of what is somebody's.
+    case 2: // Non-canonical addresses, and the ends of user memory.
         return ONE_OF(0x7ffffffff000, 0x7fffffffffff, 0x800000000000, 0x800000001000, 0xfffffffff000, 0x1000000000000,
                       0x00ffffffffffffff, 0x0100000000000000, 0x7fffffffffffffff, 0x8000000000000000, 0xffff7fffffffffff);
     case 3:
@@ -130,7 +130,7 @@ static uint64_t hostile(void) {
     }
 }
 
-// Prints what is made, as it is made.
+// Prints a call before it is made.
 __attribute__((format(printf, 1, 2))) static void show(const char *format, ...) {
     char line[400];
     if (!plan.prints)
@@ -146,20 +146,21 @@ __attribute__((format(printf, 1, 2))) static void show(const char *format, ...) 
         return;
 }
 
-// A system call, with nothing of the C library's between: a child that a call made ends at once, on whatever stack it runs.
-static long enter(long number, const uint64_t a[6], bool parts) {
+// Makes a system call without the C library: a child that a call created exits at once, on whatever
+// stack it runs.
+static long enter(long number, const uint64_t a[6], bool forks) {
     long result;
 #if defined __x86_64__
     register uint64_t r10 __asm__("r10") = a[3], r8 __asm__("r8") = a[4], r9 __asm__("r9") = a[5];
-    __asm__ volatile("syscall\n\ttest %%rax, %%rax\n\tjnz 1f\n\ttest %[parts], %[parts]\n\tjz 1f\n\t"
+    __asm__ volatile("syscall\n\ttest %%rax, %%rax\n\tjnz 1f\n\ttest %[forks], %[forks]\n\tjz 1f\n\t"
                      "mov $60, %%eax\n\txor %%edi, %%edi\n\tsyscall\n\tud2\n1:"
                      : "=a"(result)
-                     : "a"(number), "D"(a[0]), "S"(a[1]), "d"(a[2]), "r"(r10), "r"(r8), "r"(r9), [parts] "b"((long)parts)
+                     : "a"(number), "D"(a[0]), "S"(a[1]), "d"(a[2]), "r"(r10), "r"(r8), "r"(r9), [forks] "b"((long)forks)
                      : "rcx", "r11", "memory");
 #elif defined __aarch64__
     register uint64_t x0 __asm__("x0") = a[0], x1 __asm__("x1") = a[1], x2 __asm__("x2") = a[2], x3 __asm__("x3") = a[3],
                       x4 __asm__("x4") = a[4], x5 __asm__("x5") = a[5], x8 __asm__("x8") = (uint64_t)number,
-                      x19 __asm__("x19") = parts;
+                      x19 __asm__("x19") = forks;
     __asm__ volatile("svc #0\n\tcbnz x0, 1f\n\tcbz x19, 1f\n\tmov x8, #93\n\tsvc #0\n\tbrk #0\n1:"
                      : "+r"(x0)
                      : "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5), "r"(x8), "r"(x19)
@@ -171,12 +172,12 @@ static long enter(long number, const uint64_t a[6], bool parts) {
     return result;
 }
 
-static long made(long number, const char *name, const uint64_t a[6], bool parts) {
+static long make_call(long number, const char *name, const uint64_t a[6], bool forks) {
     show("%s(%#llx, %#llx, %#llx, %#llx, %#llx, %#llx)", name, (unsigned long long)a[0], (unsigned long long)a[1],
          (unsigned long long)a[2], (unsigned long long)a[3], (unsigned long long)a[4], (unsigned long long)a[5]);
-    if (!plan.does)
-        return parts ? 2 : 0;
-    long result = enter(number, a, parts);
+    if (!plan.makes_calls)
+        return forks ? 2 : 0;
+    long result = enter(number, a, forks);
     if (own && !depth) {
         atomic_fetch_add_explicit(&own->made, 1, memory_order_relaxed);
         if (result < 0 && result > -4096)
@@ -186,8 +187,8 @@ static long made(long number, const char *name, const uint64_t a[6], bool parts)
     return result;
 }
 
-// CALL(mmap, ...): the result, or an error number below 0.
-#define CALL(name, ...) made(SYS_##name, #name, (const uint64_t[6]){__VA_ARGS__}, false)
+// CALL(mmap, ...): makes the call and returns its result, or a negative error number.
+#define CALL(name, ...) make_call(SYS_##name, #name, (const uint64_t[6]){__VA_ARGS__}, false)
 
 static void keep_file(long file) {
     if (file > 2)

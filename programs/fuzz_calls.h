@@ -1,4 +1,4 @@
-// Single calls: each with what its arguments are made of, now and then one that is nothing of the kind.
+// Single calls, whose arguments are of the right kinds, or now and then hostile.
 #ifndef FUZZ_CALLS_H
 #define FUZZ_CALLS_H
 
@@ -14,12 +14,13 @@
 struct call {
     long number;
     const char *name, *takes;
-    bool parts;
+    bool forks;
 };
 
-// a: address in the arena; l: length; d: file; p: protection; m: flags of mmap; v: advice; b: memory to read or write; s: a path;
-// t: a time; i: an array of ranges; n: a small number; o: an offset; g: a signal; P: a process; c: a clock; 0: nothing;
-// x: any; w: an aligned word; k: flags of mremap; z: 8, the size of a set of signals; C: flags of clone; u: a structure of requests
+// The kinds of arguments. a: address in the arena; l: length; d: file; p: protection; m: mmap
+// flags; v: advice; b: memory to read or write; s: path; t: time; i: array of ranges; n: small
+// number; o: offset; g: signal; P: process; c: clock; 0: zero; x: hostile; w: aligned word; k:
+// mremap flags; z: 8, the size of a signal set; C: clone flags; u: request structure
 static const struct call calls[] = {
 #define C(name, takes) {SYS_##name, #name, takes, false}
     C(mmap, "alpmdo"), C(mmap, "alpmdo"), C(munmap, "al"), C(mprotect, "alp"), C(mremap, "allka"), C(mremap, "allka"),
@@ -51,7 +52,7 @@ static const struct call calls[] = {
     C(sysinfo, "b"), C(uname, "b"), C(getcpu, "bb0"), C(getrandom, "bln"), C(rt_sigreturn, ""), C(execve, "sbb"),
     C(execveat, "hsbbn"), {SYS_clone, "clone", "Cabbb", true}, {SYS_clone3, "clone3", "Kl", true},
 #undef C
-    // A call that there is not, or that another list has.
+    // A call that does not exist, or one that is not in this table.
     {-1, "syscall", "xxxxxx", false},
 };
 
@@ -71,12 +72,12 @@ static const char *const paths[] = {
     "/dev/shm/a", "/dev/userfaultfd",
 };
 
-// Processes that may be meant: the caller, those around it, and none.
+// Returns a process number: the caller's, one nearby, or one that does not exist.
 static uint64_t some_process(void) {
     int worker = (int)dice(plan.workers), thread = (int)dice(plan.threads);
     switch (dice(10)) {
     case 0 ... 2:
-        return plan.does ? (uint64_t)getpid() : 0;
+        return plan.makes_calls ? (uint64_t)getpid() : 0;
     case 3 ... 5:
         return (uint64_t)shared->threads[worker][thread].tid;
     case 6:
@@ -89,15 +90,15 @@ static uint64_t some_process(void) {
 }
 
 static void set_word(uint64_t at, int index, uint64_t word) {
-    if (plan.does)
+    if (plan.makes_calls)
         ((volatile uint64_t *)at)[index] = word;
 }
 
-// Bytes that may pass for a structure: words that are small numbers, addresses, lengths and what is hostile.
+// Fills bytes that may pass for a structure: small numbers, addresses, lengths and hostile values.
 static uint64_t some_bytes(void) {
     uint64_t at = ARENA + HUGE + dice(64) * 8 + dice(400) * PAGE;
     if (one_in(6))
-        return at + PAGE - dice(64); // What crosses pages.
+        return at + PAGE - dice(64); // Crosses a page boundary.
     if (one_in(5))
         return arena_page() + dice(PAGE);
     for (int n = 0; n < 16; n++) {
@@ -129,7 +130,7 @@ static uint64_t some_path(void) {
     return (uint64_t)(uintptr_t)path;
 }
 
-// Not what stops or ends whole sets of processes by its number alone: they would rather end the round than find anything.
+// Seldom a signal that stops or ends whole process groups: it would end the round and find nothing.
 static uint64_t some_signal(void) {
     return one_in(40) ? ONE_OF(SIGTERM, SIGKILL, SIGSTOP) : ONE_OF(0, SIGUSR1, SIGALRM, SIGCHLD, SIGCONT, SIGURG, SIGWINCH, 34, 40, 64);
 }
@@ -223,7 +224,8 @@ static void single_call(void) {
     long number = call->number;
     if (number < 0) {
         number = one_in(4) ? (long)hostile() : (long)dice(480);
-        // Not those that end the process, nor that make one which goes on here.
+        // Not a call that ends the process, nor one that creates a process which would continue
+        // here.
         if (number == SYS_exit || number == SYS_exit_group || number == SYS_clone || number == SYS_clone3)
             return;
 #ifdef SYS_fork
@@ -231,10 +233,10 @@ static void single_call(void) {
             return;
 #endif
     }
-    // Child processes that share memory and no stack would go on here too.
+    // A child that shares memory but no stack would continue here, too.
     if (number == SYS_clone3)
         a[1] = one_in(5) ? a[1] : 64 + 8 * dice(4);
-    long result = made(number, call->name, a, call->parts);
+    long result = make_call(number, call->name, a, call->forks);
     if (number == SYS_openat || number == SYS_memfd_create || number == SYS_userfaultfd || number == SYS_eventfd2 || number == SYS_dup ||
         number == SYS_pidfd_open)
         keep_file(result);

@@ -1,4 +1,4 @@
-// Sequences of calls that are valid by themselves, and lead to states that single calls seldom reach.
+// Sequences of valid calls, which reach states that single calls seldom do.
 #ifndef FUZZ_STEPS_H
 #define FUZZ_STEPS_H
 
@@ -15,10 +15,11 @@
 
 static void operate(void);
 
-// Reads or writes a byte of each of some pages; what is not there ends the operation by a signal.
+// Reads or writes a byte of each page; a page that can't be accessed ends the operation by a
+// signal.
 static void touch_pages(uint64_t at, uint64_t length, bool writes) {
     show("%s %#llx, %#llx bytes", writes ? "write" : "read", (unsigned long long)at, (unsigned long long)length);
-    if (!plan.does)
+    if (!plan.makes_calls)
         return;
     for (uint64_t page = at; page < at + length; page += PAGE) {
         volatile uint64_t *word = (volatile uint64_t *)(page & ~UINT64_C(7));
@@ -97,9 +98,9 @@ static void lock_parts(void) {
 
 static void wait_for(long child) {
     uint64_t status = one_in(8) ? ARENA + HUGE + dice(500) * PAGE : 0;
-    if (!plan.does || child <= 0)
+    if (!plan.makes_calls || child <= 0)
         return;
-    // No longer than a while: the child may be stopped, or wait for something itself.
+    // For a bounded time: the child may be stopped, or wait itself.
     for (int tries = 0; tries < 200; tries++) {
         long found = CALL(wait4, (uint64_t)child, status, WNOHANG, 0);
         if (found)
@@ -110,26 +111,26 @@ static void wait_for(long child) {
     CALL(wait4, (uint64_t)child, 0, 0, 0);
 }
 
-// A child that goes on with operations of its own, beside the parent.
-static void have_child(void) {
+// A child that does operations of its own beside its parent.
+static void fork_child(void) {
     if (depth >= 2)
         return;
-    uint64_t its = any();
-    long child = made(SYS_clone, "clone", (const uint64_t[6]){SIGCHLD}, false);
+    uint64_t child_state = any();
+    long child = make_call(SYS_clone, "clone", (const uint64_t[6]){SIGCHLD}, false);
     if (child == 0) {
-        uint64_t parents = chances;
+        uint64_t parent_state = random_state;
         depth++;
-        chances = its;
+        random_state = child_state;
         if (one_in(8))
             CALL(setsid, 0);
         for (uint64_t n = 1 + dice(6); n; n--)
             operate();
         if (one_in(10))
-            CALL(kill, (uint64_t)(plan.does ? getpid() : 0), SIGKILL);
-        if (plan.does)
+            CALL(kill, (uint64_t)(plan.makes_calls ? getpid() : 0), SIGKILL);
+        if (plan.makes_calls)
             syscall(SYS_exit_group, 0);
         depth--;
-        chances = parents;
+        random_state = parent_state;
     }
     touch_pages(slot_address(), (1 + dice(32)) * PAGE, true);
     if (!one_in(6))
@@ -141,10 +142,10 @@ static void execute(void) {
     const char *path = one_in(6) ? "/tmp/fuzz/a" : "/proc/self/exe";
     uint64_t array = one_in(6) ? some_bytes() : (uint64_t)(uintptr_t)words;
     uint64_t variables = one_in(3) ? some_bytes() : (uint64_t)(uintptr_t)&words[2];
-    long child = made(SYS_clone, "clone", (const uint64_t[6]){one_in(3) ? SIGCHLD | 0x4000 : SIGCHLD}, false);
+    long child = make_call(SYS_clone, "clone", (const uint64_t[6]){one_in(3) ? SIGCHLD | 0x4000 : SIGCHLD}, false);
     if (child == 0) {
         show("execve(\"%s\", %#llx, %#llx)", path, (unsigned long long)array, (unsigned long long)variables);
-        if (!plan.does)
+        if (!plan.makes_calls)
             return;
         syscall(SYS_execve, path, array, variables);
         syscall(SYS_exit_group, 0);
@@ -152,7 +153,7 @@ static void execute(void) {
     wait_for(child);
 }
 
-static void watch_memory(void) {
+static void use_userfaultfd(void) {
     uint64_t at = slot_address() + dice(8) * PAGE, length = (1 + dice(64)) * PAGE;
     long file = CALL(userfaultfd, 1 | O_CLOEXEC | O_NONBLOCK);
     if (file < 0)
@@ -161,8 +162,8 @@ static void watch_memory(void) {
     CALL(ioctl, (uint64_t)file, UFFDIO_API, (uintptr_t)&api);
     if (one_in(2))
         touch_pages(at, length, true);
-    struct uffdio_register wish = {.range = {at, length}, .mode = 1 + dice(3)};
-    CALL(ioctl, (uint64_t)file, UFFDIO_REGISTER, (uintptr_t)&wish);
+    struct uffdio_register registration = {.range = {at, length}, .mode = 1 + dice(3)};
+    CALL(ioctl, (uint64_t)file, UFFDIO_REGISTER, (uintptr_t)&registration);
     keep_file(file);
     for (uint64_t n = 1 + dice(5); n; n--) {
         uint64_t part = at + dice(length / PAGE) * PAGE, bytes = (1 + dice(4)) * PAGE;
@@ -236,7 +237,7 @@ static void use_memfd(void) {
             CALL(fcntl, (uint64_t)file, 1033 /* F_ADD_SEALS */, dice(32));
             break;
         default:
-            // Itself, to itself.
+            // The file, from a mapping of itself.
             CALL(pwrite64, (uint64_t)file, at + dice(pages * PAGE), 1 + dice(2 * PAGE), dice(pages * PAGE));
         }
     if (one_in(2))
@@ -271,15 +272,15 @@ static void use_pipe(void) {
 
 static void use_futex(void) {
     uint64_t word = argument_of('w'), other = argument_of('w');
-    struct timespec soon = {0, (long)dice(2000000)}, at = {(long)dice(3), 0};
+    struct timespec timeout = {0, (long)dice(2000000)}, at = {(long)dice(3), 0};
     uint64_t shares = one_in(2) ? FUTEX_PRIVATE_FLAG : 0;
     uint32_t now = 0;
-    if (plan.does)
+    if (plan.makes_calls)
         now = *(volatile uint32_t *)word;
     for (uint64_t n = 1 + dice(3); n; n--)
         switch (dice(8)) {
         case 0 ... 1:
-            CALL(futex, word, FUTEX_WAIT | shares, now, (uintptr_t)&soon, 0, 0);
+            CALL(futex, word, FUTEX_WAIT | shares, now, (uintptr_t)&timeout, 0, 0);
             break;
         case 2:
             CALL(futex, word, FUTEX_WAKE | shares, dice(3), 0, 0, 0);
@@ -316,7 +317,7 @@ static void use_segment(void) {
         CALL(shmdt, at);
 }
 
-static void look_elsewhere(void) {
+static void access_other_process(void) {
     uint64_t ranges = some_ranges();
     if (one_in(3)) {
         long file = CALL(pidfd_open, some_process(), 0);
@@ -330,7 +331,7 @@ static void look_elsewhere(void) {
         CALL(process_vm_writev, some_process(), ranges, 1 + dice(6), some_ranges(), 1 + dice(6), 0);
 }
 
-static void look_at_files(void) {
+static void read_proc_files(void) {
     static const char *const some[] = {
         "/proc/self/maps", "/proc/self/smaps", "/proc/self/smaps_rollup", "/proc/self/pagemap", "/proc/self/mem", "/proc/self/status",
         "/proc/meminfo", "/proc/self/clear_refs", "/proc/vmstat", "/proc/self/fd", "/proc/self/map_files", "/proc/self/environ",
@@ -356,12 +357,12 @@ static void look_at_files(void) {
 }
 
 static void use_signals(void) {
-    struct itimerval soon = {{0, 0}, {0, (long)dice(3000)}};
+    struct itimerval timeout = {{0, 0}, {0, (long)dice(3000)}};
     uint64_t set = any() & ~(UINT64_C(1) << (SIGUSR2 - 1) | UINT64_C(1) << (SIGSEGV - 1) | UINT64_C(1) << (SIGBUS - 1));
     struct timespec none = {0, 1000};
     switch (dice(5)) {
     case 0:
-        CALL(setitimer, 0, (uintptr_t)&soon, 0);
+        CALL(setitimer, 0, (uintptr_t)&timeout, 0);
         break;
     case 1:
         CALL(rt_sigprocmask, dice(3), (uintptr_t)&set, 0, 8);
@@ -370,22 +371,22 @@ static void use_signals(void) {
         CALL(rt_sigtimedwait, (uintptr_t)&set, 0, (uintptr_t)&none, 8);
         break;
     case 3:
-        CALL(tgkill, (uint64_t)(plan.does ? getpid() : 0), some_process(), SIGUSR1);
+        CALL(tgkill, (uint64_t)(plan.makes_calls ? getpid() : 0), some_process(), SIGUSR1);
         break;
     default:
-        CALL(kill, (uint64_t)(plan.does ? getpid() : 0), ONE_OF(SIGUSR1, SIGALRM, SIGURG, SIGCHLD));
+        CALL(kill, (uint64_t)(plan.makes_calls ? getpid() : 0), ONE_OF(SIGUSR1, SIGALRM, SIGURG, SIGCHLD));
     }
 }
 
-// Memory that is short: more than there is, for a moment.
-static void want_much(void) {
+// Exhausts memory for a moment.
+static void exhaust_memory(void) {
     for (uint64_t n = 1 + dice(6); n; n--)
         touch_pages(slot_address(), HUGE, true);
     if (one_in(2))
         CALL(madvise, slot_address(), 2 * HUGE, MADV_PAGEOUT);
 }
 
-static void say_something(void) {
+static void set_attributes(void) {
     CALL(prctl, PR_SET_VMA, 0, arena_page(), some_length(), (uintptr_t)"fuzz");
     CALL(prctl, ONE_OF(PR_SET_THP_DISABLE, PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_GET_NAME, PR_SET_NAME), dice(2), 0,
          0, 0);
@@ -398,11 +399,11 @@ static const struct {
     int weight;
 } steps[] = {
     {single_call, 40}, {map_memory, 12}, {map_file, 8}, {advise_parts, 14}, {move_memory, 10}, {protect_parts, 5}, {lock_parts, 4},
-    {have_child, 6}, {execute, 1}, {watch_memory, 8}, {use_memfd, 10}, {use_pipe, 5}, {use_futex, 5}, {use_segment, 4},
-    {look_elsewhere, 6}, {look_at_files, 5}, {use_signals, 4}, {want_much, 2}, {say_something, 2},
+    {fork_child, 6}, {execute, 1}, {use_userfaultfd, 8}, {use_memfd, 10}, {use_pipe, 5}, {use_futex, 5}, {use_segment, 4},
+    {access_other_process, 6}, {read_proc_files, 5}, {use_signals, 4}, {exhaust_memory, 2}, {set_attributes, 2},
 };
 
-// One operation, by the chances that are set.
+// Does one operation, chosen by the random state.
 static void operate(void) {
     int sum = 0;
     for (size_t n = 0; n < sizeof steps / sizeof *steps; n++)

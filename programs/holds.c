@@ -1,8 +1,10 @@
-// holds [OPERATION]: the longest stretches in which the processor could do nothing else, for each operation on memory at its worst
-// size. For a reference kernel that records them (feature `holds`), in a machine whose clock counts instructions, with 3 GiB of
-// memory and 1 GiB of swap, as root: `vellum bench holds` sees to all that, and names what it finds.
+// holds [OPERATION]: the longest sections that are not preemptible, for each operation on memory at
+// its worst size. Needs a reference kernel that records them (feature `holds`), in a machine whose
+// clock counts instructions, with 3 GiB of memory and 1 GiB of swap, as root: `vellum bench holds`
+// provides these, and names the recorded calls.
 //
-// An operation's name, then what the kernel says: of each kind of stretch how long the longest was, and the calls at its end.
+// Prints an operation's name, then the kernel's report: the longest section of each kind, and the
+// calls at its end.
 #include "folios.h"
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -26,17 +28,17 @@
 static const size_t MIB = 1 << 20, GIB = 1 << 30;
 enum { LARGEST = 13 };
 
-// Only operations that begin so are measured; all are done.
+// Reports only operations whose names begin with this; all are run.
 static const char *wanted = "";
-// What the memory at hand is made of.
+// The layout of the memory under test, as a suffix of the operation's name.
 static const char *folio;
 
-static void begin(void) {
+static void start_recording(void) {
     if (!write_line(LONGEST, "forget"))
         die("%s: is this a kernel with the feature `holds`?", LONGEST);
 }
 
-static void end_of(const char *operation) {
+static void report(const char *operation) {
     static char text[8192];
     int file = open(LONGEST, O_RDONLY | O_CLOEXEC);
     ssize_t length = read(file, text, sizeof text - 1);
@@ -50,14 +52,14 @@ static void end_of(const char *operation) {
     fflush(stdout);
 }
 
-// Has faults bring folios of this order, up to 32 MiB, and no others.
-static void bring(int order) {
+// Has faults allocate folios of this order only, up to 32 MiB.
+static void choose_order(int order) {
     choose(order < SIZES ? order : 0);
     if (!write_line(setting(LARGEST), order == LARGEST ? "always" : "never"))
         die("%s can't be written", setting(LARGEST));
 }
 
-// Memory that begins at a multiple of 32 MiB, with nothing behind or before it.
+// Maps memory aligned to 32 MiB, with unmapped space on both sides.
 static char *map(size_t length) {
     const size_t align = PAGE << LARGEST;
     char *memory = mmap(NULL, length + 2 * align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -69,40 +71,40 @@ static char *map(size_t length) {
     return aligned;
 }
 
-// How the memory is made that operations are measured on.
-struct kind {
+// A layout of the memory that operations are measured on.
+struct layout {
     const char *name;
     size_t length;
     int order;
-    // Mapped by single entries.
+    // Mapped by PTEs of the lowest level.
     bool split;
-    // No two neighbours are neighbours in memory.
+    // No two neighbouring pages are in neighbouring frames.
     bool scattered;
 };
 
-static const struct kind KINDS[] = {
-    {"4 KiB pages in rows", 128 << 20, 0, false, false},
-    {"4 KiB pages in no order", 128 << 20, 0, false, true},
+static const struct layout LAYOUTS[] = {
+    {"contiguous 4 KiB pages", 128 << 20, 0, false, false},
+    {"scattered 4 KiB pages", 128 << 20, 0, false, true},
     {"64 KiB folios", 128 << 20, 4, false, false},
-    {"2 MiB folios in pieces", 256 << 20, 9, true, false},
+    {"2 MiB folios by PTEs", 256 << 20, 9, true, false},
     {"2 MiB folios", 1 << 30, 9, false, false},
     {"32 MiB folios", 1 << 30, LARGEST, false, false},
 };
 
-static char *make(const struct kind *kind) {
-    bring(kind->order);
-    char *memory = map(kind->length);
-    if (kind->scattered) {
-        // Every second page goes again.
-        char *other = map(kind->length);
-        for (size_t at = 0; at < kind->length; at += PAGE)
+static char *make(const struct layout *layout) {
+    choose_order(layout->order);
+    char *memory = map(layout->length);
+    if (layout->scattered) {
+        // Every second frame is freed again.
+        char *other = map(layout->length);
+        for (size_t at = 0; at < layout->length; at += PAGE)
             memory[at] = other[at] = 1;
-        munmap(other, kind->length);
+        munmap(other, layout->length);
     } else {
-        touch(memory, kind->length, 1);
+        touch(memory, layout->length, 1);
     }
-    split = kind->split;
-    split_entries(memory, kind->length);
+    split = layout->split;
+    split_entries(memory, layout->length);
     split = false;
     return memory;
 }
@@ -112,7 +114,7 @@ static void check(int failed, const char *what) {
         die("%s", what);
 }
 
-// A child that is there until its end is waited for.
+// Forks a child that waits until it is killed.
 static pid_t child(void) {
     pid_t pid = fork();
     if (pid < 0)
@@ -131,320 +133,320 @@ static void end_child(pid_t pid) {
         die("waitpid");
 }
 
-static void advise(const struct kind *kind, int advice, const char *name) {
-    char *memory = make(kind);
-    begin();
-    int failed = madvise(memory, kind->length, advice);
-    end_of(name);
+static void advise(const struct layout *layout, int advice, const char *name) {
+    char *memory = make(layout);
+    start_recording();
+    int failed = madvise(memory, layout->length, advice);
+    report(name);
     check(failed && advice != MADV_COLLAPSE, name);
-    munmap(memory, kind->length);
+    munmap(memory, layout->length);
 }
 
-static void measure(const struct kind *kind) {
-    folio = kind->name;
-    size_t length = kind->length;
-    bring(kind->order);
+static void measure(const struct layout *layout) {
+    folio = layout->name;
+    size_t length = layout->length;
+    choose_order(layout->order);
     char *memory = map(length);
-    begin();
+    start_recording();
     *memory = 1;
-    end_of("fault");
+    report("fault");
     munmap(memory, length);
 
     memory = map(length);
-    begin();
+    start_recording();
     *(volatile char *)memory;
-    end_of("fault that reads");
-    begin();
+    report("read fault");
+    start_recording();
     *memory = 1;
-    end_of("fault that writes zeros");
+    report("write fault on a zero page");
     munmap(memory, length);
 
     memory = map(length);
-    begin();
+    start_recording();
     check(madvise(memory, length, MADV_POPULATE_WRITE), "MADV_POPULATE_WRITE");
-    end_of("MADV_POPULATE_WRITE");
+    report("MADV_POPULATE_WRITE");
     munmap(memory, length);
 
-    memory = make(kind);
-    begin();
+    memory = make(layout);
+    start_recording();
     munmap(memory, length);
-    end_of("munmap");
+    report("munmap");
 
-    memory = make(kind);
-    begin();
+    memory = make(layout);
+    start_recording();
     munmap(memory, length / 2 + PAGE);
-    end_of("munmap of a part");
+    report("munmap of a part");
     munmap(memory, length);
 
-    memory = make(kind);
-    begin();
+    memory = make(layout);
+    start_recording();
     check(mprotect(memory, length, PROT_READ), "mprotect");
-    end_of("mprotect to read");
-    begin();
+    report("mprotect to read");
+    start_recording();
     check(mprotect(memory, length, PROT_READ | PROT_WRITE), "mprotect");
-    end_of("mprotect to write");
-    begin();
+    report("mprotect to write");
+    start_recording();
     check(mprotect(memory + PAGE, PAGE, PROT_READ), "mprotect");
-    end_of("mprotect of a page");
+    report("mprotect of a page");
     munmap(memory, length);
 
-    memory = make(kind);
+    memory = make(layout);
     char *to = map(length + (PAGE << LARGEST));
-    begin();
+    start_recording();
     check(mremap(memory, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to, "mremap");
-    end_of("mremap");
-    begin();
+    report("mremap");
+    start_recording();
     check(mremap(to, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, memory + PAGE) != memory + PAGE, "mremap");
-    end_of("mremap, by a page more");
+    report("mremap, by a page more");
     munmap(memory + PAGE, length);
 
-    memory = make(kind);
-    begin();
+    memory = make(layout);
+    start_recording();
     pid_t pid = child();
-    end_of("fork");
-    begin();
+    report("fork");
+    start_recording();
     *memory = 2;
-    end_of("write to what a child has too");
-    begin();
+    report("write to memory shared with a child");
+    start_recording();
     munmap(memory, length);
-    end_of("munmap of what a child has too");
-    begin();
+    report("munmap of memory shared with a child");
+    start_recording();
     end_child(pid);
-    end_of("exit");
+    report("exit");
 
-    memory = make(kind);
+    memory = make(layout);
     end_child(child());
-    begin();
+    start_recording();
     *memory = 2;
-    end_of("write to what a child had");
+    report("write to memory that a child shared");
     munmap(memory, length);
 
-    advise(kind, MADV_DONTNEED, "MADV_DONTNEED");
-    advise(kind, MADV_FREE, "MADV_FREE");
-    advise(kind, MADV_COLD, "MADV_COLD");
-    advise(kind, MADV_COLLAPSE, "MADV_COLLAPSE");
+    advise(layout, MADV_DONTNEED, "MADV_DONTNEED");
+    advise(layout, MADV_FREE, "MADV_FREE");
+    advise(layout, MADV_COLD, "MADV_COLD");
+    advise(layout, MADV_COLLAPSE, "MADV_COLLAPSE");
 
-    memory = make(kind);
-    begin();
+    memory = make(layout);
+    start_recording();
     check(mlock(memory, length), "mlock");
-    end_of("mlock");
-    begin();
+    report("mlock");
+    start_recording();
     check(munlock(memory, length), "munlock");
-    end_of("munlock");
-    begin();
+    report("munlock");
+    start_recording();
     pages_present(memory, length);
-    end_of("/proc/self/pagemap");
+    report("/proc/self/pagemap");
     munmap(memory, length);
 
-    memory = make(kind);
-    begin();
+    memory = make(layout);
+    start_recording();
     check(madvise(memory, length, MADV_PAGEOUT), "MADV_PAGEOUT");
-    end_of("MADV_PAGEOUT");
-    begin();
+    report("MADV_PAGEOUT");
+    start_recording();
     *(volatile char *)memory;
-    end_of("read of what was swapped out");
-    begin();
+    report("read of swapped-out memory");
+    start_recording();
     memory[(size_t)4 << 20] = 1;
-    end_of("write to what was swapped out");
-    begin();
+    report("write to swapped-out memory");
+    start_recording();
     pid = child();
-    end_of("fork of what was swapped out");
+    report("fork of swapped-out memory");
     end_child(pid);
-    begin();
+    start_recording();
     munmap(memory, length);
-    end_of("munmap of what was swapped out");
+    report("munmap of swapped-out memory");
 
-    memory = make(kind);
+    memory = make(layout);
     check(madvise(memory, length, MADV_PAGEOUT), "MADV_PAGEOUT");
-    begin();
+    start_recording();
     madvise(memory, length, MADV_COLLAPSE);
-    end_of("MADV_COLLAPSE of what was swapped out");
+    report("MADV_COLLAPSE of swapped-out memory");
     munmap(memory, length);
 }
 
-// With a group of its own, the folios that nobody has used for a while go.
-static void reclaim(const struct kind *kind) {
-    folio = kind->name;
-    char *memory = make(kind);
-    begin();
+// Measures reclaim, which takes the folios of the memcg that were not used lately.
+static void measure_reclaim(const struct layout *layout) {
+    folio = layout->name;
+    char *memory = make(layout);
+    start_recording();
     check(!write_line(GROUP "memory.reclaim", "96M"), "memory.reclaim");
-    end_of("memory.reclaim");
-    munmap(memory, kind->length);
+    report("memory.reclaim");
+    munmap(memory, layout->length);
 
-    memory = make(kind);
-    check(madvise(memory, kind->length, MADV_FREE), "MADV_FREE");
-    begin();
+    memory = make(layout);
+    check(madvise(memory, layout->length, MADV_FREE), "MADV_FREE");
+    start_recording();
     check(!write_line(GROUP "memory.reclaim", "96M"), "memory.reclaim");
-    end_of("memory.reclaim of lazily freed memory");
-    munmap(memory, kind->length);
+    report("memory.reclaim of lazyfree memory");
+    munmap(memory, layout->length);
 }
 
-// What many processes have.
-static void share(const struct kind *kind) {
+// Measures operations on folios that many processes share.
+static void measure_shared(const struct layout *layout) {
     enum { CHILDREN = 300 };
     static pid_t pids[CHILDREN];
     static char name[64];
-    snprintf(name, sizeof name, "%s, one piece in %d processes", kind->name, CHILDREN);
+    snprintf(name, sizeof name, "%s, shared by %d processes", layout->name, CHILDREN);
     folio = name;
-    struct kind one = *kind;
-    one.length = kind->order == LARGEST ? 32 * MIB : 2 * MIB;
+    struct layout one = *layout;
+    one.length = layout->order == LARGEST ? 32 * MIB : 2 * MIB;
     char *memory = make(&one);
     for (int i = 0; i < CHILDREN - 1; i++)
         pids[i] = child();
-    begin();
+    start_recording();
     pids[CHILDREN - 1] = child();
-    end_of("fork");
-    begin();
+    report("fork");
+    start_recording();
     check(madvise(memory, one.length, MADV_PAGEOUT), "MADV_PAGEOUT");
-    end_of("MADV_PAGEOUT");
-    begin();
+    report("MADV_PAGEOUT");
+    start_recording();
     write_line(GROUP "memory.reclaim", "32M");
-    end_of("memory.reclaim");
-    begin();
+    report("memory.reclaim");
+    start_recording();
     *memory = 1;
-    end_of("write");
-    begin();
+    report("write");
+    start_recording();
     munmap(memory, one.length);
-    end_of("munmap");
-    begin();
+    report("munmap");
+    start_recording();
     for (int i = 0; i < CHILDREN; i++)
         end_child(pids[i]);
-    end_of("exit of all");
+    report("exit of all");
 }
 
-// Files in memory.
-static void files(void) {
+// Measures files in memory.
+static void measure_files(void) {
     const size_t length = 256 * MIB;
     folio = "256 MiB";
-    bring(0);
+    choose_order(0);
     int file = memfd_create("holds", 0);
     check(file < 0 || ftruncate(file, (off_t)length), "memfd");
     char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     check(memory == MAP_FAILED, "mmap");
-    begin();
+    start_recording();
     *memory = 1;
-    end_of("fault on a file");
-    static char some[4 << 20];
-    begin();
-    check(pwrite(file, some, sizeof some, 0) != sizeof some, "pwrite");
-    end_of("write of 4 MiB to a file");
-    begin();
-    check(pread(file, some, sizeof some, 0) != sizeof some, "pread");
-    end_of("read of 4 MiB from a file");
-    begin();
+    report("fault on a file");
+    static char buffer[4 << 20];
+    start_recording();
+    check(pwrite(file, buffer, sizeof buffer, 0) != sizeof buffer, "pwrite");
+    report("write of 4 MiB to a file");
+    start_recording();
+    check(pread(file, buffer, sizeof buffer, 0) != sizeof buffer, "pread");
+    report("read of 4 MiB from a file");
+    start_recording();
     check(madvise(memory, length, MADV_POPULATE_WRITE), "MADV_POPULATE_WRITE");
-    end_of("MADV_POPULATE_WRITE of a file");
-    begin();
+    report("MADV_POPULATE_WRITE of a file");
+    start_recording();
     pid_t pid = child();
-    end_of("fork with a file");
+    report("fork with a file");
     end_child(pid);
-    begin();
+    start_recording();
     check(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)length / 2), "fallocate");
-    end_of("hole of a half in a file");
-    begin();
+    report("hole punching of half a file");
+    start_recording();
     check(madvise(memory, length, MADV_POPULATE_WRITE), "MADV_POPULATE_WRITE");
     check(madvise(memory, length, MADV_PAGEOUT), "MADV_PAGEOUT");
-    end_of("MADV_PAGEOUT of a file");
-    begin();
+    report("MADV_PAGEOUT of a file");
+    start_recording();
     write_line(GROUP "memory.reclaim", "64M");
-    end_of("memory.reclaim of a file");
-    begin();
+    report("memory.reclaim of a file");
+    start_recording();
     *(volatile char *)memory;
-    end_of("read of a swapped out file");
-    begin();
+    report("read of a swapped-out file");
+    start_recording();
     check(ftruncate(file, 0), "ftruncate");
-    end_of("ftruncate of a swapped out file");
+    report("ftruncate of a swapped-out file");
     check(ftruncate(file, (off_t)length) || madvise(memory, length, MADV_POPULATE_WRITE), "MADV_POPULATE_WRITE");
-    begin();
+    start_recording();
     check(ftruncate(file, 0), "ftruncate");
-    end_of("ftruncate");
+    report("ftruncate");
     check(ftruncate(file, (off_t)length) || madvise(memory, length, MADV_POPULATE_WRITE), "MADV_POPULATE_WRITE");
-    begin();
+    start_recording();
     munmap(memory, length);
-    end_of("munmap of a file");
-    begin();
+    report("munmap of a file");
+    start_recording();
     close(file);
-    end_of("close of the last descriptor of a file");
-    // A private mapping, with copies and without.
+    report("close of the last descriptor of a file");
+    // A private mapping, half of it copied.
     file = memfd_create("holds", 0);
     check(file < 0 || ftruncate(file, (off_t)length) || fallocate(file, 0, 0, (off_t)length), "memfd");
     memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
     check(memory == MAP_FAILED || madvise(memory, length / 2, MADV_POPULATE_WRITE), "mmap");
-    begin();
+    start_recording();
     check(ftruncate(file, 0), "ftruncate");
-    end_of("ftruncate of a file with private copies");
-    begin();
+    report("ftruncate of a file with private copies");
+    start_recording();
     munmap(memory, length);
-    end_of("munmap of private copies");
+    report("munmap of private copies");
     close(file);
 }
 
-// As many areas as there may be, but for some.
-static void areas(void) {
-    enum { AREAS = 32000 };
-    folio = "32000 areas";
-    bring(0);
-    char *memory = map((size_t)2 * AREAS * PAGE);
-    for (size_t i = 0; i < AREAS; i++) {
+// Measures almost as many VMAs as the limit allows.
+static void measure_vmas(void) {
+    enum { VMAS = 32000 };
+    folio = "32000 VMAs";
+    choose_order(0);
+    char *memory = map((size_t)2 * VMAS * PAGE);
+    for (size_t i = 0; i < VMAS; i++) {
         memory[2 * i * PAGE] = 1;
         check(mprotect(memory + 2 * i * PAGE, PAGE, PROT_READ), "mprotect");
     }
-    begin();
+    start_recording();
     pid_t pid = child();
-    end_of("fork");
-    begin();
+    report("fork");
+    start_recording();
     end_child(pid);
-    end_of("exit");
-    begin();
-    check(mprotect(memory, (size_t)2 * AREAS * PAGE, PROT_READ), "mprotect");
-    end_of("mprotect");
-    begin();
-    munmap(memory, (size_t)2 * AREAS * PAGE);
-    end_of("munmap");
+    report("exit");
+    start_recording();
+    check(mprotect(memory, (size_t)2 * VMAS * PAGE, PROT_READ), "mprotect");
+    report("mprotect");
+    start_recording();
+    munmap(memory, (size_t)2 * VMAS * PAGE);
+    report("munmap");
 }
 
-// Nothing but tables: a page in each of many stretches of 2 MiB.
-static void tables(void) {
+// Measures page tables: one page in each 2 MiB.
+static void measure_tables(void) {
     folio = "8 GiB with a page in each 2 MiB";
-    bring(0);
+    choose_order(0);
     const size_t length = 8 * GIB;
     char *memory = map(length);
     for (size_t at = 0; at < length; at += HUGE)
         memory[at] = 1;
-    begin();
+    start_recording();
     pid_t pid = child();
-    end_of("fork");
+    report("fork");
     end_child(pid);
-    begin();
+    start_recording();
     check(mprotect(memory, length, PROT_READ), "mprotect");
-    end_of("mprotect");
+    report("mprotect");
     char *to = map(length);
-    begin();
+    start_recording();
     check(mremap(memory, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to, "mremap");
-    end_of("mremap");
-    begin();
+    report("mremap");
+    start_recording();
     munmap(to, length);
-    end_of("munmap");
+    report("munmap");
 }
 
 int main(int argc, char **argv) {
     if (argc > 1)
         wanted = argv[1];
-    keep_settings();
-    // The kernel's own task would do as it likes.
+    save_settings();
+    // khugepaged must not run meanwhile.
     check(!write_line(THP "khugepaged/scan_sleep_millisecs", "1000000000"), "khugepaged");
     check(mkdir(GROUP, 0755) || !write_line(GROUP "cgroup.procs", "0"), GROUP);
     folio = "";
-    begin();
-    end_of("nothing");
-    for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++) {
-        measure(&KINDS[i]);
-        reclaim(&KINDS[i]);
+    start_recording();
+    report("nothing");
+    for (size_t i = 0; i < sizeof LAYOUTS / sizeof *LAYOUTS; i++) {
+        measure(&LAYOUTS[i]);
+        measure_reclaim(&LAYOUTS[i]);
     }
-    for (size_t i = 3; i < sizeof KINDS / sizeof *KINDS; i++)
-        share(&KINDS[i]);
-    files();
-    areas();
-    tables();
+    for (size_t i = 3; i < sizeof LAYOUTS / sizeof *LAYOUTS; i++)
+        measure_shared(&LAYOUTS[i]);
+    measure_files();
+    measure_vmas();
+    measure_tables();
     return 0;
 }

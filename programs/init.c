@@ -1,8 +1,10 @@
-// The first process of a Linux kernel that `vellum run --kernel` boots: prepares what programs expect, runs the one
-// that /.vellum names, carries its streams to the host, and turns the machine off.
+// The first process of a Linux kernel that `vellum run --kernel` boots: prepares what programs
+// expect, runs the program that /.vellum names, carries its standard streams to the host, and
+// powers off.
 //
-// The host is at the other end of a serial port. A frame is a type, a length of two bytes (little endian),
-// and so many bytes. The first byte sent, once, is 'V'; the host sends nothing before it.
+// The host is at the other end of a serial port. A frame is a type, a length of two bytes (little
+// endian), and that many bytes. The first byte sent, once, is 'V'; the host sends nothing before
+// it.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -25,8 +27,8 @@
 
 enum frame { INPUT = 0, OUTPUT = 1, ERRORS = 2, EXIT = 3 };
 
-// The serial port that the host listens to.
-static int wire;
+// The serial port to the host.
+static int port_fd;
 
 static _Noreturn void turn_off(void) {
     sync();
@@ -35,7 +37,7 @@ static _Noreturn void turn_off(void) {
         pause();
 }
 
-// Without the frame that says how the program ended, the host shows the console, and this at the end of it.
+// Without an exit frame the host shows the console, with this message at its end.
 static _Noreturn void die(const char *format, ...) {
     int error = errno, console = open("/dev/console", O_WRONLY);
     va_list arguments;
@@ -65,11 +67,11 @@ static void write_all(int fd, const void *bytes, size_t count) {
 static void send_frame(enum frame kind, const void *bytes, size_t count) {
     unsigned char head[3] = { (unsigned char)kind, count & 0xff, (count >> 8) & 0xff };
 
-    write_all(wire, head, sizeof head);
-    write_all(wire, bytes, count);
+    write_all(port_fd, head, sizeof head);
+    write_all(port_fd, bytes, count);
 }
 
-// A file's bytes, and a zero behind them.
+// Returns a file's bytes, with a zero byte appended.
 static char *contents(const char *path, size_t *size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat stat;
@@ -89,7 +91,7 @@ static char *contents(const char *path, size_t *size) {
     return bytes;
 }
 
-// The words of a file in which a zero byte ends each; a null pointer ends them.
+// Returns the words of a file, each terminated by a zero byte, as a null-terminated array.
 static char **words(const char *path) {
     size_t size, count = 0;
     char *bytes = contents(path, &size), *word, **list;
@@ -104,7 +106,7 @@ static char **words(const char *path) {
     return list;
 }
 
-static void must_mount(const char *kind, const char *path) {
+static void mount_or_die(const char *kind, const char *path) {
     mkdir(path, 0755);
     if (mount(kind, path, kind, 0, NULL) != 0)
         die("mounting %s on %s", kind, path);
@@ -114,17 +116,17 @@ static void load_module(const char *path) {
     size_t size;
     char *image = contents(path, &size);
 
-    // There already: part of the kernel.
+    // EEXIST: built into the kernel, or loaded already.
     if (syscall(SYS_init_module, image, size, "") != 0 && errno != EEXIST)
         die("loading %s", path);
     free(image);
     unlink(path);
 }
 
-// Takes a disk of so many bytes for swap.
-static void swap_to(const char *path, uint64_t size, int flags) {
+// Formats a disk of `size` bytes as swap, and attaches it.
+static void attach_swap(const char *path, uint64_t size, int flags) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    // What one begins with: after 1024 bytes for others a version and the last page's number …
+    // The header: after 1024 bytes a version and the last page's number,
     uint32_t version[2] = { 1, (uint32_t)(size / page - 1) };
     char *first = calloc(1, page);
     int fd = open(path, O_RDWR);
@@ -132,7 +134,7 @@ static void swap_to(const char *path, uint64_t size, int flags) {
     if (fd < 0 || !first)
         die("%s", path);
     memcpy(first + 1024, version, sizeof version);
-    // … and at the end of the first page its name.
+    // and a signature at the end of the first page.
     memcpy(first + page - 10, "SWAPSPACE2", 10);
     write_all(fd, first, page);
     fsync(fd);
@@ -142,11 +144,11 @@ static void swap_to(const char *path, uint64_t size, int flags) {
         die("swapon %s", path);
 }
 
-// Swap of so many bytes in compressed memory, to be used before all other.
-static void swap_to_memory(const char *bytes) {
+// Attaches a zram device of so many bytes, with priority over other swap.
+static void attach_zram(const char *bytes) {
     int fd = open("/sys/block/zram0/comp_algorithm", O_WRONLY);
 
-    // The fastest, where the kernel has it; else what it has.
+    // lz4 is the fastest; a kernel without it uses its default.
     if (fd >= 0 && (write(fd, "lz4", 3) == 3 || errno == EINVAL))
         close(fd);
     fd = open("/sys/block/zram0/disksize", O_WRONLY);
@@ -154,23 +156,23 @@ static void swap_to_memory(const char *bytes) {
         die("/sys/block/zram0/disksize");
     write_all(fd, bytes, strlen(bytes));
     close(fd);
-    swap_to("/dev/zram0", strtoull(bytes, NULL, 10), SWAP_FLAG_PREFER | 1);
+    attach_swap("/dev/zram0", strtoull(bytes, NULL, 10), SWAP_FLAG_PREFER | 1);
 }
 
-// Swap on the disk, all of it.
-static void swap_to_disk(void) {
+// Attaches the whole disk as swap.
+static void attach_swap_disk(void) {
     size_t size;
     char *sectors;
 
-    // It may take its time to show up.
+    // The driver may take a while to find it.
     for (int tries = 0; access("/dev/vda", F_OK) != 0 && tries < 1000; tries++)
         usleep(10000);
     sectors = contents("/sys/block/vda/size", &size);
-    swap_to("/dev/vda", strtoull(sectors, NULL, 10) * 512, 0);
+    attach_swap("/dev/vda", strtoull(sectors, NULL, 10) * 512, 0);
     free(sectors);
 }
 
-// Lines `key=value`: modules to load, in this order, and swap to have after that.
+// Follows lines `key=value`: modules to load, in this order, then swap to attach.
 static void follow_options(void) {
     size_t size;
     char *text = contents("/.vellum/options", &size), *line, *rest = text;
@@ -179,9 +181,9 @@ static void follow_options(void) {
         if (strncmp(line, "module=", 7) == 0)
             load_module(line + 7);
         else if (strncmp(line, "swap=", 5) == 0)
-            swap_to_memory(line + 5);
+            attach_zram(line + 5);
         else if (strcmp(line, "swap-disk=") == 0)
-            swap_to_disk();
+            attach_swap_disk();
         else if (*line)
             errno = EINVAL, die("the option %s", line);
     }
@@ -190,12 +192,12 @@ static void follow_options(void) {
 
 static void prepare(void) {
     umask(0);
-    must_mount("devtmpfs", "/dev");
-    must_mount("proc", "/proc");
-    must_mount("sysfs", "/sys");
-    must_mount("cgroup2", "/sys/fs/cgroup");
-    must_mount("devpts", "/dev/pts");
-    must_mount("tmpfs", "/dev/shm");
+    mount_or_die("devtmpfs", "/dev");
+    mount_or_die("proc", "/proc");
+    mount_or_die("sysfs", "/sys");
+    mount_or_die("cgroup2", "/sys/fs/cgroup");
+    mount_or_die("devpts", "/dev/pts");
+    mount_or_die("tmpfs", "/dev/shm");
     chmod("/dev/shm", 01777);
     chmod("/tmp", 01777);
     symlink("/proc/self/fd", "/dev/fd");
@@ -206,19 +208,19 @@ static void prepare(void) {
     follow_options();
 }
 
-static void open_wire(void) {
+static void open_port(void) {
     struct termios raw;
-    const char *port = getenv("WIRE"); // which the kernel has from its command line
+    const char *port = getenv("WIRE"); // set from the kernel's command line
 
     if (!port)
         port = "/dev/ttyS1";
-    wire = open(port, O_RDWR | O_NOCTTY | O_CLOEXEC);
-    if (wire < 0 || tcgetattr(wire, &raw) != 0)
+    port_fd = open(port, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (port_fd < 0 || tcgetattr(port_fd, &raw) != 0)
         die("%s", port);
     cfmakeraw(&raw);
     cfsetspeed(&raw, B115200);
     raw.c_cflag |= CLOCAL;
-    if (tcsetattr(wire, TCSANOW, &raw) != 0)
+    if (tcsetattr(port_fd, TCSANOW, &raw) != 0)
         die("%s", port);
 }
 
@@ -247,7 +249,7 @@ static pid_t start(char **words, char **environment, int input[2], int output[2]
     return child;
 }
 
-// What the host has sent and the program has not read.
+// Bytes that the host has sent and the program has not read.
 static struct {
     char *bytes;
     size_t first, end, size;
@@ -269,13 +271,13 @@ static void keep(const char *bytes, size_t count) {
     pending.end += count;
 }
 
-// Takes what is on the wire, whether or not the program wants it: the serial port's driver drops what finds its
-// buffer full.
+// Reads the serial port even if the program does not read its input: the port's driver drops bytes
+// when its buffer is full.
 static void take_input(void) {
     static unsigned char head[3];
     static size_t have, left;
     char bytes[4096], *at = bytes;
-    ssize_t count = read(wire, bytes, sizeof bytes);
+    ssize_t count = read(port_fd, bytes, sizeof bytes);
 
     if (count < 0 && errno != EINTR)
         die("reading");
@@ -301,8 +303,9 @@ static void take_input(void) {
     }
 }
 
-// Gives the program's input what its pipe takes. Closes it at the end, or when nobody reads it.
-static void give_input(int *to) {
+// Writes to the program's input what its pipe takes. Closes it at the end of input, or if the
+// program has closed its end.
+static void feed_input(int *to) {
     ssize_t written = write(*to, pending.bytes + pending.first, pending.end - pending.first);
 
     if (written > 0)
@@ -313,8 +316,8 @@ static void give_input(int *to) {
     }
 }
 
-// Sends what is in a pipe, once; whether there was anything.
-static int pass_on(enum frame kind, int *from) {
+// Sends the contents of a pipe, once. Returns whether it had any.
+static int forward(enum frame kind, int *from) {
     char bytes[4096];
     ssize_t count;
 
@@ -330,21 +333,23 @@ static int pass_on(enum frame kind, int *from) {
     return count > 0;
 }
 
-// Whether the program has ended, and how, as a shell would say it. All orphans come here, too.
+// Returns whether the program has ended, with its status as a shell would report it. Reaps orphans,
+// too.
 static int has_ended(pid_t child, uint32_t *status) {
-    int how, ended = 0;
-    pid_t who;
+    int wait_status, ended = 0;
+    pid_t pid;
 
-    while ((who = waitpid(-1, &how, WNOHANG)) > 0) {
-        if (who == child) {
-            *status = (uint32_t)(WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how));
+    while ((pid = waitpid(-1, &wait_status, WNOHANG)) > 0) {
+        if (pid == child) {
+            *status = (uint32_t)(WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status));
             ended = 1;
         }
     }
     return ended;
 }
 
-// What all processors have done so far, in hundredths of a second: user, nice, system, idle, waiting, interrupts.
+// Returns the busy time of all CPUs since boot, in hundredths of a second: the fields are user,
+// nice, system, idle, iowait, irq, softirq.
 static long busy_ticks(void) {
     long ticks[7], busy = 0;
     FILE *stat = fopen("/proc/stat", "re");
@@ -359,8 +364,9 @@ static long busy_ticks(void) {
     return busy;
 }
 
-// Linux goes on booting while the first process runs: for a second or two its workers take half of the time, which would be
-// counted as the program's. So the program waits for a moment with nothing to do, but not for ever.
+// Linux continues booting while the first process runs: its workers take half of the time for a
+// second or two, which would be counted as the program's. So waits for an idle moment, but not
+// without bound.
 static void wait_for_idleness(void) {
     enum { TRIES = 50, TICKS = 20 };
 
@@ -391,17 +397,17 @@ int main(void) {
     if (deaths < 0)
         die("signalfd");
     wait_for_idleness();
-    open_wire();
-    write_all(wire, "V", 1);
+    open_port();
+    write_all(port_fd, "V", 1);
     child = start(program, environment, input, output, errors, &before);
     fcntl(input[1], F_SETFL, O_NONBLOCK);
     fcntl(output[0], F_SETFL, O_NONBLOCK);
     fcntl(errors[0], F_SETFL, O_NONBLOCK);
     do {
-        int wanted = pending.first < pending.end || pending.ended;
+        int has_input = pending.first < pending.end || pending.ended;
         struct pollfd polled[5] = {
-            { .fd = wire, .events = POLLIN },
-            { .fd = wanted ? input[1] : -1, .events = POLLOUT },
+            { .fd = port_fd, .events = POLLIN },
+            { .fd = has_input ? input[1] : -1, .events = POLLOUT },
             { .fd = output[0], .events = POLLIN },
             { .fd = errors[0], .events = POLLIN },
             { .fd = deaths, .events = POLLIN },
@@ -413,18 +419,18 @@ int main(void) {
         if (polled[0].revents)
             take_input();
         if (polled[1].revents)
-            give_input(&input[1]);
+            feed_input(&input[1]);
         if (polled[2].revents)
-            pass_on(OUTPUT, &output[0]);
+            forward(OUTPUT, &output[0]);
         if (polled[3].revents)
-            pass_on(ERRORS, &errors[0]);
+            forward(ERRORS, &errors[0]);
         while (read(deaths, &death, sizeof death) > 0)
             ;
     } while (!has_ended(child, &status));
-    while (pass_on(OUTPUT, &output[0]) | pass_on(ERRORS, &errors[0]))
+    while (forward(OUTPUT, &output[0]) | forward(ERRORS, &errors[0]))
         ;
     status = htole32(status);
     send_frame(EXIT, &status, sizeof status);
-    tcdrain(wire);
+    tcdrain(port_fd);
     turn_off();
 }

@@ -1,8 +1,7 @@
-// kmem: what the kernel allocates for a program is charged to the program's group. In a group that
-// may have 1 MiB, an unprivileged process makes one thing after another of a kind that costs the
-// kernel memory, until the kernel refuses it or kills the process. The group never has more than a
-// tenth beyond its limit, and what it took is free again afterwards. For root; makes control groups
-// of its own.
+// kmem: kernel memory allocated for a program is charged to its memcg. In a memcg with a limit of 1
+// MiB, an unprivileged process creates kernel objects of one kind until the kernel refuses one or
+// kills it. The memcg never exceeds its limit by more than a tenth, and the charge is returned
+// afterwards. Needs root; creates cgroups of its own.
 #include "common.h"
 #include <dirent.h>
 #include <pthread.h>
@@ -15,13 +14,13 @@
 #define GROUP "/sys/fs/cgroup/kmem"
 #define FOLDER "/tmp/kmem"
 
-// How many of a kind are tried: each kind would take several times the limit.
+// The most objects of a kind that are created: each kind would take several times the limit.
 enum { LIMIT = 1 << 20, TENTH = LIMIT / 10, LEFT = 32 << 10, MOST = 60000 };
 
 static char pages[64 << 10];
 
-// One more of a kind; false: refused.
-typedef bool (*more)(long number);
+// Creates one more object; returns false if the kernel refuses it.
+typedef bool (*creator)(long number);
 
 static bool a_full_pipe(long number) {
     (void)number;
@@ -37,7 +36,7 @@ static bool a_descriptor(long number) {
     return eventfd(0, 0) >= 0;
 }
 
-static bool a_nameless_file(long number) {
+static bool a_memfd(long number) {
     (void)number;
     int file = memfd_create("a name that is of some length, as they go", 0);
     return file >= 0 && ftruncate(file, 1 << 20) == 0;
@@ -58,7 +57,7 @@ static bool a_link(long number) {
     return symlink(target, path) == 0;
 }
 
-static bool a_folder(long number) {
+static bool a_directory(long number) {
     (void)number;
     return mkdir("deeper", 0700) == 0 && chdir("deeper") == 0;
 }
@@ -71,7 +70,7 @@ static bool a_timer(long number) {
 }
 
 static bool a_signal(long number) {
-    // Each process has a limit; the next one has its own.
+    // Each process has a limit of pending signals, so a new process is forked after 3000.
     if (number % 3000 == 0) {
         pid_t child = fork();
         if (child < 0)
@@ -106,7 +105,7 @@ static bool a_process(long number) {
     if (child == 0)
         for (;;)
             pause();
-    // One that was killed made room for this one: the limit is reached.
+    // If an earlier child was killed to make room, the limit is reached.
     return child > 0 && waitpid(-1, NULL, WNOHANG) <= 0;
 }
 
@@ -125,8 +124,8 @@ static bool a_thread(long number) {
     return pthread_create(&thread, &attributes, waits, NULL) == 0;
 }
 
-static bool an_area(long number) {
-    // Neighbours with other rights are not one area.
+static bool a_vma(long number) {
+    // Neighbours with different protection do not merge.
     static char *at;
     if (!at)
         at = mmap(NULL, (size_t)MOST * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -134,7 +133,7 @@ static bool an_area(long number) {
 }
 
 static bool an_argument(long number) {
-    // All of them at once: the process is another then, or is refused.
+    // All arguments at once: the program is replaced, or the call fails.
     (void)number;
     static char *arguments[16000];
     for (size_t i = 0; i + 1 < sizeof arguments / sizeof *arguments; i++)
@@ -144,25 +143,25 @@ static bool an_argument(long number) {
     return false;
 }
 
-static long in_group(const char *file) {
+static long read_memcg(const char *file) {
     char path[128], line[64];
     snprintf(path, sizeof path, GROUP "/%s", file);
     return read_line(path, line, sizeof line) ? atol(line) : -1;
 }
 
-static int hog(more one) {
+static int create_until_refused(creator create_one) {
     struct rlimit most = {4096, 4096};
     setrlimit(RLIMIT_NOFILE, &most);
-    bool entered = write_line(GROUP "/cgroup.procs", "0") && !chdir(FOLDER);
-    if (!entered || setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534))
+    bool in_memcg = write_line(GROUP "/cgroup.procs", "0") && !chdir(FOLDER);
+    if (!in_memcg || setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534))
         _exit(2);
     for (long number = 0; number < MOST; number++)
-        if (!one(number))
+        if (!create_one(number))
             _exit(0);
     _exit(0);
 }
 
-// Removes what the kinds make in the folder, which is a row of names or a chain of folders.
+// Removes the files in the folder, or the chain of directories.
 static void clean(void) {
     if (chdir(FOLDER))
         die(FOLDER);
@@ -179,7 +178,7 @@ static void clean(void) {
         die(FOLDER);
 }
 
-// Nothing of the group runs any more.
+// Kills all processes of the cgroup, and waits for their end.
 static void end_all(void) {
     write_line(GROUP "/cgroup.kill", "1");
     for (int tries = 0; tries < 1000 && figure(GROUP "/cgroup.events", "populated") > 0; tries++)
@@ -188,7 +187,7 @@ static void end_all(void) {
         ;
 }
 
-static bool keeps_to_it(more one) {
+static bool keeps_to_limit(creator create_one) {
     if (mkdir(GROUP, 0755) || mkdir(FOLDER, 0777) || chmod(FOLDER, 0777))
         die("mkdir");
     char limit[32];
@@ -196,28 +195,28 @@ static bool keeps_to_it(more one) {
     write_line(GROUP "/memory.max", limit);
     pid_t child = fork();
     if (child == 0)
-        hog(one);
+        create_until_refused(create_one);
     int status = 0;
     waitpid(child, &status, 0);
-    bool began = !(WIFEXITED(status) && WEXITSTATUS(status) == 2);
+    bool entered = !(WIFEXITED(status) && WEXITSTATUS(status) == 2);
     end_all();
-    long peak = in_group("memory.peak");
+    long peak = read_memcg("memory.peak");
     clean();
-    // What is charged for segments is the kernel's until they are removed.
-    struct shmid_ds told;
+    // Shared memory segments stay charged until they are removed.
+    struct shmid_ds info;
     for (int index = 0, id; index < 4096; index++)
-        if ((id = shmctl(index, SHM_STAT, &told)) >= 0)
+        if ((id = shmctl(index, SHM_STAT, &info)) >= 0)
             shmctl(id, IPC_RMID, NULL);
-    // What processors have charged in advance goes back; and the last of what has ended.
+    // The CPUs' stocks drain, and the last exits finish.
     long left = LIMIT;
     for (int tries = 0; tries < 5000 && left > LEFT; tries++) {
         write_line(GROUP "/memory.max", "max");
-        left = in_group("memory.current");
+        left = read_memcg("memory.current");
         usleep(1000);
     }
-    bool good = began && peak > LIMIT / 2 && peak <= LIMIT + TENTH && left <= LEFT;
+    bool good = entered && peak > LIMIT / 2 && peak <= LIMIT + TENTH && left <= LEFT;
     if (!good)
-        printf("kmem: began %d, peak %ld, left %ld\n", began, peak, left);
+        printf("kmem: entered the memcg: %d, peak %ld, left %ld\n", entered, peak, left);
     if (rmdir(GROUP))
         die(GROUP);
     return good;
@@ -225,39 +224,39 @@ static bool keeps_to_it(more one) {
 
 #define RULE(kind)                   \
     static bool check_##kind(void) { \
-        return keeps_to_it(kind);    \
+        return keeps_to_limit(kind);    \
     }
 
 RULE(a_full_pipe)
 RULE(a_descriptor)
-RULE(a_nameless_file)
+RULE(a_memfd)
 RULE(a_name)
 RULE(a_link)
-RULE(a_folder)
+RULE(a_directory)
 RULE(a_timer)
 RULE(a_signal)
 RULE(a_lock)
 RULE(a_segment)
 RULE(a_process)
 RULE(a_thread)
-RULE(an_area)
+RULE(a_vma)
 RULE(an_argument)
 
 static const struct rule rules[] = {
-    {"pipes with something in them", check_a_full_pipe},
+    {"pipes with data", check_a_full_pipe},
     {"descriptors", check_a_descriptor},
-    {"files without a name", check_a_nameless_file},
-    {"names of files", check_a_name},
+    {"memfds", check_a_memfd},
+    {"directory entries", check_a_name},
     {"symbolic links", check_a_link},
-    {"directories, each in the one before", check_a_folder},
+    {"nested directories", check_a_directory},
     {"timers", check_a_timer},
-    {"signals that wait", check_a_signal},
-    {"locks of parts of a file", check_a_lock},
-    {"shared segments", check_a_segment},
+    {"pending signals", check_a_signal},
+    {"record locks", check_a_lock},
+    {"shared memory segments", check_a_segment},
     {"processes", check_a_process},
     {"threads", check_a_thread},
-    {"VMAs", check_an_area},
-    {"arguments of a program", check_an_argument},
+    {"VMAs", check_a_vma},
+    {"program arguments", check_an_argument},
 };
 
 int main(void) {

@@ -1,20 +1,21 @@
-// lazyfree [MIB]: what it costs to take back memory that its owner has no use for any more, by the size of its folios, in nanoseconds a
-// page of 4 KiB. Under a clock that counts instructions these are instructions.
+// lazyfree [MIB]: measures MADV_FREE and the reclaim of lazyfree memory, by folio size, in
+// nanoseconds a page of 4 KiB. Under a clock that counts instructions these are instructions.
 //
 // free      madvise(MADV_FREE)
-// reclaim   as much of it as can be had, by a write to the group's memory.reclaim (or memory.force_empty, where there are only
-//           groups of the first version)
-// kept      pages, of a thousand, that are still there
+// reclaim   as much as possible, by a write to the memcg's memory.reclaim (cgroup v1:
+//           memory.force_empty)
+// kept      pages, of a thousand, that are still present
 //
-// Once nobody writes to it again, once every tenth stretch of 2 MiB is written to: that must be kept with what is in it, and all
-// the rest may read as zeros only if it was taken. For root; makes a control group of its own.
+// In one row the memory is not written again; in the other every tenth block of 2 MiB is, and must
+// be kept with its contents. The rest may read as zeros only where it was reclaimed. Needs root;
+// creates a cgroup of its own.
 #include "folios.h"
 #include <inttypes.h>
 #include <sys/stat.h>
 
 enum { MOST = 8 };
 
-// Where groups are, of each version; the one that the kernel has.
+// The paths of both cgroup versions, and the version that the kernel has.
 static const struct groups {
     const char *root, *group, *reclaim;
 } versions[] = {
@@ -30,7 +31,7 @@ static const char *of_group(const char *file) {
     return path;
 }
 
-static void leave(void) {
+static void leave_cgroup(void) {
     if (owner != getpid())
         return;
     write_line(groups->root, "0");
@@ -64,7 +65,7 @@ static void measure(const char *folio, bool again) {
     for (int tries = 0; tries < MOST && kept > wanted; tries++) {
         snprintf(bytes, sizeof bytes, "%zu", (kept - wanted) * PAGE);
         start = now_ns();
-        // It says EAGAIN if it got less than it was asked for.
+        // The write fails with EAGAIN if less was reclaimed than requested.
         if (!write_line(of_group(groups->reclaim), bytes) && errno != EAGAIN)
             die("%s", of_group(groups->reclaim));
         spent += now_ns() - start;
@@ -80,7 +81,7 @@ static void measure(const char *folio, bool again) {
     }
     errno = 0;
     if (lost || wrong)
-        die("%s: %" PRIu64 " pages that were written again are lost, %" PRIu64 " hold what nobody wrote", folio, lost, wrong);
+        die("%s: %" PRIu64 " rewritten pages lost their contents, %" PRIu64 " have contents that were never written", folio, lost, wrong);
     printf("{\"folio\":\"%s\",\"written\":\"%s\",\"free\":%.2f,\"reclaim\":%.2f,\"kept\":%.2f}\n", folio,
            again ? "every tenth" : "none", freed, per_page(spent), 1000 * per_page(kept));
     fflush(stdout);
@@ -98,12 +99,12 @@ int main(int argc, char **argv) {
     length = (size_t)argument(argc, argv, 1, 256) << 20;
     if (length % HUGE)
         die("not a multiple of 2 MiB");
-    keep_settings();
+    save_settings();
     groups = versions + (access(versions[0].root, F_OK) != 0);
     write_line("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
     if (mkdir(groups->group, 0755) || !write_line(of_group("cgroup.procs"), "0"))
         die("%s", groups->group);
-    atexit(leave);
+    atexit(leave_cgroup);
     each_folio(row);
     return 0;
 }

@@ -1,5 +1,6 @@
-// limit [MIB]: a group that may have so much memory keeps to it, by swapping as far as it may; who has too much then is killed, and
-// nobody else. Needs swap, at least twice as much, such as that of `vellum run --swap`. For root; makes a control group of its own.
+// limit [MIB]: a memcg keeps to its limit by swapping as far as its swap limit allows; then only a
+// process of the memcg is killed. Needs root, and swap of at least twice MIB, such as that of
+// `vellum run --swap`. Creates a cgroup of its own.
 #include "contents.h"
 #include <sys/stat.h>
 
@@ -41,67 +42,67 @@ static bool holds(const char *memory, long length) {
     return true;
 }
 
-// A process, in the group or not, that says when it has filled so much memory, and when told to looks whether it is still there.
+// A process, in the memcg or not, that fills memory and reports that, and checks it on request.
 struct process {
     pid_t number;
-    int said, told;
+    int ready, request;
 };
 
 static struct process start(bool in_group, long length) {
-    int said[2], told[2];
-    if (pipe(said) || pipe(told))
+    int ready[2], request[2];
+    if (pipe(ready) || pipe(request))
         die("pipe");
-    struct process process = {fork(), said[0], told[1]};
+    struct process process = {fork(), ready[0], request[1]};
     if (process.number < 0)
         die("fork");
     if (!process.number) {
         char byte = 0;
-        close(told[1]);
+        close(request[1]);
         if (in_group && !write_line(GROUP "/cgroup.procs", "0"))
             _exit(2);
         char *memory = filled(length);
-        bool went_on = write(said[1], &byte, 1) == 1 && read(told[0], &byte, 1) == 1;
-        _exit(!went_on || !holds(memory, length));
+        bool requested = write(ready[1], &byte, 1) == 1 && read(request[0], &byte, 1) == 1;
+        _exit(!requested || !holds(memory, length));
     }
-    close(said[1]);
-    close(told[0]);
+    close(ready[1]);
+    close(request[0]);
     return process;
 }
 
-// Whether it has filled its memory, or is gone.
+// Returns true when the process has filled its memory, false if it is gone.
 static bool is_ready(struct process process) {
     char byte;
-    return read(process.said, &byte, 1) == 1;
+    return read(process.ready, &byte, 1) == 1;
 }
 
-// How it ends, once told to.
+// Requests the check, and returns the process's wait status.
 static int end(struct process process) {
     int status = -1;
-    if (write(process.told, "", 1) != 1 && errno != EPIPE)
+    if (write(process.request, "", 1) != 1 && errno != EPIPE)
         die("write");
     waitpid(process.number, &status, 0);
-    close(process.said);
-    close(process.told);
+    close(process.ready);
+    close(process.request);
     return status;
 }
 
-static bool was_killed(struct process process) {
+static bool is_killed(struct process process) {
     bool ready = is_ready(process);
     int status = end(process);
     return !ready && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
 }
 
-static bool only_its_own(void) {
+static bool oom_kills_in_memcg_only(void) {
     if (!set("memory.max", mib << 20) || !set("memory.swap.max", 0))
         return false;
     struct process outside = start(false, mib << 20), small = start(true, (mib << 20) / 4);
     bool good = is_ready(outside) && is_ready(small);
-    good &= was_killed(start(true, 2 * (mib << 20))) && kills() == 1;
+    good &= is_killed(start(true, 2 * (mib << 20))) && kills() == 1;
     good &= end(outside) == 0;
     return end(small) == 0 && good;
 }
 
-static bool swaps_instead(void) {
+static bool swaps_before_it_kills(void) {
     if (!set("memory.swap.max", -1))
         return false;
     struct process large = start(true, 2 * (mib << 20));
@@ -110,31 +111,31 @@ static bool swaps_instead(void) {
     return end(large) == 0 && good && kills() == 1;
 }
 
-// What the group has in swap may be this much more than it should: what is written at a time, on each processor.
+// The memcg's swap may exceed its limit by what each CPU writes at a time.
 enum { SLACK = 2 << 20 };
 
-static bool swaps_no_more_than_it_may(void) {
-    long most = (mib << 20) / 4;
-    if (!set("memory.swap.max", most))
+static bool keeps_swap_limit(void) {
+    long limit = (mib << 20) / 4;
+    if (!set("memory.swap.max", limit))
         return false;
     struct process within = start(true, mib << 20);
     bool good = is_ready(within);
-    // All of it, if that were possible.
+    // Requests more than can be reclaimed.
     set("memory.reclaim", mib << 20);
     long swapped = get("memory.swap.current");
-    good &= swapped > most / 2 && swapped <= most + SLACK;
+    good &= swapped > limit / 2 && swapped <= limit + SLACK;
     good &= end(within) == 0 && kills() == 1;
-    return was_killed(start(true, 2 * (mib << 20))) && kills() == 2 && good;
+    return is_killed(start(true, 2 * (mib << 20))) && kills() == 2 && good;
 }
 
-// What was read since it was swapped out is in memory and in swap as well, until it is written. (Linux keeps nothing in swap that is there
-// as compressed memory.)
-static bool counts_what_is_in_both(void) {
+// A page that was read since it was swapped out is in memory and in swap as well, until it is
+// written. (Linux frees the slot of zram at once.)
+static bool counts_swap_cache(void) {
     long length = (mib << 20) / 8;
     if (!set("memory.swap.max", -1) || !write_line(GROUP "/cgroup.procs", "0"))
         return false;
     char *memory = filled(length);
-    // What is busy at the moment is passed over.
+    // A call skips pages that are in use at that moment.
     for (int tries = 0; tries < 8; tries++)
         if (madvise(memory, (size_t)length, MADV_PAGEOUT))
             die("MADV_PAGEOUT");
@@ -147,34 +148,34 @@ static bool counts_what_is_in_both(void) {
     return write_line("/sys/fs/cgroup/cgroup.procs", "0") && good;
 }
 
-// Whether most of it is there: a little may have gone again for the rest.
-static bool is_there(const char *memory, size_t length) {
+// Checks that at least three quarters are present: later allocations may have reclaimed a little.
+static bool is_mostly_present(const char *memory, size_t length) {
     return pages_present(memory, length) >= length / PAGE / 4 * 3;
 }
 
-// Memory that is had at once, and not by the page, is reclaimed for as well.
-static bool reclaims_for_what_is_had_at_once(void) {
-    size_t length = (size_t)mib << 18, most = 2 * length;
+// Allocations of many pages in one call reclaim as single faults do.
+static bool reclaims_for_bulk_allocations(void) {
+    size_t length = (size_t)mib << 18, populated = 2 * length;
     if (!write_line(GROUP "/cgroup.procs", "0"))
         return false;
     char *old = filled((long)(3 * length)), *advised = map_aligned(length), *locked = map_aligned(length);
-    bool good = !madvise(advised, length, MADV_POPULATE_WRITE) && is_there(advised, length);
+    bool good = !madvise(advised, length, MADV_POPULATE_WRITE) && is_mostly_present(advised, length);
     good &= !mlock(locked, length) && pages_present(locked, length) == length / PAGE;
     munmap(locked, length);
-    char *at_once = mmap(NULL, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    good &= at_once != MAP_FAILED && is_there(at_once, most) && holds(old, (long)(3 * length));
+    char *at_once = mmap(NULL, populated, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    good &= at_once != MAP_FAILED && is_mostly_present(at_once, populated) && holds(old, (long)(3 * length));
     munmap(old, 3 * length);
     munmap(advised, length);
-    munmap(at_once, most);
+    munmap(at_once, populated);
     return write_line("/sys/fs/cgroup/cgroup.procs", "0") && good && kills() == 2;
 }
 
 static const struct rule rules[] = {
-    {"a group with too much kills one of its own", only_its_own},
-    {"it swaps, if it may", swaps_instead},
-    {"it swaps no more than it may", swaps_no_more_than_it_may},
-    {"it knows what of it is in memory and in swap", counts_what_is_in_both},
-    {"it swaps for memory that is had at once", reclaims_for_what_is_had_at_once},
+    {"a memcg above its limit has only its own processes killed", oom_kills_in_memcg_only},
+    {"a memcg at its limit swaps first", swaps_before_it_kills},
+    {"a memcg keeps to its swap limit", keeps_swap_limit},
+    {"swapcached counts pages that are in memory and in swap", counts_swap_cache},
+    {"populating, mlock and MAP_POPULATE reclaim at the limit", reclaims_for_bulk_allocations},
 };
 
 int main(int argc, char **argv) {

@@ -1,12 +1,13 @@
-// pageout [MIB]: what it costs to write private memory to swap and to have it back, by the size of its folios and by what is in them,
-// in nanoseconds a page of 4 KiB. Under a clock that counts instructions these are instructions.
+// pageout [MIB]: measures swap-out and swap-in of private memory, by folio size and by contents, in
+// nanoseconds a page of 4 KiB. Under a clock that counts instructions these are instructions.
 //
 // out       madvise(MADV_PAGEOUT)
 // in        a read of each page, in order
 // left      pages, of a thousand, that were not written out
 //
-// Pages hold one word over and over, another in each ("same-filled"), or a third of noise and two thirds of text ("compressible").
-// All of it is compared afterwards. Needs swap, such as that of `vellum run --swap`.
+// Pages repeat one word, another one in each ("same-filled"), or are a third noise and two thirds
+// text ("compressible"). Checks all contents afterwards. Needs swap, such as that of `vellum run
+// --swap`.
 #include "contents.h"
 #include "folios.h"
 #include <inttypes.h>
@@ -32,7 +33,7 @@ static void measure(const char *folio, const char *data, Contents *contents) {
     split_entries(memory, length);
     uint64_t spent = 0;
     double left = 1000;
-    // What is busy at the moment is passed over.
+    // A call skips pages that are in use at that moment.
     for (int tries = 0; tries < MOST && left > 0; tries++) {
         uint64_t start = now_ns();
         if (madvise(memory, length, MADV_PAGEOUT))
@@ -50,9 +51,9 @@ static void measure(const char *folio, const char *data, Contents *contents) {
     }
     errno = 0;
     if (wrong)
-        die("%" PRIu64 " pages came back with something else in them", wrong);
+        die("%" PRIu64 " pages came back with other contents", wrong);
     if (left > 500)
-        die("%s, %s: half of it and more was not written out: is there swap enough?", folio, data);
+        die("%s, %s: more than half of the pages were not written out: is there enough swap?", folio, data);
     printf("{\"folio\":\"%s\",\"data\":\"%s\",\"out\":%.2f,\"in\":%.2f,\"left\":%.2f}\n", folio, data, per_page(spent), in, left);
     fflush(stdout);
     munmap(memory, length);
@@ -69,7 +70,7 @@ int main(int argc, char **argv) {
     length = (size_t)argument(argc, argv, 1, 256) << 20;
     if (length % HUGE)
         die("not a multiple of 2 MiB");
-    keep_settings();
+    save_settings();
     each_folio(row);
     return 0;
 }

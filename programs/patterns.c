@@ -1,5 +1,6 @@
-// patterns: what memory must hold after fork, mprotect, mremap, madvise and munmap, and what a touch that is not allowed must
-// raise. A row a rule; the status is 1 if one is broken.
+// patterns: the contents of memory after fork, mprotect, mremap, madvise and munmap, and the signal
+// that an access raises where it is not allowed. Prints a row for each rule; the status is 1 if one
+// is broken.
 #include "common.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -10,13 +11,13 @@ static const size_t length = 5 * HUGE + 3 * PAGE;
 static sigjmp_buf back;
 static volatile siginfo_t seen;
 
-static void caught(int signal, siginfo_t *info, void *context) {
+static void handle_signal(int signal, siginfo_t *info, void *context) {
     (void)signal, (void)context;
     seen = *info;
     siglongjmp(back, 1);
 }
 
-// What a touch raises: 0, or the signal; its address and code are in `seen`.
+// Returns the signal that an access raises, or 0; its address and code are in `seen`.
 static int raises(volatile char *at, bool write) {
     if (sigsetjmp(back, 1))
         return seen.si_signo;
@@ -38,7 +39,7 @@ static char *map(size_t size, int flags) {
     return memory;
 }
 
-// Whether each page of the range holds what `touch` wrote.
+// Checks that each page of a range holds what `touch` wrote.
 static bool holds(const char *memory, size_t from, size_t to, uint64_t pattern) {
     for (size_t at = from; at < to; at += PAGE)
         if (*(const volatile uint64_t *)(memory + at) != pattern + at)
@@ -46,29 +47,29 @@ static bool holds(const char *memory, size_t from, size_t to, uint64_t pattern) 
     return true;
 }
 
-static bool zero(const char *memory, size_t size) {
+static bool is_zero(const char *memory, size_t size) {
     for (size_t at = 0; at < size; at += 8)
         if (*(const volatile uint64_t *)(memory + at))
             return false;
     return true;
 }
 
-// Runs in a child; whether it answers true.
-static bool in_child(bool (*what)(char *), char *memory) {
+// Runs a check in a child, and returns its result.
+static bool in_child(bool (*check)(char *), char *memory) {
     pid_t child = fork();
     if (!child)
-        _exit(what(memory) ? 0 : 1);
+        _exit(check(memory) ? 0 : 1);
     int status;
     return child > 0 && waitpid(child, &status, 0) == child && status == 0;
 }
 
 static bool new_memory_is_zero(void) {
     char *memory = map(length, MAP_PRIVATE);
-    bool good = zero(memory, length);
+    bool good = is_zero(memory, length);
     touch(memory, length, 1);
     good &= holds(memory, 0, length, 1) && !munmap(memory, length);
     memory = map(length, MAP_PRIVATE);
-    good &= zero(memory, length);
+    good &= is_zero(memory, length);
     return !munmap(memory, length) && good;
 }
 
@@ -82,7 +83,7 @@ static bool fork_copies(void) {
     char *memory = map(length, MAP_PRIVATE);
     touch(memory, length, 1);
     bool good = in_child(child_changes, memory) && holds(memory, 0, length, 1);
-    // Now by the parent, while the child looks on.
+    // The parent writes, and the child must not see it.
     int ways[2];
     if (pipe(ways))
         die("pipe");
@@ -112,15 +113,15 @@ static bool grandchild(char *memory) {
     return in_child(child_changes, memory) == false && holds(memory, 0, PAGE * 40, 7);
 }
 
-static bool generations(void) {
+static bool grandchild_copies(void) {
     char *memory = map(length, MAP_PRIVATE);
     touch(memory, length, 1);
-    // The grandchild does not find the first pattern, and says so.
+    // The grandchild finds another pattern than it expects, and so must fail.
     bool good = in_child(grandchild, memory) && holds(memory, 0, length, 1);
     return !munmap(memory, length) && good;
 }
 
-static bool protection(void) {
+static bool protection_holds(void) {
     char *memory = map(length, MAP_PRIVATE);
     touch(memory, length, 1);
     bool good = !mprotect(memory + PAGE, HUGE, PROT_READ);
@@ -133,7 +134,7 @@ static bool protection(void) {
     return !munmap(memory, length) && good;
 }
 
-static bool holes(void) {
+static bool munmap_leaves_a_hole(void) {
     char *memory = map(length, MAP_PRIVATE);
     touch(memory, length, 1);
     bool good = !munmap(memory + 3 * PAGE, HUGE);
@@ -143,29 +144,29 @@ static bool holes(void) {
     return !munmap(memory, length) && good;
 }
 
-static bool not_needed(void) {
+static bool dontneed_reads_as_zeros(void) {
     char *memory = map(length, MAP_PRIVATE);
     touch(memory, length, 1);
     bool good = !madvise(memory + 2 * PAGE, HUGE, MADV_DONTNEED);
-    good &= zero(memory + 2 * PAGE, HUGE) && holds(memory, 0, 2 * PAGE, 1);
+    good &= is_zero(memory + 2 * PAGE, HUGE) && holds(memory, 0, 2 * PAGE, 1);
     good &= holds(memory, 2 * PAGE + HUGE, length, 1);
     touch(memory, length, 5);
     good &= holds(memory, 0, length, 5);
     return !munmap(memory, length) && good;
 }
 
-static bool moved(void) {
+static bool mremap_moves(void) {
     char *memory = map(length, MAP_PRIVATE), *place = map(2 * length, MAP_PRIVATE);
     touch(memory, length, 1);
     char *now = mremap(memory, length, 2 * length, MREMAP_MAYMOVE | MREMAP_FIXED, place);
-    bool good = now == place && holds(now, 0, length, 1) && zero(now + length, length);
+    bool good = now == place && holds(now, 0, length, 1) && is_zero(now + length, length);
     good &= raised(memory, false, SIGSEGV, SEGV_MAPERR);
     good &= mremap(now, 2 * length, HUGE, 0) == now && holds(now, 0, HUGE, 1);
     good &= raised(now + HUGE, false, SIGSEGV, SEGV_MAPERR);
     return !munmap(now, HUGE) && good;
 }
 
-static bool file_contents(void) {
+static bool file_mappings_are_the_file(void) {
     int file = memfd_create("patterns", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, HUGE + PAGE / 2))
         die("memfd_create");
@@ -187,7 +188,7 @@ static bool file_contents(void) {
     return !munmap(shared, size) && !munmap(own, size) && good;
 }
 
-static bool kernel_addresses(void) {
+static bool kernel_addresses_fault(void) {
     bool good = raised((char *)0, false, SIGSEGV, SEGV_MAPERR);
     good &= raised((char *)PAGE, true, SIGSEGV, SEGV_MAPERR);
     good &= raises((char *)-PAGE, false) == SIGSEGV && raises((char *)(UINT64_C(1) << 62), true) == SIGSEGV;
@@ -200,23 +201,24 @@ static int deep(int depth) {
     return depth ? deep(depth - 1) + frame[0] : 0;
 }
 
-static bool stack(void) {
+static bool stack_grows_to_its_limit(void) {
     struct rlimit limit;
     volatile bool good = !getrlimit(RLIMIT_STACK, &limit);
     good &= deep(256) != -1;
-    // Without an end: the handler runs on a stack of its own.
+    // Recursion without end: the handler runs on the alternate stack.
     if (!sigsetjmp(back, 1))
         return deep(1 << 20) == -1;
     return good && seen.si_signo == SIGSEGV;
 }
 
-// Whether pagemap says that a page was written since clear_refs was.
-static bool told(int pagemap, const char *page) {
+// Reads the soft-dirty bit of a page.
+static bool is_soft_dirty(int pagemap, const char *page) {
     uint64_t entry = 0;
     return pread(pagemap, &entry, sizeof entry, (off_t)((uintptr_t)page / PAGE * sizeof entry)) == sizeof entry && entry >> 55 & 1;
 }
 
-// Page by page, whatever the hardware maps at once, and a child of its own writes; where the kernel can tell at all.
+// Soft-dirty is exact to the page, whatever the hardware maps at once, and a child has bits of its
+// own; where the kernel implements it.
 static bool soft_dirty(void) {
     enum { PAGES = 64 };
     char *memory = map_aligned(HUGE);
@@ -224,12 +226,12 @@ static bool soft_dirty(void) {
     madvise(memory, HUGE, MADV_NOHUGEPAGE);
     touch(memory, PAGES * PAGE, 1);
     bool good = pagemap >= 0;
-    if (!told(pagemap, memory)) { // a kernel that never tells
+    if (!is_soft_dirty(pagemap, memory)) { // the kernel does not implement it
         close(pagemap);
         munmap(memory, HUGE);
         return good;
     }
-    good &= write_line("/proc/self/clear_refs", "4") && !told(pagemap, memory);
+    good &= write_line("/proc/self/clear_refs", "4") && !is_soft_dirty(pagemap, memory);
     for (int page = 0; page < PAGES; page++) {
         if (page % 5 == 2)
             memory[page * PAGE + 9] = 7;
@@ -240,11 +242,11 @@ static bool soft_dirty(void) {
     if (!child) {
         int own = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
         memory[0] = 1;
-        _exit(!told(own, memory) || !told(own, memory + 2 * PAGE) || told(own, memory + PAGE));
+        _exit(!is_soft_dirty(own, memory) || !is_soft_dirty(own, memory + 2 * PAGE) || is_soft_dirty(own, memory + PAGE));
     }
     good &= waitpid(child, &status, 0) == child && status == 0;
     for (int page = 0; page < PAGES; page++)
-        good &= told(pagemap, memory + page * PAGE) == (page % 5 == 2);
+        good &= is_soft_dirty(pagemap, memory + page * PAGE) == (page % 5 == 2);
     close(pagemap);
     munmap(memory, HUGE);
     return good;
@@ -254,21 +256,21 @@ static const struct rule rules[] = {
     {"new memory is zero", new_memory_is_zero},
     {"fork copies what is written", fork_copies},
     {"shared memory is shared", shared_is_shared},
-    {"a child's child copies too", generations},
-    {"rights hold, and SIGSEGV says where", protection},
-    {"what is unmapped is gone, and no more", holes},
-    {"what is not needed is zero", not_needed},
-    {"what is moved is moved", moved},
-    {"a file's memory is the file, and ends with it", file_contents},
-    {"no address is too wild", kernel_addresses},
-    {"a stack grows, and ends", stack},
-    {"written pages are told", soft_dirty},
+    {"a grandchild copies what it writes", grandchild_copies},
+    {"protection holds, and SIGSEGV has the address", protection_holds},
+    {"munmap removes its range and nothing else", munmap_leaves_a_hole},
+    {"memory reads as zeros after MADV_DONTNEED", dontneed_reads_as_zeros},
+    {"mremap moves contents", mremap_moves},
+    {"a file mapping has the file's contents, and ends with it", file_mappings_are_the_file},
+    {"an access to a kernel address raises SIGSEGV", kernel_addresses_fault},
+    {"a stack grows to its limit", stack_grows_to_its_limit},
+    {"written pages are soft-dirty", soft_dirty},
 };
 
 int main(void) {
     static char handlers[64 << 10];
     stack_t stack = {.ss_sp = handlers, .ss_size = sizeof handlers};
-    struct sigaction action = {.sa_sigaction = caught, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    struct sigaction action = {.sa_sigaction = handle_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     if (sigaltstack(&stack, NULL) || sigaction(SIGSEGV, &action, NULL) || sigaction(SIGBUS, &action, NULL))
         die("sigaction");
     return check_rules(rules, sizeof rules / sizeof *rules);

@@ -1,5 +1,6 @@
-// pointers: every pointer argument of every system call, given what no program should give. The kernel answers EFAULT where it
-// has to touch it, and in any case goes on, and so does the program. A row a call; the status is 1 if one of them is wrong.
+// pointers: passes invalid addresses as every pointer argument of every system call. The kernel
+// returns EFAULT where it accesses the memory, and both it and the program survive. Prints a row
+// for each argument; the status is 1 if a call returned something else.
 #include "common.h"
 #include <poll.h>
 #include <sched.h>
@@ -10,7 +11,7 @@
 #include <sys/time.h>
 #include <sys/uio.h>
 
-// Newer than some systems' headers.
+// Missing in the headers of older systems.
 #ifndef SYS_cachestat
 #define SYS_cachestat 451
 #endif
@@ -18,23 +19,23 @@
 #define SYS_mseal 462
 #endif
 
-// What an argument is. Numbers below 1 << 62 stand for themselves.
+// The kind of an argument. Numbers below 1 << 62 are values.
 enum {
-    Reads = 1ull << 62, // it is read: EFAULT if it can't be
-    Writes,             // it is written to
-    MayRead,            // the same, but 0 says that there is none
-    MayWrite,
-    Any,                // what the kernel makes of it is its own business
-    Good,               // memory full of zeros
-    Path,               // a path of a file that there is
-    Program,            // the path of this very program
+    Reads = 1ull << 62, // the call reads it: EFAULT for a bad address
+    Writes,             // the call writes it
+    MayRead,            // as Reads, but a null pointer is allowed
+    MayWrite,           // as Writes, but a null pointer is allowed
+    Any,                // the call may ignore it: no result is wrong
+    Good,               // readable and writable memory full of zeros
+    Path,               // the path of an existing file
+    Program,            // the path of this program
     File,               // a descriptor of a file that is not empty
-    PipeOut,            // of an empty pipe's end to read from, which does not wait
-    PipeIn,             // of its other end
-    Directory,          // of a directory
-    Own,                // the process's number
-    Vector,             // one struct iovec, of good memory
-    Late,               // a time of no length
+    PipeOut,            // the reading end of an empty non-blocking pipe
+    PipeIn,             // the writing end of that pipe
+    Directory,          // a descriptor of a directory
+    Own,                // this process's number
+    Vector,             // one struct iovec of good memory
+    Late,               // a time of 0 s
 };
 
 #define CALL(name, ...) {#name, SYS_##name, {__VA_ARGS__}}
@@ -43,7 +44,7 @@ static const struct call {
     long number;
     uint64_t arguments[6];
 } calls[] = {
-#ifdef SYS_open // which newer architectures do without
+#ifdef SYS_open // newer architectures lack these
     CALL(open, Reads, 0), CALL(stat, Reads, Good), CALL(stat, Path, Writes), CALL(lstat, Reads, Good), CALL(lstat, Path, Writes),
     CALL(poll, Reads, 1, 0), CALL(access, Reads, 0), CALL(pipe, Writes), CALL(select, 8, MayRead, 0, 0, Late),
     CALL(select, 8, 0, MayRead, 0, Late), CALL(select, 8, 0, 0, MayRead, Late), CALL(select, 0, 0, 0, 0, MayRead),
@@ -128,61 +129,61 @@ static uint64_t value(uint64_t argument) {
     }
 }
 
-// How many answers were wrong, of those to a call with each wild pointer in the place of one argument.
+// Calls with each invalid address as argument `place`. Returns the number of wrong results.
 static int wrong(const struct call *call, int place, int *tried) {
     uint64_t kind = call->arguments[place];
-    const uint64_t wild[] = {
+    const uint64_t invalid[] = {
         0, 1, PAGE, (uint64_t)unmapped, (uint64_t)forbidden, (uint64_t)edge, 0x7ffffffff000, 0x7fffffffffff, 0x800000000000,
         1ull << 62, 0xffff7fffffffffff, 0xffff800000000000, 0xffffffff80000000, 0xfffffffffffff000, 0xffffffffffffffff,
         (uint64_t)constant,
     };
-    int count = 0, last = sizeof wild / sizeof *wild - (kind == Reads || kind == MayRead);
+    int count = 0, last = sizeof invalid / sizeof *invalid - (kind == Reads || kind == MayRead);
     for (int i = kind == MayRead || kind == MayWrite; i < last; i++) {
         uint64_t a[6];
         for (int k = 0; k < 6; k++)
-            a[k] = k == place ? wild[i] : value(call->arguments[k]);
+            a[k] = k == place ? invalid[i] : value(call->arguments[k]);
         errno = 0;
-        long answer = syscall(call->number, a[0], a[1], a[2], a[3], a[4], a[5]);
-        bool refused = answer == -1 && (errno == EFAULT || errno == ENOSYS);
-        // The last byte before the edge may be all that is touched, and all that is counted.
-        bool open = kind == Any || wild[i] == (uint64_t)edge;
+        long result = syscall(call->number, a[0], a[1], a[2], a[3], a[4], a[5]);
+        bool refused = result == -1 && (errno == EFAULT || errno == ENOSYS);
+        // At the edge the call may access the last valid byte alone, and count it as a success.
+        bool open = kind == Any || invalid[i] == (uint64_t)edge;
         if (!refused && !open) {
-            fprintf(stderr, "%s, argument %d: %#lx: %ld, %s\n", call->name, place, (long)wild[i], answer, strerror(errno));
+            fprintf(stderr, "%s, argument %d: %#lx: %ld, %s\n", call->name, place, (long)invalid[i], result, strerror(errno));
             count++;
         }
-        if (answer == 0 && (call->number == SYS_clone || call->number == SYS_clone3))
+        if (result == 0 && (call->number == SYS_clone || call->number == SYS_clone3))
             _exit(0);
         ++*tried;
     }
     return count;
 }
 
-struct handler { // as the kernel has it
+struct handler { // the kernel's layout
     uint64_t function, flags, restorer, mask;
 };
 
-// Has a handler, its way back, or the stack it runs on be at a wild address.
-static void handle(int part, uint64_t wild) {
+// Delivers a signal to a handler whose code, restorer or stack is at an invalid address.
+static void handle(int part, uint64_t invalid) {
     enum { FUNCTION, RESTORER, STACK, LENGTH, RESTORER_FLAG = 0x4000000 };
     struct handler handler = {(uint64_t)good, RESTORER_FLAG | SA_ONSTACK, (uint64_t)good, 0};
     stack_t stack = {good, 0, PAGE};
     if (part == FUNCTION)
-        handler.function = wild;
+        handler.function = invalid;
     if (part == RESTORER)
-        handler.restorer = wild;
+        handler.restorer = invalid;
     if (part == STACK)
-        stack.ss_sp = (void *)wild;
+        stack.ss_sp = (void *)invalid;
     if (part == LENGTH)
-        stack.ss_sp = (void *)wild, stack.ss_size = -wild;
+        stack.ss_sp = (void *)invalid, stack.ss_size = -invalid;
     signal(SIGSEGV, SIG_DFL);
     sigaltstack(&stack, NULL);
     syscall(SYS_rt_sigaction, SIGUSR1, &handler, NULL, 8);
-    // What is there is not executable: what is right too ends in a fault.
+    // The page is not executable, so a signal delivered correctly ends in a fault as well.
     raise(SIGUSR1);
     _exit(0);
 }
 
-// How many children did not end as who faults does.
+// Returns the number of children that did not die of SIGSEGV or SIGBUS.
 static int survivors(int part, int *tried) {
     int count = 0;
     for (int bit = 1; bit <= 64; bit++) {
@@ -198,7 +199,7 @@ static int survivors(int part, int *tried) {
 }
 
 int main(void) {
-    bool all_right = true;
+    bool all_passed = true;
     good = mmap(NULL, 8 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (good == MAP_FAILED)
         die("mmap");
@@ -210,7 +211,7 @@ int main(void) {
     vector = (struct iovec){good, 8};
     file = open(path, O_CREAT | O_RDWR | O_TRUNC, 0700), directory = open("/", O_RDONLY | O_DIRECTORY);
     if (file < 0 || directory < 0 || write(file, good, PAGE) != PAGE || pipe2(ends, O_NONBLOCK))
-        die("the files");
+        die("creating the test files");
     signal(SIGALRM, SIG_DFL);
     fflush(stdout);
     for (const struct call *call = calls; call < calls + sizeof calls / sizeof *calls; call++)
@@ -218,35 +219,35 @@ int main(void) {
             uint64_t kind = call->arguments[place];
             if (kind < Reads || kind > Any)
                 continue;
-            int told[2], status, counts[2] = {0, 0};
-            if (pipe(told))
+            int report[2], status, counts[2] = {0, 0};
+            if (pipe(report))
                 die("pipe");
             pid_t child = fork();
             if (!child) {
                 alarm(30);
                 lseek(file, 0, SEEK_SET);
-                syscall(SYS_timer_create, 0, NULL, good); // number 0
+                syscall(SYS_timer_create, 0, NULL, good); // timer 0
                 counts[1] = wrong(call, place, &counts[0]);
-                _exit(write(told[1], counts, sizeof counts) != sizeof counts);
+                _exit(write(report[1], counts, sizeof counts) != sizeof counts);
             }
             waitpid(child, &status, 0);
-            close(told[1]);
-            bool answered = read(told[0], counts, sizeof counts) == sizeof counts;
-            close(told[0]);
-            // Memory that is no program's to give up may take the program with it.
-            bool suicide = call->number == SYS_munmap || call->number == SYS_mprotect || call->number == SYS_brk;
-            bool right = (answered && !counts[1] && status == 0) || suicide;
-            all_right &= right;
+            close(report[1]);
+            bool reported = read(report[0], counts, sizeof counts) == sizeof counts;
+            close(report[0]);
+            // These calls may take away the program's own memory, and so end it.
+            bool may_end_itself = call->number == SYS_munmap || call->number == SYS_mprotect || call->number == SYS_brk;
+            bool passed = (reported && !counts[1] && status == 0) || may_end_itself;
+            all_passed &= passed;
             printf("{\"program\": \"pointers\", \"call\": \"%s\", \"argument\": \"%d\", \"tried\": %d, \"wrong\": %d, \"status\": %d}\n",
-                   call->name, place, counts[0], counts[1], right ? 0 : status ? status : 1);
+                   call->name, place, counts[0], counts[1], passed ? 0 : status ? status : 1);
             fflush(stdout);
         }
     for (int part = 0; part < 4; part++) {
         int tried = 0, count = survivors(part, &tried);
-        all_right &= !count;
+        all_passed &= !count;
         printf("{\"program\": \"pointers\", \"call\": \"handler\", \"argument\": \"%d\", \"tried\": %d, \"wrong\": %d, \"status\": %d}\n", part, tried,
                count, !!count);
     }
     unlink(path);
-    return all_right ? 0 : 1;
+    return all_passed ? 0 : 1;
 }

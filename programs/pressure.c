@@ -1,16 +1,19 @@
-// pressure [MIB [ROUNDS [READS]]]: works on more memory than there is, and sees that every page holds what was last written to it. Needs
-// swap, such as that of `vellum run --mem 256M --swap 1G`.
+// pressure [MIB [ROUNDS [READS]]]: uses more memory than the machine has, and checks that every
+// page holds what was last written to it. Needs swap, such as that of `vellum run --mem 256M --swap
+// 1G`.
 //
-// Each round writes a part of all pages, in an order of no use to anybody who looks ahead, and has a child that does the same to a
-// quarter of its own copy, beside its parent. Pages hold one word over and over; every eighth holds what can be compressed to a half.
+// Each round writes a part of all pages, in an order that defeats readahead, beside a child that
+// does the same to a quarter of its own copy. Most pages repeat one word; one in eight compresses
+// to a half.
 //
-// With READS, every page can be compressed to a half, and parent and child read all of them so often: what both have, and neither
-// writes, takes no more than what one has, in memory and in swap.
+// With READS, every page compresses to a half, and parent and child each read all of them READS
+// times: pages that both share and neither writes must take no more memory and swap than those of
+// one process.
 #include "contents.h"
 
 static char *memory;
 static uint64_t pages;
-// Of each page, how often it was written.
+// The number of times that each page was written.
 static uint16_t *written;
 static uint64_t reads;
 
@@ -23,18 +26,18 @@ static void write_page(uint64_t page) {
     fill((uint64_t *)(memory + page * PAGE), page);
 }
 
-static void check(const char *who, uint64_t first) {
+static void check(const char *process, uint64_t first) {
     uint64_t words[WORDS];
     for (uint64_t page = 0; page < first; page++) {
         fill(words, page);
         if (memcmp(words, memory + page * PAGE, PAGE)) {
             errno = 0;
-            die("%s: page %llu holds something else", who, (unsigned long long)page);
+            die("%s: page %llu has other contents", process, (unsigned long long)page);
         }
     }
 }
 
-// Writes an eighth of the first pages.
+// Writes an eighth of the first `first` pages.
 static void work(uint64_t noise, uint64_t first) {
     for (uint64_t i = 0; i < first / 8; i++) {
         noise = noise * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -75,9 +78,9 @@ int main(int argc, char **argv) {
     }
     long out = figure("/proc/vmstat", "pswpout"), in = figure("/proc/vmstat", "pswpin");
     long freed = figure("/proc/vmstat", "pgsteal_kswapd") + figure("/proc/vmstat", "pgsteal_direct");
-    long looked = figure("/proc/vmstat", "pgscan_kswapd") + figure("/proc/vmstat", "pgscan_direct");
-    if (freed > looked || (out > 0 && freed <= 0))
-        die("%ld pages were freed, and %ld looked at", freed, looked);
+    long scanned = figure("/proc/vmstat", "pgscan_kswapd") + figure("/proc/vmstat", "pgscan_direct");
+    if (freed > scanned || (out > 0 && freed <= 0))
+        die("pgsteal is %ld, and pgscan %ld: expected no more freed than scanned", freed, scanned);
     printf("{\"mib\":%zu,\"rounds\":%d,\"out\":%ld,\"in\":%ld}\n", length >> 20, (int)rounds, out, in);
     return 0;
 }

@@ -1,5 +1,6 @@
-// races [RULE]: that whatever one thread waits for reaches it, at whatever moment another brings it about; all rules, or one by its
-// number. A rule that is broken ends with "no", or never. Needs two processors to tell much.
+// races [RULE]: every event reaches the thread that waits for it, at whatever moment it occurs.
+// Runs all rules, or the one of that number. A broken rule prints "no", or never ends. Finds little
+// with one CPU.
 #include "common.h"
 #include <limits.h>
 #include <linux/futex.h>
@@ -18,21 +19,21 @@ enum { ROUNDS = 1000 };
 
 static uint32_t seed = 1;
 
-// Some time, that differs from round to round: up to some ten microseconds of computing.
-static void idle(void) {
+// Computes for up to some ten microseconds, a different time in each round.
+static void compute(void) {
     seed = seed * 1664525 + 1013904223;
     for (uint32_t n = seed >> 20; n; n--)
         __asm__ volatile("");
 }
 
-static pid_t forked(void) {
+static pid_t fork_or_die(void) {
     pid_t child = fork();
     if (child < 0)
         die("fork");
     return child;
 }
 
-static int status_of(pid_t child) {
+static int wait_for(pid_t child) {
     int status;
     while (waitpid(child, &status, 0) != child)
         if (errno != EINTR)
@@ -40,9 +41,9 @@ static int status_of(pid_t child) {
     return status;
 }
 
-static pthread_t started(void *(*what)(void *), void *with) {
+static pthread_t start_thread(void *(*function)(void *), void *argument) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, what, with))
+    if (pthread_create(&thread, NULL, function, argument))
         die("pthread_create");
     return thread;
 }
@@ -61,8 +62,8 @@ static void block(int signal) {
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
-// Whether it is pending; then it is taken.
-static bool takes(int signal) {
+// Takes a pending signal; returns whether it was pending.
+static bool take_signal(int signal) {
     sigset_t set;
     struct timespec none = {0, 0};
     sigemptyset(&set);
@@ -77,25 +78,25 @@ static void unblock(int signal) {
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
 }
 
-// vfork whose child ends at once.
+// A vfork whose child ends at once.
 static bool vfork_returns(void) {
     for (int round = 0; round < 2 * ROUNDS; round++) {
         pid_t child = vfork();
         if (!child)
             _exit(0);
-        status_of(child);
+        wait_for(child);
     }
     return true;
 }
 
-// A parent that a signal ends while its vfork's child goes on.
+// A fatal signal to a parent while its vfork's child runs.
 static bool vfork_is_killable(void) {
     const int fatal[] = {SIGKILL, SIGTERM};
     volatile pid_t *child = shared_page();
     bool good = true;
     for (int n = 0; n < 2; n++) {
         *child = 0;
-        pid_t parent = forked();
+        pid_t parent = fork_or_die();
         if (!parent) {
             pid_t own = vfork();
             if (own == 0) {
@@ -109,20 +110,20 @@ static bool vfork_is_killable(void) {
             usleep(100);
         usleep(1000);
         kill(parent, fatal[n]);
-        int status = status_of(parent);
+        int status = wait_for(parent);
         good = good && WIFSIGNALED(status) && WTERMSIG(status) == fatal[n] && kill(*child, SIGKILL) == 0;
     }
     return good;
 }
 
-// A FIFO is opened to read, and its writer, there before, goes as soon as it sees the reader.
+// A FIFO is opened for reading, and its waiting writer closes it as soon as it has a reader.
 static bool fifo_opens(void) {
     const char *path = "/tmp/races-fifo";
     unlink(path);
     if (mkfifo(path, 0600))
         die("mkfifo");
     volatile int *rounds = shared_page();
-    pid_t reader = forked();
+    pid_t reader = fork_or_die();
     if (!reader) {
         for (int round = 1; round <= 2 * ROUNDS; round++) {
             while (rounds[0] < round) {
@@ -142,7 +143,7 @@ static bool fifo_opens(void) {
             die("open");
         close(other);
         rounds[0] = round;
-        // There is an error as long as nothing reads.
+        // poll reports an error as long as the FIFO has no reader.
         while (poll(&file, 1, 0) && rounds[1] < round) {
         }
         close(file.fd);
@@ -150,7 +151,7 @@ static bool fifo_opens(void) {
         }
     }
     unlink(path);
-    return status_of(reader) == 0;
+    return wait_for(reader) == 0;
 }
 
 static int ends[2];
@@ -158,7 +159,7 @@ static volatile bool stop;
 static volatile int zeros;
 static bool selects;
 
-static void *taker(void *unused) {
+static void *take_bytes(void *unused) {
     (void)unused;
     while (!stop) {
         int ready;
@@ -180,15 +181,15 @@ static void *taker(void *unused) {
     return NULL;
 }
 
-// Three threads that wait for the same bytes: one of them takes each.
-static bool poll_reports(void) {
+// Three threads wait for the same bytes: one of them takes each.
+static bool poll_reports_events(void) {
     for (int kind = 0; kind < 2; kind++) {
         selects = kind, stop = false;
         if (pipe2(ends, O_NONBLOCK | O_CLOEXEC))
             die("pipe2");
         pthread_t threads[3];
         for (int n = 0; n < 3; n++)
-            threads[n] = started(taker, NULL);
+            threads[n] = start_thread(take_bytes, NULL);
         for (int round = 0; round < 5 * ROUNDS; round++) {
             if (write(ends[1], "a", 1) < 0 && errno != EAGAIN)
                 die("write");
@@ -206,80 +207,81 @@ static bool poll_reports(void) {
     return zeros == 0;
 }
 
-// What wait says of a child's end, its signal says too, and the other way round; and what a pidfd says, wait says.
-static bool child_signal_is_there(void) {
+// After wait reports a child's end its signal is pending, and the other way round; likewise for a
+// pidfd.
+static bool child_end_is_signalled(void) {
     bool good = true;
     block(SIGCHLD);
     for (int round = 0; round < ROUNDS; round++) {
-        pid_t child = forked();
+        pid_t child = fork_or_die();
         if (!child) {
-            idle();
+            compute();
             _exit(0);
         }
         int status, pidfd;
         switch (round % 4) {
         case 0:
-            status_of(child);
-            good = takes(SIGCHLD) && good;
+            wait_for(child);
+            good = take_signal(SIGCHLD) && good;
             break;
         case 1:
             while (waitpid(child, &status, WNOHANG) == 0)
-                idle();
-            good = takes(SIGCHLD) && good;
+                compute();
+            good = take_signal(SIGCHLD) && good;
             break;
         case 2:
-            while (!takes(SIGCHLD))
-                idle();
+            while (!take_signal(SIGCHLD))
+                compute();
             good = waitpid(child, &status, WNOHANG) == child && good;
             break;
         default:
             pidfd = (int)syscall(SYS_pidfd_open, child, 0);
             struct pollfd file = {pidfd, POLLIN, 0};
             while (poll(&file, 1, 0) == 0)
-                idle();
+                compute();
             good = waitpid(child, &status, WNOHANG) == child && good;
             close(pidfd);
-            while (!takes(SIGCHLD))
-                idle();
+            while (!take_signal(SIGCHLD))
+                compute();
         }
     }
     unblock(SIGCHLD);
     return good;
 }
 
-// What the signal says of a child that stops and goes on, wait says.
-static bool stop_signal_is_there(void) {
+// When the signal of a child that stops or continues is pending, wait reports it.
+static bool child_stop_is_signalled(void) {
     bool good = true;
     block(SIGCHLD);
-    pid_t child = forked();
+    pid_t child = fork_or_die();
     if (!child)
         for (;;)
             pause();
     for (int round = 0; round < ROUNDS / 4; round++) {
         int status;
         kill(child, SIGSTOP);
-        while (!takes(SIGCHLD))
-            idle();
+        while (!take_signal(SIGCHLD))
+            compute();
         good = waitpid(child, &status, WUNTRACED | WNOHANG) == child && WIFSTOPPED(status) && good;
         kill(child, SIGCONT);
-        while (!takes(SIGCHLD))
-            idle();
+        while (!take_signal(SIGCHLD))
+            compute();
         good = waitpid(child, &status, WCONTINUED | WNOHANG) == child && WIFCONTINUED(status) && good;
     }
     kill(child, SIGKILL);
-    status_of(child);
+    wait_for(child);
     unblock(SIGCHLD);
     return good;
 }
 
-// A process and its parent end at once: whoever adopts the child hears of it.
-static bool orphans_are_told(void) {
+// A process and its parent end at once: the subreaper is notified of the child.
+static bool subreapers_are_notified(void) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     for (int round = 0; round < ROUNDS; round++) {
-        pid_t child = forked();
+        pid_t child = fork_or_die();
         if (!child) {
-            if (!forked()) {
-                idle();
+            if (!fork_or_die()) {
+                compute();
                 _exit(0);
             }
             _exit(0);
@@ -311,20 +313,20 @@ static struct {
 } *sleepers;
 static int own, handled;
 
-static void computes(int signal) {
+static void compute_until_released(int signal) {
     (void)signal;
     for (handled++; sleepers[own].released < handled;) {
     }
 }
 
-// A process that a signal has woken runs, or wants to, until it sleeps again.
+// A process that a signal has woken runs, or is runnable, until it sleeps again.
 static bool woken_is_running(void) {
     pid_t children[SLEEPERS];
     bool good = true;
     sleepers = shared_page();
     for (own = 0; own < SLEEPERS; own++)
-        if (!(children[own] = forked())) {
-            signal(SIGUSR1, computes);
+        if (!(children[own] = fork_or_die())) {
+            signal(SIGUSR1, compute_until_released);
             sleepers[own].ready = true;
             for (;;)
                 pause();
@@ -339,7 +341,7 @@ static bool woken_is_running(void) {
         }
     for (int n = 0; n < SLEEPERS; n++) {
         kill(children[n], SIGKILL);
-        status_of(children[n]);
+        wait_for(children[n]);
     }
     return good;
 }
@@ -347,7 +349,7 @@ static bool woken_is_running(void) {
 static uint32_t word;
 static volatile long woken;
 
-static void *waiter(void *unused) {
+static void *wait_on_futex(void *unused) {
     (void)unused;
     while (!stop) {
         struct timespec soon = {0, 50000};
@@ -357,16 +359,16 @@ static void *waiter(void *unused) {
     return NULL;
 }
 
-// Each wake that a waker counts ends a wait as woken, though its time is up as well.
+// A wake that the waker counts ends a wait as woken, even if its timeout expires too.
 static bool futex_wakes_count(void) {
     stop = false;
     pthread_t threads[3];
     for (int n = 0; n < 3; n++)
-        threads[n] = started(waiter, NULL);
+        threads[n] = start_thread(wait_on_futex, NULL);
     long counted = 0;
     for (int round = 0; round < 20 * ROUNDS; round++) {
         counted += syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-        idle();
+        compute();
     }
     stop = true;
     for (int n = 0; n < 3; n++)
@@ -374,19 +376,19 @@ static bool futex_wakes_count(void) {
     return counted > 0 && counted == woken;
 }
 
-// A signal that comes as a thread begins to wait for it.
+// A signal arrives as a thread begins to wait for it.
 static bool awaited_signal_comes(void) {
     int there[2], back[2];
     if (pipe(there) || pipe(back))
         die("pipe");
     block(SIGUSR1);
-    pid_t parent = getpid(), child = forked();
+    pid_t parent = getpid(), child = fork_or_die();
     char byte = 0;
     if (!child) {
         for (int round = 0; round < 3 * ROUNDS; round++) {
             if (read(there[0], &byte, 1) != 1)
                 _exit(1);
-            idle();
+            compute();
             kill(parent, SIGUSR1);
         }
         _exit(0);
@@ -401,117 +403,118 @@ static bool awaited_signal_comes(void) {
         }
     }
     unblock(SIGUSR1);
-    return status_of(child) == 0;
+    return wait_for(child) == 0;
 }
 
-static void *sleeper(void *unused) {
+static void *sleep_forever(void *unused) {
     (void)unused;
     for (;;)
         pause();
     return NULL;
 }
 
-// Says that it is there, and ends the thread as soon as it may.
-static void *leaver(void *flags) {
+// Reports that it runs, and ends the thread when the second flag is set.
+static void *exit_when_flagged(void *flags) {
     volatile bool *there = flags, *go = there + 1;
     *there = true;
     while (!*go) {
     }
-    idle();
+    compute();
     syscall(SYS_exit, 0);
     return NULL;
 }
 
-// A signal for a process one of whose threads ends just then: another takes it.
-static bool signals_are_handed_on(void) {
+// One thread of a process ends as the process is signalled: another thread takes the signal.
+static bool signals_reach_another_thread(void) {
     volatile bool *flags = shared_page();
     for (int round = 0; round < ROUNDS / 5; round++) {
         flags[0] = flags[1] = false;
         seed += (uint32_t)round;
-        pid_t child = forked();
+        pid_t child = fork_or_die();
         if (!child) {
-            // The first thread is asked first, and ends.
-            started(sleeper, NULL);
-            leaver((void *)flags);
+            // The first thread is the kernel's first choice, and ends.
+            start_thread(sleep_forever, NULL);
+            exit_when_flagged((void *)flags);
         }
         while (!flags[0])
             sched_yield();
         flags[1] = true;
-        idle();
+        compute();
         kill(child, SIGTERM);
-        if (!WIFSIGNALED(status_of(child)))
+        if (!WIFSIGNALED(wait_for(child)))
             return false;
     }
     return true;
 }
 
-static void *maker(void *depth) {
+static void *create_threads(void *depth) {
     pthread_attr_t attributes;
     pthread_t next;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, 64 << 10);
-    while (pthread_create(&next, &attributes, maker, depth))
+    while (pthread_create(&next, &attributes, create_threads, depth))
         usleep(10);
     return NULL;
 }
 
-static void *executor(void *name) {
+static void *execute(void *name) {
     char *arguments[] = {name, "nothing", NULL};
     execv("/proc/self/exe", arguments);
     return NULL;
 }
 
-// A process ends, or executes a program, while its threads make threads; or two of them execute one.
+// A process ends, or executes a program, while its threads create threads; or two threads execute
+// one.
 static bool all_threads_end(void) {
     bool good = true;
     for (int round = 0; round < 60; round++) {
-        pid_t child = forked();
+        pid_t child = fork_or_die();
         if (!child) {
             for (int n = 0; n < 2; n++)
-                maker(NULL);
+                create_threads(NULL);
             usleep((useconds_t)(round % 10) * 20);
             if (round % 3 == 0)
                 _exit(0);
             if (round % 3 == 1)
-                started(executor, "races");
-            executor("races");
+                start_thread(execute, "races");
+            execute("races");
             pause();
         }
-        good = status_of(child) == 0 && good;
+        good = wait_for(child) == 0 && good;
     }
     return good;
 }
 
-static void multiplies(void) {
+static void fork_forever(void) {
     for (;;)
         if (fork() < 0)
             usleep(100);
 }
 
-// A signal for all of a group reaches children that are just being made.
+// A signal to a process group reaches children that are being created.
 static bool groups_end(void) {
     for (int round = 0; round < 20; round++) {
         struct rlimit most;
         int files[2];
         if (pipe(files) || getrlimit(RLIMIT_NPROC, &most))
             die("pipe");
-        pid_t child = forked();
+        pid_t child = fork_or_die();
         if (!child) {
             setpgid(0, 0);
             close(files[0]);
-            // Not root any more, whom no limit holds.
+            // Without root's rights, so that RLIMIT_NPROC holds.
             most.rlim_cur = 40;
             if (setrlimit(RLIMIT_NPROC, &most) || (getuid() == 0 && setuid(12345)))
                 _exit(1);
-            multiplies();
+            fork_forever();
         }
         close(files[1]);
         setpgid(child, child);
         usleep(2000 + (useconds_t)round * 300);
         kill(-child, SIGKILL);
-        status_of(child);
-        // All of them had the other end.
+        wait_for(child);
+        // All of the group's processes had the other end.
         char byte;
         if (read(files[0], &byte, 1) != 0)
             return false;
@@ -520,20 +523,20 @@ static bool groups_end(void) {
     return true;
 }
 
-// The files of a process whose threads end at once are closed.
+// The files of a process whose threads all end at once are closed.
 static bool files_are_closed(void) {
     for (int round = 0; round < ROUNDS / 5; round++) {
         int files[2];
         if (pipe2(files, O_CLOEXEC))
             die("pipe2");
-        pid_t child = forked();
+        pid_t child = fork_or_die();
         if (!child) {
             static volatile bool flags[2];
-            started(leaver, (void *)flags);
+            start_thread(exit_when_flagged, (void *)flags);
             while (!flags[0])
                 sched_yield();
             flags[1] = true;
-            idle();
+            compute();
             syscall(SYS_exit, 0);
         }
         close(files[1]);
@@ -542,37 +545,38 @@ static bool files_are_closed(void) {
         if (read(files[0], &byte, 1) != 0)
             return false;
         close(files[0]);
-        status_of(child);
+        wait_for(child);
     }
     return true;
 }
 
-static void *keeper(void *unused) {
+static void *restore_limit(void *unused) {
     (void)unused;
     struct rlimit limit;
     while (!stop) {
         if (getrlimit(RLIMIT_MSGQUEUE, &limit))
             die("getrlimit");
-        // Refused if it was lowered meanwhile.
+        // Fails if the hard limit was lowered meanwhile.
         setrlimit(RLIMIT_MSGQUEUE, &limit);
     }
     return NULL;
 }
 
-// A thread without rights lowers a hard limit again and again, while another sets what it last was: it never rises.
+// An unprivileged thread lowers a hard limit again and again, while another sets the value that it
+// just read: the limit must never rise.
 static bool limits_stay_low(void) {
-    pid_t child = forked();
+    pid_t child = fork_or_die();
     if (!child) {
         struct rlimit limit = {1 << 20, 1 << 20}, found;
         if (setrlimit(RLIMIT_MSGQUEUE, &limit) || (getuid() == 0 && setuid(12345)))
             _exit(2);
         stop = false;
-        pthread_t thread = started(keeper, NULL);
+        pthread_t thread = start_thread(restore_limit, NULL);
         bool good = true;
         for (int round = 0; round < 20 * ROUNDS; round++) {
             limit.rlim_cur = --limit.rlim_max;
             setrlimit(RLIMIT_MSGQUEUE, &limit);
-            idle();
+            compute();
             getrlimit(RLIMIT_MSGQUEUE, &found);
             good = good && found.rlim_max <= limit.rlim_max;
         }
@@ -580,12 +584,12 @@ static bool limits_stay_low(void) {
         pthread_join(thread, NULL);
         _exit(!good);
     }
-    return status_of(child) == 0;
+    return wait_for(child) == 0;
 }
 
-// The first time comes soon, the second after all times that can be counted.
+// A timer whose first expiry is soon, and whose interval is the longest.
 static bool longest_interval_fires(void) {
-    pid_t child = forked();
+    pid_t child = fork_or_die();
     if (!child) {
         struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
         struct itimerspec when = {.it_value.tv_nsec = 1000000, .it_interval.tv_sec = LONG_MAX};
@@ -599,24 +603,24 @@ static bool longest_interval_fires(void) {
             _exit(1);
         _exit(sigtimedwait(&set, NULL, &soon) != SIGUSR1 || timer_gettime(timer, &when) || !when.it_value.tv_sec);
     }
-    return status_of(child) == 0;
+    return wait_for(child) == 0;
 }
 
-static void nothing(int signal) {
+static void ignore(int signal) {
     (void)signal;
 }
 
-// Reads of a full pipe, in pieces, and signals that come between them: each byte is read once.
+// Signals interrupt reads of a full pipe: each byte is read once.
 static bool interrupted_reads_lose_nothing(void) {
     enum { MIB = 1 << 20, TIMES = 40 };
     static char memory[1 << 20];
     int ends[2];
     if (pipe(ends) || fcntl(ends[1], F_SETPIPE_SZ, MIB) != MIB)
         return false;
-    pid_t child = forked();
+    pid_t child = fork_or_die();
     if (!child) {
         struct itimerval often = {{0, 200}, {0, 200}};
-        struct sigaction action = {.sa_handler = nothing};
+        struct sigaction action = {.sa_handler = ignore};
         sigaction(SIGALRM, &action, NULL);
         setitimer(ITIMER_REAL, &often, NULL);
         close(ends[1]);
@@ -631,12 +635,12 @@ static bool interrupted_reads_lose_nothing(void) {
         if (write(ends[1], memory, sizeof memory) != MIB)
             break;
     close(ends[1]);
-    return status_of(child) == 0;
+    return wait_for(child) == 0;
 }
 
 enum { LONG = 1 << 30, FILES = 256 << 20, MOST = 64, STACK = 16 << 10 };
 
-// What a process works on in a call that takes long: a GiB of addresses, or a file, its part of FILES bytes.
+// The subject of a long call: 1 GiB of addresses, or a file, with its part of FILES bytes.
 static struct work {
     char *memory;
     int file;
@@ -644,25 +648,25 @@ static struct work {
 } works[MOST];
 static volatile int began;
 
-static int populates(void *of) {
+static int populate(void *of) {
     struct work *work = of;
     __atomic_fetch_add(&began, 1, __ATOMIC_SEQ_CST);
     return madvise(work->memory, LONG, MADV_POPULATE_READ);
 }
 
-static int locks(void *of) {
+static int lock(void *of) {
     struct work *work = of;
     __atomic_fetch_add(&began, 1, __ATOMIC_SEQ_CST);
     return mlock(work->memory, LONG);
 }
 
-static int locks_all(void *unused) {
+static int lock_all(void *unused) {
     (void)unused;
     __atomic_fetch_add(&began, 1, __ATOMIC_SEQ_CST);
     return mlockall(MCL_CURRENT);
 }
 
-static int advises(void *of) {
+static int advise(void *of) {
     enum { PARTS = 1024 };
     static struct iovec parts[PARTS];
     struct work *work = of;
@@ -673,34 +677,34 @@ static int advises(void *of) {
     return syscall(SYS_process_madvise, self, parts, PARTS, MADV_POPULATE_READ, 0) < 0;
 }
 
-static int allocates(void *of) {
+static int allocate(void *of) {
     struct work *work = of;
     __atomic_fetch_add(&began, 1, __ATOMIC_SEQ_CST);
     return fallocate(work->file, 0, 0, work->size);
 }
 
-// Whether a call has come to its end: the last page is there, which comes last, or the file has its size.
-static bool is_done(const struct work *work) {
+// Returns whether a call is complete: the last page is present, or the file has its size.
+static bool is_complete(const struct work *work) {
     struct stat file;
     if (fstat(work->file, &file))
         die("fstat");
     return file.st_size || pages_present(work->memory + LONG - PAGE, PAGE);
 }
 
-// As many processes as there are processors call something that takes long. Another process runs before one of the calls is
-// done, and kills them before that.
+// As many processes as CPUs make a long call. Another process must run before one of the calls is
+// complete, and must kill them before that.
 static bool gives_way(int (*call)(void *)) {
     long count = sysconf(_SC_NPROCESSORS_ONLN);
     pid_t children[MOST];
     if (count < 1 || count > MOST)
         die("%ld processors", count);
-    // Each page is faulted in on its own, and only read: so it takes memory for page tables alone.
+    // Each page is a read fault of its own, so the calls take memory for page tables alone.
     char *memory = mmap(NULL, LONG, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     char *stacks = map_aligned(MOST * STACK);
     if (memory == MAP_FAILED || madvise(memory, LONG, MADV_NOHUGEPAGE))
         die("mmap");
     began = 0;
-    // They have the same memory, so that it is seen how far they have come even when they have ended.
+    // The processes share their memory, so that their progress is visible after their end.
     for (long n = 0; n < count; n++) {
         works[n] = (struct work){memory, memfd_create("races", MFD_CLOEXEC), FILES / count};
         if (works[n].file < 0)
@@ -712,12 +716,12 @@ static bool gives_way(int (*call)(void *)) {
         sched_yield();
     bool good = true;
     for (long n = 0; n < count; n++)
-        good = !is_done(works + n) && good;
+        good = !is_complete(works + n) && good;
     for (long n = 0; n < count; n++)
         kill(children[n], SIGKILL);
     for (long n = 0; n < count; n++) {
-        int status = status_of(children[n]);
-        good = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && !is_done(works + n) && good;
+        int status = wait_for(children[n]);
+        good = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && !is_complete(works + n) && good;
     }
     for (long n = 0; n < count; n++)
         close(works[n].file);
@@ -728,54 +732,54 @@ static bool gives_way(int (*call)(void *)) {
 }
 
 static bool populate_gives_way(void) {
-    return gives_way(populates);
+    return gives_way(populate);
 }
 
 static bool lock_gives_way(void) {
-    return gives_way(locks);
+    return gives_way(lock);
 }
 
 static bool lock_all_gives_way(void) {
-    return gives_way(locks_all);
+    return gives_way(lock_all);
 }
 
 static bool advice_gives_way(void) {
-    return gives_way(advises);
+    return gives_way(advise);
 }
 
 static bool allocation_gives_way(void) {
-    return gives_way(allocates);
+    return gives_way(allocate);
 }
 
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "nothing"))
         return 0;
     const struct rule rules[] = {
-        {"a vfork returns though its child ends at once", vfork_returns},
+        {"vfork returns even if its child ends at once", vfork_returns},
         {"a fatal signal ends a vfork's wait", vfork_is_killable},
-        {"a FIFO opens though its other end is closed at once", fifo_opens},
-        {"poll and select without a timeout report an event", poll_reports},
-        {"a child's end and its signal come together", child_signal_is_there},
-        {"a child's stop is there when its signal is", stop_signal_is_there},
-        {"an orphan's end reaches the process that adopts it", orphans_are_told},
-        {"a process that was woken does not sleep", woken_is_running},
-        {"a futex wake that is counted is reported", futex_wakes_count},
+        {"a FIFO opens even if its other end is closed at once", fifo_opens},
+        {"poll and select without a timeout report an event", poll_reports_events},
+        {"a child's end is waitable when its signal is pending, and conversely", child_end_is_signalled},
+        {"a child's stop is waitable when its signal is pending", child_stop_is_signalled},
+        {"a subreaper is notified of an orphan's end", subreapers_are_notified},
+        {"a woken process is runnable", woken_is_running},
+        {"a counted futex wake ends a wait as woken", futex_wakes_count},
         {"a signal ends the wait for it", awaited_signal_comes},
-        {"a signal that a thread leaves reaches another", signals_are_handed_on},
+        {"a signal that an ending thread does not take reaches another", signals_reach_another_thread},
         {"no thread outlives its process", all_threads_end},
-        {"a signal for a group reaches all of it", groups_end},
-        {"files are closed with the last thread", files_are_closed},
+        {"a signal to a process group reaches all of it", groups_end},
+        {"files are closed when the last thread ends", files_are_closed},
         {"a hard limit that was lowered does not rise", limits_stay_low},
         {"a timer with the longest interval fires", longest_interval_fires},
-        {"a signal between the pieces of a read loses none", interrupted_reads_lose_nothing},
-        {"others run beside MADV_POPULATE_READ, and a signal ends it", populate_gives_way},
-        {"others run beside mlock, and a signal ends it", lock_gives_way},
-        {"others run beside mlockall, and a signal ends it", lock_all_gives_way},
-        {"others run beside process_madvise, and a signal ends it", advice_gives_way},
-        {"others run beside fallocate, and a signal ends it", allocation_gives_way},
+        {"a signal during a read loses no bytes", interrupted_reads_lose_nothing},
+        {"other processes run beside MADV_POPULATE_READ, and a signal ends it", populate_gives_way},
+        {"other processes run beside mlock, and a signal ends it", lock_gives_way},
+        {"other processes run beside mlockall, and a signal ends it", lock_all_gives_way},
+        {"other processes run beside process_madvise, and a signal ends it", advice_gives_way},
+        {"other processes run beside fallocate, and a signal ends it", allocation_gives_way},
     };
-    long one = argument(argc, argv, 1, 0);
-    if (one > (long)(sizeof rules / sizeof *rules))
-        die("no rule %ld", one);
-    return one ? check_rules(rules + one - 1, 1) : check_rules(rules, sizeof rules / sizeof *rules);
+    long number = argument(argc, argv, 1, 0);
+    if (number > (long)(sizeof rules / sizeof *rules))
+        die("no rule %ld", number);
+    return number ? check_rules(rules + number - 1, 1) : check_rules(rules, sizeof rules / sizeof *rules);
 }

@@ -1,5 +1,6 @@
-// shared [MIB]: has more in shared memory, and then in a file in memory, than there is memory; and sees that all of it comes back, that
-// what the kernel says of it adds up, and that nothing is left in swap. Needs swap, such as that of `vellum run --mem 256M --swap 1G`.
+// shared [MIB]: fills more shared memory, and then a larger file in memory, than the machine has,
+// and checks that all contents return, that the kernel's counts of it add up, and that no slot
+// stays in use. Needs swap, such as that of `vellum run --mem 256M --swap 1G`.
 #include "contents.h"
 #include <inttypes.h>
 #include <sys/stat.h>
@@ -10,21 +11,21 @@ static long meminfo(const char *name) {
     return figure("/proc/meminfo", name);
 }
 
-// Kilobytes in swap.
+// Returns the swap in use, in KiB.
 static long swapped(void) {
     return meminfo("SwapTotal") - meminfo("SwapFree");
 }
 
-// Says which part of a rule is broken, if one is.
-static bool is_so(bool good, const char *what) {
+// Reports the broken part of a rule.
+static bool check(bool good, const char *what) {
     if (!good)
-        fprintf(stderr, "not so: %s\n", what);
+        fprintf(stderr, "broken: %s\n", what);
     return good;
 }
 
-// Returns when what was given up has left swap. Reclaim that was about to write some of it there finishes first, which takes as
-// long as the disk does: there is no time after which it would be wrong.
-static void wait_until_left(void) {
+// Waits until released memory has left swap. Reclaim that was about to write some of it finishes
+// first, which takes as long as the disk does: no timeout would be right.
+static void wait_until_swap_is_free(void) {
     while (swapped() > (long)(length / 1024 / 16))
         usleep(1000);
 }
@@ -38,7 +39,7 @@ static void compare(const uint64_t *found, uint64_t page, const char *where) {
     fill(words, page);
     errno = 0;
     if (memcmp(words, found, PAGE))
-        die("%s: page %" PRIu64 " holds something else", where, page);
+        die("%s: page %" PRIu64 " has other contents", where, page);
 }
 
 static char *map_shared(int file) {
@@ -49,14 +50,15 @@ static char *map_shared(int file) {
     return memory;
 }
 
-// What `smaps` says that an area has in swap, and how many pages `mincore` says are not in memory.
-static bool adds_up(char *memory) {
+// Checks that the `Swap` row of the VMA in `smaps` agrees with the pages that `mincore` reports
+// absent.
+static bool smaps_agrees_with_mincore(char *memory) {
     unsigned char *present = malloc(length / PAGE);
     if (!present || mincore(memory, length, present))
         die("mincore");
-    size_t away = 0;
+    size_t absent = 0;
     for (size_t page = 0; page < length / PAGE; page++)
-        away += !(present[page] & 1);
+        absent += !(present[page] & 1);
     free(present);
     char line[512], start[32];
     snprintf(start, sizeof start, "%lx-", (unsigned long)memory);
@@ -72,18 +74,18 @@ static bool adds_up(char *memory) {
     if (file)
         fclose(file);
     size_t slack = length / PAGE / 4;
-    size_t said = (size_t)kilobytes / 4;
-    return kilobytes > 0 && said <= away + slack && away <= said + slack;
+    size_t reported = (size_t)kilobytes / 4;
+    return kilobytes > 0 && reported <= absent + slack && absent <= reported + slack;
 }
 
-// Parent and child see the same, whoever of them wrote it, and wherever it has been since.
-static bool memory_is_shared(void) {
+// Parent and child see the same contents, written by either, before and after they were in swap.
+static bool shared_memory_is_shared(void) {
     char *memory = map_shared(-1);
     for (size_t page = 0; page < length / PAGE; page++)
         fill((uint64_t *)(memory + page * PAGE), page + 1);
-    bool good = is_so(swapped() > 0, "some is in swap");
-    good = is_so(adds_up(memory), "smaps and mincore agree") && good;
-    good = is_so(meminfo("Shmem") < meminfo("MemTotal"), "Shmem is less than there is memory") && good;
+    bool good = check(swapped() > 0, "some of it is in swap");
+    good = check(smaps_agrees_with_mincore(memory), "smaps and mincore agree") && good;
+    good = check(meminfo("Shmem") < meminfo("MemTotal"), "Shmem is less than MemTotal") && good;
     pid_t child = fork();
     if (child < 0)
         die("fork");
@@ -96,15 +98,16 @@ static bool memory_is_shared(void) {
     }
     int status;
     if (waitpid(child, &status, 0) != child || status)
-        die("the child fails");
+        die("the child failed");
     for (size_t page = 0; page < length / PAGE; page++)
         compare((uint64_t *)(memory + page * PAGE), page + 2, "its parent");
     munmap(memory, length);
-    wait_until_left();
+    wait_until_swap_is_free();
     return good;
 }
 
-// Whether a file has as much, in memory and in swap together, while its pages go there and come back.
+// Checks that a file's block count, in memory and in swap together, stays the same while its pages
+// are read back.
 static bool keeps_its_blocks(int file) {
     pid_t child = fork();
     if (child < 0)
@@ -127,8 +130,8 @@ static bool keeps_its_blocks(int file) {
     return ended == child && !status && good;
 }
 
-// What was written is read, mapped or not; what is cut off and punched leaves swap.
-static bool a_file_is_kept(void) {
+// A read, by file or by mapping, returns what was written; truncated and punched pages leave swap.
+static bool file_keeps_its_contents(void) {
     int file = open("/tmp/larger", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (file < 0)
         die("/tmp/larger");
@@ -139,8 +142,8 @@ static bool a_file_is_kept(void) {
         if (write(file, words, PAGE) != PAGE)
             die("write");
     }
-    bool good = is_so(swapped() > 0, "some is in swap");
-    good = is_so(keeps_its_blocks(file), "st_blocks counts all") && good;
+    bool good = check(swapped() > 0, "some of it is in swap");
+    good = check(keeps_its_blocks(file), "st_blocks counts all pages") && good;
     for (size_t page = 0; page < length / PAGE; page++) {
         if (pread(file, words, PAGE, (off_t)(page * PAGE)) != PAGE)
             die("pread");
@@ -151,18 +154,18 @@ static bool a_file_is_kept(void) {
         compare((uint64_t *)(memory + page * PAGE), page, "a mapping");
     if (ftruncate(file, (off_t)(length / 2 + 100)))
         die("ftruncate");
-    good = is_so(pread(file, words, PAGE, (off_t)(length / 2)) == 100, "the rest ends where it was cut") && good;
+    good = check(pread(file, words, PAGE, (off_t)(length / 2)) == 100, "the file ends where it was truncated") && good;
     munmap(memory, length);
     close(file);
-    wait_until_left();
+    wait_until_swap_is_free();
     return good;
 }
 
 int main(int argc, char **argv) {
     length = (size_t)argument(argc, argv, 1, 400) << 20;
     const struct rule rules[] = {
-        {"shared memory larger than memory", memory_is_shared},
-        {"a file larger than memory", a_file_is_kept},
+        {"shared memory larger than the machine's keeps its contents", shared_memory_is_shared},
+        {"a file larger than the machine's memory keeps its contents", file_keeps_its_contents},
     };
     return check_rules(rules, sizeof rules / sizeof *rules);
 }

@@ -1,12 +1,14 @@
-// sharers: a process that has a page and a block of 2 MiB in swap forks as often as it likes, and a bystander stays in memory.
-//     sharers [CHILDREN [MIB]]
-// The bystander, another user's, has MIB. Every child is still there when the last one is forked; then each reads what it has in
-// swap, which comes back to all of them. Needs swap, such as that of `vellum run --swap`, and must be run as root.
+// sharers [CHILDREN [MIB]]: a process with a page and a block of 2 MiB in swap forks any number of
+// times, and a bystander stays in memory.
+//
+// The bystander, another user's, has MIB. Every child is alive when the last one is forked; then
+// each reads what it shares in swap, and all see the contents. Needs swap, such as that of `vellum
+// run --swap`, and root.
 #include "common.h"
 #include <sys/resource.h>
 
 static long children, size;
-static long forked, correct, refused;
+static long forks, readers, fork_error;
 static size_t resident_before;
 static long swapped, resident_after;
 
@@ -25,7 +27,7 @@ static bool is_filled(const char *memory, size_t from, size_t to) {
 }
 
 static void become_user(uid_t user) {
-    // As many processes as the machine lets anyone have.
+    // No process limit but the machine's.
     struct rlimit processes = {RLIM_INFINITY, RLIM_INFINITY};
     if (setrlimit(RLIMIT_NPROC, &processes))
         die("RLIMIT_NPROC");
@@ -33,7 +35,7 @@ static void become_user(uid_t user) {
         die("sharers must be run as root");
 }
 
-// Has memory of its own, says so, and sleeps.
+// Fills memory of its own, reports that, and sleeps.
 __attribute__((noreturn)) static void stand_by(int ready) {
     become_user(12345);
     size_t length = (size_t)size << 20;
@@ -44,17 +46,18 @@ __attribute__((noreturn)) static void stand_by(int ready) {
         pause();
 }
 
-// Writes memory to swap, but for what is busy at the moment.
+// Writes memory to swap. A call skips pages that are in use at that moment.
 static void page_out(char *memory, size_t length) {
     for (int tries = 0; tries < 100 && pages_present(memory, length); tries++)
         if (madvise(memory, length, MADV_PAGEOUT))
             die("MADV_PAGEOUT");
     errno = 0;
     if (pages_present(memory, length))
-        die("memory was not written to swap: is there any?");
+        die("pages were not written to swap: is there any?");
 }
 
-// Forks, and has the children read all at once. Tells how many there were, and how many found what is theirs.
+// Forks the children and has them read all at once. Sends the number of children, the number that
+// found their contents, and the error of a fork that failed.
 __attribute__((noreturn)) static void share(int result) {
     become_user(12346);
     size_t length = HUGE + PAGE;
@@ -74,9 +77,9 @@ __attribute__((noreturn)) static void share(int result) {
         if (!child) {
             char end;
             close(go[1]);
-            // The page, and some of the block.
-            bool is = read(go[0], &end, 1) == 0 && is_filled(memory, HUGE, length) && is_filled(memory, PAGE, 16 * PAGE);
-            _exit(!is);
+            // The page, and a part of the block.
+            bool good = read(go[0], &end, 1) == 0 && is_filled(memory, HUGE, length) && is_filled(memory, PAGE, 16 * PAGE);
+            _exit(!good);
         }
     }
     close(go[1]);
@@ -96,13 +99,13 @@ static long figure_of(pid_t process, const char *name) {
     return figure(path, name);
 }
 
-static bool all_forked(void) {
-    if (forked != children)
-        printf("{\"forked\":%ld,\"error\":\"%s\"}\n", forked, strerror((int)refused));
-    return forked == children;
+static bool all_forks_succeed(void) {
+    if (forks != children)
+        printf("{\"forked\":%ld,\"error\":\"%s\"}\n", forks, strerror((int)fork_error));
+    return forks == children;
 }
 
-static bool all_read(void) { return correct == children; }
+static bool all_read_their_contents(void) { return readers == children; }
 
 static bool stays_resident(void) {
     if (swapped || (size_t)resident_after < resident_before)
@@ -124,7 +127,7 @@ int main(int argc, char **argv) {
     char byte;
     close(ready[1]);
     if (bystander < 0 || read(ready[0], &byte, 1) != 1)
-        die("no bystander");
+        die("the bystander failed");
     resident_before = (size_t)figure_of(bystander, "VmRSS");
     pid_t sharer = fork();
     if (!sharer)
@@ -132,16 +135,16 @@ int main(int argc, char **argv) {
     close(result[1]);
     long counts[3];
     if (sharer < 0 || read(result[0], counts, sizeof counts) != sizeof counts)
-        die("no sharer");
-    forked = counts[0], correct = counts[1], refused = counts[2];
+        die("the sharing process failed");
+    forks = counts[0], readers = counts[1], fork_error = counts[2];
     swapped = figure_of(bystander, "VmSwap");
     resident_after = figure_of(bystander, "VmRSS");
     kill(bystander, SIGKILL);
     while (wait(NULL) > 0)
         ;
     static const struct rule rules[] = {
-        {"any number of children of swapped memory", all_forked},
-        {"each child reads what it shares", all_read},
+        {"fork shares swap slots with any number of children", all_forks_succeed},
+        {"each child reads the contents that it shares", all_read_their_contents},
         {"a bystander stays in memory", stays_resident},
     };
     return check_rules(rules, sizeof rules / sizeof *rules);

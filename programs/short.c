@@ -1,10 +1,12 @@
-// short: a call for which the kernel needs much memory, while less and less is free. Each time it is answered or refused for want of
-// memory, and the kernel goes on. A row a rule; the status is 1 if one is broken. Needs a machine without swap.
+// short: a system call that needs much kernel memory either succeeds or fails with ENOMEM, however
+// little is free, and the kernel survives. Prints a row for each rule; the status is 1 if one is
+// broken. Needs a machine without swap.
 #include "common.h"
 
 enum { STEP = 24 << 10, NEAR = 5 << 20 };
 
-// Takes memory until little is left, and then a step more for each byte that it reads, until it is killed for it.
+// Takes memory until little is left, then a step more for each byte on `steps`, until the OOM
+// killer kills it.
 __attribute__((noreturn)) static void eat(int steps, int done) {
     char byte;
     write_line("/proc/self/oom_score_adj", "1000");
@@ -18,10 +20,11 @@ __attribute__((noreturn)) static void eat(int steps, int done) {
     _exit(1);
 }
 
-// Whether a call answers `right`, or finds no memory, however much is free, and both happen.
-static bool is_refused(long (*call)(void), long right) {
+// Checks that a call returns `right` or fails with ENOMEM at each amount of free memory, and that
+// it succeeds at least once.
+static bool fails_with_enomem_at_most(long (*call)(void), long right) {
     int steps[2], done[2];
-    long answered = 0, refused = 0, others = 0;
+    long succeeded = 0, refused = 0, failed = 0;
     char byte = 0;
     if (pipe2(steps, O_CLOEXEC) || pipe2(done, O_CLOEXEC))
         die("pipe2");
@@ -35,11 +38,11 @@ static bool is_refused(long (*call)(void), long right) {
     while (read(done[0], &byte, 1) == 1) {
         long found = call();
         if (found == right)
-            answered++;
+            succeeded++;
         else if (found < 0 && errno == ENOMEM)
             refused++;
         else
-            others++;
+            failed++;
         if (write(steps[1], &byte, 1) != 1)
             break;
     }
@@ -48,9 +51,9 @@ static bool is_refused(long (*call)(void), long right) {
     close(steps[0]);
     close(steps[1]);
     close(done[0]);
-    if (!answered || others)
-        fprintf(stderr, "%ld answered, %ld refused, %ld others\n", answered, refused, others);
-    return answered && !others;
+    if (!succeeded || failed)
+        fprintf(stderr, "%ld succeeded, %ld failed with ENOMEM, %ld failed otherwise\n", succeeded, refused, failed);
+    return succeeded && !failed;
 }
 
 static long read_maps(void) {
@@ -64,17 +67,17 @@ static long read_maps(void) {
     return length > 0 ? 1 : length;
 }
 
-// A file of `/proc` that takes a megabyte.
-static bool maps_are_refused(void) {
+// A file of `/proc` whose text takes a megabyte.
+static bool smaps_may_fail_with_enomem(void) {
     char *memory = map_aligned(2 * HUGE);
     for (int page = 0; page < 1024; page += 2)
         mprotect(memory + page * PAGE, PAGE, PROT_READ);
-    return is_refused(read_maps, 1);
+    return fails_with_enomem_at_most(read_maps, 1);
 }
 
 int main(void) {
     const struct rule rules[] = {
-        {"a file of /proc that finds no memory is refused", maps_are_refused},
+        {"a read of /proc/self/smaps succeeds, or fails with ENOMEM", smaps_may_fail_with_enomem},
     };
     signal(SIGPIPE, SIG_IGN);
     write_line("/proc/self/oom_score_adj", "-1000");

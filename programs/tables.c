@@ -1,7 +1,8 @@
-// tables [GIB]: a heap that touches much address space and gives the memory back: of each 2 MiB it writes 128 KiB, and then
-// needs them no more. What is left are page tables, if nobody frees them.
+// tables [GIB]: a heap that touches much address space and gives the memory back: it writes 128 KiB
+// of each 2 MiB, then drops them. Only page tables are left, unless the kernel frees them.
 //
-// One row says so of each 2 MiB in one call, the other in pieces of 1 MiB, which Linux's table freeing overlooks.
+// One row drops each 2 MiB in one call, the other in pieces of 1 MiB, for which Linux's PT_RECLAIM
+// frees no page table.
 #include "common.h"
 
 static void row(const char *name, size_t length, size_t piece) {

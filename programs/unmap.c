@@ -1,15 +1,15 @@
-// unmap [MIB]: what private memory costs, by the size of its folios, in nanoseconds a page of 4 KiB. Under a clock that
-// counts instructions these are instructions.
+// unmap [MIB]: measures operations on private memory, by folio size, in nanoseconds a page of 4
+// KiB. Under a clock that counts instructions these are instructions.
 //
-// touch     the faults that bring it, each page written once
-// fork      a child of a process that has it
+// touch     the page faults, each page written once
+// fork      a child of a process with the memory
 // protect   mprotect to read-only
 // dontneed  madvise(MADV_DONTNEED)
 // munmap
-// exit      from the last word of a process that has it until its parent has waited for it
+// exit      from the last instruction of a process with the memory until its parent reaped it
 //
-// Folios of 2 MiB are measured twice: mapped by one entry each ("huge"), and by 512, after the rights of their first page
-// were changed and changed back.
+// Folios of 2 MiB are measured twice: mapped by a huge PTE each ("huge"), and by 512 PTEs, after an
+// mprotect of their first page and back.
 #include "folios.h"
 
 static size_t length;
@@ -33,7 +33,7 @@ static double measure_fork(void) {
     uint64_t start = now_ns();
     pid_t child = fork();
     if (!child) {
-        // Its end is none of the fork's, and may come before the parent goes on.
+        // The child's exit must not be counted: it may run before the parent continues.
         pause();
         _exit(0);
     }
@@ -57,7 +57,7 @@ static double measure_exit(void) {
     }
     int status;
     if (child < 0 || waitpid(child, &status, 0) != child || status)
-        die("a child did not end as it should");
+        die("a child failed");
     double cost = per_page(*start);
     munmap(start, PAGE);
     return cost;
@@ -94,8 +94,8 @@ int main(int argc, char **argv) {
     length = (size_t)argument(argc, argv, 1, 256) << 20;
     if (length % HUGE)
         die("not a multiple of 2 MiB");
-    keep_settings();
-    // A kernel has things to do just after it has booted, and memory that nobody had before may cost it more.
+    save_settings();
+    // A kernel has deferred work just after boot, and its first use of memory may cost more.
     choose(0);
     char *first = map();
     fill(first);

@@ -1,11 +1,13 @@
-# The fuzzer of the reference kernel's system calls: programs/fuzz.c on the kernel, round after round; and what makes a round that
-# fails short. Sourced by `x`, after `programs.sh`, from the repository's root.
+# Fuzzes the reference kernel's system calls: runs rounds of programs/fuzz.c on it, and minimises a
+# round that fails. Sourced by `x`, after `programs.sh`, from the repository's root.
 
-# How often a shortened round may pass before it counts as one that does not fail: with several CPUs no run is like another.
+# The number of runs that a shortened round must pass to count as one that does not fail: with
+# several CPUs runs differ.
 FUZZ_TRIES=${FUZZ_TRIES:-4}
 
-# fuzz_machine SEED: the machine for its rounds, ten to a kind, goes to `fuzz_machine`, and the load to `fuzz_load`. What a machine has too
-# little of differs: threads that want it, memory, room in compressed memory.
+# fuzz_machine SEED: sets `fuzz_machine` to the options of the seed's machine, and `fuzz_load` to
+# the load. Ten seeds each have the same machine. The machines differ in what they lack: CPUs for
+# the threads, memory, or room in compressed memory.
 fuzz_machine() {
     case $(($1 / 10 % 3)) in
     0) fuzz_machine=(--mem 128M --swap 64M) fuzz_load=(calls=960) ;;
@@ -14,7 +16,8 @@ fuzz_machine() {
     esac
 }
 
-# fuzz_once KEY=VALUE...: boots the program; what it prints goes to `fuzz_log`. Its status is the program's, 125 if the kernel failed.
+# fuzz_once KEY=VALUE...: boots the program, with output to `fuzz_log`. Returns the program's
+# status, or 125 if the kernel failed.
 fuzz_once() {
     mkdir -p target/fuzz
     fuzz_log=target/fuzz/$ARCH.log
@@ -22,13 +25,14 @@ fuzz_once() {
         "${fuzz_cpus[@]}" "${fuzz_machine[@]}" -- "$fuzz_folder/fuzz" "$@" >"$fuzz_log" 2>&1
 }
 
-# How a run failed, without what differs from run to run: the panic's place, or what the supervisor said.
+# Prints the failure of the last run without the parts that vary: the place of a panic, or the
+# supervisor's message.
 fuzz_symptom() {
     grep -m1 -o 'panicked at [^ ]*' "$fuzz_log" || grep -m1 'fuzz: FAILED' "$fuzz_log" | sed 's/0x[0-9a-f]*\|[0-9]\+/N/g' ||
         tail -n1 "$fuzz_log" | sed 's/[0-9]\+/N/g'
 }
 
-# fuzz_ranges NUMBER...: ascending numbers as FROM-TO,...
+# fuzz_ranges NUMBER...: prints ascending numbers as FROM-TO,...
 fuzz_ranges() {
     printf '%s\n' "$@" | awk '
         NR > 1 && $1 == to + 1 { to = $1; next }
@@ -37,7 +41,7 @@ fuzz_ranges() {
         END { printf "%s-%s\n", from, to }'
 }
 
-# fuzz_fails NUMBER...: whether the round fails as before if only these operations are done.
+# fuzz_fails NUMBER...: succeeds if the round with only these operations fails as before.
 fuzz_fails() {
     local try
     for ((try = 0; try < FUZZ_TRIES; try++)); do
@@ -47,7 +51,8 @@ fuzz_fails() {
     return 1
 }
 
-# Leaves out operations of the failing round `fuzz_round` as long as it fails (Zeller's ddmin), and lists the calls of what is left.
+# Leaves out operations of the failing round `fuzz_round` as long as it fails (Zeller's ddmin), and
+# lists the remaining calls.
 fuzz_minimise() {
     local workers=4 threads=2 calls=96 word parts=2 part size kept rest smaller
     for word in "${fuzz_round[@]}"; do
@@ -76,7 +81,7 @@ fuzz_minimise() {
     cat "$fuzz_log"
 }
 
-# fuzz_failed SEED: what `x` does about it.
+# fuzz_failed SEED: reports a failed round, and minimises it if it fails again.
 fuzz_failed() {
     fuzz_known=$(fuzz_symptom)
     cp "$fuzz_log" "target/fuzz/$ARCH-$1.log"
@@ -84,10 +89,10 @@ fuzz_failed() {
     say "seed $1 fails: $fuzz_known (target/fuzz/$ARCH-$1.log)"
     fuzz_round=("seed=$1" "${fuzz_load[@]}")
     local try cpus=("${fuzz_cpus[@]}")
-    # A run that repeats is the best to make short.
+    # A run that repeats exactly is the best to minimise.
     fuzz_cpus=(--icount)
     if ! fuzz_once "${fuzz_round[@]}" && [ "$(fuzz_symptom)" = "$fuzz_known" ]; then
-        say "it fails with one CPU that counts instructions, and so always"
+        say "it fails with one CPU that counts instructions, and so in every run"
         fuzz_minimise
         return
     fi
@@ -110,7 +115,7 @@ fuzz_kernel() {
         --arch) use_arch "${2:?which architecture}" && shift ;;
         --seed) seed=${2:?which seed} && shift ;;
         --icount) fuzz_cpus=(--icount) ;;
-        *[!0-9]* | '') die "fuzz --kernel: what is '$1'?" ;;
+        *[!0-9]* | '') die "fuzz --kernel: unknown argument '$1'" ;;
         *) seconds=$1 ;;
         esac
         shift

@@ -1,10 +1,10 @@
-# The Linux to compare with. Sourced by `x`, after `prepare.sh`, from the repository's root.
+# Fetches the Linux to compare with. Sourced by `x`, after `prepare.sh`, from the repository's root.
 
-# Where it goes. There is one name for the image, whatever its version; beside what it points to are its modules.
+# The folder for Linux kernels: `vmlinuz` there links to the image, whose folder has the modules.
 linux_folder() { if [ "$ARCH" = x86_64 ]; then echo target/linux; else echo "target/linux/$ARCH"; fi; }
 
-# need_linux [SUITE]: the newest kernel for virtual machines that Debian has, or SUITE of it, unpacked under
-# target/linux. Nothing is installed. The image's path goes to LINUX.
+# need_linux [SUITE]: sets LINUX to the image of Debian's newest kernel for virtual machines, or of
+# SUITE's, unpacked under target/linux. Installs nothing.
 need_linux() {
     LINUX=$(linux_folder)/vmlinuz
     [ $# != 0 ] || ! [ -e "$LINUX" ] || return 0
@@ -18,8 +18,8 @@ need_linux() {
     die "no cloud kernel in ${suites[*]} of $mirror"
 }
 
-# fetch_linux SUITE FOLDER: what the newest `linux-image-cloud-*` stands for. That is one package with image and
-# modules up to Linux 6.12, and later one for each.
+# fetch_linux SUITE FOLDER: downloads the packages that the newest `linux-image-cloud-*` depends on:
+# one with image and modules up to Linux 6.12, one for each from then on.
 fetch_linux() {
     suite "$1" "$2" "$DEBIAN" || return
     local folder packages package modules version
@@ -33,7 +33,7 @@ fetch_linux() {
     done
     modules=$(compgen -G "$2/tree/lib/modules/*" || compgen -G "$2/tree/usr/lib/modules/*") || return
     version=${modules##*/}
-    # The newer packages have the image there already.
+    # The newer packages have the image in this folder.
     [ -e "$modules/vmlinuz" ] || mv "$2/tree/boot/vmlinuz-$version" "$modules/vmlinuz" || return
     folder=$(linux_folder)
     rm -rf "${folder:?}/$version"

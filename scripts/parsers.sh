@@ -1,11 +1,14 @@
-# The fuzzer of parsers: libFuzzer on fuzz/fuzz_targets, with the stable Rust. Sourced by `x`, from the repository's root.
+# Fuzzes the parsers: libFuzzer on fuzz/fuzz_targets, with the stable Rust. Sourced by `x`, from the
+# repository's root.
 
-# What cargo-fuzz passes to the compiler, but for the sanitizers: coverage for libFuzzer, and the switch for the modules `fuzz`.
+# The flags that cargo-fuzz passes to the compiler, without the sanitizers: coverage for libFuzzer,
+# and the cfg of the `fuzz` modules.
 PARSERS_FLAGS='--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
 -Cllvm-args=-sanitizer-coverage-trace-compares'
 
-# fuzz_parsers [SECONDS] [TARGET...]: each target for so long. New inputs go to target/fuzz/corpus, failing ones to target/fuzz/failed.
+# fuzz_parsers [SECONDS] [TARGET...]: runs each target for SECONDS. New inputs go to
+# target/fuzz/corpus, failing ones to target/fuzz/failed.
 fuzz_parsers() {
     local seconds=60 target targets=() failed=() host
     while [ $# -gt 0 ]; do
@@ -26,13 +29,13 @@ fuzz_parsers() {
     *-linux-gnu) ;;
     *) die "libFuzzer is not known to work on $host: use Linux with glibc, or run './x test test' for the kept inputs alone" ;;
     esac
-    # With a target, as otherwise build scripts would be compiled with coverage, too.
+    # --target keeps build scripts from being compiled with coverage.
     RUSTFLAGS="${RUSTFLAGS:-} ${PARSERS_FLAGS//$'\n'/ }" run cargo build --release --manifest-path fuzz/Cargo.toml \
         --target "$host" --target-dir target/fuzz/build $(printf -- '--bin %s ' "${targets[@]}")
     for target in "${targets[@]}"; do
         mkdir -p "target/fuzz/corpus/$target" target/fuzz/failed
         say "$target, $seconds s"
-        # The second folder is only read.
+        # libFuzzer only reads the second folder.
         run "target/fuzz/build/$host/release/$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
             -verbosity=1 -artifact_prefix="target/fuzz/failed/$target-" "target/fuzz/corpus/$target" "fuzz/corpus/$target" \
             >"target/fuzz/$target.log" 2>&1 || failed+=("$target")

@@ -1,9 +1,9 @@
-# Finds or installs what a command needs, and says so. Sourced by `x`, from the repository's root.
+# Finds or installs the tools that a command needs. Sourced by `x`, from the repository's root.
 
 # The oldest Rust that the workspace accepts.
 RUST_VERSION=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
-# use_arch NAME: the architecture of machines from now on, and the target that the kernel is built for.
+# use_arch NAME: selects the architecture of machines, and the target that the kernel is built for.
 use_arch() {
     ARCH=$1 BARE_TARGET=$(bare_target "$1")
     case $ARCH in
@@ -13,7 +13,7 @@ use_arch() {
     esac
 }
 
-# bare_target ARCH: the target of Rust that the kernel is built for there.
+# bare_target ARCH: prints the Rust target of the kernel.
 bare_target() {
     case $1 in
     x86_64) echo x86_64-unknown-none ;;
@@ -22,7 +22,8 @@ bare_target() {
     esac
 }
 
-# apt ARGS: apt-get, as root, with fresh lists. In the foreground, as sudo may ask for a password.
+# apt ARGS: runs apt-get as root, with fresh lists, in the foreground, as sudo may ask for a
+# password.
 APT_UPDATED=
 apt() {
     local sudo=()
@@ -35,7 +36,8 @@ apt() {
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get "$@" || die "'apt-get $*' failed"
 }
 
-# need COMMAND REASON PACKAGE...: installs the Debian packages that bring COMMAND, unless it is there.
+# need COMMAND REASON PACKAGE...: installs the Debian packages that contain COMMAND, unless it
+# exists.
 need() {
     local command=$1 reason=$2
     shift 2
@@ -52,12 +54,12 @@ rust_is_new_enough() {
     [ "$(printf '%s\n' "$RUST_VERSION" "$version" | sort -V | head -n 1)" = "$RUST_VERSION" ]
 }
 
-# A Rust that is new enough, and a C linker, which Rust calls to link.
+# Finds or installs a Rust that is new enough, and the C linker that Rust calls.
 need_rust() {
     need cc "the linker that Rust calls" gcc libc6-dev
     PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
     rust_is_new_enough && return
-    # Debian from 13 on and Ubuntu from 24.04 on have a package of it, which excludes their own older Rust.
+    # Debian from 13 on and Ubuntu from 24.04 on package it; it conflicts with their own older Rust.
     if ! command -v cargo >/dev/null && apt-cache show rustup >/dev/null 2>&1; then
         need rustup "to install Rust, $RUST_VERSION or newer" rustup ca-certificates
     fi
@@ -74,20 +76,20 @@ need_rust() {
     fi
     # Before any older Rust of the distribution.
     PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
-    rust_is_new_enough || die "Rust $RUST_VERSION or newer is needed, and 'rustc --version' says: $(rustc --version)"
+    rust_is_new_enough || die "Rust $RUST_VERSION or newer is needed; 'rustc --version' prints: $(rustc --version)"
 }
 
-# need_component NAME COMMAND: a part of Rust that a minimal installation lacks.
+# need_component NAME COMMAND: installs a part of Rust that a minimal installation lacks.
 need_component() {
     cargo "$2" --version >/dev/null 2>&1 && return
     say "installing $1 by rustup"
     rustup component add "$1" || die "$1 is missing, and rustup could not install it"
 }
 
-# The arguments and the environment with which cargo works for bare metal, for `arch_set` or else for ARCH, go to `bare` and
-# `bare_env`, what the environment has beside that when it builds to `bare_build`. Three ways to get a `core` for it, the best
-# first: the one that Rust ships; one compiled from the sources that Rust ships; one compiled from the sources that Debian ships,
-# for machines that reach nothing but a mirror of it.
+# Prepares cargo for bare metal, for the architectures in `arch_set` or else for ARCH: sets `bare`
+# to its arguments, `bare_env` to its environment, and `bare_build` to what a build needs beside
+# that. A `core` for the target comes from, in this order: Rust's own; one compiled from Rust's
+# sources; one compiled from Debian's sources, for machines that reach only a mirror of Debian.
 arch_set=()
 need_bare_metal() {
     need_rust
@@ -96,13 +98,13 @@ need_bare_metal() {
     for arch in "${arch_set[@]:-$ARCH}"; do
         target=$(bare_target "$arch")
         bare+=(--target "$target")
-        # With frame pointers, so that a backtrace is to be had.
+        # Backtraces need frame pointers.
         name=${target//-/_}
         flags="CARGO_TARGET_${name^^}_RUSTFLAGS=-Cforce-frame-pointers=yes"
         bare_env+=("$flags")
-        # The kernel touches memory only once that is mapped as normal memory, where words need not be aligned; putting each
-        # together from its bytes doubles the work of lz4. Rust knows no stable name for this, and says so: a warning about
-        # nothing else, as `./x test kernel` sees the others.
+        # The kernel accesses memory only once it is mapped as normal memory, where unaligned words
+        # are allowed; assembling each from bytes doubles the work of lz4. Rust warns that the
+        # feature is not stable, so warnings are off here; `./x test kernel` shows the others.
         [ "$arch" != aarch64 ] || bare_build+=("$flags -Ctarget-feature=-strict-align -Awarnings")
         has_or_adds "$target" || all=
     done
@@ -117,17 +119,17 @@ need_bare_metal() {
             fetch_rust_src "$version" "$library"
         fi
     fi
-    # What cargo's own tests use to build a standard library from sources that are not part of the installation.
-    # Both are read by a stable cargo; the second allows it the first `-Z`.
+    # Cargo's own tests build a standard library from sources outside the installation in this way.
+    # A stable cargo reads both variables; the second one allows the first `-Z`.
     bare+=(-Zbuild-std=core,alloc,compiler_builtins)
     bare_env+=("__CARGO_TESTS_ONLY_SRC_ROOT=$(realpath "$library")" RUSTC_BOOTSTRAP=1)
 }
 
-# has_or_adds TARGET: whether this Rust has a `core` for a target, or rustup can bring it.
+# has_or_adds TARGET: succeeds if this Rust has a `core` for the target, or rustup can add one.
 has_or_adds() {
     has_target "$1" && return
     command -v rustup >/dev/null || return
-    # It could not, when the library was fetched.
+    # rustup failed before, when the library was fetched.
     ! [ -e "target/rust-src/$(rustc --version | cut -d' ' -f2)/library/Cargo.lock" ] || return
     say "adding Rust's $1 by rustup (the kernel is built for it)"
     timeout 60 rustup target add "$1" && has_target "$1" && return
@@ -139,25 +141,26 @@ has_target() {
     compgen -G "$(rustc --print target-libdir --target "$1")/libcore-*.rlib" >/dev/null
 }
 
-# The first mirror of Debian among this machine's own sources.
+# Prints the first mirror of Debian among this machine's own sources.
 debian_mirror() {
     apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Created-By: Packages' | sed '/-security/d' | head -n 1
 }
 
-# The same, found out by any means; else it fails.
+# Sets `mirror` likewise, after an update of apt's lists if necessary; fails if there is none.
 need_debian_mirror() {
     mirror=''
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return
     mirror=$(debian_mirror)
     if [ -z "$mirror" ]; then
-        apt check -q # which fetches the lists of packages; without them apt does not know whose they are
+        apt check -q # fetches the package lists, without which apt does not know the sources' origin
         mirror=$(debian_mirror)
     fi
     [ -n "$mirror" ]
 }
 
-# suite SUITE FOLDER [ARCHITECTURE]: apt as if the machine's only source were that suite of `mirror`; `suite_options` is what makes
-# it so, for this machine's architecture or that one. Nothing can be installed, and all of its state lies in FOLDER.
+# suite SUITE FOLDER [ARCHITECTURE]: updates apt's lists as if that suite of `mirror` were the
+# machine's only source, and sets `suite_options` to the apt options for this, for this machine's
+# architecture or the given one. Nothing can be installed, and all state is in FOLDER.
 suite() {
     local architecture=${3:-$(dpkg --print-architecture)}
     rm -rf "$2"
@@ -170,8 +173,8 @@ suite() {
     apt-get "${suite_options[@]}" update
 }
 
-# fetch_rust_src VERSION FOLDER: unpacks Rust's standard library from Debian's package rust-src of that very version,
-# which a newer release of Debian than this one, or its backports, may have.
+# fetch_rust_src VERSION FOLDER: unpacks Rust's standard library from Debian's package rust-src of
+# exactly that version, which a newer release of Debian or its backports may have.
 fetch_rust_src() {
     local version=$1 library=$2 work=target/rust-src/apt mirror suite_options name
     need_debian_mirror ||

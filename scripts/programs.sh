@@ -1,21 +1,23 @@
-# The test of whole programs on the reference kernel. Sourced by `x`, after `prepare.sh`, from the repository's root.
+# Tests whole programs on the reference kernel. Sourced by `x`, after `prepare.sh`, from the
+# repository's root.
 
-# need_busybox: the distribution's static one, for $ARCH; its path goes to `busybox`. Nothing is installed.
+# need_busybox: sets `busybox` to the distribution's static busybox for $ARCH, which it downloads if
+# necessary. Installs nothing.
 need_busybox() {
     local folder=target/busybox/$ARCH mirror suite_options
     find_busybox "$folder" && return
-    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || die "no apt-get here to fetch busybox-static"
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || die "busybox-static can't be fetched: there is no apt-get here"
     say "fetching busybox-static into $folder"
     rm -rf "$folder"
     mkdir -p "$folder"
     suite_options=(-q -o "APT::Sandbox::User=$(id -un)")
     if [ "$DEBIAN" != "$(dpkg --print-architecture)" ]; then
         need_debian_mirror || die "no Debian mirror in apt's sources to take busybox-static for $DEBIAN from"
-        # The release that this machine has, so that both are of one version.
+        # This machine's release, so that both busyboxes have one version.
         suite "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$folder/apt" "$DEBIAN"
     fi
     (cd "$folder" && apt-get "${suite_options[@]}" download busybox-static) || {
-        apt check -q # which fetches the lists of packages
+        apt check -q # fetches the package lists
         (cd "$folder" && apt-get "${suite_options[@]}" download busybox-static)
     } || die "apt-get has no busybox-static"
     dpkg-deb -x "$folder"/*.deb "$folder"
@@ -25,23 +27,25 @@ need_busybox() {
 
 find_busybox() { busybox=$(compgen -G "$1/bin/busybox" || compgen -G "$1/usr/bin/busybox"); }
 
-# guest [OPTIONS] -- PROGRAM...: on `kernel`. Standard input is this function's. The limit is there to end what hangs: a
-# busy machine takes a multiple of what an idle one does.
+# guest [OPTIONS] -- PROGRAM...: runs the program on `kernel`, with this function's standard input.
+# The time limit ends a run that hangs: a busy machine takes a multiple of what an idle one does.
 guest() { target/debug/vellum run --arch "$ARCH" --kernel "$kernel" --timeout "${VELLUM_BOOT_SECONDS:-400}" "$@"; }
 
-# expect STATUS WHAT COMMAND...: the command ends with that status.
+# expect STATUS TITLE COMMAND...: dies unless the command ends with that status.
 expect() {
-    local wanted=$1 what=$2 status=0
+    local expected=$1 title=$2 status=0
     shift 2
     "$@" || status=$?
-    [ "$status" = "$wanted" ] || die "$what: status $status, and not $wanted"
+    [ "$status" = "$expected" ] || die "$title: exit status $status, expected $expected"
 }
 
-# A script for busybox's shell, called by its path: runs the script $1 in the folder $2, with all applets as commands.
+# A script for busybox's shell, called by its path: runs the script $1 in the folder $2, with all
+# applets as commands.
 # shellcheck disable=SC2016
 WITH_APPLETS='$0 mkdir -p $2/bin $2/work && $0 --install -s $2/bin && PATH=$2/bin && cd $2/work && . "$1"'
 
-# on_host SCRIPT: its output on this machine, by this machine's busybox, goes to target/busybox/SCRIPT.host.
+# on_host SCRIPT: writes the script's output on this machine, by this machine's busybox, to
+# target/busybox/SCRIPT.host.
 on_host() {
     local script=$1 name folder
     name=target/busybox/$(basename "$script" .sh).host
@@ -51,7 +55,8 @@ on_host() {
     rm -rf "$folder"
 }
 
-# same_as_host SCRIPT: its output on the kernel is what `on_host` found. The script may begin with the options of its machine.
+# same_as_host SCRIPT: dies unless the script's output on the kernel is that of `on_host`. The
+# script's first line may have options for its machine.
 same_as_host() {
     local script=$1 name options
     read -ra options <<<"$(sed -n '1s/^# vellum run //p' "$script")"
@@ -59,37 +64,38 @@ same_as_host() {
     expect 0 "$script on the kernel (standard error: $name.$ARCH.errors)" \
         guest --smp 2 "${options[@]}" --file "$busybox:/bin/busybox" --file "$script:/script" -- \
         /bin/busybox sh -c "$WITH_APPLETS" /bin/busybox /script /tmp </dev/null >"$name.$ARCH" 2>"$name.$ARCH.errors"
-    diff "$name.host" "$name.$ARCH" || die "$script prints something else on the kernel"
+    diff "$name.host" "$name.$ARCH" || die "$script has other output on the kernel"
 }
 
-# The streams and the status of a program on `kernel`.
+# Checks the streams and the exit status of programs on `kernel`.
 streams() {
     local shell=(--file "$busybox:/bin/busybox" -- /bin/busybox)
     head -c 20000 Cargo.lock | guest "${shell[@]}" cat | cmp - <(head -c 20000 Cargo.lock) || die "cat does not copy its input"
     expect 42 "a program that exits with 42" guest "${shell[@]}" sh -c 'exit 42' </dev/null
     expect 137 "a program that is killed" guest "${shell[@]}" sh -c 'kill -9 $$' </dev/null
-    expect 127 "a command that is not there" guest "${shell[@]}" sh -c 'no-such-command 2>/dev/null' </dev/null
-    expect 126 "a program that is none" guest --file Cargo.toml:/bin/none -- /bin/none </dev/null
-    expect 0 "who exhausts memory is killed, and the machine goes on" \
+    expect 127 "a command that does not exist" guest "${shell[@]}" sh -c 'no-such-command 2>/dev/null' </dev/null
+    expect 126 "a file that is no program" guest --file Cargo.toml:/bin/none -- /bin/none </dev/null
+    expect 0 "a program that exhausts memory is killed, and the machine continues" \
         guest --mem 96M "${shell[@]}" sh -c '/bin/busybox tail /dev/zero 2>/dev/null; test $? = 137' </dev/null
 }
 
-# damaged_disk FOLDER: what is on the disk is replaced by noise while the program that has swapped it out waits.
+# damaged_disk FOLDER: overwrites the swap disk with noise while the program that swapped to it
+# waits.
 damaged_disk() {
     local disk=target/swap-disk
     truncate -s 16M "$disk"
     coproc GUEST { guest --swap-disk "$disk" --swap-disk-checksums -- "$1/disk" damaged; }
-    local guest=$GUEST_PID said
-    exec {said}<&"${GUEST[0]}"
-    read -r _ <&"$said"
+    local guest=$GUEST_PID output
+    exec {output}<&"${GUEST[0]}"
+    read -r _ <&"$output"
     head -c 16M /dev/urandom | dd of="$disk" conv=notrunc bs=1M iflag=fullblock status=none
     echo damaged >&"${GUEST[1]}"
-    cat <&"$said"
-    expect 0 "a disk that is written by others" wait "$guest"
+    cat <&"$output"
+    expect 0 "a swap disk that another program overwrites" wait "$guest"
     rm "$disk"
 }
 
-# our_programs FOLDER: those there, on `kernel`.
+# our_programs FOLDER: runs the programs in the folder on `kernel`.
 our_programs() {
     expect 0 patterns guest --smp 2 -- "$1/patterns" </dev/null
     expect 0 figures guest --smp 2 --numa 2 -- "$1/figures" </dev/null
@@ -100,20 +106,20 @@ our_programs() {
     expect 0 unmap guest -- "$1/unmap" 8 </dev/null
     expect 0 tables guest -- "$1/tables" 1 </dev/null
     expect 0 pageout guest --swap 32M -- "$1/pageout" 8 </dev/null
-    expect 0 "a disk" guest --swap-disk 16M -- "$1/disk" works </dev/null
-    expect 0 "a disk that can't be read" guest --swap-disk 16M --swap-disk-fails reads -- "$1/disk" reads </dev/null
-    expect 0 "a disk that can't be written" guest --swap-disk 16M --swap-disk-fails writes -- "$1/disk" writes </dev/null
+    expect 0 "a swap disk" guest --swap-disk 16M -- "$1/disk" works </dev/null
+    expect 0 "a swap disk that can't be read" guest --swap-disk 16M --swap-disk-fails reads -- "$1/disk" reads </dev/null
+    expect 0 "a swap disk that can't be written" guest --swap-disk 16M --swap-disk-fails writes -- "$1/disk" writes </dev/null
     damaged_disk "$1"
-    # More sharers of a slot than 8 bits count.
+    # More children share a slot than 8 bits can count.
     expect 0 sharers guest --smp 2 --mem 512M --swap 128M -- "$1/sharers" </dev/null
     expect 0 lazyfree guest -- "$1/lazyfree" 32 </dev/null
     expect 0 collapse guest --swap 64M -- "$1/collapse" </dev/null
-    # What does not fit in compressed memory goes to the disk.
+    # What exceeds compressed memory goes to the disk.
     expect 0 limit guest --smp 2 --mem 128M --swap 128M -- "$1/limit" 24 </dev/null
-    # So is what the kernel allocates for its programs.
-    expect 0 "kernel memory in a group" guest --smp 4 --mem 256M -- "$1/kmem" </dev/null
+    # Kernel memory that is allocated for a program counts too.
+    expect 0 "kernel memory in a memcg" guest --smp 4 --mem 256M -- "$1/kmem" </dev/null
     expect 0 pressure guest --smp 2 --mem 96M --swap 64M --swap-disk 192M -- "$1/pressure" 160 1 </dev/null
-    # What a child has as well takes no room of its own.
+    # Memory shared with a child must take no room of its own.
     expect 0 "pressure with a child" guest --mem 128M --swap 512M -- "$1/pressure" 144 1 1 </dev/null
     expect 0 shared guest --smp 2 --mem 96M --swap 128M --swap-disk 128M -- "$1/shared" 130 </dev/null
     expect 0 "calls beside another program" guest --smp 4 -- "$1/beside" 20 </dev/null
@@ -121,7 +127,7 @@ our_programs() {
     expect 0 faults guest --smp 2 -- "$1/faults" 2 1 </dev/null
     expect 0 chaos guest --smp 4 -- "$1/chaos" 4 5 </dev/null
     expect 0 "calls while memory is short" guest --smp 2 --mem 96M -- "$1/short" </dev/null
-    # Short rounds of `./x fuzz --kernel`: one that is the same in every run, and a few that are not.
+    # Short rounds of `./x fuzz --kernel`: one that repeats exactly, and several that do not.
     expect 0 "a round of fuzz" guest --icount --mem 96M --swap 32M -- "$1/fuzz" seed=1 calls=192 </dev/null
     expect 0 "rounds of fuzz" guest --smp 4 --mem 96M --swap 48M -- "$1/fuzz" seed=10 rounds=3 calls=192 </dev/null
 }
@@ -142,7 +148,7 @@ all_programs() {
     need_busybox
     build_kernel kernel
     build_programs
-    say "streams and statuses"
+    say "standard streams and exit statuses"
     streams
     if [ -e "$(linux_folder)/vmlinuz" ]; then
         say "the same on Linux"

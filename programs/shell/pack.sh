@@ -1,4 +1,4 @@
-# Compression and sums: larger files, and programs that compute.
+# Compression and checksums: larger files, and programs that compute.
 awk 'BEGIN { for (i = 0; i < 40000; i++) print i * i % 9973, "some text that repeats itself" }' >data
 md5sum data
 sha256sum data | cut -c 1-32

@@ -1,4 +1,4 @@
-# What people do with text.
+# Common text processing.
 seq 1 20000 | awk '{ sum += $1; if ($1 % 3 == 0) three++ } END { print sum, three }'
 seq 1 3000 >numbers
 awk 'BEGIN { srand(7); for (i = 0; i < 3000; i++) printf "%06d line %d\n", (i * 7919) % 100003, i }' >lines
