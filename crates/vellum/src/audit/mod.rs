@@ -123,7 +123,8 @@ struct Audit<'a, 'm, P: Platform> {
 }
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Reports a discrepancy if the engine's count of `what` is not the number that the audit found.
+    /// Reports a discrepancy if the engine's count of `what` is not the number that the audit
+    /// found.
     fn compare(&mut self, what: Quantity, counted: u64, found: u64) {
         if counted != found {
             (self.report)(Discrepancy::Differs { what, counted, found });

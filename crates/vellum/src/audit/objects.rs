@@ -37,7 +37,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             let mut nodes = 0;
             let Audit { machine, first, counts, report, .. } = audit;
             let mut wrong = None;
-            object.survey(
+            object.survey().walk(
                 &mut |node| {
                     nodes += 1;
                     if node.counted != node.found {
@@ -60,9 +60,9 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             if let Some(node) = wrong {
                 audit.compare(Quantity::NodeEntries(node.at), node.counted.into(), node.found.into());
             }
-            audit.compare(Quantity::ObjectResident(object.frame()), counted.resident, in_memory);
-            audit.compare(Quantity::ObjectSwapped(object.frame()), counted.swapped, in_swap);
-            structures += nodes + object.own_frames();
+            audit.compare(Quantity::ObjectResident(object.survey().frame()), counted.resident, in_memory);
+            audit.compare(Quantity::ObjectSwapped(object.survey().frame()), counted.swapped, in_swap);
+            structures += nodes + object.survey().own_frames();
             resident += in_memory << object.page_order();
         });
         self.compare(Quantity::ShmemPages, self.machine.counter(Counter::ShmemPages), resident);
@@ -83,11 +83,11 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             // The comparison at an object's first VMA clears the count, so the others are skipped
             // and the next space begins at zero.
             each_vma(space, |vma, object| {
-                let count = self.counts.get_mut(object.frame().0.wrapping_sub(self.first.0) as usize);
+                let count = self.counts.get_mut(object.survey().frame().0.wrapping_sub(self.first.0) as usize);
                 let found = count.map_or(0, core::mem::take);
                 if found > 0 {
                     let what = Quantity::VmasOfSpace(vma.backing.object, space.id());
-                    self.compare(what, object.vma_count_in(space.id()), found.into());
+                    self.compare(what, object.survey().vma_count_in(space.id()), found.into());
                 }
             });
         }
@@ -95,12 +95,16 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             self.counts.fill(0);
             spaces.clone().for_each(|space| self.count_vmas(space, |vma| !only_writers || vma.backing.may_write()));
             self.each_object(|audit, object| {
-                let counted = if only_writers { object.writers() } else { object.vma_count() };
-                let found = audit.count_of(object.frame()).into();
-                audit.compare(what(object.frame()), counted, found);
+                let counted = if only_writers { object.survey().writers() } else { object.survey().vma_count() };
+                let found = audit.count_of(object.survey().frame()).into();
+                audit.compare(what(object.survey().frame()), counted, found);
                 // One of the references is the audit's own.
-                if !only_writers && object.references() <= found {
-                    audit.compare(Quantity::ObjectReferences(object.frame()), object.references() - 1, found);
+                if !only_writers && object.survey().references() <= found {
+                    audit.compare(
+                        Quantity::ObjectReferences(object.survey().frame()),
+                        object.survey().references() - 1,
+                        found,
+                    );
                 }
             });
         }
@@ -110,7 +114,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     /// begins in.
     fn count_vmas<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>, filter: impl Fn(&Vma) -> bool) {
         each_vma(space, |vma, object| {
-            let count = self.counts.get_mut(object.frame().0.wrapping_sub(self.first.0) as usize);
+            let count = self.counts.get_mut(object.survey().frame().0.wrapping_sub(self.first.0) as usize);
             count.filter(|_| filter(vma)).into_iter().for_each(|count| *count += 1);
         });
     }

@@ -35,7 +35,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 spaces.clone().for_each(|space| self.count_ptes(space, device, &window));
                 self.each_object(|audit, object| {
                     let pages = 1 << object.page_order();
-                    object.survey(&mut |_| (), &mut |page| {
+                    object.survey().walk(&mut |_| (), &mut |page| {
                         if let PageLocation::Swap { device: on, slot } = page {
                             audit.count_slots((on == device).then_some(slot..slot + pages), &window);
                         }

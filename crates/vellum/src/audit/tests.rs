@@ -87,7 +87,7 @@ impl Scene<'_> {
     /// swap.
     fn pages(&self) -> (Pfn, u32) {
         let (mut in_memory, mut in_swap) = (None, None);
-        self.object.survey(&mut |_| (), &mut |page| match page {
+        self.object.survey().walk(&mut |_| (), &mut |page| match page {
             PageLocation::Memory { pfn, .. } => in_memory = in_memory.or(Some(pfn)),
             PageLocation::Swap { slot, .. } => in_swap = in_swap.or(Some(slot)),
         });
@@ -115,7 +115,7 @@ fn a_surplus_reference_of_a_slot_is_found() {
 fn a_surplus_entry_in_the_count_of_an_index_node_is_found() {
     on(|on| {
         let mut nodes = Vec::new();
-        on.object.survey(&mut |node| nodes.push(node.at), &mut |_| ());
+        on.object.survey().walk(&mut |node| nodes.push(node.at), &mut |_| ());
         assert!(nodes.len() > 4, "too few nodes for all levels: {nodes:?}");
         for node in nodes {
             let live = on.machine.frames().frame(node).link(1);
@@ -132,11 +132,11 @@ fn a_surplus_entry_in_the_count_of_an_index_node_is_found() {
 #[test]
 fn a_vma_that_an_object_counts_and_no_space_has_is_found() {
     on(|on| {
-        let backing = Backing { object: on.object.frame(), sharing: Sharing::Private, delta: 0, tag: 0 };
+        let backing = Backing { object: on.object.survey().frame(), sharing: Sharing::Private, delta: 0, tag: 0 };
         let space = on.space.id();
         crate::page_cache::get_backing(on.machine, &backing, space);
         let vmas = |what: Quantity| Discrepancy::Differs { what, counted: 2, found: 1 };
-        let at = on.object.frame();
+        let at = on.object.survey().frame();
         assert_eq!(on.audit(), [vmas(Quantity::VmasOfSpace(at, space)), vmas(Quantity::Vmas(at))]);
         on.object.cancel_backing(&backing, space);
         // Of a space that does not exist.

@@ -93,8 +93,8 @@ impl<'m, P: Platform> NewFolio<'m, P> {
             self.machine.memcgs().charge_frames(frames, memcg, (pfn, head, lruvec), order, Some(LruList::Shmem));
         if let Err(over) = charged {
             frames.put(pfn, head, refs, 0);
-            // SAFETY: the folio was never in an index or on a list, so no other CPU can reach it. It is
-            // still zero if it was allocated as zero.
+            // SAFETY: the folio was never in an index or on a list, so no other CPU can reach it.
+            // It is still zero if it was allocated as zero.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Folio) };
             return Err(over.into());
         }

@@ -36,18 +36,28 @@ pub(crate) enum PageLocation {
     },
 }
 
-impl<P: Platform> Object<'_, P> {
+/// The view of an object that an audit compares with what it counts itself.
+pub(crate) struct ObjectSurvey<'o, 'm, P: Platform>(&'o Object<'m, P>);
+
+impl<'m, P: Platform> Object<'m, P> {
+    /// Returns the audit's view of the object.
+    pub(crate) fn survey(&self) -> ObjectSurvey<'_, 'm, P> {
+        ObjectSurvey(self)
+    }
+}
+
+impl<P: Platform> ObjectSurvey<'_, '_, P> {
     /// Returns the frame of the object's head.
     pub(crate) fn frame(&self) -> Pfn {
-        self.at
+        self.0.at
     }
 
     /// Calls `node` for each node of the index and `page` for each page. The object's lock is held
     /// while the contents of one node are visited and released in between, so the callbacks must
     /// not sleep; `resched` is called without it (INV-11).
-    pub(crate) fn survey(&self, node: &mut dyn FnMut(IndexNode), page: &mut dyn FnMut(PageLocation)) {
-        let frames = self.machine.frames();
-        let shift = self.head().page_order;
+    pub(crate) fn walk(&self, node: &mut dyn FnMut(IndexNode), page: &mut dyn FnMut(PageLocation)) {
+        let frames = self.0.machine.frames();
+        let shift = self.0.head().page_order;
         let mut from = Some(0);
         while let Some(first) = from {
             let mut report_page = |number: u64, entry: Entry| match entry {
@@ -57,43 +67,43 @@ impl<P: Platform> Object<'_, P> {
                     let folio_start = number.wrapping_sub(u64::from(pfn.0 - head.0) >> shift);
                     // The descriptor has only the low 32 bits of the page number.
                     let is_same_page = (folio_start ^ mapping::folio_index(frame.data())) as u32 == 0;
-                    page(PageLocation::Memory { pfn, is_named: is_same_page && self.owns(frame) });
+                    page(PageLocation::Memory { pfn, is_named: is_same_page && self.0.owns(frame) });
                 }
             };
-            from = self.lock().index.survey(frames, first, node, &mut report_page);
-            self.machine.platform().resched();
+            from = self.0.lock().index.survey(frames, first, node, &mut report_page);
+            self.0.machine.platform().resched();
         }
     }
 
     /// Returns the number of a space's VMAs that map the object, as the list of mappers counts
     /// them.
     pub(crate) fn vma_count_in(&self, space: SpaceId) -> u64 {
-        self.next_mapping(space).filter(|mapper| mapper.space == space).map_or(0, |mapper| mapper.vmas)
+        self.0.next_mapping(space).filter(|mapper| mapper.space == space).map_or(0, |mapper| mapper.vmas)
     }
 
     /// Returns the number of all VMAs that map the object, as the list of mappers counts them.
     pub(crate) fn vma_count(&self) -> u64 {
         let (mut vmas, mut from) = (0, SpaceId(0));
-        while let Some(mapper) = self.next_mapping(from) {
+        while let Some(mapper) = self.0.next_mapping(from) {
             (vmas, from) = (vmas + mapper.vmas, SpaceId(mapper.space.0 + 1));
-            self.machine.platform().resched();
+            self.0.machine.platform().resched();
         }
         vmas
     }
 
     /// Returns the number of writable shared VMAs, as the object counts them.
     pub(crate) fn writers(&self) -> u64 {
-        self.head().writers.load(Relaxed) & !DENIED
+        self.0.head().writers.load(Relaxed) & !DENIED
     }
 
     /// Returns the number of references of VMAs and handles, this handle included.
     pub(crate) fn references(&self) -> u64 {
-        self.head().refs.load(Relaxed)
+        self.0.head().refs.load(Relaxed)
     }
 
     /// Returns the number of frames for the object's head and the list of its mappers, without its
     /// index and pages.
     pub(crate) fn own_frames(&self) -> u64 {
-        1 + self.lock().mappers.extra_frames(self.machine.frames())
+        1 + self.0.lock().mappers.extra_frames(self.0.machine.frames())
     }
 }

@@ -1,9 +1,9 @@
 //! Reads pages back from swap devices (Linux: `shmem_swapin_folio`): with the neighbours in
 //! consecutive slots, into one folio of an order that policy permits.
 //!
-//! The device is read with the object unlocked, into a folio that no other CPU can reach; references to
-//! the slots keep their contents. If the pages still have the same slots when the object is locked
-//! again, the folio takes their place in the index.
+//! The device is read with the object unlocked, into a folio that no other CPU can reach;
+//! references to the slots keep their contents. If the pages still have the same slots when the
+//! object is locked again, the folio takes their place in the index.
 
 use core::ops::Range;
 

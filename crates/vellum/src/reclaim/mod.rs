@@ -7,8 +7,8 @@
 //!
 //! # Mechanism
 //! Reclaim isolates folios from the old end of a memcg's LRU lists, a batch at a time. Each has a
-//! reference and the number of the batch (`IsolationBatch`). Anonymous folios that follow each other
-//! both in memory and by rmap index are handled as one `Victim` from then on.
+//! reference and the number of the batch (`IsolationBatch`). Anonymous folios that follow each
+//! other both in memory and by rmap index are handled as one `Victim` from then on.
 //!
 //! The anonymous rmap needs no upkeep by a fork or an unmap: a folio names its fork family and its
 //! rmap index (`RmapKey`), and reclaim looks in each space of that family

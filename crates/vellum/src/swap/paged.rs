@@ -7,8 +7,8 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frames, OutOfMemory, Use, Zeroable};
 use crate::platform::Platform;
 
-/// An array of `len` items, all zero at first. [`Paged::free`] must free it: it has no reference to its
-/// frame allocator, so dropping it leaks.
+/// An array of `len` items, all zero at first. [`Paged::free`] must free it: it has no reference to
+/// its frame allocator, so dropping it leaks.
 #[must_use]
 pub(super) struct Paged<T> {
     /// The base of the direct map.

@@ -82,7 +82,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
 
     /// Returns the accessed and dirty bits in which any of `n` entries from `index` on differs from
     /// `raw`. `look` reads each entry, or exchanges it and returns the old value. Eight entries at
-    /// a time without a branch, as [`Self::match_entries`] does.
+    /// a time without a branch, as `LockedTable::match_entries` does.
     #[inline(always)]
     pub(super) fn differing(&self, index: usize, n: usize, raw: u64, look: impl Fn(usize, &AtomicU64) -> u64) -> u64 {
         let mut all = 0;

@@ -17,7 +17,7 @@ use crate::stats::Counter;
 const BLOCKS_PER_FLUSH: usize = 32;
 
 impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
-    /// Changes the leaf PTEs of a run as [`LockedTable::rewrite`] does, where some are in cont
+    /// Changes the leaf PTEs of a run as `LockedTable::rewrite` does, where some are in cont
     /// blocks or can be folded.
     pub(super) fn rewrite_cont(&self, run: &Run, new: u64) {
         let arch = &self.tables.arch;

@@ -116,7 +116,7 @@ impl<'t, 'm, P: Platform, A: Arch> SpareTables<'t, 'm, P, A> {
             let table = locked(level);
             let pfn = table.pfn;
             let above = if level + 1 == hook.level { hook.pfn } else { taken[level as usize] };
-            LockedTable::<P, A>::set_parent(table.desc, above);
+            super::lock::set_parent(table.desc, above);
             let above = LockedTable::new(tree, above, tree.machine.frames().frame(above), level + 1, va);
             above.store(above.index(va), 0, tree.arch.table_pte(pfn.addr()));
             above.add_live(1);

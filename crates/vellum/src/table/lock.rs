@@ -210,10 +210,10 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         debug_assert!(!desc.state().has(flag::UNHOOKED));
         LockedTable::new(self.tables, pfn, desc, self.level + 1, self.base)
     }
+}
 
-    /// Stores in the descriptor of a page table which page table points to it:
-    /// [`LockedTable::lock_parent`] reads that.
-    pub(super) fn set_parent(desc: &Frame, parent: Pfn) {
-        desc.set_data(parent.0 as u64);
-    }
+/// Stores in the descriptor of a page table which page table points to it:
+/// [`LockedTable::lock_parent`] reads that.
+pub(super) fn set_parent(desc: &Frame, parent: Pfn) {
+    desc.set_data(parent.0 as u64);
 }

@@ -124,7 +124,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
 
     /// Writes the pointer to `below` over the entry for `va`, which is busy or a swap entry.
     fn hook(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, below: &LockedTable<'_, 'm, P, A>) {
-        LockedTable::<P, A>::set_parent(below.desc, table.pfn);
+        super::lock::set_parent(below.desc, table.pfn);
         table.fill(va, self.arch.table_pte(below.pfn.addr()));
         self.count_hooked(1);
         self.machine.count(Counter::TablesAllocated, 1);

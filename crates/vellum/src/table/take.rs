@@ -234,7 +234,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             let raw = entries[i];
             if self.tables.arch.kind(raw, self.level) == Kind::Table {
                 let below = self.tables.arch.table_addr(raw).pfn();
-                Self::set_parent(self.tables.machine.frames().frame(below), self.pfn);
+                super::lock::set_parent(self.tables.machine.frames().frame(below), self.pfn);
             }
             if raw != 0 {
                 self.store(first + i, 0, raw);

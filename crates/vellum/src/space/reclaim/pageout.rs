@@ -5,14 +5,14 @@
 //! references, and [`Attrs::EXCLUSIVE`] and the right to write are removed from the PTEs. After one
 //! flush for many runs no CPU writes to a write-protected run, and a CPU that faults on it gets a
 //! copy. So no lock is held while contents are written, no page is missing meanwhile, and no cache
-//! of pages under writeback is needed. Once the contents are elsewhere ([`PageoutTarget`]), the PTEs
-//! that still map the run change in one step; PTEs that have changed since stay.
+//! of pages under writeback is needed. Once the contents are elsewhere ([`PageoutTarget`]), the
+//! PTEs that still map the run change in one step; PTEs that have changed since stay.
 //!
 //! Runs that can't be paged out get their rights back, and keep the accessed and dirty bits that
 //! were set since.
 //!
-//! Runs are not folios: of a partially mapped folio the mapped part is paged out, and no folio needs
-//! to be split first.
+//! Runs are not folios: of a partially mapped folio the mapped part is paged out, and no folio
+//! needs to be split first.
 
 use arrayvec::ArrayVec;
 

@@ -20,8 +20,8 @@ use crate::space::ground::{More, Pieces, Rest};
 const SLOTS_PER_RESCHED: u32 = 128;
 
 impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
-    /// Pages out the folios in `rest` that only this space maps, anonymous ones and those of objects
-    /// (`MADV_PAGEOUT`). Folios that can't be paged out stay. Runs beside faults.
+    /// Pages out the folios in `rest` that only this space maps, anonymous ones and those of
+    /// objects (`MADV_PAGEOUT`). Folios that can't be paged out stay. Runs beside faults.
     pub(in crate::space) fn pageout_range(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_table(rest, more, |part| {
             self.pageout(&[*part], None, None);
@@ -86,8 +86,8 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
                 }
             };
             let block = VirtRange { start: at, end: at + (1 << (order as u32 + FRAME_SHIFT)) };
-            // SAFETY: the slots were allocated just now. The run is write-protected and flushed, and
-            // gets the right to write back in `finish` at the earliest, so no CPU writes to the
+            // SAFETY: the slots were allocated just now. The run is write-protected and flushed,
+            // and gets the right to write back in `finish` at the earliest, so no CPU writes to the
             // frames.
             match unsafe { machine.swaps().write(machine.frames(), slots, pfn) } {
                 Ok(()) => {

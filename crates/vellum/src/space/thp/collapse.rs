@@ -40,8 +40,8 @@ pub enum CollapseError {
     /// This VMA is not private anonymous memory, or has `MADV_NOHUGEPAGE`, or contains no whole
     /// huge page.
     NotAllowed(VirtRange),
-    /// This block has no memory but the zero folio; or it has PTEs that can't be collapsed: markers,
-    /// uffd-wp ones, and those of pages of an object; or it has too many runs.
+    /// This block has no memory but the zero folio; or it has PTEs that can't be collapsed:
+    /// markers, uffd-wp ones, and those of pages of an object; or it has too many runs.
     Unfit(VirtRange),
     /// More pages of this block are missing, swapped out or shared than the limits allow; or a page
     /// is missing in a VMA with a userfaultfd; or, in a scan, no page was accessed.
@@ -399,8 +399,8 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         }
     }
 
-    /// Adds the PTEs of a block from the address `at` on to `seen`, as far as `table` has them and a
-    /// lock hold allows. `table` is locked or detached. Returns the address that it got to, which
+    /// Adds the PTEs of a block from the address `at` on to `seen`, as far as `table` has them and
+    /// a lock hold allows. `table` is locked or detached. Returns the address that it got to, which
     /// is `at` if the PTE there is busy.
     fn survey(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange, at: u64, seen: &mut Survey) -> u64 {
         let arch = self.arch();

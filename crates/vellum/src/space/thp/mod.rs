@@ -27,8 +27,8 @@ handle! {
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Scans about `pages` pages of 4 KiB from the address `from` on, and collapses the blocks that
-    /// policy wants large and `limits` allow. Runs beside faults. A host calls this when it has time
-    /// (Linux: khugepaged).
+    /// policy wants large and `limits` allow. Runs beside faults. A host calls this when it has
+    /// time (Linux: khugepaged).
     ///
     /// # Errors
     /// There is no memory for a folio, or the memcg is at its limit: the host should wait before it
