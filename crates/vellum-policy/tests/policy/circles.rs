@@ -9,15 +9,20 @@ use vellum_policy::{Export, Source, Tree, exports, imports, module};
 
 use crate::none;
 
-/// The trees of modules: the folder of each crate root that the rule holds for.
-const ROOTS: [&str; 3] =
-    ["crates/vellum/src/", "crates/vellum-kernel/src/portable/", "crates/vellum-kernel/src/machine/"];
+/// The trees of modules that the rule holds for: the folder of each crate root, and the folder of
+/// an architecture that is left out, since no build has two.
+const ROOTS: [(&str, Option<&str>); 4] = [
+    ("crates/vellum/src/", None),
+    ("crates/vellum-kernel/src/portable/", None),
+    ("crates/vellum-kernel/src/machine/", Some("/aarch64/")),
+    ("crates/vellum-kernel/src/machine/", Some("/x86_64/")),
+];
 
 #[test]
 fn no_circle_of_files_crosses_a_folder() {
     let tree = Tree::of_this_project();
-    for root in ROOTS {
-        let edges = edges(&tree, root);
+    for (root, left_out) in ROOTS {
+        let edges = edges(&tree, root, left_out);
         assert!(edges.len() > 10, "{root} has {} files with imports", edges.len());
         let crossing = circles(&edges).into_iter().filter(|circle| {
             let folders: BTreeSet<&str> = circle.iter().map(|file| folder(file)).collect();
@@ -38,8 +43,9 @@ struct Modules<'t> {
 }
 
 impl<'t> Modules<'t> {
-    fn new(tree: &'t Tree, root: &'t str) -> Self {
-        let sources = tree.rust(root).filter(|source| !source.is_test());
+    fn new(tree: &'t Tree, root: &'t str, left_out: Option<&str>) -> Self {
+        let is_left_out = |source: &Source| left_out.is_some_and(|folder| source.path.contains(folder));
+        let sources = tree.rust(root).filter(|source| !source.is_test() && !is_left_out(source));
         let sources: BTreeMap<_, _> = sources.map(|source| (module(source, root), source)).collect();
         let exports = sources.iter().map(|(own, source)| (own.clone(), exports(source, own))).collect();
         Modules { sources, exports }
@@ -97,9 +103,9 @@ impl<'t> Modules<'t> {
 }
 
 /// Returns, for each file below `root`, the files that its imports lead to.
-fn edges<'t>(tree: &'t Tree, root: &'t str) -> BTreeMap<&'t str, BTreeSet<&'t str>> {
+fn edges<'t>(tree: &'t Tree, root: &'t str, left_out: Option<&str>) -> BTreeMap<&'t str, BTreeSet<&'t str>> {
     const DEPTH: usize = 4;
-    let modules = Modules::new(tree, root);
+    let modules = Modules::new(tree, root, left_out);
     let mut edges = BTreeMap::new();
     for (own, source) in &modules.sources {
         let mut to = BTreeSet::new();

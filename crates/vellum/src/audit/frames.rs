@@ -55,7 +55,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     pub(super) fn check_lists(&mut self) {
         let (frames, memcgs, mut sum) = (self.machine.frames(), self.machine.memcgs(), 0);
         for id in memcgs.all() {
-            memcgs.each_list(frames, id, |list, counted, listed| {
+            memcgs.lru(frames).each_list(id, |list, counted, listed| {
                 let (mut pages, mut folios) = (0, 0);
                 for (pfn, frame) in listed {
                     let is_listed_here = frame.kind() == FrameKind::Folio && LruList::of(frame) == Some(list);

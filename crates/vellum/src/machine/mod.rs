@@ -9,7 +9,7 @@ use crate::frame::{
     BootError, BootOptions, Counts, Frame, FrameKind, Frames, HUGE_ORDER, LARGEST_FOLIO, OutOfMemory, Use, Zeroable,
     flag,
 };
-use crate::memcg::{LruvecId, MemcgId, Memcgs, Uncharger};
+use crate::memcg::{Lru, LruvecId, MemcgId, Memcgs, Uncharger};
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{COUNTERS, Counter, CounterSlot, SIZES, SizeCounter};
 use crate::swap::Swaps;
@@ -149,6 +149,12 @@ impl<'p, P: Platform> Machine<'p, P> {
     #[inline]
     pub fn memcgs(&self) -> &Memcgs<'p> {
         &self.memcgs
+    }
+
+    /// Returns the LRU lists and deferred-split queues of all memcgs.
+    #[inline]
+    pub(crate) fn lru(&self) -> Lru<'_, 'p, P> {
+        self.memcgs.lru(self.frames())
     }
 
     /// Returns the swap devices.

@@ -15,6 +15,7 @@
 //! | `tree` | the tree of memcgs: creation, removal, and the memory of lruvecs |
 //! | `charge` | counters, limits, stocks |
 //! | `host` | memory of a host's own structures |
+//! | `lru` | LRU lists and deferred-split queues, as reclaim and faults use them |
 //! | `lruvec` | a per-CPU lruvec: LRU lists and stock |
 //! | `uncharge` | uncharging folios in batches |
 //! | `refused` | the reasons why an allocation fails |
@@ -25,6 +26,7 @@
 
 mod charge;
 mod host;
+mod lru;
 mod lruvec;
 mod refused;
 mod split;
@@ -34,8 +36,9 @@ mod tree;
 mod uncharge;
 
 pub use charge::MARGIN;
+pub(crate) use lru::Lru;
 pub use lruvec::LruList;
-pub(crate) use lruvec::{IsolateLimit, ListSize, LruvecId};
+pub(crate) use lruvec::{IsolateLimit, LruvecId};
 pub(crate) use refused::may_be_refused;
 pub use refused::{MayBeRefused, OverLimit, Refused};
 pub(crate) use split::MappedPages;
@@ -331,84 +334,5 @@ impl<'p> Memcgs<'p> {
     /// Returns the charge of `1 << order` frames that are about to be freed.
     fn uncharge<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, order: u8) {
         Uncharger::new(frames, self).uncharge(pfn, frames.frame(pfn), 1 << order);
-    }
-
-    /// Isolates folios from the old end of a lruvec's list: see [`Lruvec::isolate`]. Takes the
-    /// lruvec's lock. Returns the number of pages isolated.
-    pub(crate) fn isolate<P: Platform>(
-        &self,
-        frames: &Frames<'p, P>,
-        lruvec: LruvecId,
-        list: LruList,
-        limit: IsolateLimit,
-        take: impl FnMut(Pfn, &'p Frame, u32) -> bool,
-    ) -> u64 {
-        let isolate = |at: &PerCpuLruvec| at.lock(frames.platform()).isolate(frames, list, limit, take);
-        self.with_lruvec(frames, lruvec, isolate).unwrap_or(0)
-    }
-
-    /// Isolates one folio, if it is on `list`: see [`Lruvec::isolate_one`]. Takes its lruvec's
-    /// lock.
-    pub(crate) fn isolate_one<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, list: LruList) -> bool {
-        let lruvec = LruvecId::unpack(frames.frame(pfn).lruvec());
-        self.lruvec(lruvec).lock(frames.platform()).isolate_one(frames, pfn, list)
-    }
-
-    /// Moves a folio to the young end of the list `to`, if it is on the list `from`; `None`: the
-    /// caller has isolated the folio and puts it back. The caller has a reference. Takes the
-    /// lruvec's lock.
-    ///
-    /// With a list `from`, a folio that another CPU has isolated is on no list and is not moved:
-    /// that CPU puts it on the list where it belongs by then ([`LruList::evictable`]).
-    pub(crate) fn relist<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, from: Option<LruList>, to: LruList) {
-        let frame = frames.frame(pfn);
-        let mut lists = self.lruvec(LruvecId::unpack(frame.lruvec())).lock(frames.platform());
-        if LruList::of(frame) == from {
-            lists.relist(frames, pfn, to);
-        }
-    }
-
-    /// Moves a folio to the old end of `list`, if it is on that, so that reclaim scans it next. The
-    /// caller has a reference. Takes the lruvec's lock.
-    pub(crate) fn make_oldest<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, list: LruList) {
-        let frame = frames.frame(pfn);
-        let mut lists = self.lruvec(LruvecId::unpack(frame.lruvec())).lock(frames.platform());
-        if LruList::of(frame) == Some(list) {
-            lists.make_oldest(frames, pfn, list);
-        }
-    }
-
-    /// Returns the number of pages on a lruvec's list. Takes the lruvec's lock.
-    pub(crate) fn list_pages<P: Platform>(&self, frames: &Frames<'p, P>, lruvec: LruvecId, list: LruList) -> u64 {
-        let pages = |at: &PerCpuLruvec| at.lock(frames.platform()).pages()[list as usize];
-        self.with_lruvec(frames, lruvec, pages).unwrap_or(0)
-    }
-
-    /// Passes each LRU list of a memcg's own lruvecs to `show`: the list, its counted size, and its
-    /// folios. Holds the lruvec's lock while `show` runs.
-    pub(crate) fn each_list<P: Platform>(
-        &self,
-        frames: &Frames<'p, P>,
-        id: MemcgId,
-        mut show: impl FnMut(LruList, ListSize, &mut dyn Iterator<Item = (Pfn, &'p Frame)>),
-    ) {
-        self.each_used_lruvec(frames, id, |lruvec| {
-            let lists = lruvec.lock(frames.platform());
-            for list in LruList::ALL {
-                let (counted, mut listed) = lists.listed(frames, list);
-                show(list, counted, &mut listed);
-            }
-        });
-    }
-
-    /// Returns the lruvecs of a memcg and its descendants that have memory of `node`, or, without a
-    /// node, all of them.
-    pub(crate) fn lruvecs_on<P: Platform>(
-        &self,
-        frames: &Frames<'p, P>,
-        id: MemcgId,
-        node: Option<usize>,
-    ) -> impl Iterator<Item = LruvecId> {
-        self.descendants(id).flat_map(move |memcg| frames.lruvecs_on(node).map(move |index| LruvecId { memcg, index }))
     }
 }

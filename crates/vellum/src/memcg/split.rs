@@ -10,7 +10,7 @@
 use super::Memcgs;
 use super::lruvec::{LruList, LruvecId};
 use crate::addr::Pfn;
-use crate::frame::{Counts, Frame, FrameKind, Frames, HUGE_ORDER, RmapKey, flag};
+use crate::frame::{Counts, FrameKind, Frames, HUGE_ORDER, RmapKey, flag};
 use crate::platform::{Event, Platform, trace};
 
 const WORDS: usize = (1 << HUGE_ORDER) / u64::BITS as usize;
@@ -124,65 +124,5 @@ impl<'p> Memcgs<'p> {
             }
         }
         true
-    }
-
-    /// Takes up to `folios` folios off the old end of a lruvec's deferred-split queue (Linux:
-    /// `deferred_split_scan`). Takes a reference to each, and passes its head to `take`. Takes the
-    /// lruvec's lock.
-    pub(crate) fn take_deferred<P: Platform>(
-        &self,
-        frames: &Frames<'p, P>,
-        lruvec: LruvecId,
-        folios: usize,
-        mut take: impl FnMut(Pfn, &'p Frame),
-    ) {
-        self.with_lruvec(frames, lruvec, |at| {
-            let mut lists = at.lock(frames.platform());
-            let mut left = folios;
-            for (tail, _) in lists.deferred.iter_rev(frames) {
-                if left == 0 {
-                    break;
-                }
-                let head = Pfn(tail.0 - 1);
-                let frame = frames.frame(head);
-                // The CPU that dropped a folio's last reference removes it from the queue. A CPU
-                // that has isolated a folio relies on being the only one that can find it, so an
-                // isolated folio is skipped as well.
-                if LruvecId::is_listed(frame.lruvec()) && frames.try_get(head, frame, 1, 0) {
-                    lists.deferred.remove(frames, tail);
-                    frame.clear_flag(flag::PARTIALLY_MAPPED);
-                    take(head, frame);
-                    left -= 1;
-                }
-            }
-        });
-    }
-
-    /// Isolates a folio, whatever list it is on, without taking a reference: the one that the
-    /// caller has is the isolating CPU's from then on. Takes the lruvec's lock. Returns whether the
-    /// folio was on a list; if not, another CPU has isolated it.
-    pub(crate) fn isolate_folio<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn) -> bool {
-        let frame = frames.frame(head);
-        let mut lists = self.lruvec(LruvecId::unpack(frame.lruvec())).lock(frames.platform());
-        lists.remove(frames, head, frame.lruvec()).is_some()
-    }
-
-    /// Queues a folio to be split if it is partially mapped: after some of its pages were mapped,
-    /// or when it could not be split. The caller has a reference. Takes the lruvec's lock. Returns
-    /// whether the folio was queued now and not before.
-    pub(crate) fn defer_if_partial<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn) -> bool {
-        let frame = frames.frame(head);
-        let mut lists = self.lruvec(LruvecId::unpack(frame.lruvec())).lock(frames.platform());
-        let maps = frame.counts().maps;
-        let new = maps != 0 && maps < 1 << frame.order() && !frame.set_flag(flag::PARTIALLY_MAPPED);
-        if new {
-            lists.deferred.push(frames, head.add(1), frames.frame(head.add(1)));
-        }
-        new
-    }
-
-    /// Returns the number of folios on a lruvec's deferred-split queue. Takes the lruvec's lock.
-    pub(crate) fn deferred<P: Platform>(&self, frames: &Frames<'p, P>, lruvec: LruvecId) -> u32 {
-        self.with_lruvec(frames, lruvec, |at| at.lock(frames.platform()).deferred.len()).unwrap_or(0)
     }
 }

@@ -214,13 +214,13 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     fn shrink_lists(&mut self, scope: ReclaimScope, lists: &[LruList], spare_young: bool) {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         let each = |lruvec| lists.iter().map(move |list| (lruvec, *list));
-        let all_lists = || memcgs.lruvecs_on(frames, scope.memcg, scope.node).flat_map(each);
-        let all: u64 = all_lists().map(|(lruvec, list)| memcgs.list_pages(frames, lruvec, list)).sum();
+        let all_lists = || memcgs.lru(frames).lruvecs_on(scope.memcg, scope.node).flat_map(each);
+        let all: u64 = all_lists().map(|(lruvec, list)| memcgs.lru(frames).list_pages(lruvec, list)).sum();
         let (mut scanned, mut turn_pages) = (0, self.wanted.min(all));
         while scanned < all && self.done.freed < self.wanted {
             let missing = (self.wanted - self.done.freed).min(all);
             all_lists().for_each(|(lruvec, list)| {
-                let listed = memcgs.list_pages(frames, lruvec, list);
+                let listed = memcgs.lru(frames).list_pages(lruvec, list);
                 // The product does not overflow: there are fewer than 2^32 frames.
                 let share_of = |pages: u64| (listed * pages).div_ceil(all);
                 self.shrink_list(lruvec, list, share_of(turn_pages), share_of(missing), spare_young);
@@ -251,7 +251,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 }
                 !victims.is_full()
             };
-            let pages = memcgs.isolate(frames, lruvec, list, limit, take);
+            let pages = memcgs.lru(frames).isolate(lruvec, list, limit, take);
             if pages == 0 {
                 break;
             }

@@ -33,11 +33,11 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     pub(super) fn split_partial(&mut self, scope: ReclaimScope) {
         let machine = self.machine;
         let (memcgs, frames) = (machine.memcgs(), machine.frames());
-        memcgs.lruvecs_on(frames, scope.memcg, scope.node).for_each(|lruvec| {
-            let mut left = memcgs.deferred(frames, lruvec) as usize;
+        memcgs.lru(frames).lruvecs_on(scope.memcg, scope.node).for_each(|lruvec| {
+            let mut left = memcgs.lru(frames).deferred(lruvec) as usize;
             while left > 0 && self.done.freed < self.wanted {
                 let mut taken = ArrayVec::<_, BATCH>::new();
-                memcgs.take_deferred(frames, lruvec, left.min(BATCH), |head, frame| taken.push((head, frame)));
+                memcgs.lru(frames).take_deferred(lruvec, left.min(BATCH), |head, frame| taken.push((head, frame)));
                 left -= taken.len();
                 let freed = taken.iter().map(|(head, frame)| self.split_folio(*head, frame)).sum::<u64>();
                 if freed == 0 {
@@ -69,11 +69,11 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             return put_all(machine, unmapped.map(|piece| (head.add(piece.offset), 1 << piece.order)));
         }
         let maps = frame.counts().maps;
-        if maps == 0 || !self.should_migrate(frame, maps) || !machine.memcgs().isolate_folio(machine.frames(), head) {
+        if maps == 0 || !self.should_migrate(frame, maps) || !machine.lru().isolate_folio(head) {
             if maps != 0 {
                 machine.count_size(SizeCounter::SplitFailed, order);
             }
-            machine.memcgs().defer_if_partial(machine.frames(), head);
+            machine.lru().defer_if_partial(head);
             // If no PTE maps the folio any more, this reference is the last one, and the folio is
             // freed.
             return put_all(machine, [(head, 1 << order)].into_iter());
@@ -104,7 +104,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         isolated.add(victim.frame);
         self.reclaim_family(&mut [victim], isolated, false, Some(&mut copies));
         // Before the isolation ends: until then the folio can't be freed.
-        machine.memcgs().defer_if_partial(machine.frames(), victim.head);
+        machine.lru().defer_if_partial(victim.head);
         let freed = isolated.putback(machine, [(victim.head, victim.frames)].into_iter());
         freed.saturating_sub(copies.finish(machine))
     }

@@ -1,9 +1,17 @@
 //! The interface of a swap device.
 
-use super::Slots;
 use crate::addr::Pfn;
 use crate::frame::Frames;
 use crate::platform::Platform;
+
+/// A range of consecutive slots, of 4 KiB each, of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// The first slot.
+    pub first: u32,
+    /// The number of slots.
+    pub count: u32,
+}
 
 /// A device that stores pages in numbered slots. Each call transfers a range of consecutive slots
 /// from or to consecutive frames.

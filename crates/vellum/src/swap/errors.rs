@@ -68,3 +68,19 @@ impl core::fmt::Display for DetachError {
 }
 
 impl core::error::Error for DetachError {}
+
+/// The error of a slot whose reference count is at its maximum, 2^31. No program gets there: each
+/// reference is another address space's, which needs at least two page-table pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Saturated {
+    /// The slot.
+    pub slot: u32,
+}
+
+impl core::fmt::Display for Saturated {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "swap slot {} has 2^31 references, the maximum", self.slot)
+    }
+}
+
+impl core::error::Error for Saturated {}

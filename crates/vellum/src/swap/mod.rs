@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `cluster`, `cluster_lists`, `slots` | a device's slots: free blocks and reference counts |
 //! | `cache` | the swap cache: the page in memory that has the contents of a slot |
-//! | `device` | the interface of a device: write, read and forget ranges of slots |
+//! | `device` | ranges of slots, and the interface of a device: write, read and forget them |
 //! | `checksums` | detection of pages that come back damaged |
 //! | `swap_info` | an attached device with its slots and checksums (Linux: `swap_info_struct`) |
 //! | `survey` | enumeration of slots for the audit |
@@ -32,32 +32,7 @@ mod tests;
 
 pub(crate) use cache::{CachedPages, NotCached};
 pub use compressed::Compressed;
-pub use device::{ReadError, SwapDevice, Unreadable, WriteError};
-pub use errors::{AttachError, DetachError, NoSlots};
+pub use device::{ReadError, Slots, SwapDevice, Unreadable, WriteError};
+pub use errors::{AttachError, DetachError, NoSlots, Saturated};
 pub use slots::SlotAllocator;
 pub use swaps::{MAX_SWAP_DEVICES, SwapRun, Swaps, Usage};
-
-/// A range of consecutive slots, of 4 KiB each, of one device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slots {
-    /// The first slot.
-    pub first: u32,
-    /// The number of slots.
-    pub count: u32,
-}
-
-/// The error of a slot whose reference count is at its maximum, 2^31. No program gets there: each
-/// reference is another address space's, which needs at least two page-table pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Saturated {
-    /// The slot.
-    pub slot: u32,
-}
-
-impl core::fmt::Display for Saturated {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "swap slot {} has 2^31 references, the maximum", self.slot)
-    }
-}
-
-impl core::error::Error for Saturated {}

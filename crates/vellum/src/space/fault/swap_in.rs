@@ -244,7 +244,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
             if order != 0
                 && frame.counts().maps < 1 << order
                 && !frame.has(flag::PARTIALLY_MAPPED)
-                && machine.memcgs().defer_if_partial(machine.frames(), head)
+                && machine.lru().defer_if_partial(head)
             {
                 machine.count_size(SizeCounter::SplitDeferred, order);
             }

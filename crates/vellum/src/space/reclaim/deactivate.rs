@@ -54,7 +54,7 @@ impl<'s, P: Platform, A: Arch> Pageout<'s, '_, P, A> {
         for (head, frame, pages) in folios() {
             // Pages of a folio outside the run may still be needed.
             if pages == 1 << frame.order() && !frame.has(flag::OBJECT) {
-                machine.memcgs().make_oldest(machine.frames(), head, LruList::Anon);
+                machine.lru().make_oldest(head, LruList::Anon);
             }
         }
         let accessed = attrs.contains(Attrs::ACCESSED);

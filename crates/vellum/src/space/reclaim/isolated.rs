@@ -93,7 +93,7 @@ impl IsolationBatch {
         };
         let stays = |head, frame: &_| {
             let list = if self.is_locked(frame) { LruList::Unevictable } else { LruList::evictable(frame) };
-            machine.memcgs().relist(machine.frames(), head, None, list);
+            machine.lru().relist(head, None, list);
             machine.put_refs(head, frame, 1);
         };
         free_unmapped(machine, ranges, is_gone, stays)

@@ -69,7 +69,7 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
         }
         for (head, frame, pages) in machine.frames().folios(pfn, marked) {
             if !frame.set_flag(flag::LAZYFREE) {
-                machine.memcgs().relist(machine.frames(), head, Some(LruList::Anon), LruList::Lazyfree);
+                machine.lru().relist(head, Some(LruList::Anon), LruList::Lazyfree);
                 machine.count(Counter::LazyFree, pages as u64);
             }
         }

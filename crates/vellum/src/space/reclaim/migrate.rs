@@ -153,7 +153,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
         let machine = self.machine();
         let (head, frame) = machine.frames().head(copy);
         machine.frames().put(head, frame, pages - 1, pages);
-        machine.memcgs().defer_if_partial(machine.frames(), head);
+        machine.lru().defer_if_partial(head);
         machine.put_refs(head, frame, 1);
     }
 }

@@ -78,10 +78,7 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
                 }
                 folio_start += u64::from(pages) << FRAME_SHIFT;
                 let is_alone = pages == 1 << frame.order() && frame.counts().maps == pages;
-                if frame.has(flag::OBJECT)
-                    && is_alone
-                    && machine.memcgs().isolate_one(machine.frames(), head, LruList::Shmem)
-                {
+                if frame.has(flag::OBJECT) && is_alone && machine.lru().isolate_one(head, LruList::Shmem) {
                     isolated.add(frame);
                     folios.push((head, frame));
                 }

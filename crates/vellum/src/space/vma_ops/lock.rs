@@ -202,7 +202,7 @@ impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
             for (head, frame) in Ptes::of(self.space).folios_of(run) {
                 if LruList::of(frame) == Some(LruList::Unevictable) {
                     let list = LruList::evictable(frame);
-                    machine.memcgs().relist(machine.frames(), head, Some(LruList::Unevictable), list);
+                    machine.lru().relist(head, Some(LruList::Unevictable), list);
                 }
             }
             false
