@@ -11,7 +11,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// name the memcg. `structures`: the frames of spaces' and objects' structures that the audit
     /// found. They are compared with the charged blocks that are no folio, no page table, and not
     /// the host's.
-    pub(super) fn charges(&mut self, structures: u64) {
+    pub(super) fn check_charges(&mut self, structures: u64) {
         self.counts.fill(0);
         let mut charged = 0;
         each_block(self.machine, |_, frame, state| {
@@ -28,12 +28,16 @@ impl<P: Platform> Audit<'_, '_, P> {
             count.into_iter().for_each(|count| *count += pages);
         });
         self.compare(Quantity::Structures, charged, structures);
-        self.by_memcg(Quantity::MemcgCharged as fn(MemcgId) -> Quantity, |usage| usage.charged, |usage| usage.lruvecs);
+        self.compare_by_memcg(
+            Quantity::MemcgCharged as fn(MemcgId) -> Quantity,
+            |usage| usage.charged,
+            |usage| usage.lruvecs,
+        );
     }
 
     /// Compares a quantity of each memcg and its descendants, which `usage_of` reads from the
     /// memcg's usage, with the sum of the audit's counts for these memcgs, plus what `plus` reads.
-    pub(super) fn by_memcg(
+    pub(super) fn compare_by_memcg(
         &mut self,
         what: fn(MemcgId) -> Quantity,
         usage_of: impl Fn(&MemcgUsage) -> u64,

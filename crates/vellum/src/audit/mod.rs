@@ -56,8 +56,8 @@ pub struct Sums {
     pub folios: u64,
     /// Pages that PTEs map.
     pub mapped: u64,
-    /// References to folios that are neither mappings nor pages of objects: pins, such as those for
-    /// a transfer by a device.
+    /// References to folios that are neither mappings nor pages of objects: pins, such as those of
+    /// a device's DMA.
     pub pinned: u64,
     /// Frames of spaces' and objects' own structures: neither folios nor page tables.
     pub structures: u64,
@@ -65,20 +65,24 @@ pub struct Sums {
     pub host: u64,
 }
 
-/// Returns the first frame of a machine, and the length of the array that [`audit`] counts in: the
-/// number of frames from there to the last one, but at least [`MAX_MEMCGS`].
-pub fn span<P: Platform>(machine: &Machine<'_, P>) -> (Pfn, usize) {
-    let regions = || machine.platform().regions().iter();
-    let first = regions().map(|region| region.base.pfn().0).min().unwrap_or(0);
-    let end = regions().map(|region| ((region.base.0 + region.len) >> FRAME_SHIFT) as u32).max().unwrap_or(0);
-    (Pfn(first), (end.saturating_sub(first) as usize).max(MAX_MEMCGS))
+/// Returns the length of the array that [`audit`] counts in: the number of frames from the
+/// machine's first one to its last one, but at least [`MAX_MEMCGS`].
+pub fn counts_len<P: Platform>(machine: &Machine<'_, P>) -> usize {
+    let regions = machine.platform().regions().iter();
+    let end = regions.map(|region| ((region.base.0 + region.len) >> FRAME_SHIFT) as u32).max().unwrap_or(0);
+    (end.saturating_sub(first_frame(machine).0) as usize).max(MAX_MEMCGS)
+}
+
+/// Returns the machine's first frame.
+fn first_frame<P: Platform>(machine: &Machine<'_, P>) -> Pfn {
+    Pfn(machine.platform().regions().iter().map(|region| region.base.pfn().0).min().unwrap_or(0))
 }
 
 /// Audits a machine whose address spaces are `spaces`: passes each discrepancy to `report`, and
 /// returns sums. Page-table, lruvec and other locks may be held while `report` runs, so it must be
 /// quick and must not call back into the engine.
 ///
-/// `counts` is memory to count in, of the length that [`span`] returns; it is overwritten.
+/// `counts` is memory to count in, of the length that [`counts_len`] returns; it is overwritten.
 ///
 /// # Panics
 /// If `counts` is shorter than that.
@@ -88,20 +92,20 @@ pub fn audit<'s, 'm: 's, P: Platform, A: Arch + 's>(
     counts: &mut [u32],
     report: &mut dyn FnMut(Discrepancy),
 ) -> Sums {
-    let (first, len) = span(machine);
-    let counts = &mut counts[..len];
+    let first = first_frame(machine);
+    let counts = &mut counts[..counts_len(machine)];
     counts.fill(0);
     let mut audit = Audit { machine, first, counts, report, sums: Sums::default() };
-    audit.sums.structures = spaces.clone().map(|space| audit.space(space)).sum();
-    audit.frames();
-    audit.sums.structures += audit.indexes();
-    audit.references();
-    audit.lists();
-    audit.swap_cache();
-    audit.mappers(spaces.clone());
-    audit.slots(spaces);
-    audit.charges(audit.sums.structures);
-    audit.swapped();
+    audit.sums.structures = spaces.clone().map(|space| audit.check_space(space)).sum();
+    audit.check_frames();
+    audit.sums.structures += audit.check_indexes();
+    audit.check_references();
+    audit.check_lists();
+    audit.check_swap_cache();
+    audit.check_mappers(spaces.clone());
+    audit.check_slots(spaces);
+    audit.check_charges(audit.sums.structures);
+    audit.check_swapped();
     audit.sums
 }
 
@@ -112,12 +116,14 @@ struct Audit<'a, 'm, P: Platform> {
     first: Pfn,
     /// The counts of the present comparison: by frame from `first` on, by slot, or by memcg.
     counts: &'a mut [u32],
+    /// The caller's callback.
     report: &'a mut dyn FnMut(Discrepancy),
+    /// The sums so far.
     sums: Sums,
 }
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Reports a discrepancy if a count of the engine's is not what the audit found.
+    /// Reports a discrepancy if the engine's count of `what` is not the number that the audit found.
     fn compare(&mut self, what: Quantity, counted: u64, found: u64) {
         if counted != found {
             (self.report)(Discrepancy::Differs { what, counted, found });
@@ -125,7 +131,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 
     /// Returns the audit's own count for a frame; 0 for a frame of no region.
-    fn count(&self, pfn: Pfn) -> u32 {
+    fn count_of(&self, pfn: Pfn) -> u32 {
         self.counts.get(pfn.0.wrapping_sub(self.first.0) as usize).copied().unwrap_or(0)
     }
 }

@@ -29,7 +29,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     /// Walks the indexes of all objects: adds each page to the count of its folio, and compares the
     /// entries of nodes and the objects' numbers of pages. Returns the number of frames that
     /// objects have beside their pages.
-    pub(super) fn indexes(&mut self) -> u64 {
+    pub(super) fn check_indexes(&mut self) -> u64 {
         let (mut structures, mut resident) = (0, 0);
         self.each_object(|audit, object| {
             let counted = object.page_counts();
@@ -71,8 +71,10 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
 
     /// Compares the VMAs of all spaces with each object's counts of VMAs: those of each space, all,
     /// and those that may write; and with the object's references.
-    pub(super) fn mappers<'s, A: Arch + 's>(&mut self, spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone)
-    where
+    pub(super) fn check_mappers<'s, A: Arch + 's>(
+        &mut self,
+        spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone,
+    ) where
         'm: 's,
     {
         self.counts.fill(0);
@@ -94,7 +96,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             spaces.clone().for_each(|space| self.count_vmas(space, |vma| !only_writers || vma.backing.may_write()));
             self.each_object(|audit, object| {
                 let counted = if only_writers { object.writers() } else { object.vmas() };
-                let found = audit.count(object.frame()).into();
+                let found = audit.count_of(object.frame()).into();
                 audit.compare(what(object.frame()), counted, found);
                 // One of the references is the audit's own.
                 if !only_writers && object.references() <= found {
@@ -114,13 +116,13 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     }
 
     /// Compares each memcg's number of pages in swap with the pages of its objects there.
-    pub(super) fn swapped(&mut self) {
+    pub(super) fn check_swapped(&mut self) {
         self.counts.fill(0);
         self.each_object(|audit, object| {
             let [_, in_swap] = object.page_counts();
             audit.counts[usize::from(object.memcg().number())] += (in_swap as u32) << object.page_order();
         });
-        self.by_memcg(Quantity::MemcgSwapped as fn(MemcgId) -> Quantity, |usage| usage.swapped, |_| 0);
+        self.compare_by_memcg(Quantity::MemcgSwapped as fn(MemcgId) -> Quantity, |usage| usage.swapped, |_| 0);
     }
 }
 

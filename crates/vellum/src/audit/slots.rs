@@ -17,8 +17,10 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     /// Compares the references of each slot with the PTEs and pages of objects that name it and its
     /// swap-cache page (INV-15). Handles as many slots at a time as there is room to count, with
     /// one walk of all page tables each time.
-    pub(super) fn slots<'s, A: Arch + 's>(&mut self, spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone)
-    where
+    pub(super) fn check_slots<'s, A: Arch + 's>(
+        &mut self,
+        spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone,
+    ) where
         'm: 's,
     {
         let (machine, swaps) = (self.machine, self.machine.swaps());
@@ -63,7 +65,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         });
     }
 
-    /// Adds one to the count of each of these slots that is in `window`.
+    /// Adds one to the count of each of `slots` that is in `window`; `None` is no slot.
     fn count_slots(&mut self, slots: Option<Range<u32>>, window: &Range<u32>) {
         let Some(slots) = slots else { return };
         let part = slots.start.max(window.start)..slots.end.min(window.end);

@@ -26,7 +26,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Audits a space: compares the permissions of its PTEs with its VMAs, and its statistics with
     /// its PTEs, and adds each mapping to the count of its folio. Returns the number of frames that
     /// the space has beside its page tables.
-    pub(super) fn space<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>) -> u64 {
+    pub(super) fn check_space<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>) -> u64 {
         let (arch, id) = (space.arch(), space.id());
         let (mut inside, mut all) = (Found::default(), Found::default());
         let mut next = Some(0);
@@ -45,11 +45,11 @@ impl<P: Platform> Audit<'_, '_, P> {
                 if !allowed.contains(found) {
                     (self.report)(Discrepancy::ExcessPermissions { space: id, at: run.va, found, allowed });
                 }
-                self.run(space, run, Some(range), &mut inside);
+                self.add_run(space, run, Some(range), &mut inside);
             });
             next = Some(range.end);
         }
-        space.runs(VirtRange { start: 0, end: arch.user_end() }, |run| self.run(space, run, None, &mut all));
+        space.runs(VirtRange { start: 0, end: arch.user_end() }, |run| self.add_run(space, run, None, &mut all));
         let sum = |found: &Found| found.resident + found.swapped + found.markers;
         self.compare(Quantity::PtesInVmas(id), sum(&inside), sum(&all));
         let stats = space.stats();
@@ -65,7 +65,13 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     /// Adds the pages of a run to `to`. With `range`, only those inside it, and without the folios'
     /// mappings: they are counted once, in the walk without a range.
-    fn run<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>, run: &Run, range: Option<VirtRange>, to: &mut Found) {
+    fn add_run<A: Arch>(
+        &mut self,
+        space: &AddressSpace<'_, P, A>,
+        run: &Run,
+        range: Option<VirtRange>,
+        to: &mut Found,
+    ) {
         let arch = space.arch();
         let part = range.map_or(run.range(arch), |range| run.range(arch).intersect(&range));
         let pages = part.len() >> FRAME_SHIFT;

@@ -62,9 +62,9 @@ fn on(test: impl FnOnce(&Scene<'_>)) {
 
 impl Scene<'_> {
     fn audit(&self) -> Vec<Discrepancy> {
-        let mut counts = std::vec![0; span(self.machine).1];
+        let mut counts = std::vec![0; counts_len(self.machine)];
         let mut found = Vec::new();
-        audit(self.machine, [&self.space].into_iter(), &mut counts, &mut |unsound| found.push(unsound));
+        audit(self.machine, [&self.space].into_iter(), &mut counts, &mut |discrepancy| found.push(discrepancy));
         found
     }
 
@@ -167,7 +167,7 @@ fn a_page_charged_to_no_memcg_or_to_the_wrong_one_is_found() {
         let wrong = LruvecId { memcg: MemcgId::ROOT, ..LruvecId::unpack(packed) };
         frame.set_lruvec(wrong.pack(LruList::of(frame)));
         let charged = |audit: Vec<Discrepancy>| {
-            let charged = |unsound: &Discrepancy| match unsound {
+            let charged = |discrepancy: &Discrepancy| match discrepancy {
                 Discrepancy::Differs { what: Quantity::MemcgCharged(memcg), counted, found } => {
                     Some((*memcg, counted - found))
                 }

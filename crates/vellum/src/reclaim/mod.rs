@@ -7,7 +7,7 @@
 //!
 //! # Mechanism
 //! Reclaim isolates folios from the old end of a memcg's LRU lists, a batch at a time. Each has a
-//! reference and the number of the batch (`Isolated`). Anonymous folios that follow each other
+//! reference and the number of the batch (`IsolationBatch`). Anonymous folios that follow each other
 //! both in memory and by rmap index are handled as one `Victim` from then on.
 //!
 //! The anonymous rmap needs no upkeep by a fork or an unmap: a folio names its fork family and its
@@ -16,7 +16,7 @@
 //! mapped, except in displaced VMAs: those that were moved, or that map a page-cache object
 //! privately. A space's displaced VMAs are searched one by one; other VMAs need no search.
 //!
-//! A folio that was used since the last look (its PTEs are young) goes back to the young end of its
+//! A folio that was used since the last scan (its PTEs are young) goes back to the young end of its
 //! list, and so does one that can't be reclaimed. Every space that maps one of the others pages it
 //! out, run by run ([`crate::space`]), and the folios are freed together. Folios of page-cache
 //! objects (`objects`) are unmapped wherever the object is mapped, and then paged out by the
@@ -72,7 +72,7 @@ impl From<MemcgId> for ReclaimScope {
     }
 }
 
-/// Reclaims about `pages` pages (of 4 KiB) from the memcg and the node in `part`, in proportion to
+/// Reclaims about `pages` pages (of 4 KiB) from the memcg and the node in `scope`, in proportion to
 /// the size of each per-CPU lruvec's lists. Frees fewer if the rest is in use or can't be
 /// reclaimed. The caller holds no lock; the platform's `resched` is called between batches.
 ///
@@ -81,23 +81,23 @@ impl From<MemcgId> for ReclaimScope {
 pub fn reclaim<'m, P: Platform, A: Arch>(
     machine: &'m Machine<'m, P>,
     spaces: &(impl Spaces<'m, P, A> + ?Sized),
-    part: impl Into<ReclaimScope>,
+    scope: impl Into<ReclaimScope>,
     pages: u64,
 ) -> Result<Reclaimed, MemcgError> {
-    let part = part.into();
-    if !machine.memcgs().exists(part.memcg) {
-        return Err(MemcgError::NoSuchMemcg(part.memcg));
+    let scope = scope.into();
+    if !machine.memcgs().exists(scope.memcg) {
+        return Err(MemcgError::NoSuchMemcg(scope.memcg));
     }
     let done = Reclaimed::default();
     let mut work = Reclaim { machine, spaces, wanted: pages, done, arch: core::marker::PhantomData };
-    work.split_partial(part);
-    work.shrink_lists(part, &[LruList::Lazyfree], false);
-    // The unevictable list may have folios that no VMA locks any more: those of a parent that has
-    // exited, say.
+    work.split_partial(scope);
+    work.shrink_lists(scope, &[LruList::Lazyfree], false);
+    // The lists of each round, and whether it spares young folios. The unevictable list may have
+    // folios that no VMA locks any more: those of a parent that has exited, say.
     let rounds = [(SWAPPABLE, true), (SWAPPABLE, true), (SWAPPABLE, false), (&[LruList::Unevictable], false)];
     for (lists, spare_young) in rounds {
         if work.done.freed < pages && machine.swaps().has_room(machine.platform()) {
-            work.shrink_lists(part, lists, spare_young);
+            work.shrink_lists(scope, lists, spare_young);
         }
     }
     Ok(work.done)
@@ -126,13 +126,14 @@ struct Victim<'m> {
     /// page-cache object and page. An object's folio may lose its object meanwhile; victims are
     /// sorted by this word, so it must not change.
     rmap_key: u64,
-    /// Set if a young PTE maps it.
+    /// True if a young PTE maps it.
     young: bool,
     /// The number of its frames for which a PTE was found.
     found: u32,
 }
 
 impl<'m> Victim<'m> {
+    /// Makes a victim of the folio `head`, which the caller has isolated.
     #[inline]
     fn new(head: Pfn, frame: &'m Frame, frames: u32) -> Self {
         Victim { head, frames, frame, rmap_key: frame.data(), young: false, found: 0 }
@@ -152,7 +153,7 @@ impl<'m> Victim<'m> {
         follows
     }
 
-    /// The fork family of an anonymous victim.
+    /// Returns the fork family of an anonymous victim.
     fn family(&self) -> Family {
         RmapKey::unpack(self.rmap_key).family
     }
@@ -170,6 +171,7 @@ impl<'m> Victim<'m> {
         VirtRange { start, end: start + (u64::from(self.frames) << FRAME_SHIFT) }
     }
 
+    /// Returns whether the victim is a folio of a page-cache object.
     fn is_object(&self) -> bool {
         self.frame.has(flag::OBJECT)
     }
@@ -192,7 +194,8 @@ enum RmapSearch {
 }
 
 impl RmapSearch {
-    /// Returns the addresses at which a victim may be mapped.
+    /// Returns the addresses at which a victim may be mapped; `None` if the VMA has none of its
+    /// rmap indices.
     fn find(&self, victim: &Victim<'_>) -> Option<VirtRange> {
         match self {
             RmapSearch::AtIndex => Some(victim.rmap_range()),
@@ -202,28 +205,28 @@ impl RmapSearch {
 }
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
-    /// Scans these lists of all lruvecs in `part` at most once, until enough pages are freed. With
+    /// Scans `lists` of all lruvecs in `scope` at most once, until enough pages are freed. With
     /// `spare_young`, young folios go back to the young end.
     ///
     /// The scan goes in turns. In each turn the same fraction of every list is scanned, and of
     /// every list no more is freed than its share of the pages that are still missing. The fraction
-    /// doubles from turn to turn.
-    fn shrink_lists(&mut self, part: ReclaimScope, lists: &[LruList], spare_young: bool) {
+    /// doubles with each turn.
+    fn shrink_lists(&mut self, scope: ReclaimScope, lists: &[LruList], spare_young: bool) {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         let each = |lruvec| lists.iter().map(move |list| (lruvec, *list));
-        let all_lists = || memcgs.lruvecs_on(frames, part.memcg, part.node).flat_map(each);
+        let all_lists = || memcgs.lruvecs_on(frames, scope.memcg, scope.node).flat_map(each);
         let all: u64 = all_lists().map(|(lruvec, list)| memcgs.list_pages(frames, lruvec, list)).sum();
-        let (mut scanned, mut turn) = (0, self.wanted.min(all));
+        let (mut scanned, mut turn_pages) = (0, self.wanted.min(all));
         while scanned < all && self.done.freed < self.wanted {
             let missing = (self.wanted - self.done.freed).min(all);
             all_lists().for_each(|(lruvec, list)| {
                 let listed = memcgs.list_pages(frames, lruvec, list);
                 // The product does not overflow: there are fewer than 2^32 frames.
                 let share_of = |pages: u64| (listed * pages).div_ceil(all);
-                self.shrink_list(lruvec, list, share_of(turn), share_of(missing), spare_young);
+                self.shrink_list(lruvec, list, share_of(turn_pages), share_of(missing), spare_young);
             });
-            scanned += turn;
-            turn = (2 * turn).min(all);
+            scanned += turn_pages;
+            turn_pages = (2 * turn_pages).min(all);
         }
     }
 
@@ -307,8 +310,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 }
             }
             ranges.push(last);
-            let left = VirtRange::merge_all(&mut ranges);
-            ranges.truncate(left);
+            let merged = VirtRange::merge_all(&mut ranges);
+            ranges.truncate(merged);
             Pageout::of(space).pageout(&ranges, Some(isolated), copies.as_deref_mut());
         };
         self.rmap_walk(family, victims, visit, |victims| {

@@ -21,7 +21,7 @@ use super::{Reclaim, Victim};
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
     /// Reclaims victims of page-cache objects, one object at a time. A victim whose object is gone
-    /// by now is left to [`Isolated::settle`].
+    /// by now is left to [`IsolationBatch::putback`].
     pub(super) fn reclaim_objects(&self, victims: &mut [Victim<'m>], isolated: IsolationBatch, spare_young: bool) {
         victims.sort_unstable_by_key(|victim| victim.rmap_key);
         let mut rest = victims;

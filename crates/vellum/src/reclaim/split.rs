@@ -28,12 +28,12 @@ use super::{Reclaim, ReclaimScope, RmapSearch, Victim};
 const BATCH: usize = 32;
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
-    /// Splits folios from the deferred-split queues in `part` until enough pages are free. A folio
+    /// Splits folios from the deferred-split queues in `scope` until enough pages are free. A folio
     /// with references that are no mappings is queued again, and stays as it is.
-    pub(super) fn split_partial(&mut self, part: ReclaimScope) {
+    pub(super) fn split_partial(&mut self, scope: ReclaimScope) {
         let machine = self.machine;
         let (memcgs, frames) = (machine.memcgs(), machine.frames());
-        memcgs.lruvecs_on(frames, part.memcg, part.node).for_each(|lruvec| {
+        memcgs.lruvecs_on(frames, scope.memcg, scope.node).for_each(|lruvec| {
             let mut left = memcgs.deferred(frames, lruvec) as usize;
             while left > 0 && self.done.freed < self.wanted {
                 let mut taken = ArrayVec::<_, BATCH>::new();
@@ -69,7 +69,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             return put_all(machine, unmapped.map(|piece| (head.add(piece.offset), 1 << piece.order)));
         }
         let maps = frame.counts().maps;
-        if maps == 0 || !self.may_migrate(frame, maps) || !machine.memcgs().isolate_folio(machine.frames(), head) {
+        if maps == 0 || !self.should_migrate(frame, maps) || !machine.memcgs().isolate_folio(machine.frames(), head) {
             if maps != 0 {
                 machine.count_size(SizeCounter::SplitFailed, order);
             }
@@ -83,10 +83,10 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         freed
     }
 
-    /// Returns whether the mapped pages of a folio with `maps` mappings should migrate: the
+    /// Returns whether to migrate the mapped pages of a folio that has `maps` mappings: the
     /// caller's reference is the only other one, at least half of the folio comes free, and the
     /// copies fit into the memcg's limit and the free frames.
-    fn may_migrate(&self, frame: &Frame, maps: u32) -> bool {
+    fn should_migrate(&self, frame: &Frame, maps: u32) -> bool {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         let room = memcgs.room(LruvecId::unpack(frame.lruvec()).memcg).min(frames.free_frames());
         frame.order() <= HUGE_ORDER

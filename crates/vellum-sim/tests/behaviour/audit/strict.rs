@@ -2,7 +2,7 @@
 //! withheld from it, or if a reference exists that it does not know. (The engine's own tests plant
 //! discrepancies that no host can cause.)
 
-use vellum::audit::{Discrepancy, Quantity, Sums, audit, span};
+use vellum::audit::{Discrepancy, Quantity, Sums, audit, counts_len};
 use vellum::page_cache::Object;
 use vellum::space::{Access, Advise, MapFlags, MapRequest};
 use vellum::swap::{Slots, SwapRun};
@@ -16,7 +16,7 @@ const PAGES: u64 = 24;
 const SHARED: u64 = BASE + (1 << 30);
 
 fn audited<A: Silicon>(on: &Bench<'_, A>, spaces: &[&Space<'_, A>]) -> (Sums, Vec<Discrepancy>) {
-    let mut counts = vec![0; span(on.machine).1];
+    let mut counts = vec![0; counts_len(on.machine)];
     let mut found = Vec::new();
     let sums = audit(on.machine, spaces.iter().copied(), &mut counts, &mut |unsound| found.push(unsound));
     (sums, found)

@@ -33,10 +33,10 @@ fn audit() -> Result<Vec<u8>, Errno> {
     /// The audit's buffer, allocated by the first audit and kept: later memory may be short.
     static COUNTS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
     let mut counts = COUNTS.try_lock().ok_or(Errno::EBUSY)?;
-    let (_, frames) = audit::span(machine());
-    let missing = frames - counts.len();
+    let len = audit::counts_len(machine());
+    let missing = len - counts.len();
     counts.try_reserve_exact(missing)?;
-    counts.resize(frames, 0);
+    counts.resize(len, 0);
     let (mut first, mut found) = ([None::<Discrepancy>; SHOWN], 0);
     let spaces: Vec<_> = spaces::all().collect();
     let engines = spaces.iter().map(|space| &space.engine);
