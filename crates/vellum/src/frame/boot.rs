@@ -75,7 +75,9 @@ pub struct BootOptions {
 /// region and never frees (Linux: `memblock`).
 struct Early<'p, P> {
     platform: &'p P,
+    /// The physical address of the next allocation.
     next: u64,
+    /// The end of the region.
     end: u64,
 }
 
@@ -98,6 +100,9 @@ impl<'p, P: Platform> Early<'p, P> {
     }
 
     /// Allocates an uninitialised slice of `count` values.
+    ///
+    /// # Errors
+    /// As of [`Early::take`].
     fn slice_of<T>(&mut self, count: usize) -> Result<&'p mut [MaybeUninit<T>], BootError> {
         const { assert!(align_of::<T>() <= FRAME_SIZE as usize) };
         let at = self.take((count * size_of::<T>()) as u64)?;
@@ -125,6 +130,9 @@ fn whole_frames(region: &Region) -> Result<(u64, u64), BootError> {
 }
 
 /// Checks that the regions are ascending and disjoint, and that each is within the limits.
+///
+/// # Errors
+/// [`BootError::BadRegion`] or [`BootError::TooFar`] with the first region that is not.
 fn check_regions(regions: &[Region]) -> Result<(), BootError> {
     let mut last = 0;
     for region in regions {
@@ -194,7 +202,7 @@ impl<'p, P: Platform> Frames<'p, P> {
         let mut early = Early { platform, next: start, end };
 
         let sections = Self::make_sections(platform, regions, &mut early)?;
-        let caches = Self::caches(platform, regions, (cpus, nodes), &mut early)?;
+        let caches = Self::make_caches(platform, regions, (cpus, nodes), &mut early)?;
         let slice = early.slice_of(nodes)?;
         let usable_parts = || usable_parts(regions, largest, early.next);
         let all: u64 = usable_parts().map(|part| part.frames()).sum();
@@ -217,7 +225,10 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     /// Allocates zeroed descriptors for each section that has memory, and the table from section
-    /// number to descriptors.
+    /// number to descriptors, which it returns.
+    ///
+    /// # Errors
+    /// [`BootError::TooSmall`].
     fn make_sections(
         platform: &'p P,
         regions: &[Region],
@@ -250,7 +261,10 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     /// Allocates the frame cache of each per-CPU lruvec, empty.
-    fn caches(
+    ///
+    /// # Errors
+    /// [`BootError::TooSmall`].
+    fn make_caches(
         platform: &'p P,
         regions: &[Region],
         (cpus, nodes): (usize, usize),

@@ -1,4 +1,4 @@
-//! The descriptor of a frame: 32 bytes, two to a cache line (Linux: `struct rmap_index`).
+//! The descriptor of a frame: 32 bytes, two to a cache line (Linux: `struct page`).
 //!
 //! The meaning of the fields depends on the kind of the frame:
 //!
@@ -75,7 +75,7 @@ pub mod flag {
 /// The key of the anonymous reverse map (rmap): the fork family whose spaces may map an anonymous
 /// folio, and the folio's rmap index there (Linux: `folio->mapping` and `folio->index`).
 ///
-/// Reverse-map walks look at the VMAs whose [`Backing`](crate::vma::Backing) covers the rmap index,
+/// Reverse-map walks visit the VMAs whose [`Backing`](crate::vma::Backing) covers the rmap index,
 /// in every space of the family. The key is a hint: a VMA found by it need not map the folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RmapKey {
@@ -145,6 +145,7 @@ impl Counts {
         self.refs > self.maps
     }
 
+    /// Unpacks a word that [`Counts::pack`] made.
     #[inline]
     const fn unpack(raw: u64) -> Counts {
         Counts { refs: (raw >> 32) as u32, maps: raw as u32 }
@@ -155,10 +156,15 @@ impl Counts {
 #[derive(Debug, Default)]
 #[repr(C, align(32))]
 pub struct Frame {
+    /// The packed [`Counts`].
     counts: AtomicU64,
+    /// The packed [`FrameState`].
     state: AtomicU32,
+    /// The packed memcg, per-CPU lruvec and LRU list.
     lruvec: AtomicU32,
+    /// The previous and the next frame of a list; a page table's lock and live count.
     link: [AtomicU32; 2],
+    /// The word that leads back to the users of the frame: see `Frame::data`.
     data: AtomicU64,
 }
 

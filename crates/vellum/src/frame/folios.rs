@@ -12,12 +12,13 @@ pub(crate) struct Folios<'f, 'p, P: Platform> {
     at: Pfn,
     /// The frames that are left.
     left: u32,
-    /// A slice of descriptors, and the index in it of the descriptor of `at`, which may lie behind
-    /// its end.
+    /// A slice of descriptors.
     descriptors: &'p [Frame],
+    /// The index in `descriptors` of the descriptor of `at`, which may lie behind the end.
     index: usize,
-    /// The order of the previous folio, and its size in frames.
+    /// The order of the previous folio.
     order: u8,
+    /// The size of the previous folio in frames.
     size: u32,
 }
 

@@ -6,7 +6,7 @@
 //! the memory for its own structures from the machine's regions at boot (`boot`) and allocates
 //! nothing afterwards.
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
 //! | `desc` | the 32-byte descriptor of a frame |
 //! | `list` | doubly linked lists threaded through descriptors |
@@ -116,6 +116,7 @@ impl core::error::Error for TooManyReferences {}
 /// The physical memory of a machine: its descriptors and its allocator.
 pub struct Frames<'p, P: Platform> {
     platform: &'p P,
+    /// The base of the host's direct map.
     direct: *mut u8,
     /// Descriptors by section number; `None` for a section without memory.
     sections: &'p [Option<&'p Section>],
@@ -125,6 +126,7 @@ pub struct Frames<'p, P: Platform> {
     /// Set when no node had more than its low watermark free. Cleared once every node has reached
     /// its high watermark.
     short: AtomicBool,
+    /// [`BootOptions::zero_on_free`].
     zero_on_free: bool,
 }
 
@@ -354,7 +356,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     /// Traces frames that are about to be freed, and zeroes them if [`BootOptions::zero_on_free`]
-    /// asks for it. Returns whether the frames are all zero.
+    /// is set. Returns whether the frames are all zero.
     ///
     /// # Safety
     /// As for [`Frames::free`].
@@ -421,8 +423,8 @@ fn no_such_frame(pfn: Pfn) -> ! {
     panic!("{pfn:?} is not a frame of this machine: it lies in no memory region that was booted")
 }
 
-/// Iterator that cuts a range of frames into the largest naturally aligned blocks, each as its
-/// first frame and its order.
+/// An iterator that cuts a range of frames into the largest naturally aligned blocks. Each item is
+/// the first frame of a block, and the block's order.
 struct AlignedBlocks {
     pfn: Pfn,
     count: u32,

@@ -86,8 +86,8 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// Returns the per-CPU lruvecs that have memory of `node`, or all of them.
     pub(crate) fn lruvecs_on(&self, node: Option<usize>) -> impl Iterator<Item = usize> {
         let (platform, cpus) = (self.platform, self.platform.count());
-        let own = move |shard: usize| if shard < cpus { platform.node(shard) } else { shard - cpus };
-        (0..self.lruvecs()).filter(move |shard| node.is_none_or(|node| own(*shard) == node))
+        let node_of_shard = move |shard: usize| if shard < cpus { platform.node(shard) } else { shard - cpus };
+        (0..self.lruvecs()).filter(move |shard| node.is_none_or(|node| node_of_shard(*shard) == node))
     }
 
     /// Returns the per-CPU lruvec in which the current CPU keeps memory of a node.
@@ -107,10 +107,10 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// exact only while no CPU allocates or frees. Takes the lock of each of the node's caches and
     /// of its buddy allocator.
     pub fn free_on(&self, node: usize) -> u64 {
-        let Some(own) = self.nodes.get(node) else { return 0 };
+        let Some(found) = self.nodes.get(node) else { return 0 };
         let cached = |shard: usize| u64::from(self.caches[shard].0.lock_irq(self.platform).frames());
         let cached: u64 = self.lruvecs_on(Some(node)).map(cached).sum();
-        cached + own.buddy.lock_irq(self.platform).frames()
+        cached + found.buddy.lock_irq(self.platform).frames()
     }
 
     /// Returns the watermarks of a node; zeros if there is no such node.
@@ -166,10 +166,10 @@ impl<'p, P: Platform> Frames<'p, P> {
             return None;
         }
         let cached = |shard: usize| self.caches[shard].0.lock_irq(self.platform).alloc(self, order, rather_zero, usage);
-        let of_node = |node: &Node| node.buddy.lock_irq(self.platform).alloc(self, order, rather_zero);
+        let from_buddy = |node: &Node| node.buddy.lock_irq(self.platform).alloc(self, order, rather_zero);
         let allocate = |skip| match order {
             0..=HUGE_ORDER => self.nearest(skip, |_, shard| cached(shard)),
-            _ => self.nearest(0, |node, _| of_node(node)),
+            _ => self.nearest(0, |node, _| from_buddy(node)),
         };
         let has_none = |node: &Node| node.buddy.lock_irq(self.platform).would_cross_low(order);
         // The caller has tried the current CPU's own node.
@@ -177,22 +177,23 @@ impl<'p, P: Platform> Frames<'p, P> {
             let is_newly_short = self.nodes.iter().all(has_none) && !self.short.swap(true, Relaxed);
             is_newly_short.then(|| allocate(0)).flatten().or_else(|| {
                 self.drain();
-                self.nearest(0, |node, _| of_node(node))
+                self.nearest(0, |node, _| from_buddy(node))
             })
         })
     }
 
-    /// Tries `give` on the nodes by distance, without the first `skip`, and returns the first
-    /// block, with the per-CPU lruvec of its node.
-    fn nearest(&self, skip: usize, give: impl Fn(&Node, usize) -> Option<FreeBlock>) -> Option<LocatedBlock> {
-        let own = &self.nodes[self.platform.node(self.platform.current())];
-        own.by_distance[skip..self.nodes()].iter().find_map(|node| {
+    /// Calls `allocate` for the nodes by distance, without the first `skip`, until it returns a
+    /// block. Returns that block with the per-CPU lruvec of its node, or `None` if no node has one.
+    fn nearest(&self, skip: usize, allocate: impl Fn(&Node, usize) -> Option<FreeBlock>) -> Option<LocatedBlock> {
+        let current = &self.nodes[self.platform.node(self.platform.current())];
+        current.by_distance[skip..self.nodes()].iter().find_map(|node| {
             let shard = self.lruvec_on(usize::from(*node));
-            give(&self.nodes[usize::from(*node)], shard).map(|block| LocatedBlock { block, shard })
+            allocate(&self.nodes[usize::from(*node)], shard).map(|block| LocatedBlock { block, shard })
         })
     }
 
-    /// Allocates a block from the nearest node's reserve, whatever the watermarks.
+    /// Allocates a block from the nearest node's reserve, whatever the watermarks. Returns `None`
+    /// if no node has a free block of this order in its buddy allocator.
     pub(super) fn find_in_reserve(&self, order: u8) -> Option<Pfn> {
         let allocated =
             self.nearest(0, |node, _| node.buddy.lock_irq(self.platform).alloc_below_floor(self, order, false));

@@ -26,9 +26,9 @@ const REFILL_SHIFT: u8 = 5;
 /// Blocks of one order, use and zeroness that may return one by one before the whole cache of that
 /// use goes to the buddy allocator, which merges them (Linux: `pcp->high`).
 ///
-/// Kept, they would be handed out in an ever more random order. Page tables with contiguous frames
-/// are unmapped in half the time, and contiguous single pages form one run. A few scattered blocks
-/// that stayed cached for good would also keep large blocks from merging.
+/// If they stayed, they would be allocated in an ever more random order. Page tables with
+/// contiguous frames are unmapped in half the time, and contiguous single pages form one run. A few
+/// scattered blocks that stayed cached for good would also keep large blocks from merging.
 const MAX_LOOSE: u32 = 2 << REFILL_SHIFT;
 /// The largest order of a huge range: 256 MiB.
 const MAX_RANGE_ORDER: u8 = 16;
@@ -51,7 +51,9 @@ pub(super) struct FrameCache {
 /// A stack of free blocks of one kind, singly linked through their descriptors.
 #[derive(Clone, Copy, Debug)]
 struct Stack {
+    /// The block that was pushed last, or [`Pfn::NONE`].
     top: Pfn,
+    /// The number of blocks.
     len: u32,
 }
 
@@ -193,7 +195,7 @@ impl FrameCache {
     }
 
     /// Splits a block of order `have` and puts the parts on their stacks, up to 32 of them of this
-    /// order. The lowest part is the next to be handed out.
+    /// order. The lowest part is the next to be allocated.
     fn split<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, have: u8, order: u8, zero: bool, usage: Use) {
         let part = have.min(order + REFILL_SHIFT);
         for upper in (part..have).rev() {

@@ -63,7 +63,7 @@ const PREALLOC_ORDER: u8 = 4;
 /// `madvise`, other sizes are never used.
 ///
 /// Linux has no sizes above 2 MiB. A fault that uses one here zeroes the whole folio, up to 32 MiB,
-/// before the program goes on.
+/// before the program continues.
 #[derive(Debug)]
 pub struct FolioPolicy {
     /// The machine-wide setting.
@@ -75,9 +75,9 @@ pub struct FolioPolicy {
     allowed: [AtomicU32; 2],
     /// True if new spaces map cont blocks.
     cont_blocks: AtomicBool,
-    /// For page-cache objects: the orders of folios that a fault may insert, and of preallocated
-    /// folios.
+    /// The orders of folios that a fault may insert into page-cache objects, as a bit set.
     shmem_orders: AtomicU32,
+    /// The orders of preallocated folios of page-cache objects, as a bit set.
     prealloc_orders: AtomicU32,
 }
 
@@ -150,8 +150,8 @@ impl FolioPolicy {
     /// Sets whether spaces created from now on map cont blocks, which a TLB may cache as one
     /// translation (AArch64's contiguous bit, RISC-V's Svnapot), if the format has them. Set by
     /// default.
-    pub fn set_cont_blocks(&self, joins: bool) {
-        self.cont_blocks.store(joins, Relaxed);
+    pub fn set_cont_blocks(&self, enabled: bool) {
+        self.cont_blocks.store(enabled, Relaxed);
     }
 
     /// Returns what [`FolioPolicy::set_cont_blocks`] has set.

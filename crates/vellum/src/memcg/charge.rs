@@ -24,12 +24,12 @@ use crate::platform::Platform;
 /// The distance to a limit, in pages, within which no per-CPU lruvec keeps a stock.
 pub const MARGIN: u64 = 4 * STOCK as u64;
 /// The maximum number of empty stocks that one charge drains before it is refused, which bounds its
-/// cost (INV-11). They lose their marks, so the next attempt goes on with the others.
+/// cost (INV-11). They lose their marks, so the next attempt drains others.
 const MAX_EMPTY_STOCKS: u32 = 256;
 
 impl<'p> Memcgs<'p> {
     /// Changes a memcg's limit, in pages. Pages charged above the new limit stay charged. So do the
-    /// stocks below the memcg, whose pages can be used without another look at the limit:
+    /// stocks below the memcg, whose pages are used without another check of the limit:
     /// [`Memcgs::drain`] takes them back.
     ///
     /// # Errors
@@ -102,13 +102,13 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Returns how many more pages a memcg may be charged (Linux: `mem_cgroup_margin`). Other CPUs
-    /// charge meanwhile, so the answer may be stale.
+    /// charge meanwhile, so the result may be outdated.
     pub(crate) fn room(&self, id: MemcgId) -> u64 {
         self.ancestors(id).map(|at| self.room_below(at, 0)).min().unwrap_or(u64::MAX)
     }
 
-    /// Returns how many pages a memcg's counter is below its limit less `margin`; ancestors are not
-    /// looked at.
+    /// Returns how many pages a memcg's counter is below its limit less `margin`, without regard
+    /// to its ancestors.
     fn room_below(&self, id: MemcgId, margin: u64) -> u64 {
         let memcg = self.memcg(id);
         memcg.limit.load(Relaxed).saturating_sub(margin).saturating_sub(memcg.charged.load(Relaxed))
@@ -119,14 +119,15 @@ impl<'p> Memcgs<'p> {
     /// limit, so no two CPUs pass the limit together.
     ///
     /// # Errors
-    /// The first memcg on the way up whose limit does not allow it. Nothing is charged then.
+    /// The first memcg, from `id` upwards, whose limit does not allow the charge. Nothing is
+    /// charged then.
     fn charge_all(&self, id: MemcgId, pages: u32, margin: u64) -> Result<(), OverLimit> {
         for at in self.ancestors(id) {
             let memcg = self.memcg(at);
             let now = memcg.charged.fetch_add(pages as u64, Relaxed) + pages as u64;
             if now > memcg.limit.load(Relaxed).saturating_sub(margin) {
                 memcg.charged.fetch_sub(pages as u64, Relaxed);
-                for undo in self.ancestors(id).take_while(|g| *g != at) {
+                for undo in self.ancestors(id).take_while(|ancestor| *ancestor != at) {
                     self.memcg(undo).charged.fetch_sub(pages as u64, Relaxed);
                 }
                 return Err(OverLimit(at));
@@ -187,6 +188,9 @@ impl<'p> Memcgs<'p> {
 
     /// Charges a lruvec's memcg until the lruvec's stock has at least `pages`, or, if no limit is
     /// near, [`STOCK`] more. The caller holds the lruvec's lock (`lists`).
+    ///
+    /// # Errors
+    /// A limit does not allow the missing pages. Nothing is charged then.
     #[cold]
     pub(super) fn restock(
         &self,
@@ -208,7 +212,7 @@ impl<'p> Memcgs<'p> {
         Ok(())
     }
 
-    /// Takes the pages out of a lruvec's stock that it may not keep: those above [`STOCK`], or,
+    /// Takes the pages out of a lruvec's stock that must not stay there: those above [`STOCK`], or,
     /// near a limit, all. Returns their number. The caller holds the lruvec's lock (`lists`), and
     /// uncharges the pages when it has released that.
     #[cold]

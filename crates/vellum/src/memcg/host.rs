@@ -65,8 +65,8 @@ impl<'p> Memcgs<'p> {
         order: u8,
     ) -> Result<Pfn, Refused> {
         let _pinned = self.pinned(id).ok_or(OverLimit(id))?;
-        // This can't allocate a lruvec for this CPU. A memcg has memory for some lruvec from its
-        // creation on, and these frames go on no list, so any lruvec will do.
+        // This must not allocate a lruvec for this CPU. A memcg has memory for some lruvec from its
+        // creation on, and these frames are on no list, so any lruvec can be named.
         let here = frames.platform().current();
         let lruvec = |index| LruvecId { memcg: id, index };
         let any = [here].into_iter().chain(0..frames.lruvecs()).find(|at| self.try_lruvec(lruvec(*at)).is_some());

@@ -30,7 +30,7 @@ impl<'p> Memcgs<'p> {
 }
 
 impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
-    /// Isolates folios from the old end of a lruvec's list: see [`Lruvec::isolate`]. Takes the
+    /// Isolates folios from the old end of a lruvec's list: see `Lruvec::isolate`. Takes the
     /// lruvec's lock. Returns the number of pages isolated.
     pub(crate) fn isolate(
         self,
@@ -43,7 +43,7 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
         self.memcgs.with_lruvec(self.frames, lruvec, isolate).unwrap_or(0)
     }
 
-    /// Isolates one folio, if it is on `list`: see [`Lruvec::isolate_one`]. Takes its lruvec's
+    /// Isolates one folio, if it is on `list`: see `Lruvec::isolate_one`. Takes its lruvec's
     /// lock.
     pub(crate) fn isolate_one(self, pfn: Pfn, list: LruList) -> bool {
         let lruvec = LruvecId::unpack(self.frames.frame(pfn).lruvec());
@@ -80,18 +80,18 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
         self.memcgs.with_lruvec(self.frames, lruvec, pages).unwrap_or(0)
     }
 
-    /// Passes each LRU list of a memcg's own lruvecs to `show`: the list, its counted size, and its
-    /// folios. Holds the lruvec's lock while `show` runs.
+    /// Passes each LRU list of a memcg's own lruvecs to `visit`: the list, its counted size, and
+    /// its folios, the oldest first. Holds the lruvec's lock while `visit` runs.
     pub(crate) fn each_list(
         self,
         id: MemcgId,
-        mut show: impl FnMut(LruList, ListSize, &mut dyn Iterator<Item = (Pfn, &'p Frame)>),
+        mut visit: impl FnMut(LruList, ListSize, &mut dyn Iterator<Item = (Pfn, &'p Frame)>),
     ) {
         self.memcgs.each_used_lruvec(self.frames, id, |lruvec| {
             let lists = lruvec.lock(self.frames.platform());
             for list in LruList::ALL {
                 let (counted, mut listed) = lists.listed(self.frames, list);
-                show(list, counted, &mut listed);
+                visit(list, counted, &mut listed);
             }
         });
     }

@@ -133,13 +133,13 @@ pub(crate) struct IsolateLimit {
 #[repr(C, align(128))]
 pub(crate) struct PerCpuLruvec {
     inner: SpinLock<Lruvec>,
-    /// Set when anything was charged here for the first time. Statistics skip lruvecs that are not
+    /// Set at the first charge here. Statistics skip lruvecs that are not
     /// used.
     pub(super) used: AtomicBool,
 }
 
 impl PerCpuLruvec {
-    /// An unused lruvec, with empty lists and no stock.
+    /// Makes an unused lruvec, with empty lists and no stock.
     pub(super) fn new() -> Self {
         PerCpuLruvec { inner: SpinLock::new(Lruvec::default()), used: AtomicBool::new(false) }
     }
@@ -160,7 +160,9 @@ pub(crate) struct Lruvec {
     /// The largest stock that may stay when the lock is released. 0, unless the lruvec is marked as
     /// stocked ([`super::charge`]): an unmarked lruvec has no stock when its lock is released.
     pub(super) stock_limit: u32,
+    /// The LRU lists; the heads of the folios are linked.
     lru: [FrameList; LruList::COUNT],
+    /// The pages (of 4 KiB) of the folios on each list.
     pages: [u64; LruList::COUNT],
     /// The deferred-split queue: partially mapped folios, linked through their first tail.
     pub(crate) deferred: FrameList,
@@ -184,8 +186,8 @@ impl Lruvec {
         (counted, self.lru[at].iter_rev(frames))
     }
 
-    /// Adds a folio, which is on no list, to the young end of a list. The caller has the descriptor
-    /// name the list.
+    /// Adds a folio, which is on no list, to the young end of a list. The caller makes the
+    /// descriptor name the list.
     #[inline]
     pub(crate) fn add<P: Platform>(
         &mut self,
@@ -232,12 +234,12 @@ impl Lruvec {
     pub(crate) fn isolate_one<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) -> bool {
         let frame = frames.frame(pfn);
         let packed = frame.lruvec();
-        let there = LruList::unpack(packed) == Some(list);
-        if there {
+        let is_listed = LruList::unpack(packed) == Some(list);
+        if is_listed {
             self.remove(frames, pfn, packed);
             frames.get_counts(pfn, frame, 1, 0);
         }
-        there
+        is_listed
     }
 
     /// Isolates folios from the old end of a list, within `limit` (Linux: `isolate_lru_folios`).

@@ -142,6 +142,7 @@ pub struct Memcgs<'p> {
     chunk_shift: u32,
     /// The set of memcgs with per-CPU lruvecs that are marked as stocked ([`charge`]).
     stocked: [AtomicU64; MAX_MEMCGS / 64],
+    /// The base of the host's direct map.
     direct: *mut u8,
     /// Serializes creation and removal.
     changing: SpinLock<()>,
@@ -154,6 +155,9 @@ unsafe impl Send for Memcgs<'_> {}
 
 impl<'p> Memcgs<'p> {
     /// Allocates the structures of a machine's memcgs, and creates the root memcg.
+    ///
+    /// # Errors
+    /// There is no memory for them.
     pub(crate) fn boot<P: Platform>(frames: &Frames<'p, P>) -> Result<Self, OutOfMemory> {
         let shift = chunk_shift(frames.lruvecs());
         let bytes = (MAX_MEMCGS << shift) * size_of::<AtomicU32>();
@@ -250,7 +254,12 @@ impl<'p> Memcgs<'p> {
         Ok(())
     }
 
-    /// [`Memcgs::charge_frames`] to a lruvec that has no memory yet, which it allocates.
+    /// Charges frames as [`Memcgs::charge_frames`] does, to a lruvec that has no memory yet, which
+    /// this allocates.
+    ///
+    /// # Errors
+    /// As of [`Memcgs::charge_frames`]; [`OverLimit`] with the identifier if there is no such
+    /// memcg.
     #[cold]
     fn charge_first_frames<P: Platform>(
         &self,
@@ -268,7 +277,10 @@ impl<'p> Memcgs<'p> {
 
     /// Charges `pages` after the charge was refused by the limit in `over`: drains the stocks below
     /// that memcg, and adds the pages to the stock of the lruvec `at` of the memcg `id`. Returns
-    /// that lruvec locked.
+    /// that lruvec locked. The caller holds no lruvec's lock.
+    ///
+    /// # Errors
+    /// A memcg is full even though the stocks below it are empty.
     #[cold]
     fn charge_from_stocks<'s, P: Platform>(
         &self,
@@ -288,7 +300,11 @@ impl<'p> Memcgs<'p> {
 
     /// Allocates `1 << order` frames for a structure of the engine's own (a page table, a node,
     /// per-CPU slots), charged to a memcg. The descriptor of the first frame records the memcg
-    /// until [`Memcgs::free`]. Returns that frame and its descriptor.
+    /// until [`Memcgs::free`]. Returns that frame and its descriptor. With `zero`, every byte is
+    /// zero.
+    ///
+    /// # Errors
+    /// Memory is short, or a limit does not allow the charge. Then nothing is allocated.
     pub(crate) fn alloc<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
@@ -299,8 +315,8 @@ impl<'p> Memcgs<'p> {
         self.alloc_flagged(frames, id, (order, zero), flag::CHARGED)
     }
 
-    /// [`Memcgs::alloc`], with these flags in the descriptor of the first frame, by which the audit
-    /// finds charged memory.
+    /// Allocates as [`Memcgs::alloc`] does, and sets `flags` in the descriptor of the first frame,
+    /// by which the audit finds charged memory.
     fn alloc_flagged<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
@@ -310,11 +326,11 @@ impl<'p> Memcgs<'p> {
     ) -> Result<(Pfn, &'p Frame), Refused> {
         let (pfn, index) = frames.alloc_at_lruvec(order, zero, Use::Kernel)?;
         let frame = frames.frame(pfn);
-        if let Err(why) = self.charge_frames(frames, id, (pfn, frame, index), order, None) {
+        if let Err(refused) = self.charge_frames(frames, id, (pfn, frame, index), order, None) {
             // SAFETY: the frames were just allocated, no other CPU knows of them, and nothing was
             // written to them.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
-            return Err(why);
+            return Err(refused);
         }
         frame.set_kind(FrameKind::Private, order, flags);
         Ok((pfn, frame))

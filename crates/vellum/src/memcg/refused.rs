@@ -65,15 +65,15 @@ macro_rules! may_be_refused {
     ($error:ident $(, $nested:ident)*) => {
         impl From<$crate::memcg::Refused> for $error {
             #[inline]
-            fn from(why: $crate::memcg::Refused) -> Self {
-                $error::NoMemory(why)
+            fn from(refused: $crate::memcg::Refused) -> Self {
+                $error::NoMemory(refused)
             }
         }
 
         impl $crate::memcg::MayBeRefused for $error {
             fn refused(&self) -> Option<$crate::memcg::Refused> {
                 match self {
-                    $error::NoMemory(why) => Some(*why),
+                    $error::NoMemory(refused) => Some(*refused),
                     $($error::$nested(error) => error.refused(),)*
                     #[allow(unreachable_patterns)] // Some errors have only these variants.
                     _ => None,

@@ -35,7 +35,7 @@ pub(crate) struct Piece {
 }
 
 impl MappedPages {
-    /// The empty set, for a folio of this order.
+    /// Makes an empty set for a folio of this order.
     pub(crate) fn none(order: u8) -> Self {
         MappedPages { order, bits: [0; WORDS] }
     }
@@ -61,6 +61,7 @@ impl MappedPages {
         Counts { refs: maps + 1, maps }
     }
 
+    /// Returns whether the frame at this offset is in the set.
     fn has(&self, frame: u32) -> bool {
         self.bits[(frame / u64::BITS) as usize] & 1 << (frame % u64::BITS) != 0
     }
@@ -103,7 +104,7 @@ impl<'p> Memcgs<'p> {
         if frame.clear_flag(flag::PARTIALLY_MAPPED) {
             lists.deferred.remove(frames, head.add(1));
         }
-        let lazy = if frame.has(flag::LAZYFREE) { flag::LAZYFREE } else { 0 };
+        let lazyfree = if frame.has(flag::LAZYFREE) { flag::LAZYFREE } else { 0 };
         lists.remove(frames, head, frame.lruvec());
         for Piece { offset, order, mapped } in mapped.pieces() {
             let pfn = head.add(offset);
@@ -111,7 +112,7 @@ impl<'p> Memcgs<'p> {
                 frames.frame(pfn.add(tail)).set_kind(FrameKind::Tail, order, 0);
             }
             let piece = frames.frame(pfn);
-            piece.set_kind(FrameKind::Folio, order, if mapped { lazy } else { 0 });
+            piece.set_kind(FrameKind::Folio, order, if mapped { lazyfree } else { 0 });
             piece.set_data(RmapKey { rmap_index: owner.rmap_index + u64::from(offset), ..owner }.pack());
             let counts =
                 if mapped { Counts { refs: 1 << order, maps: 1 << order } } else { Counts { refs: 1, maps: 0 } };

@@ -24,6 +24,7 @@ fn charges_and_lru_lists_match_the_folios_that_are_charged() {
     );
 }
 
+/// Charges and uncharges random folios, and compares the memcgs' counts with the folios held.
 fn check_charges_and_lists(host: &Host) {
     let frames = Frames::boot(host, BootOptions::default()).unwrap();
     let memcgs = Memcgs::boot(&frames).unwrap();
@@ -157,8 +158,8 @@ fn a_full_memcg_drains_the_stocks_of_all_cpus() {
                 let memcg = below[dice.roll(3) as usize];
                 match memcgs.charge_frames(&frames, memcg, folio, order, Some(LruList::Anon)) {
                     Ok(()) => held.push((folio.0, order)),
-                    Err(why) => {
-                        assert_eq!(why, Refused::OverLimit(top));
+                    Err(refused) => {
+                        assert_eq!(refused, Refused::OverLimit(top));
                         let usage = memcgs.usage(&frames, top).unwrap();
                         assert!(
                             usage.charged + (1 << order) > limit,

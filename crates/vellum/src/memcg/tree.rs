@@ -6,7 +6,7 @@
 //! (INV-9), and removal of the memcg frees it. So a memcg that few CPUs use takes one frame, on a
 //! machine of any size.
 //!
-//! A lruvec may be used without further ado by a caller that keeps its memcg from being removed:
+//! A lruvec may be used directly by a caller that keeps its memcg from being removed:
 //! one that has a charged page, or a pin ([`Memcgs::pin`]), as an address space has. Everything
 //! else (statistics and reclaim, which go through all memcgs) reaches lruvecs inside
 //! [`Memcgs::with_lruvec`], which removal waits for.
@@ -128,7 +128,7 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Removes a memcg that nothing is charged to, and frees its lruvecs. Waits for CPUs that use
-    /// them (`Memcgs::with_lruvec`).
+    /// them inside `Memcgs::with_lruvec`.
     ///
     /// # Errors
     /// There is no such memcg, or [`MemcgError::Busy`]: the memcg has charged pages, is pinned (by
@@ -229,6 +229,7 @@ impl<'p> Memcgs<'p> {
         (frame != 0).then(|| self.head_at(frame, id))
     }
 
+    /// Returns the head of a memcg in a frame of heads.
     fn head_at(&self, frame: u32, id: MemcgId) -> &'p Memcg {
         let first = self.direct.wrapping_add(Pfn(frame).addr().0 as usize).cast::<Memcg>();
         // SAFETY: `frame` is one that `init_memcg` allocated, zeroed, for so many heads (zeros are
@@ -253,7 +254,7 @@ impl<'p> Memcgs<'p> {
         core::iter::successors(Some(id), parent)
     }
 
-    /// Returns a memcg and all its descendants. Costs a look at every memcg.
+    /// Returns a memcg and all its descendants. Visits every memcg of the machine.
     pub(crate) fn descendants(&self, id: MemcgId) -> impl Iterator<Item = MemcgId> + '_ {
         self.all().filter(move |memcg| self.ancestors(*memcg).any(|other| other == id))
     }
@@ -300,53 +301,54 @@ impl<'p> Memcgs<'p> {
         }
     }
 
-    /// Passes each lruvec of a memcg to which anything was ever charged to `look`.
+    /// Calls `visit` for each lruvec of a memcg to which anything was ever charged.
     pub(super) fn each_used_lruvec<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: MemcgId,
-        mut look: impl FnMut(&PerCpuLruvec),
+        mut visit: impl FnMut(&PerCpuLruvec),
     ) {
         self.as_reader(frames, id, || {
             for chunk in 0..1 << self.chunk_shift {
                 let pfn = self.chunk(LruvecId { memcg: id, index: chunk << CHUNK }).load(SeqCst);
                 let lruvecs = (0..1 << CHUNK).filter(|_| pfn != 0).map(|index| self.lruvec_in(pfn, index));
-                lruvecs.filter(|lruvec| lruvec.used.load(Relaxed)).for_each(&mut look);
+                lruvecs.filter(|lruvec| lruvec.used.load(Relaxed)).for_each(&mut visit);
             }
         });
     }
 
-    /// Calls `look` with a lruvec, if it has memory, and returns the result. The lruvec's memory
-    /// stays until `look` returns, though the caller has neither a pin nor a charged page.
+    /// Calls `visit` with a lruvec, if it has memory, and returns the result. The lruvec's memory
+    /// stays until `visit` returns, though the caller has neither a pin nor a charged page.
     /// Preemption is disabled meanwhile.
     pub(super) fn with_lruvec<P: Platform, R>(
         &self,
         frames: &Frames<'p, P>,
         lruvec: LruvecId,
-        look: impl FnOnce(&PerCpuLruvec) -> R,
+        visit: impl FnOnce(&PerCpuLruvec) -> R,
     ) -> Option<R> {
         self.as_reader(frames, lruvec.memcg, || {
             let pfn = self.chunk(lruvec).load(SeqCst);
-            (pfn != 0).then(|| look(self.lruvec_in(pfn, lruvec.index)))
+            (pfn != 0).then(|| visit(self.lruvec_in(pfn, lruvec.index)))
         })
     }
 
-    /// Calls `look` as a reader of the memcg's chunks: a chunk that `look` finds is not freed
+    /// Calls `visit` as a reader of the memcg's chunks: a chunk that `visit` finds is not freed
     /// before it returns. The reader count and the load of a chunk's number are both sequentially
-    /// consistent, as are the clearing of that number and the look at the count in
+    /// consistent, as are the clearing of that number and the load of the count in
     /// [`Memcgs::remove`]: either the reader finds no chunk, or removal waits for the reader.
-    fn as_reader<P: Platform, R>(&self, frames: &Frames<'p, P>, id: MemcgId, look: impl FnOnce() -> R) -> R {
+    fn as_reader<P: Platform, R>(&self, frames: &Frames<'p, P>, id: MemcgId, visit: impl FnOnce() -> R) -> R {
         let (platform, memcg) = (frames.platform(), self.memcg(id));
         // Removal spins until there are no readers, so a reader must not be preempted.
         platform.preempt_disable();
         memcg.readers.fetch_add(1, SeqCst);
-        let seen = look();
+        let result = visit();
         memcg.readers.fetch_sub(1, Release);
         platform.preempt_enable();
-        seen
+        result
     }
 }
 
+/// Panics for a lruvec without memory. Out of line, so that the callers stay small.
 #[cold]
 fn missing_lruvec(LruvecId { memcg, index }: LruvecId) -> ! {
     panic!("{memcg:?}: lruvec {index} has no memory, so no frame can be charged to it")

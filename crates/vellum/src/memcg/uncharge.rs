@@ -35,7 +35,7 @@ pub(crate) struct Uncharger<'a, 'p, P: Platform> {
 const NO_LRUVEC: u32 = !0;
 
 impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
-    /// Holds no lock yet.
+    /// Makes an uncharger that holds no lock yet.
     pub(crate) fn new(frames: &'a Frames<'p, P>, memcgs: &'a Memcgs<'p>) -> Self {
         Uncharger { frames, memcgs, packed: NO_LRUVEC, lists: None, cut: Cut::default(), pages: 0 }
     }
@@ -104,7 +104,7 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
     }
 
     /// Commits, and releases the lruvec's lock. Then uncharges the part of the stock that the
-    /// lruvec may not keep.
+    /// lruvec must not keep.
     pub(crate) fn unlock(&mut self) {
         self.commit();
         let packed = core::mem::replace(&mut self.packed, NO_LRUVEC);

@@ -11,10 +11,10 @@
 //! other both in memory and by rmap index are handled as one `Victim` from then on.
 //!
 //! The anonymous rmap needs no upkeep by a fork or an unmap: a folio names its fork family and its
-//! rmap index (`RmapKey`), and reclaim looks in each space of that family
-//! for VMAs that have this index. The rmap index is the address at which the folio was first
-//! mapped, except in displaced VMAs: those that were moved, or that map a page-cache object
-//! privately. A space's displaced VMAs are searched one by one; other VMAs need no search.
+//! rmap index (`RmapKey`), and reclaim looks in each space of that family for VMAs that have this
+//! index. The rmap index is the address at which the folio was first mapped, except in displaced
+//! VMAs: those that were moved, or that map a page-cache object privately. A space's displaced VMAs
+//! are searched one by one; other VMAs need no search.
 //!
 //! A folio that was used since the last scan (its PTEs are young) goes back to the young end of its
 //! list, and so does one that can't be reclaimed. Every space that maps one of the others pages it

@@ -15,6 +15,7 @@ fn all_free(frames: &Frames<'_, Host>) -> u64 {
     frames.free_frames()
 }
 
+/// Returns whether every byte of `count` frames is zero.
 fn is_zero(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) -> bool {
     // SAFETY: the test allocated these frames and is alone with them.
     let bytes =
@@ -22,6 +23,7 @@ fn is_zero(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) -> bool {
     bytes.iter().all(|b| *b == 0)
 }
 
+/// Writes to every byte of `count` frames, so that none is zero.
 fn dirty(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) {
     // SAFETY: as above.
     unsafe { frames.at(pfn.addr()).as_ptr().write_bytes(0x5a, count as usize * FRAME_SIZE as usize) }
@@ -48,11 +50,11 @@ fn only_alloc_reserve_allocates_below_the_min_watermark() {
             let held: Vec<Pfn> = core::iter::from_fn(|| frames.alloc(order, false, usage).ok()).collect();
             let left = all_free(&frames);
             assert!((MIN_FREE..MIN_FREE + (1 << order)).contains(&left), "{left} left of order {order}");
-            let kept: Vec<Pfn> = core::iter::from_fn(|| frames.alloc_reserve(0, usage).ok()).collect();
-            assert_eq!(kept.len() as u64, left);
+            let reserve: Vec<Pfn> = core::iter::from_fn(|| frames.alloc_reserve(0, usage).ok()).collect();
+            assert_eq!(reserve.len() as u64, left);
             assert_eq!(all_free(&frames), 0);
             // SAFETY: allocated above, and in no other use.
-            kept.iter().for_each(|pfn| unsafe { frames.free_reserve(*pfn, 0, usage) });
+            reserve.iter().for_each(|pfn| unsafe { frames.free_reserve(*pfn, 0, usage) });
             assert!(frames.alloc(order, false, usage).is_err(), "frames freed to the reserve were allocated again");
             // SAFETY: as above.
             held.iter().for_each(|pfn| unsafe { frames.free(*pfn, 1 << order, false, usage) });
@@ -168,13 +170,13 @@ fn per_cpu_caches_return_frames_from_earlier_refills() {
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let held: Vec<Pfn> = core::iter::from_fn(|| frames.alloc(0, false, Use::Folio).ok()).collect();
     // Scattered pairs first, then all other frames singly.
-    let two =
+    let is_in_pair =
         |pfn: &Pfn| pfn.0 % 128 < 2 && held.contains(&pfn.align_down(1)) && held.contains(&pfn.align_down(1).add(1));
-    for pfn in held.iter().filter(|pfn| two(pfn) && pfn.is_aligned(1)) {
+    for pfn in held.iter().filter(|pfn| is_in_pair(pfn) && pfn.is_aligned(1)) {
         // SAFETY: allocated above, and in no other use.
         unsafe { frames.free(*pfn, 2, false, Use::Folio) };
     }
-    for pfn in held.iter().filter(|pfn| !two(pfn)) {
+    for pfn in held.iter().filter(|pfn| !is_in_pair(pfn)) {
         // SAFETY: as above.
         unsafe { frames.free(*pfn, 1, false, Use::Folio) };
     }

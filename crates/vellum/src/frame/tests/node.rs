@@ -10,6 +10,7 @@ fn three_nodes(options: BootOptions, test: impl Fn(&Host, &Frames<'_, Host>)) {
     test(&host, &Frames::boot(&host, options).unwrap());
 }
 
+/// Returns whether a frame is in a free block, of a buddy allocator or of a per-CPU cache.
 fn is_free(frames: &Frames<'_, Host>, pfn: Pfn) -> bool {
     let block = frames.block(pfn);
     block.is_some_and(|(.., state)| matches!(state.kind(), FrameKind::Free | FrameKind::Cached))
