@@ -21,10 +21,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let parent = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default())?;
     let prot = Prot::READ | Prot::WRITE;
     let at = parent.map(MapRequest { addr: 0, len: PAGES * PAGE, prot, flags: MapFlags::empty() })?;
-    let write = |space: &AddressSpace<'_, _, _>, page: u64, value: u64| {
+    let write = |space: &AddressSpace<'_, _>, page: u64, value: u64| {
         cpu.enter(space).store_u64(at + page * PAGE, value).map_err(|_| "a write was refused")
     };
-    let read = |space: &AddressSpace<'_, _, _>, page: u64| {
+    let read = |space: &AddressSpace<'_, _>, page: u64| {
         cpu.enter(space).load_u64(at + page * PAGE).map_err(|_| "a read was refused")
     };
     for page in 0..PAGES {

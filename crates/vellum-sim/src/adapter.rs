@@ -7,9 +7,8 @@ use vellum::platform::{Platform, SpaceId};
 use vellum::space::{self, FaultError};
 
 use crate::program::{Access, Handler};
-use crate::walker::Silicon;
 
-impl<P: Platform, A: Silicon> Handler for AddressSpace<'_, P, A> {
+impl<P: Platform> Handler for AddressSpace<'_, P> {
     type Error = FaultError;
 
     fn root(&self) -> Pfn {

@@ -46,8 +46,6 @@ impl<A: Silicon> Fast<A> {
 }
 
 impl<A: Silicon> Simulated for Fast<A> {
-    type Arch = A;
-
     fn hardware(&self) -> &Hardware<A> {
         &self.hardware
     }
@@ -93,6 +91,8 @@ unsafe impl<A: Silicon> Cpus for Fast<A> {
 // that every walk and access of that CPU holds. So when this returns, each translation that was
 // read before is dropped or its access is over.
 unsafe impl<A: Silicon> Tlb for Fast<A> {
+    type Arch = A;
+
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
         self.hardware.invalidate(what, cpus, || {});
     }

@@ -20,10 +20,7 @@ use crate::tlb::{Conflict, Tag, Tlb};
 use crate::walker::{Found, Leaf, Miss, Silicon, Tables, WalkOptions, sets};
 
 /// A simulated machine: a platform for the engine, and CPUs for programs.
-pub trait Simulated: Platform + Sized {
-    /// The format of its page tables.
-    type Arch: Silicon;
-
+pub trait Simulated: Platform<Arch: Silicon> + Sized {
     /// Returns its hardware.
     fn hardware(&self) -> &Hardware<Self::Arch>;
 

@@ -47,9 +47,9 @@
 //! | module | contents |
 //! |---|---|
 //! | [`addr`], [`errno`] | addresses and ranges; Linux's error numbers |
+//! | [`arch`] | page-table formats: x86-64, AArch64, RISC-V |
 //! | [`platform`] | the traits that a host implements |
 //! | [`sync`] | spin locks, a per-CPU reader-writer lock, grace periods for lockless walks |
-//! | [`arch`] | page-table formats: x86-64, AArch64, RISC-V |
 //! | [`stats`] | per-CPU counters |
 //! | [`frame`] | physical memory: descriptors, buddy allocators, folio orders |
 //! | [`swap`] | swap devices, swap slots, the swap cache, compressed swap |

@@ -7,6 +7,7 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{Pfn, PhysAddr, VirtRange};
+use crate::arch::Arch;
 
 /// The maximum number of CPUs of one machine.
 pub const MAX_CPUS: usize = 256;
@@ -219,6 +220,10 @@ pub struct Invalidation<'a> {
 /// walk through a page table that it found there before the call. The engine frees frames on this
 /// guarantee (INV-1).
 pub unsafe trait Tlb {
+    /// The format of the page tables that the CPUs' MMUs walk. All address spaces of a machine have
+    /// it; each space has its own value of the type, which may differ in the number of levels.
+    type Arch: Arch;
+
     /// Invalidates on every CPU in `cpus` and waits until all have done so (a TLB shootdown). Of
     /// the locks that another CPU may wait for with interrupts masked, the caller holds at most a
     /// page table's.

@@ -142,6 +142,8 @@ unsafe impl Cpus for Host {
 
 // SAFETY: this host translates no addresses.
 unsafe impl Tlb for Host {
+    type Arch = crate::arch::X86_64;
+
     fn invalidate(&self, _what: &Invalidation<'_>, _cpus: &CpuSet) {
         self.flushes.fetch_add(1, Relaxed);
     }

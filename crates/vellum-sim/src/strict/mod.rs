@@ -315,7 +315,6 @@ fn entry<A: Silicon>(hardware: &Hardware<A>, table: Pfn, index: u16) -> Option<&
 }
 
 impl<A: Silicon> Simulated for Strict<A> {
-    type Arch = A;
     const STRICT: bool = true;
 
     fn hardware(&self) -> &Hardware<A> {

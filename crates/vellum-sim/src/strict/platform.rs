@@ -152,6 +152,8 @@ impl<A: Silicon> Strict<A> {
 // CPU's caches, under the lock that every walk of that CPU holds, and waits for an access that has
 // found its translation before and is yet to happen.
 unsafe impl<A: Silicon> Tlb for Strict<A> {
+    type Arch = A;
+
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
         if !std::thread::panicking() {
             self.pause(|_| None);

@@ -38,7 +38,6 @@ mod tests;
 pub use discrepancy::{Discrepancy, Quantity};
 
 use crate::addr::{FRAME_SHIFT, Pfn};
-use crate::arch::Arch;
 use crate::frame::{Frame, FrameKind, FrameState};
 use crate::machine::Machine;
 use crate::memcg::MAX_MEMCGS;
@@ -86,9 +85,9 @@ fn first_frame<P: Platform>(machine: &Machine<'_, P>) -> Pfn {
 ///
 /// # Panics
 /// If `counts` is shorter than that.
-pub fn audit<'s, 'm: 's, P: Platform, A: Arch + 's>(
+pub fn audit<'s, 'm: 's, P: Platform + 's>(
     machine: &'m Machine<'m, P>,
-    spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone,
+    spaces: impl Iterator<Item = &'s AddressSpace<'m, P>> + Clone,
     counts: &mut [u32],
     report: &mut dyn FnMut(Discrepancy),
 ) -> Sums {

@@ -3,7 +3,6 @@
 use super::discrepancy::{Discrepancy, Quantity};
 use super::{Audit, each_block};
 use crate::addr::Pfn;
-use crate::arch::Arch;
 use crate::frame::flag;
 use crate::memcg::MemcgId;
 use crate::page_cache::{Object, PageLocation};
@@ -71,10 +70,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
 
     /// Compares the VMAs of all spaces with each object's counts of VMAs: those of each space, all,
     /// and those that may write; and with the object's references.
-    pub(super) fn check_mappers<'s, A: Arch + 's>(
-        &mut self,
-        spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone,
-    ) where
+    pub(super) fn check_mappers<'s>(&mut self, spaces: impl Iterator<Item = &'s AddressSpace<'m, P>> + Clone)
+    where
         'm: 's,
     {
         self.counts.fill(0);
@@ -112,7 +109,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
 
     /// Counts the VMAs of a space for which `filter` returns true, by the frame that their object
     /// begins in.
-    fn count_vmas<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>, filter: impl Fn(&Vma) -> bool) {
+    fn count_vmas(&mut self, space: &AddressSpace<'_, P>, filter: impl Fn(&Vma) -> bool) {
         each_vma(space, |vma, object| {
             let count = self.counts.get_mut(object.survey().frame().0.wrapping_sub(self.first.0) as usize);
             count.filter(|_| filter(vma)).into_iter().for_each(|count| *count += 1);
@@ -132,7 +129,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
 
 /// Passes each VMA of a space that maps an object to `visit`, with the object. The space's VMAs are
 /// locked while `visit` runs, which keeps the object, and unlocked between two VMAs.
-fn each_vma<P: Platform, A: Arch>(space: &AddressSpace<'_, P, A>, mut visit: impl FnMut(&Vma, &Object<'_, P>)) {
+fn each_vma<P: Platform>(space: &AddressSpace<'_, P>, mut visit: impl FnMut(&Vma, &Object<'_, P>)) {
     let mut next = Some(0);
     while let Some(at) = next.take() {
         space.vmas(at, |vma| {

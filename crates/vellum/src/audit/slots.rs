@@ -17,10 +17,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     /// Compares the references of each slot with the PTEs and pages of objects that name it and its
     /// swap-cache page (INV-15). Handles as many slots at a time as there is room to count, with
     /// one walk of all page tables each time.
-    pub(super) fn check_slots<'s, A: Arch + 's>(
-        &mut self,
-        spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone,
-    ) where
+    pub(super) fn check_slots<'s>(&mut self, spaces: impl Iterator<Item = &'s AddressSpace<'m, P>> + Clone)
+    where
         'm: 's,
     {
         let (machine, swaps) = (self.machine, self.machine.swaps());
@@ -55,7 +53,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     }
 
     /// Counts the PTEs of a space that name slots of a device, for each slot in `window`.
-    fn count_ptes<A: Arch>(&mut self, space: &AddressSpace<'m, P, A>, device: u8, window: &Range<u32>) {
+    fn count_ptes(&mut self, space: &AddressSpace<'m, P>, device: u8, window: &Range<u32>) {
         space.runs(VirtRange { start: 0, end: space.arch().user_end() }, |run| {
             if run.kind == Kind::Swap {
                 let slots = Ptes::of(space).swap_slots(run);

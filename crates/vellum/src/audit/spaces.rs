@@ -26,7 +26,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Audits a space: compares the permissions of its PTEs with its VMAs, and its statistics with
     /// its PTEs, and adds each mapping to the count of its folio. Returns the number of frames that
     /// the space has beside its page tables.
-    pub(super) fn check_space<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>) -> u64 {
+    pub(super) fn check_space(&mut self, space: &AddressSpace<'_, P>) -> u64 {
         let (arch, id) = (space.arch(), space.id());
         let (mut inside, mut all) = (Found::default(), Found::default());
         let mut next = Some(0);
@@ -65,13 +65,7 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     /// Adds the pages of a run to `to`. With `range`, only those inside it, and without the folios'
     /// mappings: they are counted once, in the walk without a range.
-    fn add_run<A: Arch>(
-        &mut self,
-        space: &AddressSpace<'_, P, A>,
-        run: &Run,
-        range: Option<VirtRange>,
-        to: &mut Found,
-    ) {
+    fn add_run(&mut self, space: &AddressSpace<'_, P>, run: &Run, range: Option<VirtRange>, to: &mut Found) {
         let arch = space.arch();
         let part = range.map_or(run.range(arch), |range| run.range(arch).intersect(&range));
         let pages = part.len() >> FRAME_SHIFT;

@@ -20,7 +20,7 @@ use crate::vma::{Backing, Prot, Sharing};
 const PAGE: u64 = 4096;
 const SLOTS: u32 = 1024;
 
-type Space<'m> = AddressSpace<'m, Host, X86_64>;
+type Space<'m> = AddressSpace<'m, Host>;
 
 /// A machine with a memcg, and with a space and an object of that memcg. The object has a page in
 /// memory and one in swap.

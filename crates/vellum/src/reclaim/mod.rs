@@ -31,7 +31,6 @@ mod split;
 use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
-use crate::arch::Arch;
 use crate::frame::{Family, Frame, RmapKey, flag};
 use crate::machine::Machine;
 use crate::memcg::{IsolateLimit, LruList, LruvecId, MemcgError, MemcgId};
@@ -78,9 +77,9 @@ impl From<MemcgId> for ReclaimScope {
 ///
 /// # Errors
 /// There is no such memcg.
-pub fn reclaim<'m, P: Platform, A: Arch>(
+pub fn reclaim<'m, P: Platform>(
     machine: &'m Machine<'m, P>,
-    spaces: &(impl Spaces<'m, P, A> + ?Sized),
+    spaces: &(impl Spaces<'m, P> + ?Sized),
     scope: impl Into<ReclaimScope>,
     pages: u64,
 ) -> Result<Reclaimed, MemcgError> {
@@ -104,13 +103,13 @@ pub fn reclaim<'m, P: Platform, A: Arch>(
 }
 
 /// One attempt to reclaim (Linux: `scan_control`).
-struct Reclaim<'s, 'm, P: Platform, A: Arch, S: ?Sized> {
+struct Reclaim<'s, 'm, P: Platform, S: ?Sized> {
     machine: &'m Machine<'m, P>,
     spaces: &'s S,
     /// The number of pages to free.
     wanted: u64,
     done: Reclaimed,
-    arch: core::marker::PhantomData<A>,
+    arch: core::marker::PhantomData<P::Arch>,
 }
 
 /// An isolated folio, or several that follow each other in memory and by rmap index.
@@ -204,7 +203,7 @@ impl RmapSearch {
     }
 }
 
-impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
+impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
     /// Scans `lists` of all lruvecs in `scope` at most once, until enough pages are freed. With
     /// `spare_young`, young folios go back to the young end.
     ///
@@ -290,7 +289,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             // A victim needs no further search once it is young, or once all its mappings were
             // found.
             let done = |victim: &Victim<'_>| victim.young || victim.found >= victim.frame.counts().maps;
-            let visit = |space: &AddressSpace<'m, P, A>, search: RmapSearch, victims: &mut [Victim<'m>]| {
+            let visit = |space: &AddressSpace<'m, P>, search: RmapSearch, victims: &mut [Victim<'m>]| {
                 for victim in victims {
                     let Some(range) = search.find(victim) else { continue };
                     let referenced = Rmap::of(space).clear_young(range, victim.head);
@@ -300,7 +299,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             };
             self.rmap_walk(family, victims, visit, |victims| victims.iter().all(done));
         }
-        let visit = |space: &AddressSpace<'m, P, A>, search: RmapSearch, victims: &mut [Victim<'m>]| {
+        let visit = |space: &AddressSpace<'m, P>, search: RmapSearch, victims: &mut [Victim<'m>]| {
             let mut old = victims.iter().filter(|victim| !victim.young).filter_map(|victim| search.find(victim));
             let Some(mut last) = old.next() else { return };
             let mut ranges = ArrayVec::<VirtRange, ISOLATION_BATCH>::new();
@@ -327,7 +326,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         &self,
         family: Family,
         victims: &mut [Victim<'m>],
-        mut visit: impl FnMut(&AddressSpace<'m, P, A>, RmapSearch, &mut [Victim<'m>]),
+        mut visit: impl FnMut(&AddressSpace<'m, P>, RmapSearch, &mut [Victim<'m>]),
         mut done: impl FnMut(&[Victim<'m>]) -> bool,
     ) {
         if victims.is_empty() {

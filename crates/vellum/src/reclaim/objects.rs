@@ -11,7 +11,6 @@ use core::ops::Range;
 use arrayvec::ArrayVec;
 
 use crate::addr::VirtRange;
-use crate::arch::Arch;
 use crate::page_cache::{self, Object};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, ISOLATION_BATCH, IsolationBatch, Rmap, Spaces, each_mapper};
@@ -19,7 +18,7 @@ use crate::vma::Vma;
 
 use super::{Reclaim, Victim};
 
-impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
+impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
     /// Reclaims victims of page-cache objects, one object at a time. A victim whose object is gone
     /// by now is left to [`IsolationBatch::putback`].
     pub(super) fn reclaim_objects(&self, victims: &mut [Victim<'m>], isolated: IsolationBatch, spare_young: bool) {
@@ -85,7 +84,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         &self,
         object: &Object<'m, P>,
         victims: &mut [Victim<'m>],
-        mut visit: impl FnMut(&AddressSpace<'m, P, A>, &Vma, &mut [Victim<'m>]),
+        mut visit: impl FnMut(&AddressSpace<'m, P>, &Vma, &mut [Victim<'m>]),
     ) {
         let pages = || victims.iter().map(|victim| pages_of(object, victim));
         let (Some(start), Some(end)) = (pages().map(|pages| pages.start).min(), pages().map(|pages| pages.end).max())

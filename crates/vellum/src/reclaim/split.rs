@@ -12,7 +12,6 @@ use core::cell::Cell;
 use arrayvec::ArrayVec;
 
 use crate::addr::Pfn;
-use crate::arch::Arch;
 use crate::frame::{Frame, HUGE_ORDER};
 use crate::machine::Machine;
 use crate::memcg::LruvecId;
@@ -27,7 +26,7 @@ use super::{Reclaim, ReclaimScope, RmapSearch, Victim};
 /// to the young end of the queue, and the rest of the queue waits for the next attempt.
 const BATCH: usize = 32;
 
-impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
+impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
     /// Splits folios from the deferred-split queues in `scope` until enough pages are free. A folio
     /// with references that are no mappings is queued again, and stays as it is.
     pub(super) fn split_partial(&mut self, scope: ReclaimScope) {
@@ -57,7 +56,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let order = frame.order();
         let victim = Victim::new(head, frame, 1 << order);
         let mapped = Cell::new(None);
-        let visit = |space: &AddressSpace<'m, P, A>, search: RmapSearch, _: &mut [Victim<'m>]| {
+        let visit = |space: &AddressSpace<'m, P>, search: RmapSearch, _: &mut [Victim<'m>]| {
             let split = || search.find(&victim).and_then(|range| Thp::of(space).split_folio(range, head));
             mapped.set(mapped.get().or_else(split));
         };

@@ -1,6 +1,5 @@
 //! Operations on several of the host's address spaces.
 
-use crate::arch::Arch;
 use crate::frame::Family;
 use crate::page_cache::{Object, RemovedPages};
 use crate::platform::{Platform, SpaceId};
@@ -9,14 +8,14 @@ use super::AddressSpace;
 use crate::space::vma_ops::VmaOps;
 
 /// The address spaces of a host. A space that is passed to `visit` stays until `visit` returns.
-pub trait Spaces<'m, P: Platform, A: Arch> {
+pub trait Spaces<'m, P: Platform> {
     /// Calls `visit` for all spaces, including those that are ending.
-    fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>));
+    fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P>));
 
     /// Calls `visit` for the space with this number, unless it has begun to end. Returns false if
     /// the host does not know the space yet: a child that [`AddressSpace::fork`] is about to
     /// return.
-    fn find(&self, id: SpaceId, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) -> bool {
+    fn find(&self, id: SpaceId, visit: &mut dyn FnMut(&AddressSpace<'m, P>)) -> bool {
         let mut known = false;
         self.each(&mut |space| {
             if space.id() == id {
@@ -29,7 +28,7 @@ pub trait Spaces<'m, P: Platform, A: Arch> {
 
     /// Calls `visit` for the spaces that are in a fork family ([`AddressSpace::families`]), until
     /// `visit` returns false; best in the order of their numbers, in which parents come first.
-    fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>) -> bool) {
+    fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P>) -> bool) {
         let mut continues = true;
         self.each(&mut |space| {
             if continues && space.families().contains(family) {
@@ -39,18 +38,18 @@ pub trait Spaces<'m, P: Platform, A: Arch> {
     }
 }
 
-impl<'m, P: Platform, A: Arch> Spaces<'m, P, A> for [&AddressSpace<'m, P, A>] {
-    fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) {
+impl<'m, P: Platform> Spaces<'m, P> for [&AddressSpace<'m, P>] {
+    fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P>)) {
         self.iter().for_each(|space| visit(space));
     }
 }
 
 /// Calls `visit` for the spaces that map an object and that the host knows, in the order of their
 /// numbers, without those made after this began, so that no stream of forks keeps this from ending.
-pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
-    spaces: &(impl Spaces<'m, P, A> + ?Sized),
+pub(crate) fn each_mapper<'m, P: Platform>(
+    spaces: &(impl Spaces<'m, P> + ?Sized),
     object: &Object<'m, P>,
-    visit: &mut dyn FnMut(&AddressSpace<'m, P, A>),
+    visit: &mut dyn FnMut(&AddressSpace<'m, P>),
 ) {
     let mut from = SpaceId(0);
     let end = object.machine().spaces_end();
@@ -73,8 +72,8 @@ pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
 ///
 /// Waits for changes of these spaces that are under way, and until the host knows a child that is
 /// being forked. The caller holds no lock that a fork takes.
-pub fn unmap_removed<'m, P: Platform, A: Arch>(
-    spaces: &(impl Spaces<'m, P, A> + ?Sized),
+pub fn unmap_removed<'m, P: Platform>(
+    spaces: &(impl Spaces<'m, P> + ?Sized),
     object: &Object<'m, P>,
     removed: &RemovedPages,
 ) {

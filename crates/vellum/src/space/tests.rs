@@ -90,7 +90,7 @@ fn vmas_are_merged_beside_changes_elsewhere_in_them() {
 }
 
 /// Returns the descriptor of the folio that is mapped at an address.
-fn descriptor<'m>(space: &AddressSpace<'m, Host, X86_64>, addr: u64) -> &'m Frame {
+fn descriptor<'m>(space: &AddressSpace<'m, Host>, addr: u64) -> &'m Frame {
     let mut pfn = None;
     space.runs(VirtRange { start: addr, end: addr + PAGE }, |run| pfn = Some(run.pfn(space.arch())));
     space.machine().frames().head(pfn.unwrap()).1

@@ -19,9 +19,9 @@ use crate::tlb::Removed;
 /// Busy entries of a page table that is not locked. CPUs wait for them until [`BusyEntries::fill`]
 /// is called.
 #[must_use = "CPUs wait at busy entries until they are filled"]
-pub(crate) struct BusyEntries<'t, 'm, P: Platform, A: Arch>(LockedTable<'t, 'm, P, A>);
+pub(crate) struct BusyEntries<'t, 'm, P: Platform>(LockedTable<'t, 'm, P>);
 
-impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     /// Returns true if the entry at the start of `range` is busy.
     #[inline]
     pub(super) fn is_busy(&self, range: UserRange) -> bool {
@@ -31,7 +31,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// Makes all entries of `block` busy, passes each run of leaf PTEs that was there to `taken`,
     /// and releases the lock. `block` lies in this page table and holds leaf PTEs and empty entries
     /// only. Accessed and dirty bits are dropped, as by [`LockedTable::take`].
-    pub(crate) fn make_busy(self, block: VirtRange, mut taken: impl FnMut(Removed)) -> BusyEntries<'t, 'm, P, A> {
+    pub(crate) fn make_busy(self, block: VirtRange, mut taken: impl FnMut(Removed)) -> BusyEntries<'t, 'm, P> {
         let arch = &self.tables.arch;
         let busy = arch.busy_pte();
         let mut at = block.start;
@@ -58,9 +58,9 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     }
 }
 
-impl<'t, 'm, P: Platform, A: Arch> BusyEntries<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform> BusyEntries<'t, 'm, P> {
     /// Releases the lock of a page table in which the caller has made entries busy.
-    pub(super) fn new(table: LockedTable<'t, 'm, P, A>) -> Self {
+    pub(super) fn new(table: LockedTable<'t, 'm, P>) -> Self {
         trace(table.tables.platform(), || Event::Unlocking(table.pfn));
         table.desc.table_lock().unlock(table.tables.platform());
         BusyEntries(table)

@@ -14,9 +14,9 @@ use core::sync::atomic::Ordering::Relaxed;
 /// A page table that was detached, with its PTEs still in it. No walk finds it, and no TLB holds a
 /// translation from it, so its PTEs no longer change.
 #[must_use = "the memory that a detached page table maps leaks unless it is drained"]
-pub(crate) struct DetachedTable<'t, 'm, P: Platform, A: Arch>(LockedTable<'t, 'm, P, A>);
+pub(crate) struct DetachedTable<'t, 'm, P: Platform>(LockedTable<'t, 'm, P>);
 
-impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     /// Returns all addresses that this page table translates.
     pub(crate) fn range(&self) -> VirtRange {
         VirtRange { start: self.base, end: self.end() }
@@ -25,7 +25,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// Detaches this page table: makes the parent's entry busy, releases the lock and flushes.
     /// After that no CPU reads or writes memory through this page table, and its accessed and dirty
     /// bits are final. Returns the page table and its parent's busy entry.
-    pub(crate) fn detach(self) -> (DetachedTable<'t, 'm, P, A>, BusyEntries<'t, 'm, P, A>) {
+    pub(crate) fn detach(self) -> (DetachedTable<'t, 'm, P>, BusyEntries<'t, 'm, P>) {
         let above = self.lock_parent();
         let index = above.index(self.base);
         let table = above.entry(index).load(Relaxed);
@@ -41,9 +41,9 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     }
 }
 
-impl<'t, 'm, P: Platform, A: Arch> DetachedTable<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform> DetachedTable<'t, 'm, P> {
     /// Returns the page table, for reading its PTEs.
-    pub(crate) fn table(&self) -> &LockedTable<'t, 'm, P, A> {
+    pub(crate) fn table(&self) -> &LockedTable<'t, 'm, P> {
         &self.0
     }
 
@@ -59,7 +59,7 @@ impl<'t, 'm, P: Platform, A: Arch> DetachedTable<'t, 'm, P, A> {
     }
 
     /// Hooks the page table in again: fills the busy entry with a pointer to it.
-    pub(crate) fn restore(self, busy: BusyEntries<'t, 'm, P, A>) {
+    pub(crate) fn restore(self, busy: BusyEntries<'t, 'm, P>) {
         let LockedTable { tables, pfn, desc, level, base } = self.0;
         let pointer = tables.arch.table_pte(pfn.addr());
         busy.fill(&Run::new(base, level + 1, Kind::Table, pointer, 1));

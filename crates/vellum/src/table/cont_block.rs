@@ -36,12 +36,12 @@ pub(super) struct ContBlock {
 }
 
 /// The cont blocks of a locked page table: the functions that fold, unfold and rewrite them.
-pub(super) struct ContBlocks<'l, 't, 'm, P: Platform, A: Arch>(&'l LockedTable<'t, 'm, P, A>);
+pub(super) struct ContBlocks<'l, 't, 'm, P: Platform>(&'l LockedTable<'t, 'm, P>);
 
-impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     /// Returns the view of this page table that knows cont blocks.
     #[inline(always)]
-    pub(super) fn cont(&self) -> ContBlocks<'_, 't, 'm, P, A> {
+    pub(super) fn cont(&self) -> ContBlocks<'_, 't, 'm, P> {
         ContBlocks(self)
     }
 
@@ -58,8 +58,8 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     }
 }
 
-impl<'t, 'm, P: Platform, A: Arch> Deref for ContBlocks<'_, 't, 'm, P, A> {
-    type Target = LockedTable<'t, 'm, P, A>;
+impl<'t, 'm, P: Platform> Deref for ContBlocks<'_, 't, 'm, P> {
+    type Target = LockedTable<'t, 'm, P>;
 
     #[inline(always)]
     fn deref(&self) -> &Self::Target {
@@ -67,11 +67,11 @@ impl<'t, 'm, P: Platform, A: Arch> Deref for ContBlocks<'_, 't, 'm, P, A> {
     }
 }
 
-impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
+impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// Returns true if an entry is a leaf PTE in a cont block.
     #[inline]
     pub(super) fn is_cont(&self, raw: u64) -> bool {
-        A::CONT != 0 && raw & A::CONT != 0 && self.tables.arch.kind(raw, self.level) == Kind::Leaf
+        P::Arch::CONT != 0 && raw & P::Arch::CONT != 0 && self.tables.arch.kind(raw, self.level) == Kind::Leaf
     }
 
     /// Returns the number of PTEs of the cont block that `raw` is in; 1 if it is in none.
@@ -94,7 +94,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
         }
         let at = index + eights.len() * 8;
         all = rest.iter().enumerate().fold(all, |all, (i, entry)| all | look(at + i, entry) ^ raw);
-        all & A::HARDWARE
+        all & P::Arch::HARDWARE
     }
 
     /// Compares at most `most` PTEs in cont blocks from `index` on with the run that `first`
@@ -120,7 +120,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
             let raw = entry.load(Relaxed);
             let differs = arch.without_cont(raw, at) ^ expected;
             // The entry that follows a leaf PTE and has the cont mark is a leaf PTE too.
-            if raw & A::CONT == 0 || differs & !A::HARDWARE != 0 {
+            if raw & P::Arch::CONT == 0 || differs & !P::Arch::HARDWARE != 0 {
                 break;
             }
             differing |= differs;
@@ -135,7 +135,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
             into = 0;
         }
         let len = at - index;
-        Match { len, differing: if len == 0 { 0 } else { differing | A::CONT }, cont: len }
+        Match { len, differing: if len == 0 { 0 } else { differing | P::Arch::CONT }, cont: len }
     }
 
     /// Returns true if the PTEs around `index` could form a cont block, provided that they all
@@ -144,7 +144,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
     #[inline]
     pub(super) fn can_fold(&self, index: usize, raw: u64) -> bool {
         let arch = &self.tables.arch;
-        let bits = if A::CONT == 0 || !self.tables.uses_cont_blocks { 0 } else { arch.cont_bits(self.level) };
+        let bits = if P::Arch::CONT == 0 || !self.tables.uses_cont_blocks { 0 } else { arch.cont_bits(self.level) };
         if bits == 0 || arch.kind(raw, self.level) != Kind::Leaf {
             return false;
         }
@@ -173,7 +173,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
     /// most faults write.
     #[inline]
     pub(super) fn may_complete_cont(&self, index: usize, run: &Run) -> bool {
-        if A::CONT == 0 || !self.tables.uses_cont_blocks || run.kind != Kind::Leaf {
+        if P::Arch::CONT == 0 || !self.tables.uses_cont_blocks || run.kind != Kind::Leaf {
             return false;
         }
         let arch = &self.tables.arch;
@@ -272,7 +272,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
         let first = self.entry(index).load(Relaxed);
         // A bit that hardware set in the first PTE after that load is in `differing`.
         let differing = self.differing(index, n, first, |i, entry| self.exchange_at(i, entry, instead));
-        merge_hardware_bits::<A>(self.tables.arch.without_cont(first, index), differing)
+        merge_hardware_bits::<P::Arch>(self.tables.arch.without_cont(first, index), differing)
     }
 
     /// Flushes the TLB between clearing PTEs and writing them in another translation size, unless
@@ -289,7 +289,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
     /// on can change separately. Does nothing if no block crosses `index`.
     #[inline]
     pub(super) fn unfold_at(&self, index: usize) {
-        if A::CONT != 0 && index & ((1 << self.tables.arch.cont_bits(self.level)) - 1) != 0 {
+        if P::Arch::CONT != 0 && index & ((1 << self.tables.arch.cont_bits(self.level)) - 1) != 0 {
             self.unfold_around(index);
         }
     }
@@ -338,8 +338,8 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
         let entries = entries.get(..block).filter(|_| index & (block - 1) == 0)?;
         let follow = (0..).map(|i| first.wrapping_add(arch.step(first, self.level).wrapping_mul(i)));
         let differing = entries.iter().zip(follow).fold(0, |all, (entry, follows)| all | entry ^ follows);
-        let whole = differing & !A::HARDWARE == 0 && self.entries_in_folio(first) >= block;
-        whole.then(|| ContBlock { len: block, first: merge_hardware_bits::<A>(first, differing) })
+        let whole = differing & !P::Arch::HARDWARE == 0 && self.entries_in_folio(first) >= block;
+        whole.then(|| ContBlock { len: block, first: merge_hardware_bits::<P::Arch>(first, differing) })
     }
 
     /// Folds the PTEs from `first` on, the start of a cont block, if they are alike and map one
@@ -347,7 +347,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
     fn fold_if_uniform(&self, first: usize) {
         let raw = self.entry(first).load(Relaxed);
         let block = 1usize << self.tables.arch.cont_bits(self.level);
-        if raw & A::CONT == 0
+        if raw & P::Arch::CONT == 0
             && self.can_fold(first, raw)
             && self.entries_in_folio(raw) >= block
             && self.matching_len(first, block, raw) == block

@@ -16,7 +16,7 @@ use crate::stats::Counter;
 /// The most blocks that are folded with one flush.
 const BLOCKS_PER_FLUSH: usize = 32;
 
-impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
+impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// Changes the leaf PTEs of a run as `LockedTable::rewrite` does, where some are in cont
     /// blocks or can be folded.
     pub(super) fn rewrite_cont(&self, run: &Run, new: u64) {
@@ -76,7 +76,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         let mut at = 0;
         // All entries of the range are leaf PTEs.
-        while at < n && self.entry(index + at).load(Relaxed) & A::CONT != 0 {
+        while at < n && self.entry(index + at).load(Relaxed) & P::Arch::CONT != 0 {
             at += block;
         }
         at
@@ -87,7 +87,7 @@ impl<P: Platform, A: Arch> ContBlocks<'_, '_, '_, P, A> {
     fn non_cont_len_from(&self, index: usize, n: usize) -> usize {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         let mut at = block - (index & (block - 1));
-        while at < n && self.entry(index + at).load(Relaxed) & A::CONT == 0 {
+        while at < n && self.entry(index + at).load(Relaxed) & P::Arch::CONT == 0 {
             at += block;
         }
         at.min(n)

@@ -63,7 +63,7 @@ impl Match {
     }
 }
 
-impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
+impl<P: Platform> LockedTable<'_, '_, P> {
     /// Returns an entry. A leaf PTE is returned as if it were in no cont block, with the accessed
     /// and dirty bits of its whole block.
     #[inline]
@@ -75,7 +75,10 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let single = self.tables.arch.without_cont(raw, index);
         let block = self.cont().cont_len(raw);
         let first = index & !(block - 1);
-        merge_hardware_bits::<A>(single, self.cont().differing(first, block, single, |_, entry| entry.load(Relaxed)))
+        merge_hardware_bits::<P::Arch>(
+            single,
+            self.cont().differing(first, block, single, |_, entry| entry.load(Relaxed)),
+        )
     }
 
     /// Returns the entry for `va`. A leaf PTE has the accessed and dirty bits of its whole cont
@@ -139,8 +142,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
                     all if all == len => Cont::All,
                     _ => Cont::Some,
                 };
-                let raw = merge_hardware_bits::<A>(first, differing);
-                let stable = differing & A::HARDWARE == 0 && arch.hardware_idle(raw);
+                let raw = merge_hardware_bits::<P::Arch>(first, differing);
+                let stable = differing & P::Arch::HARDWARE == 0 && arch.hardware_idle(raw);
                 Some(Run { va, len, level: self.level, kind, raw, stable, cont })
             }
         }
@@ -166,7 +169,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// PTEs in cont blocks do not.
     pub(super) fn matching_len(&self, index: usize, n: usize, first: u64) -> usize {
         let step = self.tables.arch.step(first, self.level);
-        self.match_entries(index, n, Sequence { first, step }, !A::HARDWARE, |_, _| ()).len
+        self.match_entries(index, n, Sequence { first, step }, !P::Arch::HARDWARE, |_, _| ()).len
     }
 
     /// Compares at most `most` leaf PTEs from `index` on with the run that `first` begins, and
@@ -184,8 +187,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let mut all = Match { len: 0, differing: 0, cont: 0 };
         loop {
             let next = expected.skip(all.len);
-            all.add(self.match_entries(index + all.len, most - all.len, next, !A::HARDWARE, &mut each));
-            if A::CONT == 0 || all.len == most {
+            all.add(self.match_entries(index + all.len, most - all.len, next, !P::Arch::HARDWARE, &mut each));
+            if P::Arch::CONT == 0 || all.len == most {
                 return all;
             }
             let next = expected.at(all.len);

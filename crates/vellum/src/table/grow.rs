@@ -44,15 +44,15 @@ impl From<Refused> for NotMapped {
 /// Spare page tables: empty ones that are not published. Each level has a stack, linked through the
 /// descriptors: `tables[level - 1]` is its top. Those that were not used are freed when this is
 /// dropped.
-pub(crate) struct SpareTables<'t, 'm, P: Platform, A: Arch> {
-    tree: &'t PageTables<'m, P, A>,
+pub(crate) struct SpareTables<'t, 'm, P: Platform> {
+    tree: &'t PageTables<'m, P>,
     tables: [Pfn; MAX_NEW_LEVELS],
 }
 
-impl<'t, 'm, P: Platform, A: Arch> SpareTables<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
     /// Returns no spare page tables.
     #[inline]
-    pub(crate) fn new(tree: &'t PageTables<'m, P, A>) -> Self {
+    pub(crate) fn new(tree: &'t PageTables<'m, P>) -> Self {
         SpareTables { tree, tables: [Pfn::NONE; MAX_NEW_LEVELS] }
     }
 
@@ -101,8 +101,8 @@ impl<'t, 'm, P: Platform, A: Arch> SpareTables<'t, 'm, P, A> {
         &mut self,
         va: u64,
         lowest: u8,
-        hook: &LockedTable<'_, 'm, P, A>,
-        write: impl FnOnce(&LockedTable<'_, 'm, P, A>),
+        hook: &LockedTable<'_, 'm, P>,
+        write: impl FnOnce(&LockedTable<'_, 'm, P>),
     ) {
         let tree = self.tree;
         let mut taken = [Pfn::NONE; MAX_NEW_LEVELS];
@@ -134,7 +134,7 @@ impl<'t, 'm, P: Platform, A: Arch> SpareTables<'t, 'm, P, A> {
     }
 }
 
-impl<P: Platform, A: Arch> Drop for SpareTables<'_, '_, P, A> {
+impl<P: Platform> Drop for SpareTables<'_, '_, P> {
     /// Frees the page tables that were not used.
     fn drop(&mut self) {
         for level in 1..=MAX_NEW_LEVELS as u8 {
@@ -146,7 +146,7 @@ impl<P: Platform, A: Arch> Drop for SpareTables<'_, '_, P, A> {
     }
 }
 
-impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
+impl<'m, P: Platform> PageTables<'m, P> {
     /// Maps a run of any kind at the empty entries of `at`, the addresses of the run, which lie in
     /// one page table. Allocates missing page tables. The caller holds no spin lock.
     ///
@@ -156,7 +156,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     pub(crate) fn map_run(&self, at: UserRange, run: &Run) -> Result<(), NotMapped> {
         debug_assert_eq!(at, run.range(&self.arch));
         let &Run { level, len, .. } = run;
-        let write = |table: &LockedTable<'_, 'm, P, A>| {
+        let write = |table: &LockedTable<'_, 'm, P>| {
             self.tlb.flush_pending_reclaim(run.range(&self.arch), self.arch.page_shift());
             table.set(run);
         };
@@ -175,8 +175,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         range: UserRange,
         level: u8,
         n: usize,
-        spares: &mut SpareTables<'_, 'm, P, A>,
-        write: impl Fn(&LockedTable<'_, 'm, P, A>),
+        spares: &mut SpareTables<'_, 'm, P>,
+        write: impl Fn(&LockedTable<'_, 'm, P>),
     ) -> Result<(), NotMapped> {
         let va = range.start;
         debug_assert!(!range.is_empty(), "put() called with an empty range");
@@ -223,7 +223,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         range: UserRange,
         level: u8,
         n: usize,
-        write: impl Fn(&LockedTable<'_, 'm, P, A>),
+        write: impl Fn(&LockedTable<'_, 'm, P>),
     ) -> Option<Result<(), NotMapped>> {
         let va = range.start;
         let walk = self.begin_walk();
@@ -239,7 +239,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 }
 
-impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
+impl<P: Platform> LockedTable<'_, '_, P> {
     /// Calls `write` if the `n` entries from `va` on are empty, and releases the lock.
     ///
     /// # Errors

@@ -41,8 +41,8 @@ impl<P: Platform> Drop for Walk<'_, P> {
 
 /// A page table that this CPU has locked, and the addresses that the page table translates.
 #[must_use = "a locked table must be unlocked"]
-pub(crate) struct LockedTable<'t, 'm, P: Platform, A: Arch> {
-    pub(super) tables: &'t PageTables<'m, P, A>,
+pub(crate) struct LockedTable<'t, 'm, P: Platform> {
+    pub(super) tables: &'t PageTables<'m, P>,
     pub(super) pfn: Pfn,
     pub(super) desc: &'m Frame,
     /// The level: 1 for the page table that maps pages, the highest for the root.
@@ -51,11 +51,11 @@ pub(crate) struct LockedTable<'t, 'm, P: Platform, A: Arch> {
     pub(crate) base: u64,
 }
 
-impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     /// Returns the page table of `level` at `pfn` as one that translates `va`. The caller holds its
     /// lock, or has not published it yet.
     #[inline]
-    pub(super) fn new(tables: &'t PageTables<'m, P, A>, pfn: Pfn, desc: &'m Frame, level: u8, va: u64) -> Self {
+    pub(super) fn new(tables: &'t PageTables<'m, P>, pfn: Pfn, desc: &'m Frame, level: u8, va: u64) -> Self {
         let shift = tables.arch.level_shift(level) + tables.arch.index_bits();
         let base = if shift >= 64 { 0 } else { va >> shift << shift };
         LockedTable { tables, pfn, desc, level, base }
@@ -201,7 +201,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
 
     /// Locks the page table that points to this one. That page table can't be unhooked meanwhile,
     /// because it holds at least this pointer.
-    pub(super) fn lock_parent(&self) -> LockedTable<'t, 'm, P, A> {
+    pub(super) fn lock_parent(&self) -> LockedTable<'t, 'm, P> {
         let pfn = Pfn(self.desc.data() as u32);
         let desc = self.tables.machine.frames().frame(pfn);
         trace(self.tables.platform(), || Event::Locking(pfn));

@@ -85,9 +85,9 @@ const MAX_ENTRIES_PER_HOLD: u64 = 4096;
 pub(crate) const MAX_FOLIOS_PER_HOLD: u64 = 512;
 
 /// The page tables of one address space, with what page-table code needs from that space.
-pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
+pub(crate) struct PageTables<'m, P: Platform> {
     pub(crate) machine: &'m Machine<'m, P>,
-    pub(crate) arch: A,
+    pub(crate) arch: P::Arch,
     pub(crate) root: Pfn,
     pub(crate) tlb: Shootdown<'m, P>,
     /// The memcg that is charged for page tables and memory. It changes under the VMA lock held as
@@ -104,7 +104,7 @@ pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
     pub(crate) gate: Gate,
 }
 
-impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
+impl<'m, P: Platform> PageTables<'m, P> {
     /// Returns an empty tree: a root, charged to `memcg`. The engine uses the entries of the root
     /// that translate user addresses; the others are the host's (INV-17).
     ///
@@ -112,7 +112,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// [`Refused`] if no frame is free for the root, or `memcg` is at its limit.
     pub(crate) fn new(
         machine: &'m Machine<'m, P>,
-        arch: A,
+        arch: P::Arch,
         memcg: MemcgId,
         slots: SpaceSlots<'m>,
     ) -> Result<Self, Refused> {

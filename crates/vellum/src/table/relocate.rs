@@ -32,7 +32,7 @@ impl Relocation {
     }
 }
 
-impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
+impl<'m, P: Platform> PageTables<'m, P> {
     /// Returns the highest level at which an entry that begins at `at` can be moved as it is: all
     /// its addresses move, and old and new address are aligned to its size.
     fn relocation_level(&self, route: &Relocation, at: u64) -> u8 {
@@ -44,7 +44,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// Returns the number of entries of `table` from `at` on that are moved into one page table.
-    fn entries_per_move(&self, table: &LockedTable<'_, 'm, P, A>, route: &Relocation, at: u64) -> usize {
+    fn entries_per_move(&self, table: &LockedTable<'_, 'm, P>, route: &Relocation, at: u64) -> usize {
         let span = 1u64 << (table.shift() + self.arch.index_bits());
         let there = span - (route.dest(at) & (span - 1));
         ((table.end() - at).min(there).min(route.from.end - at) >> table.shift()) as usize
@@ -58,7 +58,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     pub(crate) fn prepare_relocation(
         &self,
         route: &Relocation,
-        spares: &mut SpareTables<'_, 'm, P, A>,
+        spares: &mut SpareTables<'_, 'm, P>,
     ) -> Result<(), Refused> {
         // For each level the page table at the new addresses that was counted last, by its index in
         // the address space.
@@ -99,7 +99,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     pub(crate) fn relocate(
         &self,
         route: &Relocation,
-        spares: &mut SpareTables<'_, 'm, P, A>,
+        spares: &mut SpareTables<'_, 'm, P>,
         gather: &mut Gather<'_, 'm, P>,
     ) {
         let mut buffer = [0; ENTRIES_PER_MOVE];

@@ -15,7 +15,7 @@ use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::{Event, Platform, trace};
 
-impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
+impl<P: Platform> LockedTable<'_, '_, P> {
     /// Changes the leaf PTEs of a run: the first to `new`, the others to those that follow at its
     /// step. Each keeps its own accessed and dirty bits, also those that hardware sets meanwhile
     /// (INV-6). Does not flush.
@@ -42,7 +42,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             return self.write(index, len, Some(old), Sequence { first: arch.carry(new, old.first), step });
         }
         let first = self.entry(index).load(Relaxed);
-        if let Some(change) = Bits::between::<A>(first, arch.carry(new, first))
+        if let Some(change) = Bits::between::<P::Arch>(first, arch.carry(new, first))
             && arch.step(first, self.level) == step
         {
             for (i, entry) in self.entries()[index..index + len].iter().enumerate() {
@@ -116,7 +116,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.cont().unfold_at(end);
         let arch = &self.tables.arch;
         let all_set = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
-        let bits = Bits::between::<A>(all_set, arch.clear_hardware(all_set, cleared, self.level));
+        let bits = Bits::between::<P::Arch>(all_set, arch.clear_hardware(all_set, cleared, self.level));
         let clear = |index, entry: &AtomicU64| match bits {
             // A bit that hardware sets after this load was set after the clearing.
             Some(bits) => match entry.load(Relaxed) {
@@ -130,7 +130,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             let block = self.cont().cont_len(first);
             let old = match block {
                 1 => clear(at, self.entry(at)),
-                _ => merge_hardware_bits::<A>(
+                _ => merge_hardware_bits::<P::Arch>(
                     arch.without_cont(first, at),
                     self.cont().differing(at, block, first, clear),
                 ),
@@ -148,7 +148,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let arch = &self.tables.arch;
         let old = self.change_contended(index, self.entry(index), |old| {
             let attrs = change(arch.attrs(old, self.level));
-            arch.leaf(arch.leaf_addr(old, self.level), attrs, self.level) | old & A::CONT
+            arch.leaf(arch.leaf_addr(old, self.level), attrs, self.level) | old & P::Arch::CONT
         });
         arch.attrs(old, self.level)
     }

@@ -8,7 +8,7 @@ use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::stats::Counter;
 
-impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
+impl<'m, P: Platform> PageTables<'m, P> {
     /// Splits the huge PTEs that cross the start or the end of `range`, so that none does. Huge
     /// swap entries are split too. An empty range has no ends. The caller holds no spin lock.
     ///
@@ -94,7 +94,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// Replaces the huge PTE for `va` in the locked page table `table` by the page table `child`.
     /// The entry is busy, and never empty, meanwhile (INV-4). Accessed and dirty bits that hardware
     /// sets until the flush are kept (INV-6).
-    fn split(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {
+    fn split(&self, table: &LockedTable<'_, 'm, P>, va: u64, child: crate::addr::Pfn) {
         if table.kind(va) == Kind::Swap {
             return self.split_swapped(table, va, child);
         }
@@ -115,7 +115,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
 
     /// Replaces a huge swap entry by a page table of swap entries. Needs no flush, because no TLB
     /// holds a swap entry.
-    fn split_swapped(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {
+    fn split_swapped(&self, table: &LockedTable<'_, 'm, P>, va: u64, child: crate::addr::Pfn) {
         let start = va >> table.shift() << table.shift();
         let below = LockedTable::new(self, child, self.machine.frames().frame(child), table.level - 1, start);
         below.set(&Run::new(start, below.level, Kind::Swap, table.get(va), 1 << self.arch.index_bits()));
@@ -123,7 +123,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// Writes the pointer to `below` over the entry for `va`, which is busy or a swap entry.
-    fn hook(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, below: &LockedTable<'_, 'm, P, A>) {
+    fn hook(&self, table: &LockedTable<'_, 'm, P>, va: u64, below: &LockedTable<'_, 'm, P>) {
         super::lock::set_parent(below.desc, table.pfn);
         table.fill(va, self.arch.table_pte(below.pfn.addr()));
         self.count_hooked(1);
@@ -137,12 +137,12 @@ fn last(range: UserRange) -> UserRange {
 }
 
 /// A spare page table with its level, freed on drop if it was not used.
-struct Spare<'t, 'm, P: Platform, A: Arch> {
-    tree: &'t PageTables<'m, P, A>,
+struct Spare<'t, 'm, P: Platform> {
+    tree: &'t PageTables<'m, P>,
     table: Option<(crate::addr::Pfn, u8)>,
 }
 
-impl<P: Platform, A: Arch> Drop for Spare<'_, '_, P, A> {
+impl<P: Platform> Drop for Spare<'_, '_, P> {
     fn drop(&mut self) {
         if let Some((table, _)) = self.table {
             self.tree.free_private(table, true);

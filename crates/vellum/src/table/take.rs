@@ -17,7 +17,7 @@ use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::{Event, Platform, trace};
 use crate::tlb::Removed;
 
-impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
+impl<P: Platform> LockedTable<'_, '_, P> {
     /// Clears the run of leaf PTEs that begins at `va`, as far as they map addresses before `end`
     /// only. Returns `None` if the first one does not begin at `va`, or ends behind `end`. Drops
     /// accessed and dirty bits: for memory that is freed (INV-6). Reading and clearing are one

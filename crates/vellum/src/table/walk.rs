@@ -16,11 +16,11 @@ use crate::platform::{Event, Platform, trace};
 use crate::sync::{Retries, Ticket};
 
 /// The result of a walk to an address.
-pub(crate) enum Found<'t, 'm, P: Platform, A: Arch> {
+pub(crate) enum Found<'t, 'm, P: Platform> {
     /// No PTE maps anything from the address of the walk up to this one. The hole may be longer.
     Hole(u64),
     /// The locked page table that holds the address's entry, which may be empty.
-    Table(LockedTable<'t, 'm, P, A>),
+    Table(LockedTable<'t, 'm, P>),
 }
 
 /// The result of [`PageTables::probe`].
@@ -48,19 +48,19 @@ pub(super) struct WalkEnd {
 /// stays a page table, hooked or not, until the ticket was served ([`crate::sync::RawSpin::drain`],
 /// INV-1).
 #[must_use = "CPUs that queued later wait until this ticket is served"]
-pub(super) struct QueuedLock<'t, 'm, P: Platform, A: Arch> {
-    tables: &'t PageTables<'m, P, A>,
+pub(super) struct QueuedLock<'t, 'm, P: Platform> {
+    tables: &'t PageTables<'m, P>,
     table: Pfn,
     desc: &'m Frame,
     ticket: Ticket,
 }
 
-impl<'t, 'm, P: Platform, A: Arch> QueuedLock<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform> QueuedLock<'t, 'm, P> {
     /// Waits until the ticket is served and returns the locked page table, which is of `level` and
     /// translates `va`. Returns `None` if the page table was unhooked meanwhile: the caller walks
     /// again. The caller's walk has ended.
     #[inline]
-    pub(super) fn lock(self, level: u8, va: u64) -> Option<LockedTable<'t, 'm, P, A>> {
+    pub(super) fn lock(self, level: u8, va: u64) -> Option<LockedTable<'t, 'm, P>> {
         let QueuedLock { tables, table, desc, ticket } = self;
         desc.table_lock().wait(tables.platform(), ticket);
         trace(tables.platform(), || Event::Locked(table));
@@ -73,7 +73,7 @@ impl<'t, 'm, P: Platform, A: Arch> QueuedLock<'t, 'm, P, A> {
     }
 }
 
-impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
+impl<'m, P: Platform> PageTables<'m, P> {
     /// Walks to the first address of `at` and returns the first entry on the way down that is not a
     /// pointer to a page table, or else the entry at level `lowest`. An empty range may lie at the
     /// very end of the user half; for that one this returns an empty entry of the root, and reads
@@ -114,14 +114,14 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// locked page table that holds the PTE there. Waits while that PTE is busy (INV-4). The caller
     /// holds no spin lock.
     #[inline]
-    pub(crate) fn find<'t>(&'t self, range: UserRange) -> Found<'t, 'm, P, A> {
+    pub(crate) fn find<'t>(&'t self, range: UserRange) -> Found<'t, 'm, P> {
         self.find_at(range, 1)
     }
 
     /// Returns what [`PageTables::find`] does, but walks no further down than to a page table of
     /// level `lowest`.
     #[inline]
-    pub(crate) fn find_at<'t>(&'t self, range: UserRange, lowest: u8) -> Found<'t, 'm, P, A> {
+    pub(crate) fn find_at<'t>(&'t self, range: UserRange, lowest: u8) -> Found<'t, 'm, P> {
         let mut retries = Retries::new(&self.gate);
         loop {
             let walk = self.begin_walk();
@@ -230,7 +230,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// # Safety
     /// The caller is in the walk in which it reached `table`.
     #[inline]
-    pub(super) unsafe fn queue_lock<'t>(&'t self, table: Pfn) -> QueuedLock<'t, 'm, P, A> {
+    pub(super) unsafe fn queue_lock<'t>(&'t self, table: Pfn) -> QueuedLock<'t, 'm, P> {
         let desc = self.machine.frames().frame(table);
         trace(self.platform(), || Event::Locking(table));
         QueuedLock { tables: self, table, desc, ticket: desc.table_lock().draw(self.platform()) }

@@ -147,7 +147,7 @@ fn hardware<A: Silicon>(sim: &Fast<A>) -> &Hardware<A> {
 
 fn make<A: Silicon>(
     world: &mut World<'_, A>,
-    program: &Program<'_, Fast<A>, AddressSpace<'_, Fast<A>, A>>,
+    program: &Program<'_, Fast<A>, AddressSpace<'_, Fast<A>>>,
     page: u64,
     access: Access,
 ) -> Result<(), Skip> {

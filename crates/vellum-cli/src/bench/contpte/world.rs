@@ -35,7 +35,7 @@ struct Placed {
 /// The rebuilt address space. Addresses that methods take are the traced program's.
 pub struct World<'m, A: Silicon> {
     machine: &'m Machine<'m, Fast<A>>,
-    space: &'m AddressSpace<'m, Fast<A>, A>,
+    space: &'m AddressSpace<'m, Fast<A>>,
     arch: A,
     /// Text is in large folios.
     text: bool,
@@ -49,12 +49,7 @@ pub struct World<'m, A: Silicon> {
 
 impl<'m, A: Silicon> World<'m, A> {
     /// Makes an empty address space.
-    pub fn new(
-        machine: &'m Machine<'m, Fast<A>>,
-        space: &'m AddressSpace<'m, Fast<A>, A>,
-        arch: A,
-        text: bool,
-    ) -> Self {
+    pub fn new(machine: &'m Machine<'m, Fast<A>>, space: &'m AddressSpace<'m, Fast<A>>, arch: A, text: bool) -> Self {
         World {
             machine,
             space,

@@ -125,7 +125,7 @@ fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, operation: Ope
         }
         Operation::SwapOut => anonymous().try_for_each(|vma| advise(vma, Advise::PageOut)).map(|()| elapsed()),
         Operation::Reclaim => {
-            let reclaimed = reclaim::<Fast, X86_64>(booted.machine, &[&space][..], booted.memcg, u64::MAX);
+            let reclaimed = reclaim(booted.machine, &[&space][..], booted.memcg, u64::MAX);
             let ns = elapsed();
             reclaimed.map(|_| ns).map_err(|error| Skip::system("reclaim", format!("{error:?}")))
         }

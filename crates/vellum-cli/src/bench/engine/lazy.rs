@@ -3,13 +3,12 @@
 use std::time::Instant;
 
 use vellum::addr::VirtRange;
-use vellum::arch::X86_64;
 use vellum::reclaim::reclaim;
 use vellum::space::Advise;
 use vellum_linux::workload::case::PAGE;
 use vellum_linux::workload::data::Rewrites;
 
-use super::{Booted, Counted, Fast, Sample, Space};
+use super::{Booted, Counted, Sample, Space};
 use crate::bench::contender::Skip;
 
 /// Times the reclaim of a touched region in a memcg that has nothing else. Afterwards exactly the
@@ -26,7 +25,7 @@ pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, rewrit
     }
     let before = Counted::now(booted.machine);
     let start = Instant::now();
-    let reclaimed = reclaim::<Fast, X86_64>(booted.machine, &[space][..], booted.memcg, u64::MAX);
+    let reclaimed = reclaim(booted.machine, &[space][..], booted.memcg, u64::MAX);
     let op_ns = start.elapsed().as_nanos() as u64;
     let work = Some(before.work(&Counted::now(booted.machine)));
     reclaimed.map_err(|error| Skip::system("reclaim", format!("{error:?}")))?;

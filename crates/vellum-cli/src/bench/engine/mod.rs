@@ -33,7 +33,7 @@ use crate::bench::contender::{Column, Contender, Sample, Skip, Work};
 use crate::bench::walker::{Tables, Variant, Walker};
 
 /// An address space of the simulated machine.
-pub type Space<'m> = AddressSpace<'m, Fast, X86_64>;
+pub type Space<'m> = AddressSpace<'m, Fast>;
 
 const READ_WRITE: Prot = Prot::READ.union(Prot::WRITE);
 

@@ -36,7 +36,7 @@ pub mod uaccess;
 pub mod uffd;
 
 use crate::arch::clock::Clock;
-use crate::arch::paging::{Format, copy_kernel_half, format};
+use crate::arch::paging::{copy_kernel_half, format};
 use core::fmt;
 use platform::Host;
 pub use space::UserSpace;
@@ -54,7 +54,7 @@ use vellum_kernel::nodes::Nodes;
 pub type Machine = vellum::Machine<'static, Host>;
 /// The engine's address space. [`new_space`] creates one with the kernel half mapped; the engine's
 /// own constructor leaves the kernel half empty.
-pub type Space = vellum::AddressSpace<'static, Host, Format>;
+pub type Space = vellum::AddressSpace<'static, Host>;
 
 /// A page-cache object: the contents of a file (Linux: `address_space`).
 pub type Object = vellum::page_cache::Object<'static, Host>;

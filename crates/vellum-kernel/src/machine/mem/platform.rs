@@ -6,6 +6,7 @@
 
 use crate::arch::clock::Clock;
 use crate::arch::layout::DIRECT_MAP;
+use crate::arch::paging::Format;
 use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{caches, cpu, secondary};
 #[cfg(feature = "holds")]
@@ -134,6 +135,8 @@ unsafe impl Cpus for Host {
 // drops them before it uses the tag again (`vellum_kernel::tags`); without tags, loading another
 // root drops them all.
 unsafe impl Tlb for Host {
+    type Arch = Format;
+
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
         shootdown::invalidate(what, cpus);
     }

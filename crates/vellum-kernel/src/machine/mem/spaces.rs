@@ -1,7 +1,6 @@
 //! The registry of all address spaces, by number and by fork family: the engine visits through it
 //! the spaces that map a folio or an object, or all spaces.
 
-use crate::arch::paging::Format;
 use crate::mem::payer::Shared;
 use crate::mem::platform::Host;
 use crate::mem::{Space, UserSpace};
@@ -81,7 +80,7 @@ pub fn all() -> impl Iterator<Item = Arc<UserSpace>> {
 /// The registry as the engine's reclaim and rmap walks see it.
 pub struct All;
 
-impl Spaces<'static, Host, Format> for All {
+impl Spaces<'static, Host> for All {
     fn each(&self, visit: &mut dyn FnMut(&Space)) {
         all().for_each(|space| visit(&space.engine));
     }

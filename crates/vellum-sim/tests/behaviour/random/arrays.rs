@@ -18,7 +18,7 @@ const BASE: u64 = 0x20_0000_0000;
 /// Three page tables and a bit, with pages of 4 KiB.
 const PAGES: usize = 3 * 512 + 40;
 
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
+type Space<'m, A> = AddressSpace<'m, Strict<A>>;
 
 fn space<'m, A: Silicon>(machine: &'m Machine<'m, Strict<A>>, arch: A) -> Space<'m, A> {
     AddressSpace::new(machine, arch, MemcgId::ROOT, Limits::default()).unwrap()

@@ -110,7 +110,7 @@ fn ages<A: Silicon>(arch: A) {
         space.clear_accessed_dirty(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
         (0..16).for_each(|i| assert_eq!(on.load(&space, BASE + 4 * i * page), 4 * i));
         let frames = 48 * (page >> 12);
-        let done = reclaim::<_, A>(on.machine, &[&space][..], MemcgId::ROOT, frames).unwrap();
+        let done = reclaim(on.machine, &[&space][..], MemcgId::ROOT, frames).unwrap();
         assert_eq!(done.freed, frames);
         assert!(
             frames < done.scanned && done.scanned <= 64 * (page >> 12),
@@ -155,7 +155,7 @@ struct First<'s, 'm, A: Silicon, F> {
     first: F,
 }
 
-impl<'m, A: Silicon, F: Fn()> Spaces<'m, Strict<A>, A> for First<'_, 'm, A, F> {
+impl<'m, A: Silicon, F: Fn()> Spaces<'m, Strict<A>> for First<'_, 'm, A, F> {
     fn each(&self, visit: &mut dyn FnMut(&Space<'m, A>)) {
         (self.first)();
         self.spaces.each(visit);
@@ -182,7 +182,7 @@ fn beside<A: Silicon>(arch: A) {
             }
         };
         let spaces = First { spaces: both, first };
-        assert_eq!(reclaim::<_, A>(on.machine, &spaces, MemcgId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
+        assert_eq!(reclaim(on.machine, &spaces, MemcgId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
         assert_eq!(both.map(|space| resident(space, BASE, page)), [0, 0]);
         assert_eq!(both.map(|space| on.load(space, BASE)), [1, 2]);
     });
@@ -204,7 +204,7 @@ fn not_paged_out<A: Silicon>(arch: A) {
             }
         };
         let spaces = First { spaces: [&space, &space], first };
-        assert_eq!(reclaim::<_, A>(on.machine, &spaces, MemcgId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
+        assert_eq!(reclaim(on.machine, &spaces, MemcgId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
         assert!(asked.get() > 0);
         assert_eq!(resident(&space, BASE, page), 0);
         assert_eq!(on.load(&space, BASE), 1);

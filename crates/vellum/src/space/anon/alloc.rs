@@ -26,7 +26,7 @@ pub(in crate::space) struct NewFrames {
     pub(in crate::space) lruvec: usize,
 }
 
-impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
+impl<P: Platform> Anon<'_, '_, P> {
     /// Returns the orders that folios of a VMA may have besides that of a page, as a bit mask.
     /// Private copies of an object's pages are single pages, so that no huge PTE reaches across an
     /// end of the range that a truncation unmaps.

@@ -10,7 +10,7 @@ use crate::vma::Vma;
 use super::Anon;
 use crate::space::ground::{LeafShape, Ptes};
 
-impl<P: Platform, A: Arch> Anon<'_, '_, P, A> {
+impl<P: Platform> Anon<'_, '_, P> {
     /// Maps a new folio of [`Anon::alloc`] in the block of `vma` around `addr`. Returns the block.
     ///
     /// # Errors

@@ -19,13 +19,13 @@ use crate::vma::Vma;
 use super::Anon;
 use crate::space::ground::Ptes;
 
-impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Anon<'s, 'm, P> {
     /// Copies what `block` maps into the folio `pfn` of [`Anon::alloc`], and maps the folio there
     /// instead. The block is one huge PTE of `table`, or a part of `table` that has only leaf PTEs,
     /// in at most `RUNS` runs, and holes, which become zeros.
     pub(in crate::space) fn replace_part<const RUNS: usize>(
         self,
-        table: LockedTable<'_, 'm, P, A>,
+        table: LockedTable<'_, 'm, P>,
         vma: &Vma,
         block: UserRange,
         pfn: Pfn,
@@ -46,8 +46,8 @@ impl<'s, 'm, P: Platform, A: Arch> Anon<'s, 'm, P, A> {
     /// holes.
     pub(in crate::space) fn replace_table(
         self,
-        old: DetachedTable<'_, 'm, P, A>,
-        place: BusyEntries<'_, 'm, P, A>,
+        old: DetachedTable<'_, 'm, P>,
+        place: BusyEntries<'_, 'm, P>,
         vma: &Vma,
         pfn: Pfn,
     ) {

@@ -37,7 +37,7 @@ enum Reuse {
     Changed,
 }
 
-impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// Resolves a write to a page that is mapped, but not exclusive to the space.
     pub(super) fn copy_on_write(self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         // A copy of neighbours would make them soft-dirty, though they were not written.
@@ -86,7 +86,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
 
     /// Makes the page at `addr` exclusive in place, with the rest of its run as far as that is not
     /// shared either; or returns the order of the folio for a copy, one of `orders` or a page's.
-    fn try_reuse(self, table: &LockedTable<'_, 'm, P, A>, vma: &Vma, addr: u64, orders: u32) -> Reuse {
+    fn try_reuse(self, table: &LockedTable<'_, 'm, P>, vma: &Vma, addr: u64, orders: u32) -> Reuse {
         let arch = self.arch();
         let machine = self.machine();
         let frames = machine.frames();
@@ -162,7 +162,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
 
     /// Returns whether a block of lowest-level PTEs can be copied into one folio: all of it is
     /// mapped, nothing is exclusive to the space, and it has at most [`MAX_RUNS`] runs.
-    fn can_copy(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> bool {
+    fn can_copy(self, table: &LockedTable<'_, 'm, P>, block: UserRange) -> bool {
         let mut at = block.start;
         let mut runs = 0;
         while at < block.end {

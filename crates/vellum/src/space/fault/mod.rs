@@ -59,7 +59,7 @@ handle! {
     pub(super) struct SwapIn
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Resolves a page fault of user mode at `addr`. When it returns `Ok`, the access may be tried
     /// again.
     ///

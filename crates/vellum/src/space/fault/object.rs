@@ -18,7 +18,7 @@ use crate::space::ground::Ptes;
 /// them contiguous in memory. A page's own folio may be larger, and is mapped as far as it fits.
 const AROUND_ORDER: u8 = 4;
 
-impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// Returns the orders of the blocks that a fault on an object may map at once, as a bit mask.
     /// Cold, like [`Fault::map_object`], so that the code of an anonymous fault, the most frequent
     /// one, stays in one piece.

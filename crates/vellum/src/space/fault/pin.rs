@@ -8,7 +8,7 @@ use crate::table::Found;
 
 use super::{Access, Fault, FaultError, Retry};
 
-impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// Implements [`AddressSpace::pin`](crate::space::AddressSpace::pin).
     pub(super) fn pin(self, addr: u64, access: Access) -> Result<ObjectPage<'m, P>, FaultError> {
         let arch = self.arch();

@@ -52,7 +52,7 @@ impl Outcome {
     }
 }
 
-impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// Implements [`AddressSpace::fault`](crate::space::AddressSpace::fault).
     #[inline]
     pub(super) fn fault(self, addr: u64, access: Access) -> Result<Resolved, FaultError> {
@@ -79,7 +79,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
         addr: u64,
         access: Access,
         mut outcome: Outcome,
-        retry: &mut Retry<'s, 'm, P, A>,
+        retry: &mut Retry<'s, 'm, P>,
     ) -> Result<(VirtRange, Resolved), FaultError> {
         let page = UserRange::all(self.arch()).around(addr, self.page_shift());
         loop {

@@ -1,6 +1,6 @@
 //! Bounded retries of operations that run beside changes and other faults.
 
-use crate::arch::{Arch, UserRange};
+use crate::arch::UserRange;
 use crate::platform::Platform;
 use crate::sync::Retries;
 
@@ -9,21 +9,21 @@ use crate::space::ground::Change;
 
 /// The state of an operation that runs beside changes and has to try again. It bounds the number of
 /// tries (INV-21).
-pub(in crate::space) struct Retry<'s, 'm, P: Platform, A: Arch> {
+pub(in crate::space) struct Retry<'s, 'm, P: Platform> {
     /// The operation's claim of the addresses, once it had to wait for a change.
-    pub(in crate::space) claim: Option<Change<'s, 'm, P, A>>,
+    pub(in crate::space) claim: Option<Change<'s, 'm, P>>,
     /// The tries that are left, and whether the operation has closed the gate.
     pub(in crate::space) retries: Retries<'s>,
 }
 
-impl<'s, 'm, P: Platform, A: Arch> Retry<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Retry<'s, 'm, P> {
     /// Returns the state of an operation that is about to try for the second time.
-    pub(in crate::space) fn new(space: &'s AddressSpace<'m, P, A>) -> Self {
+    pub(in crate::space) fn new(space: &'s AddressSpace<'m, P>) -> Self {
         Retry { claim: None, retries: Retries::new(&space.tables.gate) }
     }
 
     /// Waits until no change is at work on `range`, and claims `range`.
-    pub(in crate::space) fn wait(&mut self, space: &'s AddressSpace<'m, P, A>, range: UserRange) {
+    pub(in crate::space) fn wait(&mut self, space: &'s AddressSpace<'m, P>, range: UserRange) {
         // An earlier change may be waiting at the gate.
         self.retries.open();
         drop(self.claim.take());
@@ -32,7 +32,7 @@ impl<'s, 'm, P: Platform, A: Arch> Retry<'s, 'm, P, A> {
 
     /// Counts a try that failed. When the tries are used up, claims `range`, so that no change of
     /// the VMAs is at work there, and closes the gate, so that no fault, reclaim or advice begins.
-    pub(in crate::space) fn again(&mut self, space: &'s AddressSpace<'m, P, A>, range: UserRange) {
+    pub(in crate::space) fn again(&mut self, space: &'s AddressSpace<'m, P>, range: UserRange) {
         if self.retries.count_retry() && !self.retries.has_closed() {
             if self.claim.is_none() {
                 self.claim = Some(Change::claim_unlocked(space, range));
@@ -42,7 +42,7 @@ impl<'s, 'm, P: Platform, A: Arch> Retry<'s, 'm, P, A> {
     }
 }
 
-impl<P: Platform, A: Arch> Drop for Retry<'_, '_, P, A> {
+impl<P: Platform> Drop for Retry<'_, '_, P> {
     /// Opens the gate first: the end of the claim locks the VMAs for writing, which passes the
     /// gate.
     fn drop(&mut self) {

@@ -1,7 +1,7 @@
 //! The first write to a page since soft-dirty was cleared.
 
 use crate::addr::align_down;
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Attrs, Kind};
 use crate::platform::Platform;
 use crate::table::Found;
 use crate::vma::Vma;
@@ -10,7 +10,7 @@ use super::uffd::reports_wp;
 use super::{Fault, Outcome};
 use crate::space::ground::Ptes;
 
-impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
+impl<P: Platform> Fault<'_, '_, P> {
     /// Resolves the first write to an exclusive page since soft-dirty was cleared, or since the
     /// page was write-protected in asynchronous mode: makes the run of its PTEs soft-dirty and
     /// writable. The caller has sent the event for a userfaultfd, if there is one.

@@ -18,7 +18,7 @@ use crate::table::Found;
 
 use super::{Access, Fault, Outcome, Resolved};
 
-impl<'s, P: Platform, A: Arch> Fault<'s, '_, P, A> {
+impl<'s, P: Platform> Fault<'s, '_, P> {
     /// Resolves a fault on a PTE that allows the access already. The PTE maps `page`.
     pub(super) fn spurious(self, addr: u64, page: UserRange, access: Access, attrs: Attrs) -> Outcome {
         self.machine().count(Counter::SpuriousFaults, 1);

@@ -1,7 +1,7 @@
 //! Stack growth: VMAs with `VM_GROWSDOWN` grow down to an address that is accessed.
 
 use crate::addr::align_down;
-use crate::arch::{Arch, UserRange};
+use crate::arch::UserRange;
 use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::vma::{STACK_GUARD, Vma, VmaFlags};
@@ -21,7 +21,7 @@ pub(super) enum Growth {
     Wait(UserRange),
 }
 
-impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
+impl<P: Platform> Fault<'_, '_, P> {
     /// Grows the stack above `addr`, which was accessed and is in no VMA, down to the page there.
     /// `ticket` is that of the fault's claim, if it had to wait.
     ///

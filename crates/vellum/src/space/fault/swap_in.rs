@@ -29,7 +29,7 @@ use crate::space::ground::{Change, Ptes};
 /// 64 KiB, like fault-around of an object.
 const AROUND_ORDERS: u32 = 0b11111;
 
-impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
     /// Swaps in the page at the address of `touch`, with neighbours, in folios of one of `orders`
     /// or in single pages.
     ///
@@ -181,7 +181,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
 
     /// Returns the run of swap entries of consecutive slots that `block` consists of; `None` if it
     /// does not, or if `table` has only a part of it.
-    fn whole_swap_run(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> Option<Run> {
+    fn whole_swap_run(self, table: &LockedTable<'_, 'm, P>, block: UserRange) -> Option<Run> {
         let arch = self.arch();
         if block.start < table.base || block.end > table.end() {
             return None;
@@ -201,7 +201,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
     /// `mapped_runs`: the caller releases their slots.
     fn map_cached(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         vma: &Vma,
         entry: UserRange,
         mapped_runs: &mut ArrayVec<Run, { 1 << AROUND_ORDERS.ilog2() }>,
@@ -253,7 +253,7 @@ impl<'s, 'm, P: Platform, A: Arch> SwapIn<'s, 'm, P, A> {
 
     /// Replaces swap entries by leaf PTEs that map the frames from `pfn` on, with the attributes of
     /// the swap entries and `extra`.
-    fn map_swapped_in(self, table: &LockedTable<'_, 'm, P, A>, vma: &Vma, run: &Run, pfn: Pfn, extra: Attrs) {
+    fn map_swapped_in(self, table: &LockedTable<'_, 'm, P>, vma: &Vma, run: &Run, pfn: Pfn, extra: Attrs) {
         let arch = self.arch();
         let pages = run.frames(arch);
         let attrs = arch.swap_entry(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | extra;

@@ -16,7 +16,7 @@ pub(super) fn reports_wp(vma: &Vma) -> bool {
     vma.flags & (VmaFlags::UFFD_WP | VmaFlags::UFFD_WP_ASYNC) == VmaFlags::UFFD_WP
 }
 
-impl<P: Platform, A: Arch> Fault<'_, '_, P, A> {
+impl<P: Platform> Fault<'_, '_, P> {
     /// Returns the event for the userfaultfd of the VMA, or [`Outcome::Again`] if it has none.
     fn event(self, touch: Touch<'_>, mode: UffdMode) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;

@@ -12,7 +12,7 @@ use super::{Fault, FaultError, Outcome};
 use crate::space::anon::Anon;
 use crate::space::ground::{LeafShape, Ptes};
 
-impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// Returns the orders of the blocks that a read may map to the zero folio, where faults may
     /// allocate folios of `orders`: all up to the largest of them. The zero folio serves for each
     /// order, and so a small hole does not cost a fault for each of its pages.
@@ -114,7 +114,7 @@ impl<'s, 'm, P: Platform, A: Arch> Fault<'s, 'm, P, A> {
     }
 
     /// Returns whether `block` is mapped to the zero folio by PTEs of `table`, without uffd-wp.
-    fn maps_only_zeros(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> bool {
+    fn maps_only_zeros(self, table: &LockedTable<'_, 'm, P>, block: UserRange) -> bool {
         let arch = self.arch();
         let zeros = self.machine().zero_folio();
         let fits = if table.level > 1 { 1 << table.shift() } else { 1 << (arch.level_shift(2) - 1) };

@@ -1,6 +1,6 @@
 //! The child's side of a fork: copies the parent's VMAs and maps its runs of PTEs.
 
-use crate::arch::{Arch, Kind, UserRange};
+use crate::arch::{Kind, UserRange};
 use crate::memcg::Refused;
 use crate::page_cache;
 use crate::platform::Platform;
@@ -12,7 +12,7 @@ use super::Child;
 use crate::space::AddressSpace;
 use crate::space::ground::{Ptes, Vmas};
 
-impl<'s, P: Platform, A: Arch> Child<'s, '_, P, A> {
+impl<'s, P: Platform> Child<'s, '_, P> {
     /// Maps runs of one of the parent's page tables, for which references and mappings were taken.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl Vmas {
     ///
     /// # Errors
     /// There is no memory for the nodes of the VMA tree, or for the objects' counts of VMAs.
-    pub(super) fn copy_to<P: Platform, A: Arch>(&self, child: &mut AddressSpace<'_, P, A>) -> Result<(), Refused> {
+    pub(super) fn copy_to<P: Platform>(&self, child: &mut AddressSpace<'_, P>) -> Result<(), Refused> {
         let (machine, memcg, space) = (child.tables.machine, child.memcg(), child.id());
         let vmas = child.vmas.get_mut();
         for vma in self.tree.iter_from(0).filter(|v| !v.flags.contains(VmaFlags::DONTFORK)) {

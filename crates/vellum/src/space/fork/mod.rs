@@ -96,7 +96,7 @@ handle! {
     struct Child
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Forks the space. Returns a child with the same limits and the same memcg; shared memory
     /// stays charged where it was. The child has no `VM_DONTFORK` VMAs, and none of its VMAs is
     /// locked or registered with a userfaultfd. In VMAs of page-cache objects only private copies

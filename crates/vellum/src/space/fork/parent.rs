@@ -51,9 +51,9 @@ struct PrivatePart<'v> {
     end: u64,
 }
 
-impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     /// Implements [`AddressSpace::fork`].
-    pub(super) fn fork(self) -> Result<AddressSpace<'m, P, A>, ForkError> {
+    pub(super) fn fork(self) -> Result<AddressSpace<'m, P>, ForkError> {
         let all = UserRange::all(self.arch());
         let mut change = Change::begin(self.space, all);
         let limits = change.vmas().limits;
@@ -75,7 +75,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
 
     /// Shares the parent's private memory with the child. When this returns, also with an error, no
     /// CPU writes to shared memory without a fault.
-    fn share(self, child: &AddressSpace<'m, P, A>) -> Result<(), ForkError> {
+    fn share(self, child: &AddressSpace<'m, P>) -> Result<(), ForkError> {
         let mut gather = self.space.gather(UserRange::all(self.arch()));
         let mut pinned = false;
         let shared = self.each_shared_vma(child, |vma| self.share_vma(child, vma, &mut pinned, &mut gather));
@@ -89,7 +89,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
     /// Calls `f` for each VMA of the child that shares its parent's private memory.
     fn each_shared_vma(
         self,
-        child: &AddressSpace<'m, P, A>,
+        child: &AddressSpace<'m, P>,
         mut f: impl FnMut(&Vma) -> Result<(), ForkError>,
     ) -> Result<(), ForkError> {
         let mut at = 0;
@@ -124,7 +124,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
     /// Shares the private memory of a VMA with the child, page table by page table.
     fn share_vma(
         self,
-        child: &AddressSpace<'m, P, A>,
+        child: &AddressSpace<'m, P>,
         vma: &Vma,
         pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
@@ -166,7 +166,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
     /// batch.
     fn share_table(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         range: UserRange,
         PrivatePart { vma, end: private_end }: PrivatePart<'_>,
         batch: &mut Batch,
@@ -237,7 +237,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
     ///
     /// # Errors
     /// There is no memory for a copy.
-    fn copy_pinned(self, child: &AddressSpace<'m, P, A>, vma: &Vma) -> Result<(), ForkError> {
+    fn copy_pinned(self, child: &AddressSpace<'m, P>, vma: &Vma) -> Result<(), ForkError> {
         let arch = self.arch();
         let mut at = vma.range.start;
         let private_end = self.private_end(vma);
@@ -259,7 +259,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
     }
 
     /// Copies the pages of a run, and maps the copies in the child.
-    fn copy_run(self, child: &AddressSpace<'m, P, A>, vma: &Vma, run: &Run) -> Result<(), Refused> {
+    fn copy_run(self, child: &AddressSpace<'m, P>, vma: &Vma, run: &Run) -> Result<(), Refused> {
         let arch = self.arch();
         let pages = run.range(arch).len() >> arch.page_shift();
         for n in 0..pages as u32 {
@@ -285,7 +285,7 @@ impl<'s, 'm, P: Platform, A: Arch> Parent<'s, 'm, P, A> {
     #[inline(never)]
     fn share_run(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         run: &mut Run,
         work: &mut u32,
         gather: &mut Gather<'_, 'm, P>,

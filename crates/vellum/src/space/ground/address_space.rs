@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32};
 
 use crate::addr::Pfn;
-use crate::arch::{Arch, UserRange};
+use crate::arch::UserRange;
 use crate::frame::Family;
 use crate::machine::Machine;
 use crate::memcg::{MemcgError, MemcgId, Refused};
@@ -15,9 +15,9 @@ use super::{Families, Limits, PeakRss, SlotFrames, Vmas, Zap};
 
 /// An address space (Linux: `mm_struct`). All methods but [`AddressSpace::cap_runs`] take `&self`
 /// and may be called from any CPU at any time.
-pub struct AddressSpace<'m, P: Platform, A: Arch> {
+pub struct AddressSpace<'m, P: Platform> {
     /// The page tables, the TLB shootdown state and the per-CPU counters.
-    pub(in crate::space) tables: PageTables<'m, P, A>,
+    pub(in crate::space) tables: PageTables<'m, P>,
     /// The VMAs, their limits, and the claims.
     pub(in crate::space) vmas: PerCpuLock<Vmas>,
     /// The number of claims that have ended or changed their ranges. Changes that wait for a claim
@@ -36,13 +36,13 @@ pub struct AddressSpace<'m, P: Platform, A: Arch> {
     pub(in crate::space) slot_frames: SlotFrames,
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Makes an empty space that charges its memory to `memcg`.
     ///
     /// # Errors
     /// There is no memory for its root page table and counters, or the memcg is at its limit or
     /// does not exist.
-    pub fn new(machine: &'m Machine<'m, P>, arch: A, memcg: MemcgId, limits: Limits) -> Result<Self, Refused> {
+    pub fn new(machine: &'m Machine<'m, P>, arch: P::Arch, memcg: MemcgId, limits: Limits) -> Result<Self, Refused> {
         let memcgs = machine.memcgs();
         if !memcgs.pin(memcg) {
             return Err(Refused::OutOfMemory);
@@ -83,8 +83,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Returns the frame of the root page table, which the host loads into a CPU's register. The
-    /// host fills in the part that translates addresses from the format's [`Arch::user_end`] on,
-    /// rounded up to whole PTEs.
+    /// host fills in the part that translates addresses from the format's
+    /// [`Arch::user_end`](crate::arch::Arch::user_end) on, rounded up to whole PTEs.
     pub fn root(&self) -> Pfn {
         self.tables.root
     }
@@ -113,7 +113,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Returns the page-table format.
-    pub fn arch(&self) -> &A {
+    pub fn arch(&self) -> &P::Arch {
         &self.tables.arch
     }
 
@@ -135,7 +135,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 }
 
-impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
+impl<P: Platform> Drop for AddressSpace<'_, P> {
     /// Unmaps and frees everything (exit). CPUs that have not left the space
     /// ([`AddressSpace::cpu_leave`]) take part in the shootdown.
     fn drop(&mut self) {

@@ -22,7 +22,7 @@ use super::vmas::{Vmas, WriteVmas};
 use crate::space::AddressSpace;
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, UserRange};
+use crate::arch::UserRange;
 use crate::memcg::Refused;
 use crate::platform::Platform;
 
@@ -149,8 +149,8 @@ impl Claims {
 
 /// A granted claim of one or two ranges of a space. No other change is at work on a part of them,
 /// holes included, until this is dropped. The VMAs may be unlocked in between.
-pub(in crate::space) struct Change<'s, 'm, P: Platform, A: Arch> {
-    space: &'s AddressSpace<'m, P, A>,
+pub(in crate::space) struct Change<'s, 'm, P: Platform> {
+    space: &'s AddressSpace<'m, P>,
     ranges: [UserRange; 2],
     ticket: ClaimTicket,
     /// The number of VMAs that this change has reserved for later: see [`Vmas::promised`].
@@ -159,10 +159,10 @@ pub(in crate::space) struct Change<'s, 'm, P: Platform, A: Arch> {
     vmas: Option<WriteVmas<'s>>,
 }
 
-impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Change<'s, 'm, P> {
     /// Claims `range`, once no other change is at work on a part of it. The VMAs are locked for
     /// writing when this returns.
-    pub(in crate::space) fn begin(space: &'s AddressSpace<'m, P, A>, range: UserRange) -> Self {
+    pub(in crate::space) fn begin(space: &'s AddressSpace<'m, P>, range: UserRange) -> Self {
         match Change::begin_both(space, |_| Ok::<_, Infallible>([range, UserRange::default()])) {
             Ok(change) => change,
             Err(never) => match never {},
@@ -173,7 +173,7 @@ impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
     /// unlocked. Work that runs beside faults and has met locked VMAs keeps changes of `range` away
     /// by this. Other changes may merge VMAs there meanwhile.
     #[cold]
-    pub(in crate::space) fn claim_unlocked(space: &'s AddressSpace<'m, P, A>, range: UserRange) -> Self {
+    pub(in crate::space) fn claim_unlocked(space: &'s AddressSpace<'m, P>, range: UserRange) -> Self {
         let mut change = Change::begin(space, range);
         let ticket = change.ticket;
         change.vmas().claims.allow_merges(ticket);
@@ -188,7 +188,7 @@ impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
     /// # Errors
     /// Those of `choose`; then nothing is claimed.
     pub(in crate::space) fn begin_both<E>(
-        space: &'s AddressSpace<'m, P, A>,
+        space: &'s AddressSpace<'m, P>,
         mut choose: impl FnMut(&Vmas) -> Result<[UserRange; 2], E>,
     ) -> Result<Self, E> {
         let mut vmas = space.write();
@@ -256,7 +256,7 @@ impl<'s, 'm, P: Platform, A: Arch> Change<'s, 'm, P, A> {
     }
 }
 
-impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
+impl<P: Platform> Drop for Change<'_, '_, P> {
     /// Ends the claim, and merges VMAs that can be merged in and around the ranges.
     fn drop(&mut self) {
         let (ranges, ticket, space) = (self.ranges, self.ticket, self.space);
@@ -279,6 +279,6 @@ impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
 }
 
 /// Makes waiting changes look at the VMAs again. The caller holds the VMA lock for writing.
-fn wake_waiting<P: Platform, A: Arch>(space: &AddressSpace<'_, P, A>) {
+fn wake_waiting<P: Platform>(space: &AddressSpace<'_, P>) {
     space.claims_ended.fetch_add(1, Release);
 }

@@ -49,36 +49,36 @@ use crate::table::PageTables;
 macro_rules! handle {
     ($(#[$doc:meta])* $vis:vis struct $Handle:ident) => {
         $(#[$doc])*
-        $vis struct $Handle<'s, 'm, P: Platform, A: Arch> {
-            space: &'s AddressSpace<'m, P, A>,
+        $vis struct $Handle<'s, 'm, P: Platform> {
+            space: &'s AddressSpace<'m, P>,
         }
 
-        impl<P: Platform, A: Arch> Clone for $Handle<'_, '_, P, A> {
+        impl<P: Platform> Clone for $Handle<'_, '_, P> {
             #[inline]
             fn clone(&self) -> Self {
                 *self
             }
         }
 
-        impl<P: Platform, A: Arch> Copy for $Handle<'_, '_, P, A> {}
+        impl<P: Platform> Copy for $Handle<'_, '_, P> {}
 
         #[allow(dead_code, reason = "not every handle uses every part of its space")]
-        impl<'s, 'm, P: Platform, A: Arch> $Handle<'s, 'm, P, A> {
+        impl<'s, 'm, P: Platform> $Handle<'s, 'm, P> {
             /// Returns the handle of `space`.
             #[inline]
-            $vis fn of(space: &'s AddressSpace<'m, P, A>) -> Self {
+            $vis fn of(space: &'s AddressSpace<'m, P>) -> Self {
                 $Handle { space }
             }
 
             /// Returns the page tables of the space.
             #[inline]
-            fn tables(self) -> &'s PageTables<'m, P, A> {
+            fn tables(self) -> &'s PageTables<'m, P> {
                 &self.space.tables
             }
 
             /// Returns the page-table format of the space.
             #[inline]
-            fn arch(self) -> &'s A {
+            fn arch(self) -> &'s P::Arch {
                 &self.space.tables.arch
             }
 

@@ -39,7 +39,7 @@ impl Rest {
     }
 }
 
-impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
+impl<'m, P: Platform> Pieces<'_, 'm, P> {
     /// Calls `act` for each VMA in `rest`, with the VMAs locked for reading: with the VMA, and the
     /// part of `rest` that lies in it. `act` returns the end of what it has dealt with. Waits for
     /// the end of changes that have locked VMAs ([`State::Locked`]).
@@ -105,7 +105,7 @@ impl<'m, P: Platform, A: Arch> Pieces<'_, 'm, P, A> {
         self,
         rest: &mut Rest,
         more: More<'_>,
-        mut act: impl FnMut(&LockedTable<'_, 'm, P, A>, &mut Run, &mut Gather<'_, 'm, P>) -> usize,
+        mut act: impl FnMut(&LockedTable<'_, 'm, P>, &mut Run, &mut Gather<'_, 'm, P>) -> usize,
     ) {
         let arch = self.arch();
         let mut gather = self.space.gather(rest.left);

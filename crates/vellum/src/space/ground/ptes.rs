@@ -27,7 +27,7 @@ pub(in crate::space) struct LeafShape {
     pub(in crate::space) entries: usize,
 }
 
-impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
     /// Returns whether soft-dirty was ever cleared in this space: whether PTEs that are not
     /// soft-dirty must not be writable.
     #[inline]
@@ -55,7 +55,7 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
     }
 
     /// Gives swap PTEs the attributes `attrs`. The caller holds the lock of their page table.
-    pub(in crate::space) fn set_swap_attrs(self, table: &LockedTable<'_, 'm, P, A>, run: &Run, attrs: Attrs) {
+    pub(in crate::space) fn set_swap_attrs(self, table: &LockedTable<'_, 'm, P>, run: &Run, attrs: Attrs) {
         let arch = self.arch();
         let raw = arch.swap_pte(SwapEntry { attrs, ..arch.swap_entry(run.raw) });
         if raw != run.raw {
@@ -65,7 +65,7 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
 
     /// Gives a run of leaf PTEs the access rights of its VMA, as far as [`Ptes::rights`] allows.
     /// Returns whether a right was removed, so that the caller must flush.
-    pub(in crate::space) fn apply_prot(self, table: &LockedTable<'_, 'm, P, A>, run: &Run, prot: Prot) -> bool {
+    pub(in crate::space) fn apply_prot(self, table: &LockedTable<'_, 'm, P>, run: &Run, prot: Prot) -> bool {
         self.set_attrs(table, run, run.attrs(self.arch()), prot)
     }
 
@@ -73,7 +73,7 @@ impl<'s, 'm, P: Platform, A: Arch> Ptes<'s, 'm, P, A> {
     /// Returns whether a right was removed, so that the caller must flush.
     pub(in crate::space) fn set_attrs(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         run: &Run,
         attrs: Attrs,
         prot: Prot,

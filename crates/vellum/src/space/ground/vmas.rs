@@ -410,7 +410,7 @@ pub(in crate::space) fn mapped_part<P: Platform>(
     (start < end).then(|| vma.range.tail(at(start)).head(at(end)))
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Returns the limits of the space.
     pub fn limits(&self) -> Limits {
         self.read().limits

@@ -10,15 +10,11 @@ use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD, Run};
 
 use super::Ptes;
 
-impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
+impl<'m, P: Platform> Ptes<'_, 'm, P> {
     /// Calls `f` for each run of leaf, swap or marker PTEs that lies entirely in `range`, with the
     /// lock of its page table held. `f` may change the run, and returns whether TLBs may cache the
     /// old PTEs: then the run is flushed before this returns.
-    pub(in crate::space) fn each_run(
-        self,
-        range: UserRange,
-        mut f: impl FnMut(&LockedTable<'_, 'm, P, A>, &Run) -> bool,
-    ) {
+    pub(in crate::space) fn each_run(self, range: UserRange, mut f: impl FnMut(&LockedTable<'_, 'm, P>, &Run) -> bool) {
         let arch = self.arch();
         let mut gather = self.space.gather(range);
         let mut at = range.start;
@@ -88,7 +84,7 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
     pub(in crate::space) fn each_run_or_hole(
         self,
         range: UserRange,
-        mut visit: impl FnMut(Option<&LockedTable<'_, 'm, P, A>>, &Run),
+        mut visit: impl FnMut(Option<&LockedTable<'_, 'm, P>>, &Run),
     ) {
         let arch = self.arch();
         let mut at = range.start;
@@ -130,7 +126,7 @@ impl<'m, P: Platform, A: Arch> Ptes<'_, 'm, P, A> {
     }
 
     /// Returns the part of a run that maps its first folio.
-    pub(in crate::space) fn first_folio(self, table: &LockedTable<'_, 'm, P, A>, run: &Run) -> Run {
+    pub(in crate::space) fn first_folio(self, table: &LockedTable<'_, 'm, P>, run: &Run) -> Run {
         let arch = self.arch();
         let first = self.machine().frames().folios(run.pfn(arch), run.frames(arch)).next();
         let end = first.map_or(run.va, |(.., pages)| run.va + (u64::from(pages) << FRAME_SHIFT));

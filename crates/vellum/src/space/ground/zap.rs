@@ -31,7 +31,7 @@ struct Tally {
     resident: i64,
 }
 
-impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
+impl<'m, P: Platform> Zap<'_, 'm, P> {
     /// Clears all PTEs of `range` and frees what they mapped. No huge PTE reaches across an end of
     /// the range.
     pub(in crate::space) fn all(self, range: UserRange) {
@@ -122,7 +122,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
     #[inline]
     fn zap_table(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         range: UserRange,
         keep: Keep,
         gather: &mut Gather<'_, 'm, P>,
@@ -163,7 +163,7 @@ impl<'m, P: Platform, A: Arch> Zap<'_, 'm, P, A> {
     #[inline(never)]
     fn zap_unmapped(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         at: u64,
         end: u64,
         keep: Keep,

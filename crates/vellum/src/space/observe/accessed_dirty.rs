@@ -6,7 +6,7 @@
 //! ([`super::soft_dirty`]) is exact to the page.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Attrs, Kind};
 use crate::frame::flag;
 use crate::platform::Platform;
 use crate::table::Run;
@@ -14,7 +14,7 @@ use crate::table::Run;
 use super::Observe;
 use crate::space::ground::{Change, Ptes};
 
-impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
+impl<P: Platform> Observe<'_, '_, P> {
     /// Implements
     /// [`AddressSpace::clear_accessed_dirty`](crate::space::AddressSpace::clear_accessed_dirty).
     pub(super) fn clear_accessed_dirty(self, range: VirtRange, bits: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {

@@ -1,6 +1,6 @@
 //! Residency of the pages of a range (Linux: `mincore`).
 
-use crate::arch::{Arch, BadRange, Kind, UserRange};
+use crate::arch::{BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::page_cache::{ExistingPage, Object};
 use crate::platform::Platform;
@@ -42,7 +42,7 @@ impl core::fmt::Display for MincoreError {
 
 impl core::error::Error for MincoreError {}
 
-impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
+impl<P: Platform> Observe<'_, '_, P> {
     /// Implements [`AddressSpace::mincore`](crate::space::AddressSpace::mincore).
     pub(super) fn mincore(self, addr: u64, len: u64, resident: &mut [bool]) -> Result<(), MincoreError> {
         let shift = self.page_shift();

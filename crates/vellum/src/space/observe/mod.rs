@@ -38,7 +38,7 @@ handle! {
     pub(super) struct Observe
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Returns the counters of the space. They are exact while nothing else uses the space. Notes
     /// the resident set for [`SpaceStats::peak_rss`].
     pub fn stats(&self) -> SpaceStats {

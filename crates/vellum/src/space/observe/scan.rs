@@ -199,7 +199,7 @@ impl<F: Fn(Categories) -> Option<Categories>> ScanState<'_, F> {
     }
 }
 
-impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
+impl<'m, P: Platform> Observe<'_, 'm, P> {
     /// Implements [`AddressSpace::scan`](crate::space::AddressSpace::scan).
     pub(super) fn scan(
         self,
@@ -398,7 +398,7 @@ impl<'m, P: Platform, A: Arch> Observe<'_, 'm, P, A> {
     /// PTE, which must be split first.
     fn protect_piece(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         piece: UserRange,
         vma: &Vma,
         protect_missing: bool,

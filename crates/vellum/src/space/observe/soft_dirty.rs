@@ -31,7 +31,7 @@ impl core::fmt::Display for SoftDirtyUnsupported {
 
 impl core::error::Error for SoftDirtyUnsupported {}
 
-impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
+impl<P: Platform> Observe<'_, '_, P> {
     /// Implements [`AddressSpace::clear_soft_dirty`](crate::space::AddressSpace::clear_soft_dirty).
     pub(super) fn clear_soft_dirty(self) -> Result<(), SoftDirtyUnsupported> {
         let arch = self.arch();

@@ -1,7 +1,6 @@
 //! The counters, VMAs and runs of PTEs of a space.
 
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
-use crate::arch::Arch;
 use crate::platform::Platform;
 use crate::stats::{SpaceCounter, sum};
 use crate::table::Run;
@@ -39,7 +38,7 @@ pub struct SpaceStats {
     pub vmas: usize,
 }
 
-impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
+impl<P: Platform> Observe<'_, '_, P> {
     /// Implements [`AddressSpace::stats`](crate::space::AddressSpace::stats).
     pub(super) fn stats(self) -> SpaceStats {
         let peak = self.space.peak.note(&self.tables().slots);

@@ -66,7 +66,7 @@ impl UsageSplit {
     }
 }
 
-impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
+impl<P: Platform> Observe<'_, '_, P> {
     /// Implements [`AddressSpace::usage`](crate::space::AddressSpace::usage).
     pub(super) fn usage(self, range: VirtRange) -> Usage {
         let arch = self.arch();
@@ -146,8 +146,8 @@ impl<P: Platform, A: Arch> Observe<'_, '_, P, A> {
 
 /// Returns the first part of `part`, which is a part of a run, whose PTEs have the same accessed
 /// and dirty bits. A PTE of a cont block counts as having the bits of the whole block.
-fn with_equal_accessed_dirty<P: Platform, A: Arch>(table: &LockedTable<'_, '_, P, A>, part: UserRange) -> UserRange {
-    let hardware_bits = |at: u64| table.get(at) & A::HARDWARE;
+fn with_equal_accessed_dirty<P: Platform>(table: &LockedTable<'_, '_, P>, part: UserRange) -> UserRange {
+    let hardware_bits = |at: u64| table.get(at) & P::Arch::HARDWARE;
     let step = 1 << table.shift();
     let first = hardware_bits(part.start);
     let mut end = (part.start | (step - 1)) + 1;

@@ -10,7 +10,7 @@ use crate::table::{LockedTable, MAX_RUNS_PER_HOLD, Run};
 use super::Pageout;
 use crate::space::ground::{More, Pieces, Rest};
 
-impl<'s, P: Platform, A: Arch> Pageout<'s, '_, P, A> {
+impl<'s, P: Platform> Pageout<'s, '_, P> {
     /// Deactivates the folios in `rest` that only this space maps (`MADV_COLD`): clears their
     /// accessed bits, and moves anonymous folios to the old end of their LRU list, so that reclaim
     /// scans them first. Runs beside faults.
@@ -42,7 +42,7 @@ impl<'s, P: Platform, A: Arch> Pageout<'s, '_, P, A> {
 
     /// Deactivates the folios of a run, unless another space may map one of them. Returns whether
     /// accessed bits were cleared, so that the caller flushes. `table` is locked.
-    fn deactivate_run(self, table: &LockedTable<'_, '_, P, A>, run: &Run) -> bool {
+    fn deactivate_run(self, table: &LockedTable<'_, '_, P>, run: &Run) -> bool {
         let arch = self.arch();
         let machine = self.machine();
         let attrs = run.attrs(arch);

@@ -18,7 +18,7 @@ use crate::tlb::Gather;
 use super::{IsolationBatch, Pageout};
 use crate::space::ground::{More, Pieces, Ptes, Rest};
 
-impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
+impl<'m, P: Platform> Pageout<'_, 'm, P> {
     /// Marks anonymous folios lazyfree that lie in `rest` entirely and that only this space maps
     /// (`MADV_FREE`). Discards swapped-out pages of `rest` at once. Runs beside faults.
     pub(in crate::space) fn mark_lazyfree(self, rest: &mut Rest, more: More<'_>) {
@@ -36,12 +36,7 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
     /// Marks the folios at the start of a run lazyfree, and clears the accessed and dirty bits of
     /// the PTEs that map them. Shortens the run to these PTEs; or, if the first folio can't be
     /// marked, to the PTEs that map that folio. Returns the number of folios in the shortened run.
-    fn mark_run_lazyfree(
-        self,
-        table: &LockedTable<'_, 'm, P, A>,
-        run: &mut Run,
-        gather: &mut Gather<'_, 'm, P>,
-    ) -> usize {
+    fn mark_run_lazyfree(self, table: &LockedTable<'_, 'm, P>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) -> usize {
         let arch = self.arch();
         let machine = self.machine();
         let (pfn, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
@@ -87,7 +82,7 @@ impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
     /// handles either such folios or others, not both.
     pub(super) fn discard_run(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         run: &mut Run,
         isolated: Option<IsolationBatch>,
         gather: &mut Gather<'_, 'm, P>,

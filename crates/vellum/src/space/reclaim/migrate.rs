@@ -84,7 +84,7 @@ impl MigratedPages {
     }
 }
 
-impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
     /// Copies a write-protected run to new folios, naturally aligned and as large as there is
     /// memory for, and makes its PTEs map the copies. Pages that `copies` has already are not
     /// copied again. Without memory for a copy the rest of the run stays. The caller holds no lock.

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn};
-use crate::arch::{Arch, Kind, UserRange};
+use crate::arch::{Kind, UserRange};
 use crate::frame::{Frame, flag};
 use crate::memcg::LruList;
 use crate::page_cache::Object;
@@ -12,7 +12,7 @@ use crate::table::Found;
 
 use super::{ISOLATION_BATCH, IsolationBatch, Pageout, Rmap};
 
-impl<'m, P: Platform, A: Arch> Pageout<'_, 'm, P, A> {
+impl<'m, P: Platform> Pageout<'_, 'm, P> {
     /// Pages out the folios of page-cache objects that `range` maps and no other PTE does. Stops
     /// when there is no room in swap. The caller holds no lock.
     pub(super) fn pageout_objects(self, range: UserRange) {

@@ -91,7 +91,7 @@ pub(super) struct PagedOut {
     pub(super) room: Result<(), OutOfRoom>,
 }
 
-impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
     /// Pages out `ranges` (ascending). With `isolated`, only folios of that isolation batch, shared
     /// ones too; without, only folios that only this space maps. With `copies`, migrates the pages
     /// to new folios, which `copies` records; without, swaps them out. Clean lazyfree folios are
@@ -252,7 +252,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     /// map that folio. `table` is locked.
     fn protect_run(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         run: &mut Run,
         isolated: Option<IsolationBatch>,
         batch: &Batch,
@@ -392,7 +392,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     /// frames that they mapped go to `gather`. `table` is locked.
     fn replace_ptes(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         now: &Run,
         target: PageoutTarget,
         offset: u64,
@@ -424,7 +424,7 @@ impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
     /// Makes the PTEs of the run `now` exclusive again, with the rights of a VMA with `prot`, if
     /// they were so in `was` and no other space, such as a new child, maps the folios by now.
     /// `table` is locked.
-    fn restore(self, table: &LockedTable<'_, 'm, P, A>, now: &Run, was: &Run, prot: Prot) {
+    fn restore(self, table: &LockedTable<'_, 'm, P>, now: &Run, was: &Run, prot: Prot) {
         let arch = self.arch();
         let frames = self.machine().frames();
         let is_alone =

@@ -28,7 +28,7 @@ pub(crate) struct Referenced {
     pub(crate) frames: u32,
 }
 
-impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
     /// Returns the first VMA from `addr` on that maps some of `pages` of an object.
     pub(crate) fn next_mapping(self, object: &Object<'m, P>, pages: &Range<u64>, addr: u64) -> Option<Vma> {
         let vmas = self.space.read();
@@ -105,7 +105,7 @@ impl<'s, 'm, P: Platform, A: Arch> Rmap<'s, 'm, P, A> {
     /// PTEs before the first one that is, and clears none.
     fn clear_isolated(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         run: &mut Run,
         isolated: IsolationBatch,
         gather: &mut Gather<'_, 'm, P>,

@@ -19,7 +19,7 @@ use crate::space::ground::{More, Pieces, Rest};
 /// (INV-11).
 const SLOTS_PER_RESCHED: u32 = 128;
 
-impl<'s, 'm, P: Platform, A: Arch> Pageout<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
     /// Pages out the folios in `rest` that only this space maps, anonymous ones and those of
     /// objects (`MADV_PAGEOUT`). Folios that can't be paged out stay. Runs beside faults.
     pub(in crate::space) fn pageout_range(self, rest: &mut Rest, more: More<'_>) {

@@ -182,7 +182,7 @@ enum Step {
     Copy,
 }
 
-impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
     /// Collapses all huge pages that lie entirely in `rest` (`MADV_COLLAPSE`). After a block that
     /// can't be collapsed the next ones are tried, unless there is no memory; `failed` is then the
     /// error of the last such block. Runs beside faults.
@@ -402,7 +402,7 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
     /// Adds the PTEs of a block from the address `at` on to `seen`, as far as `table` has them and
     /// a lock hold allows. `table` is locked or detached. Returns the address that it got to, which
     /// is `at` if the PTE there is busy.
-    fn survey(self, table: &LockedTable<'_, 'm, P, A>, block: UserRange, at: u64, seen: &mut Survey) -> u64 {
+    fn survey(self, table: &LockedTable<'_, 'm, P>, block: UserRange, at: u64, seen: &mut Survey) -> u64 {
         let arch = self.arch();
         let (mut at, mut runs) = (at, 0);
         while at < block.end
@@ -481,7 +481,7 @@ impl<'s, 'm, P: Platform, A: Arch> Thp<'s, 'm, P, A> {
         vma: &Vma,
         block: UserRange,
         is_wanted: impl Fn(Step) -> bool,
-    ) -> Option<(DetachedTable<'s, 'm, P, A>, BusyEntries<'s, 'm, P, A>)> {
+    ) -> Option<(DetachedTable<'s, 'm, P>, BusyEntries<'s, 'm, P>)> {
         let Found::Table(table) = self.tables().find(block) else { return None };
         if block != table.range() {
             table.release();

@@ -25,7 +25,7 @@ handle! {
     pub(crate) struct Thp
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Scans about `pages` pages of 4 KiB from the address `from` on, and collapses the blocks that
     /// policy wants large and `limits` allow. Runs beside faults. A host calls this when it has
     /// time (Linux: khugepaged).

@@ -2,7 +2,7 @@
 //! table maps.
 
 use crate::addr::{Pfn, VirtRange};
-use crate::arch::{Arch, Kind, UserRange};
+use crate::arch::{Kind, UserRange};
 use crate::frame::HUGE_ORDER;
 use crate::memcg::MappedPages;
 use crate::platform::Platform;
@@ -10,7 +10,7 @@ use crate::table::{Found, LockedTable};
 
 use super::Thp;
 
-impl<'m, P: Platform, A: Arch> Thp<'_, 'm, P, A> {
+impl<'m, P: Platform> Thp<'_, 'm, P> {
     /// Splits the folio `head` if all its mappings are PTEs of one page table in `range`, and the
     /// caller's is its only reference that is no mapping's. Returns the pages that are mapped; the
     /// caller then has a reference to each unmapped piece instead of the one to the folio. Returns
@@ -61,7 +61,7 @@ impl<'m, P: Platform, A: Arch> Thp<'_, 'm, P, A> {
     /// The address of an entry that is busy.
     fn mapped_pages(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         range: UserRange,
         head: Pfn,
     ) -> Result<Option<MappedPages>, u64> {

@@ -147,7 +147,7 @@ impl From<UffdFillError> for TryFillError {
     }
 }
 
-impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
+impl<P: Platform> Uffd<'_, '_, P> {
     /// Implements [`AddressSpace::uffd_copy`](crate::space::AddressSpace::uffd_copy).
     pub(super) fn uffd_copy(
         self,

@@ -43,7 +43,7 @@ handle! {
     struct Uffd
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Registers the VMAs of a range with the userfaultfd `uffd` (`UFFDIO_REGISTER`). `modes` is a
     /// part of [`VmaFlags::UFFD_FLAGS`], and replaces the modes of an earlier registration. Without
     /// [`VmaFlags::UFFD_WP`] the pages lose their write protection.

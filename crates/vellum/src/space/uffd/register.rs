@@ -1,7 +1,7 @@
 //! Registration of VMAs with a userfaultfd.
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, BadRange, UserRange};
+use crate::arch::{BadRange, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
@@ -94,7 +94,7 @@ impl From<ProtectError> for UffdError {
     }
 }
 
-impl<P: Platform, A: Arch> Uffd<'_, '_, P, A> {
+impl<P: Platform> Uffd<'_, '_, P> {
     /// Implements [`AddressSpace::uffd_register`](crate::space::AddressSpace::uffd_register).
     pub(super) fn uffd_register(self, range: VirtRange, uffd: UffdId, modes: VmaFlags) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;

@@ -9,7 +9,7 @@ use super::{Uffd, UffdError};
 use crate::space::ground::{Change, Ptes};
 use crate::space::observe::Observe;
 
-impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> Uffd<'s, 'm, P> {
     /// Implements
     /// [`AddressSpace::uffd_write_protect`](crate::space::AddressSpace::uffd_write_protect).
     pub(super) fn uffd_write_protect(self, range: VirtRange, unmapped: bool) -> Result<(), UffdError> {
@@ -35,7 +35,7 @@ impl<'s, 'm, P: Platform, A: Arch> Uffd<'s, 'm, P, A> {
     ///
     /// # Errors
     /// [`UffdError::NotRegistered`]; then nothing is claimed.
-    fn begin_wp_change(self, range: UserRange) -> Result<Change<'s, 'm, P, A>, UffdError> {
+    fn begin_wp_change(self, range: UserRange) -> Result<Change<'s, 'm, P>, UffdError> {
         let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
         let is_registered = vmas.overlapping(self.platform(), range).all(|v| v.flags.contains(VmaFlags::UFFD_WP));

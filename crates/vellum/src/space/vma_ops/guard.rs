@@ -17,7 +17,7 @@ struct UniformPart {
     has_guards: bool,
 }
 
-impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
+impl<'s, P: Platform> Madvise<'s, '_, P> {
     /// Zaps a range and installs guards on the mapped part of it, one page table after the other.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl<'s, P: Platform, A: Arch> Madvise<'s, '_, P, A> {
 
     /// Removes the guards of a page table in `range`, up to the first busy PTE. Returns the address
     /// that it got to.
-    fn erase_table_guards(self, table: &LockedTable<'_, '_, P, A>, range: UserRange) -> u64 {
+    fn erase_table_guards(self, table: &LockedTable<'_, '_, P>, range: UserRange) -> u64 {
         let arch = self.arch();
         let mut at = range.start;
         while at < range.end

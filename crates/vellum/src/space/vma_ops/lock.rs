@@ -10,7 +10,7 @@
 use bitflags::bitflags;
 
 use crate::addr::align_down;
-use crate::arch::{Arch, BadRange, UserRange};
+use crate::arch::{BadRange, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{LruList, Refused, may_be_refused};
 use crate::platform::Platform;
@@ -104,7 +104,7 @@ fn with_lock_flags(flags: VmaFlags, lock: VmaFlags) -> VmaFlags {
     (flags - VmaFlags::LOCKED_MASK) | lock
 }
 
-impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
+impl<P: Platform> VmaOps<'_, '_, P> {
     /// Implements [`AddressSpace::lock`](crate::space::AddressSpace::lock).
     pub(super) fn lock(self, addr: u64, len: u64, on_fault: bool) -> Result<(), LockError> {
         let mut rest = self.begin_lock(addr, len, on_fault)?;

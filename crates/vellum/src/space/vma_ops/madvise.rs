@@ -12,7 +12,7 @@
 //! removed the cause (it reclaimed memory, or a userfaultfd supplied a page) may pass the value
 //! again.
 
-use crate::arch::{Arch, BadRange, UserRange};
+use crate::arch::{BadRange, UserRange};
 use crate::frame::policy::Advice;
 use crate::memcg::Refused;
 use crate::platform::Platform;
@@ -50,7 +50,7 @@ impl Advising {
     }
 }
 
-impl<P: Platform, A: Arch> Madvise<'_, '_, P, A> {
+impl<P: Platform> Madvise<'_, '_, P> {
     /// Implements [`AddressSpace::advise`](crate::space::AddressSpace::advise).
     pub(super) fn advise(self, addr: u64, len: u64, advice: Advise) -> Result<(), AdviseError> {
         let mut rest = self.begin_advice(addr, len, advice)?;

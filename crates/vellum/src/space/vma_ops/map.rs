@@ -194,7 +194,7 @@ impl core::ops::Deref for RequestWithSource {
     }
 }
 
-impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
+impl<'s, P: Platform> VmaOps<'s, '_, P> {
     /// Implements [`AddressSpace::map`](crate::space::AddressSpace::map).
     pub(super) fn map(self, request: MapRequest) -> Result<u64, MapError> {
         if request.flags.contains(MapFlags::SHARED) {

@@ -6,7 +6,6 @@
 //! either looks the page up while it holds the VMA lock for reading; [`crate::page_cache`] explains
 //! why that is enough against truncation.
 
-use crate::arch::Arch;
 use crate::memcg::Refused;
 use crate::page_cache::{MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
@@ -46,7 +45,7 @@ pub struct SharedKey {
     pub offset: u64,
 }
 
-impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
     /// Implements [`AddressSpace::map_object`](crate::space::AddressSpace::map_object).
     pub(super) fn map_object(self, request: MapRequest, object: &Object<'m, P>, offset: u64) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;

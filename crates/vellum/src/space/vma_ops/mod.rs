@@ -75,7 +75,7 @@ handle! {
     struct Madvise
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Maps anonymous memory, and returns its address. With [`MapFlags::SHARED`], makes a
     /// page-cache object for it.
     ///

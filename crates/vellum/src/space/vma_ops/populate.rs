@@ -1,6 +1,6 @@
 //! Populating: faults a range in, piece by piece (`MAP_POPULATE`, `mlock`).
 
-use crate::arch::{Arch, BadRange, UserRange};
+use crate::arch::{BadRange, UserRange};
 use crate::platform::Platform;
 use crate::vma::{Vma, VmaFlags};
 
@@ -31,7 +31,7 @@ impl Populating {
     }
 }
 
-impl<P: Platform, A: Arch> VmaOps<'_, '_, P, A> {
+impl<P: Platform> VmaOps<'_, '_, P> {
     /// Implements [`AddressSpace::begin_populate`](crate::space::AddressSpace::begin_populate).
     pub(super) fn begin_populate(self, addr: u64, len: u64, unlocked: bool) -> Populating {
         let range = match UserRange::new(self.arch(), addr, len) {

@@ -1,7 +1,7 @@
 //! Protection: `mprotect`. Sets attributes of VMAs for other operations too.
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, BadRange, Kind, UserRange};
+use crate::arch::{BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
@@ -92,7 +92,7 @@ pub(super) struct SetResult {
     pub(in crate::space) covered: bool,
 }
 
-impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
+impl<'m, P: Platform> VmaOps<'_, 'm, P> {
     /// Implements [`AddressSpace::protect`](crate::space::AddressSpace::protect).
     pub(super) fn protect(self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
@@ -132,7 +132,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
     /// Those of [`VmaOps::set_vmas_checked`].
     pub(in crate::space) fn set_vmas(
         self,
-        change: &mut Change<'_, 'm, P, A>,
+        change: &mut Change<'_, 'm, P>,
         range: UserRange,
         set: impl Fn(&mut Vma),
     ) -> Result<bool, ProtectError> {
@@ -150,7 +150,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
     /// VMAs and huge PTEs may have been split.
     pub(super) fn set_vmas_checked(
         self,
-        change: &mut Change<'_, 'm, P, A>,
+        change: &mut Change<'_, 'm, P>,
         range: UserRange,
         holes: Holes,
         check: impl Fn(&Vma) -> Result<(), ProtectError>,
@@ -227,7 +227,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
     /// allows. Returns the address that it got to. Runs that lost a right are noted in `gather`.
     fn reprotect_table(
         self,
-        table: &LockedTable<'_, 'm, P, A>,
+        table: &LockedTable<'_, 'm, P>,
         range: UserRange,
         prot: Prot,
         gather: &mut Gather<'_, 'm, P>,

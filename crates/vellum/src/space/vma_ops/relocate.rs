@@ -11,7 +11,7 @@
 
 use core::convert::Infallible;
 
-use crate::arch::{Arch, UserRange};
+use crate::arch::UserRange;
 use crate::machine::Machine;
 use crate::memcg::Refused;
 use crate::page_cache;
@@ -23,7 +23,7 @@ use super::remap::CheckedRequest;
 use super::{RemapError, RemapFlags, VmaOps};
 use crate::space::ground::{Change, Ptes, Vmas, Zap};
 
-impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
+impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
     /// Moves the VMAs of the retained part of the old range, and their PTEs, to the range `new`,
     /// and unmaps the rest of the old range. With [`RemapFlags::DONTUNMAP`] the old VMAs stay,
     /// without pages. `change` has claimed both ranges.
@@ -33,7 +33,7 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
     /// huge PTEs may have been split.
     pub(super) fn move_vmas(
         self,
-        mut change: Change<'_, 'm, P, A>,
+        mut change: Change<'_, 'm, P>,
         request: &CheckedRequest,
         new: UserRange,
     ) -> Result<(), RemapError> {
@@ -105,10 +105,10 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
     /// [`Refused`]: huge PTEs may have been split, and nothing else was changed.
     fn prepare(
         self,
-        change: &mut Change<'_, 'm, P, A>,
+        change: &mut Change<'_, 'm, P>,
         request: &CheckedRequest,
         ranges: &MovedRanges,
-    ) -> Result<SpareTables<'s, 'm, P, A>, Refused> {
+    ) -> Result<SpareTables<'s, 'm, P>, Refused> {
         self.tables().split_edges(request.old)?;
         self.tables().split_end(ranges.old)?;
         let mut spares = SpareTables::new(self.tables());
@@ -123,10 +123,10 @@ impl<'s, 'm, P: Platform, A: Arch> VmaOps<'s, 'm, P, A> {
     /// PTEs. When this returns, no CPU uses the old addresses.
     fn move_ptes(
         self,
-        change: &mut Change<'_, 'm, P, A>,
+        change: &mut Change<'_, 'm, P>,
         request: &CheckedRequest,
         ranges: &MovedRanges,
-        mut spares: SpareTables<'_, 'm, P, A>,
+        mut spares: SpareTables<'_, 'm, P>,
     ) {
         let Ok(()) = ranges.each_unlocked(change, |part| {
             Zap::of(self.space).all(part.new_vma.range);
@@ -185,9 +185,9 @@ impl MovedRanges {
     ///
     /// # Errors
     /// The first error of `f`, which ends the visit.
-    fn each_unlocked<P: Platform, A: Arch, E>(
+    fn each_unlocked<P: Platform, E>(
         &self,
-        change: &mut Change<'_, '_, P, A>,
+        change: &mut Change<'_, '_, P>,
         mut f: impl FnMut(MovedPart) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut at = self.old.start;

@@ -211,7 +211,7 @@ enum Plan {
     Move(UserRange),
 }
 
-impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
+impl<'m, P: Platform> VmaOps<'_, 'm, P> {
     /// Implements [`AddressSpace::remap`](crate::space::AddressSpace::remap).
     pub(super) fn remap(self, request: RemapRequest) -> Result<u64, RemapError> {
         let request = self.check_request(&request)?;
@@ -402,7 +402,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
     ///
     /// # Errors
     /// [`RemapError::TooManyVmas`], [`RemapError::NoMemory`]: nothing was changed.
-    fn grow(self, mut change: Change<'_, 'm, P, A>, part: &Vma) -> Result<(), RemapError> {
+    fn grow(self, mut change: Change<'_, 'm, P>, part: &Vma) -> Result<(), RemapError> {
         let vmas = change.vmas();
         if vmas.tree.len() > vmas.limits.vmas {
             return Err(RemapError::TooManyVmas);

@@ -2,7 +2,7 @@
 //! can't be changed. Nor may a program that can't write to a sealed VMA drop its contents. Each
 //! operation checks [`VmaFlags::SEALED`] itself.
 
-use crate::arch::{Arch, BadRange, UserRange};
+use crate::arch::{BadRange, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
@@ -63,7 +63,7 @@ impl From<ProtectError> for SealError {
     }
 }
 
-impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
+impl<'s, P: Platform> VmaOps<'s, '_, P> {
     /// Implements [`AddressSpace::seal`](crate::space::AddressSpace::seal).
     pub(super) fn seal(self, addr: u64, len: u64) -> Result<(), SealError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {

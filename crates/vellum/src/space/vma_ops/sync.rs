@@ -2,7 +2,7 @@
 //! checks its range.
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, BadRange, UserRange};
+use crate::arch::{BadRange, UserRange};
 use crate::errno::Errno;
 use crate::platform::Platform;
 use crate::vma::VmaFlags;
@@ -45,7 +45,7 @@ impl core::fmt::Display for SyncError {
 
 impl core::error::Error for SyncError {}
 
-impl<'s, P: Platform, A: Arch> VmaOps<'s, '_, P, A> {
+impl<'s, P: Platform> VmaOps<'s, '_, P> {
     /// Implements [`AddressSpace::sync`](crate::space::AddressSpace::sync).
     pub(super) fn sync(self, addr: u64, len: u64, invalidate: bool) -> Result<(), SyncError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {

@@ -3,7 +3,7 @@
 
 use core::ops::Range;
 
-use crate::arch::{Arch, BadRange, UserRange};
+use crate::arch::{BadRange, UserRange};
 use crate::page_cache::{Object, ObjectError, RemovedPages};
 use crate::platform::Platform;
 use crate::vma::{Sharing, State, VmaFlags};
@@ -13,7 +13,7 @@ use crate::space::fault::FaultError;
 use crate::space::ground::{Change, Keep, Zap};
 use crate::space::reclaim::Rmap;
 
-impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
+impl<'m, P: Platform> VmaOps<'_, 'm, P> {
     /// Unmaps the pages `removed` of an object. When this returns, no CPU reaches them through this
     /// space, and none will (INV-12).
     ///

@@ -1,7 +1,7 @@
 //! Unmapping: `munmap`, and the end of a space.
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, BadRange, UserRange};
+use crate::arch::{BadRange, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
@@ -55,7 +55,7 @@ impl core::error::Error for UnmapError {}
 
 may_be_refused!(UnmapError);
 
-impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
+impl<'m, P: Platform> VmaOps<'_, 'm, P> {
     /// Implements [`AddressSpace::unmap`](crate::space::AddressSpace::unmap).
     pub(super) fn unmap(self, addr: u64, len: u64) -> Result<(), UnmapError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
@@ -99,7 +99,7 @@ impl<'m, P: Platform, A: Arch> VmaOps<'_, 'm, P, A> {
     /// See [`UnmapError`]; the VMAs and the accounts are as before, but may be split.
     pub(super) fn begin_unmap(
         self,
-        change: &mut Change<'_, 'm, P, A>,
+        change: &mut Change<'_, 'm, P>,
         range: UserRange,
         state: State,
         replacement: Option<&Vma>,

@@ -28,7 +28,7 @@ const UFFD: UffdId = UffdId(NonZeroU16::new(7).unwrap());
 /// Pages of each test.
 const PAGES: u64 = 64;
 
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
+type Space<'m, A> = AddressSpace<'m, Strict<A>>;
 
 /// Two CPUs (and a spare one), a swap device, and a space with memory.
 struct Bench<'m, A: Silicon> {

@@ -14,7 +14,7 @@ use vellum_sim::{Config, Silicon, Strict, Strictness};
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
+type Space<'m, A> = AddressSpace<'m, Strict<A>>;
 
 fn with_space<A: Silicon>(arch: A, run: impl FnOnce(&Machine<'_, Strict<A>>, &Space<'_, A>)) {
     let sim = Config::with_arch(arch, (32 << 20) << arch.page_order()).cpus(1).strict(Strictness::new(3)).unwrap();

@@ -16,7 +16,7 @@ use vellum_sim::{Config, Hostility, Strict, Strictness};
 const BASE: u64 = 0x20_0000_0000;
 const PAGE: u64 = 4096;
 
-type Space<'m> = AddressSpace<'m, Strict, X86_64>;
+type Space<'m> = AddressSpace<'m, Strict>;
 
 struct Bench<'m> {
     sim: &'m Strict,
@@ -159,7 +159,7 @@ fn reclaim_of_one_node_leaves_the_other() {
             let missing = on.sim.on_cpu(0, || frames.shortage_on(node));
             assert!(missing > 0);
             let part = ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) };
-            let done = on.sim.on_cpu(0, || reclaim::<_, X86_64>(on.machine, &[&space][..], part, missing));
+            let done = on.sim.on_cpu(0, || reclaim(on.machine, &[&space][..], part, missing));
             assert_eq!(done.map(|done| done.freed), Ok(missing));
             let after = on.listed();
             assert_eq!(before[1 - node], after[1 - node]);
@@ -192,7 +192,7 @@ fn folios_are_on_the_lists_of_their_node() {
         let of = |list: LruList| [0, 1].map(|node| lists(node)[list as usize]);
         assert_eq!((of(LruList::Anon), of(LruList::Lazyfree)), ([10, 30], [30, 30]));
         let part = ReclaimScope { memcg: MemcgId::ROOT, node: Some(1) };
-        assert_eq!(reclaim::<_, X86_64>(on.machine, &[&space][..], part, 1000).unwrap().freed, 60);
+        assert_eq!(reclaim(on.machine, &[&space][..], part, 1000).unwrap().freed, 60);
         assert_eq!((of(LruList::Anon), of(LruList::Lazyfree)), ([10, 0], [30, 0]));
         drop(space);
     });

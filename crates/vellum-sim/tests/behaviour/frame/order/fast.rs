@@ -17,7 +17,7 @@ use vellum_sim::{Access, Config, Cpu, Fast, Simulated};
 const TABLES: u64 = 512;
 const SPAN: u64 = 2 << 20;
 
-type Space<'m> = AddressSpace<'m, Fast, X86_64>;
+type Space<'m> = AddressSpace<'m, Fast>;
 
 /// Maps a range, and touches a page of each page table.
 fn occupy(cpu: &Cpu<'_, Fast>, space: &Space<'_>) -> VirtRange {

@@ -17,7 +17,7 @@ const LIMIT: u64 = 256;
 /// log2 of the frames that the host allocates at a time.
 const BLOCK: u8 = 2;
 
-type Space<'m> = AddressSpace<'m, Fast, X86_64>;
+type Space<'m> = AddressSpace<'m, Fast>;
 
 /// The memory that a test has allocated.
 #[derive(Default)]

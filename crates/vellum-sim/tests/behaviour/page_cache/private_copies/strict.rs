@@ -15,7 +15,7 @@ const PAGE: u64 = 4096;
 const BASE: u64 = 0x5000_0000_0000;
 
 /// Returns the frames that the first two pages map, and the number of their runs.
-fn frames(space: &AddressSpace<'_, Strict, X86_64>) -> (Vec<Pfn>, usize) {
+fn frames(space: &AddressSpace<'_, Strict>) -> (Vec<Pfn>, usize) {
     let (mut frames, mut runs) = (Vec::new(), 0);
     space.runs(VirtRange { start: BASE, end: BASE + 2 * PAGE }, |run| {
         if run.kind == Kind::Leaf {
@@ -47,8 +47,7 @@ fn run() {
         cpu.enter(&space).store_u64(BASE, 7).expect("memory");
         object.page_or_new(1, MemcgId::ROOT).expect("memory").write(0, &[9]);
         assert_eq!(cpu.enter(&space).load_u64(BASE + PAGE), Ok(9));
-        let counted =
-            |space: &AddressSpace<'_, Strict, X86_64>| (space.stats().anon / PAGE, space.stats().shmem / PAGE);
+        let counted = |space: &AddressSpace<'_, Strict>| (space.stats().anon / PAGE, space.stats().shmem / PAGE);
 
         // Neither exclusive nor soft-dirty, the copy's PTE looks like that of the object's page.
         space.clear_soft_dirty().expect("x86-64 can tell");

@@ -20,7 +20,7 @@ struct Shared<'m, A: Silicon> {
     machine: &'m Machine<'m, Strict<A>>,
     cpu: &'m Cpu<'m, Strict<A>>,
     object: Object<'m, Strict<A>>,
-    spaces: Vec<AddressSpace<'m, Strict<A>, A>>,
+    spaces: Vec<AddressSpace<'m, Strict<A>>>,
     /// The contents of its pages.
     model: BTreeMap<u64, u64>,
     pages: u64,
@@ -67,7 +67,7 @@ impl<A: Silicon> Shared<'_, A> {
 
     fn reclaim(&self) {
         let spaces: Vec<_> = self.spaces.iter().collect();
-        reclaim::<_, A>(self.machine, &spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
+        reclaim(self.machine, &spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
     }
 
     fn forget(&mut self, gone: Option<vellum::page_cache::RemovedPages>) {

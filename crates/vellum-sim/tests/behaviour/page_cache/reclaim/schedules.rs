@@ -31,7 +31,7 @@ impl<'m> Context<'_, 'm> {
     }
 
     fn reclaim(&self) {
-        reclaim::<_, X86_64>(self.machine, &self.spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
+        reclaim(self.machine, &self.spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
     }
 
     fn holds(&self, who: usize, pages: impl IntoIterator<Item = u64>) {

@@ -15,7 +15,7 @@ use vellum_sim::{Config, Fault, Refusal, Schedule, Strict, Strictness};
 
 use crate::fixtures::random::dice::{Dice, derive};
 
-type Space<'m> = AddressSpace<'m, Strict, X86_64>;
+type Space<'m> = AddressSpace<'m, Strict>;
 
 const PAGE: u64 = 4096;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
@@ -259,7 +259,7 @@ fn punch(seed: u64, schedule: Schedule, load: Load) {
 /// Spaces that become known to the host when their forks have returned.
 struct Known<'a, 'm>([&'a Space<'m>; 2], &'a Mutex<Vec<Arc<Space<'m>>>>);
 
-impl<'m> Spaces<'m, Strict, X86_64> for Known<'_, 'm> {
+impl<'m> Spaces<'m, Strict> for Known<'_, 'm> {
     fn each(&self, visit: &mut dyn FnMut(&Space<'m>)) {
         self.0.into_iter().for_each(&mut *visit);
         let children = self.1.lock().unwrap().clone();

@@ -19,7 +19,7 @@ const RW: Prot = Prot::READ.union(Prot::WRITE);
 const BASE: u64 = 8 << 30;
 const ELSEWHERE: u64 = 16 << 30;
 
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
+type Space<'m, A> = AddressSpace<'m, Strict<A>>;
 
 /// A space with folios of the size of a cont block, a program in it, and the program's memory: four
 /// blocks from [`BASE`] on.

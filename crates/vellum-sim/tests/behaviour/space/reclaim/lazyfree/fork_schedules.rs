@@ -50,12 +50,12 @@ fn stores_survive_reclaim<A: Silicon>(arch: A, order: u8, bytes: u64, pages: &'s
         let boot = sim.cpu(0);
         let child = child.into_inner().unwrap().unwrap();
         let grandchild = child.fork().unwrap();
-        let words = |space: &AddressSpace<'_, _, A>| {
+        let words = |space: &AddressSpace<'_, _>| {
             pages.iter().map(|page| boot.enter(space).load_u64(at(*page)).unwrap()).collect::<Vec<_>>()
         };
         let spaces = [&child, &grandchild, &space];
         let before = spaces.map(words);
-        reclaim::<_, A>(&machine, &spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
+        reclaim(&machine, &spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
         for (space, before) in spaces.into_iter().zip(before) {
             for (found, before) in words(space).into_iter().zip(before) {
                 assert!(found == before || found == 0 && before == 100, "{before} was loaded, and then {found}");

@@ -61,7 +61,7 @@ impl Context<'_, '_> {
     }
 
     fn reclaims(&self) {
-        reclaim::<_, vellum::arch::X86_64>(self.machine, &[self.space][..], MemcgId::ROOT, u64::MAX).unwrap();
+        reclaim(self.machine, &[self.space][..], MemcgId::ROOT, u64::MAX).unwrap();
     }
 }
 

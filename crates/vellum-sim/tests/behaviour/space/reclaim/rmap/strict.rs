@@ -26,7 +26,7 @@ struct Counted<'s, 'm, A: Silicon> {
     shown: Cell<usize>,
 }
 
-impl<'m, A: Silicon> Spaces<'m, Strict<A>, A> for Counted<'_, 'm, A> {
+impl<'m, A: Silicon> Spaces<'m, Strict<A>> for Counted<'_, 'm, A> {
     fn each(&self, visit: &mut dyn FnMut(&Space<'m, A>)) {
         self.spaces[..].each(visit);
     }
@@ -46,7 +46,7 @@ fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
 /// Reclaims everything. Returns the number of visited spaces.
 fn shown<'m, A: Silicon>(on: &Bench<'m, A>, spaces: Vec<&Space<'m, A>>) -> usize {
     let spaces = Counted { spaces, shown: Cell::new(0) };
-    reclaim::<_, A>(on.machine, &spaces, MemcgId::ROOT, u64::MAX).unwrap();
+    reclaim(on.machine, &spaces, MemcgId::ROOT, u64::MAX).unwrap();
     spaces.shown.get()
 }
 

@@ -66,7 +66,7 @@ struct Bench<'m, A: Silicon> {
     sim: &'m Strict<A>,
     cpu: &'m Cpu<'m, Strict<A>>,
     device: &'m Hooked,
-    space: AddressSpace<'m, Strict<A>, A>,
+    space: AddressSpace<'m, Strict<A>>,
     page: u64,
 }
 

@@ -21,7 +21,7 @@ const PAGE: u64 = 4096;
 const HUGE: u64 = 2 << 20;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 
-type Space<'m> = AddressSpace<'m, Strict, X86_64>;
+type Space<'m> = AddressSpace<'m, Strict>;
 
 fn with_space(cpus: usize, limits: Limits, run: impl FnOnce(&Strict, &Machine<'_, Strict>, &Space<'_>)) {
     let strictness = Strictness::new(1).schedule(Schedule::Shuttle).hostility(Hostility::NONE);

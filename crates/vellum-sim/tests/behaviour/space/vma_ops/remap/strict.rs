@@ -15,7 +15,7 @@ const RW: Prot = Prot::READ.union(Prot::WRITE);
 const FROM: u64 = 8 << 30;
 const TO: u64 = 16 << 30;
 
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
+type Space<'m, A> = AddressSpace<'m, Strict<A>>;
 
 /// Runs a test with a space in which a program runs on another CPU, which caches as many
 /// translations as it can.
