@@ -108,16 +108,16 @@ impl<'p> Memcgs<'p> {
         self.ancestors(id).map(|at| self.room_below(at, 0)).min().unwrap_or(u64::MAX)
     }
 
-    /// Returns how many more pages a memcg could be charged before it is `margin` pages below its
-    /// own limit. Limits of its ancestors are not regarded.
+    /// Returns how many more pages a memcg may be charged so that `margin` pages are left below its
+    /// own limit. Its ancestors' limits are not regarded.
     fn room_below(&self, id: MemcgId, margin: u64) -> u64 {
         let memcg = self.memcg(id);
         memcg.limit.load(Relaxed).saturating_sub(margin).saturating_sub(memcg.charged.load(Relaxed))
     }
 
     /// Charges a memcg and its ancestors, or none of them, no closer to a limit than `margin`
-    /// pages. The charge counts by the same atomic addition whose result is compared with the
-    /// limit, so no two CPUs pass the limit together.
+    /// pages. One atomic addition both counts the charge and returns the sum that is compared with
+    /// the limit, so two CPUs can't pass the limit together.
     ///
     /// # Errors
     /// The first memcg, from `id` upwards, whose limit does not allow the charge. Nothing is

@@ -50,9 +50,9 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
         self.memcgs.lruvec(lruvec).lock(self.frames.platform()).isolate_one(self.frames, pfn, list)
     }
 
-    /// Moves a folio to the young end of the list `to`, if it is on the list `from`; `None`: the
-    /// caller has isolated the folio and puts it back. The caller has a reference. Takes the
-    /// lruvec's lock.
+    /// Moves a folio to the young end of the list `to`, if it is on the list `from`. `from` is
+    /// `None` if the caller has isolated the folio, and now puts it back. The caller has a
+    /// reference. Takes the lruvec's lock.
     ///
     /// With a list `from`, a folio that another CPU has isolated is on no list and is not moved:
     /// that CPU puts it on the list where it belongs by then ([`LruList::evictable`]).

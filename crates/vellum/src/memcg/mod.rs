@@ -155,7 +155,7 @@ pub struct Memcgs<'p> {
 
 // SAFETY: `direct` only serves to find the memcgs' memory, which consists of atomics and locks.
 unsafe impl Sync for Memcgs<'_> {}
-// SAFETY: no field belongs to a thread.
+// SAFETY: no field is bound to the thread that made it.
 unsafe impl Send for Memcgs<'_> {}
 
 impl<'p> Memcgs<'p> {
@@ -169,8 +169,8 @@ impl<'p> Memcgs<'p> {
         let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
         let pfn = frames.alloc(order, true, Use::Kernel)?;
         let first = frames.at(pfn.addr()).as_ptr().cast::<AtomicU32>();
-        // SAFETY: the frames are zeroed, were just allocated, are kept for `'p`, and have room for
-        // so many atomics.
+        // SAFETY: the frames are zeroed, were just allocated, stay allocated for `'p`, and have
+        // room for `MAX_MEMCGS << shift` atomics.
         let chunks = unsafe { core::slice::from_raw_parts(first, MAX_MEMCGS << shift) };
         let memcgs = Memcgs {
             heads: [const { AtomicU32::new(0) }; HEAD_FRAMES],

@@ -10,7 +10,7 @@
 //! A CPU may use a memcg's lruvecs directly while it keeps the memcg from being removed: while it
 //! has a page that is charged to the memcg, or a pin ([`Memcgs::pin`]; each address space has one).
 //! Statistics and reclaim, which visit all memcgs, have neither, and use lruvecs only inside
-//! [`Memcgs::with_lruvec`]. Removal waits until no CPU is inside.
+//! [`Memcgs::with_lruvec`]. Removal waits until no CPU is inside that function.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -72,7 +72,7 @@ pub(super) fn chunk_shift(lruvecs: usize) -> u32 {
     (lruvecs.div_ceil(1 << CHUNK)).next_power_of_two().trailing_zeros()
 }
 
-/// A guard that keeps a memcg from being removed until it is dropped. A caller that charges a memcg
+/// A guard: the memcg can't be removed before the guard is dropped. A caller that charges a memcg
 /// by its identifier holds one meanwhile.
 pub(crate) struct MemcgPin<'g, 'p> {
     memcgs: &'g Memcgs<'p>,

@@ -21,7 +21,7 @@ pub(crate) struct Uncharger<'a, 'p, P: Platform> {
     frames: &'a Frames<'p, P>,
     memcgs: &'a Memcgs<'p>,
     /// The word in the last folio's descriptor ([`LruvecId::pack`]): its lruvec, which is locked,
-    /// and its list. [`NO_LRUVEC`] while none is locked.
+    /// and its list. [`NO_LRUVEC`] while no lruvec is locked.
     packed: u32,
     lists: Option<SpinGuard<'a, Lruvec, P>>,
     /// Folios that were passed to [`Uncharger::uncharge`] and are neighbours on the list that
@@ -40,8 +40,8 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
         Uncharger { frames, memcgs, packed: NO_LRUVEC, lists: None, cut: Cut::default(), pages: 0 }
     }
 
-    /// Returns the lists of the lruvec that `packed` names. Locks it, and unlocks another one
-    /// first.
+    /// Returns the lists of the lruvec that `packed` names. Locks that lruvec; if another one is
+    /// locked, unlocks that one first.
     #[cold]
     fn lists(&mut self, packed: u32) -> &mut Lruvec {
         let lruvec = packed & LruvecId::MASK;
@@ -70,7 +70,8 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
         }
     }
 
-    /// Begins a new cut with a folio that is not a neighbour of the last one.
+    /// Removes the folios of `cut` from their list, and makes a new cut of a folio that is not a
+    /// neighbour of the last one.
     #[inline(never)]
     fn start_cut(&mut self, pfn: Pfn, frame: &Frame, packed: u32) {
         self.commit();

@@ -63,7 +63,7 @@ impl Batch {
     }
 }
 
-/// Where the contents of a write-protected run are when its write protection ends.
+/// The place where the contents of a write-protected run are when its write protection ends.
 #[derive(Clone, Copy)]
 pub(super) enum PageoutTarget {
     /// The contents are also in these swap slots. Each slot has a reference for the swap entry that
@@ -97,10 +97,10 @@ pub(super) struct PagedOut {
 }
 
 impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
-    /// Pages out `ranges` (ascending). With `isolated`, only folios of that isolation batch, shared
-    /// ones too; without, only folios that only this space maps. With `copies`, migrates the pages
-    /// to new folios, which `copies` records; without, swaps them out. Clean lazyfree folios are
-    /// discarded in either case. Pages that can't be paged out stay.
+    /// Pages out `ranges` (ascending). With `isolated`, takes only folios of that isolation batch,
+    /// also those that other spaces map; without, only folios that no other space maps. With
+    /// `copies`, migrates the pages to new folios, which `copies` records; without, swaps them out.
+    /// Clean lazyfree folios are discarded in either case. Pages that can't be paged out stay.
     ///
     /// Returns the number of 4 KiB pages paged out. Faults may run at the same time. The caller
     /// holds no lock. If a change of VMAs (`mremap`, say) has locked the VMA of a range, this waits

@@ -157,7 +157,7 @@ struct Survey {
     first_swapped: Option<u64>,
     /// True if a mapped page was accessed.
     accessed: bool,
-    /// True if a mapped page is pinned.
+    /// True if a mapped page is pinned: its folio has references besides those of its mappings.
     pinned: bool,
     /// True if PTEs are empty or a page table is missing.
     holes: bool,
@@ -187,9 +187,9 @@ enum Step {
 }
 
 impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
-    /// Collapses all huge pages that lie entirely in `rest` (`MADV_COLLAPSE`). After a block that
-    /// can't be collapsed the next ones are tried, unless there is no memory; `failed` is then the
-    /// error of the last such block. Faults may run at the same time.
+    /// Collapses all huge pages that lie entirely in `rest` (`MADV_COLLAPSE`). If a block can't be
+    /// collapsed, sets `failed` to the error and goes on with the next block, unless there is no
+    /// memory. Faults may run at the same time.
     ///
     /// # Errors
     /// [`CollapseError::NoMemory`], and [`CollapseError::NotAllowed`] at a VMA that can't have huge
@@ -367,8 +367,8 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
         self.choose_step(seen, is_whole_table, vma, block, limits)
     }
 
-    /// Returns the next step for a block with the contents `seen`. `is_whole_table`: one page table
-    /// has this block and nothing else.
+    /// Returns the next step for a block with the contents `seen`. `is_whole_table` is true if one
+    /// page table translates this block and nothing else.
     ///
     /// # Errors
     /// The block can't be collapsed.
