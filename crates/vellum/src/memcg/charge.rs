@@ -4,12 +4,13 @@
 //! lruvec charges [`STOCK`] pages more than it needs, and pages that are freed go to its stock: the
 //! counters are touched once for 64 pages.
 //!
-//! A limit is exact to the page: a charge is refused only when no stock below the full memcg has
-//! pages left (INV-9). No search is needed to find those stocks. A lruvec that may have a
-//! stock is *marked as stocked*: in its memcg's head, in the set of memcgs with such lruvecs, and
-//! by a count in the memcg and each ancestor. Within [`MARGIN`] of a limit no lruvec becomes
-//! marked: it charges what it needs and uncharges what is freed. So a memcg that reaches its limit
-//! takes back each stock once, and from then on one load shows that there are none.
+//! A limit is exact to the page: a charge is refused only when no lruvec of the full memcg or of
+//! its descendants has pages left in its stock (INV-9). These stocks are found without a search of
+//! all lruvecs. A lruvec that may have a stock is *marked as stocked*: in its memcg's head, in the
+//! set of memcgs with such lruvecs, and by a count in the memcg and each ancestor. Within
+//! [`MARGIN`] of a limit no lruvec becomes marked: it charges what it needs and uncharges what is
+//! freed. So when a memcg reaches its limit, each stock below it is drained (uncharged) once, and
+//! from then on one load of the count shows that no stocks are left.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -24,13 +25,13 @@ use crate::platform::Platform;
 /// The distance to a limit, in pages, within which no per-CPU lruvec keeps a stock.
 pub const MARGIN: u64 = 4 * STOCK as u64;
 /// The maximum number of empty stocks that one charge drains before it is refused, which bounds its
-/// cost (INV-11). They lose their marks, so the next attempt drains others.
+/// cost (INV-11). Drained lruvecs lose their marks, so the next attempt drains other lruvecs.
 const MAX_EMPTY_STOCKS: u32 = 256;
 
 impl<'p> Memcgs<'p> {
-    /// Changes a memcg's limit, in pages. Pages charged above the new limit stay charged. So do the
-    /// stocks below the memcg, whose pages are used without another check of the limit:
-    /// [`Memcgs::drain`] takes them back.
+    /// Changes a memcg's limit, in pages. Pages charged above the new limit stay charged. So do
+    /// pages that per-CPU lruvecs have charged in advance, which later allocations use without
+    /// another check of the limit: [`Memcgs::drain`] uncharges those.
     ///
     /// # Errors
     /// There is no such memcg.
@@ -54,8 +55,8 @@ impl<'p> Memcgs<'p> {
         })
     }
 
-    /// Returns a memcg's present memory. Takes, one at a time, the lock of each used per-CPU lruvec
-    /// of the memcg and of each stocked one of its descendants.
+    /// Returns a memcg's memory usage. Takes, one at a time, the lock of each per-CPU lruvec of the
+    /// memcg that was ever used, and of each one of its descendants that may have a stock.
     ///
     /// # Errors
     /// There is no such memcg.
@@ -107,16 +108,16 @@ impl<'p> Memcgs<'p> {
         self.ancestors(id).map(|at| self.room_below(at, 0)).min().unwrap_or(u64::MAX)
     }
 
-    /// Returns how many pages a memcg's counter is below its limit less `margin`, without regard
-    /// to its ancestors.
+    /// Returns how many more pages a memcg may be charged so that `margin` pages are left below its
+    /// own limit. Its ancestors' limits are not regarded.
     fn room_below(&self, id: MemcgId, margin: u64) -> u64 {
         let memcg = self.memcg(id);
         memcg.limit.load(Relaxed).saturating_sub(margin).saturating_sub(memcg.charged.load(Relaxed))
     }
 
     /// Charges a memcg and its ancestors, or none of them, no closer to a limit than `margin`
-    /// pages. The charge counts by the same atomic addition whose result is compared with the
-    /// limit, so no two CPUs pass the limit together.
+    /// pages. One atomic addition both counts the charge and returns the sum that is compared with
+    /// the limit, so two CPUs can't pass the limit together.
     ///
     /// # Errors
     /// The first memcg, from `id` upwards, whose limit does not allow the charge. Nothing is
@@ -155,17 +156,18 @@ impl<'p> Memcgs<'p> {
         }
     }
 
-    /// Charges a memcg and its ancestors; at a limit, drains the stocks below the full memcg until
-    /// the charge succeeds (Linux: `drain_all_stock`). Takes the locks of stocked lruvecs, one at a
-    /// time: the caller holds no lruvec's lock.
+    /// Charges a memcg and its ancestors. At a limit, drains (uncharges) the stocks of the full
+    /// memcg's and its descendants' lruvecs until the charge succeeds (Linux: `drain_all_stock`).
+    /// Takes the locks of stocked lruvecs, one at a time: the caller holds no lruvec's lock.
     ///
     /// # Errors
-    /// The memcg that is full even though its stocks are empty.
+    /// The memcg that is full even though the stocks below it are empty.
     #[cold]
     pub(super) fn charge<P: Platform>(&self, frames: &Frames<'p, P>, id: MemcgId, pages: u32) -> Result<(), OverLimit> {
         let Err(mut over) = self.charge_all(id, pages, 0) else { return Ok(()) };
         let mut empty = 0;
-        // One pass for each full memcg on the way up.
+        // Each pass drains the stocks below one full memcg. Once that one allows the charge,
+        // another memcg on the way to the root may be full.
         loop {
             let full = over.0;
             for lruvec in self.stocked_lruvecs(full) {
@@ -186,8 +188,9 @@ impl<'p> Memcgs<'p> {
         }
     }
 
-    /// Charges a lruvec's memcg until the lruvec's stock has at least `pages`, or, if no limit is
-    /// near, [`STOCK`] more. The caller holds the lruvec's lock (`lists`).
+    /// Charges a lruvec's memcg until the lruvec's stock (pages charged in advance) has at least
+    /// `pages`, or, if no limit is near, [`STOCK`] more. The caller holds the lruvec's lock
+    /// (`lists`).
     ///
     /// # Errors
     /// A limit does not allow the missing pages. Nothing is charged then.
@@ -212,9 +215,9 @@ impl<'p> Memcgs<'p> {
         Ok(())
     }
 
-    /// Takes the pages out of a lruvec's stock that must not stay there: those above [`STOCK`], or,
-    /// near a limit, all. Returns their number. The caller holds the lruvec's lock (`lists`), and
-    /// uncharges the pages when it has released that.
+    /// Takes the pages out of a lruvec's stock (pages charged in advance) that must not stay in it:
+    /// those above [`STOCK`], or, near a limit, all. Returns their number. The caller holds the
+    /// lruvec's lock (`lists`), and uncharges the pages when it has released that.
     #[cold]
     pub(super) fn take_surplus(&self, lruvec: LruvecId, lists: &mut Lruvec) -> u32 {
         if lists.stock_limit == 0 {
@@ -231,8 +234,9 @@ impl<'p> Memcgs<'p> {
         0
     }
 
-    /// Marks a lruvec, whose lock the caller holds (`lists`), as stocked. The marks in the memcg's
-    /// head and in the set of memcgs come before the count in the memcg and its ancestors.
+    /// Marks a lruvec, whose lock the caller holds (`lists`), as stocked: it may have a stock from
+    /// now on. Sets the marks in the memcg's head and in the set of memcgs before it counts the
+    /// lruvec in the memcg and its ancestors, so that a CPU that loads the count finds the marks.
     fn mark_stocked(&self, lruvec: LruvecId, lists: &mut Lruvec) {
         let LruvecId { memcg: id, index } = lruvec;
         lists.stock_limit = 2 * STOCK;
@@ -241,8 +245,8 @@ impl<'p> Memcgs<'p> {
         self.ancestors(id).for_each(|at| _ = self.memcg(at).stocks.fetch_add(1, SeqCst));
     }
 
-    /// Uncharges a lruvec's stock and removes its mark. Takes the lruvec's lock. Returns the number
-    /// of pages uncharged.
+    /// Uncharges a lruvec's stock (pages charged in advance), and removes its mark as stocked.
+    /// Takes the lruvec's lock. Returns the number of pages uncharged.
     fn drain_stock<P: Platform>(&self, frames: &Frames<'p, P>, lruvec: LruvecId) -> u32 {
         let LruvecId { memcg: id, index } = lruvec;
         let drained = self.with_lruvec(frames, lruvec, |at| {
@@ -254,7 +258,8 @@ impl<'p> Memcgs<'p> {
                 let memcgs = &self.stocked[usize::from(id.0) / 64];
                 if stocked.iter().all(|word| word.load(SeqCst) == 0) {
                     memcgs.fetch_and(!(1 << (id.0 % 64)), SeqCst);
-                    // Another CPU may have marked one of the memcg's lruvecs in between.
+                    // Between the look at the words and the clearing of the bit, another CPU may
+                    // have marked one of the memcg's lruvecs.
                     if stocked.iter().any(|word| word.load(SeqCst) != 0) {
                         memcgs.fetch_or(1 << (id.0 % 64), SeqCst);
                     }
@@ -269,8 +274,9 @@ impl<'p> Memcgs<'p> {
         stock
     }
 
-    /// Uncharges the stocks of a memcg and its descendants. From then on a limit that was set
-    /// before holds for all of them. Takes the lock of each stocked lruvec, one at a time.
+    /// Uncharges the stocks of a memcg and its descendants (the pages that their lruvecs have
+    /// charged in advance). After that, a limit that was set before the call holds for each
+    /// allocation. Takes the lock of each stocked lruvec, one at a time.
     ///
     /// # Errors
     /// There is no such memcg.
@@ -280,8 +286,8 @@ impl<'p> Memcgs<'p> {
         Ok(())
     }
 
-    /// Returns the lruvecs of a memcg and its descendants that are marked as stocked. Costs one
-    /// load if there are none.
+    /// Returns the lruvecs of a memcg and its descendants that are marked as stocked: only these
+    /// may have a stock of pages charged in advance. Costs one load if there are none.
     fn stocked_lruvecs(&self, top: MemcgId) -> impl Iterator<Item = LruvecId> + '_ {
         let any = self.memcg(top).stocks.load(SeqCst) != 0;
         let memcgs = bits(&self.stocked).take_while(move |_| any).map(|id| MemcgId(id as u16));

@@ -29,8 +29,9 @@ impl MemcgId {
 }
 
 impl<'p> Memcgs<'p> {
-    /// Checks that a memcg could be charged `pages` now, drained stocks included. Other CPUs may
-    /// charge them the next moment.
+    /// Checks that a memcg could be charged `pages` now. Drains stocks (pages that lruvecs have
+    /// charged in advance) if the limit requires that. Other CPUs may use the room up the next
+    /// moment.
     ///
     /// # Errors
     /// The memcg whose limit doesn't allow the charge, or `id` if there is no such memcg.
@@ -65,8 +66,9 @@ impl<'p> Memcgs<'p> {
         order: u8,
     ) -> Result<Pfn, Refused> {
         let _pinned = self.pinned(id).ok_or(OverLimit(id))?;
-        // This must not allocate a lruvec for this CPU. A memcg has memory for some lruvec from its
-        // creation on, and these frames are on no list, so any lruvec can be named.
+        // The charge must not fail, so this does not allocate memory for this CPU's lruvec. These
+        // frames are on no LRU list, so their descriptor can name any lruvec of the memcg that has
+        // memory. A memcg has one from its creation on.
         let here = frames.platform().current();
         let lruvec = |index| LruvecId { memcg: id, index };
         let any = [here].into_iter().chain(0..frames.lruvecs()).find(|at| self.try_lruvec(lruvec(*at)).is_some());
@@ -79,13 +81,14 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Frees frames that [`Memcgs::alloc_for_host`] or [`Memcgs::alloc_beyond_limit`] allocated,
-    /// and returns their charge. They fill the reserve of frames first.
+    /// and uncharges them. The frames refill the reserve first.
     ///
     /// # Safety
     /// As for [`Frames::free`]; `order` is the order that was allocated.
     pub unsafe fn free_for_host<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, order: u8) {
         self.uncharge(frames, pfn, order);
-        // SAFETY: by contract.
+        // SAFETY: the caller keeps the contract of `Frames::free`: no reference, stale translation
+        // or walk of the frames is left. They were allocated for [`Use::Kernel`].
         unsafe { frames.free_reserve(pfn, order, Use::Kernel) };
     }
 }

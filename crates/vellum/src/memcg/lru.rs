@@ -7,7 +7,7 @@ use crate::addr::Pfn;
 use crate::frame::{Frame, Frames, flag};
 use crate::platform::Platform;
 
-/// The lruvecs of all memcgs.
+/// A view of the lruvecs of all memcgs: their LRU lists and deferred-split queues.
 pub(crate) struct Lru<'a, 'p, P: Platform> {
     memcgs: &'a Memcgs<'p>,
     frames: &'a Frames<'p, P>,
@@ -50,9 +50,9 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
         self.memcgs.lruvec(lruvec).lock(self.frames.platform()).isolate_one(self.frames, pfn, list)
     }
 
-    /// Moves a folio to the young end of the list `to`, if it is on the list `from`; `None`: the
-    /// caller has isolated the folio and puts it back. The caller has a reference. Takes the
-    /// lruvec's lock.
+    /// Moves a folio to the young end of the list `to`, if it is on the list `from`. `from` is
+    /// `None` if the caller has isolated the folio, and now puts it back. The caller has a
+    /// reference. Takes the lruvec's lock.
     ///
     /// With a list `from`, a folio that another CPU has isolated is on no list and is not moved:
     /// that CPU puts it on the list where it belongs by then ([`LruList::evictable`]).
@@ -64,8 +64,8 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
         }
     }
 
-    /// Moves a folio to the old end of `list`, if it is on that, so that reclaim scans it next. The
-    /// caller has a reference. Takes the lruvec's lock.
+    /// Moves a folio to the old end of `list`, if it is on that list, so that reclaim scans it
+    /// next. The caller has a reference. Takes the lruvec's lock.
     pub(crate) fn make_oldest(self, pfn: Pfn, list: LruList) {
         let frame = self.frames.frame(pfn);
         let mut lists = self.memcgs.lruvec(LruvecId::unpack(frame.lruvec())).lock(self.frames.platform());
@@ -130,18 +130,18 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
         });
     }
 
-    /// Isolates a folio, whatever list it is on, without taking a reference: the one that the
-    /// caller has is the isolating CPU's from then on. Takes the lruvec's lock. Returns whether the
-    /// folio was on a list; if not, another CPU has isolated it.
+    /// Isolates a folio: removes it from its LRU list. Takes no reference: the caller's reference
+    /// becomes that of the isolation. Takes the lruvec's lock. Returns whether the folio was on a
+    /// list; if not, another CPU has isolated it.
     pub(crate) fn isolate_folio(self, head: Pfn) -> bool {
         let frame = self.frames.frame(head);
         let mut lists = self.memcgs.lruvec(LruvecId::unpack(frame.lruvec())).lock(self.frames.platform());
         lists.remove(self.frames, head, frame.lruvec()).is_some()
     }
 
-    /// Queues a folio to be split if it is partially mapped: after some of its pages were mapped,
-    /// or when it could not be split. The caller has a reference. Takes the lruvec's lock. Returns
-    /// whether the folio was queued now and not before.
+    /// Queues a folio to be split if it is partially mapped, and not queued already. Callers use
+    /// this after they mapped only a part of a folio, or failed to split one. The caller has a
+    /// reference. Takes the lruvec's lock. Returns whether the folio was queued now and not before.
     pub(crate) fn defer_if_partial(self, head: Pfn) -> bool {
         let frame = self.frames.frame(head);
         let mut lists = self.memcgs.lruvec(LruvecId::unpack(frame.lruvec())).lock(self.frames.platform());

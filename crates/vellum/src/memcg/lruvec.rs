@@ -2,9 +2,10 @@
 //! lock.
 //!
 //! Linux has one lruvec for each memcg and node, and a memcg stock for each CPU. Here both are one
-//! structure: a memcg has one for each CPU, with memory of that CPU's node only, and on a machine
-//! with several nodes one for each node besides, with the memory that CPUs of other nodes took from
-//! that node. So a fault takes one lock of its own CPU to charge a folio and to put it on a list.
+//! structure: a memcg has one for each CPU, which has memory of that CPU's node only. On a machine
+//! with several nodes it also has one for each node, which has the memory that CPUs of other nodes
+//! allocated from that node. So a fault takes one lock of its own CPU to charge a folio and to put
+//! it on a list.
 //!
 //! A folio's descriptor names its lruvec and its list (INV-9), packed into one word:
 //! [`LruvecId::pack`].
@@ -83,11 +84,12 @@ pub(crate) struct LruvecId {
 }
 
 impl LruvecId {
-    /// The bits of a packed word that name the lruvec. The others name the list.
+    /// The bits of a packed word ([`LruvecId::pack`]) that name the lruvec. The other bits name the
+    /// list.
     pub(super) const MASK: u32 = 0x0fff_ffff;
 
-    /// Returns whether a packed word names a list: whether the folio with this word in its
-    /// descriptor is on an LRU list.
+    /// Returns whether a packed word ([`LruvecId::pack`]) names a list: whether the folio with this
+    /// word in its descriptor is on an LRU list.
     #[inline]
     pub(crate) fn is_listed(packed: u32) -> bool {
         packed & !LruvecId::MASK != 0
@@ -114,9 +116,9 @@ const _: () = assert!(MAX_CPUS + MAX_NODES <= 1 << 12);
 /// The size of an LRU list, as its lruvec counts it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ListSize {
-    /// Folios on the list.
+    /// The number of folios on the list.
     pub(crate) folios: u64,
-    /// Pages (of 4 KiB) of these folios.
+    /// The number of pages (of 4 KiB) of these folios.
     pub(crate) pages: u64,
 }
 
@@ -125,7 +127,7 @@ pub(crate) struct ListSize {
 pub(crate) struct IsolateLimit {
     /// The maximum number of folios.
     pub(crate) folios: usize,
-    /// Isolation stops at the first folio with which so many pages (of 4 KiB) are reached.
+    /// The number of pages (of 4 KiB) at which isolation stops. The last folio may exceed it.
     pub(crate) pages: u64,
 }
 
@@ -133,8 +135,7 @@ pub(crate) struct IsolateLimit {
 #[repr(C, align(128))]
 pub(crate) struct PerCpuLruvec {
     inner: SpinLock<Lruvec>,
-    /// Set at the first charge here. Statistics skip lruvecs that are not
-    /// used.
+    /// True from the first charge to this lruvec on. Statistics skip lruvecs that were never used.
     pub(super) used: AtomicBool,
 }
 
@@ -157,14 +158,16 @@ impl PerCpuLruvec {
 pub(crate) struct Lruvec {
     /// Pages that are charged to the memcg and that no frame uses yet (Linux: the memcg stock).
     pub(crate) stock: u32,
-    /// The largest stock that may stay when the lock is released. 0, unless the lruvec is marked as
-    /// stocked ([`super::charge`]): an unmarked lruvec has no stock when its lock is released.
+    /// The largest stock that the lruvec may keep when its lock is released. It is 0 while the
+    /// lruvec is not marked as stocked ([`super::charge`]): then the CPU that releases the lock
+    /// takes the whole stock out and uncharges it.
     pub(super) stock_limit: u32,
-    /// The LRU lists; the heads of the folios are linked.
+    /// The LRU lists. Folios are linked through the descriptors of their heads.
     lru: [FrameList; LruList::COUNT],
     /// The pages (of 4 KiB) of the folios on each list.
     pages: [u64; LruList::COUNT],
-    /// The deferred-split queue: partially mapped folios, linked through their first tail.
+    /// The deferred-split queue: partially mapped folios, linked through the descriptors of their
+    /// first tails.
     pub(crate) deferred: FrameList,
 }
 
@@ -186,8 +189,8 @@ impl Lruvec {
         (counted, self.lru[at].iter_rev(frames))
     }
 
-    /// Adds a folio, which is on no list, to the young end of a list. The caller makes the
-    /// descriptor name the list.
+    /// Adds a folio, which is on no list, to the young end of a list. The caller makes the folio's
+    /// descriptor name the list ([`LruvecId::pack`]).
     #[inline]
     pub(crate) fn add<P: Platform>(
         &mut self,
@@ -200,8 +203,9 @@ impl Lruvec {
         self.pages[list as usize] += 1 << order;
     }
 
-    /// Removes a folio from its list, if it is on one. It stays charged to the memcg. `packed`: the
-    /// word in its descriptor, read under the lruvec's lock. Returns the list.
+    /// Removes a folio from its list, if it is on one. The folio stays charged to the memcg.
+    /// `packed` is the word of the folio's descriptor that names its lruvec and list
+    /// ([`LruvecId::pack`]), as the caller read it under the lruvec's lock. Returns the list.
     #[inline(always)]
     pub(super) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, packed: u32) -> Option<LruList> {
         let frame = frames.frame(pfn);
@@ -218,8 +222,8 @@ impl Lruvec {
         self.lru[list as usize].push_back(frames, pfn, frames.frame(pfn));
     }
 
-    /// Moves a folio, which is charged here, to the young end of `list`, from whatever list it is
-    /// on, if any.
+    /// Moves a folio, which is charged to this lruvec, from its list to the young end of `list`;
+    /// the folio may also be on no list.
     pub(crate) fn relist<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) {
         let frame = frames.frame(pfn);
         let packed = frame.lruvec();
@@ -244,8 +248,8 @@ impl Lruvec {
 
     /// Isolates folios from the old end of a list, within `limit` (Linux: `isolate_lru_folios`).
     /// Takes a reference to each, and passes its head and its number of pages to `take`; stops when
-    /// `take` returns false, after that folio. Folios without references are skipped: the CPU that
-    /// dropped the last one removes them from the list. Returns the number of pages isolated.
+    /// `take` returns false, after that folio. Skips folios without references: the CPU that
+    /// dropped the last reference removes them from the list. Returns the number of pages isolated.
     pub(crate) fn isolate<'p, P: Platform>(
         &mut self,
         frames: &Frames<'p, P>,
@@ -278,8 +282,9 @@ impl Lruvec {
         sum
     }
 
-    /// Uncharges folios that are about to be freed: cuts `cut`, which are neighbours on `list`, out
-    /// of that list (`None`: they are on none), and returns their `pages` to the stock.
+    /// Uncharges folios that are about to be freed: removes the folios of `cut`, which are
+    /// neighbours on `list`, from that list (`None`: the folios are on no list), and adds their
+    /// `pages` to the stock.
     #[inline]
     pub(crate) fn uncharge<P: Platform>(
         &mut self,

@@ -3,12 +3,12 @@
 //! Every folio is charged to a memcg and is on one of its LRU lists from its first fault to its
 //! last unmap (INV-9). One lock covers both: that of a *per-CPU lruvec*, which has the LRU lists
 //! and a stock of pages charged in advance (Linux: the lruvec and the memcg stock). A memcg has one
-//! for each CPU. A fault uses its own CPU's, so faults on different CPUs share no cache line; the
-//! memcg's counter, which all CPUs share, is touched once for each [`STOCK`] pages. Memory of
-//! another node goes to a lruvec of that node, so that each list has memory of one node only
-//! ([`crate::frame`]). A folio stays in the lruvec where it was charged, and its descriptor names
-//! that lruvec. So a CPU that frees a batch of folios takes each lruvec's lock once for as many of
-//! them as follow each other there.
+//! such lruvec for each CPU. A fault uses the lruvec of its own CPU, so faults on different CPUs
+//! share no cache line; the memcg's counter, which all CPUs share, is touched once for each
+//! [`STOCK`] pages. Memory of another node goes to a lruvec of that node, so that each list has
+//! memory of one node only ([`crate::frame`]). A folio stays in the lruvec where it was charged,
+//! and its descriptor names that lruvec. So a CPU that frees a batch of folios takes a lruvec's
+//! lock once for each stretch of consecutive folios in the batch that name that lruvec.
 //!
 //! | file | contents |
 //! |---|---|
@@ -56,7 +56,8 @@ use tree::{HEAD_FRAMES, chunk_shift};
 
 /// The number of pages that a per-CPU lruvec charges in advance.
 pub const STOCK: u32 = 64;
-/// The maximum number of memcgs on a machine: as many as one frame has room for frame numbers.
+/// The maximum number of memcgs on a machine: as many as the frame numbers (4 bytes each) that fit
+/// into one frame.
 pub const MAX_MEMCGS: usize = FRAME_SIZE as usize / size_of::<u32>();
 
 /// The identifier of a memcg.
@@ -100,8 +101,9 @@ impl core::error::Error for MemcgError {}
 /// The counters of a memcg and its descendants, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemcgCounters {
-    /// Charged pages, the stocks of per-CPU lruvecs included: at most `2 * STOCK` pages for each
-    /// lruvec more than [`MemcgUsage::charged`], and never more than the limit was.
+    /// Charged pages, including stocks (pages that per-CPU lruvecs have charged in advance). A
+    /// charge compares this number with the limit. It exceeds [`MemcgUsage::charged`] by at most
+    /// twice [`STOCK`] pages for each per-CPU lruvec.
     pub charged: u64,
     /// The highest value that `charged` ever had.
     pub peak: u64,
@@ -114,9 +116,10 @@ pub struct MemcgCounters {
 /// The memory of a memcg, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemcgUsage {
-    /// Pages charged to this memcg and all its descendants, without stocks.
+    /// Pages charged to this memcg and all its descendants, without stocks (pages that per-CPU
+    /// lruvecs have charged in advance).
     pub charged: u64,
-    /// The highest number of charged pages there ever was, stocks included.
+    /// The highest number of pages that were ever charged at once, stocks included.
     pub peak: u64,
     /// The limit.
     pub limit: u64,
@@ -132,25 +135,27 @@ pub struct MemcgUsage {
 
 /// All memcgs of a machine.
 pub struct Memcgs<'p> {
-    /// Frame numbers of the frames with memcgs' heads ([`tree`]); 0 for a frame that is not
-    /// allocated.
+    /// The frame numbers of the frames that hold memcgs' heads ([`tree::Memcg`]: counters, limit,
+    /// parent); 0 for a frame that is not allocated.
     heads: [AtomicU32; HEAD_FRAMES],
-    /// Frame numbers of the chunks of per-CPU lruvecs, `1 << chunk_shift` for each memcg; 0 for a
-    /// chunk that is not allocated.
+    /// The frame numbers of the chunks (a chunk is a frame that holds per-CPU lruvecs of one
+    /// memcg); 0 for a chunk that is not allocated. Each memcg has `1 << chunk_shift` entries in a
+    /// row.
     chunks: &'p [AtomicU32],
-    /// log2 of the chunks of a memcg.
+    /// log2 of the number of a memcg's entries in `chunks`.
     chunk_shift: u32,
-    /// The set of memcgs with per-CPU lruvecs that are marked as stocked ([`charge`]).
+    /// The set of memcgs that have a per-CPU lruvec marked as stocked: it may have pages that were
+    /// charged in advance ([`charge`]).
     stocked: [AtomicU64; MAX_MEMCGS / 64],
     /// The base of the host's direct map.
     direct: *mut u8,
-    /// Serializes creation and removal.
+    /// Serializes creation and removal of memcgs.
     changing: SpinLock<()>,
 }
 
 // SAFETY: `direct` only serves to find the memcgs' memory, which consists of atomics and locks.
 unsafe impl Sync for Memcgs<'_> {}
-// SAFETY: no field belongs to a thread.
+// SAFETY: no field is bound to the thread that made it.
 unsafe impl Send for Memcgs<'_> {}
 
 impl<'p> Memcgs<'p> {
@@ -164,8 +169,8 @@ impl<'p> Memcgs<'p> {
         let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
         let pfn = frames.alloc(order, true, Use::Kernel)?;
         let first = frames.at(pfn.addr()).as_ptr().cast::<AtomicU32>();
-        // SAFETY: the frames are zeroed, were just allocated, are kept for `'p`, and have room for
-        // so many atomics.
+        // SAFETY: the frames are zeroed, were just allocated, stay allocated for `'p`, and have
+        // room for `MAX_MEMCGS << shift` atomics.
         let chunks = unsafe { core::slice::from_raw_parts(first, MAX_MEMCGS << shift) };
         let memcgs = Memcgs {
             heads: [const { AtomicU32::new(0) }; HEAD_FRAMES],
@@ -175,7 +180,7 @@ impl<'p> Memcgs<'p> {
             direct: frames.platform().direct_map(),
             changing: SpinLock::new(()),
         };
-        // The root has no limit, so a charge can't be what fails.
+        // The root has no limit and no parent, so only an allocation can fail here, not a charge.
         memcgs.init_memcg(frames, MemcgId::ROOT, MemcgId::ROOT, u64::MAX).map_err(|_| OutOfMemory)?;
         Ok(memcgs)
     }
@@ -201,12 +206,13 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Lowers the swap room of a memcg and its ancestors by `pages` that went to swap. Two CPUs
-    /// that read the same room may both use it: the host's limit is then passed by as much.
+    /// that read the same room may both use it; the swap usage then passes the host's limit by that
+    /// much.
     #[inline]
     pub(crate) fn use_swap_room(&self, id: MemcgId, pages: u64) {
         let less = |room: u64| (room < u64::MAX).then(|| room.saturating_sub(pages));
         for at in self.ancestors(id) {
-            // `Err` is a memcg without a limit, whose room does not change.
+            // An `Err` means that this memcg has no swap limit, so its room does not change.
             let _ = self.memcg(at).swap_room.fetch_update(Relaxed, Relaxed, less);
         }
     }
@@ -223,8 +229,8 @@ impl<'p> Memcgs<'p> {
     /// descriptor records the lruvec and the list (INV-9). Takes the lruvec's lock.
     ///
     /// # Errors
-    /// The charge exceeds a limit, or memory for the lruvec is short, or its parent's limit does
-    /// not allow that. Then nothing is charged or listed.
+    /// The charge exceeds a limit; or the lruvec has no memory yet, and that memory can't be
+    /// allocated, or not be charged to the memcg's parent. Then nothing is charged or listed.
     #[inline(always)]
     pub(crate) fn charge_frames<P: Platform>(
         &self,
@@ -258,7 +264,7 @@ impl<'p> Memcgs<'p> {
     /// this allocates.
     ///
     /// # Errors
-    /// As of [`Memcgs::charge_frames`]; [`OverLimit`] with the identifier if there is no such
+    /// As for [`Memcgs::charge_frames`]; [`OverLimit`] with the identifier if there is no such
     /// memcg.
     #[cold]
     fn charge_first_frames<P: Platform>(
@@ -269,18 +275,19 @@ impl<'p> Memcgs<'p> {
         order: u8,
         list: Option<LruList>,
     ) -> Result<(), Refused> {
-        // An identifier that a host made of a number need not be a memcg's.
+        // The host can make an identifier from any number, so there may be no such memcg.
         self.find(lruvec.memcg).ok_or(OverLimit(lruvec.memcg))?;
         self.alloc_lruvecs(frames, lruvec)?;
         self.charge_frames(frames, lruvec.memcg, (pfn, frame, lruvec.index), order, list)
     }
 
-    /// Charges `pages` after the charge was refused by the limit in `over`: drains the stocks below
-    /// that memcg, and adds the pages to the stock of the lruvec `at` of the memcg `id`. Returns
-    /// that lruvec locked. The caller holds no lruvec's lock.
+    /// Charges `pages` to the memcg `id` after the limit of the memcg in `over` refused them:
+    /// drains the stocks (pages charged in advance) of that memcg's and its descendants' lruvecs,
+    /// so that the charge succeeds, and adds `pages` to the stock of the lruvec `at`. Returns the
+    /// lists of `at`, locked. The caller holds no lruvec's lock.
     ///
     /// # Errors
-    /// A memcg is full even though the stocks below it are empty.
+    /// A memcg is full even though its lruvecs and its descendants' have no stocks left.
     #[cold]
     fn charge_from_stocks<'s, P: Platform>(
         &self,
@@ -298,10 +305,10 @@ impl<'p> Memcgs<'p> {
         Ok(lists)
     }
 
-    /// Allocates `1 << order` frames for a structure of the engine's own (a page table, a node,
-    /// per-CPU slots), charged to a memcg. The descriptor of the first frame records the memcg
-    /// until [`Memcgs::free`]. Returns that frame and its descriptor. With `zero`, every byte is
-    /// zero.
+    /// Allocates `1 << order` frames for a structure of the engine's own (a page table, a VMA node,
+    /// the per-CPU slots of a space), charged to a memcg. The descriptor of the first frame records
+    /// the memcg until [`Memcgs::free`]. Returns that frame and its descriptor. With `zero`, every
+    /// byte is zero.
     ///
     /// # Errors
     /// Memory is short, or a limit does not allow the charge. Then nothing is allocated.
@@ -336,18 +343,20 @@ impl<'p> Memcgs<'p> {
         Ok((pfn, frame))
     }
 
-    /// Frees frames that [`Memcgs::alloc`] allocated, and returns their charge to the memcg that
-    /// was charged. `zero`: every byte of them is zero.
+    /// Frees frames that [`Memcgs::alloc`] allocated, and uncharges the memcg that was charged for
+    /// them. With `zero`, every byte of them is zero.
     ///
     /// # Safety
     /// As for [`Frames::free`].
     pub(crate) unsafe fn free<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, order: u8, zero: bool) {
         self.uncharge(frames, pfn, order);
-        // SAFETY: by contract.
+        // SAFETY: the caller keeps the contract of [`Frames::free`]: no reference, stale
+        // translation or walk of the frames is left. They came from `alloc_flagged`, whose `Use` is
+        // `Kernel`.
         unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
     }
 
-    /// Returns the charge of `1 << order` frames that are about to be freed.
+    /// Uncharges `1 << order` frames that are about to be freed.
     fn uncharge<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, order: u8) {
         Uncharger::new(frames, self).uncharge(pfn, frames.frame(pfn), 1 << order);
     }

@@ -2,10 +2,10 @@
 //! can be freed.
 //!
 //! No PTE changes, because PTEs name frames, and a frame's folio is found from its descriptor. So
-//! the splitting CPU must hold everything by which another CPU could find the descriptors: as many
-//! PTEs as the folio has mappings are in the one page table that it has locked, the only other
-//! reference is its own, and the lruvec's lock keeps reclaim from isolating the folio. References
-//! stay at least as many as mappings throughout (INV-2).
+//! the splitting CPU must hold everything by which another CPU could find the descriptors. All PTEs
+//! that map the folio are in one page table, which it has locked; the folio has no reference except
+//! its mappings' and this CPU's; and the lruvec's lock keeps reclaim from isolating the folio.
+//! References stay at least as many as mappings throughout (INV-2).
 
 use super::Memcgs;
 use super::lruvec::{LruList, LruvecId};
@@ -26,11 +26,11 @@ pub(crate) struct MappedPages {
 /// at all.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
-    /// The offset of its first frame from the folio's head.
+    /// The offset of the piece's first frame from the folio's head.
     pub(crate) offset: u32,
-    /// log2 of its frames.
+    /// log2 of the number of the piece's frames.
     pub(crate) order: u8,
-    /// True if its frames are mapped, false if none is.
+    /// True if all frames of the piece are mapped, false if none is.
     pub(crate) mapped: bool,
 }
 
@@ -86,8 +86,8 @@ impl MappedPages {
 
 impl<'p> Memcgs<'p> {
     /// Splits a folio whose mappings are exactly `mapped` (Linux: `split_folio`). Those PTEs are in
-    /// one page table, which the caller has locked. The caller has one reference that is no
-    /// mapping's, and has removed the folio from the swap cache. Takes the lruvec's lock.
+    /// one page table, which the caller has locked. The caller has one reference besides those of
+    /// the mappings, and has removed the folio from the swap cache. Takes the lruvec's lock.
     ///
     /// Returns whether the folio was split. It is not if there are other references or mappings, or
     /// if it is isolated; then nothing changes. After a split the mapped pieces are on the folio's
@@ -98,8 +98,9 @@ impl<'p> Memcgs<'p> {
         let lruvec = LruvecId::unpack(frame.lruvec());
         let mut lists = self.lruvec(lruvec).lock(frames.platform());
         let before = mapped.expected_counts();
-        // A CPU that isolates the folio takes a reference under this lock: while the folio is on
-        // its list and the counts are these, no other CPU gets at it.
+        // A CPU that isolates the folio takes a reference under this lock. So while the folio is on
+        // its list, and has only the expected references and mappings, no other CPU can find its
+        // descriptors.
         let Some(list) = LruList::of(frame).filter(|_| frame.counts() == before) else { return false };
         if frame.clear_flag(flag::PARTIALLY_MAPPED) {
             lists.deferred.remove(frames, head.add(1));

@@ -14,7 +14,7 @@ fn folio<'p>(frames: &Frames<'p, Host>, order: u8) -> (Pfn, &'p Frame, usize) {
 
 /// INV-9: the charge of a memcg and of each ancestor is the pages that were charged and not
 /// uncharged, whichever CPUs did so and in whatever order. The LRU lists hold the same pages, and
-/// those of each node the pages on that node.
+/// the lists of each node hold the pages of that node.
 #[test]
 fn charges_and_lru_lists_match_the_folios_that_are_charged() {
     check_charges_and_lists(&Host::with_frames(20_000, 4));
@@ -242,7 +242,7 @@ fn memory_of_the_host_is_charged_to_its_memcg() {
     assert_eq!((charged(parent), has_room(0), has_room(1)), (8, Ok(()), Err(OverLimit(parent))));
     let over = Refused::from(OverLimit(parent));
     assert_eq!(memcgs.alloc_for_host(&frames, child, 0), Err(over));
-    // On a CPU on which the memcg has not been charged yet.
+    // CPU 1 has not charged the memcg yet.
     host.on_cpu(1);
     let beyond = memcgs.alloc_beyond_limit(&frames, child, 2).unwrap();
     assert_eq!((charged(parent), charged(child), charged(MemcgId::ROOT)), (12, 11, 13));

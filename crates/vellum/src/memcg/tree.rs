@@ -1,4 +1,5 @@
-//! The tree of memcgs: a head for each memcg, and the frames that its per-CPU lruvecs are in.
+//! The tree of memcgs: a head for each memcg (its counters, limit and parent), and the frames that
+//! its per-CPU lruvecs are in.
 //!
 //! Heads are 32 to a frame, are looked up by the memcg's number, and are never freed: a walk from a
 //! memcg to its ancestors needs no lock. Per-CPU lruvecs are 32 to a frame too, in *chunks*. The
@@ -6,10 +7,10 @@
 //! (INV-9), and removal of the memcg frees it. So a memcg that few CPUs use takes one frame, on a
 //! machine of any size.
 //!
-//! A lruvec may be used directly by a caller that keeps its memcg from being removed:
-//! one that has a charged page, or a pin ([`Memcgs::pin`]), as an address space has. Everything
-//! else (statistics and reclaim, which go through all memcgs) reaches lruvecs inside
-//! [`Memcgs::with_lruvec`], which removal waits for.
+//! A CPU may use a memcg's lruvecs directly while it keeps the memcg from being removed: while it
+//! has a page that is charged to the memcg, or a pin ([`Memcgs::pin`]; each address space has one).
+//! Statistics and reclaim, which visit all memcgs, have neither, and use lruvecs only inside
+//! [`Memcgs::with_lruvec`]. Removal waits until no CPU is inside that function.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -22,21 +23,24 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frames, Use};
 use crate::platform::{MAX_CPUS, MAX_NODES, Platform};
 
-/// Words of a bitmap with a bit for each per-CPU lruvec of a memcg.
+/// The number of words of a bitmap with a bit for each per-CPU lruvec of a memcg.
 pub(super) const LRUVEC_WORDS: usize = (MAX_CPUS + MAX_NODES).div_ceil(u64::BITS as usize);
 
 /// The head of a memcg. Zeroed memory is a valid head that is not in use.
 #[repr(C, align(128))]
 pub(super) struct Memcg {
-    /// The number of the parent; the root is its own.
+    /// The number of the parent; the root is its own parent.
     parent: AtomicU32,
     /// One more than the number of pins; 0 if there is no such memcg.
     users: AtomicU32,
-    /// CPUs that use the memcg's lruvecs without a pin or a charged page: removal waits for them.
+    /// The number of CPUs that use the memcg's lruvecs without a pin or a charged page. Removal
+    /// waits until it is 0.
     readers: AtomicU32,
-    /// The number of lruvecs of the memcg and its descendants that are marked as stocked.
+    /// The number of lruvecs of the memcg and its descendants that are marked as stocked: they may
+    /// have pages that were charged in advance ([`super::charge`]).
     pub(super) stocks: AtomicU32,
-    /// Pages charged to the memcg and its descendants, stocks included.
+    /// Pages charged to the memcg and its descendants, including pages that lruvecs have charged in
+    /// advance.
     pub(super) charged: AtomicU64,
     /// The highest value that `charged` ever had.
     pub(super) peak: AtomicU64,
@@ -46,28 +50,30 @@ pub(super) struct Memcg {
     pub(super) swap_room: AtomicU64,
     /// Pages of page-cache objects of the memcg and its descendants that are on swap devices.
     pub(super) swapped: AtomicU64,
-    /// The part of `charged` that is chunks of descendants' lruvecs.
+    /// The number of pages in `charged` that hold the lruvecs of descendants.
     pub(super) lruvec_frames: AtomicU64,
-    /// The set of the memcg's own lruvecs that are marked as stocked, by index.
+    /// The set of the memcg's own lruvecs that are marked as stocked: a bit for each lruvec's
+    /// index.
     pub(super) stocked: [AtomicU64; LRUVEC_WORDS],
 }
 
-/// Heads in a frame.
+/// The number of memcgs' heads in a frame.
 const HEADS: usize = FRAME_SIZE as usize / size_of::<Memcg>();
-/// The maximum number of frames with heads.
+/// The maximum number of frames that hold memcgs' heads.
 pub(super) const HEAD_FRAMES: usize = MAX_MEMCGS / HEADS;
-/// log2 of the lruvecs in a chunk.
+/// log2 of the number of lruvecs in a chunk, which is one frame.
 const CHUNK: usize = (FRAME_SIZE as usize / size_of::<PerCpuLruvec>()).ilog2() as usize;
 
 const _: () = assert!(size_of::<Memcg>() == 128 && size_of::<PerCpuLruvec>() == 128 && HEADS << 5 == MAX_MEMCGS);
 
-/// Returns log2 of the chunks that a memcg with `lruvecs` per-CPU lruvecs has at most.
+/// Returns log2 of the maximum number of chunks (frames of lruvecs) of a memcg with `lruvecs`
+/// per-CPU lruvecs, rounded up.
 pub(super) fn chunk_shift(lruvecs: usize) -> u32 {
     (lruvecs.div_ceil(1 << CHUNK)).next_power_of_two().trailing_zeros()
 }
 
-/// A pin: keeps a memcg from being removed until it is dropped, while a caller charges the memcg by
-/// its identifier.
+/// A guard: the memcg can't be removed before the guard is dropped. A caller that charges a memcg
+/// by its identifier holds one meanwhile.
 pub(crate) struct MemcgPin<'g, 'p> {
     memcgs: &'g Memcgs<'p>,
     id: MemcgId,
@@ -81,7 +87,7 @@ impl Drop for MemcgPin<'_, '_> {
 
 impl<'p> Memcgs<'p> {
     /// Creates a memcg below `parent`, limited to `limit` pages (`u64::MAX`: limited by its
-    /// ancestors only). The memcg's memory is charged to the parent.
+    /// ancestors only). The memory of the memcg's own lruvecs is charged to the parent.
     ///
     /// # Errors
     /// There is no such parent; all numbers are in use; memory is short; or a limit of the parent
@@ -101,8 +107,8 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Allocates and initializes the head of a memcg, with a lruvec for this CPU. The caller
-    /// serializes creation and removal. On failure no such memcg exists; the memory that was
-    /// allocated is used by the next memcg with this number.
+    /// serializes creation and removal. On failure the memcg does not exist; memory that was
+    /// allocated for it stays for the next memcg with this number.
     pub(super) fn init_memcg<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
@@ -128,7 +134,7 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Removes a memcg that nothing is charged to, and frees its lruvecs. Waits for CPUs that use
-    /// them inside `Memcgs::with_lruvec`.
+    /// the lruvecs inside `Memcgs::with_lruvec`.
     ///
     /// # Errors
     /// There is no such memcg, or [`MemcgError::Busy`]: the memcg has charged pages, is pinned (by
@@ -144,7 +150,8 @@ impl<'p> Memcgs<'p> {
         }
         memcg.users.compare_exchange(1, 0, SeqCst, Relaxed).map_err(|_| MemcgError::Busy(id))?;
         if !empty() {
-            // The holder of a pin charged a page and dropped the pin, in between.
+            // After the first look at `charged`, a CPU with a pin charged a page and dropped its
+            // pin.
             memcg.users.store(1, SeqCst);
             return Err(MemcgError::Busy(id));
         }
@@ -162,8 +169,9 @@ impl<'p> Memcgs<'p> {
         Ok(())
     }
 
-    /// Allocates the chunk in which a lruvec is, charged to the memcg's parent, unless another CPU
-    /// does so first. The caller has the memcg pinned, or is creating it.
+    /// Allocates the chunk (the frame of lruvecs) that a lruvec is in, charged to the memcg's
+    /// parent, unless another CPU does so first. The caller has the memcg pinned, or is creating
+    /// it.
     ///
     /// # Errors
     /// Memory is short, or the limit of an ancestor does not allow the charge.
@@ -176,7 +184,7 @@ impl<'p> Memcgs<'p> {
         let pfn = frames.alloc(0, false, Use::Kernel).inspect_err(|_| uncharge_parent())?;
         let first = frames.at(pfn.addr()).cast::<PerCpuLruvec>();
         for i in 0..1 << CHUNK {
-            // SAFETY: the frame was just allocated, and has room for so many lruvecs.
+            // SAFETY: the frame was just allocated, and has room for `1 << CHUNK` lruvecs.
             unsafe { first.add(i).write(PerCpuLruvec::new()) };
         }
         if self.chunk(lruvec).compare_exchange(0, pfn.0, Release, Relaxed).is_err() {
@@ -192,7 +200,7 @@ impl<'p> Memcgs<'p> {
         Ok(())
     }
 
-    /// Uncharges `frames` chunks of a child's lruvecs.
+    /// Uncharges `parent` for `frames` chunks that held a child's lruvecs.
     fn uncharge_lruvecs(&self, parent: MemcgId, frames: u32) {
         self.ancestors(parent).for_each(|at| _ = self.memcg(at).lruvec_frames.fetch_sub(frames.into(), Relaxed));
         self.uncharge_all(parent, frames);
@@ -232,8 +240,8 @@ impl<'p> Memcgs<'p> {
     /// Returns the head of a memcg in a frame of heads.
     fn head_at(&self, frame: u32, id: MemcgId) -> &'p Memcg {
         let first = self.direct.wrapping_add(Pfn(frame).addr().0 as usize).cast::<Memcg>();
-        // SAFETY: `frame` is one that `init_memcg` allocated, zeroed, for so many heads (zeros are
-        // a valid one), and that is never freed.
+        // SAFETY: `init_memcg` allocated this frame, zeroed, and it is never freed. It has room for
+        // `HEADS` heads, and zeros are a valid head.
         unsafe { &*first.wrapping_add(usize::from(id.0) % HEADS) }
     }
 
@@ -259,14 +267,15 @@ impl<'p> Memcgs<'p> {
         self.all().filter(move |memcg| self.ancestors(*memcg).any(|other| other == id))
     }
 
-    /// Returns all memcgs. Numbers are given out from the lowest on and heads are never freed, so
-    /// behind the first number without a head there are no more heads.
+    /// Returns all memcgs. A new memcg gets the lowest free number, and heads are never freed, so
+    /// no number above the first one without a head has a head.
     pub(crate) fn all(&self) -> impl Iterator<Item = MemcgId> + '_ {
         let known = (0..MAX_MEMCGS as u16).map(MemcgId).map_while(|id| self.head(id).map(|_| id));
         known.filter(|id| self.find(*id).is_some())
     }
 
-    /// Returns the frame number of the chunk that a lruvec is in; 0 if it is not allocated.
+    /// Returns the entry for the chunk (the frame of lruvecs) that a lruvec is in: its frame
+    /// number, or 0 if it is not allocated.
     #[inline]
     fn chunk(&self, lruvec: LruvecId) -> &'p AtomicU32 {
         &self.chunks[usize::from(lruvec.memcg.0) << self.chunk_shift | lruvec.index >> CHUNK]
@@ -283,8 +292,9 @@ impl<'p> Memcgs<'p> {
     #[inline]
     fn lruvec_in(&self, pfn: u32, index: usize) -> &'p PerCpuLruvec {
         let first = self.direct.wrapping_add(Pfn(pfn).addr().0 as usize).cast::<PerCpuLruvec>();
-        // SAFETY: `alloc_lruvecs` wrote so many lruvecs there before it published the frame. Only
-        // removal of the memcg frees it, and the caller keeps the memcg from being removed.
+        // SAFETY: `alloc_lruvecs` wrote `1 << CHUNK` lruvecs to the frame before it published the
+        // frame's number. Only removal of the memcg frees the frame, and the caller keeps the memcg
+        // from being removed.
         unsafe { &*first.wrapping_add(index & ((1 << CHUNK) - 1)) }
     }
 
@@ -333,9 +343,10 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Calls `visit` as a reader of the memcg's chunks: a chunk that `visit` finds is not freed
-    /// before it returns. The reader count and the load of a chunk's number are both sequentially
-    /// consistent, as are the clearing of that number and the load of the count in
-    /// [`Memcgs::remove`]: either the reader finds no chunk, or removal waits for the reader.
+    /// before it returns. The reader increments the count of readers and then loads the chunk's
+    /// frame number. [`Memcgs::remove`] clears the frame number and then loads the count. All four
+    /// accesses are sequentially consistent, so either the reader finds no chunk, or removal waits
+    /// for the reader.
     fn as_reader<P: Platform, R>(&self, frames: &Frames<'p, P>, id: MemcgId, visit: impl FnOnce() -> R) -> R {
         let (platform, memcg) = (frames.platform(), self.memcg(id));
         // Removal spins until there are no readers, so a reader must not be preempted.

@@ -3,9 +3,9 @@
 //!
 //! Folios that are freed together were mostly faulted in together, so they belong to the same
 //! per-CPU lruvec and are often neighbours on its list. The [`Uncharger`] holds that lruvec's lock
-//! from one folio to the next, cuts a range of neighbours out of the list by its two ends, returns
-//! their pages to the stock with one addition, and touches the memcg's counters at most once for
-//! each lruvec (INV-9).
+//! from one folio to the next, removes a stretch of neighbours from the list with writes at its two
+//! ends only, adds their pages to the lruvec's stock at once, and touches the memcg's counters at
+//! most once for each lruvec (INV-9).
 
 use super::Memcgs;
 use super::lruvec::{LruList, Lruvec, LruvecId};
@@ -14,20 +14,20 @@ use crate::frame::{Cut, Frame, Frames, flag};
 use crate::platform::Platform;
 use crate::sync::SpinGuard;
 
-/// Takes folios off their LRU lists and returns their charge. It keeps the lock of the last folio's
-/// lruvec from call to call: before anything that may wait, or that takes another such lock, the
-/// caller drops it or calls [`Uncharger::unlock`].
+/// Takes folios off their LRU lists and returns their charge. From call to call it holds the lock
+/// of the last folio's lruvec. So the caller drops the uncharger or calls [`Uncharger::unlock`]
+/// before it waits, or takes the lock of a lruvec itself.
 pub(crate) struct Uncharger<'a, 'p, P: Platform> {
     frames: &'a Frames<'p, P>,
     memcgs: &'a Memcgs<'p>,
     /// The word in the last folio's descriptor ([`LruvecId::pack`]): its lruvec, which is locked,
-    /// and its list. [`NO_LRUVEC`] while none is locked.
+    /// and its list. [`NO_LRUVEC`] while no lruvec is locked.
     packed: u32,
     lists: Option<SpinGuard<'a, Lruvec, P>>,
-    /// Neighbours on the list that `packed` names, which are uncharged, and which
-    /// [`Uncharger::commit`] cuts out of the list.
+    /// Folios that were passed to [`Uncharger::uncharge`] and are neighbours on the list that
+    /// `packed` names. [`Uncharger::commit`] removes them from the list together.
     cut: Cut,
-    /// Pages that are to go to the lruvec's stock.
+    /// The number of pages that [`Uncharger::commit`] adds to the lruvec's stock.
     pages: u32,
 }
 
@@ -40,8 +40,8 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
         Uncharger { frames, memcgs, packed: NO_LRUVEC, lists: None, cut: Cut::default(), pages: 0 }
     }
 
-    /// Returns the lists of the lruvec that `packed` names. Locks it, and unlocks another one
-    /// first.
+    /// Returns the lists of the lruvec that `packed` names. Locks that lruvec; if another one is
+    /// locked, unlocks that one first.
     #[cold]
     fn lists(&mut self, packed: u32) -> &mut Lruvec {
         let lruvec = packed & LruvecId::MASK;
@@ -54,9 +54,9 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
     }
 
     /// Uncharges `pages` frames that [`Memcgs::charge_frames`] charged together and that have no
-    /// references left. The caller frees them, and need not wait for [`Uncharger::unlock`]: the
-    /// links of folios that are collected are not read again, and until they are cut out of the
-    /// list its lock is held.
+    /// references left. The caller frees the frames, and may do so before [`Uncharger::unlock`],
+    /// while they are still linked: the lruvec stays locked until they are removed from its list,
+    /// and removal does not read their links.
     #[inline]
     pub(crate) fn uncharge(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
         let packed = frame.lruvec();
@@ -70,7 +70,8 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
         }
     }
 
-    /// Begins a new cut with a folio that is not a neighbour of the last one.
+    /// Removes the folios of `cut` from their list, and makes a new cut of a folio that is not a
+    /// neighbour of the last one.
     #[inline(never)]
     fn start_cut(&mut self, pfn: Pfn, frame: &Frame, packed: u32) {
         self.commit();
@@ -79,7 +80,7 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
         self.cut = if LruvecId::is_listed(packed) { Cut::one(pfn, frame) } else { Cut::default() };
     }
 
-    /// Cuts the collected folios out of their list, and adds their pages to the stock.
+    /// Removes the folios of `cut` from their list, and adds `pages` to the lruvec's stock.
     #[inline]
     fn commit(&mut self) {
         if let Some(lists) = &mut self.lists {
@@ -103,8 +104,9 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
         new
     }
 
-    /// Commits, and releases the lruvec's lock. Then uncharges the part of the stock that the
-    /// lruvec must not keep.
+    /// Removes the folios of `cut` from their list, adds their pages to the lruvec's stock, and
+    /// releases the lruvec's lock. Then uncharges the pages of the stock above what the lruvec may
+    /// keep ([`Memcgs::take_surplus`]).
     pub(crate) fn unlock(&mut self) {
         self.commit();
         let packed = core::mem::replace(&mut self.packed, NO_LRUVEC);

@@ -6,24 +6,30 @@
 //! inside another operation, and no lock is held when it begins.
 //!
 //! # Mechanism
-//! Reclaim isolates folios from the old end of a memcg's LRU lists, a batch at a time. Each has a
-//! reference and the number of the batch (`IsolationBatch`). Anonymous folios that follow each
-//! other both in memory and by rmap index are handled as one `Victim` from then on.
+//! Reclaim isolates folios from the old end of a memcg's LRU lists, a batch at a time. It takes
+//! each folio off its list, takes a reference to it, and writes the number of the batch
+//! (`IsolationBatch`) to its descriptor. Anonymous folios that are contiguous in memory and have
+//! consecutive rmap indices (Linux: `folio->index`) are handled as one `Victim` from then on.
 //!
-//! The anonymous rmap needs no upkeep by a fork or an unmap: a folio names its fork family and its
-//! rmap index (`RmapKey`), and reclaim looks in each space of that family for VMAs that have this
-//! index. The rmap index is the address at which the folio was first mapped, except in displaced
-//! VMAs: those that were moved, or that map a page-cache object privately. A space's displaced VMAs
-//! are searched one by one; other VMAs need no search.
+//! The anonymous rmap needs no upkeep by a fork or an unmap. A folio's descriptor names its fork
+//! family (an address space and those forked from it, directly or not) and its rmap index
+//! (`RmapKey`), and reclaim searches each space of that family. In most VMAs the rmap index of a
+//! page is its address, so reclaim only looks that address up. In *displaced* VMAs, which were
+//! moved (`mremap`) or map a page-cache object privately, index and address differ: reclaim
+//! compares the rmap indices of each displaced VMA with the folio's.
 //!
-//! A folio that was used since the last scan (its PTEs are young) goes back to the young end of its
-//! list, and so does one that can't be reclaimed. Every space that maps one of the others pages it
-//! out, run by run ([`crate::space`]), and the folios are freed together. Folios of page-cache
-//! objects (`objects`) are unmapped wherever the object is mapped, and then paged out by the
-//! object.
+//! A folio that was used since the last scan (it is young: a PTE that maps it has the accessed bit)
+//! goes back to the young end of its list, and so does a folio that can't be reclaimed. For the
+//! remaining folios, each space in turn replaces its PTEs by swap entries, run by run
+//! ([`crate::space`]). The first space that maps a folio writes it to swap. If other spaces map the
+//! folio too, the first one also adds it to the swap cache, and the others use its swap slots
+//! instead of writing it again. At the end reclaim frees the folios of the batch that no PTE maps
+//! any more. Folios of page-cache objects (`objects`) are first unmapped in every space that maps
+//! them, and then the object writes them to swap.
 //!
-//! Before that reclaim takes memory that costs less: first the unmapped pages of partially mapped
-//! folios (`split`), then lazyfree folios, which are not written ([`LruList::Lazyfree`]).
+//! Reclaim begins with the memory that costs least: the unmapped pages of partially mapped folios
+//! (`split`), and after these lazyfree folios, which are freed without a write
+//! ([`LruList::Lazyfree`]).
 
 mod objects;
 mod split;
@@ -38,20 +44,21 @@ use crate::platform::Platform;
 use crate::space::{AddressSpace, ISOLATION_BATCH, IsolationBatch, MigratedPages, Pageout, Rmap, Spaces};
 use crate::vma::Vma;
 
-/// The maximum number of folios that are isolated together, if they join into few victims: about as
-/// many as are freed between two calls of `resched` (INV-11).
+/// The maximum number of folios in a batch, so that few enough are freed between two calls of
+/// `resched` (INV-11). A batch also ends at [`ISOLATION_BATCH`] victims.
 const BATCH_FOLIOS: usize = 512;
 
-/// The lists whose folios are paged out to swap. Reclaim scans them several times; the last time it
-/// does not spare young folios.
+/// The lists whose folios are paged out to swap. Reclaim scans them several times. In the last scan
+/// it takes young folios too.
 const SWAPPABLE: &[LruList] = &[LruList::Anon, LruList::Shmem];
 
 /// The result of an attempt to reclaim, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
-    /// Pages that were scanned, counted each time (Linux: `pgscan`).
+    /// The number of pages that were scanned (Linux: `pgscan`). A page that was scanned twice
+    /// counts twice.
     pub scanned: u64,
-    /// Pages that were freed (Linux: `pgsteal`).
+    /// The number of pages that were freed (Linux: `pgsteal`).
     pub freed: u64,
 }
 
@@ -92,7 +99,8 @@ pub fn reclaim<'m, P: Platform>(
     work.split_partial(scope);
     work.shrink_lists(scope, &[LruList::Lazyfree], false);
     // The lists of each round, and whether it spares young folios. The unevictable list may have
-    // folios that no VMA locks any more: those of a parent that has exited, say.
+    // folios that no locked VMA maps any more: for example, the parent that locked them has exited,
+    // and its child still maps them.
     let rounds = [(SWAPPABLE, true), (SWAPPABLE, true), (SWAPPABLE, false), (&[LruList::Unevictable], false)];
     for (lists, spare_young) in rounds {
         if work.done.freed < pages && machine.swaps().has_room(machine.platform()) {
@@ -112,7 +120,7 @@ struct Reclaim<'s, 'm, P: Platform, S: ?Sized> {
     arch: core::marker::PhantomData<P::Arch>,
 }
 
-/// An isolated folio, or several that follow each other in memory and by rmap index.
+/// An isolated folio, or several that are contiguous in memory and have consecutive rmap indices.
 #[derive(Clone, Copy)]
 struct Victim<'m> {
     /// The first frame of the first folio.
@@ -121,13 +129,13 @@ struct Victim<'m> {
     frames: u32,
     /// The descriptor of `head`.
     frame: &'m Frame,
-    /// The word in the descriptor, when the folio was isolated, that names its rmap key or its
-    /// page-cache object and page. An object's folio may lose its object meanwhile; victims are
-    /// sorted by this word, so it must not change.
+    /// The word of the descriptor that names the rmap key, or the page-cache object and page
+    /// ([`Frame::data`]), as it was when the folio was isolated. Victims are sorted by this copy,
+    /// because the word itself changes when another CPU removes the folio from its object.
     rmap_key: u64,
-    /// True if a young PTE maps it.
+    /// True if a PTE that maps the victim had the accessed bit.
     young: bool,
-    /// The number of its frames for which a PTE was found.
+    /// The number of frames of the victim for which a PTE was found.
     found: u32,
 }
 
@@ -138,12 +146,13 @@ impl<'m> Victim<'m> {
         Victim { head, frames, frame, rmap_key: frame.data(), young: false, found: 0 }
     }
 
-    /// Joins an anonymous folio that begins where this victim ends, in memory and by rmap index.
-    /// Returns whether it does.
+    /// Adds `next` to this victim, if `next` is an anonymous folio that begins where the victim
+    /// ends, both in memory and by rmap index. Returns whether it was added.
     #[inline]
     fn join(&mut self, next: &Self) -> bool {
-        // No folio has the rmap index 0, because nothing is mapped at the first address. So the
-        // index after a family's last one is never taken for the next family's first.
+        // The key has the family in the bits above the index, so the key after a family's last one
+        // has the next family and the index 0. No folio has that key, because nothing is mapped at
+        // address 0.
         let follows = next.head == self.head.add(self.frames)
             && next.rmap_key == self.rmap_key.wrapping_add(u64::from(self.frames));
         if follows {
@@ -152,13 +161,13 @@ impl<'m> Victim<'m> {
         follows
     }
 
-    /// Returns the fork family of an anonymous victim.
+    /// Returns the fork family of an anonymous victim: only spaces of this family can map it.
     fn family(&self) -> Family {
         RmapKey::unpack(self.rmap_key).family
     }
 
-    /// Returns whether the search for mappings can end: the victim is young and stays, or no space
-    /// maps it any more.
+    /// Returns whether the search for PTEs that map this victim can end: the victim is young and
+    /// stays, or no space maps it any more.
     fn is_done<P: Platform>(&self, machine: &Machine<'_, P>, isolated: IsolationBatch) -> bool {
         let mut folios = machine.frames().folios(self.head, self.frames);
         self.young || folios.all(|(_, frame, _)| isolated.is_unmapped(frame))
@@ -183,18 +192,19 @@ impl<'m> Victim<'m> {
     }
 }
 
-/// The addresses of a space at which victims are searched for.
+/// The part of a space in which reclaim searches for PTEs that map victims.
 #[derive(Clone, Copy)]
 enum RmapSearch {
-    /// All addresses that are their own rmap index.
+    /// The VMAs that are not displaced: the rmap index of a page is its address.
     AtIndex,
-    /// The addresses of this displaced VMA.
+    /// This displaced VMA: the rmap indices of its pages are not their addresses
+    /// ([`Vma::is_displaced`]).
     Displaced(Vma),
 }
 
 impl RmapSearch {
-    /// Returns the addresses at which a victim may be mapped; `None` if the VMA has none of its
-    /// rmap indices.
+    /// Returns the addresses at which this part of the space may map a victim; `None` if the
+    /// displaced VMA has none of the victim's rmap indices.
     fn find(&self, victim: &Victim<'_>) -> Option<VirtRange> {
         match self {
             RmapSearch::AtIndex => Some(victim.rmap_range()),
@@ -207,8 +217,8 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
     /// Scans `lists` of all lruvecs in `scope` at most once, until enough pages are freed. With
     /// `spare_young`, young folios go back to the young end.
     ///
-    /// The scan goes in turns. In each turn the same fraction of every list is scanned, and of
-    /// every list no more is freed than its share of the pages that are still missing. The fraction
+    /// The scan goes in turns. Each turn scans the same fraction of every list, and frees from no
+    /// list more than the list's share of the pages that are still to be freed. The fraction
     /// doubles with each turn.
     fn shrink_lists(&mut self, scope: ReclaimScope, lists: &[LruList], spare_young: bool) {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
@@ -239,8 +249,8 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
             let (mut victims, isolated) =
                 (ArrayVec::<Victim<'_>, ISOLATION_BATCH>::new(), IsolationBatch::new(machine));
             let limit = IsolateLimit { folios: BATCH_FOLIOS, pages: left.min(enough - self.done.freed) };
-            // Each folio is young or not by itself, so folios are joined only when that does not
-            // matter.
+            // A victim is young or not as a whole, so folios are joined only if accessed bits are
+            // not checked.
             let joins = !spare_young && matches!(list, LruList::Anon | LruList::Lazyfree);
             let take = |head, frame, frames| {
                 isolated.add(frame);
@@ -261,7 +271,7 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
             }
             let first = victims.partition_point(|victim| !victim.is_object());
             let (anonymous, objects) = victims.split_at_mut(first);
-            // Grouped by fork family, so that each family's spaces are searched once.
+            // Victims are grouped by fork family, so that each family's spaces are searched once.
             if !anonymous.is_sorted_by_key(Victim::family) {
                 anonymous.sort_unstable_by_key(|victim| victim.rmap_key);
             }
@@ -274,9 +284,10 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
         }
     }
 
-    /// Pages out victims of one fork family in every space that maps them: to swap, or, with
-    /// `copies`, to the folios there (migration). With `spare_young`, first checks every mapping,
-    /// and leaves the victims that are young.
+    /// Pages out victims of one fork family ([`Family`]) in every space that maps them: to swap,
+    /// or, with `copies`, by migration to new folios, which `copies` records. With `spare_young`,
+    /// first checks the accessed bits of all PTEs that map the victims, and leaves young victims
+    /// mapped.
     fn reclaim_family(
         &self,
         victims: &mut [Victim<'m>],
@@ -286,7 +297,7 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
     ) {
         let Some(family) = victims.first().map(Victim::family) else { return };
         if spare_young {
-            // A victim needs no further search once it is young, or once all its mappings were
+            // The search for a victim's PTEs ends when one of them is young, or when all were
             // found.
             let done = |victim: &Victim<'_>| victim.young || victim.found >= victim.frame.counts().maps;
             let visit = |space: &AddressSpace<'m, P>, search: RmapSearch, victims: &mut [Victim<'m>]| {
@@ -318,10 +329,11 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
         });
     }
 
-    /// Calls `visit` for each space of a fork family: once for the addresses that are their own
-    /// rmap index, and once for each displaced VMA that has rmap indices between the victims'
-    /// (Linux: `rmap_walk_anon`). Ends early when `done` returns true, which is called before each
-    /// space but the first. No lock is held while `visit` runs.
+    /// Calls `visit` for each space of a fork family ([`Family`]; Linux: `rmap_walk_anon`): once
+    /// for all VMAs that are not displaced ([`RmapSearch::AtIndex`]), and once for each displaced
+    /// VMA ([`RmapSearch::Displaced`]) that has rmap indices in the range of the victims'. Calls
+    /// `done` before each space except the first, and ends when it returns true. No lock is held
+    /// while `visit` runs.
     fn rmap_walk(
         &self,
         family: Family,

@@ -1,10 +1,12 @@
 //! Reclaims folios of page-cache objects.
 //!
-//! A folio names its object and its page there ([`crate::page_cache`]), so all folios of one object
-//! are reclaimed together. Every space that maps the object there is first searched for young PTEs,
-//! and then unmaps the folios that are not young; the object writes those to swap
-//! ([`Object::swap_out`]), with no mapping and no other reference left (INV-16). A folio stays if a
-//! locked VMA maps it, or if it has another reference.
+//! The descriptor of such a folio names its object and the index of its first page in the object
+//! ([`crate::page_cache`]). So reclaim groups the victims by object, and searches the spaces that
+//! map an object once for all of its victims. It first checks the PTEs of the victims for accessed
+//! bits, and then unmaps the victims that are not young from every space. At last the object writes
+//! them to swap ([`Object::swap_out`]): then they have no mapping, and no references except the
+//! object's and the reclaimer's (INV-16). A folio stays in memory if a locked VMA maps it, or if it
+//! has another reference.
 
 use core::ops::Range;
 
@@ -19,8 +21,9 @@ use crate::vma::Vma;
 use super::{Reclaim, Victim};
 
 impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
-    /// Reclaims victims of page-cache objects, one object at a time. A victim whose object is gone
-    /// by now is left to [`IsolationBatch::putback`].
+    /// Reclaims victims of page-cache objects, one object at a time. Skips victims that another CPU
+    /// has removed from their object meanwhile: [`IsolationBatch::putback`] frees those that are
+    /// not in use any more.
     pub(super) fn reclaim_objects(&self, victims: &mut [Victim<'m>], isolated: IsolationBatch, spare_young: bool) {
         victims.sort_unstable_by_key(|victim| victim.rmap_key);
         let mut rest = victims;
@@ -37,8 +40,8 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
     }
 
     /// Reclaims victims of one object, in the order of their pages: unmaps them in every space, and
-    /// has the object write them to swap. With `spare_young`, first checks every mapping, and
-    /// leaves the victims that are young.
+    /// has the object write them to swap. With `spare_young`, first checks the accessed bits of all
+    /// PTEs that map the victims, and leaves young victims mapped.
     fn reclaim_object(
         &self,
         object: &Object<'m, P>,
@@ -69,17 +72,18 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
             Rmap::of(space).unmap_isolated(&ranges, isolated);
         });
         for victim in old.iter().filter(|victim| !isolated.is_locked(victim.frame)) {
-            // An object without other users is about to free its pages anyway. And without room in
-            // swap for one folio there is none for the next.
+            // If this reference to the object is the only one, the object and its pages are about
+            // to be freed, so a write would be wasted. If swap has no room for one folio, it has
+            // none for the next.
             if object.is_sole_reference() || object.swap_out(victim.head, victim.frame).is_err() {
                 break;
             }
         }
     }
 
-    /// Calls `visit` for each VMA that maps pages of an object between the victims' first and last
-    /// one (Linux: `rmap_walk_file`), unless no victim is mapped at all. No lock is held while
-    /// `visit` runs.
+    /// Calls `visit` for each VMA that maps a page of an object between the first and the last page
+    /// of the victims (Linux: `rmap_walk_file`). Calls it for no VMA if no PTE maps any victim. No
+    /// lock is held while `visit` runs.
     fn object_rmap_walk(
         &self,
         object: &Object<'m, P>,
@@ -105,7 +109,8 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
     }
 }
 
-/// Returns the pages of an object that are in a victim, which is one folio of the object.
+/// Returns the range of an object's pages that a victim holds. The victim is one folio of the
+/// object.
 fn pages_of<P: Platform>(object: &Object<'_, P>, victim: &Victim<'_>) -> Range<u64> {
     let first = page_cache::folio_index(victim.rmap_key);
     first..first + (1 << (victim.frame.order() - object.page_order()))

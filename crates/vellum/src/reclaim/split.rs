@@ -1,11 +1,12 @@
-//! Splits partially mapped folios, and frees the pages of them that are not mapped (Linux: the
-//! deferred-split shrinker). That costs no I/O, and no program misses the pages.
+//! Splits partially mapped folios, and frees their unmapped pages (Linux: the deferred-split
+//! shrinker). This needs no I/O, and no program misses the pages.
 //!
 //! If one page table has all PTEs that map a folio, only descriptors change
 //! ([`Memcgs::split`](crate::memcg::Memcgs::split)). If several page tables map it, of one space or
-//! of several, its mapped pages migrate to new folios in the way in which memory is paged out,
-//! because no CPU holds the locks of two page tables for this. Migration allocates memory before it
-//! frees any.
+//! of several, a split in place would have to hold all their locks, and a CPU never holds the locks
+//! of two page tables of one level. So the mapped pages migrate to new folios instead, one page
+//! table after the other: reclaim write-protects PTEs, copies their pages with no lock held, and
+//! makes the PTEs map the copies. Migration allocates memory before it frees any.
 
 use core::cell::Cell;
 
@@ -22,13 +23,15 @@ use crate::tlb::free_unmapped;
 
 use super::{Reclaim, ReclaimScope, RmapSearch, Victim};
 
-/// The number of folios that are taken from a queue together. If none of them can be split, they go
-/// to the young end of the queue, and the rest of the queue waits for the next attempt.
+/// The maximum number of folios that are taken from a deferred-split queue together. If none of
+/// them can be split, they go to the young end of the queue, and reclaim leaves the rest of the
+/// queue to its next call.
 const BATCH: usize = 32;
 
 impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
     /// Splits folios from the deferred-split queues in `scope` until enough pages are free. A folio
-    /// with references that are no mappings is queued again, and stays as it is.
+    /// that is pinned (it has references besides those of its mappings) is queued again, and stays
+    /// as it is.
     pub(super) fn split_partial(&mut self, scope: ReclaimScope) {
         let machine = self.machine;
         let (memcgs, frames) = (machine.memcgs(), machine.frames());
@@ -73,8 +76,8 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
                 machine.count_size(SizeCounter::SplitFailed, order);
             }
             machine.lru().defer_if_partial(head);
-            // If no PTE maps the folio any more, this reference is the last one, and the folio is
-            // freed.
+            // If no PTE maps the folio any more, and it is not pinned, this reference is the last
+            // one, and dropping it frees the folio.
             return put_all(machine, [(head, 1 << order)].into_iter());
         }
         let freed = self.migrate_mapped(victim);
@@ -82,9 +85,9 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
         freed
     }
 
-    /// Returns whether to migrate the mapped pages of a folio that has `maps` mappings: the
-    /// caller's reference is the only other one, at least half of the folio comes free, and the
-    /// copies fit into the memcg's limit and the free frames.
+    /// Returns whether to migrate the mapped pages of a folio that has `maps` mappings. Returns
+    /// true if the folio has no references except those of its mappings and the caller's, at least
+    /// half of its pages are unmapped, and the memcg's limit and the free memory allow the copies.
     fn should_migrate(&self, frame: &Frame, maps: u32) -> bool {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         let room = memcgs.room(LruvecId::unpack(frame.lruvec()).memcg).min(frames.free_frames());
@@ -96,13 +99,13 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
 
     /// Migrates the mapped pages of a folio, which the caller has isolated, to new folios, so that
     /// the old one can be freed. Ends the isolation, and with it the caller's reference. Returns
-    /// the number of pages freed less those of the new folios.
+    /// the number of pages freed, less the pages of the new folios.
     fn migrate_mapped(&self, victim: Victim<'m>) -> u64 {
         let machine = self.machine;
         let (isolated, mut copies) = (IsolationBatch::new(machine), MigratedPages::new(victim.head));
         isolated.add(victim.frame);
         self.reclaim_family(&mut [victim], isolated, false, Some(&mut copies));
-        // Before the isolation ends: until then the folio can't be freed.
+        // The folio is queued before the isolation ends, because it can't be freed until then.
         machine.lru().defer_if_partial(victim.head);
         let freed = isolated.putback(machine, [(victim.head, victim.frames)].into_iter());
         freed.saturating_sub(copies.finish(machine))

@@ -13,7 +13,7 @@ use crate::space::ground::{More, Pieces, Rest};
 impl<'s, P: Platform> Pageout<'s, '_, P> {
     /// Deactivates the folios in `rest` that only this space maps (`MADV_COLD`): clears their
     /// accessed bits, and moves anonymous folios to the old end of their LRU list, so that reclaim
-    /// scans them first. Runs beside faults.
+    /// scans them first. Faults may run at the same time.
     pub(in crate::space) fn deactivate(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_whole_run(rest, more, |table, run, gather| {
             if run.kind != Kind::Leaf || self.machine().zero_folio().contains(run.pfn(self.arch())) {
@@ -47,12 +47,12 @@ impl<'s, P: Platform> Pageout<'s, '_, P> {
         let machine = self.machine();
         let attrs = run.attrs(arch);
         let folios = || machine.frames().folios(run.pfn(arch), run.frames(arch));
-        // Another space that maps a folio may still need it.
+        // If another space maps a folio too, that space may still need the folio.
         if !attrs.contains(Attrs::EXCLUSIVE) && folios().any(|(_, frame, pages)| frame.counts().maps != pages) {
             return false;
         }
         for (head, frame, pages) in folios() {
-            // Pages of a folio outside the run may still be needed.
+            // If the run maps only a part of a folio, the program may still need the other pages.
             if pages == 1 << frame.order() && !frame.has(flag::OBJECT) {
                 machine.lru().make_oldest(head, LruList::Anon);
             }

@@ -1,8 +1,8 @@
 //! Batches of folios that were isolated from their LRU lists, so that they can be reclaimed.
 //!
-//! While a folio is isolated, its descriptor holds the number of the batch, and two bits that the
-//! spaces set which map the folio ([`LOCKED`], [`UNMAPPED`]). The CPU that isolated a folio has a
-//! reference to it until [`IsolationBatch::putback`].
+//! While a folio is isolated, the field `isolated_by` of its descriptor holds the number of the
+//! batch, and two bits, which the spaces that map the folio set ([`LOCKED`], [`UNMAPPED`]). The CPU
+//! that isolated a folio has a reference to it until [`IsolationBatch::putback`].
 
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame, flag};
@@ -16,8 +16,9 @@ pub(crate) const ISOLATION_BATCH: usize = 128;
 
 /// Bit 63 of `isolated_by`: a `VM_LOCKED` VMA maps this folio. Batch numbers never reach this bit.
 const LOCKED: u64 = 1 << 63;
-/// Bit 62 of `isolated_by`: no PTE maps this folio any more, and the TLBs are flushed. The folio is
-/// freed whatever its counts are, which were not decremented.
+/// Bit 62 of `isolated_by`: when [`IsolationBatch::putback`] runs, no PTE maps this folio any more,
+/// and the TLBs are flushed. `putback` then frees the folio, although its refcount and mapcount
+/// still include the PTEs that were cleared.
 const UNMAPPED: u64 = 1 << 62;
 
 /// The number of a batch of isolated folios, which the descriptor of each folio in it holds.
@@ -43,9 +44,10 @@ impl IsolationBatch {
         frame.isolated_by() == self.0 && !LruvecId::is_listed(frame.lruvec())
     }
 
-    /// Returns whether an evictable folio of this batch is mapped by `pages` PTEs of the caller's
-    /// and by no other, and has no reference but theirs and the isolation's. It is no page of an
-    /// object and not in the swap cache, so that no CPU finds it once these PTEs are cleared.
+    /// Returns whether only `pages` PTEs of the caller map a folio, and the folio is an evictable
+    /// one of this batch and has no reference except theirs and the isolation's. Returns false for
+    /// a folio of an object or in the swap cache: there another CPU could find it after these PTEs
+    /// are cleared.
     #[inline]
     pub(super) fn is_mapped_only_by(self, frame: &Frame, pages: u32) -> bool {
         let state = frame.state();
@@ -55,8 +57,8 @@ impl IsolationBatch {
             && self.is_evictable(frame)
     }
 
-    /// Marks a folio for which [`IsolationBatch::is_mapped_only_by`] returned true as unmapped, or
-    /// takes the mark back. The caller clears its PTEs and flushes before
+    /// Marks a folio for which [`IsolationBatch::is_mapped_only_by`] returned true as unmapped, or,
+    /// with `unmapped` false, removes that mark. The caller clears its PTEs and flushes before
     /// [`IsolationBatch::putback`], which frees a marked folio whatever its counts are.
     #[inline]
     pub(super) fn set_unmapped(self, frame: &Frame, unmapped: bool) {
@@ -75,9 +77,10 @@ impl IsolationBatch {
         }
     }
 
-    /// Ends the isolation of the folios in `ranges` (first frame, number of frames): frees those
-    /// without other users, and puts the rest back on their LRU lists (Linux:
-    /// `folio_putback_lru`). Returns the number of 4 KiB pages freed. The caller holds no lock.
+    /// Ends the isolation of the folios in `ranges` (first frame, number of frames): frees the
+    /// folios that have no mapping and no reference except the isolation's, and puts the rest back
+    /// on their LRU lists (Linux: `folio_putback_lru`). Returns the number of 4 KiB pages freed.
+    /// The caller holds no lock.
     #[inline(never)]
     pub(crate) fn putback<P: Platform>(
         self,
@@ -100,15 +103,15 @@ impl IsolationBatch {
     }
 
     /// Returns whether the isolation has the only reference to a folio, and no CPU can find the
-    /// folio any more. Removes it from the swap cache if it is there.
+    /// folio any more. To that end removes the folio from the swap cache, if the cache has it.
     #[inline]
     fn is_unused<P: Platform>(self, machine: &Machine<'_, P>, head: Pfn, frame: &Frame) -> bool {
         if frame.isolated_by() == self.0 | UNMAPPED {
             return true;
         }
         let unmapped = || frame.counts() == Counts { refs: 1, maps: 0 };
-        // Another CPU may have mapped the folio until it was removed, so the counts are compared
-        // again.
+        // Until the folio was removed from the swap cache, another CPU may have found and mapped
+        // it, so the counts are compared again.
         let uncached = || machine.uncache_in_parts(head, frame, unmapped) && unmapped();
         unmapped() && (!frame.has(flag::SWAP_CACHED) || uncached())
     }

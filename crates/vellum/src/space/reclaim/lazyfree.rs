@@ -1,10 +1,10 @@
 //! `MADV_FREE`: lazyfree memory, whose contents reclaim may discard.
 //!
-//! A flag in the folio's descriptor marks it lazyfree, and the dirty bits of its PTEs are cleared.
-//! Pageout ([`super::pageout`]) discards lazyfree folios that are still clean, without a swap
-//! device, and huge ones without a split. It decides that under the page table's lock, and does not
-//! write-protect the PTEs first: no CPU can write through a PTE that was cleared while its dirty
-//! bit was clear ([`LockedTable::take_clean`]).
+//! `MADV_FREE` sets a flag in the folio's descriptor, and clears the dirty bits of the PTEs that
+//! map the folio. Pageout ([`super::pageout`]) discards lazyfree folios that are still clean,
+//! without a swap device, and huge ones without a split. It decides that under the page table's
+//! lock, and does not write-protect the PTEs first: no CPU can write through a PTE that was cleared
+//! while its dirty bit was clear ([`LockedTable::take_clean`]).
 
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};
@@ -20,7 +20,8 @@ use crate::space::ground::{More, Pieces, Ptes, Rest};
 
 impl<'m, P: Platform> Pageout<'_, 'm, P> {
     /// Marks anonymous folios lazyfree that lie in `rest` entirely and that only this space maps
-    /// (`MADV_FREE`). Discards swapped-out pages of `rest` at once. Runs beside faults.
+    /// (`MADV_FREE`). Discards swapped-out pages of `rest` at once. Faults may run at the same
+    /// time.
     pub(in crate::space) fn mark_lazyfree(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_whole_run(rest, more, |table, run, gather| match run.kind {
             Kind::Leaf => self.mark_run_lazyfree(table, run, gather),
@@ -77,9 +78,10 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
     /// if the first folio can't be discarded, to the PTEs that map that folio. Returns the number
     /// of 4 KiB pages discarded.
     ///
-    /// Folios of the batch `isolated` that only this run maps are not gathered: their PTEs are
-    /// cleared and noted for the flush, and [`IsolationBatch::putback`] frees the folios. A call
-    /// handles either such folios or others, not both.
+    /// Folios of the batch `isolated` that only this run maps do not go to `gather`, which would
+    /// free them after the flush. Their PTEs are cleared and noted for the flush, and
+    /// [`IsolationBatch::putback`] frees the folios. A call handles either such folios or others,
+    /// not both.
     pub(super) fn discard_run(
         self,
         table: &LockedTable<'_, 'm, P>,
@@ -92,7 +94,8 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
         let frames = machine.frames();
         let (first, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
         let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE);
-        // The pages to discard, and whether they are of folios that only this run maps.
+        // `pages`: the number of pages to discard. `only_here`: whether only this run maps their
+        // folios.
         let (mut pages, mut only_here) = (0, None);
         for (_, frame, mapped) in frames.folios(first, run.frames(arch)) {
             let is_only_here = |isolated: &IsolationBatch| {

@@ -2,11 +2,12 @@
 //! can be freed.
 //!
 //! The pages are write-protected ([`super::pageout`]) and copied, and the PTEs are changed to map
-//! the copies. Spaces that share a page share its copy afterwards: [`MigratedPages`] has the copy
-//! that was made for the first space, and the PTEs of the other spaces are changed to map that one.
-//! Until the end the copy equals the page, because nothing writes to either: the isolation has a
-//! reference to the folio that is no mapping's, and [`MigratedPages`] has one to each copied frame.
-//! So a CPU that faults on a write meanwhile gets a third copy (copy-on-write).
+//! the copies. Spaces that share a page share its copy afterwards: [`MigratedPages`] records the
+//! copy that was made for the first space, and the PTEs of the other spaces are changed to map the
+//! same copy. Until all spaces are done, the copy equals the page, because no CPU writes to either.
+//! Both have a reference besides those of mappings: the isolation's to the folio, and that of
+//! [`MigratedPages`] to each frame of the copy. So a CPU that takes a write fault meanwhile copies
+//! the page to a third one (copy-on-write).
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
@@ -20,19 +21,19 @@ use super::Pageout;
 use super::pageout::{OutOfRoom, PagedOut, PageoutTarget, WriteProtected};
 use crate::space::anon::{Anon, NewFrames};
 
-/// The copies of the pages of a folio that is being migrated. The folio is isolated, and no larger
-/// than a huge page.
+/// A record of the copies of a folio's pages while the folio is migrated. The folio is isolated,
+/// and no larger than a huge page.
 pub(crate) struct MigratedPages {
     /// The head of the folio.
     head: Pfn,
-    /// The copy of each frame of the folio, or [`Pfn::NONE`]. Each entry has a reference to its
-    /// frame.
+    /// The copy of each frame of the folio, or [`Pfn::NONE`] if the frame was not copied. The
+    /// record has a reference to each copy.
     copies: [Pfn; 1 << HUGE_ORDER],
-    /// The number of frames of the new folios.
+    /// The number of frames of the new folios, which have the copies.
     copied: u64,
 }
 
-/// Contiguous frames of one folio that have copies of contiguous pages.
+/// Contiguous frames of a new folio, which are the copies of contiguous pages of the old one.
 struct CopiedFrames {
     /// The first frame.
     first: Pfn,
@@ -47,7 +48,8 @@ impl MigratedPages {
     }
 
     /// Records that the pages of the folio from the frame `first` on were copied to the new folio
-    /// `copy`, and takes the references of the new entries. The caller has references to `copy`.
+    /// `copy`. Takes a reference to each frame of `copy` that it records. The caller has references
+    /// to `copy`.
     fn record<P: Platform>(&mut self, frames: &Frames<'_, P>, first: Pfn, copy: Pfn) {
         let (at, frame) = ((first.0 - self.head.0) as usize, frames.frame(copy));
         let count = 1 << frame.order();
@@ -73,8 +75,8 @@ impl MigratedPages {
         })
     }
 
-    /// Drops the references to the copies, after every space was visited. Copies that no PTE maps
-    /// are freed. Returns the number of frames that were allocated for copies.
+    /// Drops the record's references to the copies. The caller has visited every space, so this
+    /// frees copies that no PTE maps. Returns the number of frames that were allocated for copies.
     pub(crate) fn finish<P: Platform>(self, machine: &Machine<'_, P>) -> u64 {
         for copy in self.copies.iter().filter_map(|copy| copy.some()) {
             let (head, frame) = machine.frames().head(copy);
@@ -86,8 +88,9 @@ impl MigratedPages {
 
 impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
     /// Copies a write-protected run to new folios, naturally aligned and as large as there is
-    /// memory for, and makes its PTEs map the copies. Pages that `copies` has already are not
-    /// copied again. Without memory for a copy the rest of the run stays. The caller holds no lock.
+    /// memory for, and makes its PTEs map the copies. Pages that were copied for another space, by
+    /// the record in `copies`, are not copied again. If there is no memory for a copy, the rest of
+    /// the run stays as it is. The caller holds no lock.
     pub(super) fn migrate(
         self,
         protected: &WriteProtected,
@@ -119,9 +122,9 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
                 migrated += self.finish(protected, block_of(frames), PageoutTarget::Keep, gather);
                 return PagedOut { pages: migrated, room: Err(OutOfRoom) };
             };
-            // SAFETY: the run is write-protected and flushed, and gets the right to write back in
-            // `finish` at the earliest, so no CPU writes to the frames. Only this CPU refers to the
-            // copy before it is mapped.
+            // SAFETY: the run is write-protected and flushed, and its PTEs are not made writable
+            // again before `finish`, so no CPU writes to the frames. The copy was just allocated,
+            // and is not mapped yet, so no other CPU uses it.
             unsafe { machine.frames().copy(pfn, copy, 1 << order) };
             machine.frames().sync_icache(copy, 1 << order, run.attrs(arch));
             copies.record(machine.frames(), pfn, copy);
@@ -133,9 +136,9 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         PagedOut { pages: migrated, room: Ok(()) }
     }
 
-    /// Allocates a folio for a copy of the frames from `original` on. It gets their rmap key,
-    /// and is charged to their memcg. Returns `None` if there is no memory, or the memcg is at its
-    /// limit.
+    /// Allocates a folio for a copy of the frames from `original` on. The new folio gets the rmap
+    /// key of these frames, and is charged to their memcg. Returns `None` if there is no memory, or
+    /// the memcg is at its limit.
     fn alloc_copy(self, original: Pfn, order: u8) -> Option<Pfn> {
         let frames = self.machine().frames();
         let (head, frame) = frames.head(original);
@@ -147,8 +150,9 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         Anon::of(self.space).init(new, owner, memcg, LruList::Anon).ok().map(|()| copy)
     }
 
-    /// Drops the references and mappings of `pages` frames of a copy, which was not mapped because
-    /// the PTEs have changed. Queues its folio for a deferred split if the rest of it is mapped.
+    /// Drops a reference and a mapping of each of the `pages` frames from `copy` on. They were
+    /// taken for PTEs that another CPU has changed, and that do not map the copy. If PTEs map the
+    /// rest of the copy's folio, queues the folio for a deferred split.
     pub(super) fn drop_copy(self, copy: Pfn, pages: u32) {
         let machine = self.machine();
         let (head, frame) = machine.frames().head(copy);

@@ -1,14 +1,15 @@
-//! Reclaim: what one space does so that its memory can go elsewhere.
+//! The part of reclaim that concerns one address space: finds the PTEs that map a folio, and pages
+//! out the memory that they map.
 //!
 //! The engine's reclaimer ([`crate::reclaim`]) chooses folios and isolates them from their LRU
 //! lists; it finds the VMAs that map them by the rmap, and has each space page them out. `madvise`
-//! pages out and marks ranges of one space.
+//! pages out, or marks, ranges of one space by the same code.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `isolated` | batches of folios that were isolated from their LRU lists |
-//! | `rmap` | which VMAs map a folio; accessed bits; unmapping of objects' folios |
-//! | `pageout` | write-protects runs, flushes, and decides what becomes of them |
+//! | `rmap` | finds the VMAs that map a folio, checks accessed bits, unmaps folios of objects |
+//! | `pageout` | write-protects runs, flushes, and replaces PTEs once the contents are elsewhere |
 //! | `swap_out` | writes write-protected runs to a swap device |
 //! | `migrate` | copies write-protected runs to new folios |
 //! | `lazyfree` | `MADV_FREE`: marks folios lazyfree, and discards clean ones |

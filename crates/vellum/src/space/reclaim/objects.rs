@@ -13,8 +13,8 @@ use crate::table::Found;
 use super::{ISOLATION_BATCH, IsolationBatch, Pageout, Rmap};
 
 impl<'m, P: Platform> Pageout<'_, 'm, P> {
-    /// Pages out the folios of page-cache objects that `range` maps and no other PTE does. Stops
-    /// when there is no room in swap. The caller holds no lock.
+    /// Pages out the folios of page-cache objects that PTEs in `range` map and no other PTEs do.
+    /// Stops when there is no room in swap. The caller holds no lock.
     pub(super) fn pageout_objects(self, range: UserRange) {
         let machine = self.machine();
         let mut at = range.start;
@@ -41,9 +41,9 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
         }
     }
 
-    /// Isolates folios of objects that the next page table of `range` maps and no other PTE does:
-    /// adds them to the batch `isolated`, and to `folios` as long as there is room. Returns the end
-    /// of the part of `range` that was searched.
+    /// Isolates the folios of objects that PTEs of one page table, the first in `range`, map and no
+    /// other PTEs do. Adds these folios to the batch `isolated` and to `folios`, and stops when
+    /// `folios` is full. Returns the end of the part of `range` that was searched.
     fn isolate_objects(
         self,
         range: UserRange,

@@ -1,15 +1,17 @@
-//! Pages out runs of PTEs: to a swap device, to new folios (migration), or, where they are lazyfree
-//! and clean, to nowhere.
+//! Pages out the memory that runs of PTEs map: writes it to a swap device, migrates it to new
+//! folios, or, if it is lazyfree and clean, discards it.
 //!
-//! The reclaimer shares a run as a forked child would ([`fork`](crate::space::fork)): it takes
-//! references, and [`Attrs::EXCLUSIVE`] and the right to write are removed from the PTEs. After one
-//! flush for many runs no CPU writes to a write-protected run, and a CPU that faults on it gets a
-//! copy. So no lock is held while contents are written, no page is missing meanwhile, and no cache
-//! of pages under writeback is needed. Once the contents are elsewhere ([`PageoutTarget`]), the
-//! PTEs that still map the run change in one step; PTEs that have changed since stay.
+//! The reclaimer write-protects a run as fork does ([`fork`](crate::space::fork)): it removes
+//! [`Attrs::EXCLUSIVE`] and the right to write from the PTEs, and has a reference to the pages.
+//! After one flush for many runs no CPU can write to the pages. A CPU that takes a write fault
+//! copies the page, because of the reclaimer's reference. So the contents are written with no lock
+//! held, programs can read the pages meanwhile, and no cache of pages under writeback is needed.
+//! Once the contents are elsewhere too ([`PageoutTarget`]), the PTEs that still map the run's pages
+//! are replaced in one step. PTEs that another CPU has changed since the write protection stay as
+//! they are.
 //!
-//! Runs that can't be paged out get their rights back, and keep the accessed and dirty bits that
-//! were set since.
+//! If a run can't be paged out, its PTEs get their rights back, and keep the accessed and dirty
+//! bits that were set since the write protection.
 //!
 //! Runs are not folios: of a partially mapped folio the mapped part is paged out, and no folio
 //! needs to be split first.
@@ -31,18 +33,19 @@ use crate::space::ground::{Change, Ptes};
 
 /// The maximum number of runs that are write-protected with one flush.
 const RUNS: usize = 32;
-/// The number of pages in these runs at which no more runs are added.
+/// The number of pages of 4 KiB in a [`Batch`] from which on no more runs are added to it.
 const PAGES: u32 = 1 << 12;
 
 /// A run that is write-protected for pageout.
 #[derive(Clone, Copy)]
 pub(super) struct WriteProtected {
-    /// The run as it was before.
+    /// The run as it was before its write protection.
     pub(super) run: Run,
-    /// True if other PTEs map some of its pages too.
+    /// True if other PTEs map some of the run's pages too.
     pub(super) shared: bool,
-    /// True if each page has a reference for its write protection. Pages of isolated folios have
-    /// none: the isolation has a reference to the folio.
+    /// True if the write protection took a reference to each page of the run, which
+    /// [`Pageout::finish`] drops. False if the folios are isolated: the isolation has a reference
+    /// to each folio, which serves as well to make a write fault copy the page.
     has_refs: bool,
 }
 
@@ -50,7 +53,7 @@ pub(super) struct WriteProtected {
 #[derive(Default)]
 struct Batch {
     runs: ArrayVec<WriteProtected, RUNS>,
-    /// The number of pages of 4 KiB in the runs.
+    /// The number of pages of 4 KiB in `runs`.
     pages: u32,
 }
 
@@ -60,45 +63,49 @@ impl Batch {
     }
 }
 
-/// Where the contents of a write-protected run are when its write protection ends.
+/// The place where the contents of a write-protected run are when its write protection ends.
 #[derive(Clone, Copy)]
 pub(super) enum PageoutTarget {
-    /// In these swap slots too, each of which has a reference for a swap entry.
+    /// The contents are also in these swap slots. Each slot has a reference for the swap entry that
+    /// is to name it.
     Swap(SwapRun),
-    /// In a copy too, from this frame on; each frame has a reference and a mapping for a PTE.
+    /// The contents are also in a copy that begins at this frame. Each frame of the copy has a
+    /// reference and a mapping for the PTE that is to map it.
     Copy(Pfn),
-    /// Nowhere else: the run stays mapped.
+    /// The contents are nowhere else: the run stays mapped.
     Keep,
 }
 
 /// The progress of [`Pageout::protect_next`].
 struct Advance {
-    /// The address that it got to.
+    /// The address at which [`Pageout::protect_next`] stopped.
     next: u64,
-    /// The lazyfree pages of 4 KiB that it discarded.
+    /// The number of lazyfree pages of 4 KiB that [`Pageout::protect_next`] discarded.
     discarded: u64,
 }
 
-/// There is no room for more pages: no free swap slot, no swap left within the memcg's limit, or no
-/// memory for copies.
+/// The error that no more pages can be paged out: no swap slot is free, the memcg is at its swap
+/// limit, or, for migration, there is no memory for a copy.
 pub(super) struct OutOfRoom;
 
 /// The result of [`Pageout::swap_out`] and [`Pageout::migrate`].
 pub(super) struct PagedOut {
-    /// The pages of 4 KiB that were paged out.
+    /// The number of pages of 4 KiB that were paged out.
     pub(super) pages: u64,
     /// An error if there is no room for more pages; then the rest of the run stayed mapped.
     pub(super) room: Result<(), OutOfRoom>,
 }
 
 impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
-    /// Pages out `ranges` (ascending). With `isolated`, only folios of that isolation batch, shared
-    /// ones too; without, only folios that only this space maps. With `copies`, migrates the pages
-    /// to new folios, which `copies` records; without, swaps them out. Clean lazyfree folios are
-    /// discarded in either case. Pages that can't be paged out stay.
+    /// Pages out `ranges` (ascending). With `isolated`, takes only folios of that isolation batch,
+    /// also those that other spaces map; without, only folios that no other space maps. With
+    /// `copies`, migrates the pages to new folios, which `copies` records; without, swaps them out.
+    /// Clean lazyfree folios are discarded in either case. Pages that can't be paged out stay.
     ///
-    /// Returns the number of 4 KiB pages paged out. Runs beside faults. The caller holds no lock; a
-    /// range whose VMA a change has locked is claimed until it is done.
+    /// Returns the number of 4 KiB pages paged out. Faults may run at the same time. The caller
+    /// holds no lock. If a change of VMAs (`mremap`, say) has locked the VMA of a range, this waits
+    /// for the change and claims the range, which keeps other such changes away until the range is
+    /// paged out.
     pub(crate) fn pageout(
         self,
         ranges: &[VirtRange],
@@ -139,7 +146,7 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
                     }
                 }
             }
-            // From here on no CPU writes to the runs of the batch.
+            // After this flush no CPU writes to the pages of the batch.
             gather.flush();
             for protected in &batch.runs {
                 let all = protected.run.range(self.arch());
@@ -162,10 +169,11 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         }
     }
 
-    /// Write-protects the part of `range` that its first page table maps, as far as `batch` has
-    /// room, and adds the runs to `batch`. Discards lazyfree folios there instead, and marks folios
-    /// that a locked VMA maps. Returns `None` if a change has locked the VMA there. Takes the VMA
-    /// lock for reading and the page table's lock.
+    /// Write-protects PTEs at the start of `range`, in one page table and as far as `batch` has
+    /// room, and adds their runs to `batch`. Discards lazyfree folios instead. If the VMA is
+    /// `VM_LOCKED`, only marks its folios ([`Rmap::note_locked`]). Returns `None` if a change of
+    /// VMAs has locked the VMA at the start of `range` ([`State::Locked`]). Takes the VMA lock for
+    /// reading and the page table's lock.
     fn protect_next(
         self,
         range: UserRange,
@@ -200,7 +208,8 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
             if locked {
                 Rmap::of(self.space).note_locked(&run, isolated);
             } else if run.kind == Kind::Leaf && whole {
-                // Swapping out a leaf takes a block of slots, and none is larger than a huge page.
+                // A leaf PTE is swapped out to one block of slots, and no block of slots is larger
+                // than a huge page.
                 let fits = arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32;
                 if self.machine().frames().head(run.pfn(arch)).1.has(flag::LAZYFREE) {
                     discarded += self.discard_run(&table, &mut run, isolated, gather);
@@ -216,10 +225,13 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
     }
 
     /// Returns whether pageout may take a folio of which a run of this space maps `pages` pages.
-    /// The folio is anonymous and not pinned: all its references are those of mappings, one of the
-    /// isolation if `isolated` is given, and `protection_refs` of write-protected runs. With
-    /// `isolated`, the folio is evictable and of that batch; without, only this space maps it:
-    /// `exclusive` (the PTEs are), or all its mappings are those `pages`.
+    /// The folio must be anonymous and not pinned. It is pinned if it has more references than its
+    /// mappings, the isolation (with `isolated`), and the runs that are write-protected already
+    /// (`protection_refs`) account for.
+    ///
+    /// With `isolated`, the folio must also be of that batch and evictable
+    /// ([`IsolationBatch::is_evictable`]). Without, this space alone must map it, which is so if
+    /// the run's PTEs are `exclusive`, or if the folio's mappings are exactly those `pages`.
     #[inline]
     pub(super) fn is_reclaimable(
         self,
@@ -234,8 +246,8 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
             None => exclusive || maps == pages,
             Some(isolated) => isolated.is_evictable(frame),
         };
-        // The reference of another CPU that has isolated the folio counts as a pin: that CPU drops
-        // it at any time.
+        // If another CPU has isolated the folio, its reference counts as a pin, because that CPU
+        // may drop it at any time.
         let known = maps + u32::from(isolated.is_some());
         is_candidate
             && !frame.has(flag::OBJECT)
@@ -243,9 +255,9 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
             && allows(self.platform(), FailPoint::Unpinned)
     }
 
-    /// Write-protects the PTEs at the start of a run whose folios are reclaimable, up to the first
-    /// lazyfree folio and as far as `batch` has room: removes [`Attrs::EXCLUSIVE`] and the right to
-    /// write, and, without `isolated`, takes a reference to each page. Shortens the run to these
+    /// Write-protects the PTEs at the start of a run, up to the first folio that is not reclaimable
+    /// or is lazyfree, and as far as `batch` has room: removes [`Attrs::EXCLUSIVE`] and the right
+    /// to write, and, without `isolated`, takes a reference to each page. Shortens the run to these
     /// PTEs and notes them for the flush.
     ///
     /// Returns `None` if the first folio is not reclaimable, and shortens the run to the PTEs that
@@ -268,8 +280,8 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
         let (mut taken, mut skipped, mut shared) = (0, 0, false);
         for (head, frame, pages) in frames.folios(run.pfn(arch), run.frames(arch)) {
-            // Without an isolation, earlier runs of the batch have a reference to each of the
-            // folio's pages that they map.
+            // Without `isolated`, each earlier run of the batch took a reference to each page that
+            // it maps, also to pages of this folio.
             let protection_refs = || match isolated {
                 None => self.protected_pages_of(head, frame.order(), &batch.runs),
                 Some(_) => 0,
@@ -297,8 +309,8 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         (taken != 0).then(|| WriteProtected { run: Run { len: run.len, ..was }, shared, has_refs: isolated.is_none() })
     }
 
-    /// Returns the number of pages of the folio `head` in the last of `runs`: those before the last
-    /// run that maps another folio are not counted.
+    /// Returns the number of pages of the folio `head` that the last of `runs` map. The count goes
+    /// backwards from the last run, and ends at the first run that maps no page of the folio.
     fn protected_pages_of(self, head: Pfn, order: u8, runs: &[WriteProtected]) -> u32 {
         let arch = self.arch();
         let pages_of_folio = |WriteProtected { run, .. }: &WriteProtected| {
@@ -313,10 +325,11 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         run.pfn(self.arch()).add(((at - run.va) >> FRAME_SHIFT) as u32)
     }
 
-    /// Ends the write protection of `part` of a run. PTEs that have not changed since then name
-    /// `target` from now on; with [`PageoutTarget::Keep`], or if they can't, they get their rights
-    /// back. PTEs that have changed stay. Releases the slots or the frames of the copy that no PTE
-    /// names, and the references of the write protection.
+    /// Ends the write protection of `part` of a run. Makes each PTE that has not changed since the
+    /// write protection name `target`; with [`PageoutTarget::Keep`], or where `target` can't be
+    /// used, gives the PTE its rights back instead. PTEs that have changed stay as they are. Drops
+    /// the references to slots or frames of `target` that no PTE names, and the references that the
+    /// write protection took.
     ///
     /// Returns the number of 4 KiB pages paged out. Takes the VMA lock for reading and page-table
     /// locks, one after the other; the caller holds no lock. Flushes `gather` when it is full.
@@ -367,8 +380,8 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
             if replaced {
                 paged_out += pages as u64;
             } else if let PageoutTarget::Swap(slots) = target {
-                // SAFETY: this part of the slots has references for swap entries that were not
-                // made.
+                // SAFETY: each of these slots has a reference that was taken for a swap entry, and
+                // no swap entry was made of them.
                 unsafe { machine.swaps().release(machine.frames(), slots_at(slots, at - part.start, pages)) };
             } else if let PageoutTarget::Copy(copy) = target {
                 self.drop_copy(copy.add(frames_in(at - part.start)), pages);
@@ -387,9 +400,9 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         paged_out
     }
 
-    /// Makes the PTEs of the run `now` name `target`, of which `offset` bytes are for the pages
-    /// before `now`. Returns whether they do: with [`PageoutTarget::Keep`] nothing changes. The
-    /// frames that they mapped go to `gather`. `table` is locked.
+    /// Makes the PTEs of the run `now` name the part of `target` that begins at `offset` bytes.
+    /// Adds the frames that these PTEs mapped to `gather`. With [`PageoutTarget::Keep`], changes
+    /// nothing and returns false. `table` is locked.
     fn replace_ptes(
         self,
         table: &LockedTable<'_, 'm, P>,
@@ -408,8 +421,8 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         };
         let removed = if now.level > 1 { table.take_busy(now.va).1 } else { table.take_run(now) };
         if kind == Kind::Leaf {
-            // No CPU reads the original through its TLB any more when another can write to the
-            // copy.
+            // The original's TLB entries are flushed before the copy is mapped: otherwise a CPU
+            // could still read the original after another CPU has written to the copy.
             self.tables().tlb.invalidate(&[now.range(arch)], table.shift(), false);
         }
         if now.level > 1 {
@@ -422,8 +435,8 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
     }
 
     /// Makes the PTEs of the run `now` exclusive again, with the rights of a VMA with `prot`, if
-    /// they were so in `was` and no other space, such as a new child, maps the folios by now.
-    /// `table` is locked.
+    /// they were exclusive before the write protection (`was`), and no other space, such as a new
+    /// child, maps the folios by now. `table` is locked.
     fn restore(self, table: &LockedTable<'_, 'm, P>, now: &Run, was: &Run, prot: Prot) {
         let arch = self.arch();
         let frames = self.machine().frames();
@@ -437,7 +450,7 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
     }
 }
 
-/// Returns the `count` slots that hold the pages from `offset` bytes on, of those in `slots`.
+/// Returns the part of `slots` that begins at `offset` bytes and has `count` slots.
 pub(super) fn slots_at(slots: SwapRun, offset: u64, count: u32) -> SwapRun {
     SwapRun { slots: Slots { first: slots.slots.first + frames_in(offset), count }, ..slots }
 }

@@ -1,9 +1,9 @@
 //! The reverse map inside a space: finds the VMAs that map a folio, checks the accessed bits of its
 //! PTEs, and unmaps folios of page-cache objects.
 //!
-//! PTEs of an object's folio become empty: a fault finds the page in the object again. PTEs of
-//! locked VMAs stay, and so do PTEs that record more than the object does: in VMAs that are
-//! registered with a userfaultfd, and soft-dirty ones.
+//! PTEs that map an object's folio are cleared: a later fault finds the page in the object again.
+//! PTEs of locked VMAs (`VM_LOCKED`) stay. So do PTEs with state that the object does not have:
+//! those in VMAs that are registered with a userfaultfd, and soft-dirty ones.
 
 use core::ops::Range;
 
@@ -22,9 +22,9 @@ use crate::space::ground::Ptes;
 
 /// The result of [`Rmap::clear_young`].
 pub(crate) struct Referenced {
-    /// Whether an accessed bit was set: the folio was used since the bits were last cleared.
+    /// True if an accessed bit was set: the folio was used since the bits were last cleared.
     pub(crate) young: bool,
-    /// The frames of the folio that the PTEs map.
+    /// The number of frames of the folio that the PTEs map.
     pub(crate) frames: u32,
 }
 
@@ -41,9 +41,10 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
         crate::space::ground::mapped_part(vma, object, pages, self.page_shift())
     }
 
-    /// Clears the PTEs in `ranges` (ascending) that map object folios of the batch `isolated`, but
-    /// for those that must stay: see the module. Marks folios that a locked VMA maps. Takes the VMA
-    /// lock for reading, for one page table at a time.
+    /// Clears the PTEs in `ranges` (ascending) that map object folios of the batch `isolated`,
+    /// except soft-dirty PTEs and those in VMAs that are registered with a userfaultfd. In locked
+    /// VMAs (`VM_LOCKED`), marks the folios instead ([`Rmap::note_locked`]). Takes the VMA lock for
+    /// reading, for one page table at a time.
     pub(crate) fn unmap_isolated(self, ranges: &[VirtRange], isolated: IsolationBatch) {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
         self.space.peak.note(&self.tables().slots);
@@ -62,8 +63,8 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
         }
     }
 
-    /// Does what [`Rmap::unmap_isolated`] does for the first page table of `range`. Returns the end
-    /// of the part that was handled.
+    /// Does the work of [`Rmap::unmap_isolated`] in the first page table of `range`. Returns the
+    /// end of the part of `range` that was handled.
     fn unmap_isolated_in(self, range: UserRange, isolated: IsolationBatch, gather: &mut Gather<'_, 'm, P>) -> u64 {
         let arch = self.arch();
         let vmas = self.space.read();
@@ -93,7 +94,8 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
         at.max(part.start)
     }
 
-    /// Returns whether the PTEs of a run record no more than empty ones do.
+    /// Returns whether the PTEs of a run can be cleared without loss: the VMA is not registered
+    /// with a userfaultfd, and, if soft-dirty tracking covers it, the PTEs are not soft-dirty.
     fn is_redundant(self, vma: &Vma, run: &Run) -> bool {
         let mut recorded = VmaFlags::UFFD_FLAGS;
         recorded.set(VmaFlags::SOFT_DIRTY_CLEARED, run.attrs(self.arch()).contains(Attrs::SOFT_DIRTY));
@@ -101,8 +103,8 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
     }
 
     /// Clears the PTEs at the start of a run that map object folios of the batch `isolated`, and
-    /// shortens the run to them. If the first folio is not one of these, shortens the run to the
-    /// PTEs before the first one that is, and clears none.
+    /// shortens the run to them. If the first folio of the run is not one of the batch, clears
+    /// nothing, and shortens the run to the PTEs before the first such folio.
     fn clear_isolated(
         self,
         table: &LockedTable<'_, 'm, P>,
@@ -125,15 +127,16 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
         }
     }
 
-    /// Returns the first displaced VMA from `addr` on that maps some of the rmap indices that
-    /// `indices` returns. `indices` is not called if the space has no displaced VMA there.
+    /// Returns the first displaced VMA (its addresses are not its pages' rmap indices,
+    /// [`Vma::is_displaced`]) from `addr` on that has some of the rmap indices that `indices`
+    /// returns. Does not call `indices` if the space has no displaced VMA from `addr` on.
     pub(crate) fn next_displaced(self, addr: u64, mut indices: impl FnMut() -> VirtRange) -> Option<Vma> {
         self.space.read().displaced(addr).find(|vma| vma.rmap_part(indices()).is_some()).copied()
     }
 
     /// Clears the accessed bits of the PTEs in `range` that map the folio `head` (Linux:
-    /// `folio_referenced`), and counts the frames that they map. PTEs outside
-    /// live VMAs keep their accessed bits, but are counted. Does not flush.
+    /// `folio_referenced`), and counts the frames that these PTEs map. PTEs outside live VMAs keep
+    /// their accessed bits, but their frames are counted. Does not flush.
     pub(crate) fn clear_young(self, range: VirtRange, head: Pfn) -> Referenced {
         let arch = self.arch();
         let range = self.user_part(range);

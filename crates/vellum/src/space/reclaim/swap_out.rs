@@ -1,6 +1,6 @@
-//! Swaps memory out, by the run: a write-protected run ([`super::pageout`]) is written to a swap
-//! device in naturally aligned blocks, unless it is in the swap cache, and its PTEs become swap
-//! entries.
+//! Swaps memory out, by the run: writes a write-protected run ([`super::pageout`]) to a swap device
+//! in naturally aligned blocks, and replaces its PTEs by swap entries. Pages that the swap cache
+//! has are on a swap device already, and are not written.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, SwapEntry};
@@ -21,7 +21,8 @@ const SLOTS_PER_RESCHED: u32 = 128;
 
 impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
     /// Pages out the folios in `rest` that only this space maps, anonymous ones and those of
-    /// objects (`MADV_PAGEOUT`). Folios that can't be paged out stay. Runs beside faults.
+    /// objects (`MADV_PAGEOUT`). Folios that can't be paged out stay. Faults may run at the same
+    /// time.
     pub(in crate::space) fn pageout_range(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_table(rest, more, |part| {
             self.pageout(&[*part], None, None);
@@ -78,7 +79,7 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
                     max_order = order - 1;
                     continue;
                 }
-                // Slots whose pages are in memory too were freed, so there may be room now.
+                // This freed slots that only the swap cache used, so there may be room now.
                 Err(_) if machine.swaps().reclaim_cached_slots(machine.frames()) > 0 => continue,
                 Err(_) => {
                     swapped += self.finish(protected, rest, PageoutTarget::Keep, gather);
@@ -87,7 +88,7 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
             };
             let block = VirtRange { start: at, end: at + (1 << (order as u32 + FRAME_SHIFT)) };
             // SAFETY: the slots were allocated just now. The run is write-protected and flushed,
-            // and gets the right to write back in `finish` at the earliest, so no CPU writes to the
+            // and its PTEs are not made writable again before `finish`, so no CPU writes to the
             // frames.
             match unsafe { machine.swaps().write(machine.frames(), slots, pfn) } {
                 Ok(()) => {
@@ -100,7 +101,8 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
                         for first in (0..slots.slots.count).step_by(SLOTS_PER_RESCHED as usize) {
                             let count = SLOTS_PER_RESCHED.min(slots.slots.count - first);
                             let part = slots_at(slots, u64::from(first) << FRAME_SHIFT, count);
-                            // On an error the other spaces write the pages again.
+                            // An error does no harm: the other spaces that map these pages do not
+                            // find them in the swap cache, and write them to slots of their own.
                             let _ = cache(part, pfn.add(first));
                             self.platform().resched();
                         }
@@ -128,8 +130,8 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         PagedOut { pages: swapped, room: Ok(()) }
     }
 
-    /// Returns the first of the swap entries for `slots` that replace a run. They keep the run's
-    /// uffd-wp and soft-dirty bits.
+    /// Returns the swap entry for the first of `slots`, to which the pages of a run were written.
+    /// The swap entries keep the run's uffd-wp and soft-dirty bits.
     pub(super) fn swap_pte(self, run: &Run, slots: SwapRun) -> u64 {
         let arch = self.arch();
         arch.swap_pte(SwapEntry {

@@ -1,14 +1,15 @@
-//! Collapse: replaces small folios by one large folio, for `MADV_COLLAPSE`, or for a scan that the
-//! host runs when it has time (khugepaged).
+//! Collapse: replaces the small folios of a block (an aligned range of addresses, of a huge page's
+//! size or smaller) by one large folio, for `MADV_COLLAPSE`, or for a scan that the host runs when
+//! it has time (khugepaged).
 //!
-//! Swapped-out pages are swapped in first. Then a folio is allocated, and everything that the block
-//! maps is copied to it ([`Anon::replace_part`], [`Anon::replace_table`]), with zeros where nothing
-//! is mapped. A block that is one large folio already, and is only mapped by small PTEs, is mapped
-//! by a huge PTE instead, without a copy.
+//! Swapped-out pages of the block are swapped in first. Then a folio is allocated, and the pages
+//! that the block maps are copied to it ([`Anon::replace_part`], [`Anon::replace_table`]), with
+//! zeros where the block maps nothing. If small PTEs map one large folio, as large as the block,
+//! nothing is copied: a huge PTE replaces them.
 //!
-//! A block with a pinned page stays as it is. Pages that other spaces map too are copied, as if all
-//! of them had been written. In VMAs with a userfaultfd, blocks with missing or write-protected
-//! pages stay.
+//! A block with a pinned page stays as it is. Pages that other spaces map too are copied, as a
+//! write fault would do. In VMAs with a userfaultfd, blocks with missing or write-protected pages
+//! stay as they are.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -26,8 +27,8 @@ use crate::space::anon::Anon;
 use crate::space::fault::{Access, FaultError, Outcome, SwapIn, Touch};
 use crate::space::ground::{More, Pieces, Rest};
 
-/// The maximum number of runs of leaf PTEs in a block that is only a part of a page table: the
-/// number of pages in the largest such block, in formats with pages larger than 4 KiB.
+/// The maximum number of runs of leaf PTEs in a block that is smaller than the range of its page
+/// table. In formats with pages larger than 4 KiB the largest such block has so many pages.
 const RUNS: usize = 128;
 /// The number of attempts to collapse a block that keeps changing, besides one for each page that
 /// was swapped out at the first attempt.
@@ -140,7 +141,8 @@ pub struct Collapsed {
     pub next: Option<u64>,
 }
 
-/// The contents of a block. Pages are of 4 KiB.
+/// The contents of a block, the range that collapse is to map to one folio. Counts are of 4 KiB
+/// pages.
 #[derive(Default)]
 struct Survey {
     /// The number of mapped pages, without those of the zero folio.
@@ -155,11 +157,12 @@ struct Survey {
     first_swapped: Option<u64>,
     /// True if a mapped page was accessed.
     accessed: bool,
-    /// True if a mapped page is pinned.
+    /// True if a mapped page is pinned: its folio has references besides those of its mappings.
     pinned: bool,
     /// True if PTEs are empty or a page table is missing.
     holes: bool,
-    /// True if there is a PTE that can't be collapsed, or one that is busy.
+    /// True if there is a PTE that can't be collapsed, or one that is busy (another CPU is changing
+    /// it).
     unfit: bool,
     /// True if one run maps the whole block to one folio, as large as the block or larger.
     whole: bool,
@@ -167,7 +170,8 @@ struct Survey {
 
 /// The next step of collapsing a block.
 enum Step {
-    /// Nothing: a huge PTE maps the block, or one folio has it in a part of a page table.
+    /// Do nothing: a huge PTE maps the block; or the block maps one folio, and is too small for a
+    /// huge PTE.
     Done,
     /// Swap in the first swapped-out page.
     SwapIn {
@@ -183,13 +187,13 @@ enum Step {
 }
 
 impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
-    /// Collapses all huge pages that lie entirely in `rest` (`MADV_COLLAPSE`). After a block that
-    /// can't be collapsed the next ones are tried, unless there is no memory; `failed` is then the
-    /// error of the last such block. Runs beside faults.
+    /// Collapses all huge pages that lie entirely in `rest` (`MADV_COLLAPSE`). If a block can't be
+    /// collapsed, sets `failed` to the error and goes on with the next block, unless there is no
+    /// memory. Faults may run at the same time.
     ///
     /// # Errors
     /// [`CollapseError::NoMemory`], and [`CollapseError::NotAllowed`] at a VMA that can't have huge
-    /// pages. `rest` still has the part from there on.
+    /// pages. `rest` still has the part from the block or the VMA that failed on.
     pub(in crate::space) fn collapse(
         self,
         rest: &mut Rest,
@@ -297,7 +301,8 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
         limits: Option<&CollapseLimits>,
     ) -> Result<bool, CollapseError> {
         let order = (block.len().ilog2() - FRAME_SHIFT) as u8;
-        // `swapped_first`: the number of pages that were swapped out at the first swap-in.
+        // `swapped_first`: the number of swapped-out pages that the block had before the first
+        // swap-in.
         let (mut tries, mut swapped_first) = (TRIES, None);
         let mut limits = limits;
         while tries > 0 {
@@ -330,14 +335,15 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
                     machine.put_folio(pfn, 1 << order, 1 << order);
                 }
             }
-            // The limits are for the contents at the first attempt: swap-in changes them.
+            // The limits apply to the contents that the first attempt found, because swap-in
+            // changes the contents.
             limits = None;
         }
         Err(CollapseError::Busy(*block))
     }
 
-    /// Returns the next step for a block. Its page tables are locked one after the other, so the
-    /// result may be out of date by now.
+    /// Returns the next step for a block. The block's page tables are locked and released one after
+    /// the other, so the result may be outdated when this returns.
     ///
     /// # Errors
     /// The block can't be collapsed.
@@ -361,8 +367,8 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
         self.choose_step(seen, is_whole_table, vma, block, limits)
     }
 
-    /// Returns the next step for a block with the contents `seen`. `is_whole_table`: one page table
-    /// has this block and nothing else.
+    /// Returns the next step for a block with the contents `seen`. `is_whole_table` is true if one
+    /// page table translates this block and nothing else.
     ///
     /// # Errors
     /// The block can't be collapsed.
@@ -399,9 +405,10 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
         }
     }
 
-    /// Adds the PTEs of a block from the address `at` on to `seen`, as far as `table` has them and
-    /// a lock hold allows. `table` is locked or detached. Returns the address that it got to, which
-    /// is `at` if the PTE there is busy.
+    /// Adds the PTEs of a block from the address `at` on to `seen`, up to the end of `table`, and
+    /// at most [`MAX_RUNS_PER_HOLD`] runs. `table` is locked, or detached (its parent does not
+    /// point to it any more). Returns the address at which it stopped. This is `at` if the PTE at
+    /// `at` is busy.
     fn survey(self, table: &LockedTable<'_, 'm, P>, block: UserRange, at: u64, seen: &mut Survey) -> u64 {
         let arch = self.arch();
         let (mut at, mut runs) = (at, 0);
@@ -453,14 +460,16 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
     }
 
     /// Replaces the page table of a block, which maps one folio by one run, by a huge PTE that maps
-    /// the folio. Returns false if the page table has changed meanwhile; then nothing changes.
+    /// the folio. Returns false, and changes nothing, if another CPU has changed the page table
+    /// meanwhile.
     fn map_huge(self, vma: &Vma, block: UserRange) -> bool {
         let arch = self.arch();
         let mut gather = self.space.gather(block);
         let Some((old, place)) = self.detach_table(vma, block, |step| matches!(step, Step::MapHuge)) else {
             return false;
         };
-        // The run has the accessed and dirty bits of all its PTEs, which are final.
+        // The run has the accessed and dirty bits of all its PTEs. `old` is detached and flushed,
+        // so no CPU sets more of these bits.
         let Some(run) = old.leaf_runs().next() else {
             old.restore(place);
             return false;
@@ -473,9 +482,10 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
         true
     }
 
-    /// Detaches the page table that has `block` and nothing else. Returns it with the busy entry in
-    /// its place. Returns `None`, and changes nothing, if there is no such page table, or if
-    /// `is_wanted` returns false for the next step that its contents call for now.
+    /// Detaches the page table that translates `block` and nothing else: makes its parent's entry
+    /// busy (a marker at which other CPUs wait), and flushes. Returns the page table and the busy
+    /// entry. Returns `None`, and changes nothing, if there is no such page table, or if
+    /// `is_wanted` returns false for the step that its contents now call for.
     fn detach_table(
         self,
         vma: &Vma,
@@ -505,8 +515,9 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
         None
     }
 
-    /// Copies a block to the new folio `pfn` and maps the folio there instead. Returns false if the
-    /// block must not be copied any more; then nothing changes, and the folio stays the caller's.
+    /// Copies a block to the new folio `pfn`, and maps the folio in place of the block's pages.
+    /// Returns false if the block has changed so that it must not be copied; then nothing changes,
+    /// and the folio stays the caller's.
     fn replace_all(self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let Found::Table(table) = self.tables().find(block) else { return false };
         if block == table.range() {

@@ -26,13 +26,14 @@ handle! {
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Scans about `pages` pages of 4 KiB from the address `from` on, and collapses the blocks that
-    /// policy wants large and `limits` allow. Runs beside faults. A host calls this when it has
-    /// time (Linux: khugepaged).
+    /// Scans about `pages` pages of 4 KiB from the address `from` on, and collapses the blocks
+    /// (aligned ranges of a large folio's size) for which the folio policy wants a large folio and
+    /// which `limits` allow. Faults may run at the same time. A host calls this when it has time
+    /// (Linux: khugepaged).
     ///
     /// # Errors
     /// There is no memory for a folio, or the memcg is at its limit: the host should wait before it
-    /// scans on. Blocks before that one are collapsed.
+    /// scans on. Blocks before the one that failed stay collapsed.
     pub fn collapse_some(&self, from: u64, pages: u64, limits: &CollapseLimits) -> Result<Collapsed, CollapseError> {
         Thp::of(self).collapse_some(from, pages, limits)
     }

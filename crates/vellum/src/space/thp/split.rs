@@ -11,10 +11,11 @@ use crate::table::{Found, LockedTable};
 use super::Thp;
 
 impl<'m, P: Platform> Thp<'_, 'm, P> {
-    /// Splits the folio `head` if all its mappings are PTEs of one page table in `range`, and the
-    /// caller's is its only reference that is no mapping's. Returns the pages that are mapped; the
-    /// caller then has a reference to each unmapped piece instead of the one to the folio. Returns
-    /// `None` if the folio was not split. The caller holds no lock.
+    /// Splits the folio `head` if PTEs of one page table in `range` are all its mappings, and if it
+    /// has no reference except theirs and the caller's. Returns the folio's mapped pages. Its
+    /// unmapped pages are then pieces (naturally aligned folios, [`MappedPages::pieces`]), and the
+    /// caller's reference to the folio has become one to each unmapped piece. Returns `None` if the
+    /// folio was not split. The caller holds no lock.
     pub(crate) fn split_folio(self, range: VirtRange, head: Pfn) -> Option<MappedPages> {
         let range = self.user_part(range);
         let mut at = range.start;
@@ -54,11 +55,11 @@ impl<'m, P: Platform> Thp<'_, 'm, P> {
     }
 
     /// Returns the pages of the folio `head` that PTEs of a locked page table map in `range`.
-    /// Returns `None` if those are all pages or none, or if a page is mapped twice, or by a huge
-    /// PTE.
+    /// Returns `None` if these PTEs map all pages of the folio or none, or if a page is mapped
+    /// twice, or by a huge PTE.
     ///
     /// # Errors
-    /// The address of an entry that is busy.
+    /// The address of an entry that is busy: another CPU is changing it.
     fn mapped_pages(
         self,
         table: &LockedTable<'_, 'm, P>,
