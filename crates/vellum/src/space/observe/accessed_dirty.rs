@@ -1,9 +1,9 @@
 //! The accessed and dirty bits that hardware sets in PTEs: reading and clearing them (Linux: idle
 //! page tracking, and `/proc/PID/clear_refs`).
 //!
-//! For an access to any page of a cont block, hardware may set the bits in any PTE of the block. So
-//! the bits belong to the whole block, and it is reported as a whole. Soft-dirty
-//! ([`super::soft_dirty`]) is exact to the page.
+//! For an access to any page of a cont block (PTEs that a TLB may cache as one translation),
+//! hardware may set the bits in any PTE of the block. So the bits belong to the whole block, and
+//! the block is reported as a whole. Soft-dirty ([`super::soft_dirty`]) is exact to the page.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Attrs, Kind};
@@ -48,8 +48,9 @@ impl<P: Platform> Observe<'_, '_, P> {
         }
     }
 
-    /// Makes the lazyfree folios that `part` of a run maps ordinary ones, because their dirty bits
-    /// are cleared: without this, reclaim would take them for unwritten and discard them.
+    /// Makes the lazyfree folios (`MADV_FREE`) that `part` of a run maps ordinary ones. The caller
+    /// clears the dirty bits of their PTEs, and reclaim discards a lazyfree folio whose PTEs are
+    /// not dirty, because it takes the folio for unwritten.
     fn clear_lazyfree(self, run: &Run, part: VirtRange) {
         let frames = self.machine().frames();
         let first = run.pfn(self.arch()).add(((part.start - run.va) >> FRAME_SHIFT) as u32);

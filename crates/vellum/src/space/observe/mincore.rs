@@ -64,22 +64,23 @@ impl<P: Platform> Observe<'_, '_, P> {
         Ok(())
     }
 
-    /// Sets the elements of `resident` for the pages of a range that the page-cache objects behind
-    /// its VMAs have in memory, mapped or not.
+    /// Sets the element of `resident` to true for each page of `range` that the page-cache object
+    /// behind its VMA has in memory, whether or not a PTE maps it.
     fn add_resident_in_objects(self, range: UserRange, resident: &mut [bool]) {
         self.each_page_in_objects(range, |_, addr, is_resident| {
             resident[((addr - range.start) >> self.page_shift()) as usize] |= is_resident;
         });
     }
 
-    /// Calls `visit` for each page that the page-cache objects behind a range have: with the VMA,
-    /// the address at which the VMA maps the page, and whether the page is in memory (or else
-    /// swapped out). The VMAs are locked for reading meanwhile.
+    /// Calls `visit` for each page of `range` that exists in the page-cache object behind its VMA,
+    /// in memory or on a swap device. Passes the VMA, the address at which the VMA maps the page,
+    /// and true if the page is in memory. The VMAs are locked for reading during the calls.
     pub(super) fn each_page_in_objects(self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
         let shift = self.page_shift();
         let vmas = self.space.read();
         for vma in vmas.overlapping(self.platform(), range).filter(|vma| !vma.backing.is_anonymous()) {
-            // SAFETY: the VMAs are locked.
+            // SAFETY: the VMA maps an object, and keeps its reference to it as long as `vmas` holds
+            // the VMA lock.
             let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
             let part = vma.range.intersect(&range);
             let first = vma.backing.offset(part.start) >> shift;

@@ -34,27 +34,28 @@ use crate::vma::Vma;
 use super::AddressSpace;
 
 handle! {
-    /// Queries about a space.
+    /// A reference to an address space that has the queries about it as methods.
     pub(super) struct Observe
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Returns the counters of the space. They are exact while nothing else uses the space. Notes
-    /// the resident set for [`SpaceStats::peak_rss`].
+    /// Returns the counters of the space. They are exact while nothing else uses the space. Also
+    /// updates [`SpaceStats::peak_rss`] with the present resident set.
     pub fn stats(&self) -> SpaceStats {
         Observe::of(self).stats()
     }
 
     /// Calls `visit` for each VMA from `addr` on in ascending order, until it returns false. The
-    /// VMAs are locked for reading meanwhile: `visit` must be quick, and must not call a method of
-    /// this space that changes VMAs.
+    /// VMAs are locked for reading during the calls: `visit` must be quick, and must not call a
+    /// method of this space that changes VMAs.
     pub fn vmas(&self, addr: u64, visit: impl FnMut(&Vma) -> bool) {
         Observe::of(self).vmas(addr, visit)
     }
 
-    /// Calls `visit` for each run of PTEs in `range` in ascending order. A hole is passed as a run
-    /// of [`Kind::None`](crate::arch::Kind::None) at level 1. The page table of a run is locked
-    /// during the call: `visit` must be quick, and must not call back into the space.
+    /// Calls `visit` for each run of PTEs ([`Run`]) in `range` in ascending order. Addresses
+    /// without a page table are passed as a run of [`Kind::None`](crate::arch::Kind::None) at level
+    /// 1. The page table of a run is locked during the call: `visit` must be quick, and must not
+    /// call back into the space.
     pub fn runs(&self, range: VirtRange, visit: impl FnMut(&Run)) {
         Observe::of(self).runs(range, visit)
     }
@@ -76,11 +77,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Scans the pages of `range` in ascending order (Linux: `PAGEMAP_SCAN`), and writes the
-    /// regions that `scan` selects to `out`. Ends early when `out` has no room for the next region.
-    /// Without `out` the selected pages are only counted and, if `scan` asks for it,
-    /// write-protected.
+    /// regions that [`Scan::select`] selects to `out`. Ends early when `out` has no room for the
+    /// next region. Without `out` the selected pages are only counted and, with
+    /// [`Scan::write_protect`], write-protected.
     ///
-    /// A scan that write-protects claims `range`; other changes of it wait meanwhile.
+    /// A scan that write-protects claims `range`: other operations that change its VMAs, and other
+    /// such scans, wait until the scan ends.
     ///
     /// # Errors
     /// See [`ScanError`].
@@ -93,14 +95,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Observe::of(self).scan(range, scan, out)
     }
 
-    /// Clears soft-dirty: from now on a page was written exactly if its PTE has
-    /// [`Attrs::SOFT_DIRTY`] or its VMA lacks
-    /// [`VmaFlags::SOFT_DIRTY_CLEARED`](crate::vma::VmaFlags::SOFT_DIRTY_CLEARED) (Linux: writing 4
-    /// to `clear_refs`). A write while this runs may count or not. A forked child has the same
-    /// bits. Claims the whole space, so changes of VMAs wait meanwhile.
+    /// Clears soft-dirty, the record of written pages (Linux: writing 4 to `clear_refs`).
+    /// Afterwards a page counts as written if its PTE has [`Attrs::SOFT_DIRTY`], which the first
+    /// write sets, or if its VMA lacks
+    /// [`VmaFlags::SOFT_DIRTY_CLEARED`](crate::vma::VmaFlags::SOFT_DIRTY_CLEARED), because it was
+    /// mapped or moved afterwards. A write by another CPU while this runs may be recorded or not. A
+    /// forked child gets the same record. Claims the whole space, so operations that change VMAs
+    /// wait until this ends.
     ///
     /// # Errors
-    /// [`SoftDirtyUnsupported`]: the format has no such bit. Nothing was changed.
+    /// [`SoftDirtyUnsupported`]: the page-table format has no soft-dirty bit. Nothing was changed.
     pub fn clear_soft_dirty(&self) -> Result<(), SoftDirtyUnsupported> {
         Observe::of(self).clear_soft_dirty()
     }
@@ -108,8 +112,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Clears `bits`, a part of [`Attrs::HARDWARE`] (accessed, dirty), in the PTEs of `range`.
     /// Calls `report` in ascending order for each range of addresses whose PTEs had the same bits
     /// set, with these bits. Huge PTEs that don't lie in `range` entirely are left out. When this
-    /// returns, the TLBs are flushed, so CPUs set the bits anew; an access meanwhile is reported by
-    /// this call or by the next.
+    /// returns, the TLBs are flushed, so a later access sets the bits again. An access while this
+    /// runs is reported by this call or by the next.
     ///
     /// A page table may be locked while `report` runs: it must be quick, and must not call back
     /// into the space.

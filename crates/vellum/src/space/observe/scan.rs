@@ -37,7 +37,8 @@ bitflags! {
         const PRESENT = 8;
         /// The page is swapped out (`PAGE_IS_SWAPPED`).
         const SWAPPED = 16;
-        /// The page is a page of the zero folio (`PAGE_IS_PFNZERO`).
+        /// The page is part of the zero folio, read-only zeros that missing pages share
+        /// (`PAGE_IS_PFNZERO`).
         const ZERO = 32;
         /// A huge PTE maps the page (`PAGE_IS_HUGE`).
         const HUGE = 64;
@@ -63,9 +64,10 @@ pub struct Region {
 /// The parameters of a scan (Linux: `struct pm_scan_arg`).
 #[derive(Clone, Copy, Debug)]
 pub struct Scan<F> {
-    /// Gets the categories of pages. Returns the categories to report, or `None` if these pages are
-    /// not to be reported. Categories that it removes don't keep regions apart. It is called with a
-    /// page table locked: it must be quick, and must not call back into the space.
+    /// A callback that gets the categories of contiguous pages. It returns the categories to
+    /// report, or `None` if these pages are not to be reported. Adjacent pages for which it returns
+    /// the same categories are one region. It is called with a page table locked: it must be quick,
+    /// and must not call back into the space.
     pub select: F,
     /// The maximum number of pages to report.
     pub max_pages: u64,
@@ -84,8 +86,8 @@ pub struct Scanned {
     pub regions: usize,
     /// The number of pages that were reported.
     pub pages: u64,
-    /// The address at which the scan ended: the end of the range, or the first page for which there
-    /// was no room (`walk_end`).
+    /// The address at which the scan ended: the end of the range, or the first page that did not
+    /// fit into the caller's slice or into [`Scan::max_pages`] (`walk_end`).
     pub end: u64,
 }
 
@@ -98,7 +100,7 @@ pub enum ScanError {
     OutOfRange(VirtRange),
     /// The VMA with this range is not registered for asynchronous write protection.
     NotAsync(VirtRange),
-    /// There is no memory to split a huge PTE, or for a page table with markers.
+    /// There is no memory to split a huge PTE, or for a page table that holds uffd-wp markers.
     NoMemory(Refused),
 }
 
@@ -152,16 +154,16 @@ struct ScanState<'q, F> {
     page_shift: u32,
     /// True if the reported pages are write-protected.
     write_protect: bool,
-    /// True if missing pages of anonymous VMAs are write-protected too, by markers.
+    /// True if missing pages of anonymous VMAs are write-protected too, by marker PTEs.
     protect_missing: bool,
-    /// True if there is no room for another page.
+    /// True if the next page to report does not fit into `out` or `pages_left`.
     is_full: bool,
 }
 
 impl<F: Fn(Categories) -> Option<Categories>> ScanState<'_, F> {
     /// Returns the first part of `piece` that is to be reported, with the categories to report.
-    /// Returns `None` if the pages are not selected, or, with `is_full` set, if there is no room
-    /// for another page. Reports nothing yet.
+    /// Returns `None` if the pages are not selected. If there is no room for another page, sets
+    /// `is_full` and returns `None`. Reports nothing yet.
     fn admit(&mut self, piece: UserRange, categories: Categories) -> Option<Selected> {
         let categories = (self.select)(categories)?;
         let start = piece.start;
@@ -239,13 +241,13 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
         scanned
     }
 
-    /// Write-protects all pages of `range` for a userfaultfd, with `unmapped` also missing pages of
-    /// anonymous VMAs, by markers. Splits huge PTEs at the ends of `range`. The caller has claimed
-    /// `range` and holds no lock.
+    /// Write-protects all pages of `range` for a userfaultfd. With `unmapped`, also write-protects
+    /// missing pages of anonymous VMAs, by marker PTEs. Splits huge PTEs that cross an end of
+    /// `range`. The caller has claimed `range` and holds no lock.
     ///
     /// # Errors
-    /// There is no memory to split a huge PTE, or for a page table with markers. The pages in front
-    /// of the failure are write-protected.
+    /// There is no memory to split a huge PTE, or for a page table that holds markers. The pages
+    /// before the failure are write-protected.
     pub(in crate::space) fn write_protect_all(self, range: UserRange, unmapped: bool) -> Result<(), Refused> {
         let state = ScanState {
             select: Some,
@@ -264,11 +266,11 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
         })
     }
 
-    /// Scans those VMAs of `range` for which `includes` returns true, one page table at a time. The
-    /// VMAs are not locked in between.
+    /// Scans those VMAs of `range` for which `includes` returns true, one page table at a time.
+    /// Holds the VMA lock only while it looks up the next VMA.
     ///
     /// # Errors
-    /// Those of `includes`, at once, and [`ScanError::NoMemory`].
+    /// The first error of `includes`, which ends the scan, and [`ScanError::NoMemory`].
     fn scan_range(
         self,
         range: UserRange,
@@ -294,13 +296,14 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
         Ok(Scanned { regions: state.regions, pages: state.pages, end: at })
     }
 
-    /// Scans the beginning of `part`, which lies in `vma`: what one page table translates, or a
-    /// hole in the page tables. Returns the address at which to go on. If a huge PTE has to be
-    /// split, splits it, and that address is the start of the piece that is to be scanned again.
-    /// Takes the page table's lock; the caller holds no lock.
+    /// Scans the beginning of `part`, a range inside `vma`: the addresses that one page table
+    /// translates, or a hole in the page tables. Returns the address at which the scan goes on. If
+    /// a huge PTE must be split before a part of it can be write-protected, splits it, and returns
+    /// the start of that part, which the caller scans again. Takes the page table's lock; the
+    /// caller holds no lock.
     ///
     /// # Errors
-    /// There is no memory to split a huge PTE, or for a page table with markers.
+    /// There is no memory to split a huge PTE, or for a page table that holds markers.
     fn scan_table(
         self,
         vma: &Vma,
@@ -340,7 +343,8 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
             }
         }
         table.unlock(gather);
-        // Both allocate page tables, so no lock may be held.
+        // The split of a huge PTE and the scan of a hole allocate page tables, so no lock may be
+        // held.
         if let Some(range) = split {
             self.tables().split_edges(range)?;
         }
@@ -351,8 +355,8 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
     }
 
     /// Scans a hole in the page tables: a range of `vma` for which no lowest-level page table
-    /// exists. Returns the address at which to go on. To write-protect missing pages it maps
-    /// markers, at most one page table of them.
+    /// exists. Returns the address at which the scan goes on. To write-protect missing pages, maps
+    /// markers for at most one page table, and returns the end of these.
     ///
     /// # Errors
     /// There is no memory for the page table.
@@ -379,23 +383,23 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
                 state.report(Selected { range: marked, categories });
                 Ok(end)
             }
-            // Another CPU has mapped something there: the caller scans the range again.
+            // Another CPU has mapped something in the hole: the caller scans the range again.
             Err(NotMapped::Occupied) => Ok(range.start),
             Err(NotMapped::NoMemory(refused)) => Err(refused),
         }
     }
 
-    /// Returns the run of uffd-wp markers for `range`.
+    /// Returns a run of uffd-wp marker PTEs for all pages of `range`.
     fn wp_markers(self, range: UserRange) -> Run {
         let arch = self.arch();
         let entries = (range.len() >> arch.page_shift()) as usize;
         Run::new(range.start, 1, Kind::Marker, arch.marker_pte(Marker::UffdWp), entries)
     }
 
-    /// Write-protects the pages of `piece`, which is a part of one run of a locked page table; with
-    /// `protect_missing`, missing pages of anonymous VMAs too. Notes in `gather` the flush of a run
-    /// that loses write access. Returns false, with nothing changed, if `piece` is a part of a huge
-    /// PTE, which must be split first.
+    /// Write-protects the pages of `piece`, which is a part of one run of a locked page table. With
+    /// `protect_missing`, also write-protects missing pages of anonymous VMAs. Adds a run that
+    /// loses write access to `gather`, which flushes it. Returns false, with nothing changed, if
+    /// `piece` is a part of a huge PTE, which must be split first.
     fn protect_piece(
         self,
         table: &LockedTable<'_, 'm, P>,
@@ -422,8 +426,8 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
         true
     }
 
-    /// Returns the categories of the pages of `run`, and shortens it to its first pages that have
-    /// the same. The run's page table is locked.
+    /// Returns the categories of the first page of `run`, and shortens `run` to the pages from
+    /// there on that have the same categories. The run's page table is locked.
     fn categories(self, vma: &Vma, run: &mut Run) -> Categories {
         let arch = self.arch();
         let mut categories = vma_categories(vma);
@@ -434,7 +438,8 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
                 if self.machine().zero_folio().contains(run.pfn(arch)) {
                     categories |= Categories::ZERO;
                 } else if !vma.backing.is_anonymous() {
-                    // A private VMA maps pages of the object and private copies of them.
+                    // A private VMA maps both pages of the object and private copies, which are
+                    // anonymous.
                     categories.set(
                         Categories::FILE,
                         Ptes::of(self.space).shorten_to_equal(run, |frame| frame.has(flag::OBJECT)),

@@ -3,9 +3,9 @@
 //!
 //! Soft-dirty is a software bit of each PTE, and a PTE without it is not writable: the first write
 //! faults, and the fault sets the bit and makes the PTE writable. PTEs with the bit and PTEs
-//! without are different runs, so they are never in one cont block. The record is therefore exact
-//! to the page although TLBs hold larger translations: the first write to a cont block splits it,
-//! and it is folded again when all of it was written. Only a huge page counts as one page.
+//! without are never in one cont block (PTEs that a TLB may cache as one translation). The record
+//! is therefore exact to the page: the first write to a cont block splits it, and it is folded
+//! again when all of it was written. The exception is a huge page, which counts as one page.
 //!
 //! Swap PTEs have the bit too, and swap-in keeps it. New memory counts as written, and so do all
 //! pages of VMAs that were mapped or moved since soft-dirty was cleared.
@@ -40,7 +40,8 @@ impl<P: Platform> Observe<'_, '_, P> {
         }
         let all = UserRange::all(arch);
         let mut change = Change::begin(self.space, all);
-        // Set with the VMAs locked for writing, because faults read both under that lock.
+        // Faults read the VMA flag and `soft_dirty_on` under the VMA lock, so both are set with
+        // that lock held for writing.
         change.vmas().each(self.machine(), all, |v| v.flags |= VmaFlags::SOFT_DIRTY_CLEARED);
         self.space.soft_dirty_on.store(true, Relaxed);
         change.unlock();

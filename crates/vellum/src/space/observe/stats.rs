@@ -26,13 +26,13 @@ pub struct SpaceStats {
     pub shmem: u64,
     /// Swapped-out anonymous memory (`VmSwap`).
     pub swap: u64,
-    /// The largest resident set (`VmHWM`). It is noted before an operation makes the set smaller,
-    /// and here.
+    /// The largest resident set so far (`VmHWM`). It is updated before an operation makes the
+    /// resident set smaller, and by [`AddressSpace::stats`](crate::space::AddressSpace::stats).
     pub peak_rss: u64,
-    /// The page tables of all levels (`VmPTE`).
+    /// The size of the page tables of all levels (`VmPTE`).
     pub tables: u64,
-    /// The engine's other structures for the space: the nodes of the VMA tree, and the per-CPU
-    /// counters.
+    /// The size of the engine's other structures for the space: the nodes of the VMA tree, and the
+    /// per-CPU counters.
     pub kernel: u64,
     /// The number of VMAs.
     pub vmas: usize,

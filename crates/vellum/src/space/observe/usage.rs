@@ -15,34 +15,37 @@ use crate::space::ground::Ptes;
 pub struct Usage {
     /// Resident memory (`Rss`). The zero folio does not count, as in Linux.
     pub resident: u64,
-    /// The proportional share of the resident memory (`Pss`): a page that three PTEs map counts a
-    /// third for each. The pages of a large folio all count with the folio's average number of
-    /// mappings, but at least one.
+    /// The proportional share of the resident memory (`Pss`): if three PTEs map a page, each of
+    /// them counts a third of the page. For the pages of a large folio, the number of PTEs is the
+    /// folio's average per page, and at least one.
     pub pss: UsageSplit,
     /// The resident memory in folios with more mappings than pages, so that some page is mapped
     /// more than once (`Shared_Clean` and `Shared_Dirty`).
     pub shared: UsageSplit,
-    /// Resident anonymous memory (`Anonymous`). The other resident memory is page-cache objects'.
+    /// Resident anonymous memory (`Anonymous`). The rest of the resident memory belongs to
+    /// page-cache objects.
     pub anonymous: u64,
     /// The resident memory whose contents exist nowhere else (`Private_Dirty` and `Shared_Dirty`):
     /// all anonymous memory, and objects' pages whose PTEs are dirty.
     pub dirty: u64,
-    /// The resident memory whose PTEs are accessed (`Referenced`).
+    /// The resident memory whose PTEs have the accessed bit (`Referenced`).
     pub referenced: u64,
     /// The resident memory that huge PTEs map (`AnonHugePages`), including
     /// [`Usage::huge_shmem`].
     pub huge: u64,
     /// The part of [`Usage::huge`] that is page-cache objects' memory (`ShmemPmdMapped`).
     pub huge_shmem: u64,
-    /// The resident memory in cont blocks, of the lowest level and of the level above.
-    /// [`Arch::cont_bits`] returns the size of a cont block.
+    /// The resident memory that cont blocks map (PTEs that a TLB may cache as one translation): at
+    /// the lowest level of page tables, and at the level above. [`Arch::cont_bits`] returns the
+    /// size of a cont block.
     pub cont_blocks: [u64; 2],
-    /// Memory of which swap PTEs name the slots (`SwapPss`).
+    /// The size of the pages that swap PTEs refer to (`SwapPss`).
     pub swap: u64,
-    /// Swapped-out pages of the page-cache objects behind the range, except those that a private
-    /// VMA hides by an entry of its own. `Swap` is this and [`Usage::swap`].
+    /// The size of the swapped-out pages of the page-cache objects behind the range. A page does
+    /// not count if a private VMA has a private copy of it or a marker in its place. The sum of
+    /// this and [`Usage::swap`] is `Swap`.
     pub swap_shmem: u64,
-    /// The number of runs of leaf PTEs.
+    /// The number of runs of leaf PTEs ([`Run`](crate::table::Run)).
     pub runs: u64,
 }
 
@@ -58,7 +61,7 @@ pub struct UsageSplit {
 }
 
 impl UsageSplit {
-    /// Adds bytes that are all anonymous or not, and all dirty or not.
+    /// Adds `bytes` to the total, and to the anonymous and the dirty bytes if the flags are true.
     fn add(&mut self, bytes: u64, anonymous: bool, dirty: bool) {
         self.all += bytes;
         self.anonymous += if anonymous { bytes } else { 0 };
@@ -81,7 +84,8 @@ impl<P: Platform> Observe<'_, '_, P> {
                     if let Some(blocks) = usage.cont_blocks.get_mut(usize::from(run.level) - 1) {
                         *blocks += (table.cont_ptes(run) as u64) << table.shift();
                     }
-                    // The PTEs of a run may differ in accessed and dirty bits.
+                    // The PTEs of a run may differ in accessed and dirty bits, so the run is
+                    // counted in pieces of equal bits. All PTEs of a stable run have the same bits.
                     let mut rest = part;
                     while !rest.is_empty() {
                         let piece = if run.stable { rest } else { with_equal_accessed_dirty(table, rest) };
@@ -100,8 +104,9 @@ impl<P: Platform> Observe<'_, '_, P> {
         usage
     }
 
-    /// Adds to `usage` frames that PTEs of `level` with the attributes `attrs` map. Their page
-    /// table is locked, so the frames are in use.
+    /// Adds to `usage` the `count` frames from `first` on, which PTEs of `level` with the
+    /// attributes `attrs` map. The caller holds the lock of their page table, so the frames are in
+    /// use.
     fn count_folios(self, usage: &mut Usage, first: Pfn, count: u32, level: u8, attrs: Attrs) {
         let end = first.add(count);
         let mut at = first;
@@ -128,8 +133,8 @@ impl<P: Platform> Observe<'_, '_, P> {
     }
 
     /// Returns the number of bytes of a range that the page-cache objects behind its VMAs have on
-    /// swap devices. In a private writable VMA, a page does not count if its PTE is not empty: the
-    /// VMA has a private copy, or a marker.
+    /// swap devices. In a private writable VMA, a page does not count if its PTE is not empty: then
+    /// the VMA has a private copy of the page, or a marker.
     fn swapped_in_objects(self, range: UserRange) -> u64 {
         let mut bytes = 0;
         self.each_page_in_objects(range, |vma, addr, is_resident| {
@@ -144,8 +149,8 @@ impl<P: Platform> Observe<'_, '_, P> {
     }
 }
 
-/// Returns the first part of `part`, which is a part of a run, whose PTEs have the same accessed
-/// and dirty bits. A PTE of a cont block counts as having the bits of the whole block.
+/// Returns the first part of `part` in which all PTEs have the same accessed and dirty bits. `part`
+/// is a part of one run. A PTE of a cont block counts as having the bits of the whole block.
 fn with_equal_accessed_dirty<P: Platform>(table: &LockedTable<'_, '_, P>, part: UserRange) -> UserRange {
     let hardware_bits = |at: u64| table.get(at) & P::Arch::HARDWARE;
     let step = 1 << table.shift();

@@ -2,11 +2,15 @@
 //! `UFFDIO_COPY`, `UFFDIO_ZEROPAGE`, `UFFDIO_POISON`). Contents go to folios as large as policy and
 //! the range permit.
 //!
-//! Other CPUs map and unmap the same pages meanwhile. So a block that was missing at a look may
-//! have changed when its page table is locked. Then the fill tries again, and after a number of
-//! tries with the range claimed and the gate closed, as a fault does (INV-21). The folio gets its
-//! contents before the first try: they come from a callback that may fault in the same space, and a
-//! fault waits for claims and at the gate.
+//! A fill looks for a block of missing pages (empty PTEs, or PTEs with equal markers) without a
+//! lock, then locks the block's page table and writes the new PTEs. Other CPUs may map or unmap
+//! pages of the block in between; then the fill tries again. After a fixed number of tries, the
+//! fill claims the page ([`Change`](crate::space::ground::Change)), so that no other operation
+//! changes its VMA, and closes the space's gate, at which new faults and other disturbing
+//! operations wait ([`Retry`]). So the number of tries is bounded (INV-21).
+//!
+//! The folio gets its contents before the first try. They come from a callback that may fault in
+//! the same space, and such a fault would wait for the fill's claim and at the closed gate.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
@@ -92,7 +96,7 @@ pub struct UffdFillStopped {
     pub error: UffdFillError,
 }
 
-/// The entries that replace those of missing pages.
+/// The PTEs that a fill writes for missing pages.
 #[derive(Clone, Copy)]
 enum Fill {
     /// Leaf PTEs that map a folio, which has its contents.
@@ -101,7 +105,7 @@ enum Fill {
         pfn: Pfn,
         /// The order of the folio.
         order: u8,
-        /// The attributes of the PTEs, besides those of all new memory.
+        /// The attributes of the PTEs, besides those that all new memory of the VMA gets.
         attrs: Attrs,
     },
     /// Leaf PTEs that map the zero folio.
@@ -110,8 +114,8 @@ enum Fill {
     Poison,
 }
 
-/// A naturally aligned block of missing pages: at the last look its entries were all empty, or all
-/// the same marker.
+/// A naturally aligned block of missing pages. When it was found, its entries were all empty, or
+/// all the same marker. Other CPUs may have changed them since.
 struct MissingBlock {
     /// The addresses of the block.
     range: UserRange,
@@ -127,13 +131,13 @@ struct FilledFolio {
     pfn: Pfn,
     /// The order of the folio.
     order: u8,
-    /// The block to map the folio in, if a look found one.
+    /// The missing block to map the folio in, if one was found before the folio was allocated.
     block: Option<MissingBlock>,
 }
 
-/// The reason why a try filled nothing.
+/// The reason why one try ([`Uffd::try_fill_block`]) filled nothing.
 enum TryFillError {
-    /// The VMA is locked: a change of it is under way.
+    /// The VMA is locked ([`State::Locked`]): another operation moves or replaces it.
     VmaLocked,
     /// Another CPU has changed the entries, or is changing them.
     Raced,
@@ -166,8 +170,9 @@ impl<P: Platform> Uffd<'_, '_, P> {
             if result != Ok(range.end) {
                 self.machine().put_folio(pfn, 1 << order, 1 << order);
             }
-            // If a large folio does not fit in any more, a single page is tried next. That fits
-            // wherever a page is missing, so `contents` is called at most twice for a piece.
+            // The result `at` means that nothing was filled: the block has become too small for the
+            // folio. Then a single page is tried next, which fits wherever a page is missing. So
+            // `contents` is called at most twice for a piece.
             orders = if result == Ok(at) { 0 } else { u32::MAX };
             result
         })
@@ -214,12 +219,13 @@ impl<P: Platform> Uffd<'_, '_, P> {
 
     /// Allocates a folio for the beginning of `rest` and has `contents` fill it. The folio has the
     /// largest of `orders` (a bit mask) for which there is a missing block and memory, or it is a
-    /// single page. `contents` runs without any lock; it may fault in this space, and so wait for a
-    /// change of the VMAs or at the gate. So the caller holds no claim and no closed gate either.
+    /// single page. `contents` runs without any lock, because it may fault in this space. Such a
+    /// fault may wait for an operation that has claimed a range, or at the space's closed gate
+    /// ([`Retry`]). So the caller has claimed no range and has not closed the gate.
     ///
     /// # Errors
     /// The page is not missing or its VMA is not registered, there is no memory, or `contents`
-    /// failed. No folio stays allocated.
+    /// failed. The folio was freed again.
     fn prepare_folio(
         self,
         rest: UserRange,
@@ -233,32 +239,35 @@ impl<P: Platform> Uffd<'_, '_, P> {
         let block = match self.find_missing_block(vma, rest, orders) {
             Ok(block) => Some(block),
             Err(TryFillError::Failed(error)) => return Err(error),
-            // `fill_block` waits for the change once the contents are there. Until then a single
-            // page is all that surely fits.
+            // Another operation is changing the VMA or its PTEs, so that no block is known, and
+            // only a single page surely fits. `fill_block` waits for that operation, once the folio
+            // has its contents.
             Err(TryFillError::VmaLocked | TryFillError::Raced) => None,
         };
         let (order, orders) = block.as_ref().map_or((self.arch().page_order(), 0), |block| (block.order, orders));
         let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, at, order, orders, false)?;
         drop(vmas);
         let bytes = self.machine().frames().at(pfn.addr());
-        // SAFETY: `alloc_or_smaller` returned frames of that many bytes, in the direct map. No page
-        // table maps them and no object has them, and the engine reads and writes a folio only for
-        // one of those: until `fill_block` maps this one, which comes after the slice has ended,
-        // nothing else accesses it.
+        // SAFETY: `alloc_or_smaller` returned a new folio of `order`. Its bytes are contiguous in
+        // the direct map, from `bytes` on. The engine reads and writes the contents of a folio only
+        // if a page table maps it or an object has it. Neither is true of this folio before
+        // `fill_block` maps it, after the last use of the slice. So nothing else accesses these
+        // bytes.
         let bytes = unsafe { core::slice::from_raw_parts_mut(bytes.as_ptr(), 1 << (order as u32 + FRAME_SHIFT)) };
         if contents(bytes).is_err() {
             self.machine().put_folio(pfn, 1 << order, 1 << order);
             return Err(UffdFillError::NoContents(at));
         }
-        // The folio may be smaller than the block that was found.
+        // The folio may be smaller than the block that was found, for lack of memory.
         let range = rest.around(at, order as u32 + FRAME_SHIFT);
         Ok(FilledFolio { pfn, order, block: block.map(|block| MissingBlock { range, order, ..block }) })
     }
 
-    /// Fills the missing block at the beginning of `rest`. Returns the end of what was filled. A
-    /// folio is mapped only if it fits exactly: otherwise nothing is filled, and the result is the
-    /// start of `rest`. `seen` is the block that the caller has found there. Ends after a bounded
-    /// number of tries (INV-21), as a fault does. The caller holds no lock and no claim.
+    /// Fills the block of missing pages at the beginning of `rest`, and returns the end of the
+    /// filled range. A folio is mapped only if it fits exactly: otherwise nothing is filled, and
+    /// the result is the start of `rest`. `seen` is the block that the caller has found at the
+    /// beginning of `rest`. Ends after a bounded number of tries (INV-21). The caller holds no lock
+    /// and has claimed no range.
     ///
     /// # Errors
     /// The page is not missing or its VMA is not registered, or there is no memory for a page
@@ -293,9 +302,10 @@ impl<P: Platform> Uffd<'_, '_, P> {
         }
     }
 
-    /// Tries once to do what [`Uffd::fill_block`] does: in the block `seen`, if that is still in
-    /// one VMA which is not locked, or else in the block that a new look finds. `retries` is the
-    /// state of the retries, which may hold the gate closed.
+    /// Tries once to do what [`Uffd::fill_block`] does. Fills the block `seen` if it still lies in
+    /// one VMA, which no operation has locked ([`State::Locked`]); otherwise looks for a block
+    /// again. `retries` counts the failed tries. If `retries` holds the space's gate closed, this
+    /// call does not wait at the gate.
     ///
     /// # Errors
     /// [`TryFillError`]; nothing was filled.
@@ -316,7 +326,7 @@ impl<P: Platform> Uffd<'_, '_, P> {
                 let orders = match fill {
                     Fill::Folio { order, .. } => 1 << order,
                     Fill::Zeros => Fault::of(self.space).zero_orders(Anon::of(self.space).orders(vma)),
-                    // Up to the order of what a lowest-level page table maps.
+                    // All orders up to that of the range that a lowest-level page table maps.
                     Fill::Poison => (2 << (arch.level_shift(2) - FRAME_SHIFT)) - 1,
                 };
                 self.find_missing_block(vma, rest, orders)?
@@ -329,7 +339,8 @@ impl<P: Platform> Uffd<'_, '_, P> {
                 let LeafShape { level, entries } = Ptes::of(self.space).leaf_shape(order);
                 let attrs = Ptes::of(self.space).exclusive_attrs(vma, attrs);
                 let frames = self.machine().frames();
-                // Since the folio was allocated, another VMA may have moved here.
+                // Another VMA may have moved to this address since the folio was allocated, so the
+                // folio's rmap key is set anew.
                 frames.frame(pfn).set_data(Anon::of(self.space).rmap_key(vma, range.start).pack());
                 frames.sync_icache(pfn, 1 << order, attrs);
                 Run::new(range.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
@@ -359,12 +370,12 @@ impl<P: Platform> Uffd<'_, '_, P> {
     }
 
     /// Returns the largest missing block of one of `orders` (a bit mask), or of a page, that begins
-    /// where `rest` does and lies in it. Takes no lasting lock: the block may have changed when the
+    /// where `rest` does and lies in it. Looks without a lock: the block may have changed when the
     /// caller locks its page table.
     ///
     /// # Errors
-    /// [`TryFillError`]; [`UffdFillError::Exists`] if the page is not missing. A guard marker
-    /// counts as a page.
+    /// [`TryFillError`]; [`UffdFillError::Exists`] if the page is not missing. A page with a guard
+    /// marker is not missing.
     fn find_missing_block(self, vma: &Vma, rest: UserRange, orders: u32) -> Result<MissingBlock, TryFillError> {
         let arch = self.arch();
         if vma.state == State::Locked {
@@ -391,8 +402,8 @@ impl<P: Platform> Uffd<'_, '_, P> {
     }
 }
 
-/// Returns the VMA at an address whose missing pages may be filled: registered with a userfaultfd,
-/// and of anonymous memory.
+/// Returns the VMA at `addr`, if it is one whose missing pages may be filled: it is registered with
+/// a userfaultfd, and its memory is anonymous.
 ///
 /// # Errors
 /// [`UffdFillError::NotRegistered`]: there is no such VMA.

@@ -8,10 +8,10 @@
 //! protection at once and goes on, and [`AddressSpace::scan`] finds the pages that were written.
 //!
 //! A page is write-protected by a bit of its PTE or swap PTE
-//! ([`Attrs::UFFD_WP`](crate::arch::Attrs::UFFD_WP)), or by a marker where the PTE would be empty.
-//! So write protection is set and removed by the run, survives swapping and `mremap`, and is exact
-//! to the page: protected and unprotected pages are in different runs. A forked child is not
-//! registered, and its pages are not write-protected.
+//! ([`Attrs::UFFD_WP`](crate::arch::Attrs::UFFD_WP)), or by a marker PTE if the page is missing. So
+//! write protection survives swapping and `mremap`. It is exact to the page: a page with the bit
+//! and a page without never share a huge PTE or a cont block (PTEs that a TLB may cache as one
+//! translation). A forked child is not registered, and its pages are not write-protected.
 //!
 //! | file | contents |
 //! |---|---|
@@ -19,7 +19,7 @@
 //! | `write_protect` | `UFFDIO_WRITEPROTECT` |
 //! | `fill` | `UFFDIO_COPY`, `UFFDIO_ZEROPAGE`, `UFFDIO_POISON` |
 //!
-//! The faults are [`fault`](super::fault)'s.
+//! [`fault`](super::fault) handles the faults in registered VMAs.
 
 mod fill;
 mod register;
@@ -39,7 +39,7 @@ use crate::vma::{UffdId, VmaFlags};
 use super::AddressSpace;
 
 handle! {
-    /// The userfaultfd operations of a space.
+    /// A reference to an address space that has the userfaultfd operations as methods.
     struct Uffd
 }
 
@@ -65,8 +65,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Write-protects every page of a registered range, with `unmapped` also pages that are missing
-    /// (`UFFDIO_WRITEPROTECT`). When this returns, a write there faults. Claims the range, so that
-    /// other changes of it wait.
+    /// (`UFFDIO_WRITEPROTECT`). When this returns, a write to any of these pages faults. Claims the
+    /// range: other operations that change its VMAs wait until this ends.
     ///
     /// # Errors
     /// See [`UffdError`]. After [`UffdError::NoMemory`] a part of the pages is write-protected.
@@ -75,7 +75,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Removes the write protection of every page of a registered range (`UFFDIO_WRITEPROTECT`
-    /// without `UFFDIO_WRITEPROTECT_MODE_WP`). The host then wakes the threads that wait for that.
+    /// without `UFFDIO_WRITEPROTECT_MODE_WP`). The host then wakes the threads whose writes to
+    /// these pages wait.
     ///
     /// # Errors
     /// See [`UffdError`]: the write protection is unchanged.
@@ -88,9 +89,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// ([`AddressSpace::uffd_write_protect`]).
     ///
     /// `contents` fills a piece of one page or more; its first argument is the offset of the piece
-    /// in the range, in bytes. `contents` may use this space in any way, faults and changes
-    /// included, because no lock, claim or closed gate is held during the call. It may be called
-    /// more than once for a piece, with another length.
+    /// in the range, in bytes. `contents` may use this space in any way: it may cause faults and
+    /// call operations that change VMAs, because during the call the engine holds no lock and keeps
+    /// no operation on the space waiting. It may be called more than once for a piece, with another
+    /// length.
     ///
     /// # Errors
     /// [`UffdFillStopped`]: a page exists already, the VMA is not registered, `contents` failed, or

@@ -31,8 +31,8 @@ pub enum UffdError {
     NotRegistered,
     /// VMAs would have to be split, and the space has the maximum number of VMAs.
     TooManyVmas,
-    /// There is no memory to split VMAs or huge PTEs, or for page tables with markers. A part of
-    /// the pages may have been write-protected.
+    /// There is no memory to split VMAs or huge PTEs, or for page tables that hold uffd-wp markers.
+    /// A part of the pages may have been write-protected.
     NoMemory(Refused),
 }
 
@@ -107,7 +107,8 @@ impl<P: Platform> Uffd<'_, '_, P> {
         if !vmas.covers(self.platform(), range) {
             return Err(UffdError::NotMapped);
         }
-        // These modes have events, for which the faulting threads wait.
+        // True if a fault in a VMA with these modes may return an event; the faulting thread
+        // waits until that is dealt with.
         let has_events = modes.contains(VmaFlags::UFFD_MISSING) || !modes.contains(VmaFlags::UFFD_WP_ASYNC);
         for vma in vmas.overlapping(self.platform(), range) {
             if has_events && !vma.backing.is_anonymous() {
@@ -127,8 +128,9 @@ impl<P: Platform> Uffd<'_, '_, P> {
     }
 
     /// Implements [`AddressSpace::uffd_unregister`](crate::space::AddressSpace::uffd_unregister).
-    /// Sets the VMAs one by one, each before its pages lose their write protection, so that a write
-    /// to a page that is still protected is no event any more.
+    /// Unregisters one VMA after the other, and removes the write protection of a VMA's pages only
+    /// after it has unregistered the VMA. So a write that finds a page still write-protected
+    /// returns no event.
     pub(super) fn uffd_unregister(self, range: VirtRange, uffd: UffdId) -> Result<(), UffdError> {
         let range = self.whole_pages(range)?;
         let mut change = Change::begin(self.space, range);

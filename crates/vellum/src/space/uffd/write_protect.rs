@@ -30,8 +30,8 @@ impl<'s, 'm, P: Platform> Uffd<'s, 'm, P> {
         Ok(())
     }
 
-    /// Claims a range, and checks that all of it is registered for write protection. The VMAs are
-    /// unlocked when this returns.
+    /// Claims `range` ([`Change`]), and checks that all of it is registered for write protection.
+    /// The VMAs are unlocked when this returns.
     ///
     /// # Errors
     /// [`UffdError::NotRegistered`]; then nothing is claimed.
@@ -47,14 +47,14 @@ impl<'s, 'm, P: Platform> Uffd<'s, 'm, P> {
     }
 
     /// Removes the write protection of all pages in a range: of leaf PTEs, of swap PTEs, and of
-    /// markers. The caller has claimed the range. No write-protected huge PTE crosses its ends.
+    /// markers. The caller has claimed the range. No write-protected huge PTE crosses an end of it.
     pub(super) fn clear_wp(self, range: UserRange) {
         let arch = self.arch();
         Ptes::of(self.space).each_run(range, |table, run| {
             match run.kind {
                 Kind::Leaf if run.attrs(arch).contains(Attrs::UFFD_WP) => {
-                    // The PTEs stay read-only: the next write makes the run writable if its VMA
-                    // allows that, so nothing needs to be flushed.
+                    // The PTEs stay read-only, so nothing needs to be flushed. The next write
+                    // faults, and the fault makes the run writable if its VMA allows that.
                     let attrs = run.attrs(arch) - Attrs::UFFD_WP;
                     table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level));
                 }

@@ -27,9 +27,10 @@ pub enum Advise {
     DontFork,
     /// Fork copies the VMA to the child (`MADV_DOFORK`).
     DoFork,
-    /// The child gets the VMA without its pages (`MADV_WIPEONFORK`). Private anonymous memory only.
+    /// A forked child gets the VMA without its pages (`MADV_WIPEONFORK`). Private anonymous memory
+    /// only.
     WipeOnFork,
-    /// The child gets the VMA with its pages (`MADV_KEEPONFORK`).
+    /// A forked child gets the VMA with its pages (`MADV_KEEPONFORK`).
     KeepOnFork,
     /// A core dump leaves the memory out (`MADV_DONTDUMP`).
     DontDump,
@@ -47,7 +48,7 @@ pub enum Advise {
     /// (`MADV_PAGEOUT`).
     PageOut,
     /// Collapses the memory into huge pages now, whatever the policy for faults is
-    /// (`MADV_COLLAPSE`). Private anonymous memory that has pages already.
+    /// (`MADV_COLLAPSE`). Only for private anonymous memory that has pages already.
     Collapse,
     /// Faults the memory in for reading (`MADV_POPULATE_READ`).
     PopulateRead,
@@ -83,12 +84,12 @@ pub enum AdviseError {
     Unaligned(u64),
     /// The range ends beyond the last address.
     Overflow,
-    /// Not all of the range is mapped. The advice was applied to the mapped part, as in Linux; to
-    /// fault memory in, only up to the hole.
+    /// Not all of the range is mapped. As on Linux, the advice was applied to the mapped parts;
+    /// advice that faults memory in was applied only up to the first hole.
     NotMapped,
     /// This VMA is sealed and read-only, so its contents may not be dropped.
     Sealed(VirtRange),
-    /// This VMA is locked; the VMAs before it are done.
+    /// This VMA is locked. The advice was applied to the VMAs before it.
     Locked(VirtRange),
     /// This VMA is not writable shared memory, so no hole can be punched there.
     Denied(VirtRange),
@@ -96,15 +97,16 @@ pub enum AdviseError {
     NoObject(VirtRange),
     /// The advice is for private anonymous memory, and this VMA is something else.
     NotPrivate(VirtRange),
-    /// The protection of this VMA forbids the access; what lies before it was faulted in.
+    /// The protection of this VMA forbids the access. The range before it was faulted in.
     Inaccessible(VirtRange),
-    /// A page could not be faulted in; what lies before it was.
+    /// A page could not be faulted in. The range before it was faulted in.
     Fault(FaultError),
     /// Not all of the range could be collapsed into huge pages.
     Collapse(CollapseError),
     /// The limit on the number of VMAs would be exceeded.
     TooManyVmas,
-    /// There is no memory to split VMAs or huge PTEs at the ends, or for the page tables of guards.
+    /// There is no memory to split VMAs or huge PTEs at the ends of the range, or for page tables
+    /// that hold guard markers.
     NoMemory(Refused),
 }
 

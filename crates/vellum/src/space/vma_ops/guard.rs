@@ -1,6 +1,7 @@
-//! Guards: pages on which every access faults, whatever the protection of their VMA, without a VMA
-//! of their own (`MADV_GUARD_INSTALL`). A guard is a marker PTE, which stays when the memory around
-//! it is zapped by `MADV_DONTNEED`. Adjacent guards form a run of equal PTEs.
+//! Guard pages (`MADV_GUARD_INSTALL`): every access to a guard page faults, whatever the protection
+//! of its VMA, and the guard page needs no VMA of its own. It is made by a marker PTE, a
+//! non-present PTE that stays when `MADV_DONTNEED` zaps the memory around it. The markers of
+//! adjacent guard pages are equal, and form one run ([`Run`]).
 
 use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::platform::Platform;
@@ -10,25 +11,27 @@ use crate::vma::State;
 use super::{AdviseError, Madvise};
 use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 
-/// A part of a range that has only guards, or only empty PTEs.
+/// A part of a range whose PTEs are all guard markers, or all empty.
 struct UniformPart {
     range: UserRange,
-    /// True if the part has guards. Also true of an empty part.
+    /// True if the PTEs are guard markers. Also true for a part of zero length.
     has_guards: bool,
 }
 
 impl<'s, P: Platform> Madvise<'s, '_, P> {
-    /// Zaps a range and installs guards on the mapped part of it, one page table after the other.
+    /// Zaps what is left in `rest` and installs guards on the mapped parts of it, one page table at
+    /// a time, until `more` returns false.
     ///
     /// # Errors
-    /// [`AdviseError::NoMemory`]: a page table could not be allocated. What lies before it has
-    /// guards, and what lies behind it is unchanged; the part that it would map may be zapped, and
-    /// have some of its guards. [`AdviseError::Locked`]: a VMA is locked; what lies before its
-    /// first page table has guards. Guards that were there before stay in any case.
+    /// [`AdviseError::NoMemory`]: a page table could not be allocated. The range before the
+    /// addresses of that page table has guards, and the range behind them is unchanged; the
+    /// addresses themselves may be zapped, and have some of the guards. [`AdviseError::Locked`]: a
+    /// VMA is locked (`mlock`). The range before the page table that maps the VMA's first page has
+    /// guards. In both cases guards that were installed before stay.
     pub(super) fn install_guards(self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
         let shift = self.arch().level_shift(2);
         while !rest.left.is_empty() {
-            // A hole of any size is one step.
+            // A hole between VMAs is skipped in one step, whatever its size.
             let Some(mapped) = self.first_mapped(rest.left) else {
                 rest.holes = true;
                 rest.end();
@@ -47,13 +50,14 @@ impl<'s, P: Platform> Madvise<'s, '_, P> {
     }
 
     /// Zaps a range that one page table maps, and installs guards on the mapped part of it. Returns
-    /// true if all of the range is mapped. Faults wait meanwhile, so that none maps a page there.
+    /// true if all of the range is mapped. Faults in the VMAs of the range wait until this returns,
+    /// so that no fault maps a page between the zap and the guards.
     ///
     /// # Errors
-    /// As [`Madvise::install_guards`].
+    /// Those of [`Madvise::install_guards`].
     fn guard_table_range(self, range: UserRange) -> Result<bool, AdviseError> {
-        // Claims the whole space, because VMAs are locked as a whole, also where the range ends
-        // inside one.
+        // Claims the whole space, because [`State::Locked`] applies to a whole VMA, which may reach
+        // beyond `range`: no other change may work on the rest of that VMA either.
         let mut change = Change::begin(self.space, UserRange::all(self.arch()));
         change.unlock();
         let covered = self.check_vmas(range, true, false)?;
@@ -67,8 +71,12 @@ impl<'s, P: Platform> Madvise<'s, '_, P> {
         result.map(|()| covered)
     }
 
-    /// Installs guards on the mapped part of `range`, which has no PTEs but guards. The VMAs there
-    /// are locked, and no other change is at work there.
+    /// Installs guards on the mapped parts of `range`, whose PTEs are all empty or guard markers.
+    /// The caller has claimed the VMAs of `range` and set them to [`State::Locked`].
+    ///
+    /// # Errors
+    /// [`AdviseError::NoMemory`]: a page table could not be allocated. The range before it has
+    /// guards.
     fn map_guards(self, range: UserRange) -> Result<(), AdviseError> {
         let arch = self.arch();
         let mut left = range;
@@ -86,7 +94,8 @@ impl<'s, P: Platform> Madvise<'s, '_, P> {
         Ok(())
     }
 
-    /// Returns the first part of `range` that has only guards, or only empty PTEs.
+    /// Returns the first part of `range` whose PTEs are all guard markers or all empty. `range` has
+    /// no other PTEs. Returns a part of zero length if another CPU is changing the first entry.
     fn first_uniform_part(self, range: UserRange) -> UniformPart {
         let arch = self.arch();
         match self.tables().find(range) {
@@ -98,21 +107,24 @@ impl<'s, P: Platform> Madvise<'s, '_, P> {
                     Some(run) => {
                         UniformPart { range: range.intersect(&run.range(arch)), has_guards: run.kind == Kind::Marker }
                     }
-                    // The PTE is busy: an empty part, so that the caller looks again.
+                    // The entry is busy (another CPU is changing it), or points to a page table by
+                    // now. The part of zero length makes the caller walk again.
                     None => UniformPart { range: range.head(range.start), has_guards: true },
                 }
             }
         }
     }
 
-    /// Returns the first part of a range that lies in one VMA. Locks the VMAs for reading.
+    /// Returns the part of `range` that lies in the first VMA there, or `None` if `range` has no
+    /// VMA. Locks the VMAs for reading.
     fn first_mapped(self, range: UserRange) -> Option<UserRange> {
         let vmas = self.space.read();
         let first = vmas.overlapping(self.platform(), range).next();
         first.map(|vma| vma.range.intersect(&range))
     }
 
-    /// Removes the guards of a range, beside faults.
+    /// Removes the guards from what is left in `rest`, until `more` returns false. Faults go on
+    /// while this runs.
     pub(super) fn remove_guards(self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
         let mut gather = self.space.gather(rest.left);
         Pieces::of(self.space).each_vma(rest, more, |_, part| {
@@ -129,8 +141,8 @@ impl<'s, P: Platform> Madvise<'s, '_, P> {
         })
     }
 
-    /// Removes the guards of a page table in `range`, up to the first busy PTE. Returns the address
-    /// that it got to.
+    /// Removes the guards that `table` holds for `range`, up to the first entry that is busy
+    /// (another CPU is changing it). Returns the address at which it stopped.
     fn erase_table_guards(self, table: &LockedTable<'_, '_, P>, range: UserRange) -> u64 {
         let arch = self.arch();
         let mut at = range.start;

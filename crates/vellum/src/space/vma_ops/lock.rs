@@ -1,11 +1,15 @@
 //! Memory locking: `mlock`, `munlock`, `mlockall` and `munlockall`.
 //!
-//! A locked VMA is faulted in at once, and its memory is not reclaimed; with `ONFAULT` it is only
-//! not reclaimed. The reclaimer checks the VMAs that map a folio. So a folio that was faulted in
-//! before its VMA was locked stays on its LRU list until the reclaimer looks at it there, and moves
-//! to the list of unevictable folios then; a folio that is faulted in later goes to that list at
-//! once. Unlocking moves folios back. A folio that no VMA locks any more for another reason stays
-//! on the unevictable list until the reclaimer finds nothing else to reclaim, and looks there.
+//! Locking a VMA faults its pages in at once, and keeps the reclaimer from reclaiming them. With
+//! `ONFAULT`, only the program's accesses fault pages in. To find out whether a folio is locked,
+//! the reclaimer checks the VMAs that map it.
+//!
+//! A folio that was faulted in before its VMA was locked stays on its LRU list until the reclaimer
+//! finds it there and moves it to the list of unevictable folios. A folio that is faulted in later
+//! goes to the unevictable list at once. Unlocking a VMA moves its folios back to the LRU lists. A
+//! folio that is no longer locked for another reason (a second, locked mapping of it was unmapped)
+//! stays on the unevictable list. The reclaimer goes through that list when it finds nothing else
+//! to reclaim.
 
 use bitflags::bitflags;
 
@@ -21,7 +25,7 @@ use crate::space::fault::{Access, FaultError};
 use crate::space::ground::{Change, Ptes};
 
 bitflags! {
-    /// The VMAs that `mlockall` locks, and the way to lock them. The bits are Linux's.
+    /// The flags of `mlockall`, with Linux's bits (`MCL_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct LockAll: u8 {
         /// Locks the present VMAs (`MCL_CURRENT`).
@@ -194,8 +198,9 @@ impl<P: Platform> VmaOps<'_, '_, P> {
         }
     }
 
-    /// Moves the folios that `range` maps from the unevictable list back to the LRU lists. If
-    /// another locked VMA maps a folio, the reclaimer moves it back when it finds that.
+    /// Moves the folios that `range` maps from the unevictable list back to the LRU lists. This
+    /// includes folios that another locked VMA maps; the reclaimer moves such a folio back when it
+    /// finds that VMA.
     fn make_evictable(self, range: UserRange) {
         let machine = self.machine();
         Ptes::of(self.space).each_run(range, |_, run| {
@@ -209,11 +214,11 @@ impl<P: Platform> VmaOps<'_, '_, P> {
         });
     }
 
-    /// Returns the pages that `len` bytes from `addr` on touch.
+    /// Returns the whole pages that overlap the `len` bytes from `addr` on.
     ///
     /// # Errors
-    /// [`LockError::NotMapped`]: they reach beyond the user half. [`LockError::Overflow`]: they end
-    /// beyond the last address.
+    /// [`LockError::NotMapped`]: the pages reach beyond the user half. [`LockError::Overflow`]:
+    /// they end beyond the last address.
     fn page_range(self, addr: u64, len: u64) -> Result<UserRange, LockError> {
         let start = align_down(addr, self.page_shift());
         let len = len.checked_add(addr - start).ok_or(LockError::Overflow)?;
@@ -225,8 +230,8 @@ impl<P: Platform> VmaOps<'_, '_, P> {
 }
 
 impl Vma {
-    /// Returns the access that faults this VMA in ahead of use: a write for writable private
-    /// memory, so that its private pages are allocated; else a read.
+    /// Returns the kind of access that faults this VMA in ahead of use: a write for writable
+    /// private memory, so that its private pages are allocated; otherwise a read.
     pub(super) fn populate_access(&self) -> Access {
         if self.prot.contains(Prot::WRITE) && !self.backing.is_shared() { Access::Write } else { Access::Read }
     }

@@ -1,15 +1,15 @@
-//! `madvise`, piece by piece.
+//! `madvise`, in pieces between which the caller may do other work.
 //!
 //! [`Madvise::begin_advice`] checks everything that concerns the range as a whole, and makes the
 //! changes that may fail. It returns an [`Advising`], which records what is left of the range. The
-//! caller passes that to [`Madvise::advise_some`] again and again, which calls a callback of the
-//! caller after each step to learn whether to continue. When `advise_some` returns, it holds no
-//! lock and claims no range: a host that can't switch tasks inside the engine runs other tasks
-//! then, which may change the space. The result and what a failure leaves don't depend on the
-//! number of pieces; [`Madvise::advise`] does all in one call.
+//! caller passes the [`Advising`] to [`Madvise::advise_some`] until nothing is left. `advise_some`
+//! calls a callback of the caller after each step, and returns when the callback returns false.
+//! Then it holds no lock and claims no range: a host that can't switch tasks inside the engine runs
+//! other tasks at that point, and these may change the space. The result and what a failure leaves
+//! don't depend on the number of pieces; [`Madvise::advise`] does all in one call.
 //!
-//! After an error the [`Advising`] records what is left from the failure on. A caller that has
-//! removed the cause (it reclaimed memory, or a userfaultfd supplied a page) may pass the value
+//! After an error the [`Advising`] records what is left from the failure on. The caller may remove
+//! the cause (reclaim memory, or let a userfaultfd supply the page) and pass the same [`Advising`]
 //! again.
 
 use crate::arch::{BadRange, UserRange};
@@ -34,7 +34,7 @@ pub struct Advising {
     advice: Advise,
     /// True if the range reaches beyond the user half, where nothing can be mapped.
     beyond_user_half: bool,
-    /// The error of the last block that could not be collapsed.
+    /// The error of the last block that could not be collapsed into a huge page (`MADV_COLLAPSE`).
     collapse_error: Option<CollapseError>,
 }
 
@@ -63,7 +63,7 @@ impl<P: Platform> Madvise<'_, '_, P> {
             Ok(range) => (range, false),
             Err(BadRange::Unaligned(addr)) => return Err(AdviseError::Unaligned(addr)),
             Err(BadRange::Overflow) => return Err(AdviseError::Overflow),
-            // The user half ends in a hole that can't be mapped.
+            // The part beyond the user half counts as a hole; the advice applies to the part below.
             Err(BadRange::Beyond(part)) => (part, true),
         };
         let mut begun = Advising { rest: Rest::all(range), advice, beyond_user_half, collapse_error: None };
@@ -146,8 +146,8 @@ impl<P: Platform> Madvise<'_, '_, P> {
     /// Returns true if all of `range` is mapped. Locks the VMAs for reading.
     ///
     /// # Errors
-    /// With `need_unlocked`, [`AdviseError::Locked`] if a VMA is locked. With `need_private`,
-    /// [`AdviseError::NotPrivate`] if a VMA is not private anonymous memory.
+    /// With `need_unlocked`, [`AdviseError::Locked`] if a VMA is locked (`mlock`). With
+    /// `need_private`, [`AdviseError::NotPrivate`] if a VMA is not private anonymous memory.
     pub(super) fn check_vmas(
         self,
         range: UserRange,
@@ -166,12 +166,13 @@ impl<P: Platform> Madvise<'_, '_, P> {
         Ok(vmas.covers(self.platform(), range))
     }
 
-    /// Zaps what is left in `rest`, except guards, beside faults. Looks the VMAs up again after
-    /// each piece.
+    /// Zaps what is left in `rest`, except guard markers, until `more` returns false. Faults go on
+    /// while this runs. Looks the VMAs up again after each piece.
     ///
     /// # Errors
-    /// [`AdviseError::Locked`] at the first locked VMA, unless `locked_too`.
-    /// [`AdviseError::NoMemory`] if a huge PTE could not be split. What lies before is zapped.
+    /// [`AdviseError::Locked`] at the first locked VMA (`mlock`), unless `locked_too`.
+    /// [`AdviseError::NoMemory`] if a huge PTE could not be split. The range before the failure is
+    /// zapped.
     fn dont_need(self, rest: &mut Rest, locked_too: bool, more: More<'_>) -> Result<(), AdviseError> {
         self.space.peak.note(&self.tables().slots);
         let mut gather = self.space.gather(rest.left);
@@ -183,9 +184,10 @@ impl<P: Platform> Madvise<'_, '_, P> {
         })
     }
 
-    /// Splits the huge PTEs that cross an end of `range`, which is not empty. Locks the VMAs for
-    /// reading; if a change has locked a VMA at an end ([`State::Locked`]), claims the range
-    /// instead, which waits for that change.
+    /// Splits the huge PTEs that cross an end of `range`, which is not empty. Takes the VMA lock
+    /// for reading, so faults go on while this runs. If another change is at work on a VMA at an
+    /// end of `range` ([`State::Locked`]), claims `range` instead ([`Change`]), which waits until
+    /// that change has ended.
     ///
     /// # Errors
     /// [`Refused`] if there is no memory for a page table.
@@ -205,14 +207,15 @@ impl<P: Platform> Madvise<'_, '_, P> {
     /// # Errors
     /// [`AdviseError::NotMapped`] at the first hole, [`AdviseError::Inaccessible`] at the first VMA
     /// that forbids the access, [`AdviseError::Fault`] at the first page that could not be faulted
-    /// in. What lies before is faulted in.
+    /// in. The range before the failure is faulted in.
     fn populate_for_advice(self, rest: &mut Rest, access: Access, more: More<'_>) -> Result<(), AdviseError> {
         let mut go_on = true;
         while go_on && !rest.left.is_empty() {
             let Some(vma) = self.space.read().find(rest.left.start).copied() else {
                 return Err(AdviseError::NotMapped);
             };
-            // As in Linux, the protection of the VMA decides, though a write-only VMA can be read.
+            // As on Linux, the protection of the VMA decides: `MADV_POPULATE_READ` fails for a
+            // write-only VMA, although hardware lets a program read it.
             if !vma.prot.contains(if access == Access::Write { Prot::WRITE } else { Prot::READ }) {
                 return Err(AdviseError::Inaccessible(*vma.range));
             }
@@ -230,11 +233,11 @@ impl<P: Platform> Madvise<'_, '_, P> {
         Ok(())
     }
 
-    /// Swaps in the pages of the range that are on swap devices, as far as there is memory and the
-    /// devices can read them (`MADV_WILLNEED`).
+    /// Swaps in the pages of `rest` that are on swap devices, as far as there is memory and the
+    /// devices can read them, until `more` returns false (`MADV_WILLNEED`).
     fn will_need(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_table(rest, more, |part| {
-            // The claim keeps VMAs from being unmapped or moved meanwhile.
+            // While this claims the range, no other operation unmaps or moves its VMAs.
             let _claim = Change::claim_unlocked(self.space, part);
             // Advice is a hint: a page that is not swapped in now is swapped in by a fault. If
             // memory is refused for one page, there is none for the following pages either, and the

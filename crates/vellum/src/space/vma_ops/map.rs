@@ -23,8 +23,8 @@ bitflags! {
         /// Maps at exactly [`MapRequest::addr`], and fails if something is mapped there
         /// (`MAP_FIXED_NOREPLACE`).
         const FIXED_NOREPLACE = 2;
-        /// Faults everything in at once (`MAP_POPULATE`). If memory runs out meanwhile, the call
-        /// succeeds nevertheless.
+        /// Faults all pages in before the call returns (`MAP_POPULATE`). The call also succeeds if
+        /// memory runs out before all pages are faulted in.
         const POPULATE = 4;
         /// Maps even more than memory and swap could hold (`MAP_NORESERVE`).
         const NORESERVE = 8;
@@ -33,15 +33,16 @@ bitflags! {
         /// Locks the memory: it is faulted in at once, and not reclaimed (`MAP_LOCKED`).
         const LOCKED = 32;
         /// Writes go to the object, and every mapping of it sees them (`MAP_SHARED`). For anonymous
-        /// memory, the engine makes an object, which forks share.
+        /// memory the engine makes an object, which forked children share.
         const SHARED = 64;
-        /// A shared VMA that may never be written, not even by a later `protect` (Linux: the file
-        /// is open for reading only).
+        /// Makes a shared VMA that may never be written, not even after a later `protect` (Linux:
+        /// the file is open for reading only).
         const READ_ONLY = 128;
         /// If the engine chooses the address, it is in the second gibibyte of addresses
         /// (`MAP_32BIT`).
         const LOW = 256;
-        /// Faults nothing in: the caller does that next ([`AddressSpace::begin_populate`]).
+        /// Faults nothing in: the caller faults the range in next
+        /// ([`AddressSpace::begin_populate`](crate::space::AddressSpace::begin_populate)).
         const NO_POPULATE = 512;
     }
 }
@@ -49,7 +50,8 @@ bitflags! {
 /// The addresses that [`MapFlags::LOW`] selects.
 const LOW_RANGE: VirtRange = VirtRange { start: 1 << 30, end: 2 << 30 };
 
-/// A request to map memory, without its backing.
+/// A request to map memory. It does not name the backing (anonymous memory or a page-cache object),
+/// which is passed beside it.
 #[derive(Clone, Copy, Debug)]
 pub struct MapRequest {
     /// The address: exact with [`MapFlags::FIXED`] or [`MapFlags::FIXED_NOREPLACE`], else a hint,
@@ -95,7 +97,7 @@ pub enum MapError {
     Overcommit,
     /// The offset in the object is not a multiple of the page size.
     UnalignedOffset(u64),
-    /// The range ends beyond the largest size of an object.
+    /// The mapping would end beyond the largest size that a page-cache object can have.
     OffsetTooLarge,
     /// The object's pages have another size than the space's.
     PageSizeMismatch,
@@ -109,7 +111,7 @@ pub enum MapError {
     /// The protection permits both writes and execution, which the space forbids
     /// (`Limits::exec_gain`).
     ExecGain,
-    /// There is no memory for the engine's own structures.
+    /// There is no memory for the engine's own structures, such as nodes of the VMA tree.
     NoMemory(Refused),
 }
 
@@ -180,7 +182,7 @@ impl From<Excess> for MapError {
 
 may_be_refused!(MapError);
 
-/// A request together with the backing of the VMA.
+/// A request together with the backing of the VMA to be made.
 struct RequestWithSource {
     request: MapRequest,
     source: Source,
@@ -218,12 +220,13 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
         Ok(len)
     }
 
-    /// Maps `source` as `request` says, and returns the address. Then faults the memory in if it is
-    /// locked, or if [`MapFlags::POPULATE`] is set, unless [`MapFlags::NO_POPULATE`] is. The
-    /// caller's reference to the object of `source`, if there is one, becomes that of the VMA.
+    /// Maps `source` (anonymous memory, or a page-cache object from an offset on) as `request`
+    /// says, and returns the address. Then faults the memory in if it is locked or
+    /// [`MapFlags::POPULATE`] is set, unless [`MapFlags::NO_POPULATE`] is set too. If `source` has
+    /// an object, the caller's reference to the object passes to the VMA.
     ///
     /// # Errors
-    /// See [`MapError`]; the caller still has its reference.
+    /// See [`MapError`]; the caller still has its reference to the object.
     pub(super) fn map_with_source(self, request: MapRequest, source: Source) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
         let request = RequestWithSource { request, source };
@@ -246,14 +249,15 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
     /// [`MapError::Unaligned`], [`MapError::OutOfRange`].
     fn fixed_range(self, addr: u64, len: u64) -> Result<UserRange, MapError> {
         UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
-            // Linux checks first that the end is in range.
+            // As on Linux, an end beyond the user half is reported rather than a bad alignment.
             BadRange::Unaligned(addr) if addr <= self.arch().user_end() - len => MapError::Unaligned(addr),
             _ => MapError::OutOfRange,
         })
     }
 
     /// Maps `len` bytes at `hint` if they are free there, else at another free range, and returns
-    /// the range. Takes no claim unless it must wait for another change.
+    /// the range. Claims the range ([`Change`]) only if another change has claimed a part of it or
+    /// waits to. Otherwise one hold of the VMA lock is enough.
     ///
     /// # Errors
     /// See [`MapError`]: nothing was changed.
@@ -272,8 +276,8 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
             vmas.trim(self.machine());
             return Ok(range);
         }
-        // Another change has claimed a part of the range, which is a hole in a range that is being
-        // unmapped, or waits to claim it. The range can be mapped when that change ends.
+        // Another change has claimed a part of the range, or waits to: for example an unmap of a
+        // larger range in which this range is a hole. The claim waits until that change has ended.
         drop(vmas);
         let mut change =
             Change::begin_both(self.space, |vmas| Ok::<_, MapError>([choose(vmas)?, UserRange::default()]))?;
@@ -285,9 +289,9 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
         Ok(range)
     }
 
-    /// Returns `len` free bytes: at `hint` if they are free there, else as high as possible below
-    /// `mmap_base`, else as high as possible. A range of a huge page or more is aligned to huge
-    /// pages if there is room for that.
+    /// Returns a free range of `len` bytes: at `hint` if the range there is free, else as high as
+    /// possible below `mmap_base`, else as high as possible. A range of at least a huge page is
+    /// aligned to huge pages if there is room for that.
     ///
     /// # Errors
     /// [`MapError::NoRoom`].
@@ -296,7 +300,7 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
         self.find_free_range_in(vmas, hint, len, all)
     }
 
-    /// Returns `len` free bytes in `window`, chosen as [`VmaOps::find_free_range`] does.
+    /// Returns a free range of `len` bytes in `window`, chosen as [`VmaOps::find_free_range`] does.
     ///
     /// # Errors
     /// [`MapError::NoRoom`].
@@ -348,9 +352,10 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
             self.insert_vma(vmas, range, request);
             return Ok(());
         }
-        // There is no moment at which the addresses are free: the old VMAs, locked, keep them. The
-        // first old VMA becomes the new one, so nothing needs to be allocated once the old memory
-        // is zapped.
+        // The addresses must not become free in between, or another `mmap` could take them. So the
+        // old VMAs stay in the tree, locked ([`State::Locked`]), until their memory is zapped. Then
+        // the new VMA takes the place of the first old one, so that nothing needs to be allocated
+        // after the zap.
         let new = new_vma(range, request, vmas.def_flags);
         self.begin_unmap(&mut change, range, State::Locked, Some(&new)).map_err(|error| match error {
             UnmapError::Sealed(range) => MapError::SealedVma(range),
@@ -365,8 +370,8 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
         Ok(())
     }
 
-    /// Inserts the VMA of `request` at `range`, and accounts it. The range is free, and a node is
-    /// reserved.
+    /// Inserts the VMA of `request` at `range`, and counts it against the limits. The caller has
+    /// found the range free, and has reserved a node of the VMA tree.
     fn insert_vma(self, vmas: &mut Vmas, range: UserRange, request: &RequestWithSource) {
         let vma = new_vma(range, request, vmas.def_flags);
         let inserted = vmas.tree.insert(vma);
@@ -374,7 +379,8 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
         vmas.account(&vma, range, 1);
     }
 
-    /// Checks that the limits allow `range` to be mapped. `replaced` bytes of it are mapped now.
+    /// Checks that the limits allow `range` to be mapped. `replaced` is the number of its bytes
+    /// that are mapped now, and that the new mapping replaces.
     ///
     /// # Errors
     /// The limit that would be exceeded, or [`MapError::ExecGain`].
@@ -399,15 +405,16 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
         if self.overcommits(&vma, range.len()) { Err(MapError::Overcommit) } else { Ok(()) }
     }
 
-    /// Returns true if `len` bytes of a VMA like `kind` count against memory and swap, and exceed
-    /// them: private writable memory without [`VmaFlags::NORESERVE`] counts.
+    /// Returns true if `len` bytes of memory with the attributes of `kind` must be refused as
+    /// overcommit: private writable memory without [`VmaFlags::NORESERVE`] that exceeds memory and
+    /// swap together.
     pub(super) fn overcommits(self, kind: &Vma, len: u64) -> bool {
         let is_accountable =
             kind.prot.contains(Prot::WRITE) && !kind.flags.contains(VmaFlags::NORESERVE) && !kind.backing.is_shared();
         is_accountable && self.exceeds_memory_and_swap(len)
     }
 
-    /// Returns true if `len` bytes are more than memory and swap together.
+    /// Returns true if `len` bytes are more than the machine's memory and swap together.
     pub(super) fn exceeds_memory_and_swap(self, len: u64) -> bool {
         let (machine, pages) = (self.machine(), len / FRAME_SIZE);
         let memory = machine.frames().total();
@@ -415,7 +422,8 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
     }
 }
 
-/// Returns the VMA of `request` at `range`. It gets the flags that `mlockall` has set for new VMAs.
+/// Returns the VMA of `request` at `range`. `def_flags` are the flags that `mlockall` has set for
+/// new VMAs.
 fn new_vma(range: UserRange, request: &RequestWithSource, def_flags: VmaFlags) -> Vma {
     let mut flags = VmaFlags::empty();
     flags.set(VmaFlags::GROWSDOWN, request.flags.contains(MapFlags::GROWSDOWN));

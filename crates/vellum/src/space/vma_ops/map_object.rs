@@ -1,10 +1,11 @@
 //! Mappings of page-cache objects, and look-ups of the object at an address.
 //!
-//! A shared VMA maps the object's own pages. Its PTEs allow what the VMA allows, and are
-//! *exclusive* in the sense that a write proceeds in place. A private VMA maps the object's pages
-//! read-only; a write allocates a private copy, which is anonymous memory from then on. A fault on
-//! either looks the page up while it holds the VMA lock for reading; [`crate::page_cache`] explains
-//! why that is enough against truncation.
+//! The PTEs of a shared VMA map the object's own pages, with the VMA's protection. They are
+//! *exclusive*: a write needs no copy, and changes the mapped page. A private VMA maps the object's
+//! pages read-only; the first write to a page allocates a private copy, which is anonymous memory
+//! from then on. A fault on either kind of VMA looks the page up in the object while it holds the
+//! VMA lock for reading. Truncation takes that lock for writing, and so finds all PTEs that such
+//! faults have written ([`crate::page_cache`]).
 
 use crate::memcg::Refused;
 use crate::page_cache::{MAX_SIZE, Object, ObjectError};
@@ -16,7 +17,7 @@ use super::{MapError, MapFlags, MapRequest, VmaOps};
 /// The backing of a VMA whose address is not chosen yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
-    /// The backing; its `delta` is not set yet.
+    /// The backing. [`Source::at`] sets its `delta` (object offset minus address).
     backing: Backing,
     /// The byte offset in the object at which the VMA begins.
     offset: u64,
@@ -35,8 +36,8 @@ impl Source {
     }
 }
 
-/// The identity of a byte of shared memory, for waiters in several spaces (a futex): the object's
-/// number, which is never used again, and the offset in the object.
+/// The key of a byte of shared memory, the same in every space that maps it (for a futex). It
+/// consists of the object's number, which is never used again, and the offset in the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SharedKey {
     /// The object: see [`Object::serial`].
@@ -78,8 +79,8 @@ impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
         mapped
     }
 
-    /// Maps shared anonymous memory: an object of the length of the request, which only this VMA
-    /// references.
+    /// Maps shared anonymous memory: makes a page-cache object of the request's length and maps it.
+    /// When this returns, only the new VMA has a reference to the object.
     pub(super) fn map_shared(self, request: MapRequest) -> Result<u64, MapError> {
         let len = self.checked_len(&request)?;
         let machine = self.machine();
@@ -94,7 +95,8 @@ impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
     pub(super) fn object_at(self, addr: u64) -> Option<(Object<'m, P>, u64)> {
         let vmas = self.space.read();
         let vma = vmas.find(addr).filter(|vma| !vma.backing.is_anonymous())?;
-        // SAFETY: the VMAs are locked.
+        // SAFETY: the VMA maps an object, and keeps its reference to it as long as `vmas` holds the
+        // VMA lock.
         let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
         Some(((*object).clone(), vma.backing.offset(addr)))
     }
@@ -103,7 +105,8 @@ impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
     pub(super) fn shared_key(self, addr: u64) -> Option<SharedKey> {
         let vmas = self.space.read();
         let vma = vmas.find(addr).filter(|vma| vma.backing.is_shared())?;
-        // SAFETY: the VMAs are locked.
+        // SAFETY: a shared VMA maps an object, and keeps its reference to it as long as `vmas`
+        // holds the VMA lock.
         let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
         Some(SharedKey { object: object.serial(), offset: vma.backing.offset(addr) })
     }

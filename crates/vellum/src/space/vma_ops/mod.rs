@@ -1,27 +1,32 @@
 //! Operations on VMAs: `mmap`, `munmap`, `mremap`, `mprotect`, `madvise`, `mlock`, `mseal` and
 //! `msync`.
 //!
-//! An operation claims its range ([`Change`](super::ground::Change), INV-18), locks the VMAs for
-//! writing, checks that it can succeed, and reserves all memory that it may need. Then it sets the
-//! state of the VMAs ([`State`](crate::vma::State)), unlocks them, changes the page tables while
-//! operations on other ranges go on, and locks the VMAs again to finish. `madvise` that changes no
-//! VMAs runs beside faults instead.
+//! An operation first claims its range ([`Change`](super::ground::Change)): until it ends, no other
+//! operation that changes VMAs works there. Operations whose ranges overlap run in the order in
+//! which they arrived (INV-18). The operation takes the VMA lock, which protects the VMA tree of
+//! the space, for writing, checks that it can succeed, and reserves all memory that it may need.
+//! Where faults must fail or wait, it sets the state of the VMAs ([`State`](crate::vma::State)).
+//! Then it releases the VMA lock, changes the page tables while operations on other ranges go on,
+//! and takes the VMA lock again to finish.
+//!
+//! Most advice (`madvise`) that changes no VMA claims no range. It holds the VMA lock for reading,
+//! as faults do, and so runs while faults go on.
 //!
 //! | file | operation |
 //! |---|---|
 //! | `map` | `mmap` |
-//! | `map_object` | `mmap` of a page-cache object; look-ups of the object at an address |
+//! | `map_object` | `mmap` of a page-cache object; finds the object at an address |
 //! | `unmap` | `munmap`, and exit |
 //! | `remap` | `mremap`: checks, growing, shrinking |
 //! | `relocate` | `mremap`: moves VMAs and their PTEs |
-//! | `protect` | `mprotect`; sets attributes of VMAs for other operations |
-//! | `advise` | the kinds of `madvise`, and its errors |
-//! | `madvise` | `madvise`, piece by piece |
+//! | `protect` | `mprotect`; sets the protection and flags of VMAs for other operations too |
+//! | `advise` | the kinds of advice, and the errors of `madvise` |
+//! | `madvise` | `madvise`, in pieces between which the caller may do other work |
 //! | `guard` | `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` |
-//! | `populate` | faults a range in, piece by piece |
+//! | `populate` | faults a range in, in pieces between which the caller may do other work |
 //! | `lock` | `mlock`, `munlock`, `mlockall`, `munlockall` |
 //! | `seal` | `mseal` |
-//! | `truncate` | unmaps pages that an object has lost, and `MADV_REMOVE` |
+//! | `truncate` | unmaps pages that were removed from a page-cache object; `MADV_REMOVE` |
 //! | `sync` | `msync` |
 
 mod advise;
@@ -66,18 +71,18 @@ use crate::vma::Prot;
 use super::AddressSpace;
 
 handle! {
-    /// Operations on the VMAs of a space.
+    /// A reference to an address space that has the operations on its VMAs as methods.
     pub(super) struct VmaOps
 }
 
 handle! {
-    /// Operations of `madvise` on a space.
+    /// A reference to an address space that has the operations of `madvise` as methods.
     struct Madvise
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Maps anonymous memory, and returns its address. With [`MapFlags::SHARED`], makes a
-    /// page-cache object for it.
+    /// Maps anonymous memory, and returns its address. With [`MapFlags::SHARED`], a new page-cache
+    /// object backs the memory.
     ///
     /// # Errors
     /// See [`MapError`]: nothing was changed.
@@ -85,7 +90,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VmaOps::of(self).map(request)
     }
 
-    /// Maps an object from the byte `offset` on, and returns the address. With
+    /// Maps a page-cache object from the byte `offset` on, and returns the address. With
     /// [`MapFlags::SHARED`], writes go to the object; without, to private copies. Pages beyond the
     /// object's end can be mapped; an access to them succeeds once the object has grown.
     ///
@@ -95,14 +100,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VmaOps::of(self).map_object(request, object, offset)
     }
 
-    /// Returns the object that is mapped at `addr`, and the byte offset in it that `addr` maps;
-    /// `None` if no object is mapped there.
+    /// Returns the page-cache object that is mapped at `addr`, and the byte offset in it that
+    /// `addr` maps; `None` if no object is mapped at `addr`.
     pub fn object_at(&self, addr: u64) -> Option<(Object<'m, P>, u64)> {
         VmaOps::of(self).object_at(addr)
     }
 
-    /// Returns the key of the byte of shared memory at `addr`, which is the same in every space
-    /// that maps it; `None` if the memory there is private (for a futex: `FUTEX_PRIVATE_FLAG`).
+    /// Returns the key that identifies the byte of shared memory at `addr`, for example for a
+    /// futex. Every space that maps the byte gets the same key. Returns `None` if the memory at
+    /// `addr` is private (Linux: `FUTEX_PRIVATE_FLAG`).
     pub fn shared_key(&self, addr: u64) -> Option<SharedKey> {
         VmaOps::of(self).shared_key(addr)
     }
@@ -134,10 +140,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Sets the protection of `len` bytes from `addr` on to `prot`. When this returns, no CPU can
-    /// use a protection that was taken away.
+    /// use a right that the change took away.
     ///
     /// # Errors
-    /// See [`ProtectError`]: nothing was changed. (Linux changes the VMAs before a hole.)
+    /// See [`ProtectError`]: nothing was changed. (If the range has a hole, Linux changes the VMAs
+    /// before it.)
     pub fn protect(&self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
         VmaOps::of(self).protect(addr, len, prot)
     }
@@ -151,7 +158,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Begins to apply `advice` to a range: checks everything that concerns the range as a whole.
-    /// [`AddressSpace::advise_some`] continues.
+    /// The caller continues with [`AddressSpace::advise_some`].
     ///
     /// # Errors
     /// See [`AdviseError`].
@@ -159,28 +166,30 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Madvise::of(self).begin_advice(addr, len, advice)
     }
 
-    /// Continues with advice until `more`, which is called after each step, returns false, or
-    /// nothing is left. Returns true if nothing is left. Takes at least one step. Advice that only
-    /// changes VMAs takes one step.
+    /// Continues to apply the advice `begun` ([`AddressSpace::begin_advice`]). Takes at least one
+    /// step, and calls `more` after each. Stops when `more` returns false or nothing of the range
+    /// is left, and returns true if nothing is left. Advice that only changes VMAs takes one step.
     ///
     /// # Errors
-    /// See [`AdviseError`]. `begun` then holds what is left from the failure on, and may be passed
-    /// again.
+    /// See [`AdviseError`]. `begun` then has the rest of the range, from the failure on, and may be
+    /// passed again.
     pub fn advise_some(&self, begun: &mut Advising, more: impl FnMut() -> bool) -> Result<bool, AdviseError> {
         Madvise::of(self).advise_some(begun, more)
     }
 
-    /// Begins to fault in a range that was mapped with [`MapFlags::NO_POPULATE`]: in `len` bytes
-    /// from `addr` on, the locked VMAs that are not `ONFAULT`, or all VMAs with `unlocked`.
-    /// [`AddressSpace::populate_some`] continues. Linux skips VMAs that can't be faulted in: so
-    /// does a caller that calls [`Populating::skip_vma`] after an error.
+    /// Begins to fault in `len` bytes from `addr` on, for example a range that was mapped with
+    /// [`MapFlags::NO_POPULATE`]. Faults in the locked VMAs, except those with `ONFAULT`; with
+    /// `unlocked`, faults in all VMAs. The caller continues with [`AddressSpace::populate_some`].
+    ///
+    /// Linux skips VMAs that can't be faulted in. A caller that wants that calls
+    /// [`Populating::skip_vma`] after each error.
     pub fn begin_populate(&self, addr: u64, len: u64, unlocked: bool) -> Populating {
         VmaOps::of(self).begin_populate(addr, len, unlocked)
     }
 
-    /// Faults in what is left in `rest` until `more`, which is called after each fault, returns
-    /// false, or nothing is left. Returns true if nothing is left. Writable private memory is
-    /// faulted in for writing.
+    /// Faults in what is left in `rest`. Calls `more` after each fault, and stops when `more`
+    /// returns false or nothing is left. Returns true if nothing is left. Faults private writable
+    /// memory in by write accesses.
     ///
     /// # Errors
     /// See [`FaultError`]. `rest` then begins at the page that could not be faulted in.
@@ -192,13 +201,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// (`mlock2` with `MLOCK_ONFAULT`).
     ///
     /// # Errors
-    /// See [`LockError`]. (Linux locks the VMAs before a hole.)
+    /// See [`LockError`]. (If the range has a hole, Linux locks the VMAs before it.)
     pub fn lock(&self, addr: u64, len: u64, on_fault: bool) -> Result<(), LockError> {
         VmaOps::of(self).lock(addr, len, on_fault)
     }
 
     /// Locks all pages of a range as [`AddressSpace::lock`] does, but faults none in: the caller
-    /// does that next ([`AddressSpace::populate_some`]).
+    /// faults them in next ([`AddressSpace::populate_some`]).
     ///
     /// # Errors
     /// See [`LockError`].
@@ -214,8 +223,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VmaOps::of(self).unlock(addr, len)
     }
 
-    /// Locks the present VMAs, the future VMAs, or both (`mlockall`). Replaces the setting for
-    /// future VMAs of an earlier call. A page that can't be faulted in is no error.
+    /// Locks the present VMAs, the future VMAs, or both (`mlockall`). Replaces what an earlier call
+    /// has set for future VMAs. A page that can't be faulted in is no error.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -223,8 +232,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VmaOps::of(self).lock_all(flags)
     }
 
-    /// Locks VMAs as [`AddressSpace::lock_all`] does, but faults nothing in: the caller does that
-    /// next ([`AddressSpace::populate_some`]), and skips VMAs that can't be faulted in.
+    /// Locks VMAs as [`AddressSpace::lock_all`] does, but faults nothing in: the caller faults them
+    /// in next ([`AddressSpace::populate_some`]), and skips VMAs that can't be faulted in.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -232,7 +241,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VmaOps::of(self).begin_lock_all(flags)
     }
 
-    /// Unlocks all VMAs, and no longer locks new ones (`munlockall`).
+    /// Unlocks all VMAs, and lets later mappings begin unlocked (`munlockall`).
     pub fn unlock_all(&self) {
         VmaOps::of(self).unlock_all()
     }
@@ -248,14 +257,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Removes the contents of shared memory in a range for every space that maps it
     /// (`MADV_REMOVE`). Calls `punch` with each object and the byte range of it to remove. `punch`
-    /// must punch the hole ([`Object::punch_hole`]), and unmap the pages from all spaces
-    /// (`unmap_removed`), this one too. No lock is held during the call.
+    /// must punch the hole ([`Object::punch_hole`]), and unmap the pages from all spaces, this one
+    /// too ([`unmap_removed`](crate::space::unmap_removed)). No lock is held during the call.
     ///
     /// # Errors
-    /// [`AdviseError::NotMapped`]: some of the range is not mapped; every VMA in it is done, as in
-    /// Linux. [`AdviseError::Locked`], [`AdviseError::NoObject`], [`AdviseError::Denied`]: a VMA is
-    /// locked, has no object, or may not be written; the VMAs before it are done.
-    /// [`AdviseError::Fault`]: `punch` failed.
+    /// [`AdviseError::NotMapped`]: some of the range is not mapped; as on Linux, the contents of
+    /// every VMA in it were removed. [`AdviseError::Locked`], [`AdviseError::NoObject`],
+    /// [`AdviseError::Denied`]: a VMA is locked, has no object, or may not be written; the contents
+    /// of the VMAs before it were removed. [`AdviseError::Fault`]: `punch` failed.
     pub fn remove(
         &self,
         addr: u64,
@@ -265,9 +274,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VmaOps::of(self).remove(addr, len, punch)
     }
 
-    /// Synchronizes a range with the objects that it maps (`msync`). Writes are in the objects
-    /// already, so this only checks the range. `invalidate` is `MS_INVALIDATE`. The host checks the
-    /// other flags.
+    /// Synchronizes a range with the objects that it maps (`msync`). A write to shared memory is in
+    /// its object at once, so this only checks the range. `invalidate` is `MS_INVALIDATE`. The host
+    /// checks the other flags.
     ///
     /// # Errors
     /// See [`SyncError`].

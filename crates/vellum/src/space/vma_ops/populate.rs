@@ -1,4 +1,5 @@
-//! Populating: faults a range in, piece by piece (`MAP_POPULATE`, `mlock`).
+//! Faults a range in ahead of use, in pieces between which the caller may do other work
+//! (`MAP_POPULATE`, `mlock`).
 
 use crate::arch::{BadRange, UserRange};
 use crate::platform::Platform;
@@ -14,18 +15,19 @@ pub struct Populating {
     pub(in crate::space) left: UserRange,
     /// True if VMAs that are not locked are faulted in too.
     pub(in crate::space) unlocked: bool,
-    /// The end of the part of the range that lies in the VMA faulted in last.
+    /// The end of that part of the range that lies in the VMA of the last fault.
+    /// [`Populating::skip_vma`] goes on there.
     vma_part_end: u64,
 }
 
 impl Populating {
-    /// Returns a populate with all of `range` left.
+    /// Returns a populate that has all of `range` left. `unlocked`: see [`Populating::unlocked`].
     pub(super) fn all(range: UserRange, unlocked: bool) -> Self {
         Populating { left: range, unlocked, vma_part_end: range.start }
     }
 
-    /// Skips the rest of the VMA in which a page could not be faulted in: for a caller that does
-    /// not treat that as an error.
+    /// Skips the rest of the VMA in which a page could not be faulted in. For a caller that does
+    /// not treat such a page as an error.
     pub fn skip_vma(&mut self) {
         self.left = self.left.tail(self.vma_part_end.max(self.left.start));
     }
@@ -65,7 +67,7 @@ impl<P: Platform> VmaOps<'_, '_, P> {
         Ok(true)
     }
 
-    /// Returns the first VMA with memory left to be faulted in. If there is none, sets `rest` to
+    /// Returns the first VMA in `rest` that is to be faulted in. If there is none, sets `rest` to
     /// empty. Locks the VMAs for reading.
     fn next_to_populate(self, rest: &mut Populating) -> Option<Vma> {
         let vmas = self.space.read();
@@ -77,7 +79,7 @@ impl<P: Platform> VmaOps<'_, '_, P> {
         next
     }
 
-    /// Faults in all that is left. Skips the rest of each VMA in which a fault fails.
+    /// Faults in all that is left in `rest`. Skips the rest of each VMA in which a fault fails.
     pub(super) fn populate_all(self, mut rest: Populating) {
         while self.populate_some(&mut rest, || true).is_err() {
             rest.skip_vma();

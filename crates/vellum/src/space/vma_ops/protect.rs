@@ -1,4 +1,5 @@
-//! Protection: `mprotect`. Sets attributes of VMAs for other operations too.
+//! `mprotect`. Also changes the protection and flags of the VMAs of a range for other operations,
+//! such as `mlock` and `mseal`.
 
 use crate::addr::VirtRange;
 use crate::arch::{BadRange, Kind, UserRange};
@@ -25,7 +26,7 @@ pub enum ProtectError {
     Denied(VirtRange),
     /// This VMA is sealed.
     Sealed(VirtRange),
-    /// This VMA would become executable, or writable as well, which the space forbids
+    /// This VMA would become executable, or both writable and executable, which the space forbids
     /// (`Limits::exec_gain`).
     ExecGain(VirtRange),
     /// The limit on private writable memory ([`Limits::data`](crate::space::Limits::data)) would be
@@ -75,12 +76,12 @@ impl core::error::Error for ProtectError {}
 
 may_be_refused!(ProtectError);
 
-/// The treatment of unmapped addresses in the range of a change of VMAs.
+/// The treatment of unmapped addresses in the range of [`VmaOps::set_vmas_checked`].
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Holes {
-    /// The change fails with [`ProtectError::NotMapped`].
+    /// An unmapped address makes the call fail with [`ProtectError::NotMapped`].
     Fail,
-    /// The change skips them.
+    /// Unmapped addresses are skipped.
     Skip,
 }
 
@@ -124,9 +125,10 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         Ok(())
     }
 
-    /// Splits the VMAs at the ends of `range`, and the huge PTEs that cross them, and calls `set`
-    /// for each VMA of the range. Returns false if all VMAs have the new attributes already. `set`
-    /// must leave the VMA's range as it is, and is called more than once for a VMA.
+    /// Changes the VMAs of `range`: splits the VMAs and huge PTEs that cross an end of `range`, and
+    /// calls `set` for each VMA in it. Returns false, with nothing changed, if `set` would change
+    /// no VMA. `set` must leave the VMA's range as it is. It is called more than once for a VMA,
+    /// first with a copy of the VMA.
     ///
     /// # Errors
     /// Those of [`VmaOps::set_vmas_checked`].
@@ -139,15 +141,16 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         self.set_vmas_checked(change, range, Holes::Fail, |_| Ok(()), set).map(|result| result.changed)
     }
 
-    /// Sets the VMAs of `range` as [`VmaOps::set_vmas`] does, if `check` permits that for each, and
-    /// handles unmapped addresses as `holes` says. Accounts the VMAs with their new attributes
-    /// under the lock under which the limits are checked (INV-19). The caller has claimed the
-    /// range. Releases the VMA lock for a time if huge PTEs must be split.
+    /// Changes the VMAs of `range` as [`VmaOps::set_vmas`] does, if `check` returns no error for
+    /// any of them. `holes` decides about unmapped addresses. Counts the changed VMAs against the
+    /// limits under the same hold of the VMA lock under which it checks the limits (INV-19). The
+    /// caller has claimed the range. If huge PTEs must be split, the VMA lock is released for the
+    /// split and then taken again.
     ///
     /// # Errors
     /// The first error of `check`. [`ProtectError::NotMapped`] with [`Holes::Fail`].
     /// [`ProtectError::DataLimit`] and [`ProtectError::TooManyVmas`]. [`ProtectError::NoMemory`]:
-    /// VMAs and huge PTEs may have been split.
+    /// VMAs and huge PTEs may have been split, and nothing else was changed.
     pub(super) fn set_vmas_checked(
         self,
         change: &mut Change<'_, 'm, P>,
@@ -192,8 +195,8 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         vmas.count(&found.amounts, -1);
         vmas.count(&new_amounts, 1);
         if self.tables().needs_edge_split(range) {
-            // Faults go on meanwhile. The VMAs end at the ends of the range now, so no new huge PTE
-            // crosses an end.
+            // Faults go on while the VMA lock is released. No VMA crosses an end of the range any
+            // more, so no fault maps a huge PTE that crosses an end.
             change.unlock();
             if let Err(error) = self.tables().split_edges(range) {
                 let vmas = change.vmas();
@@ -206,8 +209,8 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         Ok(SetResult { changed: true, covered: found.covered })
     }
 
-    /// Gives the PTEs of `range` the protection of its VMAs. Flushes TLBs before it returns if a
-    /// right was removed. Faults go on meanwhile.
+    /// Gives the PTEs of `range` the protection `prot`, which the VMAs of `range` have already. If
+    /// a PTE lost a right, flushes the TLBs before it returns. Faults go on while this runs.
     fn reprotect(self, range: UserRange, prot: Prot) {
         let mut gather = self.space.gather(range);
         let mut at = range.start;
@@ -223,8 +226,10 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         }
     }
 
-    /// Gives the PTEs of a page table in `range` the protection `prot`, as far as one lock hold
-    /// allows. Returns the address that it got to. Runs that lost a right are noted in `gather`.
+    /// Gives the PTEs that `table` holds for `range` the protection `prot`. Stops early where the
+    /// limit on the work under one hold of a page table's lock is reached ([`MAX_RUNS_PER_HOLD`]).
+    /// Returns the address at which it stopped. Adds each run that lost a right to `gather`, which
+    /// flushes it.
     fn reprotect_table(
         self,
         table: &LockedTable<'_, 'm, P>,

@@ -1,13 +1,15 @@
 //! Moves VMAs with their pages to other addresses, for `mremap`.
 //!
-//! The VMAs of the old and the new range are locked ([`State::Locked`]), so that faults there wait.
-//! The new range is zapped, and the PTEs of the old range move ([`crate::table`]), which changes
-//! neither refcounts nor map counts. Then the TLBs are flushed for the old range, and in one step,
-//! under the VMA lock, the VMAs are at their new addresses.
+//! The move first sets the VMAs of the old and the new range to [`State::Locked`], so that faults
+//! in both ranges wait. It zaps the new range, moves the PTEs of the old range
+//! ([`PageTables::relocate`](crate::table::PageTables::relocate)), which changes neither refcounts
+//! nor map counts, and flushes the TLBs for the old range. Then it moves the VMAs to their new
+//! addresses, under one hold of the VMA lock.
 //!
-//! A VMA that moves keeps its offset in its backing ([`Backing`]), by which the rmap finds its
-//! pages. So it can be merged with a neighbour only if the offsets continue there. A VMA without
-//! pages gets the backing of a new VMA instead.
+//! A VMA that moves keeps its offset in its backing ([`Backing`]; Linux: `vm_pgoff`), because the
+//! rmap finds its pages by that offset. So it can be merged with a neighbour only if the
+//! neighbour's offsets continue its own. A VMA without pages gets the offset of a newly mapped VMA
+//! instead, so that it can be merged.
 
 use core::convert::Infallible;
 
@@ -24,13 +26,14 @@ use super::{RemapError, RemapFlags, VmaOps};
 use crate::space::ground::{Change, Ptes, Vmas, Zap};
 
 impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
-    /// Moves the VMAs of the retained part of the old range, and their PTEs, to the range `new`,
-    /// and unmaps the rest of the old range. With [`RemapFlags::DONTUNMAP`] the old VMAs stay,
-    /// without pages. `change` has claimed both ranges.
+    /// Moves the VMAs of the old range, and their PTEs, to the range `new`. If the mapping shrinks,
+    /// moves the part that it keeps ([`CheckedRequest::retained`]), and unmaps the rest of the old
+    /// range. With [`RemapFlags::DONTUNMAP`] the old VMAs stay, without pages. `change` has claimed
+    /// both ranges.
     ///
     /// # Errors
-    /// [`RemapError::TooManyVmas`], [`RemapError::NoMemory`]: nothing was changed, but VMAs and
-    /// huge PTEs may have been split.
+    /// [`RemapError::TooManyVmas`], [`RemapError::NoMemory`]: VMAs and huge PTEs may have been
+    /// split, and nothing else was changed.
     pub(super) fn move_vmas(
         self,
         mut change: Change<'_, 'm, P>,
@@ -85,8 +88,9 @@ impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
         Ok(())
     }
 
-    /// Returns the VMA to insert at the new addresses: `vma`, but if no PTE has moved there, with
-    /// the backing of a new VMA, so that it can be merged with its neighbours. Accounts the
+    /// Returns the VMA to insert at the new addresses. If a PTE has moved there, that is `vma`.
+    /// Otherwise it is `vma` with the backing of a newly mapped VMA ([`Backing::renewed`]), so that
+    /// it can be merged with its neighbours; the counts of the space are corrected for the
     /// difference.
     fn with_renewed_backing(self, vmas: &mut Vmas, vma: Vma) -> Vma {
         let renewed = Vma { backing: vma.backing.renewed(), ..vma };
@@ -98,8 +102,9 @@ impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
         renewed
     }
 
-    /// Does all that can fail: splits the huge PTEs that cross an end of a part, and allocates page
-    /// tables for the move.
+    /// Does those steps of a move that can fail, before the steps that can't: splits the huge PTEs
+    /// that cross an end of a part ([`MovedPart`]), and allocates the page tables that the new
+    /// addresses may need.
     ///
     /// # Errors
     /// [`Refused`]: huge PTEs may have been split, and nothing else was changed.
@@ -119,8 +124,9 @@ impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
         Ok(spares)
     }
 
-    /// Zaps the new range and the end of the old range that is not retained, and moves the other
-    /// PTEs. When this returns, no CPU uses the old addresses.
+    /// Zaps the new range, and the end of the old range that a shrinking mapping does not keep.
+    /// Moves the other PTEs of the old range to the new range, with the page tables that
+    /// [`VmaOps::prepare`] has allocated. When this returns, no CPU uses the old addresses.
     fn move_ptes(
         self,
         change: &mut Change<'_, 'm, P>,
@@ -144,7 +150,8 @@ impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
     }
 }
 
-/// A part of the old range that lies in one VMA, and the VMA at its new addresses.
+/// A part of the old range that lies in one VMA, with the VMA that replaces it at the new
+/// addresses.
 struct MovedPart {
     old: UserRange,
     /// The VMA at the new addresses. Its range is longer than `old` if the mapping grows.
@@ -152,13 +159,13 @@ struct MovedPart {
 }
 
 impl MovedPart {
-    /// Returns the move of the part's PTEs.
+    /// Returns the old and the new addresses of the part, for the move of its PTEs.
     fn relocation(&self) -> Relocation {
         Relocation { from: self.old, to: self.new_vma.range }
     }
 }
 
-/// The old range and the new range of a move, which is done VMA by VMA.
+/// The old range and the new range of a move. The move is done VMA by VMA ([`MovedPart`]).
 struct MovedRanges {
     /// The retained part of the old range ([`CheckedRequest::retained`]).
     old: UserRange,
@@ -167,8 +174,9 @@ struct MovedRanges {
 }
 
 impl MovedRanges {
-    /// Calls `f` for each part, in ascending order; for one part of no length if the old range is
-    /// empty.
+    /// Calls `f` for each part of the old range that lies in one VMA, in ascending order. If the
+    /// old range is empty (the remap maps shared memory a second time), calls `f` once, for a part
+    /// of zero length.
     fn each(&self, vmas: &mut Vmas, mut f: impl FnMut(&mut Vmas, MovedPart)) {
         let mut at = self.old.start;
         while let Some(part) = self.next(vmas, at) {
@@ -180,11 +188,11 @@ impl MovedRanges {
         }
     }
 
-    /// Calls `f` for each part, in ascending order, with the VMAs unlocked. The claim of `change`
-    /// keeps other changes from the VMAs meanwhile.
+    /// Calls `f` for the same parts as [`MovedRanges::each`], without the VMA lock. `change` has
+    /// claimed both ranges, so no other change modifies their VMAs between two calls.
     ///
     /// # Errors
-    /// The first error of `f`, which ends the visit.
+    /// The first error of `f`; `f` is not called again after it.
     fn each_unlocked<P: Platform, E>(
         &self,
         change: &mut Change<'_, '_, P>,
@@ -203,8 +211,9 @@ impl MovedRanges {
         Ok(())
     }
 
-    /// Locks the VMAs of both ranges, so that faults there wait, and accounts the VMAs as they will
-    /// be in the end (INV-19).
+    /// Sets the VMAs of both ranges to [`State::Locked`], so that faults in them wait. Counts the
+    /// VMAs against the limits as they will be after the move, under the hold of the VMA lock under
+    /// which the limits were checked (INV-19).
     fn lock_vmas<P: Platform>(
         &self,
         machine: &Machine<'_, P>,
@@ -244,7 +253,7 @@ impl MovedRanges {
         });
     }
 
-    /// Returns the first part that ends above `at`.
+    /// Returns the part of the old range that contains `at`, or else the first part behind `at`.
     fn next(&self, vmas: &Vmas, at: u64) -> Option<MovedPart> {
         let vma = match self.old.is_empty() {
             true => *vmas.find(at)?,
@@ -252,7 +261,7 @@ impl MovedRanges {
         };
         let old = vma.range.tail(vma.range.start.max(at)).head(self.old.end);
         let start = self.new.start + (old.start - self.old.start);
-        // The last part grows, if the mapping does.
+        // If the mapping grows, its last part grows.
         let end = if old.end == self.old.end { self.new.end } else { start + old.len() };
         let backing = Backing { delta: vma.backing.offset(old.start).wrapping_sub(start), ..vma.backing };
         let flags = vma.flags - VmaFlags::SOFT_DIRTY_CLEARED;

@@ -1,7 +1,7 @@
 //! Remapping: `mremap` grows, shrinks or moves VMAs.
 //!
-//! A VMA grows in place by a new VMA behind it with the same attributes; the two then merge. It
-//! shrinks by an unmap of its end. [`super::relocate`] moves VMAs.
+//! To grow a VMA in place, a new VMA with the same attributes is inserted behind it, and the two
+//! are merged. To shrink a VMA, its end is unmapped. [`super::relocate`] moves VMAs.
 
 use bitflags::bitflags;
 
@@ -44,7 +44,7 @@ pub struct RemapRequest {
     /// The flags.
     pub flags: RemapFlags,
     /// The new address: exact with [`RemapFlags::FIXED`], a hint with [`RemapFlags::DONTUNMAP`]
-    /// alone; ignored without both.
+    /// alone. Ignored without either flag.
     pub new_addr: u64,
 }
 
@@ -61,7 +61,7 @@ pub enum RemapError {
     Flags(RemapFlags),
     /// The new range overlaps the old.
     Overlap,
-    /// Nothing is mapped at this address, or another VMA than the first of the old range.
+    /// Nothing is mapped at this address of the old range, or another VMA than at its start.
     NotMapped(u64),
     /// This VMA is sealed.
     Sealed(VirtRange),
@@ -170,10 +170,10 @@ impl From<UnmapError> for RemapError {
 /// A request that has passed [`VmaOps::check_request`].
 #[derive(Clone, Copy)]
 pub(in crate::space) struct CheckedRequest {
-    /// The old range, as far as it lies in the user half.
+    /// The part of the old range that lies in the user half.
     pub(in crate::space) old: UserRange,
-    /// The error of a request whose old range reaches beyond the user half, if something is mapped
-    /// at its start.
+    /// The error to return if a VMA is mapped at the start of the old range. `None` unless the old
+    /// range reaches beyond the user half.
     beyond_error: Option<RemapError>,
     /// The new length in bytes, in whole pages.
     new_len: u64,
@@ -200,10 +200,10 @@ impl CheckedRequest {
     }
 }
 
-/// The steps that a remap takes.
+/// The way in which a remap is done.
 #[derive(Clone, Copy)]
 enum Plan {
-    /// Unmaps the end of the old range, if it becomes shorter.
+    /// Unmaps the end of the old range, if the mapping becomes shorter.
     Shrink,
     /// Inserts this VMA behind the old range.
     Grow(Vma),
@@ -215,13 +215,14 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
     /// Implements [`AddressSpace::remap`](crate::space::AddressSpace::remap).
     pub(super) fn remap(self, request: RemapRequest) -> Result<u64, RemapError> {
         let request = self.check_request(&request)?;
-        // An old range of no length: claims the page at its address.
+        // The page at the old address: what the remap claims if the old range is empty.
         let page = UserRange::all(self.arch()).around(request.old.start, self.page_shift());
         let mut plan = Plan::Shrink;
         let change = Change::begin_both(self.space, |vmas| {
             let old = if request.old.is_empty() { page } else { request.old };
             if vmas.claims.is_changing(&old) {
-                // The change may replace these VMAs; the plan is made when it has ended.
+                // Another change is at work on the old range, and may replace its VMAs. When it has
+                // ended, this closure is called again and makes the plan.
                 return Ok([old, UserRange::default()]);
             }
             plan = self.plan(vmas, &request)?;
@@ -304,14 +305,15 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
             return Err(RemapError::NotMapped(addr));
         }
         if beyond_error.is_some() && flags.contains(RemapFlags::FIXED) && old_len == new_len {
-            // The old range beyond the user half is a hole, and remains one at the new addresses.
+            // No VMA lies beyond the user half, so only the part of the old range below its end
+            // moves. The rest is a hole, and remains one at the new addresses.
             (checked.beyond_error, checked.new_len) = (None, old.len());
         }
         Ok(checked)
     }
 
-    /// Returns the plan for a request, checked against the VMAs and the limits. No other change is
-    /// at work on the old range.
+    /// Returns the plan for a request, checked against the VMAs and the limits. The caller makes
+    /// sure that no other change is at work on the old range.
     ///
     /// # Errors
     /// See [`RemapError`].
@@ -390,15 +392,15 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
             && request.old.len() >> table_shift != 0
             && let Ok(free) = self.find_free_range(vmas, 0, request.new_len + (1 << table_shift))
         {
-            // The new range begins at the same offset in a level-1 page table as the old, so that
-            // whole page tables can move.
+            // The new range begins at the same offset in a level-1 page table as the old one, so
+            // that whole page tables can be moved instead of single PTEs.
             let start = free.start + (request.old.start & ((1 << table_shift) - 1));
             return Ok(free.tail(start).head(start + request.new_len));
         }
         self.find_free_range(vmas, hint, request.new_len).map_err(|_| RemapError::NoRoom)
     }
 
-    /// Inserts `part`, the VMA behind one that grows.
+    /// Inserts `part`, the VMA that a growing mapping gets behind its old range.
     ///
     /// # Errors
     /// [`RemapError::TooManyVmas`], [`RemapError::NoMemory`]: nothing was changed.

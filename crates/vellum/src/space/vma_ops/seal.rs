@@ -1,6 +1,6 @@
-//! Sealing: `mseal`. A sealed VMA can't be unmapped, moved, resized or replaced, and its protection
-//! can't be changed. Nor may a program that can't write to a sealed VMA drop its contents. Each
-//! operation checks [`VmaFlags::SEALED`] itself.
+//! `mseal`. A sealed VMA can't be unmapped, moved, resized or replaced, and its protection can't be
+//! changed. Advice (`madvise`) can't drop the contents of a sealed anonymous VMA that is not
+//! writable. Each operation checks [`VmaFlags::SEALED`] itself.
 
 use crate::arch::{BadRange, UserRange};
 use crate::errno::Errno;
@@ -79,7 +79,7 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
     }
 
     /// Checks that advice may drop the contents of `range`: no VMA in it is sealed, anonymous and
-    /// read-only. The contents of an object's VMA are not lost, because the object has them.
+    /// not writable. A VMA that maps an object may be sealed: its contents stay in the object.
     ///
     /// # Errors
     /// [`AdviseError::Sealed`] with the first such VMA.

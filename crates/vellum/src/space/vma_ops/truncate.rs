@@ -1,5 +1,5 @@
-//! Truncation: unmaps pages that an object has lost, because it was truncated or a hole was punched
-//! in it, from the spaces that map them.
+//! Truncation: unmaps pages from a space after they were removed from a page-cache object, which
+//! was truncated or in which a hole was punched. Also `MADV_REMOVE`.
 
 use core::ops::Range;
 
@@ -14,14 +14,14 @@ use crate::space::ground::{Change, Keep, Zap};
 use crate::space::reclaim::Rmap;
 
 impl<'m, P: Platform> VmaOps<'_, 'm, P> {
-    /// Unmaps the pages `removed` of an object. When this returns, no CPU reaches them through this
-    /// space, and none will (INV-12).
+    /// Unmaps the pages `removed` of an object from this space. When this returns, no CPU reaches
+    /// the pages through this space, and no later fault maps them again (INV-12).
     ///
-    /// Takes the VMA lock as a writer first. So it waits for faults that found such a page before
-    /// the object lost it; every later fault finds the page missing.
+    /// Takes the VMA lock for writing first, which waits for faults that looked such a page up
+    /// before it was removed from the object. Every later fault finds the page missing.
     ///
-    /// A child that is forked meanwhile gets the PTEs of its parent: see
-    /// [`unmap_removed`](crate::space::unmap_removed).
+    /// A child whose fork from this space is under way may get PTEs that map the pages.
+    /// [`unmap_removed`](crate::space::unmap_removed) visits such a child after its parent.
     pub(in crate::space) fn unmap_removed(self, object: &Object<'m, P>, removed: &RemovedPages) {
         if removed.is_empty() {
             return;
@@ -35,8 +35,8 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
                 .tree
                 .iter_from(at)
                 .find_map(|vma| Some((Rmap::of(self.space).mapped_part(vma, object, &pages)?, *vma)));
-            // Faults go on while a part is zapped. Changes of VMAs wait for the claim, so no VMA
-            // moves.
+            // Faults go on while a part is zapped. Other changes of VMAs wait, because this change
+            // has claimed the whole space, so no VMA moves.
             change.unlock();
             found
         };
@@ -48,7 +48,8 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
             let keep = if removed.even_cows || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
             let mut at = range.start;
             while at < range.end {
-                // A VMA with an object has no huge PTEs, so none crosses an end.
+                // No huge PTE maps memory of a VMA with an object. So none must be split, and
+                // `piece` can't fail.
                 at = Zap::of(self.space).piece(range.tail(at), keep, &mut gather).unwrap_or(range.end);
             }
             match next_mapping(vma.range.end) {
@@ -87,7 +88,8 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
                 return Err(AdviseError::Denied(*vma.range));
             }
             let part = vma.range.intersect(&range.tail(at));
-            // SAFETY: the VMAs are locked.
+            // SAFETY: the VMA maps an object, and keeps its reference to it as long as `vmas` holds
+            // the VMA lock.
             let object = (*unsafe { Object::of_backing(self.machine(), &vma.backing) }).clone();
             let bytes = vma.backing.offset(part.start)..vma.backing.offset(part.start) + part.len();
             at = part.end;

@@ -89,14 +89,15 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         change.vmas().remove(machine, range);
     }
 
-    /// Begins to unmap `range`: splits VMAs and huge PTEs at its ends, sets all VMAs in it to
-    /// `state` (dying or locked), and releases the VMA lock. Accounts the removal now, and the VMA
-    /// `replacement` in its place if there is one, under the lock under which the limits were
-    /// checked (INV-19). Returns false if there is no VMA in the range; then nothing has changed,
-    /// and the VMA lock is still held.
+    /// Begins to unmap `range`: splits the VMAs and huge PTEs that cross its ends, sets the VMAs in
+    /// it to `state` ([`State::Dying`], or [`State::Locked`] if a new mapping replaces them), and
+    /// releases the VMA lock. Subtracts these VMAs from the counts for the limits already now, and
+    /// adds `replacement`, the VMA of the new mapping, under the hold of the VMA lock under which
+    /// the limits were checked (INV-19). Returns false if there is no VMA in the range; then
+    /// nothing has changed, and the VMA lock is still held.
     ///
     /// # Errors
-    /// See [`UnmapError`]; the VMAs and the accounts are as before, but may be split.
+    /// See [`UnmapError`]. VMAs and huge PTEs may have been split, and nothing else has changed.
     pub(super) fn begin_unmap(
         self,
         change: &mut Change<'_, 'm, P>,
@@ -113,7 +114,8 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         if found.amounts.mapped == 0 {
             return Ok(false);
         }
-        // Only a hole inside one VMA increases the number of VMAs.
+        // The number of VMAs increases only if the range lies inside one VMA, and leaves a part of
+        // it on both sides.
         if found.inside_one_vma && vmas.tree.len() >= vmas.limits.vmas {
             return Err(UnmapError::TooManyVmas);
         }
