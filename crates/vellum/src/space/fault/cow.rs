@@ -128,10 +128,11 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         Reuse::Shared(order.map_or(arch.page_order(), |(_, order)| order))
     }
 
-    /// Returns the part at the start of a run whose folios have no references and mappings but
-    /// those of the run's PTEs. Returns `None` if the first folio (`head`, `first`), to which the
-    /// caller writes, has others. Removes the first folio from the swap cache. The number of folios
-    /// in the part is limited, so that the page table is locked for a bounded time (INV-11).
+    /// Returns the part at the start of a run whose folios have only the references and mappings of
+    /// the run's PTEs. Returns `None` if the first folio (`head`, `first`), to which the caller
+    /// writes, has other references or mappings. Removes the first folio from the swap cache. The
+    /// number of folios in the part is limited, so that the page table is locked for a bounded time
+    /// (INV-11).
     fn exclusive_part(self, run: &Run, head: Pfn, first: &Frame) -> Option<Run> {
         let arch = self.arch();
         let machine = self.machine();
