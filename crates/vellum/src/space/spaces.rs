@@ -28,8 +28,8 @@ pub trait Spaces<'m, P: Platform> {
     }
 
     /// Calls `visit` for each space in `family` (a space and those forked from it, directly or not,
-    /// [`AddressSpace::families`]), until `visit` returns false. The order of the spaces' numbers
-    /// is best, because parents come before their children in it.
+    /// [`AddressSpace::families`]), until `visit` returns false. Best in the order of the spaces'
+    /// numbers, because parents then come before their children.
     fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P>) -> bool) {
         let mut continues = true;
         self.each(&mut |space| {

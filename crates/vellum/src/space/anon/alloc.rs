@@ -127,7 +127,9 @@ impl<P: Platform> Anon<'_, '_, P> {
         self.init(frames, key, self.tables().memcg(), list_of(vma))
     }
 
-    /// Returns the rmap key of an anonymous folio that `vma` maps from the address `start` on.
+    /// Returns the rmap key of an anonymous folio that `vma` maps from the address `start` on: the
+    /// fork family of this space, and the page number of the address at which that memory was
+    /// mapped first.
     #[inline(always)]
     pub(in crate::space) fn rmap_key(self, vma: &Vma, start: u64) -> RmapKey {
         RmapKey { family: self.space.family, rmap_index: vma.backing.offset(start) >> FRAME_SHIFT }

@@ -13,7 +13,7 @@ use super::{Access, Fault, FaultError, Resolved, Retry, SwapIn};
 use crate::space::anon::Anon;
 use crate::space::ground::{Change, Ptes};
 
-/// An access to an address that a VMA has.
+/// An access to an address in a VMA.
 #[derive(Clone, Copy)]
 pub(in crate::space) struct Touch<'v> {
     /// The VMA, which is locked for reading.
@@ -125,7 +125,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     }
 
     /// Tries once to resolve a fault: reads the PTE, and calls the step that fits its kind. Locks
-    /// the VMAs for reading. `retries` records whether this fault has closed the gate.
+    /// the VMAs for reading. `retries`, which only the first try lacks, records whether this fault
+    /// has closed the gate.
     #[inline(always)]
     fn try_fault(self, addr: u64, access: Access, retries: Option<&Retries<'_>>) -> Result<Outcome, FaultError> {
         let vmas = self.space.read_with(retries);

@@ -4,10 +4,10 @@
 //! into one huge folio.
 //!
 //! A swap-cache page is a page in memory that has the contents of a swap slot ([`crate::swap`]). If
-//! another space of the fork family has read the same slots already, the fault maps their
-//! swap-cache pages. Otherwise the new folio becomes the swap-cache page of its slots. It is then
-//! not exclusive to the space: until a write to it faults, it can be paged out again without a
-//! write to the device.
+//! another space of the fork family (a space and those forked from it) has read the same slots
+//! already, the fault maps their swap-cache pages. Otherwise the new folio becomes the swap-cache
+//! page of its slots. It is then not exclusive to the space: until a write to it faults, it can be
+//! paged out again without a write to the device.
 //!
 //! The new folio is made exclusive instead, and stays out of the swap cache, under two conditions:
 //! no other space refers to the slots; and the access is a write, or the VMA is locked, or less
@@ -203,9 +203,9 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
     }
 
     /// Replaces the swap entries of `entry`, and of its neighbours in the aligned 64 KiB around it,
-    /// by PTEs that map the swap-cache pages of their slots, where these have some. Returns whether
-    /// all of `entry` is mapped now. Adds the replaced swap entries to `mapped_runs`: the caller
-    /// releases their slots.
+    /// by PTEs that map the swap-cache pages of their slots, where there are such pages. Returns
+    /// whether all of `entry` is mapped now. Adds the replaced swap entries to `mapped_runs`: the
+    /// caller releases their slots.
     fn map_cached(
         self,
         table: &LockedTable<'_, 'm, P>,

@@ -49,8 +49,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// Resolves a fault on an uffd-wp marker, where no page is mapped. In a VMA that is registered
-    /// for missing pages, the fault is an event. Elsewhere a read maps the zero folio, and a write
-    /// is an event, or in asynchronous mode erases the marker.
+    /// for missing pages, returns the event for the userfaultfd. In other VMAs a read maps the zero
+    /// folio; for a write, returns the event, or in asynchronous mode erases the marker.
     #[cold]
     pub(super) fn fault_on_wp_marker(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
@@ -73,9 +73,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         Ok(Outcome::Again)
     }
 
-    /// Resolves a write to a present page that is write-protected for a userfaultfd: the write is
-    /// an event, or in asynchronous mode removes the protection of the page. `mapping` is what the
-    /// PTE of the page maps; a huge PTE is split before that.
+    /// Resolves a write to a present page that is write-protected for a userfaultfd: returns the
+    /// event for the userfaultfd, or in asynchronous mode removes the protection. `mapping` is the
+    /// range that the page's PTE maps. In asynchronous mode a huge PTE is split first.
     #[cold]
     pub(super) fn fault_on_wp_leaf(self, vma: &Vma, addr: u64, mapping: UserRange) -> Result<Outcome, FaultError> {
         if reports_wp(vma) {

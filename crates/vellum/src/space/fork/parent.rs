@@ -83,8 +83,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         let shared = self.each_shared_vma(child, |vma| self.share_vma(child, vma, &mut pinned, &mut gather));
         drop(gather);
         shared?;
-        // The gather has flushed: the child has the memory as of now, and no CPU writes to it
-        // without a fault any more.
+        // The end of the gather has flushed the TLBs: the child has the memory as of now, and no
+        // CPU writes to it without a fault any more.
         if pinned { self.each_shared_vma(child, |vma| self.copy_pinned(child, vma)) } else { Ok(()) }
     }
 
@@ -286,7 +286,9 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     /// Takes references and mappings of a run's folios for the child, and makes the run's PTEs not
     /// exclusive and not writable. Does this for as much of the run as `work`, a number of
     /// instructions, allows, and shortens the run to that part. Half of `work` must be enough for a
-    /// cont block, or for a folio. Subtracts the instructions used from `work`.
+    /// cont block (PTEs that a TLB may hold as one translation), or for a folio. Subtracts the
+    /// instructions used from `work`. A folio that may be pinned is not shared: its PTEs become
+    /// read-only, but stay exclusive to the parent.
     ///
     /// # Errors
     /// The first folio has the maximum number of references.
@@ -330,8 +332,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         *work = work.saturating_sub((max_folios - folios) * FOLIO_COST + run.len as u32 * pte_cost);
         let kept = if pinned { attrs & Attrs::EXCLUSIVE } else { Attrs::empty() };
         let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
-        // If the attributes are the same, the PTEs are not rewritten, because that would unfold
-        // cont blocks.
+        // If the attributes are the same, the PTEs are not rewritten, because a rewrite would
+        // unfold cont blocks into separate PTEs.
         if exclusive && new != attrs {
             table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             if attrs.contains(Attrs::WRITE) {
@@ -341,8 +343,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         Ok(if pinned { Shared::Pinned } else { Shared::Both })
     }
 
-    /// Shortens a run to at most `max` PTEs, so that it ends at the end of a cont block, but to at
-    /// least one PTE.
+    /// Shortens a run to at most `max` PTEs, so that it ends at the end of a cont block (PTEs that
+    /// a TLB may hold as one translation), but to at least one PTE.
     fn shorten(self, run: &mut Run, max: u32) {
         let shift = self.arch().level_shift(run.level);
         if run.len as u64 > u64::from(max) {

@@ -25,7 +25,7 @@ pub(in crate::space) struct Vmas {
     /// The space's number, by which page-cache objects count its VMAs.
     space: SpaceId,
     pub(in crate::space) limits: Limits,
-    /// The bytes mapped, without dying VMAs (Linux: `total_vm`).
+    /// The bytes of all VMAs, except those that are being unmapped (Linux: `total_vm`).
     pub(in crate::space) mapped: u64,
     /// The largest value that `mapped` has had (Linux: `hiwater_vm`).
     pub(in crate::space) peak_mapped: u64,
@@ -33,13 +33,14 @@ pub(in crate::space) struct Vmas {
     pub(in crate::space) data: u64,
     /// The bytes of locked VMAs (Linux: `locked_vm`).
     pub(in crate::space) locked: u64,
-    /// The bytes of displaced VMAs ([`Vma::is_displaced`]).
+    /// The bytes of displaced VMAs, in which rmap indices differ from addresses
+    /// ([`Vma::is_displaced`]).
     displaced: u64,
-    /// The flags of [`VmaFlags::LOCKED_MASK`] that new VMAs get (Linux: `def_flags`).
+    /// The `mlock` flags ([`VmaFlags::LOCKED_MASK`]) that new VMAs get (Linux: `def_flags`).
     pub(in crate::space) def_flags: VmaFlags,
     /// Page-cache objects with no reference left. They are freed after the lock is released.
     pub(in crate::space) orphans: Orphans,
-    /// The claims of ranges, holes included.
+    /// The claims by which changes lock ranges of addresses, holes included.
     pub(in crate::space) claims: Claims,
     /// The number of VMAs that changes may still add after they have released the lock
     /// ([`Change::reserve`](super::Change::reserve)). Such a change can't fail any more, so the
@@ -209,14 +210,15 @@ impl Vmas {
         vmas.find(|vma| vma.flags.contains(VmaFlags::SEALED)).map(|vma| *vma.range)
     }
 
-    /// Returns the number of ends of `range` that lie inside a VMA: as many VMAs [`Vmas::isolate`]
-    /// adds.
+    /// Returns the number of ends of `range` that lie inside a VMA. [`Vmas::isolate`] adds this
+    /// number of VMAs.
     pub(in crate::space) fn edge_splits(&self, range: UserRange) -> usize {
         let inside = |addr| self.tree.find(addr).is_some_and(|v| v.range.start < addr) as usize;
         inside(range.start) + inside(range.end)
     }
 
-    /// Returns the displaced VMAs ([`Vma::is_displaced`]) that end above `addr`.
+    /// Returns the VMAs that end above `addr` and are displaced: their rmap indices may differ from
+    /// addresses ([`Vma::is_displaced`]).
     pub(in crate::space) fn displaced(&self, addr: u64) -> impl Iterator<Item = &Vma> {
         let any = self.displaced != 0;
         self.tree.iter_from(addr).take_while(move |_| any).filter(|v| v.is_displaced())
@@ -366,13 +368,13 @@ impl Vmas {
 /// The result of [`Vmas::survey`] of a range.
 #[derive(Default)]
 pub(in crate::space) struct Survey {
-    /// True if VMAs cover all of the range, and none of them is dying.
+    /// True if VMAs cover all of the range, and none of them is being unmapped.
     pub(in crate::space) covered: bool,
     /// The number of ends of the range that lie inside a VMA, as [`Vmas::edge_splits`] returns it.
     pub(in crate::space) edge_splits: usize,
     /// True if one VMA reaches beyond both ends of the range.
     pub(in crate::space) inside_one_vma: bool,
-    /// The amounts of the VMAs, as far as they lie in the range.
+    /// The bytes that the parts of the VMAs in the range add to each total in [`Vmas`].
     pub(in crate::space) amounts: Amounts,
 }
 

@@ -1,4 +1,4 @@
-//! Zapping: clears a range of page tables, run by run, for `munmap`, `MADV_DONTNEED` and exit.
+//! Zapping: clears the PTEs of a range, run by run, for `munmap`, `MADV_DONTNEED` and exit.
 
 use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::frame::flag;
@@ -53,8 +53,8 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
     }
 
     /// Clears a piece of `range`, from its start, that is small enough for the time between two
-    /// preemption points. Returns the end of that piece. The frames go to `gather`, which is
-    /// flushed here when it is full, and otherwise by the caller.
+    /// preemption points. Returns the end of that piece. The frames that the PTEs mapped go to
+    /// `gather`, which is flushed here when it is full, and otherwise by the caller.
     ///
     /// # Errors
     /// A huge PTE reaches across an end of the range and there is no memory to split it. Everything
