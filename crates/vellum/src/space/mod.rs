@@ -1,15 +1,16 @@
 //! Address spaces: page faults, `mmap`, `munmap`, `mprotect`, `madvise`, `fork` and the rest.
 //!
 //! # Locks
-//! The VMAs are protected by a lock with a reader count for each CPU ([`crate::sync::PerCpuLock`]).
-//! A fault holds the lock for reading until it ends, by its CPU's count, so that faults share no
-//! cache line. Two faults that change the same PTEs are ordered by the lock of the page table that
-//! has them.
+//! The VMA lock protects the VMAs of a space. It is a reader-writer lock with a reader count for
+//! each CPU ([`crate::sync::PerCpuLock`]). A fault holds it for reading until the fault ends, and
+//! changes only the count of its own CPU, so that faults on different CPUs write no common cache
+//! line. The lock of a page table orders two faults that change the same PTEs.
 //!
-//! A change of VMAs takes the lock for writing twice and briefly: first to split the VMAs at the
-//! ends of its range and to mark them (`State`); then, when the page tables are done, to finish. In
-//! between only changes of the same range wait, so two CPUs unmap two ranges at the same time, and
-//! the addresses are free when `unmap` returns.
+//! A change of VMAs (`mmap`, `munmap`, `mprotect`, ...) takes the lock for writing twice, each time
+//! briefly: first to split the VMAs at the ends of its range and to mark them (`State`); and again,
+//! after it has changed the page tables, to finish the VMAs. Between the two, other changes of the
+//! same range wait, and changes of other ranges run. So two CPUs can unmap two ranges at the same
+//! time. The addresses are free when `unmap` returns.
 //!
 //! # All or nothing
 //! Each operation first checks whether it can succeed, and allocates all memory that it will need
@@ -17,17 +18,17 @@
 //! can't fail.
 //!
 //! # Folders
-//! [`AddressSpace`] has the public calls. Each folder implements its part of them on a handle, a
-//! type of its own that is no more than a reference to the space: other folders can call what the
-//! handle makes visible, and nothing else. A folder imports only from modules above it in this
-//! table:
+//! [`AddressSpace`] has the public calls. Each folder implements its part of these calls as methods
+//! of a handle: a type of the folder that wraps a reference to the space. Other folders can call
+//! the visible methods of the handle, and nothing else. A folder imports only from modules above it
+//! in this table:
 //!
 //! | folder | contents |
 //! |---|---|
-//! | `ground` | VMAs, limits, claims, PTE rights, walks, zapping |
+//! | `ground` | VMAs, limits, claims of ranges by changes, PTE rights, visits of PTEs, zapping |
 //! | `anon` | anonymous folios: allocation, mapping, replacement by a copy |
 //! | `fault` | page faults: copy-on-write, zero folio, objects, stacks, swap-in, uffd events, pinning |
-//! | `fork` | the child of a space |
+//! | `fork` | creates the child of a space |
 //! | `reclaim` | rmap, pageout, swap-out, migration, lazyfree |
 //! | `thp` | collapse and split of large folios |
 //! | `observe` | queries: statistics, mincore, soft-dirty, accessed and dirty bits, `PAGEMAP_SCAN` |

@@ -7,14 +7,15 @@ use crate::platform::{Platform, SpaceId};
 use super::AddressSpace;
 use crate::space::vma_ops::VmaOps;
 
-/// The address spaces of a host. A space that is passed to `visit` stays until `visit` returns.
+/// The address spaces of a host, which implements this trait. A space that is passed to `visit` is
+/// not dropped before `visit` returns.
 pub trait Spaces<'m, P: Platform> {
-    /// Calls `visit` for all spaces, including those that are ending.
+    /// Calls `visit` for all spaces, including those that are exiting.
     fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P>));
 
-    /// Calls `visit` for the space with this number, unless it has begun to end. Returns false if
-    /// the host does not know the space yet: a child that [`AddressSpace::fork`] is about to
-    /// return.
+    /// Calls `visit` for the space with the number `id`, unless that space has begun to exit.
+    /// Returns false if the host does not know the space yet, because [`AddressSpace::fork`] has
+    /// not yet returned it to the host.
     fn find(&self, id: SpaceId, visit: &mut dyn FnMut(&AddressSpace<'m, P>)) -> bool {
         let mut known = false;
         self.each(&mut |space| {
@@ -26,8 +27,9 @@ pub trait Spaces<'m, P: Platform> {
         known
     }
 
-    /// Calls `visit` for the spaces that are in a fork family ([`AddressSpace::families`]), until
-    /// `visit` returns false; best in the order of their numbers, in which parents come first.
+    /// Calls `visit` for each space in `family` (a space and those forked from it, directly or not,
+    /// [`AddressSpace::families`]), until `visit` returns false. Best in the order of the spaces'
+    /// numbers, because parents then come before their children.
     fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P>) -> bool) {
         let mut continues = true;
         self.each(&mut |space| {
@@ -44,8 +46,9 @@ impl<'m, P: Platform> Spaces<'m, P> for [&AddressSpace<'m, P>] {
     }
 }
 
-/// Calls `visit` for the spaces that map an object and that the host knows, in the order of their
-/// numbers, without those made after this began, so that no stream of forks keeps this from ending.
+/// Calls `visit` for each space that maps `object` and that the host knows, in ascending order of
+/// their numbers. Skips spaces that were created after this call began, so that a stream of forks
+/// can't keep the call from ending.
 pub(crate) fn each_mapper<'m, P: Platform>(
     spaces: &(impl Spaces<'m, P> + ?Sized),
     object: &Object<'m, P>,
@@ -59,19 +62,19 @@ pub(crate) fn each_mapper<'m, P: Platform>(
     }
 }
 
-/// Unmaps pages that were removed from an object in all spaces that map the object. When this
-/// returns, no CPU reaches the pages through any space. The cost depends on these spaces, not on
-/// the number of other spaces.
+/// Unmaps the pages `removed`, which `object` has lost, in every space that maps the object. When
+/// this returns, no CPU reaches these pages through any space. The cost depends on the spaces that
+/// map the object, not on the number of other spaces.
 ///
-/// A child that was being forked when this began may map the pages, like its parent. It is among
-/// the spaces that map the object by then, and is visited after its parent, because its number is
-/// higher. A child that is forked later finds the pages removed from the object, and does not get
-/// its parent's private copies of pages beyond the object's end. So it is not visited, and no
-/// stream of forks keeps this from ending. The caller ensures that the object does not grow
-/// meanwhile.
+/// A child whose fork is under way when this call begins may map the pages, as its parent does. The
+/// object counts such a child among its mappers already, and the child is visited after its parent,
+/// because its number is higher. A fork that begins later finds the pages removed from the object,
+/// and does not share the parent's private copies of pages beyond the object's end. So the child of
+/// a later fork is not visited, and a stream of forks can't keep this call from ending. The caller
+/// ensures that the object does not grow before this returns.
 ///
-/// Waits for changes of these spaces that are under way, and until the host knows a child that is
-/// being forked. The caller holds no lock that a fork takes.
+/// Waits for changes of VMAs that are under way in these spaces, and until the host knows each
+/// child that is being forked ([`Spaces::find`]). The caller holds no lock that a fork takes.
 pub fn unmap_removed<'m, P: Platform>(
     spaces: &(impl Spaces<'m, P> + ?Sized),
     object: &Object<'m, P>,
@@ -86,8 +89,8 @@ pub fn unmap_removed<'m, P: Platform>(
         if spaces.find(id, &mut |space| VmaOps::of(space).unmap_removed(object, removed)) {
             from = SpaceId(id.0 + 1);
         } else {
-            // The host will know the space soon; or the space ends, and then does not map the
-            // object any more.
+            // Either the fork that creates the space is under way, and the host will know the space
+            // soon; or the space is exiting, and will soon not map the object any more.
             from = id;
             object.machine().platform().wait();
         }

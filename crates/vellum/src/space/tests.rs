@@ -1,4 +1,5 @@
-//! Spaces on a host without an MMU. The strict simulated machine tests everything else.
+//! Tests of address spaces on a host without an MMU. All other tests of address spaces run on the
+//! strict simulated machine.
 
 use crate::arch::UserRange;
 use crate::machine::Machine;
@@ -17,7 +18,8 @@ use ground::Change;
 const PAGE: u64 = 4096;
 const READ_EXEC: Prot = Prot::READ.union(Prot::EXEC);
 
-/// The host is notified of all frames that become executable, in whatever way, and of no others.
+/// The engine calls the host's `sync_icache` for each frame that becomes executable, by whatever
+/// operation, and for no other frame.
 #[test]
 fn frames_that_become_executable_are_published() {
     let host = Host::with_frames(6_000, 1);
@@ -57,9 +59,9 @@ fn frames_that_become_executable_are_published() {
     assert_eq!(published(), 1, "a private copy of text");
 }
 
-/// A change that splits a VMA and makes its parts equal again merges them when it ends, also while
-/// another change is at work elsewhere in the VMA. It keeps the boundaries of the other change,
-/// which merges there when it ends.
+/// A change that splits a VMA and leaves the parts equal merges them when it ends, even while
+/// another change is at work elsewhere in the VMA. It does not merge VMAs at the ends of the other
+/// change's range: the other change does that when it ends.
 #[test]
 fn vmas_are_merged_beside_changes_elsewhere_in_them() {
     let host = Host::with_frames(6_000, 1);
@@ -96,7 +98,8 @@ fn descriptor<'m>(space: &AddressSpace<'m, Host>, addr: u64) -> &'m Frame {
     space.machine().frames().head(pfn.unwrap()).1
 }
 
-/// At the maximum refcount, pinning and fork fail: no count wraps, and a failure changes none.
+/// Pinning and forking fail for a folio whose refcount is at the maximum. No count wraps, and a
+/// failure changes no count.
 #[test]
 fn a_folio_with_the_maximum_refcount_is_not_shared() {
     let host = Host::with_frames(6_000, 1);
@@ -116,7 +119,7 @@ fn a_folio_with_the_maximum_refcount_is_not_shared() {
     drop(space.pin(at, Access::Read).unwrap());
     assert_eq!(frame.counts(), almost);
 
-    // A folio that only one space maps can't have so many mappings.
+    // A folio that only one space maps can't have the maximum number of mappings: fork first.
     frame.set_counts(own);
     let child = space.fork().unwrap();
     let both = frame.counts();
@@ -130,7 +133,8 @@ fn a_folio_with_the_maximum_refcount_is_not_shared() {
     drop(child);
 }
 
-/// At the maximum refcount of an object's page, a fault on it and a handle to it fail.
+/// A fault on an object's page whose refcount is at the maximum fails, and so does
+/// [`Object::page`].
 #[test]
 fn an_objects_page_with_the_maximum_refcount_is_not_mapped() {
     let host = Host::with_frames(6_000, 1);

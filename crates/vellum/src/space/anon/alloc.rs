@@ -1,4 +1,4 @@
-//! Allocation of anonymous folios: of the frames, then of what makes them a folio.
+//! Allocates anonymous folios: allocates frames, and initializes them as a folio.
 
 use core::iter;
 
@@ -13,7 +13,7 @@ use crate::vma::{Vma, VmaFlags};
 
 use super::Anon;
 
-/// Frames that were just allocated, before they are a folio.
+/// A block of frames that was just allocated, and is not yet initialized as a folio.
 #[derive(Clone, Copy)]
 pub(in crate::space) struct NewFrames {
     /// The first frame.
@@ -75,9 +75,10 @@ impl<P: Platform> Anon<'_, '_, P> {
         }
     }
 
-    /// Allocates a folio of `order`, charged and listed, with a reference and a mapping for each of
-    /// its pages: the caller maps it in `vma`, in the naturally aligned block around `addr`. With
-    /// `zero` it holds zeros; otherwise the caller overwrites all of it.
+    /// Allocates a folio of `order`, charges it to the space's memcg, and puts it on an LRU list.
+    /// The folio has a reference and a mapping for each of its pages, because the caller will map
+    /// it in `vma`, in the naturally aligned block around `addr`. With `zero` the folio holds
+    /// zeros; otherwise the caller overwrites all of it.
     ///
     /// # Errors
     /// There is no memory, or the memcg is at its limit. Nothing is allocated.
@@ -101,7 +102,7 @@ impl<P: Platform> Anon<'_, '_, P> {
             let frames = NewFrames { pfn: first.add(i), order, zeroed: false, lruvec };
             if self.init_for_vma(frames, vma, at).is_err() {
                 self.free_contiguous(first, i, order);
-                // SAFETY: the frames behind the failed folio were just allocated, and nothing else
+                // SAFETY: the frames after the failed folio were just allocated, and nothing else
                 // refers to them.
                 unsafe { machine.frames().free(first.add(i + pages), (1 << block) - i - pages, false, Use::Folio) };
                 return None;
@@ -110,32 +111,35 @@ impl<P: Platform> Anon<'_, '_, P> {
         Some(first)
     }
 
-    /// Frees `frames` frames of [`Anon::alloc_contiguous`] that were not mapped, as one block, so
-    /// that the next allocation finds one block.
+    /// Frees `frames` frames of [`Anon::alloc_contiguous`] that were not mapped. Frees them as one
+    /// block, so that the next allocation can get them as one block.
     pub(in crate::space) fn free_contiguous(self, first: Pfn, frames: u32, order: u8) {
         let (machine, pages) = (self.machine(), 1 << order);
         let is_gone = |head, frame: &Frame| machine.frames().put(head, frame, pages, pages).refs == 0;
         free_unmapped(machine, iter::once((first, frames)), is_gone, |_, _| ());
     }
 
-    /// Makes frames a folio for the block of `vma` around `addr`, as [`Anon::init`] does.
+    /// Initializes frames as a folio that will be mapped in the block of `vma` around `addr`: see
+    /// [`Anon::init`].
     #[inline(always)]
     fn init_for_vma(self, frames: NewFrames, vma: &Vma, addr: u64) -> Result<(), Refused> {
         let key = self.rmap_key(vma, align_down(addr, frames.order as u32 + FRAME_SHIFT));
         self.init(frames, key, self.tables().memcg(), list_of(vma))
     }
 
-    /// Returns the rmap key of an anonymous folio that `vma` maps from the address `start` on.
+    /// Returns the rmap key of an anonymous folio that `vma` maps from the address `start` on: the
+    /// fork family of this space, and the page number of the address at which that memory was
+    /// mapped first.
     #[inline(always)]
     pub(in crate::space) fn rmap_key(self, vma: &Vma, start: u64) -> RmapKey {
         RmapKey { family: self.space.family, rmap_index: vma.backing.offset(start) >> FRAME_SHIFT }
     }
 
-    /// Makes frames a folio with a reference and a mapping for each page and the rmap key `key`,
-    /// charges it to `memcg`, and puts it on `list`.
+    /// Initializes frames as a folio with a reference and a mapping for each page and with the rmap
+    /// key `key`, charges the folio to `memcg`, and puts it on `list`.
     ///
     /// # Errors
-    /// The memcg is at its limit. The frames are free again.
+    /// The memcg is at its limit. The frames were freed.
     #[inline(always)]
     pub(in crate::space) fn init(
         self,
@@ -152,8 +156,8 @@ impl<P: Platform> Anon<'_, '_, P> {
         head.set_data(key.pack());
         if let Err(over) = machine.memcgs().charge_frames(frames, memcg, (pfn, head, lruvec), order, Some(list)) {
             frames.put(pfn, head, pages, pages);
-            // SAFETY: the folio was never mapped and never listed, so nothing else refers to its
-            // frames, and they are as zero as they were when they were allocated.
+            // SAFETY: the folio was never mapped and never on a list, so nothing else refers to its
+            // frames. Nothing has written to them, so `zeroed` still holds.
             unsafe { frames.free(pfn, pages, zeroed, Use::Folio) };
             return Err(over);
         }

@@ -14,8 +14,8 @@ impl<P: Platform> Anon<'_, '_, P> {
     /// Maps a new folio of [`Anon::alloc`] in the block of `vma` around `addr`. Returns the block.
     ///
     /// # Errors
-    /// Something is mapped there by now, or there is no memory for a page table. The folio is
-    /// freed.
+    /// Another CPU has mapped something in the block, or there is no memory for a page table. The
+    /// folio was freed.
     #[inline(always)]
     pub(in crate::space) fn map(self, vma: &Vma, addr: u64, pfn: Pfn, order: u8) -> Result<VirtRange, NotMapped> {
         let (arch, ptes) = (self.arch(), Ptes::of(self.space));

@@ -5,10 +5,10 @@
 //! 1. [`Anon::alloc`] allocates its frames ([`Anon::alloc_or_smaller`] falls back to smaller
 //!    orders).
 //! 2. [`Anon::init`] makes them a folio: descriptor, refcount and mapcount, rmap key, charge to the
-//!    memcg, LRU list. The allocation ends with this step, so that a caller never sees frames
-//!    without it.
+//!    memcg, LRU list. [`Anon::alloc`] includes this step, so that other folders never get frames
+//!    that are no folio yet.
 //! 3. [`Anon::map`] maps the folio in a hole; [`Anon::replace_part`] and [`Anon::replace_table`]
-//!    map it in the place of other memory, as a copy of that.
+//!    copy other memory into it and map it in the place of that memory.
 //!
 //! | file | contents |
 //! |---|---|
@@ -32,6 +32,7 @@ use crate::table::PageTables;
 use super::AddressSpace;
 
 handle! {
-    /// Anonymous folios of a space: allocation, mapping, replacement.
+    /// A reference to a space, with the methods that allocate, map and replace its anonymous
+    /// folios.
     pub(super) struct Anon
 }

@@ -1,10 +1,11 @@
-//! Replaces what a block maps by a copy of it in one folio: for copy-on-write, and for collapse.
+//! Copies the memory that a block of addresses maps into one folio, and maps the folio there
+//! instead: for copy-on-write, and for collapse.
 //!
-//! The old PTEs are replaced by busy entries until the new ones are written
-//! ([`LockedTable::make_busy`]): flush, copy and fill follow with no lock held. No CPU writes to
-//! the original while it is copied, and none reads the original after a write to the copy. The
-//! flush covers the whole block, holes included: a reclaimer may have cleared PTEs there, with the
-//! flush still pending.
+//! Busy entries, at which faults wait, take the place of the old PTEs until the new PTEs are
+//! written ([`LockedTable::make_busy`]). The TLB flush and the copy follow without the page table's
+//! lock. So no CPU writes to the original while it is copied, and none reads the original after a
+//! write to the copy. The flush covers the whole block, holes included: a reclaimer may have
+//! cleared PTEs in the holes and not flushed them yet.
 
 use arrayvec::ArrayVec;
 
@@ -20,9 +21,9 @@ use super::Anon;
 use crate::space::ground::Ptes;
 
 impl<'s, 'm, P: Platform> Anon<'s, 'm, P> {
-    /// Copies what `block` maps into the folio `pfn` of [`Anon::alloc`], and maps the folio there
-    /// instead. The block is one huge PTE of `table`, or a part of `table` that has only leaf PTEs,
-    /// in at most `RUNS` runs, and holes, which become zeros.
+    /// Copies the memory that `block` maps into the folio `pfn` of [`Anon::alloc`], and maps the
+    /// folio in the block instead. The block is one huge PTE of `table`, or a part of `table` with
+    /// only leaf PTEs, in at most `RUNS` runs, and holes. A hole becomes zeros.
     pub(in crate::space) fn replace_part<const RUNS: usize>(
         self,
         table: LockedTable<'_, 'm, P>,
@@ -37,13 +38,15 @@ impl<'s, 'm, P: Platform> Anon<'s, 'm, P> {
         let resident = self.copy_parts(*block, pfn, removed.iter().map(|old| (old.range, old.pfn)));
         place.fill(&self.new_run(vma, *block, pfn, level));
         self.count_replaced(*block, resident);
-        // The gather subtracts the frames of objects, which were counted as shmem.
+        // The old frames of page-cache objects were counted as shmem. `put_flushed` moves them to
+        // the count of anonymous memory.
         Gather::put_flushed(&self.tables().tlb, &removed, &flushed);
     }
 
-    /// Copies what a whole page table maps into the folio `pfn` of [`Anon::alloc`], and maps the
-    /// folio by one huge PTE in its place. The page table was detached, and has only leaf PTEs and
-    /// holes.
+    /// Copies the memory that a whole page table maps into the folio `pfn` of [`Anon::alloc`], and
+    /// maps the folio by one huge PTE in the place of the page table. The page table `old` was
+    /// detached from the upper page table, where `place` is a busy entry now. It has only leaf PTEs
+    /// and holes.
     pub(in crate::space) fn replace_table(
         self,
         old: DetachedTable<'_, 'm, P>,
@@ -60,7 +63,7 @@ impl<'s, 'm, P: Platform> Anon<'s, 'm, P> {
         self.count_replaced(block, resident);
     }
 
-    /// Returns the PTEs that map an exclusive folio in a block.
+    /// Returns the PTEs that map the folio `pfn` in `block`, exclusive to the space.
     fn new_run(self, vma: &Vma, block: VirtRange, pfn: Pfn, level: u8) -> Run {
         let arch = self.arch();
         self.machine().frames().sync_icache(pfn, (block.len() >> FRAME_SHIFT) as u32, vma.prot.attrs());
@@ -68,9 +71,10 @@ impl<'s, 'm, P: Platform> Anon<'s, 'm, P> {
         Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> arch.level_shift(level)) as usize)
     }
 
-    /// Copies `parts` of a block, in ascending order, to the new folio `pfn`, and zeroes the rest
-    /// of the folio. No CPU reaches the parts any more. Returns how many of the copied frames
-    /// counted as resident.
+    /// Copies `parts` of a block (addresses and first frame, in ascending order) to the same places
+    /// in the new folio `pfn`, and zeroes the rest of the folio. The PTEs of the parts are gone and
+    /// flushed. Returns the number of copied frames that were counted as resident: all except those
+    /// of the zero folio.
     fn copy_parts(self, block: VirtRange, pfn: Pfn, parts: impl Iterator<Item = (VirtRange, Pfn)>) -> i64 {
         let machine = self.machine();
         let frames = |bytes: u64| (bytes >> FRAME_SHIFT) as u32;
@@ -97,7 +101,8 @@ impl<'s, 'm, P: Platform> Anon<'s, 'm, P> {
         resident
     }
 
-    /// Counts a block as resident, of which `resident` frames were counted before.
+    /// Adds the frames of a block to the space's count of anonymous memory, except the `resident`
+    /// frames that were counted before.
     fn count_replaced(self, block: VirtRange, resident: i64) {
         let more = (block.len() >> FRAME_SHIFT) as i64 - resident;
         if more != 0 {

@@ -21,19 +21,20 @@ use super::{Fault, FaultError, Outcome};
 use crate::space::anon::Anon;
 use crate::space::ground::Ptes;
 
-/// The most runs that are copied into one folio. A block with more runs is copied in smaller
-/// folios.
+/// The largest number of runs of PTEs whose memory is copied into one folio. A block with more runs
+/// is copied to several smaller folios.
 const MAX_RUNS: usize = 16;
 
 /// The result of an attempt to make a page exclusive in place.
 enum Reuse {
     /// The page is exclusive now and may be written.
     Reused,
-    /// The page is shared. A folio of this order can hold a copy of the page and its neighbours. An
-    /// order below that of the PTE that maps the page means that the PTE is huge, and that policy
-    /// does not allow folios of its size.
+    /// The page is shared. The order is that of a folio for a copy of the page and its neighbours.
+    /// It is below the order of the PTE that maps the page if that PTE is huge and policy does not
+    /// allow folios of its size.
     Shared(u8),
-    /// Another CPU changed the PTE.
+    /// Another CPU changed the PTE, or this attempt removed a part of a large folio from the swap
+    /// cache: the caller tries again.
     Changed,
 }
 
@@ -68,8 +69,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         if (order as u32) < smallest { self.split_huge(addr, page) } else { Ok(Outcome::Again) }
     }
 
-    /// Splits the huge PTE that maps `huge`, so that the fault can be resolved for less than all of
-    /// it.
+    /// Splits the huge PTE that maps `huge`, so that the retried fault can be resolved for a part
+    /// of it.
     pub(super) fn split_huge(self, addr: u64, huge: UserRange) -> Result<Outcome, FaultError> {
         self.tables().split_edges(huge.around(addr, self.page_shift()))?;
         Ok(Outcome::Again)
@@ -84,8 +85,9 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
             && !self.machine().zero_folio().contains(run.pfn(arch))
     }
 
-    /// Makes the page at `addr` exclusive in place, with the rest of its run as far as that is not
-    /// shared either; or returns the order of the folio for a copy, one of `orders` or a page's.
+    /// Makes the page at `addr` exclusive in place if it is not shared any more, together with the
+    /// pages after it in the run that are not shared either. If the page is shared, returns the
+    /// order of the folio for a copy: one of `orders`, or that of a page.
     fn try_reuse(self, table: &LockedTable<'_, 'm, P>, vma: &Vma, addr: u64, orders: u32) -> Reuse {
         let arch = self.arch();
         let machine = self.machine();
@@ -100,8 +102,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
             if alone() && machine.uncache_part(head, frame, alone) {
                 return Reuse::Changed;
             }
-            // The run that maps the page, from the folio's first page on: it begins with that
-            // folio.
+            // Find the run that maps the page. It is read from the address of the folio's first
+            // page on, so that it begins with that folio.
             let before = (page.pfn(arch).0 - head.0) as u64;
             let first = page.va.saturating_sub(before << FRAME_SHIFT).max(vma.range.start).max(table.base);
             let mut run = table.run(first, vma.range.end);
@@ -126,10 +128,11 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         Reuse::Shared(order.map_or(arch.page_order(), |(_, order)| order))
     }
 
-    /// Returns the first part of a run, as far as the run holds all references and mappings of its
-    /// folios; `None` if the first folio (`head`, `first`) has others. The caller writes to the
-    /// first folio. The number of the other folios is limited, so that the page table is locked for
-    /// a bounded time (INV-11).
+    /// Returns the part at the start of a run whose folios have only the references and mappings of
+    /// the run's PTEs. Returns `None` if the first folio (`head`, `first`), to which the caller
+    /// writes, has other references or mappings. Removes the first folio from the swap cache. The
+    /// number of folios in the part is limited, so that the page table is locked for a bounded time
+    /// (INV-11).
     fn exclusive_part(self, run: &Run, head: Pfn, first: &Frame) -> Option<Run> {
         let arch = self.arch();
         let machine = self.machine();
@@ -141,9 +144,9 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let mut folios = machine.frames().folios(run.pfn(arch), run.frames(arch));
         let mut frames = folios.next().filter(alone).map(|(.., pages)| pages)?;
         if first.has(flag::SWAP_CACHED) {
-            // No CPU finds the folio by its slots after this. One may have found it before, so the
-            // counts are checked again. Folios behind it stay in the swap cache: they are not
-            // written.
+            // After `uncache` no CPU can find the folio by its swap slots. A CPU may have found it
+            // before and taken a reference, so the counts are checked again. The folios after the
+            // first stay in the swap cache and are not made exclusive: they are not written to.
             let still_alone = || alone(&(head, first, frames));
             (machine.uncache(head, first, still_alone) && still_alone())
                 .then(|| first.clear_flag(flag::SWAP_CACHED))?;
@@ -175,8 +178,9 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         true
     }
 
-    /// Copies what `block` maps into the folio `pfn`, and maps the folio in its place. Returns
-    /// false, and changes nothing, if another CPU changed the block so that it can't be copied.
+    /// Copies the memory that `block` maps into the folio `pfn`, and maps the folio in `block`
+    /// instead. Returns false, and changes nothing, if another CPU changed the block so that it
+    /// can't be copied.
     fn replace_by_copy(self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let Found::Table(table) = self.tables().find(block) else { return false };
         let fits = match table.level > 1 {

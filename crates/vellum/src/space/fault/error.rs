@@ -38,7 +38,7 @@ pub enum FaultError {
     BeyondEnd(u64),
     /// The contents of the page at this address were lost (SIGBUS).
     Poisoned(u64),
-    /// The folio at this address has as many references and mappings as it may (SIGBUS).
+    /// The folio at this address has the maximum number of references (SIGBUS).
     TooManyReferences(u64),
     /// The machine is out of memory, or a memcg is at its limit.
     NoMemory(Refused),
@@ -47,7 +47,7 @@ pub enum FaultError {
 }
 
 impl FaultError {
-    /// Returns the error of a system call with an argument that points to the address.
+    /// Returns the error of a system call that was passed a pointer to the address.
     pub const fn errno(&self) -> Errno {
         match self {
             FaultError::NoMemory(_) | FaultError::TooManyReferences(_) => Errno::ENOMEM,
@@ -112,7 +112,7 @@ pub struct UffdEvent {
     pub mode: UffdMode,
 }
 
-/// The registration mode that an access has to wait for.
+/// The mode of a userfaultfd registration that makes an access wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UffdMode {
     /// The page is missing (`UFFDIO_REGISTER_MODE_MISSING`).

@@ -1,14 +1,15 @@
 //! Page faults: the steps that make an access succeed.
 //!
-//! A fault locks the VMAs for reading, reads the PTE, and dispatches ([`Fault::try_fault`]) to the
-//! step that fits; each step decides under the lock of the one page table where its PTEs are. A
-//! step that finds that another CPU was faster returns [`Outcome::Again`]; the fault tries again,
-//! after some tries with its addresses claimed and the gate closed ([`Retry`], INV-21).
+//! A fault locks the VMAs for reading, reads the PTE without the page table's lock, and calls the
+//! step that fits ([`Fault::try_fault`]). The step reads the PTE again under the lock of its page
+//! table. If another CPU has changed the PTE in between, the step returns [`Outcome::Again`], and
+//! the fault tries again. After some tries the fault claims its addresses, which keeps changes of
+//! the VMAs away, and closes a gate, at which new operations wait ([`Retry`], INV-21).
 //!
 //! | file | step |
 //! |---|---|
 //! | `resolve` | the fault path: read the PTE, dispatch, try again |
-//! | `retry` | bounded tries: for faults, pinning, and userfaultfd fills |
+//! | `retry` | bounds the tries of faults, pins and userfaultfd fills |
 //! | `error` | accesses, errors, userfaultfd events |
 //! | `zeros` | a read of untouched anonymous memory maps the zero folio; a write replaces it |
 //! | `object` | nothing is mapped, and the VMA maps a page-cache object |
@@ -16,11 +17,11 @@
 //! | `swap_in` | the PTE names a swap slot |
 //! | `uffd` | the VMA is registered with a userfaultfd |
 //! | `soft_dirty` | the first write since soft-dirty was cleared |
-//! | `spurious` | the PTE allows the access already: the CPU's TLB must see that (INV-20) |
-//! | `stack` | no VMA, but a stack above that may grow |
+//! | `spurious` | the PTE allows the access already, but the CPU's TLB has an older PTE (INV-20) |
+//! | `stack` | no VMA has the address, but a stack above may grow down to it |
 //! | `pin` | a page is faulted in and kept for the host |
 //!
-//! New anonymous memory is [`anon`](super::anon)'s.
+//! The folder [`anon`](super::anon) allocates and maps new anonymous folios.
 
 mod cow;
 mod error;
@@ -50,12 +51,12 @@ use crate::table::PageTables;
 use super::AddressSpace;
 
 handle! {
-    /// Page faults of a space.
+    /// A reference to a space, with the methods that resolve its page faults.
     pub(super) struct Fault
 }
 
 handle! {
-    /// Swap-in: brings swapped-out pages of a space back.
+    /// A reference to a space, with the methods that swap its pages in.
     pub(super) struct SwapIn
 }
 
@@ -70,13 +71,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Fault::of(self).fault(addr, access)
     }
 
-    /// Pins the page at `addr`, faulted in for `access`; for a write it is made exclusive to the
-    /// space first. The page is not freed before the result is dropped, and has one more reference
-    /// until then (Linux: `pin_user_pages`).
+    /// Faults in the page at `addr` for `access` and pins it (Linux: `pin_user_pages`). For a write
+    /// the page is first made exclusive to the space. The result holds a reference to the page, so
+    /// that the page is not freed before the result is dropped.
     ///
-    /// The space sees what the host writes to the page, and a child that is forked meanwhile
-    /// doesn't, until the space unmaps or discards the page. For a write the page counts as dirty
-    /// from now on.
+    /// Until the space unmaps or discards the page, the space sees what the host writes to it, and
+    /// a child that is forked while the page is pinned does not. With [`Access::Write`] the page
+    /// counts as dirty from now on.
     ///
     /// # Errors
     /// See [`FaultError`].
@@ -84,16 +85,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Fault::of(self).pin(addr, access)
     }
 
-    /// Swaps in everything that the space has on a device, in folios as faults would (Linux:
-    /// `swapoff`). The host does this for each space before it detaches the device, after
-    /// [`Swaps::close`](crate::swap::Swaps::close): pages that are being written to the device
-    /// while this runs, or that a later fork shares, stay there, and detaching fails. Faults go on
-    /// meanwhile; changes of VMAs wait.
+    /// Swaps in all pages of the space that are on the swap device `device`, in folios as faults do
+    /// (Linux: `swapoff`). Before the host detaches a device, it closes the device
+    /// ([`Swaps::close`](crate::swap::Swaps::close)), and then calls this for each space. A page
+    /// stays on the device if it is being written there while this runs, or if a later fork shares
+    /// it with a child; then detaching fails. While this runs, faults of the space go on, and
+    /// changes of its VMAs wait.
     ///
     /// # Errors
-    /// [`FaultError::NoMemory`]: there is no memory; the rest is still on the device.
-    /// [`FaultError::Poisoned`]: the device could not read the page at this address, the first such
-    /// page; all others are swapped in.
+    /// [`FaultError::NoMemory`]: there is no memory, and some pages are still on the device.
+    /// [`FaultError::Poisoned`]: the device could not read some pages, of which the first has this
+    /// address; all other pages are swapped in.
     pub fn swap_off(&self, device: u8) -> Result<(), FaultError> {
         SwapIn::of(self).swap_off(device)
     }

@@ -14,20 +14,22 @@ use super::{Access, Fault, FaultError, Outcome, Touch};
 use crate::space::anon::Anon;
 use crate::space::ground::Ptes;
 
-/// The number of pages that a fault may map (fault-around), as an order of pages, if the object has
-/// them contiguous in memory. A page's own folio may be larger, and is mapped as far as it fits.
+/// Log2 of the number of pages around the accessed page that a fault may map with it
+/// (fault-around), if they are contiguous in the object and in memory. The accessed page's own
+/// folio may be larger: then as much of the folio is mapped as lies in the empty block around the
+/// page.
 const AROUND_ORDER: u8 = 4;
 
 impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// Returns the orders of the blocks that a fault on an object may map at once, as a bit mask.
-    /// Cold, like [`Fault::map_object`], so that the code of an anonymous fault, the most frequent
-    /// one, stays in one piece.
+    /// Cold, like [`Fault::map_object`], so that the compiler keeps the code of anonymous faults,
+    /// the most frequent ones, in one piece.
     #[cold]
     pub(super) fn object_orders(self, vma: &Vma, access: Access) -> u32 {
         if access == Access::Write && !vma.backing.is_shared() {
             return 0;
         }
-        // The block lies in one page table.
+        // A block must lie in one page table.
         let page_order = u32::from(self.arch().page_order());
         let table = page_order + self.arch().index_bits() - 1;
         let policy = self.machine().policy();
@@ -37,12 +39,19 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         ((2 << largest) - 1) & !((1 << page_order) - 1)
     }
 
-    /// Maps pages of the object behind a VMA, at most the naturally aligned block of `order` around
-    /// the address, in which nothing is mapped.
+    /// Maps the accessed page of the page-cache object behind a VMA, with neighbours in the
+    /// naturally aligned block of `order` around the address. In that block nothing was mapped when
+    /// the caller read the PTEs. For a write in a private VMA, maps a private copy of the page
+    /// instead.
+    ///
+    /// # Errors
+    /// [`FaultError::BeyondEnd`]; those of the object ([`FaultError::of_object`]); there is no
+    /// memory.
     #[cold]
     pub(in crate::space) fn map_object(self, touch: Touch<'_>, order: u8) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
-        // SAFETY: the VMAs are locked, and `vma` is one of them.
+        // SAFETY: `vma` is a VMA of the space and the VMAs are locked, so that its reference to the
+        // object stays.
         let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
         if access == Access::Write && !vma.backing.is_shared() {
             return self.map_private_copy(vma, addr, &object);
@@ -51,7 +60,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let shift = arch.page_shift();
         let page = vma.backing.offset(addr) >> shift;
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
-        // The aligned block may begin before the object's first page does.
+        // The block may begin below the address of the object's first page.
         let first = page.saturating_sub((align_down(addr, shift) - start) >> shift);
         let window = first..page + (((start + (1 << (order as u32 + FRAME_SHIFT))) - align_down(addr, shift)) >> shift);
         let around = page >> AROUND_ORDER << AROUND_ORDER..((page >> AROUND_ORDER) + 1) << AROUND_ORDER;
@@ -88,8 +97,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         }
     }
 
-    /// Maps a private copy of an object's page, for a write where nothing is mapped. A hole of the
-    /// object is copied as zeros, and gets no page in the object.
+    /// Maps a private copy of an object's page, for a write where nothing is mapped. A hole in the
+    /// object is copied as zeros, and stays a hole.
     fn map_private_copy(
         self,
         vma: &Vma,

@@ -1,4 +1,5 @@
-//! Pins: the host keeps a page to read or write it, whatever the space does with the page.
+//! Pins: references by which the host keeps a page, to read or write it, even if the space unmaps
+//! it.
 
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::TooManyReferences;
@@ -26,12 +27,12 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                 if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(needed) {
                     let inside = (addr & ((1 << table.shift()) - 1)) >> arch.page_shift() << arch.page_order();
                     let pfn = arch.leaf_pfn(raw, table.level).add(inside as u32);
-                    // SAFETY: `pfn` is a page of the space's page size, which the PTE maps, and the
-                    // page table is locked.
+                    // SAFETY: the PTE maps the page `pfn`, which has the space's page size, and
+                    // keeps it while the page table is locked.
                     page = Some(unsafe { ObjectPage::get(self.machine(), pfn, arch.page_shift()) });
                     if access == Access::Write && !arch.attrs(raw, table.level).contains(Attrs::HARDWARE) {
-                        // The host writes past the PTE, so hardware sets no dirty bit, and reclaim
-                        // would drop the page as clean.
+                        // The host does not write through this PTE, so hardware will not set its
+                        // dirty bit. With the bit clear, reclaim would drop the page as clean.
                         table.set_accessed_dirty(addr, Attrs::HARDWARE);
                     }
                 }
@@ -40,7 +41,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                     return page.map_err(|TooManyReferences| FaultError::TooManyReferences(addr));
                 }
             }
-            // Other CPUs may unmap the page again before the next look at its PTE.
+            // The fault below maps the page, but other CPUs may unmap it before the PTE is read
+            // again: count the tries.
             retry.again(self.space, whole);
             let outcome = self.try_again(addr, access, &retry.retries)?;
             self.retry_fault_in(addr, access, outcome, &mut retry)?;

@@ -13,7 +13,7 @@ use super::{Access, Fault, FaultError, Resolved, Retry, SwapIn};
 use crate::space::anon::Anon;
 use crate::space::ground::{Change, Ptes};
 
-/// An access to a mapped VMA.
+/// An access to an address in a VMA.
 #[derive(Clone, Copy)]
 pub(in crate::space) struct Touch<'v> {
     /// The VMA, which is locked for reading.
@@ -26,17 +26,18 @@ pub(in crate::space) struct Touch<'v> {
 
 /// The outcome of an attempt to resolve a fault.
 pub(in crate::space) enum Outcome {
-    /// These addresses are mapped now, by PTEs that were not present.
+    /// These addresses are mapped now, by PTEs that were not present before.
     Mapped(VirtRange),
     /// These addresses are mapped now, and their contents were read from a swap device.
     SwappedIn(VirtRange),
-    /// The PTE that maps these addresses was present, and allows the access now.
+    /// The PTE that maps these addresses was present before, and allows the access now.
     Allowed(VirtRange),
-    /// Another CPU changed something meanwhile: try again.
+    /// The PTEs have changed since they were read, by this fault or another CPU: the caller tries
+    /// the fault again.
     Again,
-    /// There is no VMA at the address, but perhaps a stack above that may grow.
+    /// No VMA has the address, but a stack above may be able to grow down to it.
     NoVma,
-    /// A change has locked the VMA ([`State::Locked`]): wait for it.
+    /// A change of VMAs has locked the VMA ([`State::Locked`]): the caller waits for that change.
     Locked,
 }
 
@@ -70,9 +71,10 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         }
     }
 
-    /// Resolves a fault that its first try did not resolve. Where changes of VMAs are under way it
-    /// waits with a claim, so that no stream of changes starves it; and it closes the gate after
-    /// some tries, so that no stream of other faults, reclaim or advice does (INV-21).
+    /// Resolves a fault of which the first try returned `outcome`. If a change of VMAs is in the
+    /// way, the fault waits in the queue of changes ([`Retry::wait`]), so that a stream of changes
+    /// can't starve it. After some tries the fault closes the gate, at which new operations wait,
+    /// so that a stream of other faults, reclaim or `madvise` can't starve it either (INV-21).
     #[cold]
     pub(super) fn retry_fault_in(
         self,
@@ -92,8 +94,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                 }
                 Outcome::Locked => retry.wait(self.space, page),
                 Outcome::NoVma => {
-                    // Growing a stack locks the VMAs for writing, which passes the gate, and waits
-                    // for changes, which may be waiting at the gate.
+                    // Open the gate first: growing a stack locks the VMAs for writing, which waits
+                    // at a closed gate, and waits for changes, which may be waiting at the gate.
                     retry.retries.open();
                     match self.grow_stack(addr, retry.claim.as_ref().map(Change::ticket))? {
                         Growth::Mapped => {}
@@ -111,7 +113,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         }
     }
 
-    /// Tries to resolve a fault again, out of line: the common first try is inlined.
+    /// Calls [`Fault::try_fault`] out of line, for all tries except the first, which is inlined.
     #[cold]
     pub(in crate::space) fn try_again(
         self,
@@ -122,7 +124,9 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         self.try_fault(addr, access, Some(retries))
     }
 
-    /// Tries to resolve a fault: the dispatcher. Locks the VMAs for reading.
+    /// Tries once to resolve a fault: reads the PTE, and calls the step that fits its kind. Locks
+    /// the VMAs for reading. `retries`, which only the first try lacks, records whether this fault
+    /// has closed the gate.
     #[inline(always)]
     fn try_fault(self, addr: u64, access: Access, retries: Option<&Retries<'_>>) -> Result<Outcome, FaultError> {
         let vmas = self.space.read_with(retries);
@@ -165,15 +169,17 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         }
     }
 
-    /// Maps a new zeroed folio, of `order` if there is memory for it, smaller if not.
+    /// Maps a new zeroed folio: of `order`, or of a smaller one of `orders` if there is no memory
+    /// for that.
     #[inline(always)]
     fn map_anon(self, vma: &Vma, addr: u64, order: u8, orders: u32) -> Result<Outcome, FaultError> {
         let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, order, orders, true)?;
         Outcome::of_mapping(Anon::of(self.space).map(vma, addr, pfn, order))
     }
 
-    /// Resolves a fault on a PTE that is present: another CPU was faster, or the access writes to
-    /// the zero folio or a shared page, or the VMA allows more than the PTE.
+    /// Resolves a fault on a PTE that maps memory. Either the PTE allows the access already; or the
+    /// access is a write to the zero folio, to a shared page, or to a page that is write-protected
+    /// for a userfaultfd or for soft-dirty; or the VMA allows more than the PTE does.
     #[inline(never)]
     fn fault_on_leaf(self, vma: &Vma, addr: u64, access: Access, raw: u64, level: u8) -> Result<Outcome, FaultError> {
         let arch = self.arch();
@@ -203,8 +209,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         if access == Access::Write && !Ptes::of(self.space).rights(attrs, vma.prot).contains(Attrs::WRITE) {
             return Ok(self.first_write(vma, addr));
         }
-        // Only a change of the VMA that is under way leaves PTEs with old rights: they get the new
-        // ones here, a run at a time.
+        // The PTE has older rights than the VMA, because a change of the VMA's protection is under
+        // way and has not reached the PTE yet. Give the PTE's run the new rights here.
         let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
         let mut stale = None;
         if let Some(run) = table.run(addr, vma.range.end)
@@ -215,8 +221,9 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         }
         table.release();
         if let Some((range, shift)) = stale {
-            // The change removes a right too, but finds that these PTEs need no rewrite and does
-            // not flush them. It ends only when this fault has unlocked the VMAs.
+            // The new rights also lack an old right. The change will find that these PTEs need no
+            // rewrite, and will not flush them: flush here. The change can't end before that,
+            // because this fault holds the VMAs locked for reading.
             self.tables().tlb.invalidate(&[range], shift, false);
         }
         Ok(Outcome::Again)

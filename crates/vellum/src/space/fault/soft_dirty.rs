@@ -12,8 +12,9 @@ use crate::space::ground::Ptes;
 
 impl<P: Platform> Fault<'_, '_, P> {
     /// Resolves the first write to an exclusive page since soft-dirty was cleared, or since the
-    /// page was write-protected in asynchronous mode: makes the run of its PTEs soft-dirty and
-    /// writable. The caller has sent the event for a userfaultfd, if there is one.
+    /// page was write-protected for a userfaultfd in asynchronous mode: makes its PTE soft-dirty
+    /// and writable. A write that is an event for a userfaultfd does not get here. Returns
+    /// [`Outcome::Again`].
     #[cold]
     pub(super) fn first_write(self, vma: &Vma, addr: u64) -> Outcome {
         let arch = self.arch();

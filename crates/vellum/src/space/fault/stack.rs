@@ -12,18 +12,19 @@ use crate::space::ground::ClaimTicket;
 /// The result of an attempt to grow a stack to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Growth {
-    /// A VMA has the address now: the stack grew, or another CPU was faster.
+    /// A VMA has the address now: this call or another CPU has grown the stack.
     Mapped,
     /// No VMA has the address, and no stack may grow there.
     Unmapped,
-    /// Changes of this range are under way or came earlier: the fault claims the range and tries
-    /// again.
+    /// Other changes of this range are under way, or arrived before this fault. The caller claims
+    /// the range, which waits for these changes, and tries again.
     Wait(UserRange),
 }
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// Grows the stack above `addr`, which was accessed and is in no VMA, down to the page there.
-    /// `ticket` is that of the fault's claim, if it had to wait.
+    /// Grows the stack above `addr` down to the page with `addr`, which was accessed and is in no
+    /// VMA. `ticket` is the fault's place in the queue of changes, if the fault has claimed the
+    /// range already.
     ///
     /// # Errors
     /// There is no memory.

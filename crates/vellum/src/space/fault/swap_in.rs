@@ -3,11 +3,15 @@
 //! allows, or, up to [`AROUND_ORDERS`], into contiguous smaller folios. A huge swap entry is read
 //! into one huge folio.
 //!
-//! If another space of the fork family has read the same slots, their swap-cache pages are mapped
-//! ([`crate::swap`]'s `cache`). Otherwise the new folio becomes the swap-cache page of its slots,
-//! and is not exclusive, so that it need not be written out again until it is written to. It
-//! becomes exclusive instead if no other space refers to the slots, and the access is a write, or
-//! the VMA is locked, or the device is short of slots.
+//! A swap-cache page is a page in memory that has the contents of a swap slot ([`crate::swap`]). If
+//! another space of the fork family (a space and those forked from it) has read the same slots
+//! already, the fault maps their swap-cache pages. Otherwise the new folio becomes the swap-cache
+//! page of its slots. It is then not exclusive to the space: until a write to it faults, it can be
+//! paged out again without a write to the device.
+//!
+//! The new folio is made exclusive instead, and stays out of the swap cache, under two conditions:
+//! no other space refers to the slots; and the access is a write, or the VMA is locked, or less
+//! than half of the device's slots are free.
 
 use arrayvec::ArrayVec;
 
@@ -25,8 +29,8 @@ use super::{Access, FaultError, Outcome, SwapIn, Touch};
 use crate::space::anon::Anon;
 use crate::space::ground::{Change, Ptes};
 
-/// The orders of the blocks that may come back in several contiguous folios, as a bit mask: up to
-/// 64 KiB, like fault-around of an object.
+/// The orders of the blocks that may be swapped in as several contiguous folios, as a bit mask: up
+/// to 64 KiB, like fault-around of an object.
 const AROUND_ORDERS: u32 = 0b11111;
 
 impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
@@ -40,8 +44,8 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         self.swap_in_around(touch, orders, orders | AROUND_ORDERS)
     }
 
-    /// Implements [`SwapIn::swap_in`]. Swaps in the largest block of an order in `around` that was
-    /// swapped out to consecutive slots.
+    /// Implements [`SwapIn::swap_in`]. Swaps in the largest block around the address that has an
+    /// order in `around` and was swapped out to consecutive slots.
     fn swap_in_around(self, touch: Touch<'_>, orders: u32, around: u32) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
         let arch = self.arch();
@@ -111,14 +115,15 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
     /// Implements [`AddressSpace::swap_off`](crate::space::AddressSpace::swap_off).
     pub(super) fn swap_off(self, device: u8) -> Result<(), FaultError> {
         let rest = UserRange::all(self.arch());
-        // The claim keeps changes from moving swap PTEs to addresses that were visited already.
+        // The claim keeps changes (`mremap`) from moving swap PTEs to addresses that were visited
+        // already.
         let mut change = Change::begin(self.space, rest);
         change.unlock();
         self.swap_in_range(rest, |swapped| swapped.device == device)
     }
 
-    /// Swaps in the pages of a range, which the caller has claimed, with swap entries for which
-    /// `wanted` returns true.
+    /// Swaps in the pages of `rest` for whose swap entries `wanted` returns true. The caller has
+    /// claimed the range.
     ///
     /// # Errors
     /// As of [`AddressSpace::swap_off`](crate::space::AddressSpace::swap_off).
@@ -141,7 +146,7 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
                     self.platform().relax();
                     retries.retry();
                 }
-                // Another CPU can't cause this: the range is claimed.
+                // The range is claimed, so no other CPU locks or unmaps a VMA in it.
                 Ok(Outcome::Locked | Outcome::NoVma) => self.platform().wait(),
                 Err(FaultError::Poisoned(_)) => {
                     result = result.and(Err(FaultError::Poisoned(addr)));
@@ -173,14 +178,14 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         }
     }
 
-    /// Splits the huge swap entry of `huge`, so that its pages are swapped in one by one.
+    /// Splits the huge swap entry of `huge`, so that the retried fault can swap in a part of it.
     fn split_huge_swap(self, addr: u64, huge: UserRange) -> Result<Outcome, FaultError> {
         self.tables().split_edges(huge.around(addr, self.page_shift()))?;
         Ok(Outcome::Again)
     }
 
-    /// Returns the run of swap entries of consecutive slots that `block` consists of; `None` if it
-    /// does not, or if `table` has only a part of it.
+    /// Returns the PTEs of `block` as one run, if all of them are swap entries, of consecutive
+    /// slots. Otherwise, and if `table` has only a part of the block, returns `None`.
     fn whole_swap_run(self, table: &LockedTable<'_, 'm, P>, block: UserRange) -> Option<Run> {
         let arch = self.arch();
         if block.start < table.base || block.end > table.end() {
@@ -190,15 +195,17 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         (run.kind == Kind::Swap && block == run.range(arch)).then_some(run)
     }
 
-    /// Returns whether slots of a run have swap-cache pages. The page table is locked.
+    /// Returns whether any slot of a run of swap entries has a swap-cache page. The caller holds
+    /// the lock of the run's page table.
     fn is_cached(self, run: &Run) -> bool {
-        // SAFETY: the swap entries have references, which stay while the page table is locked.
+        // SAFETY: each swap entry keeps its reference to its slot while the page table is locked.
         unsafe { self.machine().swaps().is_cached(Ptes::of(self.space).swap_slots(run)) }
     }
 
-    /// Maps the swap-cache pages of the slots around `entry`, up to 64 KiB or the size of `entry`.
-    /// Returns whether `entry` is mapped now. Adds the swap entries that it replaced to
-    /// `mapped_runs`: the caller releases their slots.
+    /// Replaces the swap entries of `entry`, and of its neighbours in the aligned 64 KiB around it,
+    /// by PTEs that map the swap-cache pages of their slots, where there are such pages. Returns
+    /// whether all of `entry` is mapped now. Adds the replaced swap entries to `mapped_runs`: the
+    /// caller releases their slots.
     fn map_cached(
         self,
         table: &LockedTable<'_, 'm, P>,
@@ -219,7 +226,8 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
             if run.kind != Kind::Swap {
                 continue;
             }
-            // SAFETY: the swap entries have references, which stay while the page table is locked.
+            // SAFETY: each swap entry keeps its reference to its slot while the page table is
+            // locked.
             let cached =
                 unsafe { machine.swaps().get_cached(machine.frames(), Ptes::of(self.space).swap_slots(&run), order) };
             at = run.va + entry.len();
@@ -235,8 +243,9 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         mapped
     }
 
-    /// Queues folios for a deferred split if no space maps the rest of them. `count` frames from
-    /// `pfn` on were mapped just now as swap-cache pages, with references.
+    /// Queues each folio that has fewer mappings than pages for a deferred split: a part of it is
+    /// mapped by no space. The folios are those of the `count` frames from `pfn` on, which were
+    /// mapped just now as swap-cache pages.
     fn defer_split_if_partial(self, pfn: Pfn, count: u32) {
         let machine = self.machine();
         for (head, frame, _) in machine.frames().folios(pfn, count) {
@@ -251,8 +260,8 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         }
     }
 
-    /// Replaces swap entries by leaf PTEs that map the frames from `pfn` on, with the attributes of
-    /// the swap entries and `extra`.
+    /// Replaces the swap entries `run` by leaf PTEs that map the frames from `pfn` on, with the
+    /// attributes of the swap entries and `extra`.
     fn map_swapped_in(self, table: &LockedTable<'_, 'm, P>, vma: &Vma, run: &Run, pfn: Pfn, extra: Attrs) {
         let arch = self.arch();
         let pages = run.frames(arch);
@@ -279,7 +288,9 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         if alone && (keeps_page() || unsafe { swaps.is_half_full(slots.device) }) {
             return Sharing::Exclusive;
         }
-        // From now on spaces that do not descend from this one may map the folios too.
+        // Once the folios are in the swap cache, other spaces that refer to the slots may map them
+        // too, even spaces that do not descend from this one. So the folios' rmap keys must name
+        // the fork family of their common ancestor.
         for (_, frame, _) in machine.frames().folios(pfn, slots.slots.count) {
             frame.set_data(RmapKey { family: self.space.families.first(), ..RmapKey::unpack(frame.data()) }.pack());
         }
@@ -304,10 +315,10 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
             return SwapInResult::Changed;
         };
         let slots = Ptes::of(self.space).swap_slots(&run);
-        // The slots keep their contents as long as they have this reference: if the swap entries
-        // are the same after the read, the contents read are theirs.
+        // This reference keeps the slots from being freed and reused during the read. So if the
+        // swap entries are the same after the read, the contents that were read are theirs.
         //
-        // SAFETY: the swap entries have references, which stay while the page table is locked.
+        // SAFETY: each swap entry keeps its reference to its slot while the page table is locked.
         unsafe { machine.swaps().get_transient(self.platform(), slots) };
         table.release();
         // SAFETY: the slots have the reference taken above. The folio is not mapped yet.
@@ -348,10 +359,10 @@ enum SwapInResult {
 
 /// The state of folios that were just read from swap slots.
 enum Sharing {
-    /// They are exclusive to the space, and not in the swap cache.
+    /// The folios are exclusive to the space, and not in the swap cache.
     Exclusive,
-    /// They are the swap-cache pages of their slots, and not exclusive.
+    /// The folios are the swap-cache pages of their slots, and not exclusive.
     SwapCached,
-    /// A slot has another swap-cache page by now: the folios are of no use.
+    /// Another CPU has added a swap-cache page for one of the slots: the folios are not needed.
     Taken,
 }

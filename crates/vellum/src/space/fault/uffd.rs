@@ -17,7 +17,8 @@ pub(super) fn reports_wp(vma: &Vma) -> bool {
 }
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// Returns the event for the userfaultfd of the VMA, or [`Outcome::Again`] if it has none.
+    /// Returns the event for the VMA's userfaultfd, as [`FaultError::Uffd`], or [`Outcome::Again`]
+    /// if the VMA has no userfaultfd.
     fn event(self, touch: Touch<'_>, mode: UffdMode) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
         match vma.uffd {
@@ -29,8 +30,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
     }
 
-    /// Returns the event of a fault on a missing page, in a VMA that is registered for missing
-    /// pages, or [`Outcome::Again`] if another CPU has mapped something there.
+    /// Returns the event of a fault on a missing page, as [`FaultError::Uffd`], in a VMA that is
+    /// registered for missing pages. Returns [`Outcome::Again`] if another CPU has mapped something
+    /// at the address.
     #[cold]
     pub(super) fn missing_event(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, .. } = touch;
@@ -46,7 +48,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         self.event(touch, UffdMode::Missing)
     }
 
-    /// Resolves a fault on an uffd-wp marker, where no page is mapped.
+    /// Resolves a fault on an uffd-wp marker, where no page is mapped. In a VMA that is registered
+    /// for missing pages, returns the event for the userfaultfd. In other VMAs a read maps the zero
+    /// folio; for a write, returns the event, or in asynchronous mode erases the marker.
     #[cold]
     pub(super) fn fault_on_wp_marker(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
@@ -69,8 +73,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         Ok(Outcome::Again)
     }
 
-    /// Resolves a write to a present page that is write-protected for a userfaultfd. Its PTE maps
-    /// `mapping`.
+    /// Resolves a write to a present page that is write-protected for a userfaultfd: returns the
+    /// event for the userfaultfd, or in asynchronous mode removes the protection. `mapping` is the
+    /// range that the page's PTE maps. In asynchronous mode a huge PTE is split first.
     #[cold]
     pub(super) fn fault_on_wp_leaf(self, vma: &Vma, addr: u64, mapping: UserRange) -> Result<Outcome, FaultError> {
         if reports_wp(vma) {
@@ -82,8 +87,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         Ok(self.first_write(vma, addr))
     }
 
-    /// Returns the largest block of `orders` around the page at `addr` that holds nothing but the
-    /// markers `marker`, with its order; the page alone, if there is no such block.
+    /// Returns the largest block in which every PTE holds the marker `marker`, and its order. The
+    /// block is naturally aligned, has one of `orders`, contains `addr` and lies in `window`. If
+    /// there is no such block, returns the page at `addr`.
     pub(in crate::space) fn marked_block(
         self,
         window: UserRange,
@@ -109,14 +115,14 @@ impl<P: Platform> Fault<'_, '_, P> {
         found
     }
 
-    /// Returns whether all of `range` holds the marker `marker`; `run` begins there.
+    /// Returns whether `run` covers exactly `range`, and its PTEs hold the marker `marker`.
     fn is_marker(self, run: &Run, range: UserRange, marker: Option<Marker>) -> bool {
         let arch = self.arch();
         run.kind == Kind::Marker && arch.marker_of(run.raw) == marker && range == run.range(arch)
     }
 
-    /// Writes `run` over the markers `marker` of `range`. Returns false, and changes nothing, if
-    /// anything else is there.
+    /// Replaces the PTEs of `range` by `run`, if each of them holds the marker `marker`. Otherwise
+    /// returns false, and changes nothing.
     pub(in crate::space) fn map_over_markers(self, range: UserRange, run: &Run, marker: Option<Marker>) -> bool {
         let arch = self.arch();
         let Found::Table(table) = self.tables().find(range) else { return false };

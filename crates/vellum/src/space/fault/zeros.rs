@@ -13,9 +13,10 @@ use crate::space::anon::Anon;
 use crate::space::ground::{LeafShape, Ptes};
 
 impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
-    /// Returns the orders of the blocks that a read may map to the zero folio, where faults may
-    /// allocate folios of `orders`: all up to the largest of them. The zero folio serves for each
-    /// order, and so a small hole does not cost a fault for each of its pages.
+    /// Returns the orders of the blocks that a read fault may map to the zero folio, as a bit mask:
+    /// all orders up to the largest of `orders`, the orders of folios that faults may allocate in
+    /// the VMA. A part of the zero folio can be mapped at any order, so that a small hole does not
+    /// cost a fault for each of its pages.
     pub(in crate::space) fn zero_orders(self, orders: u32) -> u32 {
         let largest = orders.checked_ilog2().map(|top| top.min(self.machine().zero_folio().order as u32));
         largest.map_or(0, |top| (2 << top) - 1)
@@ -43,9 +44,9 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         Run::new(block.start, level, Kind::Leaf, raw, entries)
     }
 
-    /// Unmaps the zero folio around `page`, for a write there: the retried fault finds a hole for a
-    /// folio of its own. Unmaps as much around the page as the largest folio that policy allows
-    /// would take.
+    /// Unmaps the zero folio around `page`, for a write to `page`: the fault is then retried, finds
+    /// a hole, and maps a new folio in it. Unmaps the block of the largest folio that policy allows
+    /// around the page.
     ///
     /// Flushes before it unlocks the page table: once a CPU has mapped a folio into the hole and
     /// written to it, no other CPU may read zeros through a stale TLB entry.
@@ -87,10 +88,12 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         }
     }
 
-    /// Replaces the zero folio by a new folio, for a write in a VMA that is registered for missing
-    /// pages. Zeros that the userfaultfd supplied must not be missing, not even for a moment: their
-    /// PTEs are busy from the moment they are cleared, over the flush, until the new PTEs are
-    /// written. The folio is as large as policy allows, in a block that maps only zeros.
+    /// Replaces the zero folio by a new zeroed folio, for a write in a VMA that is registered with
+    /// a userfaultfd for missing pages. If the PTEs were empty for a moment, another fault would
+    /// report a page as missing that the userfaultfd has supplied. So busy entries, at which other
+    /// faults wait, take the place of the old PTEs until the TLBs are flushed and the new PTEs are
+    /// written ([`LockedTable::make_busy`]). The new folio is the largest that policy allows in a
+    /// block that maps only the zero folio.
     #[cold]
     pub(super) fn replace_zeros(self, vma: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
         let arch = self.arch();
@@ -113,7 +116,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         if order < smallest { self.split_huge(addr, page) } else { Ok(Outcome::Again) }
     }
 
-    /// Returns whether `block` is mapped to the zero folio by PTEs of `table`, without uffd-wp.
+    /// Returns whether PTEs of `table` map all of `block` to the zero folio, and none of these PTEs
+    /// is write-protected for a userfaultfd.
     fn maps_only_zeros(self, table: &LockedTable<'_, 'm, P>, block: UserRange) -> bool {
         let arch = self.arch();
         let zeros = self.machine().zero_folio();
@@ -128,8 +132,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         })
     }
 
-    /// Maps the folio `pfn` in the place of the zero folio in `block`. Returns false, and changes
-    /// nothing, if another CPU changed the block.
+    /// Maps the folio `pfn` in `block` instead of the zero folio. Returns false, and changes
+    /// nothing, if another CPU has changed the PTEs of the block.
     fn map_over_zeros(self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let arch = self.arch();
         let Found::Table(table) = self.tables().find(block) else { return false };

@@ -13,7 +13,9 @@ use crate::space::AddressSpace;
 use crate::space::ground::{Ptes, Vmas};
 
 impl<'s, P: Platform> Child<'s, '_, P> {
-    /// Maps runs of one of the parent's page tables, for which references and mappings were taken.
+    /// Maps `runs`, the runs of one of the parent's page tables, at the same addresses in the
+    /// child. The caller has taken references and mappings of their folios and swap slots for the
+    /// child.
     ///
     /// # Errors
     /// There is no memory for a page table. The references and mappings of the runs that are not
@@ -28,7 +30,8 @@ impl<'s, P: Platform> Child<'s, '_, P> {
             }
             self.count(run);
             left = rest;
-            // The page table exists now: the other runs need no walk from the root each.
+            // The child's page table exists now: write its other runs without a walk from the root
+            // for each.
             let Some(next) = left.first() else { break };
             if let Found::Table(table) = self.tables().find(within.intersect(&next.range(arch))) {
                 while let [run, rest @ ..] = left
@@ -60,8 +63,8 @@ impl<'s, P: Platform> Child<'s, '_, P> {
         }
     }
 
-    /// Drops the references and mappings of a run that was not mapped. They are not the last,
-    /// because the parent has some too.
+    /// Drops the references and mappings that were taken for a run that was not mapped. They are
+    /// not the last ones, because the parent has its own.
     fn release_run(self, run: &Run) {
         if run.kind == Kind::Swap {
             self.count(run);
@@ -79,7 +82,8 @@ impl Vmas {
     /// Copies the VMAs that a child inherits to `child`, which is empty.
     ///
     /// # Errors
-    /// There is no memory for the nodes of the VMA tree, or for the objects' counts of VMAs.
+    /// There is no memory for the nodes of the VMA tree, or for the page-cache objects' counts of
+    /// the child's VMAs.
     pub(super) fn copy_to<P: Platform>(&self, child: &mut AddressSpace<'_, P>) -> Result<(), Refused> {
         let (machine, memcg, space) = (child.tables.machine, child.memcg(), child.id());
         let vmas = child.vmas.get_mut();

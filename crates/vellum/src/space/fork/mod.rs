@@ -14,8 +14,9 @@
 //! without its earlier ones.
 //!
 //! # Pinned pages
-//! The host writes to a pinned page past the PTEs ([`AddressSpace::pin`]). So such a page stays
-//! exclusive to the parent, and the child gets a copy of it after the flush.
+//! The host writes to a pinned page ([`AddressSpace::pin`]) without using the PTEs, so that
+//! read-only PTEs do not stop it. So a pinned page stays exclusive to the parent, and the child
+//! gets a copy of it after the flush.
 //!
 //! | file | contents |
 //! |---|---|
@@ -43,7 +44,7 @@ use super::AddressSpace;
 pub enum ForkError {
     /// There is no memory for the child's VMAs and page tables, or the memcg is at its limit.
     NoMemory(Refused),
-    /// A swap slot or a folio of the parent has as many references as it may. Reclaim does not
+    /// A swap slot or a folio of the parent has the maximum number of references. Reclaim does not
     /// help.
     TooManyReferences,
 }
@@ -87,12 +88,12 @@ impl From<Saturated> for ForkError {
 }
 
 handle! {
-    /// The space that is being forked.
+    /// A reference to the space that is being forked, with the methods that share its memory.
     struct Parent
 }
 
 handle! {
-    /// The new space, which gets the memory of its parent.
+    /// A reference to the new space, with the methods that map its parent's memory in it.
     struct Child
 }
 

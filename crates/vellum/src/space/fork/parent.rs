@@ -19,27 +19,29 @@ use crate::space::AddressSpace;
 use crate::space::anon::Anon;
 use crate::space::ground::{Change, Ptes, mapped_part};
 
-/// The number of swap slots of one page table that the child gets references to in one hold of the
-/// page table's lock.
+/// The largest number of swap slots to which a fork takes references for the child before it
+/// releases the lock of their page table.
 const MAX_SLOTS_PER_HOLD: u32 = 2048;
 
-/// The work that a fork does in one hold of a page table's lock (INV-11), as an upper bound in
-/// instructions. It is enough for a page table with 512 dirty PTEs, each with a folio of its own.
+/// The largest number of instructions that a fork executes before it releases the lock of a page
+/// table (INV-11). It is enough for a page table with 512 dirty PTEs, each with a folio of its own.
 const MAX_WORK_PER_HOLD: u32 = 59_000;
 
-/// The work for a PTE: it is written once, and twice more if it is folded into a cont block.
+/// The cost of sharing a PTE, in instructions. The PTE is written once, and twice more if it is in
+/// a cont block (PTEs that a TLB may hold as one translation).
 const PTE_COST: u32 = 25;
 
-/// The work for a PTE in which hardware may still set the accessed or the dirty bit: it is written
-/// again after each of the two bits.
+/// The cost of sharing a PTE in which hardware may still set the accessed or the dirty bit, in
+/// instructions. The PTE is written again for each of the two bits that hardware sets meanwhile.
 const UNSTABLE_PTE_COST: u32 = PTE_COST + 16;
 
-/// The work for the counts of a folio, which is 100, less that of folding one PTE: a folio with a
-/// single PTE is in no cont block.
+/// The cost of changing the counts of a folio, in instructions. It is 100, less the part of
+/// [`PTE_COST`] that is for cont blocks, because a folio with a single PTE is in no cont block.
 const FOLIO_COST: u32 = 84;
 
-/// Runs of one page table that are to be mapped in the child. The child's page tables can't be
-/// allocated while the parent's is locked.
+/// The runs of one of the parent's page tables that are to be mapped in the child. They are mapped
+/// after the parent's page table is unlocked, because the child's page tables can't be allocated
+/// under a spin lock.
 type Batch = ArrayVec<Run, 32>;
 
 /// The part of a VMA in which a child may share private memory.
@@ -73,16 +75,16 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         Ok(child)
     }
 
-    /// Shares the parent's private memory with the child. When this returns, also with an error, no
-    /// CPU writes to shared memory without a fault.
+    /// Shares the parent's private memory with the child. When this returns, even with an error,
+    /// the TLBs are flushed, and no CPU writes to shared memory without a fault.
     fn share(self, child: &AddressSpace<'m, P>) -> Result<(), ForkError> {
         let mut gather = self.space.gather(UserRange::all(self.arch()));
         let mut pinned = false;
         let shared = self.each_shared_vma(child, |vma| self.share_vma(child, vma, &mut pinned, &mut gather));
         drop(gather);
         shared?;
-        // The gather has flushed: the child has the memory as of now, and no CPU writes to it
-        // without a fault any more.
+        // The end of the gather has flushed the TLBs: the child has the memory as of now, and no
+        // CPU writes to it without a fault any more.
         if pinned { self.each_shared_vma(child, |vma| self.copy_pinned(child, vma)) } else { Ok(()) }
     }
 
@@ -106,9 +108,10 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         }
     }
 
-    /// Returns the end of the part of a VMA in which a child may share private memory. A truncation
-    /// may be about to unmap the private copies of pages beyond the end of the object, and does not
-    /// visit this child ([`unmap_removed`](crate::space::unmap_removed)).
+    /// Returns the end of the part of a VMA in which a child may share private memory: in a VMA of
+    /// an object, the address of the object's end. Private copies of pages beyond the object's end
+    /// are not shared, because a truncation may be about to unmap them, and does not visit this
+    /// child ([`unmap_removed`](crate::space::unmap_removed)).
     fn private_end(self, vma: &Vma) -> u64 {
         if vma.backing.is_anonymous() {
             return vma.range.end;
@@ -157,13 +160,15 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         Ok(())
     }
 
-    /// Shares the part of `range` that a page table maps, until the batch is full or
-    /// [`MAX_WORK_PER_HOLD`] is used up. Returns the address that it got to. `range` lies before
-    /// the end of the private part, or behind it, where only markers are shared.
+    /// Shares the part of `range` that `table` maps with the child, and adds the runs for the child
+    /// to `batch`. Stops when `batch` is full or [`MAX_WORK_PER_HOLD`] is used up, and returns the
+    /// address at which it stopped. `range` lies entirely before or entirely after the end of the
+    /// private part; after it, only markers are shared. Sets `pinned` if a page stays exclusive to
+    /// the parent.
     ///
     /// # Errors
-    /// A swap slot or a folio has as many references as it may. The runs before it are in the
-    /// batch.
+    /// A swap slot or a folio has the maximum number of references. The runs before it are in
+    /// `batch`.
     fn share_table(
         self,
         table: &LockedTable<'_, 'm, P>,
@@ -178,7 +183,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         let mut at = range.start;
         let mut slots = 0;
         let mut work = MAX_WORK_PER_HOLD;
-        // Half of it is enough for a cont block, or a folio.
+        // The least work that must be left for another run: half of it is enough for a cont block,
+        // or for a folio.
         let least = ((2 * UNSTABLE_PTE_COST) << arch.cont_bits(table.level)).max(2 * FOLIO_COST);
         while at < end && !batch.is_full() && slots < MAX_SLOTS_PER_HOLD && work >= least {
             let Some(mut run) = table.run(at, end) else { break };
@@ -188,8 +194,9 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                     if !vma.backing.is_anonymous() {
                         Ptes::of(self.space).shorten_to_equal(&mut run, |frame| frame.has(flag::OBJECT));
                     }
-                    // Dirty bits are kept for each lazyfree folio, in the child as well: reclaim
-                    // drops the folio only if it is clean.
+                    // Reclaim drops a lazyfree folio only if it is clean. A run has the dirty bits
+                    // of all its PTEs, so share a single lazyfree folio at a time: the child's PTEs
+                    // are then dirty only if that folio is.
                     let lazyfree = !run.stable
                         && Ptes::of(self.space).shorten_to_equal(&mut run, |frame| frame.has(flag::LAZYFREE));
                     if lazyfree {
@@ -215,8 +222,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                 Kind::Marker if arch.marker_of(run.raw) == Some(Marker::UffdWp) => {}
                 Kind::Marker => batch.push(run),
                 Kind::Swap => {
-                    // SAFETY: the swap entries have references, which stay while the page table is
-                    // locked.
+                    // SAFETY: each swap entry keeps its reference to its slot while the page table
+                    // is locked.
                     unsafe {
                         self.machine().swaps().duplicate(self.platform(), Ptes::of(self.space).swap_slots(&run))
                     }?;
@@ -232,8 +239,9 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         Ok(at)
     }
 
-    /// Copies the pages of a VMA that stayed exclusive to the parent, and maps the copies in the
-    /// child. Only the host, by pins, can write to these pages meanwhile.
+    /// Copies the pages of a VMA that stayed exclusive to the parent because they may be pinned,
+    /// and maps the copies in the child. The parent's PTEs are read-only by now, so only the host
+    /// can write to these pages while they are copied.
     ///
     /// # Errors
     /// There is no memory for a copy.
@@ -266,8 +274,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             let va = run.va + ((n as u64) << arch.page_shift());
             let from = run.pfn(arch).add(n << arch.page_order());
             let (pfn, order) = Anon::of(child).alloc_or_smaller(vma, va, arch.page_order(), 0, false)?;
-            // SAFETY: the parent maps the page as long as its VMAs are locked by this fork, and
-            // nothing else refers to the copy yet.
+            // SAFETY: this fork has locked the parent's VMAs, so that the parent keeps mapping the
+            // page. Nothing else refers to the copy yet.
             unsafe { self.machine().frames().copy(from, pfn, 1 << order) };
             Anon::of(child).map(vma, va, pfn, order).map_err(NotMapped::shortage)?;
             self.platform().resched();
@@ -275,13 +283,15 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         Ok(())
     }
 
-    /// Takes references and mappings of a run for the child, and removes the right to write in
-    /// place from its PTEs, as far as `work` allows: at least half of it must be enough for a cont
-    /// block, or a folio. Subtracts the work done from `work`, and shortens the run to the part
-    /// dealt with.
+    /// Takes references and mappings of a run's folios for the child, and makes the run's PTEs not
+    /// exclusive and not writable. Does this for as much of the run as `work`, a number of
+    /// instructions, allows, and shortens the run to that part. Half of `work` must be enough for a
+    /// cont block (PTEs that a TLB may hold as one translation), or for a folio. Subtracts the
+    /// instructions used from `work`. A folio that may be pinned is not shared: its PTEs become
+    /// read-only, but stay exclusive to the parent.
     ///
     /// # Errors
-    /// The first folio has as many references as it may.
+    /// The first folio has the maximum number of references.
     #[inline(never)]
     fn share_run(
         self,
@@ -304,15 +314,15 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
         let pte_cost = if run.stable { PTE_COST } else { UNSTABLE_PTE_COST };
         self.shorten(run, *work / 2 / pte_cost);
-        // The work that the PTEs leave is for folios.
+        // The instructions that the PTEs leave are for the counts of folios.
         let mut folios = (*work - run.len as u32 * pte_cost) / FOLIO_COST;
         let max_folios = folios;
         let taken = match exclusive {
             true => self.share_exclusive(pfn, run.frames(arch), &mut folios),
             false => self.share_shared(pfn, run.frames(arch), &mut folios)?,
         };
-        // A reference without a PTE may be a pin, by which the host may write past the PTEs: the
-        // folio stays exclusive to the parent, and the child gets a copy.
+        // A reference without a PTE may be a pin, by which the host may write without using the
+        // PTEs. So the folio stays exclusive to the parent, and the child gets a copy.
         let pinned = taken == 0;
         if pinned {
             *run = Ptes::of(self.space).first_folio(table, run);
@@ -322,7 +332,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         *work = work.saturating_sub((max_folios - folios) * FOLIO_COST + run.len as u32 * pte_cost);
         let kept = if pinned { attrs & Attrs::EXCLUSIVE } else { Attrs::empty() };
         let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
-        // If nothing changes, the PTEs are not rewritten, which would unfold cont blocks.
+        // If the attributes are the same, the PTEs are not rewritten, because a rewrite would
+        // unfold cont blocks into separate PTEs.
         if exclusive && new != attrs {
             table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             if attrs.contains(Attrs::WRITE) {
@@ -332,7 +343,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         Ok(if pinned { Shared::Pinned } else { Shared::Both })
     }
 
-    /// Shortens a run to at most `max` PTEs, up to the end of a cont block, and to at least one.
+    /// Shortens a run to at most `max` PTEs, so that it ends at the end of a cont block (PTEs that
+    /// a TLB may hold as one translation), but to at least one PTE.
     fn shorten(self, run: &mut Run, max: u32) {
         let shift = self.arch().level_shift(run.level);
         if run.len as u64 > u64::from(max) {
@@ -342,13 +354,14 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         }
     }
 
-    /// Takes references and mappings of `count` frames that are exclusive to the space, up to the
-    /// first folio with unmapped references, and of at most `budget` folios. Returns the number of
-    /// frames, and subtracts the folios from `budget`. An exclusive folio reaches the maximum of
-    /// references only by references without mappings, and is not shared then.
+    /// Takes references and mappings of `count` frames for the child; the frames are exclusive to
+    /// the space. Stops before the first folio that has a reference without a mapping, such as a
+    /// pin, and after `budget` folios. Returns the number of frames taken, and subtracts the folios
+    /// from `budget`. Does not check for the maximum number of references: an exclusive folio
+    /// reaches it only by references without a mapping, and then it is not shared.
     ///
-    /// Out of line, like [`Parent::share_shared`]: a folio costs little more than its atomic
-    /// operation.
+    /// Out of line, like [`Parent::share_shared`], so that a folio costs little more than its
+    /// atomic operation.
     #[inline(never)]
     fn share_exclusive(self, pfn: Pfn, count: u32, budget: &mut u32) -> u32 {
         let frames = self.machine().frames();
@@ -369,10 +382,11 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     }
 
     /// Takes references and mappings of frames that are shared already, as
-    /// [`Parent::share_exclusive`] does, up to the first folio that may have no more references.
+    /// [`Parent::share_exclusive`] does. Stops before the first folio that has the maximum number
+    /// of references, and after `budget` folios.
     ///
     /// # Errors
-    /// The first folio may have no more references.
+    /// The very first folio has the maximum number of references.
     #[inline(never)]
     fn share_shared(self, pfn: Pfn, count: u32, budget: &mut u32) -> Result<u32, TooManyReferences> {
         let frames = self.machine().frames();

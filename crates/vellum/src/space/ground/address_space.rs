@@ -13,8 +13,8 @@ use crate::table::PageTables;
 
 use super::{Families, Limits, PeakRss, SlotFrames, Vmas, Zap};
 
-/// An address space (Linux: `mm_struct`). All methods but [`AddressSpace::cap_runs`] take `&self`
-/// and may be called from any CPU at any time.
+/// An address space (Linux: `mm_struct`). All methods except [`AddressSpace::cap_runs`] take
+/// `&self` and may be called from any CPU at any time.
 pub struct AddressSpace<'m, P: Platform> {
     /// The page tables, the TLB shootdown state and the per-CPU counters.
     pub(in crate::space) tables: PageTables<'m, P>,
@@ -28,11 +28,11 @@ pub struct AddressSpace<'m, P: Platform> {
     pub(in crate::space) soft_dirty_on: AtomicBool,
     /// The fork family that the rmap keys of new folios name: the last of `families`.
     pub(in crate::space) family: Family,
-    /// The fork families that the space is in.
+    /// The fork families that the space is in: its own, and those of its ancestors.
     pub(in crate::space) families: Families,
     /// The peak of the resident set.
     pub(in crate::space) peak: PeakRss,
-    /// The frames of the per-CPU counters.
+    /// The frames that hold the per-CPU counters.
     pub(in crate::space) slot_frames: SlotFrames,
 }
 
@@ -71,7 +71,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.tables.uses_cont_blocks &= entries > 1;
     }
 
-    /// Returns the number of the space on this machine.
+    /// Returns the number by which the engine and the host identify the space on this machine.
     pub fn id(&self) -> SpaceId {
         self.tables.tlb.space
     }
@@ -83,8 +83,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Returns the frame of the root page table, which the host loads into a CPU's register. The
-    /// host fills in the part that translates addresses from the format's
-    /// [`Arch::user_end`](crate::arch::Arch::user_end) on, rounded up to whole PTEs.
+    /// host fills in the entries of the root for the kernel's addresses: those from the format's
+    /// [`Arch::user_end`](crate::arch::Arch::user_end) on, rounded up to a whole entry.
     pub fn root(&self) -> Pfn {
         self.tables.root
     }
@@ -123,13 +123,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.tables.machine
     }
 
-    /// Includes a CPU that is about to load the root in TLB shootdowns.
+    /// Includes `cpu` in TLB shootdowns of this space. The host calls this before the CPU loads the
+    /// root page table.
     pub fn cpu_enter(&self, cpu: usize) {
         self.tables.tlb.enter(cpu);
     }
 
-    /// Excludes a CPU from TLB shootdowns. The CPU has loaded another root, and its TLB caches no
-    /// translation of this space any more.
+    /// Excludes `cpu` from TLB shootdowns of this space. The CPU has loaded another root, and its
+    /// TLB caches no translation of this space any more.
     pub fn cpu_leave(&self, cpu: usize) {
         self.tables.tlb.leave(cpu);
     }

@@ -1,17 +1,19 @@
 //! Claims: which ranges of a space are being changed, and which changes wait for which.
 //!
-//! A change of a range (`munmap`, `mprotect`, `mremap`, `fork`, ...) claims the range. No other
-//! change is at work there until it ends, also while it does not hold the VMA lock. Changes are
-//! served in the order in which they arrive: a claim is granted once no granted claim and no claim
-//! that arrived earlier overlaps it (INV-18). So a change waits for earlier changes and for no
-//! later ones, however many there are; and a change that needs the whole space gets it even if
-//! threads change parts of the space all the time. A thread that changes PTEs either has claimed
-//! their range, or holds the VMA lock for reading while no change has claimed the VMA; so no other
-//! thread moves the PTEs (INV-13).
+//! A change of a range (`munmap`, `mprotect`, `mremap`, `fork`, ...) first claims the range. Until
+//! the change ends, no other change is at work in the range, even while the change does not hold
+//! the VMA lock. Changes are served in the order in which they arrive: a claim is granted once no
+//! granted claim and no claim that arrived earlier overlaps it (INV-18). So a change waits for
+//! earlier changes and for no later ones, however many there are; and a change that needs the whole
+//! space gets it even if threads change parts of the space all the time. A thread that changes PTEs
+//! either has claimed their range, or holds the VMA lock for reading and has found the VMA not
+//! locked by a change ([`State::Locked`](crate::vma::State::Locked)); so no other thread moves the
+//! PTEs (INV-13).
 //!
-//! The number of claims is limited ([`MAX_CLAIMS`]). Further changes wait to be admitted, in the
-//! same order. A waiting change polls a counter of ended claims, and looks at the VMAs again only
-//! when the counter has changed.
+//! The number of claims is limited ([`MAX_CLAIMS`]). When there are as many, further changes wait,
+//! in the order of arrival, until they are admitted, that is, until they may add a claim. A waiting
+//! change polls a counter of ended claims, and looks at the VMAs again only when the counter has
+//! changed.
 
 use core::convert::Infallible;
 use core::sync::atomic::Ordering::{Acquire, Release};
@@ -26,8 +28,8 @@ use crate::arch::UserRange;
 use crate::memcg::Refused;
 use crate::platform::Platform;
 
-/// The number of changes of one space that can be under way or wait with a claim. The claims are
-/// part of an address space, which is moved when it is made, so the number is small.
+/// The largest number of claims of one space, granted or waiting. The claims are stored in the
+/// address space itself, which is moved in memory when it is created, so the number is small.
 const MAX_CLAIMS: usize = 16;
 
 /// The position of a change in the order of arrival: the lower, the earlier.
@@ -58,7 +60,8 @@ pub(in crate::space) struct Claims {
     claims: ArrayVec<Claim, MAX_CLAIMS>,
     /// The number of changes that have arrived: the next ticket.
     arrived: u64,
-    /// The number of changes that were admitted: those with lower tickets.
+    /// The number of changes that were admitted: those with a ticket below this number have had an
+    /// entry in `claims`.
     admitted: u64,
 }
 
@@ -68,16 +71,16 @@ impl Claims {
         self.claims.iter().any(|claim| claim.granted && claim.overlaps(range))
     }
 
-    /// Returns whether a change is at work that relies on a boundary of VMAs at `addr`: its claim
-    /// begins, ends, or goes on there.
+    /// Returns whether a change is at work that relies on a boundary between VMAs at `addr`: one
+    /// whose claimed range contains `addr`, or ends there.
     pub(super) fn relies_on_boundary(&self, addr: u64) -> bool {
         let touches = |range: &UserRange| !range.is_empty() && range.start <= addr && addr <= range.end;
         let relies = |claim: &Claim| claim.granted && claim.relies_on_boundaries && claim.ranges.iter().any(touches);
         self.claims.iter().any(relies)
     }
 
-    /// Allows other changes to merge VMAs inside the ranges of a claim and at their ends. For the
-    /// claim of an operation that looks the VMAs up again each time.
+    /// Allows other changes to merge VMAs inside and at the ends of the ranges of the claim with
+    /// `ticket`. For an operation that looks the VMAs up again each time it locks them.
     fn allow_merges(&mut self, ticket: ClaimTicket) {
         if let Some(claim) = self.claims.iter_mut().find(|claim| claim.ticket == ticket) {
             claim.relies_on_boundaries = false;
@@ -92,25 +95,28 @@ impl Claims {
             Some(ticket) => claim.ticket != ticket && (claim.granted || claim.ticket < ticket),
             None => true,
         };
-        // The ranges of changes that are not admitted yet are not known.
+        // Changes that are not admitted yet have no claim that shows their ranges: assume that they
+        // overlap.
         let unknown = ticket.is_none() && self.admitted < self.arrived;
         unknown || self.claims.iter().any(|claim| earlier(claim) && claim.overlaps(range))
     }
 
-    /// Draws the ticket of a change that arrives now.
+    /// Returns the ticket of a change that arrives now.
     fn arrive(&mut self) -> ClaimTicket {
         let ticket = ClaimTicket(self.arrived);
         self.arrived += 1;
         ticket
     }
 
-    /// Returns whether the change with `ticket` has an entry in `claims`, unless it has ended.
+    /// Returns whether the change with `ticket` was admitted, so that it has an entry in `claims`
+    /// until it ends.
     fn is_admitted(&self, ticket: ClaimTicket) -> bool {
         ticket.0 < self.admitted
     }
 
-    /// Claims `ranges` for the change with `ticket`, in the place of the ranges that it has waited
-    /// for so far. Returns whether the claim is granted.
+    /// Claims `ranges` for the change with `ticket`. They replace the ranges of an earlier call for
+    /// this change. Returns whether the claim is granted; if not, the caller waits and calls this
+    /// again.
     #[inline]
     fn claim(&mut self, ticket: ClaimTicket, ranges: [UserRange; 2]) -> bool {
         if self.claims.is_empty() && ticket.0 == self.admitted {
@@ -138,7 +144,8 @@ impl Claims {
         granted
     }
 
-    /// Ends the claim of a change. Returns whether other changes may have waited for that.
+    /// Removes the claim of the change with `ticket`. Returns whether other changes may be waiting
+    /// for its end.
     fn end(&mut self, ticket: ClaimTicket) -> bool {
         if let Some(at) = self.claims.iter().position(|claim| claim.ticket == ticket) {
             self.claims.swap_remove(at);
@@ -147,21 +154,23 @@ impl Claims {
     }
 }
 
-/// A granted claim of one or two ranges of a space. No other change is at work on a part of them,
-/// holes included, until this is dropped. The VMAs may be unlocked in between.
+/// A granted claim of one or two ranges of a space. Until it is dropped, no other change is at work
+/// on a part of the ranges, holes included. Its owner may unlock the VMAs and lock them again in
+/// between.
 pub(in crate::space) struct Change<'s, 'm, P: Platform> {
     space: &'s AddressSpace<'m, P>,
     ranges: [UserRange; 2],
     ticket: ClaimTicket,
-    /// The number of VMAs that this change has reserved for later: see [`Vmas::promised`].
+    /// The number of VMAs that this change may still add, with reserved nodes: see
+    /// [`Vmas::promised`].
     promised: usize,
     /// The VMA lock, while this change holds it.
     vmas: Option<WriteVmas<'s>>,
 }
 
 impl<'s, 'm, P: Platform> Change<'s, 'm, P> {
-    /// Claims `range`, once no other change is at work on a part of it. The VMAs are locked for
-    /// writing when this returns.
+    /// Waits until no other change is at work on a part of `range`, and claims `range`. The VMAs
+    /// are locked for writing when this returns.
     pub(in crate::space) fn begin(space: &'s AddressSpace<'m, P>, range: UserRange) -> Self {
         match Change::begin_both(space, |_| Ok::<_, Infallible>([range, UserRange::default()])) {
             Ok(change) => change,
@@ -169,9 +178,10 @@ impl<'s, 'm, P: Platform> Change<'s, 'm, P> {
         }
     }
 
-    /// Claims `range`, once no other change is at work on a part of it, and leaves the VMAs
-    /// unlocked. Work that runs beside faults and has met locked VMAs keeps changes of `range` away
-    /// by this. Other changes may merge VMAs there meanwhile.
+    /// Waits until no other change is at work on a part of `range`, claims `range`, and unlocks the
+    /// VMAs. For an operation that does not change VMAs, such as a fault, and that has found a VMA
+    /// locked by a change: it keeps further changes of `range` away by this claim. Other changes
+    /// may merge VMAs in `range` meanwhile.
     #[cold]
     pub(in crate::space) fn claim_unlocked(space: &'s AddressSpace<'m, P>, range: UserRange) -> Self {
         let mut change = Change::begin(space, range);
@@ -181,12 +191,12 @@ impl<'s, 'm, P: Platform> Change<'s, 'm, P> {
         change
     }
 
-    /// Claims the one or two ranges that `choose` returns, once no other change is at work on a
-    /// part of them. Calls `choose` again whenever the VMAs may have changed. The VMAs are locked
-    /// for writing when this returns.
+    /// Waits until no other change is at work on a part of the one or two ranges that `choose`
+    /// returns, and claims these. Calls `choose` again whenever the VMAs may have changed. The VMAs
+    /// are locked for writing when this returns.
     ///
     /// # Errors
-    /// Those of `choose`; then nothing is claimed.
+    /// The error of `choose`; then nothing is claimed.
     pub(in crate::space) fn begin_both<E>(
         space: &'s AddressSpace<'m, P>,
         mut choose: impl FnMut(&Vmas) -> Result<[UserRange; 2], E>,
@@ -221,7 +231,7 @@ impl<'s, 'm, P: Platform> Change<'s, 'm, P> {
         Ok(Change { space, ranges, ticket, promised: 0, vmas: Some(vmas) })
     }
 
-    /// Returns the first of the ranges.
+    /// Returns the first of the claimed ranges.
     pub(in crate::space) fn range(&self) -> UserRange {
         self.ranges[0]
     }

@@ -7,8 +7,9 @@
 //! and the rmap of the server's folios searches the server first.
 //!
 //! A space is in its own family and in those of its ancestors. Below a depth that programs do not
-//! reach in practice ([`DEPTH`]) a child has no family of its own and counts as its parent, so the
-//! list is short however often a program forks. `exec` makes a new space, which has no ancestors.
+//! reach in practice ([`DEPTH`]) a child has no family of its own, and its folios name the family
+//! of its parent. So the list of a space's families is short, however often a program forks. `exec`
+//! makes a new space, which has no ancestors.
 //!
 //! A folio that is read back from a swap slot which several spaces refer to gets the family of
 //! their first common ancestor: it includes every space that can map the folio, and perhaps more.
@@ -18,7 +19,8 @@ use arrayvec::ArrayVec;
 use crate::frame::Family;
 use crate::platform::SpaceId;
 
-/// The number of generations in which a space has a family of its own.
+/// The largest number of families that a space is in. A space with as many ancestors, or more, has
+/// no family of its own.
 const DEPTH: usize = 4;
 
 /// The fork families that a space is in, its own last.
@@ -34,7 +36,8 @@ impl Families {
     /// Returns the families of a child of this space.
     pub(in crate::space) fn of_child(&self, child: SpaceId) -> Self {
         let mut families = self.clone();
-        // Below `DEPTH` the child counts as its parent.
+        // If the list is full, the child gets no family of its own, and its folios name its
+        // parent's.
         let _ = families.0.try_push(Family::of(child.0));
         families
     }
@@ -44,7 +47,8 @@ impl Families {
         self.0[self.0.len() - 1]
     }
 
-    /// Returns the family of all spaces that have an ancestor in common with this one.
+    /// Returns the family of the oldest ancestor, or of this space if it was not forked. All spaces
+    /// that have an ancestor in common with this one are in that family.
     pub(in crate::space) fn first(&self) -> Family {
         self.0[0]
     }

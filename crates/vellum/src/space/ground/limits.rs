@@ -3,20 +3,20 @@
 /// The limits of a space, with the names of Linux's resource limits and `vm.*` settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of address space (`RLIMIT_AS`).
+    /// The largest size of all VMAs, in bytes (`RLIMIT_AS`).
     pub address_space: u64,
-    /// Bytes of private memory that may be written, stacks aside (`RLIMIT_DATA`).
+    /// The largest size of all private writable VMAs except stacks, in bytes (`RLIMIT_DATA`).
     pub data: u64,
-    /// Bytes of locked memory (`RLIMIT_MEMLOCK`).
+    /// The largest size of all locked VMAs, in bytes (`RLIMIT_MEMLOCK`).
     pub locked: u64,
-    /// Bytes that a stack may grow to (`RLIMIT_STACK`).
+    /// The size in bytes to which a stack may grow (`RLIMIT_STACK`).
     pub stack: u64,
-    /// The number of VMAs (`vm.max_map_count`).
+    /// The largest number of VMAs (`vm.max_map_count`).
     pub vmas: usize,
     /// The lowest address that may be mapped (`vm.mmap_min_addr`).
     pub lowest: u64,
-    /// The address from which the search for free addresses goes down; the end of user space if
-    /// that is lower (`mmap_base`).
+    /// The address from which the search for free addresses goes down (`mmap_base`), or the end of
+    /// user space if that is lower.
     pub mmap_base: u64,
     /// True if writable memory may be executable, and memory may be made executable later (false
     /// with `PR_SET_MDWE`).

@@ -1,18 +1,18 @@
-//! Ground: the state of an address space and the operations that every other folder of
-//! [`space`](super) builds on. It imports none of them.
+//! Ground: the state of an address space, and the operations that every other folder of
+//! [`space`](super) builds on. This folder imports none of the others.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `address_space` | [`AddressSpace`]: its parts, its creation and its end |
 //! | `vmas` | the VMA tree: split, merge, count; both sides of its lock |
 //! | `limits` | resource limits, and which of them a request exceeds |
-//! | `claims` | claims of ranges, which order changes that overlap (INV-18) |
+//! | `claims` | claims: a change locks its range, in the order of arrival (INV-18) |
 //! | `families` | the fork families of a space, by which the rmap finds anonymous folios |
 //! | `ptes` | access rights, soft-dirty, uffd-wp and swap slots of PTEs |
 //! | `walk` | visits of the runs of PTEs in a range |
-//! | `pieces` | visits that can be interrupted and resumed |
+//! | `pieces` | visits of a range that can be interrupted and resumed |
 //! | `zap` | clears a range of page tables and frees what it mapped |
-//! | `rss` | the memory of a space's counters, and the peak of the resident set |
+//! | `rss` | the frames of a space's per-CPU counters, and the peak of the resident set |
 
 mod address_space;
 mod claims;
@@ -42,7 +42,7 @@ use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::table::PageTables;
 
-/// Defines a handle: a reference to an [`AddressSpace`] of a type of its own. A folder of
+/// Defines a handle: a type that wraps a reference to an [`AddressSpace`]. A folder of
 /// [`space`](super) implements its operations on its handle, so that only what the handle declares
 /// visible can be called from other folders. A handle is one pointer, is passed by value, and costs
 /// what the reference does.
@@ -94,9 +94,9 @@ macro_rules! handle {
                 self.space.machine()
             }
 
-            /// Returns the part of `range` that lies in the user half. Ranges that the rmap
-            /// computes come this way: those of private copies of an object's pages are offsets,
-            /// and may be larger than any address.
+            /// Returns the part of `range` that lies in the user half. The rmap computes ranges
+            /// from rmap indices. For private copies of an object's pages these are offsets in the
+            /// object, which may be larger than any address.
             #[inline]
             fn user_part(self, range: VirtRange) -> UserRange {
                 UserRange::all(self.arch()).intersect(&range)
@@ -113,16 +113,18 @@ macro_rules! handle {
 pub(super) use handle;
 
 handle! {
-    /// The PTEs of a space: their attributes, and visits of their runs.
+    /// A reference to a space, with the methods that read and change attributes of its PTEs, and
+    /// that visit its runs of PTEs.
     pub(crate) struct Ptes
 }
 
 handle! {
-    /// Visits of a range that hold no lock and no claim between two pieces.
+    /// A reference to a space, with methods that visit a range piece by piece, and hold no lock and
+    /// no claim between two pieces.
     pub(super) struct Pieces
 }
 
 handle! {
-    /// Clears ranges of page tables.
+    /// A reference to a space, with the methods that clear the PTEs of a range.
     pub(super) struct Zap
 }

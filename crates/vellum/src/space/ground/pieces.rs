@@ -1,9 +1,9 @@
 //! Pieces: visits of a range that can be interrupted after each piece and resumed later.
 //!
-//! A visit keeps what is left of its range in a [`Rest`]. After each piece it asks its caller
-//! whether to go on ([`More`]); a piece takes about as long as the engine works between two calls
-//! of [`resched`](crate::platform::Cpus::resched). Between two pieces it holds no lock and claims
-//! no range.
+//! A visit keeps what is left of its range in a [`Rest`]. After each piece it calls a callback of
+//! its caller ([`More`]), which returns whether the visit goes on. A piece takes about as long as
+//! the engine works between two calls of [`resched`](crate::platform::Cpus::resched). Between two
+//! pieces the visit holds no lock and no claim of a range.
 
 use core::convert::Infallible;
 
@@ -18,7 +18,7 @@ use super::{Change, Pieces, Ptes};
 /// A callback that returns whether an operation goes on with the next piece now.
 pub(in crate::space) type More<'a> = &'a mut dyn FnMut() -> bool;
 
-/// The rest of a range that an operation goes through piece by piece.
+/// The rest of a range that an operation visits piece by piece.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::space) struct Rest {
     /// The part of the range that is still to be visited.
@@ -28,7 +28,7 @@ pub(in crate::space) struct Rest {
 }
 
 impl Rest {
-    /// Returns a rest that is all of `range`.
+    /// Returns the rest of a visit of `range` that has not begun.
     pub(in crate::space) fn all(range: UserRange) -> Self {
         Rest { left: range, holes: false }
     }
@@ -40,12 +40,13 @@ impl Rest {
 }
 
 impl<'m, P: Platform> Pieces<'_, 'm, P> {
-    /// Calls `act` for each VMA in `rest`, with the VMAs locked for reading: with the VMA, and the
-    /// part of `rest` that lies in it. `act` returns the end of what it has dealt with. Waits for
-    /// the end of changes that have locked VMAs ([`State::Locked`]).
+    /// Calls `act` for each VMA in `rest`, with the VMA and with the part of `rest` in it. The VMAs
+    /// are locked for reading then. `act` returns the address up to which it has dealt with the
+    /// part. Waits for the end of changes that have locked a VMA ([`State::Locked`]).
     ///
     /// # Errors
-    /// Those of `act`, at once. `rest` still has the part at which `act` failed.
+    /// The first error of `act`, which ends the visit. `rest` still has the part at which `act`
+    /// failed.
     pub(in crate::space) fn each_vma<E>(
         self,
         rest: &mut Rest,
@@ -69,7 +70,8 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
             }
             let part = vma.range.intersect(&rest.left);
             rest.holes |= part.start > rest.left.start;
-            // A hole in an upper page table may reach beyond the VMA.
+            // If `act` returns the end of a hole in an upper page table, this may lie beyond the
+            // VMA.
             let at = act(vma, part)?.min(part.end);
             rest.left = rest.left.tail(at);
             drop(vmas);
@@ -80,8 +82,9 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
         Ok(())
     }
 
-    /// Calls `act` for each part of `rest` that one page table translates and that is not empty,
-    /// with no lock held. If `act` returns false, the visit ends and `rest` becomes empty.
+    /// Calls `act`, with no lock held, for each part of `rest` that one page table of the lowest
+    /// level translates, unless all PTEs of the part are empty. If `act` returns false, the visit
+    /// ends and `rest` becomes empty.
     pub(in crate::space) fn each_table(self, rest: &mut Rest, more: More<'_>, mut act: impl FnMut(UserRange) -> bool) {
         let shift = self.arch().level_shift(2);
         while let Some(at) = Ptes::of(self.space).next_run(rest.left, |_| true) {
@@ -98,9 +101,10 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
         rest.end();
     }
 
-    /// Calls `act` for each run of PTEs that lies entirely in `rest`, with its page table locked,
-    /// beside faults. `act` may shorten the run to what it has dealt with, and returns the number
-    /// of folios that it has dealt with. Notes holes between VMAs in `rest`.
+    /// Calls `act` for each run of PTEs that lies entirely in `rest`, with its page table locked.
+    /// `act` may shorten the run to the part that it has dealt with, and returns the number of
+    /// folios in that part. Sets `holes` of `rest` if there are holes between VMAs. Faults of the
+    /// space go on meanwhile.
     pub(in crate::space) fn each_whole_run(
         self,
         rest: &mut Rest,

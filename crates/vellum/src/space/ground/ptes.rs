@@ -28,14 +28,15 @@ pub(in crate::space) struct LeafShape {
 }
 
 impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
-    /// Returns whether soft-dirty was ever cleared in this space: whether PTEs that are not
-    /// soft-dirty must not be writable.
+    /// Returns whether soft-dirty was ever cleared in this space, or in its parent before the fork.
+    /// Then PTEs that are not soft-dirty must not be writable.
     #[inline]
     pub(in crate::space) fn is_soft_dirty_on(self) -> bool {
         self.space.soft_dirty_on.load(Relaxed)
     }
 
-    /// Returns the access rights of PTEs with `attrs` in a VMA with `prot`.
+    /// Returns the access rights of PTEs with the attributes `attrs` in a VMA with the protection
+    /// `prot`: those of `prot`, but without the right to write where a write must fault.
     #[inline]
     pub(in crate::space) fn rights(self, attrs: Attrs, prot: Prot) -> Attrs {
         let mut rights = prot.attrs();
@@ -104,7 +105,8 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
         SwapRun { device: swapped.device, slots: Slots { first, count: run.frames(arch) } }
     }
 
-    /// Adds the slots of swap PTEs that were cleared to `gather`, which has room and releases them.
+    /// Adds the slots of swap PTEs that were cleared to `gather`, which has room for them. They are
+    /// released by [`Gather::release_slots`].
     pub(in crate::space) fn defer_swap_release(self, run: &Run, gather: &mut Gather<'_, 'm, P>) {
         self.tables().slot().add(SpaceCounter::Swap, -(run.frames(self.arch()) as i64));
         gather.push_slots(self.swap_slots(run));
@@ -114,7 +116,8 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
     pub(in crate::space) fn release_swap(self, run: &Run) {
         let machine = self.machine();
         self.tables().slot().add(SpaceCounter::Swap, -(run.frames(self.arch()) as i64));
-        // SAFETY: the references are those of the swap PTEs that were cleared.
+        // SAFETY: the swap PTEs that were cleared had these references, so the caller owns them
+        // now.
         unsafe { machine.swaps().release(machine.frames(), self.swap_slots(run)) };
     }
 }

@@ -22,11 +22,13 @@ impl PeakRss {
     }
 }
 
-/// The frames of a space's per-CPU slots, charged to the memcg that the space was made in.
+/// The frames that hold the [`SpaceSlot`]s of a space: for each CPU, its share of the space's
+/// counters and its reader count of the VMA lock. The frames are charged to the memcg in which the
+/// space was created.
 pub(in crate::space) struct SlotFrames([Pfn; SLOT_FRAMES]);
 
 impl SlotFrames {
-    /// Allocates the frames for the machine's CPUs.
+    /// Allocates frames for the slots of all CPUs of the machine.
     ///
     /// # Errors
     /// There is no memory. Nothing is allocated.
@@ -48,9 +50,9 @@ impl SlotFrames {
     pub(in crate::space) fn slots<'m, P: Platform>(&self, machine: &'m Machine<'m, P>) -> SpaceSlots<'m> {
         SpaceSlots::new(machine.platform().count(), |i| {
             let first = machine.frames().at(self.0[i].addr());
-            // SAFETY: the frame was allocated zeroed, zeros are valid slots, and slots consist of
-            // atomics, as many as fill a frame. The frame is freed only after the last use of the
-            // slots: when the space is dropped, or could not be made.
+            // SAFETY: the frame was allocated zeroed, zeros are valid slots, slots consist of
+            // atomics, and `SLOTS` of them fit into a frame. The frame is freed only after the last
+            // use of the slots: when the space is dropped, or when its creation fails.
             unsafe { first.cast::<[SpaceSlot; SLOTS]>().as_ref() }
         })
     }
@@ -68,7 +70,7 @@ impl SlotFrames {
     pub(in crate::space) fn free<P: Platform>(&self, machine: &Machine<'_, P>) {
         for pfn in self.iter() {
             // SAFETY: the frames belong to the space alone, which does not use them any more.
-            // `false`: they may hold counts other than zero.
+            // `false`: the frames are not known to be zeroed.
             unsafe { machine.memcgs().free(machine.frames(), pfn, 0, false) };
         }
     }

@@ -25,7 +25,7 @@ pub(in crate::space) struct Vmas {
     /// The space's number, by which page-cache objects count its VMAs.
     space: SpaceId,
     pub(in crate::space) limits: Limits,
-    /// The bytes mapped, without dying VMAs (Linux: `total_vm`).
+    /// The bytes of all VMAs, except those that are being unmapped (Linux: `total_vm`).
     pub(in crate::space) mapped: u64,
     /// The largest value that `mapped` has had (Linux: `hiwater_vm`).
     pub(in crate::space) peak_mapped: u64,
@@ -33,20 +33,22 @@ pub(in crate::space) struct Vmas {
     pub(in crate::space) data: u64,
     /// The bytes of locked VMAs (Linux: `locked_vm`).
     pub(in crate::space) locked: u64,
-    /// The bytes of displaced VMAs ([`Vma::is_displaced`]).
+    /// The bytes of displaced VMAs, in which rmap indices differ from addresses
+    /// ([`Vma::is_displaced`]).
     displaced: u64,
-    /// The flags of [`VmaFlags::LOCKED_MASK`] that new VMAs get (Linux: `def_flags`).
+    /// The `mlock` flags ([`VmaFlags::LOCKED_MASK`]) that new VMAs get (Linux: `def_flags`).
     pub(in crate::space) def_flags: VmaFlags,
-    /// Objects with no reference left. They are freed after the lock is released.
+    /// Page-cache objects with no reference left. They are freed after the lock is released.
     pub(in crate::space) orphans: Orphans,
-    /// The claims of ranges, holes included.
+    /// The claims by which changes lock ranges of addresses, holes included.
     pub(in crate::space) claims: Claims,
-    /// The number of VMAs that operations will add which have released the lock meanwhile and can't
-    /// fail any more. The tree keeps nodes for them.
+    /// The number of VMAs that changes may still add after they have released the lock
+    /// ([`Change::reserve`](super::Change::reserve)). Such a change can't fail any more, so the
+    /// tree keeps nodes for these VMAs.
     pub(in crate::space) promised: usize,
 }
 
-/// The memory for the tree's nodes: frames that are charged to a memcg.
+/// The allocator of the VMA tree's nodes. Each node is a frame that is charged to a memcg.
 struct Nodes<'a, 'p, P: Platform> {
     machine: &'a Machine<'p, P>,
     memcg: MemcgId,
@@ -59,7 +61,8 @@ impl<'a, 'p, P: Platform> Nodes<'a, 'p, P> {
         Nodes { machine, memcg, refused: Cell::new(Refused::OutOfMemory) }
     }
 
-    /// Returns the memory for calls that only free nodes. A node's descriptor records its memcg.
+    /// Returns an allocator for calls that only free nodes. It uses no memcg, because the
+    /// descriptor of a node's frame records the memcg that is charged.
     fn freeing(machine: &'a Machine<'p, P>) -> Self {
         Self::new(machine, MemcgId::ROOT)
     }
@@ -79,8 +82,8 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
         self.machine.platform().resched();
         let offset = (node.as_ptr() as usize).wrapping_sub(self.machine.platform().direct_map() as usize);
         let pfn = Pfn((offset >> FRAME_SHIFT) as u32);
-        // SAFETY: the tree frees what `alloc` returned to it (contract of `NodeMemory`), and
-        // nothing else refers to the frame.
+        // SAFETY: `node` came from `alloc` and nothing else refers to it (the contract of
+        // `NodeMemory::free`), so it is a frame of the machine's allocator that the tree owns.
         unsafe { self.machine.memcgs().free(self.machine.frames(), pfn, 0, false) }
     }
 }
@@ -88,8 +91,8 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
 impl Vmas {
     pub(in crate::space) fn new(mut limits: Limits, arch: &impl Arch, space: SpaceId) -> Self {
         limits.mmap_base = limits.mmap_base.min(arch.user_end());
-        // SAFETY: the methods below always pass it the memory of the machine that the space lives
-        // on.
+        // SAFETY: the methods below always pass the tree `Nodes` of one machine, the one that the
+        // space lives on, so a node is freed to the allocator that it came from.
         let tree = unsafe { VmaTree::new() };
         Vmas {
             tree,
@@ -117,8 +120,8 @@ impl Vmas {
         core::mem::take(&mut self.orphans).free(machine);
     }
 
-    /// Reserves nodes so that `inserts` VMAs can be added besides those promised. Replaces earlier
-    /// reservations. New nodes are charged to `memcg`.
+    /// Reserves nodes so that `inserts` VMAs can be added, besides those of [`Vmas::promised`].
+    /// Replaces earlier reservations. New nodes are charged to `memcg`.
     ///
     /// # Errors
     /// There is no memory for the nodes.
@@ -132,26 +135,28 @@ impl Vmas {
         self.tree.reserve(&nodes, self.promised + inserts).map_err(|_| nodes.refused.get())
     }
 
-    /// Frees nodes that were reserved and not used, unless VMAs are promised.
+    /// Frees nodes that were reserved and not used, unless a change may still need them
+    /// ([`Vmas::promised`]).
     pub(in crate::space) fn trim<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         if self.promised == 0 {
             self.tree.trim(&Nodes::freeing(machine));
         }
     }
 
-    /// Returns the VMA at `addr`, unless it is being unmapped.
+    /// Returns the VMA at `addr`, unless it is being unmapped ([`State::Dying`]).
     pub(in crate::space) fn find(&self, addr: u64) -> Option<&Vma> {
         self.tree.find(addr).filter(|v| v.state != State::Dying)
     }
 
-    /// Returns the first VMA that overlaps `range`, dying ones included.
+    /// Returns the first VMA that overlaps `range`, even if it is being unmapped
+    /// ([`State::Dying`]).
     pub(in crate::space) fn first(&self, range: UserRange) -> Option<&Vma> {
         self.tree.find_from(range.start).filter(|vma| vma.range.start < range.end)
     }
 
-    /// Returns the VMAs that overlap `range`, dying ones included. A program may have made any
-    /// number of them, so the iterator calls `resched` between two VMAs (INV-11), with the VMA lock
-    /// held.
+    /// Returns the VMAs that overlap `range`, including VMAs that are being unmapped
+    /// ([`State::Dying`]). A program may have made any number of VMAs, so the iterator calls
+    /// `resched` between two of them (INV-11), with the VMA lock held.
     pub(in crate::space) fn overlapping<P: Platform>(
         &self,
         platform: &P,
@@ -165,8 +170,9 @@ impl Vmas {
         })
     }
 
-    /// Visits the VMAs of `range` once and returns what it has seen. Calls `check` with each VMA,
-    /// and with whether all of the range up to the end of that VMA is mapped.
+    /// Visits the VMAs of `range` once and returns their properties. Calls `check` for each VMA,
+    /// with the VMA and with a flag that is true if all of the range up to the end of that VMA is
+    /// mapped.
     ///
     /// # Errors
     /// The first error of `check`, which ends the visit.
@@ -204,20 +210,21 @@ impl Vmas {
         vmas.find(|vma| vma.flags.contains(VmaFlags::SEALED)).map(|vma| *vma.range)
     }
 
-    /// Returns how many ends of `range` lie inside a VMA: the number of VMAs that [`Vmas::isolate`]
-    /// adds.
+    /// Returns the number of ends of `range` that lie inside a VMA. [`Vmas::isolate`] adds this
+    /// number of VMAs.
     pub(in crate::space) fn edge_splits(&self, range: UserRange) -> usize {
         let inside = |addr| self.tree.find(addr).is_some_and(|v| v.range.start < addr) as usize;
         inside(range.start) + inside(range.end)
     }
 
-    /// Returns the displaced VMAs ([`Vma::is_displaced`]) that end above `addr`.
+    /// Returns the VMAs that end above `addr` and are displaced: their rmap indices may differ from
+    /// addresses ([`Vma::is_displaced`]).
     pub(in crate::space) fn displaced(&self, addr: u64) -> impl Iterator<Item = &Vma> {
         let any = self.displaced != 0;
         self.tree.iter_from(addr).take_while(move |_| any).filter(|v| v.is_displaced())
     }
 
-    /// Splits VMAs so that none reaches across an end of `range`. The caller has reserved
+    /// Splits VMAs so that none reaches across an end of `range`. The caller has reserved nodes for
     /// [`Vmas::edge_splits`] VMAs.
     pub(in crate::space) fn isolate<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         self.split_at(machine, range.start);
@@ -251,7 +258,8 @@ impl Vmas {
         }
     }
 
-    /// Removes every VMA of `range`, which was isolated.
+    /// Removes every VMA of `range`. The caller has split the VMAs at the ends of `range`
+    /// ([`Vmas::isolate`]).
     pub(in crate::space) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let mut at = range.start;
         while at < range.end
@@ -265,7 +273,8 @@ impl Vmas {
     }
 
     /// Replaces the VMA that begins at `start` by `new`, and drops the reference of the old VMA to
-    /// its object. The caller's reference to the object of `new` becomes that of the VMA.
+    /// its object. The caller's reference to the object of `new` becomes the reference of the new
+    /// VMA.
     pub(in crate::space) fn replace<P: Platform>(&mut self, machine: &Machine<'_, P>, start: u64, new: Vma) {
         let (orphans, space) = (&mut self.orphans, self.space);
         self.tree.update(start, |vma| {
@@ -274,11 +283,11 @@ impl Vmas {
         });
     }
 
-    /// Merges adjacent VMAs that can be merged, from the VMA before `range` to the one behind it,
-    /// except at boundaries that another change relies on ([`Claims::relies_on_boundary`]): that
-    /// change merges them when it ends. A change elsewhere in the two VMAs, or the claim of a
-    /// fault, does not prevent a merge: nothing would merge the VMAs later, or only after calls
-    /// that need one VMA.
+    /// Merges adjacent VMAs that can be merged, from the VMA before `range` to the VMA after it.
+    /// Keeps boundaries that another change relies on ([`Claims::relies_on_boundary`]): that change
+    /// merges the VMAs there when it ends. A change elsewhere in the two VMAs, or the claim of a
+    /// fault, does not prevent a merge. If it did, nothing would merge the VMAs later, or too late
+    /// for a call that needs a single VMA.
     pub(in crate::space) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let first = self.tree.find_from(range.start).map_or(range.start, |vma| vma.range.start.min(range.start));
         let mut at = first.saturating_sub(1);
@@ -291,8 +300,8 @@ impl Vmas {
         }
     }
 
-    /// Returns the next two adjacent VMAs that can be merged, of the first only the range. It ends
-    /// above `at` and begins at `end` or before.
+    /// Returns the next two adjacent VMAs that can be merged: the range of the first, and the
+    /// second. The first ends above `at` and begins at or before `end`.
     fn next_to_merge<P: Platform>(&self, platform: &P, at: u64, end: u64) -> Option<(UserRange, Vma)> {
         let mut vmas = self.tree.iter_from(at);
         let mut before = vmas.next()?;
@@ -307,7 +316,8 @@ impl Vmas {
         None
     }
 
-    /// Accounts the VMAs of `range`, which are added (`sign` is 1) or removed (`sign` is -1).
+    /// Adds the VMAs of `range` to the totals that the limits apply to (`sign` is 1), or subtracts
+    /// them (`sign` is -1).
     pub(in crate::space) fn account_all<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange, sign: i64) {
         let mut amounts = Amounts::default();
         for vma in self.overlapping(machine.platform(), range) {
@@ -335,15 +345,16 @@ impl Vmas {
         }
     }
 
-    /// Accounts the part of a VMA that lies in `range`, as [`Vmas::account_all`] does: under the
-    /// lock under which [`Vmas::allow`] checked the limits (INV-19).
+    /// Adds the part of a VMA that lies in `range` to the totals, or subtracts it, as
+    /// [`Vmas::account_all`] does. The caller still holds the lock under which [`Vmas::allow`]
+    /// checked the limits (INV-19).
     pub(in crate::space) fn account(&mut self, vma: &Vma, range: UserRange, sign: i64) {
         let mut amounts = Amounts::default();
         amounts.add(vma, range);
         self.count(&amounts, sign);
     }
 
-    /// Accounts the amounts of VMAs that are added or removed, as [`Vmas::account_all`] does.
+    /// Adds `amounts` to the totals, or subtracts them, as [`Vmas::account_all`] does.
     pub(in crate::space) fn count(&mut self, amounts: &Amounts, sign: i64) {
         let add = |to: &mut u64, bytes: u64| *to = to.wrapping_add(bytes.wrapping_mul(sign as u64));
         add(&mut self.mapped, amounts.mapped);
@@ -357,17 +368,17 @@ impl Vmas {
 /// The result of [`Vmas::survey`] of a range.
 #[derive(Default)]
 pub(in crate::space) struct Survey {
-    /// True if VMAs cover all of the range, and none of them is dying.
+    /// True if VMAs cover all of the range, and none of them is being unmapped.
     pub(in crate::space) covered: bool,
-    /// The number of the range's ends that lie inside a VMA, as of [`Vmas::edge_splits`].
+    /// The number of ends of the range that lie inside a VMA, as [`Vmas::edge_splits`] returns it.
     pub(in crate::space) edge_splits: usize,
-    /// True if one VMA reaches beyond both ends.
+    /// True if one VMA reaches beyond both ends of the range.
     pub(in crate::space) inside_one_vma: bool,
-    /// The amounts of the VMAs, as far as they lie in the range.
+    /// The bytes that the parts of the VMAs in the range add to each total in [`Vmas`].
     pub(in crate::space) amounts: Amounts,
 }
 
-/// Amounts of VMAs in bytes, one for each total in [`Vmas`].
+/// The bytes that VMAs add to each total in [`Vmas`].
 #[derive(Default)]
 pub(in crate::space) struct Amounts {
     pub(in crate::space) mapped: u64,
@@ -423,13 +434,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vmas.limits.mmap_base = vmas.limits.mmap_base.min(self.tables.arch.user_end());
     }
 
-    /// Locks the VMAs for writing. Passes the gate first (INV-21).
+    /// Locks the VMAs for writing. Waits before that while a starved operation has closed the gate
+    /// ([`crate::sync::Gate`], INV-21).
     pub(in crate::space) fn write(&self) -> WriteGuard<'_, Vmas> {
         self.tables.gate.pass(self.machine().platform());
         self.vmas.write(self.machine().platform(), self.tables.slots.iter().map(|s| &s.readers))
     }
 
-    /// Locks the VMAs for reading, by this CPU's reader count. Passes the gate first (INV-21).
+    /// Locks the VMAs for reading, by adding to this CPU's reader count. Waits before that while a
+    /// starved operation has closed the gate ([`crate::sync::Gate`], INV-21).
     pub(in crate::space) fn read(&self) -> ReadGuard<'_, Vmas> {
         self.read_with(None)
     }
@@ -444,7 +457,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.vmas.read(self.machine().platform(), &self.tables.slot().readers)
     }
 
-    /// Returns a gather for an operation on `range`.
+    /// Returns an empty gather (Linux: `mmu_gather`) for an operation on `range`.
     pub(in crate::space) fn gather(&self, range: UserRange) -> Gather<'_, 'm, P> {
         Gather::new(&self.tables.tlb, range, self.tables.arch.page_shift(), self.tables.max_run > 1)
     }

@@ -80,7 +80,8 @@ impl<'m, P: Platform> Ptes<'_, 'm, P> {
     }
 
     /// Calls `visit` for each run in `range` in ascending order, with its locked page table. A hole
-    /// without a page table is passed as a run of [`Kind::None`] at level 1.
+    /// that has no page table is passed as a run of [`Kind::None`] at level 1, with `None` as the
+    /// page table.
     pub(in crate::space) fn each_run_or_hole(
         self,
         range: UserRange,
@@ -113,8 +114,8 @@ impl<'m, P: Platform> Ptes<'_, 'm, P> {
         }
     }
 
-    /// Shortens a run to its first folios for which `property` returns the same as for the very
-    /// first. Returns that value.
+    /// Shortens a run to its first folio and the folios directly after it for which `property`
+    /// returns the same value. Returns that value.
     pub(in crate::space) fn shorten_to_equal(self, run: &mut Run, property: impl Fn(&Frame) -> bool) -> bool {
         let arch = self.arch();
         let frames = self.machine().frames();
@@ -133,7 +134,7 @@ impl<'m, P: Platform> Ptes<'_, 'm, P> {
         table.run(run.va, end).unwrap_or(*run)
     }
 
-    /// Returns the folios that a run maps, without the zero folio.
+    /// Returns the folios that a run maps, except the zero folio.
     pub(in crate::space) fn folios_of(self, run: &Run) -> impl Iterator<Item = (Pfn, &'m Frame)> {
         let (arch, machine) = (self.arch(), self.machine());
         let maps = run.kind == Kind::Leaf && !machine.zero_folio().contains(run.pfn(arch));

@@ -1,4 +1,4 @@
-//! Zapping: clears a range of page tables, run by run, for `munmap`, `MADV_DONTNEED` and exit.
+//! Zapping: clears the PTEs of a range, run by run, for `munmap`, `MADV_DONTNEED` and exit.
 
 use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::frame::flag;
@@ -13,46 +13,48 @@ use super::{Ptes, Zap};
 /// The PTEs that a zap keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::space) enum Keep {
-    /// None: the range is unmapped.
+    /// No PTE is kept: the range is unmapped.
     Nothing,
-    /// Guard markers, which outlive the contents of the memory (Linux: `MADV_DONTNEED`).
+    /// Guard markers are kept, because they outlive the contents of the memory (Linux:
+    /// `MADV_DONTNEED`).
     Guards,
-    /// Guard markers, and private copies of an object's pages with their swap entries: only pages
-    /// of the object are unmapped (truncation).
+    /// Guard markers are kept, and so are private copies of an object's pages, mapped or swapped
+    /// out. Only pages of the object are unmapped (truncation).
     Copies,
 }
 
-/// Counts of a zap.
+/// Counts of the PTEs that a piece of a zap has cleared.
 #[derive(Default)]
 struct Tally {
     runs: u64,
     frames: u64,
-    /// Frames that are not resident any more, and are not yet subtracted from the space's counter.
+    /// The number of frames that are not resident any more, and are not yet subtracted from the
+    /// space's counter.
     resident: i64,
 }
 
 impl<'m, P: Platform> Zap<'_, 'm, P> {
-    /// Clears all PTEs of `range` and frees what they mapped. No huge PTE reaches across an end of
-    /// the range.
+    /// Clears all PTEs of `range` and frees the memory that they mapped. The caller ensures that no
+    /// huge PTE reaches across an end of the range.
     pub(in crate::space) fn all(self, range: UserRange) {
         self.all_but(range, Keep::Nothing);
     }
 
-    /// Clears the PTEs of `range` as [`Zap::all`] does, without those that `keep` names.
+    /// Clears the PTEs of `range` as [`Zap::all`] does, except those that `keep` names.
     pub(in crate::space) fn all_but(self, range: UserRange, keep: Keep) {
         self.space.peak.note(&self.tables().slots);
         let mut gather = self.space.gather(range);
         let mut at = range.start;
         while at < range.end {
-            // Can't fail: nothing can map memory here any more, so no huge PTE comes to reach
-            // across an end.
+            // This can't fail: no huge PTE reaches across an end of the range, and no other CPU can
+            // map memory in it any more.
             at = self.piece(range.tail(at), keep, &mut gather).unwrap_or(range.end);
         }
     }
 
     /// Clears a piece of `range`, from its start, that is small enough for the time between two
-    /// preemption points. Returns the end of that piece. The frames go to `gather`, which is
-    /// flushed here when it is full, and otherwise by the caller.
+    /// preemption points. Returns the end of that piece. The frames that the PTEs mapped go to
+    /// `gather`, which is flushed here when it is full, and otherwise by the caller.
     ///
     /// # Errors
     /// A huge PTE reaches across an end of the range and there is no memory to split it. Everything
@@ -81,7 +83,7 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         gather: &mut Gather<'_, 'm, P>,
         tally: &mut Tally,
     ) -> Result<u64, Refused> {
-        /// The number of page tables, or parts of page tables, in a piece.
+        /// The largest number of page tables, or parts of page tables, that one piece covers.
         const TABLES: usize = 32;
         let mut at = range.start;
         for _ in 0..TABLES {
@@ -105,8 +107,10 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
             if gather.is_full() {
                 gather.flush();
             } else if next == at && at < range.end {
-                // Either a huge PTE of which the range has only a part, or a page table that was
-                // hooked meanwhile.
+                // Nothing was cleared at `at`, for one of two reasons. Either a huge PTE there
+                // reaches across an end of the range: split it. Or, after the walk and before the
+                // lock, another CPU has put a lower page table there: nothing is split, and the
+                // next walk finds that page table.
                 self.tables().split_edges(range.tail(at))?;
             }
             at = next;
@@ -117,8 +121,9 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         Ok(at)
     }
 
-    /// Clears the PTEs of `table` in `range`, up to a huge PTE that reaches beyond the range or as
-    /// far as a lock hold allows. Returns the address that it got to.
+    /// Clears the PTEs of `table` in `range`. Stops before a huge PTE that reaches across an end of
+    /// the range, or when it has held the page table's lock for long enough (INV-11). Returns the
+    /// address at which it stopped.
     #[inline]
     fn zap_table(
         self,
@@ -141,7 +146,8 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
             }
             let mut until = end;
             if keep == Keep::Copies {
-                // One run may map copies and pages of the object. Copies are never mapped huge.
+                // One run may map both private copies and pages of the object: check page by page.
+                // Copies are never mapped huge.
                 let page = arch.leaf_pfn(table.get(at), table.level);
                 until = end.min(at + (1 << table.shift()));
                 if !self.machine().frames().head(page).1.has(flag::OBJECT) {
@@ -158,8 +164,9 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         at
     }
 
-    /// Clears the run at `at`, which does not map memory, and returns its end. Returns `None` if no
-    /// run begins there, or if a huge swap entry reaches beyond `at` or `end`.
+    /// Clears the run at `at`, which does not map memory (swap entries or markers), unless `keep`
+    /// names it, and returns its end. Returns `None` if no run begins at `at`, or if a huge swap
+    /// entry begins before `at` or ends after `end`.
     #[inline(never)]
     fn zap_unmapped(
         self,
@@ -186,7 +193,7 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         Some(run.range(arch).end)
     }
 
-    /// Adds PTEs that were cleared to the counts.
+    /// Adds the cleared PTEs `removed` to the counts `tally`.
     #[inline]
     fn tally(self, tally: &mut Tally, removed: &Removed) {
         tally.runs += 1;
