@@ -54,14 +54,14 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// huge PTEs that can't be moved as they are.
     ///
     /// # Errors
-    /// [`Refused`]; huge PTEs may have been split.
+    /// [`Refused`] if a page table could not be allocated. Huge PTEs may have been split.
     pub(crate) fn prepare_relocation(
         &self,
         route: &Relocation,
         spares: &mut SpareTables<'_, 'm, P>,
     ) -> Result<(), Refused> {
-        // For each level the page table at the new addresses that was counted last, by its index in
-        // the address space.
+        // For each level, the last page table at the new addresses for which a spare was allocated:
+        // the number of page tables of that level that fit below its first address.
         let mut counted = [None; u8::BITS as usize];
         let mut at = route.from.start;
         while at < route.from.end {
@@ -93,9 +93,10 @@ impl<'m, P: Platform> PageTables<'m, P> {
         Ok(())
     }
 
-    /// Moves all entries, with the page tables of [`PageTables::prepare_relocation`]. Can't fail.
-    /// The gather flushes the old addresses, and frees page tables that became empty. Gives way to
-    /// other work between two batches of entries (INV-11).
+    /// Moves all entries. New page tables come from `spares`, where
+    /// [`PageTables::prepare_relocation`] put enough of them, so this can't fail. The gather
+    /// flushes the old addresses, and frees page tables that became empty. Calls `resched` after
+    /// each batch of entries (INV-11).
     pub(crate) fn relocate(
         &self,
         route: &Relocation,
