@@ -1,9 +1,9 @@
 //! One change to the VMA tree: descends to the leaf, changes it there, and updates the nodes on the
 //! way back.
 //!
-//! Each level passes down what the leaf can't see by itself ([`NodeContext`]): the space between
-//! neighbouring VMAs, and the pages that a split would take. So the leaf can refuse before anything
-//! is changed, and one descent is enough.
+//! Each level passes down what the leaf can't see by itself ([`NodeContext`]): where the VMAs
+//! before and after the leaf end and start, and how many pages a split would need. So the leaf can
+//! refuse before anything is changed, and one descent is enough.
 
 use super::node::{Leaf, Node, NodeMut, SpareNodes};
 use super::tree::Interval;
@@ -13,7 +13,7 @@ use super::tree::Interval;
 pub(super) struct NodeContext {
     /// The end of the last VMA before the node.
     pub(super) floor: u64,
-    /// The start of the first VMA behind the node.
+    /// The start of the first VMA after the node.
     pub(super) ceiling: u64,
     /// The length of the largest gap inside the node, before the change.
     pub(super) gap: u64,
@@ -22,8 +22,8 @@ pub(super) struct NodeContext {
 }
 
 impl NodeContext {
-    /// The context of the root. No caller uses the largest gap of the root: this value is larger
-    /// than any gap, so that it is never computed.
+    /// The context of the root. No caller uses the largest gap of the root. `gap` is larger than
+    /// any gap, so that [`updated_gap`] never searches the root for its largest gap.
     pub(super) const ROOT: NodeContext = NodeContext { floor: 0, ceiling: u64::MAX, gap: u64::MAX, split_cost: 1 };
 }
 
@@ -60,7 +60,8 @@ pub(super) fn edit<V: Interval, R>(
     if let Some(child) = done.right {
         let gap = child.largest_gap();
         let right = if inner.is_full() {
-            // A page is there: the leaf counted the pages (`split_cost`) before it split.
+            // There is a spare page: before the leaf was split, it checked that there are enough
+            // for all splits (`split_cost`).
             Some(inner.insert_full(i + 1, child, gap, spares.pop()?))
         } else {
             inner.insert(i + 1, child, gap);

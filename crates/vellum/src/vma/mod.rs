@@ -2,7 +2,7 @@
 //! backing.
 //!
 //! A [`Vma`] is Linux's `vm_area_struct`: a plain value, kept in order by a [`VmaTree`]. The lock
-//! around the tree, and the rules for changing VMAs, are those of [`crate::space`].
+//! around the tree, and the rules for changing VMAs, are in [`crate::space`].
 //!
 //! | file | what it does |
 //! |---|---|
@@ -124,8 +124,8 @@ pub struct Backing {
     pub(crate) object: Pfn,
     /// The effect of writes.
     pub(crate) sharing: Sharing,
-    /// The number to add to an address, wrapping, for the byte offset in the object, or for the
-    /// rmap index of anonymous memory in bytes.
+    /// The number that gives, added to an address (wrapping), the byte offset in the object. For
+    /// anonymous memory the sum is the rmap index in bytes.
     pub(crate) delta: u64,
     /// The number by which the host knows the object; see [`Backing::tag`].
     pub(crate) tag: u64,
@@ -176,7 +176,8 @@ impl Backing {
 /// The state of a VMA while an operation changes its range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
-    /// The VMA is in use. After a change of its protection its PTEs may still have the old one.
+    /// The VMA is in use. If its protection was just changed, its PTEs may still have the old
+    /// protection.
     #[default]
     Live,
     /// The VMA is being unmapped. Faults and queries treat it as unmapped, but its addresses can't
