@@ -14,8 +14,8 @@
 //!
 //! Frames and slots in PTEs that are not present are stored inverted, so that a CPU which
 //! speculates on them as if they were addresses (L1 Terminal Fault, CVE-2018-3620) misses all
-//! memory. Markers and busy entries hold neither: they name frame 0, which the engine never
-//! allocates.
+//! memory. Markers and busy entries hold neither a frame nor a slot. Read as an address, they name
+//! frame 0, which the engine never allocates.
 
 use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules};
 use crate::addr::PhysAddr;
