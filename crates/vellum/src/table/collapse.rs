@@ -60,7 +60,8 @@ impl<'t, 'm, P: Platform> DetachedTable<'t, 'm, P> {
         core::iter::from_fn(next).filter(|run| run.kind == Kind::Leaf)
     }
 
-    /// Hooks the page table in again: fills the busy entry with a pointer to it.
+    /// Reverts [`LockedTable::detach`]: replaces the parent's busy entry by the pointer to this
+    /// page table.
     pub(crate) fn restore(self, busy: BusyEntries<'t, 'm, P>) {
         let LockedTable { tables, pfn, desc, level, base } = self.0;
         let pointer = tables.arch.table_pte(pfn.addr());

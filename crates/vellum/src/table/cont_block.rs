@@ -31,7 +31,8 @@ use crate::stats::Counter;
 pub(super) struct ContBlock {
     /// The number of entries.
     pub(super) len: usize,
-    /// The first entry, without the cont mark, with the accessed and dirty bits of all entries.
+    /// The first entry, without the bit [`Arch::CONT`], with the accessed and dirty bits of all
+    /// entries.
     pub(super) first: u64,
 }
 
@@ -119,7 +120,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         while let Some(entry) = entries.first() {
             let raw = entry.load(Relaxed);
             let differs = arch.without_cont(raw, at) ^ expected;
-            // The entry that follows a leaf PTE and has the cont mark is a leaf PTE too.
+            // An entry that follows a leaf PTE and has the bit [`Arch::CONT`] is a leaf PTE too.
             if raw & P::Arch::CONT == 0 || differs & !P::Arch::HARDWARE != 0 {
                 break;
             }
@@ -242,15 +243,17 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         self.fold_edges(index, run.len);
     }
 
-    /// Returns true if a run consists of whole cont blocks. Its folios need not be looked up then.
+    /// Returns true if a run consists of whole cont blocks. If so, its folios need not be looked
+    /// up.
     #[inline]
     pub(super) fn is_all_cont(&self, index: usize, run: &Run) -> bool {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         run.cont == Cont::All && (index | run.len) & (block - 1) == 0
     }
 
-    /// Writes whole cont blocks over entries that are all `old`, or over any entries if `old` is
-    /// `None`.
+    /// Writes `n` PTEs from `index` on as whole cont blocks. `raw` is the first PTE as it would be
+    /// in no cont block. All entries hold `old` now; `None` means the same as in
+    /// [`LockedTable::write`].
     pub(super) fn write_cont(&self, index: usize, n: usize, raw: u64, old: Option<u64>) {
         let arch = &self.tables.arch;
         let old = old.map(Sequence::of_equal);

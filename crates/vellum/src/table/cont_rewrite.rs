@@ -13,7 +13,7 @@ use crate::arch::{Arch, Attrs};
 use crate::platform::Platform;
 use crate::stats::Counter;
 
-/// The most blocks that are folded with one flush.
+/// The maximum number of cont blocks that are folded with one flush.
 const BLOCKS_PER_FLUSH: usize = 32;
 
 impl<P: Platform> ContBlocks<'_, '_, '_, P> {

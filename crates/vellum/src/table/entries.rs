@@ -339,8 +339,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 }
 
-/// Returns a leaf PTE with the union of the accessed and dirty bits of several: of `first`, and of
-/// those that differ from it in the bits of `differing`.
+/// Returns the leaf PTE `first` with the union of the accessed and dirty bits of several PTEs.
+/// `differing` has the bits in which at least one of the other PTEs differs from `first`.
 #[inline]
 pub(super) fn merge_hardware_bits<A: Arch>(first: u64, differing: u64) -> u64 {
     // A bit that is clear in `first` and differs in another PTE is set in that other PTE.

@@ -94,10 +94,10 @@ impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
         core::mem::replace(top, next)
     }
 
-    /// Publishes spare page tables from level `lowest` up to below `hook`. Calls `write` to write
-    /// PTEs into the lowest one, writes each page table's pointer into the one above, and the
-    /// topmost pointer into `hook`, which the caller has locked. That last store publishes them
-    /// all.
+    /// Publishes one spare page table of each level from `lowest` to the level below `hook`. Calls
+    /// `write` to write PTEs into the lowest one, writes each page table's pointer into the one
+    /// above, and the topmost pointer into `hook`, which the caller has locked. That last store
+    /// publishes them all.
     fn publish(
         &mut self,
         va: u64,
@@ -185,7 +185,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
         loop {
             retries.retry();
             let walk = self.begin_walk();
-            // SAFETY: `walk` is alive.
+            // SAFETY: this CPU is in a walk as long as `walk` lives.
             let at = unsafe { self.descend(range, level) };
             if at.level > level && at.raw != 0 {
                 return Err(NotMapped::Occupied);
@@ -195,7 +195,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
                 spares.provide(level, at.level)?;
                 continue;
             }
-            // SAFETY: `walk` is alive, and has reached the page table.
+            // SAFETY: this CPU is in the walk that ended at `at`.
             let queued = unsafe { self.queue_lock(at.table) };
             drop(walk);
             let Some(table) = queued.lock(at.level, va) else {
@@ -216,8 +216,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
         }
     }
 
-    /// Writes entries as [`PageTables::put`] does if their page table exists. Returns `None` if it
-    /// does not, or was unhooked meanwhile.
+    /// Writes entries as [`PageTables::put`] does if their page table exists. Returns `None` if the
+    /// page table does not exist, or was unhooked before this CPU had its lock.
     #[inline]
     fn put_in_existing_table(
         &self,
@@ -228,12 +228,12 @@ impl<'m, P: Platform> PageTables<'m, P> {
     ) -> Option<Result<(), NotMapped>> {
         let va = range.start;
         let walk = self.begin_walk();
-        // SAFETY: `walk` is alive.
+        // SAFETY: this CPU is in a walk as long as `walk` lives.
         let at = unsafe { self.descend(range, level) };
         if at.level > level {
             return (at.raw != 0).then_some(Err(NotMapped::Occupied));
         }
-        // SAFETY: `walk` is alive, and has reached the page table.
+        // SAFETY: this CPU is in the walk that ended at `at`.
         let queued = unsafe { self.queue_lock(at.table) };
         drop(walk);
         Some(queued.lock(at.level, va)?.put(va, n, write))

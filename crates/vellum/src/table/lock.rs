@@ -15,8 +15,9 @@ use crate::stats::Counter;
 use crate::sync::WalkGuard;
 use crate::tlb::{DeadTable, Gather};
 
-/// A guard for a lockless walk, also reported to the tracer. While it lives, no page table that the
-/// walk can reach is freed (INV-1). A CPU with such a guard must not wait for a lock.
+/// A guard for a lockless walk, whose beginning and end are reported to the tracer. While the guard
+/// lives, no page table that the walk can reach is freed (INV-1). A CPU with such a guard must not
+/// wait for a lock.
 pub(super) struct Walk<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     _guard: WalkGuard<'m, P>,

@@ -29,7 +29,7 @@
 //! | `lock` | locks a page table, and unhooks it when it is empty |
 //! | `entries` | reads and writes PTEs, one run at a time |
 //! | `take` | clears PTEs, or takes them out to move them |
-//! | `busy` | makes PTEs busy during work that is too long for a spin lock |
+//! | `busy` | replaces PTEs by markers, at which other CPUs wait, during work that is too long for a spin lock |
 //! | `rewrite` | changes leaf PTEs while hardware sets accessed and dirty bits |
 //! | `cont_block` | folds leaf PTEs into contpte (AArch64) or NAPOT (RISC-V) blocks, and unfolds them |
 //! | `cont_rewrite` | changes leaf PTEs that are in cont blocks or can be folded |
@@ -74,15 +74,15 @@ use crate::stats::{SpaceCounter, SpaceSlot, SpaceSlots};
 use crate::sync::Gate;
 use crate::tlb::Shootdown;
 
-/// The most runs of one page table that an operation handles before it releases the page table's
-/// lock (INV-11). In a page table of scattered pages each page is a run, and each run costs an
-/// access to a folio's descriptor.
+/// The maximum number of runs of one page table that an operation handles before it releases the
+/// page table's lock (INV-11). In a page table of scattered pages each page is a run, and each run
+/// costs an access to a folio's descriptor.
 pub(crate) const MAX_RUNS_PER_HOLD: usize = 64;
-/// The most PTEs of one page table that an operation handles before it releases the page table's
-/// lock (INV-11). Most formats have fewer PTEs in a page table.
+/// The maximum number of PTEs of one page table that an operation handles before it releases the
+/// page table's lock (INV-11). Most formats have fewer PTEs in a page table.
 const MAX_ENTRIES_PER_HOLD: u64 = 4096;
-/// The most PTEs that an operation handles under one page table's lock if it reads the mapcount of
-/// a folio for each PTE (INV-11). Most formats have no more PTEs in a page table.
+/// The maximum number of PTEs that an operation handles under one page table's lock if it reads the
+/// mapcount of a folio for each PTE (INV-11). Most formats have no more PTEs in a page table.
 pub(crate) const MAX_FOLIOS_PER_HOLD: u64 = 512;
 
 /// The page tables of one address space, with what page-table code needs from that space.
@@ -95,7 +95,7 @@ pub(crate) struct PageTables<'m, P: Platform> {
     /// writer; faults read it under the same lock as readers.
     memcg: AtomicU16,
     pub(crate) slots: SpaceSlots<'m>,
-    /// The most PTEs that a run may have. With the value 1 the engine works page by page:
+    /// The maximum number of PTEs of a run. With the value 1 the engine works page by page:
     /// benchmarks use that to measure what runs save.
     pub(crate) max_run: usize,
     /// True if leaf PTEs are folded into cont blocks.

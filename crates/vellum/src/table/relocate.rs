@@ -15,7 +15,7 @@ use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-/// The most entries that are moved while one page table's lock is held.
+/// The maximum number of entries that are moved while one page table's lock is held.
 const ENTRIES_PER_MOVE: usize = 128;
 
 /// A move of PTEs. `to` is no shorter than `from`.
@@ -43,7 +43,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
         (2..=self.arch.levels()).rev().find(whole).unwrap_or(1)
     }
 
-    /// Returns the number of entries of `table` from `at` on that are moved into one page table.
+    /// Returns the number of entries of `table` from `at` on that can move together, because their
+    /// new addresses are all translated by one page table.
     fn entries_per_move(&self, table: &LockedTable<'_, 'm, P>, route: &Relocation, at: u64) -> usize {
         let span = 1u64 << (table.shift() + self.arch.index_bits());
         let there = span - (route.dest(at) & (span - 1));

@@ -118,7 +118,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         let all_set = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
         let bits = Bits::between::<P::Arch>(all_set, arch.clear_hardware(all_set, cleared, self.level));
         let clear = |index, entry: &AtomicU64| match bits {
-            // If hardware sets a bit after this load, the page counts as accessed after the
+            // If hardware sets a bit after this load, the access or write counts as one after the
             // clearing.
             Some(bits) => match entry.load(Relaxed) {
                 old if old & bits.clear == 0 => old,
@@ -144,7 +144,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 
     /// Changes the attributes of the leaf PTE at `index`, which hardware may change meanwhile, and
-    /// returns the old ones. The frame and the cont mark stay.
+    /// returns the old ones. The frame and the bit [`Arch::CONT`] stay.
     fn update_attrs(&self, index: usize, change: impl Fn(Attrs) -> Attrs) -> Attrs {
         let arch = &self.tables.arch;
         let old = self.change_contended(index, self.entry(index), |old| {

@@ -9,8 +9,9 @@ use crate::platform::Platform;
 use crate::stats::Counter;
 
 impl<'m, P: Platform> PageTables<'m, P> {
-    /// Splits the huge PTEs that cross the start or the end of `range`, so that none does. Huge
-    /// swap entries are split too. Does nothing for an empty range. The caller holds no spin lock.
+    /// Splits each huge PTE that crosses the start or the end of `range`, until no huge PTE does.
+    /// Huge swap entries are split too. Does nothing for an empty range. The caller holds no spin
+    /// lock.
     ///
     /// # Errors
     /// [`Refused`] if a page table could not be allocated. The huge PTE that needed it is
@@ -84,7 +85,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
             return false;
         }
         let _walk = self.begin_walk();
-        // SAFETY: `_walk` is alive.
+        // SAFETY: this CPU is in a walk as long as `_walk` lives.
         let at = unsafe { self.descend(there, 1) };
         let inside = edge & ((1 << self.arch.level_shift(at.level)) - 1) != 0;
         // A busy entry above level 1 may be a huge PTE that another CPU is splitting.

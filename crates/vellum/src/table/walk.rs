@@ -128,13 +128,13 @@ impl<'m, P: Platform> PageTables<'m, P> {
         let mut retries = Retries::new(&self.gate);
         loop {
             let walk = self.begin_walk();
-            // SAFETY: `walk` is alive.
+            // SAFETY: this CPU is in a walk as long as `walk` lives.
             let at = unsafe { self.descend(range, lowest) };
             if at.level > lowest && at.raw == 0 {
-                // SAFETY: `walk` is alive, and has reached the page table.
+                // SAFETY: this CPU is in the walk that ended at `at`.
                 return Found::Hole(unsafe { self.hole_end(&at, range) });
             }
-            // SAFETY: `walk` is alive, and has reached the page table.
+            // SAFETY: this CPU is in the walk that ended at `at`.
             let queued = unsafe { self.queue_lock(at.table) };
             drop(walk);
             match queued.lock(at.level, range.start) {
@@ -158,7 +158,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
     #[inline]
     pub(crate) fn probe(&self, va: u64, vma: UserRange, orders: u32) -> Probe {
         let _walk = self.begin_walk();
-        // SAFETY: `_walk` is alive.
+        // SAFETY: this CPU is in a walk as long as `_walk` lives.
         let at = unsafe { self.descend(vma.tail(va), 1) };
         if at.raw != 0 {
             return Probe { raw: at.raw, level: at.level, order: 0 };
@@ -166,7 +166,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
         if orders == 0 {
             return Probe { raw: 0, level: at.level, order: self.arch.page_order() };
         }
-        // SAFETY: `_walk` is alive, and ended at `at`.
+        // SAFETY: this CPU is in the walk that ended at `at`.
         let order = unsafe { self.largest_empty(&at, va, vma, orders) };
         Probe { raw: 0, level: at.level, order }
     }
