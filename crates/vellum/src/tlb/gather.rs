@@ -36,11 +36,13 @@ const SWAP_RUNS: usize = 16;
 /// The maximum number of ranges that are flushed separately. Further ranges are merged with the
 /// last.
 const RANGES: usize = 4;
-/// The cost of the work between two calls of `resched` (INV-11). Unmapping a folio costs 1.
+/// The maximum cost of the work between two calls of `resched` (INV-11). Its unit is the cost of
+/// unmapping one folio.
 const BATCH_COST: u32 = 384;
-/// The additional cost of freeing a range of frames.
+/// The additional cost of freeing a range of frames, in the same unit as [`BATCH_COST`].
 const FREE_COST: u32 = 8;
-/// The distance, in folios, from the one being freed to the one whose descriptor is prefetched.
+/// The distance, in folios, from the folio that is being freed to the folio whose descriptor is
+/// prefetched.
 const PREFETCH_AHEAD: usize = 12;
 /// The maximum number of frames that wait for one flush: 256 MiB.
 const MAX_WAITING: u32 = 1 << 16;
@@ -57,7 +59,7 @@ pub(crate) struct Removed {
     pub(crate) frames: u32,
     /// The addresses that mapped them.
     pub(crate) range: VirtRange,
-    /// log2 of the bytes that one PTE mapped.
+    /// log2 of the number of bytes that one PTE mapped.
     pub(crate) shift: u32,
 }
 
@@ -75,8 +77,8 @@ impl Removed {
         self.range
     }
 
-    /// Consumes frames that stay mapped, by other PTEs, with the references and mappings that they
-    /// have. Returns the range.
+    /// Consumes frames that other PTEs map from now on, because a huge PTE was split or small PTEs
+    /// were collapsed. The frames keep their references and mappings. Returns the range.
     pub(crate) fn unsplit(self) -> VirtRange {
         self.range
     }
@@ -174,7 +176,8 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     fn release_some_slots(&mut self) {
         let machine = self.tlb.machine;
         for slots in self.slots.drain(..) {
-            // SAFETY: the references are those of the PTEs that were cleared.
+            // SAFETY: the gather owns these references, which belonged to the PTEs that were
+            // cleared.
             unsafe { machine.swaps().release(machine.frames(), slots) };
         }
     }
@@ -239,7 +242,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     }
 
     /// Flushes, and frees everything collected. The caller holds no lock, and is in no walk. Waits
-    /// for the other CPUs' invalidation and, with page tables, for walkers.
+    /// for the other CPUs' invalidation and, if page tables were collected, for walkers.
     pub(crate) fn flush(&mut self) {
         self.release_slots();
         if self.ranges_used == 0 {
@@ -440,7 +443,8 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
 
     /// Drops mappings of a folio: those of a part of it, or those that one of several page tables
     /// had of all of it. If the folio is partially mapped from now on, queues it to be split. The
-    /// references are kept meanwhile, so that a CPU that unmaps the rest can't free the folio.
+    /// references are dropped only after this, so that a CPU that unmaps the rest of the folio
+    /// can't free it meanwhile.
     #[cold]
     fn put_mappings(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
         self.work += 2;
@@ -477,8 +481,8 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     /// Frees the range of frames that was collected.
     fn free_range(&mut self) {
         if self.len != 0 {
-            // All PTEs of a page table without live ones are empty, which is all zero bits
-            // (INV-10).
+            // The live count of an unhooked page table is zero: all its PTEs are empty, and an
+            // empty PTE is all zero bits (INV-10).
             let zero = self.usage == Use::Kernel;
             if !zero && self.machine.frames().zero_on_free() {
                 self.uncharger.unlock();

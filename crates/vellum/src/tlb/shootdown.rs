@@ -129,8 +129,8 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     }
 
     /// Invalidates the translations of `ranges` (all translations, if there are none) on every CPU
-    /// that uses the space, and waits for those CPUs. With `tables`, also what the CPUs cache of
-    /// upper-level page tables. `stride_shift`: log2 of the smallest page there. Memory that was
+    /// that uses the space, and waits for those CPUs. With `tables`, also invalidates the CPUs'
+    /// paging-structure caches. `stride_shift`: log2 of the smallest page there. Memory that was
     /// removed from the page tables before the call can't be reached through a TLB afterwards. May
     /// be called under a page table's lock.
     pub(crate) fn invalidate(&self, ranges: &[VirtRange], stride_shift: u32, tables: bool) -> Flushed {
