@@ -1,9 +1,9 @@
 //! One change to the VMA tree: descends to the leaf, changes it there, and updates the nodes on the
 //! way back.
 //!
-//! Each level passes down what the leaf can't see by itself ([`NodeContext`]): where the VMAs
-//! before and after the leaf end and start, and how many pages a split would need. So the leaf can
-//! refuse before anything is changed, and one descent is enough.
+//! Each level passes down what the leaf can't see by itself ([`NodeContext`]): where the VMA before
+//! the leaf ends, where the VMA after it starts, and how many pages a split would need. So the leaf
+//! can refuse before anything is changed, and one descent is enough.
 
 use super::node::{Leaf, Node, NodeMut, SpareNodes};
 use super::tree::Interval;
@@ -33,7 +33,7 @@ pub(super) struct Edited<V, R> {
     pub(super) result: R,
     /// The length of the largest gap inside the node, after the change.
     pub(super) gap: u64,
-    /// The right sibling that was split off the node.
+    /// The right sibling that was split off the node, if the node was full.
     pub(super) right: Option<Node<V>>,
     /// True if the node lost an entry.
     pub(super) shrunk: bool,
@@ -80,8 +80,8 @@ pub(super) fn edit<V: Interval, R>(
 }
 
 /// Returns the length of the largest gap of a node after a change of one entry. `largest` is that
-/// length before the change; `before` and `after` are the largest gaps around that entry. Searches
-/// the node only if the largest gap of all shrank.
+/// length before the change; `before` and `after` are the largest gap around that entry, before and
+/// after the change. Searches the node only if its largest gap shrank.
 pub(super) fn updated_gap(largest: u64, before: u64, after: u64, search: impl FnOnce() -> u64) -> u64 {
     if after >= largest {
         after

@@ -53,7 +53,8 @@ impl<V: Interval> VmaTree<V> {
 }
 
 impl GapQuery {
-    /// Returns the best fit between the VMAs below `node`.
+    /// Returns the best start for the free bytes among the gaps between the VMAs in `node`'s
+    /// subtree.
     fn search<V: Interval>(&self, node: &Node<V>) -> Option<u64> {
         match node.get() {
             NodeRef::Leaf(leaf) => {
@@ -67,7 +68,8 @@ impl GapQuery {
             NodeRef::Inner(inner) => {
                 let first = inner.ends().count_up_to(self.window.start);
                 let last = count_below(inner.starts(), self.window.end);
-                // Step `2 * i` is child `i`, and step `2 * i - 1` is the gap before it.
+                // The search alternates between children and the gaps between them: step `2 * i` is
+                // child `i`, and step `2 * i - 1` is the gap before child `i`.
                 let first = (2 * first).saturating_sub(1);
                 let last = (2 * last).checked_sub(1)?.min(2 * inner.len() - 2);
                 self.in_order(first, last).find_map(|step| {

@@ -7,7 +7,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `tree` | keeps VMAs in order: a B+tree of whole pages (Linux: the maple tree) |
-//! | `edit` | makes one change: down to the leaf, and back with new summaries |
+//! | `edit` | makes one change: descends to the leaf, and updates the nodes on the way back |
 //! | `node` | lays out leaf nodes, and owns the memory of all nodes |
 //! | `inner` | keeps the summaries of inner nodes: spans and largest gaps |
 //! | `gap` | searches for free addresses (Linux: `vm_unmapped_area`) |
@@ -193,7 +193,7 @@ pub(crate) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UffdId(pub NonZeroU16);
 
-/// The bytes below a stack that must stay unmapped (Linux: `stack_guard_gap`).
+/// The number of bytes below a stack that must stay unmapped (Linux: `stack_guard_gap`).
 pub const STACK_GUARD: u64 = 256 << 12;
 
 /// A VMA: a range of addresses with the same protection, flags and backing (Linux:
@@ -213,7 +213,7 @@ pub struct Vma {
     pub advice: Advice,
     /// The backing.
     pub backing: Backing,
-    /// The state of an operation that is changing the VMA.
+    /// The state of the VMA while an operation changes its range.
     pub(crate) state: State,
 }
 

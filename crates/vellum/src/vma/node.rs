@@ -205,11 +205,11 @@ impl<V: Interval> Node<V> {
     #[inline]
     pub(super) fn get(&self) -> NodeRef<'_, V> {
         match self.head().kind {
-            // SAFETY: by the head the page holds a `Leaf`, and `self`, its only owner, stays
-            // borrowed.
+            // SAFETY: according to its head the page holds a `Leaf`, and `self`, its only owner,
+            // stays borrowed.
             Kind::Leaf => NodeRef::Leaf(unsafe { self.page.cast().as_ref() }),
-            // SAFETY: by the head the page holds an `Inner`, and `self`, its only owner, stays
-            // borrowed.
+            // SAFETY: according to its head the page holds an `Inner`, and `self`, its only owner,
+            // stays borrowed.
             Kind::Inner => NodeRef::Inner(unsafe { self.page.cast().as_ref() }),
         }
     }
@@ -218,10 +218,10 @@ impl<V: Interval> Node<V> {
     #[inline]
     pub(super) fn get_mut(&mut self) -> NodeMut<'_, V> {
         match self.head().kind {
-            // SAFETY: by the head the page holds a `Leaf`. `self`, its only owner, stays borrowed
-            // mutably, and the reference to the head is gone.
+            // SAFETY: according to its head the page holds a `Leaf`. `self`, its only owner, stays
+            // borrowed mutably, and the reference to the head is gone.
             Kind::Leaf => NodeMut::Leaf(unsafe { self.page.cast().as_mut() }),
-            // SAFETY: by the head the page holds an `Inner`; the rest as for a `Leaf`.
+            // SAFETY: according to its head the page holds an `Inner`; the rest as for a `Leaf`.
             Kind::Inner => NodeMut::Inner(unsafe { self.page.cast().as_mut() }),
         }
     }
@@ -302,7 +302,7 @@ impl<'a> Sorted<'a> {
     ///
     /// Reads the first address of each cache line, and then counts within one line. No load waits
     /// for another, so the cache lines of a cold node arrive in parallel: a lookup takes two thirds
-    /// of the time of a binary search, which waits three times.
+    /// of the time of a binary search, which waits for three loads one after the other.
     #[inline]
     pub(super) fn count_up_to(self, addr: u64) -> usize {
         let count = |some: &[u64; 7]| some.iter().filter(|&&other| other <= addr).count();
