@@ -51,8 +51,8 @@ const READ: u64 = 1 << 1;
 const WRITE: u64 = 1 << 2;
 const EXEC: u64 = 1 << 3;
 const USER: u64 = 1 << 4;
-/// In a PTE that is not valid: a leaf that allows no access. Valid leaves use the bit for "global",
-/// which user memory never is.
+/// Set in a PTE that is not valid: marks a leaf that allows no access (`PROT_NONE`). Valid leaves
+/// use the bit for "global", which user memory never is.
 const NO_ACCESS: u64 = 1 << 5;
 const ACCESSED: u64 = 1 << 6;
 const DIRTY: u64 = 1 << 7;

@@ -10,8 +10,8 @@
 //! |---|---|---|---|---|
 //! | not present | [never] | [never] | [for a while] | [until invalidated] |
 //! | without the permission | [until the fault] | [until invalidated] | [until invalidated] | [until invalidated] |
-//! | not accessed, where software sets that | – | [never] | [until invalidated] | [until invalidated] |
-//! | not dirty, where software sets that | – | [until invalidated] | [until invalidated] | [until invalidated] |
+//! | not accessed, where software sets the bit | – | [never] | [until invalidated] | [until invalidated] |
+//! | not dirty, where software sets the bit | – | [until invalidated] | [until invalidated] | [until invalidated] |
 //!
 //! [never]: Stale::NotCached
 //! [for a while]: Stale::Bounded
@@ -75,9 +75,11 @@ pub struct TlbRules {
     pub not_present: Stale,
     /// The rule for leaf PTEs that do not allow the access.
     pub denied: Stale,
-    /// The rule for leaf PTEs that are not accessed, where software sets that bit.
+    /// The rule for leaf PTEs that are not accessed, on CPUs that leave the accessed bit to
+    /// software.
     pub not_accessed: Stale,
-    /// The rule for writable leaf PTEs that are not dirty, where software sets that bit.
+    /// The rule for writable leaf PTEs that are not dirty, on CPUs that leave the dirty bit to
+    /// software.
     pub not_dirty: Stale,
 }
 

@@ -1,10 +1,10 @@
 //! Encoding of PTEs that are neither present nor empty: swap PTEs, markers and busy entries.
 //!
-//! Hardware ignores all bits but the valid bit of a PTE that is not valid, so the engine is free to
-//! define them. Every format uses the same fields; only their positions differ, because each format
-//! has to keep clear its valid bit and the bit that marks a no-access leaf (a `PROT_NONE` page;
-//! [`SwapPteLayout`]). The positions are constants, so encoding and decoding compile to shifts and
-//! masks by immediates.
+//! Hardware ignores all bits of a PTE that is not valid, except the valid bit, so the engine is
+//! free to define them. Every format uses the same fields; only their positions differ, because
+//! each format has to keep clear its valid bit and the bit that marks a no-access leaf (a
+//! `PROT_NONE` page; [`SwapPteLayout`]). The positions are constants, so encoding and decoding
+//! compile to shifts and masks by immediates.
 
 use super::{Attrs, Kind, Marker, SwapEntry};
 
