@@ -61,7 +61,7 @@
 //! | [`page_cache`] | page-cache objects (Linux's `address_space`): shared memory and files |
 //! | [`space`] | address spaces: mapping, page faults, fork, `madvise`, swapping, userfaultfd |
 //! | [`reclaim`] | reclaim by memcg and NUMA node |
-//! | [`audit`] | comparison of counts with page tables, descriptors, lists and indexes |
+//! | [`audit`] | checks that reference counts and statistics agree with page tables, lists and indexes |
 //!
 //! # The host's duties
 //!

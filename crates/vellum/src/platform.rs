@@ -2,7 +2,8 @@
 //!
 //! The methods of all five traits take `&self`, so that several machines can exist in one process.
 //! [`Platform`] combines the five traits, with a blanket implementation. The engine has no global
-//! state and calls no other code of its host.
+//! state and calls no other code of its host. The engine decides on policy; the host supplies
+//! mechanisms.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -58,7 +59,7 @@ pub unsafe trait Memory {
     /// frames.
     #[inline]
     unsafe fn zero(&self, at: *mut u8, bytes: usize) {
-        // SAFETY: by contract.
+        // SAFETY: the caller has exclusive access to these frames, which are in the direct map.
         unsafe { at.write_bytes(0, bytes) }
     }
 
@@ -73,9 +74,11 @@ pub unsafe trait Memory {
     #[inline]
     unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) {
         for at in 0..bytes / 8 {
-            // SAFETY: by contract, and aligned.
+            // SAFETY: the source frames are not freed during the call, and every write to them is
+            // atomic. A frame is aligned, and so is each of its words.
             let word = unsafe { &*from.cast::<AtomicU64>().add(at) }.load(Relaxed);
-            // SAFETY: by contract, and aligned.
+            // SAFETY: the caller has exclusive access to the destination frames. A frame is
+            // aligned, and so is each of its words.
             unsafe { to.cast::<u64>().add(at).write(word) };
         }
     }
@@ -216,10 +219,11 @@ pub struct Invalidation<'a> {
 /// TLB invalidation.
 ///
 /// # Safety
-/// When [`Tlb::invalidate`] returns, no CPU in the set may use, or later fill its TLB with, a
-/// translation of the ranges that its MMU read from the page tables before the call. With
-/// [`Invalidation::tables`], no MMU of these CPUs may continue a page walk through a page table to
-/// which it read a pointer before the call. The engine frees frames on this guarantee (INV-1).
+/// When [`Tlb::invalidate`] returns, no CPU of the set that was passed may use, or later fill its
+/// TLB with, a translation of the ranges that its MMU read from the page tables before the call.
+/// With [`Invalidation::tables`], no MMU of these CPUs may continue a page walk through a page
+/// table to which it read a pointer before the call. The engine frees frames on this guarantee
+/// (INV-1).
 pub unsafe trait Tlb {
     /// The format of the page tables that the CPUs' MMUs walk. All address spaces of a machine use
     /// this type. Each space has its own value of it, and two values may differ in the number of

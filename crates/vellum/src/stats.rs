@@ -65,8 +65,8 @@ pub enum Counter {
 pub enum SizeCounter {
     /// Folios allocated by faults (`anon_fault_alloc`).
     Faults,
-    /// Folios that a fault tried to allocate and could not, for want of memory or because of a
-    /// memcg's limit (`anon_fault_fallback`).
+    /// Folios that a fault tried to allocate and could not, because no memory was free or a memcg
+    /// was at its limit (`anon_fault_fallback`).
     Fallbacks,
     /// Those of [`SizeCounter::Fallbacks`] that were due to a memcg's limit
     /// (`anon_fault_fallback_charge`).
@@ -85,7 +85,7 @@ pub enum SizeCounter {
     SplitFailed,
 }
 
-/// The number of folio orders, with order 0.
+/// The number of folio orders, from 0 (a single page) on.
 pub(crate) const SIZES: usize = 14;
 /// The number of [`SizeCounter`]s.
 const SIZE_COUNTERS: usize = SizeCounter::SplitFailed as usize + 1;

@@ -35,9 +35,9 @@ pub struct Machine<'p, P: Platform> {
     memcgs: Memcgs<'p>,
     walkers: Walkers<'p>,
     policy: FolioPolicy,
-    /// One for each CPU.
+    /// The counters of each CPU.
     counters: &'p [CounterSlot],
-    /// One for each CPU.
+    /// The scratch buffer of each CPU.
     scratch_buffers: &'p [ScratchBuffer],
     zero_folio: ZeroFolio,
     swaps: Swaps<P>,
@@ -49,7 +49,7 @@ pub struct Machine<'p, P: Platform> {
 }
 
 /// The list of page-cache objects that may have pages on swap devices, linked through the objects'
-/// heads (Linux: `shmem_swaplist`; see [`crate::page_cache`]).
+/// heads, the frames that hold the objects (Linux: `shmem_swaplist`; see [`crate::page_cache`]).
 pub(crate) struct ShmemSwapList {
     /// The frame of the first object's head.
     pub(crate) first: Pfn,
@@ -185,8 +185,8 @@ impl<'p, P: Platform> Machine<'p, P> {
     }
 
     /// Returns the number of swap-cache pages (of 4 KiB) that are charged to memcgs for which `of`
-    /// returns true. `of` is called under the lock of a swap cluster. Reads every slot of each
-    /// device that has swap-cache pages.
+    /// returns true. `of` is called under the lock of a swap cluster (512 slots). Reads every slot
+    /// of each device that has swap-cache pages.
     pub fn swap_cached(&self, of: impl Fn(MemcgId) -> bool) -> u64 {
         let mut pages = 0;
         self.swaps.each_cached_page(&self.frames, |pfn| {
@@ -207,14 +207,14 @@ impl<'p, P: Platform> Machine<'p, P> {
         self.counters[self.platform().current()].add(counter, n);
     }
 
-    /// Returns the counts of lockless page-table walkers (INV-1).
+    /// Returns the counters by which a CPU waits for lockless page-table walkers (INV-1).
     #[inline]
     pub(crate) fn walkers(&self) -> &Walkers<'p> {
         &self.walkers
     }
 
     /// Returns the list of page-cache objects that may have pages in swap. While its lock is held,
-    /// no object's head is freed.
+    /// no object's head (the frame that holds the object) is freed.
     pub(crate) fn shmem_swap_list(&self) -> &SpinLock<ShmemSwapList> {
         &self.shmem_swap_list
     }

@@ -2,10 +2,10 @@
 //! has to wait queues in order (Linux: `percpu_rw_semaphore`).
 //!
 //! Every CPU has a slot, a counter of the readers that entered there. A reader increments its CPU's
-//! slot, then checks whether a ticket of the queue is out (drawn and not yet done); a writer draws
-//! a ticket, then waits until every slot is zero. Each side writes before it checks, so at least
-//! one of them sees the other. The guard stores the slot: a reader that migrates to another CPU, or
-//! sleeps, still decrements the slot in which it was counted.
+//! slot, then checks whether a ticket of the queue is out (drawn, and its turn is not over); a
+//! writer draws a ticket, then waits until every slot is zero. Each side writes before it checks,
+//! so at least one of them sees the other. The guard stores the slot: a reader that migrates to
+//! another CPU, or sleeps, still decrements the slot in which it was counted.
 //!
 //! **First come, first served (INV-18).** A reader that finds a ticket out decrements its slot
 //! again and draws a ticket as well. Tickets are served in order, one at a time: a writer's turn
