@@ -54,7 +54,7 @@ pub enum Stale {
     NotCached,
     /// One fault: the fault itself invalidates the cached PTE.
     UntilFault,
-    /// A bounded time, however often the access is retried meanwhile.
+    /// A bounded time, however often the CPU retries the access and faults in this time.
     Bounded,
     /// The time until software invalidates the cached PTE.
     UntilInvalidated,

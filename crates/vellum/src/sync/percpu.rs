@@ -109,7 +109,8 @@ impl<T> PerCpuLock<T> {
     }
 }
 
-/// Shared access to the value of a [`PerCpuLock`]; leaves the lock when dropped.
+/// A guard that gives shared access to the value of a [`PerCpuLock`]. Dropping it releases the
+/// lock.
 pub struct ReadGuard<'a, T> {
     /// The value of the lock, for `deref`.
     value: *const T,
@@ -134,7 +135,8 @@ impl<T> Drop for ReadGuard<'_, T> {
     }
 }
 
-/// Exclusive access to the value of a [`PerCpuLock`]; serves the next ticket when dropped.
+/// A guard that gives exclusive access to the value of a [`PerCpuLock`]. Dropping it serves the
+/// next ticket.
 pub struct WriteGuard<'a, T> {
     lock: &'a PerCpuLock<T>,
     /// The writer's ticket.

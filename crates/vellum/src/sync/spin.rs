@@ -147,7 +147,7 @@ impl<T> SpinLock<T> {
     }
 }
 
-/// Exclusive access to the value of a [`SpinLock`]; unlocks when dropped.
+/// A guard that gives exclusive access to the value of a [`SpinLock`]. Dropping it unlocks.
 pub struct SpinGuard<'a, T, C: Cpus> {
     lock: &'a SpinLock<T>,
     cpus: &'a C,

@@ -195,8 +195,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// [`PageTables::direct_map`] in a register.
     ///
     /// # Safety
-    /// As for [`PageTables::entry`], and `memory` is the value that [`PageTables::direct_map`]
-    /// returns.
+    /// The conditions of [`PageTables::entry`] hold, and `memory` is the value that
+    /// [`PageTables::direct_map`] returns.
     #[inline]
     unsafe fn entry_in(&self, memory: *const AtomicU64, table: Pfn, index: usize) -> &AtomicU64 {
         debug_assert!(index < 1 << self.arch.index_bits());
@@ -209,7 +209,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// Returns consecutive entries of a page table.
     ///
     /// # Safety
-    /// As for [`PageTables::entry`], for each of the entries.
+    /// The conditions of [`PageTables::entry`] hold for each of the entries.
     #[inline]
     unsafe fn entry_slice(&self, table: Pfn, entries: Range<usize>) -> &[AtomicU64] {
         debug_assert!(entries.end <= 1 << self.arch.index_bits());

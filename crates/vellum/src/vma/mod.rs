@@ -120,7 +120,7 @@ pub(crate) enum Sharing {
 /// pages by that index ([`crate::reclaim`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backing {
-    /// The frame with the object's head; [`Pfn::NONE`] if there is no object.
+    /// The frame that holds the page-cache object; [`Pfn::NONE`] if there is no object.
     pub(crate) object: Pfn,
     /// The effect of writes.
     pub(crate) sharing: Sharing,

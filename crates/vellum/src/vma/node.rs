@@ -167,7 +167,8 @@ pub(super) struct Head {
     sequential: u16,
 }
 
-/// Owns a page that holds a valid [`Leaf`] or [`Inner`], depending on its head.
+/// A node of the tree: owns a page, which holds a valid [`Leaf`] or [`Inner`] according to its
+/// head.
 #[repr(transparent)]
 pub(super) struct Node<V> {
     page: NonNull<Head>,
