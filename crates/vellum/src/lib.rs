@@ -61,23 +61,25 @@
 //! | [`page_cache`] | page-cache objects (Linux's `address_space`): shared memory and files |
 //! | [`space`] | address spaces: mapping, page faults, fork, `madvise`, swapping, userfaultfd |
 //! | [`reclaim`] | reclaim by memcg and NUMA node |
-//! | [`audit`] | comparison of counts with page tables, descriptors, lists and indexes |
+//! | [`audit`] | checks that reference counts and statistics agree with page tables, lists and indexes |
 //!
 //! # The host's duties
 //!
 //! The safety contracts are those of the traits in [`platform`]. Beyond them a host does the
 //! following.
 //!
-//! - **Memory, CPUs and TLBs.** It implements [`platform::Platform`]. The engine frees memory on
-//!   the strength of [`platform::Tlb::invalidate`].
+//! - **Memory, CPUs and TLBs.** It implements [`platform::Platform`]. The engine frees memory as
+//!   soon as [`platform::Tlb::invalidate`] has returned.
 //! - **Loading a root.** It calls [`AddressSpace::cpu_enter`] before a CPU loads
 //!   [`AddressSpace::root`], and [`AddressSpace::cpu_leave`] after that CPU has loaded another
-//!   root. The entries of the root above the user addresses are the host's (INV-17).
+//!   root. In the root page table, the entries that translate no user address belong to the host
+//!   (INV-17).
 //! - **Page faults.** It passes faults of user mode to [`AddressSpace::fault`] and turns a
 //!   [`space::FaultError`] into a signal or a userfaultfd event.
 //! - **Direct reclaim.** An operation that finds no memory returns an error with no state changed
-//!   (INV-7). The host reclaims from the scope that the error names ([`memcg::MayBeRefused`],
-//!   [`reclaim::reclaim`]) and retries, or ends a process.
+//!   (INV-7). The error names the memcg whose limit was reached, or says that the machine is out of
+//!   memory ([`memcg::MayBeRefused`]). The host reclaims memory there ([`reclaim::reclaim`]) and
+//!   retries, or ends a process.
 //! - **Background reclaim.** It runs a task like kswapd that reclaims while
 //!   [`frame::Frames::shortage`] is above 0.
 //! - **Truncation.** When an object loses pages, the host unmaps them from all spaces by
@@ -96,8 +98,8 @@ pub mod errno;
 pub mod platform;
 pub mod sync;
 
-// The loom models check `sync`, and need what it imports: the other modules access memory that loom
-// does not track.
+// The loom models test `sync`, and compile only it and the modules that it imports. The other
+// modules access memory that loom does not track.
 #[cfg(not(loom))]
 pub mod audit;
 #[cfg(not(loom))]

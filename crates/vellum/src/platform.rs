@@ -1,8 +1,9 @@
 //! The traits that a host implements: memory, CPUs, TLB flushes, a clock and tracing.
 //!
-//! All five take `&self`, so that several machines can exist in one process. [`Platform`] is their
-//! sum, with a blanket implementation. The engine has no global state and calls no other code of
-//! its host. Policy stays in the engine; the host supplies mechanisms.
+//! The methods of all five traits take `&self`, so that several machines can exist in one process.
+//! [`Platform`] combines the five traits, with a blanket implementation. The engine has no global
+//! state and calls no other code of its host. The engine decides on policy; the host supplies
+//! mechanisms.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -58,7 +59,7 @@ pub unsafe trait Memory {
     /// frames.
     #[inline]
     unsafe fn zero(&self, at: *mut u8, bytes: usize) {
-        // SAFETY: by contract.
+        // SAFETY: the caller has exclusive access to these frames, which are in the direct map.
         unsafe { at.write_bytes(0, bytes) }
     }
 
@@ -68,14 +69,16 @@ pub unsafe trait Memory {
     /// # Safety
     /// `from` and `to` are in the direct map, each at the start of a frame; `bytes` is a multiple
     /// of [`FRAME_SIZE`](crate::addr::FRAME_SIZE), and the two ranges do not overlap. The source
-    /// frames are not freed meanwhile, and every concurrent write to them is atomic. The caller has
-    /// exclusive access to the destination frames.
+    /// frames are not freed during the call, and every concurrent write to them is atomic. The
+    /// caller has exclusive access to the destination frames.
     #[inline]
     unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) {
         for at in 0..bytes / 8 {
-            // SAFETY: by contract, and aligned.
+            // SAFETY: the source frames are not freed during the call, and every write to them is
+            // atomic. A frame is aligned, and so is each of its words.
             let word = unsafe { &*from.cast::<AtomicU64>().add(at) }.load(Relaxed);
-            // SAFETY: by contract, and aligned.
+            // SAFETY: the caller has exclusive access to the destination frames. A frame is
+            // aligned, and so is each of its words.
             unsafe { to.cast::<u64>().add(at).write(word) };
         }
     }
@@ -128,9 +131,10 @@ pub unsafe trait Cpus {
 
     /// Called where the engine can be rescheduled (Linux: `cond_resched`; INV-11). No spin lock is
     /// held, preemption is enabled, and no lockless page-table walk is under way. The task may hold
-    /// the lock of a space's VMAs and may have claimed a range; tasks that need these wait by
-    /// [`Cpus::wait`]. So a host may run other tasks here on their own stacks, but none on the
-    /// stack of this task.
+    /// a space's VMA lock, and a claim (the range lock of an operation that changes VMAs). Other
+    /// tasks that need the VMA lock or the range wait by [`Cpus::wait`]. So a host may run other
+    /// tasks here on their own stacks. It must not run one on this task's stack, because that task
+    /// could wait for a lock that this one holds.
     fn resched(&self) {}
 
     /// Disables preemption and migration of the current task. Calls nest.
@@ -207,37 +211,40 @@ pub struct Invalidation<'a> {
     /// log2 of the size of the smallest page among the changed PTEs, in bytes: the stride of an
     /// invalidation page by page.
     pub stride_shift: u32,
-    /// True if page tables were unhooked in the ranges, so that paging-structure caches have to be
-    /// invalidated too (Linux: `freed_tables`).
+    /// True if page tables were unhooked in the ranges (the pointers to them were cleared), so that
+    /// paging-structure caches have to be invalidated too (Linux: `freed_tables`).
     pub tables: bool,
 }
 
 /// TLB invalidation.
 ///
 /// # Safety
-/// When [`Tlb::invalidate`] returns, no CPU in the set may use, or later fill its TLB with, a
-/// translation of the ranges that it read before the call. With `tables`, no CPU may continue a
-/// walk through a page table that it found there before the call. The engine frees frames on this
-/// guarantee (INV-1).
+/// When [`Tlb::invalidate`] returns, no CPU of the set that was passed may use, or later fill its
+/// TLB with, a translation of the ranges that its MMU read from the page tables before the call.
+/// With [`Invalidation::tables`], no MMU of these CPUs may continue a page walk through a page
+/// table to which it read a pointer before the call. The engine frees frames on this guarantee
+/// (INV-1).
 pub unsafe trait Tlb {
-    /// The format of the page tables that the CPUs' MMUs walk. All address spaces of a machine have
-    /// it; each space has its own value of the type, which may differ in the number of levels.
+    /// The format of the page tables that the CPUs' MMUs walk. All address spaces of a machine use
+    /// this type. Each space has its own value of it, and two values may differ in the number of
+    /// levels.
     type Arch: Arch;
 
-    /// Invalidates on every CPU in `cpus` and waits until all have done so (a TLB shootdown). Of
-    /// the locks that another CPU may wait for with interrupts masked, the caller holds at most a
-    /// page table's.
+    /// Invalidates on every CPU in `cpus` and waits until all have done so (a TLB shootdown). The
+    /// caller may hold a page table's lock, for which another CPU may be waiting with interrupts
+    /// masked. The caller holds no other lock for which a CPU may wait in this way.
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet);
 
     /// Invalidates on the calling CPU only, so that an access that faulted there is retried against
-    /// the present PTEs (INV-20; Linux: `flush_tlb_fix_spurious_fault`). No frame is freed on its
-    /// account. A host may do nothing if that CPU runs another space meanwhile, or has no
+    /// the present PTEs (INV-20; Linux: `flush_tlb_fix_spurious_fault`). The engine frees no frame
+    /// because of this call. A host may do nothing if the CPU runs another space by now, or has no
     /// translations of this one. With [`Invalidation::tables`] the paging-structure caches are
     /// invalidated too. The engine calls this in formats that need it ([`crate::arch::stale`]),
     /// with a page table's lock held or with none.
     ///
     /// AArch64: `TLBI VAE1` for each page, `DSB NSH`, `ISB`. RISC-V: `SFENCE.VMA` with each page's
-    /// address, or without an address if `tables`, because with one it reaches leaf PTEs only.
+    /// address, or without an address if `tables` is set, because an `SFENCE.VMA` with an address
+    /// invalidates cached leaf PTEs only.
     fn invalidate_local(&self, what: &Invalidation<'_>)
     where
         Self: Cpus,
@@ -258,8 +265,8 @@ pub trait Trace {
     /// True if the engine reports events and consults [`Trace::allow`].
     const ENABLED: bool;
 
-    /// Reports that `event` is about to happen; a write has not happened yet. A simulated host may
-    /// run other CPUs meanwhile.
+    /// Reports an event. The engine reports a write before it makes the write. A simulated host may
+    /// run other CPUs during this call.
     fn event(&self, event: Event);
 
     /// Returns whether the operation at this fault-injection point may succeed (Linux:
@@ -277,10 +284,12 @@ pub enum FailPoint {
     Frames,
     /// Allocation of a block of swap slots.
     Slots,
-    /// One more reference to each slot of a range, for a swap PTE or a swap-cache page. If refused,
-    /// the slots are treated as saturated, or as having no swap-cache page.
+    /// A further reference to each swap slot of a range, for a swap PTE or a swap-cache page. If
+    /// refused, the engine acts as if a slot's reference count were at its maximum, or as if the
+    /// slots had no swap-cache page.
     References,
-    /// Pageout of a folio that is not pinned. If refused, the folio is treated as pinned.
+    /// Pageout of a folio that is not pinned. If refused, the engine acts as if the folio were
+    /// pinned.
     Unpinned,
 }
 
@@ -291,8 +300,8 @@ pub(crate) fn allows<P: Platform>(platform: &P, wanted: FailPoint) -> bool {
     !P::ENABLED || platform.allow(wanted)
 }
 
-/// An event that the engine reports to [`Trace::event`]. Ranges of frames are the first frame and
-/// the number of frames.
+/// An event that the engine reports to [`Trace::event`]. A range of frames is given as its first
+/// frame and the number of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -306,8 +315,8 @@ pub enum Event {
     Locked(Pfn),
     /// The lock of a page table is about to be released.
     Unlocking(Pfn),
-    /// A frame becomes a page table of this level (1 is the last level) of a space. It is not
-    /// hooked yet, so no other CPU can reach it.
+    /// A frame becomes a page table of this level (1 is the last level) of a space. No other page
+    /// table points to it yet, so no other CPU can reach it.
     TableAllocated(Pfn, u8, SpaceId),
     /// An unhooked page table is about to be freed.
     TableFreed(Pfn),
@@ -315,8 +324,7 @@ pub enum Event {
     /// value.
     Store(Pfn, u16, u64, u64),
     /// A leaf PTE of anonymous memory is about to be cleared by a plain store. Its accessed and
-    /// dirty bits are dropped, because the contents go with it: page table, index, expected old
-    /// value.
+    /// dirty bits are dropped, because the memory is freed: page table, index, expected old value.
     ClearAnon(Pfn, u16, u64),
     /// A PTE is about to be exchanged atomically, whatever its old value: page table, index, new
     /// value.
@@ -333,7 +341,7 @@ pub enum Event {
     /// A swap device is about to be read or written, which may sleep: no spin lock is held and
     /// preemption is enabled.
     DeviceIo,
-    /// Any other point where a simulated schedule may switch CPUs.
+    /// Another point at which a simulated host may run other CPUs.
     Step,
 }
 

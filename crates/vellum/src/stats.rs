@@ -13,7 +13,7 @@ use crate::platform::MAX_CPUS;
 pub enum Counter {
     /// Page faults handled, resolved or not (`pgfault`).
     Faults,
-    /// Folios allocated by faults (`anon_fault_alloc`).
+    /// Faults on a PTE that already allowed the access.
     SpuriousFaults,
     /// Large folios allocated by faults: the sum of [`SizeCounter::Faults`].
     LargeFolios,
@@ -22,7 +22,7 @@ pub enum Counter {
     LargeFallbacks,
     /// Runs of PTEs cleared by unmapping.
     RunsCleared,
-    /// Pages in those runs.
+    /// Pages in the runs of [`Counter::RunsCleared`].
     PagesCleared,
     /// Folios freed by unmapping.
     FoliosFreed,
@@ -34,7 +34,8 @@ pub enum Counter {
     TablesFreed,
     /// Huge PTEs split into page tables (`thp_split_pmd`).
     HugeSplits,
-    /// Cont blocks folded: live leaf PTEs that became one cont block.
+    /// Cont blocks (contpte on AArch64, NAPOT on RISC-V) that were folded: leaf PTEs in use were
+    /// changed into PTEs of one block, which a TLB may hold as one translation.
     ContFolds,
     /// Cont blocks unfolded into separate leaf PTEs.
     ContUnfolds,
@@ -53,7 +54,8 @@ pub enum Counter {
     LazyFree,
     /// Lazyfree pages of 4 KiB discarded by reclaim (`pglazyfreed`).
     LazyFreed,
-    /// Pages of 4 KiB that page-cache objects have at present (`Shmem`). This one also decreases.
+    /// Pages of 4 KiB that page-cache objects have at present (`Shmem`). This counter also
+    /// decreases.
     ShmemPages,
 }
 
@@ -61,12 +63,13 @@ pub enum Counter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum SizeCounter {
-    /// Given to a fault (`anon_fault_alloc`).
+    /// Folios allocated by faults (`anon_fault_alloc`).
     Faults,
-    /// Folios that a fault tried to allocate and could not, for want of memory or because of a
-    /// memcg's limit (`anon_fault_fallback`).
+    /// Folios that a fault tried to allocate and could not, because no memory was free or a memcg
+    /// was at its limit (`anon_fault_fallback`).
     Fallbacks,
-    /// Those fallbacks that were due to a memcg's limit (`anon_fault_fallback_charge`).
+    /// Those of [`SizeCounter::Fallbacks`] that were due to a memcg's limit
+    /// (`anon_fault_fallback_charge`).
     ChargeFallbacks,
     /// Folios queued for splitting because they are partially unmapped (`split_deferred`).
     SplitDeferred,
@@ -82,7 +85,7 @@ pub enum SizeCounter {
     SplitFailed,
 }
 
-/// The number of folio orders: single pages and larger.
+/// The number of folio orders, from 0 (a single page) on.
 pub(crate) const SIZES: usize = 14;
 /// The number of [`SizeCounter`]s.
 const SIZE_COUNTERS: usize = SizeCounter::SplitFailed as usize + 1;
@@ -111,8 +114,8 @@ impl CounterSlot {
         self.sizes[counter as usize][order as usize].fetch_add(1, Relaxed);
     }
 
-    /// Returns this CPU's share of a counter. Those that are sums over folio sizes are computed
-    /// here and have no word of their own.
+    /// Returns this CPU's share of a counter. The counters that are sums over folio sizes have no
+    /// word of their own and are computed here.
     pub(crate) fn get(&self, counter: Counter) -> u64 {
         let sum = |counter| (0..SIZES as u8).map(|order| self.get_size(counter, order)).sum();
         match counter {
@@ -154,7 +157,7 @@ const SPACE_COUNTERS: usize = SpaceCounter::Tables as usize + 1;
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct SpaceSlot {
-    /// The readers that entered the VMA lock on this CPU: a slot of
+    /// The number of readers that took the VMA lock on this CPU: this CPU's slot of the
     /// [`PerCpuLock`](crate::sync::PerCpuLock).
     pub(crate) readers: AtomicU32,
     /// This CPU's shares of the counters. A share is negative if more was unmapped on this CPU than
@@ -184,8 +187,8 @@ pub(crate) struct SpaceSlots<'m> {
 }
 
 impl<'m> SpaceSlots<'m> {
-    /// Makes the slots of `cpus` CPUs. `frame(i)` returns the slots in frame `i` of those that the
-    /// space has.
+    /// Makes the slots of `cpus` CPUs. `frame(i)` returns the slots in frame `i` of the frames that
+    /// the space has for slots.
     pub(crate) fn new(cpus: usize, mut frame: impl FnMut(usize) -> &'m [SpaceSlot; SLOTS]) -> Self {
         let first = frame(0);
         let frames = core::array::from_fn(|i| if i > 0 && i * SLOTS < cpus { frame(i) } else { first });

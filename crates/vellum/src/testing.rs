@@ -23,11 +23,12 @@ pub(crate) struct Host {
     cpus: Vec<usize>,
     /// The CPU that [`Cpus::current`] returns.
     current: AtomicUsize,
-    /// Calls of [`Tlb::invalidate`].
+    /// The number of calls of [`Tlb::invalidate`].
     pub(crate) flushes: AtomicUsize,
-    /// Bytes for which the instruction caches were synchronised.
+    /// The number of bytes for which [`Memory::sync_icache`] was called.
     pub(crate) published: AtomicUsize,
-    /// Calls of [`Cpus::preempt_disable`]: spin locks taken, and other sections without preemption.
+    /// The number of calls of [`Cpus::preempt_disable`]: each spin lock taken is one, and so is
+    /// each other section without preemption.
     pub(crate) locked: AtomicUsize,
 }
 
@@ -140,7 +141,7 @@ unsafe impl Cpus for Host {
     }
 }
 
-// SAFETY: this host translates no addresses.
+// SAFETY: this host translates no addresses, so no CPU can hold a stale translation.
 unsafe impl Tlb for Host {
     type Arch = crate::arch::X86_64;
 

@@ -49,7 +49,7 @@
 //! write *clears* AP\[2\] where the CPU manages the dirty state (FEAT_HAFDBS, with TCR_EL1.HA and
 //! HD set; D8.5.2.1). On other CPUs DBM has no effect and the write faults. Then the fault handler
 //! finds a leaf that already allows the write, and stores it again as dirty. The accessed state
-//! works alike, with an Access flag fault. Either way the leaf ends as
+//! works in the same way, with an Access flag fault. Either way the leaf ends as
 //!
 //! | | writable, clean | writable, dirty | not writable, clean | not writable, dirty |
 //! |---|---|---|---|---|
@@ -223,7 +223,7 @@ struct AddressBits {
     in_place: u64,
     /// The address bits that are stored `shift` bits lower.
     moved: u64,
-    /// The distance of the moved bits, 0 if there are none.
+    /// The number of bits by which the moved bits are lower; 0 if there are no moved bits.
     shift: u32,
 }
 
@@ -256,8 +256,8 @@ impl Arch for Aarch64 {
         TlbRules { not_present: Stale::NotCached, denied, not_accessed: Stale::NotCached, not_dirty }
     }
 
-    // The encoding of dirty depends on whether the leaf is writable, which may differ between the
-    // two.
+    // The encoding of dirty depends on whether the leaf is writable, which may differ between `new`
+    // and `old`.
     #[inline]
     fn carry(&self, new: u64, old: u64) -> u64 {
         new & !Self::HARDWARE | old & ACCESSED | dirty_bits(new & WRITE != 0, is_dirty(old))
@@ -289,8 +289,8 @@ impl Arch for Aarch64 {
 
     #[inline]
     fn cont_bits(&self, level: u8) -> u32 {
-        // D8.7.1, table of contiguous sizes. Above level 1 only at the level of 2 MiB, 32 MiB or
-        // 512 MiB.
+        // D8.7.1, table of contiguous sizes. Above level 1, only PTEs of 2 MiB, 32 MiB or 512 MiB
+        // can be in a cont block.
         match (self.page_shift, level) {
             (12, 1 | 2) => 4,
             (14, 1) => 7,

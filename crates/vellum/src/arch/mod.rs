@@ -4,7 +4,7 @@
 //! live in `table`. A format is a value and not only a type, so that spaces of different depth or
 //! page size can coexist.
 //!
-//! Every format keeps three rules, on which the code above relies:
+//! Every format keeps three rules, on which the other modules rely:
 //! - an empty PTE is all zero bits;
 //! - levels count from 1 (the last level, where pages are) toward the root;
 //! - consecutive PTEs of a run differ by a constant ([`Arch::step`]), apart from the bits that
@@ -12,8 +12,8 @@
 //!
 //! Some formats can mark the leaf PTEs of a naturally aligned group, a **cont block**, so that a
 //! TLB may cache the group as one translation (AArch64: contpte; RISC-V: NAPOT). A leaf PTE in a
-//! cont block is like any other but for [`Arch::CONT`], and on RISC-V for its address
-//! ([`Arch::without_cont`]).
+//! cont block differs from any other leaf PTE only in the bit [`Arch::CONT`] and, on RISC-V, in its
+//! address field ([`Arch::without_cont`]).
 
 mod aarch64;
 mod riscv64;
@@ -80,8 +80,8 @@ pub enum Kind {
     Swap,
     /// A PTE marker: no page, but a property of this address ([`Marker`]).
     Marker,
-    /// In transition, by the CPU that holds the page table's lock. A walker waits here, and never
-    /// treats the entry as empty (INV-4).
+    /// A busy entry: a marker that a CPU wrote in the place of a PTE that it is changing. Other
+    /// CPUs that need the PTE wait, and never treat the entry as empty (INV-4).
     Busy,
 }
 
@@ -119,8 +119,8 @@ pub trait Arch: Copy + Send + Sync + 'static {
     /// The bits of a leaf PTE that hardware sets. Comparisons of leaf PTEs ignore them.
     const HARDWARE: u64;
 
-    /// Those of [`Arch::HARDWARE`] that hardware *clears* to record an event. The union of several
-    /// leaf PTEs is taken with these bits inverted.
+    /// Those bits of [`Arch::HARDWARE`] that hardware *clears* to record an access or a write. The
+    /// union of the bits of several leaf PTEs is computed with these bits inverted.
     const HARDWARE_INVERTED: u64 = 0;
 
     /// The bit that marks a leaf PTE as part of a cont block; 0 if the format has no cont blocks.
@@ -148,7 +148,7 @@ pub trait Arch: Copy + Send + Sync + 'static {
         self.page_shift() - 3
     }
 
-    /// Returns log2 of the bytes that one PTE of this level maps.
+    /// Returns log2 of the number of bytes that one PTE of this level maps.
     #[inline]
     fn level_shift(&self, level: u8) -> u32 {
         self.page_shift() + self.index_bits() * (level as u32 - 1)
@@ -195,8 +195,9 @@ pub trait Arch: Copy + Send + Sync + 'static {
         self.step(raw, level)
     }
 
-    /// Returns leaf PTE `raw`, at `index` of its page table, with its own address. A PTE in a cont
-    /// block keeps the mark of [`Arch::CONT`].
+    /// Returns leaf PTE `raw`, at `index` of its page table, with the address that it maps: on
+    /// RISC-V all PTEs of a cont block have the same address field. A PTE in a cont block keeps the
+    /// bit [`Arch::CONT`].
     #[inline]
     fn at_index(&self, raw: u64, _index: usize) -> u64 {
         raw
@@ -221,15 +222,16 @@ pub trait Arch: Copy + Send + Sync + 'static {
     /// Returns the attributes of a leaf PTE.
     fn attrs(&self, raw: u64, level: u8) -> Attrs;
 
-    /// Encodes a pointer to the page table at `pa`. It restricts nothing: the leaf alone decides
-    /// which accesses succeed.
+    /// Encodes a pointer to the page table at `pa`. The pointer restricts no access: the leaf PTE
+    /// alone decides which accesses succeed.
     fn table_pte(&self, pa: PhysAddr) -> u64;
 
     /// Returns the physical address of the page table to which `raw` points.
     fn table_addr(&self, raw: u64) -> PhysAddr;
 
-    /// Returns what TLBs may cache of PTEs that have since come to allow more (INV-20). Constant
-    /// where CPUs do not differ.
+    /// Returns how long a TLB may keep an outdated copy of a PTE after a plain store made the PTE
+    /// allow more, so that accesses still fault (INV-20; [`stale`]). If all CPUs of a format behave
+    /// alike, the result is a compile-time constant.
     fn tlb_rules(&self) -> TlbRules;
 
     /// Returns the attributes that leaf PTEs of this format can store. Others are dropped at

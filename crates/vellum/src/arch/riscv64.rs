@@ -38,10 +38,10 @@
 //! A CPU sets A and D itself (Svadu) or faults where they are clear (Svade). With Svade the fault
 //! handler finds a leaf that already allows the access, and stores it again with the bits set.
 //!
-//! A TLB may cache any PTE that it has read, valid or not, until a fence ([`super::stale`]).
+//! A TLB may cache any PTE that it has read, valid or not, until an SFENCE.VMA ([`super::stale`]).
 //!
-//! Addresses are sign-extended to 64 bits. User mode has the lower half, where the bits above are
-//! 0.
+//! Addresses are sign-extended to 64 bits. User mode has the lower half, where the sign-extended
+//! bits are 0.
 
 use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules};
 use crate::addr::{FRAME_SHIFT, PhysAddr};
@@ -51,8 +51,8 @@ const READ: u64 = 1 << 1;
 const WRITE: u64 = 1 << 2;
 const EXEC: u64 = 1 << 3;
 const USER: u64 = 1 << 4;
-/// In a PTE that is not valid: a leaf that allows no access. Valid leaves use the bit for "global",
-/// which user memory never is.
+/// Set in a PTE that is not valid: marks a leaf that allows no access (`PROT_NONE`). Valid leaves
+/// use the bit for "global", which user memory never is.
 const NO_ACCESS: u64 = 1 << 5;
 const ACCESSED: u64 = 1 << 6;
 const DIRTY: u64 = 1 << 7;
@@ -62,11 +62,11 @@ const PFN_SHIFT: u32 = 10;
 const PFN_MASK: u64 = ((1 << 44) - 1) << PFN_SHIFT;
 const SOFT_DIRTY: u64 = 1 << 59;
 
-/// log2 of the PTEs of a NAPOT block: Svnapot reserves all sizes but 64 KiB.
+/// log2 of the number of PTEs of a NAPOT block. Svnapot reserves all sizes except 64 KiB.
 const NAPOT_BITS: u32 = 4;
 /// The part of the frame number that encodes the size of the NAPOT block in its PTEs.
 const NAPOT_PFN_MASK: u64 = ((1 << NAPOT_BITS) - 1) << PFN_SHIFT;
-/// The encoding of 64 KiB in that part.
+/// The value of the bits [`NAPOT_PFN_MASK`] that encodes a block of 64 KiB.
 const NAPOT_SIZE: u64 = 1 << (NAPOT_BITS - 1) << PFN_SHIFT;
 
 /// The layout of swap PTEs and markers: the table in the module's text.
@@ -172,8 +172,8 @@ impl Arch for Riscv64 {
 
     #[inline]
     fn leaf_at(&self, level: u8) -> bool {
-        // The specification allows leaves at every level. Above 1 GiB there is no folio to fill
-        // one.
+        // The specification allows leaves at every level. No folio is large enough to fill a leaf
+        // above 1 GiB.
         level <= 3
     }
 

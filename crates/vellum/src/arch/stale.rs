@@ -1,16 +1,17 @@
-//! Stale TLB entries: what TLBs may cache of PTEs that have since come to allow more (INV-20).
+//! Stale TLB entries: how long a TLB may keep an outdated copy of a PTE after a plain store made
+//! the PTE allow more (INV-20).
 //!
 //! *Removing* a page or a permission always ends with a TLB invalidation on every CPU. *Adding* one
 //! does not: a plain store makes a PTE writable, present, accessed or dirty, and each architecture
-//! defines how long a CPU may keep faulting on the old PTE. [`TlbRules`] states that for a format;
-//! the engine's fault path and the simulated TLB both obey it:
+//! defines how long a CPU may keep faulting on its cached copy of the old PTE. [`TlbRules`] states
+//! that for a format; the engine's fault path and the simulated TLB both obey it:
 //!
 //! | a TLB caches a PTE that is … | x86-64 | AArch64 | RISC-V with Svvptc | RISC-V without |
 //! |---|---|---|---|---|
 //! | not present | [never] | [never] | [for a while] | [until invalidated] |
 //! | without the permission | [until the fault] | [until invalidated] | [until invalidated] | [until invalidated] |
-//! | not accessed, where software sets that | – | [never] | [until invalidated] | [until invalidated] |
-//! | not dirty, where software sets that | – | [until invalidated] | [until invalidated] | [until invalidated] |
+//! | not accessed, where software sets the bit | – | [never] | [until invalidated] | [until invalidated] |
+//! | not dirty, where software sets the bit | – | [until invalidated] | [until invalidated] | [until invalidated] |
 //!
 //! [never]: Stale::NotCached
 //! [for a while]: Stale::Bounded
@@ -18,8 +19,8 @@
 //! [until invalidated]: Stale::UntilInvalidated
 //!
 //! In the cells "until invalidated" the fault handler invalidates, on the CPU that faulted and on
-//! no other ([`Tlb::invalidate_local`](crate::platform::Tlb::invalidate_local)). A CPU that caches
-//! the same old PTE takes a spurious fault of its own.
+//! no other ([`Tlb::invalidate_local`](crate::platform::Tlb::invalidate_local)). Another CPU that
+//! caches the same old PTE takes a spurious fault of its own.
 //!
 //! # Sources
 //! - **x86-64**: Intel SDM vol. 3A, "Caching Translation Information" (§4.10 in older editions,
@@ -45,21 +46,23 @@
 //!   Svade: where A, or for a store D, is clear, the access is a page fault, like one without
 //!   permission. Svadu: hardware sets A and D where `menvcfg.ADUE` is set.
 
-/// The time for which a CPU may keep faulting on a PTE's old contents.
+/// The time for which a CPU may keep faulting on the old contents of a PTE that now allows the
+/// access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stale {
     /// No time: no TLB caches such a PTE, and each access reads it again.
     NotCached,
     /// One fault: the fault itself invalidates the cached PTE.
     UntilFault,
-    /// A bounded time, however often the access is retried meanwhile.
+    /// A bounded time, however often the CPU retries the access and faults in this time.
     Bounded,
-    /// All time until software invalidates the cached PTE.
+    /// The time until software invalidates the cached PTE.
     UntilInvalidated,
 }
 
 impl Stale {
-    /// Returns true if the same access may fault for ever unless software invalidates.
+    /// Returns true if the same access may fault for ever unless software invalidates the cached
+    /// PTE.
     pub const fn lasts(self) -> bool {
         matches!(self, Stale::UntilInvalidated)
     }
@@ -72,14 +75,17 @@ pub struct TlbRules {
     pub not_present: Stale,
     /// The rule for leaf PTEs that do not allow the access.
     pub denied: Stale,
-    /// The rule for leaf PTEs that are not accessed, where software sets that bit.
+    /// The rule for leaf PTEs that are not accessed, on CPUs that leave the accessed bit to
+    /// software.
     pub not_accessed: Stale,
-    /// The rule for writable leaf PTEs that are not dirty, where software sets that bit.
+    /// The rule for writable leaf PTEs that are not dirty, on CPUs that leave the dirty bit to
+    /// software.
     pub not_dirty: Stale,
 }
 
 impl TlbRules {
-    /// Returns true if any PTE may make an access fault until software invalidates.
+    /// Returns true if for at least one of the four rules a CPU may keep faulting on a cached PTE
+    /// until software invalidates it.
     pub const fn any_lasts(self) -> bool {
         self.not_present.lasts() || self.denied.lasts() || self.not_accessed.lasts() || self.not_dirty.lasts()
     }

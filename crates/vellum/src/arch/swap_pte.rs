@@ -1,9 +1,10 @@
 //! Encoding of PTEs that are neither present nor empty: swap PTEs, markers and busy entries.
 //!
-//! Hardware ignores all bits but the valid bit of a PTE that is not valid, so the engine is free to
-//! define them. Every format uses the same fields; only their positions differ, because each format
-//! has to keep its valid bit and the mark of a no-access leaf clear ([`SwapPteLayout`]). The
-//! positions are constants, so encoding and decoding compile to shifts and masks by immediates.
+//! Hardware ignores all bits of a PTE that is not valid, except the valid bit, so the engine is
+//! free to define them. Every format uses the same fields; only their positions differ, because
+//! each format has to keep clear its valid bit and the bit that marks a no-access leaf (a
+//! `PROT_NONE` page; [`SwapPteLayout`]). The positions are constants, so encoding and decoding
+//! compile to shifts and masks by immediates.
 
 use super::{Attrs, Kind, Marker, SwapEntry};
 
@@ -13,7 +14,7 @@ const TYPE: u64 = 0b111 << TYPE_SHIFT;
 const TYPE_SHIFT: u32 = 1;
 const TYPE_SWAP: u64 = 1 << TYPE_SHIFT;
 const TYPE_MARKER: u64 = 2 << TYPE_SHIFT;
-/// The busy entry: no field but the type.
+/// The busy entry ([`Kind::Busy`]): all fields except the type are zero.
 pub(super) const BUSY: u64 = 3 << TYPE_SHIFT;
 
 /// log2 of the number of swap devices that a swap PTE can name.
@@ -43,7 +44,8 @@ pub struct SwapPteLayout {
     /// True if slots are stored inverted, so that a CPU that speculates on the slot as if it were
     /// an address (L1 Terminal Fault) misses all memory.
     pub inverted: bool,
-    /// The bits that must be clear besides the valid bit: a format's mark of a no-access leaf.
+    /// The bits that must be clear besides the valid bit: the bit by which the format marks a
+    /// no-access leaf.
     pub clear: u64,
 }
 

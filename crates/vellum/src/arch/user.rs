@@ -26,7 +26,8 @@ pub enum BadRange {
     /// The end, or the length rounded up to whole pages, exceeds `u64::MAX`; or the range ends
     /// before it starts.
     Overflow,
-    /// The range is not inside the user half. The value is the part that is, which may be empty.
+    /// The range is not inside the user half. The value is the part that is inside, which may be
+    /// empty.
     Beyond(UserRange),
 }
 
@@ -109,7 +110,7 @@ impl UserRange {
         self.covers(&part).then_some(UserRange(part))
     }
 
-    /// Extends this range by `next` if that begins where this one ends, and returns whether it
+    /// Extends this range by `next` if `next` begins where this range ends. Returns true if it
     /// does.
     #[inline]
     pub fn append(&mut self, next: &UserRange) -> bool {

@@ -14,8 +14,8 @@
 //!
 //! Frames and slots in PTEs that are not present are stored inverted, so that a CPU which
 //! speculates on them as if they were addresses (L1 Terminal Fault, CVE-2018-3620) misses all
-//! memory. Markers and busy entries hold neither: they name frame 0, which the engine never
-//! allocates.
+//! memory. Markers and busy entries hold neither a frame nor a slot. Read as an address, they name
+//! frame 0, which the engine never allocates.
 
 use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules};
 use crate::addr::PhysAddr;
@@ -25,10 +25,11 @@ const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
-/// PS: in a leaf PTE above level 1. (At level 1 this bit is the PAT's, which the engine leaves 0.)
+/// PS: set in a leaf PTE above level 1. (At level 1 this is the PAT bit, which the engine leaves
+/// 0.)
 const HUGE: u64 = 1 << 7;
-/// In a PTE that is not present: a leaf that allows no access. Present leaves use the bit for
-/// "global", which user memory never is.
+/// Set in a PTE that is not present: marks a leaf that allows no access (`PROT_NONE`). Present
+/// leaves use the bit for "global", which user memory never is.
 const NO_ACCESS: u64 = 1 << 8;
 const EXCLUSIVE: u64 = 1 << 9;
 const UFFD_WP: u64 = 1 << 10;

@@ -35,9 +35,9 @@ pub struct Machine<'p, P: Platform> {
     memcgs: Memcgs<'p>,
     walkers: Walkers<'p>,
     policy: FolioPolicy,
-    /// One for each CPU.
+    /// The counters of each CPU.
     counters: &'p [CounterSlot],
-    /// One for each CPU.
+    /// The scratch buffer of each CPU.
     scratch_buffers: &'p [ScratchBuffer],
     zero_folio: ZeroFolio,
     swaps: Swaps<P>,
@@ -49,32 +49,33 @@ pub struct Machine<'p, P: Platform> {
 }
 
 /// The list of page-cache objects that may have pages on swap devices, linked through the objects'
-/// heads (Linux: `shmem_swaplist`; see [`crate::page_cache`]).
+/// heads, the frames that hold the objects (Linux: `shmem_swaplist`; see [`crate::page_cache`]).
 pub(crate) struct ShmemSwapList {
     /// The frame of the first object's head.
     pub(crate) first: Pfn,
 }
 
-/// The zero folio, which read faults map (Linux: `huge_zero_folio`). PTEs that map it are present
-/// runs like any others, but count as no memory. The folio has the flag [`flag::ZERO_FOLIO`]; the
-/// frame number alone shows that a PTE maps it, without a look at the descriptor.
+/// The zero folio, which read faults map (Linux: `huge_zero_folio`). PTEs that map it form runs
+/// like other leaf PTEs, but do not count as resident memory. The folio has the flag
+/// [`flag::ZERO_FOLIO`]; the frame number in a PTE alone shows that the PTE maps the zero folio, so
+/// that the descriptor need not be read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ZeroFolio {
     /// The first frame.
     pub(crate) pfn: Pfn,
-    /// log2 of the frames.
+    /// log2 of the number of frames.
     pub(crate) order: u8,
 }
 
 impl ZeroFolio {
-    /// Returns whether a frame is one of the zero folio's.
+    /// Returns true if a frame belongs to the zero folio.
     #[inline]
     pub(crate) fn contains(&self, pfn: Pfn) -> bool {
         pfn.0.wrapping_sub(self.pfn.0) < 1 << self.order
     }
 }
 
-/// log2 of the frames of the largest base page of any format: 64 KiB (AArch64).
+/// log2 of the number of frames of the largest base page of any format: 64 KiB (AArch64).
 const LARGEST_PAGE: u8 = 4;
 
 impl<'p, P: Platform> Machine<'p, P> {
@@ -113,15 +114,17 @@ impl<'p, P: Platform> Machine<'p, P> {
     /// memory, but at least the largest base page of any format.
     ///
     /// The frames on both sides of it are never used for anything else. So no run of PTEs maps
-    /// frames of the zero folio together with others, which are counted and must be freed.
+    /// frames of the zero folio together with frames of another folio, whose references are
+    /// counted.
     fn alloc_zero_folio(frames: &Frames<'p, P>) -> Result<ZeroFolio, OutOfMemory> {
         let order = ((frames.total() / 1024).max(1).ilog2() as u8).clamp(LARGEST_PAGE, HUGE_ORDER);
         let size = 1 << order;
         let block = frames.alloc(order + 2, true, Use::Folio)?;
         let pfn = block.add(size);
-        // SAFETY: the block of four parts was just allocated and zeroed. Freed are the first part
-        // but for its last frame, and the third and fourth but for the third's first frame; no
-        // other CPU knows of them, and nothing was written to them.
+        // SAFETY: the block was just allocated and zeroed. The zero folio is the second of its four
+        // quarters. This frees the first quarter except its last frame, and the third and fourth
+        // quarters except the third's first frame. No other CPU knows of these frames, and nothing
+        // was written to them.
         unsafe {
             frames.free(block, size - 1, true, Use::Folio);
             frames.free(pfn.add(size + 1), 2 * size - 1, true, Use::Folio);
@@ -171,8 +174,8 @@ impl<'p, P: Platform> Machine<'p, P> {
 
     /// Returns the value of a counter, summed over all CPUs. Exact when nothing runs.
     pub fn counter(&self, counter: Counter) -> u64 {
-        // A counter that goes up on one CPU may go down on another, below zero there: so this
-        // wraps.
+        // A counter may be incremented on one CPU and decremented on another, below zero there, so
+        // the sum wraps around.
         self.counters.iter().fold(0, |sum, c| sum.wrapping_add(c.get(counter)))
     }
 
@@ -182,8 +185,8 @@ impl<'p, P: Platform> Machine<'p, P> {
     }
 
     /// Returns the number of swap-cache pages (of 4 KiB) that are charged to memcgs for which `of`
-    /// returns true. `of` runs under the lock of a cluster of slots. Costs a look at every slot of
-    /// each device that has swap-cache pages.
+    /// returns true. `of` is called under the lock of a swap cluster (512 slots). Reads every slot
+    /// of each device that has swap-cache pages.
     pub fn swap_cached(&self, of: impl Fn(MemcgId) -> bool) -> u64 {
         let mut pages = 0;
         self.swaps.each_cached_page(&self.frames, |pfn| {
@@ -204,14 +207,14 @@ impl<'p, P: Platform> Machine<'p, P> {
         self.counters[self.platform().current()].add(counter, n);
     }
 
-    /// Returns the counts of lockless page-table walkers (INV-1).
+    /// Returns the counters by which a CPU waits for lockless page-table walkers (INV-1).
     #[inline]
     pub(crate) fn walkers(&self) -> &Walkers<'p> {
         &self.walkers
     }
 
     /// Returns the list of page-cache objects that may have pages in swap. While its lock is held,
-    /// no object's head is freed.
+    /// no object's head (the frame that holds the object) is freed.
     pub(crate) fn shmem_swap_list(&self) -> &SpinLock<ShmemSwapList> {
         &self.shmem_swap_list
     }
@@ -225,7 +228,7 @@ impl<'p, P: Platform> Machine<'p, P> {
     /// Drops references and mappings of a folio that no page table maps, and frees the folio with
     /// the last reference. (Frames that leave a page table go through a [`crate::tlb::Gather`].)
     /// Freeing a folio that is in the swap cache calls `resched`, so a caller that holds a spin
-    /// lock must know that this one is not.
+    /// lock must know that this folio is not in the swap cache.
     #[cold]
     pub(crate) fn put_folio(&self, head: Pfn, refs: u32, maps: u32) {
         let frame = self.frames.frame(head);
@@ -234,8 +237,8 @@ impl<'p, P: Platform> Machine<'p, P> {
         }
     }
 
-    /// Drops references that are no mappings', and frees the folio with the last one. As for
-    /// [`Machine::put_folio`], freeing may call `resched`.
+    /// Drops references that do not belong to mappings, so that the mapcount stays, and frees the
+    /// folio with the last reference. As for [`Machine::put_folio`], freeing may call `resched`.
     #[inline]
     pub(crate) fn put_refs(&self, head: Pfn, frame: &Frame, refs: u32) {
         if self.frames.put(head, frame, refs, 0).refs == 0 {
@@ -244,17 +247,18 @@ impl<'p, P: Platform> Machine<'p, P> {
     }
 
     /// Removes a folio from the swap cache (Linux: `folio_free_swap`), so that no other CPU finds
-    /// it by its slots, before the caller frees or writes to it. `alone` returns whether the
-    /// caller's are the folio's only references and mappings; it runs under the lock of each
-    /// cluster of slots, where other CPUs look the folio up. Returns whether it was true each time;
-    /// if not, some of the folio's pages may have been removed.
+    /// it by its slots, before the caller frees or writes to it. `alone` returns true if the folio
+    /// has only the references and mappings that the caller knows of. It is called under the lock
+    /// of each swap cluster with slots of the folio, under which other CPUs look the folio up.
+    /// Returns true if `alone` returned true each time; if not, some of the folio's pages may have
+    /// been removed.
     #[inline]
     pub(crate) fn uncache(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
         !frame.has(flag::SWAP_CACHED) || self.swaps.delete_from_cache(&self.frames, head, 1 << frame.order(), alone)
     }
 
-    /// Removes a folio from the swap cache like [`Machine::uncache`], in parts, with calls of
-    /// `resched` in between (INV-11). The caller holds no spin lock.
+    /// Removes a folio from the swap cache like [`Machine::uncache`], in parts, with a call of
+    /// `resched` after each part (INV-11). The caller holds no spin lock.
     #[cold]
     pub(crate) fn uncache_in_parts(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
         let parts = (0..1 << frame.order()).step_by(1 << UNCACHE_ORDER);
@@ -273,7 +277,7 @@ impl<'p, P: Platform> Machine<'p, P> {
 
     /// Removes one part of a folio from the swap cache, if the folio is larger than a part and in
     /// the swap cache, so that a caller that holds a page table's lock keeps it for a bounded time
-    /// (INV-11). Returns whether a part was removed.
+    /// (INV-11). Returns true if a part was removed.
     pub(crate) fn uncache_part(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
         let order = frame.order();
         order > UNCACHE_ORDER
@@ -309,13 +313,14 @@ impl<'p, P: Platform> Machine<'p, P> {
     /// Returns an upper bound of the identifiers of all spaces that exist now. A space with this
     /// identifier or a higher one sees what the caller wrote before the call.
     pub(crate) fn spaces_end(&self) -> SpaceId {
-        // A read-modify-write and not a load: the creation of a later space follows this in the
-        // modification order, and so acquires what this releases.
+        // This is a read-modify-write and not a load, so that the read-modify-write that creates a
+        // later space follows it in the modification order, and acquires what this one releases.
         SpaceId(self.spaces.fetch_add(0, AcqRel))
     }
 }
 
-/// log2 of the frames that are removed from the swap cache between two calls of `resched`.
+/// log2 of the number of frames that are removed from the swap cache between two calls of
+/// `resched`.
 const UNCACHE_ORDER: u8 = 7;
 
 const _: () = assert!(COUNTERS * 8 <= size_of::<CounterSlot>() && SIZES == LARGEST_FOLIO as usize + 1);
@@ -326,7 +331,8 @@ fn alloc_permanent<P: Platform>(frames: &Frames<'_, P>, bytes: usize) -> Result<
     Ok(frames.at(frames.alloc(order, true, Use::Kernel)?.addr()).as_ptr())
 }
 
-// SAFETY: the type has only atomics, and an alignment of 128 bytes.
+// SAFETY: the type has only atomics, of which zeros are a valid value, and its alignment of 128
+// bytes is less than a frame's.
 unsafe impl Zeroable for CounterSlot {}
 
 /// Allocates a slice of zeroed elements that is never freed.

@@ -1,5 +1,5 @@
-//! Scratch buffers: preallocated memory for the list of frames that an unmap gathers, which must
-//! not allocate (INV-8). Each CPU has one.
+//! Scratch buffers: preallocated memory for the list of frames that an unmap collects, because an
+//! unmap must not allocate (INV-8). Each CPU has one.
 
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
@@ -21,12 +21,12 @@ pub(crate) struct FrameRange {
     pub(crate) frames: u32,
 }
 
-/// Ranges in a CPU's buffer: 16 KiB with the lock.
+/// The number of ranges in a CPU's buffer. With the flag `leased` they fill 16 KiB.
 const BUFFER_RANGES: usize = 2047;
-/// Ranges in the buffer on the stack.
+/// The number of ranges in the buffer on the stack.
 const STACK_RANGES: usize = 31;
 
-/// A CPU's scratch buffer. Zeroed memory is a valid one.
+/// A CPU's scratch buffer. Zeroed memory is a valid, free buffer.
 #[repr(C, align(64))]
 pub(crate) struct ScratchBuffer {
     /// Set while an operation has leased the buffer.
@@ -36,12 +36,13 @@ pub(crate) struct ScratchBuffer {
 
 // SAFETY: only the `Scratch` that has set `leased` reaches the ranges.
 unsafe impl Sync for ScratchBuffer {}
-// SAFETY: an atomic and integers; 64-byte alignment.
+// SAFETY: the type has an atomic and integers, of which zeros are a valid value, and its alignment
+// of 64 bytes is less than a frame's.
 unsafe impl Zeroable for ScratchBuffer {}
 
-/// A leased scratch buffer: that of the CPU on which the operation began, or, if another task is
-/// using it, a small one on the stack. The small one needs more flushes; neither waits or
-/// allocates.
+/// A leased scratch buffer: that of the CPU on which the operation began, or, if another task has
+/// leased that one, a small one on the stack. With a small buffer the operation flushes more often.
+/// Getting a buffer never waits and never allocates.
 #[allow(clippy::large_enum_variant)] // It is on the stack of one call and is not moved.
 pub(crate) enum Scratch<'m, P: Platform> {
     /// A CPU's buffer, until this is dropped.

@@ -4,14 +4,15 @@
 //! is cheap but unbounded: other CPUs may cause a change each time. So such an operation counts its
 //! retries ([`Retries`]). At the limit it closes a gate that every operation that could disturb it
 //! passes before it begins. Operations that are past the gate finish, no new one begins, and the
-//! starved operation runs alone. After that only its own work bounds its retries.
+//! starved operation runs alone. From then on no other operation can make it retry.
 //!
 //! **No wait at a gate is unbounded.** A CPU that arrives at a closed gate waits for at most as
 //! many openings as there were operations holding the gate closed on its arrival. Then it proceeds,
 //! even if the gate has been closed again. So a stream of starved operations cannot keep a CPU out.
 //!
 //! Deadlock: an operation that has closed a gate must not wait for a task that waits at that gate.
-//! So it closes the gate only where everything it still waits for is past the gate already.
+//! So it closes the gate only where every task for which it still waits has passed the gate
+//! already.
 
 use super::atomic::{AtomicU32, Ordering};
 use crate::platform::Cpus;
@@ -19,7 +20,7 @@ use crate::platform::Cpus;
 /// The number of attempts after which an operation closes the gate.
 const TRIES: u32 = 8;
 
-/// The gate: see the module's text. Zero is open.
+/// A gate: see the module's text. A gate of zeros is open.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     /// The number of operations that hold the gate closed at present.
@@ -36,8 +37,8 @@ impl Gate {
     }
 
     /// Waits while the gate is closed, within the bound in the module's text. The caller holds no
-    /// spin lock, and nothing that an operation behind the closed gate waits for. An open gate
-    /// costs one load.
+    /// spin lock, and nothing for which an operation that has closed the gate may wait. An open
+    /// gate costs one load.
     #[inline]
     pub(crate) fn pass<C: Cpus>(&self, cpus: &C) {
         if self.is_closed() {
@@ -57,19 +58,20 @@ impl Gate {
     }
 }
 
-/// The retries of one operation. It can hold the gate closed; dropping it reopens the gate.
+/// The retry counter of one operation. Through it the operation closes the gate; dropping the
+/// counter reopens the gate.
 #[derive(Debug)]
 pub(crate) struct Retries<'g> {
     gate: &'g Gate,
-    /// Failed attempts so far.
+    /// The number of failed attempts so far.
     tries: u32,
     /// True while this operation holds the gate closed.
     closed: bool,
 }
 
 impl<'g> Retries<'g> {
-    /// Returns a counter with no failed attempt, for an operation that is disturbed by those that
-    /// pass `gate`.
+    /// Returns a counter with no failed attempt, for an operation that can be disturbed by
+    /// operations that pass `gate`.
     #[inline]
     pub(crate) fn new(gate: &'g Gate) -> Self {
         Retries { gate, tries: 0, closed: false }
@@ -104,7 +106,7 @@ impl<'g> Retries<'g> {
     }
 
     /// Reopens the gate if this operation holds it closed. The count of failed attempts stays, so
-    /// the next one closes the gate again.
+    /// the next failed attempt closes the gate again.
     #[inline]
     pub(crate) fn open(&mut self) {
         if self.closed {

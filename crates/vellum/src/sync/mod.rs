@@ -14,7 +14,7 @@
 //! builds.
 //!
 //! Under `--cfg loom` the atomics come from `loom`, and the models in `tests/model_sync.rs` explore
-//! all locks here but `Gate`.
+//! all locks of this module except `Gate`.
 
 #[cfg(not(loom))]
 mod gate;
@@ -39,12 +39,14 @@ pub(crate) mod atomic {
     pub use loom::sync::atomic::*;
 }
 
-/// Orders the preceding read-modify-write before later loads: the store-then-load half of a Dekker
-/// handshake. Another CPU that does its own write and then loads sees this CPU's write, or this CPU
-/// sees its. The caller's preceding atomic operation is a `SeqCst` read-modify-write.
+/// Orders the preceding read-modify-write before later loads: one side of a Dekker handshake, in
+/// which each of two CPUs writes and then reads what the other one writes. At least one of the two
+/// reads the other's new value. The caller's preceding atomic operation is a `SeqCst`
+/// read-modify-write.
 ///
-/// On x86-64 that instruction is a full barrier, so this is empty. On AArch64 it is not: a later
-/// load may be ordered before its store half. And `loom` implements `SeqCst` for fences only.
+/// On x86-64 such a read-modify-write is a full barrier, so this function is empty. On AArch64 it
+/// is not: a later load may be ordered before its store half. And `loom` implements `SeqCst` for
+/// fences only.
 #[inline(always)]
 pub(crate) fn after_seqcst_rmw() {
     #[cfg(any(loom, not(target_arch = "x86_64")))]

@@ -2,16 +2,16 @@
 //! has to wait queues in order (Linux: `percpu_rw_semaphore`).
 //!
 //! Every CPU has a slot, a counter of the readers that entered there. A reader increments its CPU's
-//! slot, then checks whether a ticket of the queue is out; a writer draws a ticket, then waits
-//! until every slot is zero. Each side writes before it checks, so at least one of them sees the
-//! other. The guard stores the slot: a reader that migrates to another CPU, or sleeps, still leaves
-//! by the slot in which it is counted.
+//! slot, then checks whether a ticket of the queue is out (drawn, and its turn is not over); a
+//! writer draws a ticket, then waits until every slot is zero. Each side writes before it checks,
+//! so at least one of them sees the other. The guard stores the slot: a reader that migrates to
+//! another CPU, or sleeps, still decrements the slot in which it was counted.
 //!
 //! **First come, first served (INV-18).** A reader that finds a ticket out decrements its slot
 //! again and draws a ticket as well. Tickets are served in order, one at a time: a writer's turn
 //! lasts until it leaves, a reader's turn only until it is counted in its slot, so that readers
 //! that are neighbours in the queue are inside together. So nothing overtakes a waiter, and a
-//! reader or a writer waits for those that came before it and for no others.
+//! reader or a writer waits only for readers and writers that came before it.
 //!
 //! A task inside the lock may be preempted, so waiters do not spin: all waiting is by
 //! [`Cpus::wait`].
@@ -23,14 +23,15 @@ use super::after_seqcst_rmw;
 use super::atomic::{AtomicU32, Ordering};
 use crate::platform::Cpus;
 
-/// A per-CPU reader-writer lock around `T`; see the module's text. The slots are the caller's, so
-/// that a slot can share a cache line with other data of its CPU. Every call for one lock must pass
-/// the same slots.
+/// A per-CPU reader-writer lock around `T`; see the module's text. The caller supplies the slots,
+/// so that a slot can share a cache line with other data of its CPU. Every call for one lock must
+/// pass the same slots.
 #[derive(Debug, Default)]
 pub struct PerCpuLock<T> {
-    /// The number of the next ticket. Tickets wrap around: no more than there are threads are out.
+    /// The number of the next ticket. The number wraps around, which is safe: a thread has one
+    /// ticket at most, so far fewer than 2^32 are out.
     next: AtomicU32,
-    /// The number of the ticket that is served; if it is `next`, none is out.
+    /// The number of the ticket that is served. If it equals `next`, no ticket is out.
     serving: AtomicU32,
     value: UnsafeCell<T>,
 }
@@ -69,8 +70,8 @@ impl<T> PerCpuLock<T> {
     fn queue<C: Cpus>(&self, cpus: &C, slot: &AtomicU32) {
         slot.fetch_sub(1, Ordering::Release);
         let turn = self.wait_for_turn(cpus);
-        // Relaxed is enough: the writer that is next in turn loads the slots after it has acquired
-        // `serving`.
+        // Relaxed is enough: the next writer loads the slots only after it has acquired `serving`,
+        // which is stored with release below.
         slot.fetch_add(1, Ordering::Relaxed);
         self.serving.store(turn.wrapping_add(1), Ordering::Release);
     }
@@ -86,8 +87,8 @@ impl<T> PerCpuLock<T> {
     }
 
     /// Enters as the only writer: waits for its turn, then until every reader in `slots` has left.
-    /// The caller must not be a reader itself. New readers queue behind this writer from its draw
-    /// on.
+    /// The caller must not be a reader itself. Readers that arrive after this writer has drawn its
+    /// ticket queue behind it.
     pub fn write<'a, C: Cpus>(&'a self, cpus: &C, slots: impl Iterator<Item = &'a AtomicU32>) -> WriteGuard<'a, T> {
         let turn = self.wait_for_turn(cpus);
         after_seqcst_rmw();
@@ -96,8 +97,8 @@ impl<T> PerCpuLock<T> {
                 cpus.wait();
             }
         }
-        // The last reader left with a release: everything it did happens before this writer's
-        // section.
+        // The last reader decremented its slot with release order: everything that it did happens
+        // before this writer's section.
         super::atomic::fence(Ordering::Acquire);
         WriteGuard { lock: self, turn }
     }
@@ -108,7 +109,8 @@ impl<T> PerCpuLock<T> {
     }
 }
 
-/// Shared access to the value of a [`PerCpuLock`]; leaves the lock when dropped.
+/// A guard that gives shared access to the value of a [`PerCpuLock`]. Dropping it releases the
+/// lock.
 pub struct ReadGuard<'a, T> {
     /// The value of the lock, for `deref`.
     value: *const T,
@@ -133,7 +135,8 @@ impl<T> Drop for ReadGuard<'_, T> {
     }
 }
 
-/// Exclusive access to the value of a [`PerCpuLock`]; serves the next ticket when dropped.
+/// A guard that gives exclusive access to the value of a [`PerCpuLock`]. Dropping it serves the
+/// next ticket.
 pub struct WriteGuard<'a, T> {
     lock: &'a PerCpuLock<T>,
     /// The writer's ticket.
@@ -143,8 +146,8 @@ pub struct WriteGuard<'a, T> {
 impl<T> Deref for WriteGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: one ticket is served at a time, newcomers queue behind it, and this writer
-        // entered only when every slot was empty.
+        // SAFETY: one ticket is served at a time, new readers and writers queue behind this
+        // writer's, and this writer entered only when every slot was zero.
         unsafe { &*self.lock.value.get() }
     }
 }

@@ -2,8 +2,8 @@
 //! data.
 //!
 //! **First come, first served.** A CPU draws a ticket and owns the lock when that ticket is served;
-//! the owner serves the next ticket when it unlocks. So a CPU waits for those that drew before it
-//! and for no others, whatever the timing (INV-18). An uncontended lock costs one atomic
+//! the owner serves the next ticket when it unlocks. So a CPU waits only for CPUs that drew a
+//! ticket before it, whatever the timing (INV-18). An uncontended lock costs one atomic
 //! read-modify-write, like a test-and-set lock.
 //!
 //! Drawing and waiting are two calls, because a lockless page-table walk may draw but must not wait
@@ -17,10 +17,11 @@ use core::ops::{Deref, DerefMut};
 use super::atomic::{AtomicU16, Ordering};
 use crate::platform::Cpus;
 
-/// A ticket lock without data. Zero is unlocked, so a zeroed descriptor contains an unlocked one.
+/// A ticket lock without data. A lock of zeros is unlocked, so a zeroed descriptor contains an
+/// unlocked lock.
 ///
-/// Tickets wrap around. Preemption is disabled from the draw on, so there are never more tickets
-/// out than CPUs ([`MAX_CPUS`](crate::platform::MAX_CPUS)).
+/// Tickets wrap around. Preemption is disabled from the drawing of a ticket to the unlock, so there
+/// are never more tickets out than CPUs ([`MAX_CPUS`](crate::platform::MAX_CPUS)).
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct RawSpin {
@@ -73,8 +74,8 @@ impl RawSpin {
     }
 
     /// Releases the lock, and serves the next ticket. Only the lock's owner may call this. A call
-    /// by another CPU breaks mutual exclusion, but no memory by itself: that is why this is a safe
-    /// function.
+    /// by another CPU breaks mutual exclusion, but does not by itself break memory safety, so this
+    /// function is not `unsafe`.
     #[inline]
     pub fn unlock<C: Cpus>(&self, cpus: &C) {
         debug_assert!(self.is_locked(), "unlock of a spin lock that is not locked");
@@ -146,7 +147,7 @@ impl<T> SpinLock<T> {
     }
 }
 
-/// Exclusive access to the value of a [`SpinLock`]; unlocks when dropped.
+/// A guard that gives exclusive access to the value of a [`SpinLock`]. Dropping it unlocks.
 pub struct SpinGuard<'a, T, C: Cpus> {
     lock: &'a SpinLock<T>,
     cpus: &'a C,

@@ -1,11 +1,12 @@
 //! Lockless page-table walkers, and the grace period that waits for them.
 //!
 //! A walker descends from the root through page tables without locking them, so another CPU may
-//! unhook one that the walker is reading. The walker finds out when it has locked the page table at
-//! which it arrived, whose descriptor marks it as dead. That works only while the frame is still a
-//! page table. Hence INV-1: a page-table page returns to the allocator only after every walker that
-//! was under way at the unhooking has left, and after every ticket of the page table's lock that
-//! such a walker drew has been served ([`RawSpin::drain`](super::RawSpin::drain)).
+//! unhook a page table (clear the pointer to it) that the walker is reading. The unhooking CPU
+//! marks the page table's descriptor, and the walker checks the mark once it has locked the page
+//! table at which it arrived. The check works only while the frame is still a page table. Hence
+//! INV-1: a page-table page returns to the allocator only after every walker that was under way at
+//! the unhooking has left, and after every ticket of the page table's lock that such a walker drew
+//! has been served ([`RawSpin::drain`](super::RawSpin::drain)).
 //!
 //! A walk is a handful of loads with preemption disabled, so a grace period is short and needs no
 //! deferred work (Linux defers with RCU or flushes with an IPI: `tlb_remove_table`). Each CPU has a
@@ -16,7 +17,7 @@ use super::after_seqcst_rmw;
 use super::atomic::{AtomicU32, Ordering};
 use crate::platform::Cpus;
 
-/// One CPU's slot, alone on its cache line.
+/// The slot of one CPU, which counts its walks. It is alone on its cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Slot(AtomicU32);

@@ -1,12 +1,12 @@
-//! Busy entries: keeps PTEs in transition while an operation flushes or copies without the page
-//! table's lock (INV-4, INV-11).
+//! Busy entries: markers that take the place of PTEs while an operation flushes or copies without
+//! the page table's lock (INV-4, INV-11).
 //!
 //! An operation that takes long replaces PTEs by busy entries, releases the lock, does its work,
-//! and fills the entries. No run goes on past a busy entry ([`LockedTable::run`]), and
-//! [`PageTables::find`](super::PageTables::find) waits at one. So a CPU that comes there waits as
-//! it would for the lock, and then finds the new PTEs. The operation holds the VMA lock as a
-//! reader, so that no other operation unmaps, moves or forks these addresses (INV-13). Busy entries
-//! count as live: their page table stays hooked (INV-3).
+//! and fills the entries. A run ends before a busy entry ([`LockedTable::run`]), and
+//! [`PageTables::find`](super::PageTables::find) waits while the entry that it looks for is busy.
+//! So a CPU that needs such a PTE waits as it would for the lock, and then finds the new PTE. The
+//! operation holds the VMA lock as a reader, so that no other operation unmaps, moves or forks
+//! these addresses (INV-13). Busy entries count as live: their page table stays hooked (INV-3).
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -16,8 +16,8 @@ use crate::arch::{Arch, Kind, UserRange};
 use crate::platform::{Event, Platform, trace};
 use crate::tlb::Removed;
 
-/// Busy entries of a page table that is not locked. CPUs wait for them until [`BusyEntries::fill`]
-/// is called.
+/// Busy entries of a page table that is not locked. A CPU that needs one of these PTEs waits until
+/// [`BusyEntries::fill`] is called.
 #[must_use = "CPUs wait at busy entries until they are filled"]
 pub(crate) struct BusyEntries<'t, 'm, P: Platform>(LockedTable<'t, 'm, P>);
 
@@ -28,7 +28,7 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
         !range.is_empty() && self.entry(self.index(range.start)).load(Relaxed) == self.tables.arch.busy_pte()
     }
 
-    /// Makes all entries of `block` busy, passes each run of leaf PTEs that was there to `taken`,
+    /// Makes all entries of `block` busy, passes each run of leaf PTEs that it replaced to `taken`,
     /// and releases the lock. `block` lies in this page table and holds leaf PTEs and empty entries
     /// only. Accessed and dirty bits are dropped, as by [`LockedTable::take`].
     pub(crate) fn make_busy(self, block: VirtRange, mut taken: impl FnMut(Removed)) -> BusyEntries<'t, 'm, P> {
@@ -66,7 +66,8 @@ impl<'t, 'm, P: Platform> BusyEntries<'t, 'm, P> {
         BusyEntries(table)
     }
 
-    /// Writes a run over the busy entries, all of them, after taking the lock again.
+    /// Takes the page table's lock again, writes `run` over all of the busy entries, and releases
+    /// the lock.
     pub(crate) fn fill(self, run: &Run) {
         let table = self.0;
         trace(table.tables.platform(), || Event::Locking(table.pfn));

@@ -11,8 +11,8 @@ use crate::stats::Counter;
 use crate::tlb::{DeadTable, Gather, Removed};
 use core::sync::atomic::Ordering::Relaxed;
 
-/// A page table that was detached, with its PTEs still in it. No walk finds it, and no TLB holds a
-/// translation from it, so its PTEs no longer change.
+/// A page table that was detached from its parent, with its PTEs still in it. No walk finds it, and
+/// no TLB holds a translation from it, so its PTEs no longer change.
 #[must_use = "the memory that a detached page table maps leaks unless it is drained"]
 pub(crate) struct DetachedTable<'t, 'm, P: Platform>(LockedTable<'t, 'm, P>);
 
@@ -22,9 +22,10 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
         VirtRange { start: self.base, end: self.end() }
     }
 
-    /// Detaches this page table: makes the parent's entry busy, releases the lock and flushes.
-    /// After that no CPU reads or writes memory through this page table, and its accessed and dirty
-    /// bits are final. Returns the page table and its parent's busy entry.
+    /// Detaches this page table: replaces the pointer to it in its parent by a busy entry (a marker
+    /// at which walks wait), releases the lock and flushes. After that no CPU reads or writes
+    /// memory through this page table, and its accessed and dirty bits are final. Returns the page
+    /// table and its parent's busy entry.
     pub(crate) fn detach(self) -> (DetachedTable<'t, 'm, P>, BusyEntries<'t, 'm, P>) {
         let above = self.lock_parent();
         let index = above.index(self.base);
@@ -32,7 +33,8 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
         debug_assert_eq!(self.tables.arch.kind(table, above.level), Kind::Table);
         above.store(index, table, self.tables.arch.busy_pte());
         let busy = BusyEntries::new(above);
-        // A CPU that queued for the lock of this page table before finds it dead, and walks again.
+        // A CPU that already waits for the lock of this page table finds this flag once it has the
+        // lock, and walks again.
         self.desc.set_flag(flag::UNHOOKED);
         trace(self.tables.platform(), || Event::Unlocking(self.pfn));
         self.desc.table_lock().unlock(self.tables.platform());
@@ -47,7 +49,7 @@ impl<'t, 'm, P: Platform> DetachedTable<'t, 'm, P> {
         &self.0
     }
 
-    /// Returns the runs of leaf PTEs in it: their addresses and frames.
+    /// Returns the runs of leaf PTEs in the page table, in ascending order of their addresses.
     pub(crate) fn leaf_runs(&self) -> impl Iterator<Item = Run> {
         let VirtRange { start: mut at, end } = self.0.range();
         let next = move || {
@@ -58,19 +60,20 @@ impl<'t, 'm, P: Platform> DetachedTable<'t, 'm, P> {
         core::iter::from_fn(next).filter(|run| run.kind == Kind::Leaf)
     }
 
-    /// Hooks the page table in again: fills the busy entry with a pointer to it.
+    /// Reverts [`LockedTable::detach`]: replaces the parent's busy entry by the pointer to this
+    /// page table.
     pub(crate) fn restore(self, busy: BusyEntries<'t, 'm, P>) {
         let LockedTable { tables, pfn, desc, level, base } = self.0;
         let pointer = tables.arch.table_pte(pfn.addr());
         busy.fill(&Run::new(base, level + 1, Kind::Table, pointer, 1));
-        // Only after the entry was filled: a CPU that locks the page table alive may empty it, and
-        // then unhooks it.
+        // The flag is cleared only after the parent's entry was filled: as soon as it is clear,
+        // another CPU may lock the page table, empty it, and unhook it from the parent.
         desc.clear_flag(flag::UNHOOKED);
     }
 
     /// Takes all leaf PTEs out, passes each run to `each`, and gives the page table to the gather,
-    /// which is flushed whenever it is full. Gives way to other work after every
-    /// [`MAX_RUNS_PER_HOLD`] runs (INV-11).
+    /// which is flushed whenever it is full. Calls `resched` after every [`MAX_RUNS_PER_HOLD`] runs
+    /// (INV-11).
     pub(crate) fn drain(self, gather: &mut Gather<'_, 'm, P>, mut each: impl FnMut(Removed, &mut Gather<'_, 'm, P>)) {
         let table = self.0;
         table.tables.count_hooked(-1);

@@ -6,14 +6,14 @@
 //! folds it again when its PTEs are alike again (Linux: `contpte_fold`, `contpte_unfold`).
 //!
 //! - **A cont block is** aligned in virtual and physical addresses, inside one folio, and its PTEs
-//!   are all valid and alike (INV-14). So an accessed or dirty bit never tells of another folio,
-//!   and pages that differ in soft-dirty or uffd-wp are never one translation.
+//!   are all valid and alike (INV-14). So an accessed or dirty bit of a block always belongs to the
+//!   block's folio, and pages that differ in soft-dirty or uffd-wp are never one translation.
 //! - **Hardware may set the accessed and dirty bits of a block in any of its PTEs.** A read of one
 //!   PTE merges those of all of them.
 //! - **Live PTEs are folded and unfolded with break-before-make** (Arm ARM D8.7.1, D8.17.1): clear
-//!   all, flush, write all. The flush is left out where [`Arch::cont_in_place`] returns true.
-//!   Meanwhile the PTEs are busy. A change of all PTEs of a block in the same way is neither, and
-//!   needs no break.
+//!   all, flush, write all. The flush is left out where [`Arch::cont_in_place`] returns true. From
+//!   the clearing to the writing the PTEs are busy (markers at which other CPUs wait). A change of
+//!   all PTEs of a block in the same way keeps the block folded, and needs no flush in between.
 
 use core::ops::Deref;
 use core::sync::atomic::AtomicU64;
@@ -27,11 +27,12 @@ use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::Platform;
 use crate::stats::Counter;
 
-/// A cont block that PTEs outside a page table will form once they are written to one.
+/// A cont block that PTEs outside a page table will form once they are written to a page table.
 pub(super) struct ContBlock {
     /// The number of entries.
     pub(super) len: usize,
-    /// The first entry, without the cont mark, with the accessed and dirty bits of all entries.
+    /// The first entry, without the bit [`Arch::CONT`], with the accessed and dirty bits of all
+    /// entries.
     pub(super) first: u64,
 }
 
@@ -39,7 +40,7 @@ pub(super) struct ContBlock {
 pub(super) struct ContBlocks<'l, 't, 'm, P: Platform>(&'l LockedTable<'t, 'm, P>);
 
 impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
-    /// Returns the view of this page table that knows cont blocks.
+    /// Returns this page table as [`ContBlocks`], which has the functions for cont blocks.
     #[inline(always)]
     pub(super) fn cont(&self) -> ContBlocks<'_, 't, 'm, P> {
         ContBlocks(self)
@@ -81,8 +82,8 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     }
 
     /// Returns the accessed and dirty bits in which any of `n` entries from `index` on differs from
-    /// `raw`. `look` reads each entry, or exchanges it and returns the old value. Eight entries at
-    /// a time without a branch, as `LockedTable::match_entries` does.
+    /// `raw`. `look` reads each entry, or exchanges it and returns the old value. Compares eight
+    /// entries at a time without a branch, as `LockedTable::match_entries` does.
     #[inline(always)]
     pub(super) fn differing(&self, index: usize, n: usize, raw: u64, look: impl Fn(usize, &AtomicU64) -> u64) -> u64 {
         let mut all = 0;
@@ -97,10 +98,10 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         all & P::Arch::HARDWARE
     }
 
-    /// Compares at most `most` PTEs in cont blocks from `index` on with the run that `first`
-    /// begins. Only the first compared PTE of each block is read for frame and attributes (INV-14).
-    /// The accessed and dirty bits are those of the whole block, also of its PTEs outside the
-    /// range.
+    /// Compares at most `most` PTEs in cont blocks from `index` on with a run whose first PTE is
+    /// `first`. Only the first compared PTE of each block is read for frame and attributes
+    /// (INV-14). The accessed and dirty bits are those of the whole block, also of its PTEs outside
+    /// the range. `each` gets the matching entries in pieces, with the index of the first of each.
     pub(super) fn match_cont_blocks(
         &self,
         index: usize,
@@ -110,7 +111,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     ) -> Match {
         let arch = &self.tables.arch;
         let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(first, self.level));
-        // With all bits set in `first`, no other PTE can add one.
+        // If `first` has all accessed and dirty bits, no other PTE can add one.
         let full = arch.attrs(first, self.level).contains(Attrs::HARDWARE);
         let (mut at, mut expected, mut differing) = (index, first, 0);
         let mut entries = &self.entries()[index..index + most];
@@ -119,7 +120,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         while let Some(entry) = entries.first() {
             let raw = entry.load(Relaxed);
             let differs = arch.without_cont(raw, at) ^ expected;
-            // The entry that follows a leaf PTE and has the cont mark is a leaf PTE too.
+            // An entry that follows a leaf PTE and has the bit [`Arch::CONT`] is a leaf PTE too.
             if raw & P::Arch::CONT == 0 || differs & !P::Arch::HARDWARE != 0 {
                 break;
             }
@@ -153,9 +154,9 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         (arch.leaf_addr(raw, self.level).0 ^ va) & within == 0 && arch.attrs(raw, self.level).intersects(Attrs::PROT)
     }
 
-    /// Returns the number of PTEs, in whole cont blocks, that map the rest of one folio. `raw` maps
-    /// the frame to begin with, and stands where a cont block begins. Returns 0 if the folio is
-    /// smaller than a cont block.
+    /// Returns how many PTEs it takes to map a folio from the frame that `raw` maps to the folio's
+    /// end, rounded down to whole cont blocks: 0 if the folio is smaller than a cont block. `raw`
+    /// is at the start of a cont block.
     #[inline]
     fn entries_in_folio(&self, raw: u64) -> usize {
         let arch = &self.tables.arch;
@@ -195,12 +196,12 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         let step = self.tables.arch.step(raw, self.level);
         let of = |at: usize| raw.wrapping_add(step.wrapping_mul(at as u64));
-        // Entries that form no block are collected from `done` on, until a block or the end is
-        // reached.
+        // The entries from `done` to `at` form no block. They are passed on as one piece when a
+        // block or the end is reached.
         let (mut at, mut done) = (block.wrapping_sub(index) & (block - 1), 0);
         while at + block <= n {
             let start = at;
-            // One folio after another, as long as they hold whole blocks.
+            // Extends the piece by one folio after another, as long as they hold whole blocks.
             while at + block <= n {
                 match self.entries_in_folio(of(at)).min((n - at) & !(block - 1)) {
                     0 => break,
@@ -242,15 +243,17 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         self.fold_edges(index, run.len);
     }
 
-    /// Returns true if a run consists of whole cont blocks. Its folios need not be looked up then.
+    /// Returns true if a run consists of whole cont blocks. If so, its folios need not be looked
+    /// up.
     #[inline]
     pub(super) fn is_all_cont(&self, index: usize, run: &Run) -> bool {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         run.cont == Cont::All && (index | run.len) & (block - 1) == 0
     }
 
-    /// Writes whole cont blocks over entries that are all `old`, or over any entries if `old` is
-    /// `None`.
+    /// Writes `n` PTEs from `index` on as whole cont blocks. `raw` is the first PTE as it would be
+    /// in no cont block. All entries hold `old` now; `None` means the same as in
+    /// [`LockedTable::write`].
     pub(super) fn write_cont(&self, index: usize, n: usize, raw: u64, old: Option<u64>) {
         let arch = &self.tables.arch;
         let old = old.map(Sequence::of_equal);
@@ -285,8 +288,9 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         }
     }
 
-    /// Unfolds the cont block that has `index` inside it, so that the PTEs below and from `index`
-    /// on can change separately. Does nothing if no block crosses `index`.
+    /// Unfolds the cont block that begins before `index` and ends after it, so that the PTEs before
+    /// `index` and those from `index` on can change separately. Does nothing if no block crosses
+    /// `index`.
     #[inline]
     pub(super) fn unfold_at(&self, index: usize) {
         if P::Arch::CONT != 0 && index & ((1 << self.tables.arch.cont_bits(self.level)) - 1) != 0 {
@@ -327,8 +331,8 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         }
     }
 
-    /// Returns the cont block that `entries` begin with, once they are written from `index` on;
-    /// `None` if those entries can't be folded.
+    /// Returns the cont block that the first of `entries` form once `entries` are written from
+    /// `index` on. Returns `None` if they can't be folded.
     pub(super) fn leading_cont_block(&self, index: usize, entries: &[u64]) -> Option<ContBlock> {
         let (&first, arch) = (entries.first()?, &self.tables.arch);
         if !self.can_fold(index, first) {

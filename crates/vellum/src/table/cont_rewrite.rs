@@ -1,7 +1,7 @@
 //! Attribute changes of leaf PTEs where some are in cont blocks or can be folded.
 //!
-//! A change of all PTEs of a block in the same way keeps the block. Any other change unfolds it
-//! first, and folds what is alike afterwards.
+//! A change of all PTEs of a block in the same way keeps the block. Any other change unfolds the
+//! block first. Afterwards the PTEs that are alike are folded again.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -13,7 +13,7 @@ use crate::arch::{Arch, Attrs};
 use crate::platform::Platform;
 use crate::stats::Counter;
 
-/// The most blocks that are folded with one flush.
+/// The maximum number of cont blocks that are folded with one flush.
 const BLOCKS_PER_FLUSH: usize = 32;
 
 impl<P: Platform> ContBlocks<'_, '_, '_, P> {
@@ -28,7 +28,8 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
             return self.rewrite_folded(run, index, run.len, new);
         }
         if can_fold && run.cont == Cont::None && self.can_fold(index, run.raw) {
-            // Only frame and address could keep the PTEs from being folded, and neither changes.
+            // The old PTEs are not folded although their attributes permit it. So their folio or
+            // their addresses forbid it, and these do not change.
             self.rewrite_single(run, index, run.len, new);
             return self.fold_edges(index, run.len);
         }
@@ -94,7 +95,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     }
 
     /// Changes PTEs in whole cont blocks, which stay folded. All PTEs of a block change alike, so
-    /// no break is needed.
+    /// no break-before-make is needed.
     fn rewrite_folded(&self, run: &Run, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
         if run.stable {
@@ -125,7 +126,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     }
 
     /// Changes PTEs that are in no cont block and folds them: up to [`BLOCKS_PER_FLUSH`] blocks
-    /// with one break.
+    /// with one break-before-make.
     fn rewrite_folding(&self, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
         let (step, block) = (arch.step(new, self.level), 1usize << arch.cont_bits(self.level));

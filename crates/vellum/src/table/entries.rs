@@ -1,9 +1,10 @@
 //! The PTEs of a locked page table: reads and writes them one run at a time.
 //!
 //! [`super::take`] clears leaf PTEs, and [`super::rewrite`] changes them while hardware sets
-//! accessed and dirty bits. [`super::cont_block`] alone knows of cont blocks: the functions here
-//! return each leaf PTE as if it were in none (INV-14). All stores are made under the page table's
-//! lock, or before the page table is published (INV-5).
+//! accessed and dirty bits. Only [`super::cont_block`] handles cont blocks (groups of PTEs that a
+//! TLB may hold as one translation): the functions here return each leaf PTE as if it were in no
+//! cont block (INV-14). All stores are made under the page table's lock, or before the page table
+//! is published (INV-5).
 
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
@@ -113,8 +114,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         self.read_run(va, end, |raw| arch.leaf(arch.leaf_addr(raw, self.level), full(raw), self.level))
     }
 
-    /// Returns the run at `va`. `taken` maps the first leaf PTE to the value with which the run is
-    /// compared.
+    /// Returns the run at `va`. If it is a run of leaf PTEs, `taken` converts the first one to the
+    /// value with which the others are compared.
     #[inline(always)]
     fn read_run(&self, va: u64, end: u64, taken: impl FnOnce(u64) -> u64) -> Option<Run> {
         let arch = &self.tables.arch;
@@ -149,8 +150,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         }
     }
 
-    /// Writes an entry over one that no other CPU or hardware changes: a busy entry of
-    /// [`LockedTable::take_busy`], or a swap entry.
+    /// Overwrites the entry for `va`, which is a busy entry of [`LockedTable::take_busy`] or a swap
+    /// entry: no other CPU and no hardware changes such an entry.
     pub(crate) fn fill(&self, va: u64, raw: u64) {
         self.store(self.index(va), self.get(va), raw);
     }
@@ -165,14 +166,14 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         self.set(new);
     }
 
-    /// Returns how many of `n` leaf PTEs from `index` on continue a run that begins with `first`.
-    /// PTEs in cont blocks do not.
+    /// Returns how many of `n` leaf PTEs from `index` on continue a run that begins with `first`. A
+    /// PTE in a cont block never continues it.
     pub(super) fn matching_len(&self, index: usize, n: usize, first: u64) -> usize {
         let step = self.tables.arch.step(first, self.level);
         self.match_entries(index, n, Sequence { first, step }, !P::Arch::HARDWARE, |_, _| ()).len
     }
 
-    /// Compares at most `most` leaf PTEs from `index` on with the run that `first` begins, and
+    /// Compares at most `most` leaf PTEs from `index` on with a run whose first PTE is `first`, and
     /// ignores accessed and dirty bits. PTEs in cont blocks are compared one block at a time.
     /// `each` gets the matching entries in pieces, with the index of the first of each.
     #[inline(always)]
@@ -204,8 +205,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     /// Compares at most `most` entries from `index` on with the sequence, in the bits of `mask`.
     /// `each` gets the matching entries in pieces, with the index of the first of each.
     ///
-    /// Eight entries at a time without a branch between them: a run costs little more than reading
-    /// its entries.
+    /// Compares eight entries at a time without a branch between them, so that finding a run costs
+    /// little more than reading its entries.
     #[inline(always)]
     fn match_entries(
         &self,
@@ -274,9 +275,9 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         }
     }
 
-    /// Writes `n` entries from `index` on. They hold `old`, if that is given; without it `new`
-    /// already has the accessed and dirty bits that hardware may have set. Writes eight at a time,
-    /// as they are read.
+    /// Writes `n` entries from `index` on. `old` is the sequence that they hold now. `None`: the
+    /// caller does not know it exactly, and has put the accessed and dirty bits of all these
+    /// entries into `new`. Writes eight entries at a time, as `match_entries` reads them.
     ///
     /// One release fence before all stores orders the contents of the mapped frames before the
     /// PTEs. That is cheaper than a release store for each.
@@ -304,9 +305,9 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         piece(rest);
     }
 
-    /// Stores an entry that no other CPU or hardware changes meanwhile. `expected` is its value,
-    /// for the tracer. Release: a CPU that reads the entry sees the contents of the frame that it
-    /// maps.
+    /// Stores an entry that no other CPU or hardware changes meanwhile. `expected` is its present
+    /// value, for the tracer. The store has release order, so that a CPU that reads the entry sees
+    /// the contents of the frame that it maps.
     #[inline]
     pub(super) fn store(&self, index: usize, expected: u64, new: u64) {
         trace(self.tables.platform(), || Event::Store(self.pfn, index as u16, expected, new));
@@ -319,8 +320,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         self.exchange_at(index, self.entry(index), new)
     }
 
-    /// Exchanges an entry, of which the caller has the reference, as [`LockedTable::exchange`]
-    /// does.
+    /// Exchanges an entry as [`LockedTable::exchange`] does, for a caller that already has a
+    /// reference to the entry.
     #[inline(always)]
     pub(super) fn exchange_at(&self, index: usize, entry: &AtomicU64, new: u64) -> u64 {
         trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, new));
@@ -338,11 +339,11 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 }
 
-/// Returns a leaf PTE with the union of the accessed and dirty bits of several: of `first`, and of
-/// those that differ from it in the bits of `differing`.
+/// Returns the leaf PTE `first` with the union of the accessed and dirty bits of several PTEs.
+/// `differing` has the bits in which at least one of the other PTEs differs from `first`.
 #[inline]
 pub(super) fn merge_hardware_bits<A: Arch>(first: u64, differing: u64) -> u64 {
-    // A bit that is clear in `first` but differs in another PTE is set there.
+    // A bit that is clear in `first` and differs in another PTE is set in that other PTE.
     let recorded = (first ^ A::HARDWARE_INVERTED) | differing;
     first & !A::HARDWARE | (recorded ^ A::HARDWARE_INVERTED) & A::HARDWARE
 }

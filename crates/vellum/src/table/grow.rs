@@ -12,7 +12,7 @@ use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::sync::Retries;
 
-/// The most page tables of one new chain: all levels but the root.
+/// The maximum number of page tables that are published together: one of each level below the root.
 const MAX_NEW_LEVELS: usize = 4;
 
 /// The reason why a run was not mapped.
@@ -26,7 +26,7 @@ pub(crate) enum NotMapped {
 
 impl NotMapped {
     /// Returns the reason why memory was refused. For a caller that has made sure that the entries
-    /// are empty.
+    /// are empty, so that [`NotMapped::Occupied`] can't happen.
     pub(crate) fn shortage(self) -> Refused {
         match self {
             NotMapped::NoMemory(why) => why,
@@ -41,16 +41,16 @@ impl From<Refused> for NotMapped {
     }
 }
 
-/// Spare page tables: empty ones that are not published. Each level has a stack, linked through the
-/// descriptors: `tables[level - 1]` is its top. Those that were not used are freed when this is
-/// dropped.
+/// Spare page tables: allocated ahead of need, empty, and not published. Each level has a stack of
+/// them, linked through their descriptors; `tables[level - 1]` is its top. Spare page tables that
+/// were not used are freed when this value is dropped.
 pub(crate) struct SpareTables<'t, 'm, P: Platform> {
     tree: &'t PageTables<'m, P>,
     tables: [Pfn; MAX_NEW_LEVELS],
 }
 
 impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
-    /// Returns no spare page tables.
+    /// Returns an empty set of spare page tables.
     #[inline]
     pub(crate) fn new(tree: &'t PageTables<'m, P>) -> Self {
         SpareTables { tree, tables: [Pfn::NONE; MAX_NEW_LEVELS] }
@@ -71,7 +71,8 @@ impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
     /// Allocates a page table for each level from `lowest` to `hook - 1` that has no spare one.
     ///
     /// # Errors
-    /// [`Refused`] if one could not be allocated; the others stay spare.
+    /// [`Refused`] if a page table could not be allocated. Those that were allocated stay in the
+    /// set.
     fn provide(&mut self, lowest: u8, hook: u8) -> Result<(), Refused> {
         for level in lowest..hook {
             if !self.has(level, level + 1) {
@@ -93,10 +94,10 @@ impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
         core::mem::replace(top, next)
     }
 
-    /// Publishes spare page tables from level `lowest` up to below `hook`. Calls `write` to write
-    /// PTEs into the lowest one, writes each page table's pointer into the one above, and the
-    /// topmost pointer into `hook`, which the caller has locked. That last store publishes them
-    /// all.
+    /// Publishes one spare page table of each level from `lowest` to the level below `hook`. Calls
+    /// `write` to write PTEs into the lowest one, writes each page table's pointer into the one
+    /// above, and the topmost pointer into `hook`, which the caller has locked. That last store
+    /// publishes them all.
     fn publish(
         &mut self,
         va: u64,
@@ -122,8 +123,8 @@ impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
             above.add_live(1);
         }
         if tree.arch.tlb_rules().not_present.lasts() {
-            // This CPU may still cache the absence of the pointer. The caller handles what it
-            // caches of leaf PTEs (INV-20).
+            // This CPU may still cache that the entry in `hook` is not present. The caller handles
+            // leaf PTEs that this CPU caches as not present (INV-20).
             let start = align_down(va, hook.shift());
             let span = VirtRange { start, end: start + (1 << hook.shift()) };
             tree.tlb.invalidate_local(span, hook.shift(), true);
@@ -147,8 +148,8 @@ impl<P: Platform> Drop for SpareTables<'_, '_, P> {
 }
 
 impl<'m, P: Platform> PageTables<'m, P> {
-    /// Maps a run of any kind at the empty entries of `at`, the addresses of the run, which lie in
-    /// one page table. Allocates missing page tables. The caller holds no spin lock.
+    /// Writes a run of any kind into empty entries. `at` are the addresses of the run, all
+    /// translated by one page table. Allocates missing page tables. The caller holds no spin lock.
     ///
     /// # Errors
     /// [`NotMapped`], with nothing changed (INV-7).
@@ -184,7 +185,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
         loop {
             retries.retry();
             let walk = self.begin_walk();
-            // SAFETY: `walk` is alive.
+            // SAFETY: this CPU is in a walk as long as `walk` lives.
             let at = unsafe { self.descend(range, level) };
             if at.level > level && at.raw != 0 {
                 return Err(NotMapped::Occupied);
@@ -194,7 +195,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
                 spares.provide(level, at.level)?;
                 continue;
             }
-            // SAFETY: `walk` is alive, and has reached the page table.
+            // SAFETY: this CPU is in the walk that ended at `at`.
             let queued = unsafe { self.queue_lock(at.table) };
             drop(walk);
             let Some(table) = queued.lock(at.level, va) else {
@@ -215,8 +216,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
         }
     }
 
-    /// Writes entries as [`PageTables::put`] does if their page table exists. Returns `None` if it
-    /// does not, or was unhooked meanwhile.
+    /// Writes entries as [`PageTables::put`] does if their page table exists. Returns `None` if the
+    /// page table does not exist, or was unhooked before this CPU had its lock.
     #[inline]
     fn put_in_existing_table(
         &self,
@@ -227,12 +228,12 @@ impl<'m, P: Platform> PageTables<'m, P> {
     ) -> Option<Result<(), NotMapped>> {
         let va = range.start;
         let walk = self.begin_walk();
-        // SAFETY: `walk` is alive.
+        // SAFETY: this CPU is in a walk as long as `walk` lives.
         let at = unsafe { self.descend(range, level) };
         if at.level > level {
             return (at.raw != 0).then_some(Err(NotMapped::Occupied));
         }
-        // SAFETY: `walk` is alive, and has reached the page table.
+        // SAFETY: this CPU is in the walk that ended at `at`.
         let queued = unsafe { self.queue_lock(at.table) };
         drop(walk);
         Some(queued.lock(at.level, va)?.put(va, n, write))

@@ -1,6 +1,6 @@
 //! Locked page tables: releases a page table's lock, and unhooks the page table if it became empty
-//! (INV-3). Entries are written through a locked page table, or before the page table is published
-//! (INV-5).
+//! (INV-3). Entries are written under their page table's lock, or before the page table is
+//! published (INV-5).
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -15,8 +15,9 @@ use crate::stats::Counter;
 use crate::sync::WalkGuard;
 use crate::tlb::{DeadTable, Gather};
 
-/// A guard for a lockless walk, also reported to the tracer. While it lives, no page table that the
-/// walk can reach is freed (INV-1). Its holder waits for no lock.
+/// A guard for a lockless walk, whose beginning and end are reported to the tracer. While the guard
+/// lives, no page table that the walk can reach is freed (INV-1). A CPU with such a guard must not
+/// wait for a lock.
 pub(super) struct Walk<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     _guard: WalkGuard<'m, P>,
@@ -52,8 +53,8 @@ pub(crate) struct LockedTable<'t, 'm, P: Platform> {
 }
 
 impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
-    /// Returns the page table of `level` at `pfn` as one that translates `va`. The caller holds its
-    /// lock, or has not published it yet.
+    /// Makes a [`LockedTable`] for the page table at `pfn`, which has this `level` and translates
+    /// `va`. The caller holds the page table's lock, or has not published the page table yet.
     #[inline]
     pub(super) fn new(tables: &'t PageTables<'m, P>, pfn: Pfn, desc: &'m Frame, level: u8, va: u64) -> Self {
         let shift = tables.arch.level_shift(level) + tables.arch.index_bits();
@@ -79,8 +80,8 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
         self.set_live(self.live() + n as u32);
     }
 
-    /// Returns the end of the user addresses that this page table translates. The entries of a root
-    /// behind that end are the host's, and no run reaches them (INV-17).
+    /// Returns the end of the user addresses that this page table translates. In a root, the
+    /// entries after that end are the host's, and no run reaches them (INV-17).
     #[inline]
     pub(crate) fn end(&self) -> u64 {
         let end = self.base.saturating_add((1u64 << self.tables.arch.index_bits()) << self.shift());
@@ -97,7 +98,8 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
 
     /// Returns the address up to which an operation on `range` may go if it handles at most
     /// `entries` entries under this lock. `range` begins in this page table, and `entries` is at
-    /// least the length of a cont block. A cont block that would be cut is left out whole.
+    /// least the length of a cont block. If that limit would cut a cont block (PTEs that a TLB may
+    /// hold as one translation), the result is the start of that block.
     #[inline]
     pub(crate) fn end_after(&self, range: UserRange, entries: u64) -> u64 {
         let end = range.end.min(self.end());
@@ -108,7 +110,7 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
         end.min(align_down(most, self.shift() + self.tables.arch.cont_bits(self.level)))
     }
 
-    /// Returns log2 of the bytes that an entry translates.
+    /// Returns log2 of the number of bytes that an entry translates.
     #[inline]
     pub(crate) fn shift(&self) -> u32 {
         self.tables.arch.level_shift(self.level)
@@ -122,7 +124,7 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     }
 
     /// Returns the index after that of the entry that translates `end - 1`, or the number of
-    /// entries if the page table ends before that. `end` is a user address above `base`.
+    /// entries if the page table ends before that address. `end` is a user address above `base`.
     #[inline]
     pub(super) fn end_index(&self, end: u64) -> usize {
         debug_assert!(end > self.base && end <= self.tables.arch.user_end());
@@ -133,8 +135,8 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     /// Returns an entry.
     #[inline]
     pub(super) fn entry(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: the lock keeps the page table hooked. Indices come from `index`, or were bounded
-        // by the number of entries.
+        // SAFETY: the lock keeps the page table hooked, so it is not freed. Indices come from
+        // `index`, or were bounded by the number of entries.
         unsafe { self.tables.entry(self.pfn, index) }
     }
 
@@ -142,12 +144,13 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     #[inline]
     pub(super) fn entries(&self) -> &[AtomicU64] {
         // SAFETY: the range has the length of a page table of this format; the lock keeps the page
-        // table hooked.
+        // table hooked, so it is not freed.
         unsafe { self.tables.entry_slice(self.pfn, 0..1 << self.tables.arch.index_bits()) }
     }
 
-    /// Releases the lock. If the page table is empty, unhooks it first, and every page table above
-    /// that becomes empty by that; the gather frees them (INV-3). The root stays.
+    /// Releases the lock. If the page table is empty, first unhooks it (clears the pointer to it),
+    /// and then every page table above that becomes empty. The gather frees the unhooked page
+    /// tables (INV-3). The root stays.
     #[inline]
     pub(crate) fn unlock(self, gather: &mut Gather<'_, 'm, P>) {
         if self.live() != 0 || self.pfn == self.tables.root {
@@ -167,8 +170,8 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
         self.unlock_unchecked();
     }
 
-    /// Releases the lock without a check of the live count: for a page table that is dead, or that
-    /// stays hooked anyway.
+    /// Releases the lock without a check of the live count. For a page table that was unhooked, for
+    /// the root, and for one that is known not to be empty.
     #[inline]
     pub(super) fn unlock_unchecked(self) {
         trace(self.tables.platform(), || Event::Unlocking(self.pfn));
@@ -176,8 +179,8 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     }
 
     /// Unhooks this empty page table, and then each parent that becomes empty, taking each parent's
-    /// lock before the child's is released. Walks and lock waiters that still reach an unhooked
-    /// page table find it marked dead, and begin again.
+    /// lock before the child's is released. A CPU whose walk reached the page table before, or that
+    /// waits for its lock, finds the mark [`flag::UNHOOKED`] once it has the lock, and walks again.
     #[cold]
     fn unhook(self, gather: &mut Gather<'_, 'm, P>) {
         let mut child = self;
@@ -199,8 +202,8 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
         }
     }
 
-    /// Locks the page table that points to this one. That page table can't be unhooked meanwhile,
-    /// because it holds at least this pointer.
+    /// Locks the parent: the page table that points to this one. The parent can't be unhooked in
+    /// the meantime, because it is not empty as long as it points to this page table.
     pub(super) fn lock_parent(&self) -> LockedTable<'t, 'm, P> {
         let pfn = Pfn(self.desc.data() as u32);
         let desc = self.tables.machine.frames().frame(pfn);
@@ -212,8 +215,8 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     }
 }
 
-/// Stores in the descriptor of a page table which page table points to it:
-/// [`LockedTable::lock_parent`] reads that.
+/// Stores `parent`, the page table that points to the page table of `desc`, in that descriptor.
+/// [`LockedTable::lock_parent`] reads it.
 pub(super) fn set_parent(desc: &Frame, parent: Pfn) {
     desc.set_data(parent.0 as u64);
 }

@@ -2,16 +2,17 @@
 //!
 //! # Guarantee
 //! The holder of a [`LockedTable`] may read and write its PTEs, and the page table stays part of
-//! the tree (INV-5). A hooked page table other than the root has at least one PTE that is not empty
-//! whenever its lock is free (INV-3). A page table that was unhooked goes to the
-//! [`crate::tlb::Gather`] as a [`crate::tlb::DeadTable`], and the gather alone frees it (INV-1).
+//! the tree (INV-5). A page table is *hooked* if another page table points to it, or if it is the
+//! root. A hooked page table other than the root has at least one PTE that is not empty whenever
+//! its lock is free (INV-3). A page table that was unhooked goes to the [`crate::tlb::Gather`] as a
+//! [`crate::tlb::DeadTable`], and the gather alone frees it (INV-1).
 //!
 //! # Mechanism
 //! - **Lockless walks.** [`PageTables::find`] announces itself as a walker
 //!   ([`crate::sync::Walkers`]), steps from the root to the page table that holds the PTE of an
-//!   address, and queues for that page table's lock. If the page table was unhooked meanwhile, the
-//!   walk begins again. The page tables above stay hooked, because a page table that points to a
-//!   hooked one is not empty.
+//!   address, and queues for that page table's lock. If the page table was unhooked by the time
+//!   that the walker has the lock, the walk begins again. The page tables above stay hooked,
+//!   because a page table that points to a hooked one is not empty.
 //! - **No empty page table is published.** [`PageTables::map_run`] fills the first PTEs of a new
 //!   page table, and the pointers of new page tables above it, before it publishes the chain with
 //!   one store. That store is made under the lock of the existing page table that gets the pointer.
@@ -28,7 +29,7 @@
 //! | `lock` | locks a page table, and unhooks it when it is empty |
 //! | `entries` | reads and writes PTEs, one run at a time |
 //! | `take` | clears PTEs, or takes them out to move them |
-//! | `busy` | makes PTEs busy during work that is too long for a spin lock |
+//! | `busy` | replaces PTEs by markers, at which other CPUs wait, during work that is too long for a spin lock |
 //! | `rewrite` | changes leaf PTEs while hardware sets accessed and dirty bits |
 //! | `cont_block` | folds leaf PTEs into contpte (AArch64) or NAPOT (RISC-V) blocks, and unfolds them |
 //! | `cont_rewrite` | changes leaf PTEs that are in cont blocks or can be folded |
@@ -73,15 +74,15 @@ use crate::stats::{SpaceCounter, SpaceSlot, SpaceSlots};
 use crate::sync::Gate;
 use crate::tlb::Shootdown;
 
-/// The most runs of one page table that an operation handles before it releases the page table's
-/// lock (INV-11). In a page table of scattered pages each page is a run, and each run costs an
-/// access to a folio's descriptor.
+/// The maximum number of runs of one page table that an operation handles before it releases the
+/// page table's lock (INV-11). In a page table of scattered pages each page is a run, and each run
+/// costs an access to a folio's descriptor.
 pub(crate) const MAX_RUNS_PER_HOLD: usize = 64;
-/// The most PTEs of one page table that an operation handles before it releases the page table's
-/// lock (INV-11). Most formats have fewer PTEs in a page table.
+/// The maximum number of PTEs of one page table that an operation handles before it releases the
+/// page table's lock (INV-11). Most formats have fewer PTEs in a page table.
 const MAX_ENTRIES_PER_HOLD: u64 = 4096;
-/// The most PTEs that an operation handles under one page table's lock if it reads the mapcount of
-/// a folio for each PTE (INV-11). Most formats have no more PTEs in a page table.
+/// The maximum number of PTEs that an operation handles under one page table's lock if it reads the
+/// mapcount of a folio for each PTE (INV-11). Most formats have no more PTEs in a page table.
 pub(crate) const MAX_FOLIOS_PER_HOLD: u64 = 512;
 
 /// The page tables of one address space, with what page-table code needs from that space.
@@ -94,19 +95,19 @@ pub(crate) struct PageTables<'m, P: Platform> {
     /// writer; faults read it under the same lock as readers.
     memcg: AtomicU16,
     pub(crate) slots: SpaceSlots<'m>,
-    /// The most PTEs that a run may have. One makes the engine work page by page: benchmarks use
-    /// that to measure what runs save.
+    /// The maximum number of PTEs of a run. With the value 1 the engine works page by page:
+    /// benchmarks use that to measure what runs save.
     pub(crate) max_run: usize,
     /// True if leaf PTEs are folded into cont blocks.
     pub(crate) uses_cont_blocks: bool,
-    /// The gate that an operation closes after too many retries (INV-21). Every operation passes it
-    /// before it takes the VMA lock.
+    /// The gate of this space. An operation that was retried too often closes it, and other
+    /// operations wait at the closed gate before they take the VMA lock (INV-21).
     pub(crate) gate: Gate,
 }
 
 impl<'m, P: Platform> PageTables<'m, P> {
     /// Returns an empty tree: a root, charged to `memcg`. The engine uses the entries of the root
-    /// that translate user addresses; the others are the host's (INV-17).
+    /// that translate user addresses; the other entries are the host's (INV-17).
     ///
     /// # Errors
     /// [`Refused`] if no frame is free for the root, or `memcg` is at its limit.
@@ -155,21 +156,23 @@ impl<'m, P: Platform> PageTables<'m, P> {
         self.machine.platform()
     }
 
-    /// Returns this CPU's slot of the space's counters.
+    /// Returns this CPU's slot of the space's per-CPU data: its share of the counters, and its
+    /// reader count of the VMA lock.
     #[inline]
     pub(crate) fn slot(&self) -> &'m SpaceSlot {
         self.slots.of(self.platform().current())
     }
 
-    /// Returns the direct map of physical address 0. The entries of a page table begin at its
-    /// physical address from there ([`PageTables::entries`]).
+    /// Returns the virtual address of physical address 0 in the direct map. The entries of a page
+    /// table begin at this address plus the page table's physical address
+    /// ([`PageTables::entries`]).
     #[inline]
     fn direct_map(&self) -> *const AtomicU64 {
         self.machine.frames().at(PhysAddr(0)).as_ptr().cast()
     }
 
-    /// Returns a pointer to the entries of the page table at `table`. The pointer may be made at
-    /// any time; using it needs what [`PageTables::entry`] demands.
+    /// Returns a pointer to the entries of the page table at `table`. Making the pointer is always
+    /// safe; using it is safe under the conditions of [`PageTables::entry`].
     #[inline]
     fn entries(&self, table: Pfn) -> *const AtomicU64 {
         self.direct_map().wrapping_byte_add(table.addr().0 as usize)
@@ -178,12 +181,13 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// Returns an entry of a page table.
     ///
     /// # Safety
-    /// `table` is a page table of this tree and can't be freed while the reference lives: because
-    /// the caller is in a walk, holds its lock, or has not published it yet. `index` is below the
-    /// number of its entries.
+    /// `table` is a page table of this tree. It can't be freed while the reference lives, because
+    /// the caller is in a walk, holds the page table's lock, or has not published the page table
+    /// yet. `index` is below the number of its entries.
     #[inline]
     unsafe fn entry(&self, table: Pfn, index: usize) -> &AtomicU64 {
-        // SAFETY: the caller keeps the contract, which is the same.
+        // SAFETY: the caller guarantees that the page table is not freed and that `index` is in
+        // range, and the pointer is that of `direct_map`.
         unsafe { self.entry_in(self.direct_map(), table, index) }
     }
 
@@ -191,8 +195,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// [`PageTables::direct_map`] in a register.
     ///
     /// # Safety
-    /// As for [`PageTables::entry`], and `memory` is the value that [`PageTables::direct_map`]
-    /// returns.
+    /// The conditions of [`PageTables::entry`] hold, and `memory` is the value that
+    /// [`PageTables::direct_map`] returns.
     #[inline]
     unsafe fn entry_in(&self, memory: *const AtomicU64, table: Pfn, index: usize) -> &AtomicU64 {
         debug_assert!(index < 1 << self.arch.index_bits());
@@ -205,11 +209,11 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// Returns consecutive entries of a page table.
     ///
     /// # Safety
-    /// As for [`PageTables::entry`], for each of the entries.
+    /// The conditions of [`PageTables::entry`] hold for each of the entries.
     #[inline]
     unsafe fn entry_slice(&self, table: Pfn, entries: Range<usize>) -> &[AtomicU64] {
         debug_assert!(entries.end <= 1 << self.arch.index_bits());
-        // SAFETY: as in `entry_in`, for each of them.
+        // SAFETY: as in `entry_in`, for each of the entries.
         unsafe { core::slice::from_raw_parts(self.entries(table).add(entries.start), entries.len()) }
     }
 
@@ -238,7 +242,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
         unsafe { self.machine.memcgs().free(frames, table, self.arch.page_order(), zero) };
     }
 
-    /// Counts `n` page tables as part of the tree; negative if they left it.
+    /// Adds `n` page tables to the space's statistics. `n` is negative if page tables left the
+    /// tree.
     fn count_hooked(&self, n: i64) {
         self.slot().add(SpaceCounter::Tables, n << self.arch.page_order());
     }
@@ -254,8 +259,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
             "the root page table still has live entries"
         );
         self.count_hooked(-1);
-        // The host may have written the entries of its own half, so the frame is not known to be
-        // zero.
+        // The host may have written the entries of its own half, so the frame may not be zero.
         self.free_private(self.root, false);
         self.root = Pfn::NONE;
     }

@@ -15,7 +15,7 @@ use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-/// The most entries that are moved while one page table's lock is held.
+/// The maximum number of entries that are moved while one page table's lock is held.
 const ENTRIES_PER_MOVE: usize = 128;
 
 /// A move of PTEs. `to` is no shorter than `from`.
@@ -43,7 +43,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
         (2..=self.arch.levels()).rev().find(whole).unwrap_or(1)
     }
 
-    /// Returns the number of entries of `table` from `at` on that are moved into one page table.
+    /// Returns the number of entries of `table` from `at` on that can move together, because their
+    /// new addresses are all translated by one page table.
     fn entries_per_move(&self, table: &LockedTable<'_, 'm, P>, route: &Relocation, at: u64) -> usize {
         let span = 1u64 << (table.shift() + self.arch.index_bits());
         let there = span - (route.dest(at) & (span - 1));
@@ -54,14 +55,14 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// huge PTEs that can't be moved as they are.
     ///
     /// # Errors
-    /// [`Refused`]; huge PTEs may have been split.
+    /// [`Refused`] if a page table could not be allocated. Huge PTEs may have been split.
     pub(crate) fn prepare_relocation(
         &self,
         route: &Relocation,
         spares: &mut SpareTables<'_, 'm, P>,
     ) -> Result<(), Refused> {
-        // For each level the page table at the new addresses that was counted last, by its index in
-        // the address space.
+        // For each level, the last page table at the new addresses for which a spare was allocated:
+        // the number of page tables of that level that fit below its first address.
         let mut counted = [None; u8::BITS as usize];
         let mut at = route.from.start;
         while at < route.from.end {
@@ -93,9 +94,10 @@ impl<'m, P: Platform> PageTables<'m, P> {
         Ok(())
     }
 
-    /// Moves all entries, with the page tables of [`PageTables::prepare_relocation`]. Can't fail.
-    /// The gather flushes the old addresses, and frees page tables that became empty. Gives way to
-    /// other work between two batches of entries (INV-11).
+    /// Moves all entries. New page tables come from `spares`, where
+    /// [`PageTables::prepare_relocation`] put enough of them, so this can't fail. The gather
+    /// flushes the old addresses, and frees page tables that became empty. Calls `resched` after
+    /// each batch of entries (INV-11).
     pub(crate) fn relocate(
         &self,
         route: &Relocation,

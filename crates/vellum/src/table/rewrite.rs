@@ -16,9 +16,9 @@ use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::{Event, Platform, trace};
 
 impl<P: Platform> LockedTable<'_, '_, P> {
-    /// Changes the leaf PTEs of a run: the first to `new`, the others to those that follow at its
-    /// step. Each keeps its own accessed and dirty bits, also those that hardware sets meanwhile
-    /// (INV-6). Does not flush.
+    /// Changes the leaf PTEs of a run: the first to `new`, and each other one to the value that
+    /// follows its predecessor's ([`Arch::step`]). Each PTE keeps its own accessed and dirty bits,
+    /// also those that hardware sets at the same time (INV-6). Does not flush.
     #[inline]
     pub(crate) fn rewrite(&self, run: &Run, new: u64) {
         debug_assert_eq!(run.kind, Kind::Leaf);
@@ -31,7 +31,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 
     /// Changes `len` leaf PTEs of a run from `index` on as [`LockedTable::rewrite`] does. None of
-    /// them is in a cont block, or is folded by this.
+    /// them is in a cont block, and none becomes a part of one.
     #[inline]
     pub(super) fn rewrite_single(&self, run: &Run, index: usize, len: usize, new: u64) {
         let arch = &self.tables.arch;
@@ -69,7 +69,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 
     /// Sets or clears bits of an entry in which hardware may set others meanwhile, and returns the
-    /// old value. One atomic operation, no retries.
+    /// old value. This is one atomic operation without retries.
     #[inline]
     fn change_bits(&self, index: usize, entry: &AtomicU64, change: Bits) -> u64 {
         trace(self.tables.platform(), || {
@@ -78,8 +78,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         if change.set == 0 { entry.fetch_and(!change.clear, Release) } else { entry.fetch_or(change.set, Release) }
     }
 
-    /// Changes an entry to `new(old)` by a compare-and-exchange, repeated while hardware changes
-    /// the entry in between. Returns the last old value.
+    /// Changes an entry to `new(old)` by a compare-and-exchange, which is repeated if hardware
+    /// changed the entry after it was read. Returns the last old value.
     #[inline]
     fn change_contended(&self, index: usize, entry: &AtomicU64, new: impl Fn(u64) -> u64) -> u64 {
         let mut old = entry.load(Relaxed);
@@ -96,8 +96,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         }
     }
 
-    /// Sets accessed and dirty bits in the leaf PTE for `va`, where the hardware leaves that to
-    /// software, and in all PTEs of its cont block, so that they stay alike (INV-14).
+    /// Sets the bits `accessed` (accessed, dirty or both) in the leaf PTE for `va` and in all PTEs
+    /// of its cont block, so that they stay alike (INV-14). For CPUs that leave this to software.
     pub(crate) fn set_accessed_dirty(&self, va: u64, accessed: Attrs) {
         let index = self.index(va);
         let block = self.cont().cont_len(self.entry(index).load(Relaxed));
@@ -108,8 +108,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 
     /// Clears the accessed or dirty bits `cleared` of a run's leaf PTEs. Calls `report` for each
-    /// PTE or cont block with its addresses, and with those of the bits that were set. Does not
-    /// flush.
+    /// PTE or cont block with its addresses, and with those bits of `cleared` that were set in it.
+    /// Does not flush.
     pub(crate) fn clear_accessed_dirty(&self, run: &Run, cleared: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
         let (mut at, end) = (self.index(run.va), self.index(run.va) + run.len);
         self.cont().unfold_at(at);
@@ -118,7 +118,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         let all_set = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
         let bits = Bits::between::<P::Arch>(all_set, arch.clear_hardware(all_set, cleared, self.level));
         let clear = |index, entry: &AtomicU64| match bits {
-            // A bit that hardware sets after this load was set after the clearing.
+            // If hardware sets a bit after this load, the access or write counts as one after the
+            // clearing.
             Some(bits) => match entry.load(Relaxed) {
                 old if old & bits.clear == 0 => old,
                 _ => self.change_bits(index, entry, bits),
@@ -143,7 +144,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 
     /// Changes the attributes of the leaf PTE at `index`, which hardware may change meanwhile, and
-    /// returns the old ones. The frame and the cont mark stay.
+    /// returns the old ones. The frame and the bit [`Arch::CONT`] stay.
     fn update_attrs(&self, index: usize, change: impl Fn(Attrs) -> Attrs) -> Attrs {
         let arch = &self.tables.arch;
         let old = self.change_contended(index, self.entry(index), |old| {
@@ -162,9 +163,9 @@ struct Bits {
 }
 
 impl Bits {
-    /// Returns the change from `old` to `new` if one atomic operation can do it beside hardware: it
-    /// only clears or only sets bits, and hardware itself only sets bits in this format, so that
-    /// the current value need not be known.
+    /// Returns the change from `old` to `new` if one atomic operation can make it while hardware
+    /// may set bits. That needs two things: the change only clears or only sets bits, and hardware
+    /// never clears a bit in this format. Then the current value need not be known.
     #[inline]
     fn between<A: Arch>(old: u64, new: u64) -> Option<Self> {
         let (clear, set) = (old & !new, new & !old);

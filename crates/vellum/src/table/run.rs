@@ -17,8 +17,8 @@ use crate::arch::{Arch, Attrs, Kind};
 /// A run may map several folios, as long as their frames are consecutive. Code that changes PTEs
 /// does not look at folios; code that drops references finds the part of each folio from the
 /// descriptors. So even single-page folios, which are mostly allocated from consecutive frames, are
-/// unmapped, protected and walked by the run. A run does not cross the end of its VMA or page
-/// table.
+/// unmapped, protected and walked one run at a time. A run does not cross the end of its VMA or
+/// page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The address that the first entry translates.
@@ -66,7 +66,8 @@ impl Run {
         }
     }
 
-    /// Returns the part of `len` entries that begins behind the first `skip`.
+    /// Returns the part of the run that has `len` entries and begins after the first `skip`
+    /// entries.
     pub(crate) fn part<A: Arch>(&self, arch: &A, skip: usize, len: usize) -> Run {
         let va = self.va + ((skip as u64) << arch.level_shift(self.level));
         Run { va, len, raw: self.raw.wrapping_add(self.step(arch).wrapping_mul(skip as u64)), ..*self }
@@ -77,7 +78,7 @@ impl Run {
         VirtRange { start: self.va, end: self.va + ((self.len as u64) << arch.level_shift(self.level)) }
     }
 
-    /// Returns the number of 4 KiB frames that the addresses span.
+    /// Returns the number of 4 KiB frames that fit into the run's addresses.
     #[inline]
     pub fn frames<A: Arch>(&self, arch: &A) -> u32 {
         (self.len as u32) << (arch.level_shift(self.level) - FRAME_SHIFT)

@@ -9,12 +9,13 @@ use crate::platform::Platform;
 use crate::stats::Counter;
 
 impl<'m, P: Platform> PageTables<'m, P> {
-    /// Splits the huge PTEs that cross the start or the end of `range`, so that none does. Huge
-    /// swap entries are split too. An empty range has no ends. The caller holds no spin lock.
+    /// Splits each huge PTE that crosses the start or the end of `range`, until no huge PTE does.
+    /// Huge swap entries are split too. Does nothing for an empty range. The caller holds no spin
+    /// lock.
     ///
     /// # Errors
-    /// [`Refused`] if a page table could not be allocated. That huge PTE is unchanged; others may
-    /// have been split.
+    /// [`Refused`] if a page table could not be allocated. The huge PTE that needed it is
+    /// unchanged; others may have been split.
     pub(crate) fn split_edges(&self, range: UserRange) -> Result<(), Refused> {
         self.split_start(range)?;
         self.split_end(range)
@@ -29,7 +30,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
     }
 
     /// Splits the huge PTEs that cross the end of `range`: see [`PageTables::split_edges`]. Looks
-    /// for them at the last address of `range`, because the address behind it may be the host's
+    /// for them at the last address of `range`, because the next address may belong to the host
     /// (INV-17).
     ///
     /// # Errors
@@ -39,7 +40,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
     }
 
     /// Splits the huge PTE that translates the first address of `at`, unless it begins or ends at
-    /// `edge`, and repeats that with the smaller one that results.
+    /// `edge`. Repeats that for the smaller huge PTE that then translates this address.
     ///
     /// # Errors
     /// As for [`PageTables::split_edges`].
@@ -84,7 +85,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
             return false;
         }
         let _walk = self.begin_walk();
-        // SAFETY: `_walk` is alive.
+        // SAFETY: this CPU is in a walk as long as `_walk` lives.
         let at = unsafe { self.descend(there, 1) };
         let inside = edge & ((1 << self.arch.level_shift(at.level)) - 1) != 0;
         // A busy entry above level 1 may be a huge PTE that another CPU is splitting.
@@ -92,8 +93,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     }
 
     /// Replaces the huge PTE for `va` in the locked page table `table` by the page table `child`.
-    /// The entry is busy, and never empty, meanwhile (INV-4). Accessed and dirty bits that hardware
-    /// sets until the flush are kept (INV-6).
+    /// Until `child` is in place the entry is busy (a marker at which walks wait), and never empty
+    /// (INV-4). Accessed and dirty bits that hardware sets until the flush are kept (INV-6).
     fn split(&self, table: &LockedTable<'_, 'm, P>, va: u64, child: crate::addr::Pfn) {
         if table.kind(va) == Kind::Swap {
             return self.split_swapped(table, va, child);
@@ -122,7 +123,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
         self.hook(table, va, &below);
     }
 
-    /// Writes the pointer to `below` over the entry for `va`, which is busy or a swap entry.
+    /// Writes the pointer to `below` over the entry for `va`, which is a swap entry or the busy
+    /// marker of [`LockedTable::take_busy`].
     fn hook(&self, table: &LockedTable<'_, 'm, P>, va: u64, below: &LockedTable<'_, 'm, P>) {
         super::lock::set_parent(below.desc, table.pfn);
         table.fill(va, self.arch.table_pte(below.pfn.addr()));
@@ -131,7 +133,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     }
 }
 
-/// Returns the part of `range` that begins at its last address; an empty range for an empty one.
+/// Returns the part of `range` that begins at its last address. If `range` is empty, so is the
+/// result.
 fn last(range: UserRange) -> UserRange {
     range.tail(range.end.saturating_sub(1).max(range.start))
 }

@@ -2,8 +2,9 @@
 //!
 //! [`LockedTable::take`] drops the accessed and dirty bits, and is for anonymous memory that is
 //! freed. [`LockedTable::take_clean`] stops at a dirty folio (lazyfree). [`LockedTable::take_raw`]
-//! keeps everything, to write it elsewhere (`mremap`). The caller gives what was taken to a gather,
-//! which flushes before anything is freed (INV-1).
+//! returns the PTEs with all bits, for a caller that writes them to another page table (`mremap`).
+//! The caller passes what was taken out to a gather ([`crate::tlb::Gather`]), which flushes before
+//! it frees anything (INV-1).
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
@@ -18,14 +19,14 @@ use crate::platform::{Event, Platform, trace};
 use crate::tlb::Removed;
 
 impl<P: Platform> LockedTable<'_, '_, P> {
-    /// Clears the run of leaf PTEs that begins at `va`, as far as they map addresses before `end`
-    /// only. Returns `None` if the first one does not begin at `va`, or ends behind `end`. Drops
-    /// accessed and dirty bits: for memory that is freed (INV-6). Reading and clearing are one
-    /// pass, because the PTEs are often not in the CPU's caches.
+    /// Clears the run of leaf PTEs that begins at `va`, up to the last PTE that translates only
+    /// addresses before `end`. Returns `None`, with nothing cleared, if `va` is inside the first
+    /// PTE, or if `end` is. Drops accessed and dirty bits: for memory that is freed (INV-6).
+    /// Reading and clearing are one pass, because the PTEs are often not in the CPU's caches.
     ///
     /// A plain store suffices: hardware sets those bits by an atomic read-modify-write that first
-    /// checks that the PTE is still valid. It comes either before the store, and its bit is
-    /// dropped, or after the store, and then finds the entry empty and faults.
+    /// checks that the PTE is still valid. That operation comes either before the store, and its
+    /// bit is dropped, or after the store, and then the CPU finds the entry empty and faults.
     #[inline]
     pub(crate) fn take(&self, va: u64, end: u64) -> Option<Removed> {
         let arch = &self.tables.arch;
@@ -40,9 +41,9 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         self.cont().unfold_at(index + most);
         let raw = arch.without_cont(self.entry(index).load(Relaxed), index);
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
-        // Walks read entries above level 1 without the lock. The fence makes a walk that finds the
-        // entry empty also find the gather open, so that the walk does not take the entry for
-        // flushed.
+        // Walks read entries above level 1 without the lock. Because of the fence, a CPU that finds
+        // the entry empty in a walk also sees that a gather is open ([`crate::tlb::Gather`]), and
+        // does not assume that the TLBs are flushed.
         if self.level > 1 {
             fence(Release);
         }
@@ -68,8 +69,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() }
     }
 
-    /// Clears consecutive entries, of which the first has `index`, without regard to the bits that
-    /// hardware sets. Eight at a time, as they are read.
+    /// Clears consecutive entries, the first at `index`, and drops their accessed and dirty bits.
+    /// Clears eight entries at a time, as `match_entries` reads them.
     #[inline(always)]
     fn clear_entries(&self, index: usize, entries: &[AtomicU64]) {
         let empty = |index: usize, entry: &AtomicU64| {
@@ -87,10 +88,11 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     /// Clears the PTEs of a run that was read under this lock, up to the first folio with a dirty
     /// PTE, which stays mapped. Returns what was cleared, perhaps nothing. For lazyfree folios.
     ///
-    /// The exchange decides (INV-6): hardware sets the dirty bit either before it, and the PTE is
-    /// put back, or finds the entry empty and faults. A CPU that may write through its TLB must
-    /// still set the dirty bit in the PTE first. So what was found clean stays clean, flushed or
-    /// not.
+    /// The atomic exchange of a PTE decides whether the page is dirty (INV-6): hardware sets the
+    /// dirty bit either before the exchange, and then the PTE is put back, or after it, and then
+    /// the CPU finds the entry empty and faults. A CPU with a writable translation in its TLB must
+    /// still set the dirty bit in the PTE before its first write. So a page that the exchange found
+    /// clean stays clean, even before the TLB flush.
     pub(crate) fn take_clean(&self, run: &Run) -> Removed {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
@@ -99,7 +101,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         let dirty = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::DIRTY, self.level);
         let dirty_mask = dirty ^ arch.clear_hardware(dirty, Attrs::DIRTY, self.level);
         let is_dirty = |raw: u64| raw & dirty_mask == dirty & dirty_mask;
-        // Entries above level 1 are busy until it is known that they stay empty (INV-4).
+        // Entries above level 1 hold a busy marker, at which walks wait, until it is known that
+        // they stay empty (INV-4).
         let filler = if self.level > 1 { arch.busy_pte() } else { 0 };
         let mut len = 0;
         while len < run.len {
@@ -146,9 +149,10 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         n
     }
 
-    /// Puts back, clean, those of the first `emptied` PTEs of a run that map the same folio as the
-    /// PTE behind them: that folio is dirty and stays mapped as a whole. Returns how many of the
-    /// `emptied` stay cleared. `filler` is the value of the cleared entries.
+    /// Restores some of the first `emptied` PTEs of a run, which were cleared: those that map the
+    /// same folio as the next PTE. That PTE is dirty, so its folio stays mapped as a whole. The
+    /// restored PTEs have no dirty bit. Returns how many of the `emptied` PTEs stay cleared.
+    /// `filler` is the value of the cleared entries.
     #[cold]
     fn restore_clean_tail(&self, run: &Run, emptied: usize, filler: u64) -> usize {
         let arch = &self.tables.arch;
@@ -162,10 +166,10 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         restored_from
     }
 
-    /// Takes out the leaf PTE for `va` and leaves a busy entry, so that no walk finds the entry
-    /// empty before [`LockedTable::fill`] writes it again (INV-4). For levels above 1; a level-1
-    /// entry may be empty for as long as the lock is held. Returns the PTE with its accessed and
-    /// dirty bits, and what it mapped.
+    /// Takes out the leaf PTE for `va` and leaves a busy entry (a marker at which walks wait), so
+    /// that no walk finds the entry empty before [`LockedTable::fill`] writes it again (INV-4). For
+    /// levels above 1; a level-1 entry may be empty for as long as the lock is held. Returns the
+    /// PTE with its accessed and dirty bits, and what it mapped.
     pub(crate) fn take_busy(&self, va: u64) -> (u64, Removed) {
         let arch = &self.tables.arch;
         let index = self.index(va);
@@ -180,8 +184,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 
     /// Takes out the entries from `va` on, of any kind, with their accessed and dirty bits, and
-    /// returns true if any was not empty. Until [`LockedTable::put_raw`] writes them elsewhere they
-    /// are in no page table.
+    /// stores them in `entries`. Returns true if any was not empty. Until [`LockedTable::put_raw`]
+    /// writes them to another page table they are in no page table.
     pub(super) fn take_raw(&self, va: u64, entries: &mut [u64]) -> bool {
         let arch = &self.tables.arch;
         let first = self.index(va);
@@ -218,8 +222,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         any
     }
 
-    /// Writes entries that [`LockedTable::take_raw`] took out into empty entries from `va` on. Page
-    /// tables among them get this one as their parent.
+    /// Writes entries that [`LockedTable::take_raw`] took out into empty entries from `va` on. If
+    /// one of them points to a page table, this page table becomes its parent.
     pub(super) fn put_raw(&self, va: u64, entries: &[u64]) {
         let first = self.index(va);
         let mut live = self.live();

@@ -1,9 +1,10 @@
 //! Lockless walks: from the root down to the page table that holds the PTE of an address.
 //!
-//! A walk takes no lock on the way. It queues for the lock of the page table that it reached, ends,
-//! and waits for the lock only then, because the lock's holder may be waiting for walks to end
-//! (INV-1). What the walk read may have changed by the time it has the lock, so it checks again,
-//! and retries a bounded number of times before it closes the space's gate (INV-21).
+//! A walk takes no lock on the way. At its end it draws a ticket for the lock of the page table
+//! that it reached. The CPU waits for the lock only after the walk has ended, because the lock's
+//! holder may be waiting for walks to end (INV-1). What the walk read may have changed by the time
+//! that the CPU has the lock, so the CPU checks again and walks again if needed. After a bounded
+//! number of retries it closes the space's gate, which makes other operations wait (INV-21).
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -17,7 +18,8 @@ use crate::sync::{Retries, Ticket};
 
 /// The result of a walk to an address.
 pub(crate) enum Found<'t, 'm, P: Platform> {
-    /// No PTE maps anything from the address of the walk up to this one. The hole may be longer.
+    /// No PTE maps anything from the address of the walk up to this address. The hole may be
+    /// longer.
     Hole(u64),
     /// The locked page table that holds the address's entry, which may be empty.
     Table(LockedTable<'t, 'm, P>),
@@ -40,13 +42,14 @@ pub(super) struct WalkEnd {
     pub(super) table: Pfn,
     /// The level of that page table.
     pub(super) level: u8,
-    /// The entry as the walk read it. A leaf reads as if it were in no cont block.
+    /// The entry as the walk read it. A leaf PTE of a cont block is given as if it were in no cont
+    /// block.
     pub(super) raw: u64,
 }
 
-/// A ticket for the lock of a page table, drawn in the walk that reached the page table. The frame
-/// stays a page table, hooked or not, until the ticket was served ([`crate::sync::RawSpin::drain`],
-/// INV-1).
+/// A ticket for the lock of a page table, drawn in the walk that reached the page table. The page
+/// table is not freed before the ticket was served, even if it is unhooked: the CPU that frees it
+/// waits for all tickets ([`crate::sync::RawSpin::drain`], INV-1).
 #[must_use = "CPUs that queued later wait until this ticket is served"]
 pub(super) struct QueuedLock<'t, 'm, P: Platform> {
     tables: &'t PageTables<'m, P>,
@@ -76,8 +79,8 @@ impl<'t, 'm, P: Platform> QueuedLock<'t, 'm, P> {
 impl<'m, P: Platform> PageTables<'m, P> {
     /// Walks to the first address of `at` and returns the first entry on the way down that is not a
     /// pointer to a page table, or else the entry at level `lowest`. An empty range may lie at the
-    /// very end of the user half; for that one this returns an empty entry of the root, and reads
-    /// nothing (INV-17).
+    /// very end of the user half; for an empty range this returns an empty entry of the root, and
+    /// reads nothing (INV-17).
     ///
     /// # Safety
     /// The caller is in a walk.
@@ -111,8 +114,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     }
 
     /// Returns the hole at the start of `range`, which ends no later than `range` does, or the
-    /// locked page table that holds the PTE there. Waits while that PTE is busy (INV-4). The caller
-    /// holds no spin lock.
+    /// locked page table that holds the PTE at the start of `range`. Waits while that PTE is busy:
+    /// a marker that another CPU will replace (INV-4). The caller holds no spin lock.
     #[inline]
     pub(crate) fn find<'t>(&'t self, range: UserRange) -> Found<'t, 'm, P> {
         self.find_at(range, 1)
@@ -125,13 +128,13 @@ impl<'m, P: Platform> PageTables<'m, P> {
         let mut retries = Retries::new(&self.gate);
         loop {
             let walk = self.begin_walk();
-            // SAFETY: `walk` is alive.
+            // SAFETY: this CPU is in a walk as long as `walk` lives.
             let at = unsafe { self.descend(range, lowest) };
             if at.level > lowest && at.raw == 0 {
-                // SAFETY: `walk` is alive, and has reached the page table.
+                // SAFETY: this CPU is in the walk that ended at `at`.
                 return Found::Hole(unsafe { self.hole_end(&at, range) });
             }
-            // SAFETY: `walk` is alive, and has reached the page table.
+            // SAFETY: this CPU is in the walk that ended at `at`.
             let queued = unsafe { self.queue_lock(at.table) };
             drop(walk);
             match queued.lock(at.level, range.start) {
@@ -142,8 +145,9 @@ impl<'m, P: Platform> PageTables<'m, P> {
                 Some(table) => return Found::Table(table),
                 None => self.platform().relax(),
             }
-            // Other CPUs hook and unhook page tables here or keep the entry busy. No queue orders
-            // that, so the gate bounds the retries (INV-21).
+            // Another CPU hooked or unhooked a page table here, or made the entry busy, and may do
+            // so again without end. A closed gate keeps new operations from doing so, and thus
+            // bounds the retries (INV-21).
             retries.retry();
         }
     }
@@ -154,7 +158,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
     #[inline]
     pub(crate) fn probe(&self, va: u64, vma: UserRange, orders: u32) -> Probe {
         let _walk = self.begin_walk();
-        // SAFETY: `_walk` is alive.
+        // SAFETY: this CPU is in a walk as long as `_walk` lives.
         let at = unsafe { self.descend(vma.tail(va), 1) };
         if at.raw != 0 {
             return Probe { raw: at.raw, level: at.level, order: 0 };
@@ -162,7 +166,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
         if orders == 0 {
             return Probe { raw: 0, level: at.level, order: self.arch.page_order() };
         }
-        // SAFETY: `_walk` is alive, and ended there.
+        // SAFETY: this CPU is in the walk that ended at `at`.
         let order = unsafe { self.largest_empty(&at, va, vma, orders) };
         Probe { raw: 0, level: at.level, order }
     }
@@ -175,7 +179,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
     #[inline(never)]
     unsafe fn largest_empty(&self, at: &WalkEnd, va: u64, vma: UserRange, orders: u32) -> u8 {
         let order = self.aligned_blocks(va, vma, orders).find(|(block, _)| {
-            // SAFETY: the caller keeps the contract, which is the same.
+            // SAFETY: the caller is in the walk that ended at `at`.
             unsafe { self.is_block_empty(at, *block) }
         });
         order.map_or(self.arch.page_order(), |(_, order)| order)
@@ -248,7 +252,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
         let start = va >> shift << shift;
         let most = (1 << self.arch.index_bits()) - index;
         let most = most.min((end - start).div_ceil(1 << shift).max(1) as usize);
-        // SAFETY: the caller keeps the contract; `index + most` is at most the number of entries.
+        // SAFETY: the caller is in the walk that ended at `at`; `index + most` is at most the
+        // number of entries.
         let rest = unsafe { self.entry_slice(at.table, index + 1..index + most) };
         let empty = 1 + leading_empty(rest) as u64;
         start.saturating_add(empty << shift).min(end)

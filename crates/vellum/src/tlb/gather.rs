@@ -1,20 +1,22 @@
 //! The gather: collects unmapped memory, flushes once, and frees it (Linux: `mmu_gather`).
 //!
-//! A gather's memory is fixed ([`Scratch`], INV-8): frames that follow each other, of one folio or
-//! of several, take one entry together, and unhooked page tables are chained through their own
+//! A gather's memory is fixed ([`Scratch`], INV-8): consecutive frames, of one folio or of several,
+//! share one entry of the buffer, and unhooked page tables are chained through their own
 //! descriptors. A full gather flushes, and collects again.
 //!
-//! The gather also does the rmap's part of an unmap, and always after the flush: it drops each
-//! folio's references and mappings together, by one operation on one word (INV-2). Linux delays the
-//! mapcount only for dirty file pages, whose writers must not be missed. Here that is done for all
-//! pages: there is no second path, a folio's descriptor is touched once, and no CPU sees a folio
-//! unmapped that another CPU can still write to. The gather also corrects the space's statistics:
-//! the code that clears PTEs does not look at descriptors, and counts all pages as anonymous ones.
+//! The gather also drops each folio's refcount and mapcount, always after the flush and both
+//! together, by one operation on one word (INV-2). Linux drops the mapcount after the flush only
+//! for dirty file pages, whose writers must not be missed, and before it for all others. Here the
+//! flush comes first for all pages: there is no second path, a folio's descriptor is touched once,
+//! and no CPU sees a folio unmapped that another CPU can still write to. The gather also corrects
+//! the space's statistics: the code that clears PTEs does not look at descriptors, and counts all
+//! pages as anonymous ones.
 //!
 //! An operation may find PTEs empty that another operation's gather has cleared and not flushed
-//! yet. It may not complete before no CPU can use the old translations. So if another gather is
-//! open when one ends, that one flushes the whole range of its operation, whatever PTEs it found
-//! there itself.
+//! yet. Such an operation must not complete while a CPU can still use the old translations. So a
+//! gather that ends while another gather of the space is open (begun and not yet ended) flushes the
+//! whole range of its own operation, whatever PTEs it cleared itself (Linux:
+//! `mm_tlb_flush_nested`).
 
 use arrayvec::ArrayVec;
 
@@ -29,22 +31,25 @@ use crate::swap::SwapRun;
 
 use super::{Flushed, Shootdown};
 
-/// Runs of swap PTEs that are kept until the lock of their page table is released.
+/// The maximum number of runs of swap slots that are kept until the page table's lock is released.
 const SWAP_RUNS: usize = 16;
-/// Ranges that are kept separate for the flush. Further ones are merged with the last.
+/// The maximum number of ranges that are flushed separately. Further ranges are merged with the
+/// last.
 const RANGES: usize = 4;
-/// The cost of the work between two calls of `resched` (INV-11). Unmapping a folio costs 1.
+/// The maximum cost of the work between two calls of `resched` (INV-11). Its unit is the cost of
+/// unmapping one folio.
 const BATCH_COST: u32 = 384;
-/// The additional cost of freeing a range of frames.
+/// The additional cost of freeing a range of frames, in the same unit as [`BATCH_COST`].
 const FREE_COST: u32 = 8;
-/// The distance, in folios, from the one being freed to the one whose descriptor is prefetched.
+/// The distance, in folios, from the folio that is being freed to the folio whose descriptor is
+/// prefetched.
 const PREFETCH_AHEAD: usize = 12;
 /// The maximum number of frames that wait for one flush: 256 MiB.
 const MAX_WAITING: u32 = 1 << 16;
 
 /// Frames that were taken out of a page table. Each page among them keeps its reference and its
-/// mapping until the gather that takes this value has flushed. A value may be dropped only by the
-/// methods below (INV-1).
+/// mapping until the gather that takes this value has flushed. Only a gather or one of the methods
+/// below may consume a value (INV-1).
 #[must_use = "removed frames leak unless a gather takes them"]
 #[derive(Debug)]
 pub(crate) struct Removed {
@@ -54,7 +59,7 @@ pub(crate) struct Removed {
     pub(crate) frames: u32,
     /// The addresses that mapped them.
     pub(crate) range: VirtRange,
-    /// log2 of the bytes that one PTE mapped.
+    /// log2 of the number of bytes that one PTE mapped.
     pub(crate) shift: u32,
 }
 
@@ -65,14 +70,15 @@ impl Removed {
         self.range
     }
 
-    /// Consumes frames of isolated folios, which the isolating CPU frees whatever their counts are.
-    /// Returns the range, which the caller still has to invalidate.
+    /// Consumes frames of isolated folios (taken off the LRU lists for reclaim). The CPU that
+    /// isolated them frees them whatever their counts are. Returns the range, which the caller
+    /// still has to invalidate.
     pub(crate) fn isolated(self) -> VirtRange {
         self.range
     }
 
-    /// Consumes frames that stay mapped, by other PTEs, with the references and mappings that they
-    /// have. Returns the range.
+    /// Consumes frames that other PTEs map from now on, because a huge PTE was split or small PTEs
+    /// were collapsed. The frames keep their references and mappings. Returns the range.
     pub(crate) fn unsplit(self) -> VirtRange {
         self.range
     }
@@ -101,15 +107,15 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
     used: usize,
     /// The number of collected frames.
     waiting: u32,
-    /// True if frames that follow each other share an entry. False when runs are limited to one
-    /// page.
+    /// True if consecutive frames share an entry. False if runs are limited to one page.
     merge: bool,
-    /// Slots of swap PTEs that were cleared, with the PTEs' references.
+    /// The swap slots of swap PTEs that were cleared. The gather drops the references that these
+    /// PTEs had.
     slots: ArrayVec<SwapRun, SWAP_RUNS>,
     /// The first of the collected page tables; each one's descriptor names the next.
     tables: Pfn,
-    /// Set if page tables were moved away from where CPUs may have cached them, and none of them
-    /// is freed.
+    /// True if page tables were moved to other addresses (`mremap`). They are not freed, but CPUs
+    /// may have cached pointers to them for the old addresses.
     moved: bool,
     /// The ranges to invalidate: the first `ranges_used` entries.
     ranges: [VirtRange; RANGES],
@@ -119,8 +125,8 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
 }
 
 impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
-    /// An empty gather for an operation on `range`, where pages are of `1 << shift` bytes or more.
-    /// `merge`: whether frames that follow each other share an entry. Comes before the operation
+    /// Returns an empty gather for an operation on `range`, where pages are of `1 << shift` bytes
+    /// or more. With `merge`, consecutive frames share an entry. The caller calls this before it
     /// clears its first PTE.
     pub(crate) fn new(tlb: &'t Shootdown<'m, P>, range: UserRange, shift: u32, merge: bool) -> Self {
         tlb.open_gather();
@@ -141,15 +147,16 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         }
     }
 
-    /// Returns whether there is no room for another [`Removed`] or for more slots. Then the caller
+    /// Returns true if there is no room for another [`Removed`] or for more slots. The caller then
     /// releases its locks and flushes.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.used == self.scratch.len() || self.waiting >= MAX_WAITING || self.slots.is_full()
     }
 
-    /// Takes the slots of swap PTEs that were cleared. They need no flush: the caller calls
-    /// [`Gather::release_slots`] when it has released the lock of the page table.
+    /// Takes the slots of swap PTEs that were cleared. They need no flush, because no TLB caches a
+    /// swap PTE: the caller calls [`Gather::release_slots`] when it has released the lock of the
+    /// page table.
     ///
     /// # Panics
     /// If the gather is full.
@@ -169,7 +176,8 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     fn release_some_slots(&mut self) {
         let machine = self.tlb.machine;
         for slots in self.slots.drain(..) {
-            // SAFETY: the references are those of the PTEs that were cleared.
+            // SAFETY: the gather owns these references, which belonged to the PTEs that were
+            // cleared.
             unsafe { machine.swaps().release(machine.frames(), slots) };
         }
     }
@@ -234,7 +242,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     }
 
     /// Flushes, and frees everything collected. The caller holds no lock, and is in no walk. Waits
-    /// for the other CPUs' invalidation and, with page tables, for walkers.
+    /// for the other CPUs' invalidation and, if page tables were collected, for walkers.
     pub(crate) fn flush(&mut self) {
         self.release_slots();
         if self.ranges_used == 0 {
@@ -263,8 +271,8 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         batch.end(tlb);
     }
 
-    /// Drops the references and mappings of the collected frames, and frees the folios that have
-    /// none left, ranges of frames together.
+    /// Drops the references and mappings of the collected frames, and frees the folios that have no
+    /// reference left, consecutive frames together.
     fn free_frames(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
         let mut batch = FreeBatch::new(machine, Use::Folio);
@@ -276,7 +284,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         self.waiting = 0;
     }
 
-    /// Frees the collected page tables, when no walker can be in one any more.
+    /// Frees the collected page tables, after waiting until no walker can be in one.
     fn free_tables(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
         machine.walkers().wait_for_walkers(machine.platform());
@@ -304,10 +312,11 @@ impl<P: Platform> Drop for Gather<'_, '_, P> {
     }
 }
 
-/// Frees each folio in `ranges` (first frame, number of frames) for which `is_gone` returns true,
-/// and passes the others to `stays`, with no lock held. No PTE maps the folios that are freed, so
-/// they need no flush. `is_gone` may run under a lruvec's lock, but for a folio in the swap cache.
-/// Returns the number of pages freed.
+/// Calls `is_gone` for each folio in `ranges` (first frame, number of frames). `is_gone` drops the
+/// caller's references and returns true if the folio has no other reference and no CPU can find it;
+/// this function then frees the folio, without a flush, because no PTE maps it. Otherwise it passes
+/// the folio to `stays`. During `is_gone` a lruvec's lock may be held, except for a folio in the
+/// swap cache; during `stays` no lock is held. Returns the number of pages freed.
 pub(crate) fn free_unmapped<P: Platform>(
     machine: &crate::machine::Machine<'_, P>,
     ranges: impl Iterator<Item = (Pfn, u32)>,
@@ -335,14 +344,15 @@ pub(crate) fn free_unmapped<P: Platform>(
     freed
 }
 
-/// Uncharges and frees frames, those that follow each other together. Used only with the proof of a
-/// flush ([`Gather::free_frames`], [`Gather::free_tables`], [`Gather::put_flushed`]), or for frames
-/// that no PTE maps ([`free_unmapped`]): INV-1.
+/// Uncharges and frees frames, consecutive ones together. Used only with the proof of a flush
+/// ([`Gather::free_frames`], [`Gather::free_tables`], [`Gather::put_flushed`]), or for frames that
+/// no PTE maps ([`free_unmapped`]): INV-1.
 struct FreeBatch<'a, 'm, P: Platform> {
     machine: &'a crate::machine::Machine<'m, P>,
     uncharger: Uncharger<'a, 'm, P>,
     usage: Use,
-    /// The first of the frames that are uncharged, and that [`FreeBatch::free_range`] frees.
+    /// The first frame of the range that is uncharged already and that [`FreeBatch::free_range`]
+    /// frees.
     start: u32,
     /// The number of these frames.
     len: u32,
@@ -383,7 +393,7 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
                 let order = state.order();
                 // Most folios of a range are of one size, and their descriptors are not in the
                 // cache. (Those of single pages are adjacent, and the hardware prefetches them.)
-                // Not beyond the range: another CPU may be using the descriptors behind it.
+                // Not beyond the range: another CPU may be using the descriptors after it.
                 if order != 0 && at + (PREFETCH_AHEAD << order) < left as usize {
                     prefetch(core::ptr::from_ref(first).wrapping_add(PREFETCH_AHEAD << order));
                 }
@@ -415,7 +425,7 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
         }
         // Folios of page-cache objects are not split: the object has all pages, mapped or not. A
         // folio in the swap cache takes the slow path even if all its pages are unmapped: a fault
-        // may find and map a part of it in between.
+        // may find and map a part of it until the last reference is dropped.
         let maps = if order != 0
             && !state.has(flag::PARTIALLY_MAPPED | flag::OBJECT)
             && (pages < 1 << order || state.has(flag::SWAP_CACHED) || frame.counts().maps != pages)
@@ -431,9 +441,10 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
         self.maybe_resched();
     }
 
-    /// Drops the mappings of a part of a folio, or of all of it by one of several page tables. If
-    /// the folio is partially mapped from now on, queues it to be split. The references are kept
-    /// meanwhile, so that a CPU that unmaps the rest can't free the folio.
+    /// Drops mappings of a folio: those of a part of it, or those that one of several page tables
+    /// had of all of it. If the folio is partially mapped from now on, queues it to be split. The
+    /// references are dropped only after this, so that a CPU that unmaps the rest of the folio
+    /// can't free it meanwhile.
     #[cold]
     fn put_mappings(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
         self.work += 2;
@@ -447,8 +458,9 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     /// to the range that is freed together.
     ///
     /// Page tables come in descending order of their addresses, so a range grows at either end.
-    /// They must be freed in ranges: frames that are freed one by one are allocated in less and
-    /// less of an order, and page tables in no order take twice as long to unmap.
+    /// Page tables must be freed in ranges. Frames that are freed one by one are allocated again in
+    /// an ever more random order, and an unmap that frees page tables in random order takes twice
+    /// as long.
     #[inline(always)]
     fn free(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
         if frame.has(flag::SWAP_CACHED) {
@@ -469,8 +481,8 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     /// Frees the range of frames that was collected.
     fn free_range(&mut self) {
         if self.len != 0 {
-            // All PTEs of a page table without live ones are empty, which is all zero bits
-            // (INV-10).
+            // The live count of an unhooked page table is zero: all its PTEs are empty, and an
+            // empty PTE is all zero bits (INV-10).
             let zero = self.usage == Use::Kernel;
             if !zero && self.machine.frames().zero_on_free() {
                 self.uncharger.unlock();

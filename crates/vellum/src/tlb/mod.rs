@@ -2,8 +2,8 @@
 //!
 //! # Guarantee
 //! Frames and page tables that are taken out of a space go back to the allocator only after every
-//! CPU that could hold a translation of them has dropped it; page tables also only after every
-//! lockless walker that could be in one has left (INV-1).
+//! CPU that could hold a translation of them has dropped it; page tables go back only after every
+//! lockless walker that could be in one has left, too (INV-1).
 //!
 //! # Mechanism
 //! Frames and page tables that leave a page table are owned values, [`Removed`] and [`DeadTable`],

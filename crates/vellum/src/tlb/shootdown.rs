@@ -1,9 +1,10 @@
-//! TLB shootdown: keeps the set of CPUs that may hold translations of a space, and has them drop
-//! some.
+//! TLB shootdown: keeps the set of CPUs that may hold translations of a space, and invalidates
+//! translations on these CPUs.
 //!
 //! A CPU is in the set from before it loads the root until it holds no translation any more. A CPU
-//! that clears a PTE reads the set afterwards, with a full fence on both sides: either it sees the
-//! other CPU in the set and invalidates there, or that CPU's first walk finds the PTE cleared
+//! that clears a PTE reads the set afterwards, with a full fence between the two; a CPU that enters
+//! the set has a full fence between that and its first walk. So either the first CPU finds the
+//! second in the set and invalidates there, or the second CPU's first walk finds the PTE cleared
 //! (INV-1).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -18,7 +19,8 @@ use crate::stats::{Counter, SpaceCounter, SpaceSlots};
 #[derive(Debug)]
 pub(crate) struct Flushed(());
 
-/// The TLB's view of one address space (Linux: `mm_cpumask` and `tlb_flush_pending`).
+/// The state that the TLB invalidation of one address space needs (Linux: `mm_cpumask` and
+/// `tlb_flush_pending`).
 pub(crate) struct Shootdown<'m, P: Platform> {
     pub(crate) machine: &'m Machine<'m, P>,
     pub(crate) space: SpaceId,
@@ -28,14 +30,14 @@ pub(crate) struct Shootdown<'m, P: Platform> {
     cpus: [AtomicU64; MAX_CPUS / 64],
     /// The per-CPU statistics of the space.
     slots: SpaceSlots<'m>,
-    /// The number of gathers that may have cleared PTEs and not flushed.
+    /// The number of open gathers: those that may have cleared PTEs and not flushed yet.
     gathers: AtomicU32,
-    /// The number of reclaimers that may have cleared PTEs and not flushed.
+    /// The number of reclaimers that may have cleared PTEs and not flushed yet.
     reclaimers: AtomicU32,
 }
 
-/// Guard. While any exists, reclaim may have cleared PTEs whose TLB flush is still pending (Linux:
-/// `flush_tlb_batched_pending`). A CPU that fills such PTEs flushes first
+/// A guard that a reclaimer holds. While one exists, reclaim may have cleared PTEs whose TLB flush
+/// is still pending (Linux: `flush_tlb_batched_pending`). A CPU that fills such PTEs flushes first
 /// ([`Shootdown::flush_pending_reclaim`]).
 pub(crate) struct PendingReclaimFlush<'a>(&'a AtomicU32);
 
@@ -46,7 +48,7 @@ impl Drop for PendingReclaimFlush<'_> {
 }
 
 impl<'m, P: Platform> Shootdown<'m, P> {
-    /// A space that no CPU uses yet.
+    /// Returns the state of a space that no CPU uses yet.
     pub(crate) fn new(machine: &'m Machine<'m, P>, space: SpaceId, root: Pfn, slots: SpaceSlots<'m>) -> Self {
         Shootdown {
             machine,
@@ -67,13 +69,13 @@ impl<'m, P: Platform> Shootdown<'m, P> {
         fence(Ordering::SeqCst);
     }
 
-    /// Removes a CPU from the set. It holds no translation of the space any more.
+    /// Removes a CPU from the set. The CPU holds no translation of the space any more.
     pub(crate) fn leave(&self, cpu: usize) {
         self.cpus[cpu / 64].fetch_and(!(1 << (cpu % 64)), Ordering::SeqCst);
     }
 
-    /// Corrects the space's statistics: `frames` of the frames that were unmapped, and counted as
-    /// anonymous memory, were a page-cache object's.
+    /// Corrects the space's statistics: `frames` unmapped frames that were counted as anonymous
+    /// memory belonged to a page-cache object.
     #[cold]
     pub(super) fn recount_as_shmem(&self, frames: u64) {
         let slot = self.slots.of(self.machine.platform().current());
@@ -81,7 +83,7 @@ impl<'m, P: Platform> Shootdown<'m, P> {
         slot.add(SpaceCounter::Shmem, -(frames as i64));
     }
 
-    /// Counts a gather that begins, before it clears its first PTE.
+    /// Counts a gather as open. The caller does this before the gather clears its first PTE.
     pub(super) fn open_gather(&self) {
         self.gathers.fetch_add(1, Ordering::Relaxed);
     }
@@ -91,8 +93,8 @@ impl<'m, P: Platform> Shootdown<'m, P> {
         self.gathers.fetch_sub(1, Ordering::Release);
     }
 
-    /// Returns whether there are other gathers than the caller's, which is open. An operation that
-    /// cleared a PTE which the caller found empty, under the lock of its page table, either is
+    /// Returns true if a gather other than the caller's is open. If another operation cleared a PTE
+    /// which the caller found empty under the lock of its page table, that operation either is
     /// counted here or has flushed.
     pub(super) fn has_other_gathers(&self) -> bool {
         self.gathers.load(Ordering::Acquire) > 1
@@ -114,8 +116,8 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     /// complete before their flush.
     #[inline]
     pub(crate) fn flush_pending_reclaim(&self, range: VirtRange, shift: u32) {
-        // A reclaimer that cleared them, under the same lock, either is counted here or has
-        // flushed.
+        // A reclaimer that cleared these PTEs did so under the same lock, and either is counted
+        // here or has flushed.
         if self.reclaimers.load(Ordering::Acquire) != 0 {
             self.invalidate(&[range], shift, false);
         }
@@ -127,8 +129,8 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     }
 
     /// Invalidates the translations of `ranges` (all translations, if there are none) on every CPU
-    /// that uses the space, and waits for those CPUs. With `tables`, also what the CPUs cache of
-    /// upper-level page tables. `stride_shift`: log2 of the smallest page there. Memory that was
+    /// that uses the space, and waits for those CPUs. With `tables`, also invalidates the CPUs'
+    /// paging-structure caches. `stride_shift`: log2 of the smallest page there. Memory that was
     /// removed from the page tables before the call can't be reached through a TLB afterwards. May
     /// be called under a page table's lock.
     pub(crate) fn invalidate(&self, ranges: &[VirtRange], stride_shift: u32, tables: bool) -> Flushed {
@@ -143,7 +145,8 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     }
 
     /// Invalidates the translations of a range on this CPU only, so that its next access sees the
-    /// present permissions of the PTEs (INV-20). Proves nothing for freeing memory.
+    /// present permissions of the PTEs (INV-20). Returns no [`Flushed`], because other CPUs may
+    /// still hold the translations.
     #[cold]
     pub(crate) fn invalidate_local(&self, range: VirtRange, stride_shift: u32, tables: bool) {
         let what = Invalidation { space: self.space, root: self.root, ranges: &[range], stride_shift, tables };

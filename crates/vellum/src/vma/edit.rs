@@ -1,9 +1,9 @@
 //! One change to the VMA tree: descends to the leaf, changes it there, and updates the nodes on the
 //! way back.
 //!
-//! Each level passes down what the leaf can't see by itself ([`NodeContext`]): the space between
-//! neighbouring VMAs, and the pages that a split would take. So the leaf can refuse before anything
-//! is changed, and one descent is enough.
+//! Each level passes down what the leaf can't see by itself ([`NodeContext`]): where the VMA before
+//! the leaf ends, where the VMA after it starts, and how many pages a split would need. So the leaf
+//! can refuse before anything is changed, and one descent is enough.
 
 use super::node::{Leaf, Node, NodeMut, SpareNodes};
 use super::tree::Interval;
@@ -13,7 +13,7 @@ use super::tree::Interval;
 pub(super) struct NodeContext {
     /// The end of the last VMA before the node.
     pub(super) floor: u64,
-    /// The start of the first VMA behind the node.
+    /// The start of the first VMA after the node.
     pub(super) ceiling: u64,
     /// The length of the largest gap inside the node, before the change.
     pub(super) gap: u64,
@@ -22,8 +22,8 @@ pub(super) struct NodeContext {
 }
 
 impl NodeContext {
-    /// The context of the root. No caller uses the largest gap of the root: this value is larger
-    /// than any gap, so that it is never computed.
+    /// The context of the root. No caller uses the largest gap of the root. `gap` is larger than
+    /// any gap, so that [`updated_gap`] never searches the root for its largest gap.
     pub(super) const ROOT: NodeContext = NodeContext { floor: 0, ceiling: u64::MAX, gap: u64::MAX, split_cost: 1 };
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Edited<V, R> {
     pub(super) result: R,
     /// The length of the largest gap inside the node, after the change.
     pub(super) gap: u64,
-    /// The right sibling that was split off the node.
+    /// The right sibling that was split off the node, if the node was full.
     pub(super) right: Option<Node<V>>,
     /// True if the node lost an entry.
     pub(super) shrunk: bool,
@@ -60,7 +60,8 @@ pub(super) fn edit<V: Interval, R>(
     if let Some(child) = done.right {
         let gap = child.largest_gap();
         let right = if inner.is_full() {
-            // A page is there: the leaf counted the pages (`split_cost`) before it split.
+            // There is a spare page: before the leaf was split, it checked that there are enough
+            // for all splits (`split_cost`).
             Some(inner.insert_full(i + 1, child, gap, spares.pop()?))
         } else {
             inner.insert(i + 1, child, gap);
@@ -79,8 +80,8 @@ pub(super) fn edit<V: Interval, R>(
 }
 
 /// Returns the length of the largest gap of a node after a change of one entry. `largest` is that
-/// length before the change; `before` and `after` are the largest gaps around that entry. Searches
-/// the node only if the largest gap of all shrank.
+/// length before the change; `before` and `after` are the largest gap around that entry, before and
+/// after the change. Searches the node only if its largest gap shrank.
 pub(super) fn updated_gap(largest: u64, before: u64, after: u64, search: impl FnOnce() -> u64) -> u64 {
     if after >= largest {
         after

@@ -2,8 +2,8 @@
 //!
 //! [`VmaTree::find_gap`] walks the tree in the preferred direction, and enters only nodes that have
 //! a large enough gap by their summary. Such a node may still hold no fit, for two reasons: the gap
-//! lies outside the window, which concerns only the two nodes of a level that the window cuts, or
-//! it is too short once the start is aligned.
+//! lies outside the window, or it is too short once the start is aligned. The first can happen only
+//! in the two nodes of each level that contain an end of the window.
 
 use super::node::{Node, NodeRef, Sorted};
 use super::tree::{Interval, VmaTree};
@@ -53,12 +53,14 @@ impl<V: Interval> VmaTree<V> {
 }
 
 impl GapQuery {
-    /// Returns the best fit between the VMAs below `node`.
+    /// Returns the best start for the free bytes among the gaps between the VMAs in `node`'s
+    /// subtree.
     fn search<V: Interval>(&self, node: &Node<V>) -> Option<u64> {
         match node.get() {
             NodeRef::Leaf(leaf) => {
                 // The first gap that can reach into the window precedes the first VMA that starts
-                // in the window. The last one precedes the first VMA that starts above it.
+                // in the window. The last such gap precedes the first VMA that starts above the
+                // window.
                 let first = leaf.starts().count_up_to(self.window.start).max(1);
                 let last = count_below(leaf.starts(), self.window.end).min(leaf.len() - 1);
                 self.in_order(first, last).find_map(|i| self.fit(leaf.gap_before(i)?))
@@ -66,7 +68,8 @@ impl GapQuery {
             NodeRef::Inner(inner) => {
                 let first = inner.ends().count_up_to(self.window.start);
                 let last = count_below(inner.starts(), self.window.end);
-                // Step `2 * i` is child `i`, and step `2 * i - 1` is the gap before it.
+                // The search alternates between children and the gaps between them: step `2 * i` is
+                // child `i`, and step `2 * i - 1` is the gap before child `i`.
                 let first = (2 * first).saturating_sub(1);
                 let last = (2 * last).checked_sub(1)?.min(2 * inner.len() - 2);
                 self.in_order(first, last).find_map(|step| {

@@ -12,18 +12,19 @@ use super::node::{Extent, FANOUT, Head, Node, NodeMut, Page, Sorted, gap_between
 use super::tree::Interval;
 use crate::addr::VirtRange;
 
-/// A node that holds nodes. Entry `i` of each array describes child `i`. Entries from `head.len` on
-/// have no meaning, except that their starts and ends are [`Sorted::NONE`].
+/// An inner node: its entries are nodes of the next lower level. Entry `i` of each array describes
+/// child `i`. Entries from `head.len` on have no meaning, except that their starts and ends are
+/// [`Sorted::NONE`].
 #[repr(C)]
 pub(super) struct Inner<V> {
     pub(super) head: Head,
-    /// The start of the first VMA below each child.
+    /// The start of the first VMA in each child's subtree.
     starts: [u64; FANOUT],
     /// The reserved start of that VMA ([`Interval::reserved_start`]).
     reserved: [u64; FANOUT],
-    /// The end of the last VMA below each child.
+    /// The end of the last VMA in each child's subtree.
     ends: [u64; FANOUT],
-    /// The length of the largest gap between two VMAs below each child.
+    /// The length of the largest gap between two VMAs in each child's subtree.
     gaps: [u64; FANOUT],
     children: [Option<Node<V>>; FANOUT],
 }
@@ -41,13 +42,13 @@ impl<V: Interval> Inner<V> {
         self.len() == FANOUT
     }
 
-    /// Returns the starts of the children.
+    /// Returns the start of the first VMA of each child.
     #[inline]
     pub(super) fn starts(&self) -> Sorted<'_> {
         Sorted::new(&self.starts, self.len())
     }
 
-    /// Returns the ends of the children.
+    /// Returns the end of the last VMA of each child.
     #[inline]
     pub(super) fn ends(&self) -> Sorted<'_> {
         Sorted::new(&self.ends, self.len())
@@ -77,13 +78,13 @@ impl<V: Interval> Inner<V> {
         self.children.get_mut(i)?.as_mut()
     }
 
-    /// Appends a child with the largest inner gap `gap`. The node must not be full.
+    /// Appends a child, inside which the largest gap is `gap`. The node must not be full.
     pub(super) fn push(&mut self, child: Node<V>, gap: u64) {
         self.insert(self.len(), child, gap);
     }
 
-    /// Inserts a child with the largest inner gap `gap` before child `i`. The node must not be
-    /// full.
+    /// Inserts a child, inside which the largest gap is `gap`, before child `i`. The node must not
+    /// be full.
     pub(super) fn insert(&mut self, i: usize, child: Node<V>, gap: u64) {
         let len = self.len();
         for column in [&mut self.starts, &mut self.reserved, &mut self.ends, &mut self.gaps] {
@@ -96,7 +97,7 @@ impl<V: Interval> Inner<V> {
     }
 
     /// Inserts a child before child `i` of a full node, which is split in half. Returns the new
-    /// node, the right sibling of this one, which uses `page`.
+    /// right sibling of this node, made of `page`.
     pub(super) fn insert_full(&mut self, i: usize, child: Node<V>, gap: u64, page: Page) -> Node<V> {
         let at = self.len() / 2;
         let mut node = page.into_inner();
@@ -141,7 +142,7 @@ impl<V: Interval> Inner<V> {
         self.head.len = at as u16;
     }
 
-    /// Updates entry `i` from its child, which has the largest inner gap `gap`.
+    /// Updates entry `i` from its child, inside which the largest gap is `gap`.
     pub(super) fn refresh(&mut self, i: usize, gap: u64) {
         if let Some(extent) = self.child(i).and_then(Node::extent) {
             self.starts[i] = extent.start;
@@ -151,7 +152,7 @@ impl<V: Interval> Inner<V> {
         }
     }
 
-    /// Returns the span of the VMAs below this node; `None` if there are none.
+    /// Returns the span of the VMAs in this subtree; `None` if there are none.
     pub(super) fn extent(&self) -> Option<Extent> {
         let end = *self.ends().as_slice().last()?;
         Some(Extent { start: self.starts[0], reserved: self.reserved[0], end })
@@ -180,7 +181,7 @@ impl<V: Interval> Inner<V> {
         sides.iter().flatten().map(VirtRange::len).fold(self.gaps[i], u64::max)
     }
 
-    /// Returns the length of the largest gap below this node. Reads all entries.
+    /// Returns the length of the largest gap in this subtree. Reads all entries.
     #[cold]
     pub(super) fn largest_gap(&self) -> u64 {
         let sides = self.ends().as_slice().iter().zip(self.reserved[..self.len()].iter().skip(1));
@@ -188,9 +189,9 @@ impl<V: Interval> Inner<V> {
         between.chain(self.gaps().iter().copied()).max().unwrap_or(0)
     }
 
-    /// Removes child `i` if it is empty, after it has lost an entry. Merges it with a sibling if
-    /// the two fill at most three quarters of a node, which leaves room for inserts. Returns the
-    /// page that this frees.
+    /// Called after child `i` has lost an entry. Removes the child if it is empty, or merges it
+    /// with a sibling if the two fill at most three quarters of a node, which leaves room for
+    /// inserts. Returns the page that this frees.
     pub(super) fn rebalance(&mut self, i: usize) -> Option<Page> {
         let (len, capacity) = self.child(i).map(|child| (child.len(), child.capacity()))?;
         if len == 0 {

@@ -2,12 +2,12 @@
 //! backing.
 //!
 //! A [`Vma`] is Linux's `vm_area_struct`: a plain value, kept in order by a [`VmaTree`]. The lock
-//! around the tree, and the rules for changing VMAs, are those of [`crate::space`].
+//! around the tree, and the rules for changing VMAs, are in [`crate::space`].
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `tree` | keeps VMAs in order: a B+tree of whole pages (Linux: the maple tree) |
-//! | `edit` | makes one change: down to the leaf, and back with new summaries |
+//! | `edit` | makes one change: descends to the leaf, and updates the nodes on the way back |
 //! | `node` | lays out leaf nodes, and owns the memory of all nodes |
 //! | `inner` | keeps the summaries of inner nodes: spans and largest gaps |
 //! | `gap` | searches for free addresses (Linux: `vm_unmapped_area`) |
@@ -120,12 +120,12 @@ pub(crate) enum Sharing {
 /// pages by that index ([`crate::reclaim`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backing {
-    /// The frame with the object's head; [`Pfn::NONE`] if there is no object.
+    /// The frame that holds the page-cache object; [`Pfn::NONE`] if there is no object.
     pub(crate) object: Pfn,
     /// The effect of writes.
     pub(crate) sharing: Sharing,
-    /// The number to add to an address, wrapping, for the byte offset in the object, or for the
-    /// rmap index of anonymous memory in bytes.
+    /// The number that gives, added to an address (wrapping), the byte offset in the object. For
+    /// anonymous memory the sum is the rmap index in bytes.
     pub(crate) delta: u64,
     /// The number by which the host knows the object; see [`Backing::tag`].
     pub(crate) tag: u64,
@@ -176,7 +176,8 @@ impl Backing {
 /// The state of a VMA while an operation changes its range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
-    /// The VMA is in use. After a change of its protection its PTEs may still have the old one.
+    /// The VMA is in use. If its protection was just changed, its PTEs may still have the old
+    /// protection.
     #[default]
     Live,
     /// The VMA is being unmapped. Faults and queries treat it as unmapped, but its addresses can't
@@ -192,7 +193,7 @@ pub(crate) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UffdId(pub NonZeroU16);
 
-/// The bytes below a stack that must stay unmapped (Linux: `stack_guard_gap`).
+/// The number of bytes below a stack that must stay unmapped (Linux: `stack_guard_gap`).
 pub const STACK_GUARD: u64 = 256 << 12;
 
 /// A VMA: a range of addresses with the same protection, flags and backing (Linux:
@@ -212,7 +213,7 @@ pub struct Vma {
     pub advice: Advice,
     /// The backing.
     pub backing: Backing,
-    /// The state of an operation that is changing the VMA.
+    /// The state of the VMA while an operation changes its range.
     pub(crate) state: State,
 }
 

@@ -22,12 +22,12 @@ use crate::addr::VirtRange;
 
 /// The size and the alignment of a node, in bytes.
 pub(super) const NODE_SIZE: usize = 4096;
-/// The most children of an inner node.
+/// The maximum number of children of an inner node.
 pub(super) const FANOUT: usize = 102;
-/// The 8-byte words of a leaf behind its head.
+/// The number of 8-byte words of a leaf after its head.
 const BODY_WORDS: usize = (NODE_SIZE - size_of::<Head>()) / 8;
-/// The number of adjacent inserts after which a full leaf is split where the next one goes; see
-/// [`Leaf::insert_full`].
+/// The number of adjacent inserts after which a full leaf is split at the place of the next insert;
+/// see [`Leaf::insert_full`].
 const SEQUENTIAL_INSERTS: u16 = 16;
 
 /// A source of memory for nodes.
@@ -44,8 +44,8 @@ pub unsafe trait NodeMemory {
     ///
     /// # Safety
     ///
-    /// `node` came from `alloc` of the same memory, was not freed since, and no reference to it is
-    /// left.
+    /// `node` came from `alloc` of this [`NodeMemory`], was not freed since, and no reference to it
+    /// is left.
     unsafe fn free(&self, node: NonNull<u8>);
 }
 
@@ -163,11 +163,12 @@ pub(super) struct Head {
     pub(super) len: u16,
     /// In a leaf, the index of the last insert.
     last_insert: u16,
-    /// In a leaf, the number of consecutive inserts that each went next to the one before.
+    /// In a leaf, the number of consecutive inserts that each went next to the insert before.
     sequential: u16,
 }
 
-/// Owns a page that holds a valid [`Leaf`] or [`Inner`], depending on its head.
+/// A node of the tree: owns a page, which holds a valid [`Leaf`] or [`Inner`] according to its
+/// head.
 #[repr(transparent)]
 pub(super) struct Node<V> {
     page: NonNull<Head>,
@@ -180,13 +181,13 @@ unsafe impl<V: Send> Send for Node<V> {}
 // SAFETY: a shared node gives shared references only, and has no interior mutability.
 unsafe impl<V: Sync> Sync for Node<V> {}
 
-/// A node for reading.
+/// The contents of a node, for reading.
 pub(super) enum NodeRef<'a, V> {
     Leaf(&'a Leaf<V>),
     Inner(&'a Inner<V>),
 }
 
-/// A node for changing.
+/// The contents of a node, for changing.
 pub(super) enum NodeMut<'a, V> {
     Leaf(&'a mut Leaf<V>),
     Inner(&'a mut Inner<V>),
@@ -201,27 +202,27 @@ impl<V: Interval> Node<V> {
         unsafe { self.page.as_ref() }
     }
 
-    /// Returns the node for reading.
+    /// Returns the contents for reading.
     #[inline]
     pub(super) fn get(&self) -> NodeRef<'_, V> {
         match self.head().kind {
-            // SAFETY: by the head the page holds a `Leaf`, and `self`, its only owner, stays
-            // borrowed.
+            // SAFETY: according to its head the page holds a `Leaf`, and `self`, its only owner,
+            // stays borrowed.
             Kind::Leaf => NodeRef::Leaf(unsafe { self.page.cast().as_ref() }),
-            // SAFETY: by the head the page holds an `Inner`, and `self`, its only owner, stays
-            // borrowed.
+            // SAFETY: according to its head the page holds an `Inner`, and `self`, its only owner,
+            // stays borrowed.
             Kind::Inner => NodeRef::Inner(unsafe { self.page.cast().as_ref() }),
         }
     }
 
-    /// Returns the node for changing.
+    /// Returns the contents for changing.
     #[inline]
     pub(super) fn get_mut(&mut self) -> NodeMut<'_, V> {
         match self.head().kind {
-            // SAFETY: by the head the page holds a `Leaf`. `self`, its only owner, stays borrowed
-            // mutably, and the reference to the head is gone.
+            // SAFETY: according to its head the page holds a `Leaf`. `self`, its only owner, stays
+            // borrowed mutably, and the reference to the head is gone.
             Kind::Leaf => NodeMut::Leaf(unsafe { self.page.cast().as_mut() }),
-            // SAFETY: by the head the page holds an `Inner`; the rest as for a `Leaf`.
+            // SAFETY: according to its head the page holds an `Inner`; the rest as for a `Leaf`.
             Kind::Inner => NodeMut::Inner(unsafe { self.page.cast().as_mut() }),
         }
     }
@@ -232,7 +233,7 @@ impl<V: Interval> Node<V> {
         usize::from(self.head().len)
     }
 
-    /// Returns the most entries that fit.
+    /// Returns the maximum number of entries.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         match self.head().kind {
@@ -241,7 +242,7 @@ impl<V: Interval> Node<V> {
         }
     }
 
-    /// Returns the span of the VMAs below the node; `None` if there are none.
+    /// Returns the span of the VMAs in the node's subtree; `None` if there are none.
     pub(super) fn extent(&self) -> Option<Extent> {
         match self.get() {
             NodeRef::Leaf(leaf) => leaf.extent(),
@@ -249,7 +250,7 @@ impl<V: Interval> Node<V> {
         }
     }
 
-    /// Returns the length of the largest gap between two VMAs below the node.
+    /// Returns the length of the largest gap between two VMAs in the node's subtree.
     pub(super) fn largest_gap(&self) -> u64 {
         match self.get() {
             NodeRef::Leaf(leaf) => leaf.largest_gap(),
@@ -274,7 +275,8 @@ impl<V: Interval> Node<V> {
     }
 }
 
-/// The sorted addresses of a node. The unused slots behind them hold [`Sorted::NONE`].
+/// The starts or the ends of a node's entries, sorted. The unused slots after them hold
+/// [`Sorted::NONE`].
 #[derive(Clone, Copy)]
 pub(super) struct Sorted<'a> {
     slots: &'a [u64],
@@ -301,7 +303,7 @@ impl<'a> Sorted<'a> {
     ///
     /// Reads the first address of each cache line, and then counts within one line. No load waits
     /// for another, so the cache lines of a cold node arrive in parallel: a lookup takes two thirds
-    /// of the time of a binary search, which waits three times.
+    /// of the time of a binary search, which waits for three loads one after the other.
     #[inline]
     pub(super) fn count_up_to(self, addr: u64) -> usize {
         let count = |some: &[u64; 7]| some.iter().filter(|&&other| other <= addr).count();
@@ -345,7 +347,7 @@ pub(super) fn gap_between(end: u64, reserved: u64) -> VirtRange {
     VirtRange { start: end, end: reserved.max(end) }
 }
 
-/// A node that holds VMAs.
+/// A leaf node: its entries are VMAs.
 #[repr(C)]
 pub(super) struct Leaf<V> {
     head: Head,
@@ -359,7 +361,7 @@ pub(super) struct Leaf<V> {
 type Columns<'a, V> = (&'a mut [MaybeUninit<u64>], &'a mut [MaybeUninit<V>]);
 
 impl<V: Interval> Leaf<V> {
-    /// The most VMAs of a leaf: 56, if a VMA has 64 bytes.
+    /// The maximum number of VMAs of a leaf: 56, if a VMA has 64 bytes.
     pub(super) const CAPACITY: usize = BODY_WORDS * 8 / (8 + size_of::<V>());
 
     /// The layout that the casts below rely on, checked at compile time.
@@ -395,8 +397,8 @@ impl<V: Interval> Leaf<V> {
     #[inline]
     pub(super) fn vmas(&self) -> &[V] {
         let vmas = self.body[Self::CAPACITY..].as_ptr().cast::<V>();
-        // SAFETY: `LAYOUT` and `CAPACITY` leave room for that many VMAs, aligned, behind the
-        // starts. The first `len` are initialised (see `body`), and they are borrowed with `self`.
+        // SAFETY: `LAYOUT` and `CAPACITY` leave room for that many VMAs, aligned, after the starts.
+        // The first `len` are initialised (see `body`), and they are borrowed with `self`.
         unsafe { core::slice::from_raw_parts(vmas, self.len()) }
     }
 
@@ -463,12 +465,12 @@ impl<V: Interval> Leaf<V> {
         self.head.len += 1;
     }
 
-    /// Inserts a VMA before VMA `i` of a full leaf, which is split. Returns the new leaf, the right
-    /// sibling of this one, which uses `page`.
+    /// Inserts a VMA before VMA `i` of a full leaf, which is split. Returns the new right sibling
+    /// of this leaf, made of `page`.
     ///
-    /// After adjacent inserts (`mmap` places each VMA below the one before) the leaf is split where
-    /// this one goes, because more will follow there. That leaves a full leaf behind where a split
-    /// in the middle would leave a half-empty one.
+    /// After adjacent inserts (`mmap` places each VMA below the one before) the leaf is split at
+    /// the place of the new VMA, because the next ones will go there too. So the part that gets no
+    /// more inserts is full; after a split in the middle it would stay half empty.
     pub(super) fn insert_full(&mut self, i: usize, vma: V, page: Page) -> Node<V> {
         let at = if self.head.sequential >= SEQUENTIAL_INSERTS { i } else { self.len() / 2 };
         let mut node = page.into_leaf();
@@ -530,7 +532,8 @@ impl<V: Interval> Leaf<V> {
     }
 }
 
-/// Returns the reserved start of a VMA; its start if the VMA reports a higher one.
+/// Returns the reserved start of a VMA, or its start if [`Interval::reserved_start`] returns a
+/// higher address.
 #[inline]
 fn reserved<V: Interval>(vma: &V) -> u64 {
     vma.reserved_start().min(vma.range().start)

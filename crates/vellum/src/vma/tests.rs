@@ -1,5 +1,5 @@
-//! Compares the VMA tree with a `BTreeMap` and gap searches with a linear search, and attacks what
-//! `reserve` guarantees.
+//! Compares the VMA tree with a `BTreeMap` and gap searches with a linear search, and tests that
+//! inserts for which `reserve` has reserved pages never fail.
 
 extern crate std;
 
@@ -59,7 +59,8 @@ impl Memory {
     }
 }
 
-// SAFETY: pages of the global allocator, each of them in use once (`live`).
+// SAFETY: each page comes from the global allocator and is used for nothing else until it is freed
+// (`live`).
 unsafe impl NodeMemory for Memory {
     fn alloc(&self) -> Option<NonNull<u8>> {
         self.left.set(self.left.get().checked_sub(1)?);
@@ -100,7 +101,7 @@ fn rounds(n: u64) -> u64 {
 }
 
 fn new() -> VmaTree<Seg> {
-    // SAFETY: each test uses one `Memory` with its tree.
+    // SAFETY: each test passes the same `Memory` to all methods of its tree.
     unsafe { VmaTree::new() }
 }
 
@@ -155,7 +156,7 @@ fn check(tree: &VmaTree<Seg>, mem: &Memory) -> Vec<Seg> {
     out
 }
 
-/// Returns what `find_gap` should, from a linear search over all gaps.
+/// Returns the correct result of `find_gap`, from a linear search over all gaps.
 fn find_gap_slowly(vmas: &[Seg], len: u64, shift: u32, window: VirtRange, direction: Direction) -> Option<u64> {
     let starts = vmas.iter().map(|seg| seg.reserved_start()).chain([u64::MAX]);
     let ends = [0].into_iter().chain(vmas.iter().map(|seg| seg.end));
@@ -207,7 +208,7 @@ impl Differential {
         Differential { mem: Memory::new(), tree: new(), model: BTreeMap::new(), space, rng: Rng(seed) }
     }
 
-    /// Returns the end of the VMA before `start`, and the start of the VMA behind it.
+    /// Returns the end of the VMA before `start`, and the start of the first VMA after `start`.
     fn bounds(&self, start: u64) -> (u64, u64) {
         let floor = self.model.range(..start).next_back().map_or(0, |(_, seg)| seg.end);
         (floor, self.model.range(start + 1..).next().map_or(self.space, |(&next, _)| next))
@@ -278,8 +279,8 @@ impl Differential {
 fn random_operations_match_a_btreemap() {
     for (seed, space, steps) in [(1, 1 << 12, 40_000), (2, 1 << 17, 80_000), (3, 1 << 24, 160_000)] {
         let mut test = Differential::new(space, seed);
-        // The tree grows, keeps its size, and shrinks to nothing: inserts and removals out of ten
-        // operations.
+        // In four phases the tree grows, keeps its size, shrinks, and becomes empty. Each pair is
+        // the number of inserts and of removals among ten operations.
         for (inserts, removes) in [(8, 1), (4, 4), (1, 8), (0, 10)] {
             for step in 0..rounds(steps) {
                 match test.rng.below(10) {
@@ -303,7 +304,7 @@ fn random_operations_match_a_btreemap() {
     }
 }
 
-/// Checks each address of a space of 300: which are free, and which `find_gap` returns.
+/// Compares `find_gap` in a space of 300 addresses with a search that tries each address.
 #[test]
 fn gap_search_matches_a_linear_search() {
     const SPACE: u64 = 300;
@@ -352,8 +353,8 @@ fn vmas_may_touch_both_ends_of_the_address_space() {
     assert_eq!(mem.live(), 0);
 }
 
-/// 65,536 VMAs, inserted in ascending, descending and scattered order. Adjacent inserts fill
-/// leaves.
+/// Inserts 65,536 VMAs in ascending, descending and scattered order, and checks that adjacent
+/// inserts leave full leaves.
 #[test]
 fn adjacent_inserts_fill_leaves_and_sparse_nodes_merge() {
     const MANY: u64 = if cfg!(miri) { 512 } else { 65_536 };
@@ -383,7 +384,7 @@ fn adjacent_inserts_fill_leaves_and_sparse_nodes_merge() {
 struct InsertCost {
     /// The number of full nodes that the insert splits.
     splits: u32,
-    /// Whether the node itself is among them.
+    /// True if the node itself is one of them.
     splits_node: bool,
     /// A free address for the insert.
     addr: u64,
@@ -406,7 +407,8 @@ fn most_expensive(node: &Node<Seg>) -> InsertCost {
     }
 }
 
-/// Inserts where it costs the most pages, with removals in between, while no memory is left.
+/// Makes reserved inserts where they cost the most pages, with removals in between, while no page
+/// can be allocated.
 #[test]
 fn reserved_inserts_never_fail() {
     const STEP: u64 = 1 << 32;
@@ -521,7 +523,7 @@ fn contract_violations_change_nothing() {
     (0..vmas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
     tree.reserve(&mem, 1).unwrap();
     let before = check(&tree, &mem);
-    // The first, the second and the last VMA of each leaf.
+    // Tests the first, the second and the last VMA of each leaf.
     for at in (2..vmas - 1).filter(|i| (i + 1) % 56 < 3).map(|i| i * 8) {
         let overlaps = [(at, at + 4), (at - 1, at + 1), (at + 3, at + 5), (at - 4, at + 8), (at + 4, at + 9)];
         for (start, end) in overlaps.into_iter().chain([(at + 5, at + 5), (at + 6, at + 5)]) {

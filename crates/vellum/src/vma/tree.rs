@@ -4,16 +4,17 @@
 //! Guarantees:
 //!
 //! * VMAs never overlap, and are never empty.
-//! * Lookup, insertion, removal, change and gap search take O(log n): three nodes at 60,000 VMAs.
-//! * Only [`VmaTree::reserve`] allocates memory. Inserts that it has reserved pages for can't fail,
-//!   whatever happens in between.
+//! * Lookup, insertion, removal, change and gap search take O(log n) steps: with 60,000 VMAs a
+//!   lookup visits three nodes.
+//! * Only [`VmaTree::reserve`] allocates memory. Inserts for which it has reserved pages can't
+//!   fail, whatever other operations come before them.
 //! * An operation that fails has changed nothing (INV-7).
 //!
 //! All VMAs are in leaves. An inner node stores for each child the start of its first VMA, the end
-//! of its last VMA, and the largest gap inside it. Every change is one recursive [`edit()`]: down
-//! to the leaf, the change there, and on the way back the summaries, splits and merges. Nodes own
-//! their children ([`Node`]), so there are no parent pointers. The only `unsafe` operation here is
-//! freeing a page to its source.
+//! of its last VMA, and the largest gap inside it. Every change is one recursive [`edit()`]: it
+//! descends to the leaf, changes it, and on the way back updates the summaries, and splits and
+//! merges nodes. Nodes own their children ([`Node`]), so there are no parent pointers. The only
+//! `unsafe` operation here is freeing a page to its source.
 
 use core::fmt;
 use core::iter::FusedIterator;
@@ -54,8 +55,8 @@ impl core::error::Error for OutOfNodes {}
 
 /// An ordered set of VMAs that do not overlap.
 ///
-/// It allocates nodes from the [`NodeMemory`] that its methods are given. Dropping it leaks them:
-/// call [`VmaTree::clear`] first.
+/// The tree allocates nodes from the [`NodeMemory`] that its methods are given. Dropping the tree
+/// leaks its nodes: call [`VmaTree::clear`] first.
 pub struct VmaTree<V: Interval> {
     root: Option<Node<V>>,
     /// The number of levels, leaves included.
@@ -68,8 +69,9 @@ pub struct VmaTree<V: Interval> {
     pub(super) reserved_inserts: usize,
 }
 
-/// Returns the least number of inserts between two growths of the tree. A new root has room for one
-/// less: it is a leaf with one VMA, or an inner node with two children.
+/// Returns the minimum number of inserts from one growth of the tree (a new root above the old one)
+/// to the next. A new root has room for one insert less: it is a leaf with one VMA, or an inner
+/// node with two children.
 const fn inserts_between_growths<V: Interval>() -> usize {
     if Leaf::<V>::CAPACITY < FANOUT - 1 { Leaf::<V>::CAPACITY } else { FANOUT - 1 }
 }
@@ -79,8 +81,8 @@ impl<V: Interval> VmaTree<V> {
     ///
     /// # Safety
     ///
-    /// The caller passes the same `mem` to all methods of this tree: it takes back what it
-    /// allocated.
+    /// The caller passes the same `mem` to all methods of this tree, because the tree frees its
+    /// nodes to the `mem` that a method is given.
     pub const unsafe fn new() -> Self {
         VmaTree { root: None, height: 0, len: 0, spares: SpareNodes::new(), pages: 0, reserved_inserts: 0 }
     }
@@ -132,7 +134,7 @@ impl<V: Interval> VmaTree<V> {
     }
 
     /// Returns the position of the first VMA that ends above `addr`. If there is none, returns
-    /// `None` or an index behind the last VMA.
+    /// `None` or an index after the last VMA.
     #[inline]
     fn seek(&self, addr: u64) -> Option<Position<'_, V>> {
         let mut node = self.root.as_ref()?;
@@ -189,11 +191,11 @@ impl<V: Interval> VmaTree<V> {
     }
 
     /// Reserves pages for the next `inserts` inserts, so that they can't fail, wherever they go and
-    /// whatever is removed in between.
+    /// whatever is removed before them.
     ///
-    /// Allocates nothing for a tree of one leaf that has room for them. Otherwise it takes a page
-    /// for each insert and each level below the root, and the pages that the root may need. Unused
-    /// pages serve the next `reserve`.
+    /// Allocates nothing for a tree of one leaf that has room for the inserts. Otherwise it takes a
+    /// page for each insert and each level below the root, and the pages that the root may need.
+    /// Unused pages serve the next `reserve`.
     ///
     /// # Errors
     ///
@@ -212,17 +214,17 @@ impl<V: Interval> VmaTree<V> {
         Ok(())
     }
 
-    /// Returns the most pages that `inserts` inserts can take.
+    /// Returns the maximum number of pages that `inserts` inserts can take.
     ///
     /// An insert splits at most one node on each level below the root, unless it makes the tree
     /// higher: then it takes a page for each level of the higher tree. The first growth comes when
     /// the root has no room left, and each further one at least [`inserts_between_growths`] later.
-    /// With `g` growths that is `g` pages, and for each insert one on every level but the topmost
-    /// of the final tree.
+    /// With `g` growths that is `g` pages, and for each insert one page on every level of the final
+    /// tree except the topmost.
     ///
-    /// Removals do not invalidate that. They leave the root with more room, or remove the root. The
-    /// tree may then grow once more than was computed, but no higher, and uses the page of the
-    /// former root: [`VmaTree::remove`] keeps the pages that reserved inserts may need.
+    /// Removals do not invalidate this number. They leave the root with more room, or remove the
+    /// root. The tree may then grow once more than was computed, but no higher, and uses the page
+    /// of the former root: [`VmaTree::remove`] keeps the pages that reserved inserts may need.
     pub(super) fn pages_needed(&self, inserts: usize) -> usize {
         let between = inserts_between_growths::<V>();
         let room = self.root.as_ref().map_or(0, |root| root.capacity() - root.len()).min(between - 1);
@@ -237,8 +239,8 @@ impl<V: Interval> VmaTree<V> {
     ///
     /// # Errors
     ///
-    /// Returns `vma` if it is empty or overlaps another one, or if no page is left for it. That is
-    /// a bug of the caller: with debug assertions it panics.
+    /// Returns `vma` if it is empty or overlaps another one, or if no page is left for it. Each of
+    /// these is a bug of the caller: with debug assertions the function panics.
     pub fn insert(&mut self, vma: V) -> Result<(), V> {
         let inserted = self.try_insert(vma).is_some();
         debug_assert!(inserted, "VMA {:?} is empty, overlaps another, or was not reserved for", vma.range());
@@ -271,7 +273,8 @@ impl<V: Interval> VmaTree<V> {
                 let gap = updated_gap(context.gap, before, leaf.gap_around(i), || leaf.largest_gap());
                 return Some(Edited { result: (), gap, right: None, shrunk: false });
             }
-            // Pages for all splits that this insert causes are there, or nothing is changed.
+            // Unless there are spare pages for all splits that this insert causes, nothing is
+            // changed.
             if context.split_cost + 1 > spares.len() {
                 return None;
             }
@@ -289,7 +292,8 @@ impl<V: Interval> VmaTree<V> {
     /// Puts a new root above the old root, which has the largest gap `gap`, and `right`.
     #[cold]
     fn grow_root(&mut self, gap: u64, right: Node<V>) {
-        // Both exist: the root was split, and the leaf counted the page before that (`split_cost`).
+        // Both exist: the old root was just split, and before that the leaf checked that there are
+        // enough spare pages for the splits and the new root (`split_cost`).
         let (Some(left), Some(page)) = (self.root.take(), self.spares.pop()) else {
             return;
         };
@@ -343,7 +347,8 @@ impl<V: Interval> VmaTree<V> {
     /// is no such VMA.
     ///
     /// The range may change too, if the VMA stays non-empty and between its neighbours. Otherwise
-    /// the tree stays as it was, and the result is `None`; with debug assertions it panics.
+    /// the tree stays as it was, and the result is `None`; with debug assertions the function
+    /// panics.
     pub fn update<R>(&mut self, start: u64, change: impl FnOnce(&mut V) -> R) -> Option<R> {
         let done = edit(self.root.as_mut()?, start, NodeContext::ROOT, &mut self.spares, |leaf, context, _| {
             let (i, mut vma) = leaf.starting_at(start)?;
@@ -365,12 +370,12 @@ impl<V: Interval> VmaTree<V> {
         Some(done.result)
     }
 
-    /// Changes the VMAs of one leaf that overlap `range`, and returns the end of the last one;
-    /// `None` if no VMA of that leaf overlaps. To change all VMAs of a range, the caller calls
-    /// again from that end on.
+    /// Changes the VMAs that overlap `range`, but only those in the leaf where the first such VMA
+    /// is. Returns the end of the last VMA that it changed, or `None` if it found no VMA that
+    /// overlaps. To change all VMAs of a range, the caller calls again from that end on.
     ///
     /// `change` must not change a VMA's range or reservation, which are recorded in the nodes
-    /// above. If it does, the VMA stays as it was; with debug assertions it panics.
+    /// above. If it does, the VMA stays as it was; with debug assertions the function panics.
     pub fn change(&mut self, range: VirtRange, mut change: impl FnMut(&mut V)) -> Option<u64> {
         let leaf = self.seek_mut(range.start)?;
         let first = leaf.first_above(range.start);
@@ -414,8 +419,8 @@ impl<V: Interval> VmaTree<V> {
         while self.spares.len() > keep
             && let Some(page) = self.spares.pop()
         {
-            // SAFETY: the creator of this tree guarantees that all memory passed to it is the same
-            // (see `new`), and the tree's pages come from nowhere else.
+            // SAFETY: the creator of this tree guarantees that every method gets the same `mem`
+            // (see `new`), so all pages of the tree came from it.
             unsafe { page.free(mem) };
             self.pages -= 1;
         }

@@ -58,8 +58,8 @@ impl Mmu {
     }
 }
 
-/// Walks as in Intel SDM vol. 3A: 5.5 (walk, reserved bits), 5.6 (access rights), 5.8 (accessed and
-/// dirty).
+/// Translates as in Intel SDM vol. 3A: 5.5 (walk, reserved bits), 5.6 (access rights), 5.8
+/// (accessed and dirty).
 fn walk_x86(memory: &mut Memory, root: u64, va: u64, access: Access, levels: u32, nxe: bool) -> Option<u64> {
     let top = 12 + 9 * levels;
     if va != ((va << (64 - top)) as i64 >> (64 - top)) as u64 {
@@ -89,8 +89,8 @@ fn walk_x86(memory: &mut Memory, root: u64, va: u64, access: Access, levels: u32
             level -= 1;
             continue;
         }
-        // PAT (bit 12 in a large page, 7 in a small one), cache disable and write-through: all
-        // memory is write-back.
+        // PAT (bit 12 in a large page, 7 in a small one), cache disable and write-through are
+        // clear: all memory is write-back.
         assert!(!bit(entry, 3) && !bit(entry, 4) && !bit(entry, if large { 12 } else { 7 }));
         // A global translation would survive the switch to another space.
         assert!(!bit(entry, 8));
@@ -112,7 +112,7 @@ fn walk_x86(memory: &mut Memory, root: u64, va: u64, access: Access, levels: u32
     }
 }
 
-/// Walks as in the Arm ARM: D8.2.8 to D8.2.10 (walk), D8.3.1 (descriptors), D8.4.1.2 (direct
+/// Translates as in the Arm ARM: D8.2.8 to D8.2.10 (walk), D8.3.1 (descriptors), D8.4.1.2 (direct
 /// permissions), D8.5 (hardware updates).
 fn walk_arm(
     memory: &mut Memory,
@@ -152,11 +152,12 @@ fn walk_arm(
         } else if lpa_64k {
             addr |= bits(entry, 15, 12) << 48;
         }
-        // RES0: address bits that this format does not have.
+        // Address bits that this format does not have are reserved and zero (RES0).
         assert!(ds || bits(entry, 49, 48) == 0);
         assert!(granule == 12 || lpa_64k || bits(entry, granule - 1, 12) == 0);
         if level < 3 && bit(entry, 1) {
-            // Nothing but the address, or it would restrict or reinterpret what is below.
+            // A pointer to a page table has no other bit set: one would restrict the page tables
+            // below, or change their meaning.
             assert_eq!((bits(entry, 63, 50), bits(entry, 7, 2)), (0, 0));
             table = addr;
             level += 1;
@@ -171,7 +172,7 @@ fn walk_arm(
             if !block {
                 return None;
             }
-            // RES0 below the address, nT included.
+            // The bits below the address, with nT, are reserved and zero (RES0).
             assert_eq!(bits(entry, low - 1, 16), 0);
         }
         // User memory: attribute 0 of MAIR_EL1, inner shareable, nG, PXN; not contiguous, not
@@ -179,7 +180,8 @@ fn walk_arm(
         assert_eq!(bits(entry, 4, 2), 0);
         assert_eq!(if ds { bits(tcr, 13, 12) } else { bits(entry, 9, 8) }, 0b11);
         assert!(bit(entry, 11) && bit(entry, 53) && !bit(entry, 52) && !bit(entry, 50));
-        // Of the other bits only 55 to 58 are free whatever the CPU supports.
+        // Of the remaining bits, 55 to 58 are free for software on every CPU. The others have a
+        // meaning on some CPUs, so they must be clear.
         assert_eq!((bits(entry, 63, 59), bit(entry, 5)), (0, false));
         let mut updated = entry;
         if !bit(entry, 10) {
@@ -206,8 +208,8 @@ fn walk_arm(
     }
 }
 
-/// Walks as in the RISC-V privileged specification, "Virtual Address Translation Process", with the
-/// constants of Sv39, Sv48 and Sv57.
+/// Translates as in the RISC-V privileged specification, "Virtual Address Translation Process",
+/// with the constants of Sv39, Sv48 and Sv57.
 fn walk_riscv(
     memory: &mut Memory,
     root: u64,

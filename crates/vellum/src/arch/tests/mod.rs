@@ -17,7 +17,7 @@ use mmu::{Access, Memory, Mmu, bit};
 use rules::*;
 use walks::*;
 
-/// A format, and what the manuals define for it.
+/// A page-table format to test, with the properties that the manuals define for it.
 struct Case<A> {
     arch: A,
     mmu: Mmu,
@@ -26,13 +26,13 @@ struct Case<A> {
     va_bits: u32,
     /// The size of physical addresses in bits.
     pa_bits: u32,
-    /// log2 of the bytes that a PTE maps at each level, from level 1 to the root.
+    /// log2 of the number of bytes that a PTE maps at each level, from level 1 to the root.
     level_shifts: &'static [u32],
     /// The highest level that allows leaf PTEs.
     leaf_levels: u8,
     /// The attributes that a leaf PTE stores; the others are dropped.
     supported: Attrs,
-    /// The attributes that every leaf PTE has that allows any access.
+    /// The attributes of every leaf PTE that allows at least one kind of access.
     implied: Attrs,
     /// The last swap slot that a swap PTE can name.
     max_slot: u64,
@@ -160,8 +160,8 @@ fn aarch64_write_protection_keeps_dirty() {
     assert!(bit(protected, 7) && !bit(protected, 51) && !bit(written, 7) && bit(written, 51));
 }
 
-/// A leaf PTE in a cont block differs from a single one by the mark, and on RISC-V by the address
-/// field. Without the mark it equals the original.
+/// A leaf PTE in a cont block differs from one in no cont block by the bit [`Arch::CONT`], and on
+/// RISC-V by the address field. `without_cont` restores the original PTE.
 #[test]
 fn cont_blocks_fold_and_unfold() {
     fn check<A: Arch>(arch: A, pa: u64) {
@@ -187,7 +187,8 @@ fn cont_blocks_fold_and_unfold() {
     assert_eq!(napot.with_cont(leaf), leaf | 1 << 63 | 0b1000 << 10, "PPN[3:0] = 1000 encodes 64 KiB (Svnapot)");
 }
 
-/// PTEs per cont block: D8.7.1 for AArch64, Svnapot for RISC-V.
+/// The number of PTEs per cont block is that of Arm ARM D8.7.1 for AArch64, and of Svnapot for
+/// RISC-V.
 #[test]
 fn cont_block_sizes_match_the_manuals() {
     let bits = |arch: Aarch64| [1, 2, 3].map(|level| arch.cont_bits(level));

@@ -20,7 +20,7 @@ pub(super) fn levels_and_sizes_match_the_manual<A: Arch>(case: &Case<A>) {
 pub(super) fn each_address_bit_belongs_to_one_level<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     for bit in 0..case.va_bits {
-        // Each bit is the page's offset or belongs to exactly one level.
+        // Each address bit is in the offset in the page, or in the index of exactly one level.
         let users = case.all_levels().filter(|l| arch.index(1 << bit, *l) != 0).count();
         assert_eq!(users, (bit >= case.page_shift) as usize, "bit {bit}");
     }
@@ -111,7 +111,7 @@ pub(super) fn hardware_bits_are_accessed_and_dirty<A: Arch>(case: &Case<A>) {
                 let changed = arch.attrs(flipped, level) ^ case.stored(attrs);
                 assert_eq!(changed - Attrs::HARDWARE, Attrs::empty(), "{attrs:?} {raw:#x} {flipped:#x}");
             }
-            // Conversely, no other bit stores accessed or dirty.
+            // Conversely, no bit outside `HARDWARE` stores accessed or dirty.
             for seen in [Attrs::empty(), Attrs::ACCESSED, Attrs::DIRTY, Attrs::HARDWARE] {
                 let other = case.leaf(pa, (attrs - Attrs::HARDWARE) | seen, level);
                 assert_eq!((raw ^ other) & !A::HARDWARE, 0, "{attrs:?} {seen:?}");
@@ -135,7 +135,7 @@ pub(super) fn runs_compare_without_hardware_bits<A: Arch>(case: &Case<A>) {
             assert!(!same(expected, case.leaf(2 * next, one, level)), "{one:?}");
         }
     }
-    // Swap PTEs are compared in all bits.
+    // Swap PTEs are compared in all bits: they have no bits that hardware sets.
     for attrs in SOFTWARE {
         let entry = |device, slot, attrs| arch.swap_pte(SwapEntry { device, slot, attrs });
         let raw = entry(3, 7, attrs);
@@ -148,8 +148,8 @@ pub(super) fn runs_compare_without_hardware_bits<A: Arch>(case: &Case<A>) {
     }
 }
 
-/// Accessed and dirty of a run can be collected without decoding: flip the inverted bits, OR, flip
-/// back.
+/// The accessed and dirty bits of a run's PTEs can be combined without decoding: invert the bits of
+/// `HARDWARE_INVERTED`, OR the PTEs, and invert these bits again.
 pub(super) fn hardware_bits_of_a_run_can_be_ored<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     assert_eq!(A::HARDWARE_INVERTED & !A::HARDWARE, 0);
@@ -175,7 +175,7 @@ pub(super) fn carry_keeps_accessed_and_dirty<A: Arch>(case: &Case<A>) {
     }
 }
 
-/// A leaf is idle exactly if the MMU does not change it on any user access.
+/// `hardware_idle` returns true for a leaf PTE if and only if the MMU changes it on no user access.
 pub(super) fn hardware_idle_means_the_mmu_changes_nothing<A: Arch>(case: &Case<A>) {
     for level in case.leaf_levels() {
         let mut memory = Memory::default();
@@ -231,8 +231,8 @@ pub(super) fn step_advances_leaf_and_swap_ptes<A: Arch>(case: &Case<A>) {
     }
 }
 
-/// User mode has the lower half. No address above reaches its page tables, not even with its upper
-/// bits cut off.
+/// User mode has the lower half. No address above `user_end` is translated by user page tables, not
+/// even by its lower bits.
 pub(super) fn the_mmu_faults_from_user_end_on<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     let page = 1 << case.page_shift;

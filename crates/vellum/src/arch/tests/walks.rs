@@ -19,7 +19,7 @@ pub(super) fn build_tables<A: Arch>(case: &Case<A>, memory: &mut Memory, va: u64
     let mut pte = None;
     let mut root = 0;
     for l in (level..=case.arch.levels()).rev() {
-        // Far apart, with most bits of an address in use.
+        // The page tables are far apart, so that most bits of an address are tested.
         let scatter = 0x0009_e377_9b97_f4a7u64.wrapping_mul(2 * l as u64 + 1);
         let table = align_down(scatter & ((1 << case.pa_bits) - 1), case.page_shift);
         assert!(memory.tables.iter().all(|(at, _)| at.abs_diff(table) >= 1 << case.page_shift));
