@@ -8,9 +8,9 @@ use crate::platform::Platform;
 
 impl<P: Platform> Audit<'_, '_, P> {
     /// Compares each memcg's charge with the folios, page tables and other blocks whose descriptors
-    /// name the memcg. `structures`: the frames of spaces' and objects' structures that the audit
-    /// found. They are compared with the charged blocks that are no folio, no page table, and not
-    /// the host's.
+    /// name the memcg. `structures` is the number of frames of spaces' and objects' own structures
+    /// that the audit found. It is compared with the number of charged frames that belong to no
+    /// folio, no page table and no structure of the host.
     pub(super) fn check_charges(&mut self, structures: u64) {
         self.counts.fill(0);
         let mut charged = 0;
@@ -36,7 +36,8 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 
     /// Compares a quantity of each memcg and its descendants, which `usage_of` reads from the
-    /// memcg's usage, with the sum of the audit's counts for these memcgs, plus what `plus` reads.
+    /// memcg's usage, with the sum of the audit's counts for these memcgs. Adds to that sum the
+    /// part of the usage that the audit has no count of, which `plus` returns.
     pub(super) fn compare_by_memcg(
         &mut self,
         what: fn(MemcgId) -> Quantity,

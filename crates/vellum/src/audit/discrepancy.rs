@@ -31,14 +31,15 @@ pub enum Discrepancy {
         /// The frame.
         pfn: Pfn,
     },
-    /// A PTE is busy: in transition (INV-4), although no operation runs.
+    /// A PTE is busy, although no operation runs: it is the marker that makes faults wait while a
+    /// CPU changes the PTE (INV-4).
     Busy {
         /// The space.
         space: SpaceId,
         /// The address.
         at: u64,
     },
-    /// A count of the engine's is not the number that the audit found.
+    /// A count that the engine keeps differs from the number that the audit found.
     Differs {
         /// The quantity that is counted.
         what: Quantity,
@@ -47,34 +48,36 @@ pub enum Discrepancy {
         /// The number that the audit found.
         found: u64,
     },
-    /// A folio in use has no reference, or fewer than its mappings and the pages of page-cache
-    /// objects that it is (INV-2).
+    /// A folio in use has no reference, or fewer than its mappings plus the entries of page-cache
+    /// objects' indexes that name its pages (INV-2).
     TooFewReferences {
         /// The folio's head.
         pfn: Pfn,
-        /// Its references.
+        /// The folio's references.
         refs: u32,
-        /// Its mappings, plus the pages of page-cache objects that it is.
+        /// The folio's mappings, plus the index entries that name its pages.
         maps: u32,
     },
-    /// A folio that is a page of a page-cache object names another object or another page; or a
-    /// folio names an object of which it is no page (INV-16).
+    /// The index of a page-cache object has a page of a folio whose descriptor names another object
+    /// or another position; or a folio's descriptor names an object whose index does not have the
+    /// folio (INV-16).
     WrongObject {
         /// The folio's head.
         pfn: Pfn,
     },
     /// A folio is on a list that is not the one its descriptor names (INV-9).
     WrongList {
-        /// The folio's head, or the frame that is on the list instead of one.
+        /// The folio's head, or the frame on the list that is not a folio's head.
         pfn: Pfn,
         /// The list.
         list: LruList,
     },
-    /// A frame is the first behind a block, and its kind is one that begins no block.
+    /// The frame after the end of a block has a kind with which no block begins (a tail), although
+    /// another block must begin there.
     StrayFrame {
         /// The frame.
         pfn: Pfn,
-        /// Its kind.
+        /// The frame's kind.
         kind: FrameKind,
     },
     /// The swap cache names a frame that is not in a folio with swap-cache pages.
@@ -93,27 +96,29 @@ pub enum Quantity {
     Anonymous(SpaceId),
     /// Swapped pages of a space.
     Swapped(SpaceId),
-    /// Pages for which a space's VMAs have PTEs; found: pages for which the space has PTEs at all.
+    /// Pages for which a space has PTEs inside its VMAs; the number found is that of all pages for
+    /// which the space has PTEs.
     PtesInVmas(SpaceId),
     /// Mappings of a folio, by its head.
     Mappings(Pfn),
     /// Frames of page tables.
     PageTables,
-    /// Pages of folios in use; found: pages on LRU lists.
+    /// Pages of folios in use; the number found is that of the pages on LRU lists.
     LruPages,
-    /// Folios, or pages of them, on one LRU list of a lruvec.
+    /// Folios on one LRU list of a lruvec, or these folios' pages.
     LruList(MemcgId, LruList),
-    /// Folios on deferred-split queues; found: folios marked as partially mapped.
+    /// Folios on deferred-split queues; the number found is that of the folios marked as partially
+    /// mapped.
     PartiallyMapped,
     /// Free frames.
     FreeFrames,
     /// Swap-cache pages.
     SwapCache,
-    /// References of a slot, by the number of its device and its own.
+    /// References of a swap slot, by the number of its device and the number of the slot.
     Slot(u8, u32),
-    /// Slots of a device in use.
+    /// Slots of a swap device that are in use.
     SlotsUsed(u8),
-    /// Slots of a device that may be given out.
+    /// Slots of a swap device that are free.
     SlotsFree(u8),
     /// Entries of a node of an object's index, by the node's frame.
     NodeEntries(Pfn),
@@ -129,11 +134,12 @@ pub enum Quantity {
     Vmas(Pfn),
     /// Shared VMAs that map an object and may write to it.
     Writers(Pfn),
-    /// References of an object; found: its VMAs, which have one each.
+    /// References of an object; the number found is that of its VMAs, each of which holds one
+    /// reference.
     ObjectReferences(Pfn),
     /// Pages of all objects ([`Counter::ShmemPages`](crate::stats::Counter::ShmemPages)).
     ShmemPages,
-    /// Frames that are charged for spaces and objects, beside folios and page tables.
+    /// Frames charged for the own structures of spaces and objects, without folios and page tables.
     Structures,
     /// Pages charged to a memcg and its descendants.
     MemcgCharged(MemcgId),

@@ -8,8 +8,9 @@ use crate::page_cache::belongs_to_object;
 use crate::platform::Platform;
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Compares the mappings in each folio's descriptor with the PTEs that were found, and the
-    /// numbers of free frames, page tables and partially mapped folios with the engine's counts.
+    /// Compares the mapcount in each folio's descriptor with the number of PTEs that the audit
+    /// found for the folio. Compares the numbers of free frames, page tables and partially mapped
+    /// folios with the engine's counts.
     pub(super) fn check_frames(&mut self) {
         let (machine, mut free, mut tables, mut partial) = (self.machine, 0, 0, 0);
         each_block(machine, |pfn, frame, state| match state.kind() {
@@ -32,8 +33,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         self.compare(Quantity::PartiallyMapped, deferred, partial);
     }
 
-    /// Compares the references of each folio with its mappings and the pages of objects that it is,
-    /// which the audit has counted before (INV-2). Sums up the pins.
+    /// Compares each folio's refcount with its mappings plus the entries of page-cache objects'
+    /// indexes that name its pages; the audit has counted both before (INV-2). Adds up the
+    /// references beyond these, which are pins.
     pub(super) fn check_references(&mut self) {
         each_block(self.machine, |pfn, frame, state| {
             if state.kind() != FrameKind::Folio || state.has(flag::ZERO_FOLIO) {
@@ -50,8 +52,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         });
     }
 
-    /// Follows each LRU list, and compares the folios on them with the lists' own counts and with
-    /// the folios in use (INV-9).
+    /// Walks each LRU list. Compares the number of folios and pages on it with the list's own
+    /// counts, and the pages on all lists with the pages of folios in use (INV-9).
     pub(super) fn check_lists(&mut self) {
         let (frames, memcgs, mut sum) = (self.machine.frames(), self.machine.memcgs(), 0);
         for id in memcgs.all() {
@@ -76,8 +78,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         self.compare(Quantity::LruPages, self.sums.folios, sum);
     }
 
-    /// Compares the number of pages that the swap cache names with the devices' counts of them, and
-    /// checks that each of these pages is in a folio with swap-cache pages.
+    /// Compares the number of pages in the swap cache with the swap devices' counts of such pages.
+    /// Checks that the folio of each of these pages is in use and marked as having swap-cache
+    /// pages.
     pub(super) fn check_swap_cache(&mut self) {
         let (frames, swaps) = (self.machine.frames(), self.machine.swaps());
         let mut found = 0;

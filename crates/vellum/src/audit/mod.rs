@@ -1,12 +1,12 @@
 //! The audit: compares the engine's counts with the page tables, descriptors, lists and indexes
-//! that they count, on a machine at rest.
+//! that they count, on a machine on which no other operation of the engine runs.
 //!
 //! | count | compared with | file |
 //! |---|---|---|
 //! | the mappings of a folio | the PTEs that map it, in all spaces | `spaces` |
 //! | resident and swapped pages of a space | the space's PTEs, which must be inside its VMAs | `spaces` |
 //! | page tables of all spaces | the frames that are page tables | `frames` |
-//! | the references of a folio (INV-2) | its mappings and the objects' pages; the rest are pins | `frames` |
+//! | the references of a folio (INV-2) | its mappings and the entries of objects' indexes that name its pages; the rest are pins | `frames` |
 //! | pages on LRU lists (INV-9) | the lists, and the folios in use | `frames` |
 //! | folios on deferred-split queues | the partially mapped folios | `frames` |
 //! | free frames | the descriptors of free blocks | `frames` |
@@ -16,15 +16,16 @@
 //! | the object and page that a folio names | the index | `objects` |
 //! | the VMAs that map an object, and those that may write | the VMAs of all spaces | `objects` |
 //! | references of a slot | the PTEs, objects' pages and swap-cache page that name it | `slots` |
-//! | pages charged to a memcg (INV-9) | the blocks whose descriptors name it or a descendant | `charges` |
-//! | frames charged for spaces' and objects' structures | those found in spaces and objects | `charges` |
+//! | pages charged to a memcg (INV-9) | the blocks whose descriptors name it or a descendant memcg | `charges` |
+//! | frames charged for spaces' and objects' structures | the structures found in spaces and objects | `charges` |
 //! | pages in swap of a memcg's objects | the objects | `objects` |
 //!
 //! An audit changes nothing and allocates nothing. It takes each lock that it needs for a moment,
-//! as any reader does: on a machine that is not at rest it is safe, but reports differences that
-//! are none. It counts in one array with an element for each frame, which each comparison uses
-//! anew. An audit reads every descriptor about ten times, and every PTE twice and once more for
-//! each swap device; a device with more slots than the array has elements takes several passes.
+//! as any reader does. So it is safe while other operations run, but may then report false
+//! differences. It counts in one array with an element for each frame; each comparison clears the
+//! array and uses it again. An audit reads every descriptor about ten times. It reads every PTE
+//! twice, and once more for each swap device. For a device with more slots than the array has
+//! elements it reads the PTEs several times.
 
 mod charges;
 mod discrepancy;
@@ -49,14 +50,14 @@ use crate::space::AddressSpace;
 pub struct Sums {
     /// The number of address spaces.
     pub spaces: u64,
-    /// Frames of their page tables.
+    /// Frames of the page tables of all address spaces.
     pub tables: u64,
     /// Pages of folios in use.
     pub folios: u64,
     /// Pages that PTEs map.
     pub mapped: u64,
-    /// References to folios that are neither mappings nor pages of objects: pins, such as those of
-    /// a device's DMA.
+    /// Pins, such as a device's for DMA: references to folios that neither a PTE nor a page-cache
+    /// object holds.
     pub pinned: u64,
     /// Frames of spaces' and objects' own structures: neither folios nor page tables.
     pub structures: u64,
@@ -64,8 +65,8 @@ pub struct Sums {
     pub host: u64,
 }
 
-/// Returns the length of the array that [`audit`] counts in: the number of frames from the
-/// machine's first one to its last one, but at least [`MAX_MEMCGS`].
+/// Returns the length of the array that [`audit`] counts in: the number of frames between the
+/// machine's first and its last frame, both included, but at least [`MAX_MEMCGS`].
 pub fn counts_len<P: Platform>(machine: &Machine<'_, P>) -> usize {
     let regions = machine.platform().regions().iter();
     let end = regions.map(|region| ((region.base.0 + region.len) >> FRAME_SHIFT) as u32).max().unwrap_or(0);
@@ -78,13 +79,13 @@ fn first_frame<P: Platform>(machine: &Machine<'_, P>) -> Pfn {
 }
 
 /// Audits a machine whose address spaces are `spaces`: passes each discrepancy to `report`, and
-/// returns sums. Page-table, lruvec and other locks may be held while `report` runs, so it must be
-/// quick and must not call back into the engine.
+/// returns the sums over the machine. Page-table, lruvec and other locks may be held while `report`
+/// runs, so it must be quick and must not call back into the engine.
 ///
 /// `counts` is memory to count in, of the length that [`counts_len`] returns; it is overwritten.
 ///
 /// # Panics
-/// If `counts` is shorter than that.
+/// If `counts` is shorter than [`counts_len`].
 pub fn audit<'s, 'm: 's, P: Platform + 's>(
     machine: &'m Machine<'m, P>,
     spaces: impl Iterator<Item = &'s AddressSpace<'m, P>> + Clone,
@@ -136,8 +137,9 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 }
 
-/// Passes the first frame of each block of the machine to `visit`, and each tail frame that is not
-/// inside a block. Calls `resched` every [`BLOCKS_PER_RESCHED`] blocks.
+/// Passes the first frame of each block of the machine to `visit` (a block is a folio, a page
+/// table, a free block or another allocation), and each tail frame that is outside any block. Calls
+/// `resched` every [`BLOCKS_PER_RESCHED`] blocks.
 fn each_block<'m, P: Platform>(machine: &Machine<'m, P>, mut visit: impl FnMut(Pfn, &'m Frame, FrameState)) {
     let frames = machine.frames();
     for region in machine.platform().regions() {
@@ -157,5 +159,5 @@ fn each_block<'m, P: Platform>(machine: &Machine<'m, P>, mut visit: impl FnMut(P
     }
 }
 
-/// Blocks that [`each_block`] visits between two calls of `resched` (INV-11).
+/// The number of blocks that [`each_block`] visits between two calls of `resched` (INV-11).
 const BLOCKS_PER_RESCHED: u32 = 512;

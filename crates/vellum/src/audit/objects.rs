@@ -25,9 +25,9 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         });
     }
 
-    /// Walks the indexes of all objects: adds each page to the count of its folio, and compares the
-    /// entries of nodes and the objects' numbers of pages. Returns the number of frames that
-    /// objects have beside their pages.
+    /// Walks the indexes of all objects. Adds each page in memory to the count of its folio.
+    /// Compares each node's count of its entries with the entries found, and each object's counts
+    /// of pages with the pages found. Returns the number of frames of the objects' own structures.
     pub(super) fn check_indexes(&mut self) -> u64 {
         let (mut structures, mut resident) = (0, 0);
         self.each_object(|audit, object| {
@@ -68,8 +68,9 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         structures
     }
 
-    /// Compares the VMAs of all spaces with each object's counts of VMAs: those of each space, all,
-    /// and those that may write; and with the object's references.
+    /// Compares the VMAs found in all spaces with each object's counts of VMAs: its VMAs in each
+    /// space, all its VMAs, and its VMAs that may write. Compares the number of VMAs also with the
+    /// object's references.
     pub(super) fn check_mappers<'s>(&mut self, spaces: impl Iterator<Item = &'s AddressSpace<'m, P>> + Clone)
     where
         'm: 's,
@@ -77,8 +78,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         self.counts.fill(0);
         for space in spaces.clone() {
             self.count_vmas(space, |_| true);
-            // The comparison at an object's first VMA clears the count, so the others are skipped
-            // and the next space begins at zero.
+            // The comparison at the space's first VMA of an object clears the object's count, so
+            // the later VMAs of that object are skipped, and the next space begins at zero.
             each_vma(space, |vma, object| {
                 let count = self.counts.get_mut(object.survey().frame().0.wrapping_sub(self.first.0) as usize);
                 let found = count.map_or(0, core::mem::take);
@@ -95,7 +96,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 let counted = if only_writers { object.survey().writers() } else { object.survey().vma_count() };
                 let found = audit.count_of(object.survey().frame()).into();
                 audit.compare(what(object.survey().frame()), counted, found);
-                // One of the references is the audit's own.
+                // One of the object's references is the audit's own.
                 if !only_writers && object.survey().references() <= found {
                     audit.compare(
                         Quantity::ObjectReferences(object.survey().frame()),
@@ -107,8 +108,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         }
     }
 
-    /// Counts the VMAs of a space for which `filter` returns true, by the frame that their object
-    /// begins in.
+    /// Adds each VMA of a space for which `filter` returns true to the count of its object, at the
+    /// index of the frame that the object begins in.
     fn count_vmas(&mut self, space: &AddressSpace<'_, P>, filter: impl Fn(&Vma) -> bool) {
         each_vma(space, |vma, object| {
             let count = self.counts.get_mut(object.survey().frame().0.wrapping_sub(self.first.0) as usize);
@@ -116,7 +117,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         });
     }
 
-    /// Compares each memcg's number of pages in swap with the pages of its objects there.
+    /// Compares each memcg's number of pages in swap with the swapped pages of its objects.
     pub(super) fn check_swapped(&mut self) {
         self.counts.fill(0);
         self.each_object(|audit, object| {
@@ -127,15 +128,17 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     }
 }
 
-/// Passes each VMA of a space that maps an object to `visit`, with the object. The space's VMAs are
-/// locked while `visit` runs, which keeps the object, and unlocked between two VMAs.
+/// Passes each VMA of a space that maps a page-cache object to `visit`, with the object. The
+/// space's VMAs are locked while `visit` runs, so the VMA keeps its reference to the object. The
+/// lock is released between two VMAs.
 fn each_vma<P: Platform>(space: &AddressSpace<'_, P>, mut visit: impl FnMut(&Vma, &Object<'_, P>)) {
     let mut next = Some(0);
     while let Some(at) = next.take() {
         space.vmas(at, |vma| {
             next = Some(vma.range.end);
             if !vma.backing.is_anonymous() {
-                // SAFETY: the VMAs are locked, so this one keeps its object.
+                // SAFETY: the space's VMAs are locked, so this VMA stays and keeps its reference to
+                // the object.
                 let object = unsafe { Object::of_backing(space.machine(), &vma.backing) };
                 visit(vma, &object);
             }

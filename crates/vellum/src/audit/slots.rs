@@ -1,5 +1,5 @@
-//! Audits swap slots: compares the references of a slot with the PTEs, pages and swap-cache pages
-//! that name it.
+//! Audits swap slots: compares the references of a slot with the PTEs, objects' pages and
+//! swap-cache pages that name the slot.
 
 use core::ops::Range;
 
@@ -14,9 +14,9 @@ use crate::space::{AddressSpace, Ptes};
 use crate::swap::MAX_SWAP_DEVICES;
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
-    /// Compares the references of each slot with the PTEs and pages of objects that name it and its
-    /// swap-cache page (INV-15). Handles as many slots at a time as there is room to count, with
-    /// one walk of all page tables each time.
+    /// Compares the references of each swap slot with the number of PTEs and objects' pages that
+    /// name the slot, plus one if the slot has a swap-cache page (INV-15). Handles as many slots at
+    /// a time as the array of counts has elements, with one walk of all page tables each time.
     pub(super) fn check_slots<'s>(&mut self, spaces: impl Iterator<Item = &'s AddressSpace<'m, P>> + Clone)
     where
         'm: 's,
@@ -52,7 +52,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         }
     }
 
-    /// Counts the PTEs of a space that name slots of a device, for each slot in `window`.
+    /// Adds the PTEs of a space that name swap slots of a device to the counts of these slots, if
+    /// they are in `window`.
     fn count_ptes(&mut self, space: &AddressSpace<'m, P>, device: u8, window: &Range<u32>) {
         space.runs(VirtRange { start: 0, end: space.arch().user_end() }, |run| {
             if run.kind == Kind::Swap {
@@ -63,7 +64,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         });
     }
 
-    /// Adds one to the count of each of `slots` that is in `window`; `None` is no slot.
+    /// Adds one to the count of each of `slots` that is in `window`. Does nothing for `None`.
     fn count_slots(&mut self, slots: Option<Range<u32>>, window: &Range<u32>) {
         let Some(slots) = slots else { return };
         let part = slots.start.max(window.start)..slots.end.min(window.end);

@@ -9,10 +9,10 @@ use crate::platform::{Platform, SpaceId};
 use crate::space::AddressSpace;
 use crate::table::Run;
 
-/// The pages of 4 KiB that PTEs of a space have, by the PTE's kind.
+/// The number of 4 KiB pages for which a space has PTEs, by the PTE's kind.
 #[derive(Clone, Copy, Default)]
 struct Found {
-    /// Pages that PTEs map, but for the zero folio's.
+    /// Pages that PTEs map, except pages of the zero folio.
     resident: u64,
     /// The part of `resident` that is anonymous memory.
     anonymous: u64,
@@ -23,16 +23,16 @@ struct Found {
 }
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Audits a space: compares the permissions of its PTEs with its VMAs, and its statistics with
-    /// its PTEs, and adds each mapping to the count of its folio. Returns the number of frames that
-    /// the space has beside its page tables.
+    /// Audits a space: compares the permissions of its PTEs with those of its VMAs, and its
+    /// statistics with its PTEs. Adds each mapping to the count of its folio. Returns the number of
+    /// frames of the space's own structures, without its page tables.
     pub(super) fn check_space(&mut self, space: &AddressSpace<'_, P>) -> u64 {
         let (arch, id) = (space.arch(), space.id());
         let (mut inside, mut all) = (Found::default(), Found::default());
         let mut next = Some(0);
         while let Some(at) = next.take() {
-            // One VMA at a time, whose lock is released again: the walk below calls `resched`, so
-            // no lock may be held.
+            // Reads one VMA at a time and releases the lock of the VMAs again: the walk below calls
+            // `resched`, so no lock may be held.
             let mut vma = None;
             space.vmas(at, |found| {
                 vma = Some((*found.range, found.prot.attrs()));
@@ -63,8 +63,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         pages(stats.kernel)
     }
 
-    /// Adds the pages of a run to `to`. With `range`, only those inside it, and without the folios'
-    /// mappings: they are counted once, in the walk without a range.
+    /// Adds the pages of a run to `to`. With `range`, adds only the pages inside it, and does not
+    /// count the mappings of folios: the walk without a range counts these, once.
     fn add_run(&mut self, space: &AddressSpace<'_, P>, run: &Run, range: Option<VirtRange>, to: &mut Found) {
         let arch = space.arch();
         let part = range.map_or(run.range(arch), |range| run.range(arch).intersect(&range));
@@ -84,8 +84,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
     }
 
-    /// Adds the frames of a run to the counts of their folios. Returns how many frames are
-    /// anonymous memory.
+    /// Adds the frames that a run maps to the counts of their folios. Returns how many of the
+    /// frames are anonymous memory.
     fn count_mappings(&mut self, space: SpaceId, va: u64, first: Pfn, count: u32) -> u64 {
         let (mut at, end, mut anonymous) = (first, first.add(count), 0);
         while at < end {

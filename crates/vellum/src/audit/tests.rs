@@ -1,5 +1,5 @@
-//! Tests that each comparison of the audit finds a discrepancy that the test plants, and nothing
-//! before and after.
+//! Tests that each comparison of the audit reports a discrepancy that the test plants, and that the
+//! audit reports nothing before the test plants it and after the test removes it.
 
 use std::vec::Vec;
 
@@ -69,8 +69,8 @@ impl Scene<'_> {
         found
     }
 
-    /// Checks that after `plant` the audit reports `planted` alone, counted once too often, and
-    /// after `undo` nothing.
+    /// Checks that after `plant` the audit reports only `planted`, with a count that is too high by
+    /// one, and that after `undo` it reports nothing.
     #[track_caller]
     fn counted_once_too_often(&self, planted: Quantity, plant: impl FnOnce(), undo: impl FnOnce()) {
         plant();
@@ -139,7 +139,7 @@ fn a_vma_that_an_object_counts_and_no_space_has_is_found() {
         let at = on.object.survey().frame();
         assert_eq!(on.audit(), [vmas(Quantity::VmasOfSpace(at, space)), vmas(Quantity::Vmas(at))]);
         on.object.cancel_backing(&backing, space);
-        // Of a space that does not exist.
+        // The VMA belongs to a space that does not exist.
         on.counted_once_too_often(
             Quantity::Vmas(at),
             || crate::page_cache::get_backing(on.machine, &backing, SpaceId(1 << 40)),
@@ -149,7 +149,8 @@ fn a_vma_that_an_object_counts_and_no_space_has_is_found() {
             Quantity::Writers(at),
             || assert!(on.object.map_writable()),
             || {
-                // Adding and removing a VMA that may write ends the write access.
+                // Ends the write access that `map_writable` began: adds a VMA, and removes it as
+                // one that may write.
                 let writer = Backing { sharing: Sharing::Shared, ..backing };
                 crate::page_cache::get_backing(on.machine, &backing, space);
                 on.object.cancel_backing(&writer, space);
@@ -178,7 +179,7 @@ fn a_page_charged_to_no_memcg_or_to_the_wrong_one_is_found() {
         };
         assert_eq!(charged(on.audit()), [(on.memcg, 1 << frame.order())]);
         frame.set_lruvec(packed);
-        // A frame of the host's, whose descriptor loses its flags.
+        // A frame of the host's structures, whose descriptor loses its flags.
         let own = memcgs.alloc_for_host(frames, on.memcg, 0).unwrap();
         assert_eq!(on.audit(), []);
         frames.frame(own).set_kind(FrameKind::Private, 0, 0);

@@ -1,8 +1,8 @@
 //! Builds the allocator from the machine's memory map (Linux: `memblock`, `free_area_init`).
 //!
-//! The descriptors need memory before there is anything to allocate from, so they are taken from
-//! the low end of the largest region. A machine with holes pays for the descriptors of every 32 MiB
-//! section that has memory, not for the holes between sections.
+//! The descriptors need memory before the allocator exists, so they are taken from the low end of
+//! the largest region. A machine with holes pays for the descriptors of every 32 MiB section that
+//! has memory, not for the holes between sections.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::AtomicBool;
@@ -19,8 +19,8 @@ pub enum BootError {
     BadRegion(Region),
     /// The region reaches beyond 16 TiB.
     TooFar(Region),
-    /// The largest region can't hold a boot-time structure of this many bytes beside the ones
-    /// before it.
+    /// The largest region has no room for a boot-time structure of this many bytes after the
+    /// earlier structures.
     TooSmall(u64),
     /// The host reports this number of CPUs: none, or more than [`MAX_CPUS`].
     BadCpuCount(usize),
@@ -61,13 +61,13 @@ pub struct BootOptions {
     /// If set, memory is zeroed when it is freed, not when it is next used (Linux:
     /// `init_on_free`).
     pub zero_on_free: bool,
-    /// Frames in the reserve, which only [`Frames::alloc_reserve`] allocates: what the host needs
-    /// when users have taken all other memory (Linux: `min_free_kbytes`). Each node holds a part in
-    /// proportion to its memory.
+    /// The number of frames in the reserve, which only [`Frames::alloc_reserve`] allocates. The
+    /// host uses them when users have taken all other memory (Linux: `min_free_kbytes`). Each node
+    /// holds a part in proportion to its memory.
     pub min_free: u64,
-    /// Frames between one watermark and the next ([`Watermarks`]), distributed over the nodes in
-    /// proportion to their memory (Linux: `watermark_scale_factor`). 0 stands for a 64th of all
-    /// frames.
+    /// The number of frames between one watermark and the next ([`Watermarks`]), distributed over
+    /// the nodes in proportion to their memory (Linux: `watermark_scale_factor`). 0 means a 64th of
+    /// all frames.
     pub watermarks: u64,
 }
 
@@ -93,8 +93,8 @@ impl<'p, P: Platform> Early<'p, P> {
         }
         let at = self.next;
         self.next += needed;
-        // SAFETY: inside a region, which is readable, writable and the engine's alone (contract of
-        // `Memory`), and allocated once, here.
+        // SAFETY: the memory is inside a region, which is readable, writable and the engine's alone
+        // (contract of `Memory`), and no other call of this function allocates it.
         unsafe { self.platform.zero(self.platform.direct_map().wrapping_add(at as usize), needed as usize) };
         Ok(PhysAddr(at))
     }
@@ -102,13 +102,13 @@ impl<'p, P: Platform> Early<'p, P> {
     /// Allocates an uninitialised slice of `count` values.
     ///
     /// # Errors
-    /// As of [`Early::take`].
+    /// As for [`Early::take`].
     fn slice_of<T>(&mut self, count: usize) -> Result<&'p mut [MaybeUninit<T>], BootError> {
         const { assert!(align_of::<T>() <= FRAME_SIZE as usize) };
         let at = self.take((count * size_of::<T>()) as u64)?;
         let first = self.platform.direct_map().wrapping_add(at.0 as usize).cast();
-        // SAFETY: `take` allocated the memory, large enough, aligned to a frame, to this call
-        // alone, and for the machine's lifetime.
+        // SAFETY: `take` allocated enough memory for `count` values, aligned to a frame, to this
+        // call alone, for the machine's lifetime.
         Ok(unsafe { core::slice::from_raw_parts_mut(first, count) })
     }
 }
@@ -132,7 +132,7 @@ fn whole_frames(region: &Region) -> Result<(u64, u64), BootError> {
 /// Checks that the regions are ascending and disjoint, and that each is within the limits.
 ///
 /// # Errors
-/// [`BootError::BadRegion`] or [`BootError::TooFar`] with the first region that is not.
+/// [`BootError::BadRegion`] or [`BootError::TooFar`] with the first region that violates this.
 fn check_regions(regions: &[Region]) -> Result<(), BootError> {
     let mut last = 0;
     for region in regions {
@@ -163,9 +163,9 @@ impl UsablePart<'_> {
     }
 }
 
-/// Returns the usable part of each region. Of the largest region that is what follows the boot-time
-/// structures, which end at `next`. A region that touches one of another node loses its first frame
-/// (see [`super::node`]).
+/// Returns the usable part of each region. The usable part of the largest region begins at `next`,
+/// where the boot-time structures end. A region that begins where a region of another node ends
+/// loses its first frame (see [`super::node`]).
 fn usable_parts<'r>(regions: &'r [Region], largest: &'r Region, next: u64) -> impl Iterator<Item = UsablePart<'r>> {
     regions.iter().scan((0, 0), move |(last, node), region| {
         let (start, end) = whole_frames(region).unwrap_or_default();
@@ -210,7 +210,7 @@ impl<'p, P: Platform> Frames<'p, P> {
         let mut before = 0;
         let nodes = init_slice(slice, |node| {
             let total: u64 = usable_parts().filter(|part| part.region.node == node).map(|part| part.frames()).sum();
-            // Rounded so that the parts of all nodes add up to the whole.
+            // Rounds each node's part so that the parts of all nodes add up to the whole.
             let up_to = |whole: u64, frames: u64| (whole as u128 * frames as u128 / (all as u128).max(1)) as u64;
             let part = |whole: u64| up_to(whole, before + total) - up_to(whole, before);
             let (min, step) = (part(options.min_free), part(step));
@@ -228,7 +228,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// number to descriptors, which it returns.
     ///
     /// # Errors
-    /// [`BootError::TooSmall`].
+    /// [`BootError::TooSmall`], if the largest region has no room for them.
     fn make_sections(
         platform: &'p P,
         regions: &[Region],
@@ -251,7 +251,8 @@ impl<'p, P: Platform> Frames<'p, P> {
                 let slot = &mut sections[section as usize];
                 if slot.is_none() {
                     let descriptors = early.take(size_of::<Section>() as u64)?;
-                    // SAFETY: as above; zeros are valid descriptors, which consist of atomics and
+                    // SAFETY: `take` allocated these zero bytes to this call alone, for the
+                    // machine's lifetime. Zeros are valid descriptors, which consist of atomics and
                     // so may be shared.
                     *slot = Some(unsafe { &*at(descriptors).cast::<Section>() });
                 }
@@ -260,10 +261,10 @@ impl<'p, P: Platform> Frames<'p, P> {
         Ok(sections)
     }
 
-    /// Allocates the frame cache of each per-CPU lruvec, empty.
+    /// Allocates an empty frame cache for each per-CPU lruvec ([`super::node`]).
     ///
     /// # Errors
-    /// [`BootError::TooSmall`].
+    /// [`BootError::TooSmall`], if the largest region has no room for them.
     fn make_caches(
         platform: &'p P,
         regions: &[Region],
@@ -276,17 +277,18 @@ impl<'p, P: Platform> Frames<'p, P> {
             let node = node_of(shard);
             let shards = (0..count).filter(|other| node_of(*other) == node).count() as u64;
             let frames: u64 = regions.iter().filter(|r| r.node == node).map(|r| r.len >> FRAME_SHIFT).sum();
-            // The stacks of all caches together hold at most a 32nd of a node's memory; each holds
-            // at least 32 frames and at most four huge pages' worth. The huge ranges hold an
-            // eighth, as Linux's per-CPU lists may: contiguous memory keeps no other block from
-            // merging.
+            // The stacks of all caches of a node together hold at most a 32nd of the node's memory.
+            // The limit of each cache is at least 32 frames, even if that is more, and at most 2048
+            // (four huge pages). The huge ranges together hold at most an eighth of the node's
+            // memory, as Linux's per-CPU lists may. They may be larger than the stacks because
+            // contiguous frames keep no other block from merging.
             let limit = (frames / (32 * shards)).clamp(32, 2048) as u32;
             CacheLine(SpinLock::new(FrameCache::new(node, limit, frames / (8 * shards))))
         }))
     }
 
     /// Frees the usable part of a region to its node's buddy allocator, in aligned blocks. Blocks
-    /// of a region that the host zeroed go to the zero lists (INV-10).
+    /// of a region that the host zeroed go to the lists of zero blocks (INV-10).
     fn free_part(&self, part: UsablePart<'_>) {
         let UsablePart { region, start: from, end: to } = part;
         let mut buddy = self.nodes[region.node].buddy.lock_irq(self.platform);

@@ -25,9 +25,9 @@ pub(super) struct FreeBlock {
 /// The free blocks of a node. [`super::node`] keeps it behind a spin lock.
 #[derive(Debug)]
 pub(super) struct Buddy {
-    /// The free lists, indexed by "all zero" and then by order.
+    /// The free lists, indexed by whether their blocks are all zero (0 or 1), and then by order.
     free: [[FrameList; ORDERS]; 2],
-    /// Frames on all lists.
+    /// The number of frames on all lists.
     frames: u64,
     /// The node's watermarks.
     marks: Watermarks,
@@ -103,8 +103,9 @@ impl Buddy {
         None
     }
 
-    /// Frees a block, and merges it with its buddy as long as that is free too (INV-10: the result
-    /// is zero only if both are).
+    /// Frees a block. Merges it with its buddy (the other half of the next larger block) as long as
+    /// the buddy is free too. The merged block counts as zero only if both halves are zero
+    /// (INV-10).
     pub(super) fn free<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool) {
         self.frames += 1 << order;
         let (mut pfn, mut order, mut zero) = (pfn, order, zero);

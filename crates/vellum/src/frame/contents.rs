@@ -1,14 +1,14 @@
 //! Zeroes and copies the contents of frames, chunk by chunk.
 //!
-//! Between two chunks of 64 KiB the host may reschedule (INV-11), so a caller that passes more
-//! holds no spin lock.
+//! Between two chunks of 64 KiB the host may reschedule (INV-11), so a caller that passes more than
+//! one chunk holds no spin lock.
 
 use super::Frames;
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::arch::Attrs;
 use crate::platform::Platform;
 
-/// Frames that are zeroed or copied between two calls of `resched`: 64 KiB (INV-11).
+/// The number of frames that are zeroed or copied between two calls of `resched`: 64 KiB (INV-11).
 const CHUNK: u32 = 16;
 
 impl<P: Platform> Frames<'_, P> {
@@ -37,19 +37,21 @@ impl<P: Platform> Frames<'_, P> {
     ///
     /// # Safety
     /// `from` and `to` are each the first of `count` contiguous frames, and don't overlap. The
-    /// frames at `from` are not freed meanwhile. The frames at `to` belong to the caller alone.
+    /// frames at `from` are not freed during the copy. The frames at `to` belong to the caller
+    /// alone.
     pub(crate) unsafe fn copy(&self, from: Pfn, to: Pfn, count: u32) {
         self.for_each_chunk(count, |at, bytes| {
             let [from, to] = [from, to].map(|pfn| self.at(pfn.add(at).addr()).as_ptr());
-            // SAFETY: by contract; the direct map covers the machine's frames (contract of
-            // `Memory`), and whatever writes to the contents of objects and VMAs treats them as
-            // atomics.
+            // SAFETY: the caller keeps the frames at `from`, and owns those at `to` (this
+            // contract). The direct map covers the machine's frames (contract of `Memory`). Other
+            // CPUs that write to `from` during the copy use atomic accesses, as all accesses to the
+            // contents of objects and VMAs do.
             unsafe { self.platform.copy(from, to, bytes) };
         });
     }
 
-    /// Calls `f` for each chunk of `count` frames with the index of its first frame and its size in
-    /// bytes, and `resched` in between (INV-11).
+    /// Calls `f` for each chunk of `count` frames with the index of the chunk's first frame and the
+    /// chunk's size in bytes. Calls `resched` between two chunks (INV-11).
     #[inline(always)]
     fn for_each_chunk(&self, count: u32, f: impl Fn(u32, usize)) {
         let (mut at, mut left) = (0, count);

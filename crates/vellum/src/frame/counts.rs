@@ -1,8 +1,9 @@
-//! References and mappings of folios, with the trace events that tests check them by.
+//! Changes the refcounts and mapcounts of folios, and traces each change. Tests check the counts by
+//! these trace events.
 //!
 //! A folio's two counts are one word of its head's descriptor ([`Counts`]), so one atomic operation
-//! changes both and references are never fewer than mappings (INV-2). The functions here take the
-//! head's frame number besides, for the trace: a host without tracing pays nothing for it.
+//! changes both and references are never fewer than mappings (INV-2). The functions here also take
+//! the head's frame number, which only the trace needs; a host without tracing pays nothing for it.
 
 use super::{Counts, Frame, FrameKind, Frames, LARGEST_FOLIO, SECTION_SHIFT, TooManyReferences};
 use crate::addr::Pfn;
@@ -25,7 +26,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     /// Sets the counts of a folio to zero, without an atomic read-modify-write. The caller
-    /// guarantees that no other CPU can find the folio and take a reference.
+    /// guarantees that no other CPU can find the folio and take a reference to it.
     #[inline]
     pub(crate) fn put_all(&self, head: Pfn, frame: &Frame) {
         trace(self.platform, || {
@@ -35,14 +36,14 @@ impl<'p, P: Platform> Frames<'p, P> {
         frame.set_counts(Counts { refs: 0, maps: 0 });
     }
 
-    /// Takes references and mappings unless the folio has no reference any more:
-    /// [`Frame::try_get`].
+    /// Takes references and mappings unless the folio's refcount is zero, by [`Frame::try_get`].
+    /// Returns whether it took them.
     #[inline]
     pub(crate) fn try_get(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> bool {
         let got = frame.try_get(refs, maps);
         if got {
-            // Traced after the fact, because the outcome was not known before. The new reference
-            // keeps the folio.
+            // Traced afterwards, because only then is the outcome known. The reference just taken
+            // keeps the folio from being freed meanwhile.
             trace(self.platform, || {
                 let Counts { refs: all, maps: mapped } = frame.counts();
                 Event::Counts(head, (all.wrapping_sub(refs), mapped.wrapping_sub(maps)), (all, mapped))
@@ -59,11 +60,13 @@ impl<'p, P: Platform> Frames<'p, P> {
         frame.get(refs, maps)
     }
 
-    /// Adds references and mappings on behalf of a program's call, under the same condition as
-    /// [`Frames::get_counts`]: see [`Frame::get_checked`].
+    /// Adds references and mappings for a program's system call, by [`Frame::get_checked`]. As for
+    /// [`Frames::get_counts`], the caller has a reference, or holds a lock that prevents the last
+    /// one from being dropped.
     ///
     /// # Errors
-    /// Fails with [`TooManyReferences`], with nothing changed, at [`Counts::MAX_REFS`] references.
+    /// Fails with [`TooManyReferences`], with nothing changed, if the folio already had
+    /// [`Counts::MAX_REFS`] references.
     #[inline]
     pub(crate) fn get_counts_checked(
         &self,

@@ -7,8 +7,8 @@
 //! | `counts` | references, mappings | | | |
 //! | `state` | kind, order, flags | kind, level, flags | kind, order, zero | kind, order |
 //! | `lruvec` | memcg, per-CPU lruvec, LRU list | memcg, per-CPU lruvec | | |
-//! | `link` | LRU links, or isolating batch | lock, live count | free-list links | first tail: deferred-split links |
-//! | `data` | the rmap key, or the page-cache object and index | parent table and index there | | |
+//! | `link` | LRU links, or the number of the reclaim batch that isolated the folio | lock, live count (entries that are not empty) | free-list links | first tail: deferred-split links |
+//! | `data` | the rmap key, or the page-cache object and index | parent table, and index of the entry in it | | |
 //!
 //! A tail holds only what is needed to find its head. So unmapping a folio touches one descriptor,
 //! whatever the folio's size.
@@ -28,8 +28,8 @@ pub enum FrameKind {
     Free = 1,
     /// The first frame of a free block in a per-CPU cache.
     Cached = 2,
-    /// The first frame of an allocated block without a more specific kind: not yet turned into a
-    /// folio or page table, or a node of the engine's own.
+    /// The first frame of an allocated block without a more specific kind: one that is not yet
+    /// turned into a folio or page table, or one with structures of the engine or the host.
     Private = 3,
     /// The first frame of a folio, its head.
     Folio = 4,
@@ -49,14 +49,16 @@ const LEVEL_MASK: u32 = 0x7 << LEVEL_SHIFT;
 pub mod flag {
     /// A free block every byte of which is zero (INV-10).
     pub const ZERO: u32 = 1 << 16;
-    /// A page table that was unhooked from its parent. A walker that reaches it starts again.
+    /// A page table that was unhooked: the page table above no longer points to it. A CPU that
+    /// reaches it in a walk starts the walk again.
     pub const UNHOOKED: u32 = 1 << 17;
     /// A partially mapped folio, which is on the deferred-split list of its per-CPU lruvec.
     pub const PARTIALLY_MAPPED: u32 = 1 << 18;
     /// The zero folio, which read faults map. It has no counts and is never freed (Linux: the huge
     /// zero folio).
     pub const ZERO_FOLIO: u32 = 1 << 19;
-    /// A folio that belongs to a page-cache object, or did.
+    /// A folio that belongs to a page-cache object, or belonged to one before it was removed from
+    /// it.
     pub const OBJECT: u32 = 1 << 20;
     /// A lazyfree folio (`MADV_FREE`): reclaim may free it without writing it out, as long as it is
     /// clean.
@@ -73,7 +75,8 @@ pub mod flag {
 }
 
 /// The key of the anonymous reverse map (rmap): the fork family whose spaces may map an anonymous
-/// folio, and the folio's rmap index there (Linux: `folio->mapping` and `folio->index`).
+/// folio, and the folio's rmap index in that family (the page offset at which the folio was first
+/// mapped; Linux: `folio->mapping` and `folio->index`).
 ///
 /// Reverse-map walks visit the VMAs whose [`Backing`](crate::vma::Backing) covers the rmap index,
 /// in every space of the family. The key is a hint: a VMA found by it need not map the folio.
@@ -85,12 +88,14 @@ pub(crate) struct RmapKey {
     pub(crate) rmap_index: u64,
 }
 
-/// The number of a fork family. Families whose numbers agree in their low 20 bits share one.
+/// The number of a fork family (a space without a parent, and all its descendants): the low 20 bits
+/// of the number of that first space. If two families have the same number, reverse-map walks for
+/// one family visit the spaces of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Family(pub(crate) u32);
 
 impl RmapKey {
-    /// Bits that are kept of an rmap index, which counts 4 KiB pages.
+    /// The number of low bits that a key keeps of an rmap index, which counts 4 KiB pages.
     pub(crate) const RMAP_INDEX_BITS: u32 = 44;
 
     /// Packs the key into the word that a folio's descriptor keeps.
@@ -110,7 +115,7 @@ impl RmapKey {
 }
 
 impl Family {
-    /// Returns the family that a space without a parent founds.
+    /// Returns the fork family of a space without a parent, by the space's number.
     pub(crate) fn of(space: u64) -> Family {
         Family((space & ((1 << (64 - RmapKey::RMAP_INDEX_BITS)) - 1)) as u32)
     }
@@ -123,13 +128,15 @@ impl Family {
 pub struct Counts {
     /// References (Linux: refcount).
     pub refs: u32,
-    /// PTEs that map a page of the folio, counted in frames (Linux: mapcount).
+    /// Mappings (Linux: mapcount): the number of frames of the folio that each PTE maps, summed
+    /// over all PTEs.
     pub maps: u32,
 }
 
 impl Counts {
-    /// The number of references at which a program's call gets no more. It is a quarter of the
-    /// counter's range, so neither counter overflows, however many CPUs add to it at once.
+    /// The number of references to a folio from which on a program's system call gets no further
+    /// reference (`Frame::get_checked`). It is a quarter of a count's range, so neither count
+    /// overflows, however many CPUs add to it at the same time.
     pub const MAX_REFS: u32 = 1 << 30;
 
     /// Packs both counts into one word, references in the upper half.
@@ -139,7 +146,8 @@ impl Counts {
     }
 
     /// Returns whether there are references beyond those of mappings, such as a pin. The result may
-    /// be outdated, or transiently true: an unmap may drop mappings before references.
+    /// be outdated. It may also be true for a moment without such a reference, while an unmap has
+    /// dropped the mappings and not yet their references.
     #[inline]
     pub(crate) const fn has_unmapped_refs(self) -> bool {
         self.refs > self.maps
@@ -162,9 +170,10 @@ pub struct Frame {
     state: AtomicU32,
     /// The packed memcg, per-CPU lruvec and LRU list.
     lruvec: AtomicU32,
-    /// The previous and the next frame of a list; a page table's lock and live count.
+    /// The previous and the next frame of a list; a page table's lock and live count (the number of
+    /// its entries that are not empty).
     link: [AtomicU32; 2],
-    /// The word that leads back to the users of the frame: see `Frame::data`.
+    /// The word that leads from the frame to those that use it: see `Frame::data`.
     data: AtomicU64,
 }
 
@@ -233,8 +242,8 @@ impl Frame {
         self.state().has(flag)
     }
 
-    /// Returns whether kind and order are both as given, in one read. The buddy allocator merges by
-    /// this.
+    /// Returns whether the frame has this kind and this order, by one read. By this the buddy
+    /// allocator finds whether a block's buddy is free.
     #[inline]
     pub(crate) fn is(&self, kind: FrameKind, order: u8) -> bool {
         self.state.load(Ordering::Relaxed) & (KIND_MASK | ORDER_MASK) == kind as u32 | (order as u32) << ORDER_SHIFT
@@ -246,8 +255,8 @@ impl Frame {
         self.state.store(kind as u32 | (order as u32) << ORDER_SHIFT | flags, Ordering::Relaxed);
     }
 
-    /// Turns the frame into a page table of this level, with its lock unlocked and no live PTE. The
-    /// caller owns the frame alone.
+    /// Turns the frame into a page table of this level, with its lock unlocked and no entry counted
+    /// as live (not empty). The caller owns the frame alone.
     #[inline]
     pub(crate) fn set_table(&self, level: u8, order: u8) {
         let state = FrameKind::Table as u32 | (level as u32) << LEVEL_SHIFT | (order as u32) << ORDER_SHIFT;
@@ -281,9 +290,9 @@ impl Frame {
         self.state.fetch_and(!flag, Ordering::Relaxed) & flag != 0
     }
 
-    /// Takes references and mappings unless the folio has no reference any more (Linux:
-    /// `folio_try_get`). Returns whether it did. The caller found the folio on a list, and holds
-    /// the list's lock, which keeps the descriptor from being reused meanwhile.
+    /// Takes references and mappings unless the folio's refcount is zero (Linux: `folio_try_get`).
+    /// Returns whether it took them. The caller found the folio on a list, and holds the list's
+    /// lock, which keeps the descriptor from being reused during the call.
     #[inline]
     pub(crate) fn try_get(&self, refs: u32, maps: u32) -> bool {
         let more = Counts { refs, maps }.pack();
@@ -329,13 +338,15 @@ impl Frame {
         before
     }
 
-    /// Adds references and mappings on behalf of a program's call, under the same condition as
-    /// [`Frame::get`]. Returns `false`, with nothing changed, if the folio already had
-    /// [`Counts::MAX_REFS`] references (Linux: `try_grab_folio`).
+    /// Adds references and mappings for a program's system call. As for [`Frame::get`], the caller
+    /// has a reference, or holds a lock that prevents the last one from being dropped. Returns
+    /// `false`, with nothing changed, if the folio already had [`Counts::MAX_REFS`] references
+    /// (Linux: `try_grab_folio`).
     ///
-    /// The counter rises before the check and drops again if the check fails. References that the
-    /// engine takes for itself ([`Frame::get`]) are a few for each CPU. The counter's range above
-    /// the limit has room for those, and for all CPUs that exceed the limit at the same time.
+    /// The refcount rises before the check and drops again if the check fails. So it exceeds the
+    /// limit by what all CPUs add at the same time, and by the references that the engine takes for
+    /// itself ([`Frame::get`]), a few for each CPU. The count's range above the limit has room for
+    /// both.
     #[inline]
     #[must_use]
     pub(crate) fn get_checked(&self, refs: u32, maps: u32) -> bool {
@@ -344,7 +355,8 @@ impl Frame {
         before.refs < Counts::MAX_REFS || self.put_back_excess(refs, maps)
     }
 
-    /// Takes back what [`Frame::get_checked`] added above the limit, and returns `false`.
+    /// Drops the references and mappings that [`Frame::get_checked`] added above the limit, and
+    /// returns `false`.
     #[cold]
     fn put_back_excess(&self, refs: u32, maps: u32) -> bool {
         self.counts.fetch_sub(Counts { refs, maps }.pack(), Ordering::Relaxed);
@@ -363,9 +375,9 @@ impl Frame {
         self.lruvec.store(lruvec, Ordering::Relaxed);
     }
 
-    /// Returns the word that leads back to the users of the frame: the packed [`RmapKey`] of an
-    /// anonymous folio, the object and index of a page-cache folio, the parent and index of a page
-    /// table.
+    /// Returns the word that leads from the frame to those that use it. It is the packed
+    /// [`RmapKey`] of an anonymous folio; the object of a page-cache folio and the folio's index in
+    /// it; or the parent of a page table and the index of the page table's entry in it.
     #[inline]
     pub(crate) fn data(&self) -> u64 {
         self.data.load(Ordering::Relaxed)
@@ -377,15 +389,17 @@ impl Frame {
         self.data.store(data, Ordering::Relaxed);
     }
 
-    /// Returns the number of the batch that has isolated the folio from its LRU list. The LRU links
-    /// hold it while the folio is isolated.
+    /// Returns the number of the batch that has isolated the folio: the reclaim call that took it
+    /// off its LRU list. While the folio is isolated, the two words of its LRU links hold this
+    /// number.
     #[inline]
     pub(crate) fn isolated_by(&self) -> u64 {
         let [low, high] = [0, 1].map(|i| u64::from(self.link[i].load(Ordering::Relaxed)));
         high << 32 | low
     }
 
-    /// Sets the number of the isolating batch. The caller has just isolated the folio.
+    /// Sets the number that [`Frame::isolated_by`] returns. The caller has just taken the folio off
+    /// its LRU list.
     #[inline]
     pub(crate) fn set_isolated_by(&self, by: u64) {
         self.link[0].store(by as u32, Ordering::Relaxed);

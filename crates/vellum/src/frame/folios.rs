@@ -10,11 +10,12 @@ pub(crate) struct Folios<'f, 'p, P: Platform> {
     frames: &'f Frames<'p, P>,
     /// The next frame.
     at: Pfn,
-    /// The frames that are left.
+    /// The number of frames that are left.
     left: u32,
-    /// A slice of descriptors.
+    /// The descriptors of some frames of the range, up to the end of a section.
     descriptors: &'p [Frame],
-    /// The index in `descriptors` of the descriptor of `at`, which may lie behind the end.
+    /// The index in `descriptors` of the descriptor of `at`; at or beyond the end, the next
+    /// section's descriptors must be looked up.
     index: usize,
     /// The order of the previous folio.
     order: u8,
@@ -35,9 +36,10 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 }
 
-/// Returns the size in frames of a folio of this order. Out of line, so that the processor predicts
-/// that the size stays the same and goes on to the next folio before this descriptor's load has
-/// completed.
+/// Returns the size in frames of a folio of this order. Out of line, so that the caller branches on
+/// a changed order instead of computing the size from each descriptor. The processor predicts that
+/// the order stays the same, and goes on to the next folio before the load of this folio's order
+/// has completed.
 #[cold]
 #[inline(never)]
 fn size_of(order: u8) -> u32 {
@@ -45,7 +47,7 @@ fn size_of(order: u8) -> u32 {
 }
 
 impl<'p, P: Platform> Folios<'_, 'p, P> {
-    /// Returns the head of the first folio, of which the range covers only a part.
+    /// Returns the head of the first folio of the range, if the range begins inside that folio.
     #[cold]
     fn head(&self) -> (Pfn, &'p Frame) {
         self.frames.head(self.at)

@@ -1,5 +1,5 @@
-//! Doubly linked lists of frames, linked by frame number through the descriptors. They need no
-//! memory of their own, and links are half the size of pointers.
+//! Doubly linked lists of frames, linked by frame number through the descriptors. The lists need no
+//! memory of their own, and their links are half the size of pointers.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -119,15 +119,15 @@ impl FrameList {
     }
 }
 
-/// Neighbouring frames on a list, which are removed together. Only the links at the two ends are
-/// written then; the frames in between are neither read nor written.
+/// Neighbouring frames on a list, to be removed together. The removal writes only the links of the
+/// list's frames before and after them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cut {
     /// The first of the frames.
     first: Pfn,
     /// The frame before them on the list, or [`Pfn::NONE`].
     before: Pfn,
-    /// The frame behind them on the list, or [`Pfn::NONE`].
+    /// The frame after them on the list, or [`Pfn::NONE`].
     after: Pfn,
     /// The number of frames.
     len: u32,
@@ -147,8 +147,8 @@ impl Cut {
         Cut { first: pfn, before, after, len: 1 }
     }
 
-    /// Extends the cut by a frame, if that is its neighbour on the list in either direction.
-    /// Returns whether it was. An empty cut is not extended.
+    /// Extends the cut by a frame, if the frame is next to the cut on the list, before or after it.
+    /// Returns whether the cut was extended. An empty cut is not extended.
     #[inline]
     pub(crate) fn extend(&mut self, pfn: Pfn, frame: &Frame) -> bool {
         if self.len == 0 {

@@ -19,12 +19,12 @@
 //! | `boot` | builds all of the above from the machine's memory map |
 //! | `policy` | the folio sizes that a page fault may use |
 //!
-//! Rules kept here: a free block on a zero list is all zero bytes (INV-10); references are never
-//! fewer than mappings (INV-2); zeroing and copying is preemptible every 64 KiB (INV-11).
+//! Rules kept here: a free block on a list of zero blocks is all zero bytes (INV-10); references
+//! are never fewer than mappings (INV-2); zeroing and copying is preemptible every 64 KiB (INV-11).
 //!
-//! Locks: a per-CPU cache's lock, then a buddy allocator's lock, never two locks of the same kind.
-//! Both are taken with interrupts masked, so frames may be allocated and freed in any context, with
-//! page-table locks held or not.
+//! Lock order: a per-CPU cache's lock, then a buddy allocator's lock. A CPU never holds two locks
+//! of the same kind. Both are taken with interrupts masked, so frames may be allocated and freed in
+//! any context, with page-table locks held or not.
 
 mod boot;
 mod buddy;
@@ -59,13 +59,16 @@ use crate::sync::SpinLock;
 pub const MAX_ORDER: u8 = 18;
 /// The order of a 2 MiB folio, the largest block that the per-CPU caches hold.
 pub const HUGE_ORDER: u8 = 9;
-/// The order of the largest folio: 32 MiB. AArch64 maps it with 4 KiB pages by one contpte block of
-/// 2 MiB leaf PTEs, and with 16 KiB pages by one leaf PTE.
+/// The order of the largest folio: 32 MiB. With 16 KiB pages AArch64 maps it by one huge PTE. With
+/// 4 KiB pages AArch64 maps it by one cont block of 2 MiB PTEs (aligned PTEs with the contiguous
+/// bit, which a TLB may cache as one translation).
 pub const LARGEST_FOLIO: u8 = 13;
-/// log2 of the frames in a section: 32 MiB of memory, whose descriptors are one slice of 256 KiB.
+/// log2 of the number of frames in a section (Linux: `PFN_SECTION_SHIFT`). A section is 32 MiB of
+/// memory, whose descriptors are one array of 256 KiB.
 const SECTION_SHIFT: u32 = 13;
 
-/// The descriptors of one section (Linux: `mem_section`), at least one frame of which exists.
+/// The descriptors of one section (Linux: `mem_section`). A section has descriptors if at least one
+/// of its frames exists.
 type Section = [Frame; 1 << SECTION_SHIFT];
 
 /// The purpose of a block of frames (Linux: migratetype). The per-CPU caches keep blocks of the two
@@ -84,7 +87,7 @@ pub enum Use {
 /// A type for which all-zero memory is a valid value.
 ///
 /// # Safety
-/// Every byte pattern of zeros of the type's size is a valid value of it.
+/// Zero bytes of the type's size are a valid value of the type.
 pub(crate) unsafe trait Zeroable {}
 
 /// The error of an allocation that found no free block of the requested size above the min
@@ -100,7 +103,7 @@ impl core::fmt::Display for OutOfMemory {
 
 impl core::error::Error for OutOfMemory {}
 
-/// The error of taking a reference for a program's call when the folio already has
+/// The error of a program's system call that needs another reference to a folio that already has
 /// [`Counts::MAX_REFS`] references (Linux: `try_grab_folio` fails). Reclaim doesn't help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyReferences;
@@ -147,10 +150,10 @@ pub struct Watermarks {
 #[repr(align(128))]
 struct CacheLine(SpinLock<FrameCache>);
 
-// SAFETY: `direct` is only ever the base for addresses of frames, whose use is governed by their
-// owners; everything else is `Sync` by itself.
+// SAFETY: `direct` is only the base from which addresses of frames are computed, and only a frame's
+// owner accesses memory at such an address. All other fields are `Sync`.
 unsafe impl<P: Platform> Sync for Frames<'_, P> {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: no field belongs to one thread.
 unsafe impl<P: Platform> Send for Frames<'_, P> {}
 
 impl<'p, P: Platform> Frames<'p, P> {
@@ -330,7 +333,8 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// # Safety
     /// As for [`Frames::free`].
     pub unsafe fn free_reserve(&self, pfn: Pfn, order: u8, usage: Use) {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees the conditions of [`Frames::free`], which `prepare_freed`
+        // requires.
         let zero = unsafe { self.prepare_freed(pfn, 1 << order, false) };
         let mut buddy = self.nodes[self.node_of(pfn)].buddy.lock_irq(self.platform);
         if buddy.is_below_min() {
@@ -346,11 +350,12 @@ impl<'p, P: Platform> Frames<'p, P> {
     ///
     /// # Safety
     /// The frames came from this allocator and belong to the caller alone: no reference is left, no
-    /// CPU can use a stale translation of them, and no walker can stand in them (INV-1). If `zero`
-    /// is set, every byte of them is zero (INV-10).
+    /// CPU can use a stale translation of them, and no lockless walk of page tables can reach them
+    /// (INV-1). If `zero` is set, every byte of them is zero (INV-10).
     #[inline]
     pub unsafe fn free(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees the conditions of [`Frames::free`], which `prepare_freed`
+        // requires.
         let zero = unsafe { self.prepare_freed(pfn, count, zero) };
         self.free_to_cache(pfn, count, zero, usage);
     }
@@ -364,14 +369,14 @@ impl<'p, P: Platform> Frames<'p, P> {
     unsafe fn prepare_freed(&self, pfn: Pfn, count: u32, zero: bool) -> bool {
         trace(self.platform, || Event::Freed(pfn, count));
         if !zero && self.zero_on_free {
-            // SAFETY: by contract.
+            // SAFETY: the frames belong to the caller alone (this contract).
             unsafe { self.zero(pfn, count) };
         }
         zero || self.zero_on_free
     }
 
-    /// Frees frames to the current CPU's cache for their node, or as a range if there are several.
-    /// The single-frame path is inlined.
+    /// Frees frames to the current CPU's cache for their node. Several frames are freed as a range,
+    /// which may go to the buddy allocator. The single-frame path is inlined.
     #[inline]
     fn free_to_cache(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
         if count == 1 {
@@ -409,7 +414,7 @@ pub(crate) fn prefetch(at: *const Frame) {
         core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above (Arm ARM C6.2, PRFM: a hint that never faults).
+    // SAFETY: a prefetch of any address is a hint that never faults (Arm ARM C6.2, PRFM).
     unsafe {
         core::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(nostack, preserves_flags));
     }

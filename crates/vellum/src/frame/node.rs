@@ -1,19 +1,22 @@
-//! NUMA nodes: which node an allocation comes from, and the shortage that the host reclaims.
+//! NUMA nodes: the order in which an allocation tries them, and the shortage of memory that makes
+//! the host reclaim.
 //!
-//! Each node has a buddy allocator and watermarks of its own. What exists once per CPU (its frame
-//! cache, its part of each memcg) is numbered by *per-CPU lruvec*, `shard` in code. A CPU's own
-//! per-CPU lruvec has memory of the CPU's own node only. With several nodes, each node has one
-//! more, which all CPUs of other nodes use for its memory. So each per-CPU lruvec has memory of one
-//! node, a node's caches and LRU lists are those of some per-CPU lruvecs, and a folio's per-CPU
-//! lruvec implies its node (INV-9). With one node there are the CPUs' own and no others.
+//! Each node has a buddy allocator and watermarks of its own. Each *per-CPU lruvec* (`shard` in
+//! code) has a frame cache, and LRU lists in each memcg. Each CPU has a per-CPU lruvec of its own,
+//! for memory of the CPU's own node only. On a machine with several nodes, each node has one
+//! further per-CPU lruvec, which all CPUs of the other nodes use for memory of that node. So each
+//! per-CPU lruvec has memory of one node only, and a folio's per-CPU lruvec implies the folio's
+//! node (INV-9). On a machine with one node there are only the CPUs' own per-CPU lruvecs.
 //!
 //! A CPU tries its own node first and then the others, nearest first (Linux: zonelist). As long as
-//! one of them has more than its low watermark free, the others keep theirs, so the next node comes
-//! before reclaim. When none has, memory is *short*: all nodes allocate down to the min watermark,
-//! and the host reclaims on each until all have reached the high watermark ([`Frames::shortage`]).
+//! some node has more than its low watermark free, no node allocates below its low watermark, so a
+//! CPU tries the next node before the host reclaims. When no node has more than its low watermark
+//! free, memory is *short*: all nodes allocate down to the min watermark, and the host reclaims on
+//! each node until all have reached the high watermark ([`Frames::shortage`]).
 //!
-//! No range of free frames lies on two nodes, hence no block, no folio and no range that is freed
-//! at once. Where regions of different nodes touch, the frame between them is never allocated.
+//! No range of free frames lies on two nodes. So no block, no folio, and no range that one call
+//! frees lies on two nodes. Where a region of one node ends at a region of another node, the first
+//! frame of the latter is never allocated.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -28,11 +31,12 @@ use crate::sync::SpinLock;
 pub(super) struct Node {
     /// The node's free blocks.
     pub(super) buddy: SpinLock<Buddy>,
-    /// Frames of the node that the allocator manages.
+    /// The number of the node's frames that the allocator manages.
     pub(super) total: u64,
     /// The node's watermarks.
     pub(super) marks: Watermarks,
-    /// The numbers of all nodes by distance: the node itself, the nearest of the others, and so on.
+    /// The numbers of all nodes by distance from this one: this node itself, the nearest other
+    /// node, and so on.
     by_distance: [u8; MAX_NODES],
 }
 
@@ -69,7 +73,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     /// Returns the node of the memory region in which the frame lies. Out of line, so that a
-    /// machine with one node pays a compare.
+    /// machine with one node pays only for a compare.
     #[inline(never)]
     fn find_node(&self, pfn: Pfn) -> usize {
         let regions = self.platform.regions();
@@ -123,14 +127,15 @@ impl<'p, P: Platform> Frames<'p, P> {
     ///
     /// A host has a kswapd-like task for this ([`reclaim`](crate::reclaim::reclaim), of
     /// [`MemcgId::ROOT`](crate::memcg::MemcgId::ROOT)), and checks after each page fault, for
-    /// instance, whether to wake it. The result 0 costs one load; any other takes the locks of all
-    /// caches.
+    /// instance, whether to wake it. A call costs one load while memory is not short, and otherwise
+    /// takes the locks of all per-CPU caches and all buddy allocators.
     #[inline]
     pub fn shortage(&self) -> u64 {
         if self.short.load(Relaxed) { self.missing_to_high() } else { 0 }
     }
 
-    /// Sums the shortage of all nodes, and ends the short state if there is none.
+    /// Returns the sum of [`Frames::shortage_on`] over all nodes. If it is 0, memory is no longer
+    /// short, and the flag for that is cleared.
     #[cold]
     fn missing_to_high(&self) -> u64 {
         let missing_to_high = (0..self.nodes()).map(|node| self.shortage_on(node)).sum();
@@ -140,12 +145,12 @@ impl<'p, P: Platform> Frames<'p, P> {
         missing_to_high
     }
 
-    /// Returns how many frames background reclaim should free on a node: what is missing to its
-    /// high watermark while memory is short, and 0 otherwise.
+    /// Returns how many frames background reclaim should free on a node: while memory is short, the
+    /// number of frames that the node lacks to its high watermark, and otherwise 0.
     ///
-    /// Memory becomes short when no node has more than its low watermark free, frames in per-CPU
-    /// caches not counted. It stays short until every node has reached its high watermark, those
-    /// frames included.
+    /// Memory becomes short when no node has more than its low watermark free; frames in per-CPU
+    /// caches don't count as free for this. Memory stays short until every node has reached its
+    /// high watermark; frames in per-CPU caches count as free for this.
     pub fn shortage_on(&self, node: usize) -> u64 {
         let short = self.short.load(Relaxed);
         if short { self.watermarks_on(node).high.saturating_sub(self.free_on(node)) } else { 0 }
@@ -157,9 +162,10 @@ impl<'p, P: Platform> Frames<'p, P> {
         self.nodes.get(node).map_or([0; _], |node| node.buddy.lock_irq(self.platform).blocks())
     }
 
-    /// Allocates a block where the current CPU's cache could not: from the nearest node that stays
-    /// above its low watermark; then, once memory is short, from the nearest that stays above the
-    /// min watermark; at last after draining every CPU's cache. The slow path of [`Frames::alloc`].
+    /// Allocates a block that the current CPU's cache did not have; this is the slow path of
+    /// [`Frames::alloc`]. Tries the nearest node that stays above its low watermark; then, if
+    /// memory has just become short, the nearest node that stays above its min watermark; at last,
+    /// after draining every CPU's cache, the buddy allocators of all nodes, nearest first.
     #[cold]
     pub(super) fn find_anywhere(&self, order: u8, rather_zero: bool, usage: Use) -> Option<LocatedBlock> {
         if order > MAX_ORDER {
@@ -182,8 +188,9 @@ impl<'p, P: Platform> Frames<'p, P> {
         })
     }
 
-    /// Calls `allocate` for the nodes by distance, without the first `skip`, until it returns a
-    /// block. Returns that block with the per-CPU lruvec of its node, or `None` if no node has one.
+    /// Calls `allocate` for the nodes by distance from the current CPU, without the first `skip` of
+    /// them, until it returns a block. Returns that block with the per-CPU lruvec of its node, or
+    /// `None` if no node has a block.
     fn nearest(&self, skip: usize, allocate: impl Fn(&Node, usize) -> Option<FreeBlock>) -> Option<LocatedBlock> {
         let current = &self.nodes[self.platform.node(self.platform.current())];
         current.by_distance[skip..self.nodes()].iter().find_map(|node| {

@@ -1,17 +1,18 @@
-//! Caches free blocks of up to 2 MiB per CPU, in front of a node's buddy allocator (Linux: per-CPU
-//! page lists, `pcp`).
+//! Caches free blocks of up to 2 MiB for each CPU, in front of a node's buddy allocator (Linux:
+//! per-CPU page lists, `pcp`).
 //!
 //! Each cache has a lock of its own, which other CPUs take only when memory runs out and every
-//! cache is drained. A refill takes one large block and splits it, so that consecutive requests of
-//! a CPU get contiguous frames and page tables lie next to page tables: scattered, a few of them
-//! would keep all large blocks split. A cache that grows past its limit returns half of it under
-//! one hold of the buddy allocator's lock.
+//! cache is drained. A refill takes one large block and splits it. So consecutive requests of a CPU
+//! get contiguous frames, and page-table pages lie next to page-table pages. If page-table pages
+//! were scattered, a few of them would keep all large blocks from merging. A cache that grows past
+//! its limit returns half of its frames under one hold of the buddy allocator's lock.
 //!
-//! For user memory a CPU also has a *huge range*: up to 256 MiB of contiguous frames from which it
-//! takes 2 MiB blocks. It keeps the frames of different CPUs apart. Where two CPUs' frames
-//! alternate in memory, so do their descriptors, and the prefetcher of a CPU that works through its
-//! own descriptors fetches the other CPU's cache lines. (Two CPUs that unmapped in parallel were
-//! slower than one after the other when their frames alternated every 2 MiB.)
+//! For user memory a CPU also has a *huge range*: up to 256 MiB of contiguous free frames from
+//! which the CPU takes 2 MiB blocks. Huge ranges keep the frames of different CPUs apart. Where two
+//! CPUs' frames alternate in memory, so do their descriptors, and the prefetcher of a CPU that
+//! works through its own descriptors fetches the other CPU's cache lines. (When the frames of two
+//! CPUs alternated every 2 MiB, unmapping on both CPUs at the same time was slower than on one
+//! after the other.)
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -21,34 +22,38 @@ use crate::addr::Pfn;
 use crate::platform::Platform;
 
 const ORDERS: usize = HUGE_ORDER as usize + 1;
-/// log2 of the blocks of the requested order that one refill provides.
+/// log2 of the number of blocks of the requested order that one refill provides.
 const REFILL_SHIFT: u8 = 5;
-/// Blocks of one order, use and zeroness that may return one by one before the whole cache of that
-/// use goes to the buddy allocator, which merges them (Linux: `pcp->high`).
+/// The number of blocks to which a stack may grow when blocks are freed to it one by one. If the
+/// stack becomes longer, the cache moves all its blocks of the same [`Use`] to the buddy allocator,
+/// which merges them (Linux: `pcp->high`).
 ///
-/// If they stayed, they would be allocated in an ever more random order. Page tables with
-/// contiguous frames are unmapped in half the time, and contiguous single pages form one run. A few
-/// scattered blocks that stayed cached for good would also keep large blocks from merging.
+/// If freed blocks stayed in the cache, it would allocate them again in an ever more random order.
+/// But contiguous frames are faster: page tables whose page-table pages are contiguous are unmapped
+/// in half the time, and contiguous single pages form one run ([`crate::table::Run`]). A few
+/// scattered blocks that were never moved would also keep large blocks from merging.
 const MAX_LOOSE: u32 = 2 << REFILL_SHIFT;
 /// The largest order of a huge range: 256 MiB.
 const MAX_RANGE_ORDER: u8 = 16;
 
-/// The free blocks of one per-CPU lruvec's frame cache: usually one CPU's.
+/// The frame cache of one per-CPU lruvec ([`super::node`]), usually that of one CPU.
 #[derive(Debug)]
 pub(super) struct FrameCache {
-    /// Stacks of free blocks, indexed by [`Use`], then by "all zero", then by order.
+    /// Stacks of free blocks, indexed by [`Use`], then by whether their blocks are all zero (0 or
+    /// 1), then by order.
     stacks: [[[Stack; ORDERS]; 2]; 2],
-    /// Frames on the stacks.
+    /// The number of frames on the stacks.
     frames: u32,
     /// The number of frames on the stacks above which half of them go to the buddy allocator.
     limit: u32,
-    /// The node whose memory it caches.
+    /// The node whose memory the cache holds.
     node: usize,
     /// The CPU's own range of 2 MiB blocks.
     huge_range: HugeRange,
 }
 
-/// A stack of free blocks of one kind, singly linked through their descriptors.
+/// A stack of free blocks of the same order and [`Use`], either all known to be zero or none,
+/// singly linked through their descriptors.
 #[derive(Clone, Copy, Debug)]
 struct Stack {
     /// The block that was pushed last, or [`Pfn::NONE`].
@@ -60,12 +65,12 @@ struct Stack {
 /// A contiguous range of free 2 MiB blocks.
 #[derive(Debug)]
 struct HugeRange {
-    /// log2 of its frames when it is full. At most [`HUGE_ORDER`] means that this CPU has no huge
-    /// range.
+    /// log2 of the number of frames of a full range. At most [`HUGE_ORDER`] means that this cache
+    /// has no huge range.
     order: u8,
     /// The first frame of the next block.
     next: Pfn,
-    /// Frames that are left.
+    /// The number of frames that are left.
     left: u32,
     /// True if all of it is zero.
     zero: bool,
@@ -99,8 +104,9 @@ impl HugeRange {
 }
 
 impl FrameCache {
-    /// Returns an empty cache for the memory of `node`, which keeps at most `limit` frames on its
-    /// stacks and a huge range of at most `huge_range` frames.
+    /// Returns an empty cache for the memory of `node`. The cache keeps at most `limit` frames on
+    /// its stacks of free blocks. Its huge range, from which it cuts 2 MiB blocks, has at most
+    /// `huge_range` frames.
     pub(super) fn new(node: usize, limit: u32, huge_range: u64) -> Self {
         let order = (huge_range.max(1).ilog2() as u8).min(MAX_RANGE_ORDER);
         let huge_range = HugeRange { order, next: Pfn::NONE, left: 0, zero: false };
@@ -165,9 +171,9 @@ impl FrameCache {
         stack.len
     }
 
-    /// Provides blocks of this order. They are split off the smallest larger block in the cache,
-    /// then off the huge range, then off the largest block of the buddy allocator that fits the
-    /// cache's limit.
+    /// Puts blocks of this order on their stack. Splits the smallest larger block in the cache. If
+    /// the cache has none, splits a block of the huge range (for [`Use::Folio`] only), or else the
+    /// largest block of the buddy allocator that fits the cache's limit.
     #[cold]
     fn refill<P: Platform>(&mut self, frames: &Frames<'_, P>, order: u8, rather_zero: bool, usage: Use) {
         for from in order + 1..=HUGE_ORDER {
@@ -194,8 +200,8 @@ impl FrameCache {
         }
     }
 
-    /// Splits a block of order `have` and puts the parts on their stacks, up to 32 of them of this
-    /// order. The lowest part is the next to be allocated.
+    /// Splits a block of order `have` and puts the parts on their stacks: up to 32 blocks of order
+    /// `order`, and larger blocks for the rest. The lowest part is the next to be allocated.
     fn split<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, have: u8, order: u8, zero: bool, usage: Use) {
         let part = have.min(order + REFILL_SHIFT);
         for upper in (part..have).rev() {
@@ -213,8 +219,9 @@ impl FrameCache {
         self.frames += 1 << part;
     }
 
-    /// Frees a block to the cache. Flushes the blocks of its use when too many have returned
-    /// singly, and halves the cache above its limit.
+    /// Frees a block to the cache. If the block's stack becomes longer than [`MAX_LOOSE`], moves
+    /// all blocks of the same [`Use`] to the buddy allocator. If the cache exceeds its limit, moves
+    /// half of it.
     #[inline]
     pub(super) fn free<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool, usage: Use) {
         if self.push(frames, pfn, order, zero, usage) > MAX_LOOSE {
@@ -225,7 +232,7 @@ impl FrameCache {
         }
     }
 
-    /// Moves all blocks of one use to the buddy allocator, those from earlier refills too.
+    /// Moves all blocks of one [`Use`] to the buddy allocator, blocks from refills too.
     #[cold]
     fn flush<P: Platform>(&mut self, frames: &Frames<'_, P>, usage: Use) {
         let mut buddy = frames.nodes[self.node].buddy.lock_irq(frames.platform());

@@ -30,7 +30,7 @@ impl Knob {
         }
     }
 
-    /// Reads a setting; a value that is none reads as [`Knob::Never`].
+    /// Reads a setting; a value that stands for no setting reads as [`Knob::Never`].
     fn load(cell: &AtomicU8) -> Knob {
         match cell.load(Relaxed) {
             1 => Knob::Inherit,
@@ -62,8 +62,8 @@ const PREALLOC_ORDER: u8 = 4;
 /// The settings of all orders, by default Linux's: 2 MiB inherits the machine-wide setting
 /// `madvise`, other sizes are never used.
 ///
-/// Linux has no sizes above 2 MiB. A fault that uses one here zeroes the whole folio, up to 32 MiB,
-/// before the program continues.
+/// Linux has no sizes above 2 MiB. Here a fault that uses a larger size zeroes the whole folio, up
+/// to 32 MiB, before the program continues.
 #[derive(Debug)]
 pub struct FolioPolicy {
     /// The machine-wide setting.
@@ -122,9 +122,10 @@ impl FolioPolicy {
         self.orders.get(order as usize).map_or(Knob::Never, Knob::load)
     }
 
-    /// Returns the orders, as a bit set, of folios that a page fault may insert into a page-cache
-    /// object, besides single pages, where they lie within the object and within the VMA (Linux:
-    /// `hugepages-<size>kB/shmem_enabled`, `within_size`). None by default.
+    /// Returns the orders, as a bit set, of the folios that a page fault may insert into a
+    /// page-cache object besides single pages. A fault inserts such a folio only if it lies within
+    /// the object and within the VMA (Linux: `hugepages-<size>kB/shmem_enabled`, `within_size`).
+    /// None by default.
     pub fn shmem_orders(&self) -> u32 {
         self.shmem_orders.load(Relaxed)
     }

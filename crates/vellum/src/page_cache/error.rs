@@ -14,14 +14,15 @@ pub enum ObjectError {
     TooLarge,
     /// Writable shared VMAs map the object.
     Busy,
-    /// A swap device failed to return what was written to it.
+    /// A swap device can't return the contents of a swapped-out page.
     Lost,
     /// The folio already has [`Counts::MAX_REFS`](crate::frame::Counts::MAX_REFS) references.
     TooManyReferences,
 }
 
 impl ObjectError {
-    /// Returns the error number of Linux's calls on a file in memory.
+    /// Returns the error number that Linux's system calls on a shmem file return for the same
+    /// failure.
     pub const fn errno(&self) -> Errno {
         match self {
             ObjectError::NoMemory(_) => Errno::ENOMEM,

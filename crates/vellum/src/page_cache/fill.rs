@@ -1,9 +1,9 @@
 //! Looks pages up, and inserts them where none exists (Linux: `filemap_get_folio`,
 //! `shmem_get_folio`).
 //!
-//! A page is looked up and mapped, or referenced, under the object's lock. What an insertion may
-//! need, a folio and index nodes, is allocated before the lock is taken, and freed again if the
-//! insertion turns out not to need it.
+//! A page is looked up and mapped, or referenced, under the object's lock. The folio and the index
+//! nodes that an insertion may need are allocated before the lock is taken. Those that the
+//! insertion does not need are freed again.
 
 use core::ops::Range;
 
@@ -43,42 +43,42 @@ pub(crate) enum Lookup<'m, P: Platform> {
 /// The limits of a folio that may be inserted for missing pages.
 #[derive(Clone)]
 struct FolioLimits {
-    /// The pages outside which the folio may not extend.
+    /// The pages within which the folio must lie.
     pages: Range<u64>,
     /// The permitted orders, in frames, as a bit set.
     orders: u32,
 }
 
 /// A folio that is to be inserted into an object, allocated before the object is locked: charged,
-/// on an LRU list, and with the object's references, one for each page. It is freed when dropped,
-/// unless it was taken.
+/// on an LRU list, and with the object's references, one for each page. Dropping this value frees
+/// the folio, unless [`NewFolio::take`] has taken it.
 pub(super) struct NewFolio<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     /// The folio's first frame and its order.
     folio: Option<(Pfn, u8)>,
-    /// log2 of the frames of the object's pages.
+    /// log2 of the number of frames of a page of the object.
     page_order: u8,
 }
 
 /// The folio and the index nodes that an insertion may need, allocated before the object is locked.
-/// What remains is freed when dropped.
+/// Dropping this value frees those that were not used.
 struct Spare<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     folio: NewFolio<'m, P>,
-    /// Initialised nodes.
+    /// The index nodes, initialised.
     nodes: [Pfn; MAX_NODES],
     /// The number of `nodes` that are present.
     count: usize,
 }
 
 impl<'m, P: Platform> NewFolio<'m, P> {
-    /// Creates an empty holder for an object with pages of this order.
+    /// Creates a value without a folio, for an object with pages of this order.
     pub(super) fn new(machine: &'m Machine<'m, P>, page_order: u8) -> Self {
         NewFolio { machine, folio: None, page_order }
     }
 
-    /// Allocates a folio of this order, charged to `memcg`, in place of the one that is present.
-    /// With `zero` the folio holds zeros.
+    /// Allocates a folio of this order, charged to `memcg`, and frees the folio that was present,
+    /// if any. With `zero` the new folio holds zeros.
     ///
     /// # Errors
     /// Fails if there is no memory or `memcg` is at its limit; no folio is present then.
@@ -108,7 +108,7 @@ impl<'m, P: Platform> NewFolio<'m, P> {
         self.folio.take_if(|folio| folio.1 == order).map(|(pfn, _)| pfn)
     }
 
-    /// Frees the folio that is present.
+    /// Frees the folio that is present, if any.
     fn put_back(&mut self) {
         if let Some((pfn, order)) = self.folio.take() {
             self.machine.put_folio(pfn, 1 << (order - self.page_order), 0);
@@ -124,7 +124,7 @@ impl<P: Platform> Drop for NewFolio<'_, P> {
 }
 
 impl<'m, P: Platform> Spare<'m, P> {
-    /// Allocates nodes until `count` are present, charged to `memcg`. No lock is held.
+    /// Allocates index nodes until `count` are present, charged to `memcg`. No lock is held.
     ///
     /// # Errors
     /// Fails if there is no memory or `memcg` is at its limit. The nodes allocated so far stay.
@@ -141,7 +141,7 @@ impl<'m, P: Platform> Spare<'m, P> {
 }
 
 impl<P: Platform> Drop for Spare<'_, P> {
-    /// Frees the nodes that were not used; the folio frees itself.
+    /// Frees the nodes that were not used. Dropping the field `folio` frees the folio.
     fn drop(&mut self) {
         for node in &self.nodes[..self.count] {
             remove::free_node(self.machine, *node);
@@ -178,9 +178,9 @@ impl<'m, P: Platform> Object<'m, P> {
         Ok(page.ok_or(ObjectError::TooLarge)??)
     }
 
-    /// Inserts all missing pages in a range of bytes, in large folios where these fit in
-    /// ([`FolioPolicy::prealloc_orders`]): Linux's `fallocate` with `FALLOC_FL_KEEP_SIZE`. A host
-    /// also calls it before it fills a file with data. The size does not change.
+    /// Inserts all missing pages in a range of bytes, in large folios where these fit into the
+    /// range ([`FolioPolicy::prealloc_orders`]): Linux's `fallocate` with `FALLOC_FL_KEEP_SIZE`. A
+    /// host also calls it before it fills a file with data. The size does not change.
     ///
     /// [`FolioPolicy::prealloc_orders`]: crate::frame::policy::FolioPolicy::prealloc_orders
     ///
@@ -233,7 +233,7 @@ impl<'m, P: Platform> Object<'m, P> {
             match state.index.find(self.machine.frames(), page) {
                 None => return Ok(Lookup::Hole),
                 Some(Entry::Resident(pfn)) => {
-                    // SAFETY: in the index of the object, whose lock is held.
+                    // SAFETY: the page is in the index of the object, whose lock is held.
                     return Ok(Lookup::Page(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) }?));
                 }
                 Some(Entry::Writeback(_) | Entry::Swapped { .. }) => {}
@@ -244,10 +244,10 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 
     /// Returns a page for a fault to map, with as many neighbours as are contiguous with it both in
-    /// the object and in memory (Linux: fault-around). Neighbours lie in `window`, and in `around`
-    /// or the page's own folio. If the page does not exist, inserts a zeroed folio, charged to
-    /// `memcg`, as large as policy allows within `window`. Returns `None` if the page lies beyond
-    /// the end of the object.
+    /// the object and in memory (Linux: fault-around). All neighbours lie in `window`, and also in
+    /// `around` or in the page's own folio. If the page does not exist, inserts a zeroed folio,
+    /// charged to `memcg`, as large as policy allows within `window`. Returns `None` if the page
+    /// lies beyond the end of the object.
     ///
     /// # Errors
     /// As for [`Object::page_or_new`].
@@ -298,7 +298,8 @@ impl<'m, P: Platform> Object<'m, P> {
         .map_err(ObjectError::from)
     }
 
-    /// Drops the references and mappings of pages that were not mapped after all.
+    /// Drops the references and mappings that [`Object::map_contiguous`] took, for pages that the
+    /// fault did not map.
     pub(crate) fn unmap_contiguous(&self, contiguous: &ContiguousPages) {
         for (head, _, count) in self.machine.frames().folios(contiguous.pfn, contiguous.pages << self.head().page_order)
         {
@@ -306,8 +307,8 @@ impl<'m, P: Platform> Object<'m, P> {
         }
     }
 
-    /// Pins a memcg that the caller names, so that it can't be removed. The object's own memcg has
-    /// the object charged and needs no pin.
+    /// Pins a memcg that the caller names, so that it can't be removed. The object's own memcg
+    /// needs no pin, because the object is charged to it.
     ///
     /// # Errors
     /// Fails if the memcg does not exist.
@@ -321,8 +322,8 @@ impl<'m, P: Platform> Object<'m, P> {
         FolioLimits { pages: page..page + 1, orders: 0 }
     }
 
-    /// Returns the order of the largest folio that may be inserted for a missing page: within the
-    /// limits, and none of its pages exists.
+    /// Returns the order of the largest folio that may be inserted for a missing page: the folio is
+    /// within the limits, and none of its pages exists in the object.
     fn folio_order_for(&self, state: &LockedState, page: u64, limits: &FolioLimits) -> u8 {
         let page_order = self.head().page_order;
         let mut left = limits.orders >> page_order & !1;
@@ -346,11 +347,12 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Calls `found` with a page's first frame under the object's lock. If the page does not exist,
     /// inserts it first, in a folio as large as `limits` permits; if it is swapped out, reads it
-    /// back first. Returns `None` if the page lies beyond the object's end (`bounded`) or beyond
-    /// [`MAX_SIZE`].
+    /// back first. Returns `None` if the page lies beyond the object's end and `bounded` is set, or
+    /// beyond [`MAX_SIZE`].
     ///
-    /// The lock is released to allocate, and the lookup then starts again; if pageout keeps
-    /// removing the page, retries are bounded by the object's gate (INV-21).
+    /// The lock is released to allocate, and the lookup then starts again. After too many retries
+    /// because of pageout this call closes the object's gate, so that no page of the object is
+    /// paged out until this call has its page (INV-21).
     ///
     /// # Errors
     /// As for [`Object::page_or_new`].
@@ -391,7 +393,8 @@ impl<'m, P: Platform> Object<'m, P> {
             if missing <= spare.count
                 && let Some(pfn) = spare.folio.take(order)
             {
-                // All entries of a folio are in one node, so only the first page may need nodes.
+                // All entries of a folio are in one index node, so only the insertion of the first
+                // page may need nodes.
                 let pages = 1u64 << (order - page_order);
                 let first = page & !(pages - 1);
                 for i in 0..pages {
@@ -407,7 +410,7 @@ impl<'m, P: Platform> Object<'m, P> {
             drop(state);
             spare.provide_nodes(missing, self.memcg())?;
             match spare.folio.provide(order, true, memcg) {
-                // Tries again with a smaller folio.
+                // No memory for a large folio: tries again with a smaller one.
                 Err(_) if order > page_order => limits.orders &= (1 << order) - 1,
                 provided => provided?,
             }

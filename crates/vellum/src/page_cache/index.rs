@@ -8,7 +8,7 @@
 //! it and removed with the last.
 //!
 //! Every caller holds the object's lock. Nothing is allocated or freed here: the caller provides
-//! nodes and frees those removed.
+//! new nodes, and frees the nodes that are removed.
 
 mod survey;
 
@@ -20,22 +20,24 @@ use crate::frame::Frames;
 use crate::platform::Platform;
 use crate::swap::{Slots, SwapRun};
 
-/// log2 of the entries of a node.
+/// log2 of the number of entries of a node.
 const BITS: u32 = 9;
 const FANOUT: u64 = 1 << BITS;
-/// Levels that the last page of the largest object needs: page numbers have 51 bits.
+/// The number of levels of the tree for the last page of the largest object: page numbers have 51
+/// bits.
 const LEVELS: u32 = 6;
-/// The most nodes that inserting a page may need: a new root for each level, and a path down to the
-/// last level.
+/// The largest number of nodes that inserting a page may need: a new root for each level, and a
+/// path from the root down to the last level.
 pub(super) const MAX_NODES: usize = 2 * LEVELS as usize;
 /// Bit of an entry: it holds a frame number.
 const FRAME: u64 = 1;
 /// Bit of an entry: it holds a slot of the swap device whose number begins at bit [`DEVICE_SHIFT`].
 const SWAP: u64 = 1 << 1;
-/// Bit of an entry: the frame is being written to a swap device. No CPU may take a reference or map
-/// it (INV-16; Linux: `PG_writeback` in a locked folio).
+/// Bit of an entry: the frame is being written to a swap device. No other CPU may take a reference
+/// to the page or map it (INV-16; Linux: `PG_writeback` in a locked folio).
 const WRITEBACK: u64 = 1 << 2;
-/// Bit of an entry under writeback: a CPU waits for the page, so it is to stay in memory.
+/// Bit of an entry under writeback: a CPU waits for the page, so the page stays in memory when
+/// writeback ends.
 const WANTED: u64 = 1 << 3;
 const DEVICE_SHIFT: u32 = 4;
 
@@ -44,8 +46,8 @@ const DEVICE_SHIFT: u32 = 4;
 pub(super) enum Entry {
     /// The page is in memory; its first frame.
     Resident(Pfn),
-    /// The page is in memory and under writeback to a swap device, so no CPU may take it; its first
-    /// frame.
+    /// The page is in memory and under writeback to a swap device, so no other CPU may take a
+    /// reference to it or map it; its first frame.
     Writeback(Pfn),
     /// The page is on a swap device.
     Swapped {
@@ -78,20 +80,22 @@ impl Entry {
     }
 }
 
-/// Encodes a swapped-out page.
+/// Returns the entry for a swapped-out page.
 fn swap_word(device: u8, slot: u32) -> u64 {
     u64::from(slot) << FRAME_SHIFT | u64::from(device) << DEVICE_SHIFT | SWAP
 }
 
-/// The end of a search for a hole within one node.
+/// The result of a search of one index node for a hole (a page that does not exist).
 pub(super) enum NextHole {
-    /// A page that does not exist.
+    /// The number of the first page that does not exist.
     At(u64),
-    /// The end of the node: all pages up to this one exist, and the search goes on there.
+    /// The node has no hole from the start of the search on. The number of the first page after the
+    /// node, at which the search goes on.
     NotBelow(u64),
 }
 
-/// The tree. It frees nothing itself: see [`Index::remove`].
+/// The index of an object's pages. It frees no node itself: [`Index::remove`] gives the caller the
+/// nodes to be freed.
 pub(super) struct Index {
     /// The root node's frame, or [`Pfn::NONE`].
     root: Pfn,
@@ -103,12 +107,12 @@ pub(super) struct Index {
     swapped: u64,
 }
 
-/// Encodes a page in memory, or a child node.
+/// Returns the entry for a page in memory, or for a child node, by its frame.
 fn frame_word(pfn: Pfn) -> u64 {
     (pfn.0 as u64) << FRAME_SHIFT | FRAME
 }
 
-/// Returns the frame of an entry that holds one.
+/// Returns the frame that an entry names, or `None` if the entry names no frame.
 fn pfn_of(entry: u64) -> Option<Pfn> {
     (entry & FRAME != 0).then_some(Pfn((entry >> FRAME_SHIFT) as u32))
 }
@@ -118,12 +122,12 @@ fn index_at(page: u64, level: u32) -> u64 {
     page >> (BITS * level) & (FANOUT - 1)
 }
 
-/// Returns the number of levels of a tree that reaches a page.
+/// Returns the number of levels that a tree needs to have an entry for a page.
 fn levels_for(page: u64) -> u32 {
     (u64::BITS - page.leading_zeros()).div_ceil(BITS).max(1)
 }
 
-/// A node of an index that is locked, or that no other CPU can reach yet.
+/// A node of an index. The index's object is locked, or no other CPU can reach the node yet.
 struct Node<'f, 'p, P: Platform> {
     frames: &'f Frames<'p, P>,
     at: Pfn,
@@ -171,7 +175,8 @@ pub(super) fn prepare<P: Platform>(frames: &Frames<'_, P>, node: Pfn) {
     frames.frame(node).link(1).store(0, Relaxed);
 }
 
-/// Nodes that were removed from an index and are to be freed, chained through their descriptors.
+/// A chain of nodes that were removed from an index and are to be freed, linked through their
+/// descriptors.
 pub(super) struct FreedNodes(Pfn);
 
 impl FreedNodes {
@@ -180,13 +185,13 @@ impl FreedNodes {
         FreedNodes(Pfn::NONE)
     }
 
-    /// Adds a node.
+    /// Adds a node to the chain.
     fn push<P: Platform>(&mut self, frames: &Frames<'_, P>, node: Pfn) {
         frames.frame(node).set_data(self.0.0 as u64);
         self.0 = node;
     }
 
-    /// Removes a node.
+    /// Removes a node from the chain and returns it.
     pub(super) fn pop<P: Platform>(&mut self, frames: &Frames<'_, P>) -> Option<Pfn> {
         let node = self.0.some()?;
         self.0 = Pfn(frames.frame(node).data() as u32);
@@ -238,7 +243,8 @@ impl Index {
     /// Returns the number of nodes that inserting a page will need.
     pub(super) fn missing_nodes<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> usize {
         if !self.reaches(page) {
-            // New roots, the topmost of which also covers the page, and the path down from it.
+            // New roots above the present one, the topmost of which also covers the page, and the
+            // nodes of the path from the topmost root down to the page.
             let levels = levels_for(page).max(self.height);
             let roots = if self.height == 0 { 1 } else { levels - self.height };
             return (roots + levels - 1) as usize;
@@ -253,8 +259,8 @@ impl Index {
         0
     }
 
-    /// Inserts a page that does not exist. `spare` returns an initialised node each time it is
-    /// called, which is [`Index::missing_nodes`] times.
+    /// Inserts a page that does not exist. `spare` returns an initialised node; it is called as
+    /// often as [`Index::missing_nodes`] returned.
     pub(super) fn insert<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
@@ -356,8 +362,9 @@ impl Index {
         }
     }
 
-    /// Begins writeback of those of `pages` that are in memory in the frames from `first` on,
-    /// `step` frames to a page, and not under writeback yet. Returns the number of these pages.
+    /// Marks pages as under writeback. Each page has `step` frames, and `first` is the first frame
+    /// of the first of `pages`. Marks only those of `pages` that are in memory in these frames and
+    /// not under writeback yet. Returns the number of pages that were marked.
     pub(super) fn begin_writeback<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
@@ -386,12 +393,13 @@ impl Index {
         }
     }
 
-    /// Ends writeback of `pages`, which are in the frames from `first` on, `step` frames to a page.
-    /// With `slots`, and if no page is wanted, the pages become swapped out, to these slots in
-    /// order; otherwise they stay in memory.
+    /// Ends writeback of `pages`. Each page has `step` frames, and `first` is the first frame of
+    /// the first page. If `slots` is given and no CPU wants any of the pages, swap entries that
+    /// name these slots in order replace the frames. Otherwise the pages stay in memory.
     ///
-    /// Calls `ended` with the index of each page in `pages` and whether it is swapped out now; a
-    /// page that was removed meanwhile is not. Returns whether a page was wanted.
+    /// Calls `ended` for each page, with the page's index in `pages` and whether the page is
+    /// swapped out now; a page that was removed from the object during writeback is not. Returns
+    /// whether a CPU wanted a page ([`Index::mark_wanted`]).
     pub(super) fn end_writeback<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
@@ -421,8 +429,8 @@ impl Index {
         wanted
     }
 
-    /// Returns the swap slots of `pages`, if all of them are on one device in consecutive slots,
-    /// `step` to a page.
+    /// Returns the swap slots of `pages`, if all the pages are on one device in consecutive slots,
+    /// `step` slots for each page.
     pub(super) fn swap_run<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
@@ -439,7 +447,8 @@ impl Index {
         is_contiguous.then_some(SwapRun { device, slots: Slots { first, count: count * step } })
     }
 
-    /// Replaces the slots of `pages` by the frames from `first` on, `step` frames to a page.
+    /// Replaces the swap entries of `pages` by frames. Each page has `step` frames, and `first` is
+    /// the first frame of the first page.
     pub(super) fn swap_in<P: Platform>(&mut self, frames: &Frames<'_, P>, pages: Range<u64>, first: Pfn, step: u32) {
         self.swapped -= pages.end - pages.start;
         self.for_each_word(frames, pages, first, step, |word, plain| {
@@ -448,8 +457,9 @@ impl Index {
         });
     }
 
-    /// Calls `f` for each of `pages`, which one node covers, with its word and the word that it has
-    /// while it is in memory in its frame, counted from `first` in steps of `step`.
+    /// Calls `f` for each of `pages`, all of which have their entries in one node. Passes the
+    /// page's entry, and the value that the entry has while the page is in memory and not under
+    /// writeback. Each page has `step` frames, and `first` is the first frame of the first page.
     fn for_each_word<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
@@ -464,7 +474,7 @@ impl Index {
             "the pages of a folio are not in one node of the index"
         );
         for (i, page) in pages.enumerate() {
-            // A node that was removed had no pages left.
+            // If the node was removed, no page of it exists, so a zero word stands for each entry.
             let none = AtomicU64::new(0);
             let word = node.as_ref().map_or(&none, |node| node.entry(index_at(page, 0)));
             f(word, frame_word(first.add(i as u32 * step)));

@@ -5,13 +5,15 @@
 //! A list of [`Mapper`]s, each a space's number and the number of its VMAs that map the object,
 //! ordered by space number. It is stored in *list frames*: the first is the rest of the frame that
 //! holds the object's head; the others are frames of their own, each charged to the memcg of the
-//! space for which it was allocated. Two neighbours that are at most half full together are merged,
-//! so a list never has more frames than half-frames of mappers.
+//! space for which it was allocated. Two neighbouring list frames are merged if their mappers
+//! together fill at most half a list frame. So the number of list frames stays proportional to the
+//! number of mappers.
 //!
-//! # A child that is forked meanwhile
-//! Space numbers are given out in ascending order, and a child is on the list before its parent's
-//! claim of the range ends. So a visit in ascending order reaches every child that could have
-//! inherited PTEs from a space that the visit had not finished.
+//! # A child that is forked during a visit
+//! Space numbers are assigned in ascending order, so a child's number is higher than its parent's.
+//! Fork puts the child on the list before it ends its claim of the parent's range (the exclusive
+//! right to change it). So a visit of the spaces in ascending order also reaches every child that
+//! may have inherited PTEs from a space that the visit had not finished.
 
 use core::ptr::NonNull;
 
@@ -22,7 +24,8 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::Frames;
 use crate::platform::{Platform, SpaceId};
 
-/// The offset of a list frame in its frame of memory: the object's head may come before it.
+/// The offset at which a frame of memory holds its list frame. The object's head precedes the first
+/// list frame; all list frames have the same offset.
 const OFFSET: usize = size_of::<Head>().next_multiple_of(align_of::<Mapper>());
 
 /// The number of mappers that a list frame holds.
@@ -35,15 +38,15 @@ const _: () = assert!(OFFSET + size_of::<ListFrame>() <= FRAME_SIZE as usize);
 pub(super) struct Mapper {
     /// The space's number.
     pub(super) space: SpaceId,
-    /// The number of its VMAs that map the object; at least one.
+    /// The number of the space's VMAs that map the object; at least one.
     pub(super) vmas: u64,
 }
 
-/// One frame of the list.
+/// A list frame: a part of the list in one frame of memory.
 struct ListFrame {
-    /// The frame before it, or [`Pfn::NONE`].
+    /// The list frame before this one, or [`Pfn::NONE`].
     previous: Pfn,
-    /// The frame behind it, or [`Pfn::NONE`].
+    /// The list frame after this one, or [`Pfn::NONE`].
     next: Pfn,
     /// The mappers, in ascending order of space numbers.
     mappers: ArrayVec<Mapper, CAPACITY>,
@@ -63,18 +66,19 @@ impl Mappers {
     ///
     /// # Safety
     /// The frame belongs to the caller alone for as long as the object lives, and the list may use
-    /// all of it behind the head.
+    /// all of the frame after the head.
     pub(super) unsafe fn new<P: Platform>(frames: &Frames<'_, P>, object: Pfn) -> Self {
-        // SAFETY: by contract.
+        // SAFETY: the frame belongs to the caller alone, and the list may use it after the head
+        // (this contract).
         unsafe { ListFrame::init(frames, object, [Pfn::NONE; 2]) };
         Mappers { first: object, last: object }
     }
 
-    /// Counts one more VMA of a space. If the list needs another frame, it takes the one in
-    /// `spare`.
+    /// Adds one VMA to a space's count, and the space to the list if it is not on the list yet. If
+    /// the list needs another frame, it takes the one in `spare`.
     ///
-    /// Returns `false`, with nothing changed, if it needs a frame and `spare` is empty. The caller
-    /// then unlocks, allocates one and tries again.
+    /// Returns `false`, with nothing changed, if the list needs a frame and `spare` is empty. The
+    /// caller then unlocks the object, allocates a frame and tries again.
     pub(super) fn add<P: Platform>(&mut self, frames: &Frames<'_, P>, space: SpaceId, spare: &mut Option<Pfn>) -> bool {
         let at = self.frame_for(frames, space);
         let list_frame = self.list_frame(frames, at);
@@ -92,14 +96,15 @@ impl Mappers {
         }
         let Some(upper) = spare.take() else { return false };
         let next = list_frame.next;
-        // Spaces mostly arrive in ascending order; a split at the end keeps list frames full.
+        // Spaces are mostly added in ascending order of their numbers. Then the new list frame gets
+        // only the new mapper, and the old list frame stays full.
         let lower_len = if position == CAPACITY { CAPACITY } else { CAPACITY / 2 };
         let moved: ArrayVec<Mapper, CAPACITY> = list_frame.mappers.drain(lower_len..).collect();
         list_frame.next = upper;
         if position < lower_len {
             list_frame.mappers.insert(position, new);
         }
-        // SAFETY: the caller's spare frame becomes the list's here.
+        // SAFETY: the caller passed the frame in `spare` to this list, which alone uses it.
         unsafe { ListFrame::init(frames, upper, [at, next]) };
         let list_frame = self.list_frame(frames, upper);
         list_frame.mappers.extend(moved);
@@ -110,8 +115,8 @@ impl Mappers {
         true
     }
 
-    /// Uncounts one VMA of a space. Returns a frame that the list no longer needs, which the caller
-    /// frees with the object unlocked.
+    /// Subtracts one VMA from a space's count, and removes the space from the list at zero. Returns
+    /// a frame that the list no longer needs, which the caller frees with the object unlocked.
     pub(super) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, space: SpaceId) -> Option<Pfn> {
         let at = self.frame_for(frames, space);
         let list_frame = self.list_frame(frames, at);
@@ -137,7 +142,8 @@ impl Mappers {
         found.or_else(|| self.list_frame(frames, next.some()?).mappers.first().copied())
     }
 
-    /// Returns the number of list frames beside the first, which the list owns.
+    /// Returns the number of list frames without the first, which is part of the frame of the
+    /// object's head.
     pub(super) fn extra_frames<P: Platform>(&mut self, frames: &Frames<'_, P>) -> u64 {
         let (mut extra_frames, mut at) = (0, self.first);
         while let Some(next) = self.list_frame(frames, at).next.some() {
@@ -146,8 +152,9 @@ impl Mappers {
         extra_frames
     }
 
-    /// Moves the mappers of the upper of two neighbours to the lower, if both are at most half full
-    /// together. Returns the upper frame if it is empty now.
+    /// Moves the mappers of list frame `upper` to its neighbour `lower`, if `upper` is empty or the
+    /// mappers of both fill at most half a list frame. Returns the frame `upper` if the list does
+    /// not use it any more.
     fn merge<P: Platform>(&mut self, frames: &Frames<'_, P>, lower: Pfn, upper: Pfn) -> Option<Pfn> {
         let (lower, upper) = (lower.some()?, upper.some()?);
         let below = self.list_frame(frames, lower).mappers.len();
@@ -181,24 +188,24 @@ impl Mappers {
         at
     }
 
-    /// Returns the link that points backwards to the frame before `list_frame`, or to the last
-    /// frame of the list.
+    /// Returns the link from a list frame to the one before it. For [`Pfn::NONE`], which stands for
+    /// the end of the list, returns the link to the last list frame.
     fn previous_link<P: Platform>(&mut self, frames: &Frames<'_, P>, list_frame: Pfn) -> &mut Pfn {
         if list_frame == Pfn::NONE { &mut self.last } else { &mut self.list_frame(frames, list_frame).previous }
     }
 
     /// Returns a list frame by its frame number.
     fn list_frame<P: Platform>(&mut self, frames: &Frames<'_, P>, at: Pfn) -> &mut ListFrame {
-        // SAFETY: a frame of this list, which `ListFrame::init` has initialised; and the list is
-        // borrowed for as long as the list frame is.
+        // SAFETY: the frame is one of this list, and `ListFrame::init` has initialised it. The list
+        // is borrowed for as long as the list frame is.
         unsafe { ListFrame::of(frames, at).as_mut() }
     }
 }
 
 impl ListFrame {
-    /// Returns the address at which a frame of memory has its list frame.
+    /// Returns the address of the list frame in a frame of memory.
     fn of<P: Platform>(frames: &Frames<'_, P>, frame: Pfn) -> NonNull<ListFrame> {
-        // SAFETY: within the frame, as asserted above.
+        // SAFETY: the result is within the frame, as the constant assertion on `OFFSET` ensures.
         unsafe { frames.at(frame.addr()).byte_add(OFFSET).cast() }
     }
 
@@ -207,7 +214,8 @@ impl ListFrame {
     /// # Safety
     /// From [`OFFSET`] on the frame belongs to the caller alone.
     unsafe fn init<P: Platform>(frames: &Frames<'_, P>, frame: Pfn, [previous, next]: [Pfn; 2]) {
-        // SAFETY: by contract; aligned, because frames are and `OFFSET` is.
+        // SAFETY: the memory from `OFFSET` on belongs to the caller alone (this contract). The
+        // address is aligned, because frames and `OFFSET` are.
         unsafe { ListFrame::of(frames, frame).write(ListFrame { previous, next, mappers: ArrayVec::new() }) };
     }
 

@@ -1,5 +1,6 @@
 //! Finds the object of a folio (Linux: `folio->mapping` and `folio->index`), and lists the objects
-//! that may have swapped-out pages. Reclaim starts here, since it gets folios from LRU lists.
+//! that may have swapped-out pages. Reclaim finds objects this way, since it gets folios from LRU
+//! lists.
 //!
 //! A folio's descriptor names its object as long as the object has any page of the folio, and no
 //! longer (INV-16). An object that a folio names may be used under the lock of the machine's list
@@ -18,37 +19,39 @@ use crate::frame::{Frame, FrameKind, Frames, flag};
 use crate::machine::{Machine, ShmemSwapList};
 use crate::platform::Platform;
 
-/// Sets the object of a folio and the page that the folio begins with.
+/// Stores in a folio's descriptor the object to which the folio belongs, and the number of the
+/// object's page with which the folio begins.
 ///
-/// Only 32 bits of the page number are kept. A folio beyond 16 TiB in its object is not found by
-/// it, and so is never swapped out.
+/// Only the low 32 bits of the page number are kept. So from a folio beyond 16 TiB in its object,
+/// its page in the object can't be found, and the folio is never swapped out.
 pub(super) fn set_object(frame: &Frame, object: Pfn, page: u64) {
     frame.set_data(u64::from(object.0) << 32 | page & u64::from(u32::MAX));
 }
 
-/// Clears the object of a folio.
+/// Removes the object from a folio's descriptor.
 pub(super) fn clear_object(frame: &Frame) {
     frame.set_data(u64::from(Pfn::NONE.0) << 32);
 }
 
-/// Returns the frame of the object that a folio names.
+/// Returns the head's frame of the object that a folio's descriptor names.
 fn object_of(frame: &Frame) -> Option<Pfn> {
     Pfn((frame.data() >> 32) as u32).some().filter(|_| frame.has(flag::OBJECT))
 }
 
-/// Returns whether a folio names an object.
+/// Returns whether a folio's descriptor names an object.
 pub(crate) fn belongs_to_object(frame: &Frame) -> bool {
     object_of(frame).is_some()
 }
 
-/// Returns the number of the object's page that a folio begins with, from the word [`Frame::data`];
-/// only its low 32 bits.
+/// Returns the number of the object's page with which a folio begins, from the word
+/// [`Frame::data`]. Only the low 32 bits of the number are known.
 pub(crate) fn folio_index(data: u64) -> u64 {
     data & u64::from(u32::MAX)
 }
 
-/// Clears the object of the folio at `pfn` if the object has no page of it any more. Called under
-/// the object's lock after `page`, and perhaps pages before it, were removed from the index.
+/// Removes the object from the descriptor of the folio that contains the frame `pfn`, if the
+/// object's index has no page of that folio any more. Called under the object's lock after `page`,
+/// which begins at `pfn`, and perhaps pages before it, were removed from the index.
 pub(super) fn clear_object_if_gone<P: Platform>(
     frames: &Frames<'_, P>,
     index: &Index,
@@ -64,8 +67,8 @@ pub(super) fn clear_object_if_gone<P: Platform>(
     }
 }
 
-/// Returns whether any of `pages` is in the folio of `order` that begins at `head`. The caller
-/// holds the object's lock.
+/// Returns whether any of an object's `pages` is in the folio of `order` that begins at frame
+/// `head`. The caller holds the object's lock.
 fn has_page_in<P: Platform>(frames: &Frames<'_, P>, index: &Index, pages: Range<u64>, head: Pfn, order: u8) -> bool {
     let is_in_folio = |pfn: Pfn| pfn.0 & !((1 << order) - 1) == head.0;
     let mut at = pages.start;
@@ -80,7 +83,8 @@ fn has_page_in<P: Platform>(frames: &Frames<'_, P>, index: &Index, pages: Range<
     false
 }
 
-/// Marks the frame of an initialised head, so that [`Object::from_head_frame`] finds the object.
+/// Marks the frame of an initialised object head, so that [`Object::from_head_frame`] finds the
+/// object.
 pub(super) fn publish_head(head: &Frame) {
     // Orders the writes of the head before the mark; pairs with the acquire fence in
     // `from_head_frame`.
@@ -104,18 +108,19 @@ impl<'m, P: Platform> Object<'m, P> {
         Self::try_get(machine, unsafe { head(machine, at) }, at)
     }
 
-    /// Returns the object that a folio names, with a reference; `None` if it names none or the
-    /// object has no references any more. The caller has a reference to the folio. Takes the lock
+    /// Returns the object that a folio's descriptor names, with a reference; `None` if it names no
+    /// object, or one without references. The caller has a reference to the folio. Takes the lock
     /// of the machine's list of objects.
     pub(crate) fn from_folio(machine: &'m Machine<'m, P>, frame: &Frame) -> Option<Self> {
         let _objects = machine.shmem_swap_list().lock(machine.platform());
         let at = object_of(frame)?;
-        // SAFETY: a folio in its index names the object, and the CPU that frees the object takes
-        // the lock that is held here before it frees the head, after no folio names it any more.
+        // SAFETY: the folio names the object. The CPU that frees the object first removes all its
+        // pages, so that no folio names it, then takes the lock that is held here, and only then
+        // frees the head.
         Self::try_get(machine, unsafe { head(machine, at) }, at)
     }
 
-    /// Returns whether a folio names this object.
+    /// Returns whether a folio's descriptor names this object.
     pub(crate) fn owns(&self, frame: &Frame) -> bool {
         object_of(frame) == Some(self.at)
     }
@@ -126,14 +131,15 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 
     /// Takes a reference unless the last one was dropped. The caller holds the lock of the
-    /// machine's list of objects, which keeps the head.
+    /// machine's list of objects, which keeps the head from being freed.
     fn try_get(machine: &'m Machine<'m, P>, head: &super::Head, at: Pfn) -> Option<Self> {
         let add_ref = |refs: u64| (refs > 0).then_some(refs + 1);
         head.refs.fetch_update(AcqRel, Acquire, add_ref).ok().map(|_| Object { machine, at })
     }
 
     /// Puts the object on the machine's list of objects that may have swapped-out pages (Linux:
-    /// `shmem_swaplist`), if it is not on it yet. It stays there until it is freed.
+    /// `shmem_swaplist`), if it is not on the list yet. The object stays on the list until it is
+    /// freed.
     pub(super) fn list_as_swapped(&self) {
         let mut objects = self.machine.shmem_swap_list().lock(self.machine.platform());
         if self.head().listed.swap(true, Relaxed) {
@@ -143,19 +149,21 @@ impl<'m, P: Platform> Object<'m, P> {
         self.head().links[0].store(Pfn::NONE.0, Relaxed);
         self.head().links[1].store(first.0, Relaxed);
         if let Some(first) = first.some() {
-            // SAFETY: the object is on the list, whose lock is held.
+            // SAFETY: the object is on the list, whose lock is held, and it is freed only after it
+            // was taken off.
             unsafe { head(self.machine, first) }.links[0].store(self.at.0, Relaxed);
         }
     }
 
     /// Returns the first object on the list of objects that may have swapped-out pages, or the one
-    /// behind `after`, with a reference. Objects without references are skipped. Takes the list's
+    /// after `after`, with a reference. Objects without references are skipped. Takes the list's
     /// lock.
     pub(super) fn next_with_swap(machine: &'m Machine<'m, P>, after: Option<&Self>) -> Option<Self> {
         let objects = machine.shmem_swap_list().lock(machine.platform());
         let mut at = after.map_or(objects.first, |object| Pfn(object.head().links[1].load(Relaxed)));
         while let Some(pfn) = at.some() {
-            // SAFETY: the object is on the list, whose lock is held.
+            // SAFETY: the object is on the list, whose lock is held, and it is freed only after it
+            // was taken off.
             let head = unsafe { head(machine, pfn) };
             if let Some(object) = Self::try_get(machine, head, pfn) {
                 return Some(object);
@@ -166,24 +174,28 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 }
 
-/// Takes an object without pages and references off the list and clears the mark of its head.
-/// Neither the list nor a frame leads to it afterwards, so the caller may free it.
+/// Takes an object that has neither pages nor references off the list of objects that may have
+/// swapped-out pages, and clears the mark of its head's frame. Neither the list nor a frame leads
+/// to the object afterwards, so the caller may free it.
 pub(super) fn unlist<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
     let mut objects = machine.shmem_swap_list().lock(machine.platform());
     machine.frames().frame(at).clear_flag(flag::OBJECT_HEAD);
-    // SAFETY: the object belongs to the caller alone.
+    // SAFETY: the object has no references, so it belongs to the caller alone, which has not freed
+    // it.
     let this = unsafe { head(machine, at) };
     if !this.listed.load(Relaxed) {
         return;
     }
     let [previous, next] = [0, 1].map(|i| Pfn(this.links[i].load(Relaxed)));
     match previous.some() {
-        // SAFETY: both neighbours are on the list, whose lock is held.
+        // SAFETY: both neighbours are on the list, whose lock is held, and are freed only after
+        // they were taken off.
         Some(previous) => unsafe { head(machine, previous) }.links[1].store(next.0, Relaxed),
         None => *objects = ShmemSwapList { first: next },
     }
     if let Some(next) = next.some() {
-        // SAFETY: as above.
+        // SAFETY: the next object is on the list, whose lock is held, and is freed only after it
+        // was taken off.
         unsafe { head(machine, next) }.links[0].store(previous.0, Relaxed);
     }
 }

@@ -7,24 +7,24 @@
 //!
 //! # Guarantee
 //! An object lives as long as a handle ([`Object`]) or a VMA refers to it; then all its memory is
-//! freed. A page in it holds one reference of the object's own, one for each [`ObjectPage`], and
-//! one for each PTE that maps it (INV-2 holds as for any folio). So a page that was removed from
-//! the object stays allocated until the last of these references is dropped.
+//! freed. A page of the object has one reference that the object holds, one for each
+//! [`ObjectPage`], and one for each PTE that maps it (INV-2 holds as for any folio). So a page that
+//! was removed from the object stays allocated until the last of these references is dropped.
 //!
 //! # Mechanism
 //! - **No heap.** The object's head and the nodes of its index are frames, charged to a memcg
 //!   (INV-9).
 //! - **One spin lock per object** protects its size, its index and the list of its mappers (Linux:
 //!   the `i_pages` lock). Nothing is allocated or copied under it. The only lock taken under it is
-//!   that of a cluster of swap slots.
-//! - **The size decides under that lock** whether a fault finds a page (INV-12).
-//!   [`Object::set_size`] writes the size first. A fault that looked the page up before still holds
-//!   the lock of its space's VMAs for reading, and truncation ([`crate::space::unmap_removed`])
-//!   takes that lock for writing before it unmaps: it finds and removes what such a fault has
-//!   mapped, and every later fault reads the new size.
-//! - **Large folios** need no other index: each entry names the frame of its own page, and a tail's
-//!   descriptor leads to the folio's head. A large folio is inserted where none of its pages exists
-//!   yet, and its pages are removed one by one; its memory is freed with the last of them.
+//!   that of a cluster of swap slots (512 consecutive slots).
+//! - **The size decides under the object's lock** whether a fault finds a page (INV-12).
+//!   [`Object::set_size`] writes the size first. A fault that looked the page up before that still
+//!   holds the lock of its space's VMAs for reading. Truncation ([`crate::space::unmap_removed`])
+//!   then takes the lock of each space's VMAs for writing before it unmaps. So it finds and removes
+//!   the PTEs of such a fault, and every later fault reads the new size.
+//! - **Large folios** need no index of their own: each entry names the frame of its own page, and a
+//!   tail's descriptor leads to the folio's head. A large folio is inserted where none of its pages
+//!   exists yet, and its pages are removed one by one; its memory is freed with the last of them.
 //! - **Swap**: swap entries replace frames in the index, and frames replace swap entries. While the
 //!   folio is written out no other CPU can take a reference to its pages (INV-16).
 //!
@@ -92,35 +92,37 @@ struct LockedState {
     mappers: Mappers,
 }
 
-/// The head of an object, at the start of a frame of its own. The list of its mappers begins behind
-/// it in the same frame.
+/// The head of an object, at the start of a frame of its own. The list of the spaces that map the
+/// object begins after the head in the same frame.
 struct Head {
     /// References: one for each handle and each VMA.
     refs: AtomicU64,
     /// The number of shared VMAs that may write (Linux: `i_mmap_writable`), and [`DENIED`].
     writers: AtomicU64,
-    /// The next object on a list of [`Orphans`].
+    /// The next object on a list of [`Orphans`] (objects without references that are to be freed).
     next: AtomicU32,
     /// True while the object is on the machine's list of those that may have swapped-out pages
     /// (Linux: `shmem_swaplist`). The list's lock protects the field and its links.
     listed: AtomicBool,
-    /// The previous and the next object on that list.
+    /// The previous and the next object on the machine's list of objects that may have swapped-out
+    /// pages.
     links: [AtomicU32; 2],
     /// The memcg to which the head and the index are charged.
     memcg: MemcgId,
-    /// log2 of the frames of a page.
+    /// log2 of the number of frames of a page.
     page_order: u8,
     /// The object's number, unique on the machine.
     serial: u64,
     /// The host's name for the object.
     tag: u64,
-    /// Closed by a fault whose page was paged out again too often before it could be looked up;
-    /// pageout of the object stops while it is closed (INV-21).
+    /// A fault closes this gate if its page was paged out again too often before the fault could
+    /// look it up. While the gate is closed, no page of the object is paged out, so the fault
+    /// proceeds (INV-21).
     gate: Gate,
     state: SpinLock<LockedState>,
 }
 
-/// Bit of `Head::writers`: no shared VMA may write any more.
+/// Bit of `Head::writers`: no writable shared VMA may be created any more.
 const DENIED: u64 = 1 << 63;
 
 /// A handle to a page-cache object, which holds a reference. Any CPU may clone or drop it. Dropping
@@ -144,7 +146,7 @@ pub struct PageCounts {
 impl<'m, P: Platform> Object<'m, P> {
     /// Creates an object of `size` bytes without any page, and charges its own structures to
     /// `memcg`. It has pages of `arch`'s size, and only spaces with such pages can map it. `tag` is
-    /// the host's name for the object, by which it recognises the object behind a VMA.
+    /// the host's name for the object, by which the host recognises the object that a VMA maps.
     ///
     /// # Errors
     /// [`ObjectError::NoMemory`]: there is no memory, or `memcg` is at its limit or was removed.
@@ -162,7 +164,8 @@ impl<'m, P: Platform> Object<'m, P> {
         let _pinned = machine.memcgs().pinned(memcg).ok_or(Refused::OutOfMemory)?;
         let frames = machine.frames();
         let (at, _) = machine.memcgs().alloc(frames, memcg, 0, false)?;
-        // SAFETY: just allocated, and freed with the object; the head is written below.
+        // SAFETY: the frame was just allocated and is freed only with the object. The list does not
+        // use the bytes of the head, which is written below.
         let mappers = unsafe { Mappers::new(frames, at) };
         let head = Head {
             refs: AtomicU64::new(1),
@@ -177,8 +180,8 @@ impl<'m, P: Platform> Object<'m, P> {
             gate: Gate::default(),
             state: SpinLock::new(LockedState { size, index: Index::new(), mappers }),
         };
-        // SAFETY: a frame of its own, in the direct map, large enough (as `mappers` asserts) and
-        // aligned.
+        // SAFETY: the head is written to a frame that the object alone has. The direct map contains
+        // the frame, which is aligned and large enough (as `mappers` asserts).
         unsafe { frames.at(at.addr()).cast::<Head>().write(head) };
         mapping::publish_head(frames.frame(at));
         Ok(Object { machine, at })
@@ -187,8 +190,9 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Returns the object that a VMA maps, without taking a reference.
     ///
     /// # Safety
-    /// The VMA has an object and keeps its reference meanwhile: the caller holds the lock of its
-    /// space's VMAs, or has claimed its range.
+    /// The VMA maps an object, and keeps its reference to the object while the result is used: the
+    /// caller holds the lock of the space's VMAs, or a claim of the VMA's range (the exclusive
+    /// right to change it).
     #[inline]
     pub(crate) unsafe fn of_backing(machine: &'m Machine<'m, P>, backing: &Backing) -> ManuallyDrop<Self> {
         ManuallyDrop::new(Object { machine, at: backing.object })
@@ -228,13 +232,13 @@ impl<'m, P: Platform> Object<'m, P> {
         self.head().memcg
     }
 
-    /// Returns log2 of the bytes of a page.
+    /// Returns log2 of the size of a page in bytes.
     #[inline]
     pub fn page_shift(&self) -> u32 {
         self.head().page_order as u32 + FRAME_SHIFT
     }
 
-    /// Returns log2 of the frames of a page.
+    /// Returns log2 of the number of frames of a page.
     pub(crate) fn page_order(&self) -> u8 {
         self.head().page_order
     }
@@ -286,7 +290,7 @@ impl<P: Platform> core::fmt::Debug for Object<'_, P> {
 /// `at` is an object's frame, and a reference exists for as long as the result is used.
 #[inline]
 unsafe fn head<'a, P: Platform>(machine: &'a Machine<'_, P>, at: Pfn) -> &'a Head {
-    // SAFETY: `Object::new` wrote a `Head` there, which stays until the last reference is dropped;
-    // it is only shared.
+    // SAFETY: `Object::new` wrote a `Head` to the frame. It stays until the last reference is
+    // dropped, and nothing borrows it mutably.
     unsafe { machine.frames().at(at.addr()).cast::<Head>().as_ref() }
 }

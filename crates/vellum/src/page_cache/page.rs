@@ -1,7 +1,7 @@
 //! A reference to a page, through which the host reads and writes it.
 //!
-//! The reference keeps the page's memory. The page may still be removed from its object, and
-//! programs may write to it at any time.
+//! The reference keeps the page's memory from being freed. The page may still be removed from its
+//! object, and programs may write to it at any time.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -117,7 +117,8 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     /// # Safety
     /// `to` is a page of the same size, which belongs to the caller alone.
     pub(crate) unsafe fn copy_to(&self, to: Pfn) {
-        // SAFETY: this reference keeps the page; the other belongs to the caller by contract.
+        // SAFETY: this reference keeps the page, and `to` belongs to the caller alone (this
+        // contract).
         unsafe { self.machine.frames().copy(self.pfn, to, 1 << (self.shift - FRAME_SHIFT)) }
     }
 
@@ -127,7 +128,8 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at.is_multiple_of(8) && at + 8 <= self.len());
-        // SAFETY: inside the page, which this reference keeps and the direct map contains; aligned.
+        // SAFETY: the word is aligned and inside the page, which this reference keeps and the
+        // direct map contains.
         unsafe { self.as_ptr().add(at).cast().as_ref() }
     }
 
@@ -135,7 +137,8 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     #[inline]
     fn byte(&self, at: usize) -> &AtomicU8 {
         debug_assert!(at < self.len());
-        // SAFETY: inside the page, which this reference keeps and the direct map contains.
+        // SAFETY: the byte is inside the page, which this reference keeps and the direct map
+        // contains.
         unsafe { self.as_ptr().add(at).cast().as_ref() }
     }
 }

@@ -1,8 +1,8 @@
-//! References to an object: handles, VMAs, and the writable shared VMAs among these.
+//! Counts the references to an object, which handles and VMAs hold, and the writable shared VMAs.
 //!
 //! A handle or a VMA holds one reference. The CPU that drops the last reference frees the object. A
-//! VMA is removed with its space's VMAs locked, and its object can't be freed under that lock. So
-//! the object waits on a list ([`Orphans`]) until the VMAs are unlocked.
+//! VMA is removed with its space's VMAs locked, and its object can't be freed under the lock of the
+//! VMAs. So an object without references waits on a list ([`Orphans`]) until the VMAs are unlocked.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -15,12 +15,13 @@ use crate::platform::{Platform, SpaceId};
 use crate::vma::{Backing, Sharing};
 
 impl<P: Platform> Object<'_, P> {
-    /// Returns the backing for a VMA that is about to be created in `space`, with a reference, and
-    /// counts the VMA among the space's. `memcg` is charged for what that takes. For a writable
-    /// shared VMA, [`Object::map_writable`] has succeeded.
+    /// Returns the backing for a VMA that is about to be created in `space`. Takes the VMA's
+    /// reference to the object, and counts the VMA among the space's VMAs that map the object.
+    /// Memory for the list of mappers is charged to `memcg`. For a writable shared VMA, the caller
+    /// has called [`Object::map_writable`], which succeeded.
     ///
     /// # Errors
-    /// As for [`Object::add_mapper`]; the writable mapping is no longer counted then.
+    /// As for [`Object::add_mapper`]. The count of [`Object::map_writable`] is then undone.
     pub(crate) fn new_backing(&self, sharing: Sharing, space: SpaceId, memcg: MemcgId) -> Result<Backing, Refused> {
         let backing = Backing { object: self.at, sharing, delta: 0, tag: self.tag() };
         if let Err(why) = self.add_mapper(space, memcg) {
@@ -30,8 +31,8 @@ impl<P: Platform> Object<'_, P> {
         Ok(backing)
     }
 
-    /// Counts one more VMA of a space, which holds a reference from now on. `memcg` is charged for
-    /// a frame of the list of mappers, if the list needs one.
+    /// Counts one more VMA of a space that maps the object. The VMA holds a reference to the object
+    /// from then on. If the list of mappers needs another frame, the frame is charged to `memcg`.
     ///
     /// # Errors
     /// Fails if there is no memory or `memcg` is at its limit.
@@ -42,7 +43,7 @@ impl<P: Platform> Object<'_, P> {
             spare = Some(memcgs.alloc(frames, memcg, 0, false)?.0);
         }
         if let Some(list_frame) = spare {
-            // SAFETY: just allocated, and not used.
+            // SAFETY: the frame was just allocated, and the list did not take it.
             unsafe { memcgs.free(frames, list_frame, 0, false) };
         }
         self.head().refs.fetch_add(1, Relaxed);
@@ -54,8 +55,8 @@ impl<P: Platform> Object<'_, P> {
         self.next_mapping(from).map(|mapper| mapper.space)
     }
 
-    /// Returns the lowest-numbered space from `from` on that maps the object, and the number of its
-    /// VMAs that do.
+    /// Returns the lowest-numbered space from `from` on that maps the object, and the number of the
+    /// space's VMAs that map it.
     pub(super) fn next_mapping(&self, from: SpaceId) -> Option<Mapper> {
         self.lock().mappers.next(self.machine.frames(), from)
     }
@@ -104,16 +105,17 @@ impl<P: Platform> Drop for Object<'_, P> {
     }
 }
 
-/// Takes a reference for a VMA that is split off, or copied from, one of the same space with the
-/// same backing. Needs no memory, since the space is already counted. Does nothing for anonymous
-/// memory.
+/// Takes a reference for a VMA that is split off, or copied from, a VMA of the same space with the
+/// same backing. Needs no memory, since the list of mappers has the space already. Does nothing for
+/// a VMA of anonymous memory.
 pub(crate) fn get_backing<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId) {
     let counted = get_backing_in(machine, backing, space, MemcgId::ROOT);
     debug_assert!(counted.is_ok(), "no memory is needed: the space is already counted");
 }
 
-/// Takes a reference for a VMA of `space` that is a copy of one with the same backing, of any space
-/// (as on fork). `memcg` is charged for what that takes. Does nothing for anonymous memory.
+/// Takes a reference for a VMA of `space` that is a copy of a VMA with the same backing in this or
+/// another space (as on fork). Memory for the list of mappers is charged to `memcg`. Does nothing
+/// for a VMA of anonymous memory.
 ///
 /// # Errors
 /// As for [`Object::add_mapper`].
@@ -126,7 +128,7 @@ pub(crate) fn get_backing_in<P: Platform>(
     if backing.is_anonymous() {
         return Ok(());
     }
-    // SAFETY: the VMA that this one is a copy of, or the handle that it was made from, holds a
+    // SAFETY: the VMA of which the new VMA is a copy, or the handle by which it is created, holds a
     // reference.
     let object = unsafe { Object::of_backing(machine, backing) };
     object.add_mapper(space, memcg)?;
@@ -138,7 +140,7 @@ pub(crate) fn get_backing_in<P: Platform>(
 
 /// Drops the reference of a VMA that was removed from `space`. If it was the last reference, the
 /// object is put on `orphans`, since the caller holds locks under which it can't be freed. Takes
-/// the object's lock. Does nothing for anonymous memory.
+/// the object's lock. Does nothing for a VMA of anonymous memory.
 pub(crate) fn put_backing<P: Platform>(
     machine: &Machine<'_, P>,
     backing: &Backing,
@@ -164,7 +166,7 @@ pub(crate) fn put_backing<P: Platform>(
 }
 
 impl Head {
-    /// Uncounts a writable shared VMA that was removed or not created.
+    /// Subtracts from the count a writable shared VMA that was removed or not created.
     fn drop_writer(&self, sharing: Sharing) {
         if sharing == Sharing::Shared {
             self.writers.fetch_sub(1, AcqRel);
@@ -178,7 +180,7 @@ struct LastReference(Pfn);
 
 /// Drops a reference. Returns the object if that was the last reference.
 fn put<P: Platform>(machine: &Machine<'_, P>, at: Pfn) -> Option<LastReference> {
-    // SAFETY: the caller's reference is dropped only here.
+    // SAFETY: the caller has a reference, which is dropped only here.
     let previous = unsafe { head(machine, at) }.refs.fetch_sub(1, AcqRel);
     debug_assert!(previous > 0, "dropped a reference that the object does not have");
     (previous == 1).then_some(LastReference(at))
@@ -196,8 +198,8 @@ impl LastReference {
     }
 }
 
-/// Objects whose last VMA was removed while its space was locked. They are freed when the lock is
-/// released.
+/// Objects whose last reference was dropped while the VMAs of a space were locked. The caller frees
+/// the objects after it has released that lock.
 #[must_use = "they leak unless they are freed"]
 #[derive(Debug)]
 pub(crate) struct Orphans(Pfn);
@@ -212,7 +214,7 @@ impl Orphans {
     /// Frees the objects. The caller holds no lock.
     pub(crate) fn free<P: Platform>(mut self, machine: &Machine<'_, P>) {
         while let Some(at) = self.0.some() {
-            // SAFETY: on this list alone, and freed only below.
+            // SAFETY: only this list leads to the object, which is freed only below.
             self.0 = Pfn(unsafe { head(machine, at) }.next.load(Relaxed));
             LastReference(at).free(machine);
         }

@@ -24,10 +24,10 @@ const MAX_BATCH: usize = 32;
 pub struct RemovedPages {
     /// The first page.
     pub first: u64,
-    /// The page behind the last.
+    /// The page after the last.
     pub end: u64,
-    /// True if private copies of the pages are to be unmapped too (Linux: `even_cows`): those of
-    /// truncated pages are, those of a punched hole aren't.
+    /// True if private copies of the pages are to be unmapped too (Linux: `even_cows`), which is so
+    /// after truncation but not after a hole was punched.
     pub even_cows: bool,
 }
 
@@ -63,8 +63,8 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Punches a hole: a range of bytes that will read as zeros (Linux: `fallocate` with
-    /// `FALLOC_FL_PUNCH_HOLE`). Pages within it are removed, and the parts of pages at its ends are
-    /// zeroed.
+    /// `FALLOC_FL_PUNCH_HOLE`). Pages within the range are removed, and the parts of pages at its
+    /// ends are zeroed.
     ///
     /// # Errors
     /// As for [`Object::page`], for the pages at the ends. Nothing was changed then.
@@ -124,7 +124,8 @@ impl<P: Platform> Object<'_, P> {
     fn remove(&self, pages: Range<u64>) {
         let mut from = pages.start;
         loop {
-            // A statement of its own, so that the lock is released before the batch is freed.
+            // This is a statement of its own, so that the lock is released before the batch is
+            // freed.
             let taken = RemovedBatch::take(self.machine, self.head(), &mut self.lock().index, from..pages.end);
             let Some(removed) = taken else { return };
             from = removed.next;
@@ -182,8 +183,8 @@ struct RemovedBatch {
 }
 
 impl RemovedBatch {
-    /// Removes the first pages of a range, at most [`MAX_BATCH`]; `None` if there are no more. The
-    /// caller holds the object's lock.
+    /// Removes the first pages of a range, at most [`MAX_BATCH`]. Returns `None` if the range has
+    /// no pages. The caller holds the object's lock.
     fn take<P: Platform>(
         machine: &Machine<'_, P>,
         head: &Head,
@@ -192,8 +193,8 @@ impl RemovedBatch {
     ) -> Option<RemovedBatch> {
         let frames = machine.frames();
         let mut removed = RemovedBatch { pages: ArrayVec::new(), nodes: FreedNodes::new(), next: range.start };
-        // After the last of a folio's contiguous pages, the folio's object is cleared if the index
-        // has none of it left (INV-16).
+        // When the next page is in another folio, removes the object from the previous folio's
+        // descriptor, if the index has no page of that folio left (INV-16).
         let mut last = None;
         let clear_if_gone = |index: &Index, last: Option<(u64, Pfn)>| {
             last.into_iter()
@@ -225,8 +226,8 @@ impl RemovedBatch {
         let swapped = (self.pages.len() as u64 - resident) << order;
         machine.count(Counter::ShmemPages, (resident << order).wrapping_neg());
         machine.memcgs().count_swapped(object.memcg, -(swapped as i64));
-        // The pages of a folio mostly leave together: one call drops all their references.
-        // Consecutive slots are released at once too.
+        // The pages of a folio mostly follow each other in the batch: one call drops all their
+        // references. One call also releases all slots of consecutive pages in consecutive slots.
         let head = |page: &Entry| page.frame().map(|pfn| machine.frames().head(pfn).0);
         let is_contiguous = |a: &Entry, b: &Entry| match (a, b) {
             (Entry::Swapped { device, slot: a }, Entry::Swapped { device: other, slot: b }) => {
@@ -237,7 +238,7 @@ impl RemovedBatch {
         for contiguous in self.pages.chunk_by(is_contiguous) {
             if let Entry::Swapped { device, slot: first } = contiguous[0] {
                 let slots = Slots { first, count: (contiguous.len() as u32) << order };
-                // SAFETY: the references that the index had.
+                // SAFETY: gives up the references that the index had to these slots.
                 unsafe { machine.swaps().release(machine.frames(), SwapRun { device, slots }) };
             } else if let Some(head) = head(&contiguous[0]) {
                 machine.put_folio(head, contiguous.len() as u32, 0);

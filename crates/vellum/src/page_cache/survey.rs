@@ -36,7 +36,7 @@ pub(crate) enum PageLocation {
     },
 }
 
-/// The view of an object that an audit compares with what it counts itself.
+/// The view of an object for an audit, which compares the object's counts with its own.
 pub(crate) struct ObjectSurvey<'o, 'm, P: Platform>(&'o Object<'m, P>);
 
 impl<'m, P: Platform> Object<'m, P> {
@@ -53,8 +53,8 @@ impl<P: Platform> ObjectSurvey<'_, '_, P> {
     }
 
     /// Calls `node` for each node of the index and `page` for each page. The object's lock is held
-    /// while the contents of one node are visited and released in between, so the callbacks must
-    /// not sleep; `resched` is called without it (INV-11).
+    /// while one node is visited, so the callbacks must not sleep. It is released between two
+    /// nodes, where `resched` is called (INV-11).
     pub(crate) fn walk(&self, node: &mut dyn FnMut(IndexNode), page: &mut dyn FnMut(PageLocation)) {
         let frames = self.0.machine.frames();
         let shift = self.0.head().page_order;

@@ -1,9 +1,9 @@
-//! Reads pages back from swap devices (Linux: `shmem_swapin_folio`): with the neighbours in
-//! consecutive slots, into one folio of an order that policy permits.
+//! Reads pages back from swap devices (Linux: `shmem_swapin_folio`). A page and its neighbours in
+//! consecutive slots are read together, into one folio of an order that policy permits.
 //!
 //! The device is read with the object unlocked, into a folio that no other CPU can reach;
 //! references to the slots keep their contents. If the pages still have the same slots when the
-//! object is locked again, the folio takes their place in the index.
+//! object is locked again, the folio replaces the slots in the index.
 
 use core::ops::Range;
 
@@ -33,15 +33,16 @@ struct SwappedPages {
     pages: Range<u64>,
     /// The order of the folio that holds them.
     order: u8,
-    /// Their slots, which are consecutive.
+    /// The slots of the pages, which are consecutive.
     slots: SwapRun,
 }
 
 impl<'m, P: Platform> Object<'m, P> {
     /// Reads a swapped-out page back, charged to `memcg`. If the page is under writeback, marks it
     /// as wanted, so that it stays in memory, and waits for the end of writeback. On success the
-    /// caller looks the page up again. `retries` counts the caller's lookups, and bounds them by
-    /// the object's gate (INV-21). No lock is held.
+    /// caller looks the page up again. `retries` counts the caller's lookups. After too many it
+    /// closes the object's gate, so that no page of the object is paged out before the caller has
+    /// looked its page up (INV-21). No lock is held.
     ///
     /// # Errors
     /// As for [`Object::page`].
@@ -51,7 +52,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let policy = self.machine.policy();
         let mut orders = (policy.shmem_orders() | policy.prealloc_orders()) & ((2 << HUGE_ORDER) - 1);
         let mut folio = NewFolio::new(self.machine, page_order);
-        // The page may be paged out again before the caller looks it up.
+        // Counts a retry, because the page may be paged out again before the caller looks it up.
         retries.retry();
         loop {
             let state = self.lock();
@@ -62,14 +63,14 @@ impl<'m, P: Platform> Object<'m, P> {
                 if !under_writeback {
                     return Ok(());
                 }
-                // Not counted as a retry: this waits for one write to end.
+                // Counts no retry: the wait ends with the one write that is under way.
                 self.machine.platform().relax();
                 continue;
             };
             let Some(pfn) = folio.take(swapped.order) else {
                 drop(state);
                 match folio.provide(swapped.order, false, memcg) {
-                    // Tries again with a smaller folio.
+                    // No memory for a large folio: tries again with a smaller one.
                     Err(_) if swapped.order > page_order => orders &= (1 << swapped.order) - 1,
                     provided => provided?,
                 }
@@ -79,21 +80,21 @@ impl<'m, P: Platform> Object<'m, P> {
             match self.read_slots(&swapped, pfn) {
                 SwapInResult::Done => return Ok(()),
                 SwapInResult::Changed => retries.retry(),
-                // The lost page may be a neighbour: tries again with this page alone.
+                // The page that can't be read may be a neighbour: tries again with `page` alone.
                 SwapInResult::Lost if swapped.order > page_order => orders = 0,
                 SwapInResult::Lost => return Err(ObjectError::Lost),
             }
         }
     }
 
-    /// Reads back all pages that objects have on a swap device, in folios as page faults would,
-    /// charged to the objects' memcgs (Linux: `shmem_unuse`). A host calls this before it detaches
-    /// the device, and [`AddressSpace::swap_off`] for each space.
+    /// Reads back all pages that objects have on a swap device, in folios of the orders that a page
+    /// fault would use, charged to the objects' memcgs (Linux: `shmem_unuse`). A host calls this
+    /// before it detaches the device, and [`AddressSpace::swap_off`] for each space.
     ///
     /// # Errors
-    /// Fails if there is no memory for all pages; those not read back are still on the device.
-    /// Fails with [`ObjectError::Lost`] if the device can't return some pages; all others have been
-    /// read back then.
+    /// Fails if there is no memory for all pages; the pages not read back are still on the device.
+    /// Fails with [`ObjectError::Lost`] if the device can't return some pages; all other pages have
+    /// been read back then.
     ///
     /// [`AddressSpace::swap_off`]: crate::AddressSpace::swap_off
     pub fn swap_off(machine: &'m Machine<'m, P>, device: u8) -> Result<(), ObjectError> {
@@ -107,8 +108,8 @@ impl<'m, P: Platform> Object<'m, P> {
                     Entry::Writeback(_) => machine.platform().relax(),
                     Entry::Swapped { device: entry_device, .. } if entry_device == device => {
                         match object.swap_in(number, object.memcg(), &mut retries) {
-                            // Looked up again: the page may have been swapped out to another
-                            // device.
+                            // The same page is looked up again, because it may have been swapped
+                            // out again, even to another device.
                             Ok(()) => {}
                             Err(ObjectError::Lost) => (result, page) = (Err(ObjectError::Lost), number + 1),
                             Err(error) => return Err(error),
@@ -134,9 +135,9 @@ impl<'m, P: Platform> Object<'m, P> {
         self.lock().index.next(self.machine.frames(), page)
     }
 
-    /// Returns the largest naturally aligned range around a swapped-out page, of one of `orders` (a
-    /// bit mask, in frames) or of a page, all of which is in consecutive slots of one device.
-    /// Returns `None` if the page is not swapped out.
+    /// Returns the largest naturally aligned range of pages that contains `page` and is in
+    /// consecutive slots of one device. The range has one of `orders` (a bit set of orders in
+    /// frames), or is `page` alone. Returns `None` if the page is not swapped out.
     fn swapped_around(&self, state: &LockedState, page: u64, orders: u32) -> Option<SwappedPages> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let mut left = orders >> page_order | 1;
@@ -153,7 +154,7 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 
     /// Reads slots into a folio that no other CPU can reach. If the pages still have these slots
-    /// afterwards, the folio replaces them in the index; otherwise it is freed.
+    /// afterwards, the folio replaces the slots in the index; otherwise the folio is freed.
     fn read_slots(&self, swapped: &SwappedPages, pfn: Pfn) -> SwapInResult {
         let (machine, frames) = (self.machine, self.machine.frames());
         let (page_order, swaps) = (self.head().page_order, self.machine.swaps());
@@ -178,12 +179,12 @@ impl<'m, P: Platform> Object<'m, P> {
                 mapping::set_object(frames.frame(pfn), self.at, pages.start);
             }
             drop(state);
-            // SAFETY: the reference taken above.
+            // SAFETY: gives up the reference that `get_transient` took above.
             unsafe { swaps.release(frames, slots) };
         }
         if let SwapInResult::Done = result {
             let count = slots.slots.count;
-            // SAFETY: the references of the index, which no longer has the slots.
+            // SAFETY: gives up the references of the index, which no longer names the slots.
             unsafe { swaps.release(frames, slots) };
             machine.memcgs().count_swapped(self.memcg(), -i64::from(count));
             machine.count(Counter::ShmemPages, count.into());

@@ -3,9 +3,9 @@
 //! Pageout of a folio that only its object and the reclaimer refer to begins *writeback* in the
 //! object's index: from then on no other CPU can map its pages or take a reference, so no CPU
 //! writes to it (INV-16). The contents are written with no lock held. Then swap entries replace the
-//! pages in the index, one by one. A CPU that needs a page meanwhile marks it as wanted and waits;
-//! the page stays in memory then, as does one that can't be written. A page that was swapped out
-//! leaves nothing in memory, and one that was read back leaves nothing on the device.
+//! pages in the index, one by one. A CPU that needs a page during writeback marks it as wanted and
+//! waits. A page that is wanted, or that can't be written, stays in memory. A page that was swapped
+//! out has no swap-cache page in memory, and a page that was read back has no swap slot any more.
 
 use core::ops::Range;
 
@@ -22,10 +22,11 @@ use crate::swap::{NoSlots, Slots, SwapRun, WriteError};
 pub(crate) struct NoSwapSpace;
 
 impl<P: Platform> Object<'_, P> {
-    /// Writes an isolated folio that no PTE maps to swap slots, in naturally aligned ranges as
-    /// large as free slots permit (Linux: `pageout`). Pages that were written leave the object; the
-    /// caller keeps its own reference to the folio. A page stays in memory if there are other
-    /// references to its folio, or if a CPU wants it meanwhile. No lock is held on entry.
+    /// Writes a folio to swap slots that is isolated (taken off its LRU list by reclaim) and that
+    /// no PTE maps, in naturally aligned ranges as large as free slots permit (Linux: `pageout`).
+    /// Pages that were written leave the object; the caller keeps its own reference to the folio. A
+    /// page stays in memory if there are other references to its folio, or if a CPU wants the page
+    /// during writeback. No lock is held on entry.
     ///
     /// # Errors
     /// [`NoSwapSpace`]: there are no free slots or no memory for a compressed page, or the memcg's
@@ -51,8 +52,8 @@ impl<P: Platform> Object<'_, P> {
             let count = slots.slots.count;
             let part = rest.start..rest.start + u64::from(count >> page_order);
             // SAFETY: the slots were just allocated. The frames are under writeback: until its end
-            // no CPU takes a reference to them, and none exists but those of the index and of the
-            // caller, which isolated the folio.
+            // no CPU takes a reference to them. No references exist except those of the index and
+            // of the caller, which isolated the folio.
             let written = unsafe { self.machine.swaps().write(self.machine.frames(), slots, head.add(at)) };
             let stays_in_memory = match written {
                 Ok(()) => self.end_writeback(part, head.add(at), Some(slots)),
@@ -80,10 +81,10 @@ impl<P: Platform> Object<'_, P> {
         Ok(())
     }
 
-    /// Allocates slots for a naturally aligned range of a folio of `order` that begins at frame
-    /// `at` of the folio. The range is as large as `largest`, free slots and the memcg's swap limit
-    /// permit; lowers `largest` to the order of the free blocks that exist. Returns `None` at the
-    /// swap limit or without free slots.
+    /// Allocates slots for a naturally aligned range that begins at frame `at` of a folio of
+    /// `order`. The range is as large as `largest`, the free slots and the memcg's swap limit
+    /// permit. If there is no free block of order `largest`, lowers `largest` to the order of the
+    /// block found. Returns `None` at the swap limit or without free slots.
     fn allocate_slots(&self, at: u32, order: u8, largest: &mut u8) -> Option<SwapRun> {
         let (machine, page_order) = (self.machine, self.head().page_order);
         loop {
@@ -93,7 +94,7 @@ impl<P: Platform> Object<'_, P> {
             match machine.swaps().allocate(machine.platform(), order_wanted) {
                 Ok(slots) => return Some(slots),
                 Err(NoSlots::Scattered) if order_wanted > page_order => *largest = order_wanted - 1,
-                // Frees slots whose pages are in the swap cache too.
+                // Tries again after it has freed slots to which only their swap-cache pages refer.
                 Err(_) if machine.swaps().reclaim_cached_slots(machine.frames()) > 0 => {}
                 Err(_) => return None,
             }
@@ -101,8 +102,10 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Begins writeback of pages of a folio (INV-16). Returns `false`, with nothing changed, if any
-    /// reference exists but those of the index and the caller's, or if a fault that was overtaken
-    /// too often has closed the object's gate (INV-21). Takes the object's lock.
+    /// reference exists except those of the index and the caller's. Also returns `false` while the
+    /// object's gate is closed: a fault closes it when pageout has removed the fault's page too
+    /// often, and no page of the object is paged out until the fault has its page (INV-21). Takes
+    /// the object's lock.
     fn begin_writeback(&self, pages: Range<u64>, head: Pfn, frame: &Frame) -> bool {
         let frames = self.machine.frames();
         let step = 1 << self.head().page_order;
@@ -119,10 +122,10 @@ impl<P: Platform> Object<'_, P> {
         false
     }
 
-    /// Ends writeback of pages: with `slots`, they become swapped out; without, or if a CPU wants
-    /// any of them, they stay in memory. Returns whether one was wanted. Releases the slots that
-    /// were not assigned to a page, and drops the index's references to the frames of pages that
-    /// were swapped out. Takes the object's lock.
+    /// Ends writeback of pages. If `slots` is given and no CPU wants any of the pages, these become
+    /// swapped out; otherwise they stay in memory. Returns whether a CPU wanted a page. Releases
+    /// the slots that were not assigned to a page, and drops the index's references to the frames
+    /// of pages that were swapped out. Takes the object's lock.
     fn end_writeback(&self, pages: Range<u64>, first: Pfn, slots: Option<SwapRun>) -> bool {
         let (machine, frames) = (self.machine, self.machine.frames());
         let step = 1u32 << self.head().page_order;
@@ -135,7 +138,7 @@ impl<P: Platform> Object<'_, P> {
             });
         for (at, run) in unused.iter().flat_map(|at| slots.map(|run| (u32::from(*at), run))) {
             let slots = Slots { first: run.slots.first + at * step, count: step };
-            // SAFETY: allocated by the caller, and not in the index.
+            // SAFETY: the caller allocated the slots, and the index does not name this one.
             unsafe { machine.swaps().release(frames, SwapRun { slots, ..run }) };
         }
         if swapped > 0 {

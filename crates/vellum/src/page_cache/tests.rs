@@ -23,9 +23,9 @@ fn boot(host: &Host) -> Machine<'_, Host> {
 /// The last page of the largest object.
 const LAST: u64 = (MAX_SIZE - 1) >> FRAME_SHIFT;
 
-/// Pages far apart and side by side, at both ends of the largest object and where levels of the
-/// index begin, are found where they were inserted, in order, with nothing in between. In the end
-/// all memory is free, index nodes included.
+/// Pages are found where they were inserted, in order, with no page in between: pages far apart and
+/// side by side, at both ends of the largest object, and where the index needs another level. After
+/// their removal all memory is free, index nodes included.
 #[test]
 fn pages_are_found_at_the_index_where_they_were_inserted() {
     let host = Host::with_frames(6_000, 2);
@@ -60,8 +60,8 @@ fn pages_are_found_at_the_index_where_they_were_inserted() {
                 }
                 4 if dice.roll(10) == 0 => {
                     let removed = object.set_size(page << FRAME_SHIFT).unwrap();
-                    // Only an object that is made smaller loses pages that were preallocated beyond
-                    // its end.
+                    // Pages that were preallocated beyond the object's end are removed only when
+                    // the object is made smaller.
                     model.retain(|at, _| *at < removed.first || removed.is_empty());
                 }
                 _ => {
@@ -125,7 +125,7 @@ fn punched_holes_and_truncated_ranges_read_as_zeros() {
     }
 }
 
-/// A page with a reference outlives its object, and nothing else of the object does.
+/// A page with a reference outlives its object, and all other memory of the object is freed.
 #[test]
 fn a_referenced_page_outlives_its_object() {
     let host = Host::with_frames(2_000, 1);
@@ -148,7 +148,7 @@ fn a_referenced_page_outlives_its_object() {
 }
 
 /// A memcg at its limit gets no more pages, and a failed insertion frees what it had allocated.
-/// Pages are charged to the memcg that the caller names, index nodes to the object's.
+/// Pages are charged to the memcg that the caller names, index nodes to the object's memcg.
 #[test]
 fn pages_are_charged_to_the_caller_and_nodes_to_the_object() {
     let host = Host::with_frames(3_000, 1);
@@ -160,7 +160,7 @@ fn pages_are_charged_to_the_caller_and_nodes_to_the_object() {
     let charged = |memcg| machine.memcgs().usage(frames, memcg).unwrap().charged;
     let before = frames.free_frames();
     let object = Object::new(&machine, &ARCH(), object_memcg, 0, 0).unwrap();
-    // The head, and three levels of nodes.
+    // The object's memcg is charged for the object's head and three levels of nodes.
     assert!(object.page_or_new(1 << 18, user_memcg).is_ok());
     assert_eq!((charged(object_memcg), charged(user_memcg)), (4, 1));
     // The object's memcg has no room for another node.
@@ -231,7 +231,7 @@ fn large_folios_are_inserted_whole_and_removed_page_by_page() {
         assert_eq!((mapped.page, mapped.pages), fits, "page {page}");
         object.unmap_contiguous(&mapped);
     }
-    // A hole in a folio, and then the rest of the folio.
+    // Removes a part of a folio, and then the rest of the folio.
     let before = frames.free_frames();
     assert!(!object.punch_hole(bytes(16..31)).unwrap().is_empty());
     assert_eq!((frames.free_frames(), object.has_page(30), object.has_page(31)), (before, false, true));
@@ -241,7 +241,8 @@ fn large_folios_are_inserted_whole_and_removed_page_by_page() {
     assert_eq!(frames.free_frames(), free);
 }
 
-/// A memcg without room for a large folio gets a smaller one, and one at its limit gets an error.
+/// For a memcg without room for a large folio, a smaller folio is inserted; a memcg at its limit is
+/// an error.
 #[test]
 fn smaller_folios_are_used_near_a_memcg_limit() {
     let host = Host::with_frames(4_000, 1);
@@ -258,7 +259,8 @@ fn smaller_folios_are_used_near_a_memcg_limit() {
 }
 
 /// The spaces that map an object are found in ascending order of their numbers, in whatever order
-/// they are added and removed. Few spaces need few list frames, however many there were.
+/// they are added and removed. Few spaces need few list frames, even if the object had many spaces
+/// before.
 #[test]
 fn mappers_are_found_in_ascending_order_of_space_numbers() {
     let host = Host::with_frames(2_000, 1);
@@ -275,7 +277,7 @@ fn mappers_are_found_in_ascending_order_of_space_numbers() {
     };
     for seed in 0..20 {
         let mut dice = Dice(seed);
-        // The children of a server are added in ascending order; other spaces in any.
+        // Spaces are added in ascending order, as the children of a server are, or in any order.
         let (spaces, ordered) = ([10, 300, 3_000][dice.roll(3) as usize], dice.roll(2) == 0);
         for step in 0..6_000 {
             let space = 1 + if ordered { step % spaces } else { dice.roll(spaces) };
@@ -290,7 +292,8 @@ fn mappers_are_found_in_ascending_order_of_space_numbers() {
                 }
             }
             check(&model, dice.roll(spaces + 2));
-            // One list frame for each half-frame of mappers, and one at each end.
+            // Two neighbouring list frames together are more than half full. So there are at most
+            // two list frames for each half-frame of mappers, and one at each end.
             let list_frames = 2 + 2 * model.len() as u64 / (mappers::CAPACITY as u64 / 2);
             let taken = free - frames.free_frames();
             assert!(taken < list_frames, "{taken} list frames for {} spaces", model.len());

@@ -29,10 +29,11 @@ use crate::addr::Pfn;
 use crate::frame::{Frames, OutOfMemory, Zeroable, flag};
 use crate::platform::{Event, FailPoint, Platform, allows, trace};
 
-/// The swap-cache pages of a cluster's slots: inverted frame numbers, so that zero is none.
+/// The swap-cache pages of a cluster's slots. Each slot has a word with the bitwise inverse of the
+/// page's frame number, so that 0 stands for no page.
 pub(super) struct ClusterCache([AtomicU32; SLOTS as usize]);
 
-// SAFETY: atomics only.
+// SAFETY: it consists of atomic integers, for which 0 is valid.
 unsafe impl Zeroable for ClusterCache {}
 
 impl ClusterCache {
@@ -42,7 +43,7 @@ impl ClusterCache {
     }
 }
 
-/// A slot of a device.
+/// A slot of a swap device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct SlotId {
     /// The device.
@@ -54,14 +55,15 @@ struct SlotId {
 /// For each frame, the slot of which it may be the swap-cache page (Linux: `folio->swap`).
 pub(super) struct SwapHints(Paged<SwapHint>);
 
-/// A hint: a device, a slot and [`SwapHint::VALID`]. Zero is none.
+/// A hint: the numbers of a device and of one of its slots, and [`SwapHint::VALID`]. 0 stands for
+/// no hint.
 pub(super) struct SwapHint(AtomicU64);
 
-// SAFETY: an atomic integer.
+// SAFETY: it is an atomic integer, for which 0 is valid.
 unsafe impl Zeroable for SwapHint {}
 
 impl SwapHint {
-    /// The bit that distinguishes a hint from none.
+    /// The bit that is set in every hint.
     const VALID: u64 = 1 << 63;
 
     /// Returns the slot, if there is a hint.
@@ -96,7 +98,7 @@ impl SwapHints {
     }
 }
 
-/// Swap-cache pages in consecutive frames, with a reference and a mapping of each for the caller.
+/// Swap-cache pages in consecutive frames. The caller has a reference and a mapping of each.
 pub(crate) struct CachedPages {
     /// The first frame.
     pub(crate) pfn: Pfn,
@@ -121,8 +123,8 @@ fn single_cluster(slots: Slots) -> Option<ClusterRange> {
 }
 
 impl SlotAllocator {
-    /// Makes the frames from `pfn` on the swap-cache pages of `slots`, all or none, under the
-    /// cluster's lock.
+    /// Records the frames from `pfn` on as the swap-cache pages of `slots`, all of them or none.
+    /// Takes the cluster's lock.
     ///
     /// # Errors
     /// [`NotCached`]; nothing was changed.
@@ -138,7 +140,7 @@ impl SlotAllocator {
         if cached_frames.iter().any(|cached| cached.load(Relaxed) != 0) {
             return Err(NotCached::Taken);
         }
-        // The swap cache has at most one reference to a slot, so this cannot overflow.
+        // The swap cache has at most one reference to a slot, so the counts cannot overflow.
         cluster.get_transient(&range);
         cached_frames.iter().zip(pfn.0..).for_each(|(cached, frame)| cached.store(!frame, Relaxed));
         self.cached.fetch_add(slots.count, Relaxed);
@@ -152,7 +154,8 @@ impl SlotAllocator {
         cached_frames.take_while(|(cached, frame)| cached.load(Relaxed) == !*frame).count() as u32
     }
 
-    /// Takes references to the swap-cache pages of `slots`: see [`Swaps::get_cached`].
+    /// Takes a reference and a mapping of each swap-cache page of `slots`: see
+    /// [`Swaps::get_cached`].
     fn get_cached<P: Platform>(&self, frames: &Frames<'_, P>, slots: Slots, order: u8) -> Option<CachedPages> {
         let ClusterRange { index, range } = by_cluster(slots).next()?;
         trace(frames.platform(), || Event::Step);
@@ -172,9 +175,10 @@ impl SlotAllocator {
         (taken > 0).then_some(CachedPages { pfn, frames: taken })
     }
 
-    /// Adds a reference to each slot of which the frames from `pfn` on are the swap-cache pages, up
-    /// to `limit` slots from `slot` on, in blocks of `1 << order`. Returns these slots, or `None`
-    /// if there is not one block, or a slot is saturated.
+    /// Adds a reference to each slot from `slot` on, at most `limit`, as long as the frames from
+    /// `pfn` on are their swap-cache pages. The number of slots is rounded down to a multiple of
+    /// `1 << order`. Returns these slots, or `None` if there are fewer than `1 << order`, if `slot`
+    /// is not aligned to that number, or if a slot has the maximum number of references.
     fn duplicate_cached<P: Platform>(&self, platform: &P, slot: u32, pfn: Pfn, limit: u32, order: u8) -> Option<Slots> {
         let ClusterRange { index, range } =
             by_cluster(Slots { first: slot, count: limit.min(self.len() - slot) }).next()?;
@@ -191,7 +195,7 @@ impl SlotAllocator {
     /// Deletes from the cache those swap-cache pages of a cluster's slots for which `selects`
     /// returns true. `selects` gets the slot's index in the cluster and the frame, and runs under
     /// the cluster's lock. Slots without other references are passed to `forget` and become free.
-    /// Returns the number of these.
+    /// Returns the number of slots that became free.
     fn delete_from_cache<P: Platform>(
         &self,
         platform: &P,
@@ -218,16 +222,16 @@ impl SlotAllocator {
 
 impl<P: Platform> Swaps<P> {
     /// Makes the frames from `pfn` on the swap-cache pages of the slots of `run`, so that they can
-    /// be found by their slots (Linux: `add_to_swap_cache`). If a frame is another slot's
-    /// swap-cache page already, it is deleted from the cache there first.
+    /// be found by their slots (Linux: `add_to_swap_cache`). If a frame already is the swap-cache
+    /// page of another slot, it is first deleted from the cache as that slot's page.
     ///
     /// # Errors
     /// [`NotCached`]; no frame is then a swap-cache page of these slots.
     ///
     /// # Safety
     /// The caller has a reference to each slot and to the folios, and no other CPU adds these
-    /// folios to the cache meanwhile. Slots and frames have the same contents, and every CPU that
-    /// may write to the frames deletes them from the cache first.
+    /// folios to the cache during the call. Slots and frames have the same contents, and every CPU
+    /// that may write to the frames deletes them from the cache first.
     pub(crate) unsafe fn add_to_cache(&self, frames: &Frames<'_, P>, run: SwapRun, pfn: Pfn) -> Result<(), NotCached> {
         let active = self.active(frames.platform());
         let Some(hints) = &active.hints else { return Err(NotCached::Refused) };
@@ -245,13 +249,13 @@ impl<P: Platform> Swaps<P> {
     }
 
     /// Returns true if any of these slots has a swap-cache page, or if they are not in one cluster.
-    /// If false, [`Swaps::add_to_cache`] may succeed for all of them. A snapshot, taken without a
-    /// lock.
+    /// If false, [`Swaps::add_to_cache`] may succeed for all of them. Takes no lock, so the result
+    /// may be outdated on return.
     ///
     /// # Safety
-    /// Each slot has a reference meanwhile.
+    /// Each slot has a reference during the call.
     pub(crate) unsafe fn is_cached(&self, run: SwapRun) -> bool {
-        // SAFETY: by contract.
+        // SAFETY: a slot of the device has a reference during the call (this contract).
         let slots = unsafe { &self.device(run.device).slots };
         let is_cached = |cached: &AtomicU32| cached.load(Relaxed) != 0;
         single_cluster(run.slots)
@@ -261,37 +265,38 @@ impl<P: Platform> Swaps<P> {
     /// Takes a reference and a mapping of each swap-cache page of the slots of `run`, from the
     /// first slot on, as long as the frames are consecutive and still in use (Linux:
     /// `swap_cache_get_folio`). Returns `None` if the first frame is not a multiple of
-    /// `1 << order`, or if there is not a block of that size: the folio may be about to be freed
-    /// then.
+    /// `1 << order`, or if fewer than `1 << order` frames qualify; the folio may then be about to
+    /// be freed.
     ///
     /// # Safety
-    /// Each slot has a reference meanwhile.
+    /// Each slot has a reference during the call.
     pub(crate) unsafe fn get_cached(&self, frames: &Frames<'_, P>, run: SwapRun, order: u8) -> Option<CachedPages> {
-        // SAFETY: by contract.
+        // SAFETY: a slot of the device has a reference during the call (this contract).
         unsafe { self.device(run.device) }.slots.get_cached(frames, run.slots, order)
     }
 
-    /// Finds the slots that have the contents of the frames from `pfn` on, up to `limit`, in blocks
-    /// of `1 << order`, and adds a reference to each slot for the caller. The caller has a
-    /// reference to the folios. Returns `None` if the first block is not cached.
+    /// Finds the slots whose swap-cache pages are the frames from `pfn` on, at most `limit`,
+    /// rounded down to a multiple of `1 << order`. Adds a reference to each slot for the caller.
+    /// The caller has a reference to the folios. Returns `None` if fewer than `1 << order` such
+    /// slots exist.
     pub(crate) fn slots_of(&self, frames: &Frames<'_, P>, pfn: Pfn, limit: u32, order: u8) -> Option<SwapRun> {
         if !frames.head(pfn).1.has(flag::SWAP_CACHED) {
             return None;
         }
         let active = self.active(frames.platform());
         let SlotId { device, slot } = self.hint(&active, pfn)?;
-        // SAFETY: the device is in the list.
+        // SAFETY: the device is in the list, which this CPU has locked.
         let slots = unsafe { &self.device(device).slots };
         let slots = slots.duplicate_cached(frames.platform(), slot, pfn, limit, order)?;
         Some(SwapRun { device, slots })
     }
 
-    /// Returns the slot of which a frame is the swap-cache page. A snapshot: the page may leave the
-    /// cache at once.
+    /// Returns the slot of which a frame is the swap-cache page. The result may be outdated on
+    /// return, because the page may leave the cache at any time.
     pub fn slot_of(&self, platform: &P, pfn: Pfn) -> Option<SwapRun> {
         let active = self.active(platform);
         let SlotId { device, slot } = self.hint(&active, pfn)?;
-        // SAFETY: the device is in the list.
+        // SAFETY: the device is in the list, which this CPU has locked.
         let slots = unsafe { &self.device(device).slots };
         let ClusterRange { index, range } = by_cluster(Slots { first: slot, count: 1 }).next()?;
         let _cluster = slots.lock(platform, index);
@@ -300,10 +305,10 @@ impl<P: Platform> Swaps<P> {
     }
 
     /// Deletes frames from the swap cache, because they are to be freed or written to (Linux:
-    /// `delete_from_swap_cache`). A frame is deleted only if `can_delete` returns true. It is
-    /// called under the cluster's lock, so that its check of the references stays valid: no CPU can
-    /// find the frame by its slot and take a reference. Returns true if all frames were deleted or
-    /// were not cached.
+    /// `delete_from_swap_cache`). A frame is deleted only if `can_delete` returns true.
+    /// `can_delete` is called under the cluster's lock. So its check of the folio's references
+    /// stays valid: without that lock no CPU can find the frame by its slot and take a reference.
+    /// Returns true if all frames were deleted or were not cached.
     #[cold]
     pub(crate) fn delete_from_cache(
         &self,
@@ -319,8 +324,8 @@ impl<P: Platform> Swaps<P> {
     /// exists on an attached device.
     fn hint(&self, active: &ActiveDevices, pfn: Pfn) -> Option<SlotId> {
         let hint = active.hints.as_ref()?.of(pfn).get().filter(|hint| active.ids().contains(&hint.device))?;
-        // SAFETY: the device is in the list. (A new device may have the number of the one that the
-        // hint meant; the slot's record refutes such a hint.)
+        // SAFETY: the device is in the list, which this CPU has locked. (A new device may have the
+        // number of a detached one that the hint names; the slot's record refutes such a hint.)
         let len = unsafe { self.device(hint.device) }.slots.len();
         (hint.slot < len).then_some(hint)
     }
@@ -342,7 +347,7 @@ impl<P: Platform> Swaps<P> {
                 at += 1;
                 continue;
             };
-            // SAFETY: the device is in the list.
+            // SAFETY: the device is in the list, which this CPU has locked.
             let info = unsafe { self.device(device) };
             let limit = (info.slots.len() - slot).min(count - at);
             let follows = |i: &u32| self.hint(active, first.add(*i)) == Some(SlotId { device, slot: slot + i });
@@ -356,7 +361,8 @@ impl<P: Platform> Swaps<P> {
                     all.set(all.get() && is_permitted);
                     is_ours && is_permitted
                 };
-                // SAFETY: these slots have no reference any more, as for `Swaps::release`.
+                // SAFETY: these slots have no reference any more, and get none before they are
+                // free, so no other CPU accesses them.
                 let forget = |dead| unsafe { info.forget(frames, dead) };
                 info.slots.delete_from_cache(frames.platform(), ClusterRange { index, range }, selects, forget);
             }
@@ -378,7 +384,8 @@ impl<P: Platform> Swaps<P> {
         let mut freed = 0;
         self.each_cluster(frames, device, |info, index| {
             let has_no_other = |cluster: &LockedCluster<'_, P>, at: u32, _| cluster.references(at) == 1;
-            // SAFETY: these slots have no reference any more, as for `Swaps::release`.
+            // SAFETY: these slots have no reference any more, and get none before they are free, so
+            // no other CPU accesses them.
             let forget = |dead| unsafe { info.forget(frames, dead) };
             freed += u64::from(info.slots.delete_from_cache(
                 frames.platform(),
@@ -390,8 +397,8 @@ impl<P: Platform> Swaps<P> {
         freed
     }
 
-    /// Calls `visit` for every swap-cache page. None of them is freed before `visit` returns,
-    /// because its cluster is locked meanwhile.
+    /// Calls `visit` for every swap-cache page. No page is freed before `visit` returns, because
+    /// the cluster of the page's slot is locked until then.
     pub(crate) fn each_cached_page(&self, frames: &Frames<'_, P>, mut visit: impl FnMut(Pfn)) {
         for device in 0..MAX_SWAP_DEVICES as u8 {
             self.each_cluster(frames, device, |SwapInfo { slots, .. }, index| {
@@ -403,14 +410,14 @@ impl<P: Platform> Swaps<P> {
     }
 
     /// Calls `visit` for each cluster of a device while the device is attached and has swap-cache
-    /// pages. The CPU may be rescheduled between clusters.
+    /// pages. The CPU may be rescheduled between two clusters.
     fn each_cluster(&self, frames: &Frames<'_, P>, device: u8, mut visit: impl FnMut(&SwapInfo<P>, u32)) {
         for index in 0.. {
             let active = self.active(frames.platform());
             if !active.ids().contains(&device) {
                 break;
             }
-            // SAFETY: the device is in the list.
+            // SAFETY: the device is in the list, which this CPU has locked.
             let info = unsafe { self.device(device) };
             if index == info.slots.clusters.len() || info.slots.cached.load(Relaxed) == 0 {
                 break;
@@ -421,13 +428,13 @@ impl<P: Platform> Swaps<P> {
         }
     }
 
-    /// Returns true if a device should keep no slot for a page that is in memory: less than half of
-    /// its slots are free, or it is closed (Linux: `vm_swap_full`).
+    /// Returns true if a device should keep no slot for a page that is in memory (Linux:
+    /// `vm_swap_full`): less than half of its slots are free, or it is closed for allocation.
     ///
     /// # Safety
-    /// One of its slots has a reference meanwhile.
+    /// One of the device's slots has a reference during the call.
     pub(crate) unsafe fn is_half_full(&self, device: u8) -> bool {
-        // SAFETY: by contract.
+        // SAFETY: a slot of the device has a reference during the call (this contract).
         let slots = unsafe { &self.device(device).slots };
         slots.is_closed() || slots.free_slots() < slots.len() / 2
     }

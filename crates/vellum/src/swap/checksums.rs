@@ -10,14 +10,15 @@ use crate::frame::{Frames, OutOfMemory, Zeroable};
 use crate::platform::Platform;
 
 /// The CRC-32 of a page. It detects every change of up to three bits, every change within 32
-/// consecutive bits, and all but one in four billion of the others.
+/// consecutive bits, and all but one in four billion of all other changes.
 struct Sum(AtomicU32);
 
-// SAFETY: an atomic integer.
+// SAFETY: it is an atomic integer, for which 0 is valid.
 unsafe impl Zeroable for Sum {}
 
-/// The checksums of a device: four bytes per slot. The CPU that writes a slot writes its checksum,
-/// with the ordering of the slot's contents.
+/// The checksums of a device: four bytes for each slot. The CPU that writes a slot also writes the
+/// slot's checksum, and whatever orders a later read of the slot's contents also orders the read of
+/// its checksum.
 #[must_use]
 pub(super) struct Checksums(Paged<Sum>);
 
@@ -38,10 +39,11 @@ impl Checksums {
     /// Records the checksums of frames that were written to `slots`.
     ///
     /// # Safety
-    /// The frames, from `from` on, are the machine's, and nothing writes to them meanwhile.
+    /// The frames, from `from` on, are the machine's, and nothing writes to them during the call.
     pub(super) unsafe fn store<P: Platform>(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) {
         for i in 0..slots.count {
-            // SAFETY: by contract.
+            // SAFETY: the frame is the machine's, and nothing writes to it during the call (this
+            // contract).
             let sum = unsafe { sum(frames, from.add(i)) };
             self.0.get(slots.first + i).0.store(sum, Relaxed);
         }
@@ -60,7 +62,8 @@ impl Checksums {
         slots: Slots,
         to: Pfn,
     ) -> Result<(), ReadError> {
-        // SAFETY: by contract.
+        // SAFETY: the frames are the machine's, and nothing writes to them during the call (this
+        // contract).
         let is_equal = |i: &u32| unsafe { sum(frames, to.add(*i)) } == self.0.get(slots.first + i).0.load(Relaxed);
         match (0..slots.count).find(|i| !is_equal(i)) {
             None => Ok(()),
@@ -72,8 +75,9 @@ impl Checksums {
 /// Returns the checksum of a frame's contents.
 ///
 /// # Safety
-/// The frame is the machine's, and nothing writes to it meanwhile.
+/// The frame is the machine's, and nothing writes to it during the call.
 unsafe fn sum<P: Platform>(frames: &Frames<'_, P>, frame: Pfn) -> u32 {
-    // SAFETY: by contract; any bytes are valid ones.
+    // SAFETY: the frame is the machine's, and nothing writes to it during the call (this contract).
+    // All values of bytes are valid.
     crc32fast::hash(unsafe { frames.at(frame.addr()).cast::<[u8; FRAME_SIZE as usize]>().as_ref() })
 }

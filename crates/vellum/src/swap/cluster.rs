@@ -2,14 +2,14 @@
 //! reference counts (Linux: `swap_cluster_info`).
 //!
 //! # Reference counts don't overflow
-//! A count has 32 bits. A *lasting* reference is a swap PTE's, of which an address space has at
-//! most one per slot, or the page cache's. So a count is bounded by the number of address spaces;
-//! each has at least two page-table pages, and physical memory has less than 2^32 frames
-//! ([`Pfn`](crate::addr::Pfn)). [`LockedCluster::duplicate`] still refuses to pass
-//! [`MAX_REFERENCES`], half of what a count can hold: a host's mistake must not wrap it. The other
-//! half is for *transient* references ([`LockedCluster::get_transient`]), at most one for each
-//! thread that reads the slot, and for the swap cache's one reference. These are therefore never
-//! refused.
+//! A count has 32 bits. A *lasting* reference is that of a swap PTE or of a page-cache object. An
+//! address space has at most one swap PTE for a slot. So a count is bounded by the number of
+//! address spaces. Each space has at least two page-table pages, and physical memory has less than
+//! 2^32 frames ([`Pfn`](crate::addr::Pfn)). [`LockedCluster::duplicate`] still refuses to pass
+//! [`MAX_REFERENCES`], half of what a count can hold: a host's mistake must not make the count
+//! wrap. The other half is for *transient* references ([`LockedCluster::get_transient`]), at most
+//! one for each thread that reads the slot, and for the swap cache's one reference. So transient
+//! references and the swap cache's are never refused.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
@@ -25,11 +25,11 @@ const WORDS: usize = SLOTS as usize / 64;
 /// The maximum number of lasting references to a slot.
 pub(super) const MAX_REFERENCES: u32 = 1 << 31;
 
-/// One cluster. Zeroed memory is a valid one, without a free slot and in no list.
+/// One cluster. Zeroed memory is a valid cluster, which has no free slot and is in no list.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Cluster {
-    /// The free bitmap, under the cluster's lock.
+    /// The free bitmap, protected by the cluster's lock.
     pub(super) state: SpinLock<State>,
     /// The next and the previous cluster in the list. Written under the lock of the lists.
     pub(super) links: [AtomicU32; 2],
@@ -37,11 +37,12 @@ pub(super) struct Cluster {
     pub(super) list: AtomicU8,
 }
 
-// SAFETY: atomics, a lock, and integers behind it; aligned to 64 bytes.
+// SAFETY: zero is valid for all fields: atomic integers, an unlocked lock, and the bitmap that it
+// protects.
 unsafe impl Zeroable for Cluster {}
 
 /// The data that a cluster's lock protects, together with its [`SwapMap`]. A slot is free, or has
-/// references, or neither: in between its contents are being forgotten.
+/// references, or neither while the device forgets its contents.
 #[derive(Debug)]
 pub(super) struct State {
     /// The free slots.
@@ -49,11 +50,12 @@ pub(super) struct State {
 }
 
 /// The reference counts of a cluster's slots, accessed under the cluster's lock (Linux:
-/// `swap_map`). Two of these fill a frame, so they are apart from [`Cluster`].
+/// `swap_map`). Two of these fill a frame, so they are in an array of their own, not in
+/// [`Cluster`].
 #[derive(Debug)]
 pub(super) struct SwapMap([AtomicU32; SLOTS as usize]);
 
-// SAFETY: atomics only.
+// SAFETY: it consists of atomic integers, for which 0 is valid.
 unsafe impl Zeroable for SwapMap {}
 
 /// A cluster whose lock is held, with its reference counts.
@@ -117,8 +119,8 @@ impl SlotSet {
         }
     }
 
-    /// Returns a bit for each word that is all ones. Blocks of 64 slots and more are found among
-    /// these bits as smaller ones are in a word.
+    /// Returns a word with one bit for each word of the set, which is set if that word is all ones.
+    /// Blocks of 64 or more slots are blocks of such bits.
     fn whole_words(&self) -> u64 {
         self.0.iter().enumerate().fold(0, |set, (i, word)| set | u64::from(*word == !0) << i)
     }
@@ -153,8 +155,8 @@ impl SlotSet {
         })
     }
 
-    /// Returns the first slot from `at` to `end` that is a member, or, with `flip` all ones, that
-    /// is not a member; `end` if there is none.
+    /// Returns the first slot from `at` on, before `end`, that is a member. With `flip` all ones,
+    /// returns the first that is not a member. Returns `end` if there is none.
     #[inline]
     fn next(&self, mut at: u32, end: u32, flip: u64) -> u32 {
         while at < end {
@@ -176,13 +178,14 @@ impl SwapMap {
 }
 
 impl<'a, C: Cpus> LockedCluster<'a, C> {
-    /// Locks a cluster. `swap_map` has its counts.
+    /// Locks a cluster. `swap_map` has the cluster's reference counts.
     #[inline]
     pub(super) fn new(cluster: &'a Cluster, swap_map: &'a SwapMap, cpus: &'a C) -> Self {
         LockedCluster { state: cluster.state.lock(cpus), swap_map }
     }
 
-    /// Marks slots as free. They have no references, and their contents are forgotten.
+    /// Marks slots as free. The slots have no references, and the device has forgotten their
+    /// contents.
     pub(super) fn mark_free(&mut self, slots: &SlotSet) {
         self.state.free.add(slots);
     }
@@ -220,7 +223,7 @@ impl<'a, C: Cpus> LockedCluster<'a, C> {
     /// Adds a lasting reference to each of these slots.
     ///
     /// # Errors
-    /// The first of them that has [`MAX_REFERENCES`]. Nothing is changed then.
+    /// Fails with the first slot that has [`MAX_REFERENCES`]. Nothing is changed then.
     #[inline]
     pub(super) fn duplicate(&mut self, range: &Range<u32>) -> Result<(), u32> {
         let full = self.swap_map.of(range).iter().position(|count| count.load(Relaxed) >= MAX_REFERENCES);
@@ -233,8 +236,8 @@ impl<'a, C: Cpus> LockedCluster<'a, C> {
         }
     }
 
-    /// Adds a transient reference, or the swap cache's, to each of these slots. Each must have
-    /// another reference.
+    /// Adds a transient reference, or the swap cache's reference, to each of these slots. Each slot
+    /// must have another reference.
     #[inline]
     pub(super) fn get_transient(&mut self, range: &Range<u32>) {
         for count in self.swap_map.of(range) {
@@ -244,7 +247,7 @@ impl<'a, C: Cpus> LockedCluster<'a, C> {
         }
     }
 
-    /// Drops a reference to each of these slots. Returns those that have none left.
+    /// Drops a reference to each of these slots. Returns the slots that have no reference left.
     #[inline]
     pub(super) fn release(&mut self, range: &Range<u32>) -> SlotSet {
         let mut dead = SlotSet::default();

@@ -1,11 +1,12 @@
 //! Lists of the clusters with free slots, one list for each size of their largest free block
 //! (Linux: `nonfull_clusters`).
 //!
-//! A cluster is in the list of the largest aligned block that is free in it, or it is some CPU's
-//! current cluster, or it has no free slot and is in no list. Slots are allocated only from a CPU's
-//! current cluster. So a listed cluster has at least the room that its list promises. A cluster's
-//! list changes only with the cluster's lock held, with one exception: a CPU that takes a cluster
-//! from a list, to make it its current cluster.
+//! A cluster's *room* is the order of its largest free block. A cluster is in the list for its
+//! room, or it is some CPU's current cluster, or it has no free slot and is in no list. Slots are
+//! allocated only from a CPU's current cluster. So a listed cluster has a free block of at least
+//! its list's order. A cluster changes its list only under the cluster's lock, with one exception:
+//! a CPU that takes a cluster from a list, as its current cluster, holds only the lock of the
+//! lists.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -19,8 +20,9 @@ pub(super) const NONE: u32 = u32::MAX;
 /// The number of lists: one for each order.
 const LISTS: usize = HUGE_ORDER as usize + 1;
 
-// The values of a cluster's `list`: one more than the order of its list, or one of these. A cluster
-// with more room moves to a higher value; a CPU's current cluster does not move.
+// The values of `Cluster::list`: one more than the order of the list that the cluster is in, or one
+// of these two. When slots become free, a cluster moves only to a higher value, and a CPU's current
+// cluster does not move.
 const UNLISTED: u8 = 0;
 const PERCPU: u8 = LISTS as u8 + 1;
 
@@ -35,9 +37,9 @@ impl ClusterLists {
         ClusterLists([NONE; LISTS])
     }
 
-    /// Removes a cluster that has a free block of `1 << order` slots, for a CPU to use. It takes
-    /// the first cluster of the list with the least sufficient room, so that large blocks stay
-    /// whole as long as smaller ones suffice.
+    /// Removes a cluster that has a free block of `1 << order` slots from its list, as a CPU's
+    /// current cluster. Returns the cluster's index. Takes the first cluster of the list with the
+    /// lowest sufficient order, so that large blocks stay whole as long as smaller ones suffice.
     pub(super) fn pop(&mut self, clusters: &Paged<Cluster>, order: u8) -> Option<u32> {
         let index = self.0.iter().skip(order as usize).copied().find(|first| *first != NONE)?;
         self.unlink(clusters, clusters.get(index));
@@ -45,25 +47,26 @@ impl ClusterLists {
         Some(index)
     }
 
-    /// Inserts a cluster that was a CPU's current one, with this room. The caller holds the
-    /// cluster's lock.
+    /// Inserts a cluster that was a CPU's current cluster into the list for `room`, the order of
+    /// its largest free block. The caller holds the cluster's lock.
     pub(super) fn put_back(&mut self, clusters: &Paged<Cluster>, index: u32, room: Option<u8>) {
         let cluster = clusters.get(index);
         debug_assert_eq!(cluster.list.load(Relaxed), PERCPU);
         self.link(clusters, index, cluster, room);
     }
 
-    /// Returns true if a cluster with this room belongs in a list of more room. `room` is called
-    /// only if the cluster is not a CPU's current one. The caller holds the cluster's lock; even so
-    /// another CPU may take the cluster from its list at any moment.
+    /// Returns true if a cluster belongs in a list of a higher order than its present one. `room`
+    /// returns the order of the cluster's largest free block, and is called only if the cluster is
+    /// not a CPU's current one. The caller holds the cluster's lock; even so another CPU may take
+    /// the cluster from its list at any moment.
     #[inline]
     pub(super) fn needs_requeue(cluster: &Cluster, room: impl FnOnce() -> Option<u8>) -> bool {
         let list = cluster.list.load(Relaxed);
         list < LISTS as u8 && list < list_of(room())
     }
 
-    /// Moves a cluster to the list for `room`, if that is more than its present list's. The caller
-    /// holds the cluster's lock.
+    /// Moves a cluster to the list for `room`, the order of its largest free block, if that is
+    /// higher than the order of its present list. The caller holds the cluster's lock.
     pub(super) fn requeue(&mut self, clusters: &Paged<Cluster>, index: u32, room: Option<u8>) {
         let cluster = clusters.get(index);
         if ClusterLists::needs_requeue(cluster, || room) {
@@ -101,7 +104,8 @@ impl ClusterLists {
     }
 }
 
-/// Returns the value of `list` for a cluster with this room.
+/// Returns the value of `Cluster::list` for a cluster whose largest free block has the order
+/// `room`.
 fn list_of(room: Option<u8>) -> u8 {
     room.map_or(UNLISTED, |order| order + 1)
 }

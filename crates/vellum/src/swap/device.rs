@@ -17,21 +17,21 @@ pub struct Slots {
 /// from or to consecutive frames.
 ///
 /// Writes and reads wait for the device and may sleep, so the caller holds no lock.
-/// [`SwapDevice::forget`] does not wait. A read sees the last write to the same slots that the
-/// caller has ordered before it, whichever CPU either ran on.
+/// [`SwapDevice::forget`] does not wait. A read returns what the last write to the same slots
+/// stored, if the caller has ordered the write before the read, on whichever CPUs the two ran.
 ///
 /// The device gets frames and slots only. If memory has more than contents (tags of Arm's MTE or
-/// SPARC's ADI), the device either stores that with the contents or refuses the write.
+/// SPARC's ADI), the device either stores the tags with the contents or refuses the write.
 pub trait SwapDevice<P: Platform>: Sync {
     /// Stores the contents of `slots.count` frames from `from` on. The previous contents of the
     /// slots are dropped.
     ///
     /// # Errors
-    /// [`WriteError`]; the slots are empty then.
+    /// [`WriteError`]; the slots then have no contents, and stay in use.
     ///
     /// # Safety
-    /// The slots are in use, and nothing else reads, writes or forgets them meanwhile. The frames
-    /// are the machine's, and nothing writes to them meanwhile.
+    /// The slots are in use, and nothing else reads, writes or forgets them during the call. The
+    /// frames are the machine's, and nothing writes to them during the call.
     unsafe fn write(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) -> Result<(), WriteError>;
 
     /// Copies the contents of slots into `slots.count` frames from `to` on. The slots keep their
@@ -42,12 +42,12 @@ pub trait SwapDevice<P: Platform>: Sync {
     /// unspecified then.
     ///
     /// # Safety
-    /// Nothing writes or forgets the slots meanwhile. The caller has exclusive access to the
+    /// Nothing writes or forgets the slots during the call. The caller has exclusive access to the
     /// frames.
     unsafe fn read(&self, frames: &Frames<'_, P>, slots: Slots, to: Pfn) -> Result<(), ReadError>;
 
-    /// Drops the contents of slots, empty ones included: they will not be read before they are
-    /// written again (Linux: `swap_slot_free_notify`). Does not wait.
+    /// Drops the contents of slots, some of which may be empty (Linux: `swap_slot_free_notify`).
+    /// The slots are not read before they are written again. Does not wait.
     ///
     /// # Safety
     /// As for [`SwapDevice::write`].
@@ -67,7 +67,8 @@ pub trait SwapDevice<P: Platform>: Sync {
 pub enum WriteError {
     /// The device needs memory, and there is none.
     NoMemory,
-    /// The device failed, or cannot store everything that belongs to these frames.
+    /// The device failed, or cannot store everything that belongs to these frames (such as memory
+    /// tags).
     Failed,
 }
 
@@ -87,7 +88,7 @@ impl core::error::Error for WriteError {}
 /// A slot whose contents cannot be read, at least for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadError {
-    /// The first such slot of the range.
+    /// The first slot of the range that cannot be read.
     pub slot: u32,
     /// The reason.
     pub reason: Unreadable,

@@ -70,7 +70,8 @@ impl core::fmt::Display for DetachError {
 impl core::error::Error for DetachError {}
 
 /// The error of a slot whose reference count is at its maximum, 2^31. No program gets there: each
-/// reference is another address space's, which needs at least two page-table pages.
+/// reference comes from a different address space, and each space needs at least two page-table
+/// pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Saturated {
     /// The slot.

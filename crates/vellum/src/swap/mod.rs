@@ -10,7 +10,7 @@
 //! | `survey` | enumeration of slots for the audit |
 //! | `swaps`, `errors` | the devices of a machine, by priority |
 //! | `compressed` | a device in memory: compressed and same-filled pages (Linux: zram) |
-//! | `paged` | long arrays in single frames |
+//! | `paged` | arrays of any length that are stored in single frames |
 //!
 //! This module does not access page tables. Its caller unmaps a folio, allocates slots, has the
 //! frames written, and stores the slots in swap PTEs.

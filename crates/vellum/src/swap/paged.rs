@@ -1,5 +1,5 @@
-//! An array in single frames, of any length, whose largest allocation is a directory of frame
-//! numbers.
+//! An array of any length that is stored in single frames. Its largest contiguous allocation is a
+//! directory with the numbers of these frames.
 
 use core::marker::PhantomData;
 
@@ -7,13 +7,14 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frames, OutOfMemory, Use, Zeroable};
 use crate::platform::Platform;
 
-/// An array of `len` items, all zero at first. [`Paged::free`] must free it: it has no reference to
-/// its frame allocator, so dropping it leaks.
+/// An array of `len` items, all zero at first. It must be freed by [`Paged::free`]: it has no
+/// reference to the frame allocator, so dropping it leaks its memory.
 #[must_use]
 pub(super) struct Paged<T> {
     /// The base of the direct map.
     direct: *mut u8,
-    /// The block of frames that contains the number of each item block's first frame.
+    /// The first frame of the directory. The directory has the number of the first frame of each
+    /// block of items.
     directory: Pfn,
     /// The number of items.
     len: u32,
@@ -22,7 +23,7 @@ pub(super) struct Paged<T> {
 
 // SAFETY: it is an array of `T`, accessed by shared references only.
 unsafe impl<T: Sync> Sync for Paged<T> {}
-// SAFETY: it is an array of `T`, and nothing in it belongs to a thread.
+// SAFETY: it is an array of `T`, and no other part of it belongs to one thread.
 unsafe impl<T: Send> Send for Paged<T> {}
 
 impl<T: Zeroable> Paged<T> {
@@ -59,11 +60,12 @@ impl<T: Zeroable> Paged<T> {
                 Ok(Pfn::NONE)
             };
             match items {
-                // SAFETY: inside the directory, which was just allocated and to which nothing
-                // else refers.
+                // SAFETY: the entry is inside the directory, which was just allocated and to which
+                // nothing else refers.
                 Ok(pfn) => unsafe { paged.entry(block).write(pfn.0) },
                 Err(error) => {
-                    // SAFETY: the directory has this many blocks, and nothing else refers to it.
+                    // SAFETY: the entries before `block` are written, and nothing else refers to
+                    // their blocks.
                     unsafe { paged.free_blocks(frames, block) };
                     return Err(error);
                 }
@@ -79,9 +81,9 @@ impl<T: Zeroable> Paged<T> {
     #[inline]
     pub(super) fn get(&self, index: u32) -> &T {
         assert!(index < self.len, "index {index} is past the end of an array of {} items", self.len);
-        // SAFETY: the directory entry was written by `new` and never since. The block is zeroed,
-        // which is a valid `T`, has room for this index, is aligned to a frame, and nothing else
-        // uses it until `free` takes the array.
+        // SAFETY: `with_holes` wrote the directory entry, which does not change any more. Its block
+        // was zeroed, and zeros are a valid `T`. The block has room for this index and is aligned
+        // to a frame, and nothing else uses it until `free` takes the array.
         unsafe {
             let pfn = Pfn(self.entry(index / Self::PER_BLOCK).read());
             assert!(pfn != Pfn::NONE, "index {index} is in a hole of the array");
@@ -109,14 +111,16 @@ impl<T: Zeroable> Paged<T> {
     /// more.
     unsafe fn free_blocks<P: Platform>(&self, frames: &Frames<'_, P>, count: u32) {
         for block in 0..count {
-            // SAFETY: by contract; a hole has no block.
+            // SAFETY: the entry is written, and nothing uses its block any more (this contract). A
+            // hole has no block.
             unsafe {
                 if let Some(items) = Pfn(self.entry(block).read()).some() {
                     frames.free(items, 1 << Self::ORDER, false, Use::Kernel);
                 }
             }
         }
-        // SAFETY: allocated in `new`; its entries were read for the last time.
+        // SAFETY: `with_holes` allocated the directory, whose entries were read for the last time
+        // above.
         unsafe { frames.free(self.directory, 1 << Self::directory_order(self.len), false, Use::Kernel) };
     }
 

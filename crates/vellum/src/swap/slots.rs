@@ -1,21 +1,22 @@
 //! The slot allocator of one device: free blocks and reference counts.
 //!
-//! The slots of a folio are consecutive and naturally aligned, like its frames. So they are one
-//! swap PTE, or one run of swap PTEs, whatever the folio's size. Slots are grouped in *clusters* of
-//! the size of a huge folio. Each CPU has a current cluster, from which it allocates. The other
+//! The slots of a folio are consecutive and naturally aligned, like its frames. So one swap PTE, or
+//! one run of swap PTEs, names them all, whatever the folio's size. Slots are grouped in *clusters*
+//! of the size of a huge folio. Each CPU has a current cluster, from which it allocates. The other
 //! clusters are listed by their largest free block ([`super::cluster_lists`]). A CPU whose current
-//! cluster lacks a block of the wanted size takes the listed cluster with the least sufficient
-//! room. If none is listed, it tries the other CPUs' current clusters. So an allocation fails only
-//! when no such block is free.
+//! cluster lacks a free block of the wanted size takes a listed cluster whose largest free block is
+//! the smallest that suffices. If none is listed, it tries the other CPUs' current clusters. So an
+//! allocation fails only when no such block is free.
 //!
-//! A slot's reference count counts its swap PTEs, its swap-cache page, and the CPUs that read it
-//! ([`super::cluster`]). An allocated slot has one reference, the caller's. A slot without
-//! references becomes free only after the device has forgotten its contents.
+//! A slot's reference count counts the swap PTEs and page-cache objects that name it, its
+//! swap-cache page, and the CPUs that are reading it ([`super::cluster`]). An allocated slot has
+//! one reference, the caller's. A slot without references becomes free only after the device has
+//! forgotten its contents.
 //!
 //! The swap-cache page of each slot is recorded too: see [`super::cache`].
 //!
-//! Lock order: a CPU's current cluster, a cluster, the lists. No lock is held while contents are
-//! forgotten.
+//! Lock order: the lock of a CPU's current-cluster index, a cluster's lock, the lock of the lists.
+//! No lock is held while the device forgets contents.
 
 use core::ops::Range;
 use core::sync::atomic::{
@@ -32,16 +33,17 @@ use crate::frame::{Frames, HUGE_ORDER, OutOfMemory, Zeroable};
 use crate::platform::{Event, FailPoint, Platform, allows, trace};
 use crate::sync::SpinLock;
 
-/// The index of a CPU's current cluster, or [`NONE`]; on a cache line of its own (Linux:
-/// `percpu_swap_cluster`).
+/// The index of a CPU's current cluster, or [`NONE`], behind a lock and on a cache line of its own
+/// (Linux: `percpu_swap_cluster`).
 #[derive(Debug)]
 #[repr(align(128))]
 struct PerCpuCluster(SpinLock<u32>);
 
-// SAFETY: a lock and an integer; aligned to 128 bytes.
+// SAFETY: zero is valid for an unlocked lock and for the integer that it protects.
 unsafe impl Zeroable for PerCpuCluster {}
 
-/// The slots of one device. [`SlotAllocator::free`] returns its memory: dropping it leaks.
+/// The allocator of the slots of one device. It must be freed by [`SlotAllocator::free`]; dropping
+/// it leaks its memory.
 #[must_use]
 pub struct SlotAllocator {
     /// The clusters.
@@ -61,7 +63,7 @@ pub struct SlotAllocator {
     /// The number of free slots. It is decremented after an allocation and incremented after a
     /// release, so it may be negative for a moment.
     free: AtomicI64,
-    /// True if nothing may be allocated.
+    /// True if no slot may be allocated.
     closed: AtomicBool,
 }
 
@@ -89,7 +91,7 @@ impl SlotAllocator {
         };
         (0..percpu.len()).for_each(|cpu| *percpu.get(cpu).0.lock(platform) = NONE);
         let mut lists = ClusterLists::new();
-        // In reverse, so that the lowest clusters are at the heads of the lists.
+        // Clusters are inserted in reverse order, so that the lowest are at the heads of the lists.
         for index in (0..clusters.len()).rev() {
             let usable = (len - index * SLOTS).min(SLOTS);
             let mut cluster = LockedCluster::new(clusters.get(index), swap_map.get(index), platform);
@@ -117,8 +119,8 @@ impl SlotAllocator {
         self.len == 0
     }
 
-    /// Returns the number of free slots; exact when no CPU allocates or releases. If all slots are
-    /// free, no release is under way any more.
+    /// Returns the number of free slots; exact when no CPU allocates or releases. If it returns the
+    /// number of all slots, no CPU is releasing slots any more.
     pub fn free_slots(&self) -> u32 {
         self.free.load(Acquire).max(0) as u32
     }
@@ -126,7 +128,7 @@ impl SlotAllocator {
     /// Allocates a naturally aligned block of `1 << order` slots, each with one reference. Returns
     /// `None` if there is no such block: because all slots are in use, the free ones are scattered,
     /// the device is closed, or `order` exceeds a cluster (2 MiB). Smaller blocks may be available
-    /// then. The allocation may also fail while another CPU allocates or releases slots of such a
+    /// then. The allocation may also fail while another CPU allocates or releases slots in such a
     /// block.
     #[inline]
     pub fn allocate<P: Platform>(&self, platform: &P, order: u8) -> Option<Slots> {
@@ -142,9 +144,9 @@ impl SlotAllocator {
         Some(Slots { first, count })
     }
 
-    /// Allocates from a CPU's current cluster. With `refill`, a listed cluster is tried next, and
-    /// becomes the current one if it is left with more room than the present one. Returns the first
-    /// slot.
+    /// Allocates a block from a CPU's current cluster. With `refill`, tries a listed cluster next,
+    /// which becomes the CPU's current cluster if its largest free block is then larger than that
+    /// of the present one. Returns the first slot of the block.
     fn allocate_on_cpu<P: Platform>(&self, platform: &P, cpu: usize, order: u8, refill: bool) -> Option<u32> {
         trace(platform, || Event::Step);
         let mut current = self.percpu.get(cpu as u32).0.lock(platform);
@@ -168,7 +170,8 @@ impl SlotAllocator {
         debug_assert!(first.is_some(), "a listed cluster has less room than its list promises");
         let left = cluster.room();
         drop(cluster);
-        // The cluster with more room becomes or stays the CPU's current one.
+        // The cluster with the larger free block becomes or stays the CPU's current one; the other
+        // cluster goes to the lists.
         let room = if *current == NONE { None } else { self.lock(platform, *current).room() };
         let other = if left > room { core::mem::replace(&mut *current, found) } else { found };
         if other != NONE {
@@ -180,11 +183,11 @@ impl SlotAllocator {
     }
 
     /// Adds a lasting reference to each of these slots, for a swap PTE (Linux: `swap_duplicate`).
-    /// Each must keep another reference meanwhile.
+    /// Each slot must keep another reference during the call.
     ///
     /// # Errors
-    /// [`Saturated`]: a slot has 2^31 references. Nothing is changed then. (Other CPUs may be
-    /// refused too until this is undone.)
+    /// [`Saturated`]: a slot has 2^31 references. Nothing is changed then. (Until the references
+    /// added so far are dropped again, other CPUs may get this error too.)
     ///
     /// # Panics
     /// If a slot does not exist.
@@ -203,8 +206,8 @@ impl SlotAllocator {
         Ok(())
     }
 
-    /// Undoes [`SlotAllocator::duplicate`] for the clusters before `end`, which has a saturated
-    /// slot.
+    /// Drops the references that [`SlotAllocator::duplicate`] has added to slots in clusters before
+    /// `end`, in which a slot has the maximum number of references.
     #[cold]
     fn undo_duplicate<P: Platform>(&self, platform: &P, slots: Slots, end: u32) {
         for ClusterRange { index, range } in by_cluster(slots).take_while(|part| part.index < end) {
@@ -213,8 +216,9 @@ impl SlotAllocator {
         }
     }
 
-    /// Adds a transient reference to each of these slots, for the time of a read. Each must keep
-    /// another reference meanwhile. Never refused: there is at most one for each thread that reads.
+    /// Adds a transient reference to each of these slots, for the time of a read. Each slot must
+    /// keep another reference during the call. Never fails: there is at most one transient
+    /// reference for each thread that reads.
     #[inline]
     pub(super) fn get_transient<P: Platform>(&self, platform: &P, slots: Slots) {
         for ClusterRange { index, range } in by_cluster(slots) {
@@ -223,7 +227,7 @@ impl SlotAllocator {
         }
     }
 
-    /// Drops a reference to each of these slots (Linux: `swap_free`). Those left without references
+    /// Drops a reference to each of these slots (Linux: `swap_free`). Slots left without references
     /// are passed to `forget`, in maximal ranges within a cluster, and become free when it returns.
     /// No lock is held while `forget` runs.
     ///
@@ -238,7 +242,7 @@ impl SlotAllocator {
 
     /// Drops references to slots of one cluster: `drop_references` runs under the cluster's lock
     /// and returns the slots left without references. These are passed to `forget` with no lock
-    /// held, and become free afterwards. Returns the number of these slots.
+    /// held, and become free afterwards. Returns the number of slots that became free.
     #[inline]
     pub(super) fn release_in<P: Platform>(
         &self,
@@ -282,11 +286,12 @@ impl SlotAllocator {
         by_cluster(slots).map(highest).max().unwrap_or(0)
     }
 
-    /// Stops allocation: when this returns, nothing is allocated any more. Slots in use stay so.
+    /// Stops allocation: when this returns, no CPU allocates slots any more. Slots in use stay in
+    /// use.
     pub fn close<P: Platform>(&self, platform: &P) {
         self.closed.store(true, Relaxed);
-        // An allocation that began before the flag was set has finished when its CPU's lock is
-        // free.
+        // An allocation holds the lock of a CPU's current-cluster index. So one that began before
+        // the flag was set has finished when this CPU has taken each of these locks.
         (0..self.percpu.len()).for_each(|cpu| drop(self.percpu.get(cpu).0.lock(platform)));
     }
 

@@ -17,21 +17,21 @@ pub(crate) struct Slot {
     pub(crate) references: u32,
     /// True if the slot may be allocated.
     pub(crate) is_free: bool,
-    /// The frame of its swap-cache page.
+    /// The frame of the slot's swap-cache page, if it has one.
     pub(crate) cached_page: Option<Pfn>,
 }
 
 impl<P: Platform> Swaps<P> {
     /// Calls `visit` for the slots of a device in `range`, which begins at a cluster, as long as
     /// the device is attached. The cluster's lock is held while its slots are visited; the CPU may
-    /// be rescheduled between clusters.
+    /// be rescheduled between two clusters.
     pub(crate) fn each_slot(&self, frames: &Frames<'_, P>, device: u8, range: Range<u32>, mut visit: impl FnMut(Slot)) {
         for first in range.clone().step_by(SLOTS as usize) {
             let active = self.active(frames.platform());
             if !active.ids().contains(&device) {
                 return;
             }
-            // SAFETY: the device is in the list.
+            // SAFETY: the device is in the list, which this CPU has locked.
             let slots = unsafe { &self.device(device).slots };
             let index = first / SLOTS;
             let end = range.end.min(slots.len()).saturating_sub(first).min(SLOTS);

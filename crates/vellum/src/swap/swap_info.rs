@@ -28,7 +28,7 @@ impl<P: Platform> SwapInfo<P> {
     /// [`OutOfMemory`]: there is not enough memory, and none stays allocated.
     ///
     /// # Safety
-    /// Nothing else uses the device, and the device lives as long as this value is used.
+    /// No other code uses the device, and the device lives as long as this value is used.
     pub(super) unsafe fn new(
         frames: &Frames<'_, P>,
         device: &dyn SwapDevice<P>,
@@ -43,7 +43,7 @@ impl<P: Platform> SwapInfo<P> {
                 return Err(error);
             }
         };
-        // SAFETY: the device lives as long as it is used here, by contract.
+        // SAFETY: the device lives as long as the new value is used (this contract).
         let device =
             unsafe { core::mem::transmute::<*const dyn SwapDevice<P>, *const (dyn SwapDevice<P> + 'static)>(device) };
         Ok(SwapInfo { slots, priority, checksums, device })
@@ -64,22 +64,24 @@ impl<P: Platform> SwapInfo<P> {
     /// Writes frames to slots, and records their checksums: see [`SwapDevice::write`].
     ///
     /// # Errors
-    /// [`WriteError`]; the slots are empty then.
+    /// [`WriteError`]; the slots then have no contents, and stay in use.
     ///
     /// # Safety
     /// As for [`SwapDevice::write`].
     pub(super) unsafe fn write(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
         trace(frames.platform(), || Event::DeviceIo);
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees the conditions of [`SwapDevice::write`] (this contract).
         unsafe { self.device().write(frames, slots, from) }?;
         if let Some(checksums) = &self.checksums {
-            // SAFETY: nothing writes to the frames meanwhile, by contract.
+            // SAFETY: nothing writes to the frames during the call (contract of
+            // [`SwapDevice::write`]).
             unsafe { checksums.store(frames, slots, from) };
         }
         Ok(())
     }
 
-    /// Reads slots into frames, and compares their checksums: see [`SwapDevice::read`].
+    /// Reads slots into frames, and compares the frames' checksums with the recorded ones: see
+    /// [`SwapDevice::read`].
     ///
     /// # Errors
     /// [`ReadError`] names the first slot that cannot be read, or whose contents are damaged.
@@ -88,10 +90,11 @@ impl<P: Platform> SwapInfo<P> {
     /// As for [`SwapDevice::read`].
     pub(super) unsafe fn read(&self, frames: &Frames<'_, P>, slots: Slots, to: Pfn) -> Result<(), ReadError> {
         trace(frames.platform(), || Event::DeviceIo);
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees the conditions of [`SwapDevice::read`] (this contract).
         unsafe { self.device().read(frames, slots, to) }?;
         match &self.checksums {
-            // SAFETY: the caller has exclusive access to the frames, by contract.
+            // SAFETY: the caller has exclusive access to the frames (contract of
+            // [`SwapDevice::read`]).
             Some(checksums) => unsafe { checksums.compare(frames, slots, to) },
             None => Ok(()),
         }
@@ -102,7 +105,7 @@ impl<P: Platform> SwapInfo<P> {
     /// # Safety
     /// As for [`SwapDevice::forget`].
     pub(super) unsafe fn forget(&self, frames: &Frames<'_, P>, slots: Slots) {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees the conditions of [`SwapDevice::forget`] (this contract).
         unsafe { self.device().forget(frames, slots) };
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A folio goes to the device of the highest priority that has room; devices of one priority take
 //! turns. The list of devices changes rarely, and every CPU that pages out reads it. So it is
-//! behind a [`PerCpuLock`], whose readers share no cache line, and each CPU keeps its own turn.
+//! behind a [`PerCpuLock`], whose readers share no cache line, and each CPU counts its own turns.
 //!
 //! A reference to a slot keeps its device attached. So the holder of a reference accesses the
 //! device without the list's lock: it may count references, and read and write slots, under any
@@ -48,7 +48,7 @@ pub struct Usage {
     pub cached: u32,
     /// The priority: devices of the highest priority are used first.
     pub priority: i16,
-    /// True if nothing more is written to the device.
+    /// True if no slot of the device may be allocated.
     pub closed: bool,
 }
 
@@ -58,7 +58,8 @@ pub(super) struct ActiveDevices {
     /// The numbers of the devices: the first `len` elements.
     ids: [u8; MAX_SWAP_DEVICES],
     len: usize,
-    /// The slot hints of all frames, allocated while a device is attached.
+    /// The hints of all frames: for each frame, the slot of which it may be the swap-cache page.
+    /// Allocated while a device is attached.
     pub(super) hints: Option<SwapHints>,
 }
 
@@ -68,7 +69,7 @@ impl ActiveDevices {
         &self.ids[..self.len]
     }
 
-    /// Allocates the slot hints, if no device is attached yet.
+    /// Allocates the hints of all frames ([`SwapHints`]), if no device is attached yet.
     ///
     /// # Errors
     /// [`AttachError::OutOfMemory`]: there is not enough memory, and none stays allocated.
@@ -79,14 +80,14 @@ impl ActiveDevices {
         Ok(())
     }
 
-    /// Inserts a device at a position.
+    /// Inserts a device at a position in the list.
     fn insert(&mut self, at: usize, id: u8) {
         self.ids.copy_within(at..self.len, at + 1);
         self.ids[at] = id;
         self.len += 1;
     }
 
-    /// Removes the device at a position.
+    /// Removes the device at a position in the list.
     fn remove(&mut self, at: usize) {
         self.ids.copy_within(at + 1..self.len, at);
         self.len -= 1;
@@ -99,17 +100,17 @@ fn no_such_device(id: u8) -> ! {
     panic!("swap device {id} is not attached to this machine")
 }
 
-/// A CPU's slot in the lock of the device list, and its turn among devices of one priority. Zeroed
-/// memory is a valid one.
+/// A CPU's reader count in the lock of the device list, and its turn among devices of one priority.
+/// Zeroed memory is a valid value.
 #[repr(align(128))]
 struct ReaderSlot {
-    /// The readers of the list that entered on this CPU.
+    /// The number of readers that have the list locked and locked it on this CPU.
     readers: AtomicU32,
-    /// Counts this CPU's allocations.
+    /// Counts this CPU's allocations, which take turns among devices of one priority.
     turn: AtomicU32,
 }
 
-// SAFETY: atomics only; aligned to 128 bytes.
+// SAFETY: it consists of atomic integers, for which 0 is valid.
 unsafe impl Zeroable for ReaderSlot {}
 
 /// The swap devices of a machine.
@@ -119,14 +120,14 @@ pub struct Swaps<P: Platform> {
     /// The devices by number. An element is written only by a CPU that has the list locked for
     /// writing, while the device is not in the list or has no slot in use.
     devices: [UnsafeCell<Option<SwapInfo<P>>>; MAX_SWAP_DEVICES],
-    /// The slots of the list's lock, by CPU.
+    /// The reader counts of the list's lock, by CPU.
     reader_slots: Paged<ReaderSlot>,
 }
 
-// SAFETY: devices are shared like the `&dyn SwapDevice` in them, which is `Sync`; a CPU that writes
-// an element has exclusive access to it: see the field.
+// SAFETY: a `SwapInfo` is shared like the `&dyn SwapDevice` in it, which is `Sync`. A CPU that
+// writes an element of `devices` has exclusive access to it, as the field's documentation says.
 unsafe impl<P: Platform> Sync for Swaps<P> {}
-// SAFETY: devices are used from any thread already, see `Sync`.
+// SAFETY: devices are used from any thread already, because the type is `Sync`.
 unsafe impl<P: Platform> Send for Swaps<P> {}
 
 impl<P: Platform> Swaps<P> {
@@ -141,7 +142,7 @@ impl<P: Platform> Swaps<P> {
         Ok(Swaps { active, devices: [const { UnsafeCell::new(None) }; MAX_SWAP_DEVICES], reader_slots })
     }
 
-    /// Returns the current CPU's slot in the lock of the device list.
+    /// Returns the current CPU's reader count and turn.
     #[inline]
     fn reader_slot(&self, platform: &P) -> &ReaderSlot {
         self.reader_slots.get(platform.current() as u32)
@@ -167,8 +168,8 @@ impl<P: Platform> Swaps<P> {
     /// its slots has a reference.
     #[inline]
     pub(super) unsafe fn device(&self, id: u8) -> &SwapInfo<P> {
-        // SAFETY: no CPU writes the element meanwhile: that requires the list's lock for writing,
-        // and that no slot is in use.
+        // SAFETY: no CPU writes the element while the result is used. A write requires the list's
+        // lock for writing, and that the device is not in the list or has no slot in use.
         match self.devices.get(id as usize).and_then(|device| unsafe { (*device.get()).as_ref() }) {
             Some(info) => info,
             None => no_such_device(id),
@@ -189,7 +190,7 @@ impl<P: Platform> Swaps<P> {
     /// [`DetachError::Unknown`]: it is not attached.
     fn find<'a>(&'a self, active: &'a ActiveDevices, id: u8) -> Result<&'a SwapInfo<P>, DetachError> {
         Self::position(active, id)?;
-        // SAFETY: the device is in the list, whose guard is borrowed as long.
+        // SAFETY: the device is in the list, whose guard is borrowed for as long as the result.
         Ok(unsafe { self.device(id) })
     }
 
@@ -200,7 +201,7 @@ impl<P: Platform> Swaps<P> {
     /// [`AttachError`]; nothing is changed.
     ///
     /// # Safety
-    /// Nothing else uses the device. It lives until it is detached, or until the last use of the
+    /// No other code uses the device. It lives until it is detached, or until the last use of the
     /// machine.
     pub unsafe fn attach(
         &self,
@@ -209,7 +210,8 @@ impl<P: Platform> Swaps<P> {
         slots: u32,
         priority: i16,
     ) -> Result<u8, AttachError> {
-        // SAFETY: the device lives as long as it is used here, by contract.
+        // SAFETY: no other code uses the device, and it lives until it is detached or the machine
+        // is no longer used (this contract).
         let info = unsafe { SwapInfo::new(frames, device, slots, priority) };
         let info = info.map_err(|OutOfMemory| AttachError::OutOfMemory)?;
         let mut active = self.active_mut(frames.platform());
@@ -222,7 +224,7 @@ impl<P: Platform> Swaps<P> {
                 return Err(error);
             }
         };
-        // SAFETY: these devices are in the list.
+        // SAFETY: these devices are in the list, which this CPU has locked.
         let is_before = |other: &&u8| unsafe { self.device(**other) }.priority >= priority;
         let at = active.ids().iter().take_while(is_before).count();
         // SAFETY: the list is locked for writing. The device is not in it, and no slot of that
@@ -232,11 +234,11 @@ impl<P: Platform> Swaps<P> {
         Ok(id)
     }
 
-    /// Stops allocation on a device: when this returns, nothing more is written to new slots of it.
-    /// Slots in use stay, and can be swapped in.
+    /// Stops allocation on a device: when this returns, no CPU allocates slots of it any more.
+    /// Slots in use stay in use, and can be swapped in.
     ///
     /// # Errors
-    /// [`DetachError::Unknown`].
+    /// [`DetachError::Unknown`]: the device is not attached.
     pub fn close(&self, platform: &P, id: u8) -> Result<(), DetachError> {
         self.find(&self.active(platform), id)?.slots.close(platform);
         Ok(())
@@ -245,7 +247,7 @@ impl<P: Platform> Swaps<P> {
     /// Allows allocation again after [`Swaps::close`].
     ///
     /// # Errors
-    /// [`DetachError::Unknown`].
+    /// [`DetachError::Unknown`]: the device is not attached.
     pub fn open(&self, platform: &P, id: u8) -> Result<(), DetachError> {
         self.find(&self.active(platform), id)?.slots.open();
         Ok(())
@@ -295,7 +297,7 @@ impl<P: Platform> Swaps<P> {
     /// Returns the number of slots of all devices.
     pub(crate) fn total_slots(&self, platform: &P) -> u64 {
         let active = self.active(platform);
-        // SAFETY: the devices are in the list.
+        // SAFETY: the devices are in the list, which this CPU has locked.
         active.ids().iter().map(|id| u64::from(unsafe { self.device(*id) }.slots.len())).sum()
     }
 
@@ -303,7 +305,7 @@ impl<P: Platform> Swaps<P> {
     /// reclaimed because a swap-cache page exists for it.
     pub fn has_room(&self, platform: &P) -> bool {
         let active = self.active(platform);
-        // SAFETY: the devices are in the list.
+        // SAFETY: the devices are in the list, which this CPU has locked.
         let slots = |id: &u8| unsafe { &self.device(*id).slots };
         let has_room =
             |id: &u8| !slots(id).is_closed() && slots(id).free_slots() > 0 || slots(id).cached.load(Relaxed) > 0;
@@ -320,7 +322,7 @@ impl<P: Platform> Swaps<P> {
         let reader_slot = self.reader_slot(platform);
         let turn = reader_slot.turn.fetch_add(1, Relaxed) as usize;
         let active = self.active.read(platform, &reader_slot.readers);
-        // SAFETY: called for devices in the list only.
+        // SAFETY: the closure is called only for devices in the list, which this CPU has locked.
         let device = |id: u8| unsafe { self.device(id) };
         for peers in active.ids().chunk_by(|a, b| device(*a).priority == device(*b).priority) {
             for i in 0..peers.len() {
@@ -347,28 +349,28 @@ impl<P: Platform> Swaps<P> {
     /// [`SwapRun`].
     ///
     /// # Safety
-    /// Each slot has a reference, and keeps it meanwhile.
+    /// Each slot has a reference, and keeps it during the call.
     #[inline]
     pub unsafe fn duplicate(&self, platform: &P, run: SwapRun) -> Result<(), Saturated> {
-        // SAFETY: by contract.
+        // SAFETY: the slots have references during the call (this contract).
         unsafe { self.device(run.device) }.slots.duplicate(platform, run.slots)
     }
 
-    /// Adds a transient reference to each slot of `run`, for the time of a read: no slot is freed
-    /// meanwhile, so the caller need not hold a lock while the device works. Never refused.
-    /// [`Swaps::release`] drops it.
+    /// Adds a transient reference to each slot of `run`, for the time of a read: it keeps the slot
+    /// from being freed, so the caller need not hold a lock while the device works. Never fails.
+    /// [`Swaps::release`] drops the references.
     ///
     /// # Safety
-    /// Each slot has another reference meanwhile.
+    /// Each slot has another reference during the call.
     #[inline]
     pub(crate) unsafe fn get_transient(&self, platform: &P, run: SwapRun) {
-        // SAFETY: by contract.
+        // SAFETY: the slots have references during the call (this contract).
         unsafe { self.device(run.device) }.slots.get_transient(platform, run.slots);
     }
 
-    /// Drops a reference to each slot of `run` (Linux: `swap_free`). Slots without other references
-    /// are forgotten by the device and become free. For more than 64 slots the caller holds no spin
-    /// lock, because the CPU may be rescheduled.
+    /// Drops a reference to each slot of `run` (Linux: `swap_free`). The device forgets the
+    /// contents of slots without other references, and these become free. For more than 64 slots
+    /// the caller holds no spin lock, because the CPU may be rescheduled.
     ///
     /// # Safety
     /// The caller owns these references. A CPU that reads or writes one of the slots has another
@@ -381,7 +383,8 @@ impl<P: Platform> Swaps<P> {
             // SAFETY: the caller has references at least to the slots that are left.
             let info = unsafe { self.device(run.device) };
             let part = Slots { first, count: (end - first).min(RELEASE_BATCH) };
-            // SAFETY: these slots have no reference any more, and get none before they are free.
+            // SAFETY: these slots have no reference any more, and get none before they are free, so
+            // no other CPU accesses them.
             info.slots.release(frames.platform(), part, |dead| unsafe { info.forget(frames, dead) });
             first += part.count;
             if first == end {
@@ -394,9 +397,9 @@ impl<P: Platform> Swaps<P> {
     /// Returns the highest reference count among the slots of `run`.
     ///
     /// # Safety
-    /// Each slot has a reference, and keeps it meanwhile.
+    /// Each slot has a reference, and keeps it during the call.
     pub unsafe fn max_references(&self, platform: &P, run: SwapRun) -> u32 {
-        // SAFETY: by contract.
+        // SAFETY: the slots have references during the call (this contract).
         unsafe { self.device(run.device) }.slots.max_references(platform, run.slots)
     }
 
@@ -404,12 +407,13 @@ impl<P: Platform> Swaps<P> {
     /// the caller holds no lock.
     ///
     /// # Errors
-    /// [`WriteError`]; the slots are empty then.
+    /// [`WriteError`]; the slots then have no contents, and stay in use.
     ///
     /// # Safety
     /// As for [`SwapDevice::write`]; the caller has a reference to each slot.
     pub unsafe fn write(&self, frames: &Frames<'_, P>, run: SwapRun, from: Pfn) -> Result<(), WriteError> {
-        // SAFETY: by contract.
+        // SAFETY: the caller has a reference to each slot, and guarantees the conditions of
+        // [`SwapDevice::write`] (this contract).
         unsafe { self.device(run.device).write(frames, run.slots, from) }
     }
 
@@ -423,7 +427,8 @@ impl<P: Platform> Swaps<P> {
     /// # Safety
     /// As for [`SwapDevice::read`]; the caller has a reference to each slot.
     pub unsafe fn read(&self, frames: &Frames<'_, P>, run: SwapRun, to: Pfn) -> Result<(), ReadError> {
-        // SAFETY: by contract.
+        // SAFETY: the caller has a reference to each slot, and guarantees the conditions of
+        // [`SwapDevice::read`] (this contract).
         unsafe { self.device(run.device).read(frames, run.slots, to) }
     }
 }

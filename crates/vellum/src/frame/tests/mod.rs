@@ -17,7 +17,7 @@ fn all_free(frames: &Frames<'_, Host>) -> u64 {
 
 /// Returns whether every byte of `count` frames is zero.
 fn is_zero(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) -> bool {
-    // SAFETY: the test allocated these frames and is alone with them.
+    // SAFETY: the test allocated these frames, and no other code uses them.
     let bytes =
         unsafe { std::slice::from_raw_parts(frames.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize) };
     bytes.iter().all(|b| *b == 0)
@@ -25,7 +25,7 @@ fn is_zero(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) -> bool {
 
 /// Writes to every byte of `count` frames, so that none is zero.
 fn dirty(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) {
-    // SAFETY: as above.
+    // SAFETY: the test allocated these frames, and no other code uses them.
     unsafe { frames.at(pfn.addr()).as_ptr().write_bytes(0x5a, count as usize * FRAME_SIZE as usize) }
 }
 
@@ -38,7 +38,8 @@ fn frames_in_free_blocks(frames: &Frames<'_, Host>) -> u64 {
     (0..100_000).filter(free).count() as u64
 }
 
-/// The reserve below the min watermark is allocated by `alloc_reserve` alone, all of it.
+/// Only `alloc_reserve` allocates frames of the reserve below the min watermark, and it allocates
+/// all of them.
 #[test]
 fn only_alloc_reserve_allocates_below_the_min_watermark() {
     const MIN_FREE: u64 = 100;
@@ -56,15 +57,15 @@ fn only_alloc_reserve_allocates_below_the_min_watermark() {
             // SAFETY: allocated above, and in no other use.
             reserve.iter().for_each(|pfn| unsafe { frames.free_reserve(*pfn, 0, usage) });
             assert!(frames.alloc(order, false, usage).is_err(), "frames freed to the reserve were allocated again");
-            // SAFETY: as above.
+            // SAFETY: this test allocated the blocks, and no other code uses them.
             held.iter().for_each(|pfn| unsafe { frames.free(*pfn, 1 << order, false, usage) });
             assert_eq!(all_free(&frames), total);
         }
     }
 }
 
-/// The host is notified of a shortage from the low watermark down until the high watermark is
-/// reached again, and at no other time.
+/// `shortage` returns a number above 0 from the moment when free memory falls to the low watermark
+/// until it reaches the high watermark again, and at no other time.
 #[test]
 fn a_shortage_lasts_from_the_low_to_the_high_watermark() {
     const STEP: u64 = 700;
@@ -92,8 +93,8 @@ fn a_shortage_lasts_from_the_low_to_the_high_watermark() {
     assert_eq!(frames.shortage(), 0, "a shortage began above the low watermark");
 }
 
-/// INV-10 holds, and no frame is allocated twice: random blocks of all sizes, zero or not, on
-/// several CPUs.
+/// Allocates and frees random blocks of all sizes, zero or not, on several CPUs. No frame is
+/// allocated twice, and blocks allocated as zero are zero (INV-10).
 #[test]
 fn allocated_blocks_are_disjoint_and_zero_blocks_are_zero() {
     for zero_on_free in [false, true] {
@@ -134,12 +135,13 @@ fn allocated_blocks_are_disjoint_and_zero_blocks_are_zero() {
                 held.push((pfn, order, usage, clean));
             } else if !held.is_empty() {
                 let (pfn, order, usage, clean) = held.swap_remove(dice.roll(held.len() as u64) as usize);
-                // SAFETY: allocated by this test alone, and zero if freed as zero.
+                // SAFETY: this test allocated the block, no other code uses it, and it is zero if
+                // it is freed as zero.
                 unsafe { frames.free(pfn, 1 << order, clean, usage) };
             }
         }
         for (pfn, order, usage, _) in held {
-            // SAFETY: allocated by this test alone.
+            // SAFETY: this test allocated the block, and no other code uses it.
             unsafe { frames.free(pfn, 1 << order, false, usage) };
         }
         assert_eq!(all_free(&frames), total, "frames were lost");
@@ -156,20 +158,20 @@ fn freed_frames_merge_into_the_original_blocks() {
     assert_eq!(held.len() as u64, frames.total(), "single pages use all memory");
     // Every second frame is freed first: nothing can merge until the others follow.
     for pfn in held.iter().step_by(2).chain(held.iter().skip(1).step_by(2)) {
-        // SAFETY: allocated by this test alone.
+        // SAFETY: this test allocated the frame, and no other code uses it.
         unsafe { frames.free(*pfn, 1, false, Use::Folio) };
     }
     frames.drain();
     assert_eq!(frames.free_blocks_on(0), before);
 }
 
-/// Frames that a CPU's cache got in earlier refills don't keep large blocks from merging.
+/// Frames that are in a CPU's cache since an earlier refill don't keep large blocks from merging.
 #[test]
 fn per_cpu_caches_return_frames_from_earlier_refills() {
     let host = Host::new(&[(16, 8000, true)], 1);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let held: Vec<Pfn> = core::iter::from_fn(|| frames.alloc(0, false, Use::Folio).ok()).collect();
-    // Scattered pairs first, then all other frames singly.
+    // Frees scattered pairs first, then all other frames one by one.
     let is_in_pair =
         |pfn: &Pfn| pfn.0 % 128 < 2 && held.contains(&pfn.align_down(1)) && held.contains(&pfn.align_down(1).add(1));
     for pfn in held.iter().filter(|pfn| is_in_pair(pfn) && pfn.is_aligned(1)) {
@@ -177,7 +179,7 @@ fn per_cpu_caches_return_frames_from_earlier_refills() {
         unsafe { frames.free(*pfn, 2, false, Use::Folio) };
     }
     for pfn in held.iter().filter(|pfn| !is_in_pair(pfn)) {
-        // SAFETY: as above.
+        // SAFETY: this test allocated the frames, and no other code uses them.
         unsafe { frames.free(*pfn, 1, false, Use::Folio) };
     }
     let cached = |pfn: &u32| frames.block(Pfn(*pfn)).is_some_and(|(.., state)| state.kind() == FrameKind::Cached);
@@ -185,8 +187,8 @@ fn per_cpu_caches_return_frames_from_earlier_refills() {
     assert!(cached <= 64, "{cached} frames are still in the CPU's cache");
 }
 
-/// Consecutive allocations of one CPU, of any orders, are contiguous, and apart from those of
-/// another CPU.
+/// Consecutive allocations of one CPU, of any orders, are contiguous, and the two CPUs allocate in
+/// separate ranges.
 #[test]
 fn alternating_cpus_allocate_contiguous_ranges_of_their_own() {
     let host = Host::with_frames(80_000, 2);
@@ -198,7 +200,8 @@ fn alternating_cpus_allocate_contiguous_ranges_of_their_own() {
             for _ in 0..512 >> order {
                 let pfn = frames.alloc(order, false, Use::Folio).unwrap();
                 let contiguous = next.is_none_or(|next| next == pfn);
-                // Each huge range is 16 MiB; every now and then the next one begins.
+                // A huge range is 16 MiB; when it is used up, the CPU goes on with the next huge
+                // range.
                 assert!(contiguous || pfn.is_aligned(12), "CPU {cpu}: {pfn:?} of order {order} after {next:?}");
                 *next = Some(pfn.add(1 << order));
             }
@@ -211,7 +214,7 @@ fn alternating_cpus_allocate_contiguous_ranges_of_their_own() {
     }
 }
 
-/// A block may be freed in parts of any length.
+/// A block may be freed in parts, each of any number of frames.
 #[test]
 fn a_range_of_any_length_can_be_freed() {
     let host = Host::with_frames(5000, 1);
@@ -229,16 +232,16 @@ fn a_range_of_any_length_can_be_freed() {
     assert_eq!(frames.free_blocks_on(0), before);
 }
 
-/// A frame that was freed as zero is allocated as zero without being written. The test dirties the
-/// frame behind the allocator's back to find out.
+/// A frame that was freed as zero is allocated as zero without being written. The test writes to
+/// the frame before it frees it as zero, to find out.
 #[test]
 fn a_zero_block_is_not_zeroed_again() {
     let host = Host::with_frames(2000, 1);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let pfn = frames.alloc(0, true, Use::Kernel).unwrap();
     dirty(&frames, pfn, 1);
-    // SAFETY: allocated by this test alone. The frame is not zero, contrary to the contract, but
-    // only this test reads it.
+    // SAFETY: the test allocated the frame, and no other code uses it. The frame is not zero,
+    // contrary to the contract of `free`, but only this test reads it.
     unsafe { frames.free(pfn, 1, true, Use::Kernel) };
     let again = frames.alloc(0, true, Use::Kernel).unwrap();
     assert_eq!(again, pfn, "the most recently freed frame is allocated first");
@@ -261,7 +264,7 @@ fn invalid_memory_maps_and_cpu_counts_are_boot_errors() {
     assert_eq!(boot(&[(16, 3000, true), (20_000, 0, true), (20_000, 1, false)], 1), None);
 }
 
-/// The settings have Linux's meaning.
+/// The settings of `FolioPolicy` have the meaning that they have in Linux.
 #[test]
 fn folio_orders_follow_the_thp_settings() {
     let policy = FolioPolicy::default();

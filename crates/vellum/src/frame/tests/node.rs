@@ -16,9 +16,9 @@ fn is_free(frames: &Frames<'_, Host>, pfn: Pfn) -> bool {
     block.is_some_and(|(.., state)| matches!(state.kind(), FrameKind::Free | FrameKind::Cached))
 }
 
-/// A CPU allocates from its own node down to the low watermark, then from the others, nearest
-/// first; then, because memory is short, down to the min watermark in the same order, until all of
-/// it is allocated.
+/// A CPU allocates from its own node down to the low watermark, then from the other nodes, nearest
+/// first. Then memory is short, and the CPU allocates from the nodes in the same order down to
+/// their min watermarks.
 #[test]
 fn allocations_fall_back_to_the_nearest_node_above_its_watermark() {
     let options = BootOptions { watermarks: 900, min_free: 90, ..Default::default() };
@@ -49,14 +49,15 @@ fn allocations_fall_back_to_the_nearest_node_above_its_watermark() {
                 core::iter::from_fn(|| frames.alloc_reserve(0, Use::Folio).ok().map(|pfn| held.push(pfn))).count(),
                 90
             );
-            // SAFETY: allocated by this test alone.
+            // SAFETY: this test allocated the frames, and no other code uses them.
             held.iter().for_each(|pfn| unsafe { frames.free(*pfn, 1, false, Use::Folio) });
             assert_eq!(frames.shortage(), 0, "a shortage remains although all memory is free");
         }
     });
 }
 
-/// Each node reports what is missing to its own high watermark, until every node has reached it.
+/// `shortage_on` returns how many frames a node lacks to its own high watermark, until every node
+/// has reached its high watermark.
 #[test]
 fn shortage_is_reported_per_node() {
     let options = BootOptions { watermarks: 900, ..Default::default() };
@@ -73,7 +74,7 @@ fn shortage_is_reported_per_node() {
             assert_eq!(frames.shortage_on(node), high - frames.free_on(node));
             while frames.shortage_on(node) > 0 {
                 let at = held.iter().position(|pfn| frames.node_of(*pfn) == node).unwrap();
-                // SAFETY: allocated by this test alone.
+                // SAFETY: this test allocated the frames, and no other code uses them.
                 unsafe { frames.free(held.swap_remove(at), 1, false, Use::Folio) };
             }
             assert_eq!(frames.free_on(node), high);
@@ -82,7 +83,7 @@ fn shortage_is_reported_per_node() {
     });
 }
 
-/// Whichever CPU frees a range, in whatever parts: the frames return to their own node, and no
+/// Freed frames return to their own node, whichever CPU frees them and in whatever parts, and no
 /// block lies on two nodes.
 #[test]
 fn freed_frames_return_to_their_own_node() {
@@ -102,7 +103,7 @@ fn freed_frames_return_to_their_own_node() {
             } else if !held.is_empty() {
                 let (pfn, count) = held.swap_remove(dice.roll(held.len() as u64) as usize);
                 let part = 1 + dice.roll(count as u64) as u32;
-                // SAFETY: allocated by this test alone.
+                // SAFETY: this test allocated the frames, and no other code uses them.
                 unsafe { frames.free(pfn, part, false, usage) };
                 if part < count {
                     held.push((pfn.add(part), count - part));
@@ -120,7 +121,7 @@ fn freed_frames_return_to_their_own_node() {
         held.sort();
         // Contiguous frames are freed as one range, whatever their blocks were.
         for contiguous in held.chunk_by(|a, b| a.0.add(a.1) == b.0) {
-            // SAFETY: allocated by this test alone.
+            // SAFETY: this test allocated the frames, and no other code uses them.
             unsafe { frames.free(contiguous[0].0, contiguous.iter().map(|range| range.1).sum(), false, Use::Folio) };
         }
         assert_eq!([0, 1, 2].map(|node| frames.free_on(node)), totals);
@@ -133,8 +134,8 @@ fn freed_frames_return_to_their_own_node() {
     });
 }
 
-/// Nodes of regions and of CPUs must be below the maximum; a CPU on a node without memory is served
-/// by the others.
+/// A region or a CPU on a node at or above the maximum is a boot error. A CPU on a node without
+/// memory allocates from the other nodes.
 #[test]
 fn node_numbers_out_of_range_are_boot_errors() {
     use crate::platform::MAX_NODES;

@@ -6,14 +6,15 @@ use crate::page_cache::survey::IndexNode;
 use crate::platform::Platform;
 
 impl Index {
-    /// Visits the first node of the last level that has a page from `from` on. Calls `page` for
-    /// each page from there to the node's end, and `node` for each node on the path to it that
-    /// covers no page below `from`. Returns the first page behind the visited node, or `None` if
-    /// there are no more pages.
+    /// Finds the first page from `from` on that exists, and visits its node of the last level.
+    /// Calls `page` for that page and each later page of the node. Calls `node` for each node on
+    /// the path from the root to it, except nodes that also cover pages below `from`, which an
+    /// earlier call has visited. Returns the first page number after the last-level node, or `None`
+    /// if no page from `from` on exists.
     ///
     /// A caller that begins at page 0 and continues where the last call ended visits each node and
-    /// each page once, if the index does not change meanwhile. One call is bounded by the size of
-    /// the nodes on one path (INV-11).
+    /// each page once, if the index does not change between the calls. The work of one call is
+    /// bounded by the size of the nodes on one path (INV-11).
     pub(in crate::page_cache) fn survey<P: Platform>(
         &self,
         frames: &Frames<'_, P>,

@@ -1,8 +1,8 @@
 //! lz4 compression of single pages, with per-CPU buffers (Linux: zram's `zcomp_strm`).
 //!
 //! Compression needs a hash table and room for the largest possible output. Each CPU has both,
-//! allocated in advance and behind a lock. So nothing is allocated while memory is short, and no
-//! large stack is needed.
+//! allocated in advance and protected by a lock. So nothing is allocated while memory is short, and
+//! no large stack is needed.
 
 use core::mem::MaybeUninit;
 
@@ -18,10 +18,11 @@ use crate::sync::SpinLock;
 /// The maximum size of a compressed page, in bytes.
 const MAX_OUTPUT: usize = get_maximum_output_size(FRAME_SIZE as usize);
 
-/// The initial table. It is copied from here to its place, because it is larger than some stacks.
+/// The initial hash table of each CPU. It is copied from this static, because a table on the stack
+/// might overflow the stack.
 static EMPTY_TABLE: CompressTable = CompressTable::small();
 
-/// A CPU's buffers.
+/// A CPU's compression buffers, behind a lock.
 #[repr(align(128))]
 struct Stream(SpinLock<StreamState>);
 
@@ -31,7 +32,8 @@ struct StreamState {
     output: [u8; MAX_OUTPUT],
 }
 
-// SAFETY: a lock, bytes, and uninitialised memory; aligned to 128 bytes.
+// SAFETY: zero is valid for all fields: an unlocked lock, bytes, and a table that may be
+// uninitialised.
 unsafe impl Zeroable for Stream {}
 
 /// The buffers of all CPUs.
@@ -58,18 +60,19 @@ impl Streams {
         self.0.free(frames);
     }
 
-    /// Compresses a page and passes the result to `use_output`, in the current CPU's buffer, which
-    /// stays locked until `use_output` returns. Returns its result. Preemption is disabled
-    /// meanwhile.
+    /// Compresses a page into the current CPU's buffer, passes the output to `use_output`, and
+    /// returns the result of `use_output`. Until that returns, the buffer is locked and preemption
+    /// is disabled.
     pub(super) fn compress<P: Platform, R>(&self, platform: &P, page: &Page, use_output: impl FnOnce(&[u8]) -> R) -> R {
         let mut stream = self.0.get(platform.current() as u32).0.lock(platform);
         let StreamState { table, output } = &mut *stream;
-        // SAFETY: `new` initialised it.
+        // SAFETY: `new` initialised the table.
         let table = unsafe { table.assume_init_mut() };
         match compress_into_with_table(page.bytes(), output, table) {
             Ok(len) => use_output(&output[..len]),
-            // The buffer has room for any output, so this does not happen. If it did, the page
-            // itself would be a correct result.
+            // The buffer has room for any output, so compression does not fail. If it did, the
+            // uncompressed page would be a correct output, since its length marks it as
+            // uncompressed.
             Err(_) => use_output(page.bytes()),
         }
     }
@@ -80,5 +83,5 @@ pub(super) fn decompress(bytes: &[u8], page: &mut Page) -> bool {
     matches!(decompress_into(bytes, page.bytes_mut()), Ok(len) if len == FRAME_SIZE as usize)
 }
 
-// With the crate's feature `alloc` the table would be a pointer to the heap.
+// With the feature `alloc` of `lz4_flex` the table would be a pointer to the heap.
 const _: () = assert!(size_of::<CompressTable>() > FRAME_SIZE as usize);

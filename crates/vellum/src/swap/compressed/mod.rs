@@ -7,9 +7,9 @@
 //! | `codec` | lz4 |
 //! | `pool` | memory for compressed pages (Linux: zsmalloc) |
 //!
-//! Each slot has a *record*: nothing, the word that fills the page, or the handle of a pool object
-//! with the compressed page. A page that does not become much smaller is stored uncompressed in a
-//! frame. Same-filled pages take no memory and no lock.
+//! Each slot has a *record*: 0 for an empty slot, the word that fills a same-filled page, or the
+//! handle of a pool object with the compressed page. A page that does not become much smaller is
+//! stored uncompressed in a frame. Same-filled pages take no memory and no lock.
 
 mod codec;
 mod page;
@@ -31,50 +31,53 @@ use crate::platform::Platform;
 const RECORDS_PER_FRAME: u32 = 504;
 
 /// The records of consecutive slots. The CPU that may write or forget a slot has exclusive access
-/// to its record, so all accesses are relaxed. Zeroed memory is a valid value: records of nothing.
+/// to its record, so all accesses are relaxed. Zeroed memory is a valid value: records of empty
+/// slots.
 #[repr(C)]
 struct Records {
-    /// A bit for each word below that is the value of a same-filled page. Other words are 0 for an
-    /// empty slot, or a [`Handle`].
+    /// One bit for each element of `words`. It is set if the element is the word that fills a
+    /// same-filled page. If it is clear, the element is 0 for an empty slot, or the [`Handle`] of a
+    /// stored page.
     same_filled: [AtomicU64; RECORDS_PER_FRAME.div_ceil(64) as usize],
     /// The records.
     words: [AtomicU64; RECORDS_PER_FRAME as usize],
 }
 
-// SAFETY: atomics only.
+// SAFETY: it consists of atomic integers, for which 0 is valid.
 unsafe impl Zeroable for Records {}
 
 const _: () = assert!(size_of::<Records>() as u64 == FRAME_SIZE);
 
-/// The records of up to 64 consecutive slots, the bits of which are in one word.
+/// The records of up to 64 consecutive slots whose bits for same-filled pages are in one word.
 struct RecordBatch<'a> {
     /// The first slot.
     first: u32,
     /// The slots' records.
     words: &'a [AtomicU64],
-    /// The word with the slots' bits.
+    /// The word with the slots' same-filled bits.
     same_filled: &'a AtomicU64,
     /// The position of the first slot's bit.
     shift: u32,
 }
 
 impl RecordBatch<'_> {
-    /// Returns a bit for each slot with a same-filled page, the first slot's being bit 0.
+    /// Returns the same-filled bits of the slots; bit 0 is that of the first slot.
     #[inline]
     fn same_filled(&self) -> u64 {
         self.same_filled.load(Relaxed) >> self.shift & (!0 >> (64 - self.words.len()))
     }
 
-    /// Sets the bits of the slots in `set`.
+    /// Sets the same-filled bits of the slots in `set`.
     #[inline]
     fn set_same_filled(&self, set: u64) {
         if set != 0 {
-            // Atomic, because other bits are other slots', which other CPUs may be writing.
+            // Atomic, because the word also has bits of other slots, which other CPUs may change at
+            // the same time.
             self.same_filled.fetch_or(set << self.shift, Relaxed);
         }
     }
 
-    /// Clears the bits of the slots in `set`.
+    /// Clears the same-filled bits of the slots in `set`.
     #[inline]
     fn clear_same_filled(&self, set: u64) {
         if set != 0 {
@@ -83,10 +86,11 @@ impl RecordBatch<'_> {
     }
 }
 
-/// A compressed swap device in memory. [`Compressed::free`] returns its memory: dropping it leaks.
+/// A compressed swap device in memory. It must be freed by [`Compressed::free`]; dropping it leaks
+/// its memory.
 #[must_use]
 pub struct Compressed {
-    /// The records of all slots.
+    /// The records of all slots: each gives the contents of a slot, or where they are.
     records: Paged<Records>,
     /// The CPUs' compression buffers.
     streams: Streams,
@@ -95,7 +99,7 @@ pub struct Compressed {
     counts: StatCounters,
 }
 
-/// The counters behind [`Compressed::stats`], which [`CompressedStats`] explains.
+/// The counters that [`Compressed::stats`] returns as a [`CompressedStats`], which documents them.
 #[derive(Default)]
 struct StatCounters {
     same_filled: AtomicU64,
@@ -114,16 +118,16 @@ pub struct CompressedStats {
     pub compressed: u64,
     /// The number of pages that are stored uncompressed (zram: huge pages).
     pub incompressible: u64,
-    /// The bytes that the compressed and uncompressed pages need.
+    /// The number of bytes of all compressed and uncompressed pages, without what the pool wastes.
     pub bytes: u64,
-    /// The frames that the pool uses for them.
+    /// The number of frames that the pool uses for these pages.
     pub frames: u64,
 }
 
 impl Compressed {
     /// Creates a device of `len` slots, all empty. It allocates about eight bytes per slot and each
-    /// CPU's compression buffers. Pages take memory as they are written, and return it when they
-    /// are forgotten.
+    /// CPU's compression buffers. A page takes memory when it is written, and the memory is freed
+    /// when its slot is forgotten.
     ///
     /// # Errors
     /// [`OutOfMemory`]: there is not enough memory, and none stays allocated.
@@ -184,7 +188,8 @@ impl Compressed {
     fn store<P: Platform>(&self, frames: &Frames<'_, P>, page: &Page) -> Result<Handle, OutOfMemory> {
         let store_bytes = |bytes: &[u8]| {
             let Allocated { handle, frames: taken } = self.pool.allocate(frames, bytes.len())?;
-            // SAFETY: the object is in the machine's memory, long enough, and this CPU's alone.
+            // SAFETY: the pool object is in the machine's memory and has room for `bytes`, and only
+            // this CPU has its handle.
             unsafe { frames.at(handle.addr()).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             self.counts.frames.fetch_add(taken.into(), Relaxed);
             self.counts.bytes.fetch_add(bytes.len() as u64, Relaxed);
@@ -198,7 +203,7 @@ impl Compressed {
         }
     }
 
-    /// Returns the counter of the kind of a stored page: compressed or incompressible.
+    /// Returns the counter for the kind of a stored page: compressed or incompressible.
     fn kind_of(&self, handle: Handle) -> &AtomicU64 {
         if is_incompressible(handle) { &self.counts.incompressible } else { &self.counts.compressed }
     }
@@ -217,7 +222,7 @@ impl Compressed {
     }
 }
 
-/// Returns true if a pool object has a page uncompressed. (A compressed page is always shorter.)
+/// Returns true if a pool object holds an uncompressed page. (A compressed page is always shorter.)
 fn is_incompressible(handle: Handle) -> bool {
     handle.len() == FRAME_SIZE as usize
 }
@@ -230,7 +235,8 @@ impl<P: Platform> SwapDevice<P> for Compressed {
             let mut same_filled = 0;
             let pages = from.add(batch.first - slots.first);
             let result = (0..).zip(batch.words).try_for_each(|(i, record)| {
-                // SAFETY: by contract.
+                // SAFETY: the frames are the machine's, and nothing writes to them during the call
+                // (contract of `write`).
                 let page = unsafe { Page::of(frames, pages.add(i)) };
                 let word = match page.same_filled() {
                     Some(word) => {
@@ -246,7 +252,7 @@ impl<P: Platform> SwapDevice<P> for Compressed {
             batch.set_same_filled(same_filled);
             self.counts.same_filled.fetch_add(same_filled.count_ones().into(), Relaxed);
             if let Err(OutOfMemory) = result {
-                // SAFETY: as above.
+                // SAFETY: the caller may write the slots, so it may forget them.
                 unsafe { self.forget(frames, slots) };
                 return Err(WriteError::NoMemory);
             }
@@ -259,13 +265,14 @@ impl<P: Platform> SwapDevice<P> for Compressed {
             let same_filled = batch.same_filled();
             let pages = to.add(batch.first - slots.first);
             for (i, record) in (0..).zip(batch.words) {
-                // SAFETY: by contract.
+                // SAFETY: the caller has exclusive access to the frames (contract of `read`).
                 let page = unsafe { Page::of_mut(frames, pages.add(i)) };
                 let fails = |reason| Err(ReadError { slot: batch.first + i, reason });
                 match record.load(Relaxed) {
                     word if same_filled >> i & 1 == 1 => page.fill(word),
                     0 => return fails(Unreadable::Empty),
-                    // SAFETY: the slot is not forgotten meanwhile.
+                    // SAFETY: the handle is in the slot's record, and nothing forgets the slot
+                    // during the call (contract of `read`).
                     handle if unsafe { load(frames, Handle(handle), page) } => {}
                     _ => return fails(Unreadable::Damaged),
                 }
@@ -283,7 +290,8 @@ impl<P: Platform> SwapDevice<P> for Compressed {
                 if word != 0 {
                     record.store(0, Relaxed);
                     if same_filled >> i & 1 == 0 {
-                        // SAFETY: by contract.
+                        // SAFETY: nothing else reads, writes or forgets the slot (contract of
+                        // `forget`), and the handle is no longer in its record.
                         unsafe { self.free_handle(frames, Handle(word)) };
                     }
                 }
@@ -297,7 +305,7 @@ impl<P: Platform> SwapDevice<P> for Compressed {
 /// Decompresses a stored page into `page`. Returns false if the stored data is damaged.
 ///
 /// # Safety
-/// The handle is of a stored page, which is not freed meanwhile.
+/// The handle is that of a stored page, which is not freed during the call.
 #[cold]
 unsafe fn load<P: Platform>(frames: &Frames<'_, P>, handle: Handle, page: &mut Page) -> bool {
     // SAFETY: `store` wrote this many bytes there, and nothing writes to them until the handle is

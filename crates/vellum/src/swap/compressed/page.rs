@@ -6,7 +6,7 @@ use crate::platform::Platform;
 
 /// The number of words in a page.
 const WORDS: usize = FRAME_SIZE as usize / 8;
-/// The number of words that one iteration of a loop handles.
+/// The number of words that one iteration of a loop compares or fills.
 const CHUNK: usize = 16;
 
 /// The contents of a page.
@@ -21,7 +21,7 @@ impl Page {
     #[inline]
     pub(super) unsafe fn of<'a, P: Platform>(frames: &Frames<'_, P>, pfn: Pfn) -> &'a Page {
         // SAFETY: the direct map contains the machine's frames, aligned to their size; nothing
-        // writes, by contract.
+        // writes to the frame for `'a` (this contract).
         unsafe { frames.at(pfn.addr()).cast().as_ref() }
     }
 
@@ -31,7 +31,8 @@ impl Page {
     /// The frame is the machine's, and the caller has exclusive access to it for `'a`.
     #[inline]
     pub(super) unsafe fn of_mut<'a, P: Platform>(frames: &Frames<'_, P>, pfn: Pfn) -> &'a mut Page {
-        // SAFETY: as above, and nothing else reads.
+        // SAFETY: the direct map contains the machine's frames, aligned to their size, and the
+        // caller has exclusive access to the frame for `'a` (this contract).
         unsafe { frames.at(pfn.addr()).cast().as_mut() }
     }
 
@@ -41,8 +42,8 @@ impl Page {
     pub(super) fn same_filled(&self) -> Option<u64> {
         let word = self.0[0];
         // x86 compares with memory and branches in one operation. AArch64 loads two words in one
-        // operation and chains two comparisons, but compilers emit that only if the pair is one
-        // number.
+        // operation and chains two comparisons, but compilers emit these only if the code compares
+        // the pair as one number.
         let number = |[high, low]: [u64; 2]| u128::from(high) << 64 | u128::from(low);
         let same = |chunk: &[u64; CHUNK]| match cfg!(target_arch = "x86_64") {
             true => chunk.iter().all(|other| *other == word),
@@ -67,7 +68,7 @@ impl Page {
     /// Returns the contents as bytes, for writing.
     #[inline]
     pub(super) fn bytes_mut(&mut self) -> &mut [u8; FRAME_SIZE as usize] {
-        // SAFETY: as above, and any bytes are valid words.
+        // SAFETY: both types have the same size, and any bytes are valid words.
         unsafe { &mut *(&raw mut self.0).cast() }
     }
 }

@@ -6,9 +6,9 @@
 //! free one. So a span has no header, and its objects use all of it. A span without allocated
 //! objects is freed at once.
 //!
-//! With these size classes, pages of all compressed lengths take about a tenth more memory than
-//! their length. When memory is short, four consecutive frames may not be available; then an object
-//! of the next class with spans of one frame is used.
+//! With these size classes a page takes about a tenth more memory than its compressed length, on
+//! average over all lengths. When memory is short, four consecutive frames may not be available;
+//! then an object of the next class with spans of one frame is used.
 
 use core::array;
 
@@ -20,8 +20,8 @@ use crate::sync::SpinLock;
 /// log2 of the number of frames of the larger spans.
 const SPAN_ORDER: u8 = 2;
 
-/// The number of objects in four frames, for each size class, the smallest size first. Where it is
-/// a multiple of four, spans are single frames.
+/// The number of objects in four frames, for each size class, the smallest size first. Where the
+/// number is a multiple of four, spans are single frames.
 const OBJECTS: [u16; 28] =
     [256, 192, 128, 96, 80, 64, 56, 48, 40, 36, 32, 28, 24, 22, 20, 18, 16, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4];
 
@@ -59,7 +59,7 @@ impl SizeClass {
         ((FRAME_SIZE as u32) << SPAN_ORDER) / self.in_four_frames()
     }
 
-    /// Returns the bitmap with a bit set for each object of a span.
+    /// Returns the bitmap of a span whose objects are all free.
     const fn all(self) -> u64 {
         !0 >> (64 - self.objects())
     }
@@ -74,7 +74,8 @@ const _: () = {
     assert!(SizeClass(SizeClass::COUNT as u8 - 1).size() as u64 == FRAME_SIZE, "the largest size class is a frame");
 };
 
-/// The handle of an object and the number of bytes used of it, in a word that is never zero.
+/// The handle of an object, with the number of the object's bytes that are used, in a word that is
+/// never zero.
 ///
 /// | bits | field |
 /// |---|---|
@@ -121,11 +122,11 @@ impl Handle {
 pub(super) struct Allocated {
     /// The object's handle.
     pub(super) handle: Handle,
-    /// The number of frames that the pool took from the frame allocator for it.
+    /// The number of frames that the pool took from the frame allocator for this allocation.
     pub(super) frames: u32,
 }
 
-/// For each size class, the spans that have a free object.
+/// The pool: for each size class, the list of the spans that have a free object.
 pub(super) struct Pool([SpinLock<FrameList>; SizeClass::COUNT]);
 
 impl Pool {
@@ -146,7 +147,7 @@ impl Pool {
     pub(super) fn allocate<P: Platform>(&self, frames: &Frames<'_, P>, len: usize) -> Result<Allocated, OutOfMemory> {
         let wanted = SizeClass::of(len);
         self.allocate_in(frames, wanted, len).or_else(|error| {
-            // The next class whose spans are single frames.
+            // Tries the next class whose spans are single frames.
             let mut larger = (wanted.0 + 1..SizeClass::COUNT as u8).map(SizeClass);
             match larger.find(|other| wanted.order() > 0 && other.order() == 0) {
                 Some(other) => self.allocate_in(frames, other, len),
@@ -190,7 +191,7 @@ impl Pool {
         Ok(Allocated { handle: Handle::new(span, 0, class, len), frames: 1 << class.order() })
     }
 
-    /// Frees an object. Returns the number of frames that this returned to the frame allocator.
+    /// Frees an object. Returns the number of frames that the pool thereby freed.
     ///
     /// # Safety
     /// The handle was allocated here, and the object is not used any more.

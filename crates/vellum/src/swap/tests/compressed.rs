@@ -79,7 +79,8 @@ const RUN: u32 = 16;
 
 impl World<'_> {
     fn buffer(&mut self) -> &mut [Bytes] {
-        // SAFETY: the test's own frames, which nothing else uses while this is borrowed.
+        // SAFETY: the frames are the test's own, and nothing else uses them while `self` is
+        // borrowed.
         unsafe { core::slice::from_raw_parts_mut(self.frames.at(self.buffer.addr()).cast().as_ptr(), RUN as usize) }
     }
 
@@ -93,7 +94,7 @@ impl World<'_> {
         for page in &mut *self.buffer() {
             fill(kinds[dice.roll(kinds.len() as u64) as usize], &mut dice, page);
         }
-        // SAFETY: one thread, and its own frames.
+        // SAFETY: the test has one thread, which uses only this device's slots and its own frames.
         let done = unsafe { self.device.write(&self.frames, slots, self.buffer) };
         for i in 0..slots.count {
             let page = self.buffer()[i as usize];
@@ -106,7 +107,7 @@ impl World<'_> {
     }
 
     fn forget(&mut self, slots: Slots) {
-        // SAFETY: as above.
+        // SAFETY: the test has one thread, which alone uses the device's slots.
         unsafe { self.device.forget(&self.frames, slots) };
         (slots.first..slots.first + slots.count).for_each(|slot| _ = self.model.remove(&slot));
     }
@@ -114,7 +115,7 @@ impl World<'_> {
     /// Reads slots and compares them with the model.
     fn read(&mut self, slots: Slots) {
         self.buffer().iter_mut().for_each(|page| page.fill(0xcc));
-        // SAFETY: as above.
+        // SAFETY: the test has one thread, which alone uses the device's slots and the frames.
         let done = unsafe { self.device.read(&self.frames, slots, self.buffer) };
         let mut range = slots.first..slots.first + slots.count;
         let hole = range.clone().find(|slot| !self.model.contains_key(slot));
@@ -154,7 +155,7 @@ fn with_device(frames: u64, seed: u64, test: impl FnOnce(&mut World<'_>)) {
     assert_eq!(fresh - world.frames.free_frames(), contents.frames, "the device took other frames than it counts");
     let World { frames, device, .. } = world;
     device.free(&frames);
-    // SAFETY: the test's own.
+    // SAFETY: the test allocated these frames, and does not use them any more.
     unsafe { frames.free(buffer, RUN, false, Use::Kernel) };
     assert_eq!(frames.free_frames(), before, "the device did not free all its memory");
 }
@@ -246,7 +247,8 @@ fn the_pool_wastes_at_most_12_percent() {
     assert!(taken * 88 < needed * 100, "{needed} bytes take {taken}: more than 12 % are wasted");
 }
 
-/// If only single frames are free, pages of classes with four-frame spans are stored all the same.
+/// If only single frames are free, pages whose size class has spans of four frames are stored in a
+/// class with spans of one frame.
 #[test]
 fn pages_are_stored_when_only_single_frames_are_free() {
     with_device(1000, 3, |world| {

@@ -1,4 +1,4 @@
-//! The slot allocator against a plain table of reference counts.
+//! Compares the slot allocator with a plain table of reference counts.
 
 use std::vec::Vec;
 use std::{assert_eq, vec};
@@ -48,8 +48,8 @@ impl World<'_> {
         }
     }
 
-    /// Sets the counts of slots of one cluster that are in use, as if they had been duplicated this
-    /// often.
+    /// Sets the reference counts of slots in use of one cluster, as if references had been added
+    /// one by one.
     fn set_references(&mut self, run: Slots, references: u32) {
         let range = run.first % SLOTS..run.first % SLOTS + run.count;
         self.slots.lock(self.host, run.first / SLOTS).set_references(&range, references);
@@ -59,7 +59,8 @@ impl World<'_> {
     fn release(&mut self, run: Slots) {
         let mut forgotten = vec![];
         self.slots.release(self.host, run, |dead| {
-            // The ranges are ascending, and not free before they are forgotten.
+            // `release` passes ascending ranges of slots, which are not free before this closure
+            // returns.
             forgotten.extend(dead.first..dead.first + dead.count);
         });
         self.counts_of(run).iter_mut().for_each(|count| *count -= 1);
@@ -100,9 +101,9 @@ fn with_world(len: u32, test: impl FnOnce(World<'_>) -> SlotAllocator) {
     assert_eq!(frames.free_frames(), before, "the allocator did not free all its memory");
 }
 
-/// Blocks are aligned and disjoint, are refused only when there is none, and become free exactly
-/// when their last reference is dropped and their contents are forgotten. A duplication adds all
-/// references or none.
+/// Allocated blocks are aligned and disjoint, and an allocation fails only when no such block is
+/// free. A slot becomes free exactly when its last reference is dropped and its contents are
+/// forgotten. A duplication adds all references or none.
 #[test]
 fn slots_agree_with_a_table_of_counts() {
     for seed in 0..40 {
@@ -155,7 +156,8 @@ fn cpus_allocate_from_other_cpus_clusters_at_last() {
     });
 }
 
-/// Counts are exact beyond 8 and 16 bits, up and down, and for ranges of several clusters.
+/// Reference counts are exact beyond 8 and 16 bits, when they rise and when they fall, and for
+/// ranges of several clusters.
 #[test]
 fn reference_counts_exceed_16_bits() {
     with_world(512 * 2, |mut world| {
@@ -173,9 +175,9 @@ fn reference_counts_exceed_16_bits() {
     });
 }
 
-/// At the maximum of lasting references a range is refused and nothing is changed, even if the slot
-/// is in the middle or in another cluster. Transient references are never refused, and counts don't
-/// wrap.
+/// If a slot of a range has the maximum number of lasting references, the range gets no further
+/// reference and nothing is changed, even if that slot is in the middle or in another cluster.
+/// Transient references are never refused, and counts don't wrap.
 #[test]
 fn duplicate_at_the_maximum_fails_and_changes_nothing() {
     with_world(512 * 3, |mut world| {
@@ -218,7 +220,8 @@ fn a_closed_device_allocates_nothing() {
     });
 }
 
-/// Scattered slots are used before whole blocks.
+/// Small blocks are allocated from clusters with scattered free slots before a whole free cluster
+/// is split.
 #[test]
 fn small_blocks_come_from_the_fullest_cluster() {
     with_world(512 * 4, |mut world| {
@@ -240,7 +243,7 @@ fn an_allocator_without_enough_memory_takes_none() {
     let before = frames.free_frames();
     assert!(SlotAllocator::new(&frames, 1 << 20).is_err());
     assert_eq!(frames.free_frames(), before);
-    // For every amount of free memory.
+    // Tries every amount of free memory.
     for held in 0..before {
         let kept: Vec<_> = (0..held).map(|_| frames.alloc(0, false, crate::frame::Use::Kernel).unwrap()).collect();
         if let Ok(slots) = SlotAllocator::new(&frames, 4096) {

@@ -1,4 +1,4 @@
-//! Tests of several devices: the choice among them, and detaching.
+//! Tests the choice among several devices, and the detaching of devices.
 
 use std::sync::Mutex;
 use std::vec::Vec;
@@ -62,12 +62,12 @@ fn with_swaps<const N: usize>(
 /// # Safety
 /// As for [`Swaps::release`].
 unsafe fn release_all(frames: &Frames<'_, Host>, swaps: &Swaps<Host>, runs: Vec<SwapRun>) {
-    // SAFETY: by contract.
+    // SAFETY: the caller owns the references to these runs (this contract).
     runs.into_iter().for_each(|run| unsafe { swaps.release(frames, run) });
 }
 
-/// The device of the highest priority is used first, devices of one priority in turn, and a lower
-/// one when they are full.
+/// The device of the highest priority is used first. Devices of one priority are used in turn, and
+/// a device of lower priority when they are full.
 #[test]
 fn devices_are_used_by_priority_and_in_turn() {
     let test = |host: &Host, frames: &Frames<'_, Host>, swaps: &Swaps<Host>, [low, a, b]: [u8; 3]| {
@@ -88,12 +88,12 @@ fn devices_are_used_by_priority_and_in_turn() {
         assert_eq!(swaps.allocate(host, HUGE_ORDER), Err(NoSlots::Full));
         let last = runs.pop().unwrap();
         let half = SwapRun { slots: Slots { count: 256, ..last.slots }, ..last };
-        // SAFETY: the run is the test's.
+        // SAFETY: the test owns the references to the slots of this run.
         unsafe { swaps.release(frames, half) };
         assert_eq!(swaps.allocate(host, HUGE_ORDER), Err(NoSlots::Scattered));
         assert_eq!(swaps.usage(host, low).unwrap().used, swaps.usage(host, low).unwrap().slots - 256);
         runs.push(SwapRun { slots: Slots { first: half.slots.first + 256, count: 256 }, ..last });
-        // SAFETY: the runs are the test's.
+        // SAFETY: the test owns the references to the slots of these runs.
         unsafe { release_all(frames, swaps, runs) };
     };
     with_swaps(test, [1024, 512, 512], [-2, 7, 7]);
@@ -107,7 +107,8 @@ fn a_device_is_detached_only_when_unused() {
         assert_eq!(swaps.detach(frames, 9), Err(DetachError::Unknown(9)));
         let run = swaps.allocate(host, 2).unwrap();
         assert_eq!(run.device, id);
-        // SAFETY: the run is the test's, and the device accesses no frame.
+        // SAFETY: the test owns the references to the slots of this run, and the device accesses no
+        // frame.
         unsafe {
             swaps.duplicate(host, run).unwrap();
             swaps.write(frames, run, Pfn(1)).unwrap();
@@ -117,7 +118,7 @@ fn a_device_is_detached_only_when_unused() {
         assert_eq!(elsewhere.device, other);
         for references in [2, 1] {
             assert_eq!(swaps.detach(frames, id), Err(DetachError::InUse(4)));
-            // SAFETY: as above.
+            // SAFETY: the test owns the references to the slots of this run.
             unsafe {
                 assert_eq!(swaps.max_references(host, run), references);
                 swaps.release(frames, run);
@@ -126,7 +127,7 @@ fn a_device_is_detached_only_when_unused() {
         swaps.close(host, other).unwrap();
         assert_eq!(swaps.allocate(host, 2), Err(NoSlots::Full), "a slot of a closed device was allocated");
         swaps.open(host, other).unwrap();
-        // SAFETY: as above.
+        // SAFETY: the test owns the references to the slots of this run.
         unsafe { swaps.release(frames, elsewhere) };
     };
     with_swaps(test, [512, 512], [1, 0]);
