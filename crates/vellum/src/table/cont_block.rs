@@ -59,6 +59,15 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     }
 }
 
+impl<P: Platform> Clone for ContBlocks<'_, '_, '_, P> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for ContBlocks<'_, '_, '_, P> {}
+
 impl<'t, 'm, P: Platform> Deref for ContBlocks<'_, 't, 'm, P> {
     type Target = LockedTable<'t, 'm, P>;
 
@@ -71,13 +80,13 @@ impl<'t, 'm, P: Platform> Deref for ContBlocks<'_, 't, 'm, P> {
 impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// Returns true if an entry is a leaf PTE in a cont block.
     #[inline]
-    pub(super) fn is_cont(&self, raw: u64) -> bool {
+    pub(super) fn is_cont(self, raw: u64) -> bool {
         P::Arch::CONT != 0 && raw & P::Arch::CONT != 0 && self.tables.arch.kind(raw, self.level) == Kind::Leaf
     }
 
     /// Returns the number of PTEs of the cont block that `raw` is in; 1 if it is in none.
     #[inline]
-    pub(super) fn cont_len(&self, raw: u64) -> usize {
+    pub(super) fn cont_len(self, raw: u64) -> usize {
         if self.is_cont(raw) { 1 << self.tables.arch.cont_bits(self.level) } else { 1 }
     }
 
@@ -85,7 +94,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// `raw`. `look` reads each entry, or exchanges it and returns the old value. Compares eight
     /// entries at a time without a branch, as `LockedTable::match_entries` does.
     #[inline(always)]
-    pub(super) fn differing(&self, index: usize, n: usize, raw: u64, look: impl Fn(usize, &AtomicU64) -> u64) -> u64 {
+    pub(super) fn differing(self, index: usize, n: usize, raw: u64, look: impl Fn(usize, &AtomicU64) -> u64) -> u64 {
         let mut all = 0;
         let (eights, rest) = self.entries()[index..index + n].as_chunks::<8>();
         for (at, eight) in (index..).step_by(8).zip(eights) {
@@ -103,7 +112,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// (INV-14). The accessed and dirty bits are those of the whole block, also of its PTEs outside
     /// the range. `each` gets the matching entries in pieces, with the index of the first of each.
     pub(super) fn match_cont_blocks(
-        &self,
+        self,
         index: usize,
         most: usize,
         first: u64,
@@ -143,7 +152,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// continued a run with `raw`: the format has cont blocks at this level, virtual and physical
     /// addresses are aligned alike, and the PTE allows an access.
     #[inline]
-    pub(super) fn can_fold(&self, index: usize, raw: u64) -> bool {
+    pub(super) fn can_fold(self, index: usize, raw: u64) -> bool {
         let arch = &self.tables.arch;
         let bits = if P::Arch::CONT == 0 || !self.tables.uses_cont_blocks { 0 } else { arch.cont_bits(self.level) };
         if bits == 0 || arch.kind(raw, self.level) != Kind::Leaf {
@@ -158,7 +167,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// end, rounded down to whole cont blocks: 0 if the folio is smaller than a cont block. `raw`
     /// is at the start of a cont block.
     #[inline]
-    fn entries_in_folio(&self, raw: u64) -> usize {
+    fn entries_in_folio(self, raw: u64) -> usize {
         let arch = &self.tables.arch;
         let pfn = arch.leaf_pfn(raw, self.level);
         // Head and tail descriptors both have the folio's order, and a folio is aligned to its
@@ -173,7 +182,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// PTEs. Returns false for a run that maps a folio smaller than a cont block, which is what
     /// most faults write.
     #[inline]
-    pub(super) fn may_complete_cont(&self, index: usize, run: &Run) -> bool {
+    pub(super) fn may_complete_cont(self, index: usize, run: &Run) -> bool {
         if P::Arch::CONT == 0 || !self.tables.uses_cont_blocks || run.kind != Kind::Leaf {
             return false;
         }
@@ -187,7 +196,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// pieces, and calls `each` with a piece's index, length, first PTE, and true if the piece
     /// consists of whole cont blocks.
     pub(super) fn for_each_piece(
-        &self,
+        self,
         index: usize,
         n: usize,
         raw: u64,
@@ -225,7 +234,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Writes a run of leaf PTEs over entries that are all `old`, folded where that is possible,
     /// and then folds the blocks at both ends if the run completed them.
-    pub(super) fn set_folding(&self, index: usize, run: &Run, old: u64) {
+    pub(super) fn set_folding(self, index: usize, run: &Run, old: u64) {
         if self.is_all_cont(index, run) {
             return self.write_cont(index, run.len, run.raw, Some(old));
         }
@@ -246,7 +255,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// Returns true if a run consists of whole cont blocks. If so, its folios need not be looked
     /// up.
     #[inline]
-    pub(super) fn is_all_cont(&self, index: usize, run: &Run) -> bool {
+    pub(super) fn is_all_cont(self, index: usize, run: &Run) -> bool {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         run.cont == Cont::All && (index | run.len) & (block - 1) == 0
     }
@@ -254,7 +263,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// Writes `n` PTEs from `index` on as whole cont blocks. `raw` is the first PTE as it would be
     /// in no cont block. All entries hold `old` now; `None` means the same as in
     /// [`LockedTable::write`].
-    pub(super) fn write_cont(&self, index: usize, n: usize, raw: u64, old: Option<u64>) {
+    pub(super) fn write_cont(self, index: usize, n: usize, raw: u64, old: Option<u64>) {
         let arch = &self.tables.arch;
         let old = old.map(Sequence::of_equal);
         let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(raw, self.level));
@@ -271,7 +280,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Exchanges `n` PTEs for `instead`, and returns the first of them as if it were in no cont
     /// block, with the accessed and dirty bits of all of them (INV-6).
-    pub(super) fn take_merged(&self, index: usize, n: usize, instead: u64) -> u64 {
+    pub(super) fn take_merged(self, index: usize, n: usize, instead: u64) -> u64 {
         let first = self.entry(index).load(Relaxed);
         // A bit that hardware set in the first PTE after that load is in `differing`.
         let differing = self.differing(index, n, first, |i, entry| self.exchange_at(i, entry, instead));
@@ -280,7 +289,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Flushes the TLB between clearing PTEs and writing them in another translation size, unless
     /// the CPU permits both sizes at once.
-    pub(super) fn break_before_make(&self, index: usize, n: usize) {
+    pub(super) fn break_before_make(self, index: usize, n: usize) {
         if !self.tables.arch.cont_in_place() {
             let start = self.base + ((index as u64) << self.shift());
             let range = VirtRange { start, end: start + ((n as u64) << self.shift()) };
@@ -292,7 +301,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// `index` and those from `index` on can change separately. Does nothing if no block crosses
     /// `index`.
     #[inline]
-    pub(super) fn unfold_at(&self, index: usize) {
+    pub(super) fn unfold_at(self, index: usize) {
         if P::Arch::CONT != 0 && index & ((1 << self.tables.arch.cont_bits(self.level)) - 1) != 0 {
             self.unfold_around(index);
         }
@@ -300,7 +309,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Unfolds the cont block that the PTE at `index` is in, if any.
     #[inline]
-    pub(super) fn unfold_around(&self, index: usize) {
+    pub(super) fn unfold_around(self, index: usize) {
         let block = self.cont_len(self.entry(index).load(Relaxed));
         if block > 1 {
             self.unfold(index & !(block - 1), block);
@@ -309,7 +318,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Unfolds the cont block of `block` PTEs that begins at `first`.
     #[cold]
-    fn unfold(&self, first: usize, block: usize) {
+    fn unfold(self, first: usize, block: usize) {
         let busy = self.tables.arch.busy_pte();
         let raw = self.take_merged(first, block, busy);
         self.break_before_make(first, block);
@@ -320,7 +329,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Folds the cont blocks at both ends of `n` leaf PTEs that were written from `index` on, if
     /// their PTEs are alike now.
-    pub(super) fn fold_edges(&self, index: usize, n: usize) {
+    pub(super) fn fold_edges(self, index: usize, n: usize) {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         let last = index + n - 1;
         if index & (block - 1) != 0 || n < block {
@@ -333,7 +342,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Returns the cont block that the first of `entries` form once `entries` are written from
     /// `index` on. Returns `None` if they can't be folded.
-    pub(super) fn leading_cont_block(&self, index: usize, entries: &[u64]) -> Option<ContBlock> {
+    pub(super) fn leading_cont_block(self, index: usize, entries: &[u64]) -> Option<ContBlock> {
         let (&first, arch) = (entries.first()?, &self.tables.arch);
         if !self.can_fold(index, first) {
             return None;
@@ -348,7 +357,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Folds the PTEs from `first` on, the start of a cont block, if they are alike and map one
     /// folio.
-    fn fold_if_uniform(&self, first: usize) {
+    fn fold_if_uniform(self, first: usize) {
         let raw = self.entry(first).load(Relaxed);
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         if raw & P::Arch::CONT == 0

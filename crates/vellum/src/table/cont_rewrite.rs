@@ -19,7 +19,7 @@ const BLOCKS_PER_FLUSH: usize = 32;
 impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// Changes the leaf PTEs of a run as `LockedTable::rewrite` does, where some are in cont
     /// blocks or can be folded.
-    pub(super) fn rewrite_cont(&self, run: &Run, new: u64) {
+    pub(super) fn rewrite_cont(self, run: &Run, new: u64) {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
         let step = arch.step(new, self.level);
@@ -73,7 +73,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Returns how many of `n` leaf PTEs from `index` on, in whole cont blocks, precede the first
     /// one that is in none.
-    fn cont_len_from(&self, index: usize, n: usize) -> usize {
+    fn cont_len_from(self, index: usize, n: usize) -> usize {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         let mut at = 0;
         // All entries of the range are leaf PTEs.
@@ -85,7 +85,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Returns how many of `n` leaf PTEs from `index` on precede the first one that is in a cont
     /// block.
-    fn non_cont_len_from(&self, index: usize, n: usize) -> usize {
+    fn non_cont_len_from(self, index: usize, n: usize) -> usize {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         let mut at = block - (index & (block - 1));
         while at < n && self.entry(index + at).load(Relaxed) & P::Arch::CONT == 0 {
@@ -96,7 +96,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Changes PTEs in whole cont blocks, which stay folded. All PTEs of a block change alike, so
     /// no break-before-make is needed.
-    fn rewrite_folded(&self, run: &Run, index: usize, n: usize, new: u64) {
+    fn rewrite_folded(self, run: &Run, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
         if run.stable {
             return self.write_cont(index, n, arch.carry(new, run.raw), None);
@@ -113,7 +113,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     }
 
     /// Changes the PTEs of a cont block into PTEs that can't be folded.
-    fn rewrite_unfolding(&self, index: usize, block: usize, new: u64) {
+    fn rewrite_unfolding(self, index: usize, block: usize, new: u64) {
         let arch = &self.tables.arch;
         let busy = arch.busy_pte();
         let old = self.take_merged(index, block, busy);
@@ -127,7 +127,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Changes PTEs that are in no cont block and folds them: up to [`BLOCKS_PER_FLUSH`] blocks
     /// with one break-before-make.
-    fn rewrite_folding(&self, index: usize, n: usize, new: u64) {
+    fn rewrite_folding(self, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
         let (step, block) = (arch.step(new, self.level), 1usize << arch.cont_bits(self.level));
         let mut at = 0;
