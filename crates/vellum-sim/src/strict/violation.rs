@@ -35,11 +35,11 @@ pub enum Rule {
     TransientlyEmpty,
     /// A mapping changes its size only when no TLB holds a translation of the old size any more.
     TwoSizes,
-    /// A contiguous block is whole, alike, consecutive, aligned and of one folio
+    /// A cont block is whole, alike, consecutive, aligned and of one folio
     /// (INV-14).
     Block,
-    /// A live PTE joins a block, leaves one, or comes to map something else, only after it was
-    /// cleared (break-before-make; INV-14).
+    /// A live PTE is folded into a cont block, unfolded from one, or comes to map something else,
+    /// only after it was cleared (break-before-make; INV-14).
     BreakBeforeMake,
     /// No CPU finds two translations for one address that disagree.
     Conflict,

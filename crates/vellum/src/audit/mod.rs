@@ -6,7 +6,7 @@
 //! | the mappings of a folio | the PTEs that map it, in all spaces | `spaces` |
 //! | resident and swapped pages of a space | the space's PTEs, which must be inside its VMAs | `spaces` |
 //! | page tables of all spaces | the frames that are page tables | `frames` |
-//! | the references of a folio (INV-2) | its mappings and the entries of objects' indexes that name its pages; the rest are pins | `frames` |
+//! | the references of a folio (INV-2) | its mappings, and objects' index entries; the rest are pins | `frames` |
 //! | pages on LRU lists (INV-9) | the lists, and the folios in use | `frames` |
 //! | folios on deferred-split queues | the partially mapped folios | `frames` |
 //! | free frames | the descriptors of free blocks | `frames` |

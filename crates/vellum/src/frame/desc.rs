@@ -7,8 +7,11 @@
 //! | `counts` | references, mappings | | | |
 //! | `state` | kind, order, flags | kind, level, flags | kind, order, zero | kind, order |
 //! | `lruvec` | memcg, per-CPU lruvec, LRU list | memcg, per-CPU lruvec | | |
-//! | `link` | LRU links, or the number of the reclaim batch that isolated the folio | lock, live count (entries that are not empty) | free-list links | first tail: deferred-split links |
+//! | `link` | LRU links, or the isolating reclaim batch | lock, live count | free-list links | deferred-split links |
 //! | `data` | the rmap key, or the page-cache object and index | parent table, and index of the entry in it | | |
+//!
+//! The live count of a page table is the number of its entries that are not empty. Of a folio's
+//! tails, the first has the links of the deferred-split queue.
 //!
 //! A tail holds only what is needed to find its head. So unmapping a folio touches one descriptor,
 //! whatever the folio's size.

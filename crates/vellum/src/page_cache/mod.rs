@@ -1,5 +1,5 @@
-//! The page cache: objects whose pages are mapped by VMAs of any number of spaces, and read and
-//! written by the host.
+//! The page cache: page-cache objects (Linux: `struct address_space`), whose pages are mapped by
+//! VMAs of any number of spaces, and read and written by the host.
 //!
 //! An [`Object`] is Linux's `struct address_space` and Mach's VM object: a sparse array of pages
 //! with a size in bytes. It backs shared anonymous memory, a file of an in-memory file system

@@ -10,7 +10,7 @@
 //! The `_irq` forms of [`SpinLock`] are for data that an interrupt handler accesses too. Readers of
 //! a [`PerCpuLock`] write only their own CPU's cache line.
 //!
-//! ARCHITECTURE.md defines the order in which locks nest; the simulated machine checks it in debug
+//! docs/invariants.md defines the order in which locks nest; the simulated machine checks it in debug
 //! builds.
 //!
 //! Under `--cfg loom` the atomics come from `loom`, and the models in `tests/model_sync.rs` explore

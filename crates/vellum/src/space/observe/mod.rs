@@ -53,9 +53,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Calls `visit` for each run of PTEs ([`Run`]) in `range` in ascending order. Addresses
-    /// without a page table are passed as a run of [`Kind::None`](crate::arch::Kind::None) at level
-    /// 1. The page table of a run is locked during the call: `visit` must be quick, and must not
-    /// call back into the space.
+    /// without a page table are passed as a run of [`Kind::None`](crate::arch::Kind::None) at
+    /// level 1. The page table of a run is locked during the call: `visit` must be quick, and must
+    /// not call back into the space.
     pub fn runs(&self, range: VirtRange, visit: impl FnMut(&Run)) {
         Observe::of(self).runs(range, visit)
     }

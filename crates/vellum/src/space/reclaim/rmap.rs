@@ -1,5 +1,5 @@
-//! The reverse map inside a space: finds the VMAs that map a folio, checks the accessed bits of its
-//! PTEs, and unmaps folios of page-cache objects.
+//! The rmap inside a space (reverse map; Linux: `rmap_walk`): finds the VMAs that map a folio,
+//! checks the accessed bits of its PTEs, and unmaps folios of page-cache objects.
 //!
 //! PTEs that map an object's folio are cleared: a later fault finds the page in the object again.
 //! PTEs of locked VMAs (`VM_LOCKED`) stay. So do PTEs with state that the object does not have:
