@@ -10,8 +10,8 @@
 //! The `_irq` forms of [`SpinLock`] are for data that an interrupt handler accesses too. Readers of
 //! a [`PerCpuLock`] write only their own CPU's cache line.
 //!
-//! docs/invariants.md defines the order in which locks nest; the simulated machine checks it in debug
-//! builds.
+//! docs/invariants.md defines the order in which locks nest; the simulated machine checks it in
+//! debug builds.
 //!
 //! Under `--cfg loom` the atomics come from `loom`, and the models in `tests/model_sync.rs` explore
 //! all locks of this module except `Gate`.
