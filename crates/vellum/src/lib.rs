@@ -28,7 +28,7 @@
 //! use vellum::{AddressSpace, Machine};
 //!
 //! // `host` implements `Platform`; the crate `vellum-sim` has one in software.
-//! fn first_fault<P: Platform>(host: &P) {
+//! fn first_fault<P: Platform<Arch = X86_64>>(host: &P) {
 //!     let machine = Machine::boot(host, Default::default()).expect("enough memory to boot");
 //!     let arch = X86_64::four_levels();
 //!     let (memcg, limits) = (MemcgId::ROOT, Limits::default());
