@@ -4,8 +4,8 @@
 //!
 //! # Layers
 //!
-//! A layer is a folder, or `main.rs` itself. Each imports only from modules above it in this table:
-//! the ground comes first.
+//! A layer is a folder, or `main.rs` itself. Each imports only from modules above it in this table,
+//! which lists the lowest layer first.
 //!
 //! | folder | what it is |
 //! |---|---|
@@ -24,7 +24,7 @@
 //! | [`arch`] | [`mem`] | page faults and shootdowns: [`arch::hooks`] |
 //! | [`arch`] | [`mem`] | a signal frame's user memory: [`arch::types::UserMemory`] |
 //! | [`arch`], [`mem`] | [`task`] | the memory for per-CPU records: [`arch::percpu::provide`] |
-//! | [`mem`] | [`task`] | a blocked access, noted and not waited for: [`mem::thread`] |
+//! | [`mem`] | [`task`] | an access that must wait, which `mem` notes and `task` waits for: [`mem::thread`] |
 //! | [`task`] | [`files`] | input has come: [`task::time::set_input`] |
 //! | [`task`] | [`sys`] | a system call, a thread's end: [`task::run::SystemCalls`] |
 //! | [`arch`] | `main` | the first Rust code: the symbol `kernel_start` |
@@ -128,7 +128,8 @@ use vellum_kernel::parse::{self, BootOption};
 
 /// The first Rust function. `arch::boot` calls it once, with interrupts off, on the boot CPU's
 /// stack.
-// SAFETY: `arch` declares it so, and nothing else has this name.
+// SAFETY: `arch` declares the function with this name and signature, and no other item has the
+// name.
 #[unsafe(no_mangle)]
 extern "C" fn kernel_start(handed_over: u64) -> ! {
     serial::init();
@@ -146,13 +147,13 @@ extern "C" fn kernel_start(handed_over: u64) -> ! {
     }
 }
 
-/// Prints why the kernel cannot go on, and stops the machine.
+/// Prints the reason for which the kernel cannot continue, and stops the machine.
 fn fail(reason: &dyn Display) -> ! {
     println!("vellum-kernel: failed: {reason}");
     exit(Outcome::Failure)
 }
 
-/// Follows the command line. Runs once the boot CPU is set up.
+/// Does the work that the command line names. Runs once the boot CPU is set up.
 fn main(boot: &Boot) -> Result<(), &'static str> {
     let Boot { map, command_line, .. } = boot;
     println!("vellum-kernel {}\n{map}", env!("CARGO_PKG_VERSION"));
@@ -215,7 +216,8 @@ fn boot_all(boot: &Boot, counted: bool) -> Result<(&'static Machine, usize), &'s
 }
 
 /// Runs the program that the archive names; the machine stops when it ends. With the option
-/// `apart`, memory is mapped without cont blocks.
+/// `apart`, memory is mapped without cont blocks (PTEs with the contiguous bit, which share a TLB
+/// entry).
 fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
     let (machine, cpus) = boot_all(boot, counted)?;
     match option {

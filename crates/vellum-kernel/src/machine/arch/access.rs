@@ -1,5 +1,5 @@
-//! Accesses to user memory by instructions that may fault and be refused. Each function reports a
-//! refused access to its caller instead of faulting.
+//! Accesses to user memory. If the page-fault hook does not resolve a fault of an access, the
+//! access is refused: the function returns that to its caller instead of faulting.
 //!
 //! The instructions themselves are in the architecture's `touch` module.
 
@@ -17,10 +17,10 @@ unsafe extern "C" {
 ///
 /// # Safety
 ///
-/// The kernel side must be valid for the copy, and no reference to the user side may exist. Called
-/// inside `cpu::user_access`.
+/// The kernel's range is valid for the copy, no reference to the user's range exists, and the call
+/// is inside `cpu::user_access`.
 pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) -> usize {
-    // SAFETY: by contract.
+    // SAFETY: this function has the contract of the assembly routine.
     unsafe { user_copy(to, from, bytes) }
 }
 
@@ -29,10 +29,10 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) -> usize {
 ///
 /// # Safety
 ///
-/// As of [`copy`].
+/// No reference to the word exists, and the call is inside `cpu::user_access`.
 pub unsafe fn exchange(address: u64, expected: u32, new: u32) -> Option<u32> {
     let mut found = 0;
-    // SAFETY: by contract; `found` is a local variable.
+    // SAFETY: the word satisfies this function's contract; `found` is a local variable.
     (unsafe { user_exchange(address, expected, new, &raw mut found) } == 0).then_some(found)
 }
 
@@ -40,10 +40,10 @@ pub unsafe fn exchange(address: u64, expected: u32, new: u32) -> Option<u32> {
 ///
 /// # Safety
 ///
-/// As of [`copy`].
+/// No reference to the word exists, and the call is inside `cpu::user_access`.
 pub unsafe fn load(address: u64) -> Option<u64> {
     let mut value = 0;
-    // SAFETY: by contract; `value` is a local variable.
+    // SAFETY: the word satisfies this function's contract; `value` is a local variable.
     (unsafe { user_load(address, &raw mut value) } == 0).then_some(value)
 }
 
@@ -51,9 +51,9 @@ pub unsafe fn load(address: u64) -> Option<u64> {
 ///
 /// # Safety
 ///
-/// As of [`copy`].
+/// No reference to the word exists, and the call is inside `cpu::user_access`.
 pub unsafe fn store(address: u64, value: u64) -> bool {
-    // SAFETY: by contract.
+    // SAFETY: the word satisfies this function's contract.
     unsafe { user_store(address, value) == 0 }
 }
 

@@ -50,7 +50,7 @@ pub fn page_fault(fault: &Fault) -> Outcome {
     if hook.is_null() {
         return Outcome::Unresolved;
     }
-    // SAFETY: only `set_page_fault` writes it, and writes a `Hook`.
+    // SAFETY: only `set_page_fault` writes `PAGE_FAULT`, and writes a `Hook`.
     let hook = unsafe { transmute::<*mut (), Hook>(hook) };
     hook(fault)
 }
@@ -59,7 +59,7 @@ pub fn page_fault(fault: &Fault) -> Outcome {
 pub fn shootdown() {
     let hook = SHOOTDOWN.load(Ordering::Acquire);
     if !hook.is_null() {
-        // SAFETY: only `set_shootdown` writes it, and writes a `fn()`.
+        // SAFETY: only `set_shootdown` writes `SHOOTDOWN`, and writes a `fn()`.
         unsafe { transmute::<*mut (), fn()>(hook)() };
     }
 }

@@ -9,7 +9,7 @@ use crate::arch::stack;
 pub const PAGE_SIZE: u64 = 4096;
 /// Bytes per GiB.
 pub const GIB: u64 = 1 << 30;
-/// The number of page tables that map the image, of 2 MiB each.
+/// The number of page tables that map the image. Each maps 2 MiB.
 const IMAGE_TABLES: usize = 8;
 
 // The bounds of the image's sections, from the linker script. Only the symbols' addresses are used.

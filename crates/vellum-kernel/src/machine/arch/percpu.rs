@@ -39,10 +39,10 @@ impl ArchCpu {
 ///
 /// # Safety
 ///
-/// The type is `repr(C)`, and its first field is an [`ArchCpu`] or implements this trait.
+/// The type is [`ArchCpu`], or is `repr(C)` with a first field that implements this trait.
 pub unsafe trait Record {}
 
-// SAFETY: an `ArchCpu` begins where it begins.
+// SAFETY: the type is [`ArchCpu`].
 unsafe impl Record for ArchCpu {}
 
 /// The first CPU's record.
@@ -68,8 +68,8 @@ pub unsafe fn provide<R: Record>(records: *mut [R; MAX_CPUS]) {
 /// Called once by each CPU, with an index of its own below [`MAX_CPUS`], before this CPU calls
 /// [`current`].
 pub unsafe fn install(index: usize) {
-    // SAFETY: `provide` has set `MAX_CPUS` records of this size, and by contract no other CPU has
-    // this one. A record begins with an `ArchCpu` (`Record`), and lives forever.
+    // SAFETY: `provide` has set `MAX_CPUS` records of this size; the caller's index is below that
+    // and no other CPU's. A record begins with an `ArchCpu` (`Record`), and lives forever.
     unsafe {
         let this = RECORDS.load(Relaxed).add(index * STRIDE.load(Relaxed)).cast::<ArchCpu>();
         (*this).index = index;
@@ -92,6 +92,7 @@ pub fn current() -> &'static ArchCpu {
 /// the first field of that field, and so on.
 #[inline(always)]
 pub unsafe fn current_as<R: Record>() -> &'static R {
-    // SAFETY: by contract; `install` was given a record that lives forever.
+    // SAFETY: `install` was given a record that lives forever, and the caller names its type or
+    // that of a field at its start.
     unsafe { &*entry_state::current().cast() }
 }

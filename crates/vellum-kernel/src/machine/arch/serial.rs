@@ -46,8 +46,8 @@ macro_rules! println {
 }
 pub(crate) use println;
 
-/// The stdio channel to the host: carries a program's streams in frames of a type, a length and
-/// that many bytes.
+/// The stdio channel to the host: carries a program's streams in frames, each of a type, a length
+/// and that many bytes of data.
 pub mod stdio {
     use super::{Mutex, ports};
     use uart_16550::spec::registers::IER;
@@ -74,8 +74,8 @@ pub mod stdio {
     /// this CPU.
     pub fn init() {
         if let Some(mut port) = ports::stdio()
-            // The fastest rate: the port delays its interrupt by the time of four bytes while few
-            // are waiting.
+            // The fastest rate: while few bytes are waiting, the port delays its interrupt by the
+            // time that four bytes take at this rate.
             && port
                 .init(Config { interrupts: IER::DATA_READY, baud_rate: BaudRate::Baud115200, ..Config::default() })
                 .is_ok()

@@ -33,7 +33,7 @@ pub fn work() -> ! {
         let work = WORK.load(SeqCst);
         if !work.is_null() {
             interrupts::enable();
-            // SAFETY: only `release` writes it, and writes a `fn() -> !`.
+            // SAFETY: only `release` writes `WORK`, and writes a `fn() -> !`.
             unsafe { transmute::<*mut (), fn() -> !>(work)() };
         }
         interrupts::enable_and_wait();

@@ -30,7 +30,7 @@ pub fn story(lab: &Lab) -> Checked {
     Ok(())
 }
 
-/// The second of four PTEs, all of one run.
+/// Checks the bits of the second of four PTEs that are all of one run.
 fn one_entry(space: &Space, step: u64) -> Checked {
     let (all, page) = (first(4 * step), VirtRange { start: BASE + step, end: BASE + 2 * step });
     let runs = each_run(space, all, |_| Ok(()))?;
@@ -84,7 +84,8 @@ fn clear_bits(space: &Space, address: u64) -> Checked {
         match manual::read(raw, level) {
             Some(Entry::Table(next)) => table = next,
             Some(Entry::Page(cleared)) => {
-                // SAFETY: as above. Only the CPU changes the PTE meanwhile, and only these bits.
+                // SAFETY: the same PTE. Only the CPU changes it at the same time, and only these
+                // bits.
                 unsafe { entry.write_volatile(cleared) };
                 flush_pages([address].into_iter());
                 break;

@@ -22,8 +22,8 @@ pub fn story(lab: &Lab) -> Checked {
     churn(lab)
 }
 
-/// Two address spaces allocate single pages in turn, and one is dropped. Its frames lie between the
-/// other's.
+/// Lets two address spaces allocate single pages in turn and drops one of them, whose frames lie
+/// between the other's.
 fn churn(lab: &Lab) -> Checked {
     const BYTES: u64 = 4 << 20;
     lab.use_folios(0);

@@ -111,7 +111,7 @@ fn counters(machine: &Machine) -> [u64; ALL_COUNTERS.len()] {
 pub struct CounterChanges(&'static Machine, [u64; ALL_COUNTERS.len()]);
 
 impl CounterChanges {
-    /// Returns the change of a counter since then.
+    /// Returns the change of a counter since these values were taken.
     pub fn since(&self, counter: Counter) -> u64 {
         let at = ALL_COUNTERS.iter().position(|other| *other == counter);
         self.0.counter(counter) - at.map_or(0, |at| self.1[at])

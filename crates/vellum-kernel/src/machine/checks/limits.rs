@@ -27,7 +27,8 @@ fn touch_all(bytes: u64) -> Checked<(u64, FaultError)> {
     Err(Failed)
 }
 
-/// One huge folio fits below the limit, and a second would not: single pages are used instead.
+/// Checks a limit below which one huge folio fits and a second does not: faults use single pages
+/// then.
 fn limit(lab: &Lab) -> Checked {
     const LIMIT: u64 = 700;
     const HUGE_PAGES: u64 = HUGE / FRAME_SIZE;

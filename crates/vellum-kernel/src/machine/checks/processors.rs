@@ -37,7 +37,7 @@ static CPUS: AtomicUsize = AtomicUsize::new(0);
 static ARRIVED: AtomicUsize = AtomicUsize::new(0);
 /// The last race whose memory was unmapped.
 static GONE: AtomicU64 = AtomicU64::new(0);
-/// The last round; the first CPU sets it before it gets there.
+/// The number of the last round. The first CPU sets it before it reaches that round.
 static LAST: AtomicU64 = AtomicU64::new(HANDSHAKES);
 /// The round that each of the two CPUs has reached, and the other's last round that it saw. Each is
 /// in a cache line of its own.
@@ -105,8 +105,8 @@ fn meet() {
     }
 }
 
-/// All CPUs load every page into their TLBs; then one CPU write-protects the pages, and unmaps
-/// them.
+/// Checks that pages that all CPUs have in their TLBs can't be written by any CPU after one CPU has
+/// write-protected them, nor accessed after it has unmapped them.
 fn in_turn(space: &Space, me: usize) -> Checked {
     let first = |what: &dyn Fn() -> Checked| {
         meet();
@@ -131,7 +131,7 @@ fn in_turn(space: &Space, me: usize) -> Checked {
     Ok(())
 }
 
-/// One CPU unmaps what the others read, and reuses the memory at once.
+/// Checks that no CPU reads memory that another CPU has unmapped and reuses at once.
 fn while_it_goes(space: &Space, me: usize) -> Checked {
     const PAGES: u64 = 8;
     let range = VirtRange { start: BASE, end: BASE + PAGES * FRAME_SIZE };
@@ -166,8 +166,8 @@ fn while_it_goes(space: &Space, me: usize) -> Checked {
     Ok(())
 }
 
-/// Each CPU maps, protects and unmaps its own memory in the shared space, all at the same time. So
-/// many shootdowns wait for CPUs that wait for shootdowns themselves.
+/// Lets each CPU map, protect and unmap its own memory in the shared space, all at the same time,
+/// so that many shootdowns wait for CPUs that wait for shootdowns themselves.
 fn side_by_side(space: &Space, me: usize) -> Checked {
     let start = BASE + me as u64 * 4 * HUGE;
     for round in 0..ROUNDS {
@@ -183,9 +183,9 @@ fn side_by_side(space: &Space, me: usize) -> Checked {
     Ok(())
 }
 
-/// Two CPUs store and then load, over and over: in each round at least one must see the other's
-/// store. The protocol between a CPU that loads an address space and one that changes its page
-/// tables relies on this.
+/// Checks that of two CPUs that each store and then load, at least one sees the other's store, in
+/// each of many rounds. The protocol between a CPU that loads an address space and one that changes
+/// its page tables relies on this.
 fn handshake(me: usize) -> Checked {
     let other = 1 - me;
     let mut missed = 0u64;

@@ -67,7 +67,8 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
         vellum::space::SpaceStats { peak_mapped: BYTES, peak_rss: BYTES, ..stats(0, 0, 1) },
     )?;
     lab.expect_group(1 + kernel_pages(space), 0, 0)?;
-    // The TLB had the translations of the last pages.
+    // The TLB had the translations of the last pages: a missing flush would let these reads
+    // succeed.
     expect_no_load(range, FaultError::Unmapped)?;
     print(order, folios, born, runs, cost);
     Ok(())

@@ -56,7 +56,7 @@ pub fn run_in<T>(space: &Space, body: impl FnOnce() -> T) -> T {
     // panic does not return. The previous space is borrowed by the enclosing call of `run_in`.
     unsafe { switch(ptr::from_ref(space).cast_mut()) };
     let result = body();
-    // SAFETY: as above.
+    // SAFETY: the previous space is borrowed by the enclosing call of `run_in`.
     unsafe { switch(before) };
     result
 }
@@ -99,7 +99,8 @@ pub unsafe fn execute(address: u64) -> Result<(), FaultError> {
         match interrupts::without(|| unsafe { entry::enter(&mut registers) }) {
             Trap::SystemCall(_) => return Ok(()),
             Trap::PageFault(address, access) => {
-                // SAFETY: as in `resolve`.
+                // SAFETY: the field is null, or a space that lives until the next switch (contract
+                // of `switch`).
                 let space = unsafe { seat().current.load(Relaxed).as_ref() }.expect("a space is in use");
                 space.fault(address, access)?;
             }

@@ -33,7 +33,8 @@ pub fn story(lab: &Lab) -> Checked {
     Ok(())
 }
 
-/// Read faults map the shared zero folio; a write allocates a page, which all CPUs see at once.
+/// Checks that read faults map the shared zero folio, and that a write allocates a page, which all
+/// CPUs see at once.
 fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     let between = tables_between(space);
     let (piece, range) = (order(lab.machine).min(folios), first(BYTES));
@@ -117,7 +118,7 @@ fn dont_need(lab: &Lab, space: &Space, folios: u8) -> Checked {
     let (between, range) = (tables_between(space), first(BYTES));
     let runs = each_run(space, range, |_| Ok(()))?;
     let mut tally = lab.tally();
-    // The TLB has the last pages, writable.
+    // The TLB has writable translations of the last pages, which the call must flush.
     must("DONTNEED", space.advise(BASE, BYTES, Advise::DontNeed))?;
     let last_level = if folios == HUGE_ORDER { 0 } else { BYTES / HUGE };
     let freed = [
@@ -130,7 +131,7 @@ fn dont_need(lab: &Lab, space: &Space, folios: u8) -> Checked {
     tally.expect("MADV_DONTNEED", &freed)?;
     expect("resident", (space.stats().anon, space.stats().mapped), (0, BYTES))?;
     lab.expect_group(1 + kernel_pages(space), 0, 0)?;
-    // Backwards, because the TLB has the last pages.
+    // Reads backwards, because the TLB had the last pages: a missing flush would show there.
     for page in (0..PAGES).rev() {
         let page = BASE + page * FRAME_SIZE;
         expect_zeros(VirtRange { start: page, end: page + FRAME_SIZE })?;

@@ -111,7 +111,7 @@ impl File for Stream {
 
     fn ready(&self) -> u32 {
         match self {
-            // Polled as a pipe is.
+            // Reports the events that a pipe would report.
             Stream::Input => {
                 let mut arrived = ARRIVED.lock();
                 let there = if arrived.look().is_empty() { 0 } else { POLLIN | POLLRDNORM };

@@ -1,10 +1,11 @@
-//! Implements the files of `userfaultfd`, by which a program resolves faults and write-protect
-//! faults of its own memory.
+//! Implements the files of `userfaultfd`, by which a program resolves the missing-page and
+//! write-protect faults of its own memory.
 //!
 //! A thread that takes such a fault enqueues itself in the file's list of faults, and retries the
-//! fault in the engine before it sleeps. So either the retry finds what the program did meanwhile,
-//! or the program's request finds the thread in the list: no wake-up is lost. A system call whose
-//! copy meets such a fault fails, waits in the same way, and is retried (`task::blocked`).
+//! fault in the engine before it sleeps. So no wake-up is lost: if the program resolves the fault
+//! before the thread is in the list, the retry succeeds; if after, the program's request finds the
+//! thread there. A system call whose copy meets such a fault fails, waits in the same list, and is
+//! retried (`task::blocked`).
 
 use crate::mem::thread::failed;
 use crate::mem::uffd::Uffd;

@@ -29,7 +29,7 @@ const SECTORS: usize = FRAME_SIZE as usize / SECTOR_SIZE;
 /// time, so that buffers need no mapping.
 struct Dma;
 
-/// Returns the layout of that many pages, or the empty layout if it would be too large.
+/// Returns the layout of `pages` pages, or the empty layout if it would be too large.
 fn pages(pages: usize) -> Layout {
     // The driver asks for some tens of pages at most.
     Layout::array::<[u8; PAGE_SIZE]>(pages).and_then(|layout| layout.align_to(PAGE_SIZE)).unwrap_or(Layout::new::<()>())
@@ -51,7 +51,8 @@ unsafe impl Hal for Dma {
     }
 
     unsafe fn dma_dealloc(_: PhysAddr, at: NonNull<u8>, count: usize) -> i32 {
-        // SAFETY: by contract the block came from `dma_alloc` with the same number of pages.
+        // SAFETY: the block came from `dma_alloc` with the same number of pages (the contract of
+        // [`Hal`]).
         unsafe { dealloc(at.as_ptr(), pages(count)) };
         0
     }
@@ -98,9 +99,9 @@ impl Disk {
     ///
     /// # Safety
     ///
-    /// As of [`SwapDevice::read`].
+    /// The contract of [`SwapDevice::read`] holds: no other code uses the frames.
     unsafe fn request(&self, frames: &Frames<'_, Host>, slots: Slots, to: Pfn) -> bool {
-        // SAFETY: by contract the frames belong to the caller alone.
+        // SAFETY: no other code uses the frames (this function's contract).
         let bytes = unsafe { core::slice::from_raw_parts_mut(frames.at(to.addr()).as_ptr(), bytes(slots)) };
         self.driver.lock().read_blocks(slots.first as usize * SECTORS, bytes).is_ok()
     }
@@ -113,20 +114,21 @@ fn bytes(slots: Slots) -> usize {
 
 impl SwapDevice<Host> for Disk {
     unsafe fn write(&self, frames: &Frames<'_, Host>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
-        // SAFETY: by contract the frames are the machine's, and are not written to meanwhile.
+        // SAFETY: the frames are the machine's, and the engine keeps them unchanged during the call
+        // (the contract of [`SwapDevice::write`]).
         let bytes = unsafe { core::slice::from_raw_parts(frames.at(from.addr()).as_ptr(), bytes(slots)) };
         self.driver.lock().write_blocks(slots.first as usize * SECTORS, bytes).map_err(|_| WriteError::Failed)
     }
 
     unsafe fn read(&self, frames: &Frames<'_, Host>, slots: Slots, to: Pfn) -> Result<(), ReadError> {
-        // SAFETY: by contract.
+        // SAFETY: this function's contract is that of `request`.
         if unsafe { self.request(frames, slots, to) } {
             return Ok(());
         }
         // The device does not report which sector failed: find it slot by slot.
         let each = (0..slots.count).map(|i| (Slots { first: slots.first + i, count: 1 }, to.add(i)));
         for (slot, to) in each {
-            // SAFETY: by contract.
+            // SAFETY: this function's contract is that of `request`.
             if !unsafe { self.request(frames, slot, to) } {
                 return Err(ReadError { slot: slot.first, reason: Unreadable::Failed });
             }

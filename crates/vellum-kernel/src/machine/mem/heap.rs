@@ -3,8 +3,8 @@
 //! A small block is cut from a frame whose blocks all have the same size and memcg; the memcg is
 //! charged for the whole frame. A large block is a block of the frame allocator. A frame of small
 //! blocks begins with a header that links its free blocks. A frame with free blocks is on the list
-//! of its size and memcg, and returns to the engine once all its blocks are free. The root memcg
-//! keeps the last frame of each list, because no limit counts that frame.
+//! of its size and memcg, and returns to the engine once all its blocks are free. Only the lists of
+//! the root memcg keep their last frame, because that frame counts toward no limit.
 //!
 //! A reserve of memory is kept for the heap alone, so that the kernel's own allocations do not fail
 //! while the kernel refuses memory to a program or ends it ([`payer`]).
@@ -56,10 +56,10 @@ struct Header {
 #[global_allocator]
 static HEAP: Heap = Heap { lists: [const { [const { Mutex::new(List(ptr::null_mut())) }; SIZES] }; MAX_MEMCGS] };
 
-/// The number of frames that the heap has from the engine.
+/// The number of frames that the heap has allocated from the engine and not returned.
 static FRAMES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the bytes of memory that the heap has from the engine.
+/// Returns the bytes of memory that the heap has allocated from the engine and not returned.
 pub fn used() -> u64 {
     FRAMES.load(Relaxed) * FRAME_SIZE
 }
@@ -108,8 +108,8 @@ unsafe impl GlobalAlloc for Heap {
         let Some(machine) = MACHINE.get() else { return ptr::null_mut() };
         let (shift, memcg) = (size_of_block(layout), payer::payer());
         let block = self.alloc_for(machine, memcg, shift);
-        // A thread that moves to another memcg may still allocate for one that was removed
-        // meanwhile.
+        // A thread that moves to another memcg may still allocate for its old one, after that was
+        // removed. The root memcg is then charged instead.
         let is_gone = || memcg != MemcgId::ROOT && !machine.memcgs().exists(memcg);
         let block = block.or_else(|| is_gone().then(|| self.alloc_for(machine, MemcgId::ROOT, shift))?);
         block.map_or(ptr::null_mut(), NonNull::as_ptr)
@@ -122,7 +122,7 @@ unsafe impl GlobalAlloc for Heap {
             // any of its blocks is in use, as this one is.
             let memcg = unsafe { (*Header::of(block)).memcg };
             let mut list = self.list(memcg, shift).lock();
-            // SAFETY: the block is of this size and memcg, and by contract the caller gives it up.
+            // SAFETY: the block is of this size and memcg, and the caller of `dealloc` gives it up.
             let Some(frame) = (unsafe { list.give_back(block) }) else { return };
             drop(list);
             // SAFETY: all of the frame's blocks are free, and it is on no list.
@@ -149,7 +149,7 @@ unsafe fn give_back(at: *mut u8, order: u8) {
     let machine = crate::mem::machine();
     let address = at.addr() - machine.platform().direct_map().addr();
     FRAMES.fetch_sub(1 << order, Relaxed);
-    // SAFETY: by contract.
+    // SAFETY: the frames came from `frames`, and the caller gives them up.
     unsafe { machine.memcgs().free_for_host(machine.frames(), PhysAddr(address as u64).pfn(), order) };
 }
 
@@ -226,7 +226,8 @@ impl List {
     ///
     /// The frame is on this list.
     unsafe fn unlink(&mut self, header: *mut Header) {
-        // SAFETY: its neighbours are on the list too.
+        // SAFETY: the frames linked before and after this one are on the list too, whose lock is
+        // held.
         unsafe {
             let (next, previous) = ((*header).next, (*header).previous);
             if !next.is_null() {

@@ -76,7 +76,7 @@ impl Table {
         below.map(|(_, memcg)| memcg.engine).chain(removed).chain((memcg == ROOT).then_some(MemcgId::ROOT))
     }
 
-    /// Returns the most memcgs that [`Self::below`] returns.
+    /// Returns an upper bound of the number of memcgs that [`Self::below`] returns.
     pub fn most(&self) -> usize {
         self.by_number.len() + self.removed.len() + 1
     }
@@ -84,7 +84,8 @@ impl Table {
     /// Removes from the engine every removed memcg to which nothing is charged any more.
     fn sweep(&mut self) {
         let frames = machine().frames();
-        // A child is removed before its parent, and so comes first in the list.
+        // The list has children before their parents, as they were removed; the engine demands that
+        // order.
         self.removed.retain(|memcg| machine().memcgs().remove(frames, *memcg).is_err());
     }
 }
@@ -147,8 +148,8 @@ pub fn remove(memcg: u32, is_populated: impl FnOnce() -> bool) -> Result<(), Err
     }
     table.removed.try_reserve(1)?;
     if let Some(memcg) = table.by_number.remove(&memcg) {
-        // The memcgs above limit the memory that it leaves behind: no process could lift the limit
-        // of a memcg without a name.
+        // Lift the removed memcg's own limit, which no process can lift any more. The limits of its
+        // ancestors still apply to the memory that it leaves behind.
         let _ = machine().memcgs().set_limit(memcg.engine, u64::MAX);
         table.removed.push(memcg.engine);
     }
@@ -221,7 +222,7 @@ pub fn update_swap_room() {
     while let Some((number, engine, most)) = next(from) {
         from = number + 1;
         let room = most.saturating_sub(swapped(number)) / FRAME_SIZE;
-        // The memcg may have been removed meanwhile.
+        // A failure is ignored: the memcg may have been removed since the table was unlocked.
         let _ = machine().memcgs().set_swap_room(engine, room);
     }
 }

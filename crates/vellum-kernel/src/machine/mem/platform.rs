@@ -67,12 +67,14 @@ unsafe impl Memory for Host {
     }
 
     unsafe fn zero(&self, at: *mut u8, bytes: usize) {
-        // SAFETY: by contract; the memory map's regions are normal memory.
+        // SAFETY: the engine owns the range of whole frames (the contract of [`Memory`]), which
+        // lies in the memory map's regions and so is normal memory.
         unsafe { caches::zero(at, bytes) }
     }
 
     unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) {
-        // SAFETY: by contract.
+        // SAFETY: both ranges are whole frames of the memory map, and the engine owns `to` (the
+        // contract of [`Memory`]).
         unsafe { caches::copy(from, to, bytes) }
     }
 

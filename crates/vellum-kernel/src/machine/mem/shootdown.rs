@@ -126,8 +126,8 @@ fn bits(mut set: u64) -> impl Iterator<Item = usize> {
 }
 
 impl Work<'_> {
-    /// Does this CPU's part. Invalidating a page's translation also drops the paging-structure
-    /// caches that lead to it, which serves [`Invalidation::tables`] too.
+    /// Does this CPU's share of the work. Invalidating a page's translation also drops the
+    /// paging-structure caches that lead to it, which serves [`Invalidation::tables`] too.
     fn carry_out(&self) {
         let Work::Flush { ranges, stride_shift, change } = *self else { return fence(SeqCst) };
         let all = drop_translations(ranges, stride_shift);

@@ -32,7 +32,7 @@ use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::names::MappedFile;
 use vellum_kernel::tags::{Generations, Loaded};
 
-/// The number of remembered files from which on those that no VMA maps any more are forgotten.
+/// The number of recorded files at which the kernel first removes those that no VMA maps any more.
 const FILES_BEFORE_CLEANUP: usize = 64;
 
 /// A process's address space, and what the kernel keeps with it (Linux: `mm_struct`).
@@ -133,7 +133,8 @@ impl UserSpace {
         }
     }
 
-    /// Unregisters all userfaultfds from the VMAs in a range, after `mremap` moved them there.
+    /// Unregisters all userfaultfds from the VMAs in a range, after `mremap` moved the VMAs into
+    /// it.
     pub fn unregister_uffds(&self, start: u64, len: u64) {
         let numbers: Vec<UffdId> = self.uffds.lock().0.keys().copied().map(UffdId).collect();
         let end = align_up(len, FRAME_SHIFT).and_then(|len| start.checked_add(len)).unwrap_or(start);
@@ -357,8 +358,8 @@ pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
             // SAFETY: this CPU's own field, and interrupts are off.
             let tags = unsafe { &mut *cpu.tags.get() };
             let Loaded { tag, keep } = tags.load(number, GENERATIONS.current(number));
-            // SAFETY: the root of a space with the kernel in its upper half (`mem::map_kernel`),
-            // alive by contract.
+            // SAFETY: `root` is that of a space with the kernel in its upper half
+            // (`mem::map_kernel`), which the caller keeps alive until another space is loaded.
             unsafe { load_tagged_root(space.root().addr().0, tag as u16 + 1, keep) };
         }
         None => {

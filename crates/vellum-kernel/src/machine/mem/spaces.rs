@@ -1,5 +1,6 @@
-//! The registry of all address spaces, by number and by fork family: the engine visits through it
-//! the spaces that map a folio or an object, or all spaces.
+//! The registry of all address spaces, by number and by fork family (the spaces that descend by
+//! `fork` from one space, and may share its anonymous folios): the engine visits through it the
+//! spaces that map a folio or an object, or all spaces.
 
 use crate::mem::payer::Shared;
 use crate::mem::platform::Host;

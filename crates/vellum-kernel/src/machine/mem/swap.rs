@@ -70,7 +70,8 @@ pub fn init_disk(checked: bool, announce: impl FnOnce(&Store) -> Result<(), Errn
     init(&DISK, store, announce)
 }
 
-/// Announces a store, keeps it in `place` and enables it. On failure of `announce` nothing is kept.
+/// Has `announce` make a device's file, stores the device in `place` and enables it. On failure of
+/// `announce` the device is dropped.
 fn init(
     place: &'static Once<Store>,
     store: Store,
@@ -126,8 +127,8 @@ impl Store {
     }
 }
 
-/// Swaps in all pages of a closed device and detaches it. Repeats while the number of slots in use
-/// falls.
+/// Swaps in all pages of a device that takes no new ones, and detaches it. Repeats while the number
+/// of slots in use falls.
 fn empty(id: u8) -> Result<(), Errno> {
     let mut left = u32::MAX;
     loop {
@@ -149,7 +150,8 @@ fn empty(id: u8) -> Result<(), Errno> {
         }
         match machine().swaps().detach(machine().frames(), id) {
             Ok(()) => return Ok(()),
-            // A space that is being forked or is ending still has slots.
+            // A space that is being forked or is ending still has slots, and will soon have fewer:
+            // repeat.
             Err(DetachError::InUse(slots)) if slots < left => left = slots,
             Err(_) => return Err(Errno::ENOMEM),
         }

@@ -19,7 +19,7 @@ pub enum BlockedOn {
     /// The kernel's own memory for the thread went beyond its memcg's limit, or beyond the memory
     /// that the machine has to spare. The system call did not fail; the thread waits after it.
     Overdraft(Refused),
-    /// The page's fault is the userfaultfd's to resolve.
+    /// A page's fault is to be resolved by the program that holds the userfaultfd.
     Uffd(Arc<UserSpace>, UffdEvent),
     /// A signal arrived while the system call waited for one of the above. The signal is delivered
     /// before the call is restarted.
@@ -117,8 +117,8 @@ pub fn major_faults() -> u64 {
     MAJOR.load(Relaxed)
 }
 
-/// Makes the running CPU work for a thread: the thread's accesses are noted in `thread`, and its
-/// allocations charged to the memcg whose number is in `payer`.
+/// Makes the running CPU work for a thread: the reason of a blocked access is noted in `thread`,
+/// and allocations are charged to the memcg whose number is in `payer`.
 ///
 /// # Safety
 ///

@@ -53,7 +53,7 @@ impl Drop for Uffd {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.upgrade() {
             let all = VirtRange { start: 0, end: user_end() };
-            // No VMA needs to be split.
+            // The call can't fail: it covers whole VMAs, so that none needs to be split.
             let _ = memory.engine.uffd_unregister(all, self.number);
             memory.uffds.lock().remove(self.number);
         }

@@ -81,7 +81,7 @@ pub fn arch_prctl(thread: &Arc<Thread>, code: u64, value: u64) -> Answer {
     const GET_FS: u64 = 0x1003;
     const GET_GS: u64 = 0x1004;
     let memory = thread.memory();
-    // SAFETY: the thread's own future.
+    // SAFETY: a system call runs in the thread's own future.
     let extended: &mut ExtendedState = &mut unsafe { thread.context() }.extended;
     match code {
         SET_FS | SET_GS if value >= user_end() => return Err(Errno::EPERM),

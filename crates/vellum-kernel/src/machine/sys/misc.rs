@@ -55,7 +55,7 @@ pub async fn getrandom(thread: &Arc<Thread>, to: u64, len: u64, flags: u64) -> A
 
 /// Implements `set_tid_address`.
 pub fn set_tid_address(thread: &Arc<Thread>, address: u64) -> Answer {
-    // SAFETY: the thread's own future.
+    // SAFETY: a system call runs in the thread's own future.
     unsafe { thread.context() }.clear_tid = address;
     Ok(thread.tid.into())
 }
@@ -65,7 +65,7 @@ pub fn set_robust_list(thread: &Arc<Thread>, head: u64, len: u64) -> Answer {
     if len != 24 {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: the thread's own future.
+    // SAFETY: a system call runs in the thread's own future.
     unsafe { thread.context() }.robust_list = head;
     Ok(0)
 }
@@ -77,7 +77,7 @@ pub fn get_robust_list(thread: &Arc<Thread>, tid: u64, head: u64, len: u64) -> A
         tid if tid == thread.tid => {}
         tid => return Err(if find_thread(tid).is_some() { Errno::EPERM } else { Errno::ESRCH }),
     }
-    // SAFETY: the thread's own future.
+    // SAFETY: a system call runs in the thread's own future.
     let list = unsafe { thread.context() }.robust_list;
     uaccess::write(&thread.memory(), len, &24u64.to_le_bytes())?;
     uaccess::write(&thread.memory(), head, &list.to_le_bytes()).map(|()| 0)
@@ -114,7 +114,7 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
             () => {}
         }
         if which == RLIMIT_CPU as usize {
-            // A limit of 0 seconds takes effect after the first, as on Linux.
+            // A limit of 0 seconds takes effect after one second, as on Linux.
             wanted[0] = wanted[0].max(1);
         }
         limits[which] = wanted;

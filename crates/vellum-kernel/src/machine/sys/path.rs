@@ -85,7 +85,7 @@ pub fn fstat(thread: &Thread, fd: u64, to: u64) -> Answer {
 /// Writes a `struct stat`, whose field order, widths and padding differ per architecture.
 #[allow(clippy::unnecessary_cast)]
 fn write_stat(thread: &Thread, meta: &Meta, to: u64) -> Answer {
-    // SAFETY: integers, for which zero bits are a value.
+    // SAFETY: the struct has only integer fields, for which zero bits are a value.
     let mut stat: abi::stat = unsafe { core::mem::zeroed() };
     stat.st_dev = meta.device.number();
     stat.st_ino = meta.inode;

@@ -57,7 +57,7 @@ pub async fn lock(thread: &Arc<Thread>, address: u64, timeout: u64, real_time: b
             Ok(_) | Err(Errno::EAGAIN) => {}
             Err(Errno::EINTR) => {
                 // The lock call restarts after every handler, with or without `SA_RESTART`.
-                // SAFETY: the thread's own future.
+                // SAFETY: a system call runs in the thread's own future.
                 unsafe { thread.context() }.always_restarts = true;
                 return Err(Errno::EINTR);
             }

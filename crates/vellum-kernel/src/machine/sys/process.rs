@@ -111,7 +111,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
         false => spaces::register(memory.fork()?),
     };
     thread.save_extended();
-    // SAFETY: the thread's own future.
+    // SAFETY: a system call runs in the thread's own future.
     let parent = unsafe { thread.context() };
     let files = if has(abi::CLONE_FILES) { parent.files.clone() } else { Arc::new(parent.files.copy()?) };
     let mut context = Context::new(memory.clone(), files.clone(), parent.registers);
@@ -145,8 +145,8 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let own = &thread.process;
     let (parent, process) = {
         let families = TasklistLock::lock();
-        // The family lock orders this fork against a signal to the whole process group: either the
-        // signal reaches the child, or the parent sees here that it is being killed.
+        // The tasklist lock orders this fork against a signal to the whole process group: either
+        // the signal reaches the child, or the parent sees here that it is being killed.
         if is_dying(thread) {
             return Err(Errno::EINTR);
         }
@@ -227,7 +227,7 @@ pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
 /// Releases what refers to the thread's memory, on exit and `execve`: walks the robust futex list,
 /// clears `clear_child_tid` and wakes one waiter on it (Linux: `mm_release`).
 pub fn let_go_of_memory(thread: &Arc<Thread>) {
-    // SAFETY: the thread's own future.
+    // SAFETY: a system call runs in the thread's own future.
     let context = unsafe { thread.context() };
     let (robust_list, clear_tid) = (context.robust_list, context.clear_tid);
     (context.robust_list, context.clear_tid) = (0, 0);
@@ -255,7 +255,7 @@ pub fn thread_ends(thread: &Arc<Thread>) {
     if last {
         process.change_memory(None);
     }
-    // SAFETY: the thread's own future.
+    // SAFETY: a system call runs in the thread's own future.
     let context = unsafe { thread.context() };
     context.memory = UserSpace::empty();
     context.files = files::none();

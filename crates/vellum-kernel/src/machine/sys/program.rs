@@ -231,7 +231,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     crate::mem::space::unload();
     process.change_memory(Some(space.clone()));
     thread.unload_extended();
-    // SAFETY: the thread's own future.
+    // SAFETY: a system call runs in the thread's own future.
     let context = unsafe { thread.context() };
     let files = context.files.clone();
     *context = crate::task::context::Context::new(space, files.clone(), registers);
@@ -291,7 +291,7 @@ fn read_strings(memory: &Arc<UserSpace>, address: u64) -> Result<Vec<Vec<u8>>, E
         if word == 0 {
             break;
         }
-        // The strings are small, but there may be many.
+        // The strings are small but may be many, so the memcg's limit is checked before each.
         payer::afford(FRAME_SIZE)?;
         let string = read_string(memory, word, 128 << 10).map_err(|error| match error {
             Errno::ENAMETOOLONG => Errno::E2BIG,

@@ -122,8 +122,8 @@ fn copy_in_page(
         Errno::EFAULT
     })?;
     let inside = address as usize & (PAGE - 1);
-    // The bounce buffer is needed because the caller's buffer may be the pinned page itself: a
-    // fault there must not leave it half copied.
+    // The bytes go through a kernel buffer, because the caller's buffer may be the pinned page
+    // itself: a fault in it must not leave the page half copied.
     let mut bytes = payer::zeros(most.min(mine.left()))?;
     match way {
         Way::Read => {

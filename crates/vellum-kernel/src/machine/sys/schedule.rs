@@ -1,5 +1,5 @@
-//! Implements the scheduling calls: class, priority, affinity. Threads run in turn; what a program
-//! sets is validated and stored only.
+//! Implements the scheduling calls: class, priority, affinity. The executor ignores all of them;
+//! the values that a program sets are validated and stored only.
 
 use super::Answer;
 use crate::mem::{machine, uaccess};

@@ -93,7 +93,7 @@ pub async fn pselect(thread: &Arc<Thread>, [count, read, write, other, timeout, 
         let (at, size) = (both as u64, (both >> 64) as u64);
         if at != 0 {
             let set = read_set(thread, at, size)?;
-            // SAFETY: the thread's own future.
+            // SAFETY: a system call runs in the thread's own future.
             unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
             thread.set_mask(set);
         }
@@ -150,7 +150,7 @@ pub async fn ppoll(thread: &Arc<Thread>, a: [u64; 6]) -> Answer {
     let deadline = if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) };
     if mask != 0 {
         let mask = read_set(thread, mask, size)?;
-        // SAFETY: the thread's own future.
+        // SAFETY: a system call runs in the thread's own future.
         unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
         thread.set_mask(mask);
     }

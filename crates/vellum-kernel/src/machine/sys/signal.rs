@@ -104,7 +104,7 @@ pub fn sigpending(thread: &Arc<Thread>, to: u64, size: u64) -> Answer {
 /// Implements `rt_sigsuspend`.
 pub async fn sigsuspend(thread: &Arc<Thread>, mask: u64, size: u64) -> Answer {
     let mask = read_set(thread, mask, size)?;
-    // SAFETY: the thread's own future.
+    // SAFETY: a system call runs in the thread's own future.
     unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
     thread.set_mask(mask);
     pause(thread).await
@@ -148,7 +148,7 @@ pub fn sigaltstack(thread: &Arc<Thread>, new: u64, old: u64) -> Answer {
     const DISABLE: u64 = 2;
     const AUTODISARM: u64 = 1 << 31;
     let memory = thread.memory();
-    // SAFETY: the thread's own future.
+    // SAFETY: a system call runs in the thread's own future.
     let context = unsafe { thread.context() };
     let before = [context.signal_stack[0], deliver::stack_flags(context), context.signal_stack[1]];
     if new != 0 {
@@ -211,8 +211,8 @@ pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
         }
     };
     let mut answer = Err(Errno::ESRCH);
-    // The family lock keeps new children out while the signal is sent. After it, a parent that the
-    // signal kills forks no more.
+    // The tasklist lock keeps new children out while the signal is sent. Once the lock is released,
+    // a parent that the signal kills forks no more.
     let families = TasklistLock::lock();
     for process in process::all() {
         let wanted = match group {

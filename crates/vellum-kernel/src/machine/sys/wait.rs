@@ -29,7 +29,7 @@ fn find_change(
     ended: bool,
     keep: bool,
 ) -> Option<Result<(Arc<Process>, Life), Errno>> {
-    /// The number of children checked before the family lock is dropped for others.
+    /// The number of children checked before the tasklist lock is dropped for others.
     const AT_ONCE: usize = 64;
     // A child selected by PID is looked up directly.
     let (mut from, most) = if pid > 0 { (pid as u32, 1) } else { (0, AT_ONCE) };

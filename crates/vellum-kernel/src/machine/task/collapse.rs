@@ -119,7 +119,8 @@ async fn scan(at: &mut (SpaceId, u64)) -> bool {
                     return true;
                 }
             }
-            // The memcg of this space is at its limit; other spaces may belong to others.
+            // The memcg of this space is at its limit. Spaces of other memcgs may still be
+            // collapsed.
             Err(CollapseError::NoMemory(Refused::OverLimit(_))) => {}
             Err(_) => return false,
         }

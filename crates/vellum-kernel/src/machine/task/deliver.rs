@@ -86,8 +86,8 @@ pub fn again(thread: &Thread, number: u64) {
     unsafe { thread.context() }.registers.repeat(number);
 }
 
-/// Calls `attempt`, which accesses the frame of a signal handler, until its memory can be had.
-/// Returns `None` if it can't: the program then ends by `SIGSEGV`.
+/// Calls `attempt`, which accesses the frame of a signal handler, until the kernel has the memory
+/// that the access needs. Returns `None` if it can't get it: the program then ends by `SIGSEGV`.
 async fn retry_frame<T>(thread: &Arc<Thread>, attempt: impl Fn() -> Result<T, Errno>) -> Option<T> {
     loop {
         let result = attempt();
@@ -185,7 +185,7 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
         FaultError::Denied(_) => (abi::SIGSEGV, abi::SEGV_ACCERR),
         FaultError::BeyondEnd(_) | FaultError::TooManyReferences(_) => (abi::SIGBUS, abi::BUS_ADRERR),
         FaultError::Poisoned(_) => (abi::SIGBUS, abi::BUS_MCEERR_AR),
-        // The access is repeated.
+        // No signal: the thread repeats the access once the program has resolved the fault.
         FaultError::Uffd(_) => return,
         FaultError::NoMemory(_) => {
             let process = &thread.process;

@@ -113,7 +113,8 @@ pub struct Process {
     /// Set when the process has reported its end to its parent, after its last thread ended.
     /// Changed under the tasklist lock.
     ended: AtomicBool,
-    /// The last thread's count, held until the parent reaps the process.
+    /// The count of the process's last thread ([`Counted`]), held until the parent reaps the
+    /// process.
     counted: Mutex<Option<Counted>>,
 }
 
@@ -328,8 +329,8 @@ impl Process {
         self.usage().time
     }
 
-    /// Ends the process: marks and alerts its threads, which end at their next check. The first
-    /// reason is kept.
+    /// Ends the process: marks and alerts its threads, which end at their next check. If the
+    /// process is ending already, it keeps the exit status or signal that it has.
     pub fn end(&self, life: Life) {
         let mut now = self.life.lock();
         if !now.is_over() {

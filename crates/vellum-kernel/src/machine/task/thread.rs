@@ -267,7 +267,7 @@ impl Thread {
         self.alerts.wake_all();
     }
 
-    /// Alerts the thread wait_unless it blocks this signal.
+    /// Alerts the thread unless it blocks this signal.
     pub fn alert_unless_blocked(&self, signal: u32) {
         if self.mask.load(Ordering::SeqCst) & signal::bit(signal) == 0 {
             self.alert();

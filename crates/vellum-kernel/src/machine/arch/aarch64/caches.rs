@@ -2,9 +2,9 @@
 
 use core::arch::asm;
 
-/// DCZID_EL0.DZP: `dc zva` is prohibited.
+/// The bit of DCZID_EL0 (DZP) that is set if `dc zva` is prohibited.
 const PROHIBITED: u64 = 1 << 4;
-/// CTR_EL0.L1Ip: the instruction cache is physically tagged.
+/// The value of CTR_EL0.L1Ip for an instruction cache that is physically indexed and tagged.
 const PHYSICAL: u64 = 0b11;
 
 /// Zeroes memory by blocks of the CPU's `dc zva` size (Arm ARM, DDI 0487, "DC ZVA"), which is
@@ -12,15 +12,17 @@ const PHYSICAL: u64 = 0b11;
 ///
 /// # Safety
 ///
-/// As of `ptr::write_bytes`. The range consists of whole pages of normal memory.
+/// The range satisfies the contract of `ptr::write_bytes` and consists of whole pages of normal
+/// memory.
 pub unsafe fn zero(at: *mut u8, bytes: usize) {
     let how = read_register!("dczid_el0");
     if how & PROHIBITED != 0 {
-        // SAFETY: by contract.
+        // SAFETY: this function's contract includes that of `write_bytes`.
         return unsafe { at.write_bytes(0, bytes) };
     }
     let block = 4u64 << (how & 15);
-    // SAFETY: by contract; a page is a multiple of the block size.
+    // SAFETY: the caller may write the range, whose whole pages are a multiple of the `dc zva`
+    // block.
     unsafe {
         asm!(
             "2: dc zva, {at}",
@@ -60,8 +62,9 @@ pub fn sync_icache(at: *const u8, bytes: usize) {
             unsafe { asm!("ic ivau, {}", in(reg) line, options(nostack, preserves_flags)) };
         }
     } else {
-        // Programs map the same memory at other addresses. SAFETY: an invalidation only makes CPUs
-        // fetch the instructions again.
+        // This instruction cache is not physically tagged, and programs map the same memory at
+        // other addresses, so invalidate all of it. SAFETY: an invalidation only makes CPUs fetch
+        // the instructions again.
         unsafe { asm!("ic ialluis", options(nostack, preserves_flags)) };
     }
     // Other CPUs enter user mode by an exception return, which discards prefetched instructions.
@@ -73,11 +76,11 @@ pub fn sync_icache(at: *const u8, bytes: usize) {
 ///
 /// # Safety
 ///
-/// As of `ptr::copy_nonoverlapping`, except that concurrent writes are allowed. The range consists
-/// of whole pages.
+/// Both ranges satisfy the contract of `ptr::copy_nonoverlapping`, except that other CPUs may write
+/// to `from` during the copy. They consist of whole pages.
 pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: by contract; a page is a multiple of 64 bytes. The instructions tolerate concurrent
-    // writes.
+    // SAFETY: the caller may read `from` and write `to`, whose whole pages are a multiple of the 64
+    // bytes copied at a time. The instructions tolerate concurrent writes.
     unsafe {
         asm!(
             "2: ldp {a}, {b}, [{from}]",

@@ -19,7 +19,7 @@ pub fn rate() -> u64 {
 /// A clock that starts at 0.
 pub struct Clock {
     start: u64,
-    /// Nanoseconds in 2³² ticks.
+    /// The number of nanoseconds in 2³² ticks.
     scale: u64,
 }
 
@@ -28,7 +28,8 @@ impl Clock {
     ///
     /// # Safety
     ///
-    /// Always safe here; other architectures demand something.
+    /// None here: only the x86-64 function of this name uses a device that other code could use
+    /// too.
     pub unsafe fn start(_counted: bool) -> Self {
         Self { start: ticks(), scale: ((1_000_000_000u128 << 32) / u128::from(rate())) as u64 }
     }

@@ -27,9 +27,9 @@ pub unsafe fn init() {
     let updates = field(read_register!("id_aa64mmfr1_el1"), 0);
     let mut control = read_register!("tcr_el1");
     control |= u64::from(updates >= 1) << 39 | u64::from(updates >= 2) << 40;
-    // SAFETY: the engine's page-table format expects hardware updates, and the kernel's own PTEs
-    // have their bits set already. User mode may use the vector registers and read the timer's
-    // virtual counter.
+    // SAFETY: the engine's page-table format expects that the CPU sets accessed and dirty bits, and
+    // the kernel's own PTEs have theirs set already. User mode may use the vector registers and
+    // read the timer's virtual counter.
     unsafe {
         write_register!("tcr_el1", control);
         write_register!("cpacr_el1", 0b11 << 20);

@@ -192,7 +192,8 @@ unsafe extern "C" {
 #[inline(always)]
 pub unsafe fn enter(registers: &mut Registers) -> Trap {
     debug_assert!(registers.state & trap::KERNEL_STATE == 0);
-    // SAFETY: by contract. The entry code writes only to the registers.
+    // SAFETY: the state is as this function's contract demands. The entry code writes only to
+    // `registers`.
     match unsafe { enter_user(registers) } {
         SYNCHRONOUS => trap::of_user(registers),
         INTERRUPT => {

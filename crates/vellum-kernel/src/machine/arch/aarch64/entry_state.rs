@@ -32,7 +32,7 @@ impl EntryState {
 ///
 /// `state` lives forever, and no other CPU installs it.
 pub unsafe fn install(state: *mut EntryState) {
-    // SAFETY: by contract; no other code uses the register.
+    // SAFETY: the record is this CPU's own and lives forever; no other code uses the register.
     unsafe { write_register!("tpidr_el1", state as u64) };
 }
 

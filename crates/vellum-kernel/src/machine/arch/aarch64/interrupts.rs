@@ -19,10 +19,11 @@ pub fn disable() {
     unsafe { asm!("msr daifset, #2", options(nostack)) };
 }
 
-/// Waits for an interrupt and unmasks interrupts. They are masked before: an interrupt that is
-/// already pending ends the wait.
+/// Waits for an interrupt, then unmasks interrupts. The caller has masked them, so an interrupt
+/// that arrives before the wait stays pending and ends the wait at once.
 pub fn enable_and_wait() {
-    // SAFETY: as in `enable`.
+    // SAFETY: interrupts are unmasked only after their handlers are installed; without `nomem`, so
+    // that no access is moved over it.
     unsafe { asm!("dsb sy", "wfi", "msr daifclr, #2", options(nostack)) };
 }
 

@@ -15,9 +15,10 @@ use spin::Mutex;
 pub const KICK: u32 = 0;
 /// The software interrupt that makes another CPU serve shootdown requests.
 pub const SHOOTDOWN: u32 = 1;
-/// The first of the machine's four PCI interrupt lines.
+/// The first of the machine's four PCI interrupt lines, as a number among the GIC's shared
+/// interrupts.
 pub const PCI_LINES: u32 = 3;
-/// The virtual timer's private interrupt.
+/// The virtual timer's interrupt, as a number among each CPU's private interrupts.
 const TIMER: u32 = 11;
 const PRIORITY: u8 = 0x80;
 
@@ -26,9 +27,9 @@ const DISTRIBUTOR: u64 = 0x0800_0000;
 const REDISTRIBUTORS: u64 = 0x080a_0000;
 
 static GIC: Mutex<Option<GicV3<'static>>> = Mutex::new(None);
-/// The CPUs' affinities.
+/// The affinity (MPIDR_EL1) of each CPU, by CPU index.
 static NAMES: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
-/// The stdio channel's interrupt.
+/// The GIC's number of the stdio channel's interrupt; `u32::MAX` before it is enabled.
 static STDIO: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// Sets up the interrupt controller for `cpus` CPUs.
@@ -81,7 +82,8 @@ pub fn enable_line(line: u32) {
     STDIO.store(interrupt.into(), Relaxed);
     let mut gic = GIC.lock();
     let Some(gic) = gic.as_mut() else { return };
-    // The line falls when all bytes are read, and the next rise is the next event: edge-triggered.
+    // Edge-triggered: the port lowers the line when all bytes are read, and raises it at the next
+    // byte.
     let enabled = gic
         .set_trigger(interrupt, None, Trigger::Edge)
         .and_then(|()| gic.set_interrupt_priority(interrupt, None, PRIORITY))
@@ -98,7 +100,7 @@ pub fn send(cpu: usize, interrupt: u32) {
         affinity1: (name >> 8) as u8,
         target_list: 1 << (name & 15),
     };
-    // The interrupted CPU must see earlier writes. SAFETY: a barrier.
+    // The interrupted CPU must see this CPU's earlier writes. SAFETY: a barrier changes no state.
     unsafe { core::arch::asm!("dsb ishst", options(nostack, preserves_flags)) };
     let sent = GicCpuInterface::send_sgi(IntId::sgi(interrupt), target, SgiTargetGroup::CurrentGroup1);
     sent.expect("the GIC rejected a software interrupt: its number must be below 16");
@@ -108,8 +110,8 @@ pub fn send(cpu: usize, interrupt: u32) {
 pub fn serve() {
     while let Some(interrupt) = GicCpuInterface::get_and_acknowledge_interrupt(InterruptGroup::Group1) {
         if interrupt == IntId::ppi(TIMER) {
-            // The interrupt stays pending until the timer is armed again or disabled. SAFETY: as in
-            // `arm`.
+            // Disable the timer, which would otherwise keep its interrupt pending until it is armed
+            // again. SAFETY: the register is that of this CPU's timer and accesses no memory.
             unsafe { write_register!("cntv_ctl_el0", 0) };
             percpu::current().tick.store(true, Relaxed);
         } else if interrupt == IntId::sgi(SHOOTDOWN) {

@@ -6,7 +6,8 @@
 
 use core::arch::global_asm;
 
-// Bits 0 to 4 of the negative remainder are the number of bytes left after the last 32.
+// The loop copies 32 bytes at a time until the count in X2 is negative. Bits 0 to 4 of X2 are then
+// the number of bytes left.
 global_asm!(
     r#"
     .section .text.memcpy, "ax", @progbits

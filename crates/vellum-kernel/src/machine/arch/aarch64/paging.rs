@@ -19,7 +19,8 @@ const LEAF: u64 = 1 << 10 | 3 << 8;
 /// The type of a block descriptor, and that of a page or table descriptor.
 const BLOCK: u64 = 0b01;
 const PAGE: u64 = 0b11;
-/// The index of device memory in [`MEMORY_TYPES`]; normal memory has index 0.
+/// The bits of a leaf PTE that select device memory: index 1 of [`MEMORY_TYPES`]. Normal memory has
+/// index 0.
 const DEVICE: u64 = 1 << 2;
 const READ_ONLY: u64 = 1 << 7;
 /// Not executable: by the kernel (PXN), by user mode (UXN).
@@ -52,15 +53,17 @@ static mut TABLES: Tables = Tables {
     empty: Table::EMPTY,
 };
 
-/// Builds the final page tables and loads them. Memory beyond the direct map is reserved in `map`.
+/// Builds the final page tables and loads them. Marks memory beyond the direct map as reserved in
+/// `map`.
 ///
 /// # Safety
 ///
-/// Called once, on the boot CPU, before any address of the identity mapping is kept.
+/// Called once, on the boot CPU. No pointer into the identity mapping, which this function removes,
+/// is used afterwards.
 ///
 /// # Errors
 ///
-/// The map has no room for the reservation.
+/// [`BadBoot`]: the memory map has no free entry for the reservation.
 pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     let tables = &raw mut TABLES;
     // SAFETY: called once with one CPU running, so this is the only reference ever; the CPU reads
@@ -91,7 +94,8 @@ pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
 pub unsafe fn switch_tables() {
     // SAFETY: only the field's address is taken; nothing is read.
     let root = unsafe { &raw const TABLES.root };
-    // SAFETY: by contract. The code runs in the identity mapping while there is no kernel half.
+    // SAFETY: this function's contract holds for the assembly code, which runs in the identity
+    // mapping while no kernel half is loaded.
     unsafe {
         paging_switch(image_to_phys(root as u64), kernel_root(), image_to_phys(paging_switch as *const () as u64));
         load_root(kernel_root());
@@ -137,8 +141,8 @@ fn map_image(tables: &mut Tables) {
     tables.high.0[510] = link(&tables.image.directory);
 }
 
-/// Returns the command line unchanged and no number of levels, because there is only one kind of
-/// page tables.
+/// Returns the command line unchanged, and `None` as the number of page-table levels, which can't
+/// be chosen on AArch64.
 ///
 /// # Errors
 ///
@@ -153,7 +157,7 @@ pub type Format = Aarch64;
 /// Returns the format for this CPU. It changes the contiguous bit of live PTEs in place only if the
 /// CPU supports that (ID_AA64MMFR2_EL1.BBM) and is known not to abort then, as QEMU's own CPU is.
 pub fn format() -> Format {
-    /// The MIDR_EL1 of that CPU, without variant and revision.
+    /// The MIDR_EL1 of QEMU's CPU `max`, without variant and revision.
     const QEMU_MAX: u64 = 0x000f_0510;
     let known = read_register!("midr_el1") & 0xff0f_fff0 == QEMU_MAX;
     let format = Aarch64::granule_4k();
@@ -184,7 +188,7 @@ pub fn kernel_root() -> u64 {
 ///
 /// # Safety
 ///
-/// Always safe here; other architectures demand something.
+/// None here: only the x86-64 function of this name writes to the page table.
 pub unsafe fn copy_kernel_half(_root: u64) {}
 
 /// Loads the empty user half at physical address `root` on this CPU.
@@ -198,24 +202,25 @@ pub unsafe fn load_root(root: u64) {
     unsafe { write_register!("ttbr0_el1", root) };
 }
 
-/// Loads the root of a space with a TLB tag of 1 or more. Other spaces' translations stay in the
-/// TLB, and with `keep` those of this space too.
+/// Loads the page tables with the root at physical address `root` as a space's user half, under the
+/// TLB tag (ASID) `tag`, at least 1. Other spaces' translations stay in the TLB; with `keep` those
+/// of this space stay too.
 ///
 /// # Safety
 ///
-/// The page table stays valid until another is loaded. With `keep`, the translations under this tag
-/// agree with the page tables.
+/// The page table stays valid until another is loaded. With `keep`, the TLB's translations under
+/// `tag` agree with the page tables.
 pub unsafe fn load_tagged_root(root: u64, tag: u16, keep: bool) {
     let tag = u64::from(tag) << 48;
     if !keep {
-        // The tag may be the loaded space's. From here on, walks must cache nothing more under it
-        // from that space's page tables, so the empty user half is loaded first. SAFETY: it maps
-        // nothing.
+        // `tag` may be that of the space that is loaded now, whose translations the CPU could cache
+        // again after the flush below. So load the empty user half first. SAFETY: it maps nothing.
         unsafe { load_root(kernel_root()) };
         // SAFETY: flushing translations breaks nothing.
         unsafe { asm!("dsb ishst", "tlbi aside1, {}", "dsb nsh", in(reg) tag, options(nostack, preserves_flags)) };
     }
-    // SAFETY: by contract; the kernel accesses the user half only inside `cpu::user_access`.
+    // SAFETY: the caller keeps the page table valid; the kernel accesses the user half only inside
+    // `cpu::user_access`.
     unsafe { write_register!("ttbr0_el1", root | tag) };
 }
 

@@ -20,7 +20,7 @@ const PL011_HZ: u32 = 24_000_000;
 
 /// The memory address of PCI's I/O window.
 const IO_WINDOW: u64 = 0x3eff_0000;
-/// The I/O address assigned to the port.
+/// The PCI I/O address that the kernel assigns to the stdio channel's port.
 const IO_ADDRESS: u32 = 0x1000;
 /// Red Hat's `pci-serial`: vendor and device.
 const SERIAL: (u16, u16) = (0x1b36, 0x0002);

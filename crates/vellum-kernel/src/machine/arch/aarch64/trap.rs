@@ -1,8 +1,8 @@
 //! Exceptions in kernel mode. Those in user mode end [`crate::arch::entry::enter`].
 //!
-//! A page fault at a user address calls the hook, which may resolve it or make the faulting code
-//! continue elsewhere. Any other exception is a kernel bug: it is reported with all that is known,
-//! and the machine stops.
+//! A page fault at a user address calls the page-fault hook ([`crate::arch::hooks`]), which may
+//! resolve it or make the faulting code continue elsewhere. Any other exception is a kernel bug:
+//! the handler reports it with all that is known and stops the machine.
 //!
 //! An interrupt may arrive at any point of the kernel, so its handler takes no lock: it sets a
 //! flag, or serves shootdown requests.
@@ -24,7 +24,8 @@ pub const USER_STATE: u64 = 0xf << 28 | 1 << 24 | 1 << 12 | 3 << 10;
 /// The status bits that are never set in user mode: other exception levels, and the exception
 /// masks.
 pub const KERNEL_STATE: u64 = 0x3df;
-/// In the kernel's status: interrupts are masked; access to user memory is forbidden (PAN).
+/// Bits of the saved status of kernel code: interrupts masked; access to user memory forbidden
+/// (PAN).
 const MASKED: u64 = 1 << 7;
 const FORBIDDEN: u64 = 1 << 22;
 
@@ -106,7 +107,8 @@ pub extern "C" fn handle(frame: &mut Registers, kind: u64) {
     // Read FAR_EL1 first, because a fault inside the handler would overwrite it.
     let address = read_register!("far_el1");
     if frame.state & MASKED == 0 {
-        // The hook may wait for another CPU that in turn waits for this one to serve its shootdown.
+        // Interrupts must be on in the hook, which may wait for another CPU that itself waits until
+        // this CPU serves its shootdown.
         interrupts::enable();
     }
     let outcome = resolve(frame, address);
@@ -118,8 +120,8 @@ pub extern "C" fn handle(frame: &mut Registers, kind: u64) {
     }
 }
 
-/// Calls the hook for a page fault that a PTE can resolve: not for the kernel half, and not for
-/// user memory outside `cpu::user_access`.
+/// Calls the page-fault hook if a PTE can resolve the exception: a page fault at a user address,
+/// inside `cpu::user_access`. Returns `Unresolved` for all others.
 fn resolve(frame: &Registers, address: u64) -> Outcome {
     let syndrome = Syndrome(frame.syndrome);
     if !syndrome.is_page_fault() || address >= user_end() || is_outside_user_access(frame) {

@@ -77,7 +77,7 @@ unsafe extern "C" {
 ///
 /// # Safety
 ///
-/// SP_EL1 points to a stack.
+/// SP_EL1 points to the top of an exception stack.
 pub unsafe fn install() {
     // SAFETY: the vectors live forever, and each leads to code that handles its exception.
     unsafe { write_register!("vbar_el1", &raw const vectors as u64) };

@@ -7,9 +7,10 @@ use core::arch::asm;
 ///
 /// # Safety
 ///
-/// As of `ptr::write_bytes`. The range consists of whole pages.
+/// The range satisfies the contract of `ptr::write_bytes` and consists of whole pages.
 pub unsafe fn zero(at: *mut u8, bytes: usize) {
-    // SAFETY: by contract; the direction flag is clear, as everywhere in the kernel.
+    // SAFETY: the caller may write the range; the direction flag is clear, as everywhere in the
+    // kernel.
     unsafe {
         asm!(
             "rep stosq",
@@ -25,11 +26,11 @@ pub unsafe fn zero(at: *mut u8, bytes: usize) {
 ///
 /// # Safety
 ///
-/// As of `ptr::copy_nonoverlapping`, except that concurrent writes are allowed. The range consists
-/// of whole pages.
+/// Both ranges satisfy the contract of `ptr::copy_nonoverlapping`, except that other CPUs may write
+/// to `from` during the copy. They consist of whole pages.
 pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: by contract; the direction flag is clear, as everywhere in the kernel. The
-    // instruction tolerates concurrent writes.
+    // SAFETY: the caller may read `from` and write `to`; the direction flag is clear, as everywhere
+    // in the kernel. The instruction tolerates concurrent writes.
     unsafe {
         asm!(
             "rep movsq",

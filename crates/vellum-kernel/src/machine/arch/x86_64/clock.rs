@@ -20,22 +20,22 @@ pub fn ticks() -> u64 {
 /// A clock that starts at 0.
 pub struct Clock {
     start: u64,
-    /// Nanoseconds in 2³² ticks.
+    /// The number of nanoseconds in 2³² ticks.
     scale: u64,
 }
 
 impl Clock {
-    /// Starts the clock at the rate calibrated with the interval timer. `counted`: the counter is
-    /// QEMU's virtual time, in nanoseconds.
+    /// Starts the clock at the rate calibrated with the interval timer. With `counted` (QEMU counts
+    /// instructions), the time-stamp counter is QEMU's virtual time in nanoseconds.
     ///
     /// # Safety
     ///
-    /// No other code uses the interval timer meanwhile.
+    /// No other code uses the interval timer during the call.
     pub unsafe fn start(counted: bool) -> Self {
         if counted {
             return Self { start: self::ticks(), scale: 1 << 32 };
         }
-        // SAFETY: by contract.
+        // SAFETY: by this function's contract no other code uses the interval timer.
         let ticks = unsafe { ticks_of_timer() };
         // Without a timer the counter is taken to count nanoseconds.
         let scale = ticks.map_or(1 << 32, |ticks| ((u64::from(TIMER_TICKS) * 1_000_000_000 / TIMER_HZ) << 32) / ticks);
@@ -53,7 +53,7 @@ impl Clock {
 ///
 /// # Safety
 ///
-/// No other code uses the interval timer meanwhile.
+/// No other code uses the interval timer during the call.
 unsafe fn ticks_of_timer() -> Option<u64> {
     let (mut control, mut command, mut count) = (Port::<u8>::new(0x61), Port::<u8>::new(0x43), Port::<u8>::new(0x42));
     // SAFETY: the ports are those of the interval timer's channel 2, the only one without an

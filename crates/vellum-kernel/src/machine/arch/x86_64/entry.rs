@@ -196,8 +196,8 @@ unsafe extern "C" {
 #[inline(always)]
 pub unsafe fn enter(registers: &mut Registers) -> Trap {
     debug_assert!(registers.cs == USER_CODE && registers.ss == USER_DATA);
-    // SAFETY: by contract. The entry code writes only to the registers, which this CPU's
-    // `EntryState` locates.
+    // SAFETY: the state is as this function's contract demands. The entry code writes only to
+    // `registers`, which this CPU's `EntryState` locates.
     unsafe { enter_user(registers) };
     // Read CR2 before another page fault can overwrite it.
     let address = if registers.vector == PAGE_FAULT { Cr2::read_raw() } else { 0 };

@@ -52,7 +52,7 @@ impl EntryState {
 ///
 /// `state` lives forever, and no other CPU installs it.
 pub unsafe fn install(state: *mut EntryState) {
-    // SAFETY: by contract.
+    // SAFETY: the record is this CPU's own and lives forever.
     unsafe { (*state).this = state };
     GsBase::write(VirtAddr::from_ptr(state));
     KernelGsBase::write(VirtAddr::zero());

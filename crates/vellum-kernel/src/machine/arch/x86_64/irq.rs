@@ -31,10 +31,10 @@ const LVT_TIMER: usize = 0x320;
 const INITIAL_COUNT: usize = 0x380;
 const CURRENT_COUNT: usize = 0x390;
 const DIVIDE: usize = 0x3e0;
-/// Divide by 16.
+/// The value of [`DIVIDE`] with which the timer counts every 16th tick of its clock.
 const DIVIDE_BY_16: u32 = 3;
 
-/// The previous command has not been delivered yet.
+/// The bit of [`COMMAND_LOW`] that is set until the previous command has been delivered.
 const PENDING: u32 = 1 << 12;
 const ASSERT: u32 = 1 << 14;
 const ALL_OTHERS: u32 = 3 << 18;
@@ -43,7 +43,7 @@ const START: u32 = 6 << 8;
 
 /// The APIC ID of each CPU.
 static IDS: [AtomicU8; MAX_CPUS] = [const { AtomicU8::new(0) }; MAX_CPUS];
-/// The timer's counts in 2³² nanoseconds.
+/// The number of timer counts in 2³² nanoseconds.
 static RATE: AtomicU64 = AtomicU64::new(0);
 
 fn read(register: usize) -> u32 {
@@ -89,7 +89,7 @@ pub fn calibrate(now_ns: impl Fn() -> u64) {
     RATE.store((passed << 32) / ns.max(1), Relaxed);
 }
 
-/// Arms the timer to fire once after `ns` nanoseconds (some seconds at most).
+/// Arms the timer to fire once after `ns` nanoseconds, some seconds at most: its count has 32 bits.
 pub fn arm(ns: u64) {
     let count = ((u128::from(ns) * u128::from(RATE.load(Relaxed))) >> 32) as u64;
     write(INITIAL_COUNT, count.clamp(1, u64::from(u32::MAX)) as u32);
@@ -127,7 +127,7 @@ pub fn start_others(page: u8, wait: impl Fn(u64)) {
 }
 
 fn command(target: u32, command: u32) {
-    // No other command may be written between the halves.
+    // Interrupts are off, so that no handler writes a command between the two halves of this one.
     interrupts::without(|| {
         while read(COMMAND_LOW) & PENDING != 0 {
             core::hint::spin_loop();

@@ -25,7 +25,7 @@ use x86_64::structures::paging::{PageTableFlags as Flags, PhysFrame};
 use x86_64::{PhysAddr, VirtAddr};
 
 const HUGE_2M: u64 = 2 << 20;
-/// The GiB of the direct map on a CPU without 1 GiB pages.
+/// The size in GiB of the direct map on a CPU without 1 GiB pages.
 const SMALL_REACH: usize = 4;
 
 /// The flags of an entry that links a page table.
@@ -56,16 +56,17 @@ static mut TABLES: Tables = Tables {
     image: ImageTables::new(),
 };
 
-/// Builds the final page tables and loads them. Memory beyond the direct map is reserved in `map`.
+/// Builds the final page tables and loads them. Marks memory beyond the direct map as reserved in
+/// `map`.
 ///
 /// # Safety
 ///
-/// Called once, on the boot CPU, after [`cpu::init`], and before any address of the identity
-/// mapping is kept.
+/// Called once, on the boot CPU, after [`cpu::init`]. No pointer into the identity mapping, which
+/// this function removes, is used afterwards.
 ///
 /// # Errors
 ///
-/// The map has no room for the reservation.
+/// [`BadBoot`]: the memory map has no free entry for the reservation.
 pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     let tables = &raw mut TABLES;
     // SAFETY: called once with one CPU running, so this is the only reference ever; the CPU reads
@@ -80,8 +81,8 @@ pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     // SAFETY: the new page tables map the image, with this code, its data and its stack, at the
     // same addresses as the old ones and with each section's rights.
     unsafe { load_root(kernel_root()) };
-    // Enabled only after the switch, so that no PTE of the old page tables can stay in the TLB.
-    // Those have no global bit, but this order does not depend on it.
+    // Enabled only after the switch, so that the TLB keeps no PTE of the old page tables, even if
+    // one had the global bit.
     cpu::enable_global_and_pcid();
     Ok(())
 }
@@ -119,8 +120,8 @@ fn map_image(tables: &mut Tables) {
     tables.high.0[510] = link(&tables.image.directory);
 }
 
-/// Checks that the page tables are as the command line demands. Returns the rest of the command
-/// line and the number of levels.
+/// Checks that the page tables have the number of levels that the command line demands: five after
+/// `la57`, else four. Returns the rest of the command line and that number.
 ///
 /// # Errors
 ///
@@ -164,8 +165,9 @@ pub fn kernel_root() -> u64 {
 /// `root` is the physical address of a root page table in usable memory, whose upper 256 entries no
 /// other code accesses meanwhile. The user half may be in use.
 pub unsafe fn copy_kernel_half(root: u64) {
-    // SAFETY: `init` was the last to write the kernel's root, whose kernel half never changes; the
-    // other page table is the caller's by contract. Both are pages of 512 entries.
+    // SAFETY: `init` was the last to write the kernel's root, whose kernel half never changes; no
+    // other code accesses the other root's upper half (this function's contract). Both are pages of
+    // 512 entries.
     unsafe {
         let from = phys_to_virt::<u64>(kernel_root()).add(256);
         phys_to_virt::<u64>(root).add(256).copy_from_nonoverlapping(from, 256);
@@ -186,21 +188,22 @@ pub unsafe fn load_root(root: u64) {
     unsafe { Cr3::write(frame, Cr3Flags::empty()) };
 }
 
-/// Loads the root of a space with a TLB tag of 1 or more. With PCIDs, other spaces' translations
-/// stay in the TLB, and with `keep` those of this space too (Intel SDM, volume 3A, "Process-Context
-/// Identifiers (PCIDs)").
+/// Loads a space's root page table at physical address `root` under the TLB tag `tag`, at least 1.
+/// With PCIDs, other spaces' translations stay in the TLB, and with `keep` those of this space stay
+/// too (Intel SDM, volume 3A, "Process-Context Identifiers (PCIDs)").
 ///
 /// # Safety
 ///
-/// As of [`load_root`]. With `keep`, the translations under this tag agree with the page tables.
+/// The contract of [`load_root`] holds. With `keep`, the TLB's translations under `tag` agree with
+/// the page tables.
 pub unsafe fn load_tagged_root(root: u64, tag: u16, keep: bool) {
     if !cpu::has_tags() {
-        // SAFETY: by contract.
+        // SAFETY: this function's contract includes that of `load_root`.
         return unsafe { load_root(root) };
     }
     let value = root | u64::from(tag) | u64::from(keep) << 63;
-    // SAFETY: as in `load_root`; the other bits are the PCID and, with PCIDs enabled, the no-flush
-    // bit.
+    // SAFETY: the upper half is the same as the loaded one's, so the kernel continues to run; the
+    // other bits are the PCID and, with PCIDs enabled, the no-flush bit.
     unsafe { asm!("mov cr3, {}", in(reg) value, options(nostack, preserves_flags)) };
 }
 
@@ -223,7 +226,8 @@ pub fn flush_pages(addresses: impl Iterator<Item = u64>) {
 /// global and stay.
 pub fn flush_user() {
     let root: u64;
-    // SAFETY: the register is written back unchanged; the no-flush bit reads as 0.
+    // SAFETY: the register is written back unchanged. The no-flush bit reads as 0, so that the
+    // write flushes all translations that are not global.
     unsafe { asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) root, options(nostack, preserves_flags)) };
     let _ = root;
 }

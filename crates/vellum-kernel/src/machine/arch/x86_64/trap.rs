@@ -1,8 +1,8 @@
 //! Exceptions and interrupts in kernel mode. Those in user mode end [`crate::arch::entry::enter`].
 //!
-//! A page fault at a user address calls the hook, which may resolve it or make the faulting code
-//! continue elsewhere. Any other exception is a kernel bug: it is reported with all that is known,
-//! and the machine stops.
+//! A page fault at a user address calls the page-fault hook ([`crate::arch::hooks`]), which may
+//! resolve it or make the faulting code continue elsewhere. Any other exception is a kernel bug:
+//! the handler reports it with all that is known and stops the machine.
 //!
 //! An interrupt may arrive at any point of the kernel, so its handler takes no lock: it sets a
 //! flag, or serves shootdown requests.
@@ -188,7 +188,8 @@ extern "C" fn handle(frame: &mut Registers) {
     let address = Cr2::read_raw();
     cpu::forbid_user_access();
     if frame.rflags & RFlags::INTERRUPT_FLAG.bits() != 0 {
-        // The hook may wait for another CPU that in turn waits for this one to serve its shootdown.
+        // Interrupts must be on in the hook, which may wait for another CPU that itself waits until
+        // this CPU serves its shootdown.
         interrupts::enable();
     }
     let outcome = resolve(frame, address);
@@ -211,8 +212,8 @@ pub fn interrupt(vector: u64) {
     irq::end_of_interrupt();
 }
 
-/// Calls the hook for a page fault that a PTE can resolve: not for the kernel half, and not for
-/// user memory outside `cpu::user_access`.
+/// Calls the page-fault hook if a PTE can resolve the exception: a page fault at a user address,
+/// inside `cpu::user_access`. Returns `Unresolved` for all others.
 fn resolve(frame: &Registers, address: u64) -> Outcome {
     if frame.vector != PAGE_FAULT || address >= user_end() || is_outside_user_access(frame) {
         return Outcome::Unresolved;

@@ -67,7 +67,7 @@ pub fn listed_on(node: usize) -> Listed {
     listed_below(&table(), ROOT, Some(node))
 }
 
-/// Returns the contents of `memory.numa_stat`: what of `memory.stat` is on which node.
+/// Returns the contents of `memory.numa_stat`: the page counts of `memory.stat` for each NUMA node.
 pub fn by_node(group: u32) -> Result<Vec<u8>, Errno> {
     let table = table();
     let rows_of = |node| listed_below(&table, group, Some(node)).rows();

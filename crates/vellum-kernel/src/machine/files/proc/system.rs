@@ -78,7 +78,7 @@ fn spaces() -> Spaces {
 }
 
 /// Returns the machine's memory counts in bytes. Mapped shared pages are summed over all address
-/// spaces, which and capped at the pages in use, because shared pages are counted once per mapping.
+/// spaces, which counts a page once per mapping, so the sum is capped at the pages in use.
 fn memory(machine: &Machine) -> words::Memory {
     let frames = machine.frames();
     let spaces = spaces();

@@ -28,7 +28,7 @@ const GLOBAL: ([&str; 3], [Knob; 3]) = (["always", "madvise", "never"], [Knob::A
 const SIZE: ([&str; 4], [Knob; 4]) =
     (["always", "inherit", "madvise", "never"], [Knob::Always, Knob::Inherit, Knob::Madvise, Knob::Never]);
 
-/// A setting with a fixed set of values.
+/// Adds the file of a setting with a fixed set of values.
 fn knob(
     directory: &Arc<PseudoDirectory>,
     name: &str,
@@ -41,7 +41,7 @@ fn knob(
     directory.add(name, Text::new(directory.system(), 0o644, Some(make), Some(take)))
 }
 
-/// A setting that is stored and has no effect.
+/// Adds the file of a setting that is stored and has no effect.
 fn remembered(
     directory: &Arc<PseudoDirectory>,
     name: &str,
@@ -53,7 +53,7 @@ fn remembered(
     knob(directory, name, words, move || holds.load(Relaxed), move |chosen| sets.store(chosen, Relaxed))
 }
 
-/// A numeric setting.
+/// Adds the file of a numeric setting.
 fn number(
     directory: &Arc<PseudoDirectory>,
     name: &str,
@@ -70,7 +70,7 @@ fn number(
     directory.add(name, Text::new(directory.system(), 0o644, Some(make), Some(take)))
 }
 
-/// A boolean setting that is stored and has no effect.
+/// Adds the file of a boolean setting that is stored and has no effect.
 fn remembered_bit(directory: &Arc<PseudoDirectory>, name: &str) -> Result<(), Errno> {
     let holds = Arc::new(AtomicU64::new(1));
     let sets = holds.clone();
@@ -125,7 +125,7 @@ pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The counters of a folio size.
+/// Adds the counter files of a folio size.
 fn counters(directory: &Arc<PseudoDirectory>, order: u8) -> Result<(), Errno> {
     let counted = [
         ("anon_fault_alloc", SizeCounter::Faults),

@@ -54,7 +54,7 @@ pub fn root() -> Result<Arc<PseudoDirectory>, Errno> {
     made.cloned()
 }
 
-/// Returns a read-only file.
+/// Adds a read-only file.
 fn file(
     directory: &Arc<PseudoDirectory>,
     name: &str,
@@ -63,7 +63,8 @@ fn file(
     directory.add(name, Text::read_only(directory.system(), move || Words::of(&make)))
 }
 
-/// The longest times for which a CPU could not be preempted. A write of any value resets them.
+/// Adds the file of the longest times for which a CPU could not be preempted. A write of any value
+/// resets them.
 #[cfg(feature = "holds")]
 fn holds(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let make = || Words::of(|text| write!(text, "{}", crate::mem::holds::Longest));
@@ -132,7 +133,7 @@ fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
     if reclaim(Reason::Requested, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
-/// KSM is not implemented: it cannot be switched on.
+/// Adds the files of KSM, which is not implemented: a write can't switch it on.
 fn merging(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let zero = || Ok(b"0\n".to_vec());
     let take = |value: &[u8]| if matches!(value.trim_ascii(), b"0" | b"2") { Ok(()) } else { Err(Errno::EINVAL) };

@@ -7,9 +7,10 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use vellum_kernel::boot::{BadBoot, Boot};
 use vellum_kernel::devicetree::{self, HEAD, Tree};
 
-/// The number of CPUs to use.
+/// The number of CPUs that the kernel uses: those in the device tree, at most [`MAX_CPUS`].
 static COUNT: AtomicUsize = AtomicUsize::new(1);
-/// The affinity of each CPU (MPIDR_EL1), which PSCI uses as its name.
+/// The affinity (MPIDR_EL1) of each CPU, by its place in the device tree. PSCI calls name a CPU by
+/// it.
 static NAMES: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
 /// Iterates over the CPUs' affinities.
@@ -17,19 +18,20 @@ pub fn processors() -> impl Iterator<Item = u64> {
     NAMES[..COUNT.load(Relaxed)].iter().map(|name| name.load(Relaxed))
 }
 
-/// Reads the device tree.
+/// Reads the device tree at the physical address `address`.
 ///
 /// # Safety
 ///
-/// The tree is at this physical address, in the first 2 GiB, and nothing has been written to memory
-/// outside the image since.
+/// The tree is in the first 2 GiB, and nothing has been written to memory outside the kernel's
+/// image since boot.
 ///
 /// # Errors
 ///
 /// [`BadBoot`]: the tree is malformed, or names memory or an archive that can't exist.
 pub unsafe fn read(address: u64) -> Result<Boot, BadBoot> {
-    // SAFETY: by contract the tree lies in memory that the direct map covers, and its range is
-    // reserved permanently. The tree's body follows its header, which contains the size.
+    // SAFETY: the tree lies in the first 2 GiB (this function's contract), which the direct map
+    // covers, and the memory map reserves its range permanently. The tree's body follows its
+    // header, which contains the size.
     let bytes = |len: usize| -> &'static [u8] { unsafe { core::slice::from_raw_parts(phys_to_virt(address), len) } };
     let tree = bytes(devicetree::size(bytes(HEAD))?);
     let (start, end) = image();

@@ -36,7 +36,7 @@ const SYSTEM_CONTROL: u64 = {
 
 unsafe extern "C" {
     /// The kernel's first Rust code, which `main` defines. `boot_entry` calls it once, on the boot
-    /// CPU's stack with interrupts off, with the loader's value.
+    /// CPU's stack with interrupts off, with the physical address of the device tree.
     fn kernel_start(handed_over: u64) -> !;
 }
 
@@ -44,14 +44,14 @@ unsafe extern "C" {
 ///
 /// # Safety
 ///
-/// Called once, before anything else, with the device tree's address.
+/// Called once, before anything else, with the device tree's physical address.
 ///
 /// # Errors
 ///
 /// [`BadBoot`]: the tree is malformed, or names memory or an archive that can't exist.
 pub unsafe fn prepare(device_tree: u64) -> Result<Boot, BadBoot> {
-    // SAFETY: each function is called once, here, in the order that it demands; nothing has written
-    // outside the image yet.
+    // SAFETY: each function is called once, here, in the order that its contract demands; nothing
+    // has written outside the image yet.
     unsafe {
         percpu::install(0);
         vectors::install();

@@ -9,14 +9,14 @@ use crate::arch::percpu;
 use crate::arch::{cpu, irq, paging, smp};
 use smccc::{Hvc, psci};
 
-/// Starts the clock and all CPUs. Returns the clock and the number of CPUs. The other CPUs wait for
-/// [`smp::release`].
+/// Starts the clock (`counted` is passed to [`Clock::start`]) and all CPUs. Returns the clock and
+/// the number of CPUs. The other CPUs wait for [`smp::release`].
 ///
 /// # Safety
 ///
 /// Called once, on the boot CPU, after the final page tables are loaded.
 pub unsafe fn start(counted: bool) -> (Clock, usize) {
-    // SAFETY: by contract.
+    // SAFETY: [`Clock::start`] demands nothing on AArch64.
     let clock = unsafe { Clock::start(counted) };
     irq::init_all(devicetree::processors().count());
     irq::init();
@@ -40,8 +40,9 @@ pub fn name(cpu: usize) -> u64 {
 
 /// The first Rust code of another CPU.
 pub extern "C" fn begin(index: usize) -> ! {
-    // SAFETY: called once by each CPU, with its own index and in the order that the functions
-    // demand. The kernel's page tables map everything that this code uses of the boot page tables.
+    // SAFETY: called once by each CPU, with its own index, and the functions in the order that
+    // their contracts demand. The kernel's page tables map everything that this code uses of the
+    // boot page tables.
     unsafe {
         percpu::install(index);
         vectors::install();

@@ -6,13 +6,13 @@ pub use crate::arch::cpuinfo::hwcap;
 
 /// The name in `uname` and the auxiliary vector.
 pub const NAME: &str = "aarch64";
-/// The end of the addresses for programs that do not ask for more.
+/// The address below which a new program's stack lies, even if the CPU has higher user addresses.
 pub const ADDRESSES_END: u64 = 1 << 48;
 /// The machine number in ELF files.
 pub const ELF_MACHINE: u16 = elf::abi::EM_AARCH64;
 /// The `mmap` flag that requests a low address: AArch64 has none.
 pub const MAP_LOW: u32 = 0;
-/// The smallest stack for a signal handler.
+/// The smallest stack for a signal handler, in bytes.
 pub const LEAST_SIGNAL_STACK: u64 = 4720;
 /// The bytes of the system call instruction.
 pub const SYSTEM_CALL: &[u8] = &[0x01, 0x00, 0x00, 0xd4];
@@ -21,8 +21,8 @@ pub const SYSTEM_CALL: &[u8] = &[0x01, 0x00, 0x00, 0xd4];
 /// `rt_sigreturn`.
 const RETURN: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4];
 
-/// Returns the address of that code in every program: in the last page, which the stack leaves
-/// free.
+/// Returns the address of [`RETURN`] in every program: the start of the last user page, which the
+/// stack leaves free.
 pub fn return_from_handler() -> u64 {
     user_end() - 4096
 }

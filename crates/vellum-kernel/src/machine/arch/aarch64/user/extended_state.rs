@@ -89,13 +89,13 @@ impl ExtendedState {
         self.thread_pointer = value;
     }
 
-    /// Saves this CPU's registers.
+    /// Saves the extended registers of this CPU into this state.
     pub fn save(&mut self) {
         // SAFETY: the assembly code writes this structure, whose layout it knows.
         unsafe { extended_save(self) };
     }
 
-    /// Loads the registers on this CPU.
+    /// Loads this state into the extended registers of this CPU.
     pub fn restore(&self) {
         // SAFETY: the assembly code reads this structure, whose layout it knows; the kernel does
         // not use the registers.

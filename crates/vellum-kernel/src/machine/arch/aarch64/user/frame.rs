@@ -17,16 +17,17 @@ pub const RED_ZONE: u64 = 0;
 const UCONTEXT: usize = 128;
 const STACK: usize = UCONTEXT + 16;
 const MASK: usize = UCONTEXT + 40;
-/// The mask has room for 1024 signals, and the machine context is aligned to 16 bytes.
+/// The signal mask takes the space of 1024 signals, and the machine context is aligned to 16 bytes.
 const MACHINE: usize = UCONTEXT + 176;
 const GENERAL: usize = MACHINE + 8;
 const RECORDS: usize = MACHINE + 288;
 /// The frame's size, with the room for records.
 const SIZE: usize = RECORDS + 4096;
-/// A record's kind, and its size with the 8 bytes of its header.
+/// A record's magic number, and its size in bytes, which includes the record's header of 8 bytes.
 const VECTOR: [u32; 2] = [0x4650_8001, 528];
 const SYNDROME: [u32; 2] = [0x4553_5201, 16];
-/// The bytes written: up to both records and the end record.
+/// The number of bytes of a frame that [`push`] writes: up to the record that ends the list of
+/// records.
 const WRITTEN: usize = RECORDS + VECTOR[1] as usize + SYNDROME[1] as usize + 16;
 
 /// Pushes a signal frame on the user stack and points the registers at the handler. On failure the
@@ -34,7 +35,8 @@ const WRITTEN: usize = RECORDS + VECTOR[1] as usize + SYNDROME[1] as usize + 16;
 ///
 /// # Errors
 ///
-/// `EFAULT`: the stack is not writable, or the handler is no user address. `ENOMEM`.
+/// `EFAULT`: the stack is not writable, or the handler is no user address. `ENOMEM`: the kernel has
+/// no memory for the frame's copy.
 pub fn push(
     registers: &mut Registers,
     extended: &ExtendedState,
@@ -88,7 +90,7 @@ pub fn push(
 /// # Errors
 ///
 /// `EFAULT`: the frame is not readable, or its instruction pointer is no user address. `EINVAL`: a
-/// record is malformed. `ENOMEM`.
+/// record is malformed. `ENOMEM`: the kernel has no memory for the frame's copy.
 pub fn pop(registers: &mut Registers, extended: &mut ExtendedState, memory: &impl UserMemory) -> Result<u64, Errno> {
     let at = registers.sp;
     let mut bytes = Vec::new();

@@ -25,7 +25,7 @@ use vellum_kernel::boot::{BadBoot, Boot};
 
 unsafe extern "C" {
     /// The kernel's first Rust code, which `main` defines. `pvh_entry` calls it once, on the boot
-    /// CPU's stack with interrupts off, with the loader's value.
+    /// CPU's stack with interrupts off, with the physical address of the loader's start info.
     fn kernel_start(handed_over: u64) -> !;
 }
 
@@ -33,14 +33,14 @@ unsafe extern "C" {
 ///
 /// # Safety
 ///
-/// Called once, before anything else, with the loader's start info address.
+/// Called once, before anything else, with the physical address of the loader's start info.
 ///
 /// # Errors
 ///
 /// [`BadBoot`]: the structures are malformed, or name memory or an archive that can't exist.
 pub unsafe fn prepare(start_info: u64) -> Result<Boot, BadBoot> {
-    // SAFETY: each function is called once, here, in the order that it demands; nothing has written
-    // outside the image yet.
+    // SAFETY: each function is called once, here, in the order that its contract demands; nothing
+    // has written outside the image yet.
     unsafe {
         irq::mask_legacy();
         percpu::install(0);

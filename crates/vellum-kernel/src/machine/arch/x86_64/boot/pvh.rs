@@ -9,7 +9,7 @@ use vellum_kernel::nodes::Nodes;
 pub use vellum_kernel::pvh::COMMAND_LINE;
 use vellum_kernel::pvh::{self, StartInfo};
 
-/// The first GiB, which the direct map covers from the first instruction on.
+/// Physical memory below 1 GiB, which the direct map covers as soon as paging is on.
 struct First(());
 
 impl PhysicalMemory for First {
@@ -49,11 +49,11 @@ pub unsafe fn read(start_info: u64) -> Result<(Boot, u64), BadBoot> {
 ///
 /// The range is memory that is never written again.
 unsafe fn slice(range: Range<u64>) -> &'static [u8] {
-    // SAFETY: by contract.
+    // SAFETY: the caller names memory that is never written again, and the direct map covers it.
     unsafe { core::slice::from_raw_parts(phys_to_virt(range.start), (range.end - range.start) as usize) }
 }
 
-/// The memory of the map, for the ACPI parser.
+/// The physical memory that the memory map lists, for the ACPI parser to read.
 struct Memory<'b>(&'b MemoryMap);
 
 impl PhysicalMemory for Memory<'_> {
@@ -75,6 +75,6 @@ impl PhysicalMemory for Memory<'_> {
 /// The final page tables are loaded, and nothing has been written to memory outside the image since
 /// boot.
 pub unsafe fn read_nodes(rsdp: u64, boot: &mut Boot) {
-    // Without ACPI tables there is one node.
+    // A failure is ignored: without readable ACPI tables the machine has one node.
     let _ = acpi::read(&Memory(&boot.map), rsdp, &mut boot.nodes);
 }

@@ -1,7 +1,7 @@
 //! Starts the other CPUs: from real mode to 64-bit code, each on its own stack, where they wait for
 //! work.
 //!
-//! They start in real mode at a page below 1 MiB, to which the code below is copied. It enters
+//! The CPUs start in real mode at a page below 1 MiB, to which the code below is copied. It enters
 //! 64-bit mode in one step, with the page tables of [`crate::arch::boot`], whose identity mapping
 //! is needed for one jump.
 
@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use x86_64::instructions::port::Port;
 use x86_64::registers::control::Cr4;
 
-/// The physical address of the copy, in low memory that is otherwise unused.
+/// The physical address to which the CPUs' start code is copied, in otherwise unused low memory.
 const PAGE: u64 = 0x8000;
 /// The longest wait for the CPUs to start: a second, in nanoseconds.
 const TIMEOUT: u64 = 1_000_000_000;
@@ -110,7 +110,7 @@ fn expected() -> usize {
     if count == u16::MAX { 1 } else { usize::from(count).clamp(1, MAX_CPUS) }
 }
 
-/// Starts the clock (which counts instructions with `counted`) and all CPUs. Returns the clock and
+/// Starts the clock (`counted` is passed to [`Clock::start`]) and all CPUs. Returns the clock and
 /// the number of CPUs. The other CPUs wait for [`smp::release`].
 ///
 /// # Safety
@@ -120,10 +120,10 @@ fn expected() -> usize {
 pub unsafe fn start(counted: bool) -> (Clock, usize) {
     extended_state::init();
     irq::init();
-    // SAFETY: by contract.
+    // SAFETY: by this function's contract no other code uses the PC's timers.
     let clock = unsafe { Clock::start(counted) };
     irq::calibrate(|| clock.now_ns());
-    // SAFETY: by contract.
+    // SAFETY: this function has the same contract as `start_others`, and calls it once.
     let cpus = unsafe { start_others(&clock) };
     (clock, cpus)
 }
@@ -132,7 +132,7 @@ pub unsafe fn start(counted: bool) -> (Clock, usize) {
 ///
 /// # Safety
 ///
-/// As of [`start`].
+/// Called once, on the boot CPU, after the final page tables are loaded.
 unsafe fn start_others(clock: &Clock) -> usize {
     let expected = expected();
     if expected == 1 {
@@ -142,7 +142,7 @@ unsafe fn start_others(clock: &Clock) -> usize {
     let root = if cpu::has_five_levels() { &raw const boot_pml5 } else { &raw const boot_pml4 };
     let page = phys_to_virt::<u8>(PAGE);
     // SAFETY: the page is unused; the copied code is part of this image and shorter than a page,
-    // and both words lie in it.
+    // and the two words to fill in (`smp_cr3`, `smp_cr4`) lie in it.
     unsafe {
         page.copy_from_nonoverlapping(begin, end as usize - begin as usize);
         let word = |symbol: *const u32| page.add(symbol as usize - begin as usize).cast::<u32>();
@@ -160,7 +160,7 @@ unsafe fn start_others(clock: &Clock) -> usize {
     while COUNT.load(SeqCst) < expected && clock.now_ns() - start < TIMEOUT {
         core::hint::spin_loop();
     }
-    // A CPU that starts later finds no index left, and halts.
+    // No index is left for a CPU that starts later, so that CPU halts.
     let count = COUNT.swap(MAX_CPUS, SeqCst).min(MAX_CPUS);
     smp::wait_until_ready(count);
     count
@@ -173,8 +173,9 @@ pub fn name(cpu: usize) -> u64 {
 
 /// The first Rust code of another CPU.
 extern "C" fn begin(index: usize) -> ! {
-    // SAFETY: called once by each CPU, with its own index and in the order that the functions
-    // demand. The kernel's page tables map everything that this code uses of the boot page tables.
+    // SAFETY: called once by each CPU, with its own index, and the functions in the order that
+    // their contracts demand. The kernel's page tables map everything that this code uses of the
+    // boot page tables.
     unsafe {
         percpu::install(index);
         cpu::init();

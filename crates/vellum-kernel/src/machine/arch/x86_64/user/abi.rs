@@ -4,13 +4,13 @@ use core::arch::x86_64::__cpuid;
 
 /// The name in `uname` and the auxiliary vector.
 pub const NAME: &str = "x86_64";
-/// The end of the addresses for programs that do not ask for more.
+/// The address below which a new program's stack lies, even if the CPU has higher user addresses.
 pub const ADDRESSES_END: u64 = 1 << 47;
 /// The machine number in ELF files.
 pub const ELF_MACHINE: u16 = elf::abi::EM_X86_64;
 /// The `mmap` flag that requests a low address.
 pub const MAP_LOW: u32 = linux_raw_sys::general::MAP_32BIT;
-/// The smallest stack for a signal handler, vector registers included.
+/// The smallest stack for a signal handler, in bytes, vector registers included.
 pub const LEAST_SIGNAL_STACK: u64 = 3632;
 /// The bytes of the system call instruction.
 pub const SYSTEM_CALL: &[u8] = &[0x0f, 0x05];

@@ -10,11 +10,11 @@ use x86_64::VirtAddr;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
 use x86_64::registers::model_specific::{FsBase, KernelGsBase};
 
-/// The bytes for the x87, SSE and AVX state, all that this kernel enables.
+/// The size in bytes of the buffer for the x87, SSE and AVX state, all that this kernel enables.
 const ROOM: usize = 1024;
 /// The state components in use: bits of XCR0, or 0 for FXSAVE.
 static PARTS: AtomicU64 = AtomicU64::new(0);
-/// The bytes that the state in use takes.
+/// The size in bytes of the state components in use.
 static SIZE: AtomicUsize = AtomicUsize::new(512);
 
 const X87: u64 = 1;

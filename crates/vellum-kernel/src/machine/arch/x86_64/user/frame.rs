@@ -31,7 +31,7 @@ const USER_FLAGS: u64 = 0x0025_0dd5;
 /// # Errors
 ///
 /// `EFAULT`: the stack is not writable, there is no restorer, or the handler is no user address.
-/// `ENOMEM`.
+/// `ENOMEM`: the kernel has no memory for the frame's copy.
 pub fn push(
     registers: &mut Registers,
     extended: &ExtendedState,
@@ -46,7 +46,7 @@ pub fn push(
     let top = handler.top;
     let vector = extended.vector.bytes();
     let vector_at = top.wrapping_sub(vector.len() as u64) & !63;
-    // As after a call: the stack would be aligned without the return address.
+    // The handler starts like a called function: its stack pointer is 8 below a multiple of 16.
     let at = (vector_at.wrapping_sub(SIZE as u64) & !15).wrapping_sub(8);
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(SIZE)?;
@@ -106,7 +106,8 @@ fn words(r: &Registers) -> [u64; 19] {
 ///
 /// # Errors
 ///
-/// `EFAULT`: the frame is not readable, or its instruction pointer is no user address. `ENOMEM`.
+/// `EFAULT`: the frame is not readable, or its instruction pointer is no user address. `ENOMEM`:
+/// the kernel has no memory for the frame's copy.
 pub fn pop(registers: &mut Registers, extended: &mut ExtendedState, memory: &impl UserMemory) -> Result<u64, Errno> {
     let at = registers.rsp.wrapping_sub(UCONTEXT as u64);
     let mut bytes = [0; INFO];

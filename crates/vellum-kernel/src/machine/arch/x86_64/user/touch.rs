@@ -1,5 +1,6 @@
-//! The instructions that access user memory. Each may fault and be refused; the function then
-//! reports that to its caller in [`crate::arch::access`].
+//! The instructions that access user memory. If the page-fault hook does not resolve a fault of one
+//! of them, the access is refused: the function ends early and reports it
+//! ([`crate::arch::access`]).
 
 core::arch::global_asm!(
     r#"
