@@ -47,6 +47,12 @@ fn size_of(order: u8) -> u32 {
 }
 
 impl<'p, P: Platform> Folios<'_, 'p, P> {
+    /// Returns the number of frames that the iterator has not passed yet.
+    #[inline]
+    pub(crate) fn left(&self) -> u32 {
+        self.left
+    }
+
     /// Returns the head of the first folio of the range, if the range begins inside that folio.
     #[cold]
     fn head(&self) -> (Pfn, &'p Frame) {

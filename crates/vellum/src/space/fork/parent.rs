@@ -365,20 +365,22 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     #[inline(never)]
     fn share_exclusive(self, pfn: Pfn, count: u32, budget: &mut u32) -> u32 {
         let frames = self.machine().frames();
-        let (mut taken, mut left) = (0, *budget);
-        for (head, frame, pages) in frames.folios(pfn, count) {
-            let Some(rest) = left.checked_sub(1) else { break };
-            left = rest;
+        let (mut folios, mut left) = (frames.folios(pfn, count), *budget);
+        let mut pinned = 0;
+        while left != 0
+            && let Some((head, frame, pages)) = folios.next()
+        {
+            left -= 1;
             if frames.get_counts(head, frame, pages, pages).has_unmapped_refs() {
                 frames.put(head, frame, pages, pages);
                 // The counts have changed twice, which costs more than twice `FOLIO_COST`.
                 left = left.saturating_sub(2);
+                pinned = pages;
                 break;
             }
-            taken += pages;
         }
         *budget = left;
-        taken
+        count - folios.left() - pinned
     }
 
     /// Takes references and mappings of frames that are shared already, as
