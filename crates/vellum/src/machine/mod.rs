@@ -172,7 +172,8 @@ impl<'p, P: Platform> Machine<'p, P> {
         &self.policy
     }
 
-    /// Returns the value of a counter, summed over all CPUs. Exact when nothing runs.
+    /// Returns the value of a counter, summed over all CPUs. The sum is exact if no CPU changes the
+    /// counter during the call.
     pub fn counter(&self, counter: Counter) -> u64 {
         // A counter may be incremented on one CPU and decremented on another, below zero there, so
         // the sum wraps around.
@@ -238,7 +239,8 @@ impl<'p, P: Platform> Machine<'p, P> {
     }
 
     /// Drops references that do not belong to mappings, so that the mapcount stays, and frees the
-    /// folio with the last reference. As for [`Machine::put_folio`], freeing may call `resched`.
+    /// folio with the last reference. If the folio is in the swap cache, freeing it calls
+    /// `resched`.
     #[inline]
     pub(crate) fn put_refs(&self, head: Pfn, frame: &Frame, refs: u32) {
         if self.frames.put(head, frame, refs, 0).refs == 0 {
@@ -257,8 +259,8 @@ impl<'p, P: Platform> Machine<'p, P> {
         !frame.has(flag::SWAP_CACHED) || self.swaps.delete_from_cache(&self.frames, head, 1 << frame.order(), alone)
     }
 
-    /// Removes a folio from the swap cache like [`Machine::uncache`], in parts, with a call of
-    /// `resched` after each part (INV-11). The caller holds no spin lock.
+    /// Removes a folio from the swap cache like [`Machine::uncache`], in parts ([`UNCACHE_ORDER`]),
+    /// with a call of `resched` after each part (INV-11). The caller holds no spin lock.
     #[cold]
     pub(crate) fn uncache_in_parts(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
         let parts = (0..1 << frame.order()).step_by(1 << UNCACHE_ORDER);
@@ -275,9 +277,9 @@ impl<'p, P: Platform> Machine<'p, P> {
             })
     }
 
-    /// Removes one part of a folio from the swap cache, if the folio is larger than a part and in
-    /// the swap cache, so that a caller that holds a page table's lock keeps it for a bounded time
-    /// (INV-11). Returns true if a part was removed.
+    /// Removes one part ([`UNCACHE_ORDER`]) of a folio from the swap cache, if the folio is larger
+    /// than a part and in the swap cache, so that a caller that holds a page table's lock keeps it
+    /// for a bounded time (INV-11). Returns true if a part was removed.
     pub(crate) fn uncache_part(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
         let order = frame.order();
         order > UNCACHE_ORDER
@@ -310,8 +312,8 @@ impl<'p, P: Platform> Machine<'p, P> {
         SpaceId(self.spaces.fetch_add(1, AcqRel))
     }
 
-    /// Returns an upper bound of the identifiers of all spaces that exist now. A space with this
-    /// identifier or a higher one sees what the caller wrote before the call.
+    /// Returns an upper bound of the identifiers of all spaces that exist now. The CPU that creates
+    /// a space with this identifier or a higher one sees what the caller wrote before the call.
     pub(crate) fn spaces_end(&self) -> SpaceId {
         // This is a read-modify-write and not a load, so that the read-modify-write that creates a
         // later space follows it in the modification order, and acquires what this one releases.

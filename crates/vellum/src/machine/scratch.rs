@@ -79,7 +79,8 @@ impl<P: Platform> DerefMut for Scratch<'_, P> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [FrameRange] {
         match self {
-            // SAFETY: as in `deref`; `&mut self` is the only borrow.
+            // SAFETY: this scratch has set `leased`, so no other scratch reaches the ranges, and
+            // `&mut self` is the only borrow of this one.
             Scratch::Large(buffer, _) => unsafe { &mut *buffer.ranges.get() },
             Scratch::Small(ranges) => ranges,
         }

@@ -6,11 +6,12 @@
 //!
 //! A limit is exact to the page: a charge is refused only when no lruvec of the full memcg or of
 //! its descendants has pages left in its stock (INV-9). These stocks are found without a search of
-//! all lruvecs. A lruvec that may have a stock is *marked as stocked*: in its memcg's head, in the
-//! set of memcgs with such lruvecs, and by a count in the memcg and each ancestor. Within
-//! [`MARGIN`] of a limit no lruvec becomes marked: it charges what it needs and uncharges what is
-//! freed. So when a memcg reaches its limit, each stock below it is drained (uncharged) once, and
-//! from then on one load of the count shows that no stocks are left.
+//! all lruvecs. A lruvec that may have a stock is *marked as stocked*: by a bit in its memcg's
+//! record ([`super::tree::Memcg`]), by the memcg's bit in the set of memcgs with such lruvecs, and
+//! by a count in the records of the memcg and of each ancestor. Within [`MARGIN`] of a limit no
+//! lruvec becomes marked: it charges what it needs and uncharges what is freed. So when a memcg
+//! reaches its limit, each stock below it is drained (uncharged) once, and from then on one load of
+//! the count shows that no stocks are left.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -188,9 +189,9 @@ impl<'p> Memcgs<'p> {
         }
     }
 
-    /// Charges a lruvec's memcg until the lruvec's stock (pages charged in advance) has at least
-    /// `pages`, or, if no limit is near, [`STOCK`] more. The caller holds the lruvec's lock
-    /// (`lists`).
+    /// Charges a lruvec's memcg so that the lruvec's stock (pages charged in advance), which has
+    /// fewer than `pages` pages, gets `pages` pages, and [`STOCK`] more if no limit is near
+    /// ([`MARGIN`]). The caller holds the lruvec's lock (`lists`).
     ///
     /// # Errors
     /// A limit does not allow the missing pages. Nothing is charged then.
@@ -215,9 +216,11 @@ impl<'p> Memcgs<'p> {
         Ok(())
     }
 
-    /// Takes the pages out of a lruvec's stock (pages charged in advance) that must not stay in it:
-    /// those above [`STOCK`], or, near a limit, all. Returns their number. The caller holds the
-    /// lruvec's lock (`lists`), and uncharges the pages when it has released that.
+    /// Takes the pages out of a lruvec's stock (pages charged in advance) that must not stay in it,
+    /// and returns their number. These are all pages, if the lruvec is not marked as stocked and a
+    /// limit is near ([`MARGIN`]); otherwise, if the stock exceeds the lruvec's `stock_limit`, the
+    /// pages above [`STOCK`]. The caller holds the lruvec's lock (`lists`), and uncharges the pages
+    /// after it has released the lock.
     #[cold]
     pub(super) fn take_surplus(&self, lruvec: LruvecId, lists: &mut Lruvec) -> u32 {
         if lists.stock_limit == 0 {
@@ -259,7 +262,7 @@ impl<'p> Memcgs<'p> {
                 if stocked.iter().all(|word| word.load(SeqCst) == 0) {
                     memcgs.fetch_and(!(1 << (id.0 % 64)), SeqCst);
                     // Between the look at the words and the clearing of the bit, another CPU may
-                    // have marked one of the memcg's lruvecs.
+                    // have marked one of the memcg's lruvecs. Then the bit is set again.
                     if stocked.iter().any(|word| word.load(SeqCst) != 0) {
                         memcgs.fetch_or(1 << (id.0 % 64), SeqCst);
                     }

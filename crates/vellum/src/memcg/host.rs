@@ -10,7 +10,7 @@ use crate::addr::Pfn;
 use crate::frame::{FrameKind, Frames, Use, flag};
 use crate::platform::Platform;
 
-/// The flags in a descriptor by which the audit finds the host's memory.
+/// The flags in a descriptor by which the audit ([`crate::audit`]) finds the host's memory.
 const HOST_FLAGS: u32 = flag::CHARGED | flag::HOST;
 
 impl MemcgId {
@@ -68,7 +68,7 @@ impl<'p> Memcgs<'p> {
         let _pinned = self.pinned(id).ok_or(OverLimit(id))?;
         // The charge must not fail, so this does not allocate memory for this CPU's lruvec. These
         // frames are on no LRU list, so their descriptor can name any lruvec of the memcg that has
-        // memory. A memcg has one from its creation on.
+        // memory. A memcg has such a lruvec from its creation on.
         let here = frames.platform().current();
         let lruvec = |index| LruvecId { memcg: id, index };
         let any = [here].into_iter().chain(0..frames.lruvecs()).find(|at| self.try_lruvec(lruvec(*at)).is_some());

@@ -323,7 +323,7 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Allocates as [`Memcgs::alloc`] does, and sets `flags` in the descriptor of the first frame,
-    /// by which the audit finds charged memory.
+    /// by which the audit ([`crate::audit`]) finds charged memory.
     fn alloc_flagged<P: Platform>(
         &self,
         frames: &Frames<'p, P>,

@@ -54,8 +54,8 @@ impl MappedPages {
         self.bits.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Returns the counts of a folio that has no mappings but these, and one reference besides
-    /// (Linux: `folio_expected_ref_count`).
+    /// Returns the counts of a folio whose mappings are exactly those of this set, and which has
+    /// one reference besides those of its mappings (Linux: `folio_expected_ref_count`).
     pub(crate) fn expected_counts(&self) -> Counts {
         let maps = self.len();
         Counts { refs: maps + 1, maps }

@@ -52,8 +52,8 @@ pub(super) struct Memcg {
     pub(super) swapped: AtomicU64,
     /// The number of pages in `charged` that hold the lruvecs of descendants.
     pub(super) lruvec_frames: AtomicU64,
-    /// The set of the memcg's own lruvecs that are marked as stocked: a bit for each lruvec's
-    /// index.
+    /// The set of the memcg's own lruvecs that are marked as stocked ([`super::charge`]): a bit for
+    /// each lruvec's index.
     pub(super) stocked: [AtomicU64; LRUVEC_WORDS],
 }
 
@@ -73,7 +73,7 @@ pub(super) fn chunk_shift(lruvecs: usize) -> u32 {
 }
 
 /// A guard: the memcg can't be removed before the guard is dropped. A caller that charges a memcg
-/// by its identifier holds one meanwhile.
+/// by its identifier holds a guard until the charge is made.
 pub(crate) struct MemcgPin<'g, 'p> {
     memcgs: &'g Memcgs<'p>,
     id: MemcgId,

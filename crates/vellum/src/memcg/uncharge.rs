@@ -55,8 +55,8 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
 
     /// Uncharges `pages` frames that [`Memcgs::charge_frames`] charged together and that have no
     /// references left. The caller frees the frames, and may do so before [`Uncharger::unlock`],
-    /// while they are still linked: the lruvec stays locked until they are removed from its list,
-    /// and removal does not read their links.
+    /// while the folio is still linked in its list: the lruvec stays locked until the folio is
+    /// removed from the list, and removal does not read the folio's links.
     #[inline]
     pub(crate) fn uncharge(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
         let packed = frame.lruvec();

@@ -150,9 +150,9 @@ impl<'m> Victim<'m> {
     /// ends, both in memory and by rmap index. Returns whether it was added.
     #[inline]
     fn join(&mut self, next: &Self) -> bool {
-        // The key has the family in the bits above the index, so the key after a family's last one
-        // has the next family and the index 0. No folio has that key, because nothing is mapped at
-        // address 0.
+        // The key has the family in the bits above the index, so the key that follows the last
+        // index of a family has the next family and the index 0. No folio has that key, because
+        // nothing is mapped at address 0.
         let follows = next.head == self.head.add(self.frames)
             && next.rmap_key == self.rmap_key.wrapping_add(u64::from(self.frames));
         if follows {

@@ -4,9 +4,9 @@
 //! ([`crate::page_cache`]). So reclaim groups the victims by object, and searches the spaces that
 //! map an object once for all of its victims. It first checks the PTEs of the victims for accessed
 //! bits, and then unmaps the victims that are not young from every space. At last the object writes
-//! them to swap ([`Object::swap_out`]): then they have no mapping, and no references except the
-//! object's and the reclaimer's (INV-16). A folio stays in memory if a locked VMA maps it, or if it
-//! has another reference.
+//! them to swap ([`Object::swap_out`]). At that point they must have no mapping, and no references
+//! except the object's and the reclaimer's (INV-16). A folio stays in memory if a locked VMA maps
+//! it, or if it has another reference.
 
 use core::ops::Range;
 

@@ -105,7 +105,8 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
         let (isolated, mut copies) = (IsolationBatch::new(machine), MigratedPages::new(victim.head));
         isolated.add(victim.frame);
         self.reclaim_family(&mut [victim], isolated, false, Some(&mut copies));
-        // The folio is queued before the isolation ends, because it can't be freed until then.
+        // The isolation's reference keeps the folio from being freed, so the folio is queued before
+        // the isolation ends.
         machine.lru().defer_if_partial(victim.head);
         let freed = isolated.putback(machine, [(victim.head, victim.frames)].into_iter());
         freed.saturating_sub(copies.finish(machine))

@@ -60,8 +60,8 @@ pub(super) fn edit<V: Interval, R>(
     if let Some(child) = done.right {
         let gap = child.largest_gap();
         let right = if inner.is_full() {
-            // There is a spare page: before the leaf was split, it checked that there are enough
-            // for all splits (`split_cost`).
+            // There is a spare page: before the insert split the leaf, it checked that there are
+            // enough pages for all splits (`split_cost`).
             Some(inner.insert_full(i + 1, child, gap, spares.pop()?))
         } else {
             inner.insert(i + 1, child, gap);

@@ -1,9 +1,10 @@
 //! Gap search: finds free addresses for a new VMA (Linux: `vm_unmapped_area`).
 //!
-//! [`VmaTree::find_gap`] walks the tree in the preferred direction, and enters only nodes that have
-//! a large enough gap by their summary. Such a node may still hold no fit, for two reasons: the gap
-//! lies outside the window, or it is too short once the start is aligned. The first can happen only
-//! in the two nodes of each level that contain an end of the window.
+//! [`VmaTree::find_gap`] walks the tree in the preferred direction, and enters only nodes whose
+//! largest gap, as their parent records it, is long enough. The search of such a node may still
+//! find nothing, for two reasons: the gap lies outside the window, or it is too short once the
+//! start is aligned. The first reason applies only in the two nodes of each level that contain an
+//! end of the window.
 
 use super::node::{Node, NodeRef, Sorted};
 use super::tree::{Interval, VmaTree};
@@ -53,8 +54,8 @@ impl<V: Interval> VmaTree<V> {
 }
 
 impl GapQuery {
-    /// Returns the best start for the free bytes among the gaps between the VMAs in `node`'s
-    /// subtree.
+    /// Returns the highest or the lowest start, by `direction`, at which the bytes fit between two
+    /// VMAs of `node`'s subtree.
     fn search<V: Interval>(&self, node: &Node<V>) -> Option<u64> {
         match node.get() {
             NodeRef::Leaf(leaf) => {
@@ -90,7 +91,8 @@ impl GapQuery {
         (first..last + 1).map(move |i| if top_down { last - (i - first) } else { i })
     }
 
-    /// Returns the best start in the gap `free`, if the bytes fit there.
+    /// Returns the highest or the lowest start, by `direction`, in the gap `free`, if the bytes fit
+    /// there.
     fn fit(&self, free: VirtRange) -> Option<u64> {
         let (start, end) = (free.start.max(self.window.start), free.end.min(self.window.end));
         let last = end.checked_sub(self.len).filter(|&last| last >= start)?;

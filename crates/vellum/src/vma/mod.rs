@@ -147,8 +147,8 @@ impl Backing {
         if self.is_anonymous() { Backing::ANONYMOUS } else { self }
     }
 
-    /// Returns true if a write to the VMA goes to the object (`MAP_SHARED`), or would if it were
-    /// allowed.
+    /// Returns true if a write to the VMA goes to the object (`MAP_SHARED`), or would go there if
+    /// the VMA were writable.
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.sharing != Sharing::Private

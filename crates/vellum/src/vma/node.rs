@@ -83,9 +83,9 @@ impl Page {
     pub(super) fn into_leaf<V: Interval>(self) -> Node<V> {
         const { Leaf::<V>::LAYOUT };
         let page = self.0.cast::<Head>();
-        // SAFETY: the handle owns the page, which is large and aligned enough for a `Leaf`. The
-        // head makes it one as far as Rust is concerned, because the rest is `MaybeUninit`. With
-        // all starts written it is a valid, empty leaf.
+        // SAFETY: the handle owns the page, which is large and aligned enough for a `Leaf`. A
+        // written head makes the memory a valid `Leaf` for Rust, because all other fields are
+        // `MaybeUninit`. With all starts written it is an empty leaf of the tree.
         unsafe {
             page.write(Head { kind: Kind::Leaf, len: 0, last_insert: 0, sequential: 0 });
             page.cast::<Leaf<V>>().as_mut().columns().0.fill(MaybeUninit::new(Sorted::NONE));
@@ -97,10 +97,10 @@ impl Page {
     pub(super) fn into_inner<V: Interval>(self) -> Node<V> {
         const { assert!(size_of::<Inner<V>>() <= NODE_SIZE && align_of::<Inner<V>>() <= NODE_SIZE) };
         let page = self.0.cast::<Head>();
-        // SAFETY: the handle owns the page, which is large and aligned enough for an `Inner`. Zeros
-        // and a head are a valid one as far as Rust is concerned: zero is a `u64`, and zero is the
-        // `None` of an `Option` around a transparent `NonNull`, which `Node` is. With its columns
-        // cleared it is a valid, empty inner node.
+        // SAFETY: the handle owns the page, which is large and aligned enough for an `Inner`. A
+        // head and zeros are a valid `Inner` for Rust: zero is a valid `u64`, and zero is the
+        // `None` of an `Option<Node>`, because `Node` is a transparent `NonNull`. With all starts
+        // and ends set to [`Sorted::NONE`] it is an empty inner node of the tree.
         unsafe {
             ptr::write_bytes(self.0.as_ptr(), 0, NODE_SIZE);
             page.write(Head { kind: Kind::Inner, len: 0, last_insert: 0, sequential: 0 });
@@ -222,7 +222,8 @@ impl<V: Interval> Node<V> {
             // SAFETY: according to its head the page holds a `Leaf`. `self`, its only owner, stays
             // borrowed mutably, and the reference to the head is gone.
             Kind::Leaf => NodeMut::Leaf(unsafe { self.page.cast().as_mut() }),
-            // SAFETY: according to its head the page holds an `Inner`; the rest as for a `Leaf`.
+            // SAFETY: according to its head the page holds an `Inner`. `self`, its only owner,
+            // stays borrowed mutably, and the reference to the head is gone.
             Kind::Inner => NodeMut::Inner(unsafe { self.page.cast().as_mut() }),
         }
     }
@@ -302,8 +303,9 @@ impl<'a> Sorted<'a> {
     /// Returns how many of the addresses are at most `addr`.
     ///
     /// Reads the first address of each cache line, and then counts within one line. No load waits
-    /// for another, so the cache lines of a cold node arrive in parallel: a lookup takes two thirds
-    /// of the time of a binary search, which waits for three loads one after the other.
+    /// for another, so the lines of a node that is not in the cache arrive in parallel: a lookup
+    /// takes two thirds of the time of a binary search, which waits for three loads one after the
+    /// other.
     #[inline]
     pub(super) fn count_up_to(self, addr: u64) -> usize {
         let count = |some: &[u64; 7]| some.iter().filter(|&&other| other <= addr).count();
@@ -439,8 +441,8 @@ impl<V: Interval> Leaf<V> {
     #[inline]
     fn columns(&mut self) -> Columns<'_, V> {
         let (starts, vmas) = self.body.split_at_mut(Self::CAPACITY);
-        // SAFETY: as in `vmas`, and `MaybeUninit` needs no initialisation. The two halves do not
-        // overlap.
+        // SAFETY: `LAYOUT` and `CAPACITY` leave room for `CAPACITY` VMAs, aligned, after the
+        // starts, and `MaybeUninit` needs no initialisation. The two halves do not overlap.
         let vmas = unsafe { core::slice::from_raw_parts_mut(vmas.as_mut_ptr().cast(), Self::CAPACITY) };
         (starts, vmas)
     }

@@ -70,8 +70,8 @@ pub struct VmaTree<V: Interval> {
 }
 
 /// Returns the minimum number of inserts from one growth of the tree (a new root above the old one)
-/// to the next. A new root has room for one insert less: it is a leaf with one VMA, or an inner
-/// node with two children.
+/// to the next. A new root has room for one insert less than this number: a new leaf has one VMA,
+/// and a new inner node has two children.
 const fn inserts_between_growths<V: Interval>() -> usize {
     if Leaf::<V>::CAPACITY < FANOUT - 1 { Leaf::<V>::CAPACITY } else { FANOUT - 1 }
 }
@@ -292,8 +292,8 @@ impl<V: Interval> VmaTree<V> {
     /// Puts a new root above the old root, which has the largest gap `gap`, and `right`.
     #[cold]
     fn grow_root(&mut self, gap: u64, right: Node<V>) {
-        // Both exist: the old root was just split, and before that the leaf checked that there are
-        // enough spare pages for the splits and the new root (`split_cost`).
+        // Both exist: the old root was just split, and before any split the insert checked that
+        // there are spare pages for all splits and for the new root (`split_cost`).
         let (Some(left), Some(page)) = (self.root.take(), self.spares.pop()) else {
             return;
         };

@@ -48,9 +48,9 @@ impl<P: Platform> Observe<'_, '_, P> {
         }
     }
 
-    /// Makes the lazyfree folios (`MADV_FREE`) that `part` of a run maps ordinary ones. The caller
-    /// clears the dirty bits of their PTEs, and reclaim discards a lazyfree folio whose PTEs are
-    /// not dirty, because it takes the folio for unwritten.
+    /// Clears the lazyfree flag (`MADV_FREE`) of the folios that `part`, a range inside the run,
+    /// maps. The caller clears the dirty bits of their PTEs. If the flag stayed, reclaim would take
+    /// the folios for unwritten and discard their contents.
     fn clear_lazyfree(self, run: &Run, part: VirtRange) {
         let frames = self.machine().frames();
         let first = run.pfn(self.arch()).add(((part.start - run.va) >> FRAME_SHIFT) as u32);

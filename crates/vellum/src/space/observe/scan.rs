@@ -161,9 +161,10 @@ struct ScanState<'q, F> {
 }
 
 impl<F: Fn(Categories) -> Option<Categories>> ScanState<'_, F> {
-    /// Returns the first part of `piece` that is to be reported, with the categories to report.
-    /// Returns `None` if the pages are not selected. If there is no room for another page, sets
-    /// `is_full` and returns `None`. Reports nothing yet.
+    /// Returns how much of `piece` to report, from its start on, with the categories to report.
+    /// `piece` is contiguous pages that all have `categories`. Returns `None` if `select` does not
+    /// select them. If there is no room for another page, sets `is_full` and returns `None`.
+    /// Reports nothing yet.
     fn admit(&mut self, piece: UserRange, categories: Categories) -> Option<Selected> {
         let categories = (self.select)(categories)?;
         let start = piece.start;

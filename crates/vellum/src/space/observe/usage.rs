@@ -85,7 +85,8 @@ impl<P: Platform> Observe<'_, '_, P> {
                         *blocks += (table.cont_ptes(run) as u64) << table.shift();
                     }
                     // The PTEs of a run may differ in accessed and dirty bits, so the run is
-                    // counted in pieces of equal bits. All PTEs of a stable run have the same bits.
+                    // counted in pieces of equal bits. The PTEs of a run with
+                    // [`Run::stable`](crate::table::Run::stable) all have the same bits.
                     let mut rest = part;
                     while !rest.is_empty() {
                         let piece = if run.stable { rest } else { with_equal_accessed_dirty(table, rest) };

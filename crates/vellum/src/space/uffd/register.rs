@@ -107,8 +107,9 @@ impl<P: Platform> Uffd<'_, '_, P> {
         if !vmas.covers(self.platform(), range) {
             return Err(UffdError::NotMapped);
         }
-        // True if a fault in a VMA with these modes may return an event; the faulting thread
-        // waits until that is dealt with.
+        // True if a fault in a VMA with these modes may return an event, for which the faulting
+        // thread waits until the userfaultfd's owner has handled it. Only anonymous VMAs support
+        // events.
         let has_events = modes.contains(VmaFlags::UFFD_MISSING) || !modes.contains(VmaFlags::UFFD_WP_ASYNC);
         for vma in vmas.overlapping(self.platform(), range) {
             if has_events && !vma.backing.is_anonymous() {

@@ -1,5 +1,5 @@
 //! Guard pages (`MADV_GUARD_INSTALL`): every access to a guard page faults, whatever the protection
-//! of its VMA, and the guard page needs no VMA of its own. It is made by a marker PTE, a
+//! of its VMA, and the guard page needs no VMA of its own. The PTE of a guard page is a marker: a
 //! non-present PTE that stays when `MADV_DONTNEED` zaps the memory around it. The markers of
 //! adjacent guard pages are equal, and form one run ([`Run`]).
 
@@ -11,10 +11,10 @@ use crate::vma::State;
 use super::{AdviseError, Madvise};
 use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
 
-/// A part of a range whose PTEs are all guard markers, or all empty.
+/// A range of addresses whose PTEs are all guard markers, or all empty.
 struct UniformPart {
     range: UserRange,
-    /// True if the PTEs are guard markers. Also true for a part of zero length.
+    /// True if the PTEs of `range` are guard markers. Also true if `range` is empty.
     has_guards: bool,
 }
 
@@ -23,11 +23,11 @@ impl<'s, P: Platform> Madvise<'s, '_, P> {
     /// a time, until `more` returns false.
     ///
     /// # Errors
-    /// [`AdviseError::NoMemory`]: a page table could not be allocated. The range before the
-    /// addresses of that page table has guards, and the range behind them is unchanged; the
-    /// addresses themselves may be zapped, and have some of the guards. [`AdviseError::Locked`]: a
-    /// VMA is locked (`mlock`). The range before the page table that maps the VMA's first page has
-    /// guards. In both cases guards that were installed before stay.
+    /// [`AdviseError::NoMemory`]: a page table could not be allocated. The addresses below those
+    /// that this page table would map have guards, and the addresses above them are unchanged. The
+    /// addresses that it would map may be zapped, and some of them may have guards.
+    /// [`AdviseError::Locked`]: a VMA is locked (`mlock`). The range before the page table that
+    /// maps the VMA's first page has guards. In both cases guards that were installed before stay.
     pub(super) fn install_guards(self, rest: &mut Rest, more: More<'_>) -> Result<(), AdviseError> {
         let shift = self.arch().level_shift(2);
         while !rest.left.is_empty() {
@@ -107,8 +107,9 @@ impl<'s, P: Platform> Madvise<'s, '_, P> {
                     Some(run) => {
                         UniformPart { range: range.intersect(&run.range(arch)), has_guards: run.kind == Kind::Marker }
                     }
-                    // The entry is busy (another CPU is changing it), or points to a page table by
-                    // now. The part of zero length makes the caller walk again.
+                    // The entry is busy (another CPU is changing it), or another CPU has just made
+                    // it point to a page table. The part of zero length makes the caller walk
+                    // again.
                     None => UniformPart { range: range.head(range.start), has_guards: true },
                 }
             }

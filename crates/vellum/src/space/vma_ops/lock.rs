@@ -6,10 +6,10 @@
 //!
 //! A folio that was faulted in before its VMA was locked stays on its LRU list until the reclaimer
 //! finds it there and moves it to the list of unevictable folios. A folio that is faulted in later
-//! goes to the unevictable list at once. Unlocking a VMA moves its folios back to the LRU lists. A
-//! folio that is no longer locked for another reason (a second, locked mapping of it was unmapped)
-//! stays on the unevictable list. The reclaimer goes through that list when it finds nothing else
-//! to reclaim.
+//! goes to the unevictable list at once. Unlocking a VMA moves its folios back to the LRU lists. If
+//! a locked VMA is unmapped without an unlock while another, unlocked VMA maps the same folio, the
+//! folio stays on the unevictable list. The reclaimer scans that list when it finds nothing else to
+//! reclaim.
 
 use bitflags::bitflags;
 

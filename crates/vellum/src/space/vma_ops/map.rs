@@ -352,10 +352,10 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
             self.insert_vma(vmas, range, request);
             return Ok(());
         }
-        // The addresses must not become free in between, or another `mmap` could take them. So the
-        // old VMAs stay in the tree, locked ([`State::Locked`]), until their memory is zapped. Then
-        // the new VMA takes the place of the first old one, so that nothing needs to be allocated
-        // after the zap.
+        // The addresses must not become free between the zap and the insertion of the new VMA, or
+        // another `mmap` could take them. So the old VMAs stay in the tree, locked
+        // ([`State::Locked`]), until their memory is zapped. Then the new VMA takes the place of
+        // the first old one, so that nothing needs to be allocated after the zap.
         let new = new_vma(range, request, vmas.def_flags);
         self.begin_unmap(&mut change, range, State::Locked, Some(&new)).map_err(|error| match error {
             UnmapError::Sealed(range) => MapError::SealedVma(range),

@@ -88,10 +88,10 @@ impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
         Ok(())
     }
 
-    /// Returns the VMA to insert at the new addresses. If a PTE has moved there, that is `vma`.
-    /// Otherwise it is `vma` with the backing of a newly mapped VMA ([`Backing::renewed`]), so that
-    /// it can be merged with its neighbours; the counts of the space are corrected for the
-    /// difference.
+    /// Returns the VMA to insert at the new addresses: `vma` itself, if any PTE has moved there.
+    /// Otherwise returns `vma` with the backing of a newly mapped VMA ([`Backing::renewed`]), so
+    /// that it can be merged with its neighbours, and counts this VMA against the limits instead of
+    /// `vma`.
     fn with_renewed_backing(self, vmas: &mut Vmas, vma: Vma) -> Vma {
         let renewed = Vma { backing: vma.backing.renewed(), ..vma };
         if renewed == vma || Ptes::of(self.space).next_run(vma.range, |_| true).is_some() {

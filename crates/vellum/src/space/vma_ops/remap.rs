@@ -297,7 +297,8 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
                 return Err(RemapError::Overlap);
             }
             if flags.contains(RemapFlags::FIXED) && new_range.contains(addr) {
-                // Linux unmaps the new range first, and then finds nothing at the old address.
+                // Linux unmaps the new range first, then finds nothing at the old address, and so
+                // reports this error.
                 return Err(RemapError::NotMapped(addr));
             }
         }

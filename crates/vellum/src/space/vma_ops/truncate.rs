@@ -48,8 +48,8 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
             let keep = if removed.even_cows || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
             let mut at = range.start;
             while at < range.end {
-                // No huge PTE maps memory of a VMA with an object. So none must be split, and
-                // `piece` can't fail.
+                // No huge PTE maps memory of a VMA with an object. So no huge PTE has to be split,
+                // and `piece` can't fail.
                 at = Zap::of(self.space).piece(range.tail(at), keep, &mut gather).unwrap_or(range.end);
             }
             match next_mapping(vma.range.end) {

@@ -91,10 +91,10 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
 
     /// Begins to unmap `range`: splits the VMAs and huge PTEs that cross its ends, sets the VMAs in
     /// it to `state` ([`State::Dying`], or [`State::Locked`] if a new mapping replaces them), and
-    /// releases the VMA lock. Subtracts these VMAs from the counts for the limits already now, and
-    /// adds `replacement`, the VMA of the new mapping, under the hold of the VMA lock under which
-    /// the limits were checked (INV-19). Returns false if there is no VMA in the range; then
-    /// nothing has changed, and the VMA lock is still held.
+    /// releases the VMA lock. Subtracts these VMAs from the counts that are compared with the
+    /// limits, and adds `replacement`, the VMA of the new mapping, before the memory is zapped:
+    /// under the hold of the VMA lock under which the limits were checked (INV-19). Returns false
+    /// if there is no VMA in the range; then nothing has changed, and the VMA lock is still held.
     ///
     /// # Errors
     /// See [`UnmapError`]. VMAs and huge PTEs may have been split, and nothing else has changed.
