@@ -114,8 +114,8 @@ impl CounterSlot {
         self.sizes[counter as usize][order as usize].fetch_add(1, Relaxed);
     }
 
-    /// Returns this CPU's share of a counter. The counters that are sums over folio sizes have no
-    /// word of their own and are computed here.
+    /// Returns the share of a counter that the CPU of this slot has counted. The counters that are
+    /// sums over folio sizes have no word of their own and are computed here.
     pub(crate) fn get(&self, counter: Counter) -> u64 {
         let sum = |counter| (0..SIZES as u8).map(|order| self.get_size(counter, order)).sum();
         match counter {
@@ -126,7 +126,8 @@ impl CounterSlot {
         }
     }
 
-    /// Returns this CPU's share of a per-size counter, or 0 for an order that no folio has.
+    /// Returns the share of a per-size counter that the CPU of this slot has counted, or 0 for an
+    /// order that no folio has.
     pub(crate) fn get_size(&self, counter: SizeCounter, order: u8) -> u64 {
         self.sizes[counter as usize].get(order as usize).map_or(0, |count| count.load(Relaxed))
     }
@@ -151,9 +152,9 @@ pub enum SpaceCounter {
 /// The number of [`SpaceCounter`]s.
 const SPACE_COUNTERS: usize = SpaceCounter::Tables as usize + 1;
 
-/// One CPU's part of an address space: its reader count of the VMA lock, and its share of each
-/// counter. It has a cache line of its own, so that faults on different CPUs write no common line.
-/// Zeroed memory is a valid value.
+/// The data that an address space keeps for one CPU: the CPU's reader count of the VMA lock, and
+/// its share of each counter. It has a cache line of its own, so that faults on different CPUs
+/// write no common line. Zeroed memory is a valid value.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct SpaceSlot {

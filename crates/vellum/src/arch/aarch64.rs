@@ -30,7 +30,8 @@
 //! | 55 | dirty, if the leaf is not writable | free for software |
 //! | 56, 57, 58 | exclusive, uffd-wp, soft-dirty | free for software |
 //!
-//! In a PTE whose bit 0 is clear, hardware ignores all other bits. The engine uses them so:
+//! In a PTE whose bit 0 is clear, hardware ignores all other bits. The engine uses them so (busy: a
+//! marker at which other CPUs wait; no-access: a page of `PROT_NONE`):
 //!
 //! | bits | swap | marker | busy | no-access leaf |
 //! |---|---|---|---|---|
@@ -62,11 +63,11 @@
 //! (Linux: `PTE_DIRTY`).
 //!
 //! [`Arch::HARDWARE`] is AF, AP\[2\] and bit 55. The bits that decide which accesses succeed (DBM,
-//! UXN, valid) are all outside it. So two leaves that differ only in these bits allow the same
-//! accesses, and comparing without them is sound. Copying these bits from one leaf to another is
-//! not sound:
-//! - AP\[2\] means dirty when *clear* ([`Arch::HARDWARE_INVERTED`]). The OR of two PTEs would lose
-//!   the dirty state of one.
+//! UXN, valid) are all outside it. So two leaves that differ only in bits of [`Arch::HARDWARE`]
+//! allow the same accesses, and a comparison may ignore these. But the bits of [`Arch::HARDWARE`]
+//! can't be copied from one leaf to another:
+//! - AP\[2\] means dirty when *clear* ([`Arch::HARDWARE_INVERTED`]). The OR of a dirty and a clean
+//!   writable PTE would be clean.
 //! - The encoding of dirty depends on DBM. The bits of a writable dirty leaf, copied into a leaf
 //!   that is not writable, clear AP\[2\] there and let user mode write. The bits of a dirty leaf
 //!   that is not writable have no meaning in a writable one. [`Aarch64::carry`] translates.
@@ -117,7 +118,7 @@ const SWAP_PTE: SwapPteLayout = SwapPteLayout {
 pub struct Aarch64 {
     /// log2 of the granule in bytes.
     page_shift: u32,
-    /// True with 52-bit addresses.
+    /// True if virtual and physical addresses have 52 bits; false if they have 48.
     wide: bool,
     /// True with FEAT_BBML2: see [`Aarch64::with_bbm2`].
     bbm2: bool,
@@ -318,7 +319,8 @@ impl Arch for Aarch64 {
         SWAP_PTE.kind(raw)
     }
 
-    // Most callers pass constant attributes, which inlining folds.
+    // Most callers pass constant attributes, so that most of an inlined call is computed at compile
+    // time.
     #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64 {
         let mut raw = self.pack(pa) | Self::NORMAL_MEMORY << MEMORY_TYPE_SHIFT | USER | NOT_GLOBAL;

@@ -195,9 +195,9 @@ pub trait Arch: Copy + Send + Sync + 'static {
         self.step(raw, level)
     }
 
-    /// Returns leaf PTE `raw`, at `index` of its page table, with the address that it maps: on
-    /// RISC-V all PTEs of a cont block have the same address field. A PTE in a cont block keeps the
-    /// bit [`Arch::CONT`].
+    /// Returns leaf PTE `raw`, at `index` of its page table, with the address that it maps in its
+    /// address field: on RISC-V all PTEs of a cont block have the same address field. A PTE in a
+    /// cont block keeps the bit [`Arch::CONT`].
     #[inline]
     fn at_index(&self, raw: u64, _index: usize) -> u64 {
         raw

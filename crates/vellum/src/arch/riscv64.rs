@@ -22,7 +22,8 @@
 //! system can do without soft-dirty, so [`Arch::supported`] lacks it unless the CPU has Svrsw60t59b
 //! ([`Riscv64::with_rsw60t59b`]). Without it soft-dirty is dropped at encoding and reads as absent.
 //!
-//! In a PTE whose V is clear, hardware ignores all other bits. The engine uses them so:
+//! In a PTE whose V is clear, hardware ignores all other bits. The engine uses them so (busy: a
+//! marker at which other CPUs wait; no-access: a page of `PROT_NONE`):
 //!
 //! | bits | swap | marker | busy | no-access leaf |
 //! |---|---|---|---|---|
@@ -212,7 +213,8 @@ impl Arch for Riscv64 {
         SWAP_PTE.kind(raw)
     }
 
-    // Most callers pass constant attributes, which inlining folds.
+    // Most callers pass constant attributes, so that most of an inlined call is computed at compile
+    // time.
     #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, _level: u8) -> u64 {
         let mut raw = frame_bits(pa) | USER;

@@ -2,7 +2,8 @@
 //!
 //! Present PTEs have the layout of Intel and AMD (Intel SDM vol. 3A §5.5, AMD APM vol. 2 §5.3–5.4);
 //! bits 9–11 are free for software. In a PTE whose bit 0 is clear, hardware ignores all other bits.
-//! The engine uses them so:
+//! The engine uses them so (busy: a marker at which other CPUs wait; no-access: a page of
+//! `PROT_NONE`):
 //!
 //! | bits | swap | marker | busy | no-access leaf |
 //! |---|---|---|---|---|
@@ -122,7 +123,8 @@ impl Arch for X86_64 {
         SWAP_PTE.kind(raw)
     }
 
-    // Most callers pass constant attributes, which inlining folds.
+    // Most callers pass constant attributes, so that most of an inlined call is computed at compile
+    // time.
     #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64 {
         let mut raw = pa.0 & ADDR;

@@ -165,7 +165,7 @@ impl UsablePart<'_> {
 
 /// Returns the usable part of each region. The usable part of the largest region begins at `next`,
 /// where the boot-time structures end. A region that begins where a region of another node ends
-/// loses its first frame (see [`super::node`]).
+/// loses its first frame, so that no range of free frames lies on two nodes ([`super::node`]).
 fn usable_parts<'r>(regions: &'r [Region], largest: &'r Region, next: u64) -> impl Iterator<Item = UsablePart<'r>> {
     regions.iter().scan((0, 0), move |(last, node), region| {
         let (start, end) = whole_frames(region).unwrap_or_default();
@@ -277,11 +277,12 @@ impl<'p, P: Platform> Frames<'p, P> {
             let node = node_of(shard);
             let shards = (0..count).filter(|other| node_of(*other) == node).count() as u64;
             let frames: u64 = regions.iter().filter(|r| r.node == node).map(|r| r.len >> FRAME_SHIFT).sum();
-            // The stacks of all caches of a node together hold at most a 32nd of the node's memory.
-            // The limit of each cache is at least 32 frames, even if that is more, and at most 2048
-            // (four huge pages). The huge ranges together hold at most an eighth of the node's
-            // memory, as Linux's per-CPU lists may. They may be larger than the stacks because
-            // contiguous frames keep no other block from merging.
+            // A cache has lists of free blocks (its stacks) and a huge range (contiguous free 2 MiB
+            // blocks). The stacks of a node's caches share a 32nd of the node's memory, but each
+            // may hold 32 frames in any case, and none more than 2048 (four huge pages). The huge
+            // ranges of a node's caches share an eighth of its memory, as Linux's per-CPU lists
+            // may. They may hold more than the stacks, because a frame on a stack keeps its free
+            // buddy from merging with it, and the frames of a contiguous range leave no such gaps.
             let limit = (frames / (32 * shards)).clamp(32, 2048) as u32;
             CacheLine(SpinLock::new(FrameCache::new(node, limit, frames / (8 * shards))))
         }))

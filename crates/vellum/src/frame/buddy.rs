@@ -50,8 +50,8 @@ impl Buddy {
         self.frames < self.marks.min
     }
 
-    /// Returns whether a block of this order would leave less than the low watermark free (Linux:
-    /// `zone_watermark_ok`).
+    /// Returns whether allocating a block of this order would leave less than the low watermark
+    /// free (Linux: `zone_watermark_ok`).
     pub(super) fn would_cross_low(&self, order: u8) -> bool {
         self.frames < self.marks.low + (1 << order)
     }
@@ -61,8 +61,9 @@ impl Buddy {
         core::array::from_fn(|o| (self.free[0][o].len() + self.free[1][o].len()) as u64)
     }
 
-    /// Takes a block of `1 << order` frames, if at least the low watermark stays free, or the min
-    /// watermark while the machine is short of memory.
+    /// Takes a block of `1 << order` frames. Returns `None` if no free block is large enough, or if
+    /// fewer frames than the low watermark would stay free. While the machine is short of memory,
+    /// the min watermark counts instead.
     ///
     /// The smallest sufficient block is split, so that large blocks last; among blocks of equal
     /// size `rather_zero` decides. Of a split block the lowest part is used first and the rest goes

@@ -73,7 +73,7 @@ pub mod flag {
     pub const CHARGED: u32 = 1 << 23;
     /// A charged block that holds structures of the host.
     pub const HOST: u32 = 1 << 24;
-    /// A charged frame that begins with the head of a page-cache object.
+    /// A charged frame that begins with the head (size, lock and counters) of a page-cache object.
     pub const OBJECT_HEAD: u32 = 1 << 25;
 }
 
@@ -137,9 +137,9 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The number of references to a folio from which on a program's system call gets no further
-    /// reference (`Frame::get_checked`). It is a quarter of a count's range, so neither count
-    /// overflows, however many CPUs add to it at the same time.
+    /// The refcount of a folio at which a program's system call gets no further reference
+    /// (`Frame::get_checked`). It is a quarter of a count's range, so neither count overflows,
+    /// however many CPUs add to it at the same time.
     pub const MAX_REFS: u32 = 1 << 30;
 
     /// Packs both counts into one word, references in the upper half.
@@ -176,7 +176,7 @@ pub struct Frame {
     /// The previous and the next frame of a list; a page table's lock and live count (the number of
     /// its entries that are not empty).
     link: [AtomicU32; 2],
-    /// The word that leads from the frame to those that use it: see `Frame::data`.
+    /// The word that identifies what maps or contains the frame: see `Frame::data`.
     data: AtomicU64,
 }
 
@@ -378,7 +378,7 @@ impl Frame {
         self.lruvec.store(lruvec, Ordering::Relaxed);
     }
 
-    /// Returns the word that leads from the frame to those that use it. It is the packed
+    /// Returns the word that identifies what maps or contains the frame. It is the packed
     /// [`RmapKey`] of an anonymous folio; the object of a page-cache folio and the folio's index in
     /// it; or the parent of a page table and the index of the page table's entry in it.
     #[inline]

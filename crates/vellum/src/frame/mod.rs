@@ -124,7 +124,7 @@ pub struct Frames<'p, P: Platform> {
     /// Descriptors by section number; `None` for a section without memory.
     sections: &'p [Option<&'p Section>],
     nodes: &'p [Node],
-    /// Per-CPU caches, indexed by the number of the per-CPU lruvec: see `node`.
+    /// Caches of free frames, one for each per-CPU lruvec ([`node`]), by its number.
     caches: &'p [CacheLine],
     /// Set when no node had more than its low watermark free. Cleared once every node has reached
     /// its high watermark.
@@ -146,7 +146,8 @@ pub struct Watermarks {
     pub high: u64,
 }
 
-/// The frame cache of one per-CPU lruvec, on cache lines of its own.
+/// The cache of free frames for one per-CPU lruvec: one for each CPU, and with several nodes one
+/// more for each node ([`node`]). It has cache lines of its own.
 #[repr(align(128))]
 struct CacheLine(SpinLock<FrameCache>);
 

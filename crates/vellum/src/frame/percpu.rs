@@ -36,7 +36,9 @@ const MAX_LOOSE: u32 = 2 << REFILL_SHIFT;
 /// The largest order of a huge range: 256 MiB.
 const MAX_RANGE_ORDER: u8 = 16;
 
-/// The frame cache of one per-CPU lruvec ([`super::node`]), usually that of one CPU.
+/// A cache of free frames of one node ([`super::node`]). Each CPU has one for its own node. On a
+/// machine with several nodes, each node has a further one, which all CPUs of the other nodes
+/// share.
 #[derive(Debug)]
 pub(super) struct FrameCache {
     /// Stacks of free blocks, indexed by [`Use`], then by whether their blocks are all zero (0 or
@@ -48,7 +50,7 @@ pub(super) struct FrameCache {
     limit: u32,
     /// The node whose memory the cache holds.
     node: usize,
-    /// The CPU's own range of 2 MiB blocks.
+    /// Free 2 MiB blocks that are contiguous, from which only this cache allocates.
     huge_range: HugeRange,
 }
 
@@ -62,7 +64,8 @@ struct Stack {
     len: u32,
 }
 
-/// A contiguous range of free 2 MiB blocks.
+/// A contiguous range of free 2 MiB blocks, up to 256 MiB. A cache takes it from the buddy
+/// allocator as one block, and allocates one 2 MiB block after another from it.
 #[derive(Debug)]
 struct HugeRange {
     /// log2 of the number of frames of a full range. At most [`HUGE_ORDER`] means that this cache

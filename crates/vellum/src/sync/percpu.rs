@@ -31,14 +31,15 @@ pub struct PerCpuLock<T> {
     /// The number of the next ticket. The number wraps around, which is safe: a thread has one
     /// ticket at most, so far fewer than 2^32 are out.
     next: AtomicU32,
-    /// The number of the ticket that is served. If it equals `next`, no ticket is out.
+    /// The number of the ticket that is served. If it equals `next`, the queue is empty: no task
+    /// waits or holds the lock as writer.
     serving: AtomicU32,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: readers share `&T` (so `T: Sync`); a writer has the only `&mut T` and may move the value
-// out (so `T: Send`). The protocol above keeps the two apart, with acquire and release at each
-// change of owner.
+// out (so `T: Send`). The protocol in the module's text keeps readers and writers apart, with
+// acquire and release at each change of owner.
 unsafe impl<T: Send + Sync> Sync for PerCpuLock<T> {}
 
 impl<T> PerCpuLock<T> {
@@ -55,8 +56,8 @@ impl<T> PerCpuLock<T> {
         slot.fetch_add(1, Ordering::SeqCst);
         after_seqcst_rmw();
         // `next` is loaded before `serving`. A ticket drawn between the two loads may be missed:
-        // then its holder sees this CPU's slot. A ticket served between them looks as if it were
-        // still out: then this reader queues needlessly, but safely.
+        // then its holder sees this CPU's slot. If the turn of such a ticket also ends between the
+        // loads, `serving` is beyond `next`: then this reader queues needlessly, but safely.
         let next = self.next.load(Ordering::SeqCst);
         if self.serving.load(Ordering::Acquire) != next {
             self.queue(cpus, slot);
@@ -64,8 +65,9 @@ impl<T> PerCpuLock<T> {
         ReadGuard { value: self.value.get(), slot }
     }
 
-    /// Decrements the slot of a reader that found a ticket out, waits in the queue, and increments
-    /// the slot when the reader's own ticket is served.
+    /// Queues a reader that found a writer or another reader in the queue: decrements the reader's
+    /// slot, draws a ticket for the reader, waits until it is served, and increments the slot
+    /// again.
     #[cold]
     fn queue<C: Cpus>(&self, cpus: &C, slot: &AtomicU32) {
         slot.fetch_sub(1, Ordering::Release);
@@ -154,7 +156,8 @@ impl<T> Deref for WriteGuard<'_, T> {
 
 impl<T> DerefMut for WriteGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`, and `&mut self` is the only borrow of the only guard.
+        // SAFETY: no reader and no other writer is inside, as `deref` explains, and `&mut self` is
+        // the only borrow of the only guard.
         unsafe { &mut *self.lock.value.get() }
     }
 }

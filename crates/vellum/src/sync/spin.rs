@@ -20,15 +20,16 @@ use crate::platform::Cpus;
 /// A ticket lock without data. A lock of zeros is unlocked, so a zeroed descriptor contains an
 /// unlocked lock.
 ///
-/// Tickets wrap around. Preemption is disabled from the drawing of a ticket to the unlock, so there
-/// are never more tickets out than CPUs ([`MAX_CPUS`](crate::platform::MAX_CPUS)).
+/// Tickets wrap around. Preemption is disabled from the drawing of a ticket to the unlock, so each
+/// CPU has at most one ticket of a lock at a time, far fewer than 2^16 together
+/// ([`MAX_CPUS`](crate::platform::MAX_CPUS)).
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct RawSpin {
     /// The number of the next ticket.
     next: AtomicU16,
-    /// The number of the ticket that is served: its holder owns the lock. If it equals `next`, no
-    /// ticket is out and the lock is free.
+    /// The number of the ticket that is served: its holder owns the lock. If it equals `next`, the
+    /// lock is free.
     serving: AtomicU16,
 }
 
@@ -167,7 +168,8 @@ impl<T, C: Cpus> Deref for SpinGuard<'_, T, C> {
 impl<T, C: Cpus> DerefMut for SpinGuard<'_, T, C> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`, and `&mut self` is the only borrow of the only guard.
+        // SAFETY: this guard owns the lock, no other guard exists, and `&mut self` is its only
+        // borrow.
         unsafe { &mut *self.lock.value.get() }
     }
 }

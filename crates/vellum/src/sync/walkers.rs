@@ -46,7 +46,7 @@ impl<'m> Walkers<'m> {
         Walkers { slots: unsafe { core::slice::from_raw_parts(at.cast::<Slot>(), cpus) } }
     }
 
-    /// Makes the slots on the heap, for models.
+    /// Makes the slots on the heap, for the loom models.
     #[cfg(loom)]
     pub fn leaked(cpus: usize) -> Walkers<'static> {
         extern crate std;

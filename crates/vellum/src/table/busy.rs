@@ -4,7 +4,7 @@
 //! An operation that takes long replaces PTEs by busy entries, releases the lock, does its work,
 //! and fills the entries. A run ends before a busy entry ([`LockedTable::run`]), and
 //! [`PageTables::find`](super::PageTables::find) waits while the entry that it looks for is busy.
-//! So a CPU that needs such a PTE waits as it would for the lock, and then finds the new PTE. The
+//! So a CPU that needs such a PTE waits until the entry is filled, and then finds the new PTE. The
 //! operation holds the VMA lock as a reader, so that no other operation unmaps, moves or forks
 //! these addresses (INV-13). Busy entries count as live: their page table stays hooked (INV-3).
 

@@ -1,15 +1,16 @@
 //! Cont blocks: aligned groups of leaf PTEs that a TLB may hold as one translation. They are
 //! contpte blocks on AArch64 (the contiguous bit) and NAPOT blocks on RISC-V (Svnapot).
 //!
-//! The rest of the engine writes and changes runs without regard to cont blocks. This module folds
-//! PTEs into a block when a run completes one, unfolds a block before a part of it changes, and
-//! folds it again when its PTEs are alike again (Linux: `contpte_fold`, `contpte_unfold`).
+//! The rest of the engine writes and changes runs without regard to cont blocks. When a run that is
+//! written completes an aligned group of like PTEs, this module folds the group into a block. It
+//! unfolds a block before some of its PTEs change, and folds it again when its PTEs are alike again
+//! (Linux: `contpte_fold`, `contpte_unfold`).
 //!
 //! - **A cont block is** aligned in virtual and physical addresses, inside one folio, and its PTEs
 //!   are all valid and alike (INV-14). So an accessed or dirty bit of a block always belongs to the
 //!   block's folio, and pages that differ in soft-dirty or uffd-wp are never one translation.
-//! - **Hardware may set the accessed and dirty bits of a block in any of its PTEs.** A read of one
-//!   PTE merges those of all of them.
+//! - **Hardware may set the accessed and dirty bits of a block in any of its PTEs.** So a read of
+//!   one PTE returns the union of the bits of all PTEs of its block.
 //! - **Live PTEs are folded and unfolded with break-before-make** (Arm ARM D8.7.1, D8.17.1): clear
 //!   all, flush, write all. The flush is left out where [`Arch::cont_in_place`] returns true. From
 //!   the clearing to the writing the PTEs are busy (markers at which other CPUs wait). A change of
@@ -108,9 +109,10 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     }
 
     /// Compares at most `most` PTEs in cont blocks from `index` on with a run whose first PTE is
-    /// `first`. Only the first compared PTE of each block is read for frame and attributes
-    /// (INV-14). The accessed and dirty bits are those of the whole block, also of its PTEs outside
-    /// the range. `each` gets the matching entries in pieces, with the index of the first of each.
+    /// `first`. Frame and attributes are read only from the first compared PTE of each block,
+    /// because the others follow from it (INV-14). The accessed and dirty bits are those of the
+    /// whole block, also of its PTEs outside the range. Calls `each` with pieces of the matching
+    /// entries, and with the index of each piece's first entry.
     pub(super) fn match_cont_blocks(
         self,
         index: usize,
@@ -148,9 +150,9 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         Match { len, differing: if len == 0 { 0 } else { differing | P::Arch::CONT }, cont: len }
     }
 
-    /// Returns true if the PTEs around `index` could form a cont block, provided that they all
-    /// continued a run with `raw`: the format has cont blocks at this level, virtual and physical
-    /// addresses are aligned alike, and the PTE allows an access.
+    /// Returns true if the aligned group of PTEs that contains `index` may be folded, provided that
+    /// all of them are in one run with the PTE `raw` at `index`: the format has cont blocks at this
+    /// level, virtual and physical addresses are aligned alike, and the PTEs allow an access.
     #[inline]
     pub(super) fn can_fold(self, index: usize, raw: u64) -> bool {
         let arch = &self.tables.arch;
@@ -240,8 +242,9 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         }
         let step = run.step(&self.tables.arch);
         if run.cont == Cont::None {
-            // The run was read from another page table, where it was aligned in the same way: it
-            // holds no whole block that could be folded.
+            // The run was read from another page table, where its addresses were aligned in the
+            // same way, and where it contained no group of PTEs that could be folded
+            // ([`Cont::None`]).
             self.write(index, run.len, Some(Sequence::of_equal(old)), Sequence { first: run.raw, step });
             return self.fold_edges(index, run.len);
         }
@@ -253,7 +256,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     }
 
     /// Returns true if a run consists of whole cont blocks. If so, its folios need not be looked
-    /// up.
+    /// up, because each cont block lies in one folio.
     #[inline]
     pub(super) fn is_all_cont(self, index: usize, run: &Run) -> bool {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
@@ -261,8 +264,8 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     }
 
     /// Writes `n` PTEs from `index` on as whole cont blocks. `raw` is the first PTE as it would be
-    /// in no cont block. All entries hold `old` now; `None` means the same as in
-    /// [`LockedTable::write`].
+    /// in no cont block. All entries hold `old` now, which only the tracer needs; with `None` it
+    /// reads each entry.
     pub(super) fn write_cont(self, index: usize, n: usize, raw: u64, old: Option<u64>) {
         let arch = &self.tables.arch;
         let old = old.map(Sequence::of_equal);

@@ -1,7 +1,8 @@
-//! Attribute changes of leaf PTEs where some are in cont blocks or can be folded.
+//! Changes attributes of leaf PTEs of which some are in cont blocks (groups of PTEs that a TLB may
+//! hold as one translation), or can be folded into one.
 //!
-//! A change of all PTEs of a block in the same way keeps the block. Any other change unfolds the
-//! block first. Afterwards the PTEs that are alike are folded again.
+//! A change of all PTEs of a cont block in the same way keeps the block folded. Any other change
+//! first unfolds the block into separate PTEs, and at the end folds those that are alike again.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -36,7 +37,8 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         self.unfold_at(index);
         self.unfold_at(index + run.len);
         if !can_fold {
-            // No block remains: each PTE gets the accessed and dirty bits of its former block.
+            // None of the new PTEs may be in a cont block: each gets the accessed and dirty bits of
+            // its former block.
             let mut at = index;
             while at < index + run.len {
                 let raw = self.entry(at).load(Relaxed);
@@ -71,12 +73,13 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         self.fold_edges(index, run.len);
     }
 
-    /// Returns how many of `n` leaf PTEs from `index` on, in whole cont blocks, precede the first
-    /// one that is in none.
+    /// Returns the number of PTEs of the adjacent cont blocks that begin at `index`, among `n` leaf
+    /// PTEs; 0 if the PTE at `index` is in no cont block.
     fn cont_len_from(self, index: usize, n: usize) -> usize {
         let block = 1usize << self.tables.arch.cont_bits(self.level);
         let mut at = 0;
-        // All entries of the range are leaf PTEs.
+        // All entries of the range are leaf PTEs, so the bit CONT alone tells whether they are in a
+        // block.
         while at < n && self.entry(index + at).load(Relaxed) & P::Arch::CONT != 0 {
             at += block;
         }
@@ -95,7 +98,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     }
 
     /// Changes PTEs in whole cont blocks, which stay folded. All PTEs of a block change alike, so
-    /// no break-before-make is needed.
+    /// no break-before-make (clear, flush, write) is needed.
     fn rewrite_folded(self, run: &Run, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
         if run.stable {

@@ -55,7 +55,7 @@ impl Sequence {
 }
 
 impl Match {
-    /// Appends the result for the entries that follow.
+    /// Adds the result for the entries that follow to this one.
     #[inline]
     fn add(&mut self, next: Match) {
         self.len += next.len;
@@ -131,8 +131,9 @@ impl<P: Platform> LockedTable<'_, '_, P> {
             Kind::Table | Kind::Busy => None,
             Kind::None => run(alike(until - index, 0, 0), 0),
             Kind::Marker => run(alike(most, raw, 0), raw),
-            // A huge swap entry stands for as many slots as a run of swap entries in a lower page
-            // table.
+            // A huge swap entry is a run by itself. It names the first of many consecutive slots,
+            // so the slots of two such neighbours differ by more than the one slot of
+            // [`Arch::step`].
             Kind::Swap if self.level > 1 => run(1, raw),
             Kind::Swap => run(alike(most, raw, arch.step(raw, self.level)), raw),
             Kind::Leaf => {
@@ -174,8 +175,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 
     /// Compares at most `most` leaf PTEs from `index` on with a run whose first PTE is `first`, and
-    /// ignores accessed and dirty bits. PTEs in cont blocks are compared one block at a time.
-    /// `each` gets the matching entries in pieces, with the index of the first of each.
+    /// ignores accessed and dirty bits. PTEs in cont blocks are compared one block at a time. Calls
+    /// `each` with pieces of the matching entries, and with the index of each piece's first entry.
     #[inline(always)]
     pub(super) fn match_leaves(
         &self,
@@ -203,7 +204,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 
     /// Compares at most `most` entries from `index` on with the sequence, in the bits of `mask`.
-    /// `each` gets the matching entries in pieces, with the index of the first of each.
+    /// Calls `each` with pieces of the matching entries, and with the index of each piece's first
+    /// entry.
     ///
     /// Compares eight entries at a time without a branch between them, so that finding a run costs
     /// little more than reading its entries.
@@ -275,12 +277,13 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         }
     }
 
-    /// Writes `n` entries from `index` on. `old` is the sequence that they hold now. `None`: the
-    /// caller does not know it exactly, and has put the accessed and dirty bits of all these
-    /// entries into `new`. Writes eight entries at a time, as `match_entries` reads them.
+    /// Writes `n` entries from `index` on by plain stores. No accessed or dirty bit is lost,
+    /// because hardware sets none in these entries any more: they are not valid, or have all bits
+    /// that it would set ([`Arch::hardware_idle`]). Only the tracer needs `old`, the values that
+    /// the entries hold now; with `None` it reads each entry.
     ///
     /// One release fence before all stores orders the contents of the mapped frames before the
-    /// PTEs. That is cheaper than a release store for each.
+    /// PTEs. That is cheaper than a release store for each PTE.
     #[inline(always)]
     pub(super) fn write(&self, index: usize, n: usize, old: Option<Sequence>, new: Sequence) {
         fence(Release);

@@ -41,8 +41,8 @@ impl From<Refused> for NotMapped {
     }
 }
 
-/// Spare page tables: allocated ahead of need, empty, and not published. Each level has a stack of
-/// them, linked through their descriptors; `tables[level - 1]` is its top. Spare page tables that
+/// Spare page tables: allocated ahead of need, empty, and not published. Those of one level form a
+/// list, linked through their descriptors; `tables[level - 1]` is its first. Spare page tables that
 /// were not used are freed when this value is dropped.
 pub(crate) struct SpareTables<'t, 'm, P: Platform> {
     tree: &'t PageTables<'m, P>,
@@ -69,6 +69,7 @@ impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
     }
 
     /// Allocates a page table for each level from `lowest` to `hook - 1` that has no spare one.
+    /// `hook` is the level of the existing page table to which the new ones will be linked.
     ///
     /// # Errors
     /// [`Refused`] if a page table could not be allocated. Those that were allocated stay in the

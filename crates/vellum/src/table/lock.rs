@@ -15,9 +15,10 @@ use crate::stats::Counter;
 use crate::sync::WalkGuard;
 use crate::tlb::{DeadTable, Gather};
 
-/// A guard for a lockless walk, whose beginning and end are reported to the tracer. While the guard
-/// lives, no page table that the walk can reach is freed (INV-1). A CPU with such a guard must not
-/// wait for a lock.
+/// A guard for a lockless walk. While it lives, this CPU is announced as a walker
+/// ([`crate::sync::Walkers`]) with preemption disabled, and no page table that the walk can reach
+/// is freed (INV-1). The tracer gets an event at the beginning and the end. A CPU with such a guard
+/// must not wait for a lock.
 pub(super) struct Walk<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     _guard: WalkGuard<'m, P>,

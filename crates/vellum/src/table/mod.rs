@@ -182,8 +182,9 @@ impl<'m, P: Platform> PageTables<'m, P> {
     ///
     /// # Safety
     /// `table` is a page table of this tree. It can't be freed while the reference lives, because
-    /// the caller is in a walk, holds the page table's lock, or has not published the page table
-    /// yet. `index` is below the number of its entries.
+    /// the caller is in a walk (it holds the guard of [`PageTables::begin_walk`]), holds the page
+    /// table's lock, or has not published the page table yet. `index` is below the number of its
+    /// entries.
     #[inline]
     unsafe fn entry(&self, table: Pfn, index: usize) -> &AtomicU64 {
         // SAFETY: the caller guarantees that the page table is not freed and that `index` is in
@@ -213,7 +214,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     #[inline]
     unsafe fn entry_slice(&self, table: Pfn, entries: Range<usize>) -> &[AtomicU64] {
         debug_assert!(entries.end <= 1 << self.arch.index_bits());
-        // SAFETY: as in `entry_in`, for each of the entries.
+        // SAFETY: the caller guarantees that the page table is not freed and that the entries are
+        // in range. The engine and hardware access page tables as atomics only.
         unsafe { core::slice::from_raw_parts(self.entries(table).add(entries.start), entries.len()) }
     }
 
@@ -259,7 +261,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
             "the root page table still has live entries"
         );
         self.count_hooked(-1);
-        // The host may have written the entries of its own half, so the frame may not be zero.
+        // The host may have written the entries of the root that translate its own addresses, so
+        // the frame may not be zero.
         self.free_private(self.root, false);
         self.root = Pfn::NONE;
     }

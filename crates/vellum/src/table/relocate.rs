@@ -1,11 +1,12 @@
 //! Relocation: moves PTEs to other addresses for `mremap` (Linux: `move_page_tables`).
 //!
 //! If all addresses of an entry move, the entry is moved as it is, with the page tables below it.
-//! Where the old and new addresses are aligned alike, a page table of pages is moved as one entry,
-//! and so is a page table that points to such page tables.
+//! Where the old and new addresses are aligned alike, a page table is moved as a whole: only the
+//! entry that points to it is moved.
 //!
-//! The caller keeps every other operation from changing either range, and from faulting there
-//! (INV-13). An operation that only reads PTEs may find a moving entry at neither address.
+//! The caller keeps every other operation, page faults included, from changing PTEs in the old or
+//! the new range (INV-13). An operation that only reads PTEs may find a moving entry at neither
+//! address.
 
 use super::grow::SpareTables;
 use super::{Found, LockedTable, PageTables};

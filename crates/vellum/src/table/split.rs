@@ -40,7 +40,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
     }
 
     /// Splits the huge PTE that translates the first address of `at`, unless it begins or ends at
-    /// `edge`. Repeats that for the smaller huge PTE that then translates this address.
+    /// `edge`. Repeats this as long as a smaller huge PTE translates this address after the split.
     ///
     /// # Errors
     /// As for [`PageTables::split_edges`].
@@ -80,7 +80,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// Returns true if `edge` lies inside the huge PTE that translates the first address of
     /// `there`. Takes no locks.
     fn crosses_huge_pte(&self, there: UserRange, edge: u64) -> bool {
-        // No folio is larger than what a PMD leaf (level 2) maps.
+        // No huge PTE is above level 2 (a PMD leaf), because no folio is large enough to fill one.
+        // So none crosses an edge that is aligned to the size of a PMD leaf.
         if edge & ((1 << self.arch.level_shift(2)) - 1) == 0 {
             return false;
         }

@@ -20,13 +20,15 @@ use crate::tlb::Removed;
 
 impl<P: Platform> LockedTable<'_, '_, P> {
     /// Clears the run of leaf PTEs that begins at `va`, up to the last PTE that translates only
-    /// addresses before `end`. Returns `None`, with nothing cleared, if `va` is inside the first
-    /// PTE, or if `end` is. Drops accessed and dirty bits: for memory that is freed (INV-6).
-    /// Reading and clearing are one pass, because the PTEs are often not in the CPU's caches.
+    /// addresses before `end`. Returns `None`, with nothing cleared, if the first PTE also
+    /// translates addresses before `va`, or from `end` on. Drops accessed and dirty bits: for
+    /// memory that is freed (INV-6). Reading and clearing are one pass, because the PTEs are often
+    /// not in the CPU's caches.
     ///
-    /// A plain store suffices: hardware sets those bits by an atomic read-modify-write that first
-    /// checks that the PTE is still valid. That operation comes either before the store, and its
-    /// bit is dropped, or after the store, and then the CPU finds the entry empty and faults.
+    /// A plain store suffices: hardware sets the accessed and dirty bits by an atomic
+    /// read-modify-write that first checks that the PTE is still valid. That operation comes either
+    /// before the store, and its bit is dropped, or after the store, and then the CPU finds the
+    /// entry empty and faults.
     #[inline]
     pub(crate) fn take(&self, va: u64, end: u64) -> Option<Removed> {
         let arch = &self.tables.arch;
@@ -70,7 +72,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 
     /// Clears consecutive entries, the first at `index`, and drops their accessed and dirty bits.
-    /// Clears eight entries at a time, as `match_entries` reads them.
+    /// Clears eight entries at a time without a branch between them.
     #[inline(always)]
     fn clear_entries(&self, index: usize, entries: &[AtomicU64]) {
         let empty = |index: usize, entry: &AtomicU64| {

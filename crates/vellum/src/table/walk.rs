@@ -31,8 +31,8 @@ pub(crate) struct Probe {
     pub(crate) raw: u64,
     /// The level of the page table that holds it.
     pub(crate) level: u8,
-    /// If the entry is empty, the order of the largest empty block around it, at least a page;
-    /// otherwise 0.
+    /// If the entry is empty, the order (log2 of the size in frames) of the largest empty block of
+    /// addresses around it, at least a page; otherwise 0.
     pub(crate) order: u8,
 }
 
@@ -78,12 +78,13 @@ impl<'t, 'm, P: Platform> QueuedLock<'t, 'm, P> {
 
 impl<'m, P: Platform> PageTables<'m, P> {
     /// Walks to the first address of `at` and returns the first entry on the way down that is not a
-    /// pointer to a page table, or else the entry at level `lowest`. An empty range may lie at the
-    /// very end of the user half; for an empty range this returns an empty entry of the root, and
-    /// reads nothing (INV-17).
+    /// pointer to a page table, or else the entry at level `lowest`. For an empty range this
+    /// returns an empty entry of the root and reads nothing, because the range may lie at the end
+    /// of the user half, where the next entry is the host's (INV-17).
     ///
     /// # Safety
-    /// The caller is in a walk.
+    /// The caller holds the guard of [`PageTables::begin_walk`], which announces this CPU as a
+    /// walker, until it no longer uses the page table of the result.
     #[inline]
     pub(super) unsafe fn descend(&self, at: UserRange, lowest: u8) -> WalkEnd {
         // Local copies: the compiler would load the fields again after each atomic load.
@@ -175,7 +176,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// `vma` and is empty; the order of a page if there is none.
     ///
     /// # Safety
-    /// The caller is in the walk that ended at `at`.
+    /// The caller still holds the guard ([`PageTables::begin_walk`]) of the walk that ended at
+    /// `at`.
     #[inline(never)]
     unsafe fn largest_empty(&self, at: &WalkEnd, va: u64, vma: UserRange, orders: u32) -> u8 {
         let order = self.aligned_blocks(va, vma, orders).find(|(block, _)| {
@@ -208,7 +210,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// `at`, and the page table there translates all of it.
     ///
     /// # Safety
-    /// The caller is in the walk that ended at `at`.
+    /// The caller still holds the guard ([`PageTables::begin_walk`]) of the walk that ended at
+    /// `at`.
     unsafe fn is_block_empty(&self, at: &WalkEnd, block: UserRange) -> bool {
         if block.len() >= 1 << (self.arch.level_shift(at.level) + self.arch.index_bits()) {
             // The block is as large as the page table, which would not be hooked if it were empty
@@ -232,7 +235,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// walk before it waits for the ticket: the lock's holder may be waiting for walks to end.
     ///
     /// # Safety
-    /// The caller is in the walk in which it reached `table`.
+    /// The caller still holds the guard of the walk ([`PageTables::begin_walk`]) in which it
+    /// reached `table`.
     #[inline]
     pub(super) unsafe fn queue_lock<'t>(&'t self, table: Pfn) -> QueuedLock<'t, 'm, P> {
         let desc = self.machine.frames().frame(table);
@@ -244,7 +248,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// and no further than the end of `range`.
     ///
     /// # Safety
-    /// The caller is in the walk that ended at `at`.
+    /// The caller still holds the guard ([`PageTables::begin_walk`]) of the walk that ended at
+    /// `at`.
     unsafe fn hole_end(&self, at: &WalkEnd, range: UserRange) -> u64 {
         let VirtRange { start: va, end } = *range;
         let shift = self.arch.level_shift(at.level);

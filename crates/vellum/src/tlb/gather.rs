@@ -393,7 +393,8 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
                 let order = state.order();
                 // Most folios of a range are of one size, and their descriptors are not in the
                 // cache. (Those of single pages are adjacent, and the hardware prefetches them.)
-                // Not beyond the range: another CPU may be using the descriptors after it.
+                // Descriptors beyond the range are not prefetched, because another CPU may be
+                // writing to them.
                 if order != 0 && at + (PREFETCH_AHEAD << order) < left as usize {
                     prefetch(core::ptr::from_ref(first).wrapping_add(PREFETCH_AHEAD << order));
                 }
@@ -423,9 +424,11 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
             }
             self.shmem += pages as u64;
         }
-        // Folios of page-cache objects are not split: the object has all pages, mapped or not. A
-        // folio in the swap cache takes the slow path even if all its pages are unmapped: a fault
-        // may find and map a part of it until the last reference is dropped.
+        // `put_mappings` queues a partially mapped folio to be split. It is not called for a folio
+        // that is queued already, or for one of a page-cache object, because the object needs all
+        // pages, mapped or not. It is called for a folio in the swap cache even if all its pages
+        // are unmapped here, because a fault may find and map some of its pages until the last
+        // reference is dropped.
         let maps = if order != 0
             && !state.has(flag::PARTIALLY_MAPPED | flag::OBJECT)
             && (pages < 1 << order || state.has(flag::SWAP_CACHED) || frame.counts().maps != pages)
@@ -457,10 +460,10 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     /// Uncharges a folio without references, or a page table without walkers, and adds its frames
     /// to the range that is freed together.
     ///
-    /// Page tables come in descending order of their addresses, so a range grows at either end.
-    /// Page tables must be freed in ranges. Frames that are freed one by one are allocated again in
-    /// an ever more random order, and an unmap that frees page tables in random order takes twice
-    /// as long.
+    /// A range grows at either end, because page tables mostly come in descending order of their
+    /// frames: the gather's list has them in reverse order. Page tables must be freed in ranges.
+    /// Frames that are freed one by one are allocated again in an ever more random order, and an
+    /// unmap that frees page tables in random order takes twice as long.
     #[inline(always)]
     fn free(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
         if frame.has(flag::SWAP_CACHED) {
@@ -481,8 +484,8 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     /// Frees the range of frames that was collected.
     fn free_range(&mut self) {
         if self.len != 0 {
-            // The live count of an unhooked page table is zero: all its PTEs are empty, and an
-            // empty PTE is all zero bits (INV-10).
+            // Blocks of [`Use::Kernel`] are page tables here. An unhooked page table has only empty
+            // PTEs, which are all zero bits, so it is freed as zeroed memory (INV-10).
             let zero = self.usage == Use::Kernel;
             if !zero && self.machine.frames().zero_on_free() {
                 self.uncharger.unlock();

@@ -111,9 +111,9 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     /// `flush_tlb_batched_pending`). For a CPU that is about to fill empty PTEs, under the lock of
     /// their page table. `shift`: log2 of the smallest page that may have been mapped there.
     ///
-    /// After the new contents are written no CPU may still read the old ones through its TLB. Other
-    /// operations that clear PTEs are no danger: the program requested them, and they are not
-    /// complete before their flush.
+    /// Without the flush another CPU could still read the old frames through its TLB after the
+    /// program has written to the new ones. Only reclaim can cause this: operations that the
+    /// program requested (`munmap`, say) are not complete before their own flush.
     #[inline]
     pub(crate) fn flush_pending_reclaim(&self, range: VirtRange, shift: u32) {
         // A reclaimer that cleared these PTEs did so under the same lock, and either is counted
