@@ -197,7 +197,8 @@ impl Arena {
             pa.0.is_multiple_of(8) && self.holds(pa, 8 * count as u64),
             "bus error: no {count} words of memory at {pa:?}"
         );
-        // SAFETY: as in `word`, for all of them.
+        // SAFETY: the words are aligned and inside a region, which stays mapped for as long as
+        // `self`; [`Arena::word`] says why atomic access is sound.
         unsafe { core::slice::from_raw_parts(self.at(pa).cast(), count) }
     }
 
@@ -208,7 +209,8 @@ impl Arena {
     #[inline]
     pub fn byte(&self, pa: PhysAddr) -> &AtomicU8 {
         assert!(self.holds(pa, 1), "bus error: no memory at {pa:?}");
-        // SAFETY: as in `word`.
+        // SAFETY: the byte is inside a region, which stays mapped for as long as `self`;
+        // [`Arena::word`] says why atomic access is sound.
         unsafe { AtomicU8::from_ptr(self.at(pa)) }
     }
 }

@@ -71,8 +71,8 @@ impl<A: Silicon> Config<A> {
         self
     }
 
-    /// Makes the host reserve swap space for all memory, so that it can't run out later. By default
-    /// it need not.
+    /// Makes the host reserve swap space for all memory, so that the host can't run out of memory
+    /// for the machine later. By default the host reserves none.
     pub fn reserve_swap(mut self) -> Self {
         self.ram.reserve_swap = true;
         self

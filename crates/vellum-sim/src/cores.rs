@@ -8,8 +8,8 @@
 
 use crate::model::{ALL, CODE, DATA, PagingCache, TlbModel, bank, paging};
 
-/// Sizes that the TLBs of Arm's cores hold: pages and contpte blocks of all granules. A larger leaf
-/// is held in parts.
+/// Sizes that the TLBs of Arm's cores hold: log2 of the bytes of pages and cont blocks of all
+/// granules. A larger leaf is cached in parts, one entry for each.
 const ARM_CODE: &[u32] = &[12, 14, 16, 21, 25];
 const ARM_DATA: &[u32] = &[12, 14, 16, 21, 25, 29];
 const ARM_BOTH: &[u32] = &[12, 14, 16, 21, 25, 29, 30];

@@ -88,14 +88,15 @@ impl<P: Platform> SwapDevice<P> for Disk {
             if !self.writes.allow() {
                 return Err(WriteError::Failed);
             }
-            // SAFETY: a frame of the machine, which no CPU writes meanwhile (contract of
-            // `SwapDevice`).
+            // SAFETY: a frame of the machine, which no CPU writes during the call (contract of
+            // `SwapDevice::write`).
             let page = unsafe { frames.at(Pfn(pfn).addr()).cast::<Page>().read() };
             self.pages().insert(slot, Box::new(page));
             Ok(())
         });
         if result.is_err() {
-            // SAFETY: a caller that may write these slots may also forget them.
+            // SAFETY: nothing else reads, writes or forgets the slots during the call (contract of
+            // `SwapDevice::write`).
             unsafe { self.forget(frames, slots) };
         }
         result

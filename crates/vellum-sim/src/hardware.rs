@@ -62,7 +62,7 @@ struct Mmu {
 }
 
 /// The state of a memory-management unit. Every walk and every access holds the lock around it, so
-/// a thread that takes the lock finds none under way. The lock is never cached_for while another
+/// a thread that takes the lock finds none under way. The lock is never held while another
 /// simulated CPU gets a turn.
 #[derive(Debug)]
 pub(crate) struct MmuState {
@@ -72,11 +72,12 @@ pub(crate) struct MmuState {
     pub spaces: Vec<(SpaceId, Pfn, usize)>,
     /// A translation that was looked up, whose access has yet to happen.
     pub in_flight: Option<(Tag, Leaf)>,
-    /// Draws where the architecture leaves a choice. With `None`, a cont block is always cached as
-    /// one entry, and accessed and dirty are set in the entry of the accessed page.
+    /// Draws at random where the architecture leaves the CPU a choice. With `None`, a cont block is
+    /// always cached as one entry, and accessed and dirty are set in the entry of the accessed
+    /// page.
     pub choices: Option<Rng>,
-    /// True if this CPU looks for two translations of different sizes for one address, and the
-    /// first such pair.
+    /// True if this CPU looks for two cached translations of one address that disagree. `conflict`
+    /// is the first such pair.
     pub detects_conflicts: bool,
     pub conflict: Option<Conflict>,
     stats: Stats,
@@ -172,7 +173,8 @@ impl<A: Silicon> Hardware<A> {
         self.mmus[cpu].state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads a space into a CPU: from now on its walker may walk there at any time.
+    /// Loads a space into a CPU: from now on the CPU's page walker may walk the space's page tables
+    /// at any time.
     pub(crate) fn load(&self, cpu: usize, space: SpaceId, root: Pfn) {
         self.mmus[cpu].loaded.fetch_add(1, Ordering::SeqCst);
         // Pairs with the fence in `invalidate`: either `invalidate` finds that a space is loaded
@@ -213,7 +215,7 @@ impl<A: Silicon> Hardware<A> {
     }
 
     /// Implements [`vellum::platform::Tlb::invalidate`]. `between` runs before each CPU's
-    /// invalidation, and whenever this waits for an access under way on that CPU.
+    /// invalidation, where other CPUs may get a turn.
     pub(crate) fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet, between: impl Fn()) {
         fence(Ordering::SeqCst);
         let me = self.seats.current();
@@ -251,8 +253,8 @@ impl<A: Silicon> Hardware<A> {
         self.invalidations[me].count_local();
     }
 
-    /// Makes all CPUs draw where the architecture leaves a choice (`choices`), and look for
-    /// conflicting translations (`detects_conflicts`).
+    /// Makes all CPUs draw at random where the architecture leaves them a choice (if `choices` is
+    /// set), and look for conflicting translations (if `detects_conflicts` is set).
     pub(crate) fn provoke(&self, seed: u64, choices: bool, detects_conflicts: bool) {
         for cpu in 0..self.mmus.len() {
             let mut mmu = self.mmu(cpu);
@@ -270,7 +272,8 @@ impl<A: Silicon> Hardware<A> {
         (0..self.mmus.len()).filter_map(of).collect()
     }
 
-    /// Returns for how long a translation in a TLB that does not permit an access makes it fault.
+    /// Returns for how long a TLB may keep a translation that does not permit an access, and so
+    /// make the access fault.
     fn cached_for(&self, leaf: Leaf, access: Access) -> Stale {
         let rules = self.arch.tlb_rules();
         if !leaf.attrs.contains(access.needs()) {
@@ -353,8 +356,8 @@ impl MmuState {
         self.walk(hardware, (space, root), va, access)
     }
 
-    /// Walks from the deepest page table that is cached, and caches the result, or that there is
-    /// none.
+    /// Walks from the deepest page table whose pointer is cached. Caches the translation, or, where
+    /// the architecture allows it, the entry that caused a fault.
     pub fn walk<A: Silicon>(
         &mut self,
         hardware: &Hardware<A>,
@@ -424,8 +427,8 @@ impl MmuState {
         }
     }
 
-    /// Returns whether the cause of a fault is cached, where it may be: always, where nothing is
-    /// left to chance.
+    /// Returns whether this CPU caches an entry that caused a fault, in a case where the
+    /// architecture permits that. Without `choices` the result is always true.
     fn caches_fault(&mut self) -> bool {
         self.choices.as_mut().is_none_or(|rng| rng.percent(75))
     }

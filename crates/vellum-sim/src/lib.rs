@@ -11,9 +11,9 @@
 //! | time | the host's | one tick an event |
 //! | CPUs | threads of the host | threads of the host, or coroutines under a deterministic scheduler |
 //!
-//! TLBs are data: [`TlbModel::CORES`] holds those of real cores, with their sources. They cache
-//! contiguous blocks (AArch64's contiguous bit, RISC-V's Svnapot) as one entry; and the strict
-//! machine checks the rules for such blocks.
+//! TLBs are data: [`TlbModel::CORES`] holds those of real cores, with their sources. They cache a
+//! cont block (AArch64's contiguous bit, RISC-V's Svnapot) as one entry; and the strict machine
+//! checks the rules for cont blocks.
 //!
 //! A thread becomes a CPU by taking a seat: `let cpu = machine.cpu(3);`. A program runs on a CPU in
 //! an address space: `let program = cpu.enter(&space); program.store(va, 1)?`. Its accesses go

@@ -22,8 +22,7 @@ pub struct Bank {
     pub tier: u8,
     /// The accesses that it serves.
     pub serves: Cow<'static, [Access]>,
-    /// log2 of the sizes that one entry can hold: pages, huge pages, and contiguous blocks of
-    /// either.
+    /// log2 of the sizes that one entry can hold: pages, huge pages, and cont blocks of either.
     pub shifts: Cow<'static, [u32]>,
     /// log2 of how many pages one entry coalesces although nothing marks them as contiguous: they
     /// must be aligned in both address spaces, all present, consecutive, and alike in all other
@@ -49,7 +48,7 @@ pub struct PagingCache {
 pub struct TlbModel {
     /// The name in reports.
     pub name: Cow<'static, str>,
-    /// The source of the numbers, and which of them are assumed.
+    /// The source of the numbers, and the list of the assumed ones.
     pub source: Cow<'static, str>,
     /// The banks.
     pub banks: Cow<'static, [Bank]>,

@@ -68,7 +68,8 @@ pub enum Fault<E> {
 /// Faults of one access, all of them resolved, after which the access counts as stuck.
 const MAX_FAULTS: u32 = 10_000;
 
-/// Pages that a bulk touch accesses before it lets invalidations in.
+/// The number of bytes that [`Program::touch`] accesses under one hold of the lock, for which an
+/// invalidation waits.
 const TOUCH_BATCH: usize = 64;
 
 /// The result of [`Program::touch`].
@@ -80,7 +81,7 @@ pub struct Touched {
     pub faults: u64,
 }
 
-/// A CPU, and the thread's seat there.
+/// A simulated CPU, held by the seat through which the current thread is this CPU.
 #[derive(Debug)]
 pub struct Cpu<'m, S> {
     machine: &'m S,
@@ -209,8 +210,9 @@ impl<S: Simulated, H: Handler> Program<'_, S, H> {
         Ok(touched)
     }
 
-    /// Accesses up to [`TOUCH_BATCH`] bytes under one hold of the unit's lock. Returns the address
-    /// where it stopped, and false if it stopped at a fault.
+    /// Accesses up to [`TOUCH_BATCH`] bytes under one hold of the lock of the CPU's
+    /// memory-management unit. Returns the address where it stopped, and false if it stopped at a
+    /// fault.
     fn touch_some(&self, mut va: u64, end: u64, stride: u64, access: Access) -> (u64, bool) {
         let hardware = self.machine().hardware();
         if S::STRICT || end > hardware.arch().user_end() {

@@ -1,15 +1,16 @@
 //! The translation caches of one CPU: banks of translations, and the paging-structure cache, which
 //! holds pointers to page tables so that a walk need not start at the root.
 //!
-//! The bank decides how much one entry holds: all of a contiguous block, or a part of it; a huge
-//! page, or a part; contiguous pages that no bit marks, if the bank coalesces.
+//! The bank decides how much one entry holds: all or a part of a cont block or of a huge page, or,
+//! if the bank coalesces, contiguous pages that no bit marks.
 //!
 //! If the architecture lets a TLB cache entries that are not present ([`vellum::arch::stale`]),
 //! these are kept in a cache of their own, which takes precedence over a translation of the same
 //! address.
 //!
-//! Every entry is tagged with the address space, as with PCIDs or ASIDs. Nothing is dropped for
-//! convenience: a translation that the engine forgets to invalidate stays and is used.
+//! Every entry is tagged with the address space, as with PCIDs or ASIDs. Entries leave only by
+//! invalidation, eviction or replacement, or with their space: a translation that the engine
+//! forgets to invalidate stays and is used.
 
 use std::ops::Range;
 
@@ -38,9 +39,9 @@ impl Tag {
         VirtRange { start, end: start + (1 << self.shift) }
     }
 
-    /// Returns whether an invalidation reaches this entry: one of the addresses that it steps
-    /// through must lie inside. A stride wider than the entry can step over it, as on real
-    /// processors.
+    /// Returns whether an invalidation reaches this entry: one of the addresses through which the
+    /// invalidation steps must lie inside the entry's range. A stride wider than the entry can step
+    /// over it, as on real processors.
     pub fn reached_by(self, what: &Invalidation<'_>) -> bool {
         if self.space != what.space {
             return false;
@@ -183,7 +184,7 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// A bank, restricted to the sizes that a format has.
+/// A bank, restricted to the mapping sizes that the page-table format has.
 #[derive(Debug)]
 struct Store {
     bank: Bank,
@@ -227,8 +228,8 @@ pub(crate) struct Tlb {
     now: u64,
 }
 
-/// Cached entries that are not present. The value is the number of accesses that it makes fault
-/// before the CPU reads the entry again, or `None` if the CPU never does so by itself.
+/// Cached entries that are not present. The value is the number of accesses that the cached entry
+/// makes fault before the CPU reads the entry again, or `None` if the CPU never does so by itself.
 #[derive(Debug)]
 struct Absent {
     cache: Cache<Option<u32>>,
@@ -236,12 +237,12 @@ struct Absent {
     sizes: Vec<u32>,
 }
 
-/// The number of entries that are not present which are cached.
+/// The size of the cache of entries that are not present, in entries.
 const ABSENT: u32 = 16;
 
 impl Tlb {
-    /// Builds the caches for a format with these page sizes and so many levels; sizes and levels
-    /// that the format does not have are left out.
+    /// Builds the caches for a page-table format with these sizes (log2 of bytes) and `levels`
+    /// levels. Sizes and levels of the model that the format does not have are left out.
     pub fn new(model: &TlbModel, page_shift: u32, sizes: &[u32], levels: u8) -> Self {
         let mut stores: Vec<_> = model.banks.iter().filter_map(|bank| Store::new(bank, page_shift, sizes)).collect();
         stores.sort_by_key(|store| store.bank.tier);
@@ -251,8 +252,8 @@ impl Tlb {
         Tlb { stores, paging, absent: Absent { cache: Cache::new(1, 1), sizes: Vec::new() }, now: 0 }
     }
 
-    /// Caches entries that are not present from now on, for page tables of so many levels; a TLB
-    /// without banks caches none.
+    /// Enables the caching of entries that are not present, for page tables of `levels` levels. A
+    /// TLB without banks caches none.
     pub fn cache_absent(&mut self, page_shift: u32, levels: u8) {
         if !self.stores.is_empty() {
             let sizes = (0..u32::from(levels)).map(|level| page_shift + level * (page_shift - 3)).collect();
@@ -342,7 +343,7 @@ impl Tlb {
             let (at, leaf) = held;
             let offset = at.range().start.wrapping_sub(tag.range().start);
             let inside = offset < 1 << new.block;
-            // A page or block may have one entry or several, as long as they agree.
+            // A page or cont block may have one TLB entry or several, as long as they agree.
             let agree = leaf.block == new.block && (!inside || whole.base.0 + offset == leaf.base.0);
             !agree && (leaf.block != new.block || *at != tag)
         };
@@ -398,7 +399,8 @@ impl Tlb {
         self.absent.cache.retain(|tag| tag.space != space);
     }
 
-    /// Evicts the entry in the n-th slot, if there is one.
+    /// Evicts the entry in the n-th slot, counted through all caches of this CPU, modulo their
+    /// size. Does nothing if the slot is empty.
     pub fn evict(&mut self, n: usize) {
         let leaves: usize = self.stores.iter().map(|store| store.cache.slots.len()).sum();
         let pointers: usize = self.paging.iter().map(|(_, cache)| cache.slots.len()).sum();

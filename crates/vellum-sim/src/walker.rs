@@ -48,7 +48,7 @@ pub(crate) struct Leaf {
     pub shift: u32,
     /// The attributes of the leaf.
     pub attrs: Attrs,
-    /// log2 of the size in the page tables: that of the page, or of its contiguous block.
+    /// log2 of the size in the page tables: that of the page, or of its cont block.
     pub block: u32,
 }
 
@@ -65,7 +65,8 @@ impl Leaf {
 pub(crate) struct Found {
     /// The page.
     pub leaf: Leaf,
-    /// log2 of the size around it that one TLB entry may hold: the block, or pages that coalesce.
+    /// log2 of the size in bytes, around the page, that one TLB entry may hold: the cont block, or
+    /// pages that coalesce.
     pub span: u32,
 }
 
@@ -93,10 +94,10 @@ pub(crate) fn sets(access: Access) -> Attrs {
 /// Choices that the architecture leaves to the walker.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WalkOptions {
-    /// log2 of the most pages that it checks for being contiguous.
+    /// log2 of the largest number of pages that the walker checks for being contiguous.
     pub coalesces: u32,
-    /// The entry of a block in which accessed and dirty are set, modulo the number of entries;
-    /// `None`: in the entry of the accessed page.
+    /// The index of the cont block's entry in which accessed and dirty are set, modulo the number
+    /// of its entries. `None`: they are set in the entry of the accessed page.
     pub ad_entry: Option<usize>,
     /// True if accessed and dirty are left to software, so that an access that would set one
     /// faults.
@@ -167,9 +168,9 @@ impl<A: Silicon> Tables<'_, A> {
         }
     }
 
-    /// Sets accessed or dirty for `raw`, an entry of a block, in the n-th entry of the block, if
-    /// that is another and still part of the block (hardware may set the bits in any of them: Arm
-    /// ARM D8.5.5; RISC-V, Svnapot). Returns whether it did.
+    /// Sets accessed or dirty for `raw`, an entry of a cont block, in the n-th entry of the cont
+    /// block, if that is another entry and still part of the cont block (hardware may set the bits
+    /// in any of them: Arm ARM D8.5.5; RISC-V, Svnapot). Returns whether it did.
     fn record_in_other_entry(&self, table: Pfn, index: usize, level: u8, raw: u64, access: Access, n: usize) -> bool {
         let arch = self.arch;
         let bits = block_bits(arch, raw, level);
@@ -190,8 +191,8 @@ impl<A: Silicon> Tables<'_, A> {
         }
     }
 
-    /// Returns whether two leaves of a page table differ only by their distance, the bits of
-    /// `aside` ignored.
+    /// Returns whether two leaves of a page table map addresses as far apart as the leaves are, and
+    /// agree in all other bits except those of `aside`.
     fn same(&self, a: u64, at: usize, b: u64, other: usize, level: u8, aside: u64) -> bool {
         let arch = self.arch;
         let (a, b) = (arch.at_index(a, at), arch.at_index(b, other));
@@ -199,8 +200,8 @@ impl<A: Silicon> Tables<'_, A> {
         (a.wrapping_add(arch.step(a, level).wrapping_mul(distance)) ^ b) & !aside == 0
     }
 
-    /// Returns a leaf of a page table, with the size of its block or of the pages that coalesce
-    /// with it.
+    /// Returns a leaf of a page table, with the size of its cont block or of the pages that
+    /// coalesce with it.
     fn found(&self, table: Pfn, index: usize, level: u8, raw: u64, options: WalkOptions) -> Found {
         let arch = self.arch;
         let shift = arch.level_shift(level);
@@ -219,7 +220,8 @@ impl<A: Silicon> Tables<'_, A> {
     }
 }
 
-/// Returns log2 of the number of entries in the block of this entry; 0 if it is not part of one.
+/// Returns log2 of the number of entries in the cont block of this entry; 0 if it is not part of
+/// one.
 pub(crate) fn block_bits<A: Arch>(arch: &A, raw: u64, level: u8) -> u32 {
     if A::CONT != 0 && raw & A::CONT != 0 { arch.cont_bits(level) } else { 0 }
 }

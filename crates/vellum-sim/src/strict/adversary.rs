@@ -26,7 +26,7 @@ struct State {
     recent: VecDeque<(SpaceId, u64)>,
 }
 
-/// The actions of the hardware at one event.
+/// The actions that the simulated hardware takes at one event.
 #[derive(Debug, Default)]
 struct Plan {
     mark: bool,
@@ -64,7 +64,8 @@ impl Adversary {
     /// Does what hardware may do now. CPU `me` is about to do an event that concerns `place`.
     ///
     /// All actions are walks and evictions, so nothing happens here that the page walker could not
-    /// do by itself. Each unit's lock is taken alone, and no turn is given away meanwhile.
+    /// do by itself. The lock of each memory-management unit is taken alone, and no other CPU gets
+    /// a turn while one is held.
     pub fn act<A: Silicon>(&self, hardware: &Hardware<A>, me: usize, place: Option<(SpaceId, u64)>) {
         if self.hostility == Hostility::NONE {
             return;

@@ -1,5 +1,5 @@
-//! Contiguous blocks: aligned groups of leaf PTEs that are one translation together (contpte
-//! blocks, Svnapot's NAPOT blocks).
+//! Cont blocks: aligned groups of leaf PTEs that are one translation together (contpte blocks,
+//! Svnapot's NAPOT blocks).
 //!
 //! Both architectures leave the hardware's behaviour open if one of these rules is broken (Arm ARM
 //! DDI 0487, D8.7.1 on what the entries of a block must say, D8.17.1 on break-before-make; RISC-V
@@ -34,7 +34,7 @@ use crate::walker::{Leaf, Silicon};
 struct Taken {
     index: u16,
     mapped: Pfn,
-    /// The accessed and dirty bits of its entry.
+    /// The accessed and dirty bits of the leaf when it was cleared.
     said: Attrs,
     /// True if it was part of a block, so that any entry of the block may have held its accessed
     /// and dirty bits.
@@ -118,8 +118,8 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// Checks break-before-make: a live entry must not become one of another block, or of none, nor
-    /// map something else, in one step.
+    /// Checks break-before-make: a live entry must not map something else without being cleared
+    /// first, nor join or leave a cont block unless the format permits that in place.
     fn check_break(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64)) {
         if !self.arch.is_live(old, level) || !self.arch.is_live(new, level) {
             return;
@@ -167,7 +167,8 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// Checks that a block is whole, or that none of its entries is marked.
+    /// Checks that either all entries of an aligned group form a valid cont block, or none is
+    /// marked as part of one.
     fn check_block(&mut self, pfn: Pfn, first: u16, level: u8, owed: Attrs, hardware: &Hardware<A>) {
         let arch = self.arch;
         let n = 1u16 << arch.cont_bits(level);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum::platform::Event;
 
-/// The number of events kept.
+/// The number of events that one history keeps.
 const KEPT: usize = 16;
 
 /// One event.

@@ -20,7 +20,7 @@
 //! | `tables` | the tree of page tables |
 //! | `writes` | changes of entries |
 //! | `upper` | entries of upper levels |
-//! | `blocks` | entries of contiguous blocks |
+//! | `blocks` | entries of cont blocks |
 //! | `locks` | locks, lockless walks, places to reschedule |
 //! | `adversary` | hostile hardware |
 
@@ -67,7 +67,7 @@ pub struct Strict<A = X86_64> {
     /// Not held while another CPU gets a turn: coroutines share one thread of the host.
     checker: Mutex<Checker<A>>,
     adversary: Adversary,
-    /// One for each of [`Wanted`].
+    /// The fault injectors, one for each [`FailPoint`].
     injectors: [Injector; 4],
     violations: Mutex<Vec<Violation>>,
     /// True if a rule was broken. The CPU that found it is panicking, and no other goes on.
@@ -89,7 +89,7 @@ impl fmt::Debug for Observer {
 
 /// Iterations of a waiting loop after which the CPU counts as deadlocked.
 const MAX_SPINS: u32 = 1 << 28;
-/// The same while a panic unwinds.
+/// Iterations of a waiting loop after which the CPU counts as deadlocked while a panic unwinds.
 const MAX_SPINS_UNWINDING: u32 = 1 << 20;
 
 impl<A: Silicon> Strict<A> {

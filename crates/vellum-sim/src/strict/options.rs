@@ -31,10 +31,10 @@ impl Hostility {
     /// Hardware that does only what programs ask for.
     pub const NONE: Hostility = Hostility { speculate: 0, evict: 0, mark: 0, preempt: 0 };
 
-    /// Hardware that often does all it may.
+    /// Hardware that often does what it may but need not do.
     pub const USUAL: Hostility = Hostility { speculate: 30, evict: 5, mark: 25, preempt: 5 };
 
-    /// Hardware that nearly always does all it may.
+    /// Hardware that nearly always does what it may but need not do.
     pub const WORST: Hostility = Hostility { speculate: 95, evict: 2, mark: 90, preempt: 20 };
 }
 

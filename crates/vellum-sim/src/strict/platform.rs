@@ -105,8 +105,9 @@ unsafe impl<A: Silicon> Cpus for Strict<A> {
 }
 
 impl<A: Silicon> Strict<A> {
-    /// Ends the process when a panic can't: its unwinding waits for a lock that the panic left
-    /// locked. Prints the violations past the test harness, which would capture and lose them.
+    /// Ends the process when a panic can't end the test, because the unwinding waits for a lock
+    /// that the panic left locked. Prints the violations past the test harness, which would capture
+    /// and lose them.
     #[cold]
     fn give_up(&self) -> ! {
         let mut err = std::io::stderr();
@@ -148,9 +149,9 @@ impl<A: Silicon> Strict<A> {
     }
 }
 
-// SAFETY: as for the fast machine: `Hardware::invalidate` drops what the ranges reach from each
-// CPU's caches, under the lock that every walk of that CPU holds, and waits for an access that has
-// found its translation before and is yet to happen.
+// SAFETY: `Hardware::invalidate` drops what the ranges reach from each CPU's caches, under the lock
+// that every walk of that CPU holds, and waits for an access that has found its translation before
+// and is yet to happen.
 unsafe impl<A: Silicon> Tlb for Strict<A> {
     type Arch = A;
 

@@ -29,7 +29,7 @@ pub(crate) struct Frame {
     pub state: Use,
     /// The event of the last change of `state`.
     pub since: u64,
-    /// The first frame of the allocation that it was part of.
+    /// The first frame of the last allocation that this frame was part of.
     pub head: Pfn0,
     /// Refcount and mapcount, in the head of a folio.
     pub counts: Option<(i64, i64)>,
@@ -140,7 +140,7 @@ pub(crate) struct Work {
     pub bytes: u32,
 }
 
-/// The locks, walk and critical sections of a CPU.
+/// The locks, lockless walk and sections with preemption disabled of a CPU.
 #[derive(Debug, Default)]
 pub(crate) struct CpuState {
     /// Page tables whose locks it holds, in the order it took them.

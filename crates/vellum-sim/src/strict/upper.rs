@@ -12,8 +12,8 @@ use crate::walker::Silicon;
 
 impl<A: Silicon> Checker<A> {
     /// Checks that no upper-level entry is transiently empty: a mapping that was cleared does not
-    /// come back unchanged, in pages of another size or as a swap entry, unless it was unmapped for
-    /// good, freed, or mapped elsewhere meanwhile.
+    /// come back unchanged, in pages of another size or as a swap entry, unless the frame was
+    /// unmapped for good, freed, or mapped elsewhere since the clearing.
     pub fn check_transient(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
         let at = (pfn, index);
         if new == 0 {

@@ -58,8 +58,8 @@ pub enum Rule {
     LockOrder,
     /// No CPU waits forever.
     Deadlock,
-    /// No lock, walk, or masked interrupt where the engine may be rescheduled or waits for other
-    /// CPUs (INV-8).
+    /// The CPU holds no lock, is in no lockless walk and has no interrupts masked where the engine
+    /// may be rescheduled or waits for other CPUs (INV-8).
     Atomic,
     /// The work that a CPU does with preemption disabled, or touching memory without a point to
     /// reschedule, is bounded (INV-11).

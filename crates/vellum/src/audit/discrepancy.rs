@@ -26,9 +26,9 @@ pub enum Discrepancy {
     NotAFolio {
         /// The space.
         space: SpaceId,
-        /// The address.
+        /// The first address that the PTE translates.
         at: u64,
-        /// The frame.
+        /// The frame that the PTE maps.
         pfn: Pfn,
     },
     /// A PTE is busy, although no operation runs: it is the marker that makes faults wait while a
@@ -36,7 +36,7 @@ pub enum Discrepancy {
     Busy {
         /// The space.
         space: SpaceId,
-        /// The address.
+        /// The first address that the PTE covers.
         at: u64,
     },
     /// A count that the engine keeps differs from the number that the audit found.
@@ -65,11 +65,12 @@ pub enum Discrepancy {
         /// The folio's head.
         pfn: Pfn,
     },
-    /// A folio is on a list that is not the one its descriptor names (INV-9).
+    /// A frame on an LRU list belongs to no folio, or to a folio whose descriptor names another
+    /// list, or the list has more folios than it counts (INV-9).
     WrongList {
         /// The folio's head, or the frame on the list that is not a folio's head.
         pfn: Pfn,
-        /// The list.
+        /// The list that the frame is on.
         list: LruList,
     },
     /// The frame after the end of a block has a kind with which no block begins (a tail), although

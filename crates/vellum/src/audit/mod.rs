@@ -20,12 +20,13 @@
 //! | frames charged for spaces' and objects' structures | the structures found in spaces and objects | `charges` |
 //! | pages in swap of a memcg's objects | the objects | `objects` |
 //!
-//! An audit changes nothing and allocates nothing. It takes each lock that it needs for a moment,
-//! as any reader does. So it is safe while other operations run, but may then report false
-//! differences. It counts in one array with an element for each frame; each comparison clears the
-//! array and uses it again. An audit reads every descriptor about ten times. It reads every PTE
-//! twice, and once more for each swap device. For a device with more slots than the array has
-//! elements it reads the PTEs several times.
+//! An audit changes nothing and allocates nothing. It takes the locks that its reads require, and
+//! holds each only for a moment. So it is safe while other operations of the engine run, but what
+//! these change between two of its reads may make it report false differences. It counts in one
+//! array with an element for each frame; each comparison clears the array and uses it again. An
+//! audit reads every descriptor about ten times. It reads every PTE twice, and once more for each
+//! swap device. For a swap device with more slots than the array has elements it reads the PTEs
+//! once for each part that fits.
 
 mod charges;
 mod discrepancy;

@@ -96,7 +96,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 let counted = if only_writers { object.survey().writers() } else { object.survey().vma_count() };
                 let found = audit.count_of(object.survey().frame()).into();
                 audit.compare(what(object.survey().frame()), counted, found);
-                // One of the object's references is the audit's own.
+                // Each VMA holds a reference, and the audit holds one too, so the object must have
+                // more references than VMAs.
                 if !only_writers && object.survey().references() <= found {
                     audit.compare(
                         Quantity::ObjectReferences(object.survey().frame()),

@@ -22,7 +22,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         'm: 's,
     {
         let (machine, swaps) = (self.machine, self.machine.swaps());
-        // A multiple of the cluster size, as `each_slot` needs.
+        // The number of slots counted at a time: a multiple of the cluster size, because
+        // `each_slot` must begin at a cluster.
         let room = (self.counts.len() as u32).min(1 << 31) >> HUGE_ORDER << HUGE_ORDER;
         for device in 0..MAX_SWAP_DEVICES as u8 {
             let Some(usage) = swaps.usage(machine.platform(), device) else { continue };

@@ -45,7 +45,7 @@ pub(crate) enum Lookup<'m, P: Platform> {
 struct FolioLimits {
     /// The pages within which the folio must lie.
     pages: Range<u64>,
-    /// The permitted orders, in frames, as a bit set.
+    /// The permitted orders as a bit set: bit n permits a folio of 2^n frames.
     orders: u32,
 }
 
@@ -127,7 +127,8 @@ impl<'m, P: Platform> Spare<'m, P> {
     /// Allocates index nodes until `count` are present, charged to `memcg`. No lock is held.
     ///
     /// # Errors
-    /// Fails if there is no memory or `memcg` is at its limit. The nodes allocated so far stay.
+    /// Fails if there is no memory or `memcg` is at its limit. The nodes allocated so far stay in
+    /// this value.
     fn provide_nodes(&mut self, count: usize, memcg: MemcgId) -> Result<(), ObjectError> {
         let frames = self.machine.frames();
         while self.count < count {
@@ -222,7 +223,7 @@ impl<'m, P: Platform> Object<'m, P> {
         self.lookup_within_size(0, page, memcg)
     }
 
-    /// Looks a page up as if the object's size were at least `size`.
+    /// Looks a page up as if the object's size were at least `size` bytes.
     fn lookup_within_size(&self, size: u64, page: u64, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
         let mut retries = Retries::new(&self.head().gate);
         loop {

@@ -24,8 +24,9 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::Frames;
 use crate::platform::{Platform, SpaceId};
 
-/// The offset at which a frame of memory holds its list frame. The object's head precedes the first
-/// list frame; all list frames have the same offset.
+/// The offset in bytes of a [`ListFrame`] in the frame of memory that holds it. In the first of
+/// these frames the object's head fills the bytes before the offset; in the others these bytes are
+/// unused.
 const OFFSET: usize = size_of::<Head>().next_multiple_of(align_of::<Mapper>());
 
 /// The number of mappers that a list frame holds.
@@ -42,7 +43,7 @@ pub(super) struct Mapper {
     pub(super) vmas: u64,
 }
 
-/// A list frame: a part of the list in one frame of memory.
+/// A list frame: the part of an object's list of mappers that one frame of memory holds.
 struct ListFrame {
     /// The list frame before this one, or [`Pfn::NONE`].
     previous: Pfn,
@@ -104,7 +105,8 @@ impl Mappers {
         if position < lower_len {
             list_frame.mappers.insert(position, new);
         }
-        // SAFETY: the caller passed the frame in `spare` to this list, which alone uses it.
+        // SAFETY: the caller passed the frame in `spare` to this list, and nothing else uses the
+        // frame.
         unsafe { ListFrame::init(frames, upper, [at, next]) };
         let list_frame = self.list_frame(frames, upper);
         list_frame.mappers.extend(moved);

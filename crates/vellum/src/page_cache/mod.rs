@@ -6,10 +6,11 @@
 //! (Linux: shmem), or a System V shared memory segment.
 //!
 //! # Guarantee
-//! An object lives as long as a handle ([`Object`]) or a VMA refers to it; then all its memory is
-//! freed. A page of the object has one reference that the object holds, one for each
-//! [`ObjectPage`], and one for each PTE that maps it (INV-2 holds as for any folio). So a page that
-//! was removed from the object stays allocated until the last of these references is dropped.
+//! An object lives as long as a handle ([`Object`]) or a VMA refers to it. When the last of these
+//! references is dropped, all its memory is freed. A page of the object has one reference that the
+//! object holds, one for each [`ObjectPage`], and one for each PTE that maps it (INV-2 holds as for
+//! any folio). So a page that was removed from the object stays allocated until the last of these
+//! references is dropped.
 //!
 //! # Mechanism
 //! - **No heap.** The object's head and the nodes of its index are frames, charged to a memcg
@@ -23,8 +24,9 @@
 //!   then takes the lock of each space's VMAs for writing before it unmaps. So it finds and removes
 //!   the PTEs of such a fault, and every later fault reads the new size.
 //! - **Large folios** need no index of their own: each entry names the frame of its own page, and a
-//!   tail's descriptor leads to the folio's head. A large folio is inserted where none of its pages
-//!   exists yet, and its pages are removed one by one; its memory is freed with the last of them.
+//!   tail's descriptor (that of any frame after the folio's first) leads to the folio's head. A
+//!   large folio is inserted where none of its pages exists yet, and its pages are removed one by
+//!   one; its memory is freed with the last of them.
 //! - **Swap**: swap entries replace frames in the index, and frames replace swap entries. While the
 //!   folio is written out no other CPU can take a reference to its pages (INV-16).
 //!

@@ -136,7 +136,7 @@ impl<P: Platform> Object<'_, P> {
 
 /// Removes and frees all pages of an object without references. The caller holds no lock.
 pub(super) fn remove_all<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
-    // SAFETY: the last reference was dropped, so the head belongs to the caller.
+    // SAFETY: the last reference was dropped, and the caller frees the head only after this call.
     let head = unsafe { head(machine, at) };
     let mut from = 0;
     loop {

@@ -71,7 +71,8 @@ impl<P: Platform> Object<'_, P> {
                 }
             };
             if stays_in_memory {
-                // The rest stays in memory too: the folio is only freed as a whole.
+                // The rest stays in memory too: a folio is only freed as a whole, so writing the
+                // rest would free no memory.
                 self.end_writeback(rest, head.add(at), None);
                 return Ok(());
             }
@@ -94,7 +95,8 @@ impl<P: Platform> Object<'_, P> {
             match machine.swaps().allocate(machine.platform(), order_wanted) {
                 Ok(slots) => return Some(slots),
                 Err(NoSlots::Scattered) if order_wanted > page_order => *largest = order_wanted - 1,
-                // Tries again after it has freed slots to which only their swap-cache pages refer.
+                // Tries again, because `reclaim_cached_slots` has freed slots to which only their
+                // swap-cache pages referred.
                 Err(_) if machine.swaps().reclaim_cached_slots(machine.frames()) > 0 => {}
                 Err(_) => return None,
             }
@@ -138,7 +140,8 @@ impl<P: Platform> Object<'_, P> {
             });
         for (at, run) in unused.iter().flat_map(|at| slots.map(|run| (u32::from(*at), run))) {
             let slots = Slots { first: run.slots.first + at * step, count: step };
-            // SAFETY: the caller allocated the slots, and the index does not name this one.
+            // SAFETY: the caller allocated the slots, and the index does not name those of this
+            // page.
             unsafe { machine.swaps().release(frames, SwapRun { slots, ..run }) };
         }
         if swapped > 0 {

@@ -87,7 +87,7 @@ impl SwapHints {
         Ok(SwapHints(Paged::with_holes(frames, frames.end().0, |first| frames.get(Pfn(first)).is_some())?))
     }
 
-    /// Returns the hint of a frame.
+    /// Returns the hint of a frame: the slot of which it may be the swap-cache page.
     fn of(&self, pfn: Pfn) -> &SwapHint {
         self.0.get(pfn.0)
     }
@@ -98,7 +98,8 @@ impl SwapHints {
     }
 }
 
-/// Swap-cache pages in consecutive frames. The caller has a reference and a mapping of each.
+/// Swap-cache pages in consecutive frames. For each page the folio's refcount and mapcount were
+/// raised by one for the caller, which maps the page or drops both.
 pub(crate) struct CachedPages {
     /// The first frame.
     pub(crate) pfn: Pfn,
@@ -154,7 +155,7 @@ impl SlotAllocator {
         cached_frames.take_while(|(cached, frame)| cached.load(Relaxed) == !*frame).count() as u32
     }
 
-    /// Takes a reference and a mapping of each swap-cache page of `slots`: see
+    /// Raises the refcount and mapcount of the swap-cache pages of `slots`: see
     /// [`Swaps::get_cached`].
     fn get_cached<P: Platform>(&self, frames: &Frames<'_, P>, slots: Slots, order: u8) -> Option<CachedPages> {
         let ClusterRange { index, range } = by_cluster(slots).next()?;
@@ -262,11 +263,11 @@ impl<P: Platform> Swaps<P> {
             .is_none_or(|ClusterRange { index, range }| slots.cached_frames.get(index).of(&range).iter().any(is_cached))
     }
 
-    /// Takes a reference and a mapping of each swap-cache page of the slots of `run`, from the
-    /// first slot on, as long as the frames are consecutive and still in use (Linux:
-    /// `swap_cache_get_folio`). Returns `None` if the first frame is not a multiple of
-    /// `1 << order`, or if fewer than `1 << order` frames qualify; the folio may then be about to
-    /// be freed.
+    /// Raises by one the folio's refcount and mapcount for each swap-cache page of the slots of
+    /// `run`, from the first slot on, as long as the frames are consecutive and still in use
+    /// (Linux: `swap_cache_get_folio`). Returns `None` if the first frame is not a multiple of `1
+    /// << order`, or if fewer than `1 << order` frames qualify; the folio may then be about to be
+    /// freed.
     ///
     /// # Safety
     /// Each slot has a reference during the call.
@@ -275,10 +276,10 @@ impl<P: Platform> Swaps<P> {
         unsafe { self.device(run.device) }.slots.get_cached(frames, run.slots, order)
     }
 
-    /// Finds the slots whose swap-cache pages are the frames from `pfn` on, at most `limit`,
-    /// rounded down to a multiple of `1 << order`. Adds a reference to each slot for the caller.
-    /// The caller has a reference to the folios. Returns `None` if fewer than `1 << order` such
-    /// slots exist.
+    /// Finds the slots whose swap-cache pages are the frames from `pfn` on: at most `limit` slots,
+    /// and a number rounded down to a multiple of `1 << order`. Adds a reference to each slot for
+    /// the caller. The caller has a reference to the folios. Returns `None` if fewer than `1 <<
+    /// order` such slots exist.
     pub(crate) fn slots_of(&self, frames: &Frames<'_, P>, pfn: Pfn, limit: u32, order: u8) -> Option<SwapRun> {
         if !frames.head(pfn).1.has(flag::SWAP_CACHED) {
             return None;
@@ -291,8 +292,8 @@ impl<P: Platform> Swaps<P> {
         Some(SwapRun { device, slots })
     }
 
-    /// Returns the slot of which a frame is the swap-cache page. The result may be outdated on
-    /// return, because the page may leave the cache at any time.
+    /// Returns the slot of which a frame is the swap-cache page, as a run of one slot. The result
+    /// may be outdated on return, because the page may leave the cache at any time.
     pub fn slot_of(&self, platform: &P, pfn: Pfn) -> Option<SwapRun> {
         let active = self.active(platform);
         let SlotId { device, slot } = self.hint(&active, pfn)?;
@@ -361,8 +362,8 @@ impl<P: Platform> Swaps<P> {
                     all.set(all.get() && is_permitted);
                     is_ours && is_permitted
                 };
-                // SAFETY: these slots have no reference any more, and get none before they are
-                // free, so no other CPU accesses them.
+                // SAFETY: the slots in `dead` have no reference any more, and get none before they
+                // are free, so no other CPU accesses them.
                 let forget = |dead| unsafe { info.forget(frames, dead) };
                 info.slots.delete_from_cache(frames.platform(), ClusterRange { index, range }, selects, forget);
             }
@@ -384,8 +385,8 @@ impl<P: Platform> Swaps<P> {
         let mut freed = 0;
         self.each_cluster(frames, device, |info, index| {
             let has_no_other = |cluster: &LockedCluster<'_, P>, at: u32, _| cluster.references(at) == 1;
-            // SAFETY: these slots have no reference any more, and get none before they are free, so
-            // no other CPU accesses them.
+            // SAFETY: the slots in `dead` have no reference any more, and get none before they are
+            // free, so no other CPU accesses them.
             let forget = |dead| unsafe { info.forget(frames, dead) };
             freed += u64::from(info.slots.delete_from_cache(
                 frames.platform(),

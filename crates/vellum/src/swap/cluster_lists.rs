@@ -14,15 +14,15 @@ use super::cluster::Cluster;
 use super::paged::Paged;
 use crate::frame::HUGE_ORDER;
 
-/// No cluster: the end of a list.
+/// The index that stands for no cluster, at the end of a list.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The number of lists: one for each order.
 const LISTS: usize = HUGE_ORDER as usize + 1;
 
-// The values of `Cluster::list`: one more than the order of the list that the cluster is in, or one
-// of these two. When slots become free, a cluster moves only to a higher value, and a CPU's current
-// cluster does not move.
+// The values of `Cluster::list`: one more than the order of the list that the cluster is in,
+// `UNLISTED` for a cluster without free slots, or `PERCPU` for a CPU's current cluster. When slots
+// become free, a cluster moves only to a higher value, and a CPU's current cluster does not move.
 const UNLISTED: u8 = 0;
 const PERCPU: u8 = LISTS as u8 + 1;
 
@@ -37,9 +37,10 @@ impl ClusterLists {
         ClusterLists([NONE; LISTS])
     }
 
-    /// Removes a cluster that has a free block of `1 << order` slots from its list, as a CPU's
-    /// current cluster. Returns the cluster's index. Takes the first cluster of the list with the
-    /// lowest sufficient order, so that large blocks stay whole as long as smaller ones suffice.
+    /// Removes a cluster that has a free block of `1 << order` slots from its list, and marks it as
+    /// a CPU's current cluster. Returns the cluster's index. Takes the first cluster of the list
+    /// with the lowest sufficient order, so that large blocks stay whole as long as smaller ones
+    /// suffice.
     pub(super) fn pop(&mut self, clusters: &Paged<Cluster>, order: u8) -> Option<u32> {
         let index = self.0.iter().skip(order as usize).copied().find(|first| *first != NONE)?;
         self.unlink(clusters, clusters.get(index));

@@ -47,10 +47,10 @@ pub trait SwapDevice<P: Platform>: Sync {
     unsafe fn read(&self, frames: &Frames<'_, P>, slots: Slots, to: Pfn) -> Result<(), ReadError>;
 
     /// Drops the contents of slots, some of which may be empty (Linux: `swap_slot_free_notify`).
-    /// The slots are not read before they are written again. Does not wait.
+    /// The slots are not read before they are written again. Does not wait for the device.
     ///
     /// # Safety
-    /// As for [`SwapDevice::write`].
+    /// Nothing else reads, writes or forgets the slots during the call.
     unsafe fn forget(&self, frames: &Frames<'_, P>, slots: Slots);
 
     /// Returns true if the engine keeps a checksum of each page, so that a page that comes back

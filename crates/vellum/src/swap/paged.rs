@@ -21,9 +21,11 @@ pub(super) struct Paged<T> {
     items: PhantomData<T>,
 }
 
-// SAFETY: it is an array of `T`, accessed by shared references only.
+// SAFETY: it is an array of `T`, and a shared reference to the array gives only shared references
+// to its items.
 unsafe impl<T: Sync> Sync for Paged<T> {}
-// SAFETY: it is an array of `T`, and no other part of it belongs to one thread.
+// SAFETY: it owns its `T`s, which may be sent, and its other fields are plain addresses and numbers
+// that any thread may use.
 unsafe impl<T: Send> Send for Paged<T> {}
 
 impl<T: Zeroable> Paged<T> {

@@ -61,7 +61,8 @@ pub struct SlotAllocator {
     /// The number of slots.
     len: u32,
     /// The number of free slots. It is decremented after an allocation and incremented after a
-    /// release, so it may be negative for a moment.
+    /// release. So it may be negative for a moment: a CPU may allocate slots that another CPU has
+    /// released but not yet counted.
     free: AtomicI64,
     /// True if no slot may be allocated.
     closed: AtomicBool,
@@ -127,9 +128,9 @@ impl SlotAllocator {
 
     /// Allocates a naturally aligned block of `1 << order` slots, each with one reference. Returns
     /// `None` if there is no such block: because all slots are in use, the free ones are scattered,
-    /// the device is closed, or `order` exceeds a cluster (2 MiB). Smaller blocks may be available
-    /// then. The allocation may also fail while another CPU allocates or releases slots in such a
-    /// block.
+    /// the device is closed, or `order` exceeds a cluster (2 MiB). A smaller block may still be
+    /// available. The allocation may also fail while another CPU allocates or releases slots in
+    /// such a block.
     #[inline]
     pub fn allocate<P: Platform>(&self, platform: &P, order: u8) -> Option<Slots> {
         let count = 1u32.checked_shl(order.into()).filter(|_| order <= HUGE_ORDER)?;
@@ -145,8 +146,8 @@ impl SlotAllocator {
     }
 
     /// Allocates a block from a CPU's current cluster. With `refill`, tries a listed cluster next,
-    /// which becomes the CPU's current cluster if its largest free block is then larger than that
-    /// of the present one. Returns the first slot of the block.
+    /// which becomes the CPU's current cluster if its largest free block, after this allocation, is
+    /// larger than that of the CPU's current cluster so far. Returns the first slot of the block.
     fn allocate_on_cpu<P: Platform>(&self, platform: &P, cpu: usize, order: u8, refill: bool) -> Option<u32> {
         trace(platform, || Event::Step);
         let mut current = self.percpu.get(cpu as u32).0.lock(platform);
@@ -186,8 +187,7 @@ impl SlotAllocator {
     /// Each slot must keep another reference during the call.
     ///
     /// # Errors
-    /// [`Saturated`]: a slot has 2^31 references. Nothing is changed then. (Until the references
-    /// added so far are dropped again, other CPUs may get this error too.)
+    /// [`Saturated`]: a slot has 2^31 references. No slot has a new reference on return. (Before the return, references that this call adds and drops again may cause this error on other CPUs.)
     ///
     /// # Panics
     /// If a slot does not exist.
@@ -206,8 +206,8 @@ impl SlotAllocator {
         Ok(())
     }
 
-    /// Drops the references that [`SlotAllocator::duplicate`] has added to slots in clusters before
-    /// `end`, in which a slot has the maximum number of references.
+    /// Drops the references that [`SlotAllocator::duplicate`] has added to slots in the clusters
+    /// before cluster `end`, where it failed because a slot has the maximum number of references.
     #[cold]
     fn undo_duplicate<P: Platform>(&self, platform: &P, slots: Slots, end: u32) {
         for ClusterRange { index, range } in by_cluster(slots).take_while(|part| part.index < end) {
@@ -269,7 +269,8 @@ impl SlotAllocator {
             self.lists.lock(platform).requeue(&self.clusters, index, cluster.room());
         }
         drop(cluster);
-        // The last access to this allocator: a CPU that finds all slots free may free its memory.
+        // This is the last access to the allocator: once all slots are free, another CPU may free
+        // the allocator's memory.
         self.free.fetch_add(count.into(), Release);
         count
     }

@@ -1,8 +1,9 @@
 //! The swap devices of a machine, by priority.
 //!
-//! A folio goes to the device of the highest priority that has room; devices of one priority take
-//! turns. The list of devices changes rarely, and every CPU that pages out reads it. So it is
-//! behind a [`PerCpuLock`], whose readers share no cache line, and each CPU counts its own turns.
+//! A folio goes to the device of the highest priority that has a free block of slots for it;
+//! devices of equal priority are used in rotation. The list of devices changes rarely, and every
+//! CPU that pages out reads it. So it is behind a [`PerCpuLock`], whose readers share no cache
+//! line, and each CPU has its own position in the rotation.
 //!
 //! A reference to a slot keeps its device attached. So the holder of a reference accesses the
 //! device without the list's lock: it may count references, and read and write slots, under any
@@ -94,19 +95,20 @@ impl ActiveDevices {
     }
 }
 
-/// Panics, for a device number that no caller may pass.
+/// Panics, because a caller passed a number that no attached device has.
 #[cold]
 fn no_such_device(id: u8) -> ! {
     panic!("swap device {id} is not attached to this machine")
 }
 
-/// A CPU's reader count in the lock of the device list, and its turn among devices of one priority.
-/// Zeroed memory is a valid value.
+/// A CPU's reader count in the lock of the device list, and the CPU's position in the rotation of
+/// devices of equal priority. Zeroed memory is a valid value.
 #[repr(align(128))]
 struct ReaderSlot {
     /// The number of readers that have the list locked and locked it on this CPU.
     readers: AtomicU32,
-    /// Counts this CPU's allocations, which take turns among devices of one priority.
+    /// The number of this CPU's allocations. It selects the device with which the next one begins
+    /// among devices of equal priority.
     turn: AtomicU32,
 }
 
@@ -127,7 +129,8 @@ pub struct Swaps<P: Platform> {
 // SAFETY: a `SwapInfo` is shared like the `&dyn SwapDevice` in it, which is `Sync`. A CPU that
 // writes an element of `devices` has exclusive access to it, as the field's documentation says.
 unsafe impl<P: Platform> Sync for Swaps<P> {}
-// SAFETY: devices are used from any thread already, because the type is `Sync`.
+// SAFETY: moving the value to another thread gives that thread only accesses that it already had by
+// reference, because the type is `Sync`.
 unsafe impl<P: Platform> Send for Swaps<P> {}
 
 impl<P: Platform> Swaps<P> {
@@ -142,7 +145,7 @@ impl<P: Platform> Swaps<P> {
         Ok(Swaps { active, devices: [const { UnsafeCell::new(None) }; MAX_SWAP_DEVICES], reader_slots })
     }
 
-    /// Returns the current CPU's reader count and turn.
+    /// Returns the current CPU's reader count and its position in the rotation of devices.
     #[inline]
     fn reader_slot(&self, platform: &P) -> &ReaderSlot {
         self.reader_slots.get(platform.current() as u32)
@@ -345,8 +348,8 @@ impl<P: Platform> Swaps<P> {
     /// [`Saturated`]: a slot has 2^31 references. Nothing is changed then.
     ///
     /// # Panics
-    /// If there is no such device or slot. The same holds for every function here that gets a
-    /// [`SwapRun`].
+    /// If there is no such device or slot. Every function of [`Swaps`] that gets a [`SwapRun`]
+    /// panics in this case.
     ///
     /// # Safety
     /// Each slot has a reference, and keeps it during the call.
@@ -380,11 +383,12 @@ impl<P: Platform> Swaps<P> {
         let Slots { mut first, count } = run.slots;
         let end = first + count;
         loop {
-            // SAFETY: the caller has references at least to the slots that are left.
+            // SAFETY: the caller has a reference to each slot that is not released yet, which keeps
+            // the device attached.
             let info = unsafe { self.device(run.device) };
             let part = Slots { first, count: (end - first).min(RELEASE_BATCH) };
-            // SAFETY: these slots have no reference any more, and get none before they are free, so
-            // no other CPU accesses them.
+            // SAFETY: the slots in `dead` have no reference any more, and get none before they are
+            // free, so no other CPU accesses them.
             info.slots.release(frames.platform(), part, |dead| unsafe { info.forget(frames, dead) });
             first += part.count;
             if first == end {

@@ -83,5 +83,6 @@ pub(super) fn decompress(bytes: &[u8], page: &mut Page) -> bool {
     matches!(decompress_into(bytes, page.bytes_mut()), Ok(len) if len == FRAME_SIZE as usize)
 }
 
-// With the feature `alloc` of `lz4_flex` the table would be a pointer to the heap.
+// With the feature `alloc` of `lz4_flex` the table would be a pointer to the heap, and the copies
+// in `new` would share it. This assertion fails then.
 const _: () = assert!(size_of::<CompressTable>() > FRAME_SIZE as usize);

@@ -229,7 +229,8 @@ fn is_incompressible(handle: Handle) -> bool {
 
 impl<P: Platform> SwapDevice<P> for Compressed {
     unsafe fn write(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
-        // SAFETY: the caller may write the slots, so it may forget them.
+        // SAFETY: nothing else reads, writes or forgets the slots during the call (contract of
+        // `write`).
         unsafe { self.forget(frames, slots) };
         for batch in self.batches(slots) {
             let mut same_filled = 0;
@@ -252,7 +253,8 @@ impl<P: Platform> SwapDevice<P> for Compressed {
             batch.set_same_filled(same_filled);
             self.counts.same_filled.fetch_add(same_filled.count_ones().into(), Relaxed);
             if let Err(OutOfMemory) = result {
-                // SAFETY: the caller may write the slots, so it may forget them.
+                // SAFETY: nothing else reads, writes or forgets the slots during the call (contract
+                // of `write`).
                 unsafe { self.forget(frames, slots) };
                 return Err(WriteError::NoMemory);
             }

@@ -1,14 +1,14 @@
 //! A pool allocator for objects smaller than a frame (Linux: zsmalloc).
 //!
-//! Objects of one size class share a *span* (Linux: zspage): one frame, or, where the rest of a
-//! frame would be too much waste, four consecutive frames. A word in the descriptor of a span's
-//! first frame is the bitmap of its free objects, and the descriptors link the spans that have a
-//! free one. So a span has no header, and its objects use all of it. A span without allocated
-//! objects is freed at once.
+//! Objects of one size class share a *span* (Linux: zspage): one frame, or, for sizes that would
+//! leave too much of a single frame unused, four consecutive frames. A word in the descriptor of a
+//! span's first frame is the bitmap of its free objects, and the descriptors link the spans that
+//! have a free one. So a span has no header, and its objects use all of it. A span without
+//! allocated objects is freed at once.
 //!
 //! With these size classes a page takes about a tenth more memory than its compressed length, on
 //! average over all lengths. When memory is short, four consecutive frames may not be available;
-//! then an object of the next class with spans of one frame is used.
+//! the pool then uses an object of the next larger class whose spans are single frames.
 
 use core::array;
 
@@ -139,8 +139,8 @@ impl Pool {
     /// whole frame.
     pub(super) const MAX_USEFUL_LEN: usize = SizeClass(SizeClass::COUNT as u8 - 2).size() as usize;
 
-    /// Allocates an object for `len` bytes, at most a frame's. The caller has exclusive access to
-    /// it.
+    /// Allocates an object for `len` bytes; `len` is at most the size of a frame. The caller has
+    /// exclusive access to the object.
     ///
     /// # Errors
     /// [`OutOfMemory`]: there is no span with a free object, and no memory for a new one.
@@ -179,8 +179,8 @@ impl Pool {
             return Ok(Allocated { handle, frames: 0 });
         }
         drop(spans);
-        // From the emergency reserve: with all memory in use, no frame becomes free before pageout
-        // has stored a page here.
+        // The span may come from the emergency reserve: when all memory is in use, no frame becomes
+        // free before pageout has stored a page here.
         let span = frames.alloc_reserve(class.order(), Use::Kernel)?;
         let left = class.all() & !1;
         let frame = frames.frame(span);
@@ -194,7 +194,8 @@ impl Pool {
     /// Frees an object. Returns the number of frames that the pool thereby freed.
     ///
     /// # Safety
-    /// The handle was allocated here, and the object is not used any more.
+    /// [`Pool::allocate`] of this pool returned the handle, and the caller frees it once. Nothing
+    /// uses the object any more.
     pub(super) unsafe fn free<P: Platform>(&self, frames: &Frames<'_, P>, handle: Handle) -> u32 {
         let (class, span) = (handle.class(), handle.span());
         let frame = frames.frame(span);
