@@ -21,7 +21,7 @@ use crate::run::{modules as packages, stdio};
 /// Checks that the records of a trace, compressed or not, are the same after they are written
 /// again.
 pub fn trace(bytes: &[u8]) {
-    /// A compressed trace may be a thousand times as long.
+    /// The most records that are read: a compressed trace may expand a thousandfold.
     const MOST: usize = 1 << 16;
     if let Ok(reader) = Reader::decompress(Cursor::new(bytes.to_vec())) {
         records(reader, MOST);
@@ -36,7 +36,7 @@ pub fn trace(bytes: &[u8]) {
     assert_eq!(records(Reader::new(&written[..]).expect("a header"), usize::MAX), all);
 }
 
-/// Returns the records up to an error or the end, and feeds them to a cache's mirror.
+/// Returns the records up to an error or the end, at most `most`, and applies them to a [`Mirror`].
 fn records<R: Read>(mut reader: Reader<R>, most: usize) -> Vec<Record> {
     let mut mirror = Mirror::new(reader.header().filter, 16).expect("a cache of 16 ways");
     let mut all = Vec::new();
@@ -59,7 +59,7 @@ fn records<R: Read>(mut reader: Reader<R>, most: usize) -> Vec<Record> {
     all
 }
 
-/// Replays a trace on a small machine, or gets the reason why not.
+/// Replays a trace on a small machine. The replay may fail, but not panic.
 pub fn replay(bytes: &[u8]) {
     const MEMORY: u64 = 16 << 20;
     let Ok(reader) = Reader::new(bytes) else { return };
@@ -68,7 +68,7 @@ pub fn replay(bytes: &[u8]) {
     let _ = replaying::on(Aarch64::granule_16k(), MEMORY, reader, &policy, model);
 }
 
-/// Parses the longest sections that the reference kernel reports.
+/// Parses the reference kernel's report of its longest non-preemptible sections.
 pub fn stretches(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let Ok(rows) = holds::rows(&text, |address| Some(format!("{address:x}"))) else { return };

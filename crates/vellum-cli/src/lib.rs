@@ -2,9 +2,9 @@
 //!
 //! It measures a memory manager that works by runs of page-table entries, beside the kernel of this
 //! machine, and runs programs on either kernel in a virtual machine. Each subcommand is a module:
-//! [`mod@bench`] measures; [`mod@run`] runs a program on the reference kernel or on Linux;
-//! [`mod@compare`] runs it on both. `vellum inspect` is the crate `vellum-inspect`, to which
-//! `estimate` adds options. A further subcommand joins [`cli::Command`].
+//! `bench` measures; `run` runs a program on the reference kernel or on Linux;
+//! `compare` runs it on both. `vellum inspect` is the crate `vellum-inspect`, to which
+//! `estimate` adds options. A further subcommand joins `cli::Command`.
 
 mod bench;
 mod cli;

@@ -5,11 +5,12 @@ use vellum_pagemap::Kernel;
 use super::inspection::Inspection;
 use crate::size::about;
 
-/// Returns headed paragraphs about a process's needless page tables; none if there are few.
+/// Returns paragraphs, each with a heading, about a process's needless page tables (those that are
+/// empty or lead only to empty ones). Returns none if there are few such tables.
 pub fn of(inspection: &Inspection, kernel: &Kernel) -> Vec<(&'static str, String)> {
     let survey = &inspection.survey;
     let page = survey.geometry.page();
-    // Less than 64 page tables, or a tenth of all, is not worth mentioning.
+    // Fewer than 64 needless page tables, or less than a tenth of all, are not worth mentioning.
     if inspection.empty() < 64 * page || inspection.empty() * 10 < survey.after.tables {
         return Vec::new();
     }

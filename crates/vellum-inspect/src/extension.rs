@@ -1,9 +1,10 @@
 //! Extensions: options and report parts that another crate adds to the inspection.
 //!
-//! An [`Extension`] is a set of command-line options. When they ask for it, its [`Collector`]
-//! receives the pages and empty page tables of each surveyed process. After the last process is
-//! surveyed, each collector's [`Analysis`] runs, and the [`Part`] it returns joins the process's
-//! report as text, JSON and HTML. The command `vellum` adds `--estimate` this way.
+//! An [`Extension`] is a set of command-line options. If the options ask for its part of the
+//! report, its [`Collector`] receives the pages and empty page tables of each surveyed process.
+//! After the last process is surveyed, each collector's [`Analysis`] runs, and the [`Part`] it
+//! returns joins the process's report as text, JSON and HTML. The command `vellum` adds
+//! `--estimate` this way.
 
 use std::io::{self, Write};
 use std::sync::atomic::AtomicBool;
@@ -20,7 +21,7 @@ pub trait Extension: clap::Args {
     fn collector(&self, memory: &Memory) -> Box<dyn Collector>;
 }
 
-/// No extension.
+/// The extension that adds no options and no part.
 impl Extension for () {
     fn is_wanted(&self) -> bool {
         false
@@ -33,8 +34,8 @@ impl Extension for () {
 
 /// Receives a process's memory while it is surveyed.
 pub trait Collector {
-    /// Receives a region of equal pages, in ascending order. `order` is the order of the folios it
-    /// is in, or 0 where folios are not visible.
+    /// Receives a region of pages with equal categories, in ascending order. `order` is the order
+    /// of the folios that the pages are in, or 0 if this user may not see folios.
     fn pages(&mut self, region: &Region, vma: &Vma, order: usize);
 
     /// Receives the start of the addresses that an empty last-level page table serves.
@@ -44,7 +45,8 @@ pub trait Collector {
     fn finish(self: Box<Self>, vmas: &[VmaSurvey]) -> Analysis;
 }
 
-/// Computes the part of one process's report. It ends with an error soon after the flag is set.
+/// A function that computes the part of one process's report. It fails soon after its argument, the
+/// stop flag, is set.
 pub type Analysis = Box<dyn FnOnce(&AtomicBool) -> anyhow::Result<Box<dyn Part>>>;
 
 /// A part of one process's report.

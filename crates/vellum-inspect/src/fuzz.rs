@@ -22,7 +22,7 @@ pub fn saved(bytes: &[u8]) {
 /// Checks that TLB entries can be counted for each core of an accepted table.
 pub fn cores(bytes: &[u8]) {
     let Ok(cores) = tlb::parse(&String::from_utf8_lossy(bytes)) else { return };
-    // 64 KiB in one folio, and a huge page.
+    // A process with 64 KiB in one folio and a huge page.
     let stats =
         FolioStats { pages: 16 + 512, huge: 1, in_folio: [4, 1, 0], aligned: [4, 1, 0], ..FolioStats::default() };
     assert!(

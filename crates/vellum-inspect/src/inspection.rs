@@ -13,8 +13,8 @@ use vellum_pagemap::{
 use super::Args;
 use super::extension::{Analysis, Collector, Extension, Part};
 
-/// With more resident memory than this, folios are examined only on request: it takes a tenth of a
-/// second for a GiB.
+/// The most bytes of resident memory whose folios are examined without a request: examining takes a
+/// tenth of a second for each GiB.
 const FEW: u64 = 16 << 30;
 
 /// The findings of one process.
@@ -24,18 +24,20 @@ pub struct Inspection {
     pub user: u32,
     pub survey: Survey,
     pub table_runs: Vec<TableRun>,
-    /// The folios of its memory, if this user may know its frames.
+    /// The statistics of the process's folios; `None` if they were not examined or this user may
+    /// not read frame numbers.
     pub stats: Option<FolioStats>,
     pub took: Duration,
-    /// Its page tables as read from kernel memory, if requested, or why they were not read.
+    /// If requested, the page tables as read from kernel memory, or the reason why they can't be
+    /// read.
     pub read: Option<Result<WalkedTables, String>>,
-    /// The extension's analysis, until it has run.
+    /// The extension's analysis; taken out when it runs.
     pub analysis: Option<Analysis>,
     /// The extension's part of the report.
     pub part: Option<Box<dyn Part>>,
 }
 
-/// The last-level page table, or what stands in its place, of a range of addresses.
+/// The last-level page table of a range of addresses, or the huge PTE in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
     /// An empty page table.
@@ -76,7 +78,7 @@ impl Inspection {
         let options = Options { detection, sample: args.sample.map(|share| (share, fastrand::u64(..))) };
         let mut pace = Pace::new(args.max_hold).until(stop);
         let entries = pagemap.page_size() / 8;
-        // A list of processes has no room for folios.
+        // Examine folios only for a single process: a list of processes does not show them.
         let one = args.pids.len() == 1 && !args.children;
         let frames = match args.folios || one && target.memory()?.resident <= FEW {
             true => Frames::open(&target.process)?,
@@ -111,20 +113,23 @@ impl Inspection {
         })
     }
 
-    /// Returns the bytes of page tables that hold nothing or lead nowhere, as far as that is known.
+    /// Returns the bytes of page tables that are empty or lead only to empty ones, as the survey
+    /// counted them.
     pub fn empty(&self) -> u64 {
         self.survey.empty().max(0) as u64 * self.survey.geometry.page()
     }
 }
 
-/// Records what the report shows, as runs of equal page tables.
+/// A visitor of the survey that records runs of equal page tables and the folios, which the report
+/// shows.
 #[derive(Default)]
 struct Recorder {
     table: u64,
     entries: u64,
-    /// The report needs the runs of page tables.
+    /// True if the report needs the runs of page tables.
     records_runs: bool,
-    /// PTEs that are not of pages in memory, by the start of their page table.
+    /// For each last-level page table, by its first address, the number of PTEs that are swap
+    /// entries, migration entries or markers.
     swapped: BTreeMap<u64, u64>,
     table_runs: Vec<TableRun>,
     frames: Option<Frames>,
@@ -142,7 +147,7 @@ impl Visitor for Recorder {
                 collector.pages(&Region { start, end, ..*region }, vma, order);
             }
         };
-        // Frames that can't be read any more belong to a process that is gone.
+        // Ignore an error: frames that can't be read any more belong to a process that is gone.
         if let Some(frames) = &mut self.frames {
             let _ = frames.add(region, vma.page, &mut self.stats, &mut add);
         }
@@ -164,7 +169,8 @@ impl Visitor for Recorder {
         if !self.records_runs {
             return;
         }
-        // All its pages were reported before.
+        // The survey reports a page table after all its pages, so the number of its swap entries is
+        // complete.
         let swapped = self.swapped.remove(&start).unwrap_or(0);
         let cell = match entries {
             None => Cell::Huge,

@@ -128,13 +128,13 @@ pub struct Args<X: Extension = ()> {
 pub fn run<X: Extension>(args: &Args<X>) -> anyhow::Result<ExitCode> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // A second signal ends the process at once.
+        // The first signal sets `stop`; a second one ends the process at once.
         signal_hook::flag::register_conditional_default(signal, stop.clone())?;
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let mut out = io::stdout().lock();
     match inspect(args, &stop, &mut out) {
-        // The reader of standard output may close the pipe early.
+        // It is no failure if the reader of standard output closes the pipe early, as `head` does.
         Err(error) if watch::is_closed_pipe(&error) => Ok(ExitCode::SUCCESS),
         result => result,
     }

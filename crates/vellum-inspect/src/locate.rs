@@ -1,4 +1,5 @@
-//! Locates empty page tables: by the scan, and for root by reading the page tables.
+//! Locates empty page tables: by the scan of the survey, and for root by reading page tables from
+//! kernel memory.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -18,7 +19,7 @@ impl Reader {
         Reader(Walker::open())
     }
 
-    /// Returns the page tables of a process, or why they can't be read.
+    /// Returns the page tables of a process, or the reason why they can't be read.
     pub fn read(&mut self, target: &Target) -> Result<WalkedTables, String> {
         let walker = self.0.as_mut().map_err(|refused| refused.to_string())?;
         let pagemap =
@@ -33,15 +34,16 @@ impl Reader {
 pub struct Difference {
     /// Empty page tables that the scan missed, or did not report as empty.
     pub missed: u64,
-    /// Page tables that the scan reported as empty, and that are not.
+    /// Page tables that the scan reported as empty, and that are not empty or do not exist.
     pub wrong: u64,
     /// Page tables in use that the scan did not report.
     pub hidden: u64,
 }
 
 impl Difference {
-    /// Compares the page tables read with those the scan found. Returns `None` if the scan does not
-    /// find page tables one by one, or not everywhere.
+    /// Compares the page tables read from kernel memory with those that the scan found. Returns
+    /// `None` if the scan does not find page tables one by one on this kernel, or scanned only a
+    /// sample.
     pub fn of(inspection: &Inspection, walked: &WalkedTables, kernel: &Kernel) -> Option<Self> {
         let survey = &inspection.survey;
         let finds_tables = kernel.detection != Detection::None && survey.scanned;
@@ -67,7 +69,7 @@ fn between(runs: &[TableRun], lowest: &[Table], span: u64) -> Difference {
     }
 }
 
-/// Returns the addresses that page tables span, consecutive ones merged.
+/// Returns the address ranges that page tables span. Ranges that follow each other are merged.
 pub fn runs<'a>(tables: impl Iterator<Item = &'a Table>, span: u64) -> Vec<[u64; 2]> {
     let mut runs: Vec<[u64; 2]> = Vec::new();
     for table in tables {
@@ -136,7 +138,7 @@ fn write_exact(
         }
         text += " ";
     }
-    // With five levels, Linux does not count the fourth.
+    // Count the levels that Linux counts in `VmPTE`: with five levels, it leaves out the fourth.
     let count: usize = walked.levels.iter().take(LEVELS).map(Vec::len).sum();
     text += &format!("{} tables were read; Linux counts {}", grouped(count as u64), grouped(walked.counted));
     text += &match walked.deposited() {

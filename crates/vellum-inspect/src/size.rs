@@ -48,7 +48,7 @@ pub fn show(bytes: u64) -> String {
 pub fn about(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let (mut value, mut unit) = (bytes as f64, 0);
-    // 1000 or more of a unit is written in the next one.
+    // Write 1000 or more of a unit in the next larger one.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;

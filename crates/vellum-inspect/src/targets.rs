@@ -11,10 +11,10 @@ use vellum_pagemap::{SurveyError, Target, Unreadable, parent};
 use super::Args;
 use super::extension::Extension;
 
-/// The processes to inspect, each opened or with the error.
+/// The processes to inspect, each opened, or with the error of opening it.
 pub struct Targets {
     pub processes: Vec<Result<Target, SurveyError>>,
-    /// The processes were found by a search, not given by PID.
+    /// True if the processes were found by a search, and not given by PID.
     found: bool,
 }
 
@@ -40,7 +40,7 @@ pub fn find<X: Extension>(args: &Args<X>) -> anyhow::Result<Targets> {
     if args.all {
         let all = procfs::process::all_processes().context("/proc can't be read")?;
         let processes = all.flatten().map(|process| open(process.pid));
-        // Processes without memory are not mentioned.
+        // Leave out processes without memory, without an error.
         let absent = |one: &Result<Target, SurveyError>| {
             use Unreadable::{Gone, KernelThread, Zombie};
             matches!(one, Err(SurveyError::Unreadable(Gone(_) | KernelThread(_) | Zombie(_))))
@@ -50,7 +50,8 @@ pub fn find<X: Extension>(args: &Args<X>) -> anyhow::Result<Targets> {
     if args.children {
         let mut pids: BTreeSet<i32> = args.pids.iter().copied().collect();
         let parents = parents()?;
-        // PIDs wrap around, so a child's may be the smaller one.
+        // Repeat until nothing is added: PIDs wrap around, so a child's PID may be smaller than its
+        // parent's.
         while parents.iter().any(|(pid, parent)| pids.contains(parent) && pids.insert(*pid)) {}
         return Ok(Targets { processes: pids.into_iter().map(open).collect(), found: true });
     }
@@ -81,7 +82,7 @@ fn members(folder: &Path, pids: &mut BTreeSet<i32>) -> std::io::Result<()> {
     pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        // A cgroup that is removed meanwhile has no members.
+        // Ignore an error: a cgroup that is removed during the search has no members.
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) && entry.path().join("cgroup.procs").exists() {
             let _ = members(&entry.path(), pids);
         }

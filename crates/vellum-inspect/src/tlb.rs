@@ -58,7 +58,7 @@ pub fn load(file: Option<&Path>) -> anyhow::Result<Vec<Core>> {
 /// Parses a table of cores.
 ///
 /// # Errors
-/// The text is not TOML of this form, or a value is not possible.
+/// The text is not a TOML table of cores, or a value is out of range.
 pub fn parse(text: &str) -> anyhow::Result<Vec<Core>> {
     let cores = toml::from_str::<Cores>(text)?.core;
     for core in &cores {
@@ -71,7 +71,8 @@ pub fn parse(text: &str) -> anyhow::Result<Vec<Core>> {
 }
 
 impl Core {
-    /// Returns the TLB entries for all present memory as it lies now.
+    /// Returns the number of TLB entries that all present memory takes with its current frames and
+    /// folios.
     pub fn entries(&self, stats: &FolioStats) -> u64 {
         let mut entries = stats.pages - stats.huge * BLOCKS[2] + stats.huge;
         if self.contiguous != 0 {
@@ -84,14 +85,14 @@ impl Core {
         entries
     }
 
-    /// Returns the TLB entries if the memory were in 64 KiB folios, mapped whole.
+    /// Returns the number of TLB entries that the memory would take in fully mapped 64 KiB folios.
     pub fn in_large_folios(&self, stats: &FolioStats) -> u64 {
         let small = stats.pages - stats.huge * BLOCKS[2];
         let block = if self.contiguous != 0 { BLOCKS[1] } else { self.coalesces };
         small.div_ceil(block) + stats.huge
     }
 
-    /// Returns the TLB entries if the memory were in huge pages.
+    /// Returns the number of TLB entries that the memory would take in huge pages.
     pub fn in_huge_pages(&self, stats: &FolioStats) -> u64 {
         stats.pages.div_ceil(BLOCKS[2])
     }

@@ -1,4 +1,5 @@
-//! Sums up many processes: which waste most, and the page tables of memory that several map.
+//! Sums up many processes: their order by needless page tables, and the page tables of memory that
+//! several processes map.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -14,7 +15,7 @@ pub struct Shared<'a> {
     pub len: u64,
     pub resident: u64,
     pub processes: u64,
-    /// Bytes of last-level page tables, empty ones included.
+    /// Bytes of last-level page tables in all these processes, empty ones included.
     pub tables: u64,
 }
 
@@ -47,7 +48,8 @@ pub fn percent(part: u64, all: u64) -> String {
 pub fn shared(inspections: &[Inspection], top: usize) -> Vec<Shared<'_>> {
     let mut all: BTreeMap<(i32, i32, u64), Shared<'_>> = BTreeMap::new();
     for inspection in inspections {
-        // All VMAs of one process that map the file are summed first.
+        // First sum all VMAs of the process that map the same file, so that the process counts
+        // once.
         let mut own: BTreeMap<(i32, i32, u64), Shared<'_>> = BTreeMap::new();
         for one in inspection.survey.vmas.iter().filter(|one| one.vma.file && one.vma.is_shared()) {
             let none = Shared { name: &one.vma.name, len: 0, resident: 0, processes: 1, tables: 0 };

@@ -66,7 +66,7 @@ pub(crate) fn watch<X: Extension>(
         }
         out.flush()?;
         pids.retain(|pid| !gone.contains(pid));
-        // Sleep in short pieces, to notice a stop in time.
+        // Sleep for short times, to check the stop flag between them.
         while !pids.is_empty() && began.elapsed() < every && !stop.load(Relaxed) {
             std::thread::sleep(Duration::from_millis(20).min(every));
         }
@@ -128,7 +128,7 @@ pub fn compare(before: &SavedReport<'_>, after: &SavedReport<'_>, out: &mut impl
     writeln!(out, "{shown}")
 }
 
-/// Returns whether `error` is that standard output was closed by its reader.
+/// Returns whether `error` means that the reader of standard output has closed the pipe.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -11,9 +11,9 @@ pub fn now_ns() -> u64 {
 
 /// Guard. Pins this thread, and the processes it starts, to the CPU it runs on, until dropped.
 ///
-/// A thread that migrates leaves its `mm_struct` in the old CPU's mm_cpumask. The kernel then
-/// interrupts that CPU for each TLB flush, and free pages stay on its per-CPU lists. Neither
-/// belongs to the measured operation.
+/// If a thread migrates, its old CPU stays in the `mm_cpumask` of its address space. The kernel
+/// then interrupts that CPU for each TLB flush, and freed pages stay on that CPU's lists. Neither
+/// cost belongs to the measured operation.
 pub struct PinnedCpu(Option<CpuSet>);
 
 impl PinnedCpu {

@@ -3,8 +3,8 @@
 //! The caller describes a workload: a region of folios of one size ([`workload::case`]), or the
 //! VMAs of a process ([`workload::layout`]). This crate maps it, times one operation on it through
 //! the kernel's system calls, and returns a [`Sample`], or a [`Skip`] with the reason why this
-//! kernel or user has no figure. [`Linux`] does so for regions, [`child::copy::ProcessCopier`] for
-//! processes.
+//! kernel or user has no figure. [`Linux`] measures regions, [`child::copy::ProcessCopier`] the
+//! copy of a process.
 //!
 //! | module | contents |
 //! |---|---|
@@ -18,8 +18,8 @@
 //! | [`stats`] | a median with its extremes |
 //!
 //! Linux is measured at its best: memory is compacted before large folios are asked for, no other
-//! folio size is enabled, each mapping is checked afterwards, and page faults and zeroing are in no
-//! figure but [`Op::Touch`]'s.
+//! folio size is enabled, each mapping is checked afterwards, and only the figure of [`Op::Touch`]
+//! includes page faults and zeroing.
 //!
 //! Helper processes are this program again, started as `/proc/self/exe linux-child ROLE`. A program
 //! that uses this crate passes that subcommand's [`child::Role`] to [`child::run`].
@@ -49,7 +49,7 @@ use workload::case::{Case, Op};
 /// The file that starts memory compaction.
 pub(crate) const COMPACT: &str = "/proc/sys/vm/compact_memory";
 
-/// The running kernel, as something to measure.
+/// The running kernel as the subject of measurements, with the settings that it needs.
 pub struct Linux {
     mthp: Mthp,
     knobs: Knobs,
@@ -60,7 +60,7 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// Measures with the huge-page settings at `thp_root`, which is
+    /// Returns the running kernel with the huge-page settings at `thp_root`, which is
     /// `/sys/kernel/mm/transparent_hugepage` except in tests.
     pub fn new(thp_root: &Path) -> Linux {
         Linux {
@@ -80,7 +80,7 @@ impl Linux {
     /// The settings, the kernel or the free memory don't allow the case.
     pub fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
         self.mthp.plan(case)?;
-        // An eighth more than the region: its page tables, and memory for other processes.
+        // Require an eighth more than the region, for its page tables and for other processes.
         memory::check_available(case.bytes + case.bytes / 8)?;
         compact(case);
         Ok(())
@@ -108,7 +108,8 @@ impl Linux {
         let region = Region::map(case.bytes)?;
         let touched = region.touch(case)?;
         if let Some(data) = op.data() {
-            // Pages that are swapped in get folios of the sizes that the settings allow.
+            // Keep the settings until the region is swapped in: they also decide the folio sizes of
+            // swap-in.
             let sample = self.swap.measure(&region, case.pages(), data)?;
             settings.restore()?;
             return Ok(Sample { touch_ns: Some(touched.ns), fallback: touched.fallback, ..sample });
@@ -124,8 +125,8 @@ impl Linux {
     }
 }
 
-/// Compacts memory if the case needs large folios. Without the right to, measurement goes on: the
-/// check of the folios shows what was available.
+/// Compacts memory if the case needs large folios. Ignores an error (only root may compact memory):
+/// the check of the mappings reports pages that did not get a large folio.
 pub fn compact(case: &Case) {
     if case.folio_kib > 4 {
         let _ = std::fs::write(COMPACT, "1");

@@ -14,14 +14,14 @@ use crate::workload::data::Page;
 
 /// Private anonymous memory, aligned to 2 MiB, between PROT_NONE guard areas.
 ///
-/// The guards keep the kernel from merging its VMA with a neighbour. So an operation on it is one
-/// on a whole VMA, and `smaps` figures of the VMA are those of the region.
+/// The guard areas keep the kernel from merging the region's VMA with a neighbour. So an operation
+/// on the region is one on a whole VMA, and the VMA's figures in `smaps` are the region's.
 pub struct Region {
     reserved: *mut c_void,
     reserved_len: usize,
     start: *mut c_void,
     len: usize,
-    /// The region between the guards is unmapped.
+    /// True once the region between the guard areas is unmapped.
     unmapped: bool,
 }
 
@@ -47,7 +47,8 @@ impl Region {
             mmap_anonymous(null_mut(), reserved_len, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
         };
         let reserved = reserved.map_err(|error| Skip::system("mmap", error))?;
-        // At least a page in front, and at most 2 MiB, which leaves as much or more behind.
+        // Leave at least a page, and at most 2 MiB, as the guard area in front. At least as much of
+        // the reservation then remains behind the region.
         let start = reserved.wrapping_byte_add(PAGE as usize);
         let start = start.wrapping_byte_add(start.align_offset(align));
         let region = Region { reserved, reserved_len, start, len, unmapped: false };
@@ -96,7 +97,8 @@ impl Region {
     /// Writes each page with the contents that `page` returns for its number.
     pub fn fill(&self, page: impl Fn(u64) -> Page) {
         for number in 0..self.len as u64 / PAGE {
-            // SAFETY: a page of the region, as in `write`; both are aligned.
+            // SAFETY: the page is in the region, which is mapped and writable. The pointer is
+            // aligned, as the region is.
             unsafe { self.page(number).write_volatile(page(number)) };
         }
     }
@@ -105,7 +107,8 @@ impl Region {
     pub fn read(&self) -> u64 {
         let start = now_ns();
         for number in 0..self.len as u64 / PAGE {
-            // SAFETY: a page of the region, as in `write`; and any byte is one.
+            // SAFETY: the page is in the region, which is mapped and readable, and any byte is a
+            // valid value.
             unsafe { self.page(number).cast::<u8>().read_volatile() };
         }
         now_ns() - start
@@ -123,19 +126,22 @@ impl Region {
 
     /// Writes the first word of a page.
     pub fn set_word(&self, number: u64, word: u64) {
-        // SAFETY: a page of the region, as in `write`; it is aligned.
+        // SAFETY: the page is in the region, which is mapped and writable, and its first word is
+        // aligned.
         unsafe { self.page(number).cast::<u64>().write_volatile(word) };
     }
 
     /// Returns the first word of a page.
     pub fn word(&self, number: u64) -> u64 {
-        // SAFETY: as above, and any word is one.
+        // SAFETY: the page is in the region, which is mapped and readable. Its first word is
+        // aligned, and any bits are a valid word.
         unsafe { self.page(number).cast::<u64>().read_volatile() }
     }
 
     /// Returns the contents of a page.
     pub fn contents(&self, number: u64) -> Page {
-        // SAFETY: as in `fill`, and any words are a page.
+        // SAFETY: the page is in the region, which is mapped and readable. The pointer is aligned,
+        // and any words are a valid page.
         unsafe { self.page(number).read_volatile() }
     }
 
@@ -180,9 +186,9 @@ impl Region {
         }
     }
 
-    /// Splits the huge PTE of each folio: a change of one page's protection needs a PTE for each
-    /// page. The change is undone at once, so that PTEs and VMA are uniform again. The folio stays
-    /// large.
+    /// Splits the huge PTE of each folio by changing one page's protection, which needs a PTE for
+    /// each page. Then restores the protection, so that the PTEs and the VMA are uniform again. The
+    /// folio stays large.
     fn split(&self) -> Result<(), Errno> {
         for offset in (0..self.len).step_by(TABLE_SPAN as usize) {
             let page = self.start.wrapping_byte_add(offset);
@@ -190,7 +196,8 @@ impl Region {
                 // SAFETY: one page of the region, to which no reference exists.
                 unsafe { mprotect(page, PAGE as usize, protection)? };
             }
-            // If the kernel left the PTE read-only, this makes it like its neighbours.
+            // Write to the page: if the kernel left its PTE read-only, the fault makes it writable
+            // like its neighbours.
             self.write(offset, 1, PAGE);
         }
         Ok(())
@@ -214,7 +221,7 @@ impl Region {
         Ok(now_ns() - start)
     }
 
-    /// Unmaps the region, as its last operation: only dropping it is left.
+    /// Unmaps the region. After this the caller may only drop the value.
     ///
     /// # Errors
     /// `munmap` failed.
@@ -270,16 +277,17 @@ impl Drop for Region {
             [(self.reserved, front), (self.start, self.reserved_len - front)]
         };
         for (start, len) in parts {
-            // SAFETY: the reservation is this value's own, the parts leave out what is unmapped,
-            // and no reference to it exists.
+            // SAFETY: the reservation is this value's own, and no reference to it exists. The parts
+            // leave out the region if it was unmapped, as its addresses may have other mappings
+            // now.
             let _ = unsafe { munmap(start, len) };
         }
     }
 }
 
-/// Faults of this thread that needed no device.
+/// Returns the number of page faults of this thread so far that needed no I/O.
 pub fn minor_faults() -> u64 {
-    // SAFETY: all zeroes is a value of this plain C structure.
+    // SAFETY: all zeroes is a valid value of this plain C structure.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the pointer is to a live structure of the type that the call fills in.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
@@ -290,7 +298,7 @@ pub fn minor_faults() -> u64 {
 /// from the number of page faults: one for each folio, or one for each of its pages.
 ///
 /// The kernel also counts fallbacks (`stats/anon_fault_fallback`), but for all processes together:
-/// on a busy machine it would count others'.
+/// on a busy machine the count includes those of other processes.
 fn small_share(case: &Case, faults: u64) -> f64 {
     let surplus = faults.saturating_sub(case.folios());
     let largest = case.pages() - case.folios();

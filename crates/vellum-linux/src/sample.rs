@@ -7,7 +7,8 @@ use std::path::PathBuf;
 pub struct Sample {
     /// Nanoseconds to touch every page of the fresh region.
     pub touch_ns: Option<u64>,
-    /// Nanoseconds to bring back what the operation took away; `None` where nothing comes back.
+    /// Nanoseconds to undo the operation, such as swap-in after swap-out; `None` if it can't be
+    /// undone.
     pub back_ns: Option<u64>,
     /// Nanoseconds of the operation itself.
     pub op_ns: u64,

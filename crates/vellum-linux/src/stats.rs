@@ -1,6 +1,7 @@
 //! Summarises samples.
 
-/// A summary of samples: the median, as noise only ever adds time, and the extremes.
+/// A summary of samples: the median, which a few samples lengthened by noise hardly change, and the
+/// extremes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// The median: the middle sample, or the mean of the middle two.

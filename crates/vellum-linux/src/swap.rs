@@ -5,7 +5,7 @@ use crate::settings::resource::{HeldResource, Resource};
 use crate::workload::data::Data;
 use crate::{Sample, Skip};
 
-/// The most calls of page-out, as some pages stay at first.
+/// The most calls of page-out in one run: one call does not remove all pages.
 const TRIES: usize = 8;
 
 /// Times swap-out and swap-in of regions.
@@ -21,14 +21,15 @@ impl SwapTimer {
     /// zram is missing, or this user may not set it up.
     pub fn prepare(&mut self, bytes: u64) -> Result<(), Skip> {
         if self.zram.is_none() {
-            // Twice the size, as the compressed size is not known beforehand.
+            // Make the device twice as large as the region: the compressed size is not known in
+            // advance.
             self.zram = Some(HeldResource::new(&Resource::Zram { bytes: 2 * bytes })?);
         }
         Ok(())
     }
 
-    /// Times both on a touched region of `pages` pages. Afterwards all pages are in memory, and
-    /// their contents are checked.
+    /// Times swap-out and swap-in of a touched region of `pages` pages. Afterwards all pages are in
+    /// memory, and their contents are checked.
     ///
     /// # Errors
     /// Pages were not swapped out, or came back with other contents.

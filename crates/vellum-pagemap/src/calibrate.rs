@@ -12,8 +12,8 @@ use crate::{Pace, Pagemap, ScanError, Timing};
 pub struct Kernel {
     /// The method by which empty page tables can be found one by one.
     pub detection: Detection,
-    /// `MADV_DONTNEED` of all pages of a page table frees the page table (`CONFIG_PT_RECLAIM`).
-    /// `None`: the kernel has no `PAGEMAP_SCAN` to find out.
+    /// True if `MADV_DONTNEED` of all pages of a page table also frees the page table
+    /// (`CONFIG_PT_RECLAIM`). `None`: unknown, as the kernel has no `PAGEMAP_SCAN`.
     pub frees_tables: Option<bool>,
 }
 
@@ -23,8 +23,8 @@ pub enum Detection {
     /// Not at all; only their number is known.
     #[default]
     None,
-    /// [`Pagemap::tables`] is exact: it reports a page table that has no PTEs, and none where there
-    /// is none.
+    /// By [`Pagemap::tables`], which is exact on this kernel: it reports every page table, empty
+    /// ones too, and nothing where there is no page table.
     Exact,
     /// By the time that a scan of an empty range takes ([`Pagemap::tables_by_time`]), which is
     /// wrong now and then.
@@ -49,7 +49,8 @@ impl Kernel {
             let mut tables = Vec::new();
             pagemap.tables(range, pace, |table| tables.push(table)).map(|()| tables)
         };
-        // The last page of the first table stays mapped, so the kernel can't have freed the table.
+        // The probe keeps the last page of the first page table mapped, so that the kernel can't
+        // free the table.
         vma.touch(last_page);
         let exact = tables_in((first, first + table / 2))? == [first]
             && tables_in((first + table, first + 2 * table))?.is_empty();
@@ -106,7 +107,8 @@ impl ScratchMapping {
     pub(crate) fn touch(&self, at: u64) {
         let offset = at as usize - self.start as usize;
         assert!(offset < self.len);
-        // SAFETY: the offset lies in the mapping, to which no other pointer exists.
+        // SAFETY: the byte at the offset lies in the mapping, which is writable and to which no
+        // other pointer exists.
         unsafe { self.start.add(offset).write_volatile(1) };
     }
 }
@@ -115,7 +117,8 @@ impl ScratchMapping {
     fn discard(&self, at: u64, len: u64) {
         let offset = at as usize - self.start as usize;
         assert!(offset + len as usize <= self.len);
-        // SAFETY: as above; the contents are not used.
+        // SAFETY: the offset lies in the mapping, to which no other pointer exists. The advice
+        // clears bytes that nothing reads.
         let _ = unsafe { madvise(self.start.add(offset).cast(), len as usize, Advice::LinuxDontNeed) };
     }
 }

@@ -31,7 +31,7 @@ bitflags::bitflags! {
 }
 
 impl Categories {
-    /// The page's PTE is not none.
+    /// `PRESENT` and `SWAPPED`. A page has one of the two exactly if its PTE is not none.
     pub const NONEMPTY: Categories = Categories::PRESENT.union(Categories::SWAPPED);
 }
 

@@ -33,21 +33,23 @@ pub struct Frames {
 /// as its pages everywhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FolioStats {
-    /// Present pages whose frames are known.
+    /// The number of present pages whose frames Linux reported.
     pub pages: u64,
     /// Of these, pages in folios of each order, whether the folio is mapped whole or not.
     pub by_order: [u64; ORDERS],
-    /// 2 MiB blocks mapped by huge PTEs; a 1 GiB page counts 512.
+    /// The number of 2 MiB blocks that huge PTEs map; a 1 GiB page counts 512.
     pub huge: u64,
-    /// Pages in runs of contiguous frames at least this long, by block size; alignment is ignored.
+    /// For each size in [`BLOCKS`], the number of pages in runs of contiguous frames that are at
+    /// least as long. Alignment is ignored.
     pub contiguous: [u64; 3],
-    /// Blocks that are contiguous, and aligned in both virtual and physical addresses, by block
-    /// size; without those mapped by huge PTEs.
+    /// For each size in [`BLOCKS`], the number of blocks of contiguous frames that are aligned in
+    /// both virtual and physical addresses. Leaves out blocks that huge PTEs map.
     pub aligned: [u64; 3],
-    /// Of the aligned blocks, those within one folio, as Linux requires for a cont block.
+    /// The number of `aligned` blocks that lie within one folio, which Linux requires for a cont
+    /// block.
     pub in_folio: [u64; 3],
-    /// Aligned blocks of the smallest size that are not in a block of the second size within one
-    /// folio.
+    /// The number of `aligned` blocks of the smallest size (16 KiB) that lie in no 64 KiB block of
+    /// `in_folio`.
     pub aligned_outside_folios: u64,
 }
 
@@ -64,8 +66,8 @@ impl Frames {
     }
 
     /// Adds the pages of `region`, of a VMA whose page size is `size` ([`crate::Vma`]), to `stats`.
-    /// Calls `each` with the start, the end and the order of each part of a folio, in ascending
-    /// order.
+    /// Calls `each` for each part of a folio in the region, in ascending order, with the part's
+    /// start and end address and the folio's order.
     ///
     /// # Errors
     /// The error of a failed read.
@@ -80,7 +82,8 @@ impl Frames {
             return Ok(());
         }
         let pages = region.len() / self.page;
-        // Linux reports all hugetlbfs pages as huge, even those smaller than a huge PTE maps.
+        // Linux reports all pages of a hugetlbfs as huge, even if they are smaller than the 2 MiB
+        // that a huge PTE maps.
         let folio = if size > self.page { size / self.page } else { BLOCKS[2] };
         if region.categories.contains(Categories::HUGE) && folio >= BLOCKS[2] {
             stats.pages += pages;
@@ -98,8 +101,8 @@ impl Frames {
             let read = self.pagemap.read_at(&mut entries[..count * 8], at / self.page * 8);
             let frames = entries[..read.as_ref().map_or(0, |read| *read)].as_chunks().0;
             for entry in frames {
-                // The frame number is in the lower 55 bits of a present entry. Frame 0 is never a
-                // process's.
+                // The frame number is in the lower 55 bits of a present entry. Frame 0 means that
+                // Linux did not report it, as no process has frame 0.
                 let entry = u64::from_ne_bytes(*entry);
                 let frame = if entry >> 63 == 1 { entry & ((1 << 55) - 1) } else { 0 };
                 if frame == 0 || run.pages == 0 || run.frame + run.pages != frame {
@@ -119,7 +122,7 @@ impl Frames {
         self.run(&run, stats, each)
     }
 
-    /// Adds a run of contiguous frames.
+    /// Adds a run of contiguous frames to `stats`, and calls `each` for its folios.
     fn run(&mut self, run: &Run, stats: &mut FolioStats, each: &mut impl FnMut(u64, u64, usize)) -> io::Result<()> {
         if run.pages == 0 {
             return Ok(());
@@ -143,8 +146,8 @@ impl Frames {
         let mut flags = vec![0u8; run.pages as usize * 8];
         self.flags.read_exact_at(&mut flags, run.frame * 8)?;
         let mut folios = folios_of(flags.as_chunks().0);
-        // The first folio may begin before the run, and the last may continue behind it: their size
-        // is read separately.
+        // Read the sizes of the first and the last folio separately: the first may begin before the
+        // run, and the last may end after it.
         let last = folios.len() - 1;
         for (n, folio) in folios.iter_mut().enumerate().filter(|(_, folio)| folio.order != 0) {
             let known = n != 0 && n != last;
@@ -157,7 +160,8 @@ impl Frames {
     /// Returns the number of pages of the folio that `frame` is in.
     fn size(&self, frame: u64) -> io::Result<u64> {
         let mut flags = [0u8; 512 * 8];
-        // Folios are aligned to their size, and a larger one would be mapped by a huge PTE.
+        // Read the flags of the aligned 2 MiB around the frame: folios are aligned to their size,
+        // and [`Frames::add`] does not come here for larger ones, which huge PTEs map.
         let start = frame / 512 * 512;
         self.flags.read_exact_at(&mut flags, start * 8)?;
         let tail = |frame: u64| {
@@ -182,8 +186,8 @@ impl FolioStats {
         };
         let in_folio = |page: u64, size: u64| {
             let offset = page - first;
-            // Binary search for the last folio that begins no later. A run may have as many folios
-            // as pages: a linear search for each block would take minutes for a run of some GiB.
+            // A binary search for the last folio that begins at or before the block: a run of some
+            // GiB may have a million folios, and a linear search for each block would take minutes.
             let before = folios.partition_point(|folio| folio.at <= offset);
             folios[..before].last().is_some_and(|folio| offset + size <= folio.at + folio.pages)
         };
@@ -217,7 +221,8 @@ pub(crate) struct Folio {
     /// The offset from the start of the run, in pages.
     pub(crate) at: u64,
     pub(crate) pages: u64,
-    /// The folio's order. Before its size is known: 0 for a single page, or 1.
+    /// The folio's order. Until [`Frames::folios`] has computed it: 0 for a folio of one page, 1
+    /// for any other.
     order: usize,
 }
 

@@ -81,8 +81,8 @@ impl Regions {
     }
 }
 
-/// Returns the regions that Linux wrote for `range`. Callers continue at the end of the last one,
-/// so each region has to make progress.
+/// Returns the regions that Linux wrote for `range`. Callers continue at the end of the last
+/// region, and would never end if that were not beyond their last position.
 ///
 /// # Errors
 /// A region is empty, outside the range, or not behind the one before it.
@@ -138,7 +138,8 @@ unsafe impl Ioctl for ProcmapQuery {
 pub(crate) fn page_size_at(maps: impl AsFd, address: u64) -> io::Result<u64> {
     let query = ProcmapQuery(procmap_query {
         size: size_of::<procmap_query>() as u64,
-        // Any VMA that covers the address; no name and no build ID.
+        // With no flags, Linux reports the VMA that covers the address, without its name and build
+        // ID.
         query_flags: 0,
         query_addr: address,
         vma_start: 0,

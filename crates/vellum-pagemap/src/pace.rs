@@ -1,17 +1,17 @@
 //! Bounds how long a scan holds the target's mmap lock.
 //!
 //! `PAGEMAP_SCAN` and reads of `/proc/PID/pagemap` hold the target's mmap lock for reading while
-//! they walk its page tables. The target's `mmap`, `munmap` and many of its page faults wait
-//! meanwhile. A [`Pace`] splits a scan into steps within a time budget. When a step has to wait for
-//! the lock, the target is using it, and steps become shorter, with pauses between them.
+//! they walk its page tables. While the lock is held, the target's `mmap`, `munmap` and many of its
+//! page faults wait. A [`Pace`] splits a scan into steps within a time budget. When a step has to
+//! wait for the lock, the target is using it, and steps become shorter, with pauses between them.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The most bytes of addresses walked in one step. Full of empty page tables, that takes half a
-/// millisecond.
+/// The most bytes of addresses walked in one step. If they have only empty page tables, a step
+/// takes half a millisecond.
 const SPAN: u64 = 1 << 30;
 /// The fewest bytes of addresses walked in one step.
 const LEAST_SPAN: u64 = 4 << 20;
@@ -19,7 +19,8 @@ const LEAST_SPAN: u64 = 4 << 20;
 const PAGES: u64 = 1 << 14;
 const LEAST_PAGES: u64 = 1 << 10;
 const MOST_PAGES: u64 = 1 << 20;
-/// Steps shorter than this are not checked for having waited: the check takes longer.
+/// A step shorter than this is not checked for having waited for the lock, as the check itself
+/// would take longer.
 const SHORT: Duration = Duration::from_micros(15);
 /// The time that the scan holds the lock between two pauses while the target contends; each pause
 /// is `PAUSE` times as long.
@@ -35,7 +36,7 @@ pub struct Pace<'a> {
     stop: Option<&'a AtomicBool>,
     span: u64,
     pages: u64,
-    /// Pauses that are still to be made.
+    /// The number of pauses still to be made before the target no longer counts as contending.
     contended: u32,
     since_pause: Duration,
     switches: i64,
@@ -130,8 +131,8 @@ impl<'a> Pace<'a> {
             self.span = (self.span / 2).max(LEAST_SPAN);
             self.pages = (self.pages / 2).max(LEAST_PAGES);
         } else if !waited && time < aim / 4 {
-            // A step ends by either limit. Which one is not tracked: growing both restores the
-            // other soon.
+            // A step ends at its limit of bytes or at that of pages; both grow here, as this does
+            // not know which one ended it.
             self.span = (self.span * 2).min(SPAN);
             self.pages = (self.pages + self.pages / 8).min(MOST_PAGES);
         }
@@ -140,7 +141,7 @@ impl<'a> Pace<'a> {
             self.contended -= 1;
             thread::sleep(PAUSE * self.since_pause);
             self.since_pause = Duration::ZERO;
-            // The sleep was a voluntary switch as well.
+            // Count anew: the sleep itself was a voluntary context switch.
             self.switches = switches();
         }
     }
@@ -149,7 +150,8 @@ impl<'a> Pace<'a> {
 /// Returns how often this thread has given up the CPU voluntarily.
 fn switches() -> i64 {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: Linux writes one such structure there, of which any bits are a value.
+    // SAFETY: the pointer is to a `rusage`, which Linux writes; any bits of it are a valid value,
+    // so it is initialized even if Linux writes nothing.
     unsafe {
         libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
         usage.assume_init().ru_nvcsw

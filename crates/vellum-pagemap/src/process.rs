@@ -35,12 +35,13 @@ pub enum Unreadable {
     Other(i32, #[source] ProcError),
 }
 
-/// A process, identified for good: a later process with the same PID is not mistaken for it.
+/// A process. It holds an open handle, so that a later process with the same PID is not mistaken
+/// for it.
 #[derive(Debug)]
 pub struct Target {
     /// The handle of the crate `procfs`.
     pub process: Process,
-    /// The name of the program, as far as Linux keeps it.
+    /// The name of the program, of which Linux keeps the first 15 bytes.
     pub name: String,
     /// The user's ID.
     pub user: u32,
@@ -99,7 +100,7 @@ impl Vma {
         self.file && self.inode.0 == 0 && (self.start | self.end).is_multiple_of(64 << 10)
     }
 
-    /// Returns whether other processes see what is written there.
+    /// Returns whether other processes see writes to the VMA.
     pub fn is_shared(&self) -> bool {
         self.permissions.contains(MMPermissions::SHARED)
     }
@@ -213,8 +214,9 @@ pub(crate) fn memory_of(bytes: &[u8]) -> Result<Option<Memory>, ProcError> {
     }))
 }
 
-/// Parses `/proc/PID/maps`. Names of files are any bytes. The parser of `procfs` panics at a file
-/// name that begins like that of a System V segment, which any process can map.
+/// Parses `/proc/PID/maps`. Names of files are any bytes. The parser of the crate `procfs` is not
+/// used: it panics at some file names that begin like the name of a System V segment, and any
+/// process can map such a file.
 pub(crate) fn vmas_of(bytes: &[u8]) -> Result<Vec<Vma>, ProcError> {
     let text = String::from_utf8_lossy(bytes);
     let mut end = 0;
@@ -222,9 +224,10 @@ pub(crate) fn vmas_of(bytes: &[u8]) -> Result<Vec<Vma>, ProcError> {
     for line in text.lines() {
         let vma = Vma::of_line(line);
         let mut vma = vma.ok_or_else(|| ProcError::Other(format!("'{line}' is not a VMA of whole pages")))?;
-        // Linux writes the file in pieces, between which VMAs may merge.
+        // Linux writes the file in several pieces, and VMAs may merge between two of them. A VMA
+        // may then begin before the end of the one before it.
         vma.start = vma.start.max(end);
-        // The upper half is the kernel's, such as `[vsyscall]`.
+        // Leave out VMAs in the upper half, such as `[vsyscall]`, which are the kernel's.
         if vma.start < vma.end && vma.end <= USER_END {
             end = vma.end;
             vmas.push(vma);
@@ -286,7 +289,7 @@ fn permissions_of(letters: &str) -> Option<MMPermissions> {
 }
 
 impl Unreadable {
-    /// Returns the reason that an error of reading `/proc/PID` stands for.
+    /// Converts an error of reading a file in `/proc/PID`.
     pub fn of(pid: i32, error: ProcError) -> Self {
         match error {
             ProcError::NotFound(_) => Unreadable::Gone(pid),

@@ -73,7 +73,7 @@ impl Pagemap {
 
     fn new(file: File) -> Self {
         let (page, mut regions) = (rustix::param::page_size() as u64, Regions::new(REGIONS));
-        // A kernel that has the ioctl accepts any range.
+        // Try the ioctl once: a kernel that has it accepts any range.
         let scans = regions.fill(&file, (0, page), &Query::nonempty(Categories::PRESENT), 1).is_ok();
         Pagemap { file, page, scans, regions }
     }
@@ -141,7 +141,7 @@ impl Pagemap {
         let mut at = start;
         while at < end {
             let span = pace.span();
-            // Steps end at a multiple of the span, where page tables end.
+            // End the step at a multiple of the span, so that no page table is walked in two steps.
             let to = end.min((at / span + 1).saturating_mul(span));
             let limit = pace.pages();
             let count = pace.step(|| self.regions.fill(&self.file, (at, to), query, limit))??;
@@ -160,7 +160,8 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Reads the 64-bit pagemap entry of each page instead.
+    /// Implements [`Pagemap::scan`] without `PAGEMAP_SCAN`: reads the 64-bit pagemap entry of each
+    /// page.
     fn scan_by_reading(
         &self,
         (start, end): (u64, u64),
@@ -175,7 +176,8 @@ impl Pagemap {
             let bytes = &mut entries[..count as usize * 8];
             let read = pace.step(|| self.file.read_at(bytes, at / self.page * 8))??;
             if read == 0 {
-                // The range ends behind the last address, or the process is gone.
+                // The end of the file: the range continues beyond the last user address, or the
+                // process is gone.
                 return Ok(());
             }
             for entry in bytes[..read].as_chunks().0 {
@@ -189,8 +191,8 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Scans `range` once, outside any pace. Returns the number of regions, at most one page
-    /// together.
+    /// Scans `range` with one ioctl, without a [`Pace`], until a page matches. Returns the number
+    /// of regions found: 0 or 1.
     pub(crate) fn scan_once(&mut self, range: (u64, u64), query: &Query) -> Result<usize, Errno> {
         self.regions.fill(&self.file, range, query, 1)
     }
@@ -198,11 +200,11 @@ impl Pagemap {
     /// Calls `each` with the start of each last-level page table in `range`, empty ones too, in
     /// ascending order. Huge PTEs, which stand where a page table would be, are reported as well.
     ///
-    /// `PAGEMAP_SCAN` is not made for that; it follows from its implementation. A query for nothing
+    /// `PAGEMAP_SCAN` has no such query, but its implementation permits one. A query for nothing
     /// but [`Categories::WRITTEN`] makes Linux check only the uffd-wp bit of a PTE, so a none PTE
-    /// counts as written; where there is no page table, there is no PTE to check. Each step asks
-    /// for one page and continues behind that page's table. An existing table costs one step, a
-    /// missing one next to nothing. Only a table all of whose PTEs are uffd-wp is not reported;
+    /// counts as written; where there is no page table, Linux reports nothing. Each step asks for
+    /// one page and continues behind that page's table. An existing table costs one step, a missing
+    /// one next to nothing. Only a table all of whose PTEs are uffd-wp is not reported;
     /// [`Pagemap::scan`] shows that it exists. [`crate::Kernel`] probes whether the running kernel
     /// behaves so (seen on 6.18 and 7.2; by the sources from 6.7 on, and no longer from 7.3).
     ///

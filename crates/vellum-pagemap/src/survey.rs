@@ -5,10 +5,10 @@ use crate::process::{Memory, Target, Unreadable, Vma};
 use crate::tables::{Counter, Geometry, Mapped, Tables};
 use crate::{Categories, LockTimes, Pace, Pagemap, Query, Region, ScanError};
 
-/// Ranges of this many second-level page tables are scanned together: first their pages, then their
-/// existing last-level page tables.
+/// The number of second-level page tables whose range one part of a survey covers: first it scans
+/// the range's pages, then its existing last-level page tables.
 const TOGETHER: u64 = 16;
-/// The fewest spans in a sample.
+/// The fewest spans (ranges of one second-level page table) in a sample of a VMA.
 const LEAST: u64 = 32;
 
 /// The reason why a process can't be surveyed.
@@ -56,8 +56,8 @@ pub struct VmaSurvey {
 pub struct Survey {
     /// The process's memory as Linux reports it, before the scan.
     pub before: Memory,
-    /// The same after the scan. If the two differ, the process changed meanwhile, and the
-    /// page-table counts may be off by that.
+    /// The process's memory as Linux reports it, after the scan. If it differs from `before`, the
+    /// process changed during the scan, and the page-table counts may be wrong by as much.
     pub after: Memory,
     /// The geometry of the address space.
     pub geometry: Geometry,
@@ -70,14 +70,15 @@ pub struct Survey {
     /// Set if only a sample was scanned. Then all counts of pages and page tables are extrapolated;
     /// the lock times are not.
     pub sample: Option<Sample>,
-    /// `PAGEMAP_SCAN` was used. Otherwise every entry was read: huge PTEs look like small ones, and
-    /// only the number of empty page tables is known.
+    /// True if `PAGEMAP_SCAN` was used. Otherwise every pagemap entry was read: huge PTEs then look
+    /// like small ones, and only the number of empty page tables is known, not their addresses.
     pub scanned: bool,
 }
 
 impl Survey {
-    /// Returns the number of needless page tables: those that Linux counts and that hold nothing,
-    /// or lead only to such. Imprecise, even negative, if the process changed meanwhile.
+    /// Returns the number of page tables that Linux counts and that are empty, or lead only to
+    /// empty ones. If the process changed during the survey, the number is imprecise, even
+    /// negative.
     pub fn empty(&self) -> i64 {
         (self.after.tables / self.geometry.page()) as i64 - self.tables.needed() as i64
     }
@@ -87,12 +88,13 @@ impl Survey {
         self.before != self.after
     }
 
-    /// Returns the smallest number of page tables that can hold as many PTEs.
+    /// Returns the smallest number of page tables that could hold the PTEs of this process, if they
+    /// were packed.
     pub fn least(&self) -> u64 {
         let mut tables = self.tables.entries.div_ceil(self.geometry.entries());
         let mut least = tables + self.tables.deposited;
         for level in 1..self.geometry.levels() {
-            // Huge PTEs need PTEs of their level.
+            // A huge PTE takes a PTE of a page table of its level.
             let huge = self.vmas.iter().filter(|one| self.geometry.level(one.vma.page).max(1) == level);
             tables += huge.map(|one| one.huge).sum::<u64>() / self.geometry.span(level - 1);
             tables = tables.div_ceil(self.geometry.entries());
@@ -121,7 +123,7 @@ pub trait Visitor {
     }
 }
 
-/// Ignores all findings.
+/// A visitor that ignores all findings.
 impl Visitor for () {}
 
 /// Options of a survey.
@@ -129,16 +131,17 @@ impl Visitor for () {}
 pub struct Options {
     /// The method by which empty page tables are found one by one ([`crate::Kernel`]).
     pub detection: Detection,
-    /// Scan only this share of the addresses, chosen at random from this seed.
+    /// The share of the addresses to scan, 0 to 1, and the seed of the random choice. `None`: scan
+    /// all.
     pub sample: Option<(f64, u64)>,
 }
 
 /// The size and error of a sample of spans, each of one second-level page table.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// Spans in the population.
+    /// The number of spans among which the sample was chosen.
     pub stretches: u64,
-    /// Spans scanned.
+    /// The number of spans that were scanned.
     pub seen: u64,
     /// The half-width of the 95 % confidence interval of the last-level page tables in use.
     pub error: u64,
@@ -202,8 +205,8 @@ impl<W: Visitor> Walk<'_, '_, W> {
         let mut at = range.0;
         let mut first = vmas.partition_point(|one| one.vma.end <= at);
         while at < range.1 && first < vmas.len() && vmas[first].vma.start < range.1 {
-            // Start at the next VMA, and end at the next multiple or at the end of VMAs that lie
-            // close together.
+            // Start at the next VMA. End at the next multiple of `stretch`, or at the end of the
+            // VMAs before it.
             at = at.max(vmas[first].vma.start / self.geometry.span(0) * self.geometry.span(0));
             let end = (at / stretch + 1).saturating_mul(stretch).min(range.1);
             let behind = vmas.partition_point(|one| one.vma.start < end);
@@ -254,13 +257,13 @@ impl<W: Visitor> Walk<'_, '_, W> {
     }
 }
 
-/// A stratified random sample: of each large VMA some of the spans that lie entirely in it, as many
-/// from each part.
+/// A stratified random sample. Each large VMA is divided into parts of equal length, and as many
+/// spans are chosen at random from each part. Only spans that lie entirely in the VMA count.
 struct Sampled {
     share: f64,
     random: fastrand::Rng,
     sum: Sample,
-    /// The variance of the number of page tables in use.
+    /// The variance of the estimated number of last-level page tables in use.
     variance: f64,
 }
 
@@ -270,7 +273,7 @@ impl Sampled {
         let span = geometry.span(1);
         let inside = (vma.start.next_multiple_of(span), vma.end / span * span);
         let stretches = inside.1.saturating_sub(inside.0) / span;
-        // A sample of fewer spans says little.
+        // A sample of fewer than `LEAST` spans would have too large an error.
         if stretches as f64 * self.share < LEAST as f64 { (0, 0) } else { inside }
     }
 
@@ -310,7 +313,8 @@ impl Sampled {
         one.empty += scale(part.empty);
         let found = counter.tables;
         Ok(Tables {
-            // A page table of the highest level spans so much that the sample met each of them.
+            // Page tables of the highest level are not extrapolated: each spans so many addresses
+            // that the sample found it.
             used: [scale(found.used[0]), scale(found.used[1]), found.used[2]],
             leading: [scale(found.leading[0]), scale(found.leading[1]), found.leading[2]],
             deposited: scale(found.deposited),

@@ -20,7 +20,8 @@ pub struct Geometry {
 pub const LEVELS: usize = 3;
 
 impl Geometry {
-    /// Returns the geometry of this machine for a process whose highest address is `highest`.
+    /// Returns the geometry of this machine's page tables, with pages of `page` bytes, for a
+    /// process whose highest address is `highest`.
     pub fn of(page: u64, highest: u64) -> Self {
         let bits = u64::BITS - highest.leading_zeros();
         // Each level translates as many bits as PTEs fit into a page. Linux does not count the
@@ -65,14 +66,15 @@ pub type Occupancy = [u64; 8];
 /// A process's page tables, by level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
-    /// Page tables in use, by level: something below them is mapped.
+    /// The number of page tables in use at each level, the last level first. A page table is in use
+    /// if a page in its range has a PTE that is not none.
     pub used: [u64; LEVELS],
     /// Page tables deposited for huge PTEs.
     pub deposited: u64,
     /// Empty last-level page tables. `None`: this kernel does not report them.
     pub empty: Option<u64>,
-    /// Page tables of upper levels that lead to a last-level page table, empty or not, or to a huge
-    /// PTE.
+    /// The number of page tables at each upper level that lead to a last-level page table, empty or
+    /// not, or to a huge PTE.
     pub leading: [u64; LEVELS],
     /// Occupancy of the last-level page tables in use.
     pub occupancy: Occupancy,
@@ -86,7 +88,7 @@ impl Tables {
         self.used.iter().sum::<u64>() + self.deposited
     }
 
-    /// Adds the page tables of other addresses.
+    /// Adds the counts of `other`, whose page tables span other addresses.
     pub(crate) fn add(&mut self, other: &Tables) {
         for level in 0..LEVELS {
             self.used[level] += other.used[level];
@@ -113,7 +115,7 @@ impl Tables {
 pub(crate) struct Mapped {
     /// The level of the PTEs.
     pub(crate) level: usize,
-    /// Linux deposits a last-level page table for each PTE.
+    /// True if Linux deposits a last-level page table for each of these PTEs, for a later split.
     pub(crate) deposits: bool,
 }
 
@@ -140,7 +142,7 @@ impl Leaf {
 pub(crate) struct Counter {
     geometry: Geometry,
     pub(crate) tables: Tables,
-    /// The last page table in use at each level, by number.
+    /// The number (address divided by span) of the last page table in use at each level.
     last: [Option<u64>; LEVELS],
     last_leading: [Option<u64>; LEVELS],
     /// Last-level page tables and huge PTEs since the last [`Counter::take`].
@@ -182,9 +184,9 @@ impl Counter {
         }
     }
 
-    /// Completes a range: all its pages were added. `existing` has the starts of all its last-level
-    /// page tables, if the kernel reports them. Returns the page tables and huge PTEs of the range
-    /// in ascending order, empty page tables included.
+    /// Completes a range, all of whose pages the caller has added. `existing` has the starts of all
+    /// its last-level page tables, if the kernel reports them. Returns the page tables and huge
+    /// PTEs of the range in ascending order, empty page tables included.
     pub(crate) fn take(&mut self, existing: Option<&[u64]>) -> Vec<Leaf> {
         let mut leaves = std::mem::take(&mut self.leaves);
         if let Some(existing) = existing {

@@ -2,8 +2,8 @@
 //!
 //! From Linux 7.3 on, `PAGEMAP_SCAN` does not report empty page tables. It still reads all PTEs of
 //! an empty table before it returns nothing, and reads none where there is no table: 0.8 µs against
-//! 0.3 µs on the machine where this was written. Each scan's time is compared with the time of the
-//! same scan on a mapping of this process, calibrated just before.
+//! 0.3 µs on the machine where this was written. A scan is compared with times of scans of a
+//! mapping of this process ([`Timing::calibrate`]), with and without page tables.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use crate::{Categories, Pace, Pagemap, Query, ScanError};
 
 /// Timed scans of the scratch mapping during calibration.
 const TRIALS: usize = 64;
-/// Timed scans of each range, of which the shortest counts. A disturbance only makes a scan longer,
-/// so one short scan proves that there is no table.
+/// The number of timed scans of each range, of which the shortest counts. An interruption only
+/// makes a scan longer, so one short scan proves that there is no page table.
 const SCANS: usize = 4;
 
 /// The scan times that separate an existing page table from a missing one.
@@ -41,15 +41,17 @@ impl Timing {
         let upper = table * (pagemap.page_size() / 8);
         let vma = ScratchMapping::new(4 * upper as usize)?;
         let first = (vma.start() as u64).next_multiple_of(upper);
-        // The last page keeps the table alive; the timed scans cover what lies before it.
+        // The touched last page keeps the page table from being freed. The timed scans cover only
+        // addresses before it, which are empty.
         vma.touch(first + table - pagemap.page_size());
         let half = table / 2;
-        // A disturbance only makes a scan longer.
+        // Take the shortest of all times: an interruption only makes a scan longer.
         let mut shortest = |at: u64, len: u64| {
             let times = (0..TRIALS).filter_map(|_| timed_scan(&mut pagemap, at, len));
             times.min().unwrap_or_default()
         };
-        // Half a table takes half the time, so a whole one differs even more.
+        // Calibrate with the half of a page table: a scan of a whole one differs even more from one
+        // of no page table.
         let (with, without) = (shortest(first, half), shortest(first + 4 * table, half));
         let (upper_with, upper_without) =
             (shortest(first + table, upper - table), shortest(first + upper, upper - table));
@@ -68,8 +70,8 @@ fn timed_scan(pagemap: &mut Pagemap, start: u64, len: u64) -> Option<Duration> {
 
 impl Pagemap {
     /// Calls `each` with the start of each last-level page table that `range` seems to have, in
-    /// ascending order, like [`Pagemap::tables`], but judged by scan time. Ranges with pages give
-    /// no meaningful result: their page tables are known to exist.
+    /// ascending order, like [`Pagemap::tables`], but judged by scan time. The result is
+    /// meaningless for ranges with pages, whose page tables are known to exist.
     ///
     /// # Errors
     /// [`ScanError`].
@@ -95,13 +97,14 @@ impl Pagemap {
         let mut at = start;
         while at < end {
             let to = end.min((at / upper + 1) * upper);
-            // A part of the range takes a part of the time, and is scanned table by table.
+            // A range shorter than a second-level page table's is scanned page table by page table:
+            // `timing.upper` holds for a whole one only.
             let whole = to - at == upper;
             if !whole || least(at, to, timing.upper)? {
                 while at < to {
                     let next = to.min((at / table + 1) * table);
-                    // A VMA's last table may be covered in part: half of it or more is judged as a
-                    // whole.
+                    // The range may cover the last page table only in part. If it covers half or
+                    // more, the time limit of a whole one applies.
                     let enough = if next - at >= table / 2 {
                         timing.table
                     } else {

@@ -20,8 +20,8 @@ pub fn comments(source: &Source) -> Vec<Comment> {
 
 fn of_rust(text: &str) -> Vec<Comment> {
     let mut blocks: Vec<Comment> = Vec::new();
-    // The marker of the block that the line before belongs to, and whether a code example is open
-    // in it.
+    // The comment marker of the block that is being read, and true if a code example is open in the
+    // block; `None` between blocks.
     let mut open: Option<(&str, bool)> = None;
     for (at, line) in text.lines().enumerate() {
         let Some((marker, said)) = marked(line) else {
@@ -48,7 +48,7 @@ fn of_rust(text: &str) -> Vec<Comment> {
     blocks
 }
 
-/// Splits a comment line into its marker and its text. None for a line that holds code.
+/// Splits a comment line into its marker and its text. Returns `None` for a line that has code.
 pub(crate) fn marked(line: &str) -> Option<(&'static str, &str)> {
     let line = line.trim_start();
     if line.starts_with("////") {

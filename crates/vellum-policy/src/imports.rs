@@ -1,4 +1,4 @@
-//! The modules that a Rust file names by paths.
+//! Finds the modules that a Rust file names by paths.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use quote::ToTokens as _;
@@ -31,12 +31,13 @@ pub fn imports(source: &Source, module: &[String]) -> Vec<Import> {
     found
 }
 
-/// A name that a module hands on from elsewhere in the crate: `use` of one name, or of all.
+/// A name that a module re-exports from elsewhere in the crate: by a `use` of the name, or by a
+/// glob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
     /// The name in this module, or `None` for a glob.
     pub name: Option<String>,
-    /// The path of the item, or of the module of a glob, from the crate's root.
+    /// The path from the crate's root of the item, or for a glob of the module.
     pub path: Vec<String>,
 }
 
@@ -84,7 +85,7 @@ fn is_for_tests(attribute: &syn::Attribute) -> bool {
         })
 }
 
-/// What a path's first name means in one file.
+/// The names of one file that can begin a path, and what they stand for.
 struct Scope {
     module: Vec<String>,
     children: Vec<String>,
@@ -126,7 +127,8 @@ impl Scope {
         }
     }
 
-    /// Returns `path` from the crate's root, or `None` if it leads out of the crate.
+    /// Returns the path from the crate's root of the item that `path` names in this file, or `None`
+    /// if it is in another crate.
     fn absolute(&self, path: &[String]) -> Option<Vec<String>> {
         let mut up = 0;
         let mut rest = path;
@@ -136,14 +138,15 @@ impl Scope {
                 "self" => rest = &rest[1..],
                 "super" => (up, rest) = (up + 1, &rest[1..]),
                 child if rest.len() == path.len() && !self.children.iter().any(|name| name == child) => return None,
-                // An inline module (`mod x { use super::… }`) is deeper than its file's module.
+                // Stop at the root: `super` in an inline module (`mod x { use super::… }`) counts
+                // one level too many, as this knows only the file's module.
                 _ => return Some([&self.module[..self.module.len().saturating_sub(up)], rest].concat()),
             }
         }
     }
 
-    /// Returns the path from the crate's root of the first name of a path, if it is one that leads
-    /// into the crate.
+    /// Returns the path from the crate's root of `word`, the first name of a path, or `None` if it
+    /// names nothing in the crate.
     fn start(&self, word: &str) -> Option<Vec<String>> {
         match word {
             "crate" => Some(Vec::new()),
@@ -228,7 +231,7 @@ fn follow(tokens: &[TokenTree], line: usize, mut path: Vec<String>, found: &mut 
                 }
                 return at + 1;
             }
-            // A glob, or the end of a path with generic arguments.
+            // A glob or generic arguments: the path ends here.
             _ => {
                 found.push(Import { line, path });
                 return at;

@@ -2,9 +2,9 @@
 //! rules of CONTRIBUTING.md.
 //!
 //! A test reads the tree that it was compiled from: [`Tree::of_this_project`] lists the Rust and
-//! Markdown files of the repository, [`comments`] yields comment blocks with their first line's
-//! number, and [`imports`] yields the modules that a file names by paths, and
-//! [`exports`] the names that it hands on.
+//! Markdown files of the repository, [`comments()`] yields comment blocks with their first line's
+//! number, and [`imports()`] yields the modules that a file names by paths, and [`exports`] the
+//! names that it re-exports.
 
 mod comments;
 mod imports;

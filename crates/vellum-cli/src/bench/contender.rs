@@ -7,13 +7,14 @@ use vellum_linux::Linux;
 pub use vellum_linux::Skip;
 use vellum_linux::workload::case::{Case, Op};
 
-/// A fallback share above this is marked in the report.
+/// The report marks a figure if [`Sample::fallback`] (the share of the region that is not mapped as
+/// the case asks) is above this.
 pub const NOTABLE_FALLBACK: f64 = 0.01;
 
 /// The columns of each comparison, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// The lower bound of the operation.
+    /// The lower bound of the operation: a bare loop over the same memory.
     Floor,
     /// The engine, with all features on.
     Vellum,
@@ -27,7 +28,7 @@ impl Column {
     /// All columns, in order.
     pub const ALL: [Column; 4] = [Column::Floor, Column::Vellum, Column::Page, Column::Linux];
 
-    /// Returns the heading.
+    /// Returns the column's heading in tables.
     pub fn name(self) -> &'static str {
         match self {
             Column::Floor => "floor",
@@ -57,7 +58,7 @@ pub struct Columns<T> {
 }
 
 impl<T> Columns<T> {
-    /// Returns the values after `f`.
+    /// Returns the results of `f` for the value of each column.
     pub fn map<U>(&self, f: impl Fn(&T) -> U) -> Columns<U> {
         Columns { floor: f(&self.floor), vellum: f(&self.vellum), page: f(&self.page), linux: f(&self.linux) }
     }
@@ -93,9 +94,10 @@ pub struct Sample {
     /// Nanoseconds to touch every page of the fresh region; `None` if the contender has no page
     /// faults.
     pub touch_ns: Option<u64>,
-    /// Nanoseconds to undo the operation, as by swap-in; `None` where it can't be undone.
+    /// Nanoseconds to undo the operation (swap-in undoes swap-out); `None` if it can't be undone.
     pub back_ns: Option<u64>,
-    /// Nanoseconds of the operation itself. For [`Op::Touch`], of any operation.
+    /// Nanoseconds of the operation itself. A run for [`Op::Touch`] may do any operation after the
+    /// touch.
     pub op_ns: u64,
     /// Share of the region, 0 to 1, that is not mapped as the case asks. Nonzero only for a
     /// contender that can't force it: Linux falls back to small folios without contiguous memory.
@@ -109,17 +111,17 @@ pub struct Sample {
 pub struct Work {
     /// TLB flushes.
     pub flushes: u64,
-    /// Runs cleared in page tables.
+    /// Runs (ranges of consecutive PTEs) cleared in page tables.
     pub runs: u64,
 }
 
-/// A contender: it can do the operations.
+/// A contender: does the operations that a benchmark times.
 ///
 /// To add one, implement this trait, and add it to the list in
 /// [`regions::contenders`](super::regions::contenders). Its column then appears in every table,
 /// chart and JSON row.
 pub trait Contender {
-    /// Returns the column it fills.
+    /// Returns the column of the report that the contender fills.
     fn column(&self) -> Column;
 
     /// Prepares the runs of a case, outside of all measurement.

@@ -13,9 +13,9 @@ use serde::Serialize;
 use super::report::{Part, Section, Table, Value, show};
 use crate::run::{Arch, Kernel, Names, Outcome, Task, built};
 
-/// The limit above which a section is counted as too long.
+/// The most instructions of a non-preemptible section; the report counts longer ones as too long.
 pub const LIMIT: u64 = 60_000;
-/// The calls of a section that are shown.
+/// The most calls that the report shows for a section.
 const SHOWN: usize = 3;
 
 /// The options of the benchmark.
@@ -42,13 +42,13 @@ const KINDS: [(&str, &str); 3] = [
     ("work", "between two preemption points"),
 ];
 
-/// The longest section of a kind.
+/// The longest non-preemptible section of a kind ([`KINDS`]) in an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct LongSection {
     instructions: u64,
-    /// The calls at its beginning, if recorded, innermost first.
+    /// The call stack at the section's beginning, innermost call first; empty if not recorded.
     since: Vec<String>,
-    /// The calls at its end.
+    /// The call stack at the section's end, innermost call first.
     calls: Vec<String>,
 }
 
@@ -80,8 +80,8 @@ pub fn section(args: &Args) -> anyhow::Result<Section> {
     Ok(section_of(args.arch, &rows))
 }
 
-/// Returns the innermost function of the engine or the kernel at an address, except those that
-/// every lock and every measurement passes.
+/// Returns the innermost function of the engine or the kernel at an address, except functions that
+/// are on the stack of every lock or every measurement.
 fn engine_call(names: &Names, address: u64) -> Option<String> {
     const EVERYWHERE: [&str; 7] = [
         "/library/",
@@ -95,7 +95,7 @@ fn engine_call(names: &Names, address: u64) -> Option<String> {
     names.at(address).into_iter().find_map(|call| {
         let file = call.file.filter(|file| !EVERYWHERE.iter().any(|part| file.contains(part)))?;
         let short = file.split_once("/src/").map_or(&*file, |(_, short)| short);
-        // Without its generic arguments.
+        // Cut off the function's generic arguments.
         let function = call.function.split('<').next().unwrap_or_default();
         Some(format!("{function} ({short}:{})", call.line))
     })
@@ -104,7 +104,7 @@ fn engine_call(names: &Names, address: u64) -> Option<String> {
 /// Parses the program's output into rows.
 ///
 /// # Errors
-/// A line has another form.
+/// A line is not in the program's format.
 pub(crate) fn rows(output: &str, name: impl Fn(u64) -> Option<String>) -> anyhow::Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     let mut kind = 0;

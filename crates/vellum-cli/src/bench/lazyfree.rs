@@ -29,7 +29,7 @@ const METHOD: &[(&str, &str)] = &[
     ("all", "are checked afterwards: pages written again must be in memory with their contents, and no other pages."),
 ];
 
-/// Returns a published result for Linux, beside the result here.
+/// Returns a table with a published result for Linux, and the result of this run.
 fn published(rows: &[Row]) -> Part {
     let row = rows.iter().find(|row| row.case.huge && row.op == Op::Reclaim(Rewrites::None));
     let line = |name: &str, old: Option<f64>, new: Option<f64>| {

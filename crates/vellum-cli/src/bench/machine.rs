@@ -4,12 +4,12 @@ use std::time::SystemTime;
 
 use procfs::Current;
 
-/// The facts that a reader needs; nothing that identifies the owner.
+/// The facts about the machine that a reader of the report needs. None identifies the owner.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// Names and values, in order.
     pub facts: Vec<(&'static str, String)>,
-    /// A note that other work was running on it.
+    /// A note that other work was running on the machine.
     pub busy: Option<String>,
 }
 
@@ -28,7 +28,7 @@ impl Machine {
             ("command", command()),
             ("version", format!("vellum {}", env!("CARGO_PKG_VERSION"))),
         ];
-        // Other work of half a CPU is visible in the figures.
+        // A load of half a CPU by other work already changes the figures.
         let busy = load.filter(|load| *load > 0.5).map(|load| {
             format!(
                 "The load average was {load:.1} on {cores} CPUs before the start: the ranges will be wide, and the \
@@ -70,7 +70,8 @@ fn large_folios() -> String {
     }
 }
 
-/// Returns the command line, with the command's own name: its path may identify the user.
+/// Returns the command line, with `vellum` instead of the program's path, which may identify the
+/// user.
 fn command() -> String {
     let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
     std::iter::once("vellum".to_owned()).chain(args).collect::<Vec<_>>().join(" ")

@@ -1,4 +1,5 @@
-//! Memory for a contender as a kernel has its own: mapped by huge pages, and resident.
+//! Memory for a contender's page tables and descriptors: mapped by huge pages and resident, as a
+//! kernel's own memory is.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;

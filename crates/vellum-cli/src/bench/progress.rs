@@ -2,7 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A progress bar without a thread of its own, so that nothing ticks during a measurement.
+/// A progress bar. It has no thread that redraws it, which would disturb a measurement.
 pub struct Progress(ProgressBar);
 
 impl Progress {

@@ -39,7 +39,7 @@ impl Walker for Linux {
     }
 }
 
-/// One variant, by all contenders.
+/// The results of one way of discarding ([`Variant`]), of all contenders.
 struct Row {
     variant: Variant,
     span: u64,

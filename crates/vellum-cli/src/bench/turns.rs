@@ -13,9 +13,9 @@ use super::progress::Progress;
 pub struct Outcome {
     /// Nanoseconds of the operation, one sample for each run.
     pub ops: Vec<u64>,
-    /// Nanoseconds of the touch before it.
+    /// Nanoseconds of touching the region before the operation.
     pub touches: Vec<u64>,
-    /// Nanoseconds of the undoing after it.
+    /// Nanoseconds of undoing the operation.
     pub backs: Vec<u64>,
     /// The largest share of the region that was not mapped as the case asks.
     pub fallback: f64,

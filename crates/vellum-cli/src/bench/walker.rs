@@ -11,7 +11,7 @@ pub struct Variant {
     pub piece: u64,
 }
 
-/// One call, and pieces in shuffled order.
+/// The ways to discard 2 MiB: in one call, or in pieces in shuffled order.
 pub const VARIANTS: [Variant; 3] = [
     Variant { name: "2m", piece: 2 << 20 },
     Variant { name: "1m", piece: 1 << 20 },
@@ -21,20 +21,21 @@ pub const VARIANTS: [Variant; 3] = [
 /// Memory in page tables, in KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tables {
-    /// After the walk.
+    /// The KiB of page tables after the walk.
     pub end_kb: u64,
-    /// The most during the walk.
+    /// The most KiB of page tables at any time during the walk.
     pub peak_kb: u64,
-    /// Before the walk; included in the other two.
+    /// The KiB of page tables before the walk, which the other two figures include.
     pub start_kb: u64,
 }
 
 /// A contender of `bench tables`.
 pub trait Walker {
-    /// Walks over `span` bytes: touches 2 MiB in 4 KiB folios, discards them by `variant`, and goes
-    /// on. Calls `progress` with the share done, 0 to 1.
+    /// Walks over `span` bytes of addresses: touches each 2 MiB in turn, in 4 KiB folios, and
+    /// discards them in the way of `variant` before it goes on. Calls `progress` with the share
+    /// done, 0 to 1.
     ///
     /// # Errors
-    /// The contender can't do it.
+    /// The contender can't do the walk.
     fn walk(&mut self, span: u64, variant: Variant, progress: &mut dyn FnMut(f64)) -> Result<Tables, Skip>;
 }

@@ -24,14 +24,15 @@ pub struct Args {
     task: Task,
 }
 
-/// The result of one kernel.
+/// The program's output and outcome on one kernel.
 struct Side {
     output: Vec<u8>,
     errors: Vec<u8>,
     outcome: Outcome,
 }
 
-/// Runs the program on both kernels. The exit code is the program's, if both have the same.
+/// Runs the program on both kernels. The exit code is the program's if it is the same on both
+/// kernels.
 ///
 /// # Errors
 /// There is no such file, kernel or QEMU, or a system call fails.
@@ -39,8 +40,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let arch = args.task.arch;
     let linux = args.kernel.as_ref().map_or_else(|| Kernel::linux(arch), |image| Kernel::at(image))?;
     let kernels = [Kernel::reference(arch)?, linux];
-    // Both programs read the same input. A terminal's input is not read, as it can be read only
-    // once.
+    // Read all of standard input first, so that the program gets the same input on both kernels. A
+    // terminal is not read: the user would have to end the input before the first kernel starts.
     let mut input = Vec::new();
     if !io::stdin().is_terminal() {
         io::stdin().read_to_end(&mut input)?;

@@ -4,12 +4,12 @@ use serde_json::{Map, Value};
 
 type Object = Map<String, Value>;
 
-/// A part of the outputs.
+/// A part of both outputs, paired.
 #[derive(Debug, PartialEq)]
 pub enum Part {
-    /// Lines of both; some may have no partner.
+    /// Pairs of lines. Where one output has fewer lines, its side is `None`.
     Lines(Vec<(Option<String>, Option<String>)>),
-    /// JSON objects with the same keys.
+    /// Pairs of JSON objects, all with the same keys.
     Rows(Vec<(Object, Object)>),
 }
 

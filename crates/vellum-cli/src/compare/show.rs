@@ -34,7 +34,8 @@ fn side_by_side(lines: &[(Option<String>, Option<String>)]) -> Table {
     table
 }
 
-/// Returns a table with a line for each figure; the values that both have in common label the row.
+/// Returns a table with a line for each figure (a number that differs in some pair) of each pair.
+/// The other values label the line.
 fn ratios(rows: &[Pair]) -> Table {
     let is_figure = |key: &str| {
         rows.iter().all(|(a, b)| a[key].is_number() && b[key].is_number()) && rows.iter().any(|(a, b)| a[key] != b[key])

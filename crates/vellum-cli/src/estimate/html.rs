@@ -11,7 +11,7 @@ pub fn article(estimate: &Estimate) -> Markup {
         article {
             h3 { "What it costs" }
             div.scroll { table {
-                // The first column's heading is the article's.
+                // Leave the first column's heading empty: the article has it as its title.
                 thead { tr { th { "" } @for name in &rows[0][1..] { th { (name) } } } }
                 tbody { @for row in &rows[1..] {
                     tr { th { (row[0]) } td.name { (row[1]) } @for cell in &row[2..] { td { (cell) } } }

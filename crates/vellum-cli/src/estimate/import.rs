@@ -6,26 +6,27 @@ use vellum_linux::workload::case::{PAGE, TABLE_SPAN};
 use vellum_linux::workload::layout::{self, Backing, Layout, PageKind, Run};
 use vellum_pagemap::{Categories, Region, Vma, VmaSurvey};
 
-/// Last-level page tables in a table of the next level.
+/// The number of last-level page tables to which one page table of the next level leads.
 const TABLES: u64 = 512;
 
 /// The layout as far as it is built.
 #[derive(Debug)]
 pub struct Import {
     sample: Sample,
-    /// The last page table met, and whether it is kept.
+    /// The number of the last page table that pages were added for, and true if the sample keeps
+    /// it.
     last: Option<(u64, bool)>,
     dropped: BTreeSet<u64>,
     kept: BTreeSet<u64>,
-    /// Bytes of memory and of page tables: met, and kept.
+    /// Bytes of memory and page tables together: of all that were added, and of those kept.
     weight: [u64; 2],
     runs: Vec<Run>,
     /// Bytes that can't be copied: swapped out, huge pages of files, or the kernel's own.
     left_out: u64,
 }
 
-/// Samples a sequence: one item at random of each so many, as memory often comes in regular
-/// patterns.
+/// A sampler of a sequence. It chooses one item at random among each `1 / share` consecutive ones:
+/// a fixed step could coincide with a regular pattern in memory.
 #[derive(Clone, Debug)]
 struct Sample {
     /// The share of items to choose, 0 to 1.
@@ -33,7 +34,7 @@ struct Sample {
     random: fastrand::Rng,
     met: u64,
     chosen: u64,
-    /// The number of the next item to choose.
+    /// The item number after which the next item is chosen.
     next: f64,
 }
 
@@ -68,8 +69,8 @@ pub struct Imported {
 }
 
 impl Import {
-    /// Returns an import that keeps no more than `limit` of `bytes`, memory and page tables
-    /// together.
+    /// Returns an import that keeps about `limit` bytes of a process whose memory and page tables
+    /// together have `bytes`, or all if they have fewer.
     pub fn within(bytes: u64, limit: u64) -> Import {
         Import {
             sample: Sample::of((limit as f64 / bytes.max(1) as f64).min(1.0)),
@@ -82,8 +83,8 @@ impl Import {
         }
     }
 
-    /// Adds a region of equal pages, in ascending order; anonymous pages in folios of `order`, if
-    /// known.
+    /// Adds a region of pages with equal categories. The caller adds regions in ascending order.
+    /// `order` is the order of the folios of anonymous pages; 0 if unknown.
     pub fn pages(&mut self, region: &Region, vma: &Vma, order: usize) {
         let categories = region.categories;
         let [present, huge, zero, file] = [Categories::PRESENT, Categories::HUGE, Categories::ZERO, Categories::FILE]
@@ -123,7 +124,8 @@ impl Import {
         }
     }
 
-    /// Returns whether a page table is kept.
+    /// Returns whether the sample keeps page table number `table`. Decides at the first call for
+    /// the table.
     fn keeps(&mut self, table: u64) -> bool {
         if let Some((last, keeps)) = self.last
             && last == table
@@ -149,7 +151,7 @@ impl Import {
     /// Completes the layout with the surveyed VMAs.
     pub fn finish(mut self, vmas: &[VmaSurvey]) -> Imported {
         self.runs.sort_by_key(|run| run.start);
-        // A VMA without pages costs something as well, so a share of them is kept.
+        // Keep the same share of the VMAs without pages, as these cost something, too.
         let mut bare = self.sample.clone();
         for one in vmas {
             let tables = one.vma.start / TABLE_SPAN..=(one.vma.end - 1) / TABLE_SPAN;
@@ -202,8 +204,9 @@ impl Import {
         Imported { layout, share, left_out: self.left_out }
     }
 
-    /// Returns the new place of each kept page table. If all are kept, upper page tables are
-    /// preserved; otherwise tables are packed, as their upper page tables would be far too many.
+    /// Returns the number in the layout of each kept page table. If all are kept, those that shared
+    /// an upper page table still do. Otherwise they get consecutive numbers, so that a sample of
+    /// scattered tables does not need an upper page table for each.
     fn places(&self) -> BTreeMap<u64, u64> {
         let mut upper = BTreeMap::new();
         let place = |(n, table): (usize, &u64)| match self.sample.share {

@@ -18,7 +18,7 @@ pub struct Costs {
 /// The results with one choice of folio sizes.
 #[derive(Serialize)]
 struct Column {
-    /// The folio size; `None` for those of the process.
+    /// The folio size in KiB; `None` for the folio sizes that the process has.
     folio_kib: Option<u32>,
     memory: u64,
     costs: Vec<Cost>,

@@ -36,7 +36,7 @@ use import::{Import, Imported};
 
 /// The directory of the huge-page settings.
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
-/// A copy with other folios may take this many times `--estimate-memory`.
+/// The limit of a copy's memory with larger folios, in multiples of `--estimate-memory`.
 const MORE: u64 = 4;
 
 /// The options of the estimate.
@@ -99,15 +99,15 @@ pub struct Estimate {
 pub struct Column {
     /// The folio sizes.
     pub folios: Folios,
-    /// Bytes of memory that the copy takes with them.
+    /// The bytes of memory that the copy takes with folios of these sizes.
     pub memory: u64,
-    /// The reason for not trying any operation.
+    /// The reason why no operation was tried with these sizes.
     pub skip: Option<Skip>,
     /// The results of each operation, on this kernel and on Vellum.
     pub rows: Vec<(Operation, [Side; 2])>,
 }
 
-/// The results of one of the two.
+/// The results of an operation on one of the two copies.
 #[derive(Clone, Debug, Default)]
 pub struct Side {
     done: Vec<Timed>,
@@ -206,7 +206,8 @@ pub fn of(imported: Imported, args: &Args, stop: &AtomicBool) -> anyhow::Result<
             let [mut here, mut vellum, mut base] = [const { Side { done: Vec::new(), skip: None } }; 3];
             for _ in 0..args.estimate_runs {
                 progress.set_text(format!("{}, {}", operation.name(), show::folios(column.folios)));
-                // The cost of a helper without mappings is subtracted, as any process pays it.
+                // Also time a helper process without mappings, and subtract its time, which is not
+                // the mappings' cost.
                 let of_nothing = matches!(operation, Operation::Exit | Operation::Fork);
                 match (&mut linux, &mut nothing) {
                     (Ok(linux), Ok(nothing)) => {
@@ -230,11 +231,13 @@ pub fn of(imported: Imported, args: &Args, stop: &AtomicBool) -> anyhow::Result<
     Ok(Estimate { columns: found, runs: args.estimate_runs, imported })
 }
 
-/// Returns the choices of folio sizes, and which of them take too much memory.
+/// Returns a column for each choice of folio sizes, with a reason to skip it if the copy would take
+/// too much memory.
 fn columns(layout: &Layout, args: &Args) -> Vec<Column> {
     let own: Vec<u32> = layout.sizes(Folios::AsIs).into_iter().filter(|size| *size > 0).collect();
     let others = args.estimate_folios.iter().map(|kib| Folios::Of(*kib));
-    // The process's own size is not tried again.
+    // Leave out a size that all folios of the process already have, except 2 MiB, which is then
+    // mapped by huge PTEs.
     let others = others.filter(|folios| own.len() != 1 || *folios != Folios::Of(own[0]) || *folios == Folios::Of(2048));
     let all = std::iter::once(Folios::AsIs).chain(others);
     all.map(|folios| {

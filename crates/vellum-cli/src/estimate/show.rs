@@ -111,7 +111,8 @@ pub fn notes(estimate: &Estimate) -> Vec<String> {
     paragraphs
 }
 
-/// Returns a sentence on how the copy compares with the process.
+/// Returns a sentence that compares the memory and page tables of the copy with those of the
+/// process.
 fn likeness(estimate: &Estimate) -> Option<String> {
     let column = estimate.columns.iter().find(|column| column.folios == Folios::AsIs)?;
     let copy = column.rows.iter().find_map(|(_, sides)| sides[0].copy())?;
@@ -127,7 +128,7 @@ fn whole(bytes: u64, share: f64) -> u64 {
 
 /// Formats an extrapolated time with its error.
 fn figure(time: Summary, share: f64) -> String {
-    // The cost of an empty process is subtracted.
+    // The time of an empty process was subtracted, so nothing may remain.
     if time.median == 0 {
         return "≈ 0".into();
     }

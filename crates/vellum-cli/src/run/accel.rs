@@ -1,8 +1,8 @@
-//! Chooses between KVM and translation: KVM where it is proved to work.
+//! Chooses between KVM and QEMU's translation (TCG): KVM where a test boot works.
 //!
 //! The existence of `/dev/kvm` proves little: inside a virtual machine KVM may abort QEMU, or stop
-//! at an instruction that it does not emulate. So a kernel is booted with it, once for each boot of
-//! the host, with a program that exits at once.
+//! at an instruction that it does not emulate. So this command first boots the kernel under KVM
+//! with a program that exits at once, and remembers the result until the host boots again.
 
 use super::archive::{self, Program};
 use super::kernel::Kernel;
@@ -16,13 +16,13 @@ use std::time::Duration;
 /// The accelerator of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
-    /// The host's CPU.
+    /// The host's CPU executes the guest's instructions (KVM).
     Kvm,
-    /// QEMU, by translation.
+    /// QEMU translates the guest's instructions (TCG).
     Tcg,
 }
 
-/// The time limit of the attempt. A boot with KVM takes a fraction of it.
+/// The time limit of a test boot with KVM, which takes a fraction of it.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Returns the best accelerator that works for all of these kernels.
@@ -44,7 +44,7 @@ fn works(kernel: &Kernel) -> bool {
             process::exit(128 + signal);
         }
         let works = outcome.is_ok_and(|outcome| outcome == Outcome::Exited(0));
-        // Without the cache file the next run tries again.
+        // Ignore errors: without the cache file the next run does the test boot again.
         if let Some(path) = cache.filter(|_| !boot.is_empty()) {
             let _ = path.parent().map(fs::create_dir_all);
             let _ = fs::write(path, format!("{} {works}\n", boot.trim()));
@@ -60,7 +60,7 @@ fn cache_file(kernel: &Kernel) -> Option<PathBuf> {
     Some(cache.join("vellum").join(format!("kvm-{:?}", kernel.kind).to_lowercase()))
 }
 
-/// Returns the cached result, if it is of this boot of the host.
+/// Returns the cached result if it is from the host's current boot, which has the ID `boot`.
 fn recall(text: &str, boot: &str) -> Option<bool> {
     let (then, works) = text.trim().split_once(' ')?;
     (then == boot.trim()).then(|| works.parse().ok()).flatten()

@@ -97,7 +97,7 @@ impl Arch {
         }
     }
 
-    /// Returns whether the host's CPU can execute its instructions.
+    /// Returns whether the host's CPU can execute this architecture's instructions.
     pub fn is_hosts(self) -> bool {
         self == Arch::X86_64 && cfg!(target_arch = "x86_64")
     }
@@ -124,8 +124,8 @@ impl Arch {
         }
     }
 
-    /// Returns the bytes of memory that the reference kernel and an archive of this length fill, if
-    /// this command and not QEMU places them.
+    /// Returns the bytes of memory up to the end of the archive (of `len` bytes), where this
+    /// command and not QEMU chooses its address; 0 where QEMU does.
     pub fn filled(self, len: usize) -> u64 {
         match self {
             Arch::X86_64 => 0,
@@ -133,8 +133,8 @@ impl Arch {
         }
     }
 
-    /// Adds the reference kernel's archive to QEMU's arguments. Returns the part of the command
-    /// line that describes it.
+    /// Adds the reference kernel's archive to QEMU's arguments. Returns the option of the kernel's
+    /// command line that describes the archive, if it needs one.
     pub fn hand_over(self, qemu: &mut Command, archive: &Path, len: usize) -> String {
         match self {
             Arch::X86_64 => {

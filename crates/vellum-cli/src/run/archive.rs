@@ -50,7 +50,7 @@ impl Archive {
         self.add(guest, ModeFileType::Regular, mode, &contents)
     }
 
-    /// Adds a file of words, each terminated by a zero byte.
+    /// Adds a file at `path` with the strings in `words`, each terminated by a zero byte.
     fn words(&mut self, path: &str, words: impl IntoIterator<Item = impl AsRef<[u8]>>) -> anyhow::Result<()> {
         let mut bytes = Vec::new();
         for word in words {
@@ -68,7 +68,7 @@ pub struct Program<'a> {
     pub path: &'a Path,
     /// The arguments after the name.
     pub arguments: &'a [String],
-    /// Variables, `KEY=VALUE`.
+    /// The environment variables, each `KEY=VALUE`.
     pub environment: &'a [String],
     /// Files on this machine, and their paths in the virtual machine.
     pub files: &'a [(PathBuf, String)],

@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Text in each uncompressed Linux image.
+/// Text that each uncompressed Linux image contains, by which [`Kernel::at`] recognizes one.
 const LINUX_BANNER: &[u8] = b"Linux version ";
 
 /// The kind of a kernel.
@@ -104,18 +104,19 @@ impl Kernel {
         } else {
             bail!("{} is not a kernel for x86-64 or AArch64", image.display());
         };
-        // The modules are beside a link's target.
+        // Resolve a link: the kernel's modules lie beside the link's target.
         Ok(Self { image: fs::canonicalize(image)?, kind, arch })
     }
 
-    /// Returns the kernel's command line; the arguments as in [`super::machine::Machine`].
+    /// Returns the kernel's command line. The arguments are the fields of the same names in
+    /// [`super::machine::Machine`].
     pub fn command_line(&self, cont_blocks: bool, icount: bool) -> String {
         match self.kind {
             Kind::Vellum => {
                 ["run", if cont_blocks { "" } else { " apart" }, if icount { " counted" } else { "" }].concat()
             }
-            // Without mitigations of CPU vulnerabilities, which an emulated CPU doesn't have and
-            // the reference kernel lacks. A panic ends the machine.
+            // Mitigations of CPU vulnerabilities are off, as the reference kernel has none and an
+            // emulated CPU is not vulnerable. `panic=-1` ends the machine at a panic.
             Kind::Linux => {
                 let [console, wire] = self.arch.ports();
                 format!("console={console} panic=-1 rdinit=/init mitigations=off WIRE=/dev/{wire}")
@@ -126,9 +127,9 @@ impl Kernel {
     /// Returns QEMU's exit code on success.
     pub fn success(&self) -> i32 {
         match self.kind {
-            // By the exit device, or its equivalent (`vellum-kernel`, `arch/*/exit.rs`).
+            // The kernel's exit device sets this code (`vellum-kernel`, `arch/*/exit.rs`).
             Kind::Vellum => 33,
-            // The machine powers off.
+            // Linux powers the machine off.
             Kind::Linux => 0,
         }
     }

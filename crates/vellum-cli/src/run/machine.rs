@@ -35,9 +35,9 @@ pub struct Machine<'a> {
     /// Memory in bytes.
     pub memory: u64,
     pub disk: Option<Disk<'a>>,
-    /// The clock counts instructions.
+    /// True if the machine's clock counts instructions.
     pub icount: bool,
-    /// The reference kernel may map memory in contpte blocks.
+    /// True if the reference kernel may map memory in contpte blocks.
     pub cont_blocks: bool,
     pub timeout: Option<Duration>,
 }
@@ -66,7 +66,7 @@ struct Running {
     killer: Killer,
 }
 
-/// Kills QEMU from another thread, once, with a reason.
+/// A handle with which another thread kills QEMU, and records the reason.
 #[derive(Clone)]
 struct Killer {
     process: Arc<OwnedFd>,
@@ -76,7 +76,7 @@ struct Killer {
 impl Killer {
     fn kill(&self, outcome: Outcome) {
         self.why.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
-        // The process may have ended already.
+        // Ignore an error: QEMU may have ended already.
         let _ = pidfd_send_signal(&*self.process, Signal::KILL);
     }
 }
@@ -199,7 +199,8 @@ impl Machine<'_> {
             bail!("QEMU was started without pipes");
         };
         self.kill_on_signal_or_timeout(&running.killer)?;
-        // The thread ends with this process: it may wait for input that never comes.
+        // Do not join this thread: it may wait for input that never comes. It ends with this
+        // process.
         let send = move || {
             thread::spawn(move || stdio::send(input, to));
         };

@@ -139,7 +139,8 @@ fn pair(text: &str) -> Result<(PathBuf, String), String> {
 }
 
 impl Task {
-    /// Returns a task for one CPU whose clock counts instructions.
+    /// Returns the task of running `program` on a machine with one CPU, whose clock counts
+    /// instructions.
     pub fn counted(arch: Arch, mem: u64, swap: Option<u64>, program: PathBuf, arguments: Vec<String>) -> Self {
         Task {
             arch,

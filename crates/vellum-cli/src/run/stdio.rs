@@ -56,7 +56,7 @@ pub fn receive(
     }
 }
 
-/// Sends all of `from` to the machine, and its end.
+/// Sends all of `from` to the machine as standard input, and then the frame that marks its end.
 ///
 /// # Errors
 /// A read or a write failed.

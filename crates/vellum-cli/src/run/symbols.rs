@@ -56,7 +56,8 @@ impl Names {
         let mut calls = Vec::new();
         let Ok(mut frames) = self.0.find_frames(address) else { return calls };
         while let Ok(Some(frame)) = frames.next() {
-            // Line tables alone name only functions that have others inlined.
+            // An image with line tables only names just the functions that have others inlined; for
+            // the rest, use the symbol table.
             let named = frame.function.as_ref().and_then(|name| name.demangle().ok());
             let symbol = || self.0.find_symbol(address).map(|symbol| demangle_auto(symbol.into(), None));
             let Some(name) = named.or_else(symbol) else { continue };

@@ -8,7 +8,7 @@ use super::table::{align, grouped, new_table, paragraph};
 use crate::size::about;
 use crate::tlb::Core;
 
-/// Writes the tables.
+/// Writes the tables of folio sizes, contiguity and TLB entries.
 ///
 /// # Errors
 /// Returns the error of `out`.

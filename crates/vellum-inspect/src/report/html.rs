@@ -12,7 +12,8 @@ use crate::size::about;
 use crate::tlb::Core;
 use crate::{advice, totals};
 
-/// Styles besides those of all pages: colours for the kinds of the map's legend, in its order.
+/// The style sheet of this page only: a colour for each kind of cell in [`LEGEND`], in the legend's
+/// order.
 const OWN: &str = "
 :root { --k0: color-mix(in srgb, var(--soft) 15%, var(--paper)); --k1: var(--linux);
   --k2: color-mix(in srgb, var(--vellum) 25%, var(--paper));
@@ -31,8 +32,8 @@ td.name { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 /// The number of VMAs that are listed.
 const VMAS: usize = 40;
 
-/// Returns the page of these processes. With `group`, they are a list, of which this many are shown
-/// in full.
+/// Returns the web page about these processes. With `group`, the page lists all of them and shows
+/// the first `group` in full; without, it shows all in full.
 pub fn page(inspections: &[Inspection], group: Option<usize>, kernel: &Kernel, cores: &[Core]) -> String {
     let order = if group.is_some() { totals::by_waste(inspections) } else { inspections.iter().collect() };
     let body = html! {
@@ -235,7 +236,8 @@ fn map(section: &Section) -> Markup {
     }
 }
 
-/// Cells in a row that are alike: the first, how many, and what they are.
+/// Returns the runs of equal cells in a row of the map: the index of the first cell, the number of
+/// cells, and their kind.
 fn alike(kinds: &[usize]) -> Vec<(usize, usize, usize)> {
     let mut at = 0;
     let run = |cells: &[usize]| {

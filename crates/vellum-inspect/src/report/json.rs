@@ -13,13 +13,14 @@ use crate::locate::{self, Difference};
 #[derive(Serialize, Deserialize)]
 pub struct SavedReport<'a> {
     vellum: Cow<'a, str>,
-    /// `MADV_DONTNEED` of a whole page table's pages frees the page table on this kernel.
+    /// True if on this kernel `MADV_DONTNEED` of all pages of a page table also frees the page
+    /// table.
     kernel_frees_tables: Option<bool>,
     /// The inspected processes.
     pub processes: Vec<Process<'a>>,
 }
 
-/// A process. Sizes are in bytes, times in nanoseconds; page tables are counted.
+/// A process. Sizes are in bytes, times in nanoseconds; figures of page tables are their numbers.
 #[derive(Serialize, Deserialize)]
 pub struct Process<'a> {
     pub pid: i32,
@@ -32,14 +33,14 @@ pub struct Process<'a> {
     pub swapped: u64,
     pub page_tables: u64,
     pub table_size: u64,
-    /// By level, the last level first.
+    /// The number of page tables in use at each level, the last level first.
     tables_used: [u64; vellum_pagemap::LEVELS],
     tables_deposited: u64,
-    /// Of the last level.
+    /// The number of empty last-level page tables; `None` if unknown.
     tables_empty: Option<u64>,
     tables_leading_nowhere: Option<u64>,
-    /// Needless page tables of all levels: Linux counts them, and no page needs them. Can be
-    /// negative if the process changed meanwhile.
+    /// The number of needless page tables of all levels: those that Linux counts and no page needs.
+    /// Can be negative if the process changed during the survey.
     pub tables_needless: i64,
     tables_least: u64,
     entries: u64,
@@ -66,17 +67,19 @@ pub struct Process<'a> {
     estimate: Option<serde_json::Value>,
 }
 
-/// Page tables read from kernel memory: by level, the last level first. Addresses are ranges.
+/// The page tables read from kernel memory, by level, the last level first. An address range is a
+/// pair of start and end.
 #[derive(Serialize, Deserialize)]
 struct Exact {
     tables: Vec<u64>,
     empty_at: Vec<Vec<[u64; 2]>>,
     leading_nowhere_at: Vec<Vec<[u64; 2]>>,
-    /// The page tables that Linux counts: three levels, and the deposited ones.
+    /// The number of page tables that Linux counts: those of three levels, and those deposited for
+    /// the split of huge PTEs.
     counted: u64,
     deposited: i64,
     changed_meanwhile: bool,
-    /// The difference from the scan, at the last level.
+    /// The difference between these page tables and those that the scan found, at the last level.
     scan: Option<Scan>,
 }
 
@@ -87,7 +90,7 @@ struct Scan {
     used_hidden: u64,
 }
 
-/// The sample that the figures are extrapolated from.
+/// The sample from which the figures of the process are extrapolated.
 #[derive(Serialize, Deserialize)]
 struct Sample {
     stretches: u64,

@@ -1,10 +1,12 @@
-//! The frame of a self-contained web page: no script, no font, nothing to load.
+//! The parts that all self-contained web pages share: head, styles, body. A page has no script and
+//! no font, and loads nothing.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("style.css");
 
-/// A page: light and dark, on paper too. `style`: what it needs beside what all have.
+/// Returns a page with a light and a dark form, which can also be printed. `style` is added to the
+/// style sheet that all pages have.
 pub fn document(title: &str, style: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)

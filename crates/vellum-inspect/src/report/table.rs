@@ -23,7 +23,7 @@ pub fn align(shown: &mut Table, right: impl IntoIterator<Item = usize>) {
     }
 }
 
-/// Writes a paragraph, wrapped, with a word at the margin.
+/// Writes a paragraph, wrapped at 100 columns, with the word `head` at its left margin.
 ///
 /// # Errors
 /// Returns the error of `out`.

@@ -205,12 +205,13 @@ pub fn letters(vma: &Vma) -> String {
     text
 }
 
-/// Returns a VMA's name.
+/// Returns a VMA's name, or `anonymous`.
 pub fn name_of(vma: &Vma) -> &str {
     if vma.name.is_empty() { "anonymous" } else { &vma.name }
 }
 
-/// Returns a bar for each eighth of the occupancy.
+/// Returns a character for each of the eight classes of occupancy, a bar as high as the number of
+/// page tables in the class.
 fn bars(occupancy: &Occupancy) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let most = occupancy.iter().copied().max().unwrap_or(0).max(1);

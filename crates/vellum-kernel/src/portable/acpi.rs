@@ -6,9 +6,9 @@ use crate::nodes::Nodes;
 
 /// The size in bytes of the header of every table.
 const HEADER: usize = 36;
-/// The most tables that are read.
+/// The most tables of the root table that [`read`] looks at.
 const MAX_TABLES: usize = 64;
-/// The flag of a processor or memory range that is present.
+/// The flag that firmware sets in an SRAT entry whose processor or memory range is present.
 const ENABLED: u32 = 1;
 
 /// Physical memory, as the parsers of firmware tables read it.
@@ -67,7 +67,7 @@ fn read_affinities(table: &[u8], nodes: &mut Nodes) -> Option<()> {
         let entry = table.get(at..at + len.max(2))?;
         let enabled = |at| read_le::<4>(entry, at).is_some_and(|flags| flags as u32 & ENABLED != 0);
         match entry[0] {
-            // A local APIC: its node number is in two parts.
+            // A local APIC. The lowest byte of its node number is apart from the other three.
             0 if enabled(4) => {
                 let node = read_le::<1>(entry, 2)? | read_le::<3>(entry, 9)? << 8;
                 nodes.add_cpu(read_le::<1>(entry, 3)?, node as usize);
@@ -84,7 +84,7 @@ fn read_affinities(table: &[u8], nodes: &mut Nodes) -> Option<()> {
     }
 }
 
-/// Reads the SLIT: a square matrix of distances.
+/// Reads the SLIT: a square matrix with the distance, one byte, from each node to each.
 fn read_distances(table: &[u8], nodes: &mut Nodes) -> Option<()> {
     let count = read_le::<8>(table, HEADER)? as usize;
     let distances = table[HEADER + 8..].chunks_exact(count.max(1)).take(count).enumerate();

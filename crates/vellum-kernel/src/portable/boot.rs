@@ -23,7 +23,7 @@ pub enum Kind {
     AcpiTables,
     /// Memory that the firmware keeps (ACPI non-volatile storage).
     AcpiNvs,
-    /// The first MiB.
+    /// The first MiB, which a PC's firmware and devices use whatever the loader's map states.
     Low,
     /// The kernel's image, with its stacks and page tables.
     Kernel,
@@ -104,12 +104,12 @@ impl MemoryMap {
         Ok(())
     }
 
-    /// Appends a region. Skips an empty one. Shrinks a usable one to whole pages.
+    /// Appends a region. Skips an empty one. Shrinks a usable one to the whole pages inside.
     ///
     /// # Errors
     ///
-    /// [`BadBoot::Overlap`]: the region does not begin after all others. [`BadBoot::Beyond`].
-    /// [`BadBoot::TooMany`].
+    /// [`BadBoot::Overlap`]: the region begins before the end of the last one. [`BadBoot::Beyond`]:
+    /// it ends beyond 2^52. [`BadBoot::TooMany`]: the map has no room for another region.
     pub fn push(&mut self, base: u64, end: u64, kind: Kind) -> Result<(), BadBoot> {
         if end > 1 << PHYSICAL_BITS {
             return Err(BadBoot::Beyond(end));
@@ -145,11 +145,11 @@ pub enum BadBoot {
     Overlap(u64),
     /// A memory region ends at this address, beyond all addresses that page tables can map.
     Beyond(u64),
-    /// There are more of these than the kernel has room for.
+    /// There are more items of this name (as in the message) than the kernel has room for.
     TooMany(&'static str),
     /// The initramfs at this address is not in usable memory.
     Archive(u64),
-    /// The command line has no NUL within the longest length.
+    /// The command line has no NUL within the longest length that the kernel accepts.
     CommandLine,
 }
 

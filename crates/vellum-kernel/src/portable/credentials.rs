@@ -2,8 +2,8 @@
 //! capabilities(7)).
 //!
 //! There are four IDs of a user or group: real, effective, saved, and the file-system ID, which
-//! follows the effective one. Changes of UIDs change the capabilities, as if no program had ever
-//! set securebits.
+//! follows the effective one. A change of UIDs changes the capabilities by Linux's default rules:
+//! there are no securebits.
 
 use crate::capabilities::{ALL, Caps, cap};
 use crate::errno::Errno;
@@ -22,7 +22,8 @@ const FS_CAPS: Caps = cap(abi::CAP_CHOWN)
     | cap(abi::CAP_LINUX_IMMUTABLE)
     | cap(abi::CAP_MAC_OVERRIDE);
 
-/// The ID that leaves an ID as it is in a system call (-1). No user or group has it.
+/// The argument (-1) with which a system call leaves an ID unchanged. No user or group has it as an
+/// ID.
 pub const UNCHANGED: u32 = u32::MAX;
 /// The most supplementary groups (Linux: `NGROUPS_MAX`).
 pub const NGROUPS_MAX: usize = 65536;
@@ -57,7 +58,7 @@ pub struct Credentials {
     pub keep_caps: bool,
 }
 
-/// The IDs that a system call sets; [`UNCHANGED`] leaves one as it is.
+/// The IDs that a system call is to set. An ID of [`UNCHANGED`] stays as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
     /// `setuid`, `setgid`.
@@ -68,7 +69,8 @@ pub enum Ids {
     Three(u32, u32, u32),
 }
 
-/// Returns the IDs after a system call.
+/// Returns the IDs `now` as the system call with arguments `wanted` leaves them. `privileged`: the
+/// caller has the capability to set any ID.
 ///
 /// # Errors
 /// `EPERM`; `EINVAL`: `setuid` or `setgid` with [`UNCHANGED`].
@@ -126,7 +128,8 @@ impl Credentials {
         if self.has(capability) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// Returns the credentials that count for access to files.
+    /// Returns the IDs and capabilities by which the kernel checks access to files: the file-system
+    /// IDs with the effective capabilities.
     pub fn file_credentials(&self) -> FileCredentials {
         FileCredentials {
             uid: self.uids[id_index::FS],
@@ -189,7 +192,8 @@ impl Credentials {
         before
     }
 
-    /// Implements `setfsgid`, as [`Credentials::set_fsuid`] does for the user.
+    /// Implements `setfsgid`. Returns the previous ID. Without the right to set `id`, changes
+    /// nothing and reports no error.
     pub fn set_fsgid(&mut self, id: u32) -> u32 {
         let before = self.gids[id_index::FS];
         if id != UNCHANGED && (self.has(abi::CAP_SETGID) || self.gids.contains(&id)) {
@@ -215,7 +219,8 @@ impl Credentials {
     /// subset of them.
     ///
     /// # Errors
-    /// `EPERM`: more than that.
+    /// `EPERM`: `permitted` has a capability that is not permitted now, `effective` one that is not
+    /// in `permitted`, or `inheritable` one that the thread may not pass on.
     pub fn set_capabilities(&mut self, effective: Caps, permitted: Caps, inheritable: Caps) -> Result<(), Errno> {
         let [effective, permitted, inheritable] = [effective & ALL, permitted & ALL, inheritable & ALL];
         let mut inherits = self.inheritable | self.bounding;
@@ -255,21 +260,23 @@ impl Credentials {
         new
     }
 
-    /// Returns whether a thread with these credentials may send signals to a process with `other`.
+    /// Returns whether a thread with these credentials may send signals to a process with the
+    /// credentials `other`.
     pub fn may_signal(&self, other: &Credentials) -> bool {
         let own = [self.uids[REAL], self.uids[EFFECTIVE]];
         self.has(abi::CAP_KILL) || own.contains(&other.uids[REAL]) || own.contains(&other.uids[SAVED])
     }
 
-    /// Returns whether a thread with these credentials may change the scheduling of one with
-    /// `other`.
+    /// Returns whether a thread with these credentials may change the scheduling of a thread with
+    /// the credentials `other`.
     pub fn may_schedule(&self, other: &Credentials) -> bool {
         let own = self.uids[EFFECTIVE];
         self.has(abi::CAP_SYS_NICE) || own == other.uids[REAL] || own == other.uids[EFFECTIVE]
     }
 
-    /// Returns whether the real IDs equal all IDs of `other`: the thread may then change the
-    /// other's resource limits and trace it.
+    /// Returns whether `other`'s real, effective and saved IDs all equal these real IDs. If so, a
+    /// thread with these credentials may change the resource limits of a process with `other`, and
+    /// trace it.
     pub fn matches(&self, other: &Credentials) -> bool {
         let all = |own: IdSet, other_ids: IdSet| other_ids[..3].iter().all(|id| *id == own[REAL]);
         all(self.uids, other.uids) && all(self.gids, other.gids)

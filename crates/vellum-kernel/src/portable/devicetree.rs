@@ -11,7 +11,7 @@ use dtoolkit::{Node, Property};
 pub const HEAD: usize = 8;
 /// The largest size of a tree in bytes, as in Linux (`Documentation/arch/arm64/booting.rst`).
 const MAX_SIZE: u32 = 2 << 20;
-/// The most processors that are read.
+/// The most processors that [`read`] records; it ignores further ones.
 pub const MAX_PROCESSORS: usize = 64;
 
 /// The contents of a device tree.
@@ -29,8 +29,8 @@ pub struct Tree<'t> {
 }
 
 impl Tree<'_> {
-    /// Returns the firmware's name of each processor (`reg`), in the order of the tree; at most
-    /// [`MAX_PROCESSORS`].
+    /// Returns the number by which firmware identifies each processor (its property `reg`: on
+    /// AArch64 the MPIDR affinity), in the order of the tree; at most [`MAX_PROCESSORS`].
     pub fn processors(&self) -> &[u64] {
         &self.processors[..self.count]
     }
@@ -40,7 +40,7 @@ impl Tree<'_> {
 ///
 /// # Errors
 ///
-/// [`BadBoot::NoTree`].
+/// [`BadBoot::NoTree`]: the bytes are not the start of a tree, or the tree exceeds 2 MiB.
 pub fn size(head: &[u8]) -> Result<usize, BadBoot> {
     let Some((magic, size)) = head.get(..HEAD).map(|head| head.split_at(4)) else { return Err(BadBoot::NoTree) };
     let size = size.first_chunk().map_or(0, |size| u32::from_be_bytes(*size));
@@ -113,7 +113,7 @@ fn first_address(node: &FdtNode<'_>) -> Option<u64> {
     node.reg().ok()??.next()?.address().ok()
 }
 
-/// Returns the NUMA node to which a tree node belongs.
+/// Returns the NUMA node to which a tree node belongs; 0 if it names none.
 fn numa_node_of(part: &FdtNode<'_>) -> usize {
     part.property("numa-node-id").and_then(|number| number.value_as::<u32>().ok()).unwrap_or(0) as usize
 }

@@ -60,7 +60,7 @@ impl From<vellum::errno::Errno> for Errno {
     }
 }
 
-/// An exhausted kernel heap is `ENOMEM`.
+/// Converts a failed allocation on the kernel's heap to `ENOMEM`.
 impl From<TryReserveError> for Errno {
     fn from(_: TryReserveError) -> Self {
         Errno::ENOMEM

@@ -35,7 +35,8 @@ pub struct IpcPerm {
 }
 
 impl IpcPerm {
-    /// Checks for access: [`READ`], [`WRITE`], or 1 to execute.
+    /// Checks that `cred` permits the access `wanted`: [`READ`], [`WRITE`], 1 (execute), or a sum
+    /// of them.
     ///
     /// # Errors
     /// `EACCES`.
@@ -118,8 +119,8 @@ impl<T> IpcTable<T> {
     }
 
     /// Returns the ID of the object with this key, or of a new object. `flags` are the wanted
-    /// rights, as a mode, with [`CREATE`] and [`EXCLUSIVE`]. `fits` checks an existing object;
-    /// `create` makes a new one.
+    /// rights, as a mode, with [`CREATE`] and [`EXCLUSIVE`]. `fits` checks that the caller can use
+    /// an existing object; `create` makes a new one.
     ///
     /// # Errors
     /// `ENOENT`, `EEXIST`, `EACCES`, `ENOSPC` (there are `max` objects), `ENOMEM`; those of `fits`
@@ -139,7 +140,8 @@ impl<T> IpcTable<T> {
                 return Err(Errno::EEXIST);
             }
             fits(&object.data)?;
-            // All rights that any of the mode's three digits asks for (Linux: `ipcperms`).
+            // Require all rights that any of the three octal digits of `flags` names (Linux:
+            // `ipcperms`).
             object.perm.check_access(cred, flags >> 6 | flags >> 3 | flags)?;
             return Ok(object.id);
         }
@@ -178,7 +180,7 @@ impl<T> IpcTable<T> {
             slot.take_if(|object| !keep(object));
         }
         if self.iter().next().is_none() {
-            // The memory is charged to the program that caused its latest growth: free it.
+            // Free the empty table: its memory is charged to the program that made it grow.
             self.slots = Vec::new();
         }
     }

@@ -3,22 +3,24 @@
 
 use core::ops::Range;
 
-/// The most nodes that are distinguished. All others count as node 0.
+/// The most nodes that [`Nodes`] tells apart. Memory and CPUs of any further node count as node
+/// 0's.
 pub const MAX_NODES: usize = 16;
 /// The most ranges of memory, and the most CPUs, that can be assigned to nodes.
 const MAX_ENTRIES: usize = 64;
 
-/// The machine's NUMA nodes. Initially one node has everything.
+/// The machine's NUMA nodes. Initially node 0 has all memory and CPUs.
 #[derive(Clone)]
 pub struct Nodes {
     count: usize,
     memory: List<Range<u64>>,
-    /// By the firmware's names (local APIC IDs on x86-64, MPIDR affinities on AArch64).
+    /// The CPUs, each by the number that firmware uses for it (local APIC ID on x86-64, MPIDR
+    /// affinity on AArch64), with its node.
     cpus: List<u64>,
     distances: [[u8; MAX_NODES]; MAX_NODES],
 }
 
-/// Items, each with its node.
+/// A list of items, each with its node.
 #[derive(Clone)]
 struct List<T> {
     slots: [Option<(T, usize)>; MAX_ENTRIES],
@@ -39,7 +41,7 @@ impl<T> List<T> {
 }
 
 impl Nodes {
-    /// Creates a single node.
+    /// Returns a single node, which has all memory and CPUs.
     pub const fn new() -> Self {
         let mut distances = [[20; MAX_NODES]; MAX_NODES];
         let mut node = 0;
@@ -57,7 +59,8 @@ impl Nodes {
         self.count
     }
 
-    /// Counts a node. Returns `None` if it is not among the first [`MAX_NODES`].
+    /// Raises the number of nodes so that `node` exists, and returns `node`. Returns `None`, and
+    /// changes nothing, if `node` is not below [`MAX_NODES`].
     fn register(&mut self, node: usize) -> Option<usize> {
         let node = (node < MAX_NODES).then_some(node)?;
         self.count = self.count.max(node + 1);
@@ -71,7 +74,7 @@ impl Nodes {
         }
     }
 
-    /// Assigns a CPU, by the firmware's name for it, to a node.
+    /// Assigns a CPU to a node. `name`: firmware's number for the CPU.
     pub fn add_cpu(&mut self, name: u64, node: usize) {
         if let Some(node) = self.register(node) {
             self.cpus.add(name, node);
@@ -91,7 +94,7 @@ impl Nodes {
         self.distances.get(from).and_then(|row| row.get(to)).copied().unwrap_or(u8::MAX)
     }
 
-    /// Returns the node of a CPU by the firmware's name for it, or 0 if it is unknown.
+    /// Returns the node of the CPU with firmware's number `name`, or 0 if the CPU is unknown.
     pub fn node_of_cpu(&self, name: u64) -> usize {
         self.cpus.iter().find(|(other, _)| *other == name).map_or(0, |(_, node)| *node)
     }

@@ -37,8 +37,8 @@ fn radix(digits: &[u8], radix: u32) -> Result<u32, Errno> {
     u32::from_str_radix(digits, radix).map_err(|_| Errno::EINVAL)
 }
 
-/// Parses the name of a numeric directory of `/proc`. Accepts a number only in the form in which
-/// `/proc` lists it.
+/// Parses the name of a numeric directory of `/proc`. Accepts a number only as `/proc` lists it:
+/// without a sign or leading zeros.
 pub fn numeric_name(name: &[u8]) -> Option<u32> {
     let number = core::str::from_utf8(name).ok()?.parse().ok();
     number.filter(|_| name == b"0" || !name.starts_with(b"0") && !name.starts_with(b"+"))
@@ -56,7 +56,7 @@ pub enum BootOption {
     },
 }
 
-/// Parses the lines of `.vellum/options`. For an invalid line, yields a message.
+/// Parses the lines of `.vellum/options`. Yields an error message for an invalid line.
 pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'static str>> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     lines.map(|line| {

@@ -66,7 +66,8 @@ pub fn read<'m>(memory: &'m impl PhysicalMemory, at: u64, image: Range<u64>) -> 
         };
         map.push(region.start, region.end, kind)?;
     }
-    // Checked before anything is reserved: modules lie in usable memory.
+    // Check the modules before anything is reserved: later their own memory would not count as
+    // usable.
     let mut archive = 0..0;
     for index in (0..modules).rev() {
         archive = range(element(memory, list, index, MODULE)?)?;
@@ -76,7 +77,7 @@ pub fn read<'m>(memory: &'m impl PhysicalMemory, at: u64, image: Range<u64>) -> 
     }
     map.reserve(0, LOW_MEMORY_END, Kind::Low)?;
     map.reserve(image.start, image.end, Kind::Kernel)?;
-    // The sums don't overflow: all these ranges have been read.
+    // The sums don't overflow: all these ranges were read above, so they lie in existing memory.
     let mut reserve = |start: u64, size: u64| map.reserve(start, start + size, Kind::Boot);
     reserve(at, START_INFO as u64)?;
     reserve(table, entries * ENTRY as u64)?;

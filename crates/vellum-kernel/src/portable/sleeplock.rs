@@ -3,7 +3,8 @@
 //!
 //! The lock is granted first come, first served: its release passes it to the first waiter, and it
 //! is never free in between, so that no later task overtakes. A task that stops waiting leaves the
-//! queue; if it was granted the lock already and has not seen that, it passes the lock on.
+//! queue; if the lock was already granted to it, but it has not run since, it passes the lock to
+//! the next waiter.
 
 use alloc::collections::VecDeque;
 use core::future::Future;
@@ -17,9 +18,9 @@ pub struct SleepLock(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// The next ticket to draw.
+    /// The number that the next waiting task gets.
     next: u64,
-    /// The ticket that holds the lock.
+    /// The ticket (a waiter's number) that holds the lock; `None` if the lock is free.
     owner: Option<u64>,
     waiters: VecDeque<(u64, Waker)>,
 }
@@ -42,7 +43,7 @@ impl SleepLock {
             let at = state.waiters.iter().position(|(queued, _)| *queued == ticket);
             (None, at.and_then(|at| state.waiters.remove(at)))
         };
-        // Waking or dropping a waker may run other code: not under the spin lock.
+        // Release the spin lock first: waking or dropping a waker may run other code.
         drop(state);
         drop(removed);
         if let Some((_, waker)) = next {

@@ -16,15 +16,15 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// The number of counters. Two spaces that share one begin each other's generations, and so
-/// invalidate more than they have to.
+/// The number of generation counters. Spaces whose IDs are equal modulo this number share a
+/// counter: a shootdown of one makes the other's cached translations count as stale, too.
 const COUNTERS: usize = 1024;
 
 /// The generations of all spaces.
 pub struct Generations([AtomicU64; COUNTERS]);
 
 impl Generations {
-    /// Creates the counters, all at the first generation.
+    /// Returns the counters, all at generation 0.
     pub const fn new() -> Self {
         Self([const { AtomicU64::new(0) }; COUNTERS])
     }
@@ -77,8 +77,9 @@ impl<const N: usize> Tags<N> {
         Self { cached: [Cached { space: None, generation: 0 }; N], loaded: 0, next: 0 }
     }
 
-    /// Assigns a tag to `space`, which the CPU loads and which is at `generation`, unless the space
-    /// has one already.
+    /// Assigns a tag to `space`, unless it has one, and records that the CPU loads the space.
+    /// `generation` is the space's current one, read after the CPU published that it loads the
+    /// space.
     pub fn load(&mut self, space: u64, generation: u64) -> Loaded {
         let known = self.cached.iter().position(|cached| cached.space == Some(space));
         self.loaded = known.unwrap_or_else(|| {
@@ -92,11 +93,13 @@ impl<const N: usize> Tags<N> {
         Loaded { tag: self.loaded, keep }
     }
 
-    /// Records that the CPU has invalidated what the shootdown that began `generation` requested,
-    /// or `all` translations of `space`. Has no effect unless the space is loaded.
+    /// Records that the CPU has carried out the invalidation of the shootdown that began
+    /// `generation`, or has invalidated `all` translations of `space`. Has no effect unless the
+    /// space is loaded.
     pub fn invalidated(&mut self, space: u64, generation: u64, all: bool) {
         let cached = &mut self.cached[self.loaded];
-        // Other changes may have come in between, which the CPU has not been notified of yet.
+        // If the generation was advanced by more than one, the CPU still has to carry out another
+        // shootdown, so its TLB is not up to date.
         if cached.space == Some(space) && (all || cached.generation + 1 == generation) {
             cached.generation = generation;
         }

@@ -1,6 +1,6 @@
 //! The names that `uname` and `/proc` report for the system.
 
-/// The system's name, which programs compare.
+/// The system's name. It is Linux's, as programs check it.
 pub const SYSTEM: &str = "Linux";
 /// The Linux release that the kernel's interface follows.
 pub const RELEASE: &str = "6.18.0-vellum";

@@ -55,7 +55,7 @@ impl Queue {
     }
 
     /// Wakes the first task in the queue. Returns whether there was one. Sufficient where all
-    /// waiting tasks are alike, and one of them can use all that is available.
+    /// waiting tasks wait for the same condition, and one of them can use all that is available.
     pub fn wake_one(&self) -> bool {
         let first = self.waiters.lock().list.pop_front();
         first.map(|(_, waker)| waker.wake()).is_some()
@@ -77,7 +77,7 @@ impl Queue {
 /// passes on a wake that the task has not used.
 pub struct Waiter<'q> {
     queue: &'q Queue,
-    /// The number of the latest entry, which a wake may have removed since.
+    /// The number of this waiter's latest entry in the queue, which a wake may have removed since.
     number: Option<u64>,
 }
 
@@ -85,8 +85,8 @@ impl Waiter<'_> {
     /// Enters the queue, or stays in it, with this waker: from now on a wake reaches the task. The
     /// caller checks its condition *after* this.
     ///
-    /// If memory is short, wakes the task at once instead, so that it checks again and does not
-    /// sleep forever.
+    /// If there is no memory for the entry, wakes the task at once instead, so that it checks again
+    /// and does not sleep forever.
     pub fn enqueue(&mut self, waker: &Waker) {
         let mut stale = None;
         let mut waiters = self.queue.waiters.lock();
@@ -110,7 +110,8 @@ impl Waiter<'_> {
         drop(stale);
     }
 
-    /// Leaves the queue because the condition is true. A wake that came meanwhile is used up.
+    /// Leaves the queue because the condition is true. A wake that came in between is not passed to
+    /// another task.
     pub fn dequeue(&mut self) {
         self.remove();
     }
@@ -155,7 +156,7 @@ impl<T, F: FnMut() -> Option<T>> Future for WaitUntil<'_, F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         let this = &mut *self;
-        // A condition that is true already leaves the queue untouched.
+        // If the condition is true at once, the task never enters the queue.
         if this.waiter.number.is_none()
             && let Some(value) = (this.condition)()
         {

@@ -1,8 +1,8 @@
-//! ProcessCopier the mappings of a process into a helper, and times operations on the copy.
+//! Copies the mappings of a process into a helper, and times operations on the copy.
 //!
-//! The contents are the helper's own; the process itself is not touched. Folios of a size need
-//! machine-wide settings while memory is touched: the helper asks the benchmark, which has the
-//! right to change them.
+//! The helper fills the pages with contents of its own, and does not touch the process. Folios of a
+//! size need machine-wide settings while memory is touched: the helper requests them from the
+//! benchmark, which has the right to change them.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -28,15 +28,15 @@ use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::{Data, Page};
 use crate::workload::layout::{Backing, Folios, Layout, Operation, PageKind, Run, Timed, Vma, table_spans_in};
 
-/// The most calls of page-out or reclaim, as some pages stay at first.
+/// The most calls of page-out or reclaim for one operation: one call does not remove all pages.
 const TRIES: usize = 8;
-/// The alignment of a copy's address 0.
+/// The alignment of the address at which a copy maps the layout's address 0.
 const ALIGN: u64 = 1 << 30;
 
 /// Makes copies of one layout.
 pub struct ProcessCopier {
     layout: File,
-    /// Bytes of backing files, and of all memory.
+    /// The bytes of all backing files. `bytes` is that of all memory.
     files: u64,
     bytes: u64,
     mthp: Mthp,
@@ -66,7 +66,7 @@ impl ProcessCopier {
         })
     }
 
-    /// Makes a copy with these folios, and times `operation` on it.
+    /// Makes a copy of the layout with these folio sizes, and times `operation` on it.
     ///
     /// # Errors
     /// A setting can't be changed, a resource can't be made, or the helper failed.
@@ -79,7 +79,7 @@ impl ProcessCopier {
             self.group = Some((HeldResource::new(&Resource::Memcg { name: name.clone() })?, name));
         }
         let memory = |error: rustix::io::Errno| Skip::system("memfd_create", error);
-        // The files outlive the copy, as they outlive a process.
+        // Make the files in this process, so that the helper's exit does not free their pages.
         let files = memfd_create("vellum-copy", MemfdFlags::CLOEXEC).map_err(memory)?;
         ftruncate(&files, self.files).map_err(memory)?;
         let (stamp, stamped) = Stamp::new().map_err(memory)?;
@@ -161,7 +161,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let before = Footprint::now()?;
     let copy = MappedLayout::map(&layout, &files)?;
     for size in layout.sizes(folios) {
-        // This needs no privilege: no folio of this process is large.
+        // For 4 KiB, disable large folios for this process, which needs no privilege.
         rustix::thread::disable_transparent_huge_pages(size <= 4)?;
         if size > 4 && layout.runs().any(|(vma, run)| vma.folio(run, folios) == size && !vma.is_huge(run, folios)) {
             send(Message::Wants { folio_kib: size })?;
@@ -211,10 +211,10 @@ impl Footprint {
     }
 }
 
-/// A mapped layout. It is unmapped only as the last operation on it.
+/// A mapped layout. [`MappedLayout::unmap`] may only be the last operation on it.
 struct MappedLayout<'a> {
     layout: &'a Layout,
-    /// The address of the layout's address 0.
+    /// The address at which the layout's address 0 is mapped.
     base: u64,
 }
 
@@ -245,19 +245,20 @@ impl<'a> MappedLayout<'a> {
             };
             offset += if vma.backing == Backing::Anonymous { 0 } else { len as u64 };
             if n % 2 == 1 {
-                // SAFETY: sets a flag of the VMA, which keeps adjacent VMAs from merging.
+                // SAFETY: the advice changes no contents. It sets a flag of the VMA, which keeps
+                // adjacent VMAs from merging.
                 unsafe { madvise(at, len, Advice::LinuxDontDump)? };
             }
         }
         Ok(copy)
     }
 
-    /// Returns the address that an address of the layout is mapped at.
+    /// Returns the address at which address `address` of the layout is mapped.
     fn at(&self, address: u64) -> *mut c_void {
         without_provenance_mut((self.base + address) as usize)
     }
 
-    /// Touches the pages that are in folios of this size.
+    /// Touches the pages that the copy has in folios of `size` KiB.
     fn fill(&self, size: u32, folios: Folios, operation: Operation) -> anyhow::Result<()> {
         for (vma, run) in self.layout.runs().filter(|(vma, run)| vma.folio(run, folios) == size) {
             if vma.is_huge(run, folios) {
@@ -267,7 +268,8 @@ impl<'a> MappedLayout<'a> {
             self.touch(run, operation)?;
             if size == 2048 {
                 for start in table_spans_in(run.start, run.end) {
-                    // A page with another protection needs a PTE for each page.
+                    // Split the huge PTE: change one page's protection, which needs a PTE for each
+                    // page, and restore it.
                     for rights in [MprotectFlags::READ, MprotectFlags::READ | MprotectFlags::WRITE] {
                         // SAFETY: a page of the copy, to which no reference exists.
                         unsafe { mprotect(self.at(start), PAGE as usize, rights)? };
@@ -278,8 +280,8 @@ impl<'a> MappedLayout<'a> {
         Ok(())
     }
 
-    /// Maps whole spans of page tables by huge PTEs, where the VMA covers them. That needs no
-    /// setting and no privilege.
+    /// Maps each 2 MiB range of the run that the VMA covers by a huge PTE (`MADV_COLLAPSE`), which
+    /// needs no setting and no privilege.
     fn fill_huge(&self, vma: &Vma, run: &Run, operation: Operation) -> anyhow::Result<()> {
         for start in (run.start / TABLE_SPAN * TABLE_SPAN..run.end).step_by(TABLE_SPAN as usize) {
             let inside = vma.start <= start && start + TABLE_SPAN <= vma.end;
@@ -290,7 +292,8 @@ impl<'a> MappedLayout<'a> {
                 operation,
             )?;
             if inside {
-                // SAFETY: changes no contents. Without contiguous memory, pages stay small.
+                // SAFETY: the advice changes no contents. It fails without contiguous memory; the
+                // pages then stay small.
                 unsafe { libc::madvise(self.at(start), TABLE_SPAN as usize, libc::MADV_COLLAPSE) };
             }
             if operation == Operation::SwapOut {
@@ -300,7 +303,8 @@ impl<'a> MappedLayout<'a> {
         Ok(())
     }
 
-    /// Touches each page as its kind requires.
+    /// Touches each page of a run: reads zero and file pages, and writes anonymous ones. For an
+    /// empty page table, writes a page and discards it.
     fn touch(&self, run: &Run, operation: Operation) -> anyhow::Result<()> {
         for address in (run.start..run.end).step_by(PAGE as usize) {
             let at = self.at(address);
@@ -336,7 +340,8 @@ impl<'a> MappedLayout<'a> {
         for (vma, run) in self.layout.runs() {
             if vma.backing == Backing::Anonymous && run.is_anonymous() {
                 let mut pages = vec![0u8; ((run.end - run.start) / PAGE) as usize];
-                // SAFETY: the kernel writes a byte for each page to the array, which is as long.
+                // SAFETY: the kernel writes a byte for each page of the run to the array, which has
+                // as many bytes.
                 let asked =
                     unsafe { libc::mincore(self.at(run.start), (run.end - run.start) as usize, pages.as_mut_ptr()) };
                 anyhow::ensure!(asked == 0, "mincore: {}", std::io::Error::last_os_error());
@@ -376,8 +381,8 @@ impl<'a> MappedLayout<'a> {
         self.repeat_until_gone(|left| memcg::reclaim(group, left * PAGE))
     }
 
-    /// Repeats `go`, with the number of pages left, until no anonymous page is in memory. Returns
-    /// nanoseconds.
+    /// Calls `go` with the number of anonymous pages in memory, until there are none or after
+    /// [`TRIES`] calls. Returns nanoseconds.
     fn repeat_until_gone(&self, go: impl Fn(u64) -> anyhow::Result<()>) -> anyhow::Result<u64> {
         let all = self.present()?;
         let (mut ns, mut left) = (0, all);

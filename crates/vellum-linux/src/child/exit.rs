@@ -1,9 +1,10 @@
 //! Times the exit of a process that holds a region.
 //!
-//! The helper maps and touches the region and waits. When resumed, it writes the time into a page
-//! shared with the benchmark, and exits with the next instruction. The time until the benchmark's
-//! `wait` returns is the whole exit: leaving the CPU, tearing down the address space, and notifying
-//! the parent. The exit of a helper that holds nothing is subtracted, as any process pays it.
+//! The helper maps and touches the region and waits. When the benchmark resumes it, the helper
+//! writes the time into a page that it shares with the benchmark, and exits at once. The time until
+//! the benchmark's `wait` returns is the whole exit: leaving the CPU, tearing down the address
+//! space, and notifying the parent. The time of a helper without a region is subtracted, so that
+//! the figure is the region's share.
 
 use std::fs::File;
 use std::io::Read;
@@ -22,7 +23,7 @@ use crate::stats::Summary;
 use crate::workload::case::{Case, PAGE};
 use crate::{Sample, Skip};
 
-/// The runs whose median is the exit of an empty helper.
+/// The number of timed exits of a helper without a region, of which the median counts.
 const EMPTY_RUNS: usize = 15;
 
 /// Times exits.
@@ -33,7 +34,7 @@ pub struct ExitTimer {
 }
 
 impl ExitTimer {
-    /// Times the exit of a helper with the case's region. The settings are restored once it is
+    /// Times the exit of a helper with the case's region. Restores the settings once the region is
     /// touched.
     ///
     /// # Errors
@@ -136,15 +137,16 @@ impl Stamp {
     /// Stores the time and exits at once.
     pub fn exit(&self) -> ! {
         self.0.store(now_ns(), Ordering::Release);
-        // SAFETY: exits the process. Nothing waits to be written or cleaned up, and unmapping first
-        // is exactly what must not happen.
+        // SAFETY: exits the process, which has nothing left to write or clean up. It must not unmap
+        // the region first, as the exit is to be timed with it.
         unsafe { libc::_exit(0) }
     }
 }
 
 impl Drop for Stamp {
     fn drop(&mut self) {
-        // SAFETY: unmaps what `open` mapped; the reference to it is dropped with this value.
+        // SAFETY: unmaps the page that `open` mapped; the only reference to it is in this value,
+        // which is being dropped.
         let _ = unsafe { munmap(std::ptr::from_ref(self.0).cast_mut().cast(), PAGE as usize) };
     }
 }

@@ -1,8 +1,8 @@
 //! Times the fork of a process that holds a region.
 //!
-//! A helper forks, as the benchmark itself has gigabytes mapped. The child waits until the time is
-//! taken, so that its exit is not in it. The fork of a helper that holds nothing is subtracted, as
-//! any process pays it.
+//! A helper forks, because the benchmark itself has gigabytes mapped. The child waits until the
+//! helper has read the clock, so that the time does not include the child's exit. The time of a
+//! helper without a region is subtracted, so that the figure is the region's share.
 
 use std::io::Read;
 
@@ -16,7 +16,7 @@ use crate::stats::Summary;
 use crate::workload::case::Case;
 use crate::{Sample, Skip};
 
-/// The runs whose median is the fork of an empty helper.
+/// The number of timed forks of a helper without a region, of which the median counts.
 const EMPTY_RUNS: usize = 15;
 
 /// Times forks.
@@ -27,7 +27,7 @@ pub struct ForkTimer {
 }
 
 impl ForkTimer {
-    /// Times the fork of a helper with the case's region. The settings are restored once it is
+    /// Times the fork of a helper with the case's region. Restores the settings once the region is
     /// touched.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::workload::case::{Case, PAGE};
 use crate::workload::data::Rewrites;
 use crate::{Sample, Skip};
 
-/// The most calls of reclaim, as some pages stay at first.
+/// The most calls of reclaim in one run: one call does not reclaim all pages.
 const TRIES: usize = 8;
 
 /// Times reclaim.
@@ -36,7 +36,7 @@ impl LazyfreeTimer {
         Ok(())
     }
 
-    /// Times the reclaim of the case's region. The settings are restored once it is touched.
+    /// Times the reclaim of the case's region. Restores the settings once the region is touched.
     ///
     /// # Errors
     /// A setting can't be restored, or the helper failed.
@@ -74,7 +74,7 @@ pub struct Args {
 /// Runs the helper.
 ///
 /// # Errors
-/// A system call failed, or other pages stayed than those rewrites again.
+/// A system call failed, or the pages that stayed are not exactly those written again.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     memcg::join(&args.group)?;
     let (Some(region), pages) = (args.held.hold()?, args.held.bytes() / PAGE) else { return Ok(()) };

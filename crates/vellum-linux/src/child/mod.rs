@@ -1,8 +1,8 @@
 //! Helper processes: this program, started again by the benchmark.
 //!
-//! They are started afresh rather than forked. A fork copies the benchmark's page tables, after
-//! which each write of another contender to its own memory takes a fault. A fresh process has only
-//! what it maps itself.
+//! The benchmark starts them as new processes and does not fork. A fork write-protects the
+//! benchmark's pages, after which the first write to each page by another contender takes a fault.
+//! Also, a new process has only the mappings that it makes itself.
 //!
 //! | module | contents |
 //! |---|---|
@@ -122,8 +122,8 @@ pub fn run(role: Role) -> anyhow::Result<()> {
     }
 }
 
-/// Ignores the signals that end a benchmark. A service manager that stops a benchmark signals every
-/// process of the service; the work of helpers that restore begins then.
+/// Ignores the signals that end a benchmark. A service manager that stops a benchmark signals all
+/// its processes, and helpers that restore settings have to do so after that.
 ///
 /// # Errors
 /// A handler can't be installed.
@@ -135,11 +135,11 @@ pub fn outlive_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the kernel kill this process when the benchmark ends, so that no helper with a gigabyte
-/// outlives it.
+/// Makes the kernel kill this process when the benchmark ends, so that no helper keeps its memory
+/// after that.
 fn die_with_parent() -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The benchmark may have died before the call.
+    // The benchmark may have ended before the call, which then has no effect.
     anyhow::ensure!(
         getppid() != Some(rustix::process::Pid::INIT) || std::process::id() == 1,
         "the benchmark that started this helper is gone"
@@ -178,8 +178,8 @@ impl Helper {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C signals a terminal's foreground process group. Helpers end with the benchmark,
-            // or after it.
+            // Put the helper into a process group of its own: Ctrl-C signals the terminal's
+            // foreground group, and a helper must not end before the benchmark.
             .process_group(0)
             .spawn()
             .map_err(|error| failed(&error))?;
@@ -223,7 +223,7 @@ impl Helper {
         }
     }
 
-    /// Lets the helper continue; it may ask again.
+    /// Lets the helper continue until its next message.
     ///
     /// # Errors
     /// The helper is gone.
@@ -267,7 +267,7 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Both do nothing for a process that has been waited for.
+        // Both calls do nothing if the process has been waited for already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

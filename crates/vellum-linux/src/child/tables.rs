@@ -17,11 +17,11 @@ const READINGS: u64 = 512;
 /// Page tables of a process in KiB, those of its program and stack included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageTables {
-    /// Before the walk.
+    /// The KiB before the walk.
     pub start_kb: u64,
-    /// The most during the walk.
+    /// The most KiB at any reading during the walk.
     pub peak_kb: u64,
-    /// After the walk.
+    /// The KiB after the walk.
     pub end_kb: u64,
 }
 
@@ -59,7 +59,8 @@ pub fn measure(span: u64, piece: u64, mut progress: impl FnMut(f64)) -> Result<P
 /// A system call failed, or `piece` does not divide 2 MiB.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     anyhow::ensure!(args.piece > 0 && TABLE_SPAN.is_multiple_of(args.piece), "--piece must divide 2 MiB");
-    // 4 KiB folios, whatever the machine's settings are; this needs no privilege.
+    // Disable large folios for this process, whatever the machine's settings are. This needs no
+    // privilege.
     rustix::thread::disable_transparent_huge_pages(true)?;
     let region = Region::map(args.span)?;
     let start_kb = page_tables_kb()?;
@@ -69,7 +70,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for step in 0..steps {
         let offset = step * TABLE_SPAN;
         region.write(offset as usize, TABLE_SPAN as usize, PAGE);
-        // Between touch and discard, where there are most page tables.
+        // Read the count between touch and discard, when there are most page tables.
         if step % (steps / READINGS).max(1) == 0 {
             peak_kb = peak_kb.max(page_tables_kb()?);
             send(Message::Progress(step as f64 / steps as f64))?;

@@ -1,8 +1,9 @@
-//! The process that restores settings when the benchmark can't: killed, out of memory, aborted.
+//! The process that restores settings when the benchmark can't, because it was killed or aborted.
 //!
-//! It is this program, started again before the first change. The benchmark writes each original
-//! value, and each restoration, to its pipe. When the pipe ends because the benchmark is gone, the
-//! keeper restores the settings that are still changed.
+//! The keeper is this program, which the benchmark starts again before the first change. Before
+//! each change the benchmark writes the original value to the keeper's standard input, a pipe, and
+//! after each restoration that all settings are restored. When the benchmark is gone, the pipe
+//! ends, and the keeper restores the settings that are still changed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,8 +24,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the keeper. It inherits `lock`, so that no other benchmark records settings that it
-    /// has yet to restore.
+    /// Starts the keeper. The keeper inherits `lock`, so that no other benchmark takes settings
+    /// that the keeper still has to restore for the originals.
     ///
     /// # Errors
     /// The process can't be started.
@@ -33,8 +34,8 @@ impl Keeper {
             .args(["linux-child", "keeper"])
             .stdin(Stdio::piped())
             .stdout(lock.try_clone()?)
-            // Ctrl-C signals a terminal's foreground process group, which the keeper must not be
-            // in.
+            // Put the keeper into a process group of its own: Ctrl-C signals the terminal's
+            // foreground group.
             .process_group(0)
             .spawn()?;
         Ok(Keeper { process })
@@ -51,7 +52,7 @@ impl Keeper {
 
     /// Notifies the keeper that all settings are restored.
     pub fn clear(&mut self) {
-        // A keeper that is gone has restored already.
+        // Ignore an error: a keeper that is gone has nothing to restore.
         let _ = self.send(&format!("{RESTORED}\n"));
     }
 
@@ -62,7 +63,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // `wait` closes the pipe first.
+        // `wait` first closes the pipe, at which the keeper ends.
         let _ = self.process.wait();
     }
 }

@@ -64,7 +64,7 @@ impl Knobs {
     /// A setting can't be changed, or another benchmark holds the lock.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Scope<'_>, Skip> {
         let made = self.try_apply(changes);
-        // On failure the scope is dropped here, which restores the changes made so far.
+        // If a change failed, `scope` is dropped here, which restores the changes made before it.
         let scope = Scope(&self.state);
         made.map(|()| scope)
     }
@@ -93,8 +93,8 @@ impl Knobs {
 
 impl Drop for Knobs {
     fn drop(&mut self) {
-        // The signal thread keeps the state as long as the process lives. Lock and keeper are
-        // released now.
+        // Release the lock and the keeper now: the signal thread holds a reference to the state as
+        // long as the process lives.
         lock(&self.state).guard = None;
     }
 }
@@ -107,7 +107,8 @@ impl State {
             return Ok(());
         }
         let original = Change { path: change.path.clone(), value };
-        // The keeper is notified first: until the write there is nothing to restore.
+        // Notify the keeper before the setting is written, so that it can restore the setting from
+        // then on.
         if let Some(keeper) = self.guard.as_mut().and_then(|guard| guard.keeper.as_mut()) {
             keeper.record(&original).map_err(failed)?;
         }
@@ -150,7 +151,8 @@ impl Scope<'_> {
 
 impl Drop for Scope<'_> {
     fn drop(&mut self) {
-        // A failure was printed; there is no caller to return it to.
+        // Ignore the error: `restore` has printed it, and `drop` has no caller that could handle
+        // it.
         let _ = lock(self.0).restore();
     }
 }
@@ -171,8 +173,8 @@ fn restore_on_signals(state: Arc<Mutex<State>>) -> io::Result<()> {
         if let Some(signal) = signals.forever().next() {
             let mut state = lock(&state);
             let _ = state.restore();
-            // The lock stays held, so that the benchmark can't change the settings again before it
-            // ends.
+            // Keep the lock of the state, so that the benchmark can't change settings again before
+            // it ends.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
             std::process::exit(128 + signal);
         }

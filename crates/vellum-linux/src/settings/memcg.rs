@@ -1,8 +1,8 @@
 //! A memcg for a benchmark, whose memory the kernel reclaims on request.
 //!
 //! With cgroup v2, `memory.reclaim` reclaims a number of bytes; with v1, `memory.force_empty`
-//! reclaims as much as possible. Swap is disabled for the memcg, so that pages that must stay are
-//! not swapped out instead.
+//! reclaims as much as possible. Swap is disabled for the memcg, so that pages that are not
+//! lazyfree stay in memory, and are not swapped out.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use anyhow::Context;
 
 use crate::Skip;
 
-/// The most attempts to remove it while its processes end.
+/// The most attempts to remove the memcg, which fail until its processes have ended.
 const TRIES: usize = 200;
 
 /// The file names of a cgroup version.
@@ -62,7 +62,8 @@ fn path(name: &str) -> anyhow::Result<PathBuf> {
 /// A memcg. Dropping it removes it, once its processes have ended.
 pub struct Memcg {
     path: PathBuf,
-    /// The file in which the memory controller was enabled for it.
+    /// The file in which this value enabled the memory controller, to disable it again when
+    /// dropped.
     controlled: Option<&'static str>,
 }
 
@@ -81,7 +82,7 @@ impl Memcg {
         }
         let memcg = Memcg { path: path(name)?, controlled };
         fs::create_dir(&memcg.path).with_context(|| memcg.path.display().to_string())?;
-        // A kernel without swap has no such file.
+        // Ignore an error: a kernel without swap has no such file.
         let _ = fs::write(memcg.path.join(version.no_swap), "0");
         anyhow::ensure!(memcg.path.join(version.reclaim).exists(), "this kernel has no {}", version.reclaim);
         Ok(memcg)
@@ -118,7 +119,7 @@ pub fn join(name: &str) -> anyhow::Result<()> {
 pub fn reclaim(name: &str, bytes: u64) -> anyhow::Result<()> {
     let file = path(name)?.join(version().context("no control groups")?.reclaim);
     match fs::write(&file, bytes.to_string()) {
-        // The kernel reclaimed less than requested.
+        // The kernel reclaimed less than requested, which the caller checks by itself.
         Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(()),
         result => result.with_context(|| file.display().to_string()),
     }

@@ -1,8 +1,8 @@
 //! Computes the huge-page settings that give folios of one size.
 //!
 //! `/sys/kernel/mm/transparent_hugepage/` has a global `enabled` and, since Linux 6.8, one for each
-//! folio size. A fault takes the largest enabled size that fits. So the wanted size is enabled, and
-//! all others are disabled.
+//! folio size. A fault takes the largest enabled size that fits. So the plan enables the wanted
+//! size and disables all others.
 
 use std::path::{Path, PathBuf};
 
@@ -31,15 +31,16 @@ impl Mthp {
         Mthp { root: root.to_owned(), sizes }
     }
 
-    /// Returns the changes after which an anonymous region gets folios of the case's size. Settings
-    /// that already fit are left alone, so that those cases can be measured without root.
+    /// Returns the changes after which an anonymous region gets folios of the case's size. Leaves
+    /// out settings that already have the right value, so that a case that needs no change can be
+    /// measured without root.
     ///
     /// # Errors
     /// The kernel lacks the size, or a setting can't be read.
     pub fn plan(&self, case: &Case) -> Result<Vec<Change>, Skip> {
         let (small, global) = (case.folio_kib == 4, self.root.join("enabled"));
         if !global.exists() {
-            // The kernel has no large folios: everything is 4 KiB already.
+            // A kernel without these settings has only 4 KiB folios.
             return if small { Ok(Vec::new()) } else { Err(Skip::NoThp) };
         }
         let known = if self.sizes.is_empty() { case.folio_kib == 2048 } else { self.sizes.contains(&case.folio_kib) };
@@ -47,7 +48,8 @@ impl Mthp {
             return Err(Skip::NoFolio(case.folio_kib));
         }
         let mut changes = Vec::new();
-        // The regions are not advised, so `madvise` disables large folios for them.
+        // The value `madvise` counts as off: the benchmark does not call `madvise(MADV_HUGEPAGE)`
+        // on its regions.
         let global_on = value(&global)? == "always";
         if self.sizes.is_empty() {
             want(&mut changes, global, !small, global_on);
@@ -64,14 +66,16 @@ impl Mthp {
         }
         let defrag = self.root.join("defrag");
         if !small && value(&defrag)? != "always" {
-            // A fault that finds no contiguous memory compacts, rather than fall back.
+            // With `always`, a fault that finds no contiguous memory compacts memory before it
+            // falls back to small folios.
             changes.push(Change { path: defrag, value: "always".into() });
         }
         Ok(changes)
     }
 }
 
-/// Appends the change to enable or disable a size, unless it is so already.
+/// Appends the change that enables or disables the size of the setting `path`, unless `is`, its
+/// current state, equals `want`.
 fn want(changes: &mut Vec<Change>, path: PathBuf, want: bool, is: bool) {
     if want != is {
         changes.push(Change { path, value: if want { "always" } else { "never" }.into() });

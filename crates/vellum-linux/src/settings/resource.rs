@@ -1,7 +1,8 @@
-//! Devices and memcgs that exist for a benchmark, and are removed when it ends, however it ends.
+//! Devices and memcgs that a benchmark needs. They are removed when it ends, however it ends.
 //!
-//! A helper process makes the resource and keeps it until its standard input ends, which happens
-//! when the benchmark closes it or is gone. Signals that end the benchmark don't end the helper.
+//! A helper process makes the resource and keeps it until the helper's standard input ends, which
+//! happens when the benchmark closes its end of the pipe or is gone. Signals that end the benchmark
+//! don't end the helper.
 
 use std::io::Read;
 
@@ -51,7 +52,7 @@ impl HeldResource {
     /// Starts a helper that makes the resource.
     ///
     /// # Errors
-    /// The kernel or this user can't have it, or the helper failed.
+    /// The kernel lacks the resource, this user may not make it, or the helper failed.
     pub fn new(resource: &Resource) -> Result<HeldResource, Skip> {
         resource.available()?;
         let mut helper = Helper::start(&[vec!["lent".to_owned()], resource.args().to_vec()].concat())?;
@@ -82,7 +83,7 @@ pub fn run(resource: &Resource) -> anyhow::Result<()> {
     }
 }
 
-/// Keeps a resource until standard input ends.
+/// Notifies the benchmark that the resource exists, and keeps it until standard input ends.
 fn keep<T>(_thing: T) -> anyhow::Result<()> {
     send(Message::Ready)?;
     std::io::stdin().read_to_end(&mut Vec::new())?;

@@ -1,7 +1,8 @@
 //! A zram swap device for a benchmark, with the engine's compression algorithm.
 //!
-//! While it exists, the kernel swaps out pages of any process to it first; on removal they are
-//! swapped in. zswap is disabled meanwhile, as it would intercept the pages that are measured.
+//! While the device exists, the kernel swaps out pages of any process to it first; its removal
+//! swaps them in. zswap is disabled as long, because it would keep the measured pages from the
+//! device.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -19,7 +20,7 @@ use crate::workload::case::PAGE;
 /// The directory in which devices are added and removed.
 const CONTROL: &str = "/sys/class/zram-control";
 const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
-/// The most attempts to remove it while the device is busy.
+/// The most attempts to remove the device, which fail while it is busy.
 const TRIES: usize = 200;
 
 /// Checks that a device can be made.
@@ -52,7 +53,7 @@ impl Zram {
     pub fn set_up(bytes: u64) -> anyhow::Result<Zram> {
         let number = fs::read_to_string(format!("{CONTROL}/hot_add")).context("no new zram device")?;
         let number = number.trim().parse().context("the number of a new zram device")?;
-        // From here on, dropping removes it, whatever fails.
+        // From here on, dropping `zram` removes the device, whichever step fails.
         let mut zram = Zram { number, swapped_on: false, zswap: None };
         zram.write("comp_algorithm", "lz4")?;
         zram.write("disksize", &bytes.to_string())?;
@@ -92,7 +93,7 @@ impl Zram {
         const PREFER: i32 = 0x8000;
         const HIGHEST: i32 = 0x7fff;
         let path = CString::new(self.device().into_os_string().into_encoded_bytes())?;
-        // SAFETY: the path is zero-terminated.
+        // SAFETY: the pointer is to a zero-terminated path that lives until the call returns.
         let failed = unsafe { libc::swapon(path.as_ptr(), PREFER | HIGHEST) } != 0;
         ensure!(!failed, "swapon: {}", std::io::Error::last_os_error());
         self.swapped_on = true;
@@ -101,7 +102,7 @@ impl Zram {
 
     fn swap_off(&mut self) -> anyhow::Result<()> {
         let path = CString::new(self.device().into_os_string().into_encoded_bytes())?;
-        // SAFETY: the path is zero-terminated.
+        // SAFETY: the pointer is to a zero-terminated path that lives until the call returns.
         let failed = self.swapped_on && unsafe { libc::swapoff(path.as_ptr()) } != 0;
         ensure!(!failed, "swapoff: {}", std::io::Error::last_os_error());
         self.swapped_on = false;
@@ -129,7 +130,7 @@ impl Drop for Zram {
             result = result.and(fs::write(ZSWAP, was).context(ZSWAP));
         }
         if let Err(error) = result {
-            // The reader of standard error may be gone.
+            // Ignore an error: the reader of standard error may be gone.
             let _ = writeln!(std::io::stderr(), "{} could not be removed: {error:#}", self.device().display());
         }
     }

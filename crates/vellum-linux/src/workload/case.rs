@@ -16,7 +16,7 @@ pub struct Case {
     pub bytes: u64,
     /// Size of each folio in KiB.
     pub folio_kib: u32,
-    /// The folios are mapped by huge PTEs; otherwise each page has its own PTE.
+    /// True if huge PTEs map the folios; otherwise each page has its own PTE.
     pub huge: bool,
 }
 
@@ -87,7 +87,7 @@ impl Op {
         }
     }
 
-    /// Returns the contents of the pages, where they matter.
+    /// Returns the page contents for swap-out and swap-in; `None` for other operations.
     pub fn data(self) -> Option<Data> {
         match self {
             Op::SwapOut(data) | Op::SwapIn(data) => Some(data),
@@ -95,12 +95,12 @@ impl Op {
         }
     }
 
-    /// Returns which pages are written again before reclaim, where that matters.
+    /// Returns the pages that are written again before a reclaim; `None` for other operations.
     pub fn rewrites(self) -> Option<Rewrites> {
         if let Op::Reclaim(rewrites) = self { Some(rewrites) } else { None }
     }
 
-    /// Returns the operation that undoes this one.
+    /// Returns the operation that undoes this one, or `None` if it can't be undone.
     pub fn back(self) -> Option<Op> {
         if let Op::SwapOut(data) = self { Some(Op::SwapIn(data)) } else { None }
     }

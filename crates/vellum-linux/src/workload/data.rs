@@ -81,7 +81,7 @@ impl Data {
 /// The pages that are written again after `MADV_FREE`, as in `programs/lazyfree.c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rewrites {
-    /// None.
+    /// No page.
     None,
     /// One 2 MiB range in ten.
     EveryTenth,

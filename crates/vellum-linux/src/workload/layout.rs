@@ -1,7 +1,8 @@
 //! The VMAs of a process and the pages in them, as a workload.
 //!
-//! Addresses begin at 0, which stands for any multiple of 1 GiB. Pages that shared a page table in
-//! the process share one in the layout. Distances between VMAs shrink to what that takes.
+//! Addresses of a layout begin at 0, which a copy maps at a multiple of 1 GiB. Pages that shared a
+//! page table in the process share one in the layout; otherwise the gaps between VMAs are as small
+//! as possible.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +61,7 @@ pub enum PageKind {
     Folios(u32),
     /// Anonymous memory mapped by huge PTEs.
     Huge,
-    /// The zero page.
+    /// The shared zero page.
     Zero,
     /// A page of the backing file.
     File,
@@ -71,7 +72,7 @@ pub enum PageKind {
 /// The folio sizes of a copy's anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Folios {
-    /// The sizes of the process.
+    /// The sizes that the process has.
     AsIs,
     /// One size in KiB; 2048 is mapped by huge PTEs.
     Of(u32),
@@ -134,8 +135,8 @@ impl Run {
 }
 
 impl Vma {
-    /// Returns the folio size in KiB of a run of this VMA; 0 if no setting is needed for it.
-    /// Private copies of file pages are single pages.
+    /// Returns the folio size in KiB of a run of this VMA; 0 if its pages need no huge-page
+    /// setting. Private copies of file pages are single pages.
     pub fn folio(&self, run: &Run, folios: Folios) -> u32 {
         match (run.kind, folios) {
             (PageKind::Zero | PageKind::File | PageKind::Table, _) => 0,
@@ -168,8 +169,8 @@ impl Layout {
         self.vmas.iter().filter(|vma| vma.backing != Backing::Anonymous).map(|vma| vma.end - vma.start).sum()
     }
 
-    /// Returns the folio sizes in KiB, the largest first: the copy is filled in this order, as
-    /// smaller folios fit into the rest.
+    /// Returns the folio sizes in KiB, the largest first. A copy is filled in this order, because
+    /// small folios still fit into the memory that large ones leave.
     pub fn sizes(&self, folios: Folios) -> Vec<u32> {
         let sizes: BTreeSet<u32> = self.runs().map(|(vma, run)| vma.folio(run, folios)).collect();
         sizes.into_iter().rev().collect()
@@ -196,8 +197,8 @@ impl Layout {
         bytes
     }
 
-    /// Returns the number of page tables of all levels but the root, with four levels, and of those
-    /// deposited for huge PTEs.
+    /// Returns the number of page tables that a copy has with four-level page tables: those of the
+    /// three levels below the root, and those deposited for huge PTEs.
     pub fn tables(&self) -> u64 {
         let mut levels = [const { BTreeSet::new() }; 3];
         for (_, run) in self.runs() {
@@ -211,7 +212,8 @@ impl Layout {
     }
 }
 
-/// Returns the start of each whole span of a page table in a range.
+/// Returns the start of each aligned 2 MiB (the span of a last-level page table) that lies entirely
+/// in a range.
 pub fn table_spans_in(start: u64, end: u64) -> impl Iterator<Item = u64> {
     (start.next_multiple_of(TABLE_SPAN)..end / TABLE_SPAN * TABLE_SPAN).step_by(TABLE_SPAN as usize)
 }

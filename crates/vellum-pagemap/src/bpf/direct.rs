@@ -6,8 +6,9 @@
 //! and `/proc/kcore` may be missing). So candidates are tried. A candidate base gives a physical
 //! address to each of some kernel structures whose virtual addresses are known, and these have to
 //! be slab pages (`/proc/kpageflags`). That leaves few candidates, mostly one, and avoids reads
-//! where there is no memory. The proof is a page of this process whose frame `pagemap` reports: it
-//! has to be there, word by word.
+//! where there is no memory. A candidate is proved by a page of this process whose frame number
+//! `pagemap` reports: the memory at the candidate's address of that frame has to equal the page,
+//! word by word.
 
 use std::fs::File;
 use std::io;
@@ -29,8 +30,8 @@ pub(super) struct DirectMap {
 }
 
 impl DirectMap {
-    /// Finds the direct map. `structures` are the virtual addresses of small kernel objects, which
-    /// share slab pages with others.
+    /// Finds the direct map. `structures` are the virtual addresses of some small kernel objects.
+    /// These lie in slab pages, which the check of the page flags relies on.
     ///
     /// # Errors
     /// Page flags or frames can't be read, or no candidate matches.
@@ -62,13 +63,14 @@ impl DirectMap {
         Some(DirectMap { base, end: pages.end() })
     }
 
-    /// Returns the physical address in a page-table entry. Bits above all physical addresses mean
-    /// something else (AMD: memory encryption).
+    /// Returns the physical address in a page-table entry. Masks off the bits above all physical
+    /// addresses, which are flags (AMD: memory encryption).
     pub(super) fn physical(&self, entry: u64) -> u64 {
         entry & (self.end - 1) & !(PAGE - 1)
     }
 
-    /// Returns the virtual address where that memory is read.
+    /// Returns the virtual address in the direct map of the memory to which a page-table entry
+    /// points.
     pub(super) fn address(&self, entry: u64) -> u64 {
         self.base.wrapping_add(self.physical(entry))
     }
@@ -82,14 +84,15 @@ impl Pages {
         File::open("/proc/kpageflags").map(Pages)
     }
 
-    /// Returns the flags of a page, or `None` at the end of memory.
+    /// Returns the flags of the page at physical address `place`, or `None` beyond the end of
+    /// memory.
     fn flags(&self, place: u64) -> Option<u64> {
         let mut flags = [0; 8];
         self.0.read_exact_at(&mut flags, place / PAGE * 8).ok()?;
         Some(u64::from_ne_bytes(flags))
     }
 
-    /// Returns whether the page is a slab page (`KPF_SLAB`).
+    /// Returns whether the page at physical address `place` is a slab page (`KPF_SLAB`).
     fn structures(&self, place: u64) -> bool {
         self.flags(place).is_some_and(|flags| flags >> 7 & 1 == 1)
     }
@@ -99,7 +102,7 @@ impl Pages {
     }
 }
 
-/// A page of this process with random contents.
+/// A page of this process with random contents, by which the direct map is recognized.
 pub(super) struct MarkerPage {
     words: Vec<u64>,
     /// The index of the page's first word.

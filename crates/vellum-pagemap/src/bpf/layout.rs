@@ -7,8 +7,7 @@ use btfparse::{Error, ErrorKind, Member, Offset, Readable, TypeInformation, Type
 
 use super::WalkerError;
 
-/// The limit of types visited for one member, nested in the worst case. Linux needs less than a
-/// tenth.
+/// The most types that the search for one member visits. Linux needs less than a tenth.
 const MOST_TYPES: usize = 1000;
 
 /// Member offsets in bytes.
@@ -53,8 +52,8 @@ impl StructOffsets {
 }
 
 /// Returns the offset of the member `name` of a structure: its own, or one of an anonymous
-/// structure in it. No type is visited twice (`seen`): a damaged type may contain itself, which
-/// `TypeInformation::offset_of` follows for ever.
+/// structure in it. No type is visited twice (`seen`), because a damaged type may contain itself.
+/// `TypeInformation::offset_of` would never return for such a type.
 fn offset_of(types: &TypeInformation, id: u32, name: &str, seen: &mut BTreeSet<u32>) -> Option<u32> {
     if !seen.insert(id) || seen.len() > MOST_TYPES {
         return None;

@@ -36,13 +36,13 @@ pub(crate) fn layout_of(bytes: &[u8]) -> Result<[u64; 6], WalkerError> {
 /// The reason why page tables can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum WalkerError {
-    /// The page-table format of other architectures is not supported.
+    /// This machine is not x86-64, the only architecture whose page-table format is supported.
     #[error("only the page tables of x86-64 are supported")]
     Architecture,
     /// This user may not load the program or read frame numbers.
     #[error("that needs root (CAP_SYS_ADMIN)")]
     Denied,
-    /// This kernel has no BPF programs of the type, or allows them to no user.
+    /// This kernel has no BPF programs of type `BPF_PROG_TYPE_SYSCALL`, or allows them to no user.
     #[error("this kernel does not let BPF programs read its memory: {0}")]
     NoProgram(#[source] io::Error),
     /// BTF is missing, or lacks a member.
@@ -51,13 +51,13 @@ pub enum WalkerError {
     /// `/proc/kpageflags` can't be read.
     #[error("this kernel's page flags can't be read from /proc/kpageflags: {0}")]
     NoFlags(#[source] io::Error),
-    /// The direct map is not found, or memory is not what it should be.
+    /// The direct map was not found, or kernel memory has contents that contradict it.
     #[error("this kernel's direct map of memory was not found")]
     Unknown,
 }
 
 impl From<io::Error> for WalkerError {
-    /// A read of memory that should exist failed.
+    /// Converts a failed read of kernel memory to [`WalkerError::Unknown`]: the address was wrong.
     fn from(_: io::Error) -> Self {
         WalkerError::Unknown
     }

@@ -41,9 +41,10 @@ pub(super) trait KernelMemory {
 /// The program's context: its input and output.
 #[repr(C)]
 struct Context {
-    /// The addresses to read; afterwards the result of each read.
+    /// The addresses to read. The program replaces each by the result of its read: 0, or a negative
+    /// error number.
     at: [u64; TOGETHER],
-    /// Afterwards the address of the caller's `task_struct`.
+    /// The address of the caller's `task_struct`, which the program writes.
     task: u64,
 }
 
@@ -136,8 +137,8 @@ impl KernelMemory for Program {
     }
 }
 
-/// The attributes of `BPF_MAP_CREATE` (Linux, `include/uapi/linux/bpf.h`). Attributes left out at
-/// the end of a command are zero.
+/// The attributes of `BPF_MAP_CREATE` (Linux, `include/uapi/linux/bpf.h`). Linux treats attributes
+/// beyond the end of the structure as zero.
 #[repr(C)]
 struct Create {
     kind: u32,
@@ -179,9 +180,11 @@ struct Run {
 /// Calls `bpf(2)`.
 ///
 /// # Safety
-/// `attributes` belong to `command`, and their pointers and lengths are valid.
+/// `attributes` are the structure that `command` takes, and the memory at each pointer in it is
+/// valid for the length that `command` accesses.
 unsafe fn bpf<T>(command: u32, attributes: &mut T) -> io::Result<RawFd> {
-    // SAFETY: promised by the caller; the size is that of the attributes.
+    // SAFETY: the caller promises that the attributes belong to the command and that their pointers
+    // are valid; the size is theirs.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
@@ -191,7 +194,8 @@ unsafe fn bpf<T>(command: u32, attributes: &mut T) -> io::Result<RawFd> {
 /// # Safety
 /// As for [`bpf`].
 unsafe fn make<T>(command: u32, attributes: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: promised by the caller.
+    // SAFETY: the caller promises that the attributes belong to the command and that their pointers
+    // are valid.
     let file = unsafe { bpf(command, attributes) }?;
     // SAFETY: the descriptor is new, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(file) })

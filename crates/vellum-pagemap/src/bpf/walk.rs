@@ -8,19 +8,19 @@ use crate::tables::LEVELS;
 
 /// Bits of a PTE (Intel SDM, volume 3, 4.5; Linux, `arch/x86/include/asm/pgtable_types.h`).
 const PRESENT: u64 = 1;
-/// At an upper level: the PTE maps memory.
+/// In a PTE of an upper level: the PTE maps a huge page, and does not lead to a page table.
 const HUGE: u64 = 1 << 7;
 /// The accessed and dirty bits, which some processors set in none PTEs as well.
 const ACCESSED_DIRTY: u64 = 1 << 5 | 1 << 6;
 
-/// A page table.
+/// A page table, as the walk found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table {
     /// The first address that it spans.
     pub start: u64,
     /// PTEs that are not none.
     pub entries: u16,
-    /// Nothing is mapped in it or in any page table below it: it is needless.
+    /// True if nothing is mapped in this page table or in any below it. Linux could free it.
     pub bare: bool,
 }
 
@@ -37,15 +37,17 @@ impl Table {
 pub struct WalkedTables {
     /// The page tables of each level, the last level first, in ascending order; without the root.
     pub levels: Vec<Vec<Table>>,
-    /// The number that Linux counted (`VmPTE`) after the walk.
+    /// The number of page tables in Linux's count (`VmPTE`) after the walk.
     pub counted: u64,
-    /// Linux allocated or freed page tables during the walk: some may be missing, or gone.
+    /// True if Linux allocated or freed page tables during the walk. `levels` may then lack some,
+    /// or have some that were freed.
     pub changed: bool,
 }
 
 impl WalkedTables {
-    /// Returns the number of page tables that Linux deposited for huge PTEs: it counts them, and no
-    /// PTE leads to them. Imprecise, even negative, if page tables came or went during the walk.
+    /// Returns the number of page tables that Linux deposited for the split of huge PTEs. Linux
+    /// counts these, but no PTE leads to them, so the number is Linux's count less the tables
+    /// found. Imprecise, even negative, if page tables came or went during the walk.
     pub fn deposited(&self) -> i64 {
         // With five levels, Linux does not count the fourth.
         self.counted as i64 - self.levels.iter().take(LEVELS).map(|level| level.len() as i64).sum::<i64>()
@@ -57,7 +59,7 @@ pub(super) struct Walk<'a, M> {
     memory: &'a mut M,
     direct: DirectMap,
     pub(super) levels: Vec<Vec<Table>>,
-    /// PTEs of upper page tables changed.
+    /// True if a PTE that led to a page table changed during the walk.
     pub(super) changed: bool,
 }
 
@@ -70,13 +72,14 @@ impl<'a, M: KernelMemory> Walk<'a, M> {
     pub(super) fn all(memory: &'a mut M, direct: DirectMap, levels: usize, root: u64) -> io::Result<Self> {
         let entries = memory.page(root)?;
         let mut walk = Walk { memory, direct, levels: vec![Vec::new(); levels - 1], changed: false };
-        // The upper half is the kernel's.
+        // Leave out the upper half of the root, which translates the kernel's addresses.
         walk.below(levels - 1, 0, root, &entries[..256])?;
         Ok(walk)
     }
 
-    /// Walks all page tables below one of `level` that spans from `start`, was read at the address
-    /// `at`, and has these PTEs. Returns whether nothing is mapped in it and below it.
+    /// Walks all page tables below a page table of `level`. `start` is the first address that the
+    /// page table spans, `at` the kernel address from which its PTEs `entries` were read. Returns
+    /// whether nothing is mapped in it and below it.
     fn below(&mut self, level: usize, start: u64, at: u64, entries: &[u64]) -> io::Result<bool> {
         let (leading, mapping): (Vec<_>, Vec<_>) =
             (0..).zip(entries).filter(|(_, entry)| is_filled(entry)).partition(|(_, entry)| leads(level, **entry));

@@ -18,7 +18,7 @@ pub struct Walker {
     levels: usize,
 }
 
-/// Kernel addresses don't belong in logs.
+/// Leaves out the kernel addresses, which should not be in logs.
 impl fmt::Debug for Walker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Walker").field("levels", &self.levels).finish_non_exhaustive()
@@ -27,8 +27,8 @@ impl fmt::Debug for Walker {
 
 impl Walker {
     /// Loads the BPF program, reads BTF and finds the direct map, which takes a fifth of a second,
-    /// most of it for BTF. Then checks itself: this process's own page tables have to translate a
-    /// page to the frame that `pagemap` reports.
+    /// most of it for BTF. Then checks the result: a walk of this process's page tables has to find
+    /// the frame that `pagemap` reports for a page.
     ///
     /// # Errors
     /// [`WalkerError`].
@@ -56,10 +56,11 @@ impl Walker {
 
     /// Reads all page tables of the address space that `pagemap` belongs to.
     ///
-    /// The address space may change meanwhile. Each page table is read at once, and reported only
-    /// if the PTE that led to it is unchanged afterwards: each reported table was one of this
-    /// address space at some moment. [`WalkedTables::changed`] is set if page tables were allocated
-    /// or freed between the first and the last read; last-level PTEs may change without that.
+    /// The address space may change during the walk. The walker reads each page table in one go,
+    /// and reports it only if the PTE that leads to it is unchanged afterwards. So each reported
+    /// table belonged to the address space when it was read. [`WalkedTables::changed`] is set if
+    /// page tables were allocated or freed between the first and the last read; last-level PTEs may
+    /// change without that.
     ///
     /// # Errors
     /// [`WalkerError::Unknown`]: a PTE leads nowhere, or memory can't be read any more.
@@ -87,8 +88,8 @@ impl Walker {
     }
 }
 
-/// The kernel structures from this thread to the address space of an open `pagemap`. They live as
-/// long as the file is open.
+/// The addresses of the kernel structures from this thread's `task_struct` to the `mm_struct` of an
+/// open `pagemap`. The structures live as long as the file is open.
 struct Chain {
     task: u64,
     files: u64,

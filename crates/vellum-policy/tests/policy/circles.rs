@@ -1,7 +1,8 @@
 //! No circle of files crosses a folder.
 //!
 //! Files of one folder may use each other in both directions. A `mod.rs`, `lib.rs` or `main.rs`
-//! belongs to its folder, and names that it only hands on lead to the file that defines them.
+//! belongs to its folder. An import of a name that it only re-exports counts as an import of the
+//! file that defines the name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +10,8 @@ use vellum_policy::{Export, Source, Tree, exports, imports, module};
 
 use crate::none;
 
-/// The trees of modules that the rule holds for: the folder of each crate root, and the folder of
-/// an architecture that is left out, since no build has two.
+/// The module trees for which the rule holds: the folder of each crate root, and the folder of the
+/// architecture that is left out, if there are two, since a build has only one of them.
 const ROOTS: [(&str, Option<&str>); 4] = [
     ("crates/vellum/src/", None),
     ("crates/vellum-kernel/src/portable/", None),
@@ -51,10 +52,10 @@ impl<'t> Modules<'t> {
         Modules { sources, exports }
     }
 
-    /// Adds the files that define what `path` names to `found`. A name that a module hands on is
-    /// followed; a path that ends with a folder's module names no item, and leads nowhere.
+    /// Adds the files that define what `path` names to `found`. Follows re-exports. Adds nothing
+    /// for a path that ends with a folder's module, as it names no item.
     ///
-    /// `depth` bounds the chain of modules that hand a name on.
+    /// `depth` is the most re-exports to follow.
     fn resolve(&self, path: &[String], depth: usize, found: &mut BTreeSet<&'t str>) {
         // The longest prefix that is a module; the names behind it are its items.
         let Some(len) = (0..=path.len()).rev().find(|len| self.sources.contains_key(&path[..*len])) else { return };
@@ -72,7 +73,8 @@ impl<'t> Modules<'t> {
                     self.resolve(&[&export.path, &path[len + 1..]].concat(), depth - 1, found);
                     return;
                 }
-                // A glob of a module that has a module of this name, or hands one on.
+                // A glob re-export of a module that has a child module of this name, or re-exports
+                // one.
                 None if self.has(&export.path, name, depth) => {
                     self.resolve(&[&export.path, &path[len..]].concat(), depth - 1, found);
                 }
@@ -88,7 +90,7 @@ impl<'t> Modules<'t> {
         self.sources.keys().any(|other| other.len() > module.len() && other.starts_with(module))
     }
 
-    /// Returns true if the module at `path` has a child module `name`, or hands it on.
+    /// Returns true if the module at `path` has a child module `name`, or re-exports one.
     fn has(&self, path: &[String], name: &String, depth: usize) -> bool {
         let child = [path, std::slice::from_ref(name)].concat();
         self.sources.contains_key(&child)

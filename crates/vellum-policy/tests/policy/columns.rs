@@ -1,4 +1,4 @@
-//! How long lines are.
+//! Lines keep the limits on their length.
 
 use vellum_policy::{Source, Tree, comments};
 

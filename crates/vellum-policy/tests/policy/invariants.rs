@@ -1,4 +1,5 @@
-//! The invariants of docs/invariants.md are cited where they are kept, and where they are attacked.
+//! Each invariant of docs/invariants.md is cited in the code that keeps it and in a test that
+//! attacks it.
 
 use regex::Regex;
 use vellum_policy::{Source, Tree};

@@ -1,7 +1,7 @@
 //! Imports point one way: toward the hardware.
 //!
-//! Where the documentation of a module says that each of its modules imports only from those above
-//! it in a table, that table, the ground first, is the rule.
+//! If the documentation of a module states that each of its modules imports only from those above
+//! it in a table, this test checks the imports against the table.
 
 use regex::Regex;
 use vellum_policy::{Source, Tree, imports, module};
@@ -41,7 +41,8 @@ fn tables_of_modules_name_every_module() {
     none("module that the table leaves out", missing);
 }
 
-/// Returns the modules in the table of `source`, if its documentation makes the promise.
+/// Returns the modules in the table of `source`, or `None` if its documentation does not have the
+/// sentence [`PROMISE`].
 fn promised(source: &Source) -> Option<Vec<String>> {
     let docs: Vec<&str> = source.text.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim).collect();
     let at = docs.iter().position(|line| line.contains(PROMISE))?;
@@ -53,7 +54,8 @@ fn promised(source: &Source) -> Option<Vec<String>> {
     Some(names.collect())
 }
 
-/// Returns the imports below the folder of `root` that point further down the table.
+/// Returns the imports in the folder of `root` that break the rule: those from a module further
+/// down in `order`.
 fn breaches(tree: &Tree, root: &Source, order: &[String]) -> Vec<String> {
     let folder = root.path.rsplit_once('/').expect("a file in a folder").0;
     let top = tree.crate_root(&root.path);

@@ -1,17 +1,18 @@
 //! Comments and pages name the actor, and use the field's words.
 //!
-//! Counts what a reader stumbles over; a low count does not prove good prose.
+//! The tests count words and openings that make comments hard to read. A low count does not prove
+//! good prose.
 
 use std::collections::BTreeMap;
 
 use regex::Regex;
 use vellum_policy::{Comment, Tree, comments};
 
-/// Comment blocks that open without an actor, in percent of blocks.
+/// The most comment blocks that may open with a word such as "who" or "what", in percent of blocks.
 const OPENINGS: f64 = 2.0;
-/// Words for persons, used of code, in percent of words.
+/// The most words for persons that may be used of code, in percent of words.
 const PERSONS: f64 = 0.3;
-/// Words of our own where the field has one, in percent of words.
+/// The most words of our own for which the field has one, in percent of words.
 const PRIVATE: f64 = 0.5;
 
 #[derive(Clone, Copy, Default)]

@@ -1,20 +1,21 @@
 //! The accesses that a trace leaves out, and their reconstruction for a TLB model.
 //!
-//! For fetches, and for data, a *filter* holds the most recently used pages; an access to one of
-//! them is not in the trace. A TLB with LRU replacement and sets of at least as many entries holds
-//! all of them, so the omitted accesses are hits of the first level. Their only effect is to keep
-//! their pages recent.
+//! One *filter* for instruction fetches and one for data each hold the most recently used pages; an
+//! access to one of these pages is not in the trace. A TLB with LRU replacement and sets of at
+//! least as many entries holds all of them, so the omitted accesses are hits of the first level.
+//! Their only effect is to keep their pages recent.
 //!
-//! A record names the page that left the filter. That page was used before those that stay, and
-//! after all that left earlier. So a [`Mirror`] repeats an access to it when it leaves, which puts
-//! all pages that left in their true order, and repeats accesses to those that stay before a TLB
-//! could evict them. No miss is added and none is lost.
+//! A record names the page that left the filter. Its last use was before that of the pages that
+//! stay, and after that of all pages that left earlier. So a [`Mirror`] repeats an access to a page
+//! when the page leaves: the TLB model then has the pages that left in the order of their last
+//! uses. It also repeats accesses to pages that stay, before a TLB could evict them. The replay has
+//! exactly the misses of the complete trace.
 
 use vellum_sim::Access;
 
 use super::trace::{MOST, Record};
 
-/// Fetches, and data.
+/// The number of filters: one for instruction fetches, one for data.
 const SIDES: usize = 2;
 
 fn side(access: Access) -> usize {
@@ -36,12 +37,12 @@ struct Slot {
 }
 
 impl Filter {
-    /// Makes a filter of `size` pages of each kind.
+    /// Returns a filter that holds `size` pages for fetches, and as many for data.
     pub fn new(size: usize) -> Filter {
         Filter { size, slots: Default::default(), now: 0 }
     }
 
-    /// Returns the record of an access, if it needs one.
+    /// Returns the record to write for an access, or `None` if the filter holds the page.
     pub fn access(&mut self, page: u64, access: Access) -> Option<Record> {
         self.now += 1;
         let slots = &mut self.slots[side(access)][..self.size];
@@ -60,8 +61,8 @@ impl Filter {
 
 /// The contents of a trace's filter, for a replay on a TLB model.
 pub struct Mirror {
-    /// The accesses of one side that may follow an access to a page before a TLB could have evicted
-    /// that page.
+    /// The number of further accesses of one side (fetches or data) that no TLB needs to evict a
+    /// page: ways minus filter pages.
     slack: u64,
     size: usize,
     pages: [[Mirrored; MOST]; SIDES],
@@ -75,15 +76,16 @@ struct Mirrored {
 }
 
 impl Mirror {
-    /// Makes the mirror for filters of `size` pages, and a TLB whose smallest set has `ways`
-    /// entries for each side. Returns `None` if such a TLB may not hold the filter's pages.
+    /// Returns a mirror of filters of `size` pages, for a TLB whose smallest set has `ways` entries
+    /// for fetches and as many for data. Returns `None` if such a TLB may not hold the filter's
+    /// pages.
     pub fn new(size: usize, ways: usize) -> Option<Mirror> {
         let slack = ways.checked_sub(size)? as u64;
         Some(Mirror { slack, size, pages: Default::default(), now: [0; SIDES] })
     }
 
-    /// Puts a page into a slot, and calls `make` for each access to make, in order; the last is the
-    /// recorded one.
+    /// Applies the record of an access to `page`, which takes slot `slot`. Calls `make` for each
+    /// access that the replay has to do, in order: the repeated ones, then the recorded one.
     ///
     /// # Errors
     /// Returns the error of `make`.
@@ -120,7 +122,7 @@ impl Mirror {
         self.pages[1][slot].page
     }
 
-    /// Removes pages whose mapping changed: they are accessed again only if the trace says so.
+    /// Removes pages whose mapping changed. The mirror no longer repeats accesses to them.
     pub fn remove(&mut self, pages: std::ops::Range<u64>) {
         for held in self.pages.iter_mut().flatten() {
             held.page = held.page.filter(|page| !pages.contains(page));

@@ -17,7 +17,7 @@ const STACK: u64 = 0x7f_0000_0000;
 const STACK_PAGES: u64 = 64;
 /// Pages of one function's code.
 const FUNCTION: u64 = 2;
-/// Calls between two passes of the compiler, which use other functions.
+/// The number of function calls in one pass of the compiler. Each pass has functions of its own.
 const PASS: u64 = 2000;
 
 /// Returns a compressed trace of `calls` function calls.
@@ -57,7 +57,7 @@ pub fn generate(calls: u64, filter: usize) -> io::Result<Vec<u8>> {
         trace.access(frame, Access::Write)?;
         for step in 0..8 {
             trace.access((TEXT >> PAGE_SHIFT) + function * FUNCTION + step / 4 % FUNCTION, Access::Execute)?;
-            // Recent allocations, and sometimes any.
+            // Access a recent allocation, or, one time in eight, any.
             let back = if random.u64(..8) == 0 { random.u64(..grown) } else { random.u64(..grown.min(24)) };
             trace.access((HEAP >> PAGE_SHIFT) + grown - 1 - back, Access::Read)?;
         }

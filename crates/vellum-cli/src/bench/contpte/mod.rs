@@ -6,7 +6,7 @@
 //! | [`filter`] | the accesses that a trace leaves out, and their reconstruction |
 //! | [`generate`] | a synthetic trace |
 //! | [`world`] | the address space of the traced program |
-//! | [`replay`] | the replay of a trace on one machine |
+//! | [`mod@replay`] | the replay of a trace on one machine |
 //! | [`policies`] | mapping policies, and the cores that support them |
 //! | [`mod@section`] | the section of the report |
 
@@ -76,7 +76,7 @@ impl Source {
 pub struct Row {
     model: &'static TlbModel,
     policy: &'static Policy,
-    /// The counts, or why there are none.
+    /// The counts, or the reason why the replay has none.
     counts: Result<Counts, Skip>,
 }
 

@@ -8,8 +8,8 @@ const fn policy(name: &'static str, format: Format, folios: bool, cont_blocks: b
     Policy { name, format, folios, cont_blocks, text }
 }
 
-/// The policies of each page-table format, from single pages on. Those of AArch64 have the names
-/// under which Linux's were published.
+/// The policies of each page-table format; the first of a format maps single pages. The policies of
+/// AArch64 have the names under which results for Linux were published ([`PUBLISHED`]).
 pub const POLICIES: &[Policy] = &[
     policy(BASE, Format::Aarch64(4), false, false, false),
     policy("anonfolio", Format::Aarch64(4), true, false, false),
@@ -26,10 +26,10 @@ pub const POLICIES: &[Policy] = &[
     policy("exefolio", Format::Riscv, true, true, true),
 ];
 
-/// The policy that the others are compared with.
+/// The name of the policy with which the others are compared: single 4 KiB pages.
 pub const BASE: &str = "4K";
 
-/// The names, in the order of the report.
+/// The policies' names, in the order of the report.
 pub const NAMES: [&str; 6] = [BASE, "anonfolio", "contpte", "exefolio", "16K granule", "64K granule"];
 
 /// Returns whether a core supports a policy.

@@ -13,7 +13,7 @@ use super::trace::{Change, PAGE_SHIFT, Reader, Record, Totals, TraceError};
 use super::world::World;
 use crate::bench::contender::Skip;
 
-/// The machine's memory. The host allocates what is touched of it.
+/// The bytes of the machine's memory. The host allocates only pages that are touched.
 const MEMORY: u64 = 2 << 30;
 /// The order of a 64 KiB folio, which is the size of large anonymous folios here.
 const ORDER: u8 = 4;
@@ -160,7 +160,7 @@ fn make<A: Silicon>(
     done.map_err(|error| Skip::system("replay", format!("{access:?} of {:#x}: {error:?}", page << PAGE_SHIFT)))
 }
 
-/// Returns the ways of the smallest first-level set of each side.
+/// Returns the fewest ways of any first-level bank of the model, whether for fetches or for data.
 fn ways(model: &TlbModel) -> usize {
     let ways = model.banks.iter().filter(|bank| bank.tier == 1).map(|bank| bank.ways as usize);
     ways.min().unwrap_or(0)

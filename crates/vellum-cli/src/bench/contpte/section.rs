@@ -9,8 +9,8 @@ use super::policies::{BASE, NAMES, PUBLISHED};
 use super::replay::Counts;
 use crate::bench::report::{Chart, Ink, Part, Scale, Section, Series, Table, Value, show};
 
-/// Cycles of a second-level TLB hit over one of the first level: Arm's figure for the Neoverse V2
-/// (TRM 102375).
+/// The cycles by which a second-level TLB hit is slower than a first-level hit: Arm's figure for
+/// the Neoverse V2 (TRM 102375).
 const REFILL: f64 = 6.0;
 /// Cycles of a page walk that hits the caches: Apple's cores were measured at 32 to 35; no others
 /// are published.

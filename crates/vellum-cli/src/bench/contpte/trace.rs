@@ -18,8 +18,8 @@ pub const PAGE_SHIFT: u32 = 12;
 /// The largest size of a filter.
 pub const MOST: usize = 16;
 
-/// log2 of the limit of addresses and lengths: five levels of page tables. So no sum of two
-/// overflows.
+/// log2 of the limit of addresses and lengths, which is that of five-level page tables. The sum of
+/// two of them cannot overflow.
 const ADDRESS_BITS: u32 = 57;
 /// log2 of the limit of file offsets.
 const OFFSET_BITS: u32 = 62;
@@ -80,7 +80,8 @@ pub enum Record {
         /// The kind of access.
         access: Access,
     },
-    /// The first store to the page in this slot of the data filter, which entered by a load.
+    /// The first store to the page in this slot of the data filter. A load had put the page into
+    /// the filter.
     Dirty {
         /// The slot.
         slot: usize,

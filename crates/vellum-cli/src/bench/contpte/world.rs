@@ -1,7 +1,8 @@
 //! Rebuilds the address space of a traced program, with pages of any size.
 //!
 //! The program ran with 4 KiB pages. A kernel with larger pages places mappings at their multiples
-//! and rounds lengths up; so each mapping gets a place of its own, the original one where possible.
+//! and rounds lengths up; so this module chooses an address for each mapping: the original one
+//! where possible.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -28,7 +29,7 @@ const HEAP: u64 = 1 << 30;
 #[derive(Clone, Copy)]
 struct Placed {
     end: u64,
-    /// The address of its first byte.
+    /// The address of the mapping's first byte in the rebuilt address space.
     at: u64,
 }
 
@@ -37,18 +38,18 @@ pub struct World<'m, A: Silicon> {
     machine: &'m Machine<'m, Fast<A>>,
     space: &'m AddressSpace<'m, Fast<A>>,
     arch: A,
-    /// Text is in large folios.
+    /// True if program text is in large folios.
     text: bool,
     /// The mappings, by their original address.
     placed: BTreeMap<u64, Placed>,
-    /// Mappings that existed at the start, until they are first accessed.
+    /// Mappings that existed at the start and were not accessed yet. The first access maps them.
     existing: Vec<Change>,
     files: HashMap<u64, Object<'m, Fast<A>>>,
     heap_end: Option<u64>,
 }
 
 impl<'m, A: Silicon> World<'m, A> {
-    /// Makes an empty address space.
+    /// Returns an empty address space. `text`: program text is put into large folios.
     pub fn new(machine: &'m Machine<'m, Fast<A>>, space: &'m AddressSpace<'m, Fast<A>>, arch: A, text: bool) -> Self {
         World {
             machine,
@@ -62,8 +63,8 @@ impl<'m, A: Silicon> World<'m, A> {
         }
     }
 
-    /// Returns the address where a byte of the program is mapped. A mapping that existed at the
-    /// start is made at its first access.
+    /// Returns the address in the rebuilt address space of the byte at the program's address `at`.
+    /// A mapping that existed at the start is made at its first access.
     ///
     /// # Errors
     /// Nothing is mapped there, or the engine can't map it.
@@ -130,8 +131,9 @@ impl<'m, A: Silicon> World<'m, A> {
         let (page, prot) = (1 << self.arch.page_shift(), prot(rights));
         let inside = (flags & FIXED != 0).then(|| self.find(at)).flatten();
         let (start, end) = match inside {
-            // Inside a range that the program has reserved. The rest of a file's last page stays on
-            // that page.
+            // The mapping lies in a range that the program has reserved. The start of an anonymous
+            // mapping is rounded up, so that it does not replace the last page of a file mapping
+            // before it.
             Some(new) if file == 0 => (up(new, page), up(new + len, page)),
             Some(new) => (down(new, page), up(new + len, page)),
             None => {
@@ -154,8 +156,8 @@ impl<'m, A: Silicon> World<'m, A> {
             file => {
                 let from = down(offset, page);
                 let object = self.file(file)?;
-                // More than memory can hold is never resident; and the list of its pages would not
-                // fit, either.
+                // Refuse a mapping larger than the machine's memory: `fill` could not make its
+                // pages resident, nor even hold the list of them.
                 let frames = self.machine.frames().total();
                 if bytes >> FRAME_SHIFT > frames {
                     let available = (frames << FRAME_SHIFT) >> 20;
@@ -206,7 +208,8 @@ impl<'m, A: Silicon> World<'m, A> {
         Ok(())
     }
 
-    /// Adds rights to each page in part, and removes them from whole pages only.
+    /// Changes the protection of a range. Rights are added to every page that the range touches,
+    /// and removed only from pages that lie in the range entirely.
     fn protect(&self, start: u64, end: u64, prot: Prot) -> Result<(), Skip> {
         let page = 1 << self.arch.page_shift();
         let (start, end) =
@@ -219,7 +222,7 @@ impl<'m, A: Silicon> World<'m, A> {
 
     fn grow_heap(&mut self, end: u64) -> Result<(), Skip> {
         let Some(before) = self.heap_end.replace(end) else {
-            // Reserve addresses for the largest heap: it must stay in one piece.
+            // Reserve the addresses of the largest heap now, so that the heap can grow in place.
             let request = MapRequest { addr: 0, len: HEAP, prot: Prot::empty(), flags: MapFlags::NORESERVE };
             let at = self.space.map(request).map_err(|error| Skip::system("map", error))?;
             self.placed.insert(end, Placed { end: end + HEAP, at });
@@ -233,7 +236,8 @@ impl<'m, A: Silicon> World<'m, A> {
         Ok(())
     }
 
-    /// Returns the current ranges of what is mapped in a range.
+    /// Returns the ranges of the rebuilt address space to which the program's range `at..at + len`
+    /// is mapped, one for each mapping in it.
     fn parts(&self, at: u64, len: u64) -> Vec<(u64, u64)> {
         let end = at.saturating_add(len);
         let over = self.placed.range(..end).rev().take_while(|(_, placed)| placed.end > at);
@@ -244,7 +248,7 @@ impl<'m, A: Silicon> World<'m, A> {
         .collect()
     }
 
-    /// Returns the pages that lie in a range entirely.
+    /// Shrinks a range to the whole pages inside it.
     fn inside(&self, start: u64, end: u64) -> (u64, u64) {
         let page = 1 << self.arch.page_shift();
         (up(start, page), down(end, page))
@@ -263,8 +267,8 @@ fn prot(rights: u64) -> Prot {
     Prot::from_bits_truncate(rights as u8)
 }
 
-/// Makes the file's pages resident, as when other programs have used it: page by page in random
-/// order, or in large folios.
+/// Makes a file's pages resident, as if other programs had read them before: page by page in random
+/// order, so that frames are not contiguous, or with `large` in large folios.
 ///
 /// # Errors
 /// There is too little memory.

@@ -16,24 +16,25 @@ use vellum_sim::{Access, Program};
 use super::{Booted, Engine, Fast, READ_WRITE, Space, folios_of, split, swapped};
 use crate::bench::contender::Skip;
 
-/// The address of a layout's address 0.
+/// The address in the copy that stands for a layout's address 0.
 const BASE: u64 = 1 << 40;
 
 impl Engine {
-    /// Makes a copy with these folios, and times `operation` on it.
+    /// Makes a copy of the layout with these folio sizes, and times `operation` on it.
     ///
     /// # Errors
-    /// The engine can't map or do it.
+    /// The engine can't map the layout, or the operation fails.
     pub fn time(&self, layout: &Layout, folios: Folios, operation: Operation) -> Result<Timed, Skip> {
         let booted = self.booted()?;
         if operation == Operation::SwapOut && !booted.swap.replace(true) {
             swapped::attach(booted.machine, self.bytes)?;
         }
-        // Pages that must stay are not swapped out instead, as for Linux's memcg.
+        // For reclaim, allow the memcg no swap, as the benchmark does for Linux: otherwise pages
+        // that are not lazyfree would be swapped out.
         let room = if operation == Operation::Reclaim { 0 } else { u64::MAX };
         let set = booted.machine.memcgs().set_swap_room(booted.memcg, room);
         set.map_err(|error| Skip::system("swap.max", format!("{error:?}")))?;
-        // The file outlives the copy, as files outlive a process.
+        // Make the file outside the copy, so that the timed exit does not free the file's pages.
         let files = Object::new(booted.machine, &X86_64::four_levels(), booted.memcg, 0, layout.files().max(PAGE))
             .map_err(|error| Skip::system("object", format!("{error:?}")))?;
         let space = booted.space(4, booted.memcg)?;

@@ -11,8 +11,8 @@ use vellum_linux::workload::data::Rewrites;
 use super::{Booted, Counted, Sample, Space};
 use crate::bench::contender::Skip;
 
-/// Times the reclaim of a touched region in a memcg that has nothing else. Afterwards exactly the
-/// pages written again are in memory.
+/// Times the reclaim of a touched region in a memcg that has nothing else. Checks that afterwards
+/// exactly the pages that were written again after `MADV_FREE` are in memory.
 ///
 /// # Errors
 /// The engine fails, or other pages stayed.

@@ -4,9 +4,10 @@
 //! machine is booted once and serves all cases of a benchmark, so its memory is as fragmented by
 //! earlier cases as a running machine's is.
 //!
-//! The code that runs is what a kernel would run, on real page tables and descriptors, reached
-//! through one offset as in a kernel's direct map. Missing are the entry by an exception or a
-//! system call, and the TLB instructions themselves, which are counted instead.
+//! The code that runs is what a kernel would run, on real page tables and descriptors, whose
+//! virtual addresses are physical ones plus an offset, as in a kernel's direct map. The figures
+//! lack the entry by an exception or a system call, and the TLB instructions, which the simulated
+//! machine only counts.
 
 mod copy;
 mod lazy;
@@ -41,7 +42,7 @@ const READ_WRITE: Prot = Prot::READ.union(Prot::WRITE);
 /// ends.
 #[derive(Clone)]
 pub struct Engine {
-    /// Bytes of memory in use at a time.
+    /// The most bytes of memory that programs use at a time.
     bytes: u64,
     booted: Rc<OnceCell<Booted>>,
 }
@@ -49,7 +50,7 @@ pub struct Engine {
 struct Booted {
     machine: &'static Machine<'static, Fast>,
     cpu: Cpu<'static, Fast>,
-    /// The machine has swap.
+    /// True once the machine has a swap device.
     swap: Cell<bool>,
     /// The memcg whose memory is reclaimed.
     memcg: MemcgId,
@@ -71,7 +72,8 @@ impl Engine {
         if let Some(booted) = self.booted.get() {
             return Ok(booted);
         }
-        // Twice the memory: a machine is not full of one region, and large folios need free blocks.
+        // Give the machine twice the memory that programs use: large folios need free contiguous
+        // blocks.
         let sim: &'static Fast = Box::leak(Box::new(simulate(1, 2 * self.bytes + (128 << 20))?));
         let cpu = sim.cpu(0);
         let machine = Box::leak(Box::new(boot(sim)?));
@@ -101,7 +103,7 @@ impl Booted {
 /// There is too little free memory.
 pub fn simulate(cpus: usize, memory: u64) -> Result<Fast, Skip> {
     vellum_linux::memory::check_available(memory)?;
-    // A kernel maps its memory by huge pages, and all of it is resident.
+    // Map the simulated memory by huge pages and make it resident, as a kernel's direct map is.
     let sim = Config::new(memory).cpus(cpus).prefault().host_huge_pages().fast();
     sim.map_err(|error| Skip::system("mmap", error))
 }
@@ -154,8 +156,9 @@ pub fn touch(program: &Program<'_, Fast, Space<'_>>, range: VirtRange) -> Result
     touched.map(drop).map_err(|error| Skip::system("touch", format!("{error:?}")))
 }
 
-/// Makes the mappings of a touched region as the case asks: splits each huge PTE where pages should
-/// have their own PTEs, as on Linux, by a change of one page's protection and back.
+/// Maps a touched region as the case asks. If each page of a 2 MiB folio should have its own PTE,
+/// splits the huge PTEs, by changing one page's protection and restoring it; the benchmark of Linux
+/// does so, too.
 ///
 /// # Errors
 /// The protection can't be changed.
@@ -182,7 +185,7 @@ pub fn unmap(space: &Space<'_>, range: VirtRange) -> Result<(), Skip> {
     space.unmap(range.start, range.len()).map_err(|error| Skip::system("unmap", error))
 }
 
-/// The engine's counters at some moment.
+/// The engine's counters as [`Counted::now`] read them.
 #[derive(Clone, Copy)]
 pub struct Counted {
     large: u64,
@@ -212,7 +215,7 @@ impl Counted {
         small.max(share(wanted.abs_diff(later.splits - self.splits)))
     }
 
-    /// Returns what was done between this moment and `later`.
+    /// Returns the TLB flushes and cleared runs between this moment and `later`.
     fn work(&self, later: &Counted) -> Work {
         Work { flushes: later.flushes - self.flushes, runs: later.runs - self.runs }
     }
@@ -262,9 +265,9 @@ impl Contender for ByRun {
     }
 }
 
-/// Times the operation. Returns nanoseconds, and the counters at its end, before the rest is torn
-/// down. The CPU is in the address space, so that each flush has a target, except at exit, which
-/// comes after the last CPU has left.
+/// Times the operation. Returns its nanoseconds, and the counters right after it, before the
+/// address space is torn down. The CPU is in the address space, so that each flush has a target,
+/// except at exit, which comes after the last CPU has left.
 fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<(u64, Counted), Skip> {
     let of = |start: Instant| (start.elapsed().as_nanos() as u64, Counted::now(booted.machine));
     if op == Op::Exit {

@@ -12,8 +12,8 @@ use vellum_sim::Access;
 use super::{Booted, Counted, Fast, Machine, Sample, Space};
 use crate::bench::contender::Skip;
 
-/// Adds compressed memory for `bytes`, incompressible in the worst case, for the machine's
-/// lifetime.
+/// Adds a swap device in compressed memory for `bytes`, even if they are incompressible, for the
+/// machine's lifetime.
 ///
 /// # Errors
 /// There is too little memory.
@@ -21,7 +21,8 @@ pub fn attach(machine: &'static Machine<'static, Fast>, bytes: u64) -> Result<()
     let slots = (bytes / PAGE) as u32;
     let store = Compressed::new(machine.frames(), slots).map_err(|error| Skip::system("swap", error))?;
     let store: &'static Compressed = Box::leak(Box::new(store));
-    // SAFETY: the store is never freed, and nothing else uses it.
+    // SAFETY: the machine lives for ever (`'static`), and so does the store that it now owns;
+    // nothing else uses the store.
     let attached = unsafe { machine.swaps().attach(machine.frames(), store, slots, 0) };
     attached.map(drop).map_err(|error| Skip::system("swap", error))
 }

@@ -4,8 +4,8 @@
 //! frame. Unmapping reads each PTE, finds the run by comparing neighbours, clears it, subtracts it
 //! from the counts in the head frame's descriptor, and puts the folio on a free list when none
 //! remain; then the page table itself goes on the list. Protecting clears the write bit of each
-//! PTE. Forking also does so, run by run, writes the same PTEs into the child's page tables, and
-//! adds the run to the folio's counts.
+//! PTE. Forking goes run by run: clears the write bits, writes the same PTEs into the child's page
+//! tables, and adds the run's length to the folio's counts.
 //!
 //! It leaves out all that makes a memory manager: locks, atomic operations, TLB flushes and the
 //! wait for them, rmap, statistics, memcgs, LRU lists, the merging of free blocks, VMAs, the walk
@@ -30,8 +30,7 @@ use swapped::Swap;
 
 /// PTEs in a page table.
 const ENTRIES: usize = 512;
-/// The frame number of the region's first page, away from zero, so that no address is null by
-/// accident.
+/// The frame number of the region's first page. It is not zero, so that no valid PTE has frame 0.
 const FIRST_FRAME: u64 = 0x10_0000;
 
 const PRESENT: u64 = 1;
@@ -46,7 +45,7 @@ const FRAME: u64 = 0x000f_ffff_ffff_f000;
 /// The attributes of each PTE of a touched, writable, anonymous region.
 const ATTRIBUTES: u64 = PRESENT | WRITE | USER | ACCESSED | DIRTY | NO_EXECUTE;
 
-/// A page table of the last level, or one of huge PTEs.
+/// A page table: of the last level, or of the level above if it has huge PTEs.
 #[derive(Clone, Copy, Zeroable)]
 #[repr(C, align(4096))]
 struct Table([u64; ENTRIES]);
@@ -68,7 +67,7 @@ struct Descriptor {
 
 const _: () = assert!(size_of::<Descriptor>() == 32);
 
-/// An intrusive list of free folios, linked through their descriptors.
+/// A list of free folios, linked through the descriptors of their head frames.
 #[derive(Default)]
 struct FreeList {
     head: u64,
@@ -84,7 +83,7 @@ impl FreeList {
     }
 }
 
-/// The contender.
+/// The contender that does the least work for each operation.
 #[derive(Default)]
 pub struct Floor {
     arena: Option<Arena>,
@@ -92,7 +91,7 @@ pub struct Floor {
     elsewhere: Option<Mapped<u64>>,
 }
 
-/// Bytes written between filling and measuring: several times a CPU's caches.
+/// The number of bytes that [`evict_from_caches`] writes: several times the size of a CPU's caches.
 pub const ELSEWHERE: usize = 256 << 20;
 
 /// Evicts the region's PTEs and descriptors from the caches. All other contenders write the whole
@@ -117,7 +116,7 @@ pub struct Arena {
     /// The case.
     pub case: Case,
     tables: Mapped<Table>,
-    /// The page tables of a child.
+    /// The page tables that a fork fills for the child.
     copies: Mapped<Table>,
     /// The descriptors of the region's frames, then those of its page tables.
     descriptors: Mapped<Descriptor>,
@@ -287,19 +286,18 @@ fn unmap_table<const STAYS: u64>(table: &mut [u64], frames: &mut [Descriptor], f
     }
 }
 
-/// Clears the PTEs from the start that map consecutive frames with equal attributes, at least the
-/// first. Returns their number.
+/// Clears the run at the start of `entries`: the first PTE, `first`, and those after it that map
+/// consecutive frames with equal attributes. Returns the number of PTEs cleared.
 #[inline(always)]
 fn take_run(entries: &mut [u64], first: u64) -> usize {
     change_run(entries, first, |_, part| part.fill(0))
 }
 
-/// Calls `change` for the PTEs from the start that map consecutive frames with equal attributes, at
-/// least the first, a part at a time with its offset. Returns their number. Accessed and dirty bits
-/// are not compared.
+/// Calls `change` for the run at the start of `entries`: the first PTE, `first`, and those after it
+/// that map consecutive frames with equal attributes, except accessed and dirty bits. `change` gets
+/// the run in parts, each with its index in `entries`. Returns the number of PTEs in the run.
 ///
-/// One pass, four PTEs at a time: compared without a branch in between, which becomes vector
-/// instructions.
+/// Compares four PTEs at a time with one branch, so that the compiler uses vector instructions.
 #[inline(always)]
 fn change_run(entries: &mut [u64], first: u64, mut change: impl FnMut(usize, &mut [u64])) -> usize {
     const ACCESSED_DIRTY: u64 = ACCESSED | DIRTY;
@@ -319,7 +317,7 @@ fn change_run(entries: &mut [u64], first: u64, mut change: impl FnMut(usize, &mu
         expected += 4 << 12;
         run += 4;
     }
-    // The last few PTEs of a run that ends before its folio does.
+    // Change the last PTEs, fewer than four, of a run that is shorter than `entries`.
     while let Some(entry) = entries.get_mut(run)
         && *entry | ACCESSED_DIRTY == expected
     {
@@ -330,7 +328,8 @@ fn change_run(entries: &mut [u64], first: u64, mut change: impl FnMut(usize, &mu
     run
 }
 
-/// Shares what the page tables map with a child. Returns the runs.
+/// Shares all mapped pages with a child: write-protects their PTEs, copies them into `copies`, and
+/// counts the child's mappings. Returns the number of runs.
 #[inline(never)]
 fn share(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descriptor]) -> u64 {
     let mut runs = 0;

@@ -1,5 +1,5 @@
-//! The floor of swap: a page that one word fills is stored as that word, others are compressed;
-//! each PTE refers to a record.
+//! The floor of swap: a page that repeats one word is stored as that word, any other page is
+//! compressed, and the page's PTE refers to the record of where it is.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -24,7 +24,7 @@ const OUT: u64 = 1 << 1;
 struct Record {
     /// The compressed size in bytes; 0 if one word fills the page.
     len: u64,
-    /// The offset of the compressed bytes, or that word.
+    /// The offset of the compressed bytes, or the word that fills the page.
     at: u64,
 }
 
@@ -61,7 +61,7 @@ impl Swap {
         let start = Instant::now();
         black_box(self.swap_out(arena));
         let op_ns = start.elapsed().as_nanos() as u64;
-        // Cleared, so that the check proves that swap-in restores them.
+        // Clear the pages, so that the comparison afterwards proves that swap-in restored them.
         self.pages.fill(Page([0; WORDS]));
         let start = Instant::now();
         self.swap_in(arena);
@@ -129,7 +129,8 @@ impl Swap {
         }
     }
 
-    /// Stores `count` pages; `end` is the end of the compressed bytes.
+    /// Stores `count` pages from page `first` on. `end` is the offset behind the last compressed
+    /// byte, and advances.
     #[inline(always)]
     fn store(&mut self, first: usize, count: usize, end: &mut usize) {
         let pages = self.pages[first..].iter().zip(&mut self.records[first..]);
@@ -147,7 +148,7 @@ impl Swap {
         }
     }
 
-    /// Restores `count` pages.
+    /// Restores `count` pages from page `first` on.
     #[inline(always)]
     fn restore(&mut self, first: usize, count: usize) {
         let pages = self.pages[first..].iter_mut().zip(&self.records[first..]);
@@ -156,7 +157,7 @@ impl Swap {
                 page.0.fill(record.at);
             } else {
                 let bytes = &self.compressed[record.at as usize..][..record.len as usize];
-                // A failure is detected by the check of the contents.
+                // Ignore an error: the comparison of the contents finds it.
                 let _ = decompress_into(bytes, page.bytes_mut());
             }
         }

@@ -53,12 +53,14 @@ pub struct Args {
 pub const FEW_FOLIOS: [u32; 3] = [4, 64, 2048];
 
 impl Args {
-    /// Returns the same with at most `size` bytes, and with the most informative folio sizes.
+    /// Returns these options with regions of at most `size` bytes, and only the folio sizes of
+    /// [`FEW_FOLIOS`].
     pub fn less(&self, size: u64) -> Args {
         Args { size: self.size.min(size), folios: self.restricted_to(&FEW_FOLIOS), ..self.clone() }
     }
 
-    /// Returns those of `folios` that are measured here; if none is, all that are.
+    /// Returns the sizes in `folios` that these options also have; if there is none, all sizes of
+    /// these options.
     pub fn restricted_to(&self, folios: &[u32]) -> Vec<u32> {
         let both: Vec<u32> = folios.iter().copied().filter(|folio| self.folios.contains(folio)).collect();
         if both.is_empty() { self.folios.clone() } else { both }
@@ -83,9 +85,9 @@ pub struct Subject {
     pub name: &'static str,
     /// The operation, in the headline.
     pub title: &'static str,
-    /// The method, besides what holds for all benchmarks of regions.
+    /// The notes on the method that hold for this benchmark only.
     pub method: &'static [(&'static str, &'static str)],
-    /// A further part of the section.
+    /// A function that makes one more part of the section from the rows.
     pub beside: Option<fn(&[Row]) -> Part>,
 }
 
@@ -106,7 +108,7 @@ fn cases(args: &Args) -> impl Iterator<Item = Case> {
     small.chain(huge)
 }
 
-/// Runs everything, and returns the rows in the order of `ops`.
+/// Runs all operations on all cases, and returns the rows in the order of `ops`.
 fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
     let mut timed: Vec<Op> = ops.iter().copied().filter(|op| !matches!(op, Op::Touch | Op::SwapIn(_))).collect();
     if timed.is_empty() {

@@ -18,7 +18,7 @@ pub struct Row {
     pub case: Case,
     /// The contenders' results.
     pub cells: Columns<Cell>,
-    /// The engine's counts of one operation.
+    /// The engine's counts of TLB flushes and cleared runs in one operation.
     pub work: Option<Work>,
 }
 
@@ -28,11 +28,11 @@ pub enum Cell {
     /// The contender does not take part.
     #[default]
     Absent,
-    /// The contender could not, with the reason.
+    /// The contender could not measure the case, for this reason.
     Skipped(Skip),
     /// The contender's figure.
     Measured {
-        /// Nanoseconds.
+        /// The nanoseconds of the runs.
         summary: Summary,
         /// The largest share of the region that was not mapped as the case asks.
         fallback: f64,
@@ -56,7 +56,8 @@ impl Cell {
         }
     }
 
-    /// Returns the share that fell back, if it is notable.
+    /// Returns the share of the region that was not mapped as the case asks, if it is above
+    /// [`NOTABLE_FALLBACK`].
     pub fn notable_fallback(&self) -> Option<f64> {
         match self {
             Cell::Measured { fallback, .. } if *fallback > NOTABLE_FALLBACK => Some(*fallback),
@@ -66,8 +67,8 @@ impl Cell {
 }
 
 impl Row {
-    /// Makes the row of `outcomes`: of their touches for [`Op::Touch`], of the undoing for
-    /// [`Op::SwapIn`].
+    /// Makes the row of `outcomes`: from the times of touching for [`Op::Touch`], from those of
+    /// undoing for [`Op::SwapIn`], and otherwise from those of the operation.
     pub fn new(op: Op, case: Case, outcomes: &Columns<Outcome>) -> Row {
         let of = |outcome: &Outcome| match op {
             Op::Touch => Cell::new(&outcome.touches, outcome),
@@ -83,13 +84,13 @@ impl Row {
         self.cells[column].summary().map(|summary| summary.median)
     }
 
-    /// Returns the ratio of two columns' medians.
+    /// Returns the median of column `over` divided by that of `under`.
     pub fn ratio(&self, over: Column, under: Column) -> Option<f64> {
         let (over, under) = (self.median(over)?, self.median(under)?);
         (under > 0).then(|| over as f64 / under as f64)
     }
 
-    /// Returns the row as one JSON object of the benchmark with this name.
+    /// Returns the row as one JSON object; `bench` is the benchmark's name.
     pub fn json(&self, bench: &'static str) -> Value {
         let pick = |f: fn(Summary) -> u64| self.cells.map(|cell| cell.summary().map(f));
         let by_column = |f: &dyn Fn(&Cell) -> Option<Value>| -> Option<Map<String, Value>> {
@@ -144,8 +145,8 @@ struct Json {
     fallback: Option<Map<String, Value>>,
 }
 
-/// Adds the touches of one operation's runs to those of all: every run touches, whatever it
-/// measures then.
+/// Adds the times of touching in the runs of one operation to `all`. The runs of every operation
+/// begin with a touch.
 pub fn gather_touches(all: &mut Columns<Outcome>, outcomes: &Columns<Outcome>) {
     for column in Column::ALL {
         let (all, outcome) = (&mut all[column], &outcomes[column]);

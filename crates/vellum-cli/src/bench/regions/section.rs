@@ -8,7 +8,8 @@ use super::rows::{Cell, Row};
 use crate::bench::contender::Column;
 use crate::bench::report::{Chart, Part, Scale, Section, Series, Table, Value, show};
 
-/// The mark of a figure whose folios are not what the row says.
+/// The mark of a figure for whose measurement a notable share of the region was not mapped as the
+/// row says.
 const MARK: &str = "*";
 
 /// Returns the section of these rows.
@@ -182,7 +183,7 @@ fn chart(rows: &[Row]) -> Chart {
     }
 }
 
-/// Returns what is missing or wrong: each reason once, with its rows.
+/// Returns notes on missing or doubtful figures: each reason once, with the rows it applies to.
 fn notes(rows: &[Row]) -> Vec<String> {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
     for (row, column) in rows.iter().flat_map(|row| Column::ALL.map(|column| (row, column))) {

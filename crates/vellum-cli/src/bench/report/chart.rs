@@ -12,8 +12,9 @@ use crate::bench::contender::Column;
 
 const SIZE: (u32, u32) = (860, 330);
 
-/// plotters needs colours, but the page defines them, light or dark. So each role gets a stand-in
-/// colour, which the finished drawing replaces by the page's name.
+/// `plotters` needs fixed colours, but the page's style sheet defines them, light or dark. So each
+/// role is drawn in a stand-in colour, which [`svg`] then replaces by the name of the page's
+/// colour.
 const INK: RGBColor = RGBColor(1, 1, 1);
 const RULE: RGBColor = RGBColor(1, 1, 2);
 
@@ -62,7 +63,7 @@ pub fn svg(chart: &Chart) -> anyhow::Result<Option<String>> {
     Ok(Some(svg))
 }
 
-/// Makes an axis of whole decades: each step of the grid is a factor of ten.
+/// Makes a logarithmic axis from `low` to `high`, rounded to powers of ten, with a tick at each.
 fn decades(low: f64, high: f64) -> Axis {
     let decades = low.log10().floor() as i32..=high.log10().floor() as i32 + 1;
     Axis {
@@ -71,7 +72,8 @@ fn decades(low: f64, high: f64) -> Axis {
     }
 }
 
-/// Makes an axis from zero in whole times, with few ticks.
+/// Makes a linear axis of ratios from zero to at least `high` and `most`, with about four ticks at
+/// whole numbers.
 fn times(high: f64, most: u32) -> Axis {
     let end = (high.ceil() as u32).max(most);
     let step = (end / 4).max(1);
@@ -100,7 +102,7 @@ impl Ranged for Axis {
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        // Light points would be drawn over the bold ones.
+        // Return ticks for the bold grid only: the light grid's lines would be drawn over them.
         let bold = !hint.weight().allow_light_points();
         self.ticks.iter().filter(|_| bold).map(|(place, _)| *place).collect()
     }

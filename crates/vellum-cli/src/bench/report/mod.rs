@@ -43,8 +43,8 @@ pub struct Section {
     pub id: &'static str,
     /// The headline.
     pub title: String,
-    /// The method: what is in the figures and what is not. Each text has a term that it explains,
-    /// or an empty one.
+    /// The method: what the figures include and what they do not. Each text comes with the term
+    /// that it explains, or with an empty one.
     pub method: Vec<(&'static str, String)>,
     /// The parts.
     pub parts: Vec<Part>,
@@ -112,7 +112,7 @@ pub struct Chart {
 pub enum Scale {
     /// Logarithmic, in whole decades.
     Decades,
-    /// Linear, from zero to at least this many times.
+    /// Linear, from zero to a ratio of at least this.
     Times(u32),
 }
 
@@ -134,7 +134,7 @@ impl Ink {
         Ink::Other(line % Ink::OTHERS)
     }
 
-    /// Returns the page's name for it.
+    /// Returns the name of the colour in the page's style sheet.
     pub fn name(self) -> String {
         match self {
             Ink::Column(column) => column.name().to_owned(),
@@ -150,9 +150,9 @@ pub struct Series {
     pub name: String,
     /// The colour.
     pub ink: Ink,
-    /// Connected points.
+    /// The points that the line connects.
     pub line: Vec<(f64, f64)>,
-    /// Separate points.
+    /// Points beside the line that are not connected.
     pub lone: Vec<(f64, f64)>,
 }
 
@@ -169,7 +169,7 @@ impl Output {
     /// # Errors
     /// A file can't be opened for writing.
     pub fn open(&self) -> anyhow::Result<Writer> {
-        // The contents stay until they are replaced.
+        // Do not truncate yet: an old report stays until the new one is written.
         let open = |path: &PathBuf| {
             let file = File::options().write(true).create(true).truncate(false).open(path);
             file.with_context(|| format!("cannot write {}", path.display()))
@@ -223,7 +223,7 @@ impl Writer {
     }
 }
 
-/// Truncates a file, unless it has no length.
+/// Truncates a regular file. Leaves others, such as pipes, as they are.
 fn replace(file: File) -> io::Result<File> {
     if file.metadata()?.is_file() {
         file.set_len(0)?;

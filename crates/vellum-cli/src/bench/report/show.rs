@@ -19,7 +19,7 @@ pub fn ratio(ratio: f64) -> String {
     format!("{}×", three_digits(ratio))
 }
 
-/// Formats a ratio as a change in percent, with more digits where little is left.
+/// Formats a ratio as a change in percent, with two decimals for a decrease of more than 95 %.
 pub fn change(ratio: f64) -> String {
     let percent = (ratio - 1.0) * 100.0;
     // A true minus sign, and none in front of zero.

@@ -38,8 +38,8 @@ fn write_section(section: &Section, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Lays out the table: ranges beside their figures, or under them on a narrow screen. Without a
-/// screen the width is not limited.
+/// Lays out the table: ranges beside their figures, or under them on a narrow screen. If the output
+/// is no terminal, the width is not limited.
 fn table(table: &Table) -> comfy_table::Table {
     let wide = lay_out(table, " ");
     let narrow = wide.width().is_some_and(|limit| wide.lines().any(|line| line.chars().count() > limit.into()));
@@ -49,7 +49,7 @@ fn table(table: &Table) -> comfy_table::Table {
 fn lay_out(table: &Table, before_range: &str) -> comfy_table::Table {
     let mut shown = comfy_table::Table::new();
     shown.load_style(STYLE);
-    // Names of ratios take two lines, as the figures below them are short.
+    // Break the names of ratios into two lines, so that the columns are as narrow as their figures.
     shown.set_header(table.head.iter().map(|name| name.replace(" / ", "\n/ ").replace(" vs ", "\nvs ")));
     for row in &table.rows {
         shown.add_row(row.iter().map(|value| cell(value, before_range)));

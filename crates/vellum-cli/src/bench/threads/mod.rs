@@ -102,7 +102,8 @@ pub fn section(args: &Args) -> anyhow::Result<Section> {
     );
     cpus.truncate(threads);
 
-    // Half as much again: a machine is not full of its programs, and large folios need free blocks.
+    // Give the machine half as much memory again as the regions take: large folios need free
+    // contiguous blocks.
     let bytes = args.size * threads as u64;
     let sim = engine::simulate(threads, bytes + bytes / 2 + (128 << 20));
     let machine = match &sim {
@@ -118,7 +119,7 @@ pub fn section(args: &Args) -> anyhow::Result<Section> {
     Ok(section::of(&rows, args.runs))
 }
 
-/// Runs everything, and returns the rows by operation, then by kind of address space.
+/// Runs all cases, and returns the rows ordered by operation, then by kind of address space.
 fn measure(args: &Args, cpus: &[usize], teams: &mut [Box<dyn Team + '_>]) -> Vec<Row> {
     let cases = args.folios.len() * Spaces::ALL.len();
     let progress = Progress::new((cases * teams.len() * args.runs as usize) as u64);
@@ -135,7 +136,8 @@ fn measure(args: &Args, cpus: &[usize], teams: &mut [Box<dyn Team + '_>]) -> Vec
     rows
 }
 
-/// Runs all threads, then one of them, of each team in turn.
+/// Runs `runs` rounds. In each round, each team (a contender with several threads) does a run by
+/// all threads and one by a single thread.
 fn take_turns(
     runs: u32,
     case: &Case,
@@ -150,7 +152,7 @@ fn take_turns(
         outcomes[team.column()].skip = team.prepare(case, cpus.len()).err();
     }
     for run in 0..runs as usize {
-        // CPUs may differ in speed, so each is the single one in turn.
+        // CPUs may differ in speed, so the single thread runs on another CPU in each round.
         let alone = run % cpus.len();
         for team in &mut teams {
             let column = team.column();

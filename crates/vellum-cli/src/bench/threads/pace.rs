@@ -24,8 +24,8 @@ pub struct Times {
 }
 
 /// Runs `life` on a thread for each of `members`; `cpus` has the host's CPU for each member number.
-/// `touched` runs once when all have touched. `life` goes through the steps of [`Pace`]. Returns
-/// the results of `life` in order.
+/// `touched` runs once, after all threads have touched their regions. `life` does the steps of
+/// [`Pace`] in order. Returns the results of `life` in order.
 ///
 /// # Errors
 /// The first error of a thread.
@@ -55,7 +55,7 @@ pub fn work<T: Send>(
         threads.into_iter().map(join).collect::<Vec<Result<T, Skip>>>()
     });
     if let Some(skip) = pace.barrier.closed.get() {
-        // The first reason; later ones follow from it.
+        // Return the reason of the first failure, which made the other threads fail.
         return Err(skip.clone());
     }
     let times = Times { touch_ns: pace.touch_ns.into_inner(), unmap_ns: pace.unmap_ns.into_inner() };
@@ -111,12 +111,12 @@ struct Barrier {
     waiting: AtomicUsize,
     rounds: AtomicUsize,
     opened_ns: AtomicU64,
-    /// The reason why it never opens again.
+    /// The reason for which the barrier was closed; it then never opens again.
     closed: OnceLock<Skip>,
 }
 
 impl Barrier {
-    /// Spins between two calls of `sched_yield`.
+    /// The number of times that a waiting thread spins between two calls of `sched_yield`.
     const SPINS: u32 = 1 << 14;
 
     fn of(members: usize) -> Barrier {
@@ -153,12 +153,13 @@ impl Barrier {
             }
             spin_loop();
         }
-        // The value changes only after this thread has come to the barrier again.
+        // Relaxed is enough: the next store comes only after this thread has arrived at the barrier
+        // again.
         Ok(self.opened_ns.load(Ordering::Relaxed))
     }
 
     fn close(&self, skip: &Skip) {
-        // The first reason stays.
+        // Keep the first reason if the barrier was closed before.
         let _ = self.closed.set(skip.clone());
     }
 }

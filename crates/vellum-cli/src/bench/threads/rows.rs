@@ -26,7 +26,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Adds a pair of runs.
+    /// Adds a run of all threads together and one of a single thread.
     pub fn add(&mut self, together: Result<Sample, Skip>, alone: Result<Sample, Skip>) {
         match (together, alone) {
             (Ok(together), Ok(alone)) => {
@@ -60,13 +60,13 @@ pub enum Cell {
     /// The team does not take part.
     #[default]
     Absent,
-    /// The team could not, with the reason.
+    /// The team could not measure the case, for this reason.
     Skipped(Skip),
     /// The team's figures.
     Measured {
-        /// Nanoseconds of all threads together, each with a region.
+        /// Nanoseconds of the runs of all threads together, each with its own region.
         together: Summary,
-        /// Nanoseconds of one thread with one region.
+        /// Nanoseconds of the runs of one thread alone, with one region.
         alone: Summary,
         /// The largest share of a region that was not mapped as the case asks.
         fallback: f64,
@@ -88,7 +88,7 @@ impl Cell {
         }
     }
 
-    /// Returns the summaries of all together, and of one alone.
+    /// Returns the summary of the runs of all threads together, and of those of one thread alone.
     pub fn summaries(&self) -> Option<(Summary, Summary)> {
         match self {
             Cell::Measured { together, alone, .. } => Some((*together, *alone)),
@@ -96,7 +96,8 @@ impl Cell {
         }
     }
 
-    /// Returns the share that fell back, if it is notable.
+    /// Returns the largest share of a region that was not mapped as the case asks, if it is above
+    /// [`NOTABLE_FALLBACK`].
     pub fn notable_fallback(&self) -> Option<f64> {
         match self {
             Cell::Measured { fallback, .. } if *fallback > NOTABLE_FALLBACK => Some(*fallback),
@@ -111,8 +112,8 @@ impl Row {
         Row { op, spaces, threads, case, cells: outcomes.map(|outcome| Cell::new(op, outcome)) }
     }
 
-    /// Returns the throughput of all threads relative to one, from the medians: the number of
-    /// threads, if none waits for another.
+    /// Returns the throughput of all threads relative to that of one, from the medians. If no
+    /// thread waits for another, it is the number of threads.
     pub fn scaling(&self, column: Column) -> Option<f64> {
         let (together, alone) = self.cells[column].summaries()?;
         (together.median > 0).then(|| self.threads as f64 * alone.median as f64 / together.median as f64)
@@ -158,7 +159,7 @@ impl Row {
         json.into()
     }
 
-    /// A column's two times, by their keys.
+    /// Returns a column's time of all threads together and of one alone, each with its key in JSON.
     fn times(&self, column: Column, pick: fn(Summary) -> u64) -> [(String, Value); 2] {
         let summaries = self.cells[column].summaries();
         let name = column.name();

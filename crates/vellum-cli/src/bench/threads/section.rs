@@ -7,7 +7,8 @@ use super::Spaces;
 use super::rows::{COLUMNS, Cell, Row};
 use crate::bench::report::{Chart, Part, Scale, Section, Series, Table, Value, show};
 
-/// The mark of a figure whose folios are not what the row says.
+/// The mark of a figure for whose measurement a notable share of a region was not mapped as the row
+/// says.
 const MARK: &str = "*";
 
 /// Returns the section of these rows.
@@ -135,10 +136,10 @@ fn chart(rows: &[Row]) -> Chart {
     }
 }
 
-/// Returns what is missing or wrong: each reason once, with its rows.
+/// Returns notes on missing or doubtful figures: each reason once, with the rows it applies to.
 fn notes(rows: &[Row]) -> Vec<String> {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
-    // Both operations come from the same runs, so the reasons of one suffice.
+    // Take the reasons from the rows of `munmap` only: touching is measured in the same runs.
     let of_one = |row: &&Row| row.op == Op::Munmap;
     for (row, column) in rows.iter().filter(of_one).flat_map(|row| COLUMNS.map(|column| (row, column))) {
         let name = column.name();

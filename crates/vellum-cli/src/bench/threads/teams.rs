@@ -32,10 +32,10 @@ pub struct Sample {
 
 /// A contender with several threads.
 pub trait Team {
-    /// Returns the column it fills.
+    /// Returns the column of the report that the team fills.
     fn column(&self) -> Column;
 
-    /// Returns whether it supports this kind of address space.
+    /// Returns whether the team supports this kind of address space.
     fn supports(&self, _spaces: Spaces) -> bool {
         true
     }
@@ -48,15 +48,17 @@ pub trait Team {
         Ok(())
     }
 
-    /// Does one run by these members: each maps a fresh region, all touch theirs together, then
-    /// unmap theirs together. `cpus` has the CPU of each member number.
+    /// Does one run with a thread for each number in `members`: each thread maps a fresh region,
+    /// then all touch their regions at the same time, then all unmap them at the same time.
+    /// `cpus[member]` is the CPU of a thread.
     ///
     /// # Errors
     /// The team can't measure the case.
     fn run(&mut self, case: &Case, spaces: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip>;
 }
 
-/// The floor: each thread has its own PTEs and descriptors, and memory to zero.
+/// The floor. Each thread has its own PTEs and descriptors, and its own memory, which it zeroes in
+/// place of touching.
 #[derive(Default)]
 pub struct Floor {
     memories: Vec<Mutex<ThreadMemory>>,
@@ -85,7 +87,8 @@ impl Team for Floor {
                 let mut memory = memories[member].lock().unwrap_or_else(PoisonError::into_inner);
                 let (arena, pages) = memory.of(case).map_err(|error| Skip::system("mmap", error))?;
                 arena.fill();
-                // The zeroing leaves the caches as cold as the other contenders' touch.
+                // Zero as many bytes as the other contenders touch, so that PTEs and descriptors
+                // are evicted from the caches just as theirs are.
                 pace.touch(|| {
                     zero(pages, case.bytes);
                     Ok(())
@@ -114,12 +117,14 @@ impl ThreadMemory {
     }
 }
 
-/// Zeroes `bytes`, a page at a time, in a memory larger than the caches, again and again.
+/// Zeroes `bytes` in all, a page at a time, and begins again at the start of `memory` when it ends.
+/// `memory` is larger than the caches.
 fn zero(memory: &mut [u64], bytes: u64) {
     let pages = memory.len() / WORDS;
     for page in 0..(bytes / PAGE) as usize {
         let at = page % pages * WORDS;
-        // Each page is opaque to the optimiser: a region's pages are zeroed at different times.
+        // Hide each page from the optimiser, which would otherwise merge the zeroing of several
+        // pages.
         std::hint::black_box(&mut memory[at..at + WORDS]).fill(0);
     }
 }
@@ -129,7 +134,7 @@ const WORDS: usize = PAGE as usize / size_of::<u64>();
 
 /// The engine, on a simulated machine with a CPU for each thread.
 pub struct Engine<'m> {
-    /// The machine, or why there is none.
+    /// The machine, or the reason why there is none.
     pub machine: Result<&'m Machine<'m, Fast>, Skip>,
 }
 
@@ -168,7 +173,8 @@ impl Team for Engine<'_> {
                 let range = engine::map(space, case.bytes)?;
                 pace.touch(|| engine::touch(&program, range))?;
                 engine::shape(space, range, case)?;
-                // The last thread's counters cover all threads.
+                // Each thread stores the counters after it has shaped its region, so that the last
+                // ones stored cover all threads.
                 *shaped.lock().unwrap_or_else(PoisonError::into_inner) = Counted::now(machine);
                 pace.unmap(|| engine::unmap(space, range))
             },
@@ -219,7 +225,7 @@ impl Team for Linux {
         let (times, fallbacks) = work(
             cpus,
             members,
-            // Restore the settings at once.
+            // Restore the huge-page settings as soon as all regions are touched.
             || settings.restore(),
             |_, pace| {
                 let mut region = Region::map(case.bytes)?;

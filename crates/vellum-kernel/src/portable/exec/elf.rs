@@ -56,7 +56,8 @@ pub struct Rights {
     pub execute: bool,
 }
 
-/// A mapping. It replaces an earlier one at the same page.
+/// A mapping of a [`Plan`]. Where it overlaps an earlier mapping of the plan, it replaces that
+/// one's pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// The addresses: whole pages, relative to the base of a relocatable program.
@@ -93,7 +94,7 @@ pub struct Plan {
     pub interpreter: Option<Range<u64>>,
 }
 
-/// The limits for programs.
+/// The limits that a [`Plan`] must keep.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// The usable addresses: whole pages.
@@ -201,7 +202,8 @@ impl Plan {
         if segment.p_align.is_power_of_two() && segment.p_align <= limits.addresses.end {
             self.align = self.align.max(segment.p_align);
         }
-        // Nothing overflows: all ends are at most the end of the limits, which is page-aligned.
+        // Nothing overflows: no end, rounded up or not, exceeds `limits.addresses.end`, which is
+        // page-aligned.
         let file_end = start + segment.p_filesz;
         let first_page = start & !(page - 1);
         let file_pages = if segment.p_filesz == 0 { first_page } else { file_end.next_multiple_of(page) };

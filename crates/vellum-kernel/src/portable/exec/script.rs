@@ -39,8 +39,8 @@ impl Script<'_> {
     }
 }
 
-/// Parses the first line. `first` is the start of the file: [`HEAD`] bytes, unless the file has
-/// fewer. Returns `None` if the file is not a script.
+/// Parses the first line of a file. `first` is the start of the file: [`HEAD`] bytes, unless the
+/// file has fewer. Returns `None` if the file is not a script.
 ///
 /// # Errors
 /// `ENOEXEC`: there is no interpreter, or its path may be truncated.

@@ -16,7 +16,8 @@ use linux_raw_sys::auxvec;
 pub const MAX_ARG_STRLEN: usize = 32 * 4096;
 /// The smallest limit in bytes for strings and their addresses (Linux: `ARG_MAX`).
 const MIN_ARG_LIMIT: u64 = 128 * 1024;
-/// The largest such limit: three quarters of the default stack limit.
+/// The largest limit in bytes for strings and their addresses: three quarters of the default stack
+/// limit of 8 MiB.
 const MAX_ARG_LIMIT: u64 = 6 * 1024 * 1024;
 
 /// The entries of the auxiliary vector with variable values, except addresses on the stack. All
@@ -72,8 +73,8 @@ pub fn arg_limit(stack_limit: u64) -> u64 {
 }
 
 /// Lays out a stack that ends at `top` (a multiple of 16), with at most `limit` bytes of strings
-/// and their addresses. Strings are without their NUL. A program without arguments gets an empty
-/// one.
+/// and their addresses. The caller passes strings without their NUL. A program without arguments
+/// gets one empty argument.
 ///
 /// # Errors
 /// `E2BIG`: too many or too long strings. `ENOMEM`: the kernel's heap is exhausted.
@@ -101,7 +102,7 @@ pub fn build<S: AsRef<[u8]>>(
         return Err(Errno::E2BIG);
     }
 
-    // Addresses, from the top down.
+    // The addresses of the strings, from the stack's top down.
     let path_at = top - 8 - path_bytes;
     let environment_at = path_at - environment_bytes;
     let arguments_at = environment_at - argument_bytes;

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 /// The length of a header.
 const HEADER: usize = 110;
 const MAGIC: &[u8] = b"070701";
-/// The variant with a checksum, which this does not verify.
+/// The magic of headers with a checksum, which [`entries`] does not verify.
 const MAGIC_SUM: &[u8] = b"070702";
 const TRAILER: &[u8] = b"TRAILER!!!";
 
@@ -35,7 +35,7 @@ pub struct Entry<'a> {
     pub contents: &'a [u8],
 }
 
-/// Iterates over the entries of an archive. It ends after an error.
+/// An iterator over the entries of an archive. It ends after an error.
 pub struct Entries<'a> {
     archive: &'a [u8],
     /// The offset of the next header; `None` at the end.
@@ -66,7 +66,7 @@ impl<'a> Entries<'a> {
         }
         let [inode, mode, uid, gid, links, modified, size, _, _, major, minor, name_size, _] = fields;
         let name = self.bytes(at + HEADER, name_size as usize)?.strip_suffix(&[0])?;
-        // No system call could name such a file.
+        // No system call can name a file with a NUL in its name.
         if name.contains(&0) {
             return None;
         }
@@ -97,8 +97,8 @@ impl<'a> Iterator for Entries<'a> {
 /// Creates the files of an archive below a root directory.
 ///
 /// # Errors
-/// `EINVAL`: not such an archive, or truncated. Those of creating the files. The files before the
-/// error remain.
+/// `EINVAL`: the bytes are not an archive in the "newc" format, or are truncated. The errors of
+/// creating the files. The files created before the error remain.
 pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>) -> Result<(), Errno> {
     let (names, cred) = (Namespace::default(), FileCredentials::root());
     let view = View { names: &names, root, current: root, cred: &cred };

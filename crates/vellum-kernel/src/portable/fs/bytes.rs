@@ -70,7 +70,7 @@ impl Bytes {
     pub fn add(&mut self, count: usize) {
         self.len += count;
         if self.len == 0 {
-            // Nothing was written to the room, and nothing else is left: free its page.
+            // The queue is empty, and `count` is 0: free the page that [`Bytes::room`] allocated.
             *self = Self::default();
         }
     }

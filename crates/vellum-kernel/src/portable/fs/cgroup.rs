@@ -1,9 +1,9 @@
 //! The cgroup2 file system: a directory for each cgroup, with its control files. `mkdir` creates a
 //! cgroup, and `rmdir` removes it. The kernel implements the control files ([`Groups`]).
 //!
-//! The memory controller is the only one. Not as on Linux: its files exist whether the parent's
-//! `cgroup.subtree_control` enables it or not; a write there has no other effect than that a read
-//! returns it.
+//! The memory controller is the only one. Unlike on Linux, its files exist whether the parent's
+//! `cgroup.subtree_control` enables the controller or not; a write to `cgroup.subtree_control` only
+//! changes what a read of it returns.
 
 use super::inode::{Entry, Inode};
 use super::meta::Kind;
@@ -41,7 +41,8 @@ pub enum Control {
 struct ControlFile {
     name: &'static str,
     control: Control,
-    /// A file without read permission, or without write permission, has no such operation.
+    /// The permission bits. A file without any read bit cannot be read, and one without any write
+    /// bit cannot be written, even by root.
     mode: u32,
     in_root: bool,
 }
@@ -54,7 +55,7 @@ const fn root_file(name: &'static str, control: Control, mode: u32) -> ControlFi
     ControlFile { name, control, mode, in_root: true }
 }
 
-/// The control files; the root cgroup has only those of `root_file`.
+/// The control files. The root cgroup has only those that `root_file` makes.
 const FILES: [ControlFile; 12] = [
     root_file("cgroup.procs", Control::Procs, 0o644),
     file("memory.current", Control::Current, 0o444),
@@ -70,12 +71,12 @@ const FILES: [ControlFile; 12] = [
     file("memory.swap.max", Control::SwapMax, 0o644),
 ];
 
-/// The kernel's cgroups. It chooses their numbers.
+/// The kernel's cgroups, by numbers that the kernel chooses.
 pub trait Groups: Send + Sync {
     /// Creates a cgroup below `parent`, and returns its number.
     ///
     /// # Errors
-    /// `EAGAIN`: too many; `ENOMEM`; `ENOENT`: the parent was removed.
+    /// `EAGAIN`: there are too many cgroups; `ENOMEM`; `ENOENT`: the parent was removed.
     fn make(&self, parent: u32, name: &[u8]) -> Result<u32, Errno>;
 
     /// Removes a cgroup.
@@ -129,7 +130,7 @@ pub fn parse_amount(value: &[u8]) -> Result<Option<u64>, Errno> {
     number.checked_mul(1 << shift).map(Some).ok_or(Errno::EINVAL)
 }
 
-/// Formats an amount for a read of such a file; `None` is `max`.
+/// Formats an amount as a read of a control file returns it: in bytes, or `max` for `None`.
 pub fn format_amount(amount: Option<u64>) -> Vec<u8> {
     match amount {
         Some(bytes) => format!("{bytes}\n").into_bytes(),
@@ -193,7 +194,7 @@ pub fn group_of(directory: &dyn Inode) -> Option<u32> {
     directory.dynamic()?.as_any()?.downcast_ref::<ChildGroups>().map(|children| children.group)
 }
 
-/// The children of a cgroup, which are dynamic entries of its directory.
+/// The children of a cgroup: the dynamic entries (see [`DynamicEntries`]) of its directory.
 struct ChildGroups {
     system: PseudoFs,
     groups: Arc<dyn Groups>,
@@ -204,7 +205,7 @@ struct ChildGroups {
 #[derive(Default)]
 struct Children {
     next_position: u64,
-    /// Ascending by position.
+    /// The children, in ascending order of their positions.
     all: Vec<Child>,
 }
 
@@ -239,7 +240,8 @@ impl DynamicEntries for ChildGroups {
     }
 
     fn make(&self, name: &[u8], _mode: u32, parent: Weak<PseudoDirectory>) -> Result<Arc<dyn Inode>, Errno> {
-        // The kernel creates the cgroup under this lock, so that no two get the same name.
+        // The lock is held while the kernel creates the cgroup, so that no two children get the
+        // same name.
         let mut children = self.children.lock();
         if name.contains(&b'\n') {
             return Err(Errno::EINVAL);

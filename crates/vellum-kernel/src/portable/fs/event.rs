@@ -1,7 +1,8 @@
 //! Event counters (`eventfd`).
 //!
-//! Not as on Linux: a write waits only while the counter is at its maximum. A write of a value that
-//! does not fit below the maximum fails with `EINVAL` after its first `EAGAIN`, instead of waiting.
+//! Unlike on Linux, a write waits only while the counter is at its maximum. If the counter is
+//! lower, but the sum would exceed the maximum, the write does not wait: it fails, with `EAGAIN`
+//! under `O_NONBLOCK` and otherwise with `EINVAL`.
 
 use super::inode::File;
 use super::io::{Sink, Source};
@@ -14,9 +15,9 @@ use spin::Mutex;
 /// An event counter. Its maximum is `u64::MAX - 1`.
 pub struct Event {
     count: Mutex<u64>,
-    /// A read takes 1 off the counter instead of all (`EFD_SEMAPHORE`).
+    /// True if a read takes 1 off the counter instead of setting it to 0 (`EFD_SEMAPHORE`).
     semaphore: bool,
-    /// Woken when the counter changes.
+    /// The wait queue of readers and writers, woken when the counter changes.
     changed: Queue,
 }
 

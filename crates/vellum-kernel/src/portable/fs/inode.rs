@@ -13,8 +13,8 @@ use core::any::Any;
 use core::ops::Range;
 use linux_raw_sys::general;
 
-/// A change of an inode's attributes (Linux: `iattr`); `None` leaves one as it is. The file system
-/// sets the change time.
+/// A change of an inode's attributes (Linux: `iattr`). An attribute whose field is `None` stays as
+/// it is. The file system sets the change time.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)]
 pub struct Change {
@@ -217,8 +217,8 @@ pub enum Mappable {
 /// The operations of an open file. They never block: an operation that would have to fails with
 /// `EAGAIN`, and [`super::Open`] waits in [`File::queue`] and retries.
 pub trait File: Send + Sync {
-    /// Reads at an offset, which only a seekable file regards. Returns the number of bytes; zero
-    /// means end of file.
+    /// Reads at offset `_at`, which a file that is not seekable ignores. Returns the number of
+    /// bytes; zero means end of file.
     ///
     /// # Errors
     /// `EAGAIN`; the sink's; the file's own.
@@ -226,8 +226,8 @@ pub trait File: Send + Sync {
         Err(Errno::EINVAL)
     }
 
-    /// Writes at an offset. Returns the number of bytes written, which may be fewer than there are
-    /// only to bound the time that one call takes.
+    /// Writes at an offset. Returns the number of bytes written. A call may write only a part of
+    /// the bytes, to bound its time; the caller then calls again for the rest.
     ///
     /// # Errors
     /// `EAGAIN`; `EPIPE`, for which the caller sends `SIGPIPE`; the source's; the file's own.
@@ -244,8 +244,8 @@ pub trait File: Send + Sync {
         self.write(0, from).map(|count| (count, 0))
     }
 
-    /// Returns the lock that a write of several calls takes, if other writes must not come in
-    /// between.
+    /// Returns the lock that the caller holds while one `write` takes several calls, if other
+    /// writes must not come in between; `None` if they may.
     fn write_lock(&self) -> Option<&SleepLock> {
         None
     }
@@ -255,7 +255,7 @@ pub trait File: Send + Sync {
         false
     }
 
-    /// Returns the events that are ready: `POLLIN` and its kin.
+    /// Returns the events of `poll` that are ready: `POLLIN`, `POLLOUT` and others.
     fn ready(&self) -> u32 {
         general::POLLIN | general::POLLOUT | general::POLLRDNORM | general::POLLWRNORM
     }
@@ -289,8 +289,9 @@ pub trait File: Send + Sync {
         Mappable::No
     }
 
-    /// Does the next step of `fallocate` on a range of which `done` bytes are done. Returns the
-    /// number of bytes done by then; the caller calls again until that is all of them.
+    /// Does the next step of `fallocate` on the range `bytes`, of whose bytes the first `done` were
+    /// processed by earlier steps. Returns the number processed after this step; the caller calls
+    /// again until that is the length of the range.
     ///
     /// # Errors
     /// `ENODEV`, `ESPIPE`, `EOPNOTSUPP`, `ENOSPC`, `EPERM`.

@@ -21,7 +21,7 @@ pub enum Owner {
     Open(usize),
 }
 
-/// A class of locks. Only locks of the same class conflict.
+/// A class of locks. A lock conflicts only with locks of its own class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// Record locks: those of `fcntl`.
@@ -121,7 +121,8 @@ impl Table {
         Ok(())
     }
 
-    /// Removes the list and the owner's record of it if they have become empty.
+    /// Removes the list `key` if it is empty, and the owner's entry in [`Table::owners`] if none of
+    /// the list's locks is the owner's.
     fn remove_empty(&mut self, key: &ListKey, owner: Owner) {
         let locks = self.locks.get(key).map_or(&[][..], Vec::as_slice);
         let (no_locks, no_own_locks) = (locks.is_empty(), locks.iter().all(|lock| lock.owner != owner));
@@ -133,7 +134,8 @@ impl Table {
         }
     }
 
-    /// Adds a lock in place of what its owner has in the range, and merges it with adjacent locks.
+    /// Adds a lock, which replaces its owner's locks in the range, and merges it with the owner's
+    /// adjacent locks.
     fn add(&mut self, key: &ListKey, mut new: Lock) -> Result<(), Errno> {
         self.remove(key, new.owner, &new.range)?;
         let locks = self.locks.entry(*key).or_default();
@@ -180,7 +182,7 @@ impl Locks {
         self.table.lock().conflict(key, wanted).cloned()
     }
 
-    /// Takes a lock, in place of what its owner has in the range. Does not wait (`F_SETLK`).
+    /// Takes a lock, which replaces its owner's locks in the range. Does not wait (`F_SETLK`).
     ///
     /// # Errors
     /// `EAGAIN`: another owner has a conflicting lock. `ENOMEM`.
@@ -192,7 +194,7 @@ impl Locks {
         table.add(key, wanted.clone())?;
         self.update_count(&table);
         drop(table);
-        // A lock that was made shared may end other owners' waits.
+        // Wake the waiting owners: this may have made an exclusive lock shared, so that theirs fit.
         self.changed.wake_all();
         Ok(())
     }
@@ -209,8 +211,8 @@ impl Locks {
                 Err(Errno::EAGAIN) => {}
                 other => return other,
             }
-            // Taking a lock wakes the queue, which a condition must not do at its own queue. So the
-            // condition only finds out when to try again.
+            // The condition only checks for a conflict, and the loop then takes the lock: `take`
+            // wakes this queue, which a condition of the queue must not do.
             let blocked = || match self.update_blocker(key, wanted) {
                 Ok(true) => None,
                 other => Some(other),

@@ -90,9 +90,9 @@ pub struct Meta {
     pub links: u32,
     pub uid: u32,
     pub gid: u32,
-    /// The device of a device file (`st_rdev`).
+    /// The device that a device file stands for (`st_rdev`).
     pub special: Device,
-    /// In bytes.
+    /// The size in bytes.
     pub size: u64,
     /// The memory or disk in use, in bytes (`st_blocks`).
     pub used: u64,

@@ -1,8 +1,8 @@
-//! Open file descriptions (Linux: `struct file`): an inode, the flags of `open`, and an offset.
-//! They decide whether a call waits.
+//! Open file descriptions (Linux: `struct file`): an inode, the flags of `open`, and an offset. The
+//! description decides whether a call waits.
 //!
-//! A call whose future is dropped, as for a signal, may have transferred a part of its bytes; the
-//! sink or the source knows how many.
+//! The kernel drops a call's future to interrupt the call, for example for a signal. The call may
+//! have transferred a part of its bytes by then; the sink or the source has their number.
 
 use super::inode::{FIRST, File, Inode};
 use super::io::{Limited, Sink, Source};
@@ -42,7 +42,7 @@ pub struct Open {
     /// Serializes the calls that use the offset (Linux: `f_pos_lock`).
     offset_lock: SleepLock,
     name: Option<Name>,
-    /// The table in which this owns locks; set when it first takes one.
+    /// The table of the file locks that this description owns; set when it first takes one.
     locks: Once<Arc<Locks>>,
 }
 
@@ -70,8 +70,8 @@ impl Open {
         }
     }
 
-    /// Returns this open file description as an owner of locks in `locks`, which are released when
-    /// it is dropped.
+    /// Returns this open file description as an owner of locks in `locks`. Dropping the description
+    /// releases its locks.
     pub fn lock_owner(&self, locks: &Arc<Locks>) -> Owner {
         self.locks.call_once(|| locks.clone());
         Owner::Open(core::ptr::from_ref(self).addr())
@@ -173,8 +173,8 @@ impl Open {
         }
     }
 
-    /// Returns true if reads and writes may take time but never wait for an event. Only a fatal
-    /// signal interrupts them then.
+    /// Returns true if reads and writes of this file never wait for an event. Such a call may take
+    /// time, but only a fatal signal interrupts it.
     pub fn is_always_ready(&self) -> bool {
         self.file.as_ref().is_some_and(|file| file.queue().is_none())
     }
@@ -263,8 +263,8 @@ impl Open {
         self.write_all(&**file, from, write).await
     }
 
-    /// Reads the bytes that a pipe holds, for `vmsplice`. If it is empty, waits for some if
-    /// `waits`, whatever `O_NONBLOCK` is.
+    /// Reads the bytes that a pipe holds, for `vmsplice`. At an empty pipe it waits for bytes if
+    /// `waits`, and otherwise fails with `EAGAIN`; `O_NONBLOCK` plays no part.
     ///
     /// # Errors
     /// Those of [`Open::read`].
@@ -273,8 +273,8 @@ impl Open {
         Self::retry_if(&**file, waits, || file.read(0, to)).await
     }
 
-    /// Writes as many bytes as a pipe has room for, for `vmsplice`. If there is none, waits for
-    /// some if `waits`, whatever `O_NONBLOCK` is.
+    /// Writes as many bytes as a pipe has room for, for `vmsplice`. At a full pipe it waits for
+    /// room if `waits`, and otherwise fails with `EAGAIN`; `O_NONBLOCK` plays no part.
     ///
     /// # Errors
     /// Those of [`Open::write`].
@@ -283,8 +283,8 @@ impl Open {
         Self::retry_if(&**file, waits, || file.write(0, from)).await
     }
 
-    /// Reads chunk by chunk until one is not full or fails, and returns the number of bytes. An
-    /// error is returned only from the first chunk, and only that one waits.
+    /// Reads chunk by chunk until a chunk is not full or fails, and returns the number of bytes.
+    /// Only the first chunk waits for bytes, and only its error is returned.
     async fn read_all(
         &self,
         file: &dyn File,

@@ -55,9 +55,9 @@ struct End {
     pipe: Arc<Pipe>,
     reads: bool,
     writes: bool,
-    /// The number of times that the other end had been opened when this one was, if the other end
-    /// was not open then. Read under the same lock acquisition that counted this end, so any later
-    /// open of the other end raises the count.
+    /// The value of `opened` for the other end when this end was opened; `None` if the other end
+    /// was open then. It is read under the same lock acquisition that counts this end, so that any
+    /// later open of the other end makes `opened` larger.
     peer_opens_before: Option<u64>,
 }
 
@@ -248,7 +248,7 @@ impl AnonymousPipe {
     /// Creates a pipe with this inode number and owner.
     ///
     /// # Errors
-    /// None that applies to a new pipe.
+    /// Errors of [`Pipe::open`], none of which occurs for a new pipe.
     pub fn create(inode: u64, uid: u32, gid: u32) -> Result<NewPipe, Errno> {
         let pipe = Arc::new(Pipe::default());
         let (reader, writer) = (pipe.open(O_RDONLY)?, pipe.open(O_WRONLY)?);

@@ -22,9 +22,9 @@ pub fn now((open, wanted): &Interest) -> u32 {
     open.as_ref().map_or(0, |open| open.ready() & wanted)
 }
 
-/// Waits until an event of interest is ready; forever, if `set` names none. Returns the ready
-/// events of each file as they were when the wait ended: a second check would miss an event that
-/// another thread consumes in between.
+/// Waits until an event in `set` is ready. If `set` names no event, waits until the caller drops
+/// the future. Returns the ready events of each file as they were when the wait ended: a second
+/// check would miss an event that another thread consumes in between.
 ///
 /// # Errors
 /// `ENOMEM`.

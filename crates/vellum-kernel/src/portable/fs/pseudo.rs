@@ -17,7 +17,7 @@ pub trait DynamicEntries: Send + Sync {
     /// Looks up an entry.
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>>;
 
-    /// Lists entries as [`Directory::list`] does, with positions of its own that begin at zero.
+    /// Lists entries as [`Directory::list`] does, but with positions that begin at zero.
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool);
 
     /// Returns the value for a downcast by the code that created it.
@@ -73,7 +73,8 @@ impl PseudoDirectory {
         PseudoDirectory::with_weak_parent(system, parent.map(Arc::downgrade), dynamic)
     }
 
-    /// Does the same as [`PseudoDirectory::new`], with a weak reference to the parent.
+    /// Returns a directory without fixed entries. Without `parent` it is the root of a file system.
+    /// Unlike [`PseudoDirectory::new`], takes a weak reference to the parent.
     pub fn with_weak_parent(
         system: PseudoFs,
         parent: Option<Weak<PseudoDirectory>>,
@@ -82,8 +83,9 @@ impl PseudoDirectory {
         PseudoDirectory::with_inode_number(system, None, parent, dynamic)
     }
 
-    /// Does the same as [`PseudoDirectory::with_weak_parent`], with an inode number that the caller
-    /// chooses: at least 2³², as the numbers below are given out in order.
+    /// Returns a directory as [`PseudoDirectory::with_weak_parent`] does, with the inode number
+    /// `number`, if given. The caller chooses a number of at least 2³²; smaller ones are assigned
+    /// to other inodes in ascending order.
     pub fn with_inode_number(
         system: PseudoFs,
         number: Option<u64>,

@@ -79,7 +79,7 @@ impl Table {
     }
 
     /// Makes `to` a duplicate of `from`, and returns the entry that `to` had before. Implements
-    /// `dup3` but for its check for equal numbers.
+    /// `dup3`, except its check that the numbers differ.
     ///
     /// # Errors
     /// `EBADF`: `from` is not open, or `to` is not below the limit. `ENOMEM`.
@@ -111,7 +111,7 @@ impl Table {
         Ok(())
     }
 
-    /// Returns the number of slots: no descriptor from there on is open.
+    /// Returns the number of slots. No descriptor with this number or a larger one is open.
     pub fn room(&self) -> usize {
         self.slots.len()
     }

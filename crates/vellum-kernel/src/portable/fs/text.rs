@@ -57,7 +57,7 @@ impl PseudoFs {
         Meta { uid, gid, ..meta.clone() }
     }
 
-    /// Returns the answer of `statfs`: the file system occupies no space.
+    /// Returns the statistics for `statfs`: the magic number, and zero for all sizes.
     pub(super) fn space(self) -> Space {
         Space { magic: self.magic, ..Space::default() }
     }
@@ -94,7 +94,7 @@ impl Inode for Text {
     }
 
     fn truncate(&self, _size: u64) -> Result<(), Errno> {
-        // A shell's `echo > file` opens the file with `O_TRUNC`.
+        // Accept a new size and ignore it: a shell's `echo > file` opens the file with `O_TRUNC`.
         Ok(())
     }
 
@@ -120,8 +120,8 @@ impl File for OpenText {
             Some(snapshot) => snapshot,
             None => {
                 let show = self.text.show.as_ref().ok_or(Errno::EINVAL)?;
-                // Not an `Arc<[u8]>`: that copies, and the copy's allocation could not return an
-                // error.
+                // Not an `Arc<[u8]>`: making one copies the bytes, into an allocation that panics
+                // if it fails.
                 let snapshot = Arc::new(show()?);
                 *self.snapshot.lock() = Some(snapshot.clone());
                 snapshot

@@ -1,5 +1,5 @@
 //! The pending faults of a userfaultfd. A read of the userfaultfd returns each fault once, in the
-//! order of arrival, as long as the faulting thread still waits.
+//! order of arrival, except faults whose thread no longer waits.
 
 use super::io::Sink;
 use crate::errno::Errno;
@@ -49,11 +49,11 @@ struct Pending {
 #[derive(Default)]
 struct State {
     last_number: u64,
-    /// The pending faults by number, ascending.
+    /// The pending faults, in ascending order of their numbers.
     faults: VecDeque<Pending>,
 }
 
-/// The faults whose threads wait for the program.
+/// The faults whose threads wait for the program to resolve them.
 #[derive(Default)]
 pub struct PendingFaults {
     state: Mutex<State>,
@@ -131,7 +131,8 @@ impl PendingFaults {
                         pending.reported &= !found[n..].iter().any(|(number, _)| *number == pending.number);
                     });
                     drop(state);
-                    // Another reader may sleep because it found these faults reported.
+                    // Another reader may sleep because, until now, these faults counted as
+                    // reported.
                     self.readers.wake_all();
                     return if n > 0 { Ok(n * MESSAGE_SIZE) } else { result.and(Err(Errno::EFAULT)) };
                 }

@@ -16,15 +16,16 @@ pub fn acpi(bytes: &[u8]) {
     check_nodes(&nodes);
 }
 
-/// Reads the structures of a PVH loader in memory that is the input. The start info is at 0. What
-/// the loader and the kernel occupy is not usable.
+/// Reads the structures of a PVH loader in memory that is the input. The start info is at 0. Checks
+/// that the memory map marks no memory of the loader's structures or the kernel as usable.
 pub fn pvh(bytes: &[u8]) {
     let Ok(found) = loader::read(&bytes, 0, IMAGE) else { return };
     check_map(&found.map);
     let word = |at: usize| u64::from_le_bytes(bytes[at..][..8].try_into().unwrap());
     let (table, entries) = (word(40), word(48) & u64::from(u32::MAX));
     let (line, len) = (word(24), found.command_line.len() as u64);
-    // All of these were read, so no sum overflows. An empty table may be anywhere.
+    // The parser has read all of these ranges, so no sum overflows. An empty table may be at any
+    // address.
     let taken = [0..56, IMAGE, table..table + entries * 24, line..line + len, found.archive.clone()];
     for taken in taken.into_iter().filter(|taken| !taken.is_empty()) {
         assert!(!found.map.usable().any(|region| region.base < taken.end && taken.start < region.end()), "{taken:x?}");
@@ -32,7 +33,8 @@ pub fn pvh(bytes: &[u8]) {
     assert!(found.archive.is_empty() || found.archive.start >= found.map.regions()[0].base);
 }
 
-/// Reads a device tree at 1 GiB. What the tree and the initramfs occupy is not usable.
+/// Reads a device tree at 1 GiB. Checks that the memory map marks no memory of the tree or the
+/// initramfs as usable.
 pub fn devicetree(bytes: &[u8]) {
     let _ = tree::size(bytes);
     let Ok(found) = tree::read(bytes, 1 << 30, IMAGE) else { return };

@@ -19,14 +19,15 @@ use std::vec::Vec;
 const LIMITS: Limits = Limits { addresses: 0x1_0000..0x7fff_ffff_f000, page_size: 4096, machine: abi::EM_X86_64 };
 const PAGE: u64 = LIMITS.page_size;
 
-/// Plans an ELF file. The plan lies within the limits, and maps each byte of a segment to the byte
-/// of the file that the segment names.
+/// Plans an ELF file, and checks that the plan lies within the limits and maps each byte of a
+/// segment to the byte of the file that the segment names.
 pub fn elf(bytes: &[u8]) {
     let Ok(header) = program::header(bytes, LIMITS.machine) else { return };
     let range = (usize::try_from(header.phdrs.start), usize::try_from(header.phdrs.end));
     let (Ok(start), Ok(end)) = range else { return };
     let Some(table) = bytes.get(start..end) else {
-        // The kernel reads no more than the file has.
+        // The program header table ends beyond the file, so the kernel reads fewer bytes than the
+        // table has, and `plan` must fail.
         assert!(program::plan(&header, &[], bytes.len() as u64, &LIMITS).is_err());
         return;
     };
@@ -59,8 +60,9 @@ pub fn elf(bytes: &[u8]) {
     }
 }
 
-/// Checks that the bytes at the edges of a segment and of its part of the file are mapped as the
-/// segment says, up to `next`, where another segment begins.
+/// Checks that the bytes at both ends of a segment, and at both ends of its bytes from the file,
+/// are mapped as the segment says. Ignores addresses from `next` on, which the next segment
+/// replaces.
 fn check_segment(plan: &Plan, segment: &ProgramHeader, next: u64, bytes: &[u8]) {
     let (start, in_file) = (segment.p_vaddr, segment.p_vaddr + segment.p_filesz);
     let end = start + segment.p_memsz;
@@ -86,7 +88,8 @@ fn check_segment(plan: &Plan, segment: &ProgramHeader, next: u64, bytes: &[u8]) 
     }
 }
 
-/// Parses the first line of a script. A line written from the result parses to the same result.
+/// Parses the first line of a script. Checks that a line written from the result parses to the same
+/// result.
 pub fn script(bytes: &[u8]) {
     let Some(Ok(script)) = text::parse(bytes) else { return };
     let space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | 0);
@@ -103,8 +106,8 @@ pub fn script(bytes: &[u8]) {
     assert_eq!(arguments.map(|all| all.map(|all| all.len())), Some(Ok(2 + usize::from(script.argument.is_some()))));
 }
 
-/// Reads an archive. Entries that are written again read the same, and each unpacked file has the
-/// size that the archive states.
+/// Reads an archive. Checks that entries written to a new archive read the same, and that each
+/// unpacked file has the size that the archive states.
 pub fn cpio(bytes: &[u8]) {
     let all: Vec<_> = entries(bytes).collect();
     let valid: Vec<&Entry> = all.iter().map_while(|entry| entry.as_ref().ok()).collect();

@@ -16,7 +16,7 @@ pub fn settings(bytes: &[u8]) {
     }
     if let Ok(value) = number::<u64>(bytes) {
         assert_eq!(number(format!("{value}\n").as_bytes()), Ok(value));
-        // Numbers that fit several widths are parsed alike for each.
+        // A number is parsed to the same value for each integer type that it fits.
         assert_eq!(number::<i32>(bytes).ok(), i32::try_from(value).ok());
         assert_eq!(bits(bytes).ok(), u32::try_from(value).ok());
     }
@@ -53,7 +53,8 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// Decodes frames from the host byte by byte. The result equals that of decoding all bytes at once.
+/// Decodes frames from the host byte by byte. Checks that the result equals that of decoding all
+/// bytes at once.
 pub fn stdio(bytes: &[u8]) {
     let mut input = StdinDecoder::new();
     let decoded: Vec<u8> = bytes.iter().filter_map(|byte| input.decode(*byte)).collect();

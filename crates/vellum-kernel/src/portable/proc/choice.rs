@@ -4,7 +4,7 @@
 use super::Text;
 use core::fmt::{self, Write};
 
-/// Writes all words, with the selected one in brackets.
+/// Writes all words, with the word number `selected` in brackets.
 ///
 /// # Errors
 /// Fails if there is no memory for the text.

@@ -37,7 +37,7 @@ pub fn limits(text: &mut Text, limits: &[[u64; 2]; 16]) -> fmt::Result {
                 value => write!(text, "{value:<20} ")?,
             }
         }
-        // A limit without a unit has no column for it.
+        // Linux writes no spaces in place of a missing unit.
         let width = if unit.is_empty() { 0 } else { 10 };
         writeln!(text, "{unit:<width$}")?;
     }

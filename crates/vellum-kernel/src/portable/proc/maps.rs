@@ -43,16 +43,18 @@ pub struct Usage {
     pub anonymous: u64,
     pub ksm: u64,
     pub lazy_free: u64,
-    /// Anonymous memory mapped by huge pages; `shmem_huge` and `file_huge` likewise.
+    /// Anonymous memory that huge PTEs map. `shmem_huge` and `file_huge` count shared and file
+    /// memory that they map.
     pub anon_huge: u64,
     pub shmem_huge: u64,
     pub file_huge: u64,
     pub swap: u64,
     pub swap_pss: u64,
     pub locked: u64,
-    /// Memory mapped by cont blocks, by the two sizes of [`Usage::cont_block_sizes`].
+    /// Memory that cont blocks (runs of PTEs that one TLB entry can hold) map, for each of the two
+    /// [`Usage::cont_block_sizes`].
     pub cont_blocks: [u64; 2],
-    /// The sizes of the format's cont blocks; 0: there is none.
+    /// The sizes of the page-table format's cont blocks; 0 in place of a size that it lacks.
     pub cont_block_sizes: [u64; 2],
 }
 
@@ -193,7 +195,7 @@ fn amounts(text: &mut Text, usage: &Usage, by_kind: bool) -> fmt::Result {
         ("Locked:", usage.locked),
     ];
     rest.into_iter().try_for_each(|(name, bytes)| amount(text, name, bytes))?;
-    // Not in Linux.
+    // Linux has no such lines.
     let blocks = usage.cont_block_sizes.iter().zip(usage.cont_blocks).filter(|(size, _)| **size != 0);
     blocks.into_iter().try_for_each(|(size, bytes)| writeln!(text, "Contiguous-{}kB: {:>8} kB", kib(*size), kib(bytes)))
 }

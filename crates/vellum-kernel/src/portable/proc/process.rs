@@ -91,9 +91,9 @@ pub struct Process<'a> {
     pub descriptors: u32,
     pub memory: Option<Memory>,
     pub threads: u32,
-    /// The number of queued signals, and its limit.
+    /// The number of queued signals, and the limit of that number.
     pub queued: [u64; 2],
-    /// Sets of signals, a bit each.
+    /// The pending signals, and below further sets of signals: bit `n` is signal `n + 1`.
     pub pending: u64,
     pub shared_pending: u64,
     pub blocked: u64,
@@ -201,14 +201,14 @@ pub fn stat(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     let [user, system, child_user, child_system] = process.times;
     let [minor, child_minor, major, child_major] = process.faults;
     write!(text, "{} ({}) {} ", process.tid, process.name, process.state.letter())?;
-    // No terminal.
+    // The process has no controlling terminal: its number is 0, and the foreground group -1.
     write!(text, "{} {} {} 0 -1 ", process.parent, process.process_group, process.session)?;
     write!(text, "4194304 {minor} {child_minor} {major} {child_major} {user} {system} {child_user} {child_system} ")?;
     write!(text, "20 0 {} 0 {} {} ", process.threads, process.started, memory.size)?;
     let [code_start, code_end] = memory.code_range;
     write!(text, "{} {} ", memory.resident() / 4096, process.limit_resident)?;
     write!(text, "{code_start} {code_end} {} 0 0 ", memory.stack_start)?;
-    // Only the lower half of each set of signals, in decimal.
+    // As on Linux, only signals 1 to 31 of each set, in decimal.
     let low = |set: u64| set & 0x7fff_ffff;
     let sets = [process.pending, process.blocked, process.ignored, process.caught].map(low);
     write!(text, "{} {} {} {} 0 0 0 ", sets[0], sets[1], sets[2], sets[3])?;

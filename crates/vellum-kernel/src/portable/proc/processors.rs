@@ -25,8 +25,8 @@ pub fn list(text: &mut Text, set: impl Iterator<Item = usize>) -> fmt::Result {
     writeln!(text)
 }
 
-/// Writes a set of numbers as a hexadecimal mask, with as many digits as `of` CPUs need; for at
-/// most 32 CPUs.
+/// Writes a set of numbers as a hexadecimal mask, with as many digits as `of` CPUs need. `of` is at
+/// most 32, as Linux separates groups of 32 bits by commas.
 ///
 /// # Errors
 /// Fails if there is no memory for the text.
@@ -40,9 +40,9 @@ pub fn mask(text: &mut Text, set: impl Iterator<Item = usize>, of: usize) -> fmt
 pub enum TopologyFile {
     /// The number of a core, cluster, die or package.
     Id(u32),
-    /// The mask of the CPUs that share it.
+    /// The mask of the CPUs that share the core, cluster, die or package.
     Mask(Siblings),
-    /// The list of the CPUs that share it.
+    /// The list of the CPUs that share the core, cluster, die or package.
     List(Siblings),
 }
 
@@ -81,7 +81,7 @@ pub fn topology(cpu: u32) -> [(&'static str, TopologyFile); 16] {
 }
 
 impl TopologyFile {
-    /// Writes the file of CPU `cpu` of `cpus`.
+    /// Writes the contents of this file for CPU `cpu` of a machine with `cpus` CPUs.
     ///
     /// # Errors
     /// Fails if there is no memory for the text.

@@ -137,7 +137,8 @@ pub struct Swap<'a> {
 /// # Errors
 /// Fails if there is no memory for the text.
 pub fn swaps<'a>(text: &mut Text, devices: impl IntoIterator<Item = Swap<'a>>) -> fmt::Result {
-    /// The column of the second word, and the smallest number that leaves no room for a tab.
+    /// The column at which the device type begins, and the smallest size or use in KiB after which
+    /// Linux writes one tab instead of two.
     const COLUMN: usize = 40;
     const WIDE: u64 = 10_000_000;
     text.write_str("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")?;
@@ -187,7 +188,7 @@ pub fn stat(text: &mut Text, cpus: &[Times], counts: &Counts) -> fmt::Result {
         system: sum.system + times.system,
         idle: sum.idle + times.idle,
     });
-    // The name of the sum is followed by two spaces.
+    // Linux writes two spaces after the name of the line with the sum over all CPUs.
     text.write_str("cpu ")?;
     line(text, &sum)?;
     for (number, times) in cpus.iter().enumerate() {

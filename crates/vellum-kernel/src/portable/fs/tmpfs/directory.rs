@@ -13,7 +13,7 @@ use spin::MutexGuard;
 /// The locked entries of a rename's one or two directories.
 struct Pair<'a> {
     from: MutexGuard<'a, Entries>,
-    /// `None` if both are the same directory.
+    /// The entries of the target directory; `None` if it is the source directory.
     to: Option<MutexGuard<'a, Entries>>,
 }
 
@@ -36,9 +36,9 @@ impl Node {
         false
     }
 
-    /// Checks that a rename may replace `old` by this inode. If `old` is a directory, marks it as
-    /// removed, so that nothing is created in it from now on. The caller holds all locks of the
-    /// rename.
+    /// Checks that a rename may replace the inode `old` by this one. If both are directories and
+    /// `old` is empty, marks `old` as removed, so that nothing is created in it from now on. The
+    /// caller holds all locks of the rename.
     ///
     /// # Errors
     /// `ENOTDIR`, `EISDIR`, `ENOTEMPTY`.
@@ -51,7 +51,8 @@ impl Node {
         }
     }
 
-    /// Takes off the link of a removed name. A directory had no other: it is marked as removed.
+    /// Takes one off the link count, for a name that was removed. A directory has only one name, so
+    /// it is also marked as removed.
     fn drop_link(&self) {
         self.count_link(false);
         if let Some(entries) = self.entries() {
@@ -62,8 +63,8 @@ impl Node {
         }
     }
 
-    /// Completes the move of `moved` from this directory to `to`: a directory gets its new parent,
-    /// and counts as a link of it.
+    /// Completes the move of `moved` from this directory to `to`. If `moved` is a directory, `to`
+    /// becomes its parent, and its link (`..`) is counted for `to` instead of for this directory.
     fn finish_move(&self, moved: &Node, to: &Node) {
         if let Some(entries) = moved.entries() {
             entries.lock().parent = to.this.clone();
@@ -77,8 +78,8 @@ impl Node {
 }
 
 impl Node {
-    /// Renames an entry. Returns false, with nothing changed, if an entry with the new name was
-    /// created after this checked that there is none: the caller retries.
+    /// Renames an entry. Returns false, with nothing changed, if another thread created an entry
+    /// with the new name after this function found none. The caller then retries.
     ///
     /// # Errors
     /// Those of `renameat2`.
@@ -227,7 +228,8 @@ impl Directory for Node {
     }
 
     fn remove(&self, name: &[u8], directory: bool) -> Result<(), Errno> {
-        // A directory to remove is locked below its parent.
+        // `renaming` permits locking a second directory, the one to remove, while its parent is
+        // locked.
         let renaming = self.fs.renaming.lock();
         let mut entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
         let node = entries.find(name).ok_or(Errno::ENOENT)?;

@@ -16,10 +16,10 @@ pub(super) struct Entries {
     pub parent: Weak<Node>,
     /// The directory was removed: nothing can be added (Linux: `S_DEAD`).
     pub removed: bool,
-    /// Ascending by position. A removed entry leaves an empty slot, until there are too many of
-    /// them.
+    /// The slots, in ascending order of their positions. A removed entry leaves an empty slot;
+    /// [`Entries::remove`] drops the empty slots when there are many.
     slots: Vec<Slot>,
-    /// Positions by name.
+    /// A hash table from an entry's name to its position.
     index: HashTable<u64>,
     hash: DefaultHashBuilder,
     next_position: u64,

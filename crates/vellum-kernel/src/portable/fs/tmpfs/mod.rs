@@ -1,12 +1,13 @@
 //! tmpfs: the file system in memory. Times and pages come from the kernel ([`Host`]).
 //!
 //! # Lock order
-//! 1. `Tmpfs::renaming`. A thread that locks two directories holds it, so the order of these two
-//!    does not matter (Linux: `s_vfs_rename_mutex`).
+//! 1. `Tmpfs::renaming`. A thread that locks two directories holds `renaming`, so it may lock the
+//!    two in either order (Linux: `s_vfs_rename_mutex`).
 //! 2. A directory's entries.
 //! 3. An inode's attributes.
 //!
-//! A regular file's `seals` come before its attributes, and before the locks of its pages.
+//! A thread takes the lock of a regular file's `seals` before that of its attributes, and before
+//! those of its pages.
 //!
 //! | file | subject |
 //! |---|---|

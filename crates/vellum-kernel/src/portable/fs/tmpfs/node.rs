@@ -49,7 +49,7 @@ pub(super) enum Body {
     Regular(Regular),
     Link(Box<[u8]>),
     Fifo(Arc<Pipe>),
-    /// A device or a socket.
+    /// An inode without contents of its own, such as a device or a socket.
     Other(Kind),
 }
 
@@ -59,8 +59,8 @@ pub(super) fn directory(fs: &Arc<Tmpfs>, new: &NewInode<'_>, parent: Option<&Arc
     with_body(fs, new, Body::Directory(Mutex::new(Entries::new(parent))))
 }
 
-/// Returns a new inode, which is in no directory yet. It counts one link, a directory two; `parent`
-/// is a directory's parent.
+/// Returns a new inode, which is in no directory yet. Its link count is 1, or 2 for a directory.
+/// `parent` is the parent of a new directory; other kinds ignore it.
 ///
 /// # Errors
 /// `ENAMETOOLONG`, `ENOMEM`.
@@ -76,7 +76,7 @@ pub(super) fn make(fs: &Arc<Tmpfs>, new: &NewInode<'_>, parent: Option<&Arc<Node
     Ok(with_body(fs, new, body))
 }
 
-/// Returns a copy, or `ENOMEM`.
+/// Returns a copy of `bytes`, or `ENOMEM`.
 fn copy(bytes: &[u8]) -> Result<Vec<u8>, Errno> {
     let mut copy = Vec::new();
     copy.try_reserve_exact(bytes.len())?;

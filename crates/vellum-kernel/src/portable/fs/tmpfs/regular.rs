@@ -18,11 +18,12 @@ use spin::Mutex;
 /// The most bytes that one call of `write` takes. `Open` calls again for the rest; other threads
 /// get their turn between the calls.
 const WRITE_CHUNK: usize = 16 << 10;
-/// The size of the aligned range that a long write announces to the page cache, which may allocate
-/// one folio for it: so a program's text is contiguous.
+/// The size of the aligned range that a long write announces to the page cache, which may then
+/// allocate one folio for the range. So the text of a program that is copied into a tmpfs becomes
+/// physically contiguous.
 const EXPECTED: u64 = 64 << 10;
-/// The aligned range that one step of `fallocate` allocates; no folio is larger. Other threads get
-/// their turn between the steps.
+/// The size of the aligned range that one step of `fallocate` allocates. It is the size of the
+/// largest folio. Other threads get their turn between the steps.
 const FALLOCATE_CHUNK: u64 = 2 << 20;
 const PUNCH: u32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
 const ALL_SEALS: u32 = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE | F_SEAL_EXEC;
@@ -30,8 +31,8 @@ const ALL_SEALS: u32 = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE 
 /// The contents of a regular file.
 pub(super) struct Regular {
     pub pages: Arc<dyn Pages>,
-    /// `F_SEAL_*`: the operations that are no longer permitted. Writes and size changes hold the
-    /// lock.
+    /// `F_SEAL_*`: the operations that are no longer permitted. Writes and size changes hold this
+    /// lock, so that no seal is added while they run.
     seals: Mutex<u32>,
     /// Serializes writes that take several calls.
     write_lock: SleepLock,
@@ -48,7 +49,7 @@ impl Node {
         if let Body::Regular(regular) = &self.body { Ok(regular) } else { Err(Errno::EINVAL) }
     }
 
-    /// Permits adding seals, which a new file does not.
+    /// Permits adding seals to a new file, which begins with `F_SEAL_SEAL` set.
     pub(super) fn allow_seals(&self) {
         if let Ok(regular) = self.regular() {
             *regular.seals.lock() = 0;
@@ -102,7 +103,7 @@ impl Node {
     /// Adds seals (`F_ADD_SEALS`).
     ///
     /// # Errors
-    /// `EINVAL`; `EPERM`: sealed against seals; `EBUSY`: a shared mapping may write to the file.
+    /// `EINVAL`; `EPERM`: `F_SEAL_SEAL` is set; `EBUSY`: a shared mapping may write to the file.
     fn seal(&self, add: u64) -> Result<(), Errno> {
         let regular = self.regular()?;
         let mut seals = regular.seals.lock();
