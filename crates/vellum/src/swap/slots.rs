@@ -187,7 +187,8 @@ impl SlotAllocator {
     /// Each slot must keep another reference during the call.
     ///
     /// # Errors
-    /// [`Saturated`]: a slot has 2^31 references. No slot has a new reference on return. (Before the return, references that this call adds and drops again may cause this error on other CPUs.)
+    /// [`Saturated`]: a slot has 2^31 references. No slot has a new reference on return. (Before the
+    /// return, references that this call adds and drops again may cause this error on other CPUs.)
     ///
     /// # Panics
     /// If a slot does not exist.
