@@ -7,10 +7,11 @@
 //! line. The lock of a page table orders two faults that change the same PTEs.
 //!
 //! A change of VMAs (`mmap`, `munmap`, `mprotect`, ...) takes the lock for writing twice, each time
-//! briefly: first to split the VMAs at the ends of its range and to mark them (`State`); and again,
-//! after it has changed the page tables, to finish the VMAs. Between the two, other changes of the
-//! same range wait, and changes of other ranges run. So two CPUs can unmap two ranges at the same
-//! time. The addresses are free when `unmap` returns.
+//! briefly: first to split the VMAs at the ends of its range and to mark them
+//! ([`State`](crate::vma::State)); and again, after it has changed the page tables, to finish the
+//! VMAs. While the lock is free between these two times, other changes of the same range wait, and
+//! changes of other ranges run. So two CPUs can unmap two ranges at the same time. The addresses
+//! are free when `unmap` returns.
 //!
 //! # All or nothing
 //! Each operation first checks whether it can succeed, and allocates all memory that it will need

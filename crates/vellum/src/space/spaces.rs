@@ -13,9 +13,10 @@ pub trait Spaces<'m, P: Platform> {
     /// Calls `visit` for all spaces, including those that are exiting.
     fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P>));
 
-    /// Calls `visit` for the space with the number `id`, unless that space has begun to exit.
-    /// Returns false if the host does not know the space yet, because [`AddressSpace::fork`] has
-    /// not yet returned it to the host.
+    /// Calls `visit` for the space with the number `id`; a host may leave out a space that has
+    /// begun to exit. Returns true if the host knows the space, even if it is exiting. Returns
+    /// false if the host does not know the space yet, because [`AddressSpace::fork`] has not
+    /// returned it, or not any more, because the space has ended.
     fn find(&self, id: SpaceId, visit: &mut dyn FnMut(&AddressSpace<'m, P>)) -> bool {
         let mut known = false;
         self.each(&mut |space| {
@@ -28,8 +29,9 @@ pub trait Spaces<'m, P: Platform> {
     }
 
     /// Calls `visit` for each space in `family` (a space and those forked from it, directly or not,
-    /// [`AddressSpace::families`]), until `visit` returns false. Best in the order of the spaces'
-    /// numbers, because parents then come before their children.
+    /// [`AddressSpace::families`]), until `visit` returns false. A host should do this in ascending
+    /// order of the spaces' numbers: parents then come before their children, and the reclaimer,
+    /// which stops once no PTE maps its folios, visits the fewest spaces.
     fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P>) -> bool) {
         let mut continues = true;
         self.each(&mut |space| {
@@ -47,8 +49,8 @@ impl<'m, P: Platform> Spaces<'m, P> for [&AddressSpace<'m, P>] {
 }
 
 /// Calls `visit` for each space that maps `object` and that the host knows, in ascending order of
-/// their numbers. Skips spaces that were created after this call began, so that a stream of forks
-/// can't keep the call from ending.
+/// the spaces' numbers. Skips spaces that were created after this call began, so that a stream of
+/// forks can't keep the call from ending.
 pub(crate) fn each_mapper<'m, P: Platform>(
     spaces: &(impl Spaces<'m, P> + ?Sized),
     object: &Object<'m, P>,
@@ -74,7 +76,8 @@ pub(crate) fn each_mapper<'m, P: Platform>(
 /// ensures that the object does not grow before this returns.
 ///
 /// Waits for changes of VMAs that are under way in these spaces, and until the host knows each
-/// child that is being forked ([`Spaces::find`]). The caller holds no lock that a fork takes.
+/// child that is being forked ([`Spaces::find`]). The caller holds no lock that a fork takes,
+/// because the fork could then never end.
 pub fn unmap_removed<'m, P: Platform>(
     spaces: &(impl Spaces<'m, P> + ?Sized),
     object: &Object<'m, P>,

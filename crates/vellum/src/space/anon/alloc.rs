@@ -22,7 +22,8 @@ pub(in crate::space) struct NewFrames {
     pub(in crate::space) order: u8,
     /// True if the frames hold zeros. Otherwise their contents are unspecified.
     pub(in crate::space) zeroed: bool,
-    /// The number of the per-CPU lruvec on the frames' node, to which the frames are charged.
+    /// The number of the per-CPU lruvec on the frames' node, one CPU's part of a memcg's LRU lists
+    /// ([`crate::memcg`]). The frames are charged there.
     pub(in crate::space) lruvec: usize,
 }
 
@@ -119,7 +120,7 @@ impl<P: Platform> Anon<'_, '_, P> {
         free_unmapped(machine, iter::once((first, frames)), is_gone, |_, _| ());
     }
 
-    /// Initializes frames as a folio that will be mapped in the block of `vma` around `addr`: see
+    /// Initializes frames as a folio that will be mapped in the block of `vma` around `addr`, by
     /// [`Anon::init`].
     #[inline(always)]
     fn init_for_vma(self, frames: NewFrames, vma: &Vma, addr: u64) -> Result<(), Refused> {
@@ -128,8 +129,8 @@ impl<P: Platform> Anon<'_, '_, P> {
     }
 
     /// Returns the rmap key of an anonymous folio that `vma` maps from the address `start` on: the
-    /// fork family of this space, and the page number of the address at which that memory was
-    /// mapped first.
+    /// fork family of this space, and the number of the 4 KiB page at which that memory was mapped
+    /// first.
     #[inline(always)]
     pub(in crate::space) fn rmap_key(self, vma: &Vma, start: u64) -> RmapKey {
         RmapKey { family: self.space.family, rmap_index: vma.backing.offset(start) >> FRAME_SHIFT }

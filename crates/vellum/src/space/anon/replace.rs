@@ -88,8 +88,8 @@ impl<'s, 'm, P: Platform> Anon<'s, 'm, P> {
         for (range, from) in parts {
             zero_until(at, range.start);
             let to = pfn.add(frames(range.start - block.start));
-            // SAFETY: the caller drops the references of the cleared PTEs only later, and only the
-            // caller refers to the copy before it is mapped.
+            // SAFETY: the cleared PTEs had references to the frames `from`, which the caller drops
+            // only after this copy. Only the caller refers to the new folio before it is mapped.
             unsafe { machine.frames().copy(from, to, frames(range.len())) };
             if !machine.zero_folio().contains(from) {
                 resident += i64::from(frames(range.len()));

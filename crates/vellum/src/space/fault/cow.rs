@@ -6,8 +6,8 @@
 //! copied, together with as many neighbours as fit into one folio of the size that policy allows
 //! ([`Anon::replace_part`]).
 //!
-//! A swap-cache page ([`crate::swap`]) is written in the same way: reuse removes it from the swap
-//! cache, a copy leaves it there.
+//! A write to a swap-cache page ([`crate::swap`]) is resolved by reuse or copy too: reuse first
+//! removes the page from the swap cache; a copy leaves the original in it.
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -41,7 +41,8 @@ enum Reuse {
 impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// Resolves a write to a page that is mapped, but not exclusive to the space.
     pub(super) fn copy_on_write(self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
-        // A copy of neighbours would make them soft-dirty, though they were not written.
+        // Once soft-dirty was cleared, copy the page alone: a copy of neighbours would make them
+        // soft-dirty, though they were not written.
         let orders = if Ptes::of(self.space).is_soft_dirty_on() { 0 } else { Anon::of(self.space).orders(vma) };
         let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
         let reuse = self.try_reuse(&table, vma, addr, orders);
@@ -95,7 +96,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let Some(page) = table.run(addr, addr + 1).filter(|run| self.is_shared(run)) else { return Reuse::Changed };
         let (head, frame) = frames.head(page.pfn(arch));
         // A folio with more mappings than pages, or with references without a mapping, is shared.
-        // This cheap check mostly decides, before the run is read.
+        // This cheap check finds most shared folios without reading the run.
         let counts = frame.counts();
         if !frame.has(flag::OBJECT) && counts.refs == counts.maps && counts.maps <= 1 << frame.order() {
             let alone = || counts.maps == 1 << frame.order() && frame.counts() == counts;

@@ -20,7 +20,7 @@ pub enum Access {
 /// The cost of a resolved fault, as Linux counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolved {
-    /// It needed no input (`pgfault`, but not `pgmajfault`).
+    /// It read nothing from a device (`pgfault`, but not `pgmajfault`).
     Minor,
     /// It read contents from a swap device (`pgmajfault`).
     Major,
@@ -47,7 +47,7 @@ pub enum FaultError {
 }
 
 impl FaultError {
-    /// Returns the error of a system call that was passed a pointer to the address.
+    /// Returns the error number of a system call that meets this fault at a pointer of its caller.
     pub const fn errno(&self) -> Errno {
         match self {
             FaultError::NoMemory(_) | FaultError::TooManyReferences(_) => Errno::ENOMEM,

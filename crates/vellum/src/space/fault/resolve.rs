@@ -61,7 +61,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         self.fault_in(addr, access).map(|(_, resolved)| resolved)
     }
 
-    /// Faults in the page at `addr`. Returns the addresses that are mapped now, and the cost.
+    /// Faults in the page at `addr`. Returns the addresses that are mapped now, and whether a swap
+    /// device was read ([`Resolved`]).
     pub(in crate::space) fn fault_in(self, addr: u64, access: Access) -> Result<(VirtRange, Resolved), FaultError> {
         match self.try_fault(addr, access, None) {
             // The common case.
@@ -221,9 +222,10 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         }
         table.release();
         if let Some((range, shift)) = stale {
-            // The new rights also lack an old right. The change will find that these PTEs need no
-            // rewrite, and will not flush them: flush here. The change can't end before that,
-            // because this fault holds the VMAs locked for reading.
+            // The new rights lack a right that the PTEs had. The change of the VMA's protection
+            // will find that these PTEs need no rewrite, and will not flush them: flush here. The
+            // change can't end before this flush, because this fault holds the VMAs locked for
+            // reading.
             self.tables().tlb.invalidate(&[range], shift, false);
         }
         Ok(Outcome::Again)

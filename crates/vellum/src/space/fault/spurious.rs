@@ -56,7 +56,8 @@ impl<'s, P: Platform> Fault<'s, '_, P> {
     pub(super) fn finish_mapped(self, range: VirtRange, cost: Resolved) -> (VirtRange, Resolved) {
         if self.arch().tlb_rules().not_present.lasts() {
             // An invalidation by address is guaranteed to drop cached PTEs of the lowest level
-            // only.
+            // only. If the fault mapped a huge PTE, also drop cached entries of upper-level page
+            // tables.
             let huge = range.len() >= 1 << self.arch().level_shift(2);
             self.tables().tlb.invalidate_local(range, self.page_shift(), huge);
         }

@@ -1,7 +1,7 @@
 //! Swap-in: an access to a page with a swap entry reads the page back from its swap slot, together
 //! with neighbours that have consecutive slots. They are read into one folio of a size that policy
-//! allows, or, up to [`AROUND_ORDERS`], into contiguous smaller folios. A huge swap entry is read
-//! into one huge folio.
+//! allows. If that folio is smaller than 64 KiB ([`AROUND_ORDERS`]), a block of up to 64 KiB is
+//! read into several contiguous folios. A huge swap entry is read into one huge folio.
 //!
 //! A swap-cache page is a page in memory that has the contents of a swap slot ([`crate::swap`]). If
 //! another space of the fork family (a space and those forked from it) has read the same slots
@@ -126,7 +126,7 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
     /// claimed the range.
     ///
     /// # Errors
-    /// As of [`AddressSpace::swap_off`](crate::space::AddressSpace::swap_off).
+    /// See [`AddressSpace::swap_off`](crate::space::AddressSpace::swap_off).
     pub(in crate::space) fn swap_in_range(
         self,
         mut rest: UserRange,
@@ -146,7 +146,7 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
                     self.platform().relax();
                     retries.retry();
                 }
-                // The range is claimed, so no other CPU locks or unmaps a VMA in it.
+                // Not reached: the range is claimed, so no other CPU locks or unmaps a VMA in it.
                 Ok(Outcome::Locked | Outcome::NoVma) => self.platform().wait(),
                 Err(FaultError::Poisoned(_)) => {
                     result = result.and(Err(FaultError::Poisoned(addr)));
@@ -281,10 +281,12 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         let machine = self.machine();
         let swaps = machine.swaps();
         // SAFETY: the swap entries have references to the slots, which stay while the page table is
-        // locked, so the device is attached.
+        // locked, so the device is attached. The two references to a slot are those of this space's
+        // swap entry and of the caller.
         let alone = unsafe { swaps.max_references(machine.platform(), slots) } == 2;
         let keeps_page = || access == Access::Write || vma.flags.contains(VmaFlags::LOCKED);
-        // SAFETY: as above.
+        // SAFETY: the swap entries keep their references to the device's slots while the page table
+        // is locked.
         if alone && (keeps_page() || unsafe { swaps.is_half_full(slots.device) }) {
             return Sharing::Exclusive;
         }
@@ -294,9 +296,10 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         for (_, frame, _) in machine.frames().folios(pfn, slots.slots.count) {
             frame.set_data(RmapKey { family: self.space.families.first(), ..RmapKey::unpack(frame.data()) }.pack());
         }
-        // SAFETY: as above. The folios are new, so no other CPU adds them, and they have the
-        // contents that were just read from the slots. The caller does not map them as exclusive,
-        // and copy-on-write deletes them from the cache before it makes them exclusive.
+        // SAFETY: the swap entries keep their references to the slots while the page table is
+        // locked. The folios are new, so no other CPU adds them, and they have the contents that
+        // were just read from the slots. The caller does not map them as exclusive, and
+        // copy-on-write deletes them from the cache before it makes them exclusive.
         match unsafe { swaps.add_to_cache(machine.frames(), slots, pfn) } {
             Ok(()) => Sharing::SwapCached,
             Err(NotCached::Taken) => Sharing::Taken,
@@ -321,7 +324,8 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         // SAFETY: each swap entry keeps its reference to its slot while the page table is locked.
         unsafe { machine.swaps().get_transient(self.platform(), slots) };
         table.release();
-        // SAFETY: the slots have the reference taken above. The folio is not mapped yet.
+        // SAFETY: the slots have the transient reference. The folios are not mapped yet, so nothing
+        // else uses them.
         let read = unsafe { machine.swaps().read(machine.frames(), slots, pfn) };
         let mut result = SwapInResult::Changed;
         if let Found::Table(table) = self.tables().find(block) {
@@ -337,7 +341,7 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
             }
             table.release();
         }
-        // SAFETY: this drops the reference taken above.
+        // SAFETY: this drops the transient reference, which this call took.
         unsafe { machine.swaps().release(machine.frames(), slots) };
         if matches!(result, SwapInResult::Mapped) {
             Ptes::of(self.space).release_swap(&run);

@@ -53,7 +53,8 @@ impl<'s, P: Platform> Child<'s, '_, P> {
         run.kind == Kind::Leaf && !self.machine().zero_folio().contains(run.pfn(self.arch()))
     }
 
-    /// Adds a run that was mapped to the child's counters.
+    /// Adds a run, which the child maps now, to the child's counters of anonymous and swapped-out
+    /// frames.
     fn count(self, run: &Run) {
         let frames = run.frames(self.arch()) as i64;
         if run.kind == Kind::Swap {

@@ -35,8 +35,9 @@ const PTE_COST: u32 = 25;
 /// instructions. The PTE is written again for each of the two bits that hardware sets meanwhile.
 const UNSTABLE_PTE_COST: u32 = PTE_COST + 16;
 
-/// The cost of changing the counts of a folio, in instructions. It is 100, less the part of
-/// [`PTE_COST`] that is for cont blocks, because a folio with a single PTE is in no cont block.
+/// The cost of changing the counts of a folio, in instructions. The cost is 100, but [`PTE_COST`]
+/// includes 16 for cont blocks, and a folio with a single PTE is in no cont block. So these 16 are
+/// subtracted here, and [`PTE_COST`] plus this constant is right for such a folio.
 const FOLIO_COST: u32 = 84;
 
 /// The runs of one of the parent's page tables that are to be mapped in the child. They are mapped
@@ -83,8 +84,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         let shared = self.each_shared_vma(child, |vma| self.share_vma(child, vma, &mut pinned, &mut gather));
         drop(gather);
         shared?;
-        // The end of the gather has flushed the TLBs: the child has the memory as of now, and no
-        // CPU writes to it without a fault any more.
+        // Dropping the gather has flushed the TLBs: the child has the contents as of this flush,
+        // and no CPU writes to shared memory without a fault any more.
         if pinned { self.each_shared_vma(child, |vma| self.copy_pinned(child, vma)) } else { Ok(()) }
     }
 
@@ -183,8 +184,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         let mut at = range.start;
         let mut slots = 0;
         let mut work = MAX_WORK_PER_HOLD;
-        // The least work that must be left for another run: half of it is enough for a cont block,
-        // or for a folio.
+        // The least work that must be left for another run. Half of it is enough for all PTEs of a
+        // cont block, and half of it for the counts of one folio ([`Parent::share_run`]).
         let least = ((2 * UNSTABLE_PTE_COST) << arch.cont_bits(table.level)).max(2 * FOLIO_COST);
         while at < end && !batch.is_full() && slots < MAX_SLOTS_PER_HOLD && work >= least {
             let Some(mut run) = table.run(at, end) else { break };
@@ -285,10 +286,14 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
 
     /// Takes references and mappings of a run's folios for the child, and makes the run's PTEs not
     /// exclusive and not writable. Does this for as much of the run as `work`, a number of
-    /// instructions, allows, and shortens the run to that part. Half of `work` must be enough for a
-    /// cont block (PTEs that a TLB may hold as one translation), or for a folio. Subtracts the
-    /// instructions used from `work`. A folio that may be pinned is not shared: its PTEs become
-    /// read-only, but stay exclusive to the parent.
+    /// instructions, allows, and shortens the run to that part. PTEs get at most half of `work`, so
+    /// that the rest is left for the counts of folios. So half of `work` must be enough for all
+    /// PTEs of a cont block (PTEs that a TLB may hold as one translation), and for the counts of
+    /// one folio. Subtracts the instructions used from `work`.
+    ///
+    /// A folio that may be pinned is not shared: its PTEs stay exclusive to the parent. They become
+    /// read-only, so that no CPU writes to the folio until [`Parent::copy_pinned`] has copied it
+    /// for the child.
     ///
     /// # Errors
     /// The first folio has the maximum number of references.
@@ -355,13 +360,13 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     }
 
     /// Takes references and mappings of `count` frames for the child; the frames are exclusive to
-    /// the space. Stops before the first folio that has a reference without a mapping, such as a
+    /// the parent. Stops before the first folio that has a reference without a mapping, such as a
     /// pin, and after `budget` folios. Returns the number of frames taken, and subtracts the folios
     /// from `budget`. Does not check for the maximum number of references: an exclusive folio
     /// reaches it only by references without a mapping, and then it is not shared.
     ///
-    /// Out of line, like [`Parent::share_shared`], so that a folio costs little more than its
-    /// atomic operation.
+    /// Not inlined, like [`Parent::share_shared`]: the compiler then makes a short loop, in which a
+    /// folio costs little more than its atomic operation.
     #[inline(never)]
     fn share_exclusive(self, pfn: Pfn, count: u32, budget: &mut u32) -> u32 {
         let frames = self.machine().frames();
@@ -373,7 +378,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             left -= 1;
             if frames.get_counts(head, frame, pages, pages).has_unmapped_refs() {
                 frames.put(head, frame, pages, pages);
-                // The counts have changed twice, which costs more than twice `FOLIO_COST`.
+                // The counts have changed twice, which costs more than twice `FOLIO_COST`: subtract
+                // two more folios, three in all.
                 left = left.saturating_sub(2);
                 pinned = pages;
                 break;
@@ -383,9 +389,10 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         count - folios.left() - pinned
     }
 
-    /// Takes references and mappings of frames that are shared already, as
-    /// [`Parent::share_exclusive`] does. Stops before the first folio that has the maximum number
-    /// of references, and after `budget` folios.
+    /// Takes references and mappings of `count` frames, which are shared already, for the child.
+    /// Stops before the first folio that has the maximum number of references, and after `budget`
+    /// folios. Returns the number of frames taken. Subtracts the folios from `budget`, unless it
+    /// stops at the maximum.
     ///
     /// # Errors
     /// The very first folio has the maximum number of references.

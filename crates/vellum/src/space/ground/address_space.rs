@@ -18,19 +18,21 @@ use super::{Families, Limits, PeakRss, SlotFrames, Vmas, Zap};
 pub struct AddressSpace<'m, P: Platform> {
     /// The page tables, the TLB shootdown state and the per-CPU counters.
     pub(in crate::space) tables: PageTables<'m, P>,
-    /// The VMAs, their limits, and the claims.
+    /// The VMAs, their limits, and the claims by which changes lock ranges of addresses
+    /// ([`super::claims`]).
     pub(in crate::space) vmas: PerCpuLock<Vmas>,
     /// The number of claims that have ended or changed their ranges. Changes that wait for a claim
     /// poll it.
     pub(in crate::space) claims_ended: AtomicU32,
-    /// True if PTEs that are not soft-dirty must not be writable. Set with the VMAs locked for
-    /// writing.
+    /// True once soft-dirty was cleared in this space, or in its parent before the fork: PTEs that
+    /// are not soft-dirty must then not be writable. Set with the VMAs locked for writing.
     pub(in crate::space) soft_dirty_on: AtomicBool,
-    /// The fork family that the rmap keys of new folios name: the last of `families`.
+    /// The fork family that the rmap keys of new folios name ([`super::families`]): the last of
+    /// `families`.
     pub(in crate::space) family: Family,
     /// The fork families that the space is in: its own, and those of its ancestors.
     pub(in crate::space) families: Families,
-    /// The peak of the resident set.
+    /// The largest size that the resident set has had.
     pub(in crate::space) peak: PeakRss,
     /// The frames that hold the per-CPU counters.
     pub(in crate::space) slot_frames: SlotFrames,
@@ -64,8 +66,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         made.inspect_err(|_| memcgs.unpin(memcg))
     }
 
-    /// Limits runs to `entries` PTEs, before the first use of the space. With 1 the engine works
-    /// page by page, as kernels without runs do: the benchmarks' `page` column.
+    /// Limits runs to `entries` PTEs. The caller does this before the first use of the space. With
+    /// 1 the engine works page by page, as kernels without runs do, and uses no cont blocks (PTEs
+    /// that a TLB may hold as one translation); the `page` column of the benchmarks measures this.
     pub fn cap_runs(&mut self, entries: usize) {
         self.tables.max_run = entries.max(1);
         self.tables.uses_cont_blocks &= entries > 1;

@@ -58,7 +58,7 @@ impl Claim {
 #[derive(Default)]
 pub(in crate::space) struct Claims {
     claims: ArrayVec<Claim, MAX_CLAIMS>,
-    /// The number of changes that have arrived: the next ticket.
+    /// The number of changes that have arrived. It is also the ticket of the next one.
     arrived: u64,
     /// The number of changes that were admitted: those with a ticket below this number have had an
     /// entry in `claims`.
@@ -80,7 +80,8 @@ impl Claims {
     }
 
     /// Allows other changes to merge VMAs inside and at the ends of the ranges of the claim with
-    /// `ticket`. For an operation that looks the VMAs up again each time it locks them.
+    /// `ticket`. The caller looks the VMAs up again each time it locks them, so that it does not
+    /// rely on the boundaries that it has seen.
     fn allow_merges(&mut self, ticket: ClaimTicket) {
         if let Some(claim) = self.claims.iter_mut().find(|claim| claim.ticket == ticket) {
             claim.relies_on_boundaries = false;
@@ -88,8 +89,8 @@ impl Claims {
     }
 
     /// Returns whether a change of `range` with `ticket` must wait for another change: one that is
-    /// at work on a part of `range`, or that claims a part and arrived earlier. Without a ticket,
-    /// returns this for a change that arrives now.
+    /// at work on a part of `range`, or that claims a part and arrived earlier. With `None`,
+    /// returns whether a change of `range` that arrives now must wait.
     pub(in crate::space) fn must_wait(&self, range: &VirtRange, ticket: Option<ClaimTicket>) -> bool {
         let earlier = |claim: &Claim| match ticket {
             Some(ticket) => claim.ticket != ticket && (claim.granted || claim.ticket < ticket),
@@ -155,8 +156,8 @@ impl Claims {
 }
 
 /// A granted claim of one or two ranges of a space. Until it is dropped, no other change is at work
-/// on a part of the ranges, holes included. Its owner may unlock the VMAs and lock them again in
-/// between.
+/// on a part of the ranges, holes included. While it lasts, its owner may unlock the VMAs and lock
+/// them again.
 pub(in crate::space) struct Change<'s, 'm, P: Platform> {
     space: &'s AddressSpace<'m, P>,
     ranges: [UserRange; 2],
@@ -246,8 +247,8 @@ impl<'s, 'm, P: Platform> Change<'s, 'm, P> {
         self.vmas.get_or_insert_with(|| self.space.write())
     }
 
-    /// Reserves nodes so that `now` VMAs can be added before the VMAs are unlocked, and `later`
-    /// more at any time until this change ends.
+    /// Reserves nodes of the VMA tree, so that `now` VMAs can be added before the VMAs are
+    /// unlocked, and `later` more at any time until this change ends.
     ///
     /// # Errors
     /// There is no memory for the nodes.

@@ -6,10 +6,10 @@
 //! that a server's child allocated searches that child alone, however many siblings the child has;
 //! and the rmap of the server's folios searches the server first.
 //!
-//! A space is in its own family and in those of its ancestors. Below a depth that programs do not
-//! reach in practice ([`DEPTH`]) a child has no family of its own, and its folios name the family
-//! of its parent. So the list of a space's families is short, however often a program forks. `exec`
-//! makes a new space, which has no ancestors.
+//! A space is in its own family and in those of its ancestors. A child that has as many ancestors
+//! as [`DEPTH`] or more, which is rare in practice, has no family of its own, and its folios name
+//! the family of its parent. So the list of a space's families is short, however often a program
+//! forks. `exec` makes a new space, which has no ancestors.
 //!
 //! A folio that is read back from a swap slot which several spaces refer to gets the family of
 //! their first common ancestor: it includes every space that can map the folio, and perhaps more.

@@ -94,9 +94,10 @@ macro_rules! handle {
                 self.space.machine()
             }
 
-            /// Returns the part of `range` that lies in the user half. The rmap computes ranges
-            /// from rmap indices. For private copies of an object's pages these are offsets in the
-            /// object, which may be larger than any address.
+            /// Returns the part of `range` that lies below the end of user addresses. The rmap
+            /// computes ranges from rmap indices ([`RmapKey`](crate::frame::RmapKey)). For private
+            /// copies of an object's pages these are offsets in the object, which may be larger
+            /// than any address.
             #[inline]
             fn user_part(self, range: VirtRange) -> UserRange {
                 UserRange::all(self.arch()).intersect(&range)

@@ -70,8 +70,8 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
             }
             let part = vma.range.intersect(&rest.left);
             rest.holes |= part.start > rest.left.start;
-            // If `act` returns the end of a hole in an upper page table, this may lie beyond the
-            // VMA.
+            // Where page tables are missing, `act` returns the end of the addresses that have none.
+            // This may lie beyond the VMA.
             let at = act(vma, part)?.min(part.end);
             rest.left = rest.left.tail(at);
             drop(vmas);
@@ -101,10 +101,10 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
         rest.end();
     }
 
-    /// Calls `act` for each run of PTEs that lies entirely in `rest`, with its page table locked.
-    /// `act` may shorten the run to the part that it has dealt with, and returns the number of
-    /// folios in that part. Sets `holes` of `rest` if there are holes between VMAs. Faults of the
-    /// space go on meanwhile.
+    /// Calls `act` for each run of PTEs that lies entirely in `rest`, with its page table locked,
+    /// and with the gather that takes what `act` unmaps. `act` may shorten the run to the part that
+    /// it has dealt with, and returns the number of folios in that part. Sets `holes` of `rest` if
+    /// there are holes between VMAs. Faults of the space go on meanwhile.
     pub(in crate::space) fn each_whole_run(
         self,
         rest: &mut Rest,

@@ -36,7 +36,8 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
     }
 
     /// Returns the access rights of PTEs with the attributes `attrs` in a VMA with the protection
-    /// `prot`: those of `prot`, but without the right to write where a write must fault.
+    /// `prot`: those of `prot`, but without the right to write where a write must fault (see the
+    /// module's text).
     #[inline]
     pub(in crate::space) fn rights(self, attrs: Attrs, prot: Prot) -> Attrs {
         let mut rights = prot.attrs();
@@ -55,7 +56,8 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
         attrs | self.rights(attrs, vma.prot)
     }
 
-    /// Gives swap PTEs the attributes `attrs`. The caller holds the lock of their page table.
+    /// Gives the swap PTEs `run` the attributes `attrs`. The caller holds the lock of their page
+    /// table.
     pub(in crate::space) fn set_swap_attrs(self, table: &LockedTable<'_, 'm, P>, run: &Run, attrs: Attrs) {
         let arch = self.arch();
         let raw = arch.swap_pte(SwapEntry { attrs, ..arch.swap_entry(run.raw) });
@@ -64,14 +66,15 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
         }
     }
 
-    /// Gives a run of leaf PTEs the access rights of its VMA, as far as [`Ptes::rights`] allows.
-    /// Returns whether a right was removed, so that the caller must flush.
+    /// Gives a run of leaf PTEs the access rights of its VMA, which has `prot`, as far as
+    /// [`Ptes::rights`] allows. Returns whether a right was removed, so that the caller must flush.
     pub(in crate::space) fn apply_prot(self, table: &LockedTable<'_, 'm, P>, run: &Run, prot: Prot) -> bool {
         self.set_attrs(table, run, run.attrs(self.arch()), prot)
     }
 
-    /// Gives a run of leaf PTEs the attributes `attrs`, with rights as [`Ptes::apply_prot`] does.
-    /// Returns whether a right was removed, so that the caller must flush.
+    /// Gives a run of leaf PTEs the attributes `attrs`, and the access rights of a VMA with `prot`
+    /// as far as [`Ptes::rights`] allows. Returns whether a right was removed, so that the caller
+    /// must flush.
     pub(in crate::space) fn set_attrs(
         self,
         table: &LockedTable<'_, 'm, P>,
@@ -105,8 +108,8 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
         SwapRun { device: swapped.device, slots: Slots { first, count: run.frames(arch) } }
     }
 
-    /// Adds the slots of swap PTEs that were cleared to `gather`, which has room for them. They are
-    /// released by [`Gather::release_slots`].
+    /// Adds the slots of swap PTEs that were cleared to `gather`, which is not full.
+    /// [`Gather::release_slots`] releases them later, without the page table's lock.
     pub(in crate::space) fn defer_swap_release(self, run: &Run, gather: &mut Gather<'_, 'm, P>) {
         self.tables().slot().add(SpaceCounter::Swap, -(run.frames(self.arch()) as i64));
         gather.push_slots(self.swap_slots(run));

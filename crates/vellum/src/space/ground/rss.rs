@@ -9,13 +9,14 @@ use crate::memcg::{MemcgId, Refused};
 use crate::platform::Platform;
 use crate::stats::{SLOT_FRAMES, SLOTS, SpaceSlot, SpaceSlots, resident};
 
-/// The largest resident set of a space, in pages of 4 KiB, among those that were noted (Linux:
+/// The largest resident set of a space, in pages of 4 KiB, that [`PeakRss::note`] has seen (Linux:
 /// `hiwater_rss`).
 #[derive(Default)]
 pub(in crate::space) struct PeakRss(AtomicU64);
 
 impl PeakRss {
-    /// Notes the resident set, before an operation makes it smaller. Returns the peak.
+    /// Raises the peak to the size of the resident set now, if that is larger, and returns the
+    /// peak. An operation calls this before it makes the resident set smaller.
     pub(in crate::space) fn note(&self, slots: &SpaceSlots<'_>) -> u64 {
         let now = resident(slots);
         self.0.fetch_max(now, Relaxed).max(now)
@@ -28,7 +29,7 @@ impl PeakRss {
 pub(in crate::space) struct SlotFrames([Pfn; SLOT_FRAMES]);
 
 impl SlotFrames {
-    /// Allocates frames for the slots of all CPUs of the machine.
+    /// Allocates frames for the [`SpaceSlot`]s of all CPUs of the machine.
     ///
     /// # Errors
     /// There is no memory. Nothing is allocated.
@@ -66,11 +67,11 @@ impl SlotFrames {
         self.iter().count()
     }
 
-    /// Frees the frames. No slot is used after this.
+    /// Frees the frames. The caller ensures that no slot is used after this.
     pub(in crate::space) fn free<P: Platform>(&self, machine: &Machine<'_, P>) {
         for pfn in self.iter() {
-            // SAFETY: the frames belong to the space alone, which does not use them any more.
-            // `false`: the frames are not known to be zeroed.
+            // SAFETY: the frames belong to the space alone, and the caller ensures that it does not
+            // use them any more. `false`: the frames are not known to be zeroed.
             unsafe { machine.memcgs().free(machine.frames(), pfn, 0, false) };
         }
     }

@@ -52,7 +52,7 @@ pub(in crate::space) struct Vmas {
 struct Nodes<'a, 'p, P: Platform> {
     machine: &'a Machine<'p, P>,
     memcg: MemcgId,
-    /// The reason why the last node was refused.
+    /// The reason why the last allocation failed.
     refused: Cell<Refused>,
 }
 
@@ -242,7 +242,7 @@ impl Vmas {
     }
 
     /// Calls `change` for each VMA that overlaps `range`. `change` must leave the VMA's range and
-    /// `VM_GROWSDOWN` as they are. Calls `resched` between two leaves of the tree (INV-11).
+    /// `VM_GROWSDOWN` as they are. Calls `resched` between two leaf nodes of the VMA tree (INV-11).
     pub(in crate::space) fn each<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,
@@ -285,9 +285,10 @@ impl Vmas {
 
     /// Merges adjacent VMAs that can be merged, from the VMA before `range` to the VMA after it.
     /// Keeps boundaries that another change relies on ([`Claims::relies_on_boundary`]): that change
-    /// merges the VMAs there when it ends. A change elsewhere in the two VMAs, or the claim of a
-    /// fault, does not prevent a merge. If it did, nothing would merge the VMAs later, or too late
-    /// for a call that needs a single VMA.
+    /// merges the VMAs there when it ends. Merges at other boundaries even if a change is at work
+    /// elsewhere in one of the two VMAs, or a fault has claimed a range with the boundary. Without
+    /// that, the merge could be left out for ever, if no later operation looks at the boundary, or
+    /// could come only after a call that needs a single VMA has failed.
     pub(in crate::space) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let first = self.tree.find_from(range.start).map_or(range.start, |vma| vma.range.start.min(range.start));
         let mut at = first.saturating_sub(1);
@@ -345,16 +346,16 @@ impl Vmas {
         }
     }
 
-    /// Adds the part of a VMA that lies in `range` to the totals, or subtracts it, as
-    /// [`Vmas::account_all`] does. The caller still holds the lock under which [`Vmas::allow`]
-    /// checked the limits (INV-19).
+    /// Adds the part of a VMA that lies in `range` to the totals that the limits apply to (`sign`
+    /// is 1), or subtracts it (`sign` is -1). The caller still holds the lock under which
+    /// [`Vmas::allow`] checked the limits (INV-19).
     pub(in crate::space) fn account(&mut self, vma: &Vma, range: UserRange, sign: i64) {
         let mut amounts = Amounts::default();
         amounts.add(vma, range);
         self.count(&amounts, sign);
     }
 
-    /// Adds `amounts` to the totals, or subtracts them, as [`Vmas::account_all`] does.
+    /// Adds `amounts` to the totals (`sign` is 1), or subtracts them (`sign` is -1).
     pub(in crate::space) fn count(&mut self, amounts: &Amounts, sign: i64) {
         let add = |to: &mut u64, bytes: u64| *to = to.wrapping_add(bytes.wrapping_mul(sign as u64));
         add(&mut self.mapped, amounts.mapped);
@@ -434,15 +435,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vmas.limits.mmap_base = vmas.limits.mmap_base.min(self.tables.arch.user_end());
     }
 
-    /// Locks the VMAs for writing. Waits before that while a starved operation has closed the gate
-    /// ([`crate::sync::Gate`], INV-21).
+    /// Locks the VMAs for writing. Before that, waits while an operation that had to retry too
+    /// often keeps the gate closed ([`crate::sync::Gate`], INV-21).
     pub(in crate::space) fn write(&self) -> WriteGuard<'_, Vmas> {
         self.tables.gate.pass(self.machine().platform());
         self.vmas.write(self.machine().platform(), self.tables.slots.iter().map(|s| &s.readers))
     }
 
-    /// Locks the VMAs for reading, by adding to this CPU's reader count. Waits before that while a
-    /// starved operation has closed the gate ([`crate::sync::Gate`], INV-21).
+    /// Locks the VMAs for reading, by adding to this CPU's reader count. Before that, waits while
+    /// an operation that had to retry too often keeps the gate closed ([`crate::sync::Gate`],
+    /// INV-21).
     pub(in crate::space) fn read(&self) -> ReadGuard<'_, Vmas> {
         self.read_with(None)
     }

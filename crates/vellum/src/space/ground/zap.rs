@@ -40,7 +40,8 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         self.all_but(range, Keep::Nothing);
     }
 
-    /// Clears the PTEs of `range` as [`Zap::all`] does, except those that `keep` names.
+    /// Clears the PTEs of `range` as [`Zap::all`] does, under the same condition, except PTEs of
+    /// the kinds that `keep` keeps.
     pub(in crate::space) fn all_but(self, range: UserRange, keep: Keep) {
         self.space.peak.note(&self.tables().slots);
         let mut gather = self.space.gather(range);
@@ -74,7 +75,7 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         zapped
     }
 
-    /// Implements [`Zap::piece`].
+    /// Does the work of [`Zap::piece`], and adds the PTEs that it clears to `tally`.
     #[inline]
     fn zap_tables(
         self,
@@ -83,7 +84,8 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         gather: &mut Gather<'_, 'm, P>,
         tally: &mut Tally,
     ) -> Result<u64, Refused> {
-        /// The largest number of page tables, or parts of page tables, that one piece covers.
+        /// The largest number of page tables, parts of page tables, or holes without a page table
+        /// that one piece visits.
         const TABLES: usize = 32;
         let mut at = range.start;
         for _ in 0..TABLES {
@@ -122,8 +124,8 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
     }
 
     /// Clears the PTEs of `table` in `range`. Stops before a huge PTE that reaches across an end of
-    /// the range, or when it has held the page table's lock for long enough (INV-11). Returns the
-    /// address at which it stopped.
+    /// the range, when `gather` is full, or after [`MAX_RUNS_PER_HOLD`] runs, which bounds the time
+    /// for which the lock is held (INV-11). Returns the address at which it stopped.
     #[inline]
     fn zap_table(
         self,
@@ -164,9 +166,9 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         at
     }
 
-    /// Clears the run at `at`, which does not map memory (swap entries or markers), unless `keep`
-    /// names it, and returns its end. Returns `None` if no run begins at `at`, or if a huge swap
-    /// entry begins before `at` or ends after `end`.
+    /// Clears the run at `at`, which does not map memory (swap entries or markers), unless its PTEs
+    /// are of a kind that `keep` keeps ([`Keep`]). Returns the end of the run. Returns `None` if no
+    /// run begins at `at`, or if a huge swap entry begins before `at` or ends after `end`.
     #[inline(never)]
     fn zap_unmapped(
         self,

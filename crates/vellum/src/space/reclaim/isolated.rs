@@ -103,7 +103,7 @@ impl IsolationBatch {
     }
 
     /// Returns whether the isolation has the only reference to a folio, and no CPU can find the
-    /// folio any more. To that end removes the folio from the swap cache, if the cache has it.
+    /// folio any more. If the folio is in the swap cache, removes it from there.
     #[inline]
     fn is_unused<P: Platform>(self, machine: &Machine<'_, P>, head: Pfn, frame: &Frame) -> bool {
         if frame.isolated_by() == self.0 | UNMAPPED {

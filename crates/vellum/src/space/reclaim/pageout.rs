@@ -246,8 +246,8 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
             None => exclusive || maps == pages,
             Some(isolated) => isolated.is_evictable(frame),
         };
-        // If another CPU has isolated the folio, its reference counts as a pin, because that CPU
-        // may drop it at any time.
+        // If another CPU has isolated the folio, the reference of that CPU counts as a pin here:
+        // the CPU may drop it at any time, so it can't be told from a pin.
         let known = maps + u32::from(isolated.is_some());
         is_candidate
             && !frame.has(flag::OBJECT)

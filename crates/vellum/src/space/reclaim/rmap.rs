@@ -22,7 +22,7 @@ use crate::space::ground::Ptes;
 
 /// The result of [`Rmap::clear_young`].
 pub(crate) struct Referenced {
-    /// True if an accessed bit was set: the folio was used since the bits were last cleared.
+    /// True if an accessed bit was set: a CPU accessed the folio since the bits were last cleared.
     pub(crate) young: bool,
     /// The number of frames of the folio that the PTEs map.
     pub(crate) frames: u32,
@@ -103,8 +103,8 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
     }
 
     /// Clears the PTEs at the start of a run that map object folios of the batch `isolated`, and
-    /// shortens the run to them. If the first folio of the run is not one of the batch, clears
-    /// nothing, and shortens the run to the PTEs before the first such folio.
+    /// shortens the run to them. If the first folio of the run is not an object folio of the batch,
+    /// clears nothing, and shortens the run to the PTEs before the first folio that is.
     fn clear_isolated(
         self,
         table: &LockedTable<'_, 'm, P>,

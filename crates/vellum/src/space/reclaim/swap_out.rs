@@ -1,4 +1,4 @@
-//! Swaps memory out, by the run: writes a write-protected run ([`super::pageout`]) to a swap device
+//! Swaps memory out, run by run: writes a write-protected run ([`super::pageout`]) to a swap device
 //! in naturally aligned blocks, and replaces its PTEs by swap entries. Pages that the swap cache
 //! has are on a swap device already, and are not written.
 

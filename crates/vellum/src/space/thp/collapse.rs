@@ -28,7 +28,8 @@ use crate::space::fault::{Access, FaultError, Outcome, SwapIn, Touch};
 use crate::space::ground::{More, Pieces, Rest};
 
 /// The maximum number of runs of leaf PTEs in a block that is smaller than the range of its page
-/// table. In formats with pages larger than 4 KiB the largest such block has so many pages.
+/// table. A block with more runs is not collapsed. In a format with pages of 16 KiB no block has
+/// more: the largest, of 2 MiB, has 128 pages.
 const RUNS: usize = 128;
 /// The number of attempts to collapse a block that keeps changing, besides one for each page that
 /// was swapped out at the first attempt.
@@ -42,7 +43,8 @@ pub enum CollapseError {
     /// huge page.
     NotAllowed(VirtRange),
     /// This block has no memory but the zero folio; or it has PTEs that can't be collapsed:
-    /// markers, uffd-wp ones, and those of pages of an object; or it has too many runs.
+    /// markers, uffd-wp ones, and those of pages of an object; or it has too many runs to be copied
+    /// in one step.
     Unfit(VirtRange),
     /// More pages of this block are missing, swapped out or shared than the limits allow; or a page
     /// is missing in a VMA with a userfaultfd; or, in a scan, no page was accessed.
@@ -170,8 +172,8 @@ struct Survey {
 
 /// The next step of collapsing a block.
 enum Step {
-    /// Do nothing: a huge PTE maps the block; or the block maps one folio, and is too small for a
-    /// huge PTE.
+    /// Do nothing: a huge PTE maps the block already; or smaller PTEs map one folio in the block,
+    /// which is too small for a huge PTE.
     Done,
     /// Swap in the first swapped-out page.
     SwapIn {
@@ -193,7 +195,7 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
     ///
     /// # Errors
     /// [`CollapseError::NoMemory`], and [`CollapseError::NotAllowed`] at a VMA that can't have huge
-    /// pages. `rest` still has the part from the block or the VMA that failed on.
+    /// pages. `rest` still has the block or the VMA that failed, and everything after it.
     pub(in crate::space) fn collapse(
         self,
         rest: &mut Rest,
@@ -220,7 +222,8 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
                 Ok(_) => {}
             }
             self.platform().resched();
-            // All blocks of a hole would fail like the first one.
+            // Skip a hole (addresses without a page table): each block in it would fail with the
+            // same error.
             let next = match self.tables().find(part.tail(in_part.start)) {
                 Found::Hole(hole) => hole.max(block.end),
                 Found::Table(table) => {
