@@ -8,7 +8,7 @@
 //!
 //! A change of VMAs (`mmap`, `munmap`, `mprotect`, ...) takes the lock for writing twice, each time
 //! briefly: first to split the VMAs at the ends of its range and to mark them
-//! ([`State`](crate::vma::State)); and again, after it has changed the page tables, to finish the
+//! (`vma::State`); and again, after it has changed the page tables, to finish the
 //! VMAs. While the lock is free between these two times, other changes of the same range wait, and
 //! changes of other ranges run. So two CPUs can unmap two ranges at the same time. The addresses
 //! are free when `unmap` returns.
