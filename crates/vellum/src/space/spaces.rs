@@ -31,7 +31,7 @@ pub trait Spaces<'m, P: Platform> {
     /// Calls `visit` for each space in `family` (a space and those forked from it, directly or not,
     /// [`AddressSpace::families`]), until `visit` returns false. A host should do this in ascending
     /// order of the spaces' numbers: parents then come before their children, and the reclaimer,
-    /// which stops once no PTE maps its folios, visits the fewest spaces.
+    /// which stops once no PTE maps its folios, usually visits few spaces.
     fn each_in_family(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P>) -> bool) {
         let mut continues = true;
         self.each(&mut |space| {
