@@ -391,8 +391,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
 
     /// Takes references and mappings of `count` frames, which are shared already, for the child.
     /// Stops before the first folio that has the maximum number of references, and after `budget`
-    /// folios. Returns the number of frames taken. Subtracts the folios from `budget`, unless it
-    /// stops at the maximum.
+    /// folios. Returns the number of frames taken, and subtracts the folios from `budget`.
     ///
     /// # Errors
     /// The very first folio has the maximum number of references.
@@ -403,10 +402,11 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         for (head, frame, pages) in frames.folios(pfn, count) {
             let Some(rest) = left.checked_sub(1) else { break };
             left = rest;
-            if let Err(error) = frames.get_counts_checked(head, frame, pages, pages) {
-                return if taken == 0 { Err(error) } else { Ok(taken) };
+            match frames.get_counts_checked(head, frame, pages, pages) {
+                Err(error) if taken == 0 => return Err(error),
+                Err(_) => break,
+                Ok(()) => taken += pages,
             }
-            taken += pages;
         }
         *budget = left;
         Ok(taken)
