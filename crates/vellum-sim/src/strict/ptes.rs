@@ -1,5 +1,4 @@
-//! PTEs as the checker reads them: the frame, the size, and whether two values are the same to
-//! hardware.
+//! Decodes PTEs for the checker: the frame, the size, and if two values are the same to hardware.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +8,7 @@ use vellum::arch::{Attrs, Kind};
 use crate::hardware::Hardware;
 use crate::walker::{Silicon, block_bits};
 
-/// What the checker derives from raw PTEs beyond the format's own functions.
+/// Decodes raw PTEs for the checker, beyond the format's own functions.
 pub(crate) trait DecodePtes: Silicon {
     /// Returns the number of entries of a page table of this level that the engine may touch. The
     /// entries of a root that translate no user address are the host's.

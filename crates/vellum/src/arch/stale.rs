@@ -68,18 +68,18 @@ impl Stale {
     }
 }
 
-/// The rules of one format's TLBs: a column of the [table above](self).
+/// How long a TLB may keep a PTE that makes an access fault, after the PTE has changed so that it
+/// no longer would: a column of the [table above](self) for one format, by the reason of the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbRules {
-    /// The rule for PTEs of any level that are not present.
+    /// The PTE, of any level, is not present.
     pub not_present: Stale,
-    /// The rule for leaf PTEs that do not allow the access.
+    /// The leaf PTE does not allow the access.
     pub denied: Stale,
-    /// The rule for leaf PTEs that are not accessed, on CPUs that leave the accessed bit to
-    /// software.
+    /// The leaf PTE is not accessed, and the CPU leaves the accessed bit to software.
     pub not_accessed: Stale,
-    /// The rule for writable leaf PTEs that are not dirty, on CPUs that leave the dirty bit to
-    /// software.
+    /// The access is a write, the leaf PTE is writable but not dirty, and the CPU leaves the dirty
+    /// bit to software.
     pub not_dirty: Stale,
 }
 

@@ -1,12 +1,13 @@
 //! NUMA nodes: the order in which an allocation tries them, and the shortage of memory that makes
 //! the host reclaim.
 //!
-//! Each node has a buddy allocator and watermarks of its own. Each *per-CPU lruvec* (`shard` in
-//! code) has a frame cache, and LRU lists in each memcg. Each CPU has a per-CPU lruvec of its own,
-//! for memory of the CPU's own node only. On a machine with several nodes, each node has one
-//! further per-CPU lruvec, which all CPUs of the other nodes use for memory of that node. So each
-//! per-CPU lruvec has memory of one node only, and a folio's per-CPU lruvec implies the folio's
-//! node (INV-9). On a machine with one node there are only the CPUs' own per-CPU lruvecs.
+//! Each node has a buddy allocator and watermarks of its own.
+//!
+//! A *shard* is an index, the same for the whole machine: each shard has one frame cache, and one
+//! per-CPU lruvec in each memcg ([`crate::memcg`]). Each CPU has a shard of its own, for memory of
+//! the CPU's own node only. On a machine with several nodes, each node has one further shard, which
+//! the CPUs of all other nodes use for memory of that node. So a shard has memory of one node only,
+//! and a folio's lruvec implies the folio's node (INV-9).
 //!
 //! A CPU tries its own node first and then the others, nearest first (Linux: zonelist). As long as
 //! some node has more than its low watermark free, no node allocates below its low watermark, so a
@@ -163,9 +164,13 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     /// Allocates a block that the current CPU's cache did not have; this is the slow path of
-    /// [`Frames::alloc`]. Tries the nearest node that stays above its low watermark; then, if
-    /// memory has just become short, the nearest node that stays above its min watermark; at last,
-    /// after draining every CPU's cache, the buddy allocators of all nodes, nearest first.
+    /// [`Frames::alloc`]. The caller has tried the
+    /// current CPU's own node. Tries three ways, each from the nearest node to the farthest:
+    /// 1. While memory is not short, nodes that stay above their low watermark. While it is short
+    ///    (the module's text), nodes that stay above their min watermark.
+    /// 2. If no node would stay above its low watermark and memory was not short before: marks
+    ///    memory as short, and tries nodes that stay above their min watermark.
+    /// 3. After draining every CPU's cache, the buddy allocators alone.
     #[cold]
     pub(super) fn find_anywhere(&self, order: u8, rather_zero: bool, usage: Use) -> Option<LocatedBlock> {
         if order > MAX_ORDER {
@@ -178,7 +183,6 @@ impl<'p, P: Platform> Frames<'p, P> {
             _ => self.nearest(0, |node, _| from_buddy(node)),
         };
         let has_none = |node: &Node| node.buddy.lock_irq(self.platform).would_cross_low(order);
-        // The caller has tried the current CPU's own node.
         allocate(1).or_else(|| {
             let is_newly_short = self.nodes.iter().all(has_none) && !self.short.swap(true, Relaxed);
             is_newly_short.then(|| allocate(0)).flatten().or_else(|| {

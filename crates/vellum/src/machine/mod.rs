@@ -226,8 +226,9 @@ impl<'p, P: Platform> Machine<'p, P> {
         self.zero_folio
     }
 
-    /// Drops references and mappings of a folio that no page table maps, and frees the folio with
-    /// the last reference. (Frames that leave a page table go through a [`crate::tlb::Gather`].)
+    /// Drops references and mappings that a folio's counts have for the caller but that no PTE
+    /// stands for, such as those of a mapping that failed. Frees the folio with the last reference.
+    /// (Mappings whose PTEs were cleared go through a [`crate::tlb::Gather`].)
     /// Freeing a folio that is in the swap cache calls `resched`, so a caller that holds a spin
     /// lock must know that this folio is not in the swap cache.
     #[cold]

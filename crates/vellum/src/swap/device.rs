@@ -56,7 +56,8 @@ pub trait SwapDevice<P: Platform>: Sync {
     /// Returns true if the engine keeps a checksum of each page, so that a page that comes back
     /// changed is reported as [`Unreadable::Damaged`] and not used. That costs four bytes per slot
     /// and a pass over each page on write and on read. Called once, when the device is attached.
-    /// The default is true in strict mode only.
+    /// The default is true only on a host that traces the engine
+    /// ([`Trace::ENABLED`](crate::platform::Trace::ENABLED)), such as the strict simulated machine.
     fn has_checksums(&self) -> bool {
         P::ENABLED
     }

@@ -113,8 +113,8 @@ impl<T: Zeroable> Paged<T> {
     /// more.
     unsafe fn free_blocks<P: Platform>(&self, frames: &Frames<'_, P>, count: u32) {
         for block in 0..count {
-            // SAFETY: the entry is written, and nothing uses its block any more (this contract). A
-            // hole has no block.
+            // SAFETY: by this function's contract the directory entry has been written, and nothing
+            // uses the block that it names. An entry that is `Pfn::NONE` names no block.
             unsafe {
                 if let Some(items) = Pfn(self.entry(block).read()).some() {
                     frames.free(items, 1 << Self::ORDER, false, Use::Kernel);

@@ -6,7 +6,8 @@
 //! clusters are listed by their largest free block ([`super::cluster_lists`]). A CPU whose current
 //! cluster lacks a free block of the wanted size takes a listed cluster whose largest free block is
 //! the smallest that suffices. If none is listed, it tries the other CPUs' current clusters. So an
-//! allocation fails only when no such block is free.
+//! allocation fails only when no such block is free, or while another CPU allocates or releases
+//! slots next to it.
 //!
 //! A slot's reference count counts the swap PTEs and page-cache objects that name it, its
 //! swap-cache page, and the CPUs that are reading it ([`super::cluster`]). An allocated slot has

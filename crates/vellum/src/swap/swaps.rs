@@ -230,8 +230,9 @@ impl<P: Platform> Swaps<P> {
         // SAFETY: these devices are in the list, which this CPU has locked.
         let is_before = |other: &&u8| unsafe { self.device(**other) }.priority >= priority;
         let at = active.ids().iter().take_while(is_before).count();
-        // SAFETY: the list is locked for writing. The device is not in it, and no slot of that
-        // number has a reference.
+        // SAFETY: this CPU has locked the list of active devices for writing. `id` is not in the
+        // list, and no swap PTE or object names a swap slot of device `id`. So no other CPU borrows
+        // this element of `devices`.
         unsafe { *self.devices[id as usize].get() = Some(info) };
         active.insert(at, id);
         Ok(id)

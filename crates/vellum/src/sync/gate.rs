@@ -3,12 +3,15 @@
 //! Some operations check without a lock, then lock, and retry if something changed in between. That
 //! is cheap but unbounded: other CPUs may cause a change each time. So such an operation counts its
 //! retries ([`Retries`]). At the limit it closes a gate that every operation that could disturb it
-//! passes before it begins. Operations that are past the gate finish, no new one begins, and the
-//! starved operation runs alone. From then on no other operation can make it retry.
+//! passes before it begins. Operations that are past the gate finish, and new ones wait. From
+//! then on only an operation that was past the gate, or that has waited as long as the bound below
+//! says, can make the starved one retry.
 //!
-//! **No wait at a gate is unbounded.** A CPU that arrives at a closed gate waits for at most as
-//! many openings as there were operations holding the gate closed on its arrival. Then it proceeds,
-//! even if the gate has been closed again. So a stream of starved operations cannot keep a CPU out.
+//! **No wait at a gate is unbounded.** Several operations may hold a gate closed; it is open when
+//! none does. Each of them, when it ends, counts as one opening. A CPU that arrives at a closed gate
+//! waits for at most as many openings as there were operations holding the gate closed on its
+//! arrival. Then it proceeds, even if others have closed the gate since. So a stream of starved
+//! operations cannot keep a CPU out.
 //!
 //! Deadlock: an operation that has closed a gate must not wait for a task that waits at that gate.
 //! So it closes the gate only where every task for which it still waits has passed the gate

@@ -48,9 +48,9 @@ impl<T> PerCpuLock<T> {
         PerCpuLock { next: AtomicU32::new(0), serving: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Enters as a reader through `slot`, which must be one of the slots that writers pass. Without
-    /// waiters this is one read-modify-write on the slot and two loads. The reader may sleep
-    /// inside.
+    /// Locks for reading, and counts the reader in `slot`. A writer of this lock must be given a
+    /// set of slots that includes `slot`. If no CPU waits, this is one read-modify-write on the
+    /// slot and two loads. The reader may sleep while it has the lock.
     #[inline]
     pub fn read<'a, C: Cpus>(&'a self, cpus: &C, slot: &'a AtomicU32) -> ReadGuard<'a, T> {
         slot.fetch_add(1, Ordering::SeqCst);

@@ -95,10 +95,12 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         self.tables.arch.kind(self.entry(self.index(va)).load(Relaxed), self.level)
     }
 
-    /// Returns the run that begins at `va` and ends at `end` or before. `end` is above `va`. If
-    /// `va` lies inside a huge entry, the run begins at the start of that entry. Returns `None` at
-    /// a pointer to a page table and at a busy entry: [`PageTables::find`](super::PageTables::find)
-    /// then walks down to that page table, or waits until the entry is no longer busy.
+    /// Returns the [`Run`] (consecutive entries that are alike) that begins at `va` and ends at
+    /// `end` or before. `end` is above `va`. If `va` lies inside a huge entry, the run begins at
+    /// the start of that entry. Returns `None` at a pointer to a page table, and at a busy entry
+    /// (another CPU replaces it without the lock, [`BusyEntries`](super::BusyEntries)):
+    /// [`PageTables::find`](super::PageTables::find) then walks down to that page table, or waits
+    /// until that CPU has written the entry.
     #[inline]
     pub(crate) fn run(&self, va: u64, end: u64) -> Option<Run> {
         self.read_run(va, end, |raw| raw)

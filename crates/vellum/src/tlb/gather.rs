@@ -315,8 +315,9 @@ impl<P: Platform> Drop for Gather<'_, '_, P> {
 /// Calls `is_gone` for each folio in `ranges` (first frame, number of frames). `is_gone` drops the
 /// caller's references and returns true if the folio has no other reference and no CPU can find it;
 /// this function then frees the folio, without a flush, because no PTE maps it. Otherwise it passes
-/// the folio to `stays`. During `is_gone` a lruvec's lock may be held, except for a folio in the
-/// swap cache; during `stays` no lock is held. Returns the number of pages freed.
+/// the folio to `stays`. When this function calls `is_gone`, it may still hold the lock of the
+/// lruvec from which it uncharged the folio before; for a folio in the swap cache it has released
+/// it. It calls `stays` with no lock held. Returns the number of pages freed.
 pub(crate) fn free_unmapped<P: Platform>(
     machine: &crate::machine::Machine<'_, P>,
     ranges: impl Iterator<Item = (Pfn, u32)>,

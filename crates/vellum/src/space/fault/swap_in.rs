@@ -324,8 +324,8 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         // SAFETY: each swap entry keeps its reference to its slot while the page table is locked.
         unsafe { machine.swaps().get_transient(self.platform(), slots) };
         table.release();
-        // SAFETY: the slots have the transient reference. The folios are not mapped yet, so nothing
-        // else uses them.
+        // SAFETY: the slots keep the references that `get_transient` took above. No PTE maps the
+        // new folio at `pfn` yet, so this CPU has its frames to itself.
         let read = unsafe { machine.swaps().read(machine.frames(), slots, pfn) };
         let mut result = SwapInResult::Changed;
         if let Found::Table(table) = self.tables().find(block) {
