@@ -8,8 +8,8 @@
 //! says, can make the starved one retry.
 //!
 //! **No wait at a gate is unbounded.** Several operations may hold a gate closed; it is open when
-//! none does. Each of them, when it ends, counts as one opening. A CPU that arrives at a closed gate
-//! waits for at most as many openings as there were operations holding the gate closed on its
+//! none does. Each of them, when it ends, counts as one opening. A CPU that arrives at a closed
+//! gate waits for at most as many openings as there were operations holding the gate closed on its
 //! arrival. Then it proceeds, even if others have closed the gate since. So a stream of starved
 //! operations cannot keep a CPU out.
 //!
