@@ -218,6 +218,7 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
 
 /// Stores `parent`, the page table that points to the page table of `desc`, in that descriptor.
 /// [`LockedTable::lock_parent`] reads it.
+#[inline]
 pub(super) fn set_parent(desc: &Frame, parent: Pfn) {
     desc.set_data(parent.0 as u64);
 }
