@@ -6,6 +6,7 @@ mod columns;
 mod invariants;
 mod layers;
 mod licences;
+mod pages;
 mod shapes;
 mod words;
 
