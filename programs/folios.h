@@ -46,11 +46,15 @@ static void end(int signal) {
     _exit(128 + signal);
 }
 
+// The order of the folios that faults allocate.
+static int chosen;
+
 // Has faults allocate folios of this order only; returns false if the kernel has no such folios.
 static bool choose(int order) {
     for (int other = 1; other < SIZES; other++)
         if (before[other][0] && !write_line(setting(other), other == order ? "always" : "never"))
             die("%s can't be written", setting(other));
+    chosen = order;
     return !order || before[order][0];
 }
 

@@ -64,13 +64,17 @@ impl Region {
         mapped.map(|_| region).map_err(|error| Skip::system("mmap", error))
     }
 
-    /// Writes a byte in each page, makes the mappings as the case asks, and checks them.
+    /// Writes a byte in each page, folio by folio in the order of the case's arm, makes the mappings
+    /// as the case asks, and checks them.
     ///
     /// # Errors
     /// A system call failed.
     pub fn touch(&self, case: &Case) -> Result<Touched, Skip> {
+        let (order, folio) = (case.arm.order(case.folios()), case.folio_bytes() as usize);
         let (faults, start) = (minor_faults(), now_ns());
-        self.write(0, self.len, PAGE);
+        for n in order {
+            self.write(n as usize * folio, folio, PAGE);
+        }
         let (ns, faults) = (now_ns() - start, minor_faults() - faults);
         let fallback = self.shape(case, faults)?;
         Ok(Touched { ns, fallback })
@@ -309,7 +313,7 @@ fn small_share(case: &Case, faults: u64) -> f64 {
 mod tests {
     use super::*;
 
-    const CASE: Case = Case { bytes: 4 << 20, folio_kib: 64, huge: false };
+    const CASE: Case = Case::of(4 << 20, 64);
 
     #[test]
     fn the_number_of_faults_gives_the_share_of_small_folios() {

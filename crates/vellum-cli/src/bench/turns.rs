@@ -103,7 +103,7 @@ mod tests {
             Box::new(Scripted { column, skip_at, runs: 0, log: log.clone() })
         };
         let mut contenders = [scripted(Column::Floor, None), scripted(Column::Linux, Some(2))];
-        let case = Case { bytes: 2 << 20, folio_kib: 4, huge: false };
+        let case = Case::of(2 << 20, 4);
         let outcomes = take(&mut contenders, &case, Op::Munmap, 3, &Progress::new(6));
 
         use Column::{Floor, Linux};

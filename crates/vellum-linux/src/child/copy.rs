@@ -102,7 +102,7 @@ impl ProcessCopier {
             match helper.receive()? {
                 Message::Wants { folio_kib } => {
                     let _ = std::fs::write(COMPACT, "1");
-                    let wanted = self.mthp.plan(&Case { bytes: TABLE_SPAN, folio_kib, huge: false })?;
+                    let wanted = self.mthp.plan(&Case::of(TABLE_SPAN, folio_kib))?;
                     let settings = self.knobs.apply(&wanted)?;
                     helper.resume()?;
                     match helper.receive()? {

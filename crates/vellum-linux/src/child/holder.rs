@@ -3,6 +3,7 @@
 use super::{Helper, Message, send};
 use crate::Skip;
 use crate::region::Region;
+use crate::workload::arm::Arm;
 use crate::workload::case::Case;
 
 /// The region that a helper holds.
@@ -18,6 +19,9 @@ pub struct Args {
     /// Map it by huge PTEs.
     #[arg(long)]
     huge: bool,
+    /// The order in which its folios are touched.
+    #[arg(long, default_value = "ascending")]
+    arm: Arm,
 }
 
 impl Args {
@@ -31,7 +35,7 @@ impl Args {
     /// # Errors
     /// A system call failed.
     pub fn hold(&self) -> anyhow::Result<Option<Region>> {
-        let case = Case { bytes: self.bytes, folio_kib: self.folio_kib, huge: self.huge };
+        let case = Case { bytes: self.bytes, folio_kib: self.folio_kib, huge: self.huge, arm: self.arm };
         let (mut ns, mut fallback, mut region) = (0, 0.0, None);
         if case.bytes > 0 {
             let touched = region.insert(Region::map(case.bytes)?).touch(&case)?;
@@ -60,6 +64,7 @@ impl RegionHolder {
     pub fn start(mut args: Vec<String>, case: Option<&Case>) -> Result<RegionHolder, Skip> {
         if let Some(case) = case {
             args.extend([format!("--bytes={}", case.bytes), format!("--folio-kib={}", case.folio_kib)]);
+            args.push(format!("--arm={}", case.arm.name()));
             args.extend(case.huge.then(|| "--huge".to_owned()));
         }
         let mut helper = Helper::start(&args)?;

@@ -111,7 +111,7 @@ mod tests {
 
     fn plan(files: &[(&str, &str)], folio_kib: u32) -> Result<Vec<String>, Skip> {
         let root = root(files);
-        let changes = Mthp::at(root.path()).plan(&Case { bytes: 2 << 20, folio_kib, huge: false })?;
+        let changes = Mthp::at(root.path()).plan(&Case::of(2 << 20, folio_kib))?;
         let show = |c: Change| format!("{}={}", c.path.strip_prefix(root.path()).unwrap().display(), c.value);
         Ok(changes.into_iter().map(show).collect())
     }

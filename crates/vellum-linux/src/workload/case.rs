@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 
+use super::arm::Arm;
 use super::data::{Data, Rewrites};
 
 /// Bytes of a base page.
@@ -18,9 +19,17 @@ pub struct Case {
     pub folio_kib: u32,
     /// True if huge PTEs map the folios; otherwise each page has its own PTE.
     pub huge: bool,
+    /// The order in which they are touched.
+    pub arm: Arm,
 }
 
 impl Case {
+    /// Returns a region of `bytes`, touched in ascending order, in folios of this size whose pages
+    /// have PTEs of their own.
+    pub const fn of(bytes: u64, folio_kib: u32) -> Case {
+        Case { bytes, folio_kib, huge: false, arm: Arm::Ascending }
+    }
+
     /// Returns the number of 4 KiB pages.
     pub fn pages(&self) -> u64 {
         self.bytes / PAGE
@@ -28,7 +37,12 @@ impl Case {
 
     /// Returns the 4 KiB pages of a folio.
     pub fn pages_per_folio(&self) -> u64 {
-        u64::from(self.folio_kib) << 10 >> 12
+        self.folio_bytes() / PAGE
+    }
+
+    /// Returns the bytes of a folio.
+    pub fn folio_bytes(&self) -> u64 {
+        u64::from(self.folio_kib) << 10
     }
 
     /// Returns the number of folios.
@@ -135,7 +149,7 @@ mod tests {
     #[test]
     fn a_region_consists_of_its_folios_pages() {
         for folio_kib in [4, 16, 64, 2048] {
-            let case = Case { bytes: 64 << 20, folio_kib, huge: false };
+            let case = Case::of(64 << 20, folio_kib);
             assert_eq!(case.folios() * case.pages_per_folio(), case.pages());
             assert_eq!(case.pages() * PAGE, case.bytes);
         }

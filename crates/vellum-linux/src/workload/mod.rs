@@ -5,11 +5,13 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`arm`] | the order in which a region's folios are touched |
 //! | [`case`] | a region of folios of one size, and the operations on it |
 //! | [`data`] | the contents of its pages, and the check that they survive |
 //! | [`layout`] | the VMAs of a process, as something to copy and measure |
 //! | [`shuffle`] | a fixed pseudo-random order |
 
+pub mod arm;
 pub mod case;
 pub mod data;
 pub mod layout;

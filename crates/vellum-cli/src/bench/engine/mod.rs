@@ -88,11 +88,16 @@ impl Booted {
         space(self.machine, folio_kib, memcg)
     }
 
-    /// Writes a byte in each page of `range` through the simulated MMU. Returns nanoseconds.
-    fn touch(&self, space: &Space<'_>, range: VirtRange) -> Result<u64, Skip> {
+    /// Writes a byte in each page of the case's region at `range` through the simulated MMU, folio
+    /// by folio in the order of the case's arm. Returns nanoseconds.
+    fn touch(&self, space: &Space<'_>, range: VirtRange, case: &Case) -> Result<u64, Skip> {
+        let (order, folio) = (case.arm.order(case.folios()), case.folio_bytes());
         let program = self.cpu.enter(space);
         let start = Instant::now();
-        touch(&program, range)?;
+        for n in order {
+            let start = range.start + n * folio;
+            touch(&program, VirtRange { start, end: start + folio })?;
+        }
         Ok(start.elapsed().as_nanos() as u64)
     }
 }
@@ -245,7 +250,7 @@ impl Contender for ByRun {
         }
         let range = map(&space, case.bytes)?;
         let before = Counted::now(booted.machine);
-        let touch_ns = booted.touch(&space, range)?;
+        let touch_ns = booted.touch(&space, range, case)?;
         shape(&space, range, case)?;
         let between = Counted::now(booted.machine);
         let fallback = before.fallback(&between, case);
@@ -302,7 +307,7 @@ impl Walker for Engine {
         let mut pieces: Vec<u64> = (0..TABLE_SPAN / variant.piece).collect();
         for step in 0..steps {
             let at = range.start + step * TABLE_SPAN;
-            booted.touch(&space, VirtRange { start: at, end: at + TABLE_SPAN })?;
+            touch(&booted.cpu.enter(&space), VirtRange { start: at, end: at + TABLE_SPAN })?;
             peak_kb = peak_kb.max(space.stats().tables >> 10);
             shuffle(&mut pieces, &mut random);
             for piece in &pieces {

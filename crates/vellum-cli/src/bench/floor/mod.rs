@@ -9,8 +9,8 @@
 //!
 //! It leaves out all that makes a memory manager: locks, atomic operations, TLB flushes and the
 //! wait for them, rmap, statistics, memcgs, LRU lists, the merging of free blocks, VMAs, the walk
-//! from the root. It does not prefetch, which the engine does: where descriptors lie far apart, the
-//! engine can come close to the floor, or below it.
+//! from the root. It prefetches the descriptors of the folios that it comes to next, as each of
+//! their PTEs names one.
 //!
 //! Swap-out and swap-in are in [`swapped`]. `munmap`, `dontneed` and `exit` are the same loop here,
 //! as they differ only in what the floor leaves out.
@@ -28,6 +28,9 @@ use crate::bench::contender::{Column, Contender, Sample, Skip};
 use crate::bench::memory::Mapped;
 use swapped::Swap;
 
+/// The number of folios whose descriptors are prefetched ahead of the one in work: enough that
+/// memory has answered by then, and no more than the line fill buffers of a core hold.
+const PREFETCH_AHEAD: usize = 12;
 /// PTEs in a page table.
 const ENTRIES: usize = 512;
 /// The frame number of the region's first page. It is not zero, so that no valid PTE has frame 0.
@@ -176,16 +179,17 @@ impl Arena {
         })
     }
 
-    /// Fills in a fresh region: consecutive frames, each folio mapped once in full. Not measured.
+    /// Fills in a fresh region, each folio mapped once in full. The folio that is touched first has
+    /// the first frames. Not measured.
     pub fn fill(&mut self) {
-        let entries = self.tables.iter_mut().flat_map(|table| table.0.iter_mut());
-        let (count, step, leaf) = if self.case.huge {
-            (self.case.bytes / TABLE_SPAN, TABLE_SPAN >> 12, LARGE)
-        } else {
-            (self.case.pages(), 1, 0)
-        };
-        for (entry, n) in entries.zip(0..count) {
-            *entry = (FIRST_FRAME + n * step) << 12 | ATTRIBUTES | leaf;
+        let leaf = if self.case.huge { LARGE } else { 0 };
+        let (folio, entries) = (self.case.pages_per_folio(), self.entries_of_a_folio());
+        for (position, n) in (0..).zip(self.case.arm.order(self.case.folios())) {
+            let (at, first) = (n as usize * entries, FIRST_FRAME + position * folio);
+            let table = &mut self.tables[at / ENTRIES].0;
+            for (entry, frame) in table[at % ENTRIES..][..entries].iter_mut().zip(first..) {
+                *entry = frame << 12 | ATTRIBUTES | leaf;
+            }
         }
         self.copies.fill(Table([0; ENTRIES]));
         let pages = self.case.pages_per_folio() as u32;
@@ -198,6 +202,11 @@ impl Arena {
         }
         // The frames of page tables lie behind those of the region, and are not mapped.
         self.descriptors[self.case.pages() as usize..].fill(Descriptor::zeroed());
+    }
+
+    /// Returns the number of PTEs that map a folio.
+    fn entries_of_a_folio(&self) -> usize {
+        if self.case.huge { 1 } else { self.case.pages_per_folio() as usize }
     }
 
     /// Clears the accessed and dirty bits of all pages that are not written again. Not measured.
@@ -214,28 +223,29 @@ impl Arena {
     /// Does the measured operation. Returns the folios freed, page tables included; for a fork, the
     /// runs shared.
     pub fn perform(&mut self, op: Op) -> u64 {
+        let folio = self.entries_of_a_folio();
         match (op, self.case.huge) {
             (Op::Protect, _) => {
                 write_protect(&mut self.tables);
                 0
             }
-            (Op::Fork, false) => share(&mut self.tables, &mut self.copies, &mut self.descriptors),
+            (Op::Fork, false) => share(&mut self.tables, &mut self.copies, &mut self.descriptors, folio),
             (Op::Fork, true) => share_huge(&mut self.tables, &mut self.copies, &mut self.descriptors),
-            (Op::Reclaim(_), false) => reclaim(&mut self.tables, &mut self.descriptors),
+            (Op::Reclaim(_), false) => reclaim(&mut self.tables, &mut self.descriptors, folio),
             (Op::Reclaim(_), true) => unmap_huge::<DIRTY>(&mut self.tables, &mut self.descriptors),
             (_, true) => unmap_huge::<0>(&mut self.tables, &mut self.descriptors),
-            (_, false) => unmap(&mut self.tables, &mut self.descriptors, self.case.pages() as usize),
+            (_, false) => unmap(&mut self.tables, &mut self.descriptors, self.case.pages() as usize, folio),
         }
     }
 }
 
 /// Unmaps and frees everything that the page tables map, and the page tables.
 #[inline(never)]
-fn unmap(tables: &mut [Table], descriptors: &mut [Descriptor], frames: usize) -> u64 {
+fn unmap(tables: &mut [Table], descriptors: &mut [Descriptor], frames: usize, folio: usize) -> u64 {
     let (frames, of_tables) = descriptors.split_at_mut(frames);
     let mut free = FreeList::default();
-    for (number, (Table(table), of_table)) in tables.iter_mut().zip(of_tables).enumerate() {
-        unmap_table::<0>(table, frames, &mut free);
+    for (number, of_table) in of_tables.iter_mut().enumerate() {
+        unmap_table::<0>(tables, number, frames, folio, &mut free);
         free.push(frames.len() + number, of_table);
     }
     free.folios
@@ -243,25 +253,58 @@ fn unmap(tables: &mut [Table], descriptors: &mut [Descriptor], frames: usize) ->
 
 /// Unmaps and frees each folio that was not written to.
 #[inline(never)]
-fn reclaim(tables: &mut [Table], frames: &mut [Descriptor]) -> u64 {
+fn reclaim(tables: &mut [Table], frames: &mut [Descriptor], folio: usize) -> u64 {
     let mut free = FreeList::default();
-    for Table(table) in tables {
-        unmap_table::<DIRTY>(table, frames, &mut free);
+    for number in 0..tables.len() {
+        unmap_table::<DIRTY>(tables, number, frames, folio, &mut free);
     }
     free.folios
 }
 
-/// Unmaps and frees everything that a page table maps, except folios with a PTE that has a bit of
-/// `STAYS`.
+/// Returns the index of the frame that a PTE maps.
 #[inline(always)]
-fn unmap_table<const STAYS: u64>(table: &mut [u64], frames: &mut [Descriptor], free: &mut FreeList) {
-    let mut rest = table;
-    while let Some(&first) = rest.first() {
+fn frame_of(entry: u64) -> usize {
+    ((entry & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize
+}
+
+/// Prefetches the descriptor of the frame that PTE `at` of the region maps.
+#[inline(always)]
+fn prefetch(tables: &[Table], at: usize, frames: &[Descriptor]) {
+    let Some(Table(table)) = tables.get(at / ENTRIES) else { return };
+    let at = frames.as_ptr().wrapping_add(frame_of(table[at % ENTRIES]));
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address has no effect that the program could see (Intel SDM vol.
+    // 2B, PREFETCHh).
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch of any address is a hint that never faults (Arm ARM C6.2, PRFM).
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+}
+
+/// Unmaps and frees everything that page table `number` maps, except folios with a PTE that has a
+/// bit of `STAYS`. `folio` is the number of PTEs of most folios.
+#[inline(always)]
+fn unmap_table<const STAYS: u64>(
+    tables: &mut [Table],
+    number: usize,
+    frames: &mut [Descriptor],
+    folio: usize,
+    free: &mut FreeList,
+) {
+    let mut at = 0;
+    while at < ENTRIES {
+        prefetch(tables, number * ENTRIES + at + PREFETCH_AHEAD * folio, frames);
+        let rest = &mut tables[number].0[at..];
+        let first = rest[0];
         if first & PRESENT == 0 {
-            rest = &mut rest[1..];
+            at += 1;
             continue;
         }
-        let frame = ((first & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
+        let frame = frame_of(first);
         let Some(to_head) = frames.get(frame).map(|descriptor| descriptor.to_head as usize) else {
             break;
         };
@@ -272,11 +315,11 @@ fn unmap_table<const STAYS: u64>(table: &mut [u64], frames: &mut [Descriptor], f
         // A run ends at the end of its folio and of its page table.
         let limit = (descriptor.pages as usize).wrapping_sub(to_head).clamp(1, rest.len());
         if STAYS != 0 && rest[..limit].iter().fold(0, |all, entry| all | entry) & STAYS != 0 {
-            rest = &mut rest[limit..];
+            at += limit;
             continue;
         }
         let run = take_run(&mut rest[..limit], first);
-        rest = &mut rest[run..];
+        at += run;
 
         descriptor.maps = descriptor.maps.wrapping_sub(run as u32);
         descriptor.references = descriptor.references.wrapping_sub(run as u32);
@@ -329,35 +372,40 @@ fn change_run(entries: &mut [u64], first: u64, mut change: impl FnMut(usize, &mu
 }
 
 /// Shares all mapped pages with a child: write-protects their PTEs, copies them into `copies`, and
-/// counts the child's mappings. Returns the number of runs.
+/// counts the child's mappings. `folio` is the number of PTEs of most folios. Returns the number of
+/// runs.
 #[inline(never)]
-fn share(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descriptor]) -> u64 {
+fn share(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descriptor], folio: usize) -> u64 {
     let mut runs = 0;
-    for (Table(table), Table(copy)) in tables.iter_mut().zip(copies) {
-        let (mut rest, mut copy) = (&mut table[..], &mut copy[..]);
-        while let Some(&first) = rest.first() {
-            let mut run = 1;
-            if first & PRESENT != 0 {
-                let frame = ((first & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
-                let Some(to_head) = frames.get(frame).map(|descriptor| descriptor.to_head as usize) else {
-                    break;
-                };
-                let Some(descriptor) = frames.get_mut(frame.wrapping_sub(to_head)) else {
-                    break;
-                };
-                // A run ends at the end of its folio and of its page table.
-                let limit = (descriptor.pages as usize).wrapping_sub(to_head).clamp(1, rest.len());
-                run = change_run(&mut rest[..limit], first, |at, part| {
-                    for (entry, copy) in part.iter_mut().zip(&mut copy[at..]) {
-                        *entry &= !WRITE;
-                        *copy = *entry;
-                    }
-                });
-                descriptor.references = descriptor.references.wrapping_add(run as u32);
-                descriptor.maps = descriptor.maps.wrapping_add(run as u32);
-                runs += 1;
+    for (number, Table(copies)) in copies.iter_mut().enumerate() {
+        let mut at = 0;
+        while at < ENTRIES {
+            prefetch(tables, number * ENTRIES + at + PREFETCH_AHEAD * folio, frames);
+            let (rest, copy) = (&mut tables[number].0[at..], &mut copies[at..]);
+            let first = rest[0];
+            if first & PRESENT == 0 {
+                at += 1;
+                continue;
             }
-            (rest, copy) = (&mut rest[run..], &mut copy[run..]);
+            let frame = frame_of(first);
+            let Some(to_head) = frames.get(frame).map(|descriptor| descriptor.to_head as usize) else {
+                break;
+            };
+            let Some(descriptor) = frames.get_mut(frame.wrapping_sub(to_head)) else {
+                break;
+            };
+            // A run ends at the end of its folio and of its page table.
+            let limit = (descriptor.pages as usize).wrapping_sub(to_head).clamp(1, rest.len());
+            let run = change_run(&mut rest[..limit], first, |at, part| {
+                for (entry, copy) in part.iter_mut().zip(&mut copy[at..]) {
+                    *entry &= !WRITE;
+                    *copy = *entry;
+                }
+            });
+            descriptor.references = descriptor.references.wrapping_add(run as u32);
+            descriptor.maps = descriptor.maps.wrapping_add(run as u32);
+            runs += 1;
+            at += run;
         }
     }
     runs
@@ -372,7 +420,7 @@ fn share_huge(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descript
         if *entry & PRESENT == 0 {
             continue;
         }
-        let head = ((*entry & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
+        let head = frame_of(*entry);
         let Some(descriptor) = frames.get_mut(head) else {
             break;
         };
@@ -393,7 +441,7 @@ fn unmap_huge<const STAYS: u64>(tables: &mut [Table], descriptors: &mut [Descrip
         if *entry & PRESENT == 0 || *entry & STAYS != 0 {
             continue;
         }
-        let head = ((*entry & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
+        let head = frame_of(*entry);
         let Some(descriptor) = descriptors.get_mut(head) else {
             break;
         };
@@ -417,13 +465,17 @@ fn write_protect(tables: &mut [Table]) {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+    use vellum_linux::workload::arm::Arm;
+
     use super::*;
 
     const BYTES: u64 = 8 << 20;
 
     fn cases() -> impl Iterator<Item = Case> {
-        let small = [4, 16, 64, 512, 2048].map(|folio_kib| Case { bytes: BYTES, folio_kib, huge: false });
-        small.into_iter().chain([Case { bytes: BYTES, folio_kib: 2048, huge: true }])
+        let small = [4, 16, 64, 512, 2048].map(|folio_kib| Case::of(BYTES, folio_kib));
+        let cases = small.into_iter().chain([Case { huge: true, ..Case::of(BYTES, 2048) }]);
+        cases.flat_map(|case| Arm::value_variants().iter().map(move |&arm| Case { arm, ..case }))
     }
 
     fn entries(arena: &Arena) -> impl Iterator<Item = u64> {
@@ -491,7 +543,7 @@ mod tests {
 
     #[test]
     fn a_folio_in_several_runs_is_freed_with_the_last_run() {
-        let case = Case { bytes: TABLE_SPAN, folio_kib: 64, huge: false };
+        let case = Case::of(TABLE_SPAN, 64);
         let mut arena = Arena::new(&case).unwrap();
         arena.fill();
         arena.tables[0].0[5] &= !WRITE;
@@ -522,7 +574,7 @@ mod tests {
 
     #[test]
     fn a_child_gets_mapped_pages_only() {
-        let case = Case { bytes: TABLE_SPAN, folio_kib: 64, huge: false };
+        let case = Case::of(TABLE_SPAN, 64);
         let mut arena = Arena::new(&case).unwrap();
         arena.fill();
         arena.tables[0].0[5] = 0;

@@ -178,8 +178,8 @@ mod tests {
 
     #[test]
     fn every_folio_is_swapped_out_once_and_restored() {
-        let small = [4, 64, 2048].map(|folio_kib| Case { bytes: 4 << 20, folio_kib, huge: false });
-        for case in small.into_iter().chain([Case { bytes: 4 << 20, folio_kib: 2048, huge: true }]) {
+        let small = [4, 64, 2048].map(|folio_kib| Case::of(4 << 20, folio_kib));
+        for case in small.into_iter().chain([Case { huge: true, ..Case::of(4 << 20, 2048) }]) {
             for data in [Data::SameFilled, Data::Compressible] {
                 let (mut arena, mut swap) = (Arena::new(&case).unwrap(), Swap::new(&case).unwrap());
                 arena.fill();

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 
 use vellum_linux::Linux;
 use vellum_linux::cpu::PinnedCpu;
+use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
 
 use super::contender::{Column, Columns, Contender};
@@ -44,6 +45,9 @@ pub struct Args {
     /// Leave out the region of 2 MiB folios that are mapped by huge PTEs.
     #[arg(long)]
     pub no_huge: bool,
+    /// Orders in which the region's folios are touched, which decide where in memory they lie.
+    #[arg(long, value_delimiter = ',', default_value = "ascending,random")]
+    pub arms: Vec<Arm>,
     /// The directory of the huge-page settings.
     #[arg(long, hide = true, default_value = "/sys/kernel/mm/transparent_hugepage")]
     pub thp_root: PathBuf,
@@ -103,9 +107,10 @@ pub fn section(args: &Args, ops: &[Op], subject: &Subject) -> anyhow::Result<Sec
 }
 
 fn cases(args: &Args) -> impl Iterator<Item = Case> {
-    let small = args.folios.iter().map(|&folio_kib| Case { bytes: args.size, folio_kib, huge: false });
-    let huge = (!args.no_huge).then_some(Case { bytes: args.size, folio_kib: 2048, huge: true });
-    small.chain(huge)
+    let small = args.folios.iter().map(|&folio_kib| Case::of(args.size, folio_kib));
+    let huge = (!args.no_huge).then_some(Case { huge: true, ..Case::of(args.size, 2048) });
+    let cases = small.chain(huge);
+    args.arms.iter().flat_map(move |&arm| cases.clone().map(move |case| Case { arm, ..case }))
 }
 
 /// Runs all operations on all cases, and returns the rows in the order of `ops`.

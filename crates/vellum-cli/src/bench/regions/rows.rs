@@ -79,6 +79,11 @@ impl Row {
         Row { op, case, cells: outcomes.map(of), work: outcomes.vellum.work.filter(|_| !beside) }
     }
 
+    /// Returns the row's name in a note.
+    pub fn name(&self) -> String {
+        format!("{} {} {}", self.op.title(), self.case.arm.name(), self.case.label())
+    }
+
     /// Returns the median of a column in nanoseconds.
     pub fn median(&self, column: Column) -> Option<u64> {
         self.cells[column].summary().map(|summary| summary.median)
@@ -102,6 +107,7 @@ impl Row {
             op: self.op.name(),
             data: self.op.data().map(Data::name),
             written: self.op.rewrites().map(Rewrites::name),
+            arm: self.case.arm.name(),
             folio_kib: self.case.folio_kib,
             huge: self.case.huge,
             bytes: self.case.bytes,
@@ -130,6 +136,7 @@ struct Json {
     data: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     written: Option<&'static str>,
+    arm: &'static str,
     folio_kib: u32,
     huge: bool,
     bytes: u64,
@@ -164,7 +171,7 @@ mod tests {
         Outcome { ops: ops.to_vec(), touches: ops.iter().map(|ns| ns * 10).collect(), ..Outcome::default() }
     }
 
-    const CASE: Case = Case { bytes: 1 << 30, folio_kib: 64, huge: false };
+    const CASE: Case = Case::of(1 << 30, 64);
 
     #[test]
     fn the_json_of_a_row_has_these_keys_and_no_others() {
@@ -174,7 +181,7 @@ mod tests {
             ..Columns::default()
         };
         let expected = serde_json::json!({
-            "bench": "unmap", "op": "munmap", "folio_kib": 64, "huge": false, "bytes": 1 << 30,
+            "bench": "unmap", "op": "munmap", "arm": "ascending", "folio_kib": 64, "huge": false, "bytes": 1 << 30,
             "floor_ns": 2, "vellum_ns": null, "page_ns": null, "linux_ns": null,
             "min": { "floor_ns": 1, "vellum_ns": null, "page_ns": null, "linux_ns": null },
             "max": { "floor_ns": 3, "vellum_ns": null, "page_ns": null, "linux_ns": null },

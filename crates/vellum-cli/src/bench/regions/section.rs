@@ -1,6 +1,7 @@
 //! The section of the report: a table and a chart for each operation, the method, and what is
 //! missing.
 
+use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::Op;
 
 use super::Subject;
@@ -19,15 +20,25 @@ pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
         id: subject.name,
         title: format!("{} {}, by folio size", subject.title, vellum_inspect::size::show(bytes)),
         method: method(subject, runs),
-        parts: rows.chunk_by(|a, b| a.op == b.op).map(part).chain(subject.beside.map(|part| part(rows))).collect(),
+        parts: of_one_table(rows).map(part).chain(subject.beside.map(|part| part(rows))).collect(),
         notes: notes(rows),
         json: rows.iter().map(|row| row.json(subject.name)).collect(),
     }
 }
 
+/// Returns the rows of each table: those of one operation and one arm.
+fn of_one_table(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
+    rows.chunk_by(|a, b| a.op == b.op && a.case.arm == b.case.arm)
+}
+
 fn part(rows: &[Row]) -> Part {
-    let op = rows[0].op;
-    Part { title: op.title(), text: description(op).to_owned(), chart: Some(chart(rows)), table: table(rows) }
+    let (op, arm) = (rows[0].op, rows[0].case.arm);
+    Part { title: title(op, arm), text: description(op).to_owned(), chart: Some(chart(rows)), table: table(rows) }
+}
+
+/// Returns the heading of an operation's table.
+fn title(op: Op, arm: Arm) -> String {
+    format!("{}, {}", op.title(), arm.name())
 }
 
 fn description(op: Op) -> &'static str {
@@ -175,7 +186,10 @@ fn chart(rows: &[Row]) -> Chart {
         (!series.line.is_empty() || !series.lone.is_empty()).then_some(series)
     });
     Chart {
-        label: format!("{}: nanoseconds a page of 4 KiB by folio size, both axes logarithmic", rows[0].op.title()),
+        label: format!(
+            "{}: nanoseconds a page of 4 KiB by folio size, both axes logarithmic",
+            title(rows[0].op, rows[0].case.arm)
+        ),
         y_name: "ns a page".to_owned(),
         scale: Scale::Decades,
         ticks,
@@ -199,8 +213,8 @@ fn notes(rows: &[Row]) -> Vec<String> {
             },
         };
         let name = match row.cells[column].notable_fallback() {
-            Some(share) => format!("{} {} ({:.0} %)", row.op.title(), row.case.label(), share * 100.0),
-            None => format!("{} {}", row.op.title(), row.case.label()),
+            Some(share) => format!("{} ({:.0} %)", row.name(), share * 100.0),
+            None => row.name(),
         };
         match reasons.iter_mut().find(|(known, _)| *known == reason) {
             Some((_, names)) => names.push(name),
@@ -209,7 +223,7 @@ fn notes(rows: &[Row]) -> Vec<String> {
     }
     let absent = |column: Column| rows.iter().all(|row| matches!(row.cells[column], Cell::Absent));
     let missing: Vec<&str> = Column::ALL.into_iter().filter(|&c| absent(c)).map(Column::name).collect();
-    let mut notes: Vec<String> = rows.chunk_by(|a, b| a.op == b.op).filter_map(work).collect();
+    let mut notes: Vec<String> = of_one_table(rows).filter_map(work).collect();
     notes.extend(reasons.into_iter().map(|(reason, names)| format!("{reason}: {}.", names.join(", "))));
     if !missing.is_empty() && !rows.is_empty() {
         notes.push(format!("Not part of this run: {}.", missing.join(", ")));
@@ -230,7 +244,7 @@ fn work(rows: &[Row]) -> Option<String> {
     let all: Vec<String> = rows.iter().filter_map(counts).collect();
     let cleared = rows.iter().any(|row| row.work.is_some_and(|work| work.runs > 0));
     let what = if cleared { "TLB flushes / runs cleared" } else { "TLB flushes" };
-    let name = rows[0].op.title();
+    let name = title(rows[0].op, rows[0].case.arm);
     (!all.is_empty()).then(|| format!("vellum's {what} in one {name}: {}.", all.join(", ")))
 }
 
@@ -243,7 +257,7 @@ mod tests {
 
     fn row(op: Op, folio_kib: u32, linux: Outcome) -> Row {
         let floor = Outcome { ops: vec![1000], ..Outcome::default() };
-        Row::new(op, Case { bytes: 2 << 20, folio_kib, huge: false }, &Columns { floor, linux, ..Columns::default() })
+        Row::new(op, Case::of(2 << 20, folio_kib), &Columns { floor, linux, ..Columns::default() })
     }
 
     #[test]
@@ -252,7 +266,7 @@ mod tests {
         let notes = notes(&[row(Op::Munmap, 16, skip()), row(Op::Protect, 16, skip())]);
         let about: Vec<_> = notes.iter().filter(|note| note.contains("16 KiB")).collect();
         assert_eq!(about.len(), 1);
-        assert!(about[0].contains("munmap 16 KiB, protect 16 KiB"), "{}", about[0]);
+        assert!(about[0].contains("munmap ascending 16 KiB, protect ascending 16 KiB"), "{}", about[0]);
     }
 
     #[test]
@@ -264,9 +278,9 @@ mod tests {
         let notes =
             notes(&[row(Op::Munmap, 4, 129, 262_144), row(Op::Munmap, 64, 5, 16_384), row(Op::Protect, 4, 1, 0)]);
         let expected = [
-            "vellum's TLB flushes / runs cleared in one munmap: 129 / 262\u{202f}144 (4 KiB), 5 / 16\u{202f}384 (64 \
+            "vellum's TLB flushes / runs cleared in one munmap, ascending: 129 / 262\u{202f}144 (4 KiB), 5 / 16\u{202f}384 (64 \
              KiB).",
-            "vellum's TLB flushes in one protect: 1 (4 KiB).",
+            "vellum's TLB flushes in one protect, ascending: 1 (4 KiB).",
         ];
         assert_eq!(notes[..2], expected);
     }
@@ -277,7 +291,11 @@ mod tests {
         let section = of(&Subject { name: "unmap", ..Subject::default() }, &[row(Op::Munmap, 64, linux)], 1);
         let Value::Figure { main, .. } = &section.parts[0].table.rows[0][4] else { panic!("no figure") };
         assert!(main.ends_with(MARK), "{main}");
-        assert!(section.notes.iter().any(|note| note.contains("munmap 64 KiB (20 %)")), "{:?}", section.notes);
+        assert!(
+            section.notes.iter().any(|note| note.contains("munmap ascending 64 KiB (20 %)")),
+            "{:?}",
+            section.notes
+        );
     }
 
     #[test]

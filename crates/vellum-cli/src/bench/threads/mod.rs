@@ -125,7 +125,7 @@ fn measure(args: &Args, cpus: &[usize], teams: &mut [Box<dyn Team + '_>]) -> Vec
     let progress = Progress::new((cases * teams.len() * args.runs as usize) as u64);
     let mut rows = Vec::new();
     for &folio_kib in &args.folios {
-        let case = Case { bytes: args.size, folio_kib, huge: false };
+        let case = Case::of(args.size, folio_kib);
         for spaces in Spaces::ALL {
             let outcomes = take_turns(args.runs, &case, spaces, cpus, teams, &progress);
             let row = |op| Row::new(op, spaces, cpus.len(), case, &outcomes);
@@ -237,6 +237,7 @@ mod tests {
             runs: 3,
             folios: folios.to_vec(),
             no_huge: false,
+            arms: vec![vellum_linux::workload::arm::Arm::Ascending],
             thp_root: PathBuf::new(),
         };
         let beside = |unmap| {

@@ -179,7 +179,7 @@ pub mod tests {
     pub fn row(op: Op, spaces: Spaces, together: &[u64], linux: Outcome) -> Row {
         let times = |ns: &[u64]| ns.iter().map(|&ns| Times { touch_ns: 10 * ns, unmap_ns: ns }).collect();
         let floor = Outcome { together: times(together), alone: times(&[100]), ..Outcome::default() };
-        let case = Case { bytes: 2 << 20, folio_kib: 64, huge: false };
+        let case = Case::of(2 << 20, 64);
         Row::new(op, spaces, 2, case, &Columns { floor, linux, ..Columns::default() })
     }
 

@@ -262,7 +262,7 @@ mod tests {
         for (folio_kib, huge) in [(4, false), (64, false), (2048, false), (2048, true)] {
             for spaces in [Spaces::One, Spaces::Own] {
                 for members in [0..2, 1..2] {
-                    let case = Case { bytes: 8 << 20, folio_kib, huge };
+                    let case = Case { huge, ..Case::of(8 << 20, folio_kib) };
                     let sample = team.run(&case, spaces, &cpus(), members).unwrap();
                     assert_eq!(sample.fallback, 0.0, "{}", case.label());
                     assert_eq!(free(), before, "{}", case.label());
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn the_floor_and_linux_are_timed() {
         let thp = tempfile::tempdir().unwrap();
-        let case = Case { bytes: 4 << 20, folio_kib: 4, huge: false };
+        let case = Case::of(4 << 20, 4);
         let teams: [&mut dyn Team; 2] = [&mut Floor::default(), &mut Linux::new(thp.path())];
         for team in teams {
             team.prepare(&case, 2).unwrap();
