@@ -107,8 +107,8 @@ impl<A: Silicon> Config<A> {
         Ok(Fast::new(self.hardware(model, Schedule::Host)?))
     }
 
-    /// Builds a machine for tests. It asks the host for huge pages: most tests use a small memory
-    /// for a short time, half of which would be the host's page faults.
+    /// Builds a machine for tests. It asks the host for huge pages. Most tests use little memory
+    /// for a short time, and with small pages the host's page faults would take half of that time.
     ///
     /// # Errors
     /// If the host refuses the memory.

@@ -67,8 +67,8 @@ struct Mmu {
 #[derive(Debug)]
 pub(crate) struct MmuState {
     pub tlb: Tlb,
-    /// The spaces that this CPU may translate for, each with the number of programs that run in it
-    /// here.
+    /// The spaces that this CPU may translate for, each with its root page table, and with the
+    /// number of programs that run in the space on this CPU.
     pub spaces: Vec<(SpaceId, Pfn, usize)>,
     /// A translation that was looked up, whose access has yet to happen.
     pub in_flight: Option<(Tag, Leaf)>,
@@ -169,7 +169,8 @@ impl<A: Silicon> Hardware<A> {
     }
 
     pub(crate) fn mmu(&self, cpu: usize) -> MutexGuard<'_, MmuState> {
-        // A test that failed inside an access leaves the caches in a valid state.
+        // Ignore the poisoning: a test that panicked inside an access left the caches in a valid
+        // state.
         self.mmus[cpu].state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -8,7 +8,7 @@
 //! | for | benchmarks | tests |
 //! | the engine's events | compiled away | checked, one by one |
 //! | TLBs | none by default; invalidations are counted, and wait for accesses under way | small and hostile |
-//! | time | the host's | one tick an event |
+//! | time | the host's | one tick for each reading of the clock |
 //! | CPUs | threads of the host | threads of the host, or coroutines under a deterministic scheduler |
 //!
 //! TLBs are data: [`TlbModel::CORES`] holds those of real cores, with their sources. They cache a

@@ -34,7 +34,8 @@ pub struct Bank {
     pub ways: u32,
 }
 
-/// A paging-structure cache: pointers to page tables that stand at one level.
+/// A paging-structure cache: it holds the pointers to page tables that the entries of one level
+/// contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PagingCache {
     /// The level of the entries that hold the pointers, 2 or more.

@@ -35,7 +35,7 @@ impl Access {
 
 /// An address space, as far as hardware and faults are concerned.
 pub trait Handler {
-    /// Why an access can't be resolved: a kernel would turn this into a signal.
+    /// The reason why an access can't be resolved: a kernel would turn this into a signal.
     type Error;
 
     /// Returns the root page table.
@@ -47,14 +47,16 @@ pub trait Handler {
     /// Resolves a fault. If this succeeds, the access is tried again.
     fn fault(&self, va: u64, access: Access) -> Result<(), Self::Error>;
 
-    /// Called when a CPU is about to load the root page table, which it has not loaded yet.
+    /// Called before a CPU loads the root page table, if no program on this CPU runs in the space
+    /// yet. Calls of `enter` and [`Handler::leave`] for one CPU alternate: they do not nest.
     fn enter(&self, _cpu: usize) {}
 
-    /// Called when a CPU has unloaded the root page table and dropped all that it had cached of it.
+    /// Called when the last program in the space on a CPU has ended: the CPU has unloaded the root
+    /// page table, and dropped all that it had cached of the space.
     fn leave(&self, _cpu: usize) {}
 }
 
-/// Why a program's access failed.
+/// The reason why a program's access failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault<E> {
     /// The handler returned this error.
@@ -65,7 +67,7 @@ pub enum Fault<E> {
     Stuck(u64),
 }
 
-/// Faults of one access, all of them resolved, after which the access counts as stuck.
+/// The number of resolved faults of one access after which the access counts as stuck.
 const MAX_FAULTS: u32 = 10_000;
 
 /// The number of bytes that [`Program::touch`] accesses under one hold of the lock, for which an
@@ -81,7 +83,8 @@ pub struct Touched {
     pub faults: u64,
 }
 
-/// A simulated CPU, held by the seat through which the current thread is this CPU.
+/// A simulated CPU. The thread that made this value has a seat at the CPU, and so is this CPU,
+/// until the value is dropped.
 #[derive(Debug)]
 pub struct Cpu<'m, S> {
     machine: &'m S,

@@ -37,7 +37,7 @@ impl Schedule {
                     std::hint::spin_loop();
                 }
             }
-            // While a coroutine unwinds, its schedule has ended.
+            // While a coroutine unwinds, its schedule has ended, so `shuttle` is not called.
             #[cfg(feature = "shuttle")]
             Schedule::Shuttle if !thread::panicking() => shuttle::hint::spin_loop(),
             #[cfg(feature = "shuttle")]
@@ -45,13 +45,15 @@ impl Schedule {
         }
     }
 
-    /// A point where another CPU may go on although this one waits for nothing.
+    /// Lets another CPU go on, although this one waits for nothing. CPUs that are threads of the
+    /// host yield only with `host_yields`.
     pub(crate) fn switch_point(self, host_yields: bool) {
         match self {
             Schedule::Host if host_yields => thread::yield_now(),
             Schedule::Host => {}
-            // `shuttle` models no time: a sleep switches away without the hint of a yield that
-            // going on gains nothing.
+            // `shuttle` models no time, so this sleep only lets its scheduler switch to another
+            // coroutine. A yield would also hint to the scheduler that this coroutine can make no
+            // progress.
             #[cfg(feature = "shuttle")]
             Schedule::Shuttle if !thread::panicking() => shuttle::thread::sleep(std::time::Duration::ZERO),
             #[cfg(feature = "shuttle")]

@@ -106,7 +106,8 @@ impl Seats {
     }
 
     fn set_top(&self, all: &[Sitting]) {
-        // Coroutines share the host's thread, so the last seat may be another coroutine's.
+        // `TOP` has no seat of a coroutine (`task` is not 0): coroutines share a thread of the
+        // host, so the last seat may be another coroutine's.
         let top = all.last().filter(|s| s.task == 0);
         TOP.set(top.map_or((0, 0), |s| (s.machine, s.cpu)));
     }

@@ -222,7 +222,8 @@ pub(crate) struct Conflict {
 #[derive(Debug)]
 pub(crate) struct Tlb {
     stores: Vec<Store>,
-    /// From the last level up: the deepest pointer saves the most.
+    /// The paging-structure caches, each with its level. The level nearest to the leaves comes
+    /// first, because a walk that starts at the deepest pointer reads the fewest entries.
     paging: Vec<(u8, Cache<Pfn>)>,
     absent: Absent,
     now: u64,
@@ -376,7 +377,8 @@ impl Tlb {
                 cache.retain(|tag| !tag.reached_by(what));
             }
         }
-        // An absent entry that may become a pointer to a page table is dropped as pointers are.
+        // An entry above the last level that is cached as not present may become a pointer to a
+        // page table. So it is dropped where pointers are: only with `tables`.
         let page = self.absent.sizes.first().copied();
         self.absent.cache.retain(|tag| !tag.reached_by(what) || !what.tables && Some(tag.shift) != page);
     }

@@ -19,17 +19,18 @@ pub trait Silicon: Arch {
 
 impl Silicon for X86_64 {
     // "Whenever the processor uses a paging-structure entry as part of linear-address translation,
-    // it sets the accessed flag in that entry" (Intel SDM vol. 3A §5.8), not in leaves lockless.
+    // it sets the accessed flag in that entry" (Intel SDM vol. 3A §5.8), not only in leaves.
     fn table_accessed(&self) -> u64 {
         1 << 5
     }
 }
 
-// A CPU that sets accessed and dirty in leaves (FEAT_HAFDBS), unless the machine leaves them to
-// software, and not in table descriptors (FEAT_HAFT).
+// The simulated CPU has FEAT_HAFDBS: it sets accessed and dirty in leaves, unless the machine
+// leaves them to software. It has no FEAT_HAFT: it sets nothing in table descriptors.
 impl Silicon for Aarch64 {}
 
-// A CPU with Svadu, or else with Svade. In a pointer to a page table the bits are reserved.
+// The simulated CPU has Svadu (it sets accessed and dirty in leaves), or Svade if the machine
+// leaves them to software. In a pointer to a page table the two bits are reserved.
 impl Silicon for Riscv64 {}
 
 /// Returns the bits to flip in leaf `raw` so that `more` of [`Attrs::HARDWARE`] is set too. (In
@@ -70,7 +71,7 @@ pub(crate) struct Found {
     pub span: u32,
 }
 
-/// Why a walk ended in a fault.
+/// The reason why a walk ended in a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Miss {
     /// An entry that maps `1 << shift` bytes is not present: it is empty, or allows no access at
@@ -191,8 +192,9 @@ impl<A: Silicon> Tables<'_, A> {
         }
     }
 
-    /// Returns whether two leaves of a page table map addresses as far apart as the leaves are, and
-    /// agree in all other bits except those of `aside`.
+    /// Returns whether the physical addresses that two leaves of a page table map are as far apart
+    /// as the virtual addresses of the leaves, and the leaves agree in all other bits except those
+    /// of `aside`.
     fn same(&self, a: u64, at: usize, b: u64, other: usize, level: u8, aside: u64) -> bool {
         let arch = self.arch;
         let (a, b) = (arch.at_index(a, at), arch.at_index(b, other));

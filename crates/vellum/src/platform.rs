@@ -235,12 +235,12 @@ pub unsafe trait Tlb {
     /// masked. The caller holds no other lock for which a CPU may wait in this way.
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet);
 
-    /// Invalidates on the calling CPU only, so that an access that faulted there is retried against
-    /// the present PTEs (INV-20; Linux: `flush_tlb_fix_spurious_fault`). The engine frees no frame
-    /// because of this call. A host may do nothing if the CPU runs another space by now, or has no
-    /// translations of this one. With [`Invalidation::tables`] the paging-structure caches are
-    /// invalidated too. The engine calls this in formats that need it ([`crate::arch::stale`]),
-    /// with a page table's lock held or with none.
+    /// Invalidates on the calling CPU only, so that an access that faulted there is retried with
+    /// the PTEs as they are now (INV-20; Linux: `flush_tlb_fix_spurious_fault`). The engine frees
+    /// no frame because of this call. A host may do nothing if the CPU runs another space by now,
+    /// or has no translations of this one. With [`Invalidation::tables`] the paging-structure
+    /// caches are invalidated too. The engine calls this in formats that need it
+    /// ([`crate::arch::stale`]), with a page table's lock held or with none.
     ///
     /// AArch64: `TLBI VAE1` for each page, `DSB NSH`, `ISB`. RISC-V: `SFENCE.VMA` with each page's
     /// address, or without an address if `tables` is set, because an `SFENCE.VMA` with an address

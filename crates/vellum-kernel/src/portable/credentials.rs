@@ -12,7 +12,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
 
-/// The capabilities that follow the file-system UID (Linux: `CAP_FS_SET`).
+/// The capabilities that become effective, if permitted, when `setfsuid` changes the file-system
+/// UID to 0, and cease to be effective when it changes the UID from 0 to another (Linux:
+/// `CAP_FS_SET`).
 const FS_CAPS: Caps = cap(abi::CAP_CHOWN)
     | cap(abi::CAP_MKNOD)
     | cap(abi::CAP_DAC_OVERRIDE)
@@ -61,7 +63,7 @@ pub struct Credentials {
 /// The IDs that a system call is to set. An ID of [`UNCHANGED`] stays as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
-    /// `setuid`, `setgid`.
+    /// `setuid`, `setgid`: one ID. Without privilege, only the effective ID is set.
     All(u32),
     /// `setreuid`, `setregid`: real, effective.
     Two(u32, u32),
@@ -274,9 +276,9 @@ impl Credentials {
         self.has(abi::CAP_SYS_NICE) || own == other.uids[REAL] || own == other.uids[EFFECTIVE]
     }
 
-    /// Returns whether `other`'s real, effective and saved IDs all equal these real IDs. If so, a
-    /// thread with these credentials may change the resource limits of a process with `other`, and
-    /// trace it.
+    /// Returns whether the real, effective and saved UIDs of `other` all equal the real UID of
+    /// these credentials, and its GIDs the real GID. If so, a thread with these credentials may
+    /// change the resource limits of a process with `other`, and trace it.
     pub fn matches(&self, other: &Credentials) -> bool {
         let all = |own: IdSet, other_ids: IdSet| other_ids[..3].iter().all(|id| *id == own[REAL]);
         all(self.uids, other.uids) && all(self.gids, other.gids)

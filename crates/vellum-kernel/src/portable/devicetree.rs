@@ -22,7 +22,8 @@ pub struct Tree<'t> {
     pub nodes: Nodes,
     /// The kernel's command line; empty when absent.
     pub command_line: &'t str,
-    /// The physical range of the initramfs; empty when absent. All of it is in memory of `map`.
+    /// The physical range of the initramfs; empty when absent. All of it is memory, which `map` has
+    /// as [`Kind::Boot`].
     pub archive: Range<u64>,
     processors: [u64; MAX_PROCESSORS],
     count: usize,

@@ -6,7 +6,7 @@ use crate::fs::FileCredentials;
 use alloc::vec::Vec;
 use linux_raw_sys::general::{CAP_IPC_OWNER, CAP_SYS_ADMIN};
 
-/// The key of an object that no key finds (`IPC_PRIVATE`).
+/// The key that creates an object which only its ID finds (`IPC_PRIVATE`).
 pub const PRIVATE: i32 = 0;
 /// Creates the object if none has the key (`IPC_CREAT`).
 pub const CREATE: u32 = 0o1000;

@@ -30,7 +30,7 @@ pub struct StartInfo<'m> {
     /// The kernel's command line; empty when absent or not UTF-8.
     pub command_line: &'m str,
     /// The physical range of the first module, which is the initramfs; empty when absent. All of it
-    /// is in memory of `map`.
+    /// is memory, which `map` has as [`Kind::Boot`].
     pub archive: Range<u64>,
     /// The physical address of ACPI's root pointer.
     pub rsdp: u64,
@@ -66,8 +66,8 @@ pub fn read<'m>(memory: &'m impl PhysicalMemory, at: u64, image: Range<u64>) -> 
         };
         map.push(region.start, region.end, kind)?;
     }
-    // Check the modules before anything is reserved: later their own memory would not count as
-    // usable.
+    // Check that the modules are in usable memory before anything is reserved: the reservation of a
+    // module makes its memory not usable.
     let mut archive = 0..0;
     for index in (0..modules).rev() {
         archive = range(element(memory, list, index, MODULE)?)?;

@@ -11,8 +11,8 @@
 //!
 //! The invalidating CPU first begins a new generation, then reads which CPUs have the space loaded,
 //! and has those invalidate. A loading CPU first publishes that it has the space loaded, then reads
-//! the generation. All CPUs see these accesses in one order (`SeqCst`): so a CPU that does not
-//! appear to have the space loaded sees the new generation.
+//! the generation. All CPUs see these accesses in one order (`SeqCst`). So if the invalidating CPU
+//! does not yet see that a CPU has the space loaded, that CPU reads the new generation afterwards.
 
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 

@@ -6,10 +6,13 @@
 //! task is not lost either: if the woken task stops waiting before it has checked (a signal
 //! arrived, a timeout passed), the wake passes to the next task in the queue.
 //!
-//! A condition checks a state that lasts until the task has seen it, never a moment that may have
-//! passed: an event that other tasks can undo at once (an end of a pipe that is opened and closed,
-//! a child that exits) is counted, under the lock that protects the waiting task's part of it. The
-//! task goes on with the value that its condition returned, and does not check a second time.
+//! A condition checks a state that lasts until the waiting task has seen it. If other tasks can
+//! undo an event before that, a count that never falls records the event. For example, the other
+//! end of a FIFO may be opened and closed again at once. So the FIFO counts the opens of each end,
+//! under the lock of its state. A task that opens one end notes the count of the other end under
+//! the same hold of that lock, and its condition is that the count has grown. An exited child needs
+//! no count, because it stays a zombie until a task reaps it, and no other task then has to see it.
+//! The task goes on with the value that its condition returned, and does not check a second time.
 //!
 //! # Mechanism
 //! A spin lock around a list of wakers in order of arrival. Wakers are woken and dropped outside
@@ -110,8 +113,8 @@ impl Waiter<'_> {
         drop(stale);
     }
 
-    /// Leaves the queue because the condition is true. A wake that came in between is not passed to
-    /// another task.
+    /// Leaves the queue because the condition is true. If a wake has removed this entry from the
+    /// queue already, that wake is not passed to another task.
     pub fn dequeue(&mut self) {
         self.remove();
     }

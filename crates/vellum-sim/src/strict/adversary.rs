@@ -1,4 +1,5 @@
-//! The adversary: hardware that does at the worst moment what the architecture allows at any.
+//! The adversary: hardware that does, at the worst moment, what the architecture allows at any
+//! moment.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};

@@ -13,7 +13,8 @@
 //!   takes the union along.
 //!
 //! The first rule is checked whenever no CPU is at work in the block: when the page table's lock is
-//! released, and when a second CPU comes to a space that one CPU changed without locks.
+//! released; and, in a space that one CPU has changed without locks because no other CPU used the
+//! space, when a second CPU begins to use it.
 
 use std::sync::atomic::Ordering;
 

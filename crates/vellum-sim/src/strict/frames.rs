@@ -93,8 +93,8 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// Checks that the entry that was last made to map this frame does not map it any more, if
-    /// hardware could find it.
+    /// Checks that the entry that was last made to map this frame does not map the frame any more,
+    /// if hardware can still reach that entry.
     fn check_unmapped(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
         let Some((table, index)) = self.frame(pfn).and_then(|f| f.target_of.take()) else {
             return;

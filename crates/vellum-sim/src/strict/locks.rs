@@ -10,8 +10,8 @@ use crate::hardware::Hardware;
 use crate::walker::Silicon;
 
 /// The most work that a CPU may do with preemption disabled, in instructions. `vellum bench holds`
-/// measures these; here they are estimated from the entries, folios and bytes that they are mostly
-/// spent on.
+/// counts the instructions; the checker estimates them from the entries, folios and bytes on which
+/// most of them are spent.
 const MOST_WORK: u32 = 60_000;
 /// Instructions for writing an entry.
 const ENTRY: u32 = 8;
@@ -177,8 +177,8 @@ impl<A: Silicon> Checker<A> {
         self.check_lockless(pfn, space, hardware);
     }
 
-    /// Checks that the CPU may sleep here, or wait for other CPUs: `with_locks` tells whether it
-    /// may hold locks of page tables.
+    /// Checks that the CPU may sleep here, or wait for other CPUs. With `with_locks` it may hold
+    /// locks of page tables, and so have preemption disabled.
     pub fn check_free_to(&mut self, what: &str, with_locks: bool) {
         let state = &self.cpus[self.cpu];
         let mut blockers = Vec::new();

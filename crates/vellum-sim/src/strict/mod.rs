@@ -21,7 +21,7 @@
 //! | `writes` | changes of entries |
 //! | `upper` | entries of upper levels |
 //! | `blocks` | entries of cont blocks |
-//! | `locks` | locks, lockless walks, places to reschedule |
+//! | `locks` | locks, lockless walks, and that a CPU holds nothing where it may be rescheduled |
 //! | `adversary` | hostile hardware |
 
 mod adversary;

@@ -142,7 +142,8 @@ impl<A: Silicon> Strict<A> {
                 checker.fail(Rule::Invalidation, text, &[what.root], &[]);
             }
             if cpus.iter().any(|cpu| cpu != me) {
-                // Table locks are allowed: no CPU waits for one of those with interrupts masked.
+                // The CPU may hold locks of page tables: the engine does not wait for such a lock
+                // with interrupts masked, so a CPU that waits for one still answers the shootdown.
                 checker.check_free_to("would wait for other CPUs", true);
             }
         });
@@ -179,7 +180,8 @@ unsafe impl<A: Silicon> Tlb for Strict<A> {
 
 impl<A: Silicon> Clock for Strict<A> {
     fn now_ns(&self) -> u64 {
-        // Time advances with each reading, and so repeats with the schedule.
+        // Time advances with each reading, so that a schedule that is replayed reads the same
+        // times.
         self.ticks.fetch_add(1, Ordering::Relaxed)
     }
 }

@@ -14,7 +14,8 @@ use super::violation::{Rule, Violation};
 /// The user of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// No event named the frame: the engine has had it since boot, or the allocator.
+    /// No event has named the frame yet: since boot it is in use by the engine, or free in the
+    /// engine's allocator.
     #[default]
     Unknown,
     /// Allocated.
@@ -35,11 +36,12 @@ pub(crate) struct Frame {
     pub counts: Option<(i64, i64)>,
     /// The event of the last decrease of the mapcount.
     pub fell: u64,
-    /// The last entry that was made to map or point to the frame, and that event.
+    /// The event that last made an entry map or point to the frame; the entry is `target_of`.
     pub target_since: u64,
     pub target_of: Option<(Pfn, u16)>,
     pub table: Option<Box<Table>>,
-    /// Allocation, freeing, birth and death. Kept apart, so that other events don't push these out.
+    /// Events that allocated or freed the frame, or began or ended its use as a page table. They
+    /// have a history of their own, so that other events don't push them out.
     pub life: History,
     /// All other events.
     pub recent: History,
@@ -76,7 +78,7 @@ impl Frames {
     fn get_mut(&mut self, pfn: Pfn) -> Option<&mut Frame> {
         let at = pfn.0 as usize;
         let chunk = self.chunks.get_mut(at / CHUNK).filter(|_| at < self.len)?;
-        // The chunk is made on the heap: the stacks of simulated schedules have no room for it.
+        // The chunk is built on the heap, because the stacks of coroutines have no room for it.
         let new = || (0..CHUNK).map(|_| Frame::default()).collect();
         Some(&mut chunk.get_or_insert_with(new)[at % CHUNK])
     }
@@ -181,7 +183,8 @@ pub(crate) struct Checker<A> {
     pub lockless: HashMap<SpaceId, usize>,
     pub cpus: Vec<CpuState>,
     pub found: Vec<Violation>,
-    /// The event at which the baseline was taken.
+    /// The event at which the baseline was taken: frames that are allocated after it must be freed
+    /// before the test ends.
     pub baseline: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! The tree of page tables, as it follows from the stores.
+//! The tree of page tables, which the checker rebuilds from the engine's stores to entries.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
@@ -80,8 +80,8 @@ impl<A: Silicon> Checker<A> {
         self.record_frame(pfn, true);
     }
 
-    /// Checks that a page table that is freed is not hooked. A root never is, so it must not be
-    /// loaded.
+    /// Checks that a page table that is announced as dead, or is freed, is not hooked. A root is
+    /// hooked nowhere. For a root, checks instead that no CPU has it loaded; `loaded`: one has.
     fn check_unhooked(&mut self, pfn: Pfn, loaded: bool) {
         let root = self.table(pfn).is_some_and(|t| t.level == self.arch.levels());
         if self.visible(pfn) && (!root || loaded) {

@@ -17,8 +17,8 @@ use crate::walker::Silicon;
 pub(crate) enum How {
     /// A plain store. The engine expects this old value.
     Store(u64),
-    /// A plain store of 0, where accessed and dirty don't matter. The engine expects this old value
-    /// otherwise.
+    /// A plain store of 0, where accessed and dirty don't matter. The engine expects this old
+    /// value, except for these two bits.
     Discard(u64),
     /// An atomic exchange, which returns the old value to the engine. It may also fail, and change
     /// nothing.
@@ -104,7 +104,8 @@ impl<A: Silicon> Checker<A> {
             return;
         };
         let Some(values) = values else {
-            // A root is visible from birth, and its first event comes after it was cleared.
+            // Other CPUs can see a root from its beginning, so nothing published its entries. Its
+            // first event comes after the engine has cleared it: read the entries now.
             return self.learn(pfn, hardware);
         };
         let last = values[index as usize];

@@ -239,8 +239,8 @@ impl<'p, P: Platform> Frames<'p, P> {
         let count = last.div_ceil(section_bytes) as usize;
         let at = |pa: PhysAddr| platform.direct_map().wrapping_add(pa.0 as usize);
         let table = early.take((count * size_of::<Option<&Section>>()) as u64)?;
-        // SAFETY: `take` allocated this many zero bytes, aligned, to this call alone and for the
-        // machine's lifetime (`'p`); zeros are the `None` of a reference.
+        // SAFETY: `take` allocated zero bytes for `count` references, aligned to a frame, to this
+        // call alone and for the machine's lifetime (`'p`); zeros are the `None` of a reference.
         let sections = unsafe { core::slice::from_raw_parts_mut(at(table).cast::<Option<&Section>>(), count) };
         for region in regions {
             let (from, to) = whole_frames(region)?;

@@ -5,7 +5,7 @@
 //! | field | folio head | page-table page | head of a free block | tail of a folio |
 //! |---|---|---|---|---|
 //! | `counts` | references, mappings | | | |
-//! | `state` | kind, order, flags | kind, level, flags | kind, order, zero | kind, order |
+//! | `state` | kind, order, flags | kind, level, flags | kind, order, the flag [`flag::ZERO`] | kind, order |
 //! | `lruvec` | memcg, per-CPU lruvec, LRU list | memcg, per-CPU lruvec | | |
 //! | `link` | LRU links, or the isolating reclaim batch | lock, live count | free-list links | deferred-split links |
 //! | `data` | the rmap key, or the page-cache object and index | parent table, and index of the entry in it | | |
@@ -13,8 +13,8 @@
 //! The live count of a page table is the number of its entries that are not empty. Of a folio's
 //! tails, the first has the links of the deferred-split queue.
 //!
-//! A tail holds only what is needed to find its head. So unmapping a folio touches one descriptor,
-//! whatever the folio's size.
+//! Except for these links, a tail holds only what is needed to find its head. So unmapping a folio
+//! touches one descriptor, whatever the folio's size.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -309,7 +309,8 @@ impl Frame {
         Counts::unpack(self.counts.load(Ordering::Acquire))
     }
 
-    /// Sets both counts with a plain store. The caller owns the folio alone.
+    /// Sets both counts with a store, which is no atomic read-modify-write. The caller owns the
+    /// folio alone.
     #[inline]
     pub(crate) fn set_counts(&self, counts: Counts) {
         self.counts.store(counts.pack(), Ordering::Release);

@@ -136,9 +136,9 @@ impl FolioPolicy {
     }
 
     /// Returns the orders, as a bit set, of the folios that
-    /// [`Object::allocate`](crate::page_cache::Object::allocate) inserts where they lie within its
-    /// range; 64 KiB by default. A program's text then is in folios that a cont block maps (Linux:
-    /// `exec_folio_order`).
+    /// [`Object::allocate`](crate::page_cache::Object::allocate) inserts, besides single pages,
+    /// where a whole folio lies within the range of the call; 64 KiB by default. A program's text
+    /// then is in folios that a cont block maps (Linux: `exec_folio_order`).
     pub fn prealloc_orders(&self) -> u32 {
         self.prealloc_orders.load(Relaxed)
     }

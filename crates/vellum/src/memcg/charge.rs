@@ -217,10 +217,11 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Takes the pages out of a lruvec's stock (pages charged in advance) that must not stay in it,
-    /// and returns their number. These are all pages, if the lruvec is not marked as stocked and a
-    /// limit is near ([`MARGIN`]); otherwise, if the stock exceeds the lruvec's `stock_limit`, the
-    /// pages above [`STOCK`]. The caller holds the lruvec's lock (`lists`), and uncharges the pages
-    /// after it has released the lock.
+    /// and returns their number. These are all pages, if the lruvec is not marked as stocked
+    /// (allowed to keep a stock: its `stock_limit` is not 0) and a limit is near ([`MARGIN`]).
+    /// Otherwise the function marks the lruvec, if it is not marked yet; and if the stock exceeds
+    /// `stock_limit`, these are the pages above [`STOCK`]. The caller holds the lruvec's lock
+    /// (`lists`), and uncharges the pages after it has released the lock.
     #[cold]
     pub(super) fn take_surplus(&self, lruvec: LruvecId, lists: &mut Lruvec) -> u32 {
         if lists.stock_limit == 0 {

@@ -54,8 +54,8 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Allocates like [`Memcgs::alloc_for_host`], for a structure that the host can't do without
-    /// (Linux: `__GFP_NOFAIL`): passes limits, and uses the reserve of frames
-    /// ([`BootOptions::min_free`](crate::frame::BootOptions::min_free)).
+    /// (Linux: `__GFP_NOFAIL`): the charge may go beyond limits, and the frames may come from the
+    /// reserve ([`BootOptions::min_free`](crate::frame::BootOptions::min_free)).
     ///
     /// # Errors
     /// The reserve is used up too, or there is no such memcg.

@@ -70,8 +70,9 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
         }
     }
 
-    /// Removes the folios of `cut` from their list, and makes a new cut of a folio that is not a
-    /// neighbour of the last one.
+    /// Removes the folios of `cut` (neighbours on an LRU list, which are unlinked together) from
+    /// their list, and starts a new cut with a folio that does not extend the old one: it is on
+    /// another list, or not next to the old cut on the same list.
     #[inline(never)]
     fn start_cut(&mut self, pfn: Pfn, frame: &Frame, packed: u32) {
         self.commit();

@@ -22,8 +22,8 @@ use crate::swap::{NoSlots, Slots, SwapRun, WriteError};
 pub(crate) struct NoSwapSpace;
 
 impl<P: Platform> Object<'_, P> {
-    /// Writes a folio to swap slots that is isolated (taken off its LRU list by reclaim) and that
-    /// no PTE maps, in naturally aligned ranges as large as free slots permit (Linux: `pageout`).
+    /// Writes an isolated folio (one that reclaim took off its LRU list), which no PTE maps, to
+    /// swap slots, in naturally aligned ranges as large as free slots permit (Linux: `pageout`).
     /// Pages that were written leave the object; the caller keeps its own reference to the folio. A
     /// page stays in memory if there are other references to its folio, or if a CPU wants the page
     /// during writeback. No lock is held on entry.

@@ -150,9 +150,10 @@ impl<'m> Victim<'m> {
     /// ends, both in memory and by rmap index. Returns whether it was added.
     #[inline]
     fn join(&mut self, next: &Self) -> bool {
-        // The key has the family in the bits above the index, so the key that follows the last
-        // index of a family has the next family and the index 0. No folio has that key, because
-        // nothing is mapped at address 0.
+        // The key has the fork family (the spaces that can map the folio) in the bits above the
+        // index, so the key after the last index of a family names the next family and the index 0.
+        // No folio has that key, because nothing is mapped at address 0. So equality means that
+        // both folios are of one family.
         let follows = next.head == self.head.add(self.frames)
             && next.rmap_key == self.rmap_key.wrapping_add(u64::from(self.frames));
         if follows {

@@ -110,9 +110,9 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
 
     /// Compares at most `most` PTEs in cont blocks from `index` on with a run whose first PTE is
     /// `first`. Frame and attributes are read only from the first compared PTE of each block,
-    /// because the others follow from it (INV-14). The accessed and dirty bits are those of the
-    /// whole block, also of its PTEs outside the range. Calls `each` with pieces of the matching
-    /// entries, and with the index of each piece's first entry.
+    /// because the others follow from it (INV-14). The accessed and dirty bits in the result
+    /// include those of all PTEs of the compared blocks, also of PTEs outside the range. Calls
+    /// `each` with pieces of the matching entries, and with the index of each piece's first entry.
     pub(super) fn match_cont_blocks(
         self,
         index: usize,

@@ -2,8 +2,9 @@
 //! gap inside it.
 //!
 //! The gap between two children belongs to neither. An inner node derives it from the end of one
-//! and the reserved start of the next. So a VMA that is inserted or removed changes summaries only
-//! on its own path to the root.
+//! and the reserved start of the next: its start, less the guard gap below a stack (Linux:
+//! `vm_start_gap`). So a VMA that is inserted or removed changes summaries only on its own path to
+//! the root.
 
 use core::ops::Range;
 

@@ -2,10 +2,10 @@
 //! on Linux.
 //!
 //! From the top down: eight zero bytes; the executed path; the environment strings; the argument
-//! strings (these lie in ascending order, so that `/proc/PID/cmdline` is one range); the platform's
-//! name; sixteen random bytes; then, at a stack pointer that is a multiple of 16: the argument
-//! count, the addresses of the arguments, zero, the addresses of the environment strings, zero, and
-//! the auxiliary vector.
+//! strings (each of the two groups in ascending order, because `/proc/PID/environ` and
+//! `/proc/PID/cmdline` each show one range); the platform's name; sixteen random bytes; then, at a
+//! stack pointer that is a multiple of 16: the argument count, the addresses of the arguments,
+//! zero, the addresses of the environment strings, zero, and the auxiliary vector.
 
 use crate::errno::Errno;
 use alloc::vec::Vec;

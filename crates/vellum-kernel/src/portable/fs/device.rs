@@ -10,7 +10,8 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
 
-/// The device numbers, also of the devices that the kernel adds (Linux: `devices.txt`).
+/// Device numbers, including those of devices whose drivers are not in this module (Linux:
+/// `devices.txt`).
 #[allow(missing_docs)]
 pub mod number {
     use super::Device;

@@ -185,8 +185,8 @@ pub trait Directory {
         Err(Errno::EPERM)
     }
 
-    /// Removes an entry: an empty directory's if `directory` (`rmdir`), else any other's
-    /// (`unlink`).
+    /// With `_directory`, removes the entry of an empty directory (`rmdir`); without, the entry of
+    /// any other inode (`unlink`).
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EPERM`.

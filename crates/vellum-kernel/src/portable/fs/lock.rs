@@ -82,7 +82,8 @@ impl Table {
     /// Returns true if `from` waits for `target`, directly or through other owners, or is `target`.
     fn waits_for(&self, from: Owner, target: Owner) -> bool {
         let mut at = from;
-        // An owner waits for at most one other: after as many steps the chain has ended or repeats.
+        // An owner waits for at most one other owner, so after as many steps as there are waiting
+        // owners the chain has ended or repeats.
         for _ in 0..=self.waits.len() {
             if at == target {
                 return true;

@@ -14,11 +14,11 @@
 //! | [`table`] | file descriptor tables |
 //! | [`files`] | a process's descriptors, working directory and umask |
 //! | [`lock`] | file locks |
-//! | [`poll`] | `poll`, `select` and `epoll` waits |
+//! | [`poll`] | the waits of `poll`, `ppoll` and `select` |
 //! | [`pipe`], [`event`], [`uffd`], [`device`] | special files: they have no pages |
 //! | [`tmpfs`] | tmpfs: the file system in memory |
 //! | [`text`] | files whose contents are generated when they are read |
-//! | [`pseudo`] | directories of such files, for `/proc`, `/sys` and cgroup2 |
+//! | [`pseudo`] | directories of generated files, for `/proc`, `/sys` and cgroup2 |
 //! | [`cgroup`] | the cgroup2 file system |
 //! | [`archive`] | the initramfs |
 

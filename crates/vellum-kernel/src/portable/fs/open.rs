@@ -143,8 +143,8 @@ impl Open {
         Self::retry_if(file, self.flags() & O_NONBLOCK == 0, attempt).await
     }
 
-    /// Calls `attempt` until it returns something other than `EAGAIN` if `waits` and the file has a
-    /// wait queue, and otherwise once.
+    /// If `waits` is true and the file has a wait queue, calls `attempt` until it returns something
+    /// other than `EAGAIN`. Otherwise calls `attempt` once.
     async fn retry_if<T>(
         file: &dyn File,
         waits: bool,

@@ -53,8 +53,8 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// Decodes frames from the host byte by byte. Checks that the result equals that of decoding all
-/// bytes at once.
+/// Decodes the frames (messages) of the stdio channel byte by byte, and checks that the standard
+/// input in them equals that of a decoder which reads whole frames.
 pub fn stdio(bytes: &[u8]) {
     let mut input = StdinDecoder::new();
     let decoded: Vec<u8> = bytes.iter().filter_map(|byte| input.decode(*byte)).collect();

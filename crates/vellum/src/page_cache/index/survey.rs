@@ -8,9 +8,9 @@ use crate::platform::Platform;
 impl Index {
     /// Finds the first page from `from` on that exists, and visits its node of the last level.
     /// Calls `page` for that page and each later page of the node. Calls `node` for each node on
-    /// the path from the root to it, except nodes that also cover pages below `from`, which an
-    /// earlier call has visited. Returns the first page number after the last-level node, or `None`
-    /// if no page from `from` on exists.
+    /// the path from the root to that last-level node, both included, except nodes that also cover
+    /// pages below `from`, which an earlier call has visited. Returns the first page number after
+    /// the last-level node, or `None` if no page from `from` on exists.
     ///
     /// A caller that begins at page 0 and continues where the last call ended visits each node and
     /// each page once, if the index does not change between the calls. The work of one call is

@@ -77,9 +77,9 @@ impl<P: Platform> Anon<'_, '_, P> {
     }
 
     /// Allocates a folio of `order`, charges it to the space's memcg, and puts it on an LRU list.
-    /// The folio has a reference and a mapping for each of its pages, because the caller will map
-    /// it in `vma`, in the naturally aligned block around `addr`. With `zero` the folio holds
-    /// zeros; otherwise the caller overwrites all of it.
+    /// The folio has as many references, and as many mappings, as it has pages, because the caller
+    /// will map it in `vma`, in the naturally aligned block around `addr`. With `zero` the folio
+    /// holds zeros; otherwise the caller overwrites all of it.
     ///
     /// # Errors
     /// There is no memory, or the memcg is at its limit. Nothing is allocated.

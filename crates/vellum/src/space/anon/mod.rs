@@ -5,8 +5,9 @@
 //! 1. [`Anon::alloc`] allocates its frames ([`Anon::alloc_or_smaller`] falls back to smaller
 //!    orders).
 //! 2. [`Anon::init`] makes them a folio: descriptor, refcount and mapcount, rmap key, charge to the
-//!    memcg, LRU list. [`Anon::alloc`] includes this step, so that other folders never get frames
-//!    that are no folio yet.
+//!    memcg, LRU list. [`Anon::alloc`] includes this step, so that its callers never get frames
+//!    that are no folio yet. Only the migration of a folio allocates frames itself and calls
+//!    [`Anon::init`], because the copy keeps the old folio's rmap key and memcg.
 //! 3. [`Anon::map`] maps the folio in a hole; [`Anon::replace_part`] and [`Anon::replace_table`]
 //!    copy other memory into it and map it in the place of that memory.
 //!

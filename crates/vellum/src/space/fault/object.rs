@@ -16,8 +16,9 @@ use crate::space::ground::Ptes;
 
 /// Log2 of the number of pages around the accessed page that a fault may map with it
 /// (fault-around), if they are contiguous in the object and in memory. The accessed page's own
-/// folio may be larger: then as much of the folio is mapped as lies in the naturally aligned block
-/// around the page in which nothing is mapped.
+/// folio may be larger. Then the fault maps that part of the folio which lies in one block: the
+/// largest naturally aligned block around the page, of the orders that [`Fault::object_orders`]
+/// returns, that lies in the VMA and has only empty PTEs.
 const AROUND_ORDER: u8 = 4;
 
 impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {

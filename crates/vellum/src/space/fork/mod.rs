@@ -1,6 +1,7 @@
 //! `fork`: the child gets copies of its parent's VMAs and of the PTEs in them; no memory is copied.
-//! Shared memory is read-only in both spaces until one of them writes to it (copy-on-write,
-//! [`fault`](super::fault)).
+//! Private memory that parent and child share after the fork is read-only in both until one of them
+//! writes to it (copy-on-write, [`fault`](super::fault)). In this module, *shared* means shared in
+//! this way, not `MAP_SHARED`.
 //!
 //! The parent's page tables are visited once. For a run of PTEs that map private memory the fork
 //! takes references and mappings for the child, folio by folio; removes

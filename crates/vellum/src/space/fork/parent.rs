@@ -77,7 +77,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     }
 
     /// Shares the parent's private memory with the child. When this returns, even with an error,
-    /// the TLBs are flushed, and no CPU writes to shared memory without a fault.
+    /// the TLBs are flushed, and no CPU writes without a fault to memory that parent and child
+    /// share.
     fn share(self, child: &AddressSpace<'m, P>) -> Result<(), ForkError> {
         let mut gather = self.space.gather(UserRange::all(self.arch()));
         let mut pinned = false;
@@ -85,7 +86,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         drop(gather);
         shared?;
         // Dropping the gather has flushed the TLBs: the child has the contents as of this flush,
-        // and no CPU writes to shared memory without a fault any more.
+        // and no CPU writes to the memory that both share without a fault any more.
         if pinned { self.each_shared_vma(child, |vma| self.copy_pinned(child, vma)) } else { Ok(()) }
     }
 
@@ -287,9 +288,9 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     /// Takes references and mappings of a run's folios for the child, and makes the run's PTEs not
     /// exclusive and not writable. Does this for as much of the run as `work`, a number of
     /// instructions, allows, and shortens the run to that part. PTEs get at most half of `work`, so
-    /// that the rest is left for the counts of folios. So half of `work` must be enough for all
-    /// PTEs of a cont block (PTEs that a TLB may hold as one translation), and for the counts of
-    /// one folio. Subtracts the instructions used from `work`.
+    /// that the rest is left for the counts of folios. So one half of `work` must be enough for all
+    /// PTEs of a cont block (PTEs that a TLB may hold as one translation), and the other half for
+    /// the counts of one folio. Subtracts the instructions used from `work`.
     ///
     /// A folio that may be pinned is not shared: its PTEs stay exclusive to the parent. They become
     /// read-only, so that no CPU writes to the folio until [`Parent::copy_pinned`] has copied it

@@ -30,7 +30,8 @@ pub struct AddressSpace<'m, P: Platform> {
     /// The fork family that the rmap keys of new folios name ([`super::families`]): the last of
     /// `families`.
     pub(in crate::space) family: Family,
-    /// The fork families that the space is in: its own, and those of its ancestors.
+    /// The fork families (a space and those forked from it, directly or not) that this space is in:
+    /// its own, and those of its ancestors.
     pub(in crate::space) families: Families,
     /// The largest size that the resident set has had.
     pub(in crate::space) peak: PeakRss,

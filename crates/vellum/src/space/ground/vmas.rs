@@ -286,9 +286,9 @@ impl Vmas {
     /// Merges adjacent VMAs that can be merged, from the VMA before `range` to the VMA after it.
     /// Keeps boundaries that another change relies on ([`Claims::relies_on_boundary`]): that change
     /// merges the VMAs there when it ends. Merges at other boundaries even if a change is at work
-    /// elsewhere in one of the two VMAs, or a fault has claimed a range with the boundary. Without
-    /// that, the merge could be left out for ever, if no later operation looks at the boundary, or
-    /// could come only after a call that needs a single VMA has failed.
+    /// elsewhere in one of the two VMAs, or a fault has claimed a range with the boundary. If these
+    /// merges were left out, two VMAs could stay apart for ever, because perhaps no later operation
+    /// looks at the boundary; and a call that needs a single VMA, such as `mremap`, could fail.
     pub(in crate::space) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let first = self.tree.find_from(range.start).map_or(range.start, |vma| vma.range.start.min(range.start));
         let mut at = first.saturating_sub(1);

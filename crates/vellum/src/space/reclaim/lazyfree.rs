@@ -1,11 +1,11 @@
 //! `MADV_FREE`: lazyfree memory, whose contents reclaim may discard.
 //!
 //! `MADV_FREE` sets a flag in the folio's descriptor, and clears the dirty bits of the PTEs that
-//! map the folio. Pageout ([`super::pageout`]) discards lazyfree folios that are still clean,
-//! without a swap device, and huge ones without a split. Pageout tests the dirty bits under the
-//! page table's lock, and does not write-protect the PTEs first: a CPU must set the dirty bit in a
-//! PTE before its first write, so no CPU can write through a PTE that was cleared while its dirty
-//! bit was clear ([`LockedTable::take_clean`]).
+//! map the folio. Pageout ([`super::pageout`]) discards lazyfree folios that are still clean. It
+//! needs no swap device for that, and does not split a huge folio first. Pageout tests the dirty
+//! bits under the page table's lock, and does not write-protect the PTEs first: a CPU must set the
+//! dirty bit in a PTE before its first write, so no CPU can write through a PTE that was cleared
+//! while its dirty bit was clear ([`LockedTable::take_clean`]).
 
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};

@@ -5,9 +5,10 @@
 //! the copies. Spaces that share a page share its copy afterwards: [`MigratedPages`] records the
 //! copy that was made for the first space, and the PTEs of the other spaces are changed to map the
 //! same copy. Until the PTEs of all spaces are changed, the copy equals the page, because no CPU
-//! writes to either. The page and its copy each have a reference besides those of mappings: the
-//! isolation's to the folio, and that of [`MigratedPages`] to each frame of the copy. So a CPU that
-//! takes a write fault meanwhile copies the page to a third one (copy-on-write).
+//! writes to either. The page and its copy each have a reference besides those of mappings:
+//! reclaim, which isolated the folio, has a reference to it, and [`MigratedPages`] has one to each
+//! frame of the copy. So a CPU that takes a write fault meanwhile copies the page to a third one
+//! (copy-on-write).
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;

@@ -61,7 +61,8 @@ pub enum RemapError {
     Flags(RemapFlags),
     /// The new range overlaps the old.
     Overlap,
-    /// Nothing is mapped at this address of the old range, or another VMA than at its start.
+    /// At this address of the old range nothing is mapped, or a different VMA than at the old
+    /// range's start.
     NotMapped(u64),
     /// This VMA is sealed.
     Sealed(VirtRange),

@@ -31,7 +31,7 @@ impl View<'_> {
     }
 
     /// Implements `fchownat`: `None` leaves an ID as it is. Drops `S_ISUID`, and `S_ISGID` of a
-    /// group-executable file, so that a program is not privileged for its new owner.
+    /// group-executable file, so that a program does not run with its new owner's privileges.
     ///
     /// # Errors
     /// `EPERM`, `EROFS`.
@@ -56,7 +56,8 @@ impl View<'_> {
     }
 
     /// Implements `utimensat`: sets the times of access and modification; `None` leaves a time as
-    /// it is. `now`: both times are the present, which takes write permission and no ownership.
+    /// it is. `now`: both times are the present time. Then a caller that does not own the inode
+    /// needs write permission; without `now`, such a caller is refused.
     ///
     /// # Errors
     /// `EPERM`, `EACCES`, `EROFS`.

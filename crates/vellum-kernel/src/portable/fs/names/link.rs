@@ -90,7 +90,8 @@ impl View<'_> {
     /// Checks that the caller may remove an entry of a directory.
     ///
     /// # Errors
-    /// `EROFS`; `EACCES`; `EPERM`: the directory is sticky, and the caller owns neither.
+    /// `EROFS`; `EACCES`; `EPERM`: the directory is sticky, and the caller owns neither the
+    /// directory nor the entry's inode.
     fn check_remove(&self, parent: &Meta, entry: &Meta) -> Result<(), Errno> {
         self.names.check_writable(parent.device)?;
         self.cred.may(parent, ENTRY_CHANGE)?;
@@ -130,8 +131,8 @@ impl View<'_> {
         directory(&found.parent)?.remove(&found.name, is_directory)
     }
 
-    /// Implements `renameat2`. The new path is looked up in the view `to`, which differs from this
-    /// one in `current` at most.
+    /// Implements `renameat2`. The new path is looked up in the view `to`, which may differ from
+    /// this view only in `current`.
     ///
     /// # Errors
     /// Those of `renameat2`.
