@@ -66,7 +66,8 @@ pub struct Thread {
     pub pending: Mutex<Pending>,
     /// True if signals or state changes must be checked before it enters user mode.
     pub(super) alerted: AtomicBool,
-    /// The queue of its waits that an alert interrupts.
+    /// The queue that [`Self::alert`] wakes. Each wait of the thread that an alert may interrupt
+    /// waits on it too.
     alerts: Queue,
     /// True if its creator waits until this thread no longer uses the memory that they share
     /// (`vfork`).
