@@ -138,7 +138,8 @@ fn write_exact(
         }
         text += " ";
     }
-    // Count the levels that Linux counts in `VmPTE`: with five levels, it leaves out the fourth.
+    // Count the levels that Linux counts in `VmPTE`: with five levels, it leaves out the fourth
+    // (P4D).
     let count: usize = walked.levels.iter().take(LEVELS).map(Vec::len).sum();
     text += &format!("{} tables were read; Linux counts {}", grouped(count as u64), grouped(walked.counted));
     text += &match walked.deposited() {

@@ -2,9 +2,10 @@
 //! and without root for one's own processes.
 //!
 //! Linux reports a process's pages by range (`PAGEMAP_SCAN`, 6.7 and later). The ioctl holds the
-//! target's mmap lock for as long as it walks, may report a wrong end, and is not available
-//! everywhere. [`Pagemap`] scans in steps within a time budget ([`Pace`]), continues at the last
-//! region, and reads entry by entry where the ioctl is missing.
+//! target's mmap lock for as long as it walks, may report a wrong address as the end of its walk
+//! (`walk_end`), and is not available everywhere. So [`Pagemap`] scans in steps within a time
+//! budget ([`Pace`]), continues after a step that stopped early at the end of the last region that
+//! the step reported, and reads `/proc/PID/pagemap` entry by entry where the ioctl is missing.
 //!
 //! The pages determine how many page tables a process needs. Linux reports how many it has, and the
 //! difference is empty ([`survey()`]). Empty last-level page tables are also found one by one

@@ -131,8 +131,8 @@ impl<'a> Pace<'a> {
             self.span = (self.span / 2).max(LEAST_SPAN);
             self.pages = (self.pages / 2).max(LEAST_PAGES);
         } else if !waited && time < aim / 4 {
-            // A step ends at its limit of bytes or at that of pages; both grow here, as this does
-            // not know which one ended it.
+            // A step ends at its limit of bytes or at that of pages. Both limits grow here, because
+            // this function does not know which one ended the step.
             self.span = (self.span * 2).min(SPAN);
             self.pages = (self.pages + self.pages / 8).min(MOST_PAGES);
         }

@@ -203,8 +203,9 @@ impl Pagemap {
     /// `PAGEMAP_SCAN` has no such query, but its implementation permits one. A query for nothing
     /// but [`Categories::WRITTEN`] makes Linux check only the uffd-wp bit of a PTE, so a none PTE
     /// counts as written; where there is no page table, Linux reports nothing. Each step asks for
-    /// one page and continues behind that page's table. An existing table costs one step, a missing
-    /// one next to nothing. Only a table all of whose PTEs are uffd-wp is not reported;
+    /// one page and continues after the range of that page's table. An existing table costs one
+    /// step, a missing one next to nothing. Only a table all of whose PTEs are uffd-wp is not
+    /// reported;
     /// [`Pagemap::scan`] shows that it exists. [`crate::Kernel`] probes whether the running kernel
     /// behaves so (seen on 6.18 and 7.2; by the sources from 6.7 on, and no longer from 7.3).
     ///

@@ -94,7 +94,8 @@ impl Survey {
         let mut tables = self.tables.entries.div_ceil(self.geometry.entries());
         let mut least = tables + self.tables.deposited;
         for level in 1..self.geometry.levels() {
-            // A huge PTE takes a PTE of a page table of its level.
+            // Huge PTEs take entries in page tables of their level, beside the entries that lead to
+            // lower page tables.
             let huge = self.vmas.iter().filter(|one| self.geometry.level(one.vma.page).max(1) == level);
             tables += huge.map(|one| one.huge).sum::<u64>() / self.geometry.span(level - 1);
             tables = tables.div_ceil(self.geometry.entries());

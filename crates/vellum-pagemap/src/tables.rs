@@ -47,13 +47,14 @@ impl Geometry {
         self.page * self.entries().pow(level as u32 + 1)
     }
 
-    /// Returns the level whose PTEs map pages of this size, or parts of them: AArch64 maps some
-    /// hugetlbfs sizes by a cont block.
+    /// Returns the level whose PTEs map pages of this size, or parts of them: AArch64 maps a page
+    /// of some hugetlbfs sizes by several PTEs, which form a cont block.
     pub(crate) fn level(&self, page: u64) -> usize {
         (0..LEVELS - 1).find(|level| page < self.span(*level)).unwrap_or(LEVELS - 1)
     }
 
-    /// Returns the number of levels that Linux counts.
+    /// Returns the number of levels whose page tables Linux counts in `VmPTE`: all but the root, at
+    /// most [`LEVELS`].
     pub fn levels(&self) -> usize {
         self.levels
     }

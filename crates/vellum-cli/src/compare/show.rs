@@ -47,7 +47,7 @@ fn ratios(rows: &[Pair]) -> Table {
     table.set_header(labelled.chain(["figure", "vellum", "linux", "linux / vellum"]));
     for (a, b) in rows {
         for (nth, key) in figures.iter().enumerate() {
-            // The labels stand at the first figure of a row only.
+            // A pair has a line for each figure. The labels stand on the first of these lines only.
             let mut cells: Vec<String> =
                 labels.iter().map(|key| if nth == 0 { label(&a[*key], &b[*key]) } else { String::new() }).collect();
             cells.extend([key.to_string(), figure(&a[*key]), figure(&b[*key]), ratio(&a[*key], &b[*key])]);

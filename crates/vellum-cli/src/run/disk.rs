@@ -12,7 +12,7 @@ use vellum_inspect::size;
 pub enum Image {
     /// A temporary file of this many bytes.
     New(u64),
-    /// This file, whose contents are lost.
+    /// This file, whose contents the disk overwrites.
     File(PathBuf),
 }
 

@@ -56,8 +56,8 @@ impl Names {
         let mut calls = Vec::new();
         let Ok(mut frames) = self.0.find_frames(address) else { return calls };
         while let Ok(Some(frame)) = frames.next() {
-            // An image with line tables only names just the functions that have others inlined; for
-            // the rest, use the symbol table.
+            // If an image has line tables and no other debug information, it names only functions
+            // with others inlined into them. Take the names of the rest from the symbol table.
             let named = frame.function.as_ref().and_then(|name| name.demangle().ok());
             let symbol = || self.0.find_symbol(address).map(|symbol| demangle_auto(symbol.into(), None));
             let Some(name) = named.or_else(symbol) else { continue };

@@ -75,9 +75,9 @@
 //!   ([`task::blocked`]), and any other to a signal ([`task::deliver::fault`]). Then the future
 //!   enters user mode again, at the instruction that faulted.
 //! - **In the kernel**, on a user address, only the copy instructions of `arch/*/user/touch.rs` may
-//!   fault. The exception handler (`arch/*/trap.rs`) calls the hook; [`mem::uaccess::resolve`] asks
-//!   the engine, and has the instruction retried, or has the copy end early, so that the caller
-//!   returns `EFAULT`.
+//!   fault. The exception handler (`arch/*/trap.rs`) calls the hook, [`mem::uaccess::resolve`],
+//!   which calls the engine. If the engine resolves the fault, the instruction is retried; if not,
+//!   the copy ends early, and the system call returns `EFAULT`.
 //! - Any other fault in the kernel is a bug: it is reported with a backtrace, and the machine
 //!   stops.
 //!
@@ -86,17 +86,19 @@
 //! A kernel stack belongs to a CPU and not to a thread, so there is nothing to switch but futures.
 //!
 //! 1. A thread's future gives way when it awaits: because a call waits, or because an interrupt
-//!    ended user mode while other tasks are queued; the timer's comes after a time slice of 10 ms
-//!    ([`task::time`]). The thread's general registers have been saved since it left user mode; its
-//!    vector registers are saved now.
+//!    ended user mode while other tasks are queued. The timer's interrupt comes after a time slice
+//!    of 10 ms ([`task::time`]). The thread's general registers have been saved since it left user
+//!    mode; its vector registers are saved now.
 //! 2. The executor takes the task that has had the least CPU time from the one run queue that all
-//!    CPUs share, and polls it. Its wake queued it there; if a CPU was idle, it got an interrupt
-//!    (`arch::irq::KICK`).
+//!    CPUs share, and polls it. The wake of a task queues it there, and sends an interrupt
+//!    (`arch::irq::KICK`) to a CPU that is idle.
 //! 3. The next thread's future loads its address space, if this CPU has another one loaded
 //!    ([`mem::space::load`]). The TLB keeps the translations of both where it has tags
 //!    ([`vellum_kernel::tags`]).
-//! 4. Interrupt handlers take no locks and only set flags, answer shootdowns, or end a halt, so
-//!    they never switch. The flag is looked at on the way to user mode, and by an idle CPU.
+//! 4. Interrupt handlers take no locks and only set this CPU's flag
+//!    [`tick`](arch::percpu::ArchCpu::tick), answer shootdowns, or end a halt, so they never
+//!    switch. The CPU checks the flag on the way to user mode, after each poll of a task, and while
+//!    idle.
 
 #![no_std]
 #![no_main]

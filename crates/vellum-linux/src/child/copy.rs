@@ -36,7 +36,7 @@ const ALIGN: u64 = 1 << 30;
 /// Makes copies of one layout.
 pub struct ProcessCopier {
     layout: File,
-    /// The bytes of all backing files. `bytes` is that of all memory.
+    /// The bytes of all backing files; `bytes` are those of all memory.
     files: u64,
     bytes: u64,
     mthp: Mthp,

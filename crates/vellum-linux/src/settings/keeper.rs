@@ -1,9 +1,9 @@
 //! The process that restores settings when the benchmark can't, because it was killed or aborted.
 //!
-//! The keeper is this program, which the benchmark starts again before the first change. Before
-//! each change the benchmark writes the original value to the keeper's standard input, a pipe, and
-//! after each restoration that all settings are restored. When the benchmark is gone, the pipe
-//! ends, and the keeper restores the settings that are still changed.
+//! The keeper is this program, which the benchmark starts again before the first change. The
+//! keeper's standard input is a pipe. Before each change the benchmark writes the original value to
+//! it, and when it has restored all settings, it writes a line that reports that. When the
+//! benchmark is gone, the pipe ends, and the keeper restores the settings that are still changed.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -12,7 +12,7 @@ use anyhow::Context;
 
 use crate::Skip;
 
-/// The most attempts to remove the memcg, which fail until its processes have ended.
+/// The most attempts to remove the memcg, 10 ms apart. They fail until its processes have ended.
 const TRIES: usize = 200;
 
 /// The file names of a cgroup version.
@@ -59,7 +59,8 @@ fn path(name: &str) -> anyhow::Result<PathBuf> {
     Ok(Path::new(version().context("no control groups")?.root).join(name))
 }
 
-/// A memcg. Dropping it removes it, once its processes have ended.
+/// A memcg. Dropping it waits until its processes have ended, for two seconds at most, and removes
+/// it. The memcg stays if a process in it lives longer.
 pub struct Memcg {
     path: PathBuf,
     /// The file in which this value enabled the memory controller, to disable it again when

@@ -48,8 +48,8 @@ impl Mthp {
             return Err(Skip::NoFolio(case.folio_kib));
         }
         let mut changes = Vec::new();
-        // The value `madvise` counts as off: the benchmark does not call `madvise(MADV_HUGEPAGE)`
-        // on its regions.
+        // The setting's value `madvise` counts as off: the benchmark does not call
+        // `madvise(MADV_HUGEPAGE)` on its regions.
         let global_on = value(&global)? == "always";
         if self.sizes.is_empty() {
             want(&mut changes, global, !small, global_on);

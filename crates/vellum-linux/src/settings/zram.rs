@@ -1,8 +1,8 @@
 //! A zram swap device for a benchmark, with the engine's compression algorithm.
 //!
 //! While the device exists, the kernel swaps out pages of any process to it first; its removal
-//! swaps them in. zswap is disabled as long, because it would keep the measured pages from the
-//! device.
+//! swaps them in. zswap is disabled for as long as the device exists, because zswap would keep the
+//! measured pages from the device.
 
 use std::ffi::CString;
 use std::fs::{self, File};

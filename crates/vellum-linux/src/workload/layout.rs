@@ -37,9 +37,9 @@ pub struct Vma {
 pub enum Backing {
     /// Anonymous memory.
     Anonymous,
-    /// A private mapping of a file or shared memory.
+    /// A private mapping of a file or of shared memory.
     Private,
-    /// A shared mapping of a file or shared memory.
+    /// A shared mapping of a file or of shared memory.
     Shared,
 }
 
@@ -99,7 +99,7 @@ impl Operation {
     pub const ALL: [Operation; 5] =
         [Operation::Exit, Operation::Munmap, Operation::Fork, Operation::SwapOut, Operation::Reclaim];
 
-    /// Returns the name as an argument.
+    /// Returns the name as a command-line argument.
     pub fn argument(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
@@ -121,9 +121,9 @@ impl Operation {
 pub struct Timed {
     /// Nanoseconds of the operation.
     pub ns: u64,
-    /// Bytes that the copy had in memory before.
+    /// Bytes that the copy had in memory before the operation.
     pub resident: u64,
-    /// Bytes of page tables that the copy had before.
+    /// Bytes of page tables that the copy had before the operation.
     pub tables: u64,
 }
 

@@ -49,7 +49,7 @@ impl WalkedTables {
     /// counts these, but no PTE leads to them, so the number is Linux's count less the tables
     /// found. Imprecise, even negative, if page tables came or went during the walk.
     pub fn deposited(&self) -> i64 {
-        // With five levels, Linux does not count the fourth.
+        // With five levels, Linux does not count the page tables of the fourth (P4D).
         self.counted as i64 - self.levels.iter().take(LEVELS).map(|level| level.len() as i64).sum::<i64>()
     }
 }
@@ -78,8 +78,8 @@ impl<'a, M: KernelMemory> Walk<'a, M> {
     }
 
     /// Walks all page tables below a page table of `level`. `start` is the first address that the
-    /// page table spans, `at` the kernel address from which its PTEs `entries` were read. Returns
-    /// whether nothing is mapped in it and below it.
+    /// page table spans, `entries` are its PTEs, and `at` is the kernel address from which they
+    /// were read. Returns whether nothing is mapped in it and below it.
     fn below(&mut self, level: usize, start: u64, at: u64, entries: &[u64]) -> io::Result<bool> {
         let (leading, mapping): (Vec<_>, Vec<_>) =
             (0..).zip(entries).filter(|(_, entry)| is_filled(entry)).partition(|(_, entry)| leads(level, **entry));

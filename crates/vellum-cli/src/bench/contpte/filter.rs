@@ -1,15 +1,15 @@
 //! The accesses that a trace leaves out, and their reconstruction for a TLB model.
 //!
 //! One *filter* for instruction fetches and one for data each hold the most recently used pages; an
-//! access to one of these pages is not in the trace. A TLB with LRU replacement and sets of at
-//! least as many entries holds all of them, so the omitted accesses are hits of the first level.
-//! Their only effect is to keep their pages recent.
+//! access to one of these pages is not in the trace. A TLB with LRU replacement holds all of them
+//! if each of its sets has at least as many entries as a filter holds pages. The omitted accesses
+//! are then hits of the first level, whose only effect is to keep their pages recent.
 //!
 //! A record names the page that left the filter. Its last use was before that of the pages that
 //! stay, and after that of all pages that left earlier. So a [`Mirror`] repeats an access to a page
 //! when the page leaves: the TLB model then has the pages that left in the order of their last
-//! uses. It also repeats accesses to pages that stay, before a TLB could evict them. The replay has
-//! exactly the misses of the complete trace.
+//! uses. Before each recorded access it also repeats accesses to those pages that stay and that the
+//! TLB could otherwise evict soon. The replay has exactly the misses of the complete trace.
 
 use vellum_sim::Access;
 
@@ -61,8 +61,9 @@ impl Filter {
 
 /// The contents of a trace's filter, for a replay on a TLB model.
 pub struct Mirror {
-    /// The number of further accesses of one side (fetches or data) that no TLB needs to evict a
-    /// page: ways minus filter pages.
+    /// The number of accesses of one side (fetches or data) after which an access to each page that
+    /// stays in the filter is repeated, so that no TLB evicts the page: the ways of the smallest
+    /// TLB set, less the filter's pages.
     slack: u64,
     size: usize,
     pages: [[Mirrored; MOST]; SIDES],
@@ -84,8 +85,9 @@ impl Mirror {
         Some(Mirror { slack, size, pages: Default::default(), now: [0; SIDES] })
     }
 
-    /// Applies the record of an access to `page`, which takes slot `slot`. Calls `make` for each
-    /// access that the replay has to do, in order: the repeated ones, then the recorded one.
+    /// Applies the record of an access to `page`, which takes slot `slot` of the filter, whose
+    /// present page leaves. Calls `make` for each access that the replay has to do, in order: the
+    /// repeated ones, then the recorded one.
     ///
     /// # Errors
     /// Returns the error of `make`.

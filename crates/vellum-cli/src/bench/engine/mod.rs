@@ -271,8 +271,8 @@ impl Contender for ByRun {
 }
 
 /// Times the operation. Returns its nanoseconds, and the counters right after it, before the
-/// address space is torn down. The CPU is in the address space, so that each flush has a target,
-/// except at exit, which comes after the last CPU has left.
+/// address space is torn down. The simulated CPU has the address space loaded, so that each flush
+/// has a target, except at exit, which comes after the last CPU has unloaded it.
 fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<(u64, Counted), Skip> {
     let of = |start: Instant| (start.elapsed().as_nanos() as u64, Counted::now(booted.machine));
     if op == Op::Exit {

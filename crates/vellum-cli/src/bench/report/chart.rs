@@ -12,9 +12,9 @@ use crate::bench::contender::Column;
 
 const SIZE: (u32, u32) = (860, 330);
 
-/// `plotters` needs fixed colours, but the page's style sheet defines them, light or dark. So each
-/// role is drawn in a stand-in colour, which [`svg`] then replaces by the name of the page's
-/// colour.
+/// `plotters` needs fixed colours, but the page's style sheet defines the colours, light or dark.
+/// So the chart is drawn with a stand-in for each colour of the page, which [`svg`] then replaces
+/// by the colour's name in the style sheet.
 const INK: RGBColor = RGBColor(1, 1, 1);
 const RULE: RGBColor = RGBColor(1, 1, 2);
 

@@ -74,7 +74,8 @@ pub struct Pace<'a> {
 }
 
 impl Pace<'_> {
-    /// Does the first step together with the others.
+    /// Does the touching step at the same time as the other threads. Afterwards one thread runs the
+    /// function `touched`.
     ///
     /// # Errors
     /// A thread failed.
@@ -87,7 +88,8 @@ impl Pace<'_> {
         Ok(())
     }
 
-    /// Does the second step together with the others. Cleanup starts when all are done.
+    /// Does the unmapping step at the same time as the other threads. Returns when all of them are
+    /// done, so that no thread cleans up before that.
     ///
     /// # Errors
     /// A thread failed.

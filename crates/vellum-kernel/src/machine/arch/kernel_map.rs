@@ -83,9 +83,9 @@ impl ImageTables {
         Self { directory: Table::EMPTY, pages: [Table::EMPTY; IMAGE_TABLES] }
     }
 
-    /// Maps the image page by page, without the guard pages of stacks. The page tables cover
-    /// physical addresses from `from` on. `leaf` returns the PTE of a page in a section, and `link`
-    /// the entry that links a page table, each by physical address.
+    /// Maps the image page by page, and leaves the guard pages of stacks unmapped. The page tables
+    /// cover physical addresses from `from` on. `leaf` returns the PTE of a page in a section, and
+    /// `link` the entry that links a page table, each by physical address.
     pub fn fill(&mut self, from: u64, leaf: impl Fn(Section, u64) -> u64, link: impl Fn(u64) -> u64) {
         let [text, rodata, data] =
             [&raw const __text_start, &raw const __rodata_start, &raw const __data_start].map(|edge| edge as u64);

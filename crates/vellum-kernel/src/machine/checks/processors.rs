@@ -39,9 +39,10 @@ static ARRIVED: AtomicUsize = AtomicUsize::new(0);
 static GONE: AtomicU64 = AtomicU64::new(0);
 /// The number of the last round. The first CPU sets it before it reaches that round.
 static LAST: AtomicU64 = AtomicU64::new(HANDSHAKES);
-/// The round that each of the two CPUs has reached, and the other's last round that it saw. Each is
-/// in a cache line of its own.
+/// The round that each of the two CPUs has reached, in a cache line for each.
 static SAID: [Apart; 2] = [const { Apart(AtomicU64::new(0)) }; 2];
+/// The last round in which each of the two CPUs read the other's word of [`SAID`], shifted left by
+/// one. Bit 0 is set if it found there that the other had reached the round.
 static SEEN: [Apart; 2] = [const { Apart(AtomicU64::new(0)) }; 2];
 
 #[repr(align(128))]

@@ -13,7 +13,8 @@ use vellum::space::FaultError;
 use vellum::stats::Counter::*;
 use vellum::vma::Prot;
 
-/// The pages are few, so that the TLB would still hold all translations of one space in the other.
+/// The bytes mapped in each space: few, so that the TLB could still hold all translations of one
+/// space while the other is loaded.
 const BYTES: u64 = 32 * FRAME_SIZE;
 const PAGES: u64 = BYTES >> FRAME_SHIFT;
 const ROUNDS: u64 = 10;

@@ -71,7 +71,8 @@ unsafe fn switch(to: *mut Space) {
     if from == to {
         return;
     }
-    // SAFETY: both live: by this contract, and by that of the previous switch.
+    // SAFETY: `to` lives until the next switch (this function's contract), and `from` has lived
+    // until this one (the same contract of the previous call).
     unsafe { space::translate(to.as_ref(), from.as_ref()) };
 }
 
@@ -123,8 +124,8 @@ fn attempt<T>(address: u64, access: impl FnOnce() -> Option<T>) -> Result<T, Fau
 
 /// Handles page faults (the hook of `arch`).
 pub fn resolve(fault: &Fault) -> Outcome {
-    // SAFETY: null, or a space that lives until the next switch (contract of `switch`), which this
-    // is not inside of: it touches no user memory.
+    // SAFETY: the field is null, or a space that lives until the next switch (contract of
+    // `switch`). No switch is under way during a fault, because `switch` touches no user memory.
     let Some(space) = (unsafe { seat().current.load(Relaxed).as_ref() }) else {
         return Outcome::Unresolved;
     };

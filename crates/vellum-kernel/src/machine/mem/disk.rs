@@ -62,8 +62,8 @@ unsafe impl Hal for Dma {
     }
 
     unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
-        // Buffers are on a stack, in a static or in a frame, all of which the direct map covers or
-        // the image map translates.
+        // Buffers are on a stack or in a static, which lie in the kernel's image, or in a frame,
+        // which the direct map covers. `virt_to_phys` translates both.
         virt_to_phys(buffer.cast::<u8>().as_ptr() as u64)
     }
 

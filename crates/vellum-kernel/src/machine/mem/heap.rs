@@ -37,8 +37,8 @@ pub struct Heap {
 /// The frames of one size and memcg that have free blocks, linked through their headers.
 struct List(*mut Header);
 
-// SAFETY: the frames on the list, and the headers of all frames of its size and memcg, are accessed
-// only under the list's lock.
+// SAFETY: the headers of all frames of the list's size and memcg, and the free blocks in these
+// frames, are accessed only under the list's lock. A block in use belongs to its owner alone.
 unsafe impl Send for List {}
 
 /// The header at the start of a frame of small blocks.

@@ -1,6 +1,7 @@
-//! Measures (for INV-11) the longest stretches of kernel code during which a CPU can do nothing
-//! else, and records the call stack at both ends of each. `vellum bench holds` runs it under a
-//! clock that counts one nanosecond per instruction. Only the feature `holds` compiles it in.
+//! Measures (for INV-11 of `docs/invariants.md`) the longest stretches of kernel code during which
+//! a CPU can do nothing else, and records the call stack at both ends of each. `vellum bench holds`
+//! runs it under a clock that counts one nanosecond per instruction. Only the feature `holds`
+//! compiles it in.
 //!
 //! Only CPU 0 is measured, because a machine that counts instructions has no other. The time that
 //! measuring takes is subtracted from every stretch.
@@ -26,7 +27,8 @@ pub enum Kind {
 /// The number of return addresses that are recorded for each end of a stretch.
 const CALLS: usize = 10;
 
-/// The stretches of one kind. Times are in nanoseconds, without the time that measuring took.
+/// The stretches of one kind: times for which CPU 0 could do nothing else. Times are in
+/// nanoseconds, without the time that measuring took.
 struct Stretches {
     name: &'static str,
     /// The number of `begin`s of the present stretch without an `end` so far.

@@ -84,8 +84,8 @@ impl Table {
     /// Removes from the engine every removed memcg to which nothing is charged any more.
     fn sweep(&mut self) {
         let frames = machine().frames();
-        // The list has children before their parents, as they were removed; the engine demands that
-        // order.
+        // The list is in the order of removal, so children come before their parents. The engine
+        // refuses to remove a memcg that still has children.
         self.removed.retain(|memcg| machine().memcgs().remove(frames, *memcg).is_err());
     }
 }

@@ -4,9 +4,9 @@
 //! An allocation of up to `1 << MOST_BEYOND` frames is never refused, because few users of the heap
 //! could undo their work. If memory is short it is served from the kernel's reserve, and it may
 //! take the memcg beyond its limit. The thread then waits after its system call until reclaim or
-//! the end of a process has made up for it. Larger allocations, and all those whose size the
-//! program chooses ([`reserve`], [`zeros`]), are refused. If the memcg's limit was the reason, the
-//! system call is restarted once there is room.
+//! the end of a process has made up for it. If memory is short or the limit is reached, larger
+//! allocations, and all those whose size the program chooses ([`reserve`], [`zeros`]), are refused.
+//! If the limit was the reason, the system call is restarted once there is room.
 
 use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{machine, percpu};

@@ -27,7 +27,8 @@ pub struct MemCpu {
     pub shared: Cell<u32>,
     /// The memory layer's part of the thread that this CPU works for; null if it works for none.
     pub thread: Cell<*const ThreadMem>,
-    /// The number of the memcg that this thread's process charges; null if this CPU works for none.
+    /// The number of the memcg that is charged for what this CPU allocates: that of the thread's
+    /// process. Null if this CPU works for no thread.
     pub payer: Cell<*const AtomicU16>,
 }
 

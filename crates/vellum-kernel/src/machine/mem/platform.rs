@@ -29,8 +29,9 @@ pub struct Host {
 }
 
 impl Host {
-    /// Describes a machine with this memory and `cpus` CPUs, whose firmware names are known
-    /// already.
+    /// Describes a machine with this memory and `cpus` CPUs. The caller has started all of them, so
+    /// that the firmware's name of each is known ([`secondary::name`]: the APIC ID, on AArch64 the
+    /// affinity), by which `nodes` finds the CPU's node.
     pub fn new(map: &MemoryMap, nodes: &Nodes, clock: Clock, cpus: usize) -> Self {
         let nothing = Region { base: PhysAddr(0), len: 0, zeroed: false, node: 0 };
         let (mut regions, mut len) = ([nothing; MAX_REGIONS], 0);

@@ -78,8 +78,8 @@ pub fn barrier() {
     request(all & !(1 << percpu::current().index), true, &Work::Barrier);
 }
 
-/// Sends a request to the CPUs in the bit set `others`, does the work here too with `myself`, and
-/// waits until all have answered.
+/// Sends a request to the CPUs in the bit set `others`, does the work on this CPU too if `myself`
+/// is true, and waits until all have answered.
 fn request(others: u64, myself: bool, work: &Work<'_>) {
     let here = percpu::current().index;
     let request = &REQUESTS[here];

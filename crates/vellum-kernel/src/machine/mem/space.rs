@@ -32,7 +32,8 @@ use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::names::MappedFile;
 use vellum_kernel::tags::{Generations, Loaded};
 
-/// The number of recorded files at which the kernel first removes those that no VMA maps any more.
+/// The number of files recorded in a space (`UserSpace::mapped`) at which the kernel first removes
+/// those that no VMA maps any more.
 const FILES_BEFORE_CLEANUP: usize = 64;
 
 /// A process's address space, and what the kernel keeps with it (Linux: `mm_struct`).

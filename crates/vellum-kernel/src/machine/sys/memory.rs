@@ -109,9 +109,9 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
     Ok(to)
 }
 
-/// Populates a new mapping: its locked pages, or with `unlocked` all of them. Pages that cannot be
-/// allocated even after reclaim are skipped without an error (as for `MAP_POPULATE` on Linux). A
-/// signal ends the work without an error too, because the call cannot be restarted.
+/// Populates a new mapping: the pages of locked VMAs, or with `unlocked` all pages. Pages that
+/// cannot be allocated even after reclaim are skipped without an error (as for `MAP_POPULATE` on
+/// Linux). A signal ends the work without an error too, because the call cannot be restarted.
 ///
 /// # Errors
 ///

@@ -45,7 +45,7 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
             return Err(Errno::EINVAL);
         }
         if flags & HUGE != 0 {
-            // No huge pages are reserved.
+            // The kernel has no pool of huge pages from which a segment could take its own.
             return Err(if who.has(CAP_IPC_LOCK) { Errno::ENOMEM } else { Errno::EPERM });
         }
         if size.div_ceil(FRAME_SIZE) > machine().frames().total() {

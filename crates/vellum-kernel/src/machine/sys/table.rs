@@ -25,7 +25,8 @@ use vellum_kernel::errno::Errno;
 /// The support level of a system call.
 #[allow(dead_code, reason = "the table's column is for its reader")]
 pub enum Support {
-    /// Everything that Linux does, as far as a program without other parts of Linux can observe.
+    /// Everything that Linux does, except effects that a program can observe only through parts of
+    /// Linux that this kernel lacks.
     Full,
     /// Everything except what the text names.
     Partial(&'static str),
@@ -335,8 +336,9 @@ fn absent(number: u64) -> Answer {
     if let Some(word) = SAID.get((number / 64) as usize)
         && word.fetch_or(1 << (number % 64), Ordering::Relaxed) >> (number % 64) & 1 == 0
     {
-        // Each architecture numbers its calls differently; `Sysno` knows the names of all x86-64
-        // calls.
+        // Each architecture numbers its calls differently. `Sysno` has the names of the
+        // architecture that the kernel is compiled for, and so finds the call that the program
+        // made.
         let name = usize::try_from(number).ok().and_then(syscalls::Sysno::new).map_or("of no name", |call| call.name());
         println!("system call {number}, {name}, is absent");
     }

@@ -69,7 +69,8 @@ async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: U
     };
     let again = memory.engine.fault(watched.page, watched.access);
     if again == Err(FaultError::Uffd(watched)) {
-        // A signal is delivered first. The access is then retried, and its fault reported again.
+        // If a signal ends the wait, the signal is delivered first. The access is then retried, and
+        // its fault reported to the program again.
         let _ = thread.interruptible(faults.wait_until_resolved(number), None).await;
     }
     faults.remove(number);

@@ -31,7 +31,7 @@ pub struct Context {
     pub fault_address: u64,
     /// The number of a system call that a signal interrupted and that may be restarted.
     pub restart: Option<u64>,
-    /// True if that call is restarted even after a handler without `SA_RESTART`.
+    /// True if the call in `restart` is restarted even after a handler without `SA_RESTART`.
     pub always_restarts: bool,
     /// The deadline of the system call's wait, if the call was restarted: it keeps its first
     /// deadline.

@@ -3,12 +3,12 @@
 //! The queue is ordered by virtual runtime: the task that has had the least CPU time runs first. A
 //! task with long system calls thus gets no more CPU time than one with short calls, and a task
 //! that sleeps a lot runs soon after it wakes. Sleeping saves up no CPU time: a waking task's
-//! virtual runtime is raised to the queue's minimum. A new task starts one time slice behind its
-//! creator, so that a stream of new tasks starves no other.
+//! virtual runtime is raised to the queue's minimum. A new task starts with a virtual runtime one
+//! time slice greater than its creator's, so that a stream of new tasks starves no other.
 //!
 //! A CPU that finds the queue empty sets its bit in `IDLE`, checks the queue once more, and halts.
-//! A task that is queued thus either is found by that check or finds the bit and sends the CPU an
-//! interrupt.
+//! A CPU that queues a task does so before it reads `IDLE`. So either that check finds the task, or
+//! the queueing CPU finds the bit and sends the idle CPU an interrupt.
 
 use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{interrupts, irq};
@@ -56,16 +56,16 @@ struct RunQueue {
 }
 
 static RUN_QUEUE: Shared<RunQueue> = Shared::new(RunQueue { tasks: BTreeMap::new(), arrivals: 0, min_vruntime: 0 });
-/// The time at which each CPU started its present task.
+/// The time at which each CPU began to run its present task.
 static STARTED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
-/// The virtual runtime of that task at its start.
+/// The virtual runtime that each CPU's present task had at that time.
 static VRUNTIME: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 /// The CPUs that halt or are about to, a bit each.
 static IDLE: AtomicU64 = AtomicU64::new(0);
 /// The number of queued tasks.
 static QUEUED: AtomicUsize = AtomicUsize::new(0);
 
-/// Starts a task. Its virtual runtime is one time slice behind the current task's.
+/// Starts a task. Its virtual runtime is one time slice greater than the current task's.
 pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     spawn_with(Arc::default(), future);
 }

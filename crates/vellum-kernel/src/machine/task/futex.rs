@@ -1,8 +1,9 @@
 //! Futexes: threads wait for a word of their memory to change.
 //!
 //! A waiter checks the word under the lock of the wait queues, which a waker takes too, so that a
-//! wake after a change is never missed. A counted wake is not lost either: a waiter that gives up
-//! checks under the same lock whether it was woken.
+//! wake after a change is never missed. A waiter that gives up takes itself off its queue under the
+//! same lock and then checks whether it was woken, so no waiter that a waker counted returns an
+//! error.
 
 use crate::mem::payer::Shared;
 use crate::mem::{UserSpace, uaccess};

@@ -1,9 +1,10 @@
 //! Direct reclaim and the OOM killer: the machine or a memcg is out of memory, so some is
 //! reclaimed, or else a process is killed, and the thread that needs memory retries.
 //!
-//! Without free swap, memory in use is freed only when a process ends, because files in memory have
-//! no backing store. The victim is the process with the most memory, adjusted by its
-//! `oom_score_adj`; processes that share its address space end with it.
+//! Without free swap, reclaim can free neither anonymous memory (except lazyfree pages) nor files
+//! in memory, which have no backing store. So the kernel has to end a process. The victim is the
+//! process with the most memory, adjusted by its `oom_score_adj`; processes that share its address
+//! space end with it.
 
 use crate::arch::serial::println;
 use crate::mem::memcgs::{self, Event};

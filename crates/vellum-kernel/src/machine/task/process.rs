@@ -1,8 +1,11 @@
 //! Processes: the state that the threads of a program share, and the process tree.
 //!
 //! Lock order, outermost first: the tasklist lock; the tables of processes and of threads; a
-//! process's children; its threads; its life; its signals; a thread's pending signals. No lock is
-//! held across an await, and none while another process's lock is taken, except the table's.
+//! process's children; its threads; its signals; its life and the pending signals of its threads.
+//! No lock is held across an await. A lock of one process is held while a lock of another process
+//! is taken only under the tasklist lock (`SIGCONT` locks the process's signals and then notifies
+//! the parent), and by `clone`, which copies its own signal actions to the child before the child
+//! runs.
 
 use crate::mem::payer::Shared;
 use crate::mem::space::SpaceUser;
@@ -300,7 +303,8 @@ impl Process {
     ///
     /// `EINTR`: the caller's thread is to end, too.
     pub async fn end_others(&self, own: &Arc<Thread>) -> Result<(), Errno> {
-        // Each check also marks threads that another thread created before it was marked itself.
+        // Each check marks all threads anew, because a thread may have created others before it was
+        // marked itself.
         let alone = || {
             let threads = self.threads.lock();
             if own.ending.load(Ordering::SeqCst) {

@@ -34,7 +34,7 @@ pub trait SystemCalls: 'static {
     /// Returns the restart rule of a system call.
     fn restarts(number: u64) -> Restart;
 
-    /// Ends the thread; the last call, in the thread's own future.
+    /// Ends the thread. Called once, at the end of the thread's own future.
     fn thread_ends(thread: &Arc<Thread>);
 }
 

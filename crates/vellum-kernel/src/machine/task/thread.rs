@@ -66,7 +66,8 @@ pub struct Thread {
     pub pending: Mutex<Pending>,
     /// True if signals or state changes must be checked before it enters user mode.
     pub(super) alerted: AtomicBool,
-    /// The queue of its waits that an alert interrupts.
+    /// The queue that [`Self::alert`] wakes. Each wait of the thread that an alert may interrupt
+    /// waits on it too.
     alerts: Queue,
     /// True if its creator waits until this thread no longer uses the memory that they share
     /// (`vfork`).
@@ -125,7 +126,8 @@ impl Thread {
     /// The caller is the thread's own future; the reference must end before the next call.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn context(&self) -> &mut Context {
-        // SAFETY: by contract, and by the argument at `Sync`.
+        // SAFETY: the caller is the thread's own future and has no earlier reference any more (this
+        // function's contract); no other code accesses the context, as `Sync` explains.
         unsafe { &mut *self.context.get() }
     }
 
@@ -142,8 +144,8 @@ impl Thread {
         unsafe { self.context() }.memory.clone()
     }
 
-    /// Returns the thread that this CPU runs, if any. Files whose contents are made when they are
-    /// read depend on the reader.
+    /// Returns the thread that this CPU runs, if any. File systems call this to find the thread
+    /// that reads or writes a file.
     pub fn current() -> Option<Arc<Thread>> {
         let polled = percpu::current().polled.get();
         // SAFETY: set while this CPU polls the thread's future, which holds a reference, and taken

@@ -2,7 +2,8 @@
 //!
 //! The target's own version assumes that only aligned accesses are allowed: if source and
 //! destination are aligned differently, it assembles each word from bytes. The kernel's memory is
-//! mapped as normal memory, where accesses need not be aligned (Arm ARM, B2, on alignment).
+//! mapped as normal memory, where accesses need not be aligned (Arm ARM, B2, on alignment), so this
+//! version copies words at any alignment.
 
 use core::arch::global_asm;
 

@@ -4,7 +4,9 @@
 //! | addresses | contents | leaf size |
 //! |---|---|---|
 //! | [`DIRECT_MAP`], 512 GiB | physical memory and devices from 0 on, writable, never executable | 1 GiB |
-//! | [`KERNEL_BASE`] + 1 GiB + 2 MiB | the kernel's image without guard pages, each section with its rights | 4 KiB |
+//! | [`KERNEL_BASE`] + 1 GiB + 2 MiB | the kernel's image, each section with its rights | 4 KiB |
+//!
+//! The guard pages of the kernel's stacks, which lie in the image, are left unmapped.
 //!
 //! [`DIRECT_MAP`]: crate::arch::layout::DIRECT_MAP
 //! [`KERNEL_BASE`]: crate::arch::layout::KERNEL_BASE

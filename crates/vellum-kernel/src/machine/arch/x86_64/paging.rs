@@ -3,12 +3,15 @@
 //! | addresses | contents | leaf size |
 //! |---|---|---|
 //! | [`DIRECT_MAP`], up to 512 GiB | physical memory from 0 on, writable, never executable | 1 GiB |
-//! | [`KERNEL_BASE`] + 2 MiB | the kernel's image without guard pages, each section with its rights | 4 KiB |
+//! | [`KERNEL_BASE`] + 2 MiB | the kernel's image, each section with its rights | 4 KiB |
 //!
-//! Each occupies one entry of a four-level root page table; with five levels both share the root's
-//! last entry. These entries are written once here and never change, so that [`copy_kernel_half`]
-//! gives an address space a kernel half that stays current. The user half belongs to the engine.
-//! After [`init`] nothing is mapped there, not even the first page.
+//! The guard pages of the kernel's stacks, which lie in the image, are left unmapped.
+//!
+//! Each of the two occupies one entry of a four-level root page table; with five levels both share
+//! the root's last entry. These entries are written once here and never change, so that
+//! [`copy_kernel_half`] gives an address space a kernel half that stays current. The user half
+//! belongs to the engine. After [`init`] nothing is mapped in the user half, not even the first
+//! page.
 //!
 //! [`DIRECT_MAP`]: crate::arch::layout::DIRECT_MAP
 //! [`KERNEL_BASE`]: crate::arch::layout::KERNEL_BASE

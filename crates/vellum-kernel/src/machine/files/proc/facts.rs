@@ -115,8 +115,8 @@ pub fn set_slack(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns the thread whose timer slack is accessed. The thread itself may, and a privileged
-/// reader.
+/// Returns the thread whose timer slack is read or written. Only the thread itself and threads with
+/// `CAP_SYS_NICE` may do that; others get `EPERM`.
 fn slack_owner(subject: &Subject) -> Result<Arc<Thread>, Errno> {
     let (thread, reader) = (subject.thread().ok_or(Errno::ESRCH)?, reader()?);
     if !Arc::ptr_eq(&thread, &reader) && !reader.credentials().has(abi::CAP_SYS_NICE) {

@@ -2,8 +2,8 @@
 //! the whole machine, run on each read. The first line is `sound` or the first discrepancy; sums or
 //! further discrepancies follow.
 //!
-//! The machine should be idle: a process that runs meanwhile appears as discrepancies that are
-//! none.
+//! The machine should be idle: a process that runs during the audit causes discrepancies to be
+//! reported although nothing is wrong.
 
 use crate::mem::{machine, spaces};
 use alloc::boxed::Box;
@@ -47,7 +47,8 @@ fn audit() -> Result<Vec<u8>, Errno> {
         found += 1;
     });
     Words::of(|text| {
-        // No thread keeps a page pinned while it waits.
+        // No thread keeps a page pinned while it waits. So on an idle machine nothing holds these
+        // references any more, and they have leaked.
         if found == 0 && sums.pinned > 0 {
             writeln!(text, "{} references to folios are neither mappings nor pages of objects", sums.pinned)?;
         } else if found == 0 {
