@@ -64,8 +64,8 @@ impl Region {
         mapped.map(|_| region).map_err(|error| Skip::system("mmap", error))
     }
 
-    /// Writes a byte in each page, folio by folio in the order of the case's arm, makes the mappings
-    /// as the case asks, and checks them.
+    /// Writes a byte in each page, folio by folio in the order of the case's arm, makes the
+    /// mappings as the case asks, and checks them.
     ///
     /// # Errors
     /// A system call failed.

@@ -278,8 +278,8 @@ mod tests {
         let notes =
             notes(&[row(Op::Munmap, 4, 129, 262_144), row(Op::Munmap, 64, 5, 16_384), row(Op::Protect, 4, 1, 0)]);
         let expected = [
-            "vellum's TLB flushes / runs cleared in one munmap, ascending: 129 / 262\u{202f}144 (4 KiB), 5 / 16\u{202f}384 (64 \
-             KiB).",
+            "vellum's TLB flushes / runs cleared in one munmap, ascending: 129 / 262\u{202f}144 (4 KiB), 5 / \
+             16\u{202f}384 (64 KiB).",
             "vellum's TLB flushes in one protect, ascending: 1 (4 KiB).",
         ];
         assert_eq!(notes[..2], expected);
