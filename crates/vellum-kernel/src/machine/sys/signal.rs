@@ -96,7 +96,7 @@ pub fn sigpending(thread: &Arc<Thread>, to: u64, size: u64) -> Answer {
     if size > 8 {
         return Err(Errno::EINVAL);
     }
-    let all = thread.pending.lock().set() | thread.process.signals.lock().pending.set();
+    let all = deliver::pending_signals(thread);
     let blocked = all & thread.mask.load(Ordering::Relaxed);
     uaccess::write(&thread.memory(), to, &blocked.to_le_bytes()[..size as usize]).map(|()| 0)
 }

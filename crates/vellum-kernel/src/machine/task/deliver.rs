@@ -53,9 +53,16 @@ pub async fn handle_alert<S: SystemCalls>(thread: &Arc<Thread>) -> bool {
     true
 }
 
+/// Returns the signals that are pending for the thread or for its process.
+pub fn pending_signals(thread: &Thread) -> u64 {
+    // In the lock order of `task::process`: both guards live until the end of the expression.
+    let signals = thread.process.signals.lock();
+    signals.pending.set() | thread.pending.lock().set()
+}
+
 /// Returns whether `SIGKILL` is pending for the thread.
 pub fn has_kill(thread: &Thread) -> bool {
-    (thread.pending.lock().set() | thread.process.signals.lock().pending.set()) & bit(abi::SIGKILL) != 0
+    pending_signals(thread) & bit(abi::SIGKILL) != 0
 }
 
 /// Returns whether the thread is to end, or will as soon as it takes its pending signals, because
