@@ -53,8 +53,8 @@ pub enum Command {
     /// side by side.
     ///
     /// Lines that are JSON objects with the same keys on both become a table: a line for each
-    /// figure that differs, with its ratio. The status is the program's; 1 if the two differ; 125
-    /// if a kernel, or this command, failed.
+    /// figure that differs, with its ratio. The status is the program's; 1 if it differs between
+    /// the kernels; 125 if a kernel, or this command, failed.
     #[command(after_help = AFTER_COMPARE)]
     Compare(compare::Args),
     /// Write a shell's completion script for this command.

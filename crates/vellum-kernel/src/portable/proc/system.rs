@@ -234,7 +234,7 @@ mod tests {
                 continue;
             }
             let found = theirs.find(|real| real.split(':').next() == Some(name)).expect(name);
-            // The columns of the digits' ends, and the unit.
+            // The digits end in the same column, and what follows them, the unit, is as long.
             let end = |line: &str| line.rfind(|letter: char| letter.is_ascii_digit());
             if found.len() == line.len() {
                 assert_eq!(end(line), end(found), "{line}");
