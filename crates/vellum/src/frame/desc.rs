@@ -218,6 +218,14 @@ impl FrameState {
     pub fn has(self, flag: u32) -> bool {
         self.0 & flag != 0
     }
+
+    /// Returns whether the frame is a folio of one frame that is neither a page-cache object's nor
+    /// the zero folio.
+    #[inline]
+    pub(crate) fn is_page(self) -> bool {
+        let mask = KIND_MASK | ORDER_MASK | flag::OBJECT | flag::ZERO_FOLIO;
+        self.0 & mask == FrameKind::Folio as u32
+    }
 }
 
 impl Frame {

@@ -53,7 +53,7 @@ use percpu::FrameCache;
 
 use crate::addr::{Pfn, PhysAddr};
 use crate::platform::{Event, FailPoint, Platform, allows, trace};
-use crate::sync::SpinLock;
+use crate::sync::{SpinGuard, SpinLock};
 
 /// The order of the largest block of the buddy allocator: 1 GiB.
 pub const MAX_ORDER: u8 = 18;
@@ -192,7 +192,8 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// hole inside a section is [`FrameKind::Reserved`].
     #[inline]
     pub fn get(&self, pfn: Pfn) -> Option<&'p Frame> {
-        self.descriptors_from(pfn)?.first()
+        let section = (*self.sections.get((pfn.0 >> SECTION_SHIFT) as usize)?)?;
+        Some(&section[(pfn.0 & ((1 << SECTION_SHIFT) - 1)) as usize])
     }
 
     /// Returns the descriptors from `pfn` to the end of its section.
@@ -211,6 +212,14 @@ impl<'p, P: Platform> Frames<'p, P> {
         match self.get(pfn) {
             Some(frame) => frame,
             None => no_such_frame(pfn),
+        }
+    }
+
+    /// Prefetches the descriptor of a frame, if the machine has that frame.
+    #[inline]
+    pub(crate) fn prefetch(&self, pfn: Pfn) {
+        if let Some(frame) = self.get(pfn) {
+            prefetch(frame);
         }
     }
 
@@ -359,6 +368,31 @@ impl<'p, P: Platform> Frames<'p, P> {
         // requires.
         let zero = unsafe { self.prepare_freed(pfn, count, zero) };
         self.free_to_cache(pfn, count, zero, usage);
+    }
+
+    /// Frees ranges of frames straight to their nodes' buddy allocators, under one hold of a lock
+    /// where the frames of consecutive ranges are of one node. For many frames at once, of which a
+    /// CPU's cache could keep only a few.
+    ///
+    /// # Safety
+    /// As for [`Frames::free`], for each range.
+    pub(crate) unsafe fn free_to_buddy(&self, ranges: &[(Pfn, u32)], zero: bool) {
+        let mut now_zero = zero;
+        for &(pfn, count) in ranges {
+            // SAFETY: the caller guarantees the conditions of [`Frames::free`], which
+            // `prepare_freed` requires.
+            now_zero = unsafe { self.prepare_freed(pfn, count, zero) };
+        }
+        let zero = now_zero;
+        let mut locked: Option<(usize, SpinGuard<'_, Buddy, P>)> = None;
+        for &(pfn, count) in ranges {
+            let node = self.node_of(pfn);
+            if locked.as_ref().is_none_or(|(held, _)| *held != node) {
+                drop(locked.take());
+            }
+            let (_, buddy) = locked.get_or_insert_with(|| (node, self.nodes[node].buddy.lock_irq(self.platform)));
+            AlignedBlocks { pfn, count }.for_each(|(pfn, order)| buddy.free(self, pfn, order, zero));
+        }
     }
 
     /// Traces frames that are about to be freed, and zeroes them if [`BootOptions::zero_on_free`]

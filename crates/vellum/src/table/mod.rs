@@ -30,6 +30,8 @@
 //! | `entries` | reads and writes PTEs, one run at a time |
 //! | `take` | clears PTEs, or takes them out to move them |
 //! | `busy` | replaces PTEs by markers, at which other CPUs wait, during work that is too long for a spin lock |
+//! | `scattered` | changes and copies PTEs whose frames lie in pieces, for a fork |
+//! | `stretch` | changes the attributes of PTEs, whatever frames they map |
 //! | `rewrite` | changes leaf PTEs while hardware sets accessed and dirty bits |
 //! | `cont_block` | folds leaf PTEs into contpte (AArch64) or NAPOT (RISC-V) blocks, and unfolds them |
 //! | `cont_rewrite` | changes leaf PTEs that are in cont blocks or can be folded |
@@ -49,7 +51,9 @@ mod lock;
 mod relocate;
 mod rewrite;
 mod run;
+mod scattered;
 mod split;
+mod stretch;
 mod take;
 mod walk;
 
@@ -59,6 +63,9 @@ pub(crate) use grow::{NotMapped, SpareTables};
 pub(crate) use lock::LockedTable;
 pub(crate) use relocate::Relocation;
 pub use run::{Cont, Run};
+pub(crate) use scattered::{Scattered, set_copies};
+pub(crate) use stretch::Stretch;
+pub(crate) use take::Taken;
 pub(crate) use walk::{Found, Probe};
 
 use core::ops::Range;

@@ -81,7 +81,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     /// Changes an entry to `new(old)` by a compare-and-exchange, which is repeated if hardware
     /// changed the entry after it was read. Returns the last old value.
     #[inline]
-    fn change_contended(&self, index: usize, entry: &AtomicU64, new: impl Fn(u64) -> u64) -> u64 {
+    pub(super) fn change_contended(&self, index: usize, entry: &AtomicU64, new: impl Fn(u64) -> u64) -> u64 {
         let mut old = entry.load(Relaxed);
         loop {
             let next = new(old);

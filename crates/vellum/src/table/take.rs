@@ -13,10 +13,99 @@ use super::cont_block::ContBlock;
 use super::entries::{Match, Sequence};
 use super::run::Cont;
 use super::{LockedTable, Run};
-use crate::addr::FRAME_SHIFT;
+use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::{Event, Platform, trace};
-use crate::tlb::Removed;
+use crate::tlb::{Gather, Removed};
+
+/// Counts of what [`Taken::all`] has taken out of a page table.
+pub(crate) struct Taken {
+    /// The address at which it stopped.
+    pub(crate) end: u64,
+    /// The runs of consecutive frames.
+    pub(crate) runs: usize,
+    /// The frames.
+    pub(crate) frames: u32,
+    /// Those of them that are of the zero folio, which is not counted as resident.
+    pub(crate) zero_frames: u32,
+}
+
+impl Taken {
+    /// Clears leaf PTEs from `va` on, whatever their attributes are and wherever their frames lie,
+    /// and passes their frames to `gather`. Stops at `end`, before an entry that is not a leaf PTE
+    /// or that also translates addresses from `end` on, when the gather is full, and after `most`
+    /// runs of consecutive frames. Drops accessed and dirty bits, like [`LockedTable::take`].
+    #[inline]
+    pub(crate) fn all<'m, P: Platform>(
+        table: &LockedTable<'_, 'm, P>,
+        va: u64,
+        end: u64,
+        most: usize,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> Taken {
+        let (arch, shift) = (&table.tables.arch, table.shift());
+        let index = table.index(va);
+        let start = table.base + ((index as u64) << shift);
+        let mut taken = Taken { end: va, runs: 0, frames: 0, zero_frames: 0 };
+        let until = index + ((end.min(table.end()) - va) >> shift) as usize;
+        if va != start || until == index {
+            return taken;
+        }
+        table.cont().unfold_at(index);
+        table.cont().unfold_at(until);
+        // As in `take`.
+        if table.level > 1 {
+            fence(Release);
+        }
+        let zero_folio = table.tables.machine.zero_folio();
+        let entries = &table.entries()[..until];
+        let mut frames = gather.frames();
+        let mut at = index;
+        while at < until && taken.runs < most && !frames.is_full() {
+            let raw = entries[at].load(Relaxed);
+            if arch.kind(raw, table.level) != Kind::Leaf {
+                break;
+            }
+            let len = if continues(table, raw, at, until) {
+                clear_run(table, at, (until - at).min(table.tables.max_run), arch.without_cont(raw, at))
+            } else {
+                table.clear_entries(at, &entries[at..at + 1]);
+                1
+            };
+            let pfn = arch.leaf_pfn(arch.without_cont(raw, at), table.level);
+            let count = (len as u32) << (shift - FRAME_SHIFT);
+            frames.push(pfn, count);
+            if zero_folio.contains(pfn) {
+                taken.zero_frames += count;
+            }
+            taken.frames += count;
+            taken.runs += 1;
+            at += len;
+        }
+        table.set_live(table.live() - (at - index) as u32);
+        taken.end = start + (((at - index) as u64) << shift);
+        if at != index {
+            gather.note(VirtRange { start, end: taken.end }, shift);
+        }
+        taken
+    }
+}
+
+/// Returns whether the run that begins with the leaf PTE `raw` at `index` goes on before index
+/// `until`, or may. Where memory is in pieces, it mostly does not, and one comparison shows it.
+#[inline(always)]
+fn continues<P: Platform>(table: &LockedTable<'_, '_, P>, raw: u64, index: usize, until: usize) -> bool {
+    let next = raw.wrapping_add(table.tables.arch.step(raw, table.level));
+    let differs = |entry: &AtomicU64| (entry.load(Relaxed) ^ next) & !P::Arch::HARDWARE != 0;
+    index + 1 < until && table.tables.max_run > 1 && (table.cont().is_cont(raw) || !differs(table.entry(index + 1)))
+}
+
+/// Clears the run that begins with the PTE at `index`, which would be `first` in no cont block,
+/// up to `most` PTEs. Returns their number. Not inlined, so that the loop has the registers.
+#[inline(never)]
+fn clear_run<P: Platform>(table: &LockedTable<'_, '_, P>, index: usize, most: usize, first: u64) -> usize {
+    table.match_leaves(index, most, first, |index, entries| table.clear_entries(index, entries)).len
+}
 
 impl<P: Platform> LockedTable<'_, '_, P> {
     /// Clears the run of leaf PTEs that begins at `va`, up to the last PTE that translates only

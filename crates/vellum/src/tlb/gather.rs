@@ -2,7 +2,9 @@
 //!
 //! A gather's memory is fixed ([`Scratch`], INV-8): consecutive frames, of one folio or of several,
 //! share one entry of the buffer, and unhooked page tables are chained through their own
-//! descriptors. A full gather flushes, and collects again.
+//! descriptors. A full gather flushes, and collects again. After the flush the entries are sorted
+//! by frame number: wherever frames were mapped, their descriptors are visited in the order of
+//! memory, each prefetched in time, and neighbours are freed together.
 //!
 //! The gather also drops each folio's refcount and mapcount, always after the flush and both
 //! together, by one operation on one word (INV-2). Linux drops the mapcount after the flush only
@@ -22,13 +24,12 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{Pfn, VirtRange};
 use crate::arch::UserRange;
-use crate::frame::{Frame, FrameKind, Use, flag, prefetch};
+use crate::frame::Use;
 use crate::machine::{FrameRange, Scratch};
-use crate::memcg::Uncharger;
 use crate::platform::{Event, Platform, trace};
-use crate::stats::{Counter, SizeCounter};
 use crate::swap::SwapRun;
 
+use super::free::{FreeBatch, PREFETCH_AHEAD};
 use super::{Flushed, Shootdown};
 
 /// The maximum number of runs of swap slots that are kept until the page table's lock is released.
@@ -36,14 +37,6 @@ const SWAP_RUNS: usize = 16;
 /// The maximum number of ranges that are flushed separately. Further ranges are merged with the
 /// last.
 const RANGES: usize = 4;
-/// The maximum cost of the work between two calls of `resched` (INV-11). Its unit is the cost of
-/// unmapping one folio.
-const BATCH_COST: u32 = 384;
-/// The additional cost of freeing a range of frames, in the same unit as [`BATCH_COST`].
-const FREE_COST: u32 = 8;
-/// The distance, in folios, from the folio that is being freed to the folio whose descriptor is
-/// prefetched.
-const PREFETCH_AHEAD: usize = 12;
 /// The maximum number of frames that wait for one flush: 256 MiB.
 const MAX_WAITING: u32 = 1 << 16;
 
@@ -103,7 +96,7 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
     /// log2 of the smallest page that may be mapped in `whole`.
     whole_shift: u32,
     /// The collected frames: the first `used` entries.
-    scratch: Scratch<'m, P>,
+    scratch: Scratch<'m>,
     used: usize,
     /// The number of collected frames.
     waiting: u32,
@@ -182,6 +175,21 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         }
     }
 
+    /// Returns the list of collected frames, for a caller that takes many frames out of one page
+    /// table. The caller notes the range afterwards ([`Gather::note`]).
+    #[inline]
+    pub(crate) fn frames(&mut self) -> GatheredFrames<'_> {
+        let ranges = &mut self.scratch[..];
+        let last = ranges[..self.used].last().filter(|_| self.merge);
+        GatheredFrames {
+            next: last.map_or(NO_FRAME, |last| last.pfn + last.frames),
+            merge: self.merge,
+            ranges,
+            used: &mut self.used,
+            waiting: &mut self.waiting,
+        }
+    }
+
     /// Takes frames that were removed from a page table.
     ///
     /// # Panics
@@ -189,16 +197,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     #[inline]
     pub(crate) fn push(&mut self, removed: Removed) {
         self.note(removed.range, removed.shift);
-        self.waiting += removed.frames;
-        if let Some(last) = self.scratch[..self.used].last_mut()
-            && self.merge
-            && last.pfn + last.frames == removed.pfn.0
-        {
-            last.frames += removed.frames;
-            return;
-        }
-        self.scratch[self.used] = FrameRange { pfn: removed.pfn.0, frames: removed.frames };
-        self.used += 1;
+        self.frames().push(removed.pfn, removed.frames);
     }
 
     /// Takes a page table that was unhooked. There always is room.
@@ -276,7 +275,12 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     fn free_frames(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
         let mut batch = FreeBatch::new(machine, Use::Folio);
-        for range in &self.scratch[..self.used] {
+        self.scratch.sort(machine.platform(), self.used);
+        let ranges = &self.scratch[..self.used];
+        for (at, range) in ranges.iter().enumerate() {
+            if let Some(ahead) = ranges.get(at + PREFETCH_AHEAD) {
+                machine.frames().prefetch(Pfn(ahead.pfn));
+            }
             batch.put_range(Pfn(range.pfn), range.frames);
         }
         batch.end(self.tlb);
@@ -302,6 +306,44 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     }
 }
 
+/// The collected frames of a [`Gather`]. Frames that are passed to it were taken out of a page
+/// table, and keep their references and mappings until the gather has flushed (INV-1).
+pub(crate) struct GatheredFrames<'g> {
+    ranges: &'g mut [FrameRange],
+    used: &'g mut usize,
+    waiting: &'g mut u32,
+    /// The frame after the last collected ones, or [`NO_FRAME`].
+    next: u32,
+    merge: bool,
+}
+
+/// The number of no frame.
+const NO_FRAME: u32 = Pfn::NONE.0;
+
+impl GatheredFrames<'_> {
+    /// Returns true if there is no room for more frames.
+    #[inline(always)]
+    pub(crate) fn is_full(&self) -> bool {
+        *self.used == self.ranges.len() || *self.waiting >= MAX_WAITING
+    }
+
+    /// Adds `count` frames from `pfn` on, which were taken out of a page table.
+    ///
+    /// # Panics
+    /// If the list is full.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, pfn: Pfn, count: u32) {
+        *self.waiting += count;
+        if pfn.0 == self.next {
+            self.ranges[*self.used - 1].frames += count;
+        } else {
+            self.ranges[*self.used] = FrameRange { pfn: pfn.0, frames: count };
+            *self.used += 1;
+        }
+        self.next = if self.merge { pfn.0 + count } else { NO_FRAME };
+    }
+}
+
 impl<P: Platform> Drop for Gather<'_, '_, P> {
     fn drop(&mut self) {
         if !self.whole.is_empty() && self.tlb.has_other_gathers() {
@@ -309,212 +351,5 @@ impl<P: Platform> Drop for Gather<'_, '_, P> {
         }
         self.flush();
         self.tlb.close_gather();
-    }
-}
-
-/// Calls `is_gone` for each folio in `ranges` (first frame, number of frames). `is_gone` drops the
-/// caller's references and returns true if the folio has no other reference and no CPU can find it;
-/// this function then frees the folio, without a flush, because no PTE maps it. Otherwise it passes
-/// the folio to `stays`. When this function calls `is_gone`, it may still hold the lock of the
-/// lruvec from which it uncharged the folio before; for a folio in the swap cache it has released
-/// it. It calls `stays` with no lock held. Returns the number of pages freed.
-pub(crate) fn free_unmapped<P: Platform>(
-    machine: &crate::machine::Machine<'_, P>,
-    ranges: impl Iterator<Item = (Pfn, u32)>,
-    is_gone: impl Fn(Pfn, &Frame) -> bool,
-    stays: impl Fn(Pfn, &Frame),
-) -> u64 {
-    let mut batch = FreeBatch::new(machine, Use::Folio);
-    let mut freed = 0;
-    for (first, count) in ranges {
-        for (head, frame, pages) in machine.frames().folios(first, count) {
-            if frame.has(flag::SWAP_CACHED) {
-                batch.uncharger.unlock();
-            }
-            if is_gone(head, frame) {
-                batch.free(head, frame, pages);
-                batch.maybe_resched();
-                freed += u64::from(pages);
-            } else {
-                batch.uncharger.unlock();
-                stays(head, frame);
-            }
-        }
-    }
-    machine.count(Counter::FoliosFreed, batch.freed);
-    freed
-}
-
-/// Uncharges and frees frames, consecutive ones together. Used only with the proof of a flush
-/// ([`Gather::free_frames`], [`Gather::free_tables`], [`Gather::put_flushed`]), or for frames that
-/// no PTE maps ([`free_unmapped`]): INV-1.
-struct FreeBatch<'a, 'm, P: Platform> {
-    machine: &'a crate::machine::Machine<'m, P>,
-    uncharger: Uncharger<'a, 'm, P>,
-    usage: Use,
-    /// The first frame of the range that is uncharged already and that [`FreeBatch::free_range`]
-    /// frees.
-    start: u32,
-    /// The number of these frames.
-    len: u32,
-    /// The cost of the work since the last call of `resched`.
-    work: u32,
-    /// The number of folios or page tables freed.
-    freed: u64,
-    /// The number of frames of page-cache objects that were unmapped.
-    shmem: u64,
-}
-
-impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
-    fn new(machine: &'a crate::machine::Machine<'m, P>, usage: Use) -> Self {
-        let uncharger = Uncharger::new(machine.frames(), machine.memcgs());
-        FreeBatch { machine, uncharger, usage, start: 0, len: 0, work: 0, freed: 0, shmem: 0 }
-    }
-
-    /// Adds the batch to the counters of the machine and the space.
-    fn end(self, tlb: &Shootdown<'_, P>) {
-        self.machine.count(Counter::FoliosFreed, self.freed);
-        if self.shmem != 0 {
-            tlb.recount_as_shmem(self.shmem);
-        }
-    }
-
-    /// Drops a reference and a mapping of each of `count` frames from `pfn` on, which may be many
-    /// folios and parts of folios at both ends.
-    #[inline]
-    fn put_range(&mut self, pfn: Pfn, count: u32) {
-        let frames = self.machine.frames();
-        let (mut pfn, mut left) = (pfn, count);
-        while left > 0 {
-            let here = frames.descriptors(pfn, left);
-            let mut at = 0;
-            while at < here.len() {
-                let first = &here[at];
-                let state = first.state();
-                let order = state.order();
-                // Most folios of a range are of one size, and their descriptors are not in the
-                // cache. (Those of single pages are adjacent, and the hardware prefetches them.)
-                // Descriptors beyond the range are not prefetched, because another CPU may be
-                // writing to them.
-                if order != 0 && at + (PREFETCH_AHEAD << order) < left as usize {
-                    prefetch(core::ptr::from_ref(first).wrapping_add(PREFETCH_AHEAD << order));
-                }
-                let skip = pfn.add(at as u32).0 & ((1 << order) - 1);
-                let pages = ((1 << order) - skip).min(left - at as u32);
-                let (head, frame) =
-                    if skip == 0 { (pfn.add(at as u32), first) } else { frames.head(pfn.add(at as u32)) };
-                self.put_pages(head, frame, order, pages);
-                at += pages as usize;
-            }
-            // A folio may extend beyond the descriptors that are contiguous.
-            let done = (at as u32).min(left);
-            pfn = pfn.add(done);
-            left -= done;
-        }
-    }
-
-    /// Drops the references and mappings of `pages` pages of a folio, and frees the folio if none
-    /// are left.
-    #[inline]
-    fn put_pages(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
-        let state = frame.state();
-        debug_assert_eq!(state.kind(), FrameKind::Folio);
-        if state.has(flag::ZERO_FOLIO | flag::OBJECT) {
-            if state.has(flag::ZERO_FOLIO) {
-                return;
-            }
-            self.shmem += pages as u64;
-        }
-        // `put_mappings` queues a partially mapped folio to be split. It is not called for a folio
-        // that is queued already, or for one of a page-cache object, because the object needs all
-        // pages, mapped or not. It is called for a folio in the swap cache even if all its pages
-        // are unmapped here, because a fault may find and map some of its pages until the last
-        // reference is dropped.
-        let maps = if order != 0
-            && !state.has(flag::PARTIALLY_MAPPED | flag::OBJECT)
-            && (pages < 1 << order || state.has(flag::SWAP_CACHED) || frame.counts().maps != pages)
-        {
-            self.put_mappings(head, frame, order, pages);
-            0
-        } else {
-            pages
-        };
-        if self.machine.frames().put(head, frame, pages, maps).refs == 0 {
-            self.free(head, frame, 1 << order);
-        }
-        self.maybe_resched();
-    }
-
-    /// Drops mappings of a folio: those of a part of it, or those that one of several page tables
-    /// had of all of it. If the folio is partially mapped from now on, queues it to be split. The
-    /// references are dropped only after this, so that a CPU that unmaps the rest of the folio
-    /// can't free it meanwhile.
-    #[cold]
-    fn put_mappings(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
-        self.work += 2;
-        let left = self.machine.frames().put(head, frame, 0, pages);
-        if left.maps != 0 && left.maps < 1 << order && self.uncharger.defer_split(head, frame) {
-            self.machine.count_size(SizeCounter::SplitDeferred, order);
-        }
-    }
-
-    /// Uncharges a folio without references, or a page table without walkers, and adds its frames
-    /// to the range that is freed together.
-    ///
-    /// A range grows at either end, because page tables mostly come in descending order of their
-    /// frames: the gather's list has them in reverse order. Page tables must be freed in ranges.
-    /// Frames that are freed one by one are allocated again in an ever more random order, and an
-    /// unmap that frees page tables in random order takes twice as long.
-    #[inline(always)]
-    fn free(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
-        if frame.has(flag::SWAP_CACHED) {
-            self.uncharger.unlock();
-            self.machine.uncache_in_parts(pfn, frame, || true);
-        }
-        self.uncharger.uncharge(pfn, frame, pages);
-        self.freed += 1;
-        if pfn.0 + pages == self.start {
-            self.start = pfn.0;
-        } else if self.start + self.len != pfn.0 {
-            self.free_range();
-            self.start = pfn.0;
-        }
-        self.len += pages;
-    }
-
-    /// Frees the range of frames that was collected.
-    fn free_range(&mut self) {
-        if self.len != 0 {
-            // Blocks of [`Use::Kernel`] are page tables here. An unhooked page table has only empty
-            // PTEs, which are all zero bits, so it is freed as zeroed memory (INV-10).
-            let zero = self.usage == Use::Kernel;
-            if !zero && self.machine.frames().zero_on_free() {
-                self.uncharger.unlock();
-            }
-            // SAFETY: there is the proof of a flush, or no PTE mapped the frames. Every folio in
-            // the range has no reference left and is uncharged. Every page table was unhooked, so
-            // no new walk finds it, and walkers were waited for, so none is in it.
-            unsafe { self.machine.frames().free(Pfn(self.start), self.len, zero, self.usage) };
-            self.len = 0;
-            self.work += FREE_COST;
-        }
-    }
-
-    /// Counts a unit of work, and after [`BATCH_COST`] of them releases the lruvec's lock and calls
-    /// `resched` (INV-11).
-    #[inline]
-    fn maybe_resched(&mut self) {
-        self.work += 1;
-        if self.work >= BATCH_COST {
-            self.work = 0;
-            self.uncharger.unlock();
-            self.machine.platform().resched();
-        }
-    }
-}
-
-impl<P: Platform> Drop for FreeBatch<'_, '_, P> {
-    fn drop(&mut self) {
-        self.free_range();
     }
 }

@@ -13,10 +13,13 @@
 //! | file | contents |
 //! |---|---|
 //! | `shootdown` | the CPUs that use a space, and invalidation on them |
-//! | `gather` | collecting, flushing and freeing of unmapped memory |
+//! | `gather` | collects unmapped memory, and flushes |
+//! | `free` | frees what a gather has collected |
 
+mod free;
 mod gather;
 mod shootdown;
 
-pub(crate) use gather::{DeadTable, Gather, Removed, free_unmapped};
+pub(crate) use free::free_unmapped;
+pub(crate) use gather::{DeadTable, Gather, Removed};
 pub(crate) use shootdown::{Flushed, Shootdown};

@@ -1,45 +1,51 @@
 //! The child's side of a fork: copies the parent's VMAs and maps its runs of PTEs.
 
-use crate::arch::{Kind, UserRange};
+use crate::addr::VirtRange;
+use crate::arch::{Arch, Kind, UserRange};
 use crate::memcg::Refused;
 use crate::page_cache;
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
-use crate::table::{Found, Run};
+use crate::table::{Found, LockedTable, Run, SpareTables, set_copies};
 use crate::vma::{Vma, VmaFlags};
 
 use super::Child;
+use super::parent::{Batch, Piece};
 use crate::space::AddressSpace;
 use crate::space::ground::{Ptes, Vmas};
 
 impl<'s, P: Platform> Child<'s, '_, P> {
-    /// Maps `runs`, the runs of one of the parent's page tables, at the same addresses in the
-    /// child. The caller has taken references and mappings of their folios and swap slots for the
+    /// Maps what one of the parent's page tables has for the child. `within` are the addresses of
+    /// the VMA. The caller has taken references and mappings of the folios and swap slots for the
     /// child.
     ///
     /// # Errors
-    /// There is no memory for a page table. The references and mappings of the runs that are not
-    /// mapped are dropped.
-    pub(super) fn map_runs(self, within: UserRange, runs: &[Run]) -> Result<(), Refused> {
-        let arch = self.arch();
-        let mut left = runs;
-        while let [run, rest @ ..] = left {
-            if let Err(error) = self.tables().map_run(within.intersect(&run.range(arch)), run) {
-                left.iter().for_each(|run| self.release_run(run));
+    /// There is no memory for a page table. The references and mappings of what is not mapped are
+    /// dropped.
+    pub(super) fn map_batch(self, within: UserRange, batch: &Batch) -> Result<(), Refused> {
+        let mut copies = &batch.copies[..];
+        let mut left = &batch.pieces[..];
+        while let [piece, rest @ ..] = left {
+            // No other space writes to the child's page tables: the entries are empty.
+            let range = within.intersect(&piece.range(self.arch(), batch.level));
+            let spares = &mut SpareTables::new(self.tables());
+            let first = |table: &LockedTable<'_, '_, P>| piece.write(table, copies);
+            if let Err(error) = self.tables().put(range, batch.level, 0, spares, first) {
+                left.iter().for_each(|piece| copies = self.release(piece, batch.level, copies));
                 return Err(error.shortage());
             }
-            self.count(run);
+            copies = self.count(piece, copies);
             left = rest;
-            // The child's page table exists now: write its other runs without a walk from the root
-            // for each.
+            // The child's page table exists now: write the other pieces without a walk from the
+            // root for each.
             let Some(next) = left.first() else { break };
-            if let Found::Table(table) = self.tables().find(within.intersect(&next.range(arch))) {
-                while let [run, rest @ ..] = left
-                    && run.level == table.level
-                    && run.va < table.end()
+            let range = within.intersect(&next.range(self.arch(), batch.level));
+            if let Found::Table(table) = self.tables().find(range) {
+                while let [piece, rest @ ..] = left
+                    && batch.level == table.level
                 {
-                    table.set(run);
-                    self.count(run);
+                    piece.write(&table, copies);
+                    copies = self.count(piece, copies);
                     left = rest;
                 }
                 table.release();
@@ -53,28 +59,70 @@ impl<'s, P: Platform> Child<'s, '_, P> {
         run.kind == Kind::Leaf && !self.machine().zero_folio().contains(run.pfn(self.arch()))
     }
 
-    /// Adds a run, which the child maps now, to the child's counters of anonymous and swapped-out
-    /// frames.
-    fn count(self, run: &Run) {
-        let frames = run.frames(self.arch()) as i64;
-        if run.kind == Kind::Swap {
-            self.tables().slot().add(SpaceCounter::Swap, frames);
-        } else if self.is_counted(run) {
-            self.tables().slot().add(SpaceCounter::Anon, frames);
+    /// Adds a piece, which the child maps now, to the child's counters of anonymous and swapped-out
+    /// frames. Returns the copies after those of the piece, which are the first of `copies`.
+    fn count<'c>(self, piece: &Piece, copies: &'c [u64]) -> &'c [u64] {
+        let slot = self.tables().slot();
+        match piece {
+            Piece::Copies { ptes, resident, .. } => {
+                slot.add(SpaceCounter::Anon, i64::from(*resident));
+                return &copies[*ptes..];
+            }
+            Piece::Run(run) if run.kind == Kind::Swap => {
+                slot.add(SpaceCounter::Swap, i64::from(run.frames(self.arch())));
+            }
+            Piece::Run(run) if self.is_counted(run) => {
+                slot.add(SpaceCounter::Anon, i64::from(run.frames(self.arch())));
+            }
+            Piece::Run(_) => {}
         }
+        copies
     }
 
-    /// Drops the references and mappings that were taken for a run that was not mapped. They are
-    /// not the last ones, because the parent has its own.
-    fn release_run(self, run: &Run) {
-        if run.kind == Kind::Swap {
-            self.count(run);
-            Ptes::of(self.space).release_swap(run);
-        } else if self.is_counted(run) {
-            let frames = self.machine().frames();
+    /// Drops the references and mappings that were taken for a piece that was not mapped. They are
+    /// not the last ones, because the parent has its own. Returns the copies after those of the
+    /// piece, which are the first of `copies`.
+    fn release<'c>(self, piece: &Piece, level: u8, copies: &'c [u64]) -> &'c [u64] {
+        let frames = self.machine().frames();
+        let put = |run: &Run| {
             for (head, frame, pages) in frames.folios(run.pfn(self.arch()), run.frames(self.arch())) {
                 frames.put(head, frame, pages, pages);
             }
+        };
+        match piece {
+            Piece::Copies { ptes, .. } => {
+                let (these, rest) = copies.split_at(*ptes);
+                let runs = these.iter().map(|&raw| Run::new(0, level, Kind::Leaf, raw, 1));
+                runs.filter(|run| self.is_counted(run)).for_each(|run| put(&run));
+                return rest;
+            }
+            Piece::Run(run) if run.kind == Kind::Swap => {
+                self.count(piece, copies);
+                Ptes::of(self.space).release_swap(run);
+            }
+            Piece::Run(run) if self.is_counted(run) => put(run),
+            Piece::Run(_) => {}
+        }
+        copies
+    }
+}
+
+impl Piece {
+    /// Returns the addresses of the piece, which is from a page table of `level`.
+    fn range<A: Arch>(&self, arch: &A, level: u8) -> VirtRange {
+        match *self {
+            Piece::Run(ref run) => run.range(arch),
+            Piece::Copies { start, ptes, .. } => {
+                VirtRange { start, end: start + ((ptes as u64) << arch.level_shift(level)) }
+            }
+        }
+    }
+
+    /// Writes the piece into empty entries. The copies of the piece are the first of `copies`.
+    fn write<P: Platform>(&self, table: &LockedTable<'_, '_, P>, copies: &[u64]) {
+        match *self {
+            Piece::Run(ref run) => table.set(run),
+            Piece::Copies { start, ptes, .. } => set_copies(table, start, &copies[..ptes]),
         }
     }
 }

@@ -4,13 +4,13 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{FRAME_SHIFT, Pfn, align_down};
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, SwapEntry, UserRange};
 use crate::frame::{TooManyReferences, flag};
 use crate::memcg::Refused;
 use crate::page_cache::Object;
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, NotMapped, Run};
+use crate::table::{Found, LockedTable, NotMapped, Run, Scattered};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
@@ -22,6 +22,9 @@ use crate::space::ground::{Change, Ptes, mapped_part};
 /// The largest number of swap slots to which a fork takes references for the child before it
 /// releases the lock of their page table.
 const MAX_SLOTS_PER_HOLD: u32 = 2048;
+
+/// The largest number of PTEs that a fork copies before it releases the lock of their page table.
+const MAX_COPIES: usize = 256;
 
 /// The largest number of instructions that a fork executes before it releases the lock of a page
 /// table (INV-11). It is enough for a page table with 512 dirty PTEs, each with a folio of its own.
@@ -40,10 +43,37 @@ const UNSTABLE_PTE_COST: u32 = PTE_COST + 16;
 /// subtracted here, and [`PTE_COST`] plus this constant is right for such a folio.
 const FOLIO_COST: u32 = 84;
 
-/// The runs of one of the parent's page tables that are to be mapped in the child. They are mapped
-/// after the parent's page table is unlocked, because the child's page tables can't be allocated
-/// under a spin lock.
-type Batch = ArrayVec<Run, 32>;
+/// What one of the parent's page tables has for the child. It is mapped after the parent's page
+/// table is unlocked, because the child's page tables can't be allocated under a spin lock.
+pub(super) struct Batch {
+    /// The level of the page table.
+    pub(super) level: u8,
+    /// The pieces, in ascending order of addresses.
+    pub(super) pieces: ArrayVec<Piece, 32>,
+    /// The PTEs of the pieces that are copies.
+    pub(super) copies: ArrayVec<u64, MAX_COPIES>,
+}
+
+/// A piece of a [`Batch`].
+pub(super) enum Piece {
+    /// A run.
+    Run(Run),
+    /// PTEs of a scattered stretch, which are the next `ptes` of [`Batch::copies`].
+    Copies {
+        /// The first address.
+        start: u64,
+        /// The number of PTEs.
+        ptes: usize,
+        /// The number of frames that count as resident.
+        resident: u32,
+    },
+}
+
+impl Batch {
+    fn is_full(&self) -> bool {
+        self.pieces.is_full() || self.copies.is_full()
+    }
+}
 
 /// The part of a VMA in which a child may share private memory.
 #[derive(Clone, Copy)]
@@ -140,7 +170,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             match self.tables().find(vma.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
-                    let mut batch = Batch::new();
+                    let mut batch = Batch { level: table.level, pieces: ArrayVec::new(), copies: ArrayVec::new() };
                     let whole = vma.range.tail(at);
                     let range = if at < private_end { whole.head(private_end) } else { whole };
                     let shared = self.share_table(
@@ -153,7 +183,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                     );
                     table.release();
                     self.platform().resched();
-                    Child::of(child).map_runs(vma.range, &batch)?;
+                    Child::of(child).map_batch(vma.range, &batch)?;
                     at = shared?;
                     self.platform().resched();
                 }
@@ -189,6 +219,11 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         // cont block, and half of it for the counts of one folio ([`Parent::share_run`]).
         let least = ((2 * UNSTABLE_PTE_COST) << arch.cont_bits(table.level)).max(2 * FOLIO_COST);
         while at < end && !batch.is_full() && slots < MAX_SLOTS_PER_HOLD && work >= least {
+            let next = self.share_scattered(table, at, end.min(private_end), batch, &mut work, gather);
+            if next != at {
+                at = next;
+                continue;
+            }
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
                 Kind::Leaf | Kind::Swap if at >= private_end => {}
@@ -212,17 +247,17 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                                 run = table.run(run.va, run.range(arch).end).unwrap_or(run);
                             }
                             let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE - Attrs::UFFD_WP;
-                            batch.push(Run {
+                            batch.pieces.push(Piece::Run(Run {
                                 raw: arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level),
                                 ..run
-                            });
+                            }));
                         }
                         Shared::Pinned => *pinned = true,
                         Shared::Object => {}
                     }
                 }
                 Kind::Marker if arch.marker_of(run.raw) == Some(Marker::UffdWp) => {}
-                Kind::Marker => batch.push(run),
+                Kind::Marker => batch.pieces.push(Piece::Run(run)),
                 Kind::Swap => {
                     // SAFETY: each swap entry keeps its reference to its slot while the page table
                     // is locked.
@@ -232,13 +267,89 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                     slots += run.frames(arch);
                     let swapped = arch.swap_entry(run.raw);
                     let raw = arch.swap_pte(SwapEntry { attrs: swapped.attrs - Attrs::UFFD_WP, ..swapped });
-                    batch.push(Run { raw, ..run });
+                    batch.pieces.push(Piece::Run(Run { raw, ..run }));
                 }
                 Kind::None | Kind::Table | Kind::Busy => {}
             }
             at = run.range(arch).end;
         }
         Ok(at)
+    }
+
+    /// Shares a scattered stretch of the parent's leaf PTEs ([`Scattered`]) from `at` on, and adds
+    /// copies of them to `batch`, which is not full. Returns the address at which it stopped: `at`
+    /// if no such stretch begins there. Stops before `end`, where attributes differ or a long run
+    /// begins, when `batch` is full or `work` is used up, and before a folio that needs attention:
+    /// one of a page-cache object, one that may be pinned, and one with the maximum number of
+    /// references.
+    fn share_scattered(
+        self,
+        table: &LockedTable<'_, 'm, P>,
+        at: u64,
+        end: u64,
+        batch: &mut Batch,
+        work: &mut u32,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> u64 {
+        let most = batch.copies.remaining_capacity().min((*work / (PTE_COST + FOLIO_COST)) as usize);
+        let stretch = if at < end { Scattered::at(table, at, end, most) } else { None };
+        let Some(stretch) = stretch else { return at };
+        let old = stretch.attrs();
+        let exclusive = old.contains(Attrs::EXCLUSIVE);
+        let Taken { ptes, resident } = match exclusive {
+            true => self.take_scattered::<true>(&stretch),
+            false => self.take_scattered::<false>(&stretch),
+        };
+        if ptes == 0 {
+            return at;
+        }
+        *work -= ptes as u32 * (PTE_COST + FOLIO_COST);
+        let shared = old - Attrs::EXCLUSIVE - Attrs::WRITE;
+        let kept = if exclusive { shared } else { old };
+        let first = batch.copies.len();
+        batch.copies.extend(core::iter::repeat_n(0, ptes));
+        stretch.change_and_copy([kept, shared - Attrs::UFFD_WP], &mut batch.copies[first..]);
+        batch.pieces.push(Piece::Copies { start: at, ptes, resident });
+        let next = at + ((ptes as u64) << table.shift());
+        if exclusive && old.contains(Attrs::WRITE) {
+            gather.note(VirtRange { start: at, end: next }, table.shift());
+        }
+        next
+    }
+
+    /// Takes references and mappings of the folios of a scattered stretch for the child, up to the
+    /// first folio that needs attention ([`Parent::share_scattered`]).
+    #[inline(never)]
+    fn take_scattered<const EXCLUSIVE: bool>(self, stretch: &Scattered<'_, '_, 'm, P>) -> Taken {
+        let frames = self.machine().frames();
+        let per_pte = stretch.frames_of_a_pte();
+        let mut taken = Taken { ptes: 0, resident: 0 };
+        let mut prefetched = 0;
+        while let Some(pfn) = stretch.frame(taken.ptes) {
+            let (head, frame) = frames.head(pfn);
+            let state = frame.state();
+            if state.has(flag::OBJECT) {
+                break;
+            }
+            // The PTEs of one folio change its counts once.
+            let left = (1 << state.order()) - (pfn.0 - head.0);
+            let ptes = if left == per_pte { 1 } else { stretch.consecutive(taken.ptes, (left / per_pte) as usize) };
+            let pages = ptes as u32 * per_pte;
+            if !state.has(flag::ZERO_FOLIO) {
+                if !EXCLUSIVE {
+                    if frames.get_counts_checked(head, frame, pages, pages).is_err() {
+                        break;
+                    }
+                } else if frames.get_counts(head, frame, pages, pages).has_unmapped_refs() {
+                    frames.put(head, frame, pages, pages);
+                    break;
+                }
+                taken.resident += pages;
+            }
+            taken.ptes += ptes;
+            prefetched = stretch.prefetch_ahead(taken.ptes, ptes, prefetched);
+        }
+        taken
     }
 
     /// Copies the pages of a VMA that stayed exclusive to the parent because they may be pinned,
@@ -412,6 +523,14 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         *budget = left;
         Ok(taken)
     }
+}
+
+/// What the parent took for the child.
+struct Taken {
+    /// The number of PTEs.
+    ptes: usize,
+    /// The number of frames that count as resident.
+    resident: u32,
 }
 
 /// The result of sharing a run of the parent with the child.

@@ -12,7 +12,7 @@ use crate::arch::{Arch, Attrs, SwapEntry};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::swap::{Slots, SwapRun};
-use crate::table::{LockedTable, Run};
+use crate::table::{LockedTable, Run, Stretch};
 use crate::tlb::Gather;
 use crate::vma::{Prot, Vma};
 
@@ -70,6 +70,25 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
     /// [`Ptes::rights`] allows. Returns whether a right was removed, so that the caller must flush.
     pub(in crate::space) fn apply_prot(self, table: &LockedTable<'_, 'm, P>, run: &Run, prot: Prot) -> bool {
         self.set_attrs(table, run, run.attrs(self.arch()), prot)
+    }
+
+    /// Gives a stretch of leaf PTEs the access rights of its VMA, as [`Ptes::apply_prot`] does for
+    /// a run. Returns `None`, with nothing changed, where it must be done by the run: see
+    /// [`Stretch::change`], and where the memory becomes executable.
+    #[inline]
+    pub(in crate::space) fn apply_prot_to_stretch(
+        self,
+        table: &LockedTable<'_, 'm, P>,
+        at: u64,
+        end: u64,
+        prot: Prot,
+    ) -> Option<Stretch> {
+        Stretch::change(table, at, end, |old| {
+            let new = (old - Attrs::PROT) | self.rights(old, prot);
+            // The frames of memory that becomes executable are needed, to synchronise the
+            // instruction caches.
+            (!(new - old).contains(Attrs::EXEC)).then_some(new)
+        })
     }
 
     /// Gives a run of leaf PTEs the attributes `attrs`, and the access rights of a VMA with `prot`

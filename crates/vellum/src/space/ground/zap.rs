@@ -5,10 +5,14 @@ use crate::frame::flag;
 use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
-use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD};
-use crate::tlb::{Gather, Removed};
+use crate::table::{Found, LockedTable, Taken};
+use crate::tlb::Gather;
 
 use super::{Ptes, Zap};
+
+/// The maximum number of runs that a zap clears before it releases a page table's lock. A run costs
+/// about 25 instructions, as no descriptor is read under the lock.
+const MAX_RUNS: usize = 1024;
 
 /// The PTEs that a zap keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +35,15 @@ struct Tally {
     /// The number of frames that are not resident any more, and are not yet subtracted from the
     /// space's counter.
     resident: i64,
+}
+
+impl Tally {
+    /// Adds what was taken out of a page table.
+    fn add(&mut self, taken: &Taken) {
+        self.runs += taken.runs as u64;
+        self.frames += u64::from(taken.frames);
+        self.resident += i64::from(taken.frames - taken.zero_frames);
+    }
 }
 
 impl<'m, P: Platform> Zap<'_, 'm, P> {
@@ -124,8 +137,8 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
     }
 
     /// Clears the PTEs of `table` in `range`. Stops before a huge PTE that reaches across an end of
-    /// the range, when `gather` is full, or after [`MAX_RUNS_PER_HOLD`] runs, which bounds the time
-    /// for which the lock is held (INV-11). Returns the address at which it stopped.
+    /// the range, when `gather` is full, or after [`MAX_RUNS`] runs, which bounds the time for
+    /// which the lock is held (INV-11). Returns the address at which it stopped.
     #[inline]
     fn zap_table(
         self,
@@ -139,7 +152,7 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         let end = table.hold_end(range);
         let mut at = range.start;
         let mut runs = 0;
-        while at < end && runs < MAX_RUNS_PER_HOLD && !gather.is_full() {
+        while at < end && runs < MAX_RUNS && !gather.is_full() {
             runs += 1;
             if table.kind(at) != Kind::Leaf {
                 let Some(next) = self.zap_unmapped(table, at, end, keep, gather) else { break };
@@ -148,8 +161,8 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
             }
             let mut until = end;
             if keep == Keep::Copies {
-                // One run may map both private copies and pages of the object: check page by page.
-                // Copies are never mapped huge.
+                // Consecutive PTEs may map both private copies and pages of the object: check page
+                // by page. Copies are never mapped huge.
                 let page = arch.leaf_pfn(table.get(at), table.level);
                 until = end.min(at + (1 << table.shift()));
                 if !self.machine().frames().head(page).1.has(flag::OBJECT) {
@@ -157,11 +170,14 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
                     continue;
                 }
             }
-            // `None` if the range has only a part of a huge PTE.
-            let Some(removed) = table.take(at, until) else { break };
-            at = removed.range.end;
-            self.tally(tally, &removed);
-            gather.push(removed);
+            let taken = Taken::all(table, at, until, MAX_RUNS - runs, gather);
+            if taken.end == at {
+                // The range has only a part of a huge PTE.
+                break;
+            }
+            at = taken.end;
+            runs += taken.runs;
+            tally.add(&taken);
         }
         at
     }
@@ -193,15 +209,5 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
             Kind::None | Kind::Leaf | Kind::Table | Kind::Busy => {}
         }
         Some(run.range(arch).end)
-    }
-
-    /// Adds the cleared PTEs `removed` to the counts `tally`.
-    #[inline]
-    fn tally(self, tally: &mut Tally, removed: &Removed) {
-        tally.runs += 1;
-        tally.frames += removed.frames as u64;
-        if !self.machine().zero_folio().contains(removed.pfn) {
-            tally.resident += removed.frames as i64;
-        }
     }
 }

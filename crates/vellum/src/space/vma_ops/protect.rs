@@ -2,7 +2,7 @@
 //! such as `mlock` and `mseal`.
 
 use crate::addr::VirtRange;
-use crate::arch::{BadRange, Kind, UserRange};
+use crate::arch::{Attrs, BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
@@ -241,7 +241,17 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         let end = table.hold_end(range);
         let mut at = range.start;
         for _ in 0..MAX_RUNS_PER_HOLD {
-            let Some(run) = (at < end).then(|| table.run(at, end)).flatten() else { break };
+            if at >= end {
+                break;
+            }
+            if let Some(stretch) = Ptes::of(self.space).apply_prot_to_stretch(table, at, end, prot) {
+                if !stretch.new.contains(stretch.old & Attrs::PROT) {
+                    gather.note(stretch.range, table.shift());
+                }
+                at = stretch.range.end;
+                continue;
+            }
+            let Some(run) = table.run(at, end) else { break };
             if run.kind == Kind::Leaf && Ptes::of(self.space).apply_prot(table, &run, prot) {
                 gather.note(run.range(arch), table.shift());
             }
