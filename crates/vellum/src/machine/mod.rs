@@ -17,7 +17,7 @@ use crate::sync::{SpinLock, Walkers};
 
 mod scratch;
 
-use scratch::ScratchBuffers;
+use scratch::ScratchBuffer;
 pub(crate) use scratch::{FrameRange, Scratch};
 
 /// The memory of one machine. A process may have any number of machines.
@@ -38,7 +38,7 @@ pub struct Machine<'p, P: Platform> {
     /// The counters of each CPU.
     counters: &'p [CounterSlot],
     /// The scratch buffer of each CPU.
-    scratch_buffers: ScratchBuffers<'p>,
+    scratch_buffers: &'p [ScratchBuffer],
     zero_folio: ZeroFolio,
     swaps: Swaps<P>,
     shmem_swap_list: SpinLock<ShmemSwapList>,
@@ -92,7 +92,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         // never freed.
         let walkers = unsafe { Walkers::new(alloc_permanent(&frames, Walkers::bytes(cpus)).map_err(too_small)?, cpus) };
         let counters = alloc_permanent_slice::<CounterSlot, P>(&frames, cpus).map_err(too_small)?;
-        let scratch_buffers = ScratchBuffers::new(&frames, cpus).map_err(too_small)?;
+        let scratch_buffers = alloc_permanent_slice::<ScratchBuffer, P>(&frames, cpus).map_err(too_small)?;
         let swaps = Swaps::new(&frames).map_err(too_small)?;
         let zero_folio = Self::alloc_zero_folio(&frames).map_err(too_small)?;
         Ok(Machine {

@@ -1,20 +1,24 @@
-//! Scratch buffers: preallocated memory for the list of frames that an unmap collects, because an
-//! unmap must not allocate (INV-8). Each CPU has one.
+//! Scratch buffers: memory for the list of frames that an unmap collects, and for a second list of
+//! the same length, in which [`Scratch::sort`] sorts the first by frame number. So the descriptors
+//! of an unmap are visited in the order in which they lie in memory, and frames that are neighbours
+//! are freed together, wherever they were mapped.
 //!
-//! A buffer has room for a list and for a second one of the same length, in which
-//! [`Scratch::sort`] sorts the first by frame number: the descriptors of an unmap are then visited
-//! in the order in which they lie in memory, and frames that are neighbours are freed together,
-//! wherever they were mapped.
+//! Each CPU has a buffer that was allocated at boot, because an unmap must not depend on free
+//! memory (INV-8). An unmap that fills it may borrow a larger one ([`Scratch::grow`]): the more of a
+//! region's frames are in one list, the more neighbours meet.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
+use core::ptr::NonNull;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::frame::{Frames, OutOfMemory, Zeroable};
+use crate::addr::{FRAME_SHIFT, Pfn};
+use crate::frame::Zeroable;
+use crate::memcg::MemcgId;
 use crate::platform::Platform;
 
-use super::{Machine, alloc_permanent_slice};
+use super::Machine;
 
 /// A range of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,29 +29,13 @@ pub(crate) struct FrameRange {
     pub(crate) frames: u32,
 }
 
-/// A word of a buffer: a [`FrameRange`] of one of the two lists.
-#[repr(transparent)]
-struct Slot(UnsafeCell<FrameRange>);
-
-// SAFETY: only the `Scratch` that has leased the buffer reaches its slots.
-unsafe impl Sync for Slot {}
-// SAFETY: integers, of which zeros are a valid value, aligned to 4 bytes.
-unsafe impl Zeroable for Slot {}
-
-/// True while an operation has leased a CPU's buffer.
-#[derive(Default)]
-#[repr(C, align(64))]
-struct Leased(AtomicBool);
-
-// SAFETY: zeros are a valid value, and its alignment of 64 bytes is less than a frame's.
-unsafe impl Zeroable for Leased {}
-
-/// The least and the largest number of ranges in a list of a CPU's buffer.
-const LIST: core::ops::RangeInclusive<usize> = 1024..=1 << 16;
-/// The number of a CPU's frames for each range in its list: a buffer takes 1/4096 of memory.
-const FRAMES_PER_RANGE: u64 = 16;
+/// The number of ranges in each list of a CPU's buffer. With the flag `leased` they fill 16 KiB.
+const CPU_RANGES: usize = 1020;
 /// The number of ranges in the buffer on the stack.
 const STACK_RANGES: usize = 31;
+/// The largest number of ranges in each list of a borrowed buffer, which has 16 MiB then: the frames
+/// of 4 GiB in pieces of 4 KiB.
+const MAX_RANGES: usize = 1 << 20;
 /// The number of ranges up to which they are sorted by insertion.
 const FEW: usize = 64;
 /// log2 of the number of buckets into which one pass sorts.
@@ -57,62 +45,82 @@ const DIGIT_MASK: u32 = (1 << DIGIT_BITS) - 1;
 /// The number of ranges that a pass handles before it calls `resched` (INV-11).
 const RANGES_PER_PIECE: usize = 4096;
 
-/// The scratch buffers of all CPUs.
-pub(super) struct ScratchBuffers<'p> {
-    leased: &'p [Leased],
-    slots: &'p [Slot],
-    /// The number of ranges in a list; a buffer has two lists.
-    list: usize,
+/// A CPU's scratch buffer. Zeroed memory is a valid, free buffer.
+#[repr(C, align(64))]
+pub(crate) struct ScratchBuffer {
+    /// Set while an operation has leased the buffer.
+    leased: AtomicBool,
+    ranges: UnsafeCell<[FrameRange; 2 * CPU_RANGES]>,
 }
 
-impl<'p> ScratchBuffers<'p> {
-    /// Allocates a buffer for each of `cpus` CPUs.
-    ///
-    /// # Errors
-    /// There is too little memory.
-    pub(super) fn new<P: Platform>(frames: &Frames<'p, P>, cpus: usize) -> Result<Self, OutOfMemory> {
-        let share = (frames.total() / cpus as u64 / FRAMES_PER_RANGE) as usize;
-        let list = share.clamp(*LIST.start(), *LIST.end());
-        Ok(ScratchBuffers {
-            leased: alloc_permanent_slice(frames, cpus)?,
-            slots: alloc_permanent_slice(frames, cpus * 2 * list)?,
-            list,
-        })
-    }
-}
+// SAFETY: only the `Scratch` that has set `leased` reaches the ranges.
+unsafe impl Sync for ScratchBuffer {}
+// SAFETY: the type has an atomic and integers, of which zeros are a valid value, and its alignment
+// of 64 bytes is less than a frame's.
+unsafe impl Zeroable for ScratchBuffer {}
 
 /// A leased scratch buffer: that of the CPU on which the operation began, or, if another task has
 /// leased that one, a small one on the stack. With a small buffer the operation flushes more often.
 /// Getting a buffer never waits and never allocates.
-pub(crate) struct Scratch<'m> {
-    /// The flag to clear and the two lists, if a CPU's buffer is leased.
-    leased: Option<(&'m Leased, &'m [Slot])>,
+pub(crate) struct Scratch<'m, P: Platform> {
+    machine: &'m Machine<'m, P>,
+    buffer: Buffer<'m>,
     small: [FrameRange; STACK_RANGES],
 }
 
-impl<'m> Scratch<'m> {
+/// The memory of a [`Scratch`].
+enum Buffer<'m> {
+    /// The memory on the stack: one list.
+    Stack,
+    /// A CPU's buffer.
+    Cpu(&'m ScratchBuffer),
+    /// A block of `1 << order` frames from `pfn` on, charged to a memcg.
+    Borrowed { pfn: Pfn, order: u8, first: NonNull<FrameRange>, ranges: usize },
+}
+
+impl<'m, P: Platform> Scratch<'m, P> {
     /// Leases a buffer. The caller may be migrated to another CPU afterwards.
-    pub(crate) fn lease<P: Platform>(machine: &'m Machine<'m, P>) -> Self {
-        let ScratchBuffers { leased, slots, list } = &machine.scratch_buffers;
-        let cpu = machine.platform().current();
-        let leased = leased[cpu]
-            .0
-            .compare_exchange(false, true, Acquire, Relaxed)
-            .is_ok()
-            .then(|| (&leased[cpu], &slots[cpu * 2 * list..(cpu + 1) * 2 * list]));
-        Scratch { leased, small: [FrameRange::default(); STACK_RANGES] }
+    pub(crate) fn lease(machine: &'m Machine<'m, P>) -> Self {
+        let cpu = &machine.scratch_buffers[machine.platform().current()];
+        let leased = cpu.leased.compare_exchange(false, true, Acquire, Relaxed).is_ok();
+        let buffer = if leased { Buffer::Cpu(cpu) } else { Buffer::Stack };
+        Scratch { machine, buffer, small: [FrameRange::default(); STACK_RANGES] }
     }
 
-    /// Returns both lists of the leased buffer, or the small list and an empty one.
+    /// Moves the first `used` ranges to a larger buffer, for up to `ranges` ranges, whose memory is
+    /// charged to `memcg` until this value is dropped. Returns false, with nothing changed, if there
+    /// is no such buffer: `ranges` is not larger than this one, memory is short, or the memcg is at
+    /// its limit. The caller holds no spin lock.
+    #[cold]
+    pub(crate) fn grow(&mut self, memcg: MemcgId, used: usize, ranges: usize) -> bool {
+        let (machine, ranges) = (self.machine, ranges.min(MAX_RANGES));
+        if ranges < 2 * self.len() {
+            return false;
+        }
+        let bytes = 2 * ranges * size_of::<FrameRange>();
+        let order = (bytes >> FRAME_SHIFT).next_power_of_two().ilog2() as u8;
+        let Ok((pfn, _)) = machine.memcgs().alloc(machine.frames(), memcg, order, false) else { return false };
+        let first = machine.frames().at(pfn.addr()).cast::<FrameRange>();
+        let ranges = (1usize << (u32::from(order) + FRAME_SHIFT)) / size_of::<FrameRange>();
+        let mut larger = Scratch {
+            machine,
+            buffer: Buffer::Borrowed { pfn, order, first, ranges },
+            small: [FrameRange::default(); STACK_RANGES],
+        };
+        larger[..used].copy_from_slice(&self[..used]);
+        *self = larger;
+        true
+    }
+
+    /// Returns the memory of both lists; the small buffer has only one.
     #[inline]
-    fn lists(&mut self) -> (&mut [FrameRange], &mut [FrameRange]) {
-        let Some((_, slots)) = self.leased else { return (&mut self.small, &mut []) };
-        let first = slots.as_ptr().cast::<FrameRange>().cast_mut();
-        // SAFETY: this scratch has set the flag of this buffer, so no other scratch reaches its
-        // slots, and `&mut self` is the only borrow of this one. A slot is an `UnsafeCell` of a
-        // range, with the same layout.
-        let ranges = unsafe { core::slice::from_raw_parts_mut(first, slots.len()) };
-        ranges.split_at_mut(slots.len() / 2)
+    fn memory(&self) -> (NonNull<FrameRange>, usize) {
+        match &self.buffer {
+            Buffer::Stack => (NonNull::from(&self.small).cast(), STACK_RANGES),
+            // SAFETY: the address of a live value is not null.
+            Buffer::Cpu(buffer) => (unsafe { NonNull::new_unchecked(buffer.ranges.get()) }.cast(), 2 * CPU_RANGES),
+            Buffer::Borrowed { first, ranges, .. } => (*first, *ranges),
+        }
     }
 
     /// Sorts the first `used` ranges by the number of their first frame.
@@ -120,18 +128,23 @@ impl<'m> Scratch<'m> {
     /// A radix sort (LSD): each pass moves all ranges to the other list, in the order of nine bits
     /// of the frame numbers. It has a pass for no bits in which all frame numbers are equal. Few
     /// ranges are sorted by insertion.
-    pub(crate) fn sort<P: Platform>(&mut self, platform: &P, used: usize) {
-        let (list, other) = self.lists();
-        let list = &mut list[..used];
-        if list.is_sorted_by_key(|range| range.pfn) {
+    pub(crate) fn sort(&mut self, used: usize) {
+        let platform = self.machine.platform();
+        if self[..used].is_sorted_by_key(|range| range.pfn) {
             return;
         }
-        if other.is_empty() || used <= FEW {
-            return insertion_sort(list);
+        if used <= FEW || matches!(self.buffer, Buffer::Stack) {
+            return insertion_sort(&mut self[..used]);
         }
-        let first = list[0].pfn;
-        let mut left = list.iter().fold(0, |differing, range| differing | range.pfn ^ first);
-        let (mut from, mut to, mut passes) = (list, &mut other[..used], 0);
+        let (first, ranges) = self.memory();
+        // SAFETY: this scratch alone reaches the memory, which holds so many ranges, and `&mut self`
+        // is the only borrow of it.
+        let both = unsafe { core::slice::from_raw_parts_mut(first.as_ptr(), ranges) };
+        let (list, other) = both.split_at_mut(ranges / 2);
+        let (list, other) = (&mut list[..used], &mut other[..used]);
+        let pfn = list[0].pfn;
+        let mut left = list.iter().fold(0, |differing, range| differing | range.pfn ^ pfn);
+        let (mut from, mut to, mut passes) = (list, other, 0);
         while left != 0 {
             let shift = left.trailing_zeros();
             pass(platform, from, to, shift);
@@ -177,32 +190,40 @@ fn insertion_sort(list: &mut [FrameRange]) {
     }
 }
 
-impl Deref for Scratch<'_> {
+impl<P: Platform> Deref for Scratch<'_, P> {
     type Target = [FrameRange];
     #[inline]
     fn deref(&self) -> &[FrameRange] {
-        match self.leased {
-            // SAFETY: this scratch has set the flag of this buffer, so there is no other reference
-            // to its slots than those borrowed from this scratch.
-            Some((_, slots)) => unsafe {
-                core::slice::from_raw_parts(slots.as_ptr().cast::<FrameRange>(), slots.len() / 2)
-            },
-            None => &self.small,
-        }
+        let (first, ranges) = self.memory();
+        let list = if matches!(self.buffer, Buffer::Stack) { ranges } else { ranges / 2 };
+        // SAFETY: this scratch alone reaches the memory, which holds so many ranges: it has set the
+        // flag of the CPU's buffer, or has allocated the block. All bits are valid ranges.
+        unsafe { core::slice::from_raw_parts(first.as_ptr(), list) }
     }
 }
 
-impl DerefMut for Scratch<'_> {
+impl<P: Platform> DerefMut for Scratch<'_, P> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [FrameRange] {
-        self.lists().0
+        if matches!(self.buffer, Buffer::Stack) {
+            return &mut self.small;
+        }
+        let (first, ranges) = self.memory();
+        // SAFETY: as in `deref`, and `&mut self` is the only borrow of this scratch.
+        unsafe { core::slice::from_raw_parts_mut(first.as_ptr(), ranges / 2) }
     }
 }
 
-impl Drop for Scratch<'_> {
+impl<P: Platform> Drop for Scratch<'_, P> {
     fn drop(&mut self) {
-        if let Some((Leased(leased), _)) = self.leased {
-            leased.store(false, Release);
+        match self.buffer {
+            Buffer::Stack => {}
+            Buffer::Cpu(buffer) => buffer.leased.store(false, Release),
+            Buffer::Borrowed { pfn, order, .. } => {
+                let machine = self.machine;
+                // SAFETY: `grow` allocated the block, of which only this scratch has the address.
+                unsafe { machine.memcgs().free(machine.frames(), pfn, order, false) };
+            }
         }
     }
 }
@@ -232,13 +253,16 @@ mod tests {
         let machine = Machine::boot(&host, Default::default()).unwrap();
         let mut scratch = Scratch::lease(&machine);
         let mut small = Scratch::lease(&machine);
-        assert!(scratch.leased.is_some() && small.leased.is_none(), "one buffer for each CPU");
+        assert!(matches!(small.buffer, Buffer::Stack), "one buffer for each CPU");
         for (n, stride) in [(8, 1), (16, 1 << 20), (64, 3), (128, 1), (1024, 1), (1024, 1 << 21), (2048, 900)] {
             let scratch = if n <= 16 { &mut small } else { &mut scratch };
             let list = shuffled(n, stride);
+            if list.len() > scratch.len() {
+                assert!(scratch.grow(MemcgId::ROOT, 0, 2 * list.len()));
+            }
             assert!(!list.is_sorted_by_key(|range| range.pfn));
             scratch[..list.len()].copy_from_slice(&list);
-            scratch.sort(&host, list.len());
+            scratch.sort(list.len());
             let mut expected = list;
             expected.sort_by_key(|range| range.pfn);
             assert_eq!(scratch[..expected.len()], expected[..], "{n} ranges, {stride} frames apart");

@@ -26,6 +26,7 @@ use crate::addr::{Pfn, VirtRange};
 use crate::arch::UserRange;
 use crate::frame::Use;
 use crate::machine::{FrameRange, Scratch};
+use crate::memcg::MemcgId;
 use crate::platform::{Event, Platform, trace};
 use crate::swap::SwapRun;
 
@@ -37,7 +38,7 @@ const SWAP_RUNS: usize = 16;
 /// The maximum number of ranges that are flushed separately. Further ranges are merged with the
 /// last.
 const RANGES: usize = 4;
-/// The maximum number of frames that wait for one flush: 256 MiB.
+/// The maximum number of frames that wait for one flush, unless the list is longer: 256 MiB.
 const MAX_WAITING: u32 = 1 << 16;
 
 /// Frames that were taken out of a page table. Each page among them keeps its reference and its
@@ -96,7 +97,7 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
     /// log2 of the smallest page that may be mapped in `whole`.
     whole_shift: u32,
     /// The collected frames: the first `used` entries.
-    scratch: Scratch<'m>,
+    scratch: Scratch<'m, P>,
     used: usize,
     /// The number of collected frames.
     waiting: u32,
@@ -140,11 +141,30 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         }
     }
 
+    /// Returns the largest number of frames that wait for a flush: more for a long list, in which
+    /// each range may have a single frame.
+    #[inline]
+    fn max_waiting(&self) -> u32 {
+        MAX_WAITING.max(self.scratch.len() as u32)
+    }
+
     /// Returns true if there is no room for another [`Removed`] or for more slots. The caller then
     /// releases its locks and flushes.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.used == self.scratch.len() || self.waiting >= MAX_WAITING || self.slots.is_full()
+        self.used == self.scratch.len() || self.waiting >= self.max_waiting() || self.slots.is_full()
+    }
+
+    /// Makes room in a gather that is full, for up to `left` more ranges: borrows memory, charged to
+    /// `memcg`, or else flushes. The caller holds no spin lock.
+    #[cold]
+    pub(crate) fn make_room(&mut self, memcg: MemcgId, left: u64) {
+        self.release_slots();
+        let full = self.used == self.scratch.len();
+        let grown = full && self.scratch.grow(memcg, self.used, self.used.saturating_add(left as usize));
+        if !grown || self.is_full() {
+            self.flush();
+        }
     }
 
     /// Takes the slots of swap PTEs that were cleared. They need no flush, because no TLB caches a
@@ -179,11 +199,13 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     /// table. The caller notes the range afterwards ([`Gather::note`]).
     #[inline]
     pub(crate) fn frames(&mut self) -> GatheredFrames<'_> {
+        let max_waiting = self.max_waiting();
         let ranges = &mut self.scratch[..];
         let last = ranges[..self.used].last().filter(|_| self.merge);
         GatheredFrames {
             next: last.map_or(NO_FRAME, |last| last.pfn + last.frames),
             merge: self.merge,
+            max_waiting,
             ranges,
             used: &mut self.used,
             waiting: &mut self.waiting,
@@ -275,7 +297,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     fn free_frames(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
         let mut batch = FreeBatch::new(machine, Use::Folio);
-        self.scratch.sort(machine.platform(), self.used);
+        self.scratch.sort(self.used);
         let ranges = &self.scratch[..self.used];
         for (at, range) in ranges.iter().enumerate() {
             if let Some(ahead) = ranges.get(at + PREFETCH_AHEAD) {
@@ -312,6 +334,7 @@ pub(crate) struct GatheredFrames<'g> {
     ranges: &'g mut [FrameRange],
     used: &'g mut usize,
     waiting: &'g mut u32,
+    max_waiting: u32,
     /// The frame after the last collected ones, or [`NO_FRAME`].
     next: u32,
     merge: bool,
@@ -324,7 +347,7 @@ impl GatheredFrames<'_> {
     /// Returns true if there is no room for more frames.
     #[inline(always)]
     pub(crate) fn is_full(&self) -> bool {
-        *self.used == self.ranges.len() || *self.waiting >= MAX_WAITING
+        *self.used == self.ranges.len() || *self.waiting >= self.max_waiting
     }
 
     /// Adds `count` frames from `pfn` on, which were taken out of a page table.

@@ -4,7 +4,7 @@ use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::frame::flag;
 use crate::memcg::Refused;
 use crate::platform::Platform;
-use crate::stats::{Counter, SpaceCounter};
+use crate::stats::{Counter, SpaceCounter, sum};
 use crate::table::{Found, LockedTable, Taken};
 use crate::tlb::Gather;
 
@@ -120,7 +120,7 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
             }
             self.platform().resched();
             if gather.is_full() {
-                gather.flush();
+                gather.make_room(self.tables().memcg(), self.most_ranges(&range));
             } else if next == at && at < range.end {
                 // Nothing was cleared at `at`, for one of two reasons. Either a huge PTE there
                 // reaches across an end of the range: split it. Or, after the walk and before the
@@ -134,6 +134,15 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
             }
         }
         Ok(at)
+    }
+
+    /// Returns the largest number of ranges of frames that `range` may map: one for each page, and no
+    /// more than the space has resident pages.
+    fn most_ranges(self, range: &UserRange) -> u64 {
+        let counters = [SpaceCounter::Anon, SpaceCounter::File, SpaceCounter::Shmem];
+        let frames: u64 = counters.iter().map(|counter| sum(&self.tables().slots, *counter)).sum();
+        let resident = frames >> self.arch().page_order();
+        (range.len() >> self.page_shift()).min(resident)
     }
 
     /// Clears the PTEs of `table` in `range`. Stops before a huge PTE that reaches across an end of
