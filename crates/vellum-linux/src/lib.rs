@@ -39,6 +39,7 @@ use std::path::Path;
 use child::exit::ExitTimer;
 use child::fork::ForkTimer;
 use child::lazyfree::LazyfreeTimer;
+use child::neighbour::{Neighbours, Place};
 use region::Region;
 pub use sample::{Sample, Skip};
 use settings::knobs::Knobs;
@@ -80,8 +81,9 @@ impl Linux {
     /// The settings, the kernel or the free memory don't allow the case.
     pub fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
         self.mthp.plan(case)?;
-        // Require an eighth more than the region, for its page tables and for other processes.
-        memory::check_available(case.bytes + case.bytes / 8)?;
+        // Require an eighth more than the regions, for page tables and for other processes.
+        let bytes = case.bytes * (1 + case.arm.neighbours() as u64);
+        memory::check_available(bytes + bytes / 8)?;
         compact(case);
         Ok(())
     }
@@ -98,15 +100,22 @@ impl Linux {
         if op.rewrites().is_some() {
             self.lazyfree.prepare()?;
         }
+        let neighbours = Neighbours::start(case.arm.neighbours(), case.bytes)?;
+        let sample = self.measure(case, op, neighbours.places())?;
+        // With neighbours the time of touching is theirs, too.
+        Ok(Sample { touch_ns: sample.touch_ns.filter(|_| neighbours.places().is_empty()), ..sample })
+    }
+
+    fn measure(&mut self, case: &Case, op: Op, neighbours: &[Place]) -> Result<Sample, Skip> {
         let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
         match op {
-            Op::Exit => return self.exits.measure(case, settings),
-            Op::Fork => return self.forks.measure(case, settings),
-            Op::Reclaim(rewrites) => return self.lazyfree.measure(case, rewrites, settings),
+            Op::Exit => return self.exits.measure(case, neighbours, settings),
+            Op::Fork => return self.forks.measure(case, neighbours, settings),
+            Op::Reclaim(rewrites) => return self.lazyfree.measure(case, neighbours, rewrites, settings),
             _ => {}
         }
         let region = Region::map(case.bytes)?;
-        let touched = region.touch(case)?;
+        let touched = region.touch(case, neighbours)?;
         if let Some(data) = op.data() {
             // Keep the settings until the region is swapped in: they also decide the folio sizes of
             // swap-in.

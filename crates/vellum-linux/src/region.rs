@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 
 use crate::Skip;
+use crate::child::neighbour::Place;
 use crate::cpu::now_ns;
 use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::Page;
@@ -64,18 +65,29 @@ impl Region {
         mapped.map(|_| region).map_err(|error| Skip::system("mmap", error))
     }
 
+    /// Returns the first address.
+    pub fn start(&self) -> u64 {
+        self.start as u64
+    }
+
     /// Writes a byte in each page, folio by folio in the order of the case's arm, makes the
-    /// mappings as the case asks, and checks them.
+    /// mappings as the case asks, and checks them. After each folio it touches the folio at the
+    /// same offset of each neighbour, whose time is in the result.
     ///
     /// # Errors
     /// A system call failed.
-    pub fn touch(&self, case: &Case) -> Result<Touched, Skip> {
+    pub fn touch(&self, case: &Case, neighbours: &[Place]) -> Result<Touched, Skip> {
         let (order, folio) = (case.arm.order(case.folios()), case.folio_bytes() as usize);
         let (faults, start) = (minor_faults(), now_ns());
         for n in order {
             self.write(n as usize * folio, folio, PAGE);
+            for neighbour in neighbours {
+                neighbour.touch(n * folio as u64)?;
+            }
         }
         let (ns, faults) = (now_ns() - start, minor_faults() - faults);
+        // The kernel counts the neighbours' faults here, too: one for each folio.
+        let faults = faults.saturating_sub(neighbours.len() as u64 * case.folios());
         let fallback = self.shape(case, faults)?;
         Ok(Touched { ns, fallback })
     }
@@ -328,7 +340,7 @@ mod tests {
         let case = Case { folio_kib: 4, ..CASE };
         let touched = || {
             let region = Region::map(case.bytes).unwrap();
-            region.touch(&case).unwrap();
+            region.touch(&case, &[]).unwrap();
             region
         };
         touched().unmap().unwrap();

@@ -16,6 +16,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::holder::{self, RegionHolder};
+use super::neighbour::Place;
 use super::path_for_helper;
 use crate::cpu::now_ns;
 use crate::settings::knobs::Scope;
@@ -39,8 +40,8 @@ impl ExitTimer {
     ///
     /// # Errors
     /// A setting can't be restored, or a helper failed.
-    pub fn measure(&mut self, case: &Case, settings: Scope<'_>) -> Result<Sample, Skip> {
-        let mut full = Waiting::start(Some(case))?;
+    pub fn measure(&mut self, case: &Case, neighbours: &[Place], settings: Scope<'_>) -> Result<Sample, Skip> {
+        let mut full = Waiting::start(Some((case, neighbours)))?;
         settings.restore()?;
         let empty = match self.empty {
             Some(empty) => empty,
@@ -63,10 +64,10 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn start(case: Option<&Case>) -> Result<Waiting, Skip> {
+    fn start(held: Option<(&Case, &[Place])>) -> Result<Waiting, Skip> {
         let (stamp, file) = Stamp::new().map_err(|error| Skip::system("memfd_create", error))?;
         let args = vec!["exit".to_owned(), format!("--stamp={}", path_for_helper(&file).display())];
-        Ok(Waiting { holder: RegionHolder::start(args, case)?, stamp })
+        Ok(Waiting { holder: RegionHolder::start(args, held)?, stamp })
     }
 
     fn time_exit(&mut self) -> Result<u64, Skip> {

@@ -9,6 +9,7 @@ use std::io::Read;
 use rustix::pipe::pipe;
 
 use super::holder::{self, RegionHolder};
+use super::neighbour::Place;
 use super::{Message, send};
 use crate::cpu::now_ns;
 use crate::settings::knobs::Scope;
@@ -32,8 +33,8 @@ impl ForkTimer {
     ///
     /// # Errors
     /// A setting can't be restored, or a helper failed.
-    pub fn measure(&mut self, case: &Case, settings: Scope<'_>) -> Result<Sample, Skip> {
-        let mut full = start(Some(case))?;
+    pub fn measure(&mut self, case: &Case, neighbours: &[Place], settings: Scope<'_>) -> Result<Sample, Skip> {
+        let mut full = start(Some((case, neighbours)))?;
         settings.restore()?;
         let empty = match self.empty {
             Some(empty) => empty,
@@ -49,8 +50,8 @@ fn empty_fork() -> Result<u64, Skip> {
     Ok(Summary::of(&runs?).map_or(0, |summary| summary.median))
 }
 
-fn start(case: Option<&Case>) -> Result<RegionHolder, Skip> {
-    RegionHolder::start(vec!["fork".to_owned()], case)
+fn start(held: Option<(&Case, &[Place])>) -> Result<RegionHolder, Skip> {
+    RegionHolder::start(vec!["fork".to_owned()], held)
 }
 
 fn time(holder: &mut RegionHolder) -> Result<u64, Skip> {

@@ -1,5 +1,6 @@
 //! A helper that holds a touched region.
 
+use super::neighbour::Place;
 use super::{Helper, Message, send};
 use crate::Skip;
 use crate::region::Region;
@@ -22,6 +23,9 @@ pub struct Args {
     /// The order in which its folios are touched.
     #[arg(long, default_value = "ascending")]
     arm: Arm,
+    /// A region of another process that is touched in turn with it.
+    #[arg(long)]
+    neighbour: Vec<Place>,
 }
 
 impl Args {
@@ -38,7 +42,7 @@ impl Args {
         let case = Case { bytes: self.bytes, folio_kib: self.folio_kib, huge: self.huge, arm: self.arm };
         let (mut ns, mut fallback, mut region) = (0, 0.0, None);
         if case.bytes > 0 {
-            let touched = region.insert(Region::map(case.bytes)?).touch(&case)?;
+            let touched = region.insert(Region::map(case.bytes)?).touch(&case, &self.neighbour)?;
             (ns, fallback) = (touched.ns, touched.fallback);
         }
         send(Message::Touched { ns, fallback })?;
@@ -57,12 +61,14 @@ pub struct RegionHolder {
 }
 
 impl RegionHolder {
-    /// Starts a helper with the role and the arguments in `args`.
+    /// Starts a helper with the role and the arguments in `args`, which touches its region in turn
+    /// with those of its neighbours.
     ///
     /// # Errors
     /// The helper failed.
-    pub fn start(mut args: Vec<String>, case: Option<&Case>) -> Result<RegionHolder, Skip> {
-        if let Some(case) = case {
+    pub fn start(mut args: Vec<String>, held: Option<(&Case, &[Place])>) -> Result<RegionHolder, Skip> {
+        if let Some((case, neighbours)) = held {
+            args.extend(neighbours.iter().map(|place| format!("--neighbour={place}")));
             args.extend([format!("--bytes={}", case.bytes), format!("--folio-kib={}", case.folio_kib)]);
             args.push(format!("--arm={}", case.arm.name()));
             args.extend(case.huge.then(|| "--huge".to_owned()));

@@ -5,6 +5,7 @@
 use std::io::Read;
 
 use super::holder::{self, RegionHolder};
+use super::neighbour::Place;
 use super::{Message, send};
 use crate::cpu::now_ns;
 use crate::settings::knobs::Scope;
@@ -40,11 +41,17 @@ impl LazyfreeTimer {
     ///
     /// # Errors
     /// A setting can't be restored, or the helper failed.
-    pub fn measure(&self, case: &Case, rewrites: Rewrites, settings: Scope<'_>) -> Result<Sample, Skip> {
+    pub fn measure(
+        &self,
+        case: &Case,
+        neighbours: &[Place],
+        rewrites: Rewrites,
+        settings: Scope<'_>,
+    ) -> Result<Sample, Skip> {
         let name = self.memcg.as_ref().map_or("", |(_, name)| name);
         let mut args = vec!["reclaim".to_owned(), format!("--group={name}")];
         args.extend((rewrites == Rewrites::EveryTenth).then(|| "--every-tenth".to_owned()));
-        let mut holder = RegionHolder::start(args, Some(case))?;
+        let mut holder = RegionHolder::start(args, Some((case, neighbours)))?;
         settings.restore()?;
         holder.helper.resume_last()?;
         Ok(Sample {

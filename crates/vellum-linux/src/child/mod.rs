@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`holder`] | a helper that holds a touched region |
 //! | [`exit`], [`fork`], [`lazyfree`] | timing the exit, the fork, or the reclaim of such a helper |
+//! | [`neighbour`] | processes whose memory alternates with the measured one |
 //! | [`tables`] | the page tables that a walk over addresses leaves behind |
 //! | [`mod@copy`] | a copy of another process's memory, and timing an operation on it |
 
@@ -16,6 +17,7 @@ pub mod exit;
 pub mod fork;
 pub mod holder;
 pub mod lazyfree;
+pub mod neighbour;
 pub mod tables;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -50,6 +52,8 @@ pub enum Role {
     /// Map and touch a region in a memcg, report it, wait for a byte, have it reclaimed, and report
     /// the time.
     Reclaim(lazyfree::Args),
+    /// Hold a region that another process touches.
+    Neighbour(neighbour::Args),
     /// Touch and discard a span, and report the page tables.
     Tables(tables::Args),
     /// Copy another process's mappings, and do an operation on them.
@@ -65,6 +69,11 @@ pub enum Message {
         ns: u64,
         /// Share of the region, 0 to 1, that is not mapped as the case asks.
         fallback: f64,
+    },
+    /// The region is mapped, and not touched.
+    Mapped {
+        /// The first address.
+        start: u64,
     },
     /// The operation is done.
     Took {
@@ -110,6 +119,10 @@ pub fn run(role: Role) -> anyhow::Result<()> {
         Role::Reclaim(args) => {
             die_with_parent()?;
             lazyfree::run(&args)
+        }
+        Role::Neighbour(args) => {
+            die_with_parent()?;
+            neighbour::run(&args)
         }
         Role::Tables(args) => {
             die_with_parent()?;
@@ -199,6 +212,11 @@ impl Helper {
             Ok(_) => serde_json::from_str(&line).map_err(|error| Skip::Child(error.to_string())),
             Err(error) => Err(Skip::Child(error.to_string())),
         }
+    }
+
+    /// Returns the helper's process ID.
+    fn id(&self) -> u32 {
+        self.process.id()
     }
 
     /// Returns what the helper wrote to standard error.

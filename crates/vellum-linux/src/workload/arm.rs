@@ -13,7 +13,14 @@ pub enum Arm {
     Ascending,
     /// Each folio once, in random order: consecutive folios lie far apart in memory.
     Random,
+    /// From the lowest address to the highest, in turn with [`NEIGHBOURS`] other address spaces:
+    /// between consecutive folios lie those of other programs.
+    Interleaved,
 }
+
+/// The number of other address spaces that are touched in turn with a region of
+/// [`Arm::Interleaved`].
+pub const NEIGHBOURS: usize = 3;
 
 impl Arm {
     /// Returns the name on the command line and in JSON.
@@ -21,7 +28,14 @@ impl Arm {
         match self {
             Arm::Ascending => "ascending",
             Arm::Random => "random",
+            Arm::Interleaved => "interleaved",
         }
+    }
+
+    /// Returns the number of other address spaces, each with a region of the same size, that are
+    /// touched in turn with the region.
+    pub fn neighbours(self) -> usize {
+        if self == Arm::Interleaved { NEIGHBOURS } else { 0 }
     }
 
     /// Returns the indexes of a region's folios in the order of their touches, the same for every
@@ -29,7 +43,7 @@ impl Arm {
     pub fn order(self, folios: u64) -> Vec<u64> {
         let mut order: Vec<u64> = (0..folios).collect();
         match self {
-            Arm::Ascending => {}
+            Arm::Ascending | Arm::Interleaved => {}
             Arm::Random => shuffle(&mut order, &mut SEED.clone()),
         }
         order
@@ -44,7 +58,7 @@ mod tests {
     fn every_arm_touches_every_folio_once() {
         for arm in Arm::value_variants() {
             let mut order = arm.order(1000);
-            assert_eq!(order.is_sorted(), *arm == Arm::Ascending, "{}", arm.name());
+            assert_eq!(order.is_sorted(), *arm != Arm::Random, "{}", arm.name());
             order.sort_unstable();
             assert!(order.into_iter().eq(0..1000), "{}", arm.name());
         }

@@ -4,8 +4,8 @@
 //! are freed together, wherever they were mapped.
 //!
 //! Each CPU has a buffer that was allocated at boot, because an unmap must not depend on free
-//! memory (INV-8). An unmap that fills it may borrow a larger one ([`Scratch::grow`]): the more of a
-//! region's frames are in one list, the more neighbours meet.
+//! memory (INV-8). An unmap that fills it may borrow a larger one ([`Scratch::grow`]): the more of
+//! a region's frames are in one list, the more neighbours meet.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -33,8 +33,8 @@ pub(crate) struct FrameRange {
 const CPU_RANGES: usize = 1020;
 /// The number of ranges in the buffer on the stack.
 const STACK_RANGES: usize = 31;
-/// The largest number of ranges in each list of a borrowed buffer, which has 16 MiB then: the frames
-/// of 4 GiB in pieces of 4 KiB.
+/// The largest number of ranges in each list of a borrowed buffer, which has 16 MiB then: the
+/// frames of 4 GiB in pieces of 4 KiB.
 const MAX_RANGES: usize = 1 << 20;
 /// The number of ranges up to which they are sorted by insertion.
 const FEW: usize = 64;
@@ -88,9 +88,9 @@ impl<'m, P: Platform> Scratch<'m, P> {
     }
 
     /// Moves the first `used` ranges to a larger buffer, for up to `ranges` ranges, whose memory is
-    /// charged to `memcg` until this value is dropped. Returns false, with nothing changed, if there
-    /// is no such buffer: `ranges` is not larger than this one, memory is short, or the memcg is at
-    /// its limit. The caller holds no spin lock.
+    /// charged to `memcg` until this value is dropped. Returns false, with nothing changed, if
+    /// there is no such buffer: `ranges` is not larger than this one, memory is short, or the memcg
+    /// is at its limit. The caller holds no spin lock.
     #[cold]
     pub(crate) fn grow(&mut self, memcg: MemcgId, used: usize, ranges: usize) -> bool {
         let (machine, ranges) = (self.machine, ranges.min(MAX_RANGES));
@@ -137,8 +137,8 @@ impl<'m, P: Platform> Scratch<'m, P> {
             return insertion_sort(&mut self[..used]);
         }
         let (first, ranges) = self.memory();
-        // SAFETY: this scratch alone reaches the memory, which holds so many ranges, and `&mut self`
-        // is the only borrow of it.
+        // SAFETY: this scratch alone reaches the memory, which holds so many ranges, and `&mut
+        // self` is the only borrow of it.
         let both = unsafe { core::slice::from_raw_parts_mut(first.as_ptr(), ranges) };
         let (list, other) = both.split_at_mut(ranges / 2);
         let (list, other) = (&mut list[..used], &mut other[..used]);

@@ -155,8 +155,8 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         self.used == self.scratch.len() || self.waiting >= self.max_waiting() || self.slots.is_full()
     }
 
-    /// Makes room in a gather that is full, for up to `left` more ranges: borrows memory, charged to
-    /// `memcg`, or else flushes. The caller holds no spin lock.
+    /// Makes room in a gather that is full, for up to `left` more ranges: borrows memory, charged
+    /// to `memcg`, or else flushes. The caller holds no spin lock.
     #[cold]
     pub(crate) fn make_room(&mut self, memcg: MemcgId, left: u64) {
         self.release_slots();

@@ -42,8 +42,10 @@ const READ_WRITE: Prot = Prot::READ.union(Prot::WRITE);
 /// ends.
 #[derive(Clone)]
 pub struct Engine {
-    /// The most bytes of memory that programs use at a time.
+    /// The most bytes of memory that the measured program uses at a time.
     bytes: u64,
+    /// The most programs beside it that use as much.
+    neighbours: usize,
     booted: Rc<OnceCell<Booted>>,
 }
 
@@ -59,7 +61,12 @@ struct Booted {
 impl Engine {
     /// Returns an engine whose programs use at most `bytes` of memory at a time.
     pub fn of(bytes: u64) -> Engine {
-        Engine { bytes, booted: Rc::default() }
+        Engine { bytes, neighbours: 0, booted: Rc::default() }
+    }
+
+    /// Returns this engine with memory for `neighbours` more programs.
+    pub fn with_neighbours(self, neighbours: usize) -> Engine {
+        Engine { neighbours, ..self }
     }
 
     /// Returns a contender for the column of the engine, or of the engine with runs capped at one
@@ -72,9 +79,10 @@ impl Engine {
         if let Some(booted) = self.booted.get() {
             return Ok(booted);
         }
-        // Give the machine twice the memory that programs use: large folios need free contiguous
-        // blocks.
-        let sim: &'static Fast = Box::leak(Box::new(simulate(1, 2 * self.bytes + (128 << 20))?));
+        // Give the machine more memory than programs use, by as much as a region has: large folios
+        // need free contiguous blocks.
+        let bytes = self.bytes * (2 + self.neighbours as u64) + (128 << 20);
+        let sim: &'static Fast = Box::leak(Box::new(simulate(1, bytes)?));
         let cpu = sim.cpu(0);
         let machine = Box::leak(Box::new(boot(sim)?));
         let memcg = machine.memcgs().create(machine.frames(), MemcgId::ROOT, u64::MAX);
@@ -89,16 +97,43 @@ impl Booted {
     }
 
     /// Writes a byte in each page of the case's region at `range` through the simulated MMU, folio
-    /// by folio in the order of the case's arm. Returns nanoseconds.
-    fn touch(&self, space: &Space<'_>, range: VirtRange, case: &Case) -> Result<u64, Skip> {
+    /// by folio in the order of the case's arm, and in each folio of the neighbours' in turn.
+    /// Returns nanoseconds, if no neighbour shares them.
+    fn touch(
+        &self,
+        space: &Space<'_>,
+        range: VirtRange,
+        case: &Case,
+        neighbours: &[(Space<'static>, VirtRange)],
+    ) -> Result<Option<u64>, Skip> {
         let (order, folio) = (case.arm.order(case.folios()), case.folio_bytes());
-        let program = self.cpu.enter(space);
-        let start = Instant::now();
-        for n in order {
-            let start = range.start + n * folio;
-            touch(&program, VirtRange { start, end: start + folio })?;
+        let at = |range: &VirtRange, n: u64| VirtRange {
+            start: range.start + n * folio,
+            end: range.start + (n + 1) * folio,
+        };
+        if neighbours.is_empty() {
+            let program = self.cpu.enter(space);
+            let start = Instant::now();
+            order.into_iter().try_for_each(|n| touch(&program, at(&range, n)))?;
+            return Ok(Some(start.elapsed().as_nanos() as u64));
         }
-        Ok(start.elapsed().as_nanos() as u64)
+        for n in order {
+            touch(&self.cpu.enter(space), at(&range, n))?;
+            for (neighbour, range) in neighbours {
+                touch(&self.cpu.enter(neighbour), at(range, n))?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes the neighbours of the case's region: spaces with a region of the same size.
+    fn neighbours(&self, case: &Case, memcg: MemcgId) -> Result<Vec<(Space<'static>, VirtRange)>, Skip> {
+        let neighbour = |_| {
+            let space = self.space(case.folio_kib, memcg)?;
+            let range = map(&space, case.bytes)?;
+            Ok((space, range))
+        };
+        (0..case.arm.neighbours()).map(neighbour).collect()
     }
 }
 
@@ -215,7 +250,8 @@ impl Counted {
     /// would bring them into the caches just before the measurement.
     pub fn fallback(&self, later: &Counted, case: &Case) -> f64 {
         let share = |folios: u64| folios as f64 / case.folios() as f64;
-        let small = if case.folio_kib == 4 { 0.0 } else { 1.0 - share(later.large - self.large) };
+        let large = (later.large - self.large) / (1 + case.arm.neighbours() as u64);
+        let small = if case.folio_kib == 4 { 0.0 } else { 1.0 - share(large) };
         let wanted = if case.folio_kib == 2048 && !case.huge { case.folios() } else { 0 };
         small.max(share(wanted.abs_diff(later.splits - self.splits)))
     }
@@ -250,7 +286,8 @@ impl Contender for ByRun {
         }
         let range = map(&space, case.bytes)?;
         let before = Counted::now(booted.machine);
-        let touch_ns = booted.touch(&space, range, case)?;
+        let neighbours = booted.neighbours(case, MemcgId::ROOT)?;
+        let touch_ns = booted.touch(&space, range, case, &neighbours)?;
         shape(&space, range, case)?;
         let between = Counted::now(booted.machine);
         let fallback = before.fallback(&between, case);
@@ -259,14 +296,14 @@ impl Contender for ByRun {
                 swapped::attach(booted.machine, case.bytes)?;
             }
             let swapped = swapped::measure(booted, &space, range, data)?;
-            return Ok(Sample { touch_ns: Some(touch_ns), fallback, ..swapped });
+            return Ok(Sample { touch_ns, fallback, ..swapped });
         }
         if let Some(rewrites) = op.rewrites() {
             let reclaimed = lazy::measure(booted, &space, range, rewrites)?;
-            return Ok(Sample { touch_ns: Some(touch_ns), fallback, ..reclaimed });
+            return Ok(Sample { touch_ns, fallback, ..reclaimed });
         }
         let (op_ns, after) = timed(booted, space, range, op)?;
-        Ok(Sample { touch_ns: Some(touch_ns), back_ns: None, op_ns, fallback, work: Some(between.work(&after)) })
+        Ok(Sample { touch_ns, back_ns: None, op_ns, fallback, work: Some(between.work(&after)) })
     }
 }
 

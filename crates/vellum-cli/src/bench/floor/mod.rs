@@ -175,8 +175,13 @@ impl Arena {
             case: *case,
             tables: Mapped::zeroed(tables)?,
             copies: Mapped::zeroed(tables)?,
-            descriptors: Mapped::zeroed(case.pages() as usize + tables)?,
+            descriptors: Mapped::zeroed(Self::frames(case) + tables)?,
         })
+    }
+
+    /// Returns the number of frames of the region and of its neighbours.
+    fn frames(case: &Case) -> usize {
+        case.pages() as usize * (1 + case.arm.neighbours())
     }
 
     /// Fills in a fresh region, each folio mapped once in full. The folio that is touched first has
@@ -184,8 +189,9 @@ impl Arena {
     pub fn fill(&mut self) {
         let leaf = if self.case.huge { LARGE } else { 0 };
         let (folio, entries) = (self.case.pages_per_folio(), self.entries_of_a_folio());
+        let apart = folio * (1 + self.case.arm.neighbours() as u64);
         for (position, n) in (0..).zip(self.case.arm.order(self.case.folios())) {
-            let (at, first) = (n as usize * entries, FIRST_FRAME + position * folio);
+            let (at, first) = (n as usize * entries, FIRST_FRAME + position * apart);
             let table = &mut self.tables[at / ENTRIES].0;
             for (entry, frame) in table[at % ENTRIES..][..entries].iter_mut().zip(first..) {
                 *entry = frame << 12 | ATTRIBUTES | leaf;
@@ -195,13 +201,15 @@ impl Arena {
         let pages = self.case.pages_per_folio() as u32;
         let mappings = if self.case.huge { 1 } else { pages };
         for (frame, descriptor) in self.descriptors.iter_mut().enumerate() {
+            let is_neighbours = frame as u64 % apart >= folio;
             *descriptor = match frame as u32 % pages {
+                _ if is_neighbours => Descriptor::zeroed(),
                 0 => Descriptor { pages, references: mappings, maps: mappings, ..Descriptor::zeroed() },
                 to_head => Descriptor { to_head, ..Descriptor::zeroed() },
             };
         }
         // The frames of page tables lie behind those of the region, and are not mapped.
-        self.descriptors[self.case.pages() as usize..].fill(Descriptor::zeroed());
+        self.descriptors[Self::frames(&self.case)..].fill(Descriptor::zeroed());
     }
 
     /// Returns the number of PTEs that map a folio.
@@ -234,7 +242,7 @@ impl Arena {
             (Op::Reclaim(_), false) => reclaim(&mut self.tables, &mut self.descriptors, folio),
             (Op::Reclaim(_), true) => unmap_huge::<DIRTY>(&mut self.tables, &mut self.descriptors),
             (_, true) => unmap_huge::<0>(&mut self.tables, &mut self.descriptors),
-            (_, false) => unmap(&mut self.tables, &mut self.descriptors, self.case.pages() as usize, folio),
+            (_, false) => unmap(&mut self.tables, &mut self.descriptors, Self::frames(&self.case), folio),
         }
     }
 }

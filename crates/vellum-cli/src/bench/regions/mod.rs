@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long)]
     pub no_huge: bool,
     /// Orders in which the region's folios are touched, which decide where in memory they lie.
-    #[arg(long, value_delimiter = ',', default_value = "ascending,random")]
+    #[arg(long, value_delimiter = ',', default_value = "ascending,random,interleaved")]
     pub arms: Vec<Arm>,
     /// The directory of the huge-page settings.
     #[arg(long, hide = true, default_value = "/sys/kernel/mm/transparent_hugepage")]
@@ -73,7 +73,8 @@ impl Args {
 
 /// Returns all contenders. A contender listed here appears in every table, chart and JSON row.
 pub fn contenders(args: &Args) -> Vec<Box<dyn Contender>> {
-    let engine = Engine::of(args.size);
+    let neighbours = args.arms.iter().map(|arm| arm.neighbours()).max().unwrap_or(0);
+    let engine = Engine::of(args.size).with_neighbours(neighbours);
     vec![
         Box::new(Floor::default()),
         Box::new(engine.contender(Column::Vellum)),

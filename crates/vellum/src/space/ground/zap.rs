@@ -136,8 +136,8 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         Ok(at)
     }
 
-    /// Returns the largest number of ranges of frames that `range` may map: one for each page, and no
-    /// more than the space has resident pages.
+    /// Returns the largest number of ranges of frames that `range` may map: one for each page, and
+    /// no more than the space has resident pages.
     fn most_ranges(self, range: &UserRange) -> u64 {
         let counters = [SpaceCounter::Anon, SpaceCounter::File, SpaceCounter::Shmem];
         let frames: u64 = counters.iter().map(|counter| sum(&self.tables().slots, *counter)).sum();
