@@ -91,7 +91,7 @@ impl Swap {
                     part.iter_mut().for_each(|entry| *entry = ((*entry & FRAME) - (FIRST_FRAME << 12)) | OUT);
                 });
                 let pages = if huge { ENTRIES } else { run };
-                self.store(head, pages, &mut end);
+                self.store(Arena::page_of(&arena.case, head), pages, &mut end);
                 descriptor.maps = descriptor.maps.wrapping_sub(run as u32);
                 descriptor.references = descriptor.references.wrapping_sub(run as u32);
                 if descriptor.references == 0 {
@@ -114,7 +114,7 @@ impl Swap {
                     break;
                 }
                 let slot = (entries[0] >> 12) as usize;
-                self.restore(slot, folio);
+                self.restore(Arena::page_of(&arena.case, slot), folio);
                 for entry in entries.iter_mut() {
                     *entry = ((*entry & FRAME) + (FIRST_FRAME << 12)) | ATTRIBUTES | leaf;
                 }
@@ -173,13 +173,17 @@ fn repeated(page: &Page) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+    use vellum_linux::workload::arm::Arm;
+
     use super::*;
     use crate::bench::floor::PRESENT;
 
     #[test]
     fn every_folio_is_swapped_out_once_and_restored() {
         let small = [4, 64, 2048].map(|folio_kib| Case::of(4 << 20, folio_kib));
-        for case in small.into_iter().chain([Case { huge: true, ..Case::of(4 << 20, 2048) }]) {
+        let cases = small.into_iter().chain([Case { huge: true, ..Case::of(4 << 20, 2048) }]);
+        for case in cases.flat_map(|case| Arm::value_variants().iter().map(move |&arm| Case { arm, ..case })) {
             for data in [Data::SameFilled, Data::Compressible] {
                 let (mut arena, mut swap) = (Arena::new(&case).unwrap(), Swap::new(&case).unwrap());
                 arena.fill();
