@@ -43,7 +43,7 @@ const DIGIT_BITS: u32 = 9;
 /// The bits of a digit.
 const DIGIT_MASK: u32 = (1 << DIGIT_BITS) - 1;
 /// The number of ranges that a pass handles before it calls `resched` (INV-11).
-const RANGES_PER_PIECE: usize = 4096;
+const RANGES_PER_PIECE: usize = 2048;
 
 /// A CPU's scratch buffer. Zeroed memory is a valid, free buffer.
 #[repr(C, align(64))]
@@ -130,20 +130,28 @@ impl<'m, P: Platform> Scratch<'m, P> {
     /// ranges are sorted by insertion.
     pub(crate) fn sort(&mut self, used: usize) {
         let platform = self.machine.platform();
-        if self[..used].is_sorted_by_key(|range| range.pfn) {
-            return;
-        }
         if used <= FEW || matches!(self.buffer, Buffer::Stack) {
             return insertion_sort(&mut self[..used]);
         }
-        let (first, ranges) = self.memory();
+        let (mut left, mut sorted) = (0, true);
+        let (mut last, first) = (0, self[0].pfn);
+        for piece in self[..used].chunks(RANGES_PER_PIECE) {
+            for range in piece {
+                left |= range.pfn ^ first;
+                sorted &= range.pfn >= last;
+                last = range.pfn;
+            }
+            platform.resched();
+        }
+        if sorted {
+            return;
+        }
+        let (memory, ranges) = self.memory();
         // SAFETY: this scratch alone reaches the memory, which holds so many ranges, and `&mut
         // self` is the only borrow of it.
-        let both = unsafe { core::slice::from_raw_parts_mut(first.as_ptr(), ranges) };
+        let both = unsafe { core::slice::from_raw_parts_mut(memory.as_ptr(), ranges) };
         let (list, other) = both.split_at_mut(ranges / 2);
         let (list, other) = (&mut list[..used], &mut other[..used]);
-        let pfn = list[0].pfn;
-        let mut left = list.iter().fold(0, |differing, range| differing | range.pfn ^ pfn);
         let (mut from, mut to, mut passes) = (list, other, 0);
         while left != 0 {
             let shift = left.trailing_zeros();
@@ -153,7 +161,10 @@ impl<'m, P: Platform> Scratch<'m, P> {
             left &= !(DIGIT_MASK << shift);
         }
         if passes % 2 == 1 {
-            to.copy_from_slice(from);
+            for (to, from) in to.chunks_mut(RANGES_PER_PIECE).zip(from.chunks(RANGES_PER_PIECE)) {
+                to.copy_from_slice(from);
+                platform.resched();
+            }
         }
     }
 }

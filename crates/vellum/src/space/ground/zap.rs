@@ -10,9 +10,13 @@ use crate::tlb::Gather;
 
 use super::{Ptes, Zap};
 
-/// The maximum number of runs that a zap clears before it releases a page table's lock. A run costs
-/// about 25 instructions, as no descriptor is read under the lock.
-const MAX_RUNS: usize = 1024;
+/// The maximum cost of what a zap clears before it releases a page table's lock (INV-11). Its unit
+/// is the cost of clearing a run of leaf PTEs: about 25 instructions, as no descriptor is read.
+const MAX_COST: usize = 1024;
+/// The cost of beginning with a sequence of leaf PTEs.
+const LEAVES_COST: usize = 6;
+/// The cost of a run that maps no memory.
+const UNMAPPED_COST: usize = 12;
 
 /// The PTEs that a zap keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +150,7 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
     }
 
     /// Clears the PTEs of `table` in `range`. Stops before a huge PTE that reaches across an end of
-    /// the range, when `gather` is full, or after [`MAX_RUNS`] runs, which bounds the time for
+    /// the range, when `gather` is full, or after [`MAX_COST`], which bounds the time for
     /// which the lock is held (INV-11). Returns the address at which it stopped.
     #[inline]
     fn zap_table(
@@ -160,14 +164,15 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         let arch = self.arch();
         let end = table.hold_end(range);
         let mut at = range.start;
-        let mut runs = 0;
-        while at < end && runs < MAX_RUNS && !gather.is_full() {
-            runs += 1;
+        let mut cost = 0;
+        while at < end && cost < MAX_COST && !gather.is_full() {
             if table.kind(at) != Kind::Leaf {
+                cost += UNMAPPED_COST;
                 let Some(next) = self.zap_unmapped(table, at, end, keep, gather) else { break };
                 at = next;
                 continue;
             }
+            cost += LEAVES_COST;
             let mut until = end;
             if keep == Keep::Copies {
                 // Consecutive PTEs may map both private copies and pages of the object: check page
@@ -179,13 +184,13 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
                     continue;
                 }
             }
-            let taken = Taken::all(table, at, until, MAX_RUNS - runs, gather);
+            let taken = Taken::all(table, at, until, MAX_COST, gather);
             if taken.end == at {
                 // The range has only a part of a huge PTE.
                 break;
             }
             at = taken.end;
-            runs += taken.runs;
+            cost += taken.runs;
             tally.add(&taken);
         }
         at
