@@ -66,12 +66,15 @@ impl Taken {
             if arch.kind(raw, table.level) != Kind::Leaf {
                 break;
             }
-            let len = if continues(table, raw, at, until) {
-                clear_run(table, at, (until - at).min(table.tables.max_run), arch.without_cont(raw, at))
+            let mut len = short_run(table, raw, &entries[at..]);
+            if len == 1 {
+                table.clear_entries(at, core::slice::from_ref(&entries[at]));
+            } else if len == LONG {
+                let most = (until - at).min(table.tables.max_run);
+                len = clear_run(table, at, most, arch.without_cont(raw, at));
             } else {
-                table.clear_entries(at, &entries[at..at + 1]);
-                1
-            };
+                table.clear_entries(at, &entries[at..at + len]);
+            }
             let pfn = arch.leaf_pfn(arch.without_cont(raw, at), table.level);
             let count = (len as u32) << (shift - FRAME_SHIFT);
             frames.push(pfn, count);
@@ -91,13 +94,24 @@ impl Taken {
     }
 }
 
-/// Returns whether the run that begins with the leaf PTE `raw` at `index` goes on before index
-/// `until`, or may. Where memory is in pieces, it mostly does not, and one comparison shows it.
+/// The length from which a run counts as long, and is compared eight PTEs at a time.
+const LONG: usize = 8;
+
+/// Returns the length of the run at the start of `entries`, whose first PTE is `raw`, a leaf PTE;
+/// [`LONG`] if it is longer, or may be. Where memory is in pieces, one comparison mostly shows that
+/// the run has one PTE.
 #[inline(always)]
-fn continues<P: Platform>(table: &LockedTable<'_, '_, P>, raw: u64, index: usize, until: usize) -> bool {
-    let next = raw.wrapping_add(table.tables.arch.step(raw, table.level));
-    let differs = |entry: &AtomicU64| (entry.load(Relaxed) ^ next) & !P::Arch::HARDWARE != 0;
-    index + 1 < until && table.tables.max_run > 1 && (table.cont().is_cont(raw) || !differs(table.entry(index + 1)))
+fn short_run<P: Platform>(table: &LockedTable<'_, '_, P>, raw: u64, entries: &[AtomicU64]) -> usize {
+    if table.cont().is_cont(raw) {
+        return LONG;
+    }
+    let (step, most) = (table.tables.arch.step(raw, table.level), LONG.min(table.tables.max_run));
+    let (mut len, mut next) = (1, raw.wrapping_add(step));
+    while len < most && entries.get(len).is_some_and(|entry| (entry.load(Relaxed) ^ next) & !P::Arch::HARDWARE == 0) {
+        len += 1;
+        next = next.wrapping_add(step);
+    }
+    len
 }
 
 /// Clears the run that begins with the PTE at `index`, which would be `first` in no cont block,

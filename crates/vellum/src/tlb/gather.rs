@@ -38,6 +38,8 @@ const SWAP_RUNS: usize = 16;
 /// The maximum number of ranges that are flushed separately. Further ranges are merged with the
 /// last.
 const RANGES: usize = 4;
+/// The maximum number of frames in ranges that are joined before their references are dropped.
+const MAX_JOINED: u32 = 1 << 10;
 /// The maximum number of frames that wait for one flush, unless the list is longer: 256 MiB.
 const MAX_WAITING: u32 = 1 << 16;
 
@@ -298,9 +300,19 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         let machine = self.tlb.machine;
         let mut batch = FreeBatch::new(machine, Use::Folio);
         self.scratch.sort(self.used);
-        let ranges = &self.scratch[..self.used];
-        for (at, range) in ranges.iter().enumerate() {
-            if let Some(ahead) = ranges.get(at + PREFETCH_AHEAD) {
+        let mut left = &self.scratch[..self.used];
+        while let [first, rest @ ..] = left {
+            left = rest;
+            let mut range = *first;
+            // Neighbours are one range, up to what may be joined between two preemption points.
+            while let [next, rest @ ..] = left
+                && next.pfn == range.pfn + range.frames
+                && range.frames < MAX_JOINED
+            {
+                range.frames += next.frames;
+                left = rest;
+            }
+            if let Some(ahead) = left.get(PREFETCH_AHEAD) {
                 machine.frames().prefetch(Pfn(ahead.pfn));
             }
             batch.put_range(Pfn(range.pfn), range.frames);
