@@ -98,18 +98,24 @@ impl Taken {
 const LONG: usize = 8;
 
 /// Returns the length of the run at the start of `entries`, whose first PTE is `raw`, a leaf PTE;
-/// [`LONG`] if it is longer, or may be. Where memory is in pieces, one comparison mostly shows that
-/// the run has one PTE.
+/// [`LONG`] if it is longer, or may be: where the PTE at that distance fits. Two comparisons mostly
+/// show it, or that the run has one PTE.
 #[inline(always)]
 fn short_run<P: Platform>(table: &LockedTable<'_, '_, P>, raw: u64, entries: &[AtomicU64]) -> usize {
     if table.cont().is_cont(raw) {
         return LONG;
     }
     let (step, most) = (table.tables.arch.step(raw, table.level), LONG.min(table.tables.max_run));
-    let (mut len, mut next) = (1, raw.wrapping_add(step));
-    while len < most && entries.get(len).is_some_and(|entry| (entry.load(Relaxed) ^ next) & !P::Arch::HARDWARE == 0) {
+    let continues = |n: usize| {
+        let expected = raw.wrapping_add(step.wrapping_mul(n as u64));
+        entries.get(n).is_some_and(|entry| (entry.load(Relaxed) ^ expected) & !P::Arch::HARDWARE == 0)
+    };
+    if most == LONG && continues(LONG - 1) {
+        return LONG;
+    }
+    let mut len = 1;
+    while len < most && continues(len) {
         len += 1;
-        next = next.wrapping_add(step);
     }
     len
 }

@@ -101,8 +101,13 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
     /// The collected frames: the first `used` entries.
     scratch: Scratch<'m, P>,
     used: usize,
+    /// The number of entries of `scratch`.
+    capacity: usize,
     /// The number of collected frames.
     waiting: u32,
+    /// The number of collected frames at which the gather is full: more for a long list, in which
+    /// each range may have a single frame.
+    max_waiting: u32,
     /// True if consecutive frames share an entry. False if runs are limited to one page.
     merge: bool,
     /// The swap slots of swap PTEs that were cleared. The gather drops the references that these
@@ -126,13 +131,17 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     /// clears its first PTE.
     pub(crate) fn new(tlb: &'t Shootdown<'m, P>, range: UserRange, shift: u32, merge: bool) -> Self {
         tlb.open_gather();
+        let scratch = Scratch::lease(tlb.machine);
+        let (capacity, max_waiting) = limits(&scratch);
         Gather {
             tlb,
             whole: range,
             whole_shift: shift,
-            scratch: Scratch::lease(tlb.machine),
+            scratch,
             used: 0,
+            capacity,
             waiting: 0,
+            max_waiting,
             merge,
             slots: ArrayVec::new(),
             tables: Pfn::NONE,
@@ -143,27 +152,22 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         }
     }
 
-    /// Returns the largest number of frames that wait for a flush: more for a long list, in which
-    /// each range may have a single frame.
-    #[inline]
-    fn max_waiting(&self) -> u32 {
-        MAX_WAITING.max(self.scratch.len() as u32)
-    }
-
     /// Returns true if there is no room for another [`Removed`] or for more slots. The caller then
     /// releases its locks and flushes.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.used == self.scratch.len() || self.waiting >= self.max_waiting() || self.slots.is_full()
+        self.used == self.capacity || self.waiting >= self.max_waiting || self.slots.is_full()
     }
 
-    /// Makes room in a gather that is full, for up to `left` more ranges: borrows memory, charged
-    /// to `memcg`, or else flushes. The caller holds no spin lock.
+    /// Makes room in a gather that is full: borrows memory, charged to `memcg`, for as many ranges
+    /// as the operation's range has pages, or the space has `resident` ones left; or else flushes.
+    /// The caller holds no spin lock.
     #[cold]
-    pub(crate) fn make_room(&mut self, memcg: MemcgId, left: u64) {
+    pub(crate) fn make_room(&mut self, memcg: MemcgId, resident: u64) {
         self.release_slots();
-        let full = self.used == self.scratch.len();
-        let grown = full && self.scratch.grow(memcg, self.used, self.used.saturating_add(left as usize));
+        let all = resident.saturating_add(self.used as u64).min(self.whole.len() >> self.whole_shift);
+        let grown = self.used == self.capacity && self.scratch.grow(memcg, self.used, all as usize);
+        (self.capacity, self.max_waiting) = limits(&self.scratch);
         if !grown || self.is_full() {
             self.flush();
         }
@@ -201,13 +205,12 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     /// table. The caller notes the range afterwards ([`Gather::note`]).
     #[inline]
     pub(crate) fn frames(&mut self) -> GatheredFrames<'_> {
-        let max_waiting = self.max_waiting();
         let ranges = &mut self.scratch[..];
         let last = ranges[..self.used].last().filter(|_| self.merge);
         GatheredFrames {
             next: last.map_or(NO_FRAME, |last| last.pfn + last.frames),
             merge: self.merge,
-            max_waiting,
+            max_waiting: self.max_waiting,
             ranges,
             used: &mut self.used,
             waiting: &mut self.waiting,
@@ -338,6 +341,11 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
             batch.maybe_resched();
         }
     }
+}
+
+/// Returns the number of ranges for which there is room, and the number of frames that may wait.
+fn limits(ranges: &[FrameRange]) -> (usize, u32) {
+    (ranges.len(), MAX_WAITING.max(ranges.len() as u32))
 }
 
 /// The collected frames of a [`Gather`]. Frames that are passed to it were taken out of a page

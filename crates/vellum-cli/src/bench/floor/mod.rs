@@ -179,8 +179,8 @@ impl Arena {
         })
     }
 
-    /// Returns the number of the region's page, in the order of frames, that is in this frame of the
-    /// region.
+    /// Returns the number of the region's page, in the order of frames, that is in this frame of
+    /// the region.
     fn page_of(case: &Case, frame: usize) -> usize {
         let folio = case.pages_per_folio() as usize;
         frame / folio / (1 + case.arm.neighbours()) * folio + frame % folio

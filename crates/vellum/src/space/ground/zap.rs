@@ -124,7 +124,7 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
             }
             self.platform().resched();
             if gather.is_full() {
-                gather.make_room(self.tables().memcg(), self.most_ranges(&range));
+                gather.make_room(self.tables().memcg(), self.resident());
             } else if next == at && at < range.end {
                 // Nothing was cleared at `at`, for one of two reasons. Either a huge PTE there
                 // reaches across an end of the range: split it. Or, after the walk and before the
@@ -140,13 +140,11 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         Ok(at)
     }
 
-    /// Returns the largest number of ranges of frames that `range` may map: one for each page, and
-    /// no more than the space has resident pages.
-    fn most_ranges(self, range: &UserRange) -> u64 {
+    /// Returns the number of the space's resident pages.
+    fn resident(self) -> u64 {
         let counters = [SpaceCounter::Anon, SpaceCounter::File, SpaceCounter::Shmem];
         let frames: u64 = counters.iter().map(|counter| sum(&self.tables().slots, *counter)).sum();
-        let resident = frames >> self.arch().page_order();
-        (range.len() >> self.page_shift()).min(resident)
+        frames >> self.arch().page_order()
     }
 
     /// Clears the PTEs of `table` in `range`. Stops before a huge PTE that reaches across an end of
