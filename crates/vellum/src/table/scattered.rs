@@ -149,11 +149,13 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
     ) {
         let differs = entries.iter().fold(0, |differs, entry| differs | entry.load(Relaxed) ^ first);
         let idle = differs & P::Arch::HARDWARE == 0 && self.arch().hardware_idle(first);
+        let (keep_bits, copy_bits) = (keep.bits_of(first), copy.bits_of(first));
         for (i, (entry, to)) in entries.iter().zip(copies).enumerate() {
-            *to = copy.of(match keep.bits {
+            let old = match keep.bits {
                 0 => entry.load(Relaxed),
-                _ => flip_entry(self.table, index + i, entry, keep, idle),
-            });
+                _ => flip_entry(self.table, index + i, entry, keep, idle.then_some(keep_bits)),
+            };
+            *to = if idle { old ^ copy_bits } else { copy.of(old) };
         }
     }
 }

@@ -43,6 +43,13 @@ impl<A: Arch> Flip<A> {
         Flip { arch: *arch, bits: (leaf(old) ^ leaf(new)) & !A::HARDWARE }
     }
 
+    /// Returns the bits in which the change flips leaf PTE `raw`, and any other with its accessed
+    /// and dirty state.
+    #[inline(always)]
+    pub(super) fn bits_of(self, raw: u64) -> u64 {
+        self.of(raw) ^ raw
+    }
+
     /// Returns leaf PTE `raw` after the change. Its accessed and dirty state stays (INV-6).
     #[inline(always)]
     pub(super) fn of(self, raw: u64) -> u64 {
@@ -112,7 +119,7 @@ fn flip_alike<P: Platform>(
 ) -> usize {
     let arch = &table.tables.arch;
     let address = address_bits(table);
-    let idle = arch.hardware_idle(first);
+    let same = arch.hardware_idle(first).then(|| flip.bits_of(first));
     fence(Release);
     let entries = &table.entries()[index..index + most];
     let mut len = 0;
@@ -123,7 +130,7 @@ fn flip_alike<P: Platform>(
         }
         if flip.bits != 0 {
             for (i, entry) in eight.iter().enumerate() {
-                flip_entry(table, index + len + i, entry, flip, idle && differs == 0);
+                flip_entry(table, index + len + i, entry, flip, same.filter(|_| differs == 0));
             }
         }
         len += 8;
@@ -134,7 +141,7 @@ fn flip_alike<P: Platform>(
             break;
         }
         if flip.bits != 0 {
-            flip_entry(table, index + len, entry, flip, idle && differs == 0);
+            flip_entry(table, index + len, entry, flip, same.filter(|_| differs == 0));
         }
         len += 1;
     }
@@ -149,21 +156,20 @@ pub(super) fn address_bits<P: Platform>(table: &LockedTable<'_, '_, P>) -> u64 {
     leaf(0) ^ leaf(!0) | P::Arch::CONT
 }
 
-/// Flips bits of a leaf PTE: by a plain store if hardware has nothing left to set in it, and
-/// otherwise by an atomic operation. Returns the old PTE.
+/// Flips bits of a leaf PTE: those of `same` by a plain store, if hardware has nothing left to set
+/// in it and `same` are the bits for its state; otherwise by an atomic operation. Returns the old
+/// PTE.
 #[inline(always)]
 pub(super) fn flip_entry<P: Platform>(
     table: &LockedTable<'_, '_, P>,
     index: usize,
     entry: &AtomicU64,
     flip: Flip<P::Arch>,
-    idle: bool,
+    same: Option<u64>,
 ) -> u64 {
-    if !idle {
-        return table.change_contended(index, entry, |old| flip.of(old));
-    }
+    let Some(bits) = same else { return table.change_contended(index, entry, |old| flip.of(old)) };
     let old = entry.load(Relaxed);
-    trace(table.tables.platform(), || Event::Store(table.pfn, index as u16, old, flip.of(old)));
-    entry.store(flip.of(old), Relaxed);
+    trace(table.tables.platform(), || Event::Store(table.pfn, index as u16, old, old ^ bits));
+    entry.store(old ^ bits, Relaxed);
     old
 }

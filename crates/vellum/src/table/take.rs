@@ -110,10 +110,13 @@ fn short_run<P: Platform>(table: &LockedTable<'_, '_, P>, raw: u64, entries: &[A
         let expected = raw.wrapping_add(step.wrapping_mul(n as u64));
         entries.get(n).is_some_and(|entry| (entry.load(Relaxed) ^ expected) & !P::Arch::HARDWARE == 0)
     };
+    if most == 1 || !continues(1) {
+        return 1;
+    }
     if most == LONG && continues(LONG - 1) {
         return LONG;
     }
-    let mut len = 1;
+    let mut len = 2;
     while len < most && continues(len) {
         len += 1;
     }
