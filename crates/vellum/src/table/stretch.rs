@@ -81,6 +81,15 @@ impl Stretch {
         if arch.kind(first, table.level) != Kind::Leaf {
             return None;
         }
+        // A run of several cont blocks is read and changed faster than PTE by PTE.
+        if table.cont().is_cont(first) {
+            let block = 1usize << arch.cont_bits(table.level);
+            let next = first.wrapping_add(arch.step(first, table.level).wrapping_mul(block as u64));
+            let continues = |entry: &AtomicU64| (entry.load(Relaxed) ^ next) & !P::Arch::HARDWARE == 0;
+            if table.entries().get(index + block).is_some_and(continues) {
+                return None;
+            }
+        }
         let old = arch.attrs(first, table.level) - Attrs::HARDWARE;
         let new = new(old)?;
         if P::Arch::CONT != 0 && old.intersects(Attrs::PROT) != new.intersects(Attrs::PROT) {
