@@ -282,6 +282,16 @@ fn frame_of(entry: u64) -> usize {
     ((entry & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize
 }
 
+/// Returns the index of the head frame of the folio that a PTE maps, the distance from there to the
+/// frame that it maps, and the head's descriptor.
+#[inline(always)]
+fn head_of(frames: &mut [Descriptor], entry: u64) -> Option<(usize, usize, &mut Descriptor)> {
+    let frame = frame_of(entry);
+    let to_head = frames.get(frame)?.to_head as usize;
+    let head = frame.wrapping_sub(to_head);
+    Some((head, to_head, frames.get_mut(head)?))
+}
+
 /// Prefetches the descriptor of the frame that PTE `at` of the region maps.
 #[inline(always)]
 fn prefetch(tables: &[Table], at: usize, frames: &[Descriptor]) {
@@ -319,12 +329,7 @@ fn unmap_table<const STAYS: u64>(
             at += 1;
             continue;
         }
-        let frame = frame_of(first);
-        let Some(to_head) = frames.get(frame).map(|descriptor| descriptor.to_head as usize) else {
-            break;
-        };
-        let head = frame.wrapping_sub(to_head);
-        let Some(descriptor) = frames.get_mut(head) else {
+        let Some((head, to_head, descriptor)) = head_of(frames, first) else {
             break;
         };
         // A run ends at the end of its folio and of its page table.
@@ -402,11 +407,7 @@ fn share(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descriptor], 
                 at += 1;
                 continue;
             }
-            let frame = frame_of(first);
-            let Some(to_head) = frames.get(frame).map(|descriptor| descriptor.to_head as usize) else {
-                break;
-            };
-            let Some(descriptor) = frames.get_mut(frame.wrapping_sub(to_head)) else {
+            let Some((_, to_head, descriptor)) = head_of(frames, first) else {
                 break;
             };
             // A run ends at the end of its folio and of its page table.
