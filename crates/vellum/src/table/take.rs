@@ -1,10 +1,10 @@
 //! Takes PTEs out of a page table, one run at a time.
 //!
-//! [`LockedTable::take`] drops the accessed and dirty bits, and is for anonymous memory that is
-//! freed. [`LockedTable::take_clean`] stops at a dirty folio (lazyfree). [`LockedTable::take_raw`]
-//! returns the PTEs with all bits, for a caller that writes them to another page table (`mremap`).
-//! The caller passes what was taken out to a gather ([`crate::tlb::Gather`]), which flushes before
-//! it frees anything (INV-1).
+//! [`LockedTable::take`] and [`Taken::all`] drop the accessed and dirty bits, and are for memory
+//! that is freed. [`LockedTable::take_clean`] stops at a dirty folio (lazyfree).
+//! [`LockedTable::take_raw`] returns the PTEs with all bits, for a caller that writes them to
+//! another page table (`mremap`). The caller passes what was taken out to a gather
+//! ([`crate::tlb::Gather`]), which flushes before it frees anything (INV-1).
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};

@@ -43,8 +43,9 @@ const UNSTABLE_PTE_COST: u32 = PTE_COST + 16;
 /// subtracted here, and [`PTE_COST`] plus this constant is right for such a folio.
 const FOLIO_COST: u32 = 84;
 
-/// What one of the parent's page tables has for the child. It is mapped after the parent's page
-/// table is unlocked, because the child's page tables can't be allocated under a spin lock.
+/// The runs and PTEs that the child gets from one of the parent's page tables. [`Child::map_batch`]
+/// maps them after [`Parent`] has unlocked that page table, because the child's page tables can't
+/// be allocated under a spin lock.
 pub(super) struct Batch {
     /// The level of the page table.
     pub(super) level: u8,
@@ -525,7 +526,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     }
 }
 
-/// What the parent took for the child.
+/// The references and mappings that [`Parent::take_scattered`] took for the child.
 struct Taken {
     /// The number of PTEs.
     ptes: usize,
