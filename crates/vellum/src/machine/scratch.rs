@@ -279,4 +279,25 @@ mod tests {
             assert_eq!(scratch[..expected.len()], expected[..], "{n} ranges, {stride} frames apart");
         }
     }
+
+    #[test]
+    fn a_memcg_pays_for_a_borrowed_list_or_the_list_stays() {
+        let host = Host::new(&[(0, 1 << 16, true)], 1);
+        let machine = Machine::boot(&host, Default::default()).unwrap();
+        let (memcgs, frames) = (machine.memcgs(), machine.frames());
+        // A list of 8,192 ranges and the one to sort into take 32 frames.
+        for (limit, pays) in [(16, false), (512, true)] {
+            let memcg = memcgs.create(frames, MemcgId::ROOT, limit).unwrap();
+            let charged = || memcgs.usage(frames, memcg).unwrap().charged;
+            let before = charged();
+            let mut scratch = Scratch::lease(&machine);
+            let list = shuffled(512, 3);
+            scratch[..list.len()].copy_from_slice(&list);
+            assert_eq!(scratch.grow(memcg, list.len(), 8192), pays);
+            assert_eq!(scratch[..list.len()], list[..], "the ranges are kept");
+            assert_eq!((scratch.len() >= 8192, charged() >= before + 32), (pays, pays));
+            drop(scratch);
+            assert!(charged() < before + 32, "the charge ends with the list");
+        }
+    }
 }
