@@ -87,6 +87,28 @@ fn no_swap() -> Option<&'static str> {
     }
 }
 
+/// Runs a benchmark that prints JSON, and returns its rows.
+fn rows(mut command: Command) -> Vec<serde_json::Value> {
+    let mut child = command.arg("--json=-").stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = String::new();
+    // The pipe ends when no process holds the other end, children of forks included.
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert!(child.wait().unwrap().success());
+    out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Returns rows of each arm for each of `names`, in the order in which a benchmark prints them.
+fn of_each_arm(names: &[(&str, &str)]) -> Vec<(String, String, String)> {
+    let arms = ["ascending", "random", "interleaved"];
+    names.iter().flat_map(|(a, b)| arms.map(|arm| ((*a).into(), (*b).into(), arm.into()))).collect()
+}
+
+/// Returns the values of two columns and the arm of each row.
+fn named(rows: &[serde_json::Value], columns: [&str; 2]) -> Vec<(String, String, String)> {
+    let text = |row: &serde_json::Value, column: &str| row[column].as_str().unwrap().to_owned();
+    rows.iter().map(|row| (text(row, columns[0]), text(row, columns[1]), text(row, "arm"))).collect()
+}
+
 /// Waits until a condition holds that must come about, at any time.
 fn until(what: &str, holds: impl Fn() -> bool) {
     for _ in 0..6000 {
@@ -114,17 +136,9 @@ fn a_completed_benchmark_restores_the_settings() {
 #[test]
 fn fork_is_measured_by_all_contenders_and_leaves_no_child() {
     let settings = Settings::new();
-    let mut child = settings
-        .command("fork", &["--size=64MiB", "--runs=2", "--folios=4,64", "--json=-"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut out = String::new();
-    // The pipe ends when no process holds the other end, children of forks included.
-    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-    assert!(child.wait().unwrap().success());
-    let rows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(rows.len(), 2);
+    let rows = rows(settings.command("fork", &["--size=64MiB", "--runs=2", "--folios=4,64"]));
+    let arms: Vec<_> = rows.iter().map(|row| row["arm"].as_str().unwrap()).collect();
+    assert_eq!(arms, ["ascending", "ascending", "random", "random", "interleaved", "interleaved"]);
     for row in rows {
         assert_eq!((&row["bench"], &row["op"]), (&"fork".into(), &"fork".into()));
         for column in ["floor_ns", "vellum_ns", "page_ns", "linux_ns"] {
@@ -167,12 +181,8 @@ fn rows_that_need_no_change_are_measured_without_the_right() {
     let settings = Settings::new();
     // A kernel with folios of this size, whose setting is not a writable file.
     std::fs::remove_file(settings.path().join("defrag")).unwrap();
-    let mut command = settings.unmap(&["--size=64MiB", "--runs=1", "--folios=4,64", "--ops=munmap", "--json=-"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut out = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-    assert!(child.wait().unwrap().success());
-    let rows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let options = ["--size=64MiB", "--runs=1", "--folios=4,64", "--ops=munmap", "--arms=random"];
+    let rows = rows(settings.unmap(&options));
     assert_eq!(rows.len(), 2);
     assert!(rows[0]["linux_ns"].is_u64() && rows[0].get("skipped").is_none());
     assert!(rows[1]["linux_ns"].is_null() && rows[1]["floor_ns"].is_u64());
@@ -183,14 +193,9 @@ fn rows_that_need_no_change_are_measured_without_the_right() {
 #[test]
 fn the_swap_device_is_removed_with_the_benchmark() {
     let settings = Settings::new();
-    let mut command = settings.command("pageout", &[SWAPPED, "--runs=1", "--folios=4", "--json=-"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut out = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-    assert!(child.wait().unwrap().success());
-    let rows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let names: Vec<_> = rows.iter().map(|row| (row["op"].as_str().unwrap(), row["data"].as_str().unwrap())).collect();
-    assert_eq!(names, [("out", "same-filled"), ("in", "same-filled"), ("out", "compressible"), ("in", "compressible")]);
+    let rows = rows(settings.command("pageout", &[SWAPPED, "--runs=1", "--folios=4"]));
+    let names = [("out", "same-filled"), ("in", "same-filled"), ("out", "compressible"), ("in", "compressible")];
+    assert_eq!(named(&rows, ["op", "data"]), of_each_arm(&names));
     for row in &rows {
         for column in ["floor_ns", "vellum_ns", "page_ns"] {
             assert!(row[column].as_u64().is_some_and(|ns| ns > 0), "{column} in {row}");
@@ -225,15 +230,9 @@ fn memcg_root() -> Option<&'static Path> {
 #[test]
 fn the_memcg_is_removed_with_the_benchmark() {
     let settings = Settings::new();
-    let mut command = settings.command("lazyfree", &["--size=40MiB", "--runs=1", "--folios=4", "--json=-"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut out = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-    assert!(child.wait().unwrap().success());
-    let rows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let names: Vec<_> =
-        rows.iter().map(|row| (row["op"].as_str().unwrap(), row["written"].as_str().unwrap())).collect();
-    assert_eq!(names, [("reclaim", "none"), ("reclaim", "every tenth")]);
+    let rows = rows(settings.command("lazyfree", &["--size=40MiB", "--runs=1", "--folios=4"]));
+    let names = [("reclaim", "none"), ("reclaim", "every tenth")];
+    assert_eq!(named(&rows, ["op", "written"]), of_each_arm(&names));
     for row in &rows {
         for column in ["floor_ns", "vellum_ns", "page_ns"] {
             assert!(row[column].as_u64().is_some_and(|ns| ns > 0), "{column} in {row}");
