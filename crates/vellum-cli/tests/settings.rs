@@ -50,7 +50,7 @@ impl Settings {
 
     fn command(&self, bench: &str, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
-        command.args(["bench", bench, "--no-huge", "--thp-root"]).arg(self.path()).args(args);
+        command.args(["bench", bench, "--under-load", "--no-huge", "--thp-root"]).arg(self.path()).args(args);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         // A shell without job control starts background jobs, and so these tests, with SIGINT and
         // SIGQUIT ignored, which a child inherits. SAFETY: `signal` is async-signal-safe, and the
@@ -87,14 +87,14 @@ fn no_swap() -> Option<&'static str> {
     }
 }
 
-/// Runs a benchmark that prints JSON, and returns its rows.
+/// Runs a benchmark that prints JSON, and returns its rows. The first line is about the machine.
 fn rows(mut command: Command) -> Vec<serde_json::Value> {
     let mut child = command.arg("--json=-").stdout(Stdio::piped()).spawn().unwrap();
     let mut out = String::new();
     // The pipe ends when no process holds the other end, children of forks included.
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
     assert!(child.wait().unwrap().success());
-    out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    out.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// Returns rows of each arm for each of `names`, in the order in which a benchmark prints them.

@@ -15,9 +15,10 @@
 //! | [`swap`] | swap-out and swap-in of a region |
 //! | [`memory`] | the check that the machine has enough memory |
 //! | [`cpu`] | pinning to one CPU, and the clock |
+//! | [`time`] | the time of an operation, by the clock and on the CPU |
 //! | [`stats`] | a median with its extremes |
 //!
-//! Linux is measured at its best: memory is compacted before large folios are asked for, no other
+//! Linux is measured at its best: memory is compacted before each row, no other
 //! folio size is enabled, each mapping is checked afterwards, and only the figure of [`Op::Touch`]
 //! includes page faults and zeroing.
 //!
@@ -32,6 +33,7 @@ mod sample;
 pub mod settings;
 pub mod stats;
 pub mod swap;
+pub mod time;
 pub mod workload;
 
 use std::path::Path;
@@ -74,7 +76,7 @@ impl Linux {
         }
     }
 
-    /// Checks that this kernel and user can measure `case`, and compacts memory for its folios.
+    /// Checks that this kernel and user can measure `case`, and compacts memory.
     /// Called once before the runs of a case, outside of all measurement.
     ///
     /// # Errors
@@ -84,7 +86,7 @@ impl Linux {
         // Require an eighth more than the regions, for page tables and for other processes.
         let bytes = case.bytes * (1 + case.arm.neighbours() as u64);
         memory::check_available(bytes + bytes / 8)?;
-        compact(case);
+        compact();
         Ok(())
     }
 
@@ -103,7 +105,7 @@ impl Linux {
         let neighbours = Neighbours::start(case.arm.neighbours(), case.bytes)?;
         let sample = self.measure(case, op, neighbours.places())?;
         // With neighbours the time of touching is theirs, too.
-        Ok(Sample { touch_ns: sample.touch_ns.filter(|_| neighbours.places().is_empty()), ..sample })
+        Ok(Sample { touch: sample.touch.filter(|_| neighbours.places().is_empty()), ..sample })
     }
 
     fn measure(&mut self, case: &Case, op: Op, neighbours: &[Place]) -> Result<Sample, Skip> {
@@ -121,23 +123,21 @@ impl Linux {
             // swap-in.
             let sample = self.swap.measure(&region, case.pages(), data)?;
             settings.restore()?;
-            return Ok(Sample { touch_ns: Some(touched.ns), fallback: touched.fallback, ..sample });
+            return Ok(Sample { touch: Some(touched.time), fallback: touched.fallback, ..sample });
         }
         // Restore the settings at once: the operations below depend on none of them.
         settings.restore()?;
-        let op_ns = match op {
+        let op = match op {
             Op::Dontneed => region.discard()?,
             Op::Protect => region.protect()?,
             _ => region.unmap()?,
         };
-        Ok(Sample { touch_ns: Some(touched.ns), back_ns: None, op_ns, fallback: touched.fallback })
+        Ok(Sample { touch: Some(touched.time), back: None, op, fallback: touched.fallback })
     }
 }
 
-/// Compacts memory if the case needs large folios. Ignores an error (only root may compact memory):
-/// the check of the mappings reports pages that did not get a large folio.
-pub fn compact(case: &Case) {
-    if case.folio_kib > 4 {
-        let _ = std::fs::write(COMPACT, "1");
-    }
+/// Compacts memory, so that no case gets more fragmented memory than another. Ignores an error (only
+/// root may compact memory): the check of the mappings reports pages that did not get a large folio.
+pub fn compact() {
+    let _ = std::fs::write(COMPACT, "1");
 }

@@ -9,7 +9,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anony
 
 use crate::Skip;
 use crate::child::neighbour::Place;
-use crate::cpu::now_ns;
+use crate::time::{Stopwatch, Time};
 use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::Page;
 
@@ -29,8 +29,8 @@ pub struct Region {
 /// The result of touching a region.
 #[derive(Clone, Copy, Debug)]
 pub struct Touched {
-    /// Nanoseconds to touch every page.
-    pub ns: u64,
+    /// The time to touch every page.
+    pub time: Time,
     /// Share of the region, 0 to 1, that is not mapped as the case asks.
     pub fallback: f64,
 }
@@ -78,18 +78,18 @@ impl Region {
     /// A system call failed.
     pub fn touch(&self, case: &Case, neighbours: &[Place]) -> Result<Touched, Skip> {
         let (order, folio) = (case.arm.order(case.folios()), case.folio_bytes() as usize);
-        let (faults, start) = (minor_faults(), now_ns());
+        let (faults, watch) = (minor_faults(), Stopwatch::start());
         for n in order {
             self.write(n as usize * folio, folio, PAGE);
             for neighbour in neighbours {
                 neighbour.touch(n * folio as u64)?;
             }
         }
-        let (ns, faults) = (now_ns() - start, minor_faults() - faults);
+        let (time, faults) = (watch.time(), minor_faults() - faults);
         // The kernel counts the neighbours' faults here, too: one for each folio.
         let faults = faults.saturating_sub(neighbours.len() as u64 * case.folios());
         let fallback = self.shape(case, faults)?;
-        Ok(Touched { ns, fallback })
+        Ok(Touched { time, fallback })
     }
 
     /// Makes the mappings of a touched region as the case asks. `faults` is the number of page
@@ -119,15 +119,15 @@ impl Region {
         }
     }
 
-    /// Reads a byte in each page. Returns nanoseconds.
-    pub fn read(&self) -> u64 {
-        let start = now_ns();
+    /// Reads a byte in each page. Returns the time.
+    pub fn read(&self) -> Time {
+        let watch = Stopwatch::start();
         for number in 0..self.len as u64 / PAGE {
             // SAFETY: the page is in the region, which is mapped and readable, and any byte is a
             // valid value.
             unsafe { self.page(number).cast::<u8>().read_volatile() };
         }
-        now_ns() - start
+        watch.time()
     }
 
     /// Calls `madvise(MADV_FREE)` on the region.
@@ -166,16 +166,16 @@ impl Region {
         self.start.wrapping_byte_add((number * PAGE) as usize).cast()
     }
 
-    /// Calls `madvise(MADV_PAGEOUT)` on the region. Returns nanoseconds.
+    /// Calls `madvise(MADV_PAGEOUT)` on the region. Returns the time.
     ///
     /// # Errors
     /// The call failed.
-    pub fn page_out(&self) -> Result<u64, Skip> {
-        let start = now_ns();
+    pub fn page_out(&self) -> Result<Time, Skip> {
+        let watch = Stopwatch::start();
         // SAFETY: the advice changes no contents.
         let result = unsafe { madvise(self.start, self.len, Advice::LinuxPageOut) };
-        let ns = now_ns() - start;
-        result.map(|()| ns).map_err(|error| Skip::system("madvise", error))
+        let time = watch.time();
+        result.map(|()| time).map_err(|error| Skip::system("madvise", error))
     }
 
     /// Returns the number of its pages in memory.
@@ -227,14 +227,14 @@ impl Region {
         Ok(inside.filter_map(|vma| vma.extension.map.get("AnonHugePages")).sum())
     }
 
-    /// Unmaps the region. Returns nanoseconds.
+    /// Unmaps the region. Returns the time.
     ///
     /// # Errors
     /// `munmap` failed.
-    pub fn unmap(mut self) -> Result<u64, Skip> {
-        let start = now_ns();
+    pub fn unmap(mut self) -> Result<Time, Skip> {
+        let watch = Stopwatch::start();
         self.unmap_in_place()?;
-        Ok(now_ns() - start)
+        Ok(watch.time())
     }
 
     /// Unmaps the region. After this the caller may only drop the value.
@@ -249,14 +249,14 @@ impl Region {
         Ok(())
     }
 
-    /// Calls `madvise(MADV_DONTNEED)` on the region. Returns nanoseconds.
+    /// Calls `madvise(MADV_DONTNEED)` on the region. Returns the time.
     ///
     /// # Errors
     /// The call failed.
-    pub fn discard(&self) -> Result<u64, Skip> {
-        let start = now_ns();
+    pub fn discard(&self) -> Result<Time, Skip> {
+        let watch = Stopwatch::start();
         self.discard_range(0, self.len)?;
-        Ok(now_ns() - start)
+        Ok(watch.time())
     }
 
     /// Calls `madvise(MADV_DONTNEED)` on `len` bytes from `offset`.
@@ -270,16 +270,16 @@ impl Region {
         result.map_err(|error| Skip::system("madvise", error))
     }
 
-    /// Makes the region read-only, as its last operation. Returns nanoseconds.
+    /// Makes the region read-only, as its last operation. Returns the time.
     ///
     /// # Errors
     /// `mprotect` failed.
-    pub fn protect(self) -> Result<u64, Skip> {
-        let start = now_ns();
+    pub fn protect(self) -> Result<Time, Skip> {
+        let watch = Stopwatch::start();
         // SAFETY: the region is this value's own, and no reference to it exists.
         let result = unsafe { mprotect(self.start, self.len, MprotectFlags::READ) };
-        let ns = now_ns() - start;
-        result.map(|()| ns).map_err(|error| Skip::system("mprotect", error))
+        let time = watch.time();
+        result.map(|()| time).map_err(|error| Skip::system("mprotect", error))
     }
 }
 

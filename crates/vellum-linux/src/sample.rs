@@ -2,16 +2,18 @@
 
 use std::path::PathBuf;
 
+use crate::time::Time;
+
 /// Figures of one run on Linux.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Nanoseconds to touch every page of the fresh region.
-    pub touch_ns: Option<u64>,
-    /// Nanoseconds to undo the operation, such as swap-in after swap-out; `None` if it can't be
+    /// The time to touch every page of the fresh region.
+    pub touch: Option<Time>,
+    /// The time to undo the operation, such as swap-in after swap-out; `None` if it can't be
     /// undone.
-    pub back_ns: Option<u64>,
-    /// Nanoseconds of the operation itself.
-    pub op_ns: u64,
+    pub back: Option<Time>,
+    /// The time of the operation itself.
+    pub op: Time,
     /// Share of the region, 0 to 1, that is not mapped as the case asks: the kernel falls back to
     /// small folios when it finds no contiguous memory.
     pub fallback: f64,

@@ -1,5 +1,7 @@
 //! Summarises samples.
 
+use crate::time::Time;
+
 /// A summary of samples: the median, which a few samples lengthened by noise hardly change, and the
 /// extremes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,15 @@ impl Summary {
         let (low, high) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
         Some(Summary { median: low.midpoint(high), min, max })
     }
+}
+
+/// Returns the median of each part of `times`, or zeros if there are none.
+pub fn median(times: &[Time]) -> Time {
+    let of = |part: fn(&Time) -> u64| {
+        let all: Vec<u64> = times.iter().map(part).collect();
+        Summary::of(&all).map_or(0, |summary| summary.median)
+    };
+    Time { wall_ns: of(|time| time.wall_ns), cpu_ns: of(|time| time.cpu_ns) }
 }
 
 #[cfg(test)]

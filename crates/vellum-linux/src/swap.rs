@@ -2,6 +2,7 @@
 
 use crate::region::Region;
 use crate::settings::resource::{HeldResource, Resource};
+use crate::time::Time;
 use crate::workload::data::Data;
 use crate::{Sample, Skip};
 
@@ -35,9 +36,9 @@ impl SwapTimer {
     /// Pages were not swapped out, or came back with other contents.
     pub fn measure(&self, region: &Region, pages: u64, data: Data) -> Result<Sample, Skip> {
         region.fill(|number| data.page(number));
-        let (mut op_ns, mut left) = (0, pages);
+        let (mut op, mut left) = (Time::default(), pages);
         for _ in 0..TRIES {
-            op_ns += region.page_out()?;
+            op += region.page_out()?;
             left = region.present()?;
             if left == 0 {
                 break;
@@ -47,11 +48,11 @@ impl SwapTimer {
         if left > pages / 1000 {
             return Err(Skip::NotSwappedOut(left));
         }
-        let back_ns = Some(region.read());
+        let back = Some(region.read());
         data.check(pages, |number, page| {
             *page = region.contents(number);
             Ok(())
         })?;
-        Ok(Sample { touch_ns: None, op_ns, back_ns, fallback: 0.0 })
+        Ok(Sample { touch: None, op, back, fallback: 0.0 })
     }
 }

@@ -5,6 +5,7 @@ use std::ops::{Index, IndexMut};
 use serde::Serialize;
 use vellum_linux::Linux;
 pub use vellum_linux::Skip;
+use vellum_linux::time::Time;
 use vellum_linux::workload::case::{Case, Op};
 
 /// The report marks a figure if [`Sample::fallback`] (the share of the region that is not mapped as
@@ -91,14 +92,14 @@ impl<T> IndexMut<Column> for Columns<T> {
 /// The result of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Nanoseconds to touch every page of the fresh region; `None` if the contender has no page
+    /// The time to touch every page of the fresh region; `None` if the contender has no page
     /// faults.
-    pub touch_ns: Option<u64>,
-    /// Nanoseconds to undo the operation (swap-in undoes swap-out); `None` if it can't be undone.
-    pub back_ns: Option<u64>,
-    /// Nanoseconds of the operation itself. A run for [`Op::Touch`] may do any operation after the
+    pub touch: Option<Time>,
+    /// The time to undo the operation (swap-in undoes swap-out); `None` if it can't be undone.
+    pub back: Option<Time>,
+    /// The time of the operation itself. A run for [`Op::Touch`] may do any operation after the
     /// touch.
-    pub op_ns: u64,
+    pub op: Time,
     /// Share of the region, 0 to 1, that is not mapped as the case asks. Nonzero only for a
     /// contender that can't force it: Linux falls back to small folios without contiguous memory.
     pub fallback: f64,
@@ -149,7 +150,7 @@ impl Contender for Linux {
     }
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
-        let vellum_linux::Sample { touch_ns, back_ns, op_ns, fallback } = self.run(case, op)?;
-        Ok(Sample { touch_ns, back_ns, op_ns, fallback, work: None })
+        let vellum_linux::Sample { touch, back, op, fallback } = self.run(case, op)?;
+        Ok(Sample { touch, back, op, fallback, work: None })
     }
 }

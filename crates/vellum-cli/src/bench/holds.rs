@@ -151,6 +151,7 @@ fn section_of(arch: Arch, rows: &[Row]) -> Section {
         ],
         parts,
         notes: vec![format!("{long} sections are longer than {} instructions.", show::grouped(LIMIT))],
+        loaded: 0,
         json: rows.iter().map(|row| json(arch, row)).collect(),
     }
 }

@@ -39,7 +39,7 @@ fn published(rows: &[Row]) -> Part {
         });
         vec![Value::Text(name.to_owned()), seconds(old), seconds(new), change]
     };
-    let seconds = |column| Some(row?.median(column)? as f64 / 1e9);
+    let seconds = |column| Some(row?.figure(column)? as f64 / 1e9);
     Part {
         title: "compared with a patch for Linux".to_owned(),
         text: "Reclaiming 1 GiB of huge pages through mem_cgroup_force_empty() on an Intel i5, with a patch that \

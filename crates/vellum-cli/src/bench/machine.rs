@@ -23,6 +23,11 @@ impl Machine {
             ("CPUs", cores.to_string()),
             ("memory", memory()),
             ("kernel", kernel()),
+            ("its command line", parameters()),
+            ("its configuration", configuration()),
+            ("virtual machine", virtual_machine()),
+            ("cgroups", cgroups()),
+            ("DAMON", damon()),
             ("large folios", large_folios()),
             ("date", humantime::format_rfc3339_seconds(SystemTime::now()).to_string()),
             ("command", command()),
@@ -31,11 +36,17 @@ impl Machine {
         // A load of half a CPU by other work already changes the figures.
         let busy = load.filter(|load| *load > 0.5).map(|load| {
             format!(
-                "The load average was {load:.1} on {cores} CPUs before the start: the ranges will be wide, and the \
-                 ratios are what to read."
+                "The load average was {load:.1} on {cores} CPUs before the start. Noise does not cancel out of ratios: a \
+                 long call is preempted where a short one is not."
             )
         });
         Machine { facts, busy }
+    }
+
+    /// Returns the facts as a JSON object with the key `machine`.
+    pub fn json(&self) -> serde_json::Value {
+        let facts = self.facts.iter().map(|(name, value)| ((*name).to_owned(), value.as_str().into()));
+        serde_json::json!({ "machine": facts.collect::<serde_json::Map<_, _>>() })
     }
 }
 
@@ -56,6 +67,94 @@ fn kernel() -> String {
     let uname = rustix::system::uname();
     let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
     format!("{} {} ({})", text(uname.sysname()), text(uname.release()), text(uname.machine()))
+}
+
+/// The kernel's parameters that change the cost of memory operations. Others may identify the owner.
+const PARAMETERS: [&str; 16] = [
+    "mitigations",
+    "spectre_v2",
+    "retbleed",
+    "spec_rstack_overflow",
+    "pti",
+    "nopti",
+    "kpti",
+    "init_on_alloc",
+    "init_on_free",
+    "page_poison",
+    "page_alloc.shuffle",
+    "preempt",
+    "transparent_hugepage",
+    "thp_anon",
+    "zswap.enabled",
+    "nohz_full",
+];
+
+fn parameters() -> String {
+    let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let name = |parameter: &str| parameter.split('=').next().unwrap_or_default().to_owned();
+    let kept: Vec<&str> = line.split_whitespace().filter(|p| PARAMETERS.contains(&name(p).as_str())).collect();
+    if kept.is_empty() { "nothing that matters here".to_owned() } else { kept.join(" ") }
+}
+
+/// The options of the kernel's configuration that change the cost of memory operations.
+const OPTIONS: [&str; 16] = [
+    "PREEMPT_NONE",
+    "PREEMPT_VOLUNTARY",
+    "PREEMPT",
+    "PREEMPT_LAZY",
+    "PREEMPT_RT",
+    "INIT_ON_ALLOC_DEFAULT_ON",
+    "INIT_ON_FREE_DEFAULT_ON",
+    "HARDENED_USERCOPY",
+    "PAGE_TABLE_CHECK",
+    "DEBUG_VM",
+    "KASAN",
+    "LOCKDEP",
+    "MEMCG",
+    "LRU_GEN_ENABLED",
+    "PT_RECLAIM",
+    "PARAVIRT",
+];
+
+fn configuration() -> String {
+    let Ok(config) = procfs::kernel_config() else { return "not readable".to_owned() };
+    let is_on = |name: &&str| config.contains_key(&format!("CONFIG_{name}"));
+    let on: Vec<&str> = OPTIONS.into_iter().filter(is_on).collect();
+    format!(
+        "{}; not: {}",
+        on.join(" "),
+        OPTIONS.into_iter().filter(|name| !on.contains(name)).collect::<Vec<_>>().join(" ")
+    )
+}
+
+fn virtual_machine() -> String {
+    let flags =
+        procfs::CpuInfo::current().ok().and_then(|info| info.flags(0).map(|flags| flags.contains(&"hypervisor")));
+    match flags {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "unknown",
+    }
+    .to_owned()
+}
+
+fn cgroups() -> String {
+    let exists = |path: &str| std::path::Path::new(path).exists();
+    let version = match (exists("/sys/fs/cgroup/cgroup.controllers"), exists("/sys/fs/cgroup/memory")) {
+        (true, _) => "version 2",
+        (false, true) => "memory: version 1",
+        (false, false) => "none mounted",
+    };
+    version.to_owned()
+}
+
+/// Returns whether the kernel's data access monitor clears accessed bits meanwhile.
+fn damon() -> String {
+    let running = |text: std::io::Result<String>| text.is_ok_and(|text| !matches!(text.trim(), "0" | "N" | "off" | ""));
+    let started = std::fs::read_to_string("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds");
+    let modules = ["reclaim", "lru_sort", "stat"]
+        .map(|module| std::fs::read_to_string(format!("/sys/module/damon_{module}/parameters/enabled")));
+    if running(started) || modules.into_iter().any(running) { "running" } else { "not running" }.to_owned()
 }
 
 /// Returns the huge-page settings as they were before the benchmark.

@@ -10,6 +10,7 @@
 //! | [`regions`] | the common part of the first four |
 //! | [`holds`] | a benchmark without contenders: non-preemptible sections of the reference kernel |
 //! | [`contpte`] | a benchmark without contenders: a trace replayed under mapping policies |
+//! | [`load`] | the other work on the machine during a measurement |
 //! | [`report`] | rows to a terminal, to JSON lines, to a web page |
 //!
 //! The contender that is the kernel of this machine is in the crate `vellum-linux`.
@@ -25,6 +26,7 @@ pub mod floor;
 pub mod fork;
 pub mod holds;
 pub mod lazyfree;
+pub mod load;
 pub mod machine;
 pub mod memory;
 pub mod pageout;

@@ -157,6 +157,7 @@ fn section_of(rows: &[Row]) -> Section {
             table: Table { head: head.map(str::to_owned).to_vec(), rows: rows.iter().map(Row::line).collect() },
         }],
         notes: notes(rows),
+        loaded: 0,
         json: rows.iter().map(Row::json).collect(),
     }
 }

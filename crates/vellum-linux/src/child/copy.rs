@@ -19,11 +19,11 @@ use super::fork;
 use super::{Helper, Message, path_for_helper, send};
 use crate::COMPACT;
 use crate::Skip;
-use crate::cpu::now_ns;
 use crate::settings::knobs::Knobs;
 use crate::settings::memcg;
 use crate::settings::mthp::Mthp;
 use crate::settings::resource::{HeldResource, Resource};
+use crate::time::{Stopwatch, Time};
 use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::{Data, Page};
 use crate::workload::layout::{Backing, Folios, Layout, Operation, PageKind, Run, Timed, Vma, table_spans_in};
@@ -114,11 +114,11 @@ impl ProcessCopier {
                 other => return Err(Skip::Child(format!("unexpected message {other:?}"))),
             }
         };
-        let ns = match operation {
+        let time = match operation {
             Operation::Exit => helper.resume_and_wait().map(|()| stamp.since()),
             _ => helper.resume_last().and_then(|()| helper.took()),
         }?;
-        Ok(Timed { ns, resident, tables })
+        Ok(Timed { ns: time.cpu_ns, resident, tables })
     }
 }
 
@@ -169,7 +169,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 return Ok(());
             }
             copy.fill(size, folios, args.operation)?;
-            send(Message::Touched { ns: 0, fallback: 0.0 })?;
+            send(Message::Touched { time: Time::default(), fallback: 0.0 })?;
         } else {
             copy.fill(size, folios, args.operation)?;
         }
@@ -182,14 +182,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !wait_for_byte()? {
         return Ok(());
     }
-    let ns = match args.operation {
+    let time = match args.operation {
         Operation::Exit => stamp.exit(),
         Operation::Munmap => copy.unmap()?,
         Operation::Fork => fork::timed()?,
         Operation::SwapOut => copy.page_out()?,
         Operation::Reclaim => copy.reclaim(args.group.as_deref().unwrap_or_default())?,
     };
-    send(Message::Took { ns })
+    send(Message::Took { time })
 }
 
 /// Waits for a byte from the benchmark. Returns `false` at the end of standard input.
@@ -351,18 +351,18 @@ impl<'a> MappedLayout<'a> {
         Ok(present)
     }
 
-    /// Unmaps all VMAs. Returns nanoseconds.
-    fn unmap(&self) -> anyhow::Result<u64> {
-        let start = now_ns();
+    /// Unmaps all VMAs. Returns the time.
+    fn unmap(&self) -> anyhow::Result<Time> {
+        let watch = Stopwatch::start();
         for vma in &self.layout.vmas {
             // SAFETY: the copy is this process's own, and no reference to it exists.
             unsafe { munmap(self.at(vma.start), (vma.end - vma.start) as usize)? };
         }
-        Ok(now_ns() - start)
+        Ok(watch.time())
     }
 
-    /// Swaps out all anonymous memory. Returns nanoseconds.
-    fn page_out(&self) -> anyhow::Result<u64> {
+    /// Swaps out all anonymous memory. Returns the time.
+    fn page_out(&self) -> anyhow::Result<Time> {
         self.repeat_until_gone(|_| {
             for (at, len) in self.anonymous() {
                 // SAFETY: the advice changes no contents.
@@ -372,8 +372,8 @@ impl<'a> MappedLayout<'a> {
         })
     }
 
-    /// Makes all anonymous memory lazyfree and reclaims it. Returns nanoseconds of the reclaim.
-    fn reclaim(&self, group: &str) -> anyhow::Result<u64> {
+    /// Makes all anonymous memory lazyfree and reclaims it. Returns the time of the reclaim.
+    fn reclaim(&self, group: &str) -> anyhow::Result<Time> {
         for (at, len) in self.anonymous() {
             // SAFETY: no reference to the contents exists, and they are not used again.
             unsafe { madvise(at, len, Advice::LinuxFree)? };
@@ -382,14 +382,14 @@ impl<'a> MappedLayout<'a> {
     }
 
     /// Calls `go` with the number of anonymous pages in memory, until there are none or after
-    /// [`TRIES`] calls. Returns nanoseconds.
-    fn repeat_until_gone(&self, go: impl Fn(u64) -> anyhow::Result<()>) -> anyhow::Result<u64> {
+    /// [`TRIES`] calls. Returns the time.
+    fn repeat_until_gone(&self, go: impl Fn(u64) -> anyhow::Result<()>) -> anyhow::Result<Time> {
         let all = self.present()?;
-        let (mut ns, mut left) = (0, all);
+        let (mut time, mut left) = (Time::default(), all);
         for _ in 0..TRIES {
-            let start = now_ns();
+            let watch = Stopwatch::start();
             go(left)?;
-            ns += now_ns() - start;
+            time += watch.time();
             left = self.present()?;
             if left == 0 {
                 break;
@@ -397,6 +397,6 @@ impl<'a> MappedLayout<'a> {
         }
         // A few pages may stay because another context holds a reference.
         anyhow::ensure!(left <= all / 1000, "{left} of {all} pages stayed in memory");
-        Ok(ns)
+        Ok(time)
     }
 }

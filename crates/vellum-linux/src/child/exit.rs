@@ -20,7 +20,8 @@ use super::neighbour::Place;
 use super::path_for_helper;
 use crate::cpu::now_ns;
 use crate::settings::knobs::Scope;
-use crate::stats::Summary;
+use crate::stats;
+use crate::time::{Time, process_cpu_ns};
 use crate::workload::case::{Case, PAGE};
 use crate::{Sample, Skip};
 
@@ -30,8 +31,8 @@ const EMPTY_RUNS: usize = 15;
 /// Times exits.
 #[derive(Default)]
 pub struct ExitTimer {
-    /// Nanoseconds of an empty helper's exit, once measured.
-    empty: Option<u64>,
+    /// The time of an empty helper's exit, once measured.
+    empty: Option<Time>,
 }
 
 impl ExitTimer {
@@ -47,14 +48,14 @@ impl ExitTimer {
             Some(empty) => empty,
             None => *self.empty.insert(empty_exit()?),
         };
-        let op_ns = full.time_exit()?.saturating_sub(empty);
-        Ok(Sample { touch_ns: Some(full.holder.touch_ns), back_ns: None, op_ns, fallback: full.holder.fallback })
+        let op = full.time_exit()?.less(empty);
+        Ok(Sample { touch: Some(full.holder.touch), back: None, op, fallback: full.holder.fallback })
     }
 }
 
-fn empty_exit() -> Result<u64, Skip> {
-    let runs: Result<Vec<u64>, Skip> = (0..EMPTY_RUNS).map(|_| Waiting::start(None)?.time_exit()).collect();
-    Ok(Summary::of(&runs?).map_or(0, |summary| summary.median))
+fn empty_exit() -> Result<Time, Skip> {
+    let runs: Result<Vec<Time>, Skip> = (0..EMPTY_RUNS).map(|_| Waiting::start(None)?.time_exit()).collect();
+    Ok(stats::median(&runs?))
 }
 
 /// A helper that has touched its region and waits.
@@ -70,7 +71,7 @@ impl Waiting {
         Ok(Waiting { holder: RegionHolder::start(args, held)?, stamp })
     }
 
-    fn time_exit(&mut self) -> Result<u64, Skip> {
+    fn time_exit(&mut self) -> Result<Time, Skip> {
         self.holder.helper.resume_and_wait()?;
         Ok(self.stamp.since())
     }
@@ -102,7 +103,20 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// A time in a page that two processes share.
-pub struct Stamp(&'static AtomicU64);
+pub struct Stamp {
+    shared: &'static Shared,
+    /// The CPU time of this process's ended children when the stamp was made.
+    children_ns: u64,
+}
+
+/// The contents of the page.
+#[repr(C)]
+struct Shared {
+    /// The time on the clock.
+    now_ns: AtomicU64,
+    /// The CPU time of the process that stored it.
+    cpu_ns: AtomicU64,
+}
 
 impl Stamp {
     /// Makes a timestamp, and returns it with its file.
@@ -124,30 +138,48 @@ impl Stamp {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the address, so no mapping is replaced.
         let page = unsafe { mmap(null_mut(), PAGE as usize, access, MapFlags::SHARED, file, 0)? };
-        let page = NonNull::new(page.cast::<AtomicU64>()).ok_or(rustix::io::Errno::NOMEM)?;
+        let page = NonNull::new(page.cast::<Shared>()).ok_or(rustix::io::Errno::NOMEM)?;
         // SAFETY: a page of zeroes, aligned, mapped until `drop`; the reference does not leave this
-        // value. The other process accesses it as an atomic, too.
-        Ok(Stamp(unsafe { page.as_ref() }))
+        // value. The other process accesses it as atomics, too.
+        let shared = unsafe { page.as_ref() };
+        Ok(Stamp { shared, children_ns: ended_children_ns() })
     }
 
-    /// Returns the nanoseconds since the other process stored the time.
-    pub fn since(&self) -> u64 {
-        now_ns().saturating_sub(self.0.load(Ordering::Acquire))
+    /// Returns the time since the other process stored the time and exited. It must be the only
+    /// child whose end this process waited for since it made the stamp.
+    pub fn since(&self) -> Time {
+        let wall_ns = now_ns();
+        let cpu_ns = ended_children_ns() - self.children_ns;
+        let stored = |stored: &AtomicU64| stored.load(Ordering::Acquire);
+        Time { wall_ns, cpu_ns }
+            .less(Time { wall_ns: stored(&self.shared.now_ns), cpu_ns: stored(&self.shared.cpu_ns) })
     }
 
     /// Stores the time and exits at once.
     pub fn exit(&self) -> ! {
-        self.0.store(now_ns(), Ordering::Release);
+        self.shared.cpu_ns.store(process_cpu_ns(), Ordering::Release);
+        self.shared.now_ns.store(now_ns(), Ordering::Release);
         // SAFETY: exits the process, which has nothing left to write or clean up. It must not unmap
         // the region first, as the exit is to be timed with it.
         unsafe { libc::_exit(0) }
     }
 }
 
+/// Returns the CPU time, in the kernel's microseconds, of the children that this process has waited
+/// for.
+fn ended_children_ns() -> u64 {
+    // SAFETY: all zeroes is a valid value of this plain C structure.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live structure of the type that the call fills in.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) };
+    let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
+    ns(usage.ru_utime) + ns(usage.ru_stime)
+}
+
 impl Drop for Stamp {
     fn drop(&mut self) {
         // SAFETY: unmaps the page that `open` mapped; the only reference to it is in this value,
         // which is being dropped.
-        let _ = unsafe { munmap(std::ptr::from_ref(self.0).cast_mut().cast(), PAGE as usize) };
+        let _ = unsafe { munmap(std::ptr::from_ref(self.shared).cast_mut().cast(), PAGE as usize) };
     }
 }

@@ -11,9 +11,9 @@ use rustix::pipe::pipe;
 use super::holder::{self, RegionHolder};
 use super::neighbour::Place;
 use super::{Message, send};
-use crate::cpu::now_ns;
 use crate::settings::knobs::Scope;
-use crate::stats::Summary;
+use crate::stats;
+use crate::time::{Stopwatch, Time};
 use crate::workload::case::Case;
 use crate::{Sample, Skip};
 
@@ -23,8 +23,8 @@ const EMPTY_RUNS: usize = 15;
 /// Times forks.
 #[derive(Default)]
 pub struct ForkTimer {
-    /// Nanoseconds of an empty helper's fork, once measured.
-    empty: Option<u64>,
+    /// The time of an empty helper's fork, once measured.
+    empty: Option<Time>,
 }
 
 impl ForkTimer {
@@ -40,21 +40,21 @@ impl ForkTimer {
             Some(empty) => empty,
             None => *self.empty.insert(empty_fork()?),
         };
-        let op_ns = time(&mut full)?.saturating_sub(empty);
-        Ok(Sample { touch_ns: Some(full.touch_ns), back_ns: None, op_ns, fallback: full.fallback })
+        let op = time(&mut full)?.less(empty);
+        Ok(Sample { touch: Some(full.touch), back: None, op, fallback: full.fallback })
     }
 }
 
-fn empty_fork() -> Result<u64, Skip> {
-    let runs: Result<Vec<u64>, Skip> = (0..EMPTY_RUNS).map(|_| time(&mut start(None)?)).collect();
-    Ok(Summary::of(&runs?).map_or(0, |summary| summary.median))
+fn empty_fork() -> Result<Time, Skip> {
+    let runs: Result<Vec<Time>, Skip> = (0..EMPTY_RUNS).map(|_| time(&mut start(None)?)).collect();
+    Ok(stats::median(&runs?))
 }
 
 fn start(held: Option<(&Case, &[Place])>) -> Result<RegionHolder, Skip> {
     RegionHolder::start(vec!["fork".to_owned()], held)
 }
 
-fn time(holder: &mut RegionHolder) -> Result<u64, Skip> {
+fn time(holder: &mut RegionHolder) -> Result<Time, Skip> {
     holder.helper.resume_and_wait()?;
     holder.helper.took()
 }
@@ -68,19 +68,19 @@ pub fn run(args: &holder::Args) -> anyhow::Result<()> {
     if std::io::stdin().read(&mut [0])? != 1 {
         return Ok(());
     }
-    send(Message::Took { ns: timed()? })
+    send(Message::Took { time: timed()? })
 }
 
-/// Forks this process, which has one thread. Returns nanoseconds.
+/// Forks this process, which has one thread. Returns the time.
 ///
 /// # Errors
 /// `fork` or `pipe` failed.
-pub fn timed() -> anyhow::Result<u64> {
+pub fn timed() -> anyhow::Result<Time> {
     let (wait, go) = pipe()?;
-    let start = now_ns();
+    let watch = Stopwatch::start();
     // SAFETY: the process has one thread, and the child makes system calls only.
     let child = unsafe { libc::fork() };
-    let ns = now_ns() - start;
+    let time = watch.time();
     if child == 0 {
         drop(go);
         let _ = rustix::io::read(&wait, &mut [0u8]);
@@ -91,5 +91,5 @@ pub fn timed() -> anyhow::Result<u64> {
     drop(go);
     // SAFETY: waits for the child just made; its status is not used.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
-    Ok(ns)
+    Ok(time)
 }

@@ -4,6 +4,7 @@ use super::neighbour::Place;
 use super::{Helper, Message, send};
 use crate::Skip;
 use crate::region::Region;
+use crate::time::Time;
 use crate::workload::arm::Arm;
 use crate::workload::case::Case;
 
@@ -40,12 +41,12 @@ impl Args {
     /// A system call failed.
     pub fn hold(&self) -> anyhow::Result<Option<Region>> {
         let case = Case { bytes: self.bytes, folio_kib: self.folio_kib, huge: self.huge, arm: self.arm };
-        let (mut ns, mut fallback, mut region) = (0, 0.0, None);
+        let (mut time, mut fallback, mut region) = (Time::default(), 0.0, None);
         if case.bytes > 0 {
             let touched = region.insert(Region::map(case.bytes)?).touch(&case, &self.neighbour)?;
-            (ns, fallback) = (touched.ns, touched.fallback);
+            (time, fallback) = (touched.time, touched.fallback);
         }
-        send(Message::Touched { ns, fallback })?;
+        send(Message::Touched { time, fallback })?;
         Ok(region)
     }
 }
@@ -54,8 +55,8 @@ impl Args {
 pub struct RegionHolder {
     /// The process.
     pub helper: Helper,
-    /// Nanoseconds of the touch.
-    pub touch_ns: u64,
+    /// The time of the touch.
+    pub touch: Time,
     /// Share of the region, 0 to 1, that is not mapped as the case asks.
     pub fallback: f64,
 }
@@ -75,7 +76,7 @@ impl RegionHolder {
         }
         let mut helper = Helper::start(&args)?;
         match helper.receive()? {
-            Message::Touched { ns, fallback } => Ok(RegionHolder { helper, touch_ns: ns, fallback }),
+            Message::Touched { time, fallback } => Ok(RegionHolder { helper, touch: time, fallback }),
             other => Err(Skip::Child(format!("unexpected message {other:?}"))),
         }
     }

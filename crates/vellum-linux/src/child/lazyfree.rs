@@ -7,10 +7,10 @@ use std::io::Read;
 use super::holder::{self, RegionHolder};
 use super::neighbour::Place;
 use super::{Message, send};
-use crate::cpu::now_ns;
 use crate::settings::knobs::Scope;
 use crate::settings::memcg;
 use crate::settings::resource::{HeldResource, Resource};
+use crate::time::{Stopwatch, Time};
 use crate::workload::case::{Case, PAGE};
 use crate::workload::data::Rewrites;
 use crate::{Sample, Skip};
@@ -54,12 +54,7 @@ impl LazyfreeTimer {
         let mut holder = RegionHolder::start(args, Some((case, neighbours)))?;
         settings.restore()?;
         holder.helper.resume_last()?;
-        Ok(Sample {
-            touch_ns: Some(holder.touch_ns),
-            op_ns: holder.helper.took()?,
-            back_ns: None,
-            fallback: holder.fallback,
-        })
+        Ok(Sample { touch: Some(holder.touch), op: holder.helper.took()?, back: None, fallback: holder.fallback })
     }
 }
 
@@ -92,16 +87,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     region.free()?;
     (0..pages).filter(|&page| rewrites.includes(page)).for_each(|page| region.set_word(page, Rewrites::word(page)));
     let wanted = rewrites.pages(pages);
-    let (mut ns, mut kept) = (0, pages);
+    let (mut time, mut kept) = (Time::default(), pages);
     for _ in 0..TRIES {
-        let start = now_ns();
+        let watch = Stopwatch::start();
         memcg::reclaim(&args.group, (kept - wanted) * PAGE)?;
-        ns += now_ns() - start;
+        time += watch.time();
         kept = region.present()?;
         if kept <= wanted {
             break;
         }
     }
     rewrites.check(pages, kept, |page| Ok(region.word(page)))?;
-    send(Message::Took { ns })
+    send(Message::Took { time })
 }

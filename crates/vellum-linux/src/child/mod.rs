@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Skip;
 use crate::settings::{keeper, resource};
+use crate::time::Time;
 
 /// The task of a helper.
 #[derive(clap::Subcommand)]
@@ -65,8 +66,8 @@ pub enum Role {
 pub enum Message {
     /// The region is touched; the operation can be timed.
     Touched {
-        /// Nanoseconds of the touch.
-        ns: u64,
+        /// The time of the touch.
+        time: Time,
         /// Share of the region, 0 to 1, that is not mapped as the case asks.
         fallback: f64,
     },
@@ -77,8 +78,8 @@ pub enum Message {
     },
     /// The operation is done.
     Took {
-        /// Nanoseconds of the operation.
-        ns: u64,
+        /// The time of the operation.
+        time: Time,
     },
     /// The resource exists.
     Ready,
@@ -260,13 +261,13 @@ impl Helper {
         Ok(())
     }
 
-    /// Returns the nanoseconds that the operation took.
+    /// Returns the time of the operation.
     ///
     /// # Errors
     /// The helper failed, or sent another message.
-    pub fn took(&mut self) -> Result<u64, Skip> {
+    pub fn took(&mut self) -> Result<Time, Skip> {
         match self.receive()? {
-            Message::Took { ns } => Ok(ns),
+            Message::Took { time } => Ok(time),
             other => Err(Skip::Child(format!("unexpected message {other:?}"))),
         }
     }

@@ -119,7 +119,7 @@ impl Operation {
 /// The result of an operation on a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
-    /// Nanoseconds of the operation.
+    /// Nanoseconds for which the operation ran.
     pub ns: u64,
     /// Bytes that the copy had in memory before the operation.
     pub resident: u64,

@@ -4,7 +4,7 @@
 pub const SEED: u64 = 0x76_656c_6c75_6d00;
 
 /// Shuffles `items` (Fisher-Yates over a SplitMix64 sequence) and advances `state`.
-pub fn shuffle(items: &mut [u64], state: &mut u64) {
+pub fn shuffle<T>(items: &mut [T], state: &mut u64) {
     for last in (1..items.len()).rev() {
         *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = *state;

@@ -67,6 +67,7 @@ pub fn of(rows: &[Row], synthetic: bool) -> Section {
         method: method(),
         parts,
         notes: notes(rows, synthetic),
+        loaded: 0,
         json: rows.iter().map(json).collect(),
     }
 }

@@ -1,13 +1,12 @@
 //! Copies the mappings of a process into the engine, and times an operation on the copy.
 
-use std::time::Instant;
-
 use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
 use vellum::page_cache::Object;
 use vellum::reclaim::reclaim;
 use vellum::space::{Advise, MapFlags, MapRequest};
 use vellum::vma::Prot;
+use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::PAGE;
 use vellum_linux::workload::data::Data;
 use vellum_linux::workload::layout::{Backing, Folios, Layout, Operation, PageKind, Run, Timed, Vma, table_spans_in};
@@ -103,9 +102,9 @@ fn touch(program: &Program<'_, Fast, Space<'_>>, run: &Run, operation: Operation
 
 fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, operation: Operation) -> Result<u64, Skip> {
     if operation == Operation::Exit {
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         drop(space);
-        return Ok(start.elapsed().as_nanos() as u64);
+        return Ok(watch.time().cpu_ns);
     }
     let anonymous = || layout.vmas.iter().filter(|vma| vma.backing == Backing::Anonymous);
     let advise = |vma: &Vma, advice| {
@@ -116,8 +115,8 @@ fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, operation: Ope
         anonymous().try_for_each(|vma| advise(vma, Advise::Free))?;
     }
     let _program = booted.cpu.enter(&space);
-    let start = Instant::now();
-    let elapsed = || start.elapsed().as_nanos() as u64;
+    let watch = Stopwatch::start();
+    let elapsed = || watch.time().cpu_ns;
     match operation {
         Operation::Fork => {
             let child = space.fork();

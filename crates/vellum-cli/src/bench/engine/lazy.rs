@@ -1,10 +1,9 @@
 //! Times the reclaim of lazyfree memory by its memcg.
 
-use std::time::Instant;
-
 use vellum::addr::VirtRange;
 use vellum::reclaim::reclaim;
 use vellum::space::Advise;
+use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::PAGE;
 use vellum_linux::workload::data::Rewrites;
 
@@ -24,14 +23,14 @@ pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, rewrit
         program.store_u64(range.start + page * PAGE, Rewrites::word(page)).map_err(fault)?;
     }
     let before = Counted::now(booted.machine);
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     let reclaimed = reclaim(booted.machine, &[space][..], booted.memcg, u64::MAX);
-    let op_ns = start.elapsed().as_nanos() as u64;
+    let op = watch.time();
     let work = Some(before.work(&Counted::now(booted.machine)));
     reclaimed.map_err(|error| Skip::system("reclaim", format!("{error:?}")))?;
     let kept = space.usage(range).resident / PAGE;
     rewrites.check(pages, kept, |page| program.load_u64(range.start + page * PAGE).map_err(fault))?;
-    Ok(Sample { touch_ns: None, op_ns, back_ns: None, fallback: 0.0, work })
+    Ok(Sample { touch: None, op, back: None, fallback: 0.0, work })
 }
 
 fn fault(error: impl std::fmt::Debug) -> Skip {

@@ -15,7 +15,6 @@ mod swapped;
 
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
-use std::time::Instant;
 
 use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
@@ -26,6 +25,7 @@ use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
+use vellum_linux::time::{Stopwatch, Time};
 use vellum_linux::workload::case::{Case, Op, PAGE, TABLE_SPAN};
 use vellum_linux::workload::shuffle::{SEED, shuffle};
 use vellum_sim::{Access, Config, Cpu, Fast, Program};
@@ -98,14 +98,14 @@ impl Booted {
 
     /// Writes a byte in each page of the case's region at `range` through the simulated MMU, folio
     /// by folio in the order of the case's arm, and in each folio of the neighbours' in turn.
-    /// Returns nanoseconds, if no neighbour shares them.
+    /// Returns the time, if no neighbour shares it.
     fn touch(
         &self,
         space: &Space<'_>,
         range: VirtRange,
         case: &Case,
         neighbours: &[(Space<'static>, VirtRange)],
-    ) -> Result<Option<u64>, Skip> {
+    ) -> Result<Option<Time>, Skip> {
         let (order, folio) = (case.arm.order(case.folios()), case.folio_bytes());
         let at = |range: &VirtRange, n: u64| VirtRange {
             start: range.start + n * folio,
@@ -113,9 +113,9 @@ impl Booted {
         };
         if neighbours.is_empty() {
             let program = self.cpu.enter(space);
-            let start = Instant::now();
+            let watch = Stopwatch::start();
             order.into_iter().try_for_each(|n| touch(&program, at(&range, n)))?;
-            return Ok(Some(start.elapsed().as_nanos() as u64));
+            return Ok(Some(watch.time()));
         }
         for n in order {
             touch(&self.cpu.enter(space), at(&range, n))?;
@@ -287,7 +287,7 @@ impl Contender for ByRun {
         let range = map(&space, case.bytes)?;
         let before = Counted::now(booted.machine);
         let neighbours = booted.neighbours(case, MemcgId::ROOT)?;
-        let touch_ns = booted.touch(&space, range, case, &neighbours)?;
+        let touch = booted.touch(&space, range, case, &neighbours)?;
         shape(&space, range, case)?;
         let between = Counted::now(booted.machine);
         let fallback = before.fallback(&between, case);
@@ -296,32 +296,32 @@ impl Contender for ByRun {
                 swapped::attach(booted.machine, case.bytes)?;
             }
             let swapped = swapped::measure(booted, &space, range, data)?;
-            return Ok(Sample { touch_ns, fallback, ..swapped });
+            return Ok(Sample { touch, fallback, ..swapped });
         }
         if let Some(rewrites) = op.rewrites() {
             let reclaimed = lazy::measure(booted, &space, range, rewrites)?;
-            return Ok(Sample { touch_ns, fallback, ..reclaimed });
+            return Ok(Sample { touch, fallback, ..reclaimed });
         }
-        let (op_ns, after) = timed(booted, space, range, op)?;
-        Ok(Sample { touch_ns, back_ns: None, op_ns, fallback, work: Some(between.work(&after)) })
+        let (op, after) = timed(booted, space, range, op)?;
+        Ok(Sample { touch, back: None, op, fallback, work: Some(between.work(&after)) })
     }
 }
 
-/// Times the operation. Returns its nanoseconds, and the counters right after it, before the
+/// Times the operation. Returns its time, and the counters right after it, before the
 /// address space is torn down. The simulated CPU has the address space loaded, so that each flush
 /// has a target, except at exit, which comes after the last CPU has unloaded it.
-fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<(u64, Counted), Skip> {
-    let of = |start: Instant| (start.elapsed().as_nanos() as u64, Counted::now(booted.machine));
+fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<(Time, Counted), Skip> {
+    let of = |watch: Stopwatch| (watch.time(), Counted::now(booted.machine));
     if op == Op::Exit {
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         drop(space);
-        return Ok(of(start));
+        return Ok(of(watch));
     }
     let _program = booted.cpu.enter(&space);
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     if op == Op::Fork {
         let child = space.fork();
-        let timed = of(start);
+        let timed = of(watch);
         return child.map(|_| timed).map_err(|error| Skip::system("fork", error));
     }
     let done = match op {
@@ -329,7 +329,7 @@ fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<
         Op::Protect => space.protect(range.start, range.len(), Prot::READ).map_err(|e| Skip::system("protect", e)),
         _ => unmap(&space, range),
     };
-    let timed = of(start);
+    let timed = of(watch);
     done.map(|()| timed)
 }
 

@@ -1,10 +1,9 @@
 //! Times swap-out to compressed memory, and swap-in.
 
-use std::time::Instant;
-
 use vellum::addr::VirtRange;
 use vellum::space::Advise;
 use vellum::swap::Compressed;
+use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::PAGE;
 use vellum_linux::workload::data::Data;
 use vellum_sim::Access;
@@ -39,19 +38,19 @@ pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data)
         program.write(range.start + page * PAGE, data.page(page).bytes()).map_err(fault)?;
     }
     let before = Counted::now(booted.machine);
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     space.advise(range.start, range.len(), Advise::PageOut).map_err(|error| Skip::system("advise", error))?;
-    let op_ns = start.elapsed().as_nanos() as u64;
+    let op = watch.time();
     let work = Some(before.work(&Counted::now(booted.machine)));
     let left = range.len() - space.usage(range).swap;
     if left > 0 {
         return Err(Skip::NotSwappedOut(left / PAGE));
     }
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     program.touch(range, PAGE, Access::Read).map_err(fault)?;
-    let back_ns = Some(start.elapsed().as_nanos() as u64);
+    let back = Some(watch.time());
     data.check(pages, |number, page| program.read(range.start + number * PAGE, page.bytes_mut()).map_err(fault))?;
-    Ok(Sample { touch_ns: None, op_ns, back_ns, fallback: 0.0, work })
+    Ok(Sample { touch: None, op, back, fallback: 0.0, work })
 }
 
 fn fault(error: impl std::fmt::Debug) -> Skip {

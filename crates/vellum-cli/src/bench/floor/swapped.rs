@@ -2,14 +2,14 @@
 //! compressed, and the page's PTE refers to the record of where it is.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use bytemuck::Zeroable;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::{Case, PAGE};
 use vellum_linux::workload::data::{Data, Page, WORDS};
 
-use super::{ATTRIBUTES, Arena, Descriptor, ENTRIES, FIRST_FRAME, FRAME, FreeList, LARGE, Table, change_run};
+use super::{ATTRIBUTES, Arena, Descriptor, FIRST_FRAME, FRAME, FreeList, LARGE, frame_of};
 use crate::bench::contender::{Sample, Skip};
 use crate::bench::memory::Mapped;
 
@@ -58,46 +58,38 @@ impl Swap {
     pub fn measure(&mut self, arena: &mut Arena, data: Data) -> Result<Sample, Skip> {
         // The writes also evict the arena from the caches.
         (0..).zip(self.pages.iter_mut()).for_each(|(number, page)| *page = data.page(number));
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         black_box(self.swap_out(arena));
-        let op_ns = start.elapsed().as_nanos() as u64;
+        let op = watch.time();
         // Clear the pages, so that the comparison afterwards proves that swap-in restored them.
         self.pages.fill(Page([0; WORDS]));
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         self.swap_in(arena);
-        let back_ns = Some(start.elapsed().as_nanos() as u64);
+        let back = Some(watch.time());
         data.check(self.pages.len() as u64, |number, page| {
             *page = self.pages[number as usize];
             Ok(())
         })?;
-        Ok(Sample { touch_ns: None, op_ns, back_ns, fallback: 0.0, work: None })
+        Ok(Sample { touch: None, op, back, fallback: 0.0, work: None })
     }
 
     /// Stores all pages and frees their folios. Returns the number of folios.
     #[inline(never)]
     fn swap_out(&mut self, arena: &mut Arena) -> u64 {
-        let huge = arena.case.huge;
+        let (folio, pages) = (arena.entries_of_a_folio(), arena.case.pages_per_folio() as usize);
         let mut free = FreeList::default();
         let mut end = 0;
-        for Table(table) in arena.tables.iter_mut() {
-            let mut rest = &mut table[..];
-            while let Some(&first) = rest.first() {
-                let head = ((first & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
-                let Some(descriptor) = arena.descriptors.get_mut(head) else {
-                    break;
-                };
-                let limit = if huge { 1 } else { (descriptor.pages as usize).clamp(1, rest.len()) };
-                let run = change_run(&mut rest[..limit], first, |_, part| {
-                    part.iter_mut().for_each(|entry| *entry = ((*entry & FRAME) - (FIRST_FRAME << 12)) | OUT);
-                });
-                let pages = if huge { ENTRIES } else { run };
-                self.store(Arena::page_of(&arena.case, head), pages, &mut end);
-                descriptor.maps = descriptor.maps.wrapping_sub(run as u32);
-                descriptor.references = descriptor.references.wrapping_sub(run as u32);
-                if descriptor.references == 0 {
-                    free.push(head, descriptor);
-                }
-                rest = &mut rest[run..];
+        for entries in arena.entries.chunks_exact_mut(folio) {
+            let head = frame_of(entries[0]);
+            let Some(descriptor) = arena.descriptors.get_mut(head) else { break };
+            for entry in entries.iter_mut() {
+                *entry = ((*entry & FRAME) - (FIRST_FRAME << 12)) | OUT;
+            }
+            self.store(Arena::page_of(&arena.case, head), pages, &mut end);
+            descriptor.maps = descriptor.maps.wrapping_sub(folio as u32);
+            descriptor.references = descriptor.references.wrapping_sub(folio as u32);
+            if descriptor.references == 0 {
+                free.push(head, descriptor);
             }
         }
         free.folios
@@ -106,26 +98,16 @@ impl Swap {
     /// Restores all pages, in folios of the case's size.
     #[inline(never)]
     fn swap_in(&mut self, arena: &mut Arena) {
-        let per_entry = if arena.case.huge { ENTRIES } else { 1 };
-        let (folio, leaf) = (arena.case.pages_per_folio() as usize, if arena.case.huge { LARGE } else { 0 });
-        for Table(table) in arena.tables.iter_mut() {
-            for entries in table.chunks_mut(folio / per_entry) {
-                if entries[0] & OUT == 0 {
-                    break;
-                }
-                let slot = (entries[0] >> 12) as usize;
-                self.restore(Arena::page_of(&arena.case, slot), folio);
-                for entry in entries.iter_mut() {
-                    *entry = ((*entry & FRAME) + (FIRST_FRAME << 12)) | ATTRIBUTES | leaf;
-                }
-                let descriptor = &mut arena.descriptors[slot];
-                *descriptor = Descriptor {
-                    references: entries.len() as u32,
-                    maps: entries.len() as u32,
-                    pages: folio as u32,
-                    ..Descriptor::zeroed()
-                };
+        let (folio, pages) = (arena.entries_of_a_folio(), arena.case.pages_per_folio() as usize);
+        let leaf = if arena.case.huge { LARGE } else { 0 };
+        for entries in arena.entries.chunks_exact_mut(folio) {
+            let slot = (entries[0] >> 12) as usize;
+            self.restore(Arena::page_of(&arena.case, slot), pages);
+            for entry in entries.iter_mut() {
+                *entry = ((*entry & FRAME) + (FIRST_FRAME << 12)) | ATTRIBUTES | leaf;
             }
+            let mappings = folio as u32;
+            arena.descriptors[slot] = Descriptor { references: mappings, maps: mappings, ..Zeroable::zeroed() };
         }
     }
 
@@ -187,13 +169,13 @@ mod tests {
             for data in [Data::SameFilled, Data::Compressible] {
                 let (mut arena, mut swap) = (Arena::new(&case).unwrap(), Swap::new(&case).unwrap());
                 arena.fill();
-                let before: Vec<u64> = arena.tables.iter().flat_map(|table| table.0).collect();
+                let before = arena.entries.to_vec();
                 // `measure` checks the contents.
                 swap.measure(&mut arena, data).unwrap();
-                assert!(arena.tables.iter().flat_map(|table| table.0).eq(before));
+                assert_eq!(arena.entries[..], before);
                 assert_eq!(swap.swap_out(&mut arena), case.folios(), "{} {}", data.name(), case.label());
                 assert!(arena.descriptors.iter().all(|descriptor| descriptor.references == 0 && descriptor.maps == 0));
-                assert!(arena.tables.iter().flat_map(|table| table.0).all(|entry| entry & PRESENT == 0));
+                assert!(arena.entries.iter().all(|entry| entry & PRESENT == 0));
             }
         }
     }

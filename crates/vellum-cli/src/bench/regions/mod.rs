@@ -16,12 +16,12 @@ use vellum_linux::cpu::PinnedCpu;
 use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
 
-use super::contender::{Column, Columns, Contender};
+use super::contender::{Column, Contender};
 use super::engine::Engine;
 use super::floor::Floor;
 use super::progress::Progress;
 use super::report::{Part, Section};
-use super::turns::{self, Outcome};
+use super::turns::{self, Taken};
 pub use rows::Row;
 
 /// The regions to measure.
@@ -31,7 +31,7 @@ pub struct Args {
     /// Length of the region: a multiple of 2 MiB.
     #[arg(long, default_value = "1GiB", value_parser = parse_size)]
     pub size: u64,
-    /// Runs of each contender; the figure is their median.
+    /// Runs of each contender; the figure is their median (of the floor, their minimum).
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
     /// Folio sizes in KiB whose pages are mapped by a PTE each.
@@ -124,12 +124,12 @@ fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Ve
     let progress = Progress::new(steps as u64);
     let mut rows = Vec::new();
     for case in cases(args) {
-        let mut all = Columns::<Outcome>::default();
+        let mut all = Taken::default();
         for &op in &timed {
-            let outcomes = turns::take(contenders, &case, op, args.runs, &progress);
-            rows::gather_touches(&mut all, &outcomes);
-            rows.push(Row::new(op, case, &outcomes));
-            rows.extend(op.back().filter(|back| ops.contains(back)).map(|back| Row::new(back, case, &outcomes)));
+            let taken = turns::take(contenders, &case, op, args.runs, &progress);
+            rows::gather_touches(&mut all, &taken);
+            rows.push(Row::new(op, case, &taken));
+            rows.extend(op.back().filter(|back| ops.contains(back)).map(|back| Row::new(back, case, &taken)));
         }
         rows.retain(|row| row.op != Op::Touch || row.case != case);
         if ops.contains(&Op::Touch) {

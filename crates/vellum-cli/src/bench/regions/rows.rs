@@ -3,11 +3,13 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 use vellum_linux::stats::Summary;
+use vellum_linux::time::Time;
 use vellum_linux::workload::case::{Case, Op};
 use vellum_linux::workload::data::{Data, Rewrites};
 
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip, Work};
-use crate::bench::turns::Outcome;
+use crate::bench::load::Load;
+use crate::bench::turns::{Outcome, Taken};
 
 /// One operation on one case, by all contenders.
 #[derive(Clone, Debug)]
@@ -20,6 +22,8 @@ pub struct Row {
     pub cells: Columns<Cell>,
     /// The engine's counts of TLB flushes and cleared runs in one operation.
     pub work: Option<Work>,
+    /// The other work on the machine meanwhile.
+    pub load: Load,
 }
 
 /// The result of one contender.
@@ -32,28 +36,33 @@ pub enum Cell {
     Skipped(Skip),
     /// The contender's figure.
     Measured {
-        /// The nanoseconds of the runs.
-        summary: Summary,
+        /// The nanoseconds for which the thread ran, in the runs.
+        cpu: Summary,
+        /// The nanoseconds of the runs on the clock.
+        wall: Summary,
         /// The largest share of the region that was not mapped as the case asks.
         fallback: f64,
     },
 }
 
 impl Cell {
-    fn new(samples: &[u64], outcome: &Outcome) -> Cell {
-        match (&outcome.skip, Summary::of(samples)) {
-            (Some(skip), _) => Cell::Skipped(skip.clone()),
-            (None, Some(summary)) => Cell::Measured { summary, fallback: outcome.fallback },
-            (None, None) => Cell::Absent,
+    fn new(samples: &[Time], outcome: &Outcome) -> Cell {
+        let of = |part: fn(&Time) -> u64| Summary::of(&samples.iter().map(part).collect::<Vec<_>>());
+        match (&outcome.skip, of(|time| time.cpu_ns), of(|time| time.wall_ns)) {
+            (Some(skip), ..) => Cell::Skipped(skip.clone()),
+            (None, Some(cpu), Some(wall)) => Cell::Measured { cpu, wall, fallback: outcome.fallback },
+            _ => Cell::Absent,
         }
     }
 
-    /// Returns the figure, if there is one.
-    pub fn summary(&self) -> Option<Summary> {
-        match self {
-            Cell::Measured { summary, .. } => Some(*summary),
-            _ => None,
-        }
+    /// Returns the nanoseconds for which the thread ran, if they were measured.
+    pub fn cpu(&self) -> Option<Summary> {
+        if let Cell::Measured { cpu, .. } = self { Some(*cpu) } else { None }
+    }
+
+    /// Returns the nanoseconds on the clock, if they were measured.
+    pub fn wall(&self) -> Option<Summary> {
+        if let Cell::Measured { wall, .. } = self { Some(*wall) } else { None }
     }
 
     /// Returns the share of the region that was not mapped as the case asks, if it is above
@@ -69,14 +78,14 @@ impl Cell {
 impl Row {
     /// Makes the row of `outcomes`: from the times of touching for [`Op::Touch`], from those of
     /// undoing for [`Op::SwapIn`], and otherwise from those of the operation.
-    pub fn new(op: Op, case: Case, outcomes: &Columns<Outcome>) -> Row {
+    pub fn new(op: Op, case: Case, Taken { outcomes, load }: &Taken) -> Row {
         let of = |outcome: &Outcome| match op {
             Op::Touch => Cell::new(&outcome.touches, outcome),
             Op::SwapIn(_) => Cell::new(&outcome.backs, outcome),
             _ => Cell::new(&outcome.ops, outcome),
         };
         let beside = matches!(op, Op::Touch | Op::SwapIn(_));
-        Row { op, case, cells: outcomes.map(of), work: outcomes.vellum.work.filter(|_| !beside) }
+        Row { op, case, cells: outcomes.map(of), work: outcomes.vellum.work.filter(|_| !beside), load: *load }
     }
 
     /// Returns the row's name in a note.
@@ -84,20 +93,25 @@ impl Row {
         format!("{} {} {}", self.op.title(), self.case.arm.name(), self.case.label())
     }
 
-    /// Returns the median of a column in nanoseconds.
-    pub fn median(&self, column: Column) -> Option<u64> {
-        self.cells[column].summary().map(|summary| summary.median)
+    /// Returns the figure of a column: the median of the nanoseconds for which the thread ran, and
+    /// for the floor, as a lower bound, their minimum.
+    pub fn figure(&self, column: Column) -> Option<u64> {
+        let cpu = self.cells[column].cpu()?;
+        Some(if column == Column::Floor { cpu.min } else { cpu.median })
     }
 
-    /// Returns the median of column `over` divided by that of `under`.
+    /// Returns the figure of column `over` divided by that of `under`.
     pub fn ratio(&self, over: Column, under: Column) -> Option<f64> {
-        let (over, under) = (self.median(over)?, self.median(under)?);
+        let (over, under) = (self.figure(over)?, self.figure(under)?);
         (under > 0).then(|| over as f64 / under as f64)
     }
 
     /// Returns the row as one JSON object; `bench` is the benchmark's name.
     pub fn json(&self, bench: &'static str) -> Value {
-        let pick = |f: fn(Summary) -> u64| self.cells.map(|cell| cell.summary().map(f));
+        let cpu = |f: fn(Summary) -> u64| self.cells.map(|cell| cell.cpu().map(f));
+        let wall = |f: fn(Summary) -> u64| self.cells.map(|cell| cell.wall().map(f));
+        let mut figures = Columns::default();
+        Column::ALL.into_iter().for_each(|column| figures[column] = self.figure(column));
         let by_column = |f: &dyn Fn(&Cell) -> Option<Value>| -> Option<Map<String, Value>> {
             let some = Column::ALL.into_iter().filter_map(|c| Some((format!("{}_ns", c.name()), f(&self.cells[c])?)));
             Some(some.collect::<Map<_, _>>()).filter(|map| !map.is_empty())
@@ -111,9 +125,13 @@ impl Row {
             folio_kib: self.case.folio_kib,
             huge: self.case.huge,
             bytes: self.case.bytes,
-            medians: pick(|summary| summary.median),
-            min: pick(|summary| summary.min),
-            max: pick(|summary| summary.max),
+            figures,
+            min: cpu(|summary| summary.min),
+            median: cpu(|summary| summary.median),
+            max: cpu(|summary| summary.max),
+            wall_min: wall(|summary| summary.min),
+            wall_median: wall(|summary| summary.median),
+            load: self.load,
             vellum_flushes: self.work.map(|work| work.flushes),
             vellum_runs: self.work.map(|work| work.runs),
             skipped: by_column(&|cell| match cell {
@@ -126,8 +144,9 @@ impl Row {
     }
 }
 
-/// The keys of a row in JSON. `skipped` (the reason for no figure) and `fallback` (the share of the
-/// region that was not mapped as the row says) appear only where they apply.
+/// The keys of a row in JSON. Times are those for which the thread ran, except `wall_min` and
+/// `wall_median`. `skipped` (the reason for no figure) and `fallback` (the share of the region that
+/// was not mapped as the row says) appear only where they apply.
 #[derive(Serialize)]
 struct Json {
     bench: &'static str,
@@ -141,9 +160,14 @@ struct Json {
     huge: bool,
     bytes: u64,
     #[serde(flatten)]
-    medians: Columns<Option<u64>>,
+    figures: Columns<Option<u64>>,
     min: Columns<Option<u64>>,
+    median: Columns<Option<u64>>,
     max: Columns<Option<u64>>,
+    wall_min: Columns<Option<u64>>,
+    wall_median: Columns<Option<u64>>,
+    #[serde(flatten)]
+    load: Load,
     vellum_flushes: Option<u64>,
     vellum_runs: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,9 +178,10 @@ struct Json {
 
 /// Adds the times of touching in the runs of one operation to `all`. The runs of every operation
 /// begin with a touch.
-pub fn gather_touches(all: &mut Columns<Outcome>, outcomes: &Columns<Outcome>) {
+pub fn gather_touches(all: &mut Taken, taken: &Taken) {
+    all.load = all.load.max(taken.load);
     for column in Column::ALL {
-        let (all, outcome) = (&mut all[column], &outcomes[column]);
+        let (all, outcome) = (&mut all.outcomes[column], &taken.outcomes[column]);
         all.touches.extend(&outcome.touches);
         all.fallback = all.fallback.max(outcome.fallback);
         all.skip = all.skip.take().or_else(|| outcome.skip.clone());
@@ -167,8 +192,18 @@ pub fn gather_touches(all: &mut Columns<Outcome>, outcomes: &Columns<Outcome>) {
 mod tests {
     use super::*;
 
+    /// Returns times of which the thread ran `ns`, and waited for another nanosecond.
+    fn times(ns: impl IntoIterator<Item = u64>) -> Vec<Time> {
+        ns.into_iter().map(|ns| Time { wall_ns: ns + 1, cpu_ns: ns }).collect()
+    }
+
     fn outcome(ops: &[u64]) -> Outcome {
-        Outcome { ops: ops.to_vec(), touches: ops.iter().map(|ns| ns * 10).collect(), ..Outcome::default() }
+        let touches = times(ops.iter().map(|ns| ns * 10));
+        Outcome { ops: times(ops.iter().copied()), touches, ..Outcome::default() }
+    }
+
+    fn row(op: Op, outcomes: Columns<Outcome>) -> Row {
+        Row::new(op, CASE, &Taken { outcomes, load: Load { others: 0.25, stolen: 0.0 } })
     }
 
     const CASE: Case = Case::of(1 << 30, 64);
@@ -177,18 +212,23 @@ mod tests {
     fn the_json_of_a_row_has_these_keys_and_no_others() {
         let outcomes = Columns {
             floor: outcome(&[3, 1, 2]),
+            vellum: outcome(&[6, 5, 9]),
             linux: Outcome { skip: Some(Skip::NoThp), ..Outcome::default() },
             ..Columns::default()
         };
         let expected = serde_json::json!({
             "bench": "unmap", "op": "munmap", "arm": "ascending", "folio_kib": 64, "huge": false, "bytes": 1 << 30,
-            "floor_ns": 2, "vellum_ns": null, "page_ns": null, "linux_ns": null,
-            "min": { "floor_ns": 1, "vellum_ns": null, "page_ns": null, "linux_ns": null },
-            "max": { "floor_ns": 3, "vellum_ns": null, "page_ns": null, "linux_ns": null },
+            "floor_ns": 1, "vellum_ns": 6, "page_ns": null, "linux_ns": null,
+            "min": { "floor_ns": 1, "vellum_ns": 5, "page_ns": null, "linux_ns": null },
+            "median": { "floor_ns": 2, "vellum_ns": 6, "page_ns": null, "linux_ns": null },
+            "max": { "floor_ns": 3, "vellum_ns": 9, "page_ns": null, "linux_ns": null },
+            "wall_min": { "floor_ns": 2, "vellum_ns": 6, "page_ns": null, "linux_ns": null },
+            "wall_median": { "floor_ns": 3, "vellum_ns": 7, "page_ns": null, "linux_ns": null },
+            "others": 0.25, "stolen": 0.0,
             "vellum_flushes": null, "vellum_runs": null,
             "skipped": { "linux_ns": Skip::NoThp.to_string() },
         });
-        assert_eq!(Row::new(Op::Munmap, CASE, &outcomes).json("unmap"), expected);
+        assert_eq!(row(Op::Munmap, outcomes).json("unmap"), expected);
     }
 
     #[test]
@@ -197,9 +237,9 @@ mod tests {
             vellum: Outcome { work: Some(Work { flushes: 3, runs: 40 }), ..outcome(&[5]) },
             ..Columns::default()
         };
-        let json = Row::new(Op::Exit, CASE, &outcomes).json("unmap");
+        let json = row(Op::Exit, outcomes.clone()).json("unmap");
         assert_eq!((&json["vellum_flushes"], &json["vellum_runs"]), (&3.into(), &40.into()));
-        let json = Row::new(Op::Touch, CASE, &outcomes).json("unmap");
+        let json = row(Op::Touch, outcomes).json("unmap");
         assert!(json["vellum_flushes"].is_null() && json["vellum_runs"].is_null());
     }
 
@@ -207,7 +247,7 @@ mod tests {
     fn a_fallback_above_one_percent_is_reported() {
         let with = |fallback| {
             let linux = Outcome { fallback, ..outcome(&[5]) };
-            Row::new(Op::Munmap, CASE, &Columns { linux, ..Columns::default() })
+            row(Op::Munmap, Columns { linux, ..Columns::default() })
         };
         assert!(with(0.01).json("unmap").get("fallback").is_none());
         assert_eq!(with(0.25).json("unmap")["fallback"], serde_json::json!({ "linux_ns": 0.25 }));
@@ -216,40 +256,42 @@ mod tests {
     #[test]
     fn a_contender_that_skips_halfway_has_no_figure() {
         let linux = Outcome { skip: Some(Skip::Busy), ..outcome(&[5, 6]) };
-        let row = Row::new(Op::Munmap, CASE, &Columns { linux, ..Columns::default() });
-        assert_eq!(row.median(Column::Linux), None);
+        let row = row(Op::Munmap, Columns { linux, ..Columns::default() });
+        assert_eq!(row.figure(Column::Linux), None);
     }
 
     #[test]
     fn the_touch_row_has_the_touches_of_every_operation() {
-        let mut all = Columns::default();
-        for ops in [[1, 2], [3, 4]] {
-            gather_touches(&mut all, &Columns { linux: outcome(&ops), ..Columns::default() });
+        let mut all = Taken::default();
+        for (ops, others) in [([1, 2], 0.5), ([3, 4], 0.25)] {
+            let outcomes = Columns { linux: outcome(&ops), ..Columns::default() };
+            gather_touches(&mut all, &Taken { outcomes, load: Load { others, stolen: 0.0 } });
         }
         let row = Row::new(Op::Touch, CASE, &all);
-        assert_eq!(row.cells.linux.summary(), Summary::of(&[10, 20, 30, 40]));
+        assert_eq!(row.cells.linux.cpu(), Summary::of(&[10, 20, 30, 40]));
+        assert_eq!(row.load.others, 0.5, "the load of the worst run counts");
     }
 
     #[test]
     fn swap_in_is_a_separate_row_with_the_same_data() {
-        let outcomes =
-            Columns { page: Outcome { ops: vec![5], backs: vec![7], ..Outcome::default() }, ..Columns::default() };
+        let page = Outcome { ops: times([5]), backs: times([7]), ..Outcome::default() };
+        let outcomes = Columns { page, ..Columns::default() };
         let out = Op::SwapOut(Data::Compressible);
-        let rows = [out, out.back().unwrap()].map(|op| Row::new(op, CASE, &outcomes).json("pageout"));
+        let rows = [out, out.back().unwrap()].map(|op| row(op, outcomes.clone()).json("pageout"));
         for (row, op, ns) in [(&rows[0], "out", 5), (&rows[1], "in", 7)] {
             assert_eq!((&row["op"], &row["data"], &row["page_ns"]), (&op.into(), &"compressible".into(), &ns.into()));
         }
-        assert!(Row::new(Op::Munmap, CASE, &outcomes).json("unmap").get("data").is_none());
+        assert!(row(Op::Munmap, outcomes).json("unmap").get("data").is_none());
     }
 
     #[test]
     fn a_ratio_needs_both_and_no_zero() {
-        let row = |floor: &[u64], linux: &[u64]| {
+        let ratio = |floor: &[u64], linux: &[u64]| {
             let outcomes = Columns { floor: outcome(floor), linux: outcome(linux), ..Columns::default() };
-            Row::new(Op::Munmap, CASE, &outcomes).ratio(Column::Linux, Column::Floor)
+            row(Op::Munmap, outcomes).ratio(Column::Linux, Column::Floor)
         };
-        assert_eq!(row(&[2], &[5]), Some(2.5));
-        assert_eq!(row(&[], &[5]), None);
-        assert_eq!(row(&[0], &[5]), None);
+        assert_eq!(ratio(&[2], &[5]), Some(2.5));
+        assert_eq!(ratio(&[], &[5]), None);
+        assert_eq!(ratio(&[0], &[5]), None);
     }
 }

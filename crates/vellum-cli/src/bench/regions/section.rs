@@ -1,17 +1,22 @@
 //! The section of the report: a table and a chart for each operation, the method, and what is
 //! missing.
 
+use vellum_linux::stats::Summary;
 use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::Op;
 
 use super::Subject;
 use super::rows::{Cell, Row};
 use crate::bench::contender::Column;
+use crate::bench::load::Load;
 use crate::bench::report::{Chart, Part, Scale, Section, Series, Table, Value, show};
 
 /// The mark of a figure for whose measurement a notable share of the region was not mapped as the
 /// row says.
 const MARK: &str = "*";
+
+/// The mark of a row that was measured beside other work.
+const LOADED: &str = "†";
 
 /// Returns the section of these rows.
 pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
@@ -22,6 +27,7 @@ pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
         method: method(subject, runs),
         parts: of_one_table(rows).map(part).chain(subject.beside.map(|part| part(rows))).collect(),
         notes: notes(rows),
+        loaded: rows.iter().filter(|row| row.load.is_notable()).count(),
         json: rows.iter().map(|row| row.json(subject.name)).collect(),
     }
 }
@@ -88,8 +94,9 @@ fn method(subject: &Subject, runs: u32) -> Vec<(&'static str, String)> {
         (
             "floor",
             "is a lower bound of the operation: a bare loop over the same page-table entries and one 32-byte \
-             descriptor a folio. Nothing of it is in the caches: 256 MiB of other memory are written in between, as \
-             all other contenders touch the region in between. It has no locks, no atomic operations, no TLB, no \
+             descriptor a folio, which it prefetches, each folio known to be mapped whole; the fastest of its runs. \
+             Nothing of it is in the caches: 256 MiB of other memory are written in between, as all other contenders \
+             touch the region in between. It has no search for runs, no locks, no atomic operations, no TLB, no \
              reverse map, no accounting, no LRU lists, no VMAs, no walk from the root.",
         ),
         (
@@ -119,10 +126,10 @@ fn method(subject: &Subject, runs: u32) -> Vec<(&'static str, String)> {
     let mut method = vec![(
         "",
         format!(
-            "Each figure is the median of {runs} runs, with the smallest and the largest beside it. The contenders \
-             take turns, on one CPU, with a fresh region each time; mapping, touching and tearing down are not in \
-             the figure (touch is the exception, being just that). Only ratios of two columns carry over to another \
-             machine."
+            "Each figure is the time for which the thread ran: the median of {runs} runs, with the smallest and the \
+             largest beside it. The contenders take turns, in random order, on one CPU, with a fresh region each time; \
+             mapping, touching and tearing down are not in the figure (touch is the exception, being just that). Only \
+             ratios of two columns carry over to another machine."
         ),
     )];
     method.extend(texts.iter().chain(subject.method).map(|&(term, text)| (term, text.to_owned())));
@@ -142,8 +149,8 @@ fn table(rows: &[Row]) -> Table {
     }
     let line =
         |row: &Row| {
-            let mut line = vec![Value::Text(row.case.label())];
-            line.extend(Column::ALL.map(|column| figure(&row.cells[column])));
+            let mut line = vec![Value::Text(label(row))];
+            line.extend(Column::ALL.map(|column| figure(row, column)));
             if compared {
                 line.extend(ratios.map(|(_, over, under)| {
                     row.ratio(over, under).map_or(Value::None, |r| Value::Text(show::ratio(r)))
@@ -155,13 +162,19 @@ fn table(rows: &[Row]) -> Table {
     Table { head, rows: rows.iter().map(line).collect() }
 }
 
-fn figure(cell: &Cell) -> Value {
-    let Some(summary) = cell.summary() else {
+/// Returns the row's name in its table, with a mark if it was measured beside other work.
+fn label(row: &Row) -> String {
+    let mark = if row.load.is_notable() { LOADED } else { "" };
+    format!("{}{mark}", row.case.label())
+}
+
+fn figure(row: &Row, column: Column) -> Value {
+    let Some(cpu) = row.cells[column].cpu() else {
         return Value::None;
     };
-    let (median, range) = show::nanoseconds(summary);
-    let mark = if cell.notable_fallback().is_some() { MARK } else { "" };
-    Value::Figure { main: format!("{median}{mark}"), range }
+    let (figure, range) = show::nanoseconds(Summary { median: row.figure(column).unwrap_or(cpu.median), ..cpu });
+    let mark = if row.cells[column].notable_fallback().is_some() { MARK } else { "" };
+    Value::Figure { main: format!("{figure}{mark}"), range }
 }
 
 fn chart(rows: &[Row]) -> Chart {
@@ -176,7 +189,7 @@ fn chart(rows: &[Row]) -> Chart {
             let mut points: Vec<_> = rows
                 .iter()
                 .filter(|row| row.case.huge == huge)
-                .filter_map(|row| Some((x(row), row.median(column)? as f64 / row.case.pages() as f64)))
+                .filter_map(|row| Some((x(row), row.figure(column)? as f64 / row.case.pages() as f64)))
                 .filter(|&(_, y)| y > 0.0)
                 .collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -221,6 +234,16 @@ fn notes(rows: &[Row]) -> Vec<String> {
             None => reasons.push((reason, vec![name])),
         }
     }
+    reasons.extend(rows.iter().filter(|row| row.load.is_notable()).map(|row| {
+        let Load { others, stolen } = row.load;
+        let reason = format!("{LOADED} {} was measured beside other work", row.name());
+        (reason, vec![format!("{others:.2} CPUs, and {:.0} % of the time stolen", stolen * 100.0)])
+    }));
+    reasons.extend(
+        rows.iter()
+            .filter(|row| row.ratio(Column::Vellum, Column::Floor).is_some_and(|r| r < 1.0))
+            .map(|row| ("vellum is faster than the floor, which is no lower bound here".to_owned(), vec![row.name()])),
+    );
     let absent = |column: Column| rows.iter().all(|row| matches!(row.cells[column], Cell::Absent));
     let missing: Vec<&str> = Column::ALL.into_iter().filter(|&c| absent(c)).map(Column::name).collect();
     let mut notes: Vec<String> = of_one_table(rows).filter_map(work).collect();
@@ -252,12 +275,18 @@ fn work(rows: &[Row]) -> Option<String> {
 mod tests {
     use super::*;
     use crate::bench::contender::{Columns, Skip, Work};
-    use crate::bench::turns::Outcome;
+    use crate::bench::turns::{Outcome, Taken};
+    use vellum_linux::time::Time;
     use vellum_linux::workload::case::Case;
 
+    fn ns(ns: u64) -> Time {
+        Time { wall_ns: ns, cpu_ns: ns }
+    }
+
     fn row(op: Op, folio_kib: u32, linux: Outcome) -> Row {
-        let floor = Outcome { ops: vec![1000], ..Outcome::default() };
-        Row::new(op, Case::of(2 << 20, folio_kib), &Columns { floor, linux, ..Columns::default() })
+        let floor = Outcome { ops: vec![ns(1000)], ..Outcome::default() };
+        let outcomes = Columns { floor, linux, ..Columns::default() };
+        Row::new(op, Case::of(2 << 20, folio_kib), &Taken { outcomes, ..Taken::default() })
     }
 
     #[test]
@@ -287,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_row_with_fallback_is_marked() {
-        let linux = Outcome { ops: vec![2000], fallback: 0.2, ..Outcome::default() };
+        let linux = Outcome { ops: vec![ns(2000)], fallback: 0.2, ..Outcome::default() };
         let section = of(&Subject { name: "unmap", ..Subject::default() }, &[row(Op::Munmap, 64, linux)], 1);
         let Value::Figure { main, .. } = &section.parts[0].table.rows[0][4] else { panic!("no figure") };
         assert!(main.ends_with(MARK), "{main}");
@@ -296,6 +325,31 @@ mod tests {
             "{:?}",
             section.notes
         );
+    }
+
+    #[test]
+    fn a_row_beside_other_work_is_marked_and_counted() {
+        let load = Load { others: 0.5, stolen: 0.0 };
+        let rows = [Row { load, ..row(Op::Munmap, 64, Outcome::default()) }, row(Op::Munmap, 4, Outcome::default())];
+        let section = of(&Subject { name: "unmap", ..Subject::default() }, &rows, 1);
+        assert_eq!(section.loaded, 1);
+        let first = |row: usize| match &section.parts[0].table.rows[row][0] {
+            Value::Text(text) => text.ends_with(LOADED),
+            _ => false,
+        };
+        assert_eq!([first(0), first(1)], [true, false]);
+        assert!(section.notes.iter().any(|note| note.contains("0.50 CPUs")), "{:?}", section.notes);
+    }
+
+    #[test]
+    fn a_floor_above_the_engine_is_reported() {
+        let taken = |vellum| {
+            let times = |time| Outcome { ops: vec![ns(time)], ..Outcome::default() };
+            let outcomes = Columns { floor: times(1000), vellum: times(vellum), ..Columns::default() };
+            Row::new(Op::Munmap, Case::of(2 << 20, 64), &Taken { outcomes, ..Taken::default() })
+        };
+        let reported = |vellum| notes(&[taken(vellum)]).iter().any(|note| note.contains("no lower bound"));
+        assert_eq!([reported(999), reported(1000)], [true, false]);
     }
 
     #[test]

@@ -17,15 +17,18 @@ use super::contender::Column;
 use super::machine::Machine;
 
 /// The outputs of the report.
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 pub struct Output {
-    /// Write one JSON object for each row to FILE; with `-`, to standard output, and the table goes
+    /// Write one JSON object for the machine and one for each row to FILE; with `-`, to standard output, and the table goes
     /// to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write a self-contained web page with charts to FILE.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+    /// Do not fail if rows were measured beside other work; they are marked all the same.
+    #[arg(long)]
+    pub under_load: bool,
 }
 
 /// The results of one command.
@@ -50,6 +53,8 @@ pub struct Section {
     pub parts: Vec<Part>,
     /// Notes on missing or wrong figures.
     pub notes: Vec<String>,
+    /// The number of rows that were measured beside other work.
+    pub loaded: usize,
     /// The rows in JSON.
     pub json: Vec<serde_json::Value>,
 }
@@ -179,7 +184,7 @@ impl Output {
             Some(path) if path.as_os_str() == "-" => Json::Stdout,
             Some(path) => Json::File(open(path)?),
         };
-        Ok(Writer { json, html: self.html.as_ref().map(open).transpose()? })
+        Ok(Writer { json, html: self.html.as_ref().map(open).transpose()?, under_load: self.under_load })
     }
 }
 
@@ -187,6 +192,7 @@ impl Output {
 pub struct Writer {
     json: Json,
     html: Option<File>,
+    under_load: bool,
 }
 
 enum Json {
@@ -199,7 +205,8 @@ impl Writer {
     /// Writes the report in each requested form, and always the table.
     ///
     /// # Errors
-    /// An output can't be written.
+    /// An output can't be written; or rows were measured beside other work, and the user did not
+    /// allow that.
     pub fn write(self, report: &Report) -> anyhow::Result<()> {
         self.write_to(report, &mut io::stdout().lock(), &mut io::stderr().lock())
     }
@@ -219,6 +226,12 @@ impl Writer {
         if let Some(file) = self.html {
             replace(file)?.write_all(html::page(report)?.as_bytes())?;
         }
+        let loaded: usize = report.sections.iter().map(|section| section.loaded).sum();
+        anyhow::ensure!(
+            self.under_load || loaded == 0,
+            "{loaded} rows, marked in the report, were measured beside other work: repeat them on a quiet machine, or \
+             allow this with --under-load"
+        );
         Ok(())
     }
 }
@@ -231,8 +244,9 @@ fn replace(file: File) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes one JSON object on each line.
+/// Writes one JSON object on each line: the facts about the machine, then each row.
 fn json_lines(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "{}", report.machine.json())?;
     for row in report.sections.iter().flat_map(|section| &section.json) {
         writeln!(out, "{row}")?;
     }
@@ -271,6 +285,7 @@ mod tests {
                 },
             }],
             notes: vec!["Something is missing.".into()],
+            loaded: 0,
             json: vec![serde_json::json!({ "row": 1 }), serde_json::json!({ "row": 2 })],
         };
         let machine = Machine { facts: vec![("CPU", "one <fast>".into())], busy: None };
@@ -283,7 +298,8 @@ mod tests {
         json_lines(&example(), &mut out).unwrap();
         let rows: Vec<serde_json::Value> =
             String::from_utf8(out).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(rows, example().sections[0].json);
+        assert_eq!(rows[0], serde_json::json!({ "machine": { "CPU": "one <fast>" } }));
+        assert_eq!(rows[1..], example().sections[0].json);
     }
 
     #[test]
@@ -291,24 +307,38 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let json = directory.path().join("rows.json");
         std::fs::write(&json, "x".repeat(10_000)).unwrap();
-        let writer = Output { json: Some(json.clone()), html: None }.open().unwrap();
+        let writer = Output { json: Some(json.clone()), ..Output::default() }.open().unwrap();
         assert_eq!(std::fs::read(&json).unwrap().len(), 10_000, "opened, not yet replaced");
         writer.write_to(&example(), &mut Vec::new(), &mut Vec::new()).unwrap();
-        assert_eq!(std::fs::read_to_string(&json).unwrap(), "{\"row\":1}\n{\"row\":2}\n");
+        assert!(std::fs::read_to_string(&json).unwrap().ends_with("}\n{\"row\":1}\n{\"row\":2}\n"));
+        assert!(std::fs::read(&json).unwrap().len() < 200);
     }
 
     #[test]
     fn json_on_standard_output_is_alone_there() {
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let writer = Output { json: Some("-".into()), html: None }.open().unwrap();
+        let writer = Output { json: Some("-".into()), ..Output::default() }.open().unwrap();
         writer.write_to(&example(), &mut out, &mut err).unwrap();
-        assert_eq!(String::from_utf8(out).unwrap(), "{\"row\":1}\n{\"row\":2}\n");
+        assert!(String::from_utf8(out).unwrap().ends_with("}\n{\"row\":1}\n{\"row\":2}\n"));
         assert!(String::from_utf8(err).unwrap().contains("Something is missing."));
+    }
+
+    #[test]
+    fn rows_beside_other_work_fail_the_run_after_the_report() {
+        let mut report = example();
+        report.sections[0].loaded = 2;
+        for under_load in [false, true] {
+            let mut out = Vec::new();
+            let writer = Output { under_load, ..Output::default() }.open().unwrap();
+            let written = writer.write_to(&report, &mut out, &mut Vec::new());
+            assert_eq!(written.is_ok(), under_load);
+            assert!(String::from_utf8(out).unwrap().contains("Something is missing."), "the report is written first");
+        }
     }
 
     #[test]
     fn an_unwritable_output_fails_at_once() {
         let nowhere = Some(PathBuf::from("/nonexistent/directory/report.html"));
-        assert!(Output { json: None, html: nowhere }.open().is_err());
+        assert!(Output { html: nowhere, ..Output::default() }.open().is_err());
     }
 }

@@ -18,13 +18,15 @@ use std::path::PathBuf;
 use vellum::platform::MAX_CPUS;
 use vellum_linux::cpu::allowed_cpus;
 use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
+use vellum_linux::workload::shuffle::{SEED, shuffle};
 
 use super::contender::{Columns, Skip};
 use super::engine;
+use super::load::Meter;
 use super::progress::Progress;
 use super::regions::{self, FEW_FOLIOS};
 use super::report::Section;
-use rows::{Outcome, Row};
+use rows::{Outcome, Row, Taken};
 use teams::{Engine, Floor, Linux, Team};
 
 /// The options of the benchmark.
@@ -127,8 +129,8 @@ fn measure(args: &Args, cpus: &[usize], teams: &mut [Box<dyn Team + '_>]) -> Vec
     for &folio_kib in &args.folios {
         let case = Case::of(args.size, folio_kib);
         for spaces in Spaces::ALL {
-            let outcomes = take_turns(args.runs, &case, spaces, cpus, teams, &progress);
-            let row = |op| Row::new(op, spaces, cpus.len(), case, &outcomes);
+            let taken = take_turns(args.runs, &case, spaces, cpus, teams, &progress);
+            let row = |op| Row::new(op, spaces, cpus.len(), case, &taken);
             rows.extend([Op::Munmap, Op::Touch].map(row));
         }
     }
@@ -145,7 +147,9 @@ fn take_turns(
     cpus: &[usize],
     teams: &mut [Box<dyn Team + '_>],
     progress: &Progress,
-) -> Columns<Outcome> {
+) -> Taken {
+    let meter = Meter::start();
+    let mut random = SEED;
     let mut outcomes = Columns::<Outcome>::default();
     let mut teams: Vec<_> = teams.iter_mut().filter(|team| team.supports(spaces)).collect();
     for team in &mut teams {
@@ -154,6 +158,7 @@ fn take_turns(
     for run in 0..runs as usize {
         // CPUs may differ in speed, so the single thread runs on another CPU in each round.
         let alone = run % cpus.len();
+        shuffle(&mut teams, &mut random);
         for team in &mut teams {
             let column = team.column();
             progress.set_text(format!("{} threads {} {}", cpus.len(), case.label(), column.name()));
@@ -166,7 +171,7 @@ fn take_turns(
             progress.step();
         }
     }
-    outcomes
+    Taken { outcomes, load: meter.load() }
 }
 
 fn parse_size(text: &str) -> Result<u64, vellum_inspect::size::SizeError> {
@@ -219,9 +224,13 @@ mod tests {
         let rows = measure(&args, &[3, 7], &mut teams);
 
         use Column::{Linux, Vellum};
-        let both = [(Vellum, 0..2), (Vellum, 0..1), (Linux, 0..2), (Linux, 0..1)];
-        let then = [(Vellum, 0..2), (Vellum, 1..2), (Linux, 0..2), (Linux, 1..2)];
-        assert_eq!(log.borrow()[..8], [both, then].concat());
+        for (round, alone) in log.borrow()[..8].chunks(4).zip([0..1, 1..2]) {
+            for column in [Vellum, Linux] {
+                let of_team: Vec<_> =
+                    round.iter().filter(|(of, _)| *of == column).map(|(_, members)| members).collect();
+                assert_eq!(of_team, [&(0..2), &alone], "{round:?}");
+            }
+        }
         assert!(log.borrow()[8..].iter().all(|(column, _)| *column == Vellum));
         let names: Vec<_> = rows.iter().map(|row| (row.op.name(), row.spaces.name())).collect();
         assert_eq!(names, [("munmap", "one"), ("munmap", "own"), ("touch", "one"), ("touch", "own")]);

@@ -8,6 +8,7 @@ use super::Spaces;
 use super::pace::Times;
 use super::teams::Sample;
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip};
+use crate::bench::load::Load;
 
 /// The contenders that support several threads, in order.
 pub const COLUMNS: [Column; 3] = [Column::Floor, Column::Vellum, Column::Linux];
@@ -39,6 +40,15 @@ impl Outcome {
     }
 }
 
+/// The results of all teams.
+#[derive(Clone, Debug, Default)]
+pub struct Taken {
+    /// The results, by team.
+    pub outcomes: Columns<Outcome>,
+    /// The other work on the machine meanwhile.
+    pub load: Load,
+}
+
 /// One operation, on folios of one size, in one kind of address space, by all contenders.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -52,6 +62,8 @@ pub struct Row {
     pub case: Case,
     /// The contenders' results.
     pub cells: Columns<Cell>,
+    /// The other work on the machine meanwhile.
+    pub load: Load,
 }
 
 /// The result of one team.
@@ -108,8 +120,9 @@ impl Cell {
 
 impl Row {
     /// Makes the row of `outcomes`.
-    pub fn new(op: Op, spaces: Spaces, threads: usize, case: Case, outcomes: &Columns<Outcome>) -> Row {
-        Row { op, spaces, threads, case, cells: outcomes.map(|outcome| Cell::new(op, outcome)) }
+    pub fn new(op: Op, spaces: Spaces, threads: usize, case: Case, taken: &Taken) -> Row {
+        let cells = taken.outcomes.map(|outcome| Cell::new(op, outcome));
+        Row { op, spaces, threads, case, cells, load: taken.load }
     }
 
     /// Returns the throughput of all threads relative to that of one, from the medians. If no
@@ -180,7 +193,8 @@ pub mod tests {
         let times = |ns: &[u64]| ns.iter().map(|&ns| Times { touch_ns: 10 * ns, unmap_ns: ns }).collect();
         let floor = Outcome { together: times(together), alone: times(&[100]), ..Outcome::default() };
         let case = Case::of(2 << 20, 64);
-        Row::new(op, spaces, 2, case, &Columns { floor, linux, ..Columns::default() })
+        let outcomes = Columns { floor, linux, ..Columns::default() };
+        Row::new(op, spaces, 2, case, &Taken { outcomes, ..Taken::default() })
     }
 
     #[test]

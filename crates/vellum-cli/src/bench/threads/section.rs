@@ -20,6 +20,7 @@ pub fn of(rows: &[Row], runs: u32) -> Section {
         method: method(threads, runs),
         parts: rows.chunk_by(|a, b| (a.op, a.spaces) == (b.op, b.spaces)).map(part).collect(),
         notes: notes(rows),
+        loaded: rows.iter().filter(|row| row.load.is_notable()).count(),
         json: rows.iter().map(Row::json).collect(),
     }
 }

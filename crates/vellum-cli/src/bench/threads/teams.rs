@@ -94,7 +94,7 @@ impl Team for Floor {
                     Ok(())
                 })?;
                 pace.unmap(|| {
-                    std::hint::black_box(arena.perform(Op::Munmap));
+                    std::hint::black_box(arena.perform(Op::Munmap, 8));
                     Ok(())
                 })
             },
@@ -216,7 +216,7 @@ impl Team for Linux {
         self.mthp.plan(case)?;
         let all = of_all(case, &(0..threads)).bytes;
         vellum_linux::memory::check_available(all + all / 8)?;
-        compact(case);
+        compact();
         Ok(())
     }
 
