@@ -13,6 +13,12 @@ use crate::time::{Stopwatch, Time};
 use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::Page;
 
+/// The bytes whose cache lines are written before an operation, so that the caches have no PTE or
+/// descriptor of it: several times the size of a CPU's caches.
+pub const EVICTING: u64 = 256 << 20;
+/// The bytes of a cache line.
+pub const LINE: u64 = 64;
+
 /// Private anonymous memory, aligned to 2 MiB, between PROT_NONE guard areas.
 ///
 /// The guard areas keep the kernel from merging the region's VMA with a neighbour. So an operation
@@ -104,6 +110,8 @@ impl Region {
         }
         if !case.huge {
             self.split().map_err(|error| Skip::system("mprotect", error))?;
+            // The PTEs are newer than in other cases, in which the touch follows them.
+            self.write(0, self.len.min(EVICTING as usize), LINE);
         }
         let huge = self.huge_bytes().map_err(|error| Skip::system("/proc/self/smaps", error))?;
         let wrong = if case.huge { case.bytes.saturating_sub(huge) } else { huge };

@@ -25,6 +25,7 @@ use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
+use vellum_linux::region::{EVICTING, LINE};
 use vellum_linux::time::{Stopwatch, Time};
 use vellum_linux::workload::case::{Case, Op, PAGE, TABLE_SPAN};
 use vellum_linux::workload::shuffle::{SEED, shuffle};
@@ -197,16 +198,24 @@ pub fn touch(program: &Program<'_, Fast, Space<'_>>, range: VirtRange) -> Result
 }
 
 /// Maps a touched region as the case asks. If each page of a 2 MiB folio should have its own PTE,
-/// splits the huge PTEs, by changing one page's protection and restoring it; the benchmark of Linux
-/// does so, too.
+/// splits the huge PTEs, by changing one page's protection and restoring it, and then evicts them
+/// from the caches; the benchmark of Linux does so, too.
 ///
 /// # Errors
 /// The protection can't be changed.
-pub fn shape(space: &Space<'_>, range: VirtRange, case: &Case) -> Result<(), Skip> {
+pub fn shape(
+    space: &Space<'_>,
+    program: &Program<'_, Fast, Space<'_>>,
+    range: VirtRange,
+    case: &Case,
+) -> Result<(), Skip> {
     if case.folio_kib != 2048 || case.huge {
         return Ok(());
     }
-    (range.start..range.end).step_by(TABLE_SPAN as usize).try_for_each(|start| split(space, start))
+    (range.start..range.end).step_by(TABLE_SPAN as usize).try_for_each(|start| split(space, start))?;
+    let written = VirtRange { start: range.start, end: range.end.min(range.start + EVICTING) };
+    let touched = program.touch(written, LINE, Access::Write);
+    touched.map(drop).map_err(|error| Skip::system("touch", format!("{error:?}")))
 }
 
 /// Splits the huge PTE at an address.
@@ -288,7 +297,7 @@ impl Contender for ByRun {
         let before = Counted::now(booted.machine);
         let neighbours = booted.neighbours(case, MemcgId::ROOT)?;
         let touch = booted.touch(&space, range, case, &neighbours)?;
-        shape(&space, range, case)?;
+        shape(&space, &booted.cpu.enter(&space), range, case)?;
         let between = Counted::now(booted.machine);
         let fallback = before.fallback(&between, case);
         if let Some(data) = op.data() {

@@ -23,6 +23,7 @@ mod swapped;
 use std::hint::black_box;
 
 use bytemuck::Zeroable;
+use vellum_linux::region::{EVICTING, LINE};
 use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::{Case, Op};
 use vellum_linux::workload::data::Rewrites;
@@ -90,20 +91,18 @@ pub struct Floor {
     runs: usize,
 }
 
-/// The number of bytes that [`evict_from_caches`] writes: several times the size of a CPU's caches.
-pub const ELSEWHERE: usize = 256 << 20;
-
 /// Evicts the region's PTEs and descriptors from the caches. All other contenders write the whole
 /// region between making a PTE and the operation, so their operations read memory.
 fn evict_from_caches(elsewhere: &mut Option<Mapped<u64>>) -> Result<(), Skip> {
     let memory = match elsewhere {
         Some(memory) => memory,
         None => {
-            let new = Mapped::zeroed(ELSEWHERE / size_of::<u64>()).map_err(|error| Skip::system("mmap", error))?;
+            let new =
+                Mapped::zeroed(EVICTING as usize / size_of::<u64>()).map_err(|error| Skip::system("mmap", error))?;
             elsewhere.insert(new)
         }
     };
-    for line in memory.chunks_exact_mut(8) {
+    for line in memory.chunks_exact_mut(LINE as usize / size_of::<u64>()) {
         line[0] = line[0].wrapping_add(1);
     }
     black_box(&memory[0]);
@@ -263,7 +262,7 @@ impl Arena {
     fn free<const STAYS: u64>(&mut self, folio: usize, ahead: usize) -> FreeList {
         let mut free = FreeList::default();
         for at in (0..self.entries.len()).step_by(folio) {
-            prefetch(&self.entries, at + ahead * folio, &self.descriptors);
+            prefetch(&self.entries, at, folio, ahead, &self.descriptors);
             let entries = &mut self.entries[at..][..folio];
             if STAYS != 0 && entries.iter().fold(0, |all, entry| all | entry) & STAYS != 0 {
                 continue;
@@ -286,7 +285,7 @@ impl Arena {
     fn share(&mut self, folio: usize, ahead: usize) -> u64 {
         let mut folios = 0;
         for at in (0..self.entries.len()).step_by(folio) {
-            prefetch(&self.entries, at + ahead * folio, &self.descriptors);
+            prefetch(&self.entries, at, folio, ahead, &self.descriptors);
             let entries = &mut self.entries[at..][..folio];
             let head = frame_of(entries[0]);
             for (entry, copy) in entries.iter_mut().zip(&mut self.copies[at..][..folio]) {
@@ -308,11 +307,22 @@ fn frame_of(entry: u64) -> usize {
     ((entry & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize
 }
 
-/// Prefetches the descriptor of the frame that PTE `at` of the region maps.
+/// Prefetches for the folio whose first PTE is `at`: the descriptor of the folio `ahead` folios
+/// behind it, and the PTEs a page table behind its own, as hardware prefetches no PTEs of another
+/// page table.
 #[inline(always)]
-fn prefetch(entries: &[u64], at: usize, frames: &[Descriptor]) {
-    let Some(&entry) = entries.get(at) else { return };
-    let at = frames.as_ptr().wrapping_add(frame_of(entry));
+fn prefetch(entries: &[u64], at: usize, folio: usize, ahead: usize, frames: &[Descriptor]) {
+    if let Some(&entry) = entries.get(at + ahead * folio) {
+        prefetch_line(frames.as_ptr().wrapping_add(frame_of(entry)));
+    }
+    for line in (0..folio).step_by(LINE as usize / size_of::<u64>()) {
+        prefetch_line(entries.as_ptr().wrapping_add(at + ENTRIES + line));
+    }
+}
+
+/// Prefetches the cache line of an address.
+#[inline(always)]
+fn prefetch_line<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address has no effect that the program could see (Intel SDM vol.
     // 2B, PREFETCHh).

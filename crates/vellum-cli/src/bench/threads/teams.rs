@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use vellum::Machine;
 use vellum::memcg::MemcgId;
 use vellum_linux::compact;
-use vellum_linux::region::{Region, minor_faults};
+use vellum_linux::region::{EVICTING, Region, minor_faults};
 use vellum_linux::settings::knobs::Knobs;
 use vellum_linux::settings::mthp::Mthp;
 use vellum_linux::workload::case::{Case, Op, PAGE};
@@ -18,7 +18,7 @@ use super::Spaces;
 use super::pace::{Times, work};
 use crate::bench::contender::{Column, Skip};
 use crate::bench::engine::{self, Counted};
-use crate::bench::floor::{Arena, ELSEWHERE};
+use crate::bench::floor::Arena;
 use crate::bench::memory::Mapped;
 
 /// The result of one run.
@@ -111,7 +111,7 @@ impl ThreadMemory {
         };
         let pages = match self.pages.take() {
             Some(pages) => pages,
-            None => Mapped::zeroed(ELSEWHERE / size_of::<u64>())?,
+            None => Mapped::zeroed(EVICTING as usize / size_of::<u64>())?,
         };
         Ok((self.arena.insert(arena), self.pages.insert(pages)))
     }
@@ -172,7 +172,7 @@ impl Team for Engine<'_> {
                 let program = cpu.enter(space);
                 let range = engine::map(space, case.bytes)?;
                 pace.touch(|| engine::touch(&program, range))?;
-                engine::shape(space, range, case)?;
+                engine::shape(space, &program, range, case)?;
                 // Each thread stores the counters after it has shaped its region, so that the last
                 // ones stored cover all threads.
                 *shaped.lock().unwrap_or_else(PoisonError::into_inner) = Counted::now(machine);
