@@ -136,8 +136,9 @@ impl Linux {
     }
 }
 
-/// Compacts memory, so that no case gets more fragmented memory than another. Ignores an error (only
-/// root may compact memory): the check of the mappings reports pages that did not get a large folio.
+/// Compacts memory, so that no case gets more fragmented memory than another. Ignores an error
+/// (only root may compact memory): the check of the mappings reports pages that did not get a large
+/// folio.
 pub fn compact() {
     let _ = std::fs::write(COMPACT, "1");
 }

@@ -36,8 +36,8 @@ impl Machine {
         // A load of half a CPU by other work already changes the figures.
         let busy = load.filter(|load| *load > 0.5).map(|load| {
             format!(
-                "The load average was {load:.1} on {cores} CPUs before the start. Noise does not cancel out of ratios: a \
-                 long call is preempted where a short one is not."
+                "The load average was {load:.1} on {cores} CPUs before the start. Noise does not cancel out of \
+                 ratios: a long call is preempted where a short one is not."
             )
         });
         Machine { facts, busy }
@@ -69,7 +69,8 @@ fn kernel() -> String {
     format!("{} {} ({})", text(uname.sysname()), text(uname.release()), text(uname.machine()))
 }
 
-/// The kernel's parameters that change the cost of memory operations. Others may identify the owner.
+/// The kernel's parameters that change the cost of memory operations. Others may identify the
+/// owner.
 const PARAMETERS: [&str; 16] = [
     "mitigations",
     "spectre_v2",

@@ -38,8 +38,8 @@ pub struct Taken {
     pub load: Load,
 }
 
-/// Runs `op` on `case` `runs` times by each contender, in turn. The order of the contenders is random,
-/// but the same for every call. A contender that skips is not run again.
+/// Runs `op` on `case` `runs` times by each contender, in turn. The order of the contenders is
+/// random, but the same for every call. A contender that skips is not run again.
 pub fn take(contenders: &mut [Box<dyn Contender>], case: &Case, op: Op, runs: u32, progress: &Progress) -> Taken {
     let meter = Meter::start();
     let mut random = SEED;

@@ -7,13 +7,13 @@
 //! Protecting clears the write bit of each PTE. Forking clears the write bits, writes the same PTEs
 //! into the child's page tables, and adds them to the folio's counts.
 //!
-//! It leaves out all that makes a memory manager: the search for runs, locks, atomic operations, TLB
-//! flushes and the wait for them, rmap, statistics, memcgs, LRU lists, the merging of free blocks,
-//! VMAs, the walk from the root.
+//! It leaves out all that makes a memory manager: the search for runs, locks, atomic operations,
+//! TLB flushes and the wait for them, rmap, statistics, memcgs, LRU lists, the merging of free
+//! blocks, VMAs, the walk from the root.
 //!
 //! It prefetches the descriptors of the folios that it comes to next, as each of their first PTEs
-//! names one. Which distance is best depends on the machine and the order of the frames, so the runs
-//! of a case alternate between [`PREFETCH_AHEAD`], and the floor is the fastest of them.
+//! names one. Which distance is best depends on the machine and the order of the frames, so the
+//! runs of a case alternate between [`PREFETCH_AHEAD`], and the floor is the fastest of them.
 //!
 //! Swap-out and swap-in are in [`swapped`]. `munmap`, `dontneed` and `exit` are the same loop here,
 //! as they differ only in what the floor leaves out.
@@ -222,8 +222,8 @@ impl Arena {
         }
     }
 
-    /// Does the measured operation, and prefetches the descriptors `ahead` folios ahead. Returns the
-    /// folios freed, page tables included; for a fork, the folios shared.
+    /// Does the measured operation, and prefetches the descriptors `ahead` folios ahead. Returns
+    /// the folios freed, page tables included; for a fork, the folios shared.
     #[inline(never)]
     pub fn perform(&mut self, op: Op, ahead: usize) -> u64 {
         // With a constant, the compiler stores the PTEs of a small folio without a call.
@@ -279,8 +279,8 @@ impl Arena {
         free
     }
 
-    /// Shares all folios with a child: write-protects their PTEs, copies them, and counts the child's
-    /// mappings. Returns the number of folios.
+    /// Shares all folios with a child: write-protects their PTEs, copies them, and counts the
+    /// child's mappings. Returns the number of folios.
     #[inline(always)]
     fn share(&mut self, folio: usize, ahead: usize) -> u64 {
         let mut folios = 0;

@@ -19,8 +19,8 @@ use super::machine::Machine;
 /// The outputs of the report.
 #[derive(Default, clap::Args)]
 pub struct Output {
-    /// Write one JSON object for the machine and one for each row to FILE; with `-`, to standard output, and the table goes
-    /// to standard error.
+    /// Write one JSON object for the machine and one for each row to FILE; with `-`, to standard
+    /// output, and the table goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write a self-contained web page with charts to FILE.
