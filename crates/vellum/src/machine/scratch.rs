@@ -1,7 +1,7 @@
-//! Scratch buffers: memory for the list of frames that an unmap collects, and for a second list of
-//! the same length, in which [`Scratch::sort`] sorts the first by frame number. So the descriptors
-//! of an unmap are visited in the order in which they lie in memory, and frames that are neighbours
-//! are freed together, wherever they were mapped.
+//! Scratch buffers: memory for the list of frames that an unmap collects, and as much again, with
+//! which [`Scratch::sort`] sorts the list by frame number. So the descriptors of an unmap are
+//! visited in the order in which they lie in memory, and frames that are neighbours are freed
+//! together, wherever they were mapped.
 //!
 //! Each CPU has a buffer that was allocated at boot, because an unmap must not depend on free
 //! memory (INV-8). An unmap that fills it may borrow a larger one ([`Scratch::grow`]): the more of
@@ -20,8 +20,9 @@ use crate::platform::Platform;
 
 use super::Machine;
 
-/// A range of frames.
+/// A range of frames. It has the size and the alignment of a word of a bitmap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(8))]
 pub(crate) struct FrameRange {
     /// The number of the first frame.
     pub(crate) pfn: u32,
@@ -38,6 +39,8 @@ const STACK_RANGES: usize = 31;
 const MAX_RANGES: usize = 1 << 20;
 /// The number of ranges up to which they are sorted by insertion.
 const FEW: usize = 64;
+/// The number of bits in a word of a bitmap.
+const WORD_BITS: u32 = u64::BITS;
 /// log2 of the number of buckets into which one pass sorts.
 const DIGIT_BITS: u32 = 9;
 /// The bits of a digit.
@@ -88,18 +91,25 @@ impl<'m, P: Platform> Scratch<'m, P> {
     }
 
     /// Moves the first `used` ranges to a larger buffer, for up to `ranges` ranges, whose memory is
-    /// charged to `memcg` until this value is dropped. Returns false, with nothing changed, if
-    /// there is no such buffer: `ranges` is not larger than this one, memory is short, or the memcg
-    /// is at its limit. The caller holds no spin lock.
+    /// charged to `memcg` until this value is dropped. Where there is no free block of that size,
+    /// takes the largest that has at least twice as much room as this buffer. Returns false, with
+    /// nothing changed, if there is no such buffer: `ranges` is not larger than this one, memory is
+    /// short or in pieces, or the memcg is at its limit. The caller holds no spin lock.
     #[cold]
     pub(crate) fn grow(&mut self, memcg: MemcgId, used: usize, ranges: usize) -> bool {
         let (machine, ranges) = (self.machine, ranges.min(MAX_RANGES));
         if ranges < 2 * self.len() {
             return false;
         }
-        let bytes = 2 * ranges * size_of::<FrameRange>();
-        let order = (bytes >> FRAME_SHIFT).next_power_of_two().ilog2() as u8;
-        let Ok((pfn, _)) = machine.memcgs().alloc(machine.frames(), memcg, order, false) else { return false };
+        let order = |ranges: usize| {
+            let bytes = 2 * ranges * size_of::<FrameRange>();
+            bytes.div_ceil(1 << FRAME_SHIFT).next_power_of_two().ilog2() as u8
+        };
+        let mut orders = (order(2 * self.len())..=order(ranges)).rev();
+        let block = orders.find_map(|order| {
+            machine.memcgs().alloc(machine.frames(), memcg, order, false).ok().map(|(pfn, _)| (pfn, order))
+        });
+        let Some((pfn, order)) = block else { return false };
         let first = machine.frames().at(pfn.addr()).cast::<FrameRange>();
         let ranges = (1usize << (u32::from(order) + FRAME_SHIFT)) / size_of::<FrameRange>();
         let mut larger = Scratch {
@@ -123,48 +133,160 @@ impl<'m, P: Platform> Scratch<'m, P> {
         }
     }
 
-    /// Sorts the first `used` ranges by the number of their first frame.
+    /// Sorts the first `used` ranges by frame number. Joins neighbours, which leaves fewer ranges
+    /// at the start of the list, and returns their number.
     ///
-    /// A radix sort (LSD): each pass moves all ranges to the other list, in the order of nine bits
-    /// of the frame numbers. It has a pass for no bits in which all frame numbers are equal. Few
-    /// ranges are sorted by insertion.
-    pub(crate) fn sort(&mut self, used: usize) {
-        let platform = self.machine.platform();
+    /// Where the frames lie close together, a bitmap of them is sorted by nature: each range costs
+    /// one access to a few KiB. Frames that are in the list more than once, and frames that lie far
+    /// apart, are sorted by radix. Few ranges are sorted by insertion.
+    pub(crate) fn sort(&mut self, used: usize) -> usize {
         if used <= FEW || matches!(self.buffer, Buffer::Stack) {
-            return insertion_sort(&mut self[..used]);
+            insertion_sort(&mut self[..used]);
+            return used;
         }
-        let (mut left, mut sorted) = (0, true);
-        let (mut last, first) = (0, self[0].pfn);
-        for piece in self[..used].chunks(RANGES_PER_PIECE) {
-            for range in piece {
-                left |= range.pfn ^ first;
-                sorted &= range.pfn >= last;
-                last = range.pfn;
-            }
-            platform.resched();
-        }
-        if sorted {
-            return;
-        }
+        let platform = self.machine.platform();
+        let Some(frames) = unsorted(platform, &self[..used]) else { return used };
         let (memory, ranges) = self.memory();
         // SAFETY: this scratch alone reaches the memory, which holds so many ranges, and `&mut
         // self` is the only borrow of it.
         let both = unsafe { core::slice::from_raw_parts_mut(memory.as_ptr(), ranges) };
         let (list, other) = both.split_at_mut(ranges / 2);
-        let (list, other) = (&mut list[..used], &mut other[..used]);
-        let (mut from, mut to, mut passes) = (list, other, 0);
-        while left != 0 {
-            let shift = left.trailing_zeros();
-            pass(platform, from, to, shift);
-            (from, to) = (to, from);
-            passes += 1;
-            left &= !(DIGIT_MASK << shift);
+        let words = frames.len().div_ceil(WORD_BITS as usize);
+        if words > other.len() {
+            radix_sort(platform, &mut list[..used], &mut other[..used]);
+            return used;
         }
-        if passes % 2 == 1 {
-            for (to, from) in to.chunks_mut(RANGES_PER_PIECE).zip(from.chunks(RANGES_PER_PIECE)) {
-                to.copy_from_slice(from);
-                platform.resched();
+        let (twice, sorted) = bitmap_sort(platform, &mut list[..used], words_of(&mut other[..words]), frames.start);
+        if twice != 0 {
+            radix_sort(platform, &mut list[..twice], &mut other[..twice]);
+        }
+        sorted
+    }
+}
+
+/// Returns `None` if the ranges are sorted by frame number, and otherwise the smallest range of
+/// frames that contains them all.
+fn unsorted<P: Platform>(platform: &P, list: &[FrameRange]) -> Option<core::ops::Range<u32>> {
+    let (mut last, mut sorted) = (0, true);
+    let (mut start, mut end) = (u32::MAX, 0);
+    for piece in list.chunks(RANGES_PER_PIECE) {
+        for range in piece {
+            sorted &= range.pfn >= last;
+            last = range.pfn;
+            start = start.min(range.pfn);
+            end = end.max(range.pfn + range.frames);
+        }
+        platform.resched();
+    }
+    (!sorted).then_some(start..end)
+}
+
+/// Returns the memory of ranges as words.
+fn words_of(ranges: &mut [FrameRange]) -> &mut [u64] {
+    const { assert!(size_of::<FrameRange>() == size_of::<u64>() && align_of::<FrameRange>() >= align_of::<u64>()) };
+    // SAFETY: both types have the same size, the alignment is sufficient, and all bits are valid
+    // values of both.
+    unsafe { core::slice::from_raw_parts_mut(ranges.as_mut_ptr().cast(), ranges.len()) }
+}
+
+/// Sorts ranges by a bitmap that begins with the frame `base`, and joins neighbours. Puts the
+/// ranges that have a frame which an earlier range has too at the start of the list, unsorted, and
+/// the others behind them. Returns the number of the former and of all.
+fn bitmap_sort<P: Platform>(platform: &P, list: &mut [FrameRange], bitmap: &mut [u64], base: u32) -> (usize, usize) {
+    for piece in bitmap.chunks_mut(RANGES_PER_PIECE) {
+        piece.fill(0);
+        platform.resched();
+    }
+    let mut twice = 0;
+    for from in (0..list.len()).step_by(RANGES_PER_PIECE) {
+        for at in from..list.len().min(from + RANGES_PER_PIECE) {
+            let range = list[at];
+            if !set_bits(bitmap, range.pfn - base, range.frames) {
+                list[twice] = range;
+                twice += 1;
             }
+        }
+        platform.resched();
+    }
+    let (mut used, mut end) = (twice, None);
+    for (piece, first) in bitmap.chunks(RANGES_PER_PIECE).zip((base..).step_by(RANGES_PER_PIECE * WORD_BITS as usize)) {
+        for (word, first) in piece.iter().zip((first..).step_by(WORD_BITS as usize)) {
+            let (mut bits, mut pfn) = (*word, first);
+            while bits != 0 {
+                let zeros = bits.trailing_zeros();
+                let frames = (bits >> zeros).trailing_ones();
+                pfn += zeros;
+                if end == Some(pfn) {
+                    list[used - 1].frames += frames;
+                } else {
+                    list[used] = FrameRange { pfn, frames };
+                    used += 1;
+                }
+                pfn += frames;
+                end = Some(pfn);
+                // A shift by all 64 bits would not be a shift.
+                bits = bits >> zeros >> (frames - 1) >> 1;
+            }
+        }
+        platform.resched();
+    }
+    (twice, used)
+}
+
+/// Sets `count` bits from bit `at` on, and returns true; or changes nothing and returns false if
+/// one of them is set already.
+#[inline(always)]
+fn set_bits(bitmap: &mut [u64], at: u32, count: u32) -> bool {
+    let (index, bit) = ((at / WORD_BITS) as usize, at % WORD_BITS);
+    if count > WORD_BITS - bit {
+        return set_many_bits(&mut bitmap[index..], bit, count);
+    }
+    let mask = !0 >> (WORD_BITS - count) << bit;
+    let is_new = bitmap[index] & mask == 0;
+    if is_new {
+        bitmap[index] |= mask;
+    }
+    is_new
+}
+
+/// Does the work of [`set_bits`] for bits in several words, of which the first has bit `at`.
+fn set_many_bits(bitmap: &mut [u64], at: u32, count: u32) -> bool {
+    let (end, words) = (at + count, &mut bitmap[..(at + count).div_ceil(WORD_BITS) as usize]);
+    let mask = |index: usize| {
+        let before = index as u32 * WORD_BITS;
+        let (from, to) = (at.saturating_sub(before), (end - before).min(WORD_BITS));
+        !0 >> (WORD_BITS - (to - from)) << from
+    };
+    let is_new = words.iter().enumerate().all(|(index, word)| word & mask(index) == 0);
+    if is_new {
+        words.iter_mut().enumerate().for_each(|(index, word)| *word |= mask(index));
+    }
+    is_new
+}
+
+/// Sorts ranges by the number of their first frame, with the memory of `other`, which is as long.
+///
+/// A radix sort (LSD): each pass moves all ranges to the other list, in the order of nine bits of
+/// the frame numbers. It has a pass for no bits in which all frame numbers are equal.
+#[cold]
+fn radix_sort<P: Platform>(platform: &P, list: &mut [FrameRange], other: &mut [FrameRange]) {
+    let (mut left, first) = (0, list[0].pfn);
+    for piece in list.chunks(RANGES_PER_PIECE) {
+        piece.iter().for_each(|range| left |= range.pfn ^ first);
+        platform.resched();
+    }
+    let (mut from, mut to, mut passes) = (list, other, 0);
+    while left != 0 {
+        let shift = left.trailing_zeros();
+        pass(platform, from, to, shift);
+        (from, to) = (to, from);
+        passes += 1;
+        left &= !(DIGIT_MASK << shift);
+    }
+    if passes % 2 == 1 {
+        for (to, from) in to.chunks_mut(RANGES_PER_PIECE).zip(from.chunks(RANGES_PER_PIECE)) {
+            to.copy_from_slice(from);
+            platform.resched();
         }
     }
 }
@@ -241,21 +363,39 @@ impl<P: Platform> Drop for Scratch<'_, P> {
 
 #[cfg(test)]
 mod tests {
+    use std::format;
     use std::vec::Vec;
 
     use super::*;
     use crate::testing::Host;
 
-    /// Returns `n` ranges of distinct frames, `stride` apart, in an order without a pattern. `n` is
-    /// a power of two.
-    fn shuffled(n: u32, stride: u32) -> Vec<FrameRange> {
+    /// Returns `n` ranges of `frames` frames, whose first frames are `stride` apart, in an order
+    /// without a pattern. `n` is a power of two.
+    fn shuffled(n: u32, stride: u32, frames: u32) -> Vec<FrameRange> {
         // A linear congruential sequence of full period (Hull and Dobell, JACM 1962).
         let mut at = n / 3;
         let step = |_| {
             at = (at.wrapping_mul(5).wrapping_add(7)) & (n - 1);
-            FrameRange { pfn: 5 + at * stride, frames: at + 1 }
+            FrameRange { pfn: 5 + at * stride, frames }
         };
         (0..n).map(step).collect()
+    }
+
+    /// Sorts a list by a scratch, and returns the ranges that it leaves.
+    fn sorted(scratch: &mut Scratch<'_, Host>, list: &[FrameRange]) -> Vec<FrameRange> {
+        if list.len() > scratch.len() {
+            assert!(scratch.grow(MemcgId::ROOT, 0, 2 * list.len()));
+        }
+        scratch[..list.len()].copy_from_slice(list);
+        let left = scratch.sort(list.len());
+        scratch[..left].to_vec()
+    }
+
+    /// Returns the frames of a list, each as often as it is in it, in ascending order.
+    fn frames_of(list: &[FrameRange]) -> Vec<u32> {
+        let mut frames: Vec<u32> = list.iter().flat_map(|range| range.pfn..range.pfn + range.frames).collect();
+        frames.sort_unstable();
+        frames
     }
 
     #[test]
@@ -265,19 +405,60 @@ mod tests {
         let mut scratch = Scratch::lease(&machine);
         let mut small = Scratch::lease(&machine);
         assert!(matches!(small.buffer, Buffer::Stack), "one buffer for each CPU");
-        for (n, stride) in [(8, 1), (16, 1 << 20), (64, 3), (128, 1), (1024, 1), (1024, 1 << 21), (2048, 900)] {
+        let cases =
+            [(8, 1, 1), (16, 1 << 20, 9), (64, 3, 2), (128, 1, 1), (1024, 7, 5), (1024, 64, 64), (1024, 130, 129)];
+        let far = [(128, 1 << 12, 1), (1024, 1 << 21, 1), (2048, 900, 1), (4096, 1 << 16, 700)];
+        for (n, stride, frames) in cases.into_iter().chain(far) {
             let scratch = if n <= 16 { &mut small } else { &mut scratch };
-            let list = shuffled(n, stride);
-            if list.len() > scratch.len() {
-                assert!(scratch.grow(MemcgId::ROOT, 0, 2 * list.len()));
-            }
+            let list = shuffled(n, stride, frames);
             assert!(!list.is_sorted_by_key(|range| range.pfn));
-            scratch[..list.len()].copy_from_slice(&list);
-            scratch.sort(list.len());
-            let mut expected = list;
-            expected.sort_by_key(|range| range.pfn);
-            assert_eq!(scratch[..expected.len()], expected[..], "{n} ranges, {stride} frames apart");
+            let left = sorted(scratch, &list);
+            let case = format!("{n} ranges of {frames} frames, {stride} frames apart");
+            assert!(left.is_sorted_by_key(|range| range.pfn), "{case}");
+            assert_eq!(frames_of(&left), frames_of(&list), "{case}");
         }
+    }
+
+    #[test]
+    fn neighbours_are_joined_where_frames_lie_close_together() {
+        let host = Host::new(&[(0, 1 << 16, true)], 1);
+        let machine = Machine::boot(&host, Default::default()).unwrap();
+        let mut scratch = Scratch::lease(&machine);
+        assert_eq!(sorted(&mut scratch, &shuffled(1024, 1, 1)), [FrameRange { pfn: 5, frames: 1024 }]);
+        assert_eq!(sorted(&mut scratch, &shuffled(512, 64, 64)), [FrameRange { pfn: 5, frames: 1 << 15 }]);
+        let mut list = shuffled(1024, 1, 1);
+        list.retain(|range| range.pfn % 256 != 4);
+        let joined = [5, 261, 517, 773].map(|pfn| FrameRange { pfn, frames: 255 });
+        assert_eq!(sorted(&mut scratch, &list), joined);
+    }
+
+    #[test]
+    fn frames_that_are_twice_in_a_list_stay_so() {
+        let host = Host::new(&[(0, 1 << 16, true)], 1);
+        let machine = Machine::boot(&host, Default::default()).unwrap();
+        let mut scratch = Scratch::lease(&machine);
+        // Each range overlaps with its neighbours, and one frame is in the list a thousand times.
+        let mut list = shuffled(1024, 2, 3);
+        list.extend([FrameRange { pfn: 99, frames: 1 }; 1000]);
+        assert_eq!(frames_of(&sorted(&mut scratch, &list)), frames_of(&list));
+    }
+
+    #[test]
+    fn a_list_borrows_what_there_is_where_memory_lies_in_pieces() {
+        let host = Host::new(&[(0, 1 << 16, true)], 1);
+        let machine = Machine::boot(&host, Default::default()).unwrap();
+        let (memcgs, frames) = (machine.memcgs(), machine.frames());
+        // Every other block of 64 frames stays allocated.
+        let blocks: Vec<Pfn> =
+            core::iter::from_fn(|| memcgs.alloc(frames, MemcgId::ROOT, 6, false).ok().map(|(pfn, _)| pfn)).collect();
+        for pfn in blocks.iter().filter(|pfn| pfn.0 >> 6 & 1 == 0) {
+            // SAFETY: the block was allocated above.
+            unsafe { memcgs.free(frames, *pfn, 6, false) };
+        }
+        let mut scratch = Scratch::lease(&machine);
+        assert!(scratch.grow(MemcgId::ROOT, 0, MAX_RANGES), "a block of 64 frames");
+        assert_eq!(scratch.len(), 64 * 4096 / 2 / size_of::<FrameRange>());
+        assert!(!scratch.grow(MemcgId::ROOT, 0, MAX_RANGES), "no larger block");
     }
 
     #[test]
@@ -291,7 +472,7 @@ mod tests {
             let charged = || memcgs.usage(frames, memcg).unwrap().charged;
             let before = charged();
             let mut scratch = Scratch::lease(&machine);
-            let list = shuffled(512, 3);
+            let list = shuffled(512, 3, 1);
             scratch[..list.len()].copy_from_slice(&list);
             assert_eq!(scratch.grow(memcg, list.len(), 8192), pays);
             assert_eq!(scratch[..list.len()], list[..], "the ranges are kept");

@@ -302,8 +302,8 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     fn free_frames(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
         let mut batch = FreeBatch::new(machine, Use::Folio);
-        self.scratch.sort(self.used);
-        let mut left = &self.scratch[..self.used];
+        let used = self.scratch.sort(self.used);
+        let mut left = &self.scratch[..used];
         while let [first, rest @ ..] = left {
             left = rest;
             let mut range = *first;
