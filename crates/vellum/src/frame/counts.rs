@@ -25,15 +25,22 @@ impl<'p, P: Platform> Frames<'p, P> {
         frame.put(refs, maps)
     }
 
-    /// Sets the counts of a folio to zero, without an atomic read-modify-write. The caller
-    /// guarantees that no other CPU can find the folio and take a reference to it.
+    /// Sets the counts of a folio to zero: see [`Frames::set_counts`].
     #[inline]
     pub(crate) fn put_all(&self, head: Pfn, frame: &Frame) {
+        self.set_counts(head, frame, Counts { refs: 0, maps: 0 });
+    }
+
+    /// Sets the counts of a folio, without an atomic read-modify-write. The caller guarantees that
+    /// no other CPU changes them meanwhile: it has all references, and no other CPU can find the
+    /// folio and take one.
+    #[inline]
+    pub(crate) fn set_counts(&self, head: Pfn, frame: &Frame, counts: Counts) {
         trace(self.platform, || {
-            let Counts { refs, maps } = frame.counts();
-            Event::Counts(head, (refs, maps), (0, 0))
+            let before = frame.counts();
+            Event::Counts(head, (before.refs, before.maps), (counts.refs, counts.maps))
         });
-        frame.set_counts(Counts { refs: 0, maps: 0 });
+        frame.set_counts(counts);
     }
 
     /// Takes references and mappings unless the folio's refcount is zero, by [`Frame::try_get`].

@@ -219,11 +219,11 @@ impl FrameState {
         self.0 & flag != 0
     }
 
-    /// Returns whether the frame is a folio of one frame that is neither a page-cache object's nor
-    /// the zero folio.
+    /// Returns whether the frame is the head of a folio that only PTEs refer to: it is not a
+    /// page-cache object's, not in the swap cache, not partially mapped and not the zero folio.
     #[inline]
-    pub(crate) fn is_page(self) -> bool {
-        let mask = KIND_MASK | ORDER_MASK | flag::OBJECT | flag::ZERO_FOLIO;
+    pub(crate) fn is_private(self) -> bool {
+        let mask = KIND_MASK | flag::OBJECT | flag::SWAP_CACHED | flag::PARTIALLY_MAPPED | flag::ZERO_FOLIO;
         self.0 & mask == FrameKind::Folio as u32
     }
 }

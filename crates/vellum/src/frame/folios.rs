@@ -1,8 +1,11 @@
 //! Iterates over the folios of a contiguous range of frames.
 
-use super::{Frame, Frames};
+use super::{Frame, FrameState, Frames, prefetch};
 use crate::addr::Pfn;
 use crate::platform::Platform;
+
+/// The distance, in folios, to the folio whose descriptor is prefetched.
+const PREFETCH_AHEAD: u32 = 16;
 
 /// The iterator that [`Frames::folios`] returns.
 pub(crate) struct Folios<'f, 'p, P: Platform> {
@@ -51,6 +54,44 @@ impl<'p, P: Platform> Folios<'_, 'p, P> {
     #[inline]
     pub(crate) fn left(&self) -> u32 {
         self.left
+    }
+
+    /// Passes whole folios to `f`, from the next one on, at most `most`, as long as they are alike,
+    /// which is that the state words of their heads are equal, and `f` returns true. The iterator
+    /// then is at the folio that differs, or for which `f` returned false. `f` gets the state, the
+    /// head, the head's descriptor, and the folio's size in frames. Returns the number of folios
+    /// for which `f` returned true.
+    ///
+    /// A short loop, with what depends on the state outside. The descriptors of the next folios
+    /// are prefetched: hardware recognises ascending descriptors, but begins anew in each page of
+    /// them. Those beyond the range are not prefetched, because another CPU may be writing to them.
+    #[inline(always)]
+    pub(crate) fn while_alike(&mut self, most: u32, mut f: impl FnMut(FrameState, Pfn, &'p Frame, u32) -> bool) -> u32 {
+        if self.index >= self.descriptors.len() && self.left != 0 {
+            (self.descriptors, self.index) = (self.frames.descriptors(self.at, self.left), 0);
+        }
+        let here = self.descriptors.get(self.index..).unwrap_or_default();
+        let Some(first) = here.first() else { return 0 };
+        let state = first.state();
+        let size = 1u32 << state.order();
+        if self.at.0 & (size - 1) != 0 {
+            return 0;
+        }
+        let (mut head, before) = (self.at, self.left);
+        for folio in here.chunks_exact(size as usize).take(most as usize) {
+            let frame = &folio[0];
+            if (head.0 - self.at.0 + PREFETCH_AHEAD * size) < before {
+                prefetch(core::ptr::from_ref(frame).wrapping_add((PREFETCH_AHEAD * size) as usize));
+            }
+            if frame.state() != state || !f(state, head, frame, size) {
+                break;
+            }
+            head = head.add(size);
+        }
+        let done = head.0 - self.at.0;
+        self.index += done as usize;
+        (self.at, self.left) = (head, before - done);
+        done / size
     }
 
     /// Returns the head of the first folio of the range, if the range begins inside that folio.

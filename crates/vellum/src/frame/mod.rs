@@ -438,10 +438,9 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 }
 
-/// Prefetches a descriptor that is needed soon. This is a hint and no access, so any address will
-/// do.
+/// Prefetches what is needed soon. This is a hint and no access, so any address will do.
 #[inline(always)]
-pub(crate) fn prefetch(at: *const Frame) {
+pub(crate) fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address has no effect that the program could see (Intel SDM vol.
     // 2B, PREFETCHh).

@@ -25,6 +25,7 @@
 //! lruvec's lock or one of the frame allocator's, and not by interrupt handlers.
 
 mod charge;
+mod hold;
 mod host;
 mod lru;
 mod lruvec;
@@ -36,6 +37,7 @@ mod tree;
 mod uncharge;
 
 pub use charge::MARGIN;
+pub(crate) use hold::ListHold;
 pub(crate) use lru::Lru;
 pub use lruvec::LruList;
 pub(crate) use lruvec::{IsolateLimit, LruvecId};

@@ -53,6 +53,14 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
         self.lists.get_or_insert_with(|| lruvec.lock(self.frames.platform()))
     }
 
+    /// Returns whether a folio is on the list of the last folio, whose lruvec is locked: until
+    /// [`Uncharger::unlock`], no CPU finds the folio there, or puts a folio there.
+    #[inline(always)]
+    pub(crate) fn holds(&self, frame: &Frame) -> bool {
+        let packed = frame.lruvec();
+        packed == self.packed && LruvecId::is_listed(packed)
+    }
+
     /// Uncharges `pages` frames that [`Memcgs::charge_frames`] charged together and that have no
     /// references left. The caller frees the frames, and may do so before [`Uncharger::unlock`],
     /// while the folio is still linked in its list: the lruvec stays locked until the folio is
@@ -68,6 +76,16 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
             let frames = self.frames;
             self.lists(packed).deferred.remove(frames, pfn.add(1));
         }
+    }
+
+    /// Does the same as [`Uncharger::uncharge`] for a folio that is not partially mapped, and for
+    /// which [`Uncharger::holds`] returned true.
+    #[inline(always)]
+    pub(crate) fn uncharge_held(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
+        if !self.cut.extend(pfn, frame) {
+            self.start_cut(pfn, frame, self.packed);
+        }
+        self.pages += pages;
     }
 
     /// Removes the folios of `cut` (neighbours on an LRU list, which are unlinked together) from

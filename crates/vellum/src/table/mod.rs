@@ -35,12 +35,14 @@
 //! | `rewrite` | changes leaf PTEs while hardware sets accessed and dirty bits |
 //! | `cont_block` | folds leaf PTEs into contpte (AArch64) or NAPOT (RISC-V) blocks, and unfolds them |
 //! | `cont_rewrite` | changes leaf PTEs that are in cont blocks or can be folded |
+//! | `ahead` | prefetches the next page table of a pass over a range |
 //! | `walk` | walks from the root to a page table without locks |
 //! | `grow` | allocates and publishes page tables |
 //! | `split` | splits a huge PTE into a page table of smaller leaf PTEs |
 //! | `collapse` | detaches a page table, so that a huge PTE can replace it |
 //! | `relocate` | moves PTEs and whole page tables to other addresses (`mremap`) |
 
+pub(crate) mod ahead;
 mod busy;
 mod collapse;
 mod cont_block;

@@ -4,7 +4,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::Pfn;
-use crate::frame::{Frame, FrameKind, FrameState, Use, flag, prefetch};
+use crate::frame::{Counts, Frame, FrameKind, Use, flag};
 use crate::memcg::Uncharger;
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter};
@@ -18,10 +18,6 @@ const BATCH_COST: u32 = 384;
 const FREE_COST: u32 = 8;
 /// The number of ranges of frames that are freed together.
 const RANGES_PER_FREE: usize = 32;
-/// The distance, in folios, from the folio that is being freed to the folio whose descriptor is
-/// prefetched.
-pub(super) const PREFETCH_AHEAD: usize = 12;
-
 /// Calls `is_gone` for each folio in `ranges` (first frame, number of frames). `is_gone` drops the
 /// caller's references and returns true if the folio has no other reference and no CPU can find it;
 /// this function then frees the folio, without a flush, because no PTE maps it. Otherwise it passes
@@ -97,57 +93,42 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     /// folios and parts of folios at both ends.
     #[inline]
     pub(super) fn put_range(&mut self, pfn: Pfn, count: u32) {
-        let frames = self.machine.frames();
-        let (mut pfn, mut left) = (pfn, count);
-        while left > 0 {
-            let here = frames.descriptors(pfn, left);
-            let mut at = 0;
-            while at < here.len() {
-                let first = &here[at];
-                let state = first.state();
-                if state.is_page() {
-                    self.put_page(pfn.add(at as u32), first);
-                    at += 1;
-                    continue;
-                }
-                let order = state.order();
-                // Most folios of a range are of one size, and their descriptors are not in the
-                // cache. (Those of single pages are adjacent, and the hardware prefetches them.)
-                // Descriptors beyond the range are not prefetched, because another CPU may be
-                // writing to them.
-                if order != 0 && at + (PREFETCH_AHEAD << order) < left as usize {
-                    prefetch(core::ptr::from_ref(first).wrapping_add(PREFETCH_AHEAD << order));
-                }
-                let skip = pfn.add(at as u32).0 & ((1 << order) - 1);
-                let pages = ((1 << order) - skip).min(left - at as u32);
-                let (head, frame) =
-                    if skip == 0 { (pfn.add(at as u32), first) } else { frames.head(pfn.add(at as u32)) };
-                let state = if skip == 0 { state } else { frame.state() };
-                self.put_pages(head, frame, state, pages);
-                at += pages as usize;
-            }
-            // A folio may extend beyond the descriptors that are contiguous.
-            let done = (at as u32).min(left);
-            pfn = pfn.add(done);
-            left -= done;
+        let machine = self.machine;
+        let mut folios = machine.frames().folios(pfn, count);
+        loop {
+            folios.while_alike(u32::MAX, |state, head, frame, pages| {
+                state.is_private() && self.put_last(head, frame, pages)
+            });
+            let Some((head, frame, pages)) = folios.next() else { break };
+            self.put_pages(head, frame, pages);
         }
     }
 
-    /// Drops the reference and the mapping of a folio of one frame, and frees the folio if none are
-    /// left. The same as [`FreeBatch::put_pages`] for such a folio, without the questions that only
-    /// larger folios and those of page-cache objects raise.
+    /// Drops one reference and one mapping of each page of a private folio
+    /// ([`FrameState::is_private`](crate::frame::FrameState::is_private)), and frees the folio, if
+    /// these are the last ones and the lock of the folio's lruvec is held. Returns whether it did.
+    ///
+    /// Without a PTE and without a reference, a CPU finds such a folio only by its LRU list or the
+    /// deferred-split queue, and takes a reference there under the lruvec's lock. So while this CPU
+    /// holds that lock and the last references, no other CPU changes the counts: a store replaces
+    /// the atomic operation, which takes as long as all else that is done for a page.
     #[inline(always)]
-    fn put_page(&mut self, pfn: Pfn, frame: &Frame) {
-        if self.machine.frames().put(pfn, frame, 1, 1).refs == 0 {
-            self.free(pfn, frame, 1);
+    fn put_last(&mut self, head: Pfn, frame: &Frame, pages: u32) -> bool {
+        let is_last = self.uncharger.holds(frame) && frame.counts() == Counts { refs: pages, maps: pages };
+        if is_last {
+            self.machine.frames().put_all(head, frame);
+            self.uncharger.uncharge_held(head, frame, pages);
+            self.grow(head, pages);
+            self.maybe_resched();
         }
-        self.maybe_resched();
+        is_last
     }
 
     /// Drops the references and mappings of `pages` pages of a folio, and frees the folio if none
     /// are left.
-    #[inline]
-    fn put_pages(&mut self, head: Pfn, frame: &Frame, state: FrameState, pages: u32) {
+    #[inline(never)]
+    fn put_pages(&mut self, head: Pfn, frame: &Frame, pages: u32) {
+        let state = frame.state();
         debug_assert_eq!(state.kind(), FrameKind::Folio);
         let order = state.order();
         if state.has(flag::ZERO_FOLIO | flag::OBJECT) {
@@ -191,11 +172,6 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
 
     /// Uncharges a folio without references, or a page table without walkers, and adds its frames
     /// to the range that is freed together.
-    ///
-    /// A range grows at either end, because page tables mostly come in descending order of their
-    /// frames: the gather's list has them in reverse order. Page tables must be freed in ranges.
-    /// Frames that are freed one by one are allocated again in an ever more random order, and an
-    /// unmap that frees page tables in random order takes twice as long.
     #[inline(always)]
     pub(super) fn free(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
         if frame.has(flag::SWAP_CACHED) {
@@ -203,6 +179,17 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
             self.machine.uncache_in_parts(pfn, frame, || true);
         }
         self.uncharger.uncharge(pfn, frame, pages);
+        self.grow(pfn, pages);
+    }
+
+    /// Adds frames that are uncharged to the range that is freed together.
+    ///
+    /// A range grows at either end, because page tables mostly come in descending order of their
+    /// frames: the gather's list has them in reverse order. Page tables must be freed in ranges.
+    /// Frames that are freed one by one are allocated again in an ever more random order, and an
+    /// unmap that frees page tables in random order takes twice as long.
+    #[inline(always)]
+    fn grow(&mut self, pfn: Pfn, pages: u32) {
         self.freed += 1;
         if pfn.0 + pages == self.start {
             self.start = pfn.0;

@@ -30,7 +30,7 @@ use crate::memcg::MemcgId;
 use crate::platform::{Event, Platform, trace};
 use crate::swap::SwapRun;
 
-use super::free::{FreeBatch, PREFETCH_AHEAD};
+use super::free::FreeBatch;
 use super::{Flushed, Shootdown};
 
 /// The maximum number of runs of swap slots that are kept until the page table's lock is released.
@@ -40,6 +40,9 @@ const SWAP_RUNS: usize = 16;
 const RANGES: usize = 4;
 /// The maximum number of frames in ranges that are joined before their references are dropped.
 const MAX_JOINED: u32 = 1 << 10;
+/// The distance, in ranges, from the range whose references are dropped to the range whose first
+/// descriptor is prefetched.
+const PREFETCH_AHEAD: usize = 12;
 /// The maximum number of frames that wait for one flush, unless the list is longer: 256 MiB.
 const MAX_WAITING: u32 = 1 << 16;
 

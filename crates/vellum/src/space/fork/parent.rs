@@ -6,11 +6,11 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, SwapEntry, UserRange};
-use crate::frame::{TooManyReferences, flag};
-use crate::memcg::Refused;
+use crate::frame::{Counts, TooManyReferences, flag};
+use crate::memcg::{ListHold, Refused};
 use crate::page_cache::Object;
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, NotMapped, Run, Scattered};
+use crate::table::{Found, LockedTable, NotMapped, Run, Scattered, ahead};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
@@ -171,6 +171,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             match self.tables().find(vma.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
+                    ahead::prefetch_next(&table, vma.range);
                     let mut batch = Batch { level: table.level, pieces: ArrayVec::new(), copies: ArrayVec::new() };
                     let whole = vma.range.tail(at);
                     let range = if at < private_end { whole.head(private_end) } else { whole };
@@ -324,6 +325,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     fn take_scattered<const EXCLUSIVE: bool>(self, stretch: &Scattered<'_, '_, 'm, P>) -> Taken {
         let frames = self.machine().frames();
         let per_pte = stretch.frames_of_a_pte();
+        let mut hold = ListHold::new(frames, self.machine().memcgs());
         let mut taken = Taken { ptes: 0, resident: 0 };
         let mut prefetched = 0;
         while let Some(pfn) = stretch.frame(taken.ptes) {
@@ -341,6 +343,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                     if frames.get_counts_checked(head, frame, pages, pages).is_err() {
                         break;
                     }
+                } else if hold.has_all(frame, pages) {
+                    frames.set_counts(head, frame, Counts { refs: 2 * pages, maps: 2 * pages });
                 } else if frames.get_counts(head, frame, pages, pages).has_unmapped_refs() {
                     frames.put(head, frame, pages, pages);
                     break;
@@ -478,16 +482,25 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     /// from `budget`. Does not check for the maximum number of references: an exclusive folio
     /// reaches it only by references without a mapping, and then it is not shared.
     ///
-    /// Not inlined, like [`Parent::share_shared`]: the compiler then makes a short loop, in which a
-    /// folio costs little more than its atomic operation.
+    /// Not inlined, like [`Parent::share_shared`]: the compiler then makes a short loop.
     #[inline(never)]
     fn share_exclusive(self, pfn: Pfn, count: u32, budget: &mut u32) -> u32 {
         let frames = self.machine().frames();
         let (mut folios, mut left) = (frames.folios(pfn, count), *budget);
+        let mut hold = ListHold::new(frames, self.machine().memcgs());
         let mut pinned = 0;
-        while left != 0
-            && let Some((head, frame, pages)) = folios.next()
-        {
+        while left != 0 {
+            left -= folios.while_alike(left, |_, head, frame, pages| {
+                let all = hold.has_all(frame, pages);
+                if all {
+                    frames.set_counts(head, frame, Counts { refs: 2 * pages, maps: 2 * pages });
+                }
+                all
+            });
+            if left == 0 {
+                break;
+            }
+            let Some((head, frame, pages)) = folios.next() else { break };
             left -= 1;
             if frames.get_counts(head, frame, pages, pages).has_unmapped_refs() {
                 frames.put(head, frame, pages, pages);

@@ -5,7 +5,7 @@ use crate::frame::flag;
 use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter, sum};
-use crate::table::{Found, LockedTable, Taken};
+use crate::table::{Found, LockedTable, Taken, ahead};
 use crate::tlb::Gather;
 
 use super::{Ptes, Zap};
@@ -116,6 +116,7 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
                 }
                 Found::Table(table) => table,
             };
+            ahead::prefetch_next(&table, range);
             let next = self.zap_table(&table, range.tail(at), keep, gather, tally);
             table.unlock(gather);
             gather.release_slots();
