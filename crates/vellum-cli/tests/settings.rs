@@ -99,7 +99,7 @@ fn rows(mut command: Command) -> Vec<serde_json::Value> {
 
 /// Returns rows of each arm for each of `names`, in the order in which a benchmark prints them.
 fn of_each_arm(names: &[(&str, &str)]) -> Vec<(String, String, String)> {
-    let arms = ["ascending", "random", "interleaved"];
+    let arms = ["ascending", "random", "interleaved", "aged"];
     names.iter().flat_map(|(a, b)| arms.map(|arm| ((*a).into(), (*b).into(), arm.into()))).collect()
 }
 
@@ -138,7 +138,7 @@ fn fork_is_measured_by_all_contenders_and_leaves_no_child() {
     let settings = Settings::new();
     let rows = rows(settings.command("fork", &["--size=64MiB", "--runs=2", "--folios=4,64"]));
     let arms: Vec<_> = rows.iter().map(|row| row["arm"].as_str().unwrap()).collect();
-    assert_eq!(arms, ["ascending", "ascending", "random", "random", "interleaved", "interleaved"]);
+    assert_eq!(arms, ["ascending", "ascending", "random", "random", "interleaved", "interleaved", "aged", "aged"]);
     for row in rows {
         assert_eq!((&row["bench"], &row["op"]), (&"fork".into(), &"fork".into()));
         for column in ["floor_ns", "vellum_ns", "page_ns", "linux_ns"] {

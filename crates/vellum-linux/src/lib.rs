@@ -38,6 +38,7 @@ pub mod workload;
 
 use std::path::Path;
 
+use child::churn::Aged;
 use child::exit::ExitTimer;
 use child::fork::ForkTimer;
 use child::lazyfree::LazyfreeTimer;
@@ -47,6 +48,7 @@ pub use sample::{Sample, Skip};
 use settings::knobs::Knobs;
 use settings::mthp::Mthp;
 use swap::SwapTimer;
+use workload::arm::Arm;
 use workload::case::{Case, Op};
 
 /// The file that starts memory compaction.
@@ -60,6 +62,8 @@ pub struct Linux {
     forks: ForkTimer,
     swap: SwapTimer,
     lazyfree: LazyfreeTimer,
+    /// The processes of a churn, and the case whose runs it comes before.
+    aged: Option<(Case, Aged)>,
 }
 
 impl Linux {
@@ -73,20 +77,30 @@ impl Linux {
             forks: ForkTimer::default(),
             swap: SwapTimer::default(),
             lazyfree: LazyfreeTimer::default(),
+            aged: None,
         }
     }
 
-    /// Checks that this kernel and user can measure `case`, and compacts memory.
+    /// Checks that this kernel and user can measure `case`, and compacts memory. For [`Arm::Aged`]
+    /// then runs the churn, unless it ran for this case already; what the churn leaves mapped stays
+    /// until another case is prepared.
     /// Called once before the runs of a case, outside of all measurement.
     ///
     /// # Errors
     /// The settings, the kernel or the free memory don't allow the case.
     pub fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
         self.mthp.plan(case)?;
+        if self.aged.as_ref().is_some_and(|(aged, _)| aged == case) {
+            return Ok(());
+        }
+        self.aged = None;
         // Require an eighth more than the regions, for page tables and for other processes.
-        let bytes = case.bytes * (1 + case.arm.neighbours() as u64);
+        let bytes = case.bytes * (1 + case.arm.regions_beside());
         memory::check_available(bytes + bytes / 8)?;
         compact();
+        if case.arm == Arm::Aged {
+            self.aged = Some((*case, Aged::new(case.bytes, &self.mthp, &mut self.knobs)?));
+        }
         Ok(())
     }
 

@@ -278,6 +278,33 @@ impl Region {
         result.map_err(|error| Skip::system("madvise", error))
     }
 
+    /// Unmaps `len` bytes from `offset`, and reserves their addresses again.
+    ///
+    /// # Errors
+    /// `mmap` failed.
+    pub fn unmap_range(&self, offset: usize, len: usize) -> Result<(), Skip> {
+        assert!(offset + len <= self.len);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: replaces pages of the region, to whose contents no reference exists.
+        let result = unsafe { mmap_anonymous(self.start.wrapping_byte_add(offset), len, ProtFlags::empty(), flags) };
+        result.map(drop).map_err(|error| Skip::system("mmap", error))
+    }
+
+    /// Makes `len` bytes from `offset` lazyfree (`MADV_FREE`), and has them reclaimed
+    /// (`MADV_PAGEOUT`).
+    ///
+    /// # Errors
+    /// A call failed.
+    pub fn reclaim_range(&self, offset: usize, len: usize) -> Result<(), Skip> {
+        assert!(offset + len <= self.len);
+        for advice in [Advice::LinuxFree, Advice::LinuxPageOut] {
+            // SAFETY: the range is in the region, whose contents are not used.
+            let result = unsafe { madvise(self.start.wrapping_byte_add(offset), len, advice) };
+            result.map_err(|error| Skip::system("madvise", error))?;
+        }
+        Ok(())
+    }
+
     /// Makes the region read-only, as its last operation. Returns the time.
     ///
     /// # Errors

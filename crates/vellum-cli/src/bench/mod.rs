@@ -49,8 +49,8 @@ pub enum Bench {
     /// A region is mapped, touched page by page, and then timed while it is unmapped (or made
     /// read-only). Its folios are 4 KiB to 2 MiB, each page mapped by its own PTE; `huge` is 2 MiB
     /// folios, each mapped by one huge PTE. They are touched in ascending order, which makes their
-    /// frames consecutive, in random order, which scatters them, and in turn with other
-    /// address spaces (`--arms`).
+    /// frames consecutive, in random order, which scatters them, in turn with other address
+    /// spaces, and in random order in memory that other programs left in pieces (`--arms`).
     Unmap {
         /// The options of the benchmark.
         #[command(flatten)]

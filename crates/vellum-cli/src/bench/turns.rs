@@ -41,13 +41,15 @@ pub struct Taken {
 /// Runs `op` on `case` `runs` times by each contender, in turn. The order of the contenders is
 /// random, but the same for every call. A contender that skips is not run again.
 pub fn take(contenders: &mut [Box<dyn Contender>], case: &Case, op: Op, runs: u32, progress: &Progress) -> Taken {
-    let meter = Meter::start();
     let mut random = SEED;
     let mut order: Vec<usize> = (0..contenders.len()).collect();
     let mut outcomes = Columns::<Outcome>::default();
     for contender in contenders.iter_mut() {
+        progress.set_text(format!("{} {} {}", op.title(), case.label(), contender.column().name()));
         outcomes[contender.column()].skip = contender.prepare(case).err();
     }
+    // After the preparation: the processes of a churn live on, and count as other work.
+    let meter = Meter::start();
     for _ in 0..runs {
         shuffle(&mut order, &mut random);
         for &index in &order {

@@ -8,10 +8,12 @@
 //! |---|---|
 //! | [`holder`] | a helper that holds a touched region |
 //! | [`exit`], [`fork`], [`lazyfree`] | timing the exit, the fork, or the reclaim of such a helper |
+//! | [`churn`] | processes whose work leaves free memory in pieces |
 //! | [`neighbour`] | processes whose memory alternates with the measured one |
 //! | [`tables`] | the page tables that a walk over addresses leaves behind |
 //! | [`mod@copy`] | a copy of another process's memory, and timing an operation on it |
 
+pub mod churn;
 pub mod copy;
 pub mod exit;
 pub mod fork;
@@ -55,6 +57,8 @@ pub enum Role {
     Reclaim(lazyfree::Args),
     /// Hold a region that another process touches.
     Neighbour(neighbour::Args),
+    /// Do the steps of a churn that come on standard input, and report each.
+    Churn,
     /// Touch and discard a span, and report the page tables.
     Tables(tables::Args),
     /// Copy another process's mappings, and do an operation on them.
@@ -81,7 +85,7 @@ pub enum Message {
         /// The time of the operation.
         time: Time,
     },
-    /// The resource exists.
+    /// The resource exists, or the step of a churn is done.
     Ready,
     /// The helper is about to touch memory that needs folios of this size.
     Wants {
@@ -124,6 +128,10 @@ pub fn run(role: Role) -> anyhow::Result<()> {
         Role::Neighbour(args) => {
             die_with_parent()?;
             neighbour::run(&args)
+        }
+        Role::Churn => {
+            die_with_parent()?;
+            churn::run()
         }
         Role::Tables(args) => {
             die_with_parent()?;
@@ -247,8 +255,22 @@ impl Helper {
     /// # Errors
     /// The helper is gone.
     pub fn resume(&mut self) -> Result<(), Skip> {
-        let go = self.stdin.as_mut().ok_or_else(|| Skip::Child("it has ended already".into()))?;
-        go.write_all(b"!").map_err(|error| Skip::Child(error.to_string()))
+        self.write(b"!")
+    }
+
+    /// Sends a request to the helper, as one line of JSON.
+    ///
+    /// # Errors
+    /// The helper is gone; the error has its standard error.
+    fn request(&mut self, request: &impl Serialize) -> Result<(), Skip> {
+        let mut line = serde_json::to_vec(request).map_err(|error| Skip::Child(error.to_string()))?;
+        line.push(b'\n');
+        self.write(&line).map_err(|error| self.finish().err().unwrap_or(error))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Skip> {
+        let stdin = self.stdin.as_mut().ok_or_else(|| Skip::Child("it has ended already".into()))?;
+        stdin.write_all(bytes).map_err(|error| Skip::Child(error.to_string()))
     }
 
     /// Lets the helper continue for the last time.

@@ -7,12 +7,14 @@
 //! |---|---|
 //! | [`arm`] | the order in which a region's folios are touched |
 //! | [`case`] | a region of folios of one size, and the operations on it |
+//! | [`churn`] | other programs' work that leaves free memory in pieces |
 //! | [`data`] | the contents of its pages, and the check that they survive |
 //! | [`layout`] | the VMAs of a process, as something to copy and measure |
-//! | [`shuffle`] | a fixed pseudo-random order |
+//! | [`shuffle`] | fixed pseudo-random numbers and orders |
 
 pub mod arm;
 pub mod case;
+pub mod churn;
 pub mod data;
 pub mod layout;
 pub mod shuffle;

@@ -1,16 +1,26 @@
-//! A fixed pseudo-random order, the same in every run and for every contender.
+//! Fixed pseudo-random numbers and orders, the same in every run and for every contender.
 
 /// The seed, fixed so that every run discards in the same order.
 pub const SEED: u64 = 0x76_656c_6c75_6d00;
 
-/// Shuffles `items` (Fisher-Yates over a SplitMix64 sequence) and advances `state`.
+/// Returns the next number of a SplitMix64 sequence, and advances `state`.
+pub fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Returns a number below `end`, and advances `state`.
+pub fn below(end: u64, state: &mut u64) -> u64 {
+    next(state) % end
+}
+
+/// Shuffles `items` (Fisher-Yates) and advances `state`.
 pub fn shuffle<T>(items: &mut [T], state: &mut u64) {
     for last in (1..items.len()).rev() {
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = *state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        items.swap(last, ((z ^ (z >> 31)) % (last as u64 + 1)) as usize);
+        items.swap(last, below(last as u64 + 1, state) as usize);
     }
 }
 

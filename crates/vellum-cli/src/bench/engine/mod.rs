@@ -9,11 +9,12 @@
 //! lack the entry by an exception or a system call, and the TLB instructions, which the simulated
 //! machine only counts.
 
+mod churn;
 mod copy;
 mod lazy;
 mod swapped;
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use vellum::addr::VirtRange;
@@ -37,6 +38,9 @@ use crate::bench::walker::{Tables, Variant, Walker};
 /// An address space of the simulated machine.
 pub type Space<'m> = AddressSpace<'m, Fast>;
 
+/// The share of a region that stays free beside it, for page tables: one in this many.
+const SPARE: u64 = 4;
+
 const READ_WRITE: Prot = Prot::READ.union(Prot::WRITE);
 
 /// A simulated machine with the engine, booted when it is first needed and kept until the program
@@ -45,12 +49,17 @@ const READ_WRITE: Prot = Prot::READ.union(Prot::WRITE);
 pub struct Engine {
     /// The most bytes of memory that the measured program uses at a time.
     bytes: u64,
-    /// The most programs beside it that use as much.
-    neighbours: usize,
+    /// The most memory of other programs, in multiples of that.
+    beside: u64,
+    /// True if the program's memory is swapped out, to memory of the same machine.
+    swaps: bool,
     booted: Rc<OnceCell<Booted>>,
 }
 
 struct Booted {
+    /// The address spaces of a churn, and the case whose runs it comes before. The first field,
+    /// because spaces must be dropped on a CPU.
+    aged: RefCell<Option<(Case, Vec<Space<'static>>)>>,
     machine: &'static Machine<'static, Fast>,
     cpu: Cpu<'static, Fast>,
     /// True once the machine has a swap device.
@@ -62,12 +71,23 @@ struct Booted {
 impl Engine {
     /// Returns an engine whose programs use at most `bytes` of memory at a time.
     pub fn of(bytes: u64) -> Engine {
-        Engine { bytes, neighbours: 0, booted: Rc::default() }
+        Engine { bytes, beside: 0, swaps: false, booted: Rc::default() }
     }
 
-    /// Returns this engine with memory for `neighbours` more programs.
-    pub fn with_neighbours(self, neighbours: usize) -> Engine {
-        Engine { neighbours, ..self }
+    /// Returns this engine with memory for other programs, which use `beside` times as much.
+    pub fn with_beside(self, beside: u64) -> Engine {
+        Engine { beside, ..self }
+    }
+
+    /// Returns this engine with memory for all pages of the measured program once more, compressed.
+    pub fn with_swap(self) -> Engine {
+        Engine { swaps: true, ..self }
+    }
+
+    /// Returns the bytes that stay free beside the measured program's memory when other programs
+    /// fill the machine: for page tables, and for the pages that are swapped out.
+    fn spare(&self) -> u64 {
+        self.bytes / SPARE + if self.swaps { self.bytes } else { 0 }
     }
 
     /// Returns a contender for the column of the engine, or of the engine with runs capped at one
@@ -82,13 +102,13 @@ impl Engine {
         }
         // Give the machine more memory than programs use, by as much as a region has: large folios
         // need free contiguous blocks.
-        let bytes = self.bytes * (2 + self.neighbours as u64) + (128 << 20);
+        let bytes = self.bytes * (2 + self.beside) + self.spare() + (128 << 20);
         let sim: &'static Fast = Box::leak(Box::new(simulate(1, bytes)?));
         let cpu = sim.cpu(0);
         let machine = Box::leak(Box::new(boot(sim)?));
         let memcg = machine.memcgs().create(machine.frames(), MemcgId::ROOT, u64::MAX);
         let memcg = memcg.map_err(|error| Skip::system("group", format!("{error:?}")))?;
-        Ok(self.booted.get_or_init(|| Booted { machine, cpu, swap: Cell::new(false), memcg }))
+        Ok(self.booted.get_or_init(|| Booted { machine, cpu, swap: Cell::new(false), memcg, aged: RefCell::default() }))
     }
 }
 
@@ -282,8 +302,8 @@ impl Contender for ByRun {
         self.column
     }
 
-    fn prepare(&mut self, _case: &Case) -> Result<(), Skip> {
-        self.engine.booted().map(|_| ())
+    fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
+        self.engine.booted()?.age(case, self.engine.spare())
     }
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
@@ -302,7 +322,8 @@ impl Contender for ByRun {
         let fallback = before.fallback(&between, case);
         if let Some(data) = op.data() {
             if !booted.swap.replace(true) {
-                swapped::attach(booted.machine, case.bytes)?;
+                // Twice as large as the region, as on Linux: a folio needs contiguous slots.
+                swapped::attach(booted.machine, 2 * case.bytes)?;
             }
             let swapped = swapped::measure(booted, &space, range, data)?;
             return Ok(Sample { touch, fallback, ..swapped });

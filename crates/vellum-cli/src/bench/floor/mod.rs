@@ -15,9 +15,13 @@
 //! names one. Which distance is best depends on the machine and the order of the frames, so the
 //! runs of a case alternate between [`PREFETCH_AHEAD`], and the floor is the fastest of them.
 //!
+//! Which frames the folios have is a [`Placement`]. In memory that a churn left in pieces, these
+//! are the frames that the engine allocates there.
+//!
 //! Swap-out and swap-in are in [`swapped`]. `munmap`, `dontneed` and `exit` are the same loop here,
 //! as they differ only in what the floor leaves out.
 
+mod placement;
 mod swapped;
 
 use std::hint::black_box;
@@ -25,11 +29,14 @@ use std::hint::black_box;
 use bytemuck::Zeroable;
 use vellum_linux::region::{EVICTING, LINE};
 use vellum_linux::time::Stopwatch;
+use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::{Case, Op};
 use vellum_linux::workload::data::Rewrites;
 
 use crate::bench::contender::{Column, Contender, Sample, Skip};
+use crate::bench::engine::Engine;
 use crate::bench::memory::Mapped;
+pub use placement::Placement;
 use swapped::Swap;
 
 /// The numbers of folios whose descriptors are prefetched ahead of the one in work.
@@ -59,8 +66,10 @@ struct Descriptor {
     maps: u32,
     /// The next entry of the free list: index + 1, or zero at the end.
     next: u64,
+    /// The number of the folio's first page among the region's pages, in the order of frames.
+    page: u64,
     /// What the floor has no use for.
-    rest: [u64; 2],
+    rest: u64,
 }
 
 const _: () = assert!(size_of::<Descriptor>() == 32);
@@ -84,11 +93,27 @@ impl FreeList {
 /// The contender that does the least work for each operation.
 #[derive(Default)]
 pub struct Floor {
+    /// The engine that knows the frames of aged memory.
+    engine: Option<Engine>,
     arena: Option<Arena>,
     swap: Option<Swap>,
     elsewhere: Option<Mapped<u64>>,
     /// The number of runs of the case so far.
     runs: usize,
+}
+
+impl Floor {
+    /// Returns a floor that takes the frames of aged memory from `engine`.
+    pub fn beside(engine: Engine) -> Floor {
+        Floor { engine: Some(engine), ..Floor::default() }
+    }
+
+    fn placement(&self, case: &Case) -> Result<Placement, Skip> {
+        match &self.engine {
+            Some(engine) if case.arm == Arm::Aged => Ok(Placement::known(case, &engine.frames(case)?)),
+            _ => Ok(Placement::in_order(case)),
+        }
+    }
 }
 
 /// Evicts the region's PTEs and descriptors from the caches. All other contenders write the whole
@@ -113,6 +138,8 @@ fn evict_from_caches(elsewhere: &mut Option<Mapped<u64>>) -> Result<(), Skip> {
 pub struct Arena {
     /// The case.
     pub case: Case,
+    /// The frames of its folios.
+    placement: Placement,
     /// The region's PTEs, page table after page table.
     entries: Mapped<u64>,
     /// The PTEs that a fork fills in for the child.
@@ -130,7 +157,8 @@ impl Contender for Floor {
         self.runs = 0;
         if self.arena.as_ref().is_none_or(|arena| arena.case != *case) {
             (self.arena, self.swap) = (None, None);
-            self.arena = Some(Arena::new(case).map_err(|error| Skip::system("mmap", error))?);
+            let placement = self.placement(case)?;
+            self.arena = Some(Arena::new(case, placement).map_err(|error| Skip::system("mmap", error))?);
         }
         Ok(())
     }
@@ -162,48 +190,35 @@ impl Contender for Floor {
 }
 
 impl Arena {
-    /// Allocates the memory of a case.
+    /// Allocates the memory of a case whose folios have the frames of `placement`.
     ///
     /// # Errors
     /// `mmap` failed.
-    pub fn new(case: &Case) -> rustix::io::Result<Arena> {
+    pub fn new(case: &Case, placement: Placement) -> rustix::io::Result<Arena> {
         let entries = if case.huge { case.folios() } else { case.pages() } as usize;
         Ok(Arena {
             case: *case,
             entries: Mapped::zeroed(entries)?,
             copies: Mapped::zeroed(entries)?,
-            descriptors: Mapped::zeroed(Self::frames(case) + entries.div_ceil(ENTRIES))?,
+            descriptors: Mapped::zeroed(placement.frames + entries.div_ceil(ENTRIES))?,
+            placement,
         })
     }
 
-    /// Returns the number of the region's page, in the order of frames, that is in this frame of
-    /// the region.
-    fn page_of(case: &Case, frame: usize) -> usize {
-        let folio = case.pages_per_folio() as usize;
-        frame / folio / (1 + case.arm.neighbours()) * folio + frame % folio
-    }
-
-    /// Returns the number of frames of the region and of its neighbours.
-    fn frames(case: &Case) -> usize {
-        case.pages() as usize * (1 + case.arm.neighbours())
-    }
-
-    /// Fills in a fresh region, each folio mapped once in full. The folio that is touched first has
-    /// the first frames. Not measured.
+    /// Fills in a fresh region, each folio mapped once in full. Not measured.
     pub fn fill(&mut self) {
         let leaf = if self.case.huge { LARGE } else { 0 };
         let (pages, entries) = (self.case.pages_per_folio(), self.entries_of_a_folio());
-        let apart = pages * (1 + self.case.arm.neighbours() as u64);
         self.descriptors.fill(Descriptor::zeroed());
-        for (position, n) in (0..).zip(self.case.arm.order(self.case.folios())) {
-            let (at, first) = (n as usize * entries, position * apart);
-            for (entry, frame) in self.entries[at..][..entries].iter_mut().zip(FIRST_FRAME + first..) {
+        let mappings = entries as u32;
+        for (folio, &head) in self.entries.chunks_exact_mut(entries).zip(&self.placement.heads) {
+            for (entry, frame) in folio.iter_mut().zip(FIRST_FRAME + head as u64..) {
                 *entry = frame << 12 | ATTRIBUTES | leaf;
             }
-            let mappings = entries as u32;
-            self.descriptors[first as usize] =
-                Descriptor { references: mappings, maps: mappings, ..Zeroable::zeroed() };
+            self.descriptors[head] = Descriptor { references: mappings, maps: mappings, ..Zeroable::zeroed() };
         }
+        let folios = self.descriptors.iter_mut().filter(|descriptor| descriptor.references > 0);
+        (0..).step_by(pages as usize).zip(folios).for_each(|(page, descriptor)| descriptor.page = page);
         self.copies.fill(0);
     }
 
@@ -248,7 +263,7 @@ impl Arena {
             Op::Reclaim(_) => self.free::<DIRTY>(folio, ahead).folios,
             _ => {
                 let mut free = self.free::<0>(folio, ahead);
-                let of_tables = Self::frames(&self.case)..;
+                let of_tables = self.placement.frames..;
                 for (index, of_table) in of_tables.clone().zip(&mut self.descriptors[of_tables]) {
                     free.push(index, of_table);
                 }
@@ -339,7 +354,6 @@ fn prefetch_line<T>(at: *const T) {
 #[cfg(test)]
 mod tests {
     use clap::ValueEnum;
-    use vellum_linux::workload::arm::Arm;
     use vellum_linux::workload::case::TABLE_SPAN;
 
     use super::*;
@@ -352,8 +366,18 @@ mod tests {
         cases.flat_map(|case| Arm::value_variants().iter().map(move |&arm| Case { arm, ..case }))
     }
 
+    /// Returns a placement for the arm: for an aged one, scattered folios, of which the engine got
+    /// three in four.
+    pub(super) fn placement(case: &Case) -> Placement {
+        if case.arm != Arm::Aged {
+            return Placement::in_order(case);
+        }
+        let frame = |n: u64| (n % 4 != 1).then_some((n * 3 + 7) * case.pages_per_folio());
+        Placement::known(case, &case.arm.order(case.folios()).into_iter().map(frame).collect::<Vec<_>>())
+    }
+
     fn filled(case: &Case) -> Arena {
-        let mut arena = Arena::new(case).unwrap();
+        let mut arena = Arena::new(case, placement(case)).unwrap();
         arena.fill();
         arena
     }

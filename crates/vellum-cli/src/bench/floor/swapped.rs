@@ -85,7 +85,7 @@ impl Swap {
             for entry in entries.iter_mut() {
                 *entry = ((*entry & FRAME) - (FIRST_FRAME << 12)) | OUT;
             }
-            self.store(Arena::page_of(&arena.case, head), pages, &mut end);
+            self.store(descriptor.page as usize, pages, &mut end);
             descriptor.maps = descriptor.maps.wrapping_sub(folio as u32);
             descriptor.references = descriptor.references.wrapping_sub(folio as u32);
             if descriptor.references == 0 {
@@ -102,12 +102,13 @@ impl Swap {
         let leaf = if arena.case.huge { LARGE } else { 0 };
         for entries in arena.entries.chunks_exact_mut(folio) {
             let slot = (entries[0] >> 12) as usize;
-            self.restore(Arena::page_of(&arena.case, slot), pages);
+            let page = arena.descriptors[slot].page;
+            self.restore(page as usize, pages);
             for entry in entries.iter_mut() {
                 *entry = ((*entry & FRAME) + (FIRST_FRAME << 12)) | ATTRIBUTES | leaf;
             }
             let mappings = folio as u32;
-            arena.descriptors[slot] = Descriptor { references: mappings, maps: mappings, ..Zeroable::zeroed() };
+            arena.descriptors[slot] = Descriptor { references: mappings, maps: mappings, page, ..Zeroable::zeroed() };
         }
     }
 
@@ -160,6 +161,7 @@ mod tests {
 
     use super::*;
     use crate::bench::floor::PRESENT;
+    use crate::bench::floor::tests::placement;
 
     #[test]
     fn every_folio_is_swapped_out_once_and_restored() {
@@ -167,7 +169,7 @@ mod tests {
         let cases = small.into_iter().chain([Case { huge: true, ..Case::of(4 << 20, 2048) }]);
         for case in cases.flat_map(|case| Arm::value_variants().iter().map(move |&arm| Case { arm, ..case })) {
             for data in [Data::SameFilled, Data::Compressible] {
-                let (mut arena, mut swap) = (Arena::new(&case).unwrap(), Swap::new(&case).unwrap());
+                let (mut arena, mut swap) = (Arena::new(&case, placement(&case)).unwrap(), Swap::new(&case).unwrap());
                 arena.fill();
                 let before = arena.entries.to_vec();
                 // `measure` checks the contents.

@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long)]
     pub no_huge: bool,
     /// Orders in which the region's folios are touched, which decide where in memory they lie.
-    #[arg(long, value_delimiter = ',', default_value = "ascending,random,interleaved")]
+    #[arg(long, value_delimiter = ',', default_value = "ascending,random,interleaved,aged")]
     pub arms: Vec<Arm>,
     /// The directory of the huge-page settings.
     #[arg(long, hide = true, default_value = "/sys/kernel/mm/transparent_hugepage")]
@@ -72,11 +72,12 @@ impl Args {
 }
 
 /// Returns all contenders. A contender listed here appears in every table, chart and JSON row.
-pub fn contenders(args: &Args) -> Vec<Box<dyn Contender>> {
-    let neighbours = args.arms.iter().map(|arm| arm.neighbours()).max().unwrap_or(0);
-    let engine = Engine::of(args.size).with_neighbours(neighbours);
+pub fn contenders(args: &Args, ops: &[Op]) -> Vec<Box<dyn Contender>> {
+    let beside = args.arms.iter().map(|arm| arm.regions_beside()).max().unwrap_or(0);
+    let engine = Engine::of(args.size).with_beside(beside);
+    let engine = if ops.iter().any(|op| op.data().is_some()) { engine.with_swap() } else { engine };
     vec![
-        Box::new(Floor::default()),
+        Box::new(Floor::beside(engine.clone())),
         Box::new(engine.contender(Column::Vellum)),
         Box::new(engine.contender(Column::Page)),
         Box::new(Linux::new(&args.thp_root)),
@@ -103,7 +104,7 @@ pub struct Subject {
 pub fn section(args: &Args, ops: &[Op], subject: &Subject) -> anyhow::Result<Section> {
     anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
     let _pinned = PinnedCpu::pin();
-    let rows = measure(args, ops, &mut contenders(args));
+    let rows = measure(args, ops, &mut contenders(args, ops));
     Ok(section::of(subject, &rows, args.runs))
 }
 

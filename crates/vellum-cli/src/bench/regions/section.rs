@@ -118,6 +118,14 @@ fn method(subject: &Subject, runs: u32) -> Vec<(&'static str, String)> {
              cgroup v1.",
         ),
         (
+            "aged",
+            "is memory in pieces: before the rows of a folio size, four address spaces fill three times the region's \
+             memory with folios of mixed sizes, replace half of it, and free a third of it at random; the rest stays \
+             mapped during the rows. All contenders do the same steps, Linux in processes. In the engine the free \
+             pieces are nearly all the memory that there is; Linux also has the memory that it had before. The floor \
+             has the engine's frames.",
+        ),
+        (
             "2 MiB",
             "has each folio mapped by 512 entries (Linux and vellum: split by a change of one page's protection and \
              back); 2 MiB huge has it mapped by one.",

@@ -18,7 +18,7 @@ use super::Spaces;
 use super::pace::{Times, work};
 use crate::bench::contender::{Column, Skip};
 use crate::bench::engine::{self, Counted};
-use crate::bench::floor::Arena;
+use crate::bench::floor::{Arena, Placement};
 use crate::bench::memory::Mapped;
 
 /// The result of one run.
@@ -107,7 +107,7 @@ impl ThreadMemory {
     fn of(&mut self, case: &Case) -> rustix::io::Result<(&mut Arena, &mut Mapped<u64>)> {
         let arena = match self.arena.take().filter(|arena| arena.case == *case) {
             Some(arena) => arena,
-            None => Arena::new(case)?,
+            None => Arena::new(case, Placement::in_order(case))?,
         };
         let pages = match self.pages.take() {
             Some(pages) => pages,
