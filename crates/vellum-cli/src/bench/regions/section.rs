@@ -80,7 +80,7 @@ fn description(op: Op) -> &'static str {
         Op::Reclaim(_) => {
             "The region is made lazyfree (MADV_FREE, not in the figure), and its memcg reclaims all it can: the pages \
              that were not written to since. Linux reclaims through memory.reclaim, or through memory.force_empty with \
-             cgroup v1; it first splits a huge PTE into 512 PTEs."
+             cgroup v1; since 7.3.2, and in 6.18.44, it first splits a huge PTE into 512 PTEs."
         }
         Op::Touch => {
             "One byte is written in each page of the fresh region: page faults, and the zeroing of every page. \
