@@ -84,7 +84,9 @@ static void put_existing_mappings(void) {
     if (!maps)
         abort();
     while (fgets(line, sizeof line, maps))
-        if (sscanf(line, "%lx-%lx %4s %lx %x:%x %lu", &start, &end, rights, &offset, &major, &minor, &inode) == 7) {
+        // The vsyscall page belongs to no process: it lies above the user addresses, which a trace cannot name.
+        if (sscanf(line, "%lx-%lx %4s %lx %x:%x %lu", &start, &end, rights, &offset, &major, &minor, &inode) == 7 &&
+            end <= 1ul << 57) {
             put(VMA | EXISTING << 3);
             put(start);
             put(end - start);

@@ -10,7 +10,10 @@ if [ "${1:-}" = --filter ]; then
     shift 2
 fi
 [ "${1:-}" != -- ] || shift
-emulator=${1:?qemu-ARCHITECTURE}
+emulator=$(command -v "${1:?qemu-ARCHITECTURE}") || {
+    echo "$1: not found (Debian: qemu-user)" >&2
+    exit 1
+}
 shift
 plugin=$(mktemp -d)
 # If the plugin never opens its pipe, the compressor waits for ever.
@@ -18,5 +21,7 @@ trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$plugin"' EXIT
 cc -O2 -shared -fPIC -Wall -Wextra -o "$plugin/pages.so" "$here/pages.c"
 mkfifo "$plugin/raw"
 zstd -q -f -T0 -o "$out" <"$plugin/raw" &
-"$emulator" -plugin "$plugin/pages.so,out=$plugin/raw,filter=$filter" "$@"
+# Without the caller's environment, which is on the program's stack, random addresses and a random seed, a program makes the
+# same trace again.
+env -i setarch -R "$emulator" -seed 1 -plugin "$plugin/pages.so,out=$plugin/raw,filter=$filter" "$@"
 wait $!

@@ -18,13 +18,14 @@ mod section;
 pub(crate) mod trace;
 mod world;
 
-use std::io::{Cursor, Read};
+use std::io::{self, BufWriter, Cursor, Read, Write};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use replay::{Counts, Policy, replay};
-use trace::{Reader, TraceError};
+use sha2::{Digest, Sha256};
+use trace::{Change, Reader, Record, TraceError, Writer};
 use vellum_sim::TlbModel;
 
 use super::contender::Skip;
@@ -64,11 +65,57 @@ enum Source {
 }
 
 impl Source {
+    /// Returns the SHA-256 of the uncompressed trace without the mappings that existed before the
+    /// first instruction. Most of these are the emulator's, which differ from one trace of a
+    /// program to the next, and are never accessed.
+    ///
+    /// # Errors
+    /// The trace can't be read.
+    fn checksum(&self) -> Result<String, TraceError> {
+        let mut reader = self.open()?;
+        let mut writer = Writer::new(BufWriter::with_capacity(1 << 16, Summed(Sha256::new())), reader.header())?;
+        loop {
+            match reader.next()? {
+                Record::Vma(Change::Existing { .. }) => {}
+                record => {
+                    writer.put(record)?;
+                    if matches!(record, Record::End(_)) {
+                        break;
+                    }
+                }
+            }
+        }
+        let Summed(sum) = writer.into_inner().into_inner().map_err(|error| error.into_error())?;
+        Ok(sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
     fn open(&self) -> Result<Reader<Box<dyn Read>>, TraceError> {
         match self {
             Source::File(path) => Reader::open(path),
             Source::Synthetic(bytes) => Reader::decompress(Cursor::new(bytes.clone())),
         }
+    }
+}
+
+/// The program whose accesses are replayed.
+pub struct Program {
+    /// True if it is none, and the trace was generated.
+    synthetic: bool,
+    /// The checksum of its trace.
+    checksum: String,
+}
+
+/// Hashes what is written to it.
+struct Summed(Sha256);
+
+impl Write for Summed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -91,7 +138,8 @@ pub fn section(args: &Args) -> anyhow::Result<Section> {
     };
     source.open()?;
     let models = if args.tlb.is_empty() { TlbModel::CORES.iter().collect() } else { args.tlb.clone() };
-    Ok(section::of(&measure(&source, &models), args.trace.is_none()))
+    let program = Program { synthetic: args.trace.is_none(), checksum: source.checksum()? };
+    Ok(section::of(&measure(&source, &models), &program))
 }
 
 /// Replays every policy on every core that supports it, in parallel.
@@ -122,6 +170,9 @@ fn measure(source: &Source, models: &[&'static TlbModel]) -> Vec<Row> {
 
 #[cfg(test)]
 mod tests {
+    use vellum_sim::Access;
+
+    use super::trace::{Header, Totals};
     use super::*;
     use crate::bench::report::Value;
 
@@ -144,6 +195,30 @@ mod tests {
                 assert_eq!((whole, whole), (two, four), "{policy} on {}", model.name);
             }
         }
+    }
+
+    /// The figures of a run without `--trace` can be compared with those of other machines.
+    #[test]
+    fn the_synthetic_trace_is_always_the_same() {
+        let source = Source::Synthetic(generate::generate(2_000, FILTER).unwrap());
+        assert_eq!(source.checksum().unwrap(), "2e21cb4574376871a3c6de46f0e4b5f16729c09d1d94dc8f48e403a6ebca6098");
+        let other = Source::Synthetic(generate::generate(2_001, FILTER).unwrap());
+        assert_ne!(other.checksum().unwrap(), source.checksum().unwrap());
+    }
+
+    #[test]
+    fn the_checksum_leaves_out_mappings_that_existed_before() {
+        let checksum = |at, page| {
+            let mut writer = Writer::new(Vec::new(), Header { filter: FILTER }).unwrap();
+            let existing = Change::Existing { at, len: 0x2000, rights: 3, file: 0, offset: 0 };
+            let access = Record::Access { slot: 0, page, access: Access::Read };
+            for record in [Record::Vma(existing), access, Record::End(Totals::default())] {
+                writer.put(record).unwrap();
+            }
+            Source::Synthetic(zstd::encode_all(&writer.into_inner()[..], 1).unwrap()).checksum().unwrap()
+        };
+        assert_eq!(checksum(0x1000, 1), checksum(0x3000, 1));
+        assert_ne!(checksum(0x1000, 1), checksum(0x1000, 2));
     }
 
     #[test]
@@ -169,14 +244,18 @@ mod tests {
     fn the_section_has_each_policy_a_core_supports() {
         let source = Source::Synthetic(generate::generate(2_000, FILTER).unwrap());
         let models = ["skylake", "xiangshan-kunminghu"].map(|name| TlbModel::core(name).unwrap());
-        let section = section::of(&measure(&source, &models), true);
+        let program = Program { synthetic: true, checksum: source.checksum().unwrap() };
+        let section = section::of(&measure(&source, &models), &program);
         let text = |key: &str| section.json.iter().map(|row| row[key].as_str().unwrap().to_owned()).collect::<Vec<_>>();
         assert_eq!(text("policy"), ["4K", "anonfolio", "exefolio", "4K", "anonfolio", "contpte", "exefolio"]);
         assert_eq!(text("tlb")[2..4], models.map(|model| &*model.name));
         for row in &section.json {
             let [misses, walks, faults] = ["misses", "walks", "faults"].map(|key| row[key].as_u64().unwrap());
             assert!(misses >= walks && walks >= faults && faults > 0, "{row}");
+            assert_eq!(row["trace_sha256"], *program.checksum);
         }
+        assert!(section.notes.iter().any(|note| note.contains(&program.checksum)));
+        assert_eq!(section.parts[0].title, "first-level TLB misses");
         // Unsupported policies are empty cells in every table but the published one.
         for part in section.parts.iter().filter(|part| part.chart.is_some()) {
             let empty = part.table.rows.iter().flatten().filter(|value| matches!(value, Value::None)).count();

@@ -1,12 +1,12 @@
-//! The section of `bench contpte`: TLB refills, page walks and their cost relative to 4 KiB pages,
-//! by policy and core, beside published results for Linux.
+//! The section of `bench contpte`: first-level TLB misses, page walks and their cost relative to
+//! 4 KiB pages, by policy and core, beside published results for Linux.
 
 use serde_json::json;
 use vellum_sim::TlbModel;
 
-use super::Row;
 use super::policies::{BASE, NAMES, PUBLISHED};
 use super::replay::Counts;
+use super::{Program, Row};
 use crate::bench::report::{Chart, Ink, Part, Scale, Section, Series, Table, Value, show};
 
 /// The cycles by which a second-level TLB hit is slower than a first-level hit: Arm's figure for
@@ -15,6 +15,9 @@ const REFILL: f64 = 6.0;
 /// Cycles of a page walk that hits the caches: Apple's cores were measured at 32 to 35; no others
 /// are published.
 const WALK: f64 = 30.0;
+/// Cycles of an instruction, everything but translation included: an assumption. A compiler on a
+/// core of today takes between half a cycle and one and a half.
+const INSTRUCTION: f64 = 1.0;
 
 /// A figure of a replay.
 struct Figure {
@@ -25,13 +28,13 @@ struct Figure {
 
 const FIGURES: [Figure; 5] = [
     Figure {
-        title: "TLB misses",
+        title: "first-level TLB misses",
         text: "Accesses that missed the first-level TLB. The row 4K has their number; the others, the change. An \
                access that faults is repeated, and counts twice if it misses twice.",
         of: |counts| counts.refills as f64,
     },
     Figure {
-        title: "TLB misses of fetches",
+        title: "first-level TLB misses of fetches",
         text: "The instruction fetches among them, which text in large folios reduces.",
         of: |counts| counts.fetches as f64,
     },
@@ -51,10 +54,11 @@ const FIGURES: [Figure; 5] = [
 ];
 
 /// Returns the section of these rows.
-pub fn of(rows: &[Row], synthetic: bool) -> Section {
+pub fn of(rows: &[Row], program: &Program) -> Section {
     let totals = rows.iter().find_map(|row| row.counts.as_ref().ok()).map(|counts| counts.totals).unwrap_or_default();
-    let what = if synthetic { "a synthetic program" } else { "a program" };
+    let what = if program.synthetic { "a synthetic program" } else { "a program" };
     let mut parts: Vec<Part> = FIGURES.iter().map(|figure| part(rows, figure)).collect();
+    parts.push(running_time(rows));
     parts.push(published());
     Section {
         id: "contpte",
@@ -66,9 +70,9 @@ pub fn of(rows: &[Row], synthetic: bool) -> Section {
         ),
         method: method(),
         parts,
-        notes: notes(rows, synthetic),
+        notes: notes(rows, program),
         loaded: 0,
-        json: rows.iter().map(json).collect(),
+        json: rows.iter().map(|row| json(row, program)).collect(),
     }
 }
 
@@ -151,6 +155,43 @@ fn part(rows: &[Row], figure: &Figure) -> Part {
     }
 }
 
+/// Returns the share of the running time that page walks take, 0 to 1: an estimate.
+fn walking(counts: &Counts) -> Option<f64> {
+    let all = counts.totals.instructions as f64 * INSTRUCTION;
+    (all > 0.0).then(|| counts.walks as f64 * WALK / all)
+}
+
+/// Returns the table with the share of running time that page walks take with 4 KiB pages, and that
+/// each policy saves of it.
+fn running_time(rows: &[Row]) -> Part {
+    let models = models(rows);
+    let head = std::iter::once("policy".to_owned()).chain(models.iter().map(|model| model.name.to_string())).collect();
+    let cell = |policy: &str, model: &TlbModel| {
+        let share = |policy| walking(counts(rows, model, policy)?);
+        let (base, with) = (share(BASE)?, share(policy)?);
+        Some(Value::Text(if policy == BASE {
+            format!("{:.2} %", base * 100.0)
+        } else {
+            format!("{:+.2} %", (with - base) * 100.0).replace('-', "−")
+        }))
+    };
+    let line = |policy: &&str| {
+        let cells = models.iter().map(|model| cell(policy, model).unwrap_or(Value::None));
+        std::iter::once(Value::Text((*policy).to_owned())).chain(cells).collect()
+    };
+    Part {
+        title: "page walks, as a share of running time".to_owned(),
+        text: format!(
+            "The row 4K has the share of the program's running time that its page walks take; the others, by how many \
+             percent of the running time that changes. An estimate: {WALK:.0} cycles a walk, whose reads hit the \
+             caches, and {INSTRUCTION:.0} cycle an instruction. A core overlaps walks with other work, so they cost \
+             less; walks that miss the caches cost more."
+        ),
+        chart: None,
+        table: Table { head, rows: NAMES.iter().map(line).collect() },
+    }
+}
+
 fn published() -> Part {
     let percent = |value: f64| Value::Text(format!("{value:.1} %").replace('-', "−"));
     let line = |(name, figures): &(&str, [f64; 3])| {
@@ -170,11 +211,16 @@ fn published() -> Part {
     }
 }
 
-fn notes(rows: &[Row], synthetic: bool) -> Vec<String> {
+fn notes(rows: &[Row], program: &Program) -> Vec<String> {
     let mut notes = Vec::new();
-    if synthetic {
-        notes.push("There was no trace, so a synthetic one was generated.".to_owned());
+    if program.synthetic {
+        notes.push("There was no trace, so a synthetic one was generated, the same on every machine.".to_owned());
     }
+    notes.push(format!(
+        "SHA-256 of the trace, without the mappings before the program's start: {}. Two runs with the same one \
+         replayed the same accesses.",
+        program.checksum
+    ));
     notes.extend(rows.iter().filter_map(|row| {
         let skip = row.counts.as_ref().err()?;
         Some(format!("{} on {}: {skip}.", row.policy.name, row.model.name))
@@ -183,12 +229,15 @@ fn notes(rows: &[Row], synthetic: bool) -> Vec<String> {
     notes
 }
 
-fn json(row: &Row) -> serde_json::Value {
-    let mut json = json!({ "bench": "contpte", "tlb": row.model.name, "policy": row.policy.name });
+fn json(row: &Row, program: &Program) -> serde_json::Value {
+    let mut json = json!({
+        "bench": "contpte", "trace_sha256": program.checksum, "tlb": row.model.name, "policy": row.policy.name,
+    });
     let more = match &row.counts {
         Ok(counts) => json!({
             "misses": counts.refills, "fetch_misses": counts.fetches,
             "walks": counts.walks, "walk_reads": counts.reads, "faults": counts.faults,
+            "walk_share": walking(counts),
             "instructions": counts.totals.instructions, "loads": counts.totals.loads, "stores": counts.totals.stores,
         }),
         Err(skip) => json!({ "skipped": skip.to_string() }),
@@ -197,4 +246,17 @@ fn json(row: &Row) -> serde_json::Value {
         json.extend(more);
     }
     json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::contpte::trace::Totals;
+
+    #[test]
+    fn walks_take_their_cycles_of_those_of_all_instructions() {
+        let totals = Totals { instructions: 1_000_000, loads: 300_000, stores: 200_000 };
+        assert_eq!(walking(&Counts { walks: 100, totals, ..Counts::default() }), Some(0.003));
+        assert_eq!(walking(&Counts { walks: 100, ..Counts::default() }), None);
+    }
 }
