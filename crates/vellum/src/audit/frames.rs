@@ -60,7 +60,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             memcgs.lru(frames).each_list(id, |list, counted, listed| {
                 let (mut pages, mut folios) = (0, 0);
                 for (pfn, frame) in listed {
-                    let is_listed_here = frame.kind() == FrameKind::Folio && LruList::of(frame) == Some(list);
+                    let is_listed_here = frames.kind_at(pfn) == FrameKind::Folio && LruList::of(frame) == Some(list);
                     if !is_listed_here || folios > counted.folios {
                         (self.report)(Discrepancy::WrongList { pfn, list });
                         break;
@@ -86,8 +86,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         let mut found = 0;
         swaps.each_cached_page(frames, |pfn| {
             found += 1;
-            let (_, frame) = frames.head(pfn);
-            if frame.kind() != FrameKind::Folio || !frame.has(flag::SWAP_CACHED) || frame.counts().refs == 0 {
+            let (head, frame) = frames.head(pfn);
+            if frames.kind_at(head) != FrameKind::Folio || !frame.has(flag::SWAP_CACHED) || frame.counts().refs == 0 {
                 (self.report)(Discrepancy::NotSwapCached { pfn });
             }
         });

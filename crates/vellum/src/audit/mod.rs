@@ -147,9 +147,8 @@ fn each_block<'m, P: Platform>(machine: &Machine<'m, P>, mut visit: impl FnMut(P
         let (mut at, end) = (region.base.pfn(), ((region.base.0 + region.len) >> FRAME_SHIFT) as u32);
         let mut blocks = 0u32;
         while at.0 < end
-            && let Some(frame) = frames.get(at)
+            && let Some((frame, state)) = frames.block_at(at)
         {
-            let state = frame.state();
             visit(at, frame, state);
             at = if state.kind() == FrameKind::Tail { at.add(1) } else { at.add(1 << state.order()) };
             blocks += 1;

@@ -90,12 +90,13 @@ impl<P: Platform> Audit<'_, '_, P> {
         let (mut at, end, mut anonymous) = (first, first.add(count), 0);
         while at < end {
             let (head, frame) = self.machine.frames().head(at);
-            let next = match frame.kind() {
+            let kind = self.machine.frames().kind_at(head);
+            let next = match kind {
                 FrameKind::Folio => head.add(1 << frame.order()).min(end),
                 _ => Pfn(at.0 + 1),
             };
             let mapped = next.0 - at.0;
-            if frame.kind() != FrameKind::Folio {
+            if kind != FrameKind::Folio {
                 let at = va + (u64::from(at.0 - first.0) << FRAME_SHIFT);
                 (self.report)(Discrepancy::NotAFolio { space, at, pfn: head });
             } else if let Some(count) = self.counts.get_mut((head.0.wrapping_sub(self.first.0)) as usize) {

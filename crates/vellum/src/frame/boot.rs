@@ -7,8 +7,8 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::AtomicBool;
 
-use super::{CacheLine, Frames, MAX_ORDER, Node, SECTION_SHIFT, Section, Watermarks, percpu::FrameCache};
-use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr, align_down, align_up};
+use super::{CacheLine, Frames, HUGE_ORDER, Node, SECTION_SHIFT, Section, Watermarks, percpu::FrameCache};
+use crate::addr::{FRAME_SHIFT, FRAME_SIZE, PhysAddr, align_down, align_up};
 use crate::platform::{MAX_CPUS, MAX_NODES, Platform, Region};
 use crate::sync::SpinLock;
 
@@ -164,14 +164,20 @@ impl UsablePart<'_> {
 }
 
 /// Returns the usable part of each region. The usable part of the largest region begins at `next`,
-/// where the boot-time structures end. A region that begins where a region of another node ends
-/// loses its first frame, so that no range of free frames lies on two nodes ([`super::node`]).
+/// where the boot-time structures end. After a region of another node, a region loses the frames of
+/// the pageblock in which that other region ends, or its own first frame if the other region ends
+/// with a pageblock, right before it. So no pageblock and no range of free frames lies on two nodes
+/// ([`super::node`]).
 fn usable_parts<'r>(regions: &'r [Region], largest: &'r Region, next: u64) -> impl Iterator<Item = UsablePart<'r>> {
-    regions.iter().scan((0, 0), move |(last, node), region| {
+    const PAGEBLOCK: u64 = FRAME_SIZE << HUGE_ORDER;
+    regions.iter().scan((0u64, 0), move |(last, node), region| {
         let (start, end) = whole_frames(region).unwrap_or_default();
-        let touches = *last == start && *node != region.node;
-        let from = if region == largest { next } else { start + if touches { FRAME_SIZE } else { 0 } };
-        if start < end {
+        let mut from = if region == largest { next } else { start };
+        if *node != region.node {
+            from = from.max(last.next_multiple_of(PAGEBLOCK));
+            from += if from == *last { FRAME_SIZE } else { 0 };
+        }
+        if from < end {
             (*last, *node) = (end, region.node);
         }
         Some(UsablePart { region, start: from, end: end.max(from) })
@@ -252,8 +258,8 @@ impl<'p, P: Platform> Frames<'p, P> {
                 if slot.is_none() {
                     let descriptors = early.take(size_of::<Section>() as u64)?;
                     // SAFETY: `take` allocated these zero bytes to this call alone, for the
-                    // machine's lifetime. Zeros are valid descriptors, which consist of atomics and
-                    // so may be shared.
+                    // machine's lifetime. Zeros are valid descriptors and pageblocks, which consist
+                    // of atomics and so may be shared.
                     *slot = Some(unsafe { &*at(descriptors).cast::<Section>() });
                 }
             }
@@ -288,18 +294,12 @@ impl<'p, P: Platform> Frames<'p, P> {
         }))
     }
 
-    /// Frees the usable part of a region to its node's buddy allocator, in aligned blocks. Blocks
-    /// of a region that the host zeroed go to the lists of zero blocks (INV-10).
+    /// Frees the usable part of a region to its node's buddy allocator. Blocks of a region that the
+    /// host zeroed count as zero (INV-10).
     fn free_part(&self, part: UsablePart<'_>) {
-        let UsablePart { region, start: from, end: to } = part;
-        let mut buddy = self.nodes[region.node].buddy.lock_irq(self.platform);
-        let mut at = from >> FRAME_SHIFT;
-        let to = to >> FRAME_SHIFT;
-        while at < to {
-            let order = at.trailing_zeros().min((to - at).ilog2()).min(MAX_ORDER as u32) as u8;
-            buddy.free(self, Pfn(at as u32), order, region.zeroed);
-            at += 1 << order;
-        }
+        let (node, count) = (&self.nodes[part.region.node], part.frames() as u32);
+        let range = (PhysAddr(part.start).pfn(), count);
+        node.buddy.lock_irq(self.platform).free_ranges(self, &[range], part.region.zeroed);
     }
 }
 

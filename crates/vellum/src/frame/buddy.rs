@@ -1,17 +1,25 @@
 //! Allocates naturally aligned blocks of 2ⁿ frames by the buddy system: splits them on demand and
 //! merges them when freed (Knowlton, CACM 1965).
 //!
-//! Each free block is known to be zero or not, so that no memory is zeroed twice: zero blocks and
-//! other blocks are on separate lists, a request prefers one of the two, and a merged block is zero
-//! if both halves are (INV-10).
+//! Free blocks of 2 MiB and more are on lists. Smaller ones are bits of their 2 MiB pageblock
+//! ([`super::pageblock`]), and pageblocks that have such blocks are on lists by the size of their
+//! largest one. A pageblock that becomes wholly free is a block of 2 MiB from then on.
+//!
+//! Free memory is known to be zero or not, so that no memory is zeroed twice (INV-10): there are
+//! separate lists for blocks and pageblocks with zero frames and for others, and a request prefers
+//! one of the two. A merged block of 2 MiB or more is zero if both halves are. Of smaller blocks
+//! each frame is zero or not.
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{FrameKind, FrameList, Frames, MAX_ORDER, Watermarks, flag};
+use super::pageblock::{Pageblock, PageblockClass, PageblockList, Word};
+use super::{AlignedBlocks, FrameKind, FrameList, Frames, HUGE_ORDER, MAX_ORDER, Watermarks, flag};
 use crate::addr::Pfn;
 use crate::platform::Platform;
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
+/// The number of orders of the blocks that are bits of a pageblock.
+const SMALL: usize = HUGE_ORDER as usize;
 
 /// A block that was just taken off a free list.
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +33,13 @@ pub(super) struct FreeBlock {
 /// The free blocks of a node. [`super::node`] keeps it behind a spin lock.
 #[derive(Debug)]
 pub(super) struct Buddy {
-    /// The free lists, indexed by whether their blocks are all zero (0 or 1), and then by order.
-    free: [[FrameList; ORDERS]; 2],
-    /// The number of frames on all lists.
+    /// The lists of free blocks of 2 MiB and more, indexed by whether their blocks are all zero (0
+    /// or 1), and then by the order above that of 2 MiB.
+    free: [[FrameList; ORDERS - SMALL]; 2],
+    /// The lists of pageblocks with smaller free blocks, indexed by their [`PageblockClass`]: by
+    /// whether they have zero frames, and then by the order of the largest block.
+    pageblocks: [[PageblockList; SMALL]; 2],
+    /// The number of free frames.
     frames: u64,
     /// The node's watermarks.
     marks: Watermarks,
@@ -36,7 +48,8 @@ pub(super) struct Buddy {
 impl Buddy {
     /// Returns an allocator without any free block.
     pub(super) const fn new(marks: Watermarks) -> Self {
-        Buddy { free: [[FrameList::new(); ORDERS]; 2], frames: 0, marks }
+        let (free, pageblocks) = ([[FrameList::new(); _]; 2], [[PageblockList::new(); _]; 2]);
+        Buddy { free, pageblocks, frames: 0, marks }
     }
 
     /// Returns the number of free frames.
@@ -56,18 +69,20 @@ impl Buddy {
         self.frames < self.marks.low + (1 << order)
     }
 
-    /// Returns the number of free blocks of each order.
-    pub(super) fn blocks(&self) -> [u64; ORDERS] {
-        core::array::from_fn(|o| (self.free[0][o].len() + self.free[1][o].len()) as u64)
+    /// Returns the number of free blocks of each order from that of 2 MiB on.
+    pub(super) fn large_blocks(&self) -> [u64; ORDERS - SMALL] {
+        core::array::from_fn(|order| self.free.iter().map(|lists| u64::from(lists[order].len())).sum())
     }
 
     /// Takes a block of `1 << order` frames. Returns `None` if no free block is large enough, or if
     /// fewer frames than the low watermark would stay free. While the machine is short of memory,
     /// the min watermark counts instead.
     ///
-    /// The smallest sufficient block is split, so that large blocks last; among blocks of equal
-    /// size `rather_zero` decides. Of a split block the lowest part is used first and the rest goes
-    /// to the front of the lists, so a series of requests gets ascending, adjacent blocks.
+    /// So that large blocks last, takes the block from a pageblock whose largest free block is as
+    /// small as possible, and there splits the smallest sufficient one. Among pageblocks and blocks
+    /// of equal size `rather_zero` decides. Of a split block the lowest part is used first, and its
+    /// pageblock goes to the front of its list, so a series of requests gets ascending, adjacent
+    /// blocks.
     pub(super) fn alloc<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
@@ -88,13 +103,22 @@ impl Buddy {
         order: u8,
         rather_zero: bool,
     ) -> Option<FreeBlock> {
-        for from in order..=MAX_ORDER {
-            for zero in [rather_zero, !rather_zero] {
-                let Some(pfn) = self.free[zero as usize][from as usize].pop(frames) else { continue };
-                let mut have = from;
-                while have > order {
-                    have -= 1;
+        let is_zero = [rather_zero, !rather_zero];
+        for class in order..HUGE_ORDER {
+            for zero in is_zero {
+                if let Some(pageblock) = self.pageblocks[zero as usize][class as usize].first.some() {
+                    return self.take_from_pageblock(frames, pageblock, order, rather_zero);
+                }
+            }
+        }
+        for from in order.max(HUGE_ORDER)..=MAX_ORDER {
+            for zero in is_zero {
+                let Some(pfn) = self.free[zero as usize][(from - HUGE_ORDER) as usize].pop(frames) else { continue };
+                for have in (order.max(HUGE_ORDER)..from).rev() {
                     self.insert(frames, pfn.add(1 << have), have, zero);
+                }
+                if order < HUGE_ORDER {
+                    self.break_up(frames, pfn, order, zero);
                 }
                 frames.frame(pfn).set_kind(FrameKind::Private, order, 0);
                 self.frames -= 1 << order;
@@ -104,17 +128,140 @@ impl Buddy {
         None
     }
 
+    /// Takes a block out of a pageblock that has a sufficient one.
+    fn take_from_pageblock<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        first: Pfn,
+        order: u8,
+        rather_zero: bool,
+    ) -> Option<FreeBlock> {
+        let pageblock = Pageblock::of(frames, first);
+        let (class, piece) = (pageblock.class()?, pageblock.find(order, rather_zero)?);
+        let is_zero = pageblock.remove(piece.at, order);
+        if piece.order == class.order || class.has_zero {
+            self.list_anew(frames, first, Some(class), pageblock.computed_class());
+        }
+        let pfn = first.add(piece.at);
+        frames.frame(pfn).set_kind(FrameKind::Private, order, 0);
+        self.frames -= 1 << order;
+        Some(FreeBlock { pfn, is_zero })
+    }
+
+    /// Makes a pageblock of a block of 2 MiB that is on no list, without its first `1 << order`
+    /// frames.
+    fn break_up<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool) {
+        let pageblock = Pageblock::of(frames, pfn);
+        (order..HUGE_ORDER).for_each(|left| pageblock.insert_block(1 << left, left, zero));
+        self.list_anew(frames, pfn, None, pageblock.computed_class());
+    }
+
+    /// Moves a pageblock from the list of its class to that of another.
+    fn list_anew<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        first: Pfn,
+        from: Option<PageblockClass>,
+        to: Option<PageblockClass>,
+    ) {
+        if from == to {
+            return;
+        }
+        if let Some(PageblockClass { order, has_zero }) = from {
+            self.pageblocks[has_zero as usize][order as usize].remove(frames, first);
+        }
+        if let Some(class @ PageblockClass { order, has_zero }) = to {
+            self.pageblocks[has_zero as usize][order as usize].push(frames, first, class);
+        }
+    }
+
     /// Frees a block. Merges it with its buddy (the other half of the next larger block) as long as
     /// the buddy is free too. The merged block counts as zero only if both halves are zero
     /// (INV-10).
     pub(super) fn free<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool) {
-        self.frames += 1 << order;
+        self.free_ranges(frames, &[(pfn, 1 << order)], zero);
+    }
+
+    /// Frees ranges of frames, as [`Buddy::free`] does. Ranges should be ascending: bits of one
+    /// word of a pageblock are set together.
+    pub(super) fn free_ranges<P: Platform>(&mut self, frames: &Frames<'_, P>, ranges: &[(Pfn, u32)], zero: bool) {
+        let mut word = Word { number: 0, mask: 0 };
+        for &(pfn, count) in ranges {
+            self.frames += u64::from(count);
+            match Word::of(pfn, count) {
+                Some(freed) => self.free_bits(frames, &mut word, freed, zero),
+                None => self.free_blocks(frames, &mut word, AlignedBlocks { pfn, count }, zero),
+            }
+        }
+        self.free_word(frames, word, zero);
+    }
+
+    /// Frees the blocks of a range, whose frames are counted already.
+    #[inline(never)]
+    fn free_blocks<P: Platform>(&mut self, frames: &Frames<'_, P>, word: &mut Word, blocks: AlignedBlocks, zero: bool) {
+        for (pfn, order) in blocks {
+            if order >= HUGE_ORDER {
+                self.free_large(frames, pfn, order, zero);
+                continue;
+            }
+            let count = 1u32 << order;
+            let words = (0..count).step_by(Word::FRAMES as usize);
+            for freed in words.filter_map(|at| Word::of(pfn.add(at), count.min(Word::FRAMES))) {
+                self.free_bits(frames, word, freed, zero);
+            }
+        }
+    }
+
+    /// Adds freed frames to `word`, whose bits are not set yet. If they are in another word, sets
+    /// the bits of that one first.
+    #[inline(always)]
+    fn free_bits<P: Platform>(&mut self, frames: &Frames<'_, P>, word: &mut Word, freed: Word, zero: bool) {
+        if freed.number != word.number {
+            let done = core::mem::replace(word, Word { number: freed.number, mask: 0 });
+            self.free_word(frames, done, zero);
+        }
+        word.mask |= freed.mask;
+    }
+
+    /// Sets the bits of freed frames, which are counted already. If the whole pageblock is free
+    /// then, makes a block of 2 MiB of it.
+    #[inline]
+    fn free_word<P: Platform>(&mut self, frames: &Frames<'_, P>, word: Word, zero: bool) {
+        if word.mask == 0 {
+            return;
+        }
+        let pageblock = Pageblock::of(frames, word.pageblock());
+        if let Some(class) = pageblock.insert(word.index(), word.mask, zero) {
+            self.raise_class(frames, word.pageblock(), pageblock, class);
+        }
+    }
+
+    /// Lists a pageblock by its new class, or makes a block of 2 MiB of it if the whole pageblock
+    /// is free.
+    #[cold]
+    fn raise_class<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        first: Pfn,
+        pageblock: &Pageblock,
+        class: PageblockClass,
+    ) {
+        if class.order < HUGE_ORDER {
+            return self.list_anew(frames, first, pageblock.class(), Some(class));
+        }
+        self.list_anew(frames, first, pageblock.class(), None);
+        let zero = pageblock.remove(0, HUGE_ORDER);
+        self.free_large(frames, first, HUGE_ORDER, zero);
+    }
+
+    /// Frees a block of 2 MiB or more, which is not counted.
+    fn free_large<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool) {
         let (mut pfn, mut order, mut zero) = (pfn, order, zero);
         while order < MAX_ORDER {
             let buddy = Pfn(pfn.0 ^ (1 << order));
             let Some(frame) = frames.get(buddy).filter(|f| f.is(FrameKind::Free, order)) else { break };
             let buddy_zero = frame.state().has(flag::ZERO);
-            self.free[buddy_zero as usize][order as usize].remove(frames, buddy);
+            self.free[buddy_zero as usize][(order - HUGE_ORDER) as usize].remove(frames, buddy);
             frame.set_kind(FrameKind::Private, 0, 0);
             frames.frame(pfn).set_kind(FrameKind::Private, 0, 0);
             zero &= buddy_zero;
@@ -124,10 +271,10 @@ impl Buddy {
         self.insert(frames, pfn, order, zero);
     }
 
-    /// Puts a block, which is on no list, in front of the free list of its order.
+    /// Puts a block of 2 MiB or more, which is on no list, in front of the free list of its order.
     fn insert<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool) {
         let frame = frames.frame(pfn);
         frame.set_kind(FrameKind::Free, order, if zero { flag::ZERO } else { 0 });
-        self.free[zero as usize][order as usize].push(frames, pfn, frame);
+        self.free[zero as usize][(order - HUGE_ORDER) as usize].push(frames, pfn, frame);
     }
 }

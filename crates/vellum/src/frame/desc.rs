@@ -27,7 +27,9 @@ pub enum FrameKind {
     /// Not managed by the allocator: a hole, or the engine's boot-time structures. A zeroed
     /// descriptor reads as this.
     Reserved = 0,
-    /// The first frame of a free block of the buddy allocator (Linux: `PageBuddy`).
+    /// The first frame of a free block of the buddy allocator (Linux: `PageBuddy`), of 2 MiB or
+    /// more. [`Frames::block`](super::Frames::block) reports smaller ones by this, too; their
+    /// descriptors are left over from an earlier use.
     Free = 1,
     /// The first frame of a free block in a per-CPU cache.
     Cached = 2,
@@ -187,6 +189,12 @@ const _: () = assert!(size_of::<Frame>() == 32);
 pub struct FrameState(u32);
 
 impl FrameState {
+    /// Returns the state of the first frame of a free block.
+    pub(super) fn free(order: u8, zero: bool) -> FrameState {
+        let flags = if zero { flag::ZERO } else { 0 };
+        FrameState(FrameKind::Free as u32 | (order as u32) << ORDER_SHIFT | flags)
+    }
+
     /// Returns the kind of the frame.
     #[inline]
     pub fn kind(self) -> FrameKind {

@@ -14,18 +14,21 @@
 //! | `counts` | refcounts and mapcounts of folios, with trace events |
 //! | `contents` | zeroes and copies frames |
 //! | `buddy` | the buddy allocator: free blocks of 2ⁿ frames |
+//! | `pageblock` | bitmaps of the free frames of 2 MiB |
+//! | `blocks` | finds the block that contains a frame |
 //! | `percpu` | per-CPU caches of free blocks |
 //! | `node` | NUMA nodes, watermarks and the order in which nodes are tried |
 //! | `boot` | builds all of the above from the machine's memory map |
 //! | `policy` | the folio sizes that a page fault may use |
 //!
-//! Rules kept here: a free block on a list of zero blocks is all zero bytes (INV-10); references
+//! Rules kept here: free memory that is marked zero is all zero bytes (INV-10); references
 //! are never fewer than mappings (INV-2); zeroing and copying is preemptible every 64 KiB (INV-11).
 //!
 //! Lock order: a per-CPU cache's lock, then a buddy allocator's lock. A CPU never holds two locks
 //! of the same kind. Both are taken with interrupts masked, so frames may be allocated and freed in
 //! any context, with page-table locks held or not.
 
+mod blocks;
 mod boot;
 mod buddy;
 mod contents;
@@ -34,6 +37,7 @@ mod desc;
 mod folios;
 mod list;
 mod node;
+mod pageblock;
 mod percpu;
 pub mod policy;
 #[cfg(test)]
@@ -49,11 +53,12 @@ use buddy::Buddy;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicBool;
 use node::{LocatedBlock, Node};
+use pageblock::Pageblock;
 use percpu::FrameCache;
 
 use crate::addr::{Pfn, PhysAddr};
 use crate::platform::{Event, FailPoint, Platform, allows, trace};
-use crate::sync::{SpinGuard, SpinLock};
+use crate::sync::SpinLock;
 
 /// The order of the largest block of the buddy allocator: 1 GiB.
 pub const MAX_ORDER: u8 = 18;
@@ -64,12 +69,18 @@ pub const HUGE_ORDER: u8 = 9;
 /// bit, which a TLB may cache as one translation).
 pub const LARGEST_FOLIO: u8 = 13;
 /// log2 of the number of frames in a section (Linux: `PFN_SECTION_SHIFT`). A section is 32 MiB of
-/// memory, whose descriptors are one array of 256 KiB.
+/// memory, whose descriptors are one array of 256 KiB. The bitmaps of its free frames have 3 KiB.
 const SECTION_SHIFT: u32 = 13;
 
-/// The descriptors of one section (Linux: `mem_section`). A section has descriptors if at least one
-/// of its frames exists.
-type Section = [Frame; 1 << SECTION_SHIFT];
+/// One section (Linux: `mem_section`). A section has this structure if at least one of its frames
+/// exists.
+#[repr(C)]
+struct Section {
+    /// The descriptors of its frames.
+    descriptors: [Frame; 1 << SECTION_SHIFT],
+    /// The free frames of its pageblocks.
+    pageblocks: [Pageblock; 1 << (SECTION_SHIFT - HUGE_ORDER as u32)],
+}
 
 /// The purpose of a block of frames (Linux: migratetype). The per-CPU caches keep blocks of the two
 /// purposes apart, so that a few immovable frames don't prevent much memory from merging into large
@@ -193,14 +204,14 @@ impl<'p, P: Platform> Frames<'p, P> {
     #[inline]
     pub fn get(&self, pfn: Pfn) -> Option<&'p Frame> {
         let section = (*self.sections.get((pfn.0 >> SECTION_SHIFT) as usize)?)?;
-        Some(&section[(pfn.0 & ((1 << SECTION_SHIFT) - 1)) as usize])
+        Some(&section.descriptors[(pfn.0 & ((1 << SECTION_SHIFT) - 1)) as usize])
     }
 
     /// Returns the descriptors from `pfn` to the end of its section.
     #[inline]
     fn descriptors_from(&self, pfn: Pfn) -> Option<&'p [Frame]> {
         let section = (*self.sections.get((pfn.0 >> SECTION_SHIFT) as usize)?)?;
-        Some(&section[(pfn.0 & ((1 << SECTION_SHIFT) - 1)) as usize..])
+        Some(&section.descriptors[(pfn.0 & ((1 << SECTION_SHIFT) - 1)) as usize..])
     }
 
     /// Returns the descriptor of a frame that came from this allocator.
@@ -234,23 +245,6 @@ impl<'p, P: Platform> Frames<'p, P> {
         }
         let head = pfn.align_down(state.order());
         (head, self.frame(head))
-    }
-
-    /// Returns the free block, folio or page table that contains `pfn`: its first frame, that
-    /// frame's descriptor, and its state; `None` where there is no memory. No lock is held, so the
-    /// state may be outdated on return.
-    ///
-    /// Accepts any frame, as an audit does: a tail's descriptor may be left over from an earlier
-    /// use, so only descriptors of first frames are trusted. The scan goes from the largest order
-    /// down. The frame aligned to the largest order is a first frame in any case. If its block ends
-    /// before `pfn`, the frame aligned to the next lower order is a first frame, and so on.
-    pub fn block(&self, pfn: Pfn) -> Option<(Pfn, &'p Frame, FrameState)> {
-        (0..=MAX_ORDER).rev().find_map(|order| {
-            let first = pfn.align_down(order);
-            let frame = self.get(first)?;
-            let state = frame.state();
-            (state.kind() != FrameKind::Tail && state.order() >= order).then_some((first, frame, state))
-        })
     }
 
     /// Returns the descriptors from `pfn` on, at most `count`, fewer where the section ends.
@@ -384,14 +378,14 @@ impl<'p, P: Platform> Frames<'p, P> {
             now_zero = unsafe { self.prepare_freed(pfn, count, zero) };
         }
         let zero = now_zero;
-        let mut locked: Option<(usize, SpinGuard<'_, Buddy, P>)> = None;
-        for &(pfn, count) in ranges {
-            let node = self.node_of(pfn);
-            if locked.as_ref().is_none_or(|(held, _)| *held != node) {
-                drop(locked.take());
-            }
-            let (_, buddy) = locked.get_or_insert_with(|| (node, self.nodes[node].buddy.lock_irq(self.platform)));
-            AlignedBlocks { pfn, count }.for_each(|(pfn, order)| buddy.free(self, pfn, order, zero));
+        let free = |ranges: &[(Pfn, u32)]| {
+            let node = &self.nodes[self.node_of(ranges[0].0)];
+            node.buddy.lock_irq(self.platform).free_ranges(self, ranges, zero);
+        };
+        match self.nodes.len() {
+            1 if ranges.is_empty() => {}
+            1 => free(ranges),
+            _ => ranges.chunk_by(|a, b| self.node_of(a.0) == self.node_of(b.0)).for_each(free),
         }
     }
 
@@ -427,13 +421,12 @@ impl<'p, P: Platform> Frames<'p, P> {
         /// From this number of frames on, the range bypasses the per-CPU cache: its large blocks
         /// are worth the buddy allocator's lock.
         const TO_BUDDY: u32 = 32;
-        let (blocks, node) = (AlignedBlocks { pfn, count }, self.node_of(pfn));
+        let node = self.node_of(pfn);
         if count >= TO_BUDDY {
-            let mut buddy = self.nodes[node].buddy.lock_irq(self.platform);
-            blocks.for_each(|(pfn, order)| buddy.free(self, pfn, order, zero));
+            self.nodes[node].buddy.lock_irq(self.platform).free_ranges(self, &[(pfn, count)], zero);
         } else {
             let mut cache = self.caches[self.lruvec_on(node)].0.lock_irq(self.platform);
-            blocks.for_each(|(pfn, order)| cache.free(self, pfn, order, zero, usage));
+            AlignedBlocks { pfn, count }.for_each(|(pfn, order)| cache.free(self, pfn, order, zero, usage));
         }
     }
 }

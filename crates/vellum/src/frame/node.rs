@@ -16,13 +16,16 @@
 //! each node until all have reached the high watermark ([`Frames::shortage`]).
 //!
 //! No range of free frames lies on two nodes. So no block, no folio, and no range that one call
-//! frees lies on two nodes. Where a region of one node ends at a region of another node, the first
-//! frame of the latter is never allocated.
+//! frees lies on two nodes, and no pageblock of the buddy allocator has free frames of two
+//! nodes. Where a region of one node ends within a pageblock, frames of other nodes behind it in
+//! the same pageblock are never allocated; where it ends with a pageblock, the first frame of the
+//! next pageblock is not, if it is another node's. (Firmware aligns the nodes' memory to much more
+//! than 2 MiB.)
 
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::buddy::FreeBlock;
-use super::{Buddy, Frames, HUGE_ORDER, MAX_ORDER, Use, Watermarks};
+use super::{Buddy, Frames, HUGE_ORDER, MAX_ORDER, SECTION_SHIFT, Use, Watermarks};
 use crate::addr::Pfn;
 use crate::platform::{MAX_NODES, Platform};
 use crate::sync::SpinLock;
@@ -158,9 +161,25 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     /// Returns the number of free blocks of each order in a node's buddy allocator
-    /// (`/proc/buddyinfo`). Blocks in per-CPU caches are not counted.
+    /// (`/proc/buddyinfo`). Blocks in per-CPU caches are not counted. The numbers are exact only
+    /// while no CPU allocates or frees. Reads the bitmaps of all free frames of the node, and calls
+    /// `resched` for each 32 MiB of memory: the caller holds no spin lock.
     pub fn free_blocks_on(&self, node: usize) -> [u64; MAX_ORDER as usize + 1] {
-        self.nodes.get(node).map_or([0; _], |node| node.buddy.lock_irq(self.platform).blocks())
+        let mut counts = [0; _];
+        let Some(found) = self.nodes.get(node) else { return counts };
+        let (small, large) = counts.split_at_mut(usize::from(HUGE_ORDER));
+        large.copy_from_slice(&found.buddy.lock_irq(self.platform).large_blocks());
+        for (section, first) in self.sections.iter().zip((0..).step_by(1 << SECTION_SHIFT)) {
+            let Some(section) = section else { continue };
+            for (pageblock, first) in section.pageblocks.iter().zip((first..).step_by(1 << HUGE_ORDER)) {
+                let piece = pageblock.class().and_then(|_| pageblock.find(0, false));
+                if piece.is_some_and(|piece| self.node_of(Pfn(first + piece.at)) == node) {
+                    pageblock.count_pieces(small);
+                }
+            }
+            self.platform.resched();
+        }
+        counts
     }
 
     /// Allocates a block that the current CPU's cache did not have; this is the slow path of

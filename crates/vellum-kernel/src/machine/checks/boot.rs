@@ -77,17 +77,17 @@ fn audit(machine: &Machine) -> Checked<Audit> {
         let (mut pfn, end) = (region.base.pfn().0, ((region.base.0 + region.len) >> FRAME_SHIFT) as u32);
         audit.usable += u64::from(end - pfn);
         while pfn < end {
-            let frame = frames.frame(Pfn(pfn));
-            let order = frame.order();
-            match frame.kind() {
+            let Some((_, _, state)) = frames.block(Pfn(pfn)) else { break };
+            let order = state.order();
+            match state.kind() {
                 FrameKind::Reserved => audit.metadata += 1,
                 FrameKind::Free => {
                     blocks[order as usize] += 1;
                     audit.free += 1 << order;
                     audit.blocks += 1;
-                    let buddy = frames.get(Pfn(pfn ^ 1 << order));
+                    let buddy = frames.block(Pfn(pfn ^ 1 << order));
                     let merged = order == MAX_ORDER
-                        || buddy.is_none_or(|buddy| (buddy.kind(), buddy.order()) != (FrameKind::Free, order));
+                        || buddy.is_none_or(|(.., buddy)| (buddy.kind(), buddy.order()) != (FrameKind::Free, order));
                     expect(format_args!("block {pfn:#x} of order {order} is merged"), merged, true)?;
                 }
                 _ => audit.used += 1 << order,

@@ -1,6 +1,7 @@
 //! Checks the allocator on memory maps with holes.
 
 mod node;
+mod pageblock;
 
 use std::vec::Vec;
 

@@ -126,10 +126,10 @@ fn freed_frames_return_to_their_own_node() {
         }
         assert_eq!([0, 1, 2].map(|node| frames.free_on(node)), totals);
         frames.drain();
-        let free = |pfn: &Pfn| frames.get(*pfn).is_some_and(|frame| frame.kind() == FrameKind::Free);
-        for pfn in (0..13_000).map(Pfn).filter(free) {
-            let last = pfn.add((1 << frames.frame(pfn).order()) - 1);
-            assert_eq!(frames.node_of(pfn), frames.node_of(last), "{pfn:?}");
+        for pfn in (0..13_000).map(Pfn).filter(|pfn| is_free(frames, *pfn)) {
+            let (first, _, state) = frames.block(pfn).unwrap();
+            let last = first.add((1 << state.order()) - 1);
+            assert_eq!(frames.node_of(first), frames.node_of(last), "{pfn:?}");
         }
     });
 }

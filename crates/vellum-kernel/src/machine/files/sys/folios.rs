@@ -174,8 +174,9 @@ fn in_use(order: u8) -> (u64, u64) {
         while at < end {
             if let Some(frame) = machine().frames().get(Pfn(at)) {
                 let state = frame.state();
-                let counts = state.kind() == FrameKind::Folio && state.order() == order;
-                if counts && !state.has(flag::OBJECT | flag::ZERO_FOLIO) {
+                // The descriptor of a freed folio is left as it was, without references.
+                let used = state.kind() == FrameKind::Folio && frame.counts().refs > 0;
+                if used && state.order() == order && !state.has(flag::OBJECT | flag::ZERO_FOLIO) {
                     all += 1;
                     partial += u64::from(state.has(flag::PARTIALLY_MAPPED));
                 }
