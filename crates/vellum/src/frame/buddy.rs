@@ -12,7 +12,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::pageblock::{Pageblock, PageblockClass, PageblockList, Word};
+use super::pageblock::{Pageblock, PageblockClass, PageblockList, WORD_ORDER, Word};
 use super::{AlignedBlocks, FrameKind, FrameList, Frames, HUGE_ORDER, MAX_ORDER, Watermarks, flag};
 use crate::addr::Pfn;
 use crate::platform::Platform;
@@ -74,6 +74,12 @@ impl Buddy {
         core::array::from_fn(|order| self.free.iter().map(|lists| u64::from(lists[order].len())).sum())
     }
 
+    /// Returns the watermark that counts: the low one, or the min one while the machine is short of
+    /// memory.
+    fn floor<P: Platform>(&self, frames: &Frames<'_, P>) -> u64 {
+        if frames.short.load(Relaxed) { self.marks.min } else { self.marks.low }
+    }
+
     /// Takes a block of `1 << order` frames. Returns `None` if no free block is large enough, or if
     /// fewer frames than the low watermark would stay free. While the machine is short of memory,
     /// the min watermark counts instead.
@@ -89,8 +95,7 @@ impl Buddy {
         order: u8,
         rather_zero: bool,
     ) -> Option<FreeBlock> {
-        let floor = if frames.short.load(Relaxed) { self.marks.min } else { self.marks.low };
-        if self.frames < floor + (1 << order) {
+        if self.frames < self.floor(frames) + (1 << order) {
             return None;
         }
         self.alloc_below_floor(frames, order, rather_zero)
@@ -146,6 +151,39 @@ impl Buddy {
         frames.frame(pfn).set_kind(FrameKind::Private, order, 0);
         self.frames -= 1 << order;
         Some(FreeBlock { pfn, is_zero })
+    }
+
+    /// Takes up to `limit` further blocks of the order of one that was just taken, in the same word
+    /// of a pageblock, and like it in being zero or not. Splits no block, and observes the
+    /// watermarks as [`Buddy::alloc`] does. Returns the first frame of the word, and the bits of
+    /// the blocks' first frames.
+    pub(super) fn alloc_beside<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        block: FreeBlock,
+        order: u8,
+        limit: u32,
+    ) -> (Pfn, u64) {
+        let (first, word) = (block.pfn.align_down(HUGE_ORDER), block.pfn.align_down(WORD_ORDER));
+        let pageblock = Pageblock::of(frames, first);
+        let above = self.frames.saturating_sub(self.floor(frames)) >> order;
+        let Some(class) = pageblock.class().filter(|_| above > 0) else { return (word, 0) };
+        let limit = limit.min(above.min(u32::MAX.into()) as u32);
+        let starts = pageblock.remove_pieces(block.pfn.0 - first.0, order, block.is_zero, limit);
+        if starts != 0 {
+            self.list_anew(frames, first, Some(class), pageblock.computed_class());
+            self.frames -= u64::from(starts.count_ones()) << order;
+        }
+        (word, starts)
+    }
+
+    /// Returns the order of the largest free block, or `limit` if that is less; `None` if no frame
+    /// is free.
+    pub(super) fn largest(&self, limit: u8) -> Option<u8> {
+        let has_large = self.free.iter().flatten().any(|list| !list.is_empty());
+        let has = |order: &u8| self.pageblocks.iter().any(|lists| lists[usize::from(*order)].first.some().is_some());
+        let largest = if has_large { Some(MAX_ORDER) } else { (0..HUGE_ORDER).rev().find(has) };
+        largest.map(|order| order.min(limit))
     }
 
     /// Makes a pageblock of a block of 2 MiB that is on no list, without its first `1 << order`

@@ -16,7 +16,7 @@ use crate::platform::Platform;
 /// The number of words of a bitmap.
 const WORDS: usize = 1 << (HUGE_ORDER - WORD_ORDER);
 /// The order of a block whose bits are one word.
-const WORD_ORDER: u8 = 6;
+pub(super) const WORD_ORDER: u8 = 6;
 /// A bit for each frame of a pageblock.
 type Bitmap = [AtomicU64; WORDS];
 
@@ -210,6 +210,27 @@ impl Pageblock {
     fn starts_of(&self, word: usize, order: u8, zero: bool) -> u64 {
         let known = blocks(self.zero[word].load(Relaxed), order);
         if zero { known } else { !known }
+    }
+
+    /// Removes up to `limit` pieces of this order from the word that has frame `at`, the lowest
+    /// first, of those that are known to be zero or of the others. Returns the bits of their first
+    /// frames. From order 6 on there are none.
+    pub(super) fn remove_pieces(&self, at: u32, order: u8, zero: bool, limit: u32) -> u64 {
+        if order >= WORD_ORDER {
+            return 0;
+        }
+        let word = mask(at, 0).0;
+        let (mut left, mut starts) = (pieces(self.free[word].load(Relaxed), order), 0);
+        left &= self.starts_of(word, order, zero);
+        for _ in 0..limit.min(left.count_ones()) {
+            starts |= left & left.wrapping_neg();
+            left &= left - 1;
+        }
+        let removed = !(starts * ((1 << (1u32 << order)) - 1));
+        for bits in [&self.free[word], &self.zero[word]] {
+            bits.store(bits.load(Relaxed) & removed, Relaxed);
+        }
+        starts
     }
 
     /// Returns the order of the largest piece.

@@ -16,6 +16,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use arrayvec::ArrayVec;
+
 use super::buddy::FreeBlock;
 use super::{FrameKind, Frames, HUGE_ORDER, Use, flag};
 use crate::addr::Pfn;
@@ -175,8 +177,8 @@ impl FrameCache {
     }
 
     /// Puts blocks of this order on their stack. Splits the smallest larger block in the cache. If
-    /// the cache has none, splits a block of the huge range (for [`Use::Folio`] only), or else the
-    /// largest block of the buddy allocator that fits the cache's limit.
+    /// the cache has none, splits a block of the huge range (for [`Use::Folio`] only), or else
+    /// blocks of the buddy allocator.
     #[cold]
     fn refill<P: Platform>(&mut self, frames: &Frames<'_, P>, order: u8, rather_zero: bool, usage: Use) {
         for from in order + 1..=HUGE_ORDER {
@@ -192,14 +194,41 @@ impl FrameCache {
                 return self.split(frames, pfn, HUGE_ORDER, order, zero, usage);
             }
         }
-        for from in (order..=HUGE_ORDER).rev() {
-            if from > order && self.frames + (1 << from) > self.limit / 2 {
+        self.refill_from_buddy(frames, order, rather_zero, usage);
+    }
+
+    /// Takes the largest block that fits the cache's limit from the buddy allocator, and splits it
+    /// into blocks of this order. If it has less than 32 frames, takes other blocks too, down to
+    /// this order, until there are 32 frames. The frames are allocated in the order in which they
+    /// were taken.
+    fn refill_from_buddy<P: Platform>(&mut self, frames: &Frames<'_, P>, order: u8, rather_zero: bool, usage: Use) {
+        const WANTED: u32 = 1 << REFILL_SHIFT;
+        let mut taken = ArrayVec::<(FreeBlock, u8), { WANTED as usize }>::new();
+        let (mut got, mut limit) = (0, HUGE_ORDER);
+        let mut buddy = frames.nodes[self.node].buddy.lock_irq(frames.platform());
+        while got < WANTED
+            && let Some(from) = buddy.largest(limit).filter(|from| *from >= order)
+        {
+            let room = (self.limit / 2).saturating_sub(self.frames + got) >> from;
+            let fits = room > 0 || (from == order && got == 0);
+            let Some(block) = fits.then(|| buddy.alloc(frames, from, rather_zero)).flatten() else {
+                let Some(smaller) = from.checked_sub(1) else { break };
+                limit = smaller;
                 continue;
+            };
+            taken.push((block, from));
+            got += 1 << from;
+            let more = room.saturating_sub(1).min(WANTED.saturating_sub(got) >> from);
+            let (first, mut starts) = buddy.alloc_beside(frames, block, from, more);
+            while starts != 0 {
+                taken.push((FreeBlock { pfn: first.add(starts.trailing_zeros()), ..block }, from));
+                got += 1 << from;
+                starts &= starts - 1;
             }
-            let block = frames.nodes[self.node].buddy.lock_irq(frames.platform()).alloc(frames, from, rather_zero);
-            if let Some(FreeBlock { pfn, is_zero: zero }) = block {
-                return self.split(frames, pfn, from, order, zero, usage);
-            }
+        }
+        drop(buddy);
+        for (FreeBlock { pfn, is_zero }, from) in taken.into_iter().rev() {
+            self.split(frames, pfn, from, order, is_zero, usage);
         }
     }
 

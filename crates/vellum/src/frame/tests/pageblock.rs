@@ -32,6 +32,20 @@ fn is_known_zero(model: &Model, at: u32, order: u8) -> bool {
     block(model, at, order).iter().all(|frame| *frame == Some(true))
 }
 
+/// Removes some pieces of one word, and compares the bits with those of the first pieces of the
+/// model that qualify.
+fn remove_pieces(pageblock: &Pageblock, model: &mut Model, dice: &mut Dice) {
+    let (at, order, zero) = (dice.roll(FRAMES.into()) as u32, dice.roll(7) as u8, dice.roll(2) == 0);
+    let (word, limit) = (at / 64 * 64, dice.roll(5) as usize);
+    let of_word = |piece: &Piece| piece.order == order && order < 6 && piece.at / 64 * 64 == word;
+    let qualifies = |piece: &Piece| of_word(piece) && is_known_zero(model, piece.at, order) == zero;
+    let expected: Vec<u32> = pieces(model).iter().filter(|piece| qualifies(piece)).map(|piece| piece.at).collect();
+    let expected = &expected[..expected.len().min(limit)];
+    let removed = pageblock.remove_pieces(at, order, zero, limit as u32);
+    assert_eq!(removed, expected.iter().map(|at| 1 << (at - word)).sum::<u64>(), "order {order}, zero {zero}");
+    expected.iter().for_each(|at| model[*at as usize..][..1 << order].fill(None));
+}
+
 /// Whatever blocks are inserted and removed, a pageblock has the pieces, the class and the counts
 /// that its free frames give it.
 #[test]
@@ -55,6 +69,9 @@ fn a_pageblock_has_the_pieces_that_its_free_frames_form() {
             model[piece.at as usize..][..1 << order].fill(None);
         } else {
             assert!(pieces(&model).iter().all(|piece| piece.order < order));
+        }
+        if dice.roll(8) == 0 {
+            remove_pieces(&pageblock, &mut model, &mut dice);
         }
         if model.iter().all(Option::is_some) {
             pageblock.remove(0, HUGE_ORDER);
@@ -139,6 +156,27 @@ fn requests_prefer_zero_frames_or_others() {
         assert_eq!(alloc(0, true), mixed.add(110));
         assert_eq!(alloc(0, false), other.add(10));
         assert_eq!([alloc(0, true), alloc(0, true)], [120, 100].map(|at| mixed.add(at)), "no zero frame is left");
+    });
+}
+
+/// A CPU's cache takes several scattered frames at once: those of one word, ascending, and then
+/// those of other words. They are allocated in that order. A pageblock of which all are taken is on
+/// no list.
+#[test]
+fn a_cache_is_refilled_with_the_scattered_frames_of_a_word() {
+    four_pageblocks(|frames, alloc| {
+        let [first, other] = [(); 2].map(|()| alloc(HUGE_ORDER, true));
+        let rest = || frames.nodes[0].buddy.lock_irq(frames.platform()).alloc_below_floor(frames, HUGE_ORDER, true);
+        while rest().is_some() {}
+        free(frames, other.add(20), 1, false);
+        [70, 3, 10, 40, 90].iter().for_each(|at| free(frames, first.add(*at), 1, true));
+        let next = || frames.alloc(0, true, Use::Kernel).unwrap();
+        assert_eq!(next(), first.add(3));
+        // One frame stays free, for the low watermark.
+        assert_eq!(frames.nodes[0].buddy.lock_irq(frames.platform()).frames(), 1);
+        assert_eq!([(); 4].map(|()| next()), [10, 40, 70, 90].map(|at| first.add(at)));
+        assert!(is_zero(frames, first.add(90), 1));
+        assert_eq!(next(), other.add(20), "the last frame is allocated when memory is short");
     });
 }
 
