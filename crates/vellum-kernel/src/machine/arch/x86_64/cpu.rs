@@ -25,6 +25,8 @@ pub const FAULT_STACK_SLOT: u16 = 0;
 
 static mut SEGMENTS: [MaybeUninit<GlobalDescriptorTable>; MAX_CPUS] = [const { MaybeUninit::uninit() }; MAX_CPUS];
 static SMAP: AtomicBool = AtomicBool::new(false);
+/// Whether the CPU has ERMS. `user/touch.rs` reads this byte.
+pub(super) static ERMS: AtomicBool = AtomicBool::new(false);
 static TAGS: AtomicBool = AtomicBool::new(false);
 
 /// Loads the segments and enables the CPU's protections: no-execute and write protection always,
@@ -68,6 +70,7 @@ pub unsafe fn init() {
         });
     }
     SMAP.store(smap, Relaxed);
+    ERMS.store(structured_features() & 1 << 9 != 0, Relaxed);
 }
 
 /// Lets TLB entries survive a change of address space: global ones, and with PCIDs those of every
@@ -103,6 +106,12 @@ pub fn has_five_levels() -> bool {
 /// Returns whether SMAP is on.
 pub fn has_smap() -> bool {
     SMAP.load(Relaxed)
+}
+
+/// Returns whether `rep movsb` and `rep stosb` are fast (CPUID 7, EBX bit 9). Before [`init`],
+/// returns false.
+pub fn has_erms() -> bool {
+    ERMS.load(Relaxed)
 }
 
 /// Runs `body`, which may access user memory. A page fault in it calls the hook of

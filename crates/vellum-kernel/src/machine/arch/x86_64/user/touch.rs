@@ -7,11 +7,17 @@ core::arch::global_asm!(
     .section .text.access, "ax", @progbits
 user_copy:                              // (to, from, bytes) -> number of bytes not copied
     movq %rdx, %rcx
+    cmpq $64, %rdx                      // below, starting `rep movsb` costs more than words do
+    jb 2f
+    cmpb $0, {erms}(%rip)
+    jne 3f
+2:
     shrq $3, %rcx
     rep movsq
 user_copy_bytes:                        // a refused copy continues here, to count the bytes copied
     andl $7, %edx
     leaq (%rdx,%rcx,8), %rcx
+3:
     rep movsb
 user_copy_refused:
     movq %rcx, %rax
@@ -35,5 +41,6 @@ user_refused:
     movl $1, %eax
     retq
     "#,
+    erms = sym super::super::cpu::ERMS,
     options(att_syntax),
 );
