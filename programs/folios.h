@@ -74,11 +74,16 @@ static inline void save_settings(void) {
 // Whether folios of 2 MiB are to be mapped by 512 PTEs instead of one huge PTE.
 static bool split;
 
-// Splits the huge PTEs of touched memory, if `split`.
+// The size of the contiguous blocks of PTEs that AArch64 kernels form.
+enum { BLOCK = 64 << 10 };
+
+// Splits the huge PTEs of touched memory, if `split`. The mprotect covers a whole contiguous block:
+// after one of a single page, Linux on AArch64 leaves the block's PTEs without the contiguous bit,
+// no longer recognizes the folio as wholly mapped, and MADV_FREE and MADV_PAGEOUT split it.
 static inline void split_entries(char *memory, size_t length) {
     for (size_t at = 0; split && at < length; at += HUGE) {
-        int failed = mprotect(memory + at, PAGE, PROT_READ);
-        failed |= mprotect(memory + at, PAGE, PROT_READ | PROT_WRITE);
+        int failed = mprotect(memory + at, BLOCK, PROT_READ);
+        failed |= mprotect(memory + at, BLOCK, PROT_READ | PROT_WRITE);
         if (failed)
             die("mprotect");
     }

@@ -12,7 +12,7 @@
 // exit      from the last instruction of a process with the memory until its parent reaped it
 //
 // Folios of 2 MiB are measured twice: mapped by a huge PTE each ("huge"), and by 512 PTEs, after an
-// mprotect of their first page and back.
+// mprotect of their first 64 KiB and back.
 #include "folios.h"
 
 static size_t length;
