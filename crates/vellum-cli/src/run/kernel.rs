@@ -116,10 +116,11 @@ impl Kernel {
                 ["run", if cont_blocks { "" } else { " apart" }, if icount { " counted" } else { "" }].concat()
             }
             // Mitigations of CPU vulnerabilities are off, as the reference kernel has none and an
-            // emulated CPU is not vulnerable. `panic=-1` ends the machine at a panic.
+            // emulated CPU is not vulnerable. So is the hardening that zeroes every allocation,
+            // which distributions turn on. `panic=-1` ends the machine at a panic.
             Kind::Linux => {
                 let [console, wire] = self.arch.ports();
-                format!("console={console} panic=-1 rdinit=/init mitigations=off WIRE=/dev/{wire}")
+                format!("console={console} panic=-1 rdinit=/init mitigations=off init_on_alloc=0 WIRE=/dev/{wire}")
             }
         }
     }
@@ -179,6 +180,15 @@ mod tests {
         bytes.resize(64, 0);
         bytes[18] = machine;
         [&bytes, contents].concat()
+    }
+
+    #[test]
+    fn linux_boots_without_mitigations_and_without_zeroing_allocations() {
+        for arch in [Arch::X86_64, Arch::Aarch64] {
+            let line = Kernel { image: "vmlinuz".into(), kind: Kind::Linux, arch }.command_line(true, true);
+            let words: Vec<_> = line.split(' ').collect();
+            assert!(words.contains(&"mitigations=off") && words.contains(&"init_on_alloc=0"), "{line}");
+        }
     }
 
     #[test]
