@@ -49,12 +49,13 @@ pub enum Command {
     /// fails instead, the status is 125 and its console is on standard error.
     #[command(after_help = AFTER_RUN)]
     Run(run::Args),
-    /// Run a static Linux program on the reference kernel, then on Linux, and show both outputs
-    /// side by side.
+    /// Run a static Linux program on the reference kernel and on Linux, and show the outputs side
+    /// by side.
     ///
-    /// Lines that are JSON objects with the same keys on both become a table: a line for each
-    /// figure that differs, with its ratio. The status is the program's; 1 if it differs between
-    /// the kernels; 125 if a kernel, or this command, failed.
+    /// Lines that are JSON objects with the same keys on all kernels become a table: a line for
+    /// each figure that differs, the least of all runs, with its ratio. The status is the
+    /// program's; 1 if it differs between kernels or runs; 125 if a kernel, or this command,
+    /// failed.
     #[command(after_help = AFTER_COMPARE)]
     Compare(compare::Args),
     /// Write a shell's completion script for this command.
@@ -105,7 +106,7 @@ Examples:
   vellum run --kernel target/linux/vmlinuz -- ./hello   the same on Linux
 
 The program must be static (gcc -static). On Linux a small init mounts /proc, /sys, /dev and /sys/fs/cgroup, turns \
-swap on, and runs the program; mitigations of CPU vulnerabilities are off.
+swap on, and runs the program; mitigations of CPU vulnerabilities and the zeroing of every allocation are off.
 
 Statuses: the program's; 128 + N if signal N ended it, or this command; 125 if the kernel, or this command, failed.";
 
@@ -114,9 +115,14 @@ Examples:
   vellum compare --icount -- target/programs/unmap 256
                                                         instructions a page, of the reference kernel and of Linux
   vellum compare --kernel vmlinuz -- ./program          against another Linux than the one `./x linux` fetched
+  vellum compare --runs 1 -- ./program                  one run on each kernel
+  vellum compare --icount --json - -- target/programs/unmap 64 | jq .minimal_munmap
 
-With --icount a nanosecond is an instruction, and a figure is the same in every run. Without, times are of an emulated \
-machine: compare ratios only.";
+The columns: vellum, the reference kernel; linux, a distribution's kernel; minimal, if `./x linux --minimal` built it, \
+Linux with the least configuration that runs the programs.
+
+With --icount a nanosecond is an instruction, and runs differ by about 0.1 %, more where Linux works in the \
+background. Without, times are of an emulated machine: compare ratios only.";
 
 const AFTER_BENCH: &str = "\
 Examples:

@@ -76,20 +76,28 @@ pub fn stretches(bytes: &[u8]) {
     assert!(rows.iter().map(|row| row.operation.as_str()).eq(operations));
 }
 
-/// Pairs the outputs of a program on two kernels, which a zero byte separates in the input.
+/// Matches the outputs of a program on up to three kernels, which zero bytes separate in the input.
+/// Without one, the second kernel's output equals the first's.
 pub fn outputs(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    let (a, b) = text.split_once('\0').unwrap_or((&text, &text));
+    let mut outputs: Vec<String> = text.split('\0').take(3).map(String::from).collect();
+    outputs.resize_with(outputs.len().max(2), || text.to_string());
+    let names = &["vellum", "linux", "minimal"][..outputs.len()];
     let lines = |parts: &[pair::Part]| {
         let count = |part: &pair::Part| match part {
-            pair::Part::Lines(lines) => lines.iter().filter(|(a, _)| a.is_some()).count(),
+            pair::Part::Lines(lines) => lines.iter().filter(|line| line[0].is_some()).count(),
             pair::Part::Rows(rows) => rows.len(),
         };
         parts.iter().map(count).sum::<usize>()
     };
-    let parts = pair::parts(a, b);
-    assert_eq!(lines(&parts), a.lines().count(), "each line of one output is in one part");
-    show::write(&mut sink(), &parts).expect("nothing can fail here");
+    let parts = pair::parts(&outputs);
+    let expected = outputs[0].lines().count();
+    assert_eq!(lines(&parts), expected, "each line of one output is in one part");
+    show::write(&mut sink(), names, &parts).expect("nothing can fail here");
+    show::write_json(&mut sink(), names, &parts).expect("nothing can fail here");
+    if let Ok(least) = pair::least(&outputs) {
+        assert_eq!(least.lines().count(), expected, "the least of several runs has the lines of each");
+    }
 }
 
 /// Reads the dependencies of a Linux kernel module.

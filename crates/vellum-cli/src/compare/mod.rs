@@ -1,16 +1,19 @@
-//! `vellum compare`: runs a program on both kernels, and shows its outputs side by side.
+//! `vellum compare`: runs a program on the reference kernel and on Linux, and shows its outputs
+//! side by side.
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`pair`] | pairs of lines and of rows of figures in two outputs |
-//! | [`show`] | these pairs as tables |
+//! | [`pair`] | the least figures of several runs; matching lines and rows of several outputs |
+//! | [`show`] | these as tables and as JSON |
 
 pub(crate) mod pair;
 pub(crate) mod show;
 
-use crate::run::{FAILED, Kernel, Outcome, Task};
+use crate::run::{Accel, FAILED, Kernel, Outcome, Task};
+use anyhow::{Context, bail};
+use std::fs::File;
 use std::io::{self, Cursor, IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// The options of `vellum compare`.
@@ -20,56 +23,145 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
 
+    /// An image of a minimal Linux, for a third column. Default: the one that `./x linux --minimal`
+    /// built, if it is there
+    #[arg(long, value_name = "PATH")]
+    minimal: Option<PathBuf>,
+
+    /// Runs on each kernel, which take turns. A figure is the least of its runs
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+
+    /// Write the rows of figures to FILE too, a JSON object a line; with `-`, to standard output,
+    /// and the tables go to standard error
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
     #[command(flatten)]
     task: Task,
 }
 
-/// The program's output and outcome on one kernel.
+/// The program's outputs and outcomes on one kernel.
 struct Side {
-    output: Vec<u8>,
-    errors: Vec<u8>,
-    outcome: Outcome,
+    name: &'static str,
+    kernel: Kernel,
+    outputs: Vec<String>,
+    errors: String,
+    status: u8,
 }
 
-/// Runs the program on both kernels. The exit code is the program's if it is the same on both
-/// kernels.
+/// Runs the program on all kernels. The exit code is the program's if it is the same in all runs.
 ///
 /// # Errors
-/// There is no such file, kernel or QEMU, or a system call fails.
+/// There is no such file, kernel or QEMU, a system call fails, or the program prints other rows in
+/// another run.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let arch = args.task.arch;
-    let linux = args.kernel.as_ref().map_or_else(|| Kernel::linux(arch), |image| Kernel::at(image))?;
-    let kernels = [Kernel::reference(arch)?, linux];
-    // Read all of standard input first, so that the program gets the same input on both kernels. A
+    let mut sides: Vec<_> = kernels(args)?
+        .into_iter()
+        .map(|(name, kernel)| Side { name, kernel, outputs: Vec::new(), errors: String::new(), status: 0 })
+        .collect();
+    // Open the file before minutes of measurement.
+    let open = |path: &PathBuf| File::create(path).with_context(|| format!("cannot write {}", path.display()));
+    let json = args.json.as_ref().filter(|path| path.as_os_str() != "-").map(open).transpose()?;
+    // Read all of standard input first, so that the program gets the same input in each run. A
     // terminal is not read: the user would have to end the input before the first kernel starts.
     let mut input = Vec::new();
     if !io::stdin().is_terminal() {
         io::stdin().read_to_end(&mut input)?;
     }
-    let accel = args.task.accel(&[&kernels[0], &kernels[1]]);
-    let mut sides = Vec::new();
-    for kernel in &kernels {
-        let (mut output, mut errors) = (Vec::new(), Vec::new());
-        let outcome = args.task.run(kernel, accel, Cursor::new(input.clone()), &mut output, &mut errors)?.outcome;
-        if let Outcome::Interrupted(_) = outcome {
-            return Ok(ExitCode::from(outcome.status()));
+    let accel = args.task.accel(&sides.iter().map(|side| &side.kernel).collect::<Vec<_>>());
+    let mut differing = false;
+    for nth in 0..args.runs {
+        for side in &mut sides {
+            let outcome = side.run(&args.task, accel, &input)?;
+            let status = outcome.status();
+            match outcome {
+                Outcome::Interrupted(_) => return Ok(ExitCode::from(status)),
+                Outcome::Failed(_) => {
+                    // The failed run may lack rows, so there is no least.
+                    for side in &mut sides {
+                        side.outputs = side.outputs.pop().into_iter().collect();
+                    }
+                    show(&sides, &mut io::stdout().lock())?;
+                    return Ok(ExitCode::from(FAILED));
+                }
+                Outcome::Exited(_) => {}
+            }
+            differing |= nth > 0 && side.status != status;
+            side.status = status;
         }
-        sides.push(Side { output, errors, outcome });
     }
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let mut out = io::stdout().lock();
-    show::write(&mut out, &pair::parts(&text(&sides[0].output), &text(&sides[1].output)))?;
-    if sides.iter().any(|side| !side.errors.is_empty()) {
-        writeln!(out, "\nStandard error")?;
-        show::write(&mut out, &pair::parts(&text(&sides[0].errors), &text(&sides[1].errors)))?;
+    if args.json.as_deref() == Some(Path::new("-")) {
+        show(&sides, &mut io::stderr().lock())?;
+        write_json(args, &sides, &mut io::stdout().lock())?;
+    } else {
+        show(&sides, &mut io::stdout().lock())?;
     }
-    let statuses = [sides[0].outcome.status(), sides[1].outcome.status()];
-    if sides.iter().any(|side| matches!(side.outcome, Outcome::Failed(_))) {
-        return Ok(ExitCode::from(FAILED));
+    if let Some(mut file) = json {
+        write_json(args, &sides, &mut file)?;
     }
-    if statuses[0] != statuses[1] {
-        writeln!(out, "\nStatuses: vellum {}, linux {}", statuses[0], statuses[1])?;
+    if differing || sides.iter().any(|side| side.status != sides[0].status) {
+        let statuses: Vec<_> = sides.iter().map(|side| format!("{} {}", side.name, side.status)).collect();
+        eprintln!("\nStatuses of the last run: {}", statuses.join(", "));
         return Ok(ExitCode::FAILURE);
     }
-    Ok(ExitCode::from(statuses[0]))
+    Ok(ExitCode::from(sides[0].status))
+}
+
+/// Returns the kernels, each with the name of its column.
+fn kernels(args: &Args) -> anyhow::Result<Vec<(&'static str, Kernel)>> {
+    let arch = args.task.arch;
+    let linux = args.kernel.as_ref().map_or_else(|| Kernel::linux(arch), |image| Kernel::at(image))?;
+    let minimal = match &args.minimal {
+        Some(image) => Some(Kernel::at(image)?),
+        None => Kernel::minimal(arch)?,
+    };
+    let mut kernels = vec![("vellum", Kernel::reference(arch)?), ("linux", linux)];
+    kernels.extend(minimal.map(|kernel| ("minimal", kernel)));
+    Ok(kernels)
+}
+
+impl Side {
+    /// Runs the program once. Keeps its output, and its standard error if it is the first run's.
+    fn run(&mut self, task: &Task, accel: Accel, input: &[u8]) -> anyhow::Result<Outcome> {
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
+        let end = task.run(&self.kernel, accel, Cursor::new(input.to_vec()), &mut output, &mut errors)?;
+        if self.outputs.is_empty() {
+            self.errors = String::from_utf8_lossy(&errors).into();
+        }
+        self.outputs.push(String::from_utf8_lossy(&output).into());
+        Ok(end.outcome)
+    }
+}
+
+fn names(sides: &[Side]) -> Vec<&'static str> {
+    sides.iter().map(|side| side.name).collect()
+}
+
+fn parts(sides: &[Side]) -> anyhow::Result<Vec<pair::Part>> {
+    let least = |side: &Side| match pair::least(&side.outputs) {
+        Ok(output) => Ok(output),
+        Err(row) => bail!("{}: a row is not in every run: {row}", side.name),
+    };
+    Ok(pair::parts(&sides.iter().map(least).collect::<anyhow::Result<Vec<_>>>()?))
+}
+
+fn show(sides: &[Side], out: &mut impl Write) -> anyhow::Result<()> {
+    let names = names(sides);
+    show::write(out, &names, &parts(sides)?)?;
+    if sides.iter().any(|side| !side.errors.is_empty()) {
+        writeln!(out, "\nStandard error")?;
+        let errors: Vec<_> = sides.iter().map(|side| side.errors.clone()).collect();
+        show::write(out, &names, &pair::parts(&errors))?;
+    }
+    Ok(())
+}
+
+/// Writes an object for the machine and its kernels, and one for each row.
+fn write_json(args: &Args, sides: &[Side], out: &mut impl Write) -> anyhow::Result<()> {
+    let image = |side: &Side| (side.name.to_string(), side.kernel.image.display().to_string().into());
+    let kernels: pair::Object = sides.iter().map(image).collect();
+    let head = serde_json::json!({ "arch": args.task.arch.name(), "runs": args.runs, "kernels": kernels });
+    writeln!(out, "{}", serde_json::json!({ "compare": head }))?;
+    Ok(show::write_json(out, &names(sides), &parts(sides)?)?)
 }

@@ -1,67 +1,100 @@
-//! Pairs the lines and the rows of figures of two outputs.
+//! Pairs the lines and the rows of figures of several outputs.
 
 use serde_json::{Map, Value};
 
-type Object = Map<String, Value>;
+/// A JSON object of an output.
+pub type Object = Map<String, Value>;
 
-/// A part of both outputs, paired.
+/// A part of all outputs, with a column for each output.
 #[derive(Debug, PartialEq)]
 pub enum Part {
-    /// Pairs of lines. Where one output has fewer lines, its side is `None`.
-    Lines(Vec<(Option<String>, Option<String>)>),
-    /// Pairs of JSON objects, all with the same keys.
-    Rows(Vec<(Object, Object)>),
+    /// Lines. Where an output has fewer lines than the others, its column is `None`.
+    Lines(Vec<Vec<Option<String>>>),
+    /// JSON objects, all with the same keys.
+    Rows(Vec<Vec<Object>>),
 }
 
-enum Line {
-    Text(String),
-    Row(Object),
+/// The lines of one output: JSON objects, and others.
+#[derive(Default)]
+struct Lines {
+    text: Vec<String>,
+    rows: Vec<Object>,
 }
 
-fn read(text: &str) -> Vec<Line> {
-    let object = |line: &str| match serde_json::from_str(line) {
-        Ok(Value::Object(object)) => Line::Row(object),
-        _ => Line::Text(line.into()),
-    };
-    text.lines().map(object).collect()
+fn read(text: &str) -> Lines {
+    let mut lines = Lines::default();
+    for line in text.lines() {
+        match serde_json::from_str(line) {
+            Ok(Value::Object(object)) => lines.rows.push(object),
+            _ => lines.text.push(line.into()),
+        }
+    }
+    lines
 }
 
 fn alike(a: &Object, b: &Object) -> bool {
     a.len() == b.len() && a.keys().all(|key| b.contains_key(key))
 }
 
-/// Pairs the lines of two outputs in order: JSON objects with objects, and other lines with each
-/// other. Groups consecutive objects with the same keys. Lines come first.
-pub fn parts(a: &str, b: &str) -> Vec<Part> {
-    let (mut lines, mut rows) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
-    for line in read(a) {
-        match line {
-            Line::Text(text) => lines.0.push(text),
-            Line::Row(row) => rows.0.push(row),
+/// Returns the output of several runs of one program: the first run's, in which each figure is the
+/// least of all runs. Figures are the numbers of JSON objects. Rows are matched by their position.
+///
+/// # Errors
+/// Returns the first row, of any run, that has other keys than the first run's, or is missing.
+pub fn least(runs: &[String]) -> Result<String, String> {
+    let Some((first, others)) = runs.split_first() else { return Ok(String::new()) };
+    let others: Vec<_> = others.iter().map(|run| read(run).rows).collect();
+    let mut text = String::new();
+    let mut row = 0;
+    for line in first.lines() {
+        let Ok(Value::Object(mut object)) = serde_json::from_str(line) else {
+            text += &format!("{line}\n");
+            continue;
+        };
+        for other in &others {
+            let other = other.get(row).filter(|other| alike(&object, other)).ok_or_else(|| line.to_string())?;
+            for (key, value) in &mut object {
+                if let (Some(least), Some(figure)) = (value.as_f64(), other[key].as_f64())
+                    && figure < least
+                {
+                    *value = other[key].clone();
+                }
+            }
         }
+        row += 1;
+        text += &format!("{}\n", Value::Object(object));
     }
-    for line in read(b) {
-        match line {
-            Line::Text(text) => lines.1.push(text),
-            Line::Row(row) => rows.1.push(row),
+    match others.iter().find_map(|rows| rows.get(row)) {
+        Some(surplus) => Err(Value::Object(surplus.clone()).to_string()),
+        None => Ok(text),
+    }
+}
+
+/// Matches the lines of the outputs in order: JSON objects with objects, and other lines with each
+/// other. Groups consecutive objects with the same keys. Lines come first.
+pub fn parts(outputs: &[String]) -> Vec<Part> {
+    let mut outputs: Vec<Lines> = outputs.iter().map(|output| read(output)).collect();
+    let rows = |outputs: &[Lines], at: usize| -> Option<Vec<Object>> {
+        let first = outputs.first()?.rows.get(at)?;
+        outputs.iter().map(|output| output.rows.get(at).filter(|row| alike(first, row)).cloned()).collect()
+    };
+    let mut groups: Vec<Vec<Vec<Object>>> = Vec::new();
+    let mut matched = 0;
+    while let Some(row) = rows(&outputs, matched) {
+        matched += 1;
+        match groups.last_mut() {
+            Some(group) if alike(&group[0][0], &row[0]) => group.push(row),
+            _ => groups.push(vec![row]),
         }
     }
     // Objects without a partner are treated as lines.
-    let matched = rows.0.iter().zip(&rows.1).take_while(|(a, b)| alike(a, b)).count();
-    let left = |rows: Vec<Object>| rows.into_iter().skip(matched).map(|row| Value::Object(row).to_string());
-    let mut groups: Vec<Vec<(Object, Object)>> = Vec::new();
-    for (a, b) in rows.0.iter().zip(&rows.1).take(matched) {
-        match groups.last_mut() {
-            Some(group) if alike(&group[0].0, a) => group.push((a.clone(), b.clone())),
-            _ => groups.push(vec![(a.clone(), b.clone())]),
-        }
+    for output in &mut outputs {
+        let left = output.rows.drain(matched..).map(|row| Value::Object(row).to_string());
+        output.text.extend(left);
     }
-    lines.0.extend(left(rows.0));
-    lines.1.extend(left(rows.1));
-    let length = lines.0.len().max(lines.1.len());
-    let line = |lines: &[String], at: usize| lines.get(at).cloned();
-    let paired: Vec<_> = (0..length).map(|at| (line(&lines.0, at), line(&lines.1, at))).collect();
-    let lines = (!paired.is_empty()).then_some(Part::Lines(paired));
+    let length = outputs.iter().map(|output| output.text.len()).max().unwrap_or_default();
+    let line = |at: usize| outputs.iter().map(|output| output.text.get(at).cloned()).collect();
+    let lines = (length > 0).then(|| Part::Lines((0..length).map(line).collect()));
     lines.into_iter().chain(groups.into_iter().map(Part::Rows)).collect()
 }
 
@@ -69,22 +102,47 @@ pub fn parts(a: &str, b: &str) -> Vec<Part> {
 mod tests {
     use super::*;
 
+    fn owned(outputs: &[&str]) -> Vec<String> {
+        outputs.iter().map(|&output| output.into()).collect()
+    }
+
     #[test]
     fn objects_with_the_same_keys_form_a_table() {
         let text = "hi\n{\"op\":\"a\",\"ns\":1}\n{\"op\":\"b\",\"ns\":2}\n{\"other\":3}\n";
-        let found = parts(text, &text.replace("hi", "ho"));
-        assert_eq!(found[0], Part::Lines(vec![(Some("hi".into()), Some("ho".into()))]));
-        assert!(matches!(&found[1], Part::Rows(rows) if rows.len() == 2), "{found:?}");
+        let found = parts(&owned(&[text, &text.replace("hi", "ho"), text]));
+        assert_eq!(found[0], Part::Lines(vec![vec![Some("hi".into()), Some("ho".into()), Some("hi".into())]]));
+        assert!(matches!(&found[1], Part::Rows(rows) if rows.len() == 2 && rows[0].len() == 3), "{found:?}");
         assert!(matches!(&found[2], Part::Rows(rows) if rows.len() == 1), "{found:?}");
         assert_eq!(found.len(), 3);
     }
 
     #[test]
     fn objects_without_a_partner_are_lines() {
-        let found = parts("{\"a\":1}\n{\"b\":2}\n", "{\"a\":1}\n{\"c\":2}\n{\"c\":3}\n");
-        let lines = vec![(Some("{\"b\":2}".into()), Some("{\"c\":2}".into())), (None, Some("{\"c\":3}".into()))];
+        let found = parts(&owned(&["{\"a\":1}\n{\"b\":2}\n", "{\"a\":1}\n{\"c\":2}\n{\"c\":3}\n"]));
+        let lines =
+            vec![vec![Some("{\"b\":2}".into()), Some("{\"c\":2}".into())], vec![None, Some("{\"c\":3}".into())]];
         assert_eq!(found[0], Part::Lines(lines));
         assert!(matches!(&found[1], Part::Rows(rows) if rows.len() == 1));
-        assert!(parts("", "").is_empty());
+        assert!(parts(&owned(&["", ""])).is_empty());
+        // A row that the third output lacks has no partner.
+        let found = parts(&owned(&["{\"a\":1}", "{\"a\":2}", "{\"b\":2}"]));
+        assert!(matches!(&found[..], [Part::Lines(lines)] if lines[0].len() == 3), "{found:?}");
+    }
+
+    #[test]
+    fn each_figure_is_the_least_of_all_runs() {
+        let runs = owned(&[
+            "first\n{\"op\":\"a\",\"ns\":2.5,\"kb\":1}\n{\"ns\":7}\n",
+            "second\n{\"op\":\"b\",\"ns\":1.5,\"kb\":4}\n{\"ns\":9}\n",
+        ]);
+        assert_eq!(least(&runs).unwrap(), "first\n{\"op\":\"a\",\"ns\":1.5,\"kb\":1}\n{\"ns\":7}\n");
+        assert_eq!(least(&runs[..1]).unwrap(), runs[0]);
+    }
+
+    #[test]
+    fn a_run_with_other_rows_is_refused() {
+        assert_eq!(least(&owned(&["{\"a\":1}", "{\"b\":1}"])), Err("{\"a\":1}".into()));
+        assert_eq!(least(&owned(&["{\"a\":1}", ""])), Err("{\"a\":1}".into()));
+        assert_eq!(least(&owned(&["", "{\"a\":1}"])), Err("{\"a\":1}".into()));
     }
 }

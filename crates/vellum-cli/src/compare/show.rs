@@ -1,60 +1,93 @@
-//! Writes two outputs as tables.
+//! Writes several outputs as tables, and their rows as JSON.
 
-use super::pair::Part;
+use super::pair::{Object, Part};
 use crate::bench::report::terminal::STYLE;
 use comfy_table::{CellAlignment, Table};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::io::{self, Write};
 
-type Pair = (Map<String, Value>, Map<String, Value>);
-
-/// Writes all parts.
+/// Writes all parts. `names` are the names of the columns; ratios are to the first column.
 ///
 /// # Errors
 /// Returns the error of `out`.
-pub fn write(out: &mut impl Write, parts: &[Part]) -> io::Result<()> {
+pub fn write(out: &mut impl Write, names: &[&str], parts: &[Part]) -> io::Result<()> {
     for part in parts {
         match part {
-            Part::Lines(lines) => writeln!(out, "{}", side_by_side(lines))?,
-            Part::Rows(rows) => writeln!(out, "{}", ratios(rows))?,
+            Part::Lines(lines) => writeln!(out, "{}", side_by_side(names, lines))?,
+            Part::Rows(rows) => writeln!(out, "{}", ratios(names, rows))?,
         }
     }
     Ok(())
 }
 
-/// Returns the lines side by side, with a mark where they differ.
-fn side_by_side(lines: &[(Option<String>, Option<String>)]) -> Table {
+/// Writes each row as a JSON object on a line: its labels, and each figure once for each column,
+/// under the column's name and the figure's, as in `vellum_munmap`.
+///
+/// # Errors
+/// Returns the error of `out`.
+pub fn write_json(out: &mut impl Write, names: &[&str], parts: &[Part]) -> io::Result<()> {
+    for rows in parts.iter().filter_map(|part| if let Part::Rows(rows) = part { Some(rows) } else { None }) {
+        let (figures, labels) = keys(rows);
+        for row in rows {
+            let label = |key: &&String| (key.to_string(), row[0][*key].clone());
+            let mut object: Object = labels.iter().map(label).collect();
+            for key in &figures {
+                object.extend(names.iter().zip(row).map(|(name, side)| (format!("{name}_{key}"), side[*key].clone())));
+            }
+            writeln!(out, "{}", Value::Object(object))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the lines side by side, with a mark before each that differs from the first column's.
+fn side_by_side(names: &[&str], lines: &[Vec<Option<String>>]) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE);
-    table.set_header(["vellum", "", "linux"]);
-    for (vellum, linux) in lines {
-        let text = |line: &Option<String>| line.clone().unwrap_or_default();
-        table.add_row([text(vellum), if vellum == linux { "" } else { "≠" }.into(), text(linux)]);
+    let separated = |nth: usize, cell: String, mark: &'static str| {
+        if nth == 0 { vec![cell] } else { vec![mark.to_string(), cell] }
+    };
+    table.set_header(names.iter().enumerate().flat_map(|(nth, name)| separated(nth, name.to_string(), "")));
+    for line in lines {
+        let cell = |(nth, text): (usize, &Option<String>)| {
+            separated(nth, text.clone().unwrap_or_default(), if *text == line[0] { "" } else { "≠" })
+        };
+        table.add_row(line.iter().enumerate().flat_map(cell));
     }
     table
 }
 
-/// Returns a table with a line for each figure (a number that differs in some pair) of each pair.
-/// The other values label the line.
-fn ratios(rows: &[Pair]) -> Table {
-    let is_figure = |key: &str| {
-        rows.iter().all(|(a, b)| a[key].is_number() && b[key].is_number()) && rows.iter().any(|(a, b)| a[key] != b[key])
-    };
-    let (figures, labels): (Vec<&String>, Vec<&String>) = rows[0].0.keys().partition(|key| is_figure(key));
+/// Returns the keys of the figures, and those of the other values. A figure is a number that
+/// differs between the columns of some row.
+fn keys(rows: &[Vec<Object>]) -> (Vec<&String>, Vec<&String>) {
+    let differs = |row: &Vec<Object>, key: &str| row.iter().any(|side| side[key] != row[0][key]);
+    let is_figure =
+        |key: &str| rows.iter().flatten().all(|side| side[key].is_number()) && rows.iter().any(|row| differs(row, key));
+    rows[0][0].keys().partition(|key| is_figure(key))
+}
+
+/// Returns a table with a line for each figure of each row. The other values label the line.
+fn ratios(names: &[&str], rows: &[Vec<Object>]) -> Table {
+    let (figures, labels) = keys(rows);
     let mut table = Table::new();
     table.load_style(STYLE);
-    let labelled = labels.iter().map(|key| key.as_str());
-    table.set_header(labelled.chain(["figure", "vellum", "linux", "linux / vellum"]));
-    for (a, b) in rows {
+    let mut header: Vec<String> = labels.iter().map(|key| key.to_string()).collect();
+    header.push("figure".into());
+    header.extend(names.iter().map(|name| name.to_string()));
+    header.extend(names.iter().skip(1).map(|name| format!("{name} / {}", names[0])));
+    table.set_header(header);
+    for row in rows {
         for (nth, key) in figures.iter().enumerate() {
-            // A pair has a line for each figure. The labels stand on the first of these lines only.
+            // A row has a line for each figure. The labels stand on the first of these lines only.
             let mut cells: Vec<String> =
-                labels.iter().map(|key| if nth == 0 { label(&a[*key], &b[*key]) } else { String::new() }).collect();
-            cells.extend([key.to_string(), figure(&a[*key]), figure(&b[*key]), ratio(&a[*key], &b[*key])]);
+                labels.iter().map(|key| if nth == 0 { label(row, key) } else { String::new() }).collect();
+            cells.push(key.to_string());
+            cells.extend(row.iter().map(|side| figure(&side[*key])));
+            cells.extend(row.iter().skip(1).map(|side| ratio(&row[0][*key], &side[*key])));
             table.add_row(cells);
         }
         if figures.is_empty() {
-            table.add_row(labels.iter().map(|key| label(&a[*key], &b[*key])));
+            table.add_row(labels.iter().map(|key| label(row, key)));
         }
     }
     for column in table.column_iter_mut().skip(labels.len() + 1) {
@@ -67,9 +100,13 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), String::from)
 }
 
-/// Formats a label: it is the same on both kernels, unless something failed.
-fn label(a: &Value, b: &Value) -> String {
-    if a == b { text(a) } else { format!("{} ≠ {}", text(a), text(b)) }
+/// Formats a label: it is the same on all kernels, unless something failed.
+fn label(row: &[Object], key: &str) -> String {
+    if row.iter().all(|side| side[key] == row[0][key]) {
+        text(&row[0][key])
+    } else {
+        row.iter().map(|side| text(&side[key])).collect::<Vec<_>>().join(" ≠ ")
+    }
 }
 
 fn figure(value: &Value) -> String {
@@ -94,9 +131,15 @@ mod tests {
     use super::super::pair::parts;
     use super::*;
 
-    fn shown(a: &str, b: &str) -> Vec<String> {
+    const NAMES: [&str; 3] = ["vellum", "linux", "minimal"];
+
+    fn of(outputs: &[&str]) -> Vec<Part> {
+        parts(&outputs.iter().map(|&output| output.into()).collect::<Vec<_>>())
+    }
+
+    fn shown(outputs: &[&str]) -> Vec<String> {
         let mut out = Vec::new();
-        write(&mut out, &parts(a, b)).unwrap();
+        write(&mut out, &NAMES[..outputs.len()], &of(outputs)).unwrap();
         String::from_utf8(out)
             .unwrap()
             .lines()
@@ -104,19 +147,40 @@ mod tests {
             .collect()
     }
 
+    const VELLUM: &str =
+        "{\"op\":\"munmap\",\"kib\":4,\"ns\":10.0,\"kb\":0}\n{\"op\":\"munmap\",\"kib\":64,\"ns\":4,\"kb\":8}\n";
+    const LINUX: &str =
+        "{\"op\":\"munmap\",\"kib\":4,\"ns\":125.0,\"kb\":8}\n{\"op\":\"munmap\",\"kib\":64,\"ns\":6,\"kb\":8}\n";
+
     #[test]
     fn figures_get_ratios_and_common_values_label_them() {
-        let lines = shown(
-            "{\"op\":\"munmap\",\"kib\":4,\"ns\":10.0,\"kb\":0}\n{\"op\":\"munmap\",\"kib\":64,\"ns\":4,\"kb\":8}\n",
-            "{\"op\":\"munmap\",\"kib\":4,\"ns\":125.0,\"kb\":8}\n{\"op\":\"munmap\",\"kib\":64,\"ns\":6,\"kb\":8}\n",
-        );
+        let lines = shown(&[VELLUM, LINUX]);
         assert_eq!(lines[0], "op kib figure vellum linux linux / vellum");
         assert_eq!(lines[2..6], ["munmap 4 ns 10.0 125.0 12.5", "kb 0 8 –", "munmap 64 ns 4 6 1.50", "kb 8 8 1.00"]);
     }
 
     #[test]
+    fn a_third_kernel_gets_a_column_and_a_ratio_to_the_first() {
+        let lines = shown(&[VELLUM, LINUX, &LINUX.replace("125.0", "50.0")]);
+        assert_eq!(lines[0], "op kib figure vellum linux minimal linux / vellum minimal / vellum");
+        assert_eq!(lines[2], "munmap 4 ns 10.0 125.0 50.0 12.5 5.00");
+        assert!(shown(&["a\nb", "a\nb", "a\nc"]).contains(&"b b ≠ c".into()));
+    }
+
+    #[test]
+    fn json_rows_have_labels_and_a_figure_for_each_kernel() {
+        let mut out = Vec::new();
+        write_json(&mut out, &NAMES, &of(&[&format!("hi\n{VELLUM}"), LINUX, LINUX])).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let first = "{\"op\":\"munmap\",\"kib\":4,\"vellum_ns\":10.0,\"linux_ns\":125.0,\"minimal_ns\":125.0,\
+                     \"vellum_kb\":0,\"linux_kb\":8,\"minimal_kb\":8}";
+        assert_eq!(text.lines().next(), Some(first));
+        assert_eq!(text.lines().count(), 2);
+    }
+
+    #[test]
     fn differing_labels_are_shown() {
-        assert!(shown("{\"at\":\"0x1\"}", "{\"at\":\"0x2\"}").join("\n").contains("0x1 ≠ 0x2"));
-        assert!(shown("a\nb", "a\nc").contains(&"b ≠ c".into()));
+        assert!(shown(&["{\"at\":\"0x1\"}", "{\"at\":\"0x2\"}"]).join("\n").contains("0x1 ≠ 0x2"));
+        assert!(shown(&["a\nb", "a\nc"]).contains(&"b ≠ c".into()));
     }
 }

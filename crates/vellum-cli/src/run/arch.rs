@@ -64,6 +64,14 @@ impl Arch {
         }
     }
 
+    /// Returns the path of the minimal Linux, under `target/`.
+    pub fn minimal(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "linux/minimal/x86_64/vmlinuz",
+            Arch::Aarch64 => "linux/minimal/aarch64/vmlinuz",
+        }
+    }
+
     /// Returns the path of the test programs, under `target/`.
     pub fn programs(self) -> &'static str {
         match self {

@@ -89,6 +89,15 @@ impl Kernel {
         Self::at(&image)
     }
 
+    /// Returns the minimal Linux that `./x linux --minimal` built, or `None` if there is none.
+    ///
+    /// # Errors
+    /// The file can't be read, or is not a kernel.
+    pub fn minimal(arch: Arch) -> anyhow::Result<Option<Self>> {
+        let image = built(arch.minimal())?;
+        image.is_file().then(|| Self::at(&image)).transpose()
+    }
+
     /// Returns the kernel in a file.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use vellum_inspect::size;
 
-use accel::Accel;
+pub use accel::Accel;
 pub use arch::Arch;
 pub use kernel::{Kernel, built};
 pub use machine::{End, Outcome};
