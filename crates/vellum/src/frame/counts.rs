@@ -25,12 +25,6 @@ impl<'p, P: Platform> Frames<'p, P> {
         frame.put(refs, maps)
     }
 
-    /// Sets the counts of a folio to zero: see [`Frames::set_counts`].
-    #[inline]
-    pub(crate) fn put_all(&self, head: Pfn, frame: &Frame) {
-        self.set_counts(head, frame, Counts { refs: 0, maps: 0 });
-    }
-
     /// Sets the counts of a folio, without an atomic read-modify-write. The caller guarantees that
     /// no other CPU changes them meanwhile: it has all references, and no other CPU can find the
     /// folio and take one.

@@ -139,6 +139,9 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// The counts of a folio that is about to be freed.
+    pub(crate) const NONE: Counts = Counts { refs: 0, maps: 0 };
+
     /// The refcount of a folio at which a program's system call gets no further reference
     /// (`Frame::get_checked`). It is a quarter of a count's range, so neither count overflows,
     /// however many CPUs add to it at the same time.

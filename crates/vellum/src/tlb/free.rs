@@ -116,7 +116,7 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     fn put_last(&mut self, head: Pfn, frame: &Frame, pages: u32) -> bool {
         let is_last = self.uncharger.holds(frame) && frame.counts() == Counts { refs: pages, maps: pages };
         if is_last {
-            self.machine.frames().put_all(head, frame);
+            self.machine.frames().set_counts(head, frame, Counts::NONE);
             self.uncharger.uncharge_held(head, frame, pages);
             self.grow(head, pages);
             self.maybe_resched();

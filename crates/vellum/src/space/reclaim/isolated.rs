@@ -90,7 +90,7 @@ impl IsolationBatch {
         let is_gone = |head, frame: &_| {
             let is_unused = self.is_unused(machine, head, frame);
             if is_unused {
-                machine.frames().put_all(head, frame);
+                machine.frames().set_counts(head, frame, Counts::NONE);
             }
             is_unused
         };
