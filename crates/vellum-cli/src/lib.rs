@@ -14,6 +14,9 @@ mod estimate;
 pub mod fuzz;
 mod run;
 
+/// How numbers are shown, in reports and in the documents' tables.
+pub use bench::report::show as numbers;
+
 use clap::Parser;
 use std::process::ExitCode;
 

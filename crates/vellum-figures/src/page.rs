@@ -1,0 +1,79 @@
+//! Pages: Markdown with places for tables, `<!-- figures: NAME -->` to `<!-- end of figures -->`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::{Plan, Results, table};
+
+const BEGIN: &str = "<!-- figures: ";
+const END: &str = "<!-- end of figures -->";
+
+/// Returns all pages of the repository that may have tables.
+pub(crate) fn all(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut pages = Vec::new();
+    for folder in [root.to_owned(), root.join("docs")] {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                pages.push(path);
+            }
+        }
+    }
+    pages.sort();
+    Ok(pages)
+}
+
+/// Returns a page's text with all its tables made anew.
+///
+/// # Errors
+/// A place has no end, or names a table that the plan or the results cannot give.
+pub fn fill(text: &str, plan: &Plan, results: &BTreeMap<String, Results>) -> anyhow::Result<String> {
+    let mut filled = String::new();
+    let mut rest = text;
+    while let Some((before, place)) = rest.split_once(BEGIN) {
+        let (name, place) = place.split_once(" -->").context("a place for a table has no end of its first line")?;
+        let (_, after) = place.split_once(END).with_context(|| format!("table {name:?} has no {END:?}"))?;
+        let spec = plan.table.get(name).with_context(|| format!("there is no table {name:?} in the plan"))?;
+        let (table, shown) = table::markdown(spec, results).with_context(|| format!("table {name:?}"))?;
+        let (origin, notes) = (origin(&shown), if table.contains(table::FALLBACK) { NOTE } else { "" });
+        filled += &format!("{before}{BEGIN}{name} -->\n{table}\n{}{END}", wrapped(&format!("{origin}{notes}")));
+        rest = after;
+    }
+    Ok(filled + rest)
+}
+
+/// The note below a table in which a figure is marked.
+const NOTE: &str = " ‡ Part of the region had smaller folios than the row says.";
+
+/// Returns the sentence that says where a table comes from.
+fn origin(shown: &[&Results]) -> String {
+    let Some(first) = shown.first() else { return String::new() };
+    let commands: BTreeSet<String> = shown.iter().map(|results| format!("`{}`", results.command)).collect();
+    let commands: Vec<String> = commands.into_iter().collect();
+    let fact = |name: &str| first.machine.get(name).and_then(serde_json::Value::as_str);
+    let commit = first.commit.get(..12).unwrap_or(&first.commit);
+    let on =
+        fact("cpu").zip(fact("kernel")).map_or(String::new(), |(cpu, kernel)| format!(", on {cpu} under {kernel}"));
+    format!("Measured on {} at commit {commit}{on}, by {}.", first.date, commands.join(" and "))
+}
+
+/// Wraps a paragraph as prose is.
+fn wrapped(sentence: &str) -> String {
+    let mut wrapped = String::new();
+    let mut width = 0;
+    for word in sentence.split(' ') {
+        let columns = word.chars().count();
+        if width != 0 && width + 1 + columns > 120 {
+            wrapped.push('\n');
+            width = 0;
+        } else if width != 0 {
+            wrapped.push(' ');
+            width += 1;
+        }
+        wrapped += word;
+        width += columns;
+    }
+    wrapped + "\n"
+}

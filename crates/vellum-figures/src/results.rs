@@ -1,0 +1,145 @@
+//! The results of an experiment: a file with the command, its origin, and the rows.
+
+use std::fmt::{self, Display, Write as _};
+use std::path::Path;
+
+use anyhow::Context;
+use serde_json::{Map, Value};
+
+/// The results of an experiment.
+#[derive(Clone, Debug)]
+pub struct Results {
+    /// The command that measured.
+    pub command: String,
+    /// The commit, as hexadecimal digits.
+    pub commit: String,
+    /// The day, as `2026-11-25`.
+    pub date: String,
+    /// Facts about what was measured on: the machine and its configuration, or, for a comparison in
+    /// a simulator, the kernels.
+    pub machine: Map<String, Value>,
+    /// The measured rows.
+    pub rows: Vec<Map<String, Value>>,
+}
+
+/// What results must have in common to stand beside each other. What is counted in a simulator has
+/// no CPU and no kernel: these do not change the counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    commit: String,
+    machine: Option<(String, String)>,
+}
+
+impl Origin {
+    /// Returns whether results of both origins may stand beside each other.
+    pub fn agrees(&self, other: &Origin) -> bool {
+        let machines = self.machine.as_ref().zip(other.machine.as_ref());
+        self.commit == other.commit && machines.is_none_or(|(a, b)| a == b)
+    }
+}
+
+impl Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "commit {}", self.commit)?;
+        self.machine.iter().try_for_each(|(cpu, kernel)| write!(f, " on {cpu}, {kernel}"))
+    }
+}
+
+impl Results {
+    /// Makes results of the lines that a command of `vellum` has written: one object each, of which
+    /// the first describes the machine.
+    ///
+    /// # Errors
+    /// A line is no JSON object, or there is no machine or no row.
+    pub fn of_lines(lines: &str, command: String, commit: String, date: String) -> anyhow::Result<Results> {
+        let mut machine = None;
+        let mut rows = Vec::new();
+        for line in lines.lines() {
+            let mut object: Map<String, Value> = serde_json::from_str(line).with_context(|| line.to_owned())?;
+            match ["machine", "compare"].iter().find_map(|key| object.remove(*key)) {
+                Some(Value::Object(facts)) => machine = Some(facts),
+                _ => rows.push(object),
+            }
+        }
+        let machine = machine.with_context(|| format!("`{command}` does not say on which machine it ran"))?;
+        anyhow::ensure!(!rows.is_empty(), "`{command}` has measured nothing");
+        Ok(Results { command, commit, date, machine, rows })
+    }
+
+    /// Reads results.
+    ///
+    /// # Errors
+    /// The file is missing or is not of this form.
+    pub fn read(path: &Path) -> anyhow::Result<Results> {
+        let read = || {
+            let text = std::fs::read_to_string(path)?;
+            let mut object: Map<String, Value> = serde_json::from_str(&text)?;
+            let mut text = |key: &str| match object.remove(key) {
+                Some(Value::String(text)) => Ok(text),
+                _ => anyhow::bail!("no text {key:?}"),
+            };
+            let (command, commit, date) = (text("command")?, text("commit")?, text("date")?);
+            let Some(Value::Object(machine)) = object.remove("machine") else { anyhow::bail!("no object \"machine\"") };
+            let Some(Value::Array(rows)) = object.remove("rows") else { anyhow::bail!("no array \"rows\"") };
+            let row = |row| match row {
+                Value::Object(row) => Ok(row),
+                row => anyhow::bail!("{row} is no row"),
+            };
+            Ok(Results { command, commit, date, machine, rows: rows.into_iter().map(row).collect::<Result<_, _>>()? })
+        };
+        read().with_context(|| format!("{}: run ./x figures, which measures all", path.display()))
+    }
+
+    /// Returns the file's text: a row a line, so that a change of one is a change of one line.
+    pub fn text(&self) -> String {
+        let string = |text: &str| Value::from(text).to_string();
+        let mut text = format!(
+            "{{\n\"command\": {},\n\"commit\": {},\n\"date\": {},\n\"machine\": {},\n\"rows\": [\n",
+            string(&self.command),
+            string(&self.commit),
+            string(&self.date),
+            Value::from(self.machine.clone()),
+        );
+        for (index, row) in self.rows.iter().enumerate() {
+            let comma = if index + 1 < self.rows.len() { "," } else { "" };
+            let _ = writeln!(text, "{}{comma}", Value::from(row.clone()));
+        }
+        text + "]\n}\n"
+    }
+
+    /// Returns what these results must share with those beside which they stand.
+    pub fn origin(&self) -> Origin {
+        let fact = |name: &str| self.machine.get(name).and_then(Value::as_str).map(str::to_owned);
+        Origin { commit: self.commit.clone(), machine: fact("cpu").zip(fact("kernel")) }
+    }
+
+    /// Compares with a repetition: returns a line for each figure that lies outside the range that
+    /// these results have for it.
+    pub fn outside(&self, again: &Results) -> Vec<String> {
+        let mut lines = Vec::new();
+        for row in &self.rows {
+            let name = identity(row);
+            let Some(other) = again.rows.iter().find(|other| identity(other) == name) else {
+                lines.push(format!("{name}: not measured again"));
+                continue;
+            };
+            for (key, figure) in other {
+                let Some(figure) = figure.as_u64().filter(|_| key.ends_with("_ns")) else { continue };
+                let bound = |bound: &str| row.get(bound).and_then(|figures| figures.get(key)).and_then(Value::as_u64);
+                let (Some(min), Some(max)) = (bound("min"), bound("max")) else { continue };
+                if figure < min || figure > max {
+                    lines.push(format!("{name}, {key}: {figure}, not within {min} to {max}"));
+                }
+            }
+        }
+        lines
+    }
+}
+
+/// Returns what identifies a row: all fields that describe it instead of a measured figure.
+fn identity(row: &Map<String, Value>) -> String {
+    const FIELDS: [&str; 11] =
+        ["bench", "op", "arm", "data", "written", "folio_kib", "folio", "huge", "bytes", "threads", "spaces"];
+    let fields = FIELDS.iter().filter_map(|field| Some(format!("{field}={}", row.get(*field)?)));
+    fields.collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,165 @@
+//! Makes a Markdown table of results.
+//!
+//! A column shows one of these, by its last word:
+//!
+//! | word | shows |
+//! |---|---|
+//! | `label` | the label of the rows in the plan |
+//! | `folio` | the folio's size, and whether it is mapped huge |
+//! | a text field, like `op` | the field |
+//! | a name, like `vellum` | the field `vellum_ns` as a time with its range, or the number `vellum` |
+//! | `a/b` | the ratio of two figures |
+//! | `a:b`, `a:b:c` | figures, and how many times the first the others are |
+//!
+//! Rows with equal labels and texts are one row of the table; conditions before the last word say
+//! from which of them a column takes its figure.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, bail, ensure};
+use serde_json::{Map, Value};
+use vellum_cli::numbers::{nanoseconds, ratio, three_digits};
+use vellum_linux::stats::Summary;
+
+use crate::Results;
+use crate::plan::TableSpec;
+
+type Row = Map<String, Value>;
+
+/// The place of a figure that was not measured.
+const NONE: &str = "–";
+/// Marks a figure of memory that was not mapped throughout as its row says.
+pub(crate) const FALLBACK: &str = " ‡";
+
+/// A column of a table.
+struct Column<'p> {
+    header: &'p str,
+    conditions: Vec<(&'p str, &'p str)>,
+    what: &'p str,
+}
+
+/// Returns the table, and the results that it shows.
+pub(crate) fn markdown<'r>(
+    spec: &TableSpec,
+    results: &'r BTreeMap<String, Results>,
+) -> anyhow::Result<(String, Vec<&'r Results>)> {
+    let columns = spec.columns.iter().map(|column| self::column(column)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut shown = Vec::new();
+    let mut lines: Vec<(Vec<String>, Vec<Row>)> = Vec::new();
+    for line in &spec.rows {
+        let (which, label) = line.split_once(": ").unwrap_or((line, ""));
+        let (name, conditions) = which.split_once(' ').unwrap_or((which, ""));
+        let experiment = results.get(name).with_context(|| format!("{line:?}: there is no experiment {name:?}"))?;
+        shown.push(experiment);
+        let conditions = conditions.split_whitespace().map(condition).collect::<anyhow::Result<Vec<_>>>()?;
+        let before = lines.iter().map(|(_, rows)| rows.len()).sum::<usize>();
+        for row in experiment.rows.iter().filter(|row| meets(row, &conditions)) {
+            let mut row = row.clone();
+            row.insert("label".into(), label.into());
+            let texts: Vec<String> =
+                columns.iter().filter(|column| is_text(column, &row)).map(|column| text(&row, column.what)).collect();
+            match lines.iter_mut().find(|(known, _)| *known == texts) {
+                Some((_, rows)) => rows.push(row),
+                None => lines.push((texts, vec![row])),
+            }
+        }
+        ensure!(lines.iter().map(|(_, rows)| rows.len()).sum::<usize>() > before, "{line:?}: no such row was measured");
+    }
+    let mut table = format!("|{}\n|{}\n", cells(columns.iter().map(|c| c.header.into())), "---|".repeat(columns.len()));
+    for (_, rows) in &lines {
+        let cells = columns.iter().map(|column| cell(column, rows)).collect::<anyhow::Result<Vec<_>>>()?;
+        table += &format!("|{}\n", self::cells(cells.into_iter()));
+    }
+    Ok((table, shown))
+}
+
+fn cells(cells: impl Iterator<Item = String>) -> String {
+    cells.map(|cell| format!(" {cell} |")).collect()
+}
+
+fn column(spec: &str) -> anyhow::Result<Column<'_>> {
+    let (header, rest) = spec.split_once(" = ").unwrap_or((spec, spec));
+    let mut words: Vec<&str> = rest.split_whitespace().collect();
+    let what = words.pop().with_context(|| format!("{spec:?} names no column"))?;
+    Ok(Column { header, conditions: words.into_iter().map(condition).collect::<anyhow::Result<_>>()?, what })
+}
+
+fn condition(word: &str) -> anyhow::Result<(&str, &str)> {
+    word.split_once('=').with_context(|| format!("{word:?} is no condition: field=value"))
+}
+
+/// Returns whether a row meets all conditions. A field that a row lacks is `none`, and a space in a
+/// value is `_`.
+fn meets(row: &Row, conditions: &[(&str, &str)]) -> bool {
+    conditions.iter().all(|(field, values)| {
+        let is = match row.get(*field) {
+            None | Some(Value::Null) => "none".to_owned(),
+            Some(Value::String(text)) => text.replace(' ', "_"),
+            Some(value) => value.to_string(),
+        };
+        values.split(',').any(|value| value == is)
+    })
+}
+
+fn is_text(column: &Column<'_>, row: &Row) -> bool {
+    matches!(column.what, "label" | "folio") || row.get(column.what).is_some_and(Value::is_string)
+}
+
+fn text(row: &Row, what: &str) -> String {
+    if what == "folio" {
+        return folio(row);
+    }
+    row.get(what).and_then(Value::as_str).unwrap_or(NONE).to_owned()
+}
+
+fn folio(row: &Row) -> String {
+    let Some(kib) = row.get("folio_kib").and_then(Value::as_u64) else {
+        return row.get("folio").and_then(Value::as_str).unwrap_or(NONE).into();
+    };
+    let size = if kib < 1024 { format!("{kib} KiB") } else { format!("{} MiB", kib / 1024) };
+    if row.get("huge") == Some(&Value::Bool(true)) { size + " huge" } else { size }
+}
+
+fn cell(column: &Column<'_>, rows: &[Row]) -> anyhow::Result<String> {
+    let Some(row) = rows.iter().find(|row| meets(row, &column.conditions)) else { return Ok(NONE.into()) };
+    if is_text(column, row) {
+        return Ok(text(row, column.what));
+    }
+    let both = |a, b| Ok::<_, anyhow::Error>(figure(row, a)?.zip(figure(row, b)?));
+    if let Some((a, b)) = column.what.split_once('/') {
+        return Ok(both(a, b)?.map_or(NONE.into(), |(a, b)| ratio(a / b)));
+    }
+    if column.what.contains(':') {
+        let figures =
+            column.what.split(':').map(|name| figure(row, name)).collect::<anyhow::Result<Option<Vec<_>>>>()?;
+        return Ok(figures.map_or(NONE.into(), |figures| all_and_ratios(&figures)));
+    }
+    let Some(value) = figure(row, column.what)? else { return Ok(NONE.into()) };
+    let key = format!("{}_ns", column.what);
+    if row.get(&key).is_none() {
+        return Ok(three_digits(value));
+    }
+    let bound = |bound: &str| row.get(bound).and_then(|figures| figures.get(&key)).and_then(Value::as_u64);
+    let median = value as u64;
+    let (min, max) = (bound("min").unwrap_or(median), bound("max").unwrap_or(median));
+    let (shown, range) = nanoseconds(Summary { median, min, max });
+    let mark = row.get("fallback").and_then(|shares| shares.get(&key)).map_or("", |_| FALLBACK);
+    // The floor's figure is its minimum.
+    Ok(if min == median { format!("{shown}{mark}") } else { format!("{shown} ({range}){mark}") })
+}
+
+/// Returns several figures, and the ratios of the others to the first.
+fn all_and_ratios(figures: &[f64]) -> String {
+    let list = |shown: Vec<String>, between: &str| shown.join(between);
+    let ratios = figures[1..].iter().map(|other| format!("**{}**", ratio(other / figures[0]))).collect();
+    format!("{} = {}", list(figures.iter().map(|f| three_digits(*f)).collect(), " / "), list(ratios, ", "))
+}
+
+/// Returns a figure of a row; `None` if it was not measured.
+fn figure(row: &Row, name: &str) -> anyhow::Result<Option<f64>> {
+    match row.get(&format!("{name}_ns")).or_else(|| row.get(name)) {
+        Some(Value::Null) => Ok(None),
+        Some(value) if value.is_number() => Ok(value.as_f64()),
+        _ => bail!("there is no figure {name:?} in {}", Value::from(row.clone())),
+    }
+}

@@ -1,0 +1,125 @@
+//! The documents show what was measured, and nothing else.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+use vellum_figures::{Plan, Results, changed_pages, fill, root};
+
+#[test]
+fn pages_show_what_was_measured() {
+    let changed = changed_pages(&root()).unwrap();
+    let pages: Vec<_> = changed.iter().map(|(page, _)| page.display()).collect();
+    assert!(pages.is_empty(), "tables differ from docs/figures; run ./x figures --tables: {pages:#?}");
+}
+
+/// Returns the results of an experiment with three rows, on a commit.
+fn results(commit: &str) -> Results {
+    let lines = [
+        json!({"machine": {"cpu": "a CPU", "kernel": "Linux 9"}}),
+        json!({"op": "munmap", "folio_kib": 4, "huge": false, "vellum_ns": 2000, "linux_ns": 50000,
+            "min": {"vellum_ns": 1500}, "max": {"vellum_ns": 2500}}),
+        json!({"op": "exit", "folio_kib": 4, "huge": false, "vellum_ns": 4000, "linux_ns": null}),
+        json!({"op": "munmap", "folio_kib": 2048, "huge": true, "vellum_ns": 1000, "linux_ns": 3000000}),
+    ];
+    let lines = lines.map(|line| line.to_string()).join("\n");
+    Results::of_lines(&lines, "vellum bench unmap".into(), commit.into(), "2026-01-02".into()).unwrap()
+}
+
+fn plan(rows: &str, columns: &str) -> Plan {
+    toml::from_str(&format!(
+        "[experiment.unmap]\nrun = \"bench unmap\"\n[table.t]\nrows = [{rows}]\ncolumns = [{columns}]"
+    ))
+    .unwrap()
+}
+
+/// Fills a page that has the one table of a plan.
+fn filled(plan: &Plan) -> anyhow::Result<String> {
+    let all = BTreeMap::from([("unmap".to_owned(), results("0123456789abcdef"))]);
+    fill("before\n<!-- figures: t -->\nold\n<!-- end of figures -->\nafter\n", plan, &all)
+}
+
+#[test]
+fn a_table_has_a_row_for_each_label_and_a_column_for_each_figure() {
+    let plan = plan(
+        r#""unmap""#,
+        r#""folio", "munmap = op=munmap vellum", "exit = op=exit vellum",
+           "linux / vellum = op=munmap linux/vellum", "op=exit linux""#,
+    );
+    let page = filled(&plan).unwrap();
+    let expected = "before
+<!-- figures: t -->
+| folio | munmap | exit | linux / vellum | op=exit linux |
+|---|---|---|---|---|
+| 4 KiB | 2.00 µs (1.50–2.50) | 4.00 µs | 25.0× | – |
+| 2 MiB huge | 1.00 µs | – | 3000× | – |
+
+Measured on 2026-01-02 at commit 0123456789ab, on a CPU under Linux 9, by `vellum bench unmap`.
+<!-- end of figures -->
+after
+";
+    assert_eq!(page, expected);
+}
+
+#[test]
+fn labels_name_rows_of_the_plan() {
+    let page = filled(&plan(
+        r#""unmap op=munmap folio_kib=4: the first", "unmap huge=true: the second""#,
+        r#""label", "vellum:linux""#,
+    ));
+    let page = page.unwrap();
+    assert!(
+        page.contains("| the first | 2000 / 50000 = **25.0×** |\n| the second | 1000 / 3000000 = **3000×** |\n"),
+        "{page}"
+    );
+}
+
+#[test]
+fn what_was_not_measured_is_an_error() {
+    for (rows, columns, says) in [
+        (r#""unmap op=fork""#, r#""folio""#, "no such row"),
+        (r#""fork""#, r#""folio""#, "no experiment \"fork\""),
+        (r#""unmap""#, r#""folio", "page""#, "no figure \"page\""),
+        (r#""unmap op""#, r#""folio""#, "no condition"),
+    ] {
+        let error = format!("{:#}", filled(&plan(rows, columns)).unwrap_err());
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn results_survive_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("unmap.json");
+    std::fs::write(&path, results("c").text()).unwrap();
+    let read = Results::read(&path).unwrap();
+    assert_eq!(read.text(), results("c").text());
+    assert_eq!(read.rows.len(), 3);
+}
+
+#[test]
+fn tables_are_not_made_of_results_of_two_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let figures = folder.path().join("docs/figures");
+    std::fs::create_dir_all(&figures).unwrap();
+    let plan: Plan =
+        toml::from_str("[experiment.a]\nrun = \"bench unmap\"\n[experiment.b]\nrun = \"bench unmap\"\n[table]")
+            .unwrap();
+    for (commits, same) in [(["c", "c"], true), (["c", "d"], false)] {
+        for (name, commit) in ["a", "b"].iter().zip(commits) {
+            std::fs::write(figures.join(format!("{name}.json")), results(commit).text()).unwrap();
+        }
+        let read = plan.results(folder.path());
+        assert_eq!(read.is_ok(), same, "{commits:?}");
+    }
+}
+
+#[test]
+fn a_repetition_outside_the_range_is_reported() {
+    let first = results("c");
+    assert!(first.outside(&first).is_empty());
+    let mut again = results("c");
+    again.rows[0].insert("vellum_ns".into(), 2501.into());
+    let lines = first.outside(&again);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("op=\"munmap\"") && lines[0].contains("1500 to 2500"), "{lines:?}");
+}
