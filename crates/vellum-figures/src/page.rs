@@ -55,7 +55,7 @@ fn origin(shown: &[&Results]) -> String {
     let fact = |name: &str| first.machine.get(name).and_then(serde_json::Value::as_str);
     let commit = first.commit.get(..12).unwrap_or(&first.commit);
     let on =
-        fact("cpu").zip(fact("kernel")).map_or(String::new(), |(cpu, kernel)| format!(", on {cpu} under {kernel}"));
+        fact("CPU").zip(fact("kernel")).map_or(String::new(), |(cpu, kernel)| format!(", on {cpu} under {kernel}"));
     format!("Measured on {} at commit {commit}{on}, by {}.", first.date, commands.join(" and "))
 }
 

@@ -110,7 +110,7 @@ impl Results {
     /// Returns what these results must share with those beside which they stand.
     pub fn origin(&self) -> Origin {
         let fact = |name: &str| self.machine.get(name).and_then(Value::as_str).map(str::to_owned);
-        Origin { commit: self.commit.clone(), machine: fact("cpu").zip(fact("kernel")) }
+        Origin { commit: self.commit.clone(), machine: fact("CPU").zip(fact("kernel")) }
     }
 
     /// Compares with a repetition: returns a line for each figure that lies outside the range that

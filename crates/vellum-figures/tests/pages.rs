@@ -15,7 +15,7 @@ fn pages_show_what_was_measured() {
 /// Returns the results of an experiment with three rows, on a commit.
 fn results(commit: &str) -> Results {
     let lines = [
-        json!({"machine": {"cpu": "a CPU", "kernel": "Linux 9"}}),
+        json!({"machine": {"CPU": "a CPU", "kernel": "Linux 9"}}),
         json!({"op": "munmap", "folio_kib": 4, "huge": false, "vellum_ns": 2000, "linux_ns": 50000,
             "min": {"vellum_ns": 1500}, "max": {"vellum_ns": 2500}}),
         json!({"op": "exit", "folio_kib": 4, "huge": false, "vellum_ns": 4000, "linux_ns": null}),
