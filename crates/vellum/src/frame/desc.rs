@@ -18,6 +18,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::addr::Pfn;
 use crate::sync::RawSpin;
 
 /// The kind of a frame.
@@ -320,6 +321,12 @@ impl Frame {
         let more = Counts { refs, maps }.pack();
         let add = |raw| (Counts::unpack(raw).refs > 0).then_some(raw + more);
         self.counts.fetch_update(Ordering::Acquire, Ordering::Relaxed, add).is_ok()
+    }
+
+    /// Returns the previous and the next frame of the frame's list. They may be outdated.
+    #[inline]
+    pub(crate) fn neighbours(&self) -> [Pfn; 2] {
+        [0, 1].map(|end| Pfn(self.link(end).load(Ordering::Relaxed)))
     }
 
     /// Returns the references and mappings of a folio.

@@ -104,6 +104,15 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
         }
     }
 
+    /// Prefetches the descriptors of the neighbours on its LRU list of a folio, whose own
+    /// descriptor was prefetched. What the links say is no more than a hint here.
+    #[inline]
+    pub(super) fn prefetch_neighbours(machine: &crate::machine::Machine<'m, P>, pfn: Pfn) {
+        if let Some(frame) = machine.frames().get(pfn) {
+            frame.neighbours().into_iter().for_each(|pfn| machine.frames().prefetch(pfn));
+        }
+    }
+
     /// Drops one reference and one mapping of each page of a private folio
     /// ([`FrameState::is_private`](crate::frame::FrameState::is_private)), and frees the folio, if
     /// these are the last ones and the lock of the folio's lruvec is held. Returns whether it did.

@@ -40,9 +40,9 @@ const SWAP_RUNS: usize = 16;
 const RANGES: usize = 4;
 /// The maximum number of frames in ranges that are joined before their references are dropped.
 const MAX_JOINED: u32 = 1 << 10;
-/// The distance, in ranges, from the range whose references are dropped to the range whose first
-/// descriptor is prefetched.
-const PREFETCH_AHEAD: usize = 12;
+/// The distance, in ranges, to the range whose LRU neighbours' descriptors are prefetched; its own
+/// first descriptor is prefetched as long before.
+const PREFETCH_AHEAD: usize = 8;
 /// The maximum number of frames that wait for one flush, unless the list is longer: 256 MiB.
 const MAX_WAITING: u32 = 1 << 16;
 
@@ -318,8 +318,11 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
                 range.frames += next.frames;
                 left = rest;
             }
-            if let Some(ahead) = left.get(PREFETCH_AHEAD) {
+            if let Some(ahead) = left.get(2 * PREFETCH_AHEAD) {
                 machine.frames().prefetch(Pfn(ahead.pfn));
+            }
+            if let Some(ahead) = left.get(PREFETCH_AHEAD) {
+                FreeBatch::prefetch_neighbours(machine, Pfn(ahead.pfn));
             }
             batch.put_range(Pfn(range.pfn), range.frames);
         }
