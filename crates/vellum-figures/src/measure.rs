@@ -82,7 +82,7 @@ fn run(root: &Path, vellum: &Path, experiment: &Experiment, commit: &str) -> any
 }
 
 /// Writes a file such that it has either its old contents or all of the new.
-pub(crate) fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
+fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     let new: PathBuf = path.with_extension("new");
     std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, path)).with_context(|| path.display().to_string())
 }

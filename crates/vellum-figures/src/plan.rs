@@ -26,7 +26,7 @@ pub struct Experiment {
     pub run: String,
 }
 
-/// What a table shows.
+/// The rows and columns of a table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSpec {

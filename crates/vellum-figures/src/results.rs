@@ -22,8 +22,8 @@ pub struct Results {
     pub rows: Vec<Map<String, Value>>,
 }
 
-/// What results must have in common to stand beside each other. What is counted in a simulator has
-/// no CPU and no kernel: these do not change the counts.
+/// The commit and the machine of results: only results of one origin stand beside each other.
+/// Results of a simulator have no CPU and no kernel, because these do not change its counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     commit: String,

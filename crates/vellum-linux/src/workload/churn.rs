@@ -42,13 +42,13 @@ pub struct Round {
 pub struct Step {
     /// The slot: an aligned range of [`SLOT`] bytes, with unmapped addresses on both sides.
     pub slot: u32,
-    /// What is done.
+    /// The action.
     pub act: Act,
     /// The pieces of the slot to which it is done.
     pub pieces: Pieces,
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Act {
     /// Map the slot, and write a byte in each page.

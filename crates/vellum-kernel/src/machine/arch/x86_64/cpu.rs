@@ -25,7 +25,7 @@ pub const FAULT_STACK_SLOT: u16 = 0;
 
 static mut SEGMENTS: [MaybeUninit<GlobalDescriptorTable>; MAX_CPUS] = [const { MaybeUninit::uninit() }; MAX_CPUS];
 static SMAP: AtomicBool = AtomicBool::new(false);
-/// Whether the CPU has ERMS. `user/touch.rs` reads this byte.
+/// True if the CPU has ERMS. `user/touch.rs` reads this byte.
 pub(super) static ERMS: AtomicBool = AtomicBool::new(false);
 static TAGS: AtomicBool = AtomicBool::new(false);
 
