@@ -119,6 +119,15 @@ impl FrameList {
     }
 }
 
+/// Prefetches the descriptors of the neighbours of a folio on its LRU list. The folio's own
+/// descriptor was prefetched. What its links say is no more than a hint here.
+#[inline]
+pub(crate) fn prefetch_neighbours<P: Platform>(frames: &Frames<'_, P>, pfn: Pfn) {
+    if let Some(frame) = frames.get(pfn) {
+        frame.neighbours().into_iter().for_each(|pfn| frames.prefetch(pfn));
+    }
+}
+
 /// Neighbouring frames on a list, to be removed together. The removal writes only the links of the
 /// list's frames before and after them.
 #[derive(Debug, Clone, Copy)]

@@ -46,8 +46,8 @@ mod tests;
 pub use boot::{BootError, BootOptions};
 pub(crate) use desc::RmapKey;
 pub use desc::{Counts, Family, Frame, FrameKind, FrameState, flag};
-pub(crate) use list::Cut;
 pub use list::FrameList;
+pub(crate) use list::{Cut, prefetch_neighbours};
 
 use buddy::Buddy;
 use core::ptr::NonNull;

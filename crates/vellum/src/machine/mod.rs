@@ -15,8 +15,11 @@ use crate::stats::{COUNTERS, Counter, CounterSlot, SIZES, SizeCounter};
 use crate::swap::Swaps;
 use crate::sync::{SpinLock, Walkers};
 
+mod bits;
+mod frame_set;
 mod scratch;
 
+pub(crate) use frame_set::FrameSet;
 use scratch::ScratchBuffer;
 pub(crate) use scratch::{FrameRange, Scratch};
 

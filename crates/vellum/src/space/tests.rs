@@ -156,3 +156,37 @@ fn an_objects_page_with_the_maximum_refcount_is_not_mapped() {
     frame.set_counts(own);
     space.fault(two, Access::Read).unwrap();
 }
+
+/// An unmap collects pages that lie apart from each other in bitmaps, which need single free frames
+/// only, and flushes once. Without a free frame it flushes more often.
+#[test]
+fn an_unmap_of_scattered_pages_takes_one_flush_where_memory_lies_in_pieces() {
+    const PAGES: u64 = 8192;
+    for free in [0, 64] {
+        let host = Host::with_frames(40_000, 1);
+        let machine = Machine::boot(&host, BootOptions::default()).unwrap();
+        let space = || AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
+        let (space, other) = (space(), space());
+        let vma = MapRequest { addr: 0, len: PAGES * PAGE, prot: Prot::READ | Prot::WRITE, flags: MapFlags::empty() };
+        let (at, other_at) = (space.map(vma).unwrap(), other.map(vma).unwrap());
+        // The frames of two spaces alternate.
+        for page in 0..PAGES {
+            space.fault(at + page * 5 % PAGES * PAGE, Access::Write).unwrap();
+            other.fault(other_at + page * PAGE, Access::Write).unwrap();
+        }
+        let (memcgs, frames) = (machine.memcgs(), machine.frames());
+        let all = || memcgs.alloc(frames, MemcgId::ROOT, 0, false).ok().map(|(pfn, _)| pfn);
+        let blocks: std::vec::Vec<_> = core::iter::from_fn(all).collect();
+        for pfn in blocks.iter().filter(|pfn| pfn.0 % 2 == 0).take(free) {
+            // SAFETY: the frame was allocated above.
+            unsafe { memcgs.free(frames, *pfn, 0, false) };
+        }
+        space.cpu_enter(0);
+        let (before, had) = (host.flushes.load(Relaxed), frames.free_frames());
+        space.unmap(at, PAGES * PAGE).unwrap();
+        let flushes = host.flushes.load(Relaxed) - before;
+        assert_eq!(flushes == 1, free != 0, "{flushes} flushes with {free} free frames");
+        space.cpu_leave(0);
+        assert!(frames.free_frames() >= had + PAGES, "the pages and their page tables are free");
+    }
+}

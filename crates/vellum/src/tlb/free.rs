@@ -81,6 +81,12 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
         FreeBatch { machine, uncharger, usage, start: 0, len: 0, complete, many: false, work: 0, freed: 0, shmem: 0 }
     }
 
+    /// Releases the lock of the lruvec of the last folio, for a caller that does something else
+    /// before it passes the next frames.
+    pub(super) fn unlock(&mut self) {
+        self.uncharger.unlock();
+    }
+
     /// Adds the batch to the counters of the machine and the space.
     pub(super) fn end(self, tlb: &Shootdown<'_, P>) {
         self.machine.count(Counter::FoliosFreed, self.freed);
@@ -101,15 +107,6 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
             });
             let Some((head, frame, pages)) = folios.next() else { break };
             self.put_pages(head, frame, pages);
-        }
-    }
-
-    /// Prefetches the descriptors of the neighbours on its LRU list of a folio, whose own
-    /// descriptor was prefetched. What the links say is no more than a hint here.
-    #[inline]
-    pub(super) fn prefetch_neighbours(machine: &crate::machine::Machine<'m, P>, pfn: Pfn) {
-        if let Some(frame) = machine.frames().get(pfn) {
-            frame.neighbours().into_iter().for_each(|pfn| machine.frames().prefetch(pfn));
         }
     }
 

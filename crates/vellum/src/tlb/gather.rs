@@ -1,9 +1,10 @@
 //! The gather: collects unmapped memory, flushes once, and frees it (Linux: `mmu_gather`).
 //!
-//! A gather's memory is fixed ([`Scratch`], INV-8): consecutive frames, of one folio or of several,
-//! share one entry of the buffer, and unhooked page tables are chained through their own
-//! descriptors. A full gather flushes, and collects again. After the flush the entries are sorted
-//! by frame number: wherever frames were mapped, their descriptors are visited in the order of
+//! A gather needs no memory but a fixed list ([`Scratch`], INV-8): consecutive frames, of one folio
+//! or of several, share one entry of the list, and unhooked page tables are chained through their
+//! own descriptors. If there is memory for it, the frames of a full list go to a [`FrameSet`];
+//! otherwise a full gather flushes, and collects again. After the flush the frames are freed in the
+//! order of their numbers: wherever they were mapped, their descriptors are visited in the order of
 //! memory, each prefetched in time, and neighbours are freed together.
 //!
 //! The gather also drops each folio's refcount and mapcount, always after the flush and both
@@ -24,8 +25,8 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{Pfn, VirtRange};
 use crate::arch::UserRange;
-use crate::frame::Use;
-use crate::machine::{FrameRange, Scratch};
+use crate::frame::{Use, prefetch_neighbours};
+use crate::machine::{FrameRange, FrameSet, Machine, Scratch};
 use crate::memcg::MemcgId;
 use crate::platform::{Event, Platform, trace};
 use crate::swap::SwapRun;
@@ -43,8 +44,13 @@ const MAX_JOINED: u32 = 1 << 10;
 /// The distance, in ranges, to the range whose LRU neighbours' descriptors are prefetched; its own
 /// first descriptor is prefetched as long before.
 const PREFETCH_AHEAD: usize = 8;
-/// The maximum number of frames that wait for one flush, unless the list is longer: 256 MiB.
+/// The maximum number of frames in the list that wait for one flush: 256 MiB.
 const MAX_WAITING: u32 = 1 << 16;
+/// The maximum number of frames that wait for one flush once the gather has a set: 4 GiB.
+const MAX_WAITING_IN_SET: u32 = 1 << 20;
+/// The number of ranges of frames for each bitmap that the set may have: where frames are spread
+/// so far that there would be fewer, a flush takes less time than the bitmaps.
+const RANGES_PER_BITMAP: u64 = 32;
 
 /// Frames that were taken out of a page table. Each page among them keeps its reference and its
 /// mapping until the gather that takes this value has flushed. Only a gather or one of the methods
@@ -101,15 +107,16 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
     whole: UserRange,
     /// log2 of the smallest page that may be mapped in `whole`.
     whole_shift: u32,
-    /// The collected frames: the first `used` entries.
+    /// The collected frames that are not in `set`: the first `used` entries.
     scratch: Scratch<'m, P>,
     used: usize,
     /// The number of entries of `scratch`.
     capacity: usize,
+    /// Frames that were moved from `scratch`, to make room.
+    set: FrameSet<'m, P>,
     /// The number of collected frames.
     waiting: u32,
-    /// The number of collected frames at which the gather is full: more for a long list, in which
-    /// each range may have a single frame.
+    /// The number of collected frames at which the gather is full.
     max_waiting: u32,
     /// True if consecutive frames share an entry. False if runs are limited to one page.
     merge: bool,
@@ -135,16 +142,16 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     pub(crate) fn new(tlb: &'t Shootdown<'m, P>, range: UserRange, shift: u32, merge: bool) -> Self {
         tlb.open_gather();
         let scratch = Scratch::lease(tlb.machine);
-        let (capacity, max_waiting) = limits(&scratch);
         Gather {
             tlb,
             whole: range,
             whole_shift: shift,
+            capacity: scratch.len(),
             scratch,
             used: 0,
-            capacity,
+            set: FrameSet::new(tlb.machine),
             waiting: 0,
-            max_waiting,
+            max_waiting: MAX_WAITING,
             merge,
             slots: ArrayVec::new(),
             tables: Pfn::NONE,
@@ -162,17 +169,32 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         self.used == self.capacity || self.waiting >= self.max_waiting || self.slots.is_full()
     }
 
-    /// Makes room in a gather that is full: borrows memory, charged to `memcg`, for as many ranges
-    /// as the operation's range has pages, or the space has `resident` ones left; or else flushes.
-    /// The caller holds no spin lock.
+    /// Makes room in a gather that is full: moves frames to a set, whose memory is charged to
+    /// `memcg`, if the operation's range has enough further pages, or the space enough `resident`
+    /// ones; or else flushes. The caller holds no spin lock.
     #[cold]
     pub(crate) fn make_room(&mut self, memcg: MemcgId, resident: u64) {
         self.release_slots();
-        let all = resident.saturating_add(self.used as u64).min(self.whole.len() >> self.whole_shift);
-        let grown = self.used == self.capacity && self.scratch.grow(memcg, self.used, all as usize);
-        (self.capacity, self.max_waiting) = limits(&self.scratch);
-        if !grown || self.is_full() {
+        let ranges = resident.saturating_add(self.used as u64).min(self.whole.len() >> self.whole_shift);
+        if self.set.is_empty() && ranges >= 2 * self.capacity as u64 {
+            self.set.allow(memcg, (ranges / RANGES_PER_BITMAP) as usize);
+        }
+        if self.used == self.capacity {
+            self.move_to_set();
+        }
+        // A set that takes only few frames, because memory is short or the frames are spread far or
+        // collected twice, is not worth its time.
+        if self.is_full() || self.used > self.capacity / 2 {
             self.flush();
+        }
+    }
+
+    /// Moves the frames of the list to the set, except those that the set does not take
+    /// ([`FrameSet::insert`]).
+    fn move_to_set(&mut self) {
+        self.used = self.set.insert(&mut self.scratch[..self.used]);
+        if !self.set.is_empty() {
+            self.max_waiting = MAX_WAITING_IN_SET;
         }
     }
 
@@ -305,30 +327,26 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     fn free_frames(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
         let mut batch = FreeBatch::new(machine, Use::Folio);
+        if !self.set.is_empty() {
+            self.move_to_set();
+        }
         let used = self.scratch.sort(self.used);
-        let mut left = &self.scratch[..used];
-        while let [first, rest @ ..] = left {
-            left = rest;
-            let mut range = *first;
-            // Neighbours are one range, up to what may be joined between two preemption points.
-            while let [next, rest @ ..] = left
-                && next.pfn == range.pfn + range.frames
-                && range.frames < MAX_JOINED
-            {
-                range.frames += next.frames;
-                left = rest;
+        put_ranges(machine, &mut batch, &self.scratch[..used]);
+        if !self.set.is_empty() {
+            loop {
+                batch.unlock();
+                let used = self.set.take(&mut self.scratch);
+                if used == 0 {
+                    break;
+                }
+                put_ranges(machine, &mut batch, &self.scratch[..used]);
             }
-            if let Some(ahead) = left.get(2 * PREFETCH_AHEAD) {
-                machine.frames().prefetch(Pfn(ahead.pfn));
-            }
-            if let Some(ahead) = left.get(PREFETCH_AHEAD) {
-                FreeBatch::prefetch_neighbours(machine, Pfn(ahead.pfn));
-            }
-            batch.put_range(Pfn(range.pfn), range.frames);
         }
         batch.end(self.tlb);
+        self.set.clear();
         self.used = 0;
         self.waiting = 0;
+        self.max_waiting = MAX_WAITING;
     }
 
     /// Frees the collected page tables, after waiting until no walker can be in one.
@@ -349,9 +367,28 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     }
 }
 
-/// Returns the number of ranges for which there is room, and the number of frames that may wait.
-fn limits(ranges: &[FrameRange]) -> (usize, u32) {
-    (ranges.len(), MAX_WAITING.max(ranges.len() as u32))
+/// Drops a reference and a mapping of each frame of `ranges`, which are mostly in ascending order.
+fn put_ranges<'m, P: Platform>(machine: &Machine<'m, P>, batch: &mut FreeBatch<'_, 'm, P>, ranges: &[FrameRange]) {
+    let mut left = ranges;
+    while let [first, rest @ ..] = left {
+        left = rest;
+        let mut range = *first;
+        // Neighbours are one range, up to what may be joined between two preemption points.
+        while let [next, rest @ ..] = left
+            && next.pfn == range.pfn + range.frames
+            && range.frames < MAX_JOINED
+        {
+            range.frames += next.frames;
+            left = rest;
+        }
+        if let Some(ahead) = left.get(2 * PREFETCH_AHEAD) {
+            machine.frames().prefetch(Pfn(ahead.pfn));
+        }
+        if let Some(ahead) = left.get(PREFETCH_AHEAD) {
+            prefetch_neighbours(machine.frames(), Pfn(ahead.pfn));
+        }
+        batch.put_range(Pfn(range.pfn), range.frames);
+    }
 }
 
 /// The collected frames of a [`Gather`]. Frames that are passed to it were taken out of a page
