@@ -1,4 +1,4 @@
-//! Prefetches the page table that a pass over a range comes to next.
+//! Prefetches what a pass over a range comes to next: page tables, and descriptors of folios.
 //!
 //! A pass reads PTEs in ascending order, which hardware prefetchers recognise, but these follow no
 //! pointer and stop at the end of a page (Intel Optimization Reference Manual, "Data Prefetching"):
@@ -7,15 +7,18 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::LockedTable;
+use super::{LockedTable, Run};
 use crate::addr::Pfn;
 use crate::arch::{Arch, Kind, UserRange};
-use crate::frame::prefetch;
+use crate::frame::{prefetch, prefetch_neighbours};
 use crate::platform::Platform;
 
 /// The cache lines to prefetch at the start of a page table. After these the hardware has seen the
 /// pass go on.
 const LINES: usize = 8;
+/// The number of runs to the one whose folio's LRU neighbours are prefetched; the folio's own
+/// descriptor is prefetched as long before.
+const RUNS_AHEAD: u64 = 8;
 /// The PTEs in a cache line.
 const PTES_OF_LINE: usize = 8;
 
@@ -46,5 +49,25 @@ pub(crate) fn prefetch_next<P: Platform>(table: &LockedTable<'_, '_, P>, range: 
     let first = tables.direct_map().wrapping_byte_add(next.addr().0 as usize);
     for line in 0..LINES {
         prefetch(first.wrapping_add(line * PTES_OF_LINE));
+    }
+}
+
+/// Prefetches descriptors for a pass that moves folios between LRU lists, is at `run`, and ends at
+/// `end`: that of a folio behind `run`, and those of the neighbours, on its list, of a folio half
+/// as far away. The PTEs in between are taken to be runs as long as `run`.
+#[inline]
+pub(crate) fn prefetch_folios<P: Platform>(table: &LockedTable<'_, '_, P>, run: &Run, end: u64) {
+    let (tables, frames) = (table.tables, table.tables.machine.frames());
+    let range = run.range(&tables.arch);
+    let folio_at = |runs: u64| {
+        let va = range.start + runs * range.len();
+        let raw = (va < end).then(|| table.entry(table.index(va)).load(Relaxed))?;
+        (tables.arch.kind(raw, table.level) == Kind::Leaf).then(|| tables.arch.leaf_pfn(raw, table.level))
+    };
+    if let Some(pfn) = folio_at(2 * RUNS_AHEAD) {
+        frames.prefetch(pfn);
+    }
+    if let Some(pfn) = folio_at(RUNS_AHEAD) {
+        prefetch_neighbours(frames, pfn);
     }
 }

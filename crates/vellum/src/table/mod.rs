@@ -35,7 +35,7 @@
 //! | `rewrite` | changes leaf PTEs while hardware sets accessed and dirty bits |
 //! | `cont_block` | folds leaf PTEs into contpte (AArch64) or NAPOT (RISC-V) blocks, and unfolds them |
 //! | `cont_rewrite` | changes leaf PTEs that are in cont blocks or can be folded |
-//! | `ahead` | prefetches the next page table of a pass over a range |
+//! | `ahead` | prefetches the page table, and the folios, that a pass over a range comes to next |
 //! | `walk` | walks from the root to a page table without locks |
 //! | `grow` | allocates and publishes page tables |
 //! | `split` | splits a huge PTE into a page table of smaller leaf PTEs |

@@ -9,7 +9,7 @@ use core::convert::Infallible;
 
 use crate::arch::{Arch, UserRange};
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD, Run};
+use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD, Run, ahead};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma};
 
@@ -118,6 +118,7 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
                 Found::Hole(end) => return Ok(end),
                 Found::Table(table) => table,
             };
+            ahead::prefetch_next(&table, part);
             let end = table.hold_end(part);
             let (mut at, mut done) = (part.start, 0);
             while at < end
@@ -126,6 +127,7 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
                 && let Some(mut run) = table.run(at, end)
             {
                 done += 1;
+                ahead::prefetch_folios(&table, &run, end);
                 if part.covers(&run.range(arch)) {
                     done += act(&table, &mut run, &mut gather);
                 }

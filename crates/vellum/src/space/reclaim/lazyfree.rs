@@ -77,7 +77,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
     /// ordinary anonymous folios again. Stops before the first folio that is not lazyfree or not
     /// reclaimable, and where `gather` is full. Shortens the run to the PTEs that were handled; or,
     /// if the first folio can't be discarded, to the PTEs that map that folio. Returns the number
-    /// of 4 KiB pages discarded.
+    /// of 4 KiB pages discarded, which the caller counts ([`Pageout::count_discarded`]).
     ///
     /// Folios of the batch `isolated` that only this run maps do not go to `gather`, which would
     /// free them after the flush. Their PTEs are cleared and noted for the flush, and
@@ -143,8 +143,16 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
             }
         }
         run.len = (at >> shift) as usize;
-        self.tables().slot().add(SpaceCounter::Anon, -i64::from(discarded));
-        machine.count(Counter::LazyFreed, discarded as u64);
         discarded as u64
+    }
+
+    /// Adds pages that [`Pageout::discard_run`] discarded to the counters of the machine and of the
+    /// space: once for each hold of a page table's lock, because the runs may be single pages.
+    #[inline]
+    pub(super) fn count_discarded(self, pages: u64) {
+        if pages != 0 {
+            self.tables().slot().add(SpaceCounter::Anon, -(pages as i64));
+            self.machine().count(Counter::LazyFreed, pages);
+        }
     }
 }

@@ -220,6 +220,7 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
             }
             at = run.range(arch).end;
         }
+        self.count_discarded(discarded);
         table.unlock(gather);
         Some(Advance { next: at, discarded })
     }
