@@ -131,6 +131,7 @@ Examples:
   vellum bench fork                                     fork of a process with this much memory
   vellum bench pageout                                  to compressed memory, and back
   vellum bench lazyfree                                 reclaim of lazyfree memory
+  vellum bench small                                    munmap of small regions, and of parts of a region
   vellum bench threads                                  does munmap scale with threads?
   vellum bench contpte --trace cc1.trace                what do larger translations gain a program?
   vellum bench holds                                    longest non-preemptible sections (instructions)

@@ -149,6 +149,23 @@ fn fork_is_measured_by_all_contenders_and_leaves_no_child() {
 }
 
 #[test]
+fn small_calls_are_measured_by_all_contenders_but_the_floor() {
+    let settings = Settings::new();
+    let rows = rows(settings.command("small", &["--size=4MiB", "--runs=1", "--folios=4", "--lengths=4,1024"]));
+    let ops: Vec<_> = rows.iter().map(|row| (row["op"].as_str().unwrap(), row["calls"].as_u64().unwrap())).collect();
+    let small = [("munmap-small", 1024), ("munmap-small", 4)];
+    assert_eq!(ops, [&small[..], &small, &[("munmap-middle", 1), ("munmap-every-second", 32)]].concat());
+    for row in rows {
+        for column in ["vellum_ns", "page_ns", "linux_ns"] {
+            assert!(row[column].as_u64().is_some_and(|ns| ns > 0), "{column} in {row}");
+        }
+        assert!(row["floor_ns"].is_null());
+        assert!(row["vellum_flushes"].as_u64() >= row["calls"].as_u64(), "{row}");
+    }
+    assert!(settings.are_original());
+}
+
+#[test]
 fn a_signal_restores_the_settings_before_it_ends_the_process() {
     for (number, ops) in [(libc::SIGINT, "munmap"), (libc::SIGTERM, "exit"), (libc::SIGHUP, "munmap")] {
         let settings = Settings::new();

@@ -138,8 +138,21 @@ impl Results {
 
 /// Returns what identifies a row: all fields that describe it instead of a measured figure.
 fn identity(row: &Map<String, Value>) -> String {
-    const FIELDS: [&str; 11] =
-        ["bench", "op", "arm", "data", "written", "folio_kib", "folio", "huge", "bytes", "threads", "spaces"];
+    const FIELDS: [&str; 13] = [
+        "bench",
+        "op",
+        "arm",
+        "data",
+        "written",
+        "region_kib",
+        "order",
+        "folio_kib",
+        "folio",
+        "huge",
+        "bytes",
+        "threads",
+        "spaces",
+    ];
     let fields = FIELDS.iter().filter_map(|field| Some(format!("{field}={}", row.get(*field)?)));
     fields.collect::<Vec<_>>().join(" ")
 }

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `label` | the label of the rows in the plan |
 //! | `folio` | the folio's size, and whether it is mapped huge |
+//! | `region` | the length of a small region |
 //! | a text field, like `op` | the field |
 //! | a name, like `vellum` | the field `vellum_ns` as a time with its range, or the number `vellum` |
 //! | `a/b` | the ratio of two figures |
@@ -102,22 +103,26 @@ fn meets(row: &Row, conditions: &[(&str, &str)]) -> bool {
 }
 
 fn is_text(column: &Column<'_>, row: &Row) -> bool {
-    matches!(column.what, "label" | "folio") || row.get(column.what).is_some_and(Value::is_string)
+    matches!(column.what, "label" | "folio" | "region") || row.get(column.what).is_some_and(Value::is_string)
 }
 
 fn text(row: &Row, what: &str) -> String {
-    if what == "folio" {
-        return folio(row);
+    match what {
+        "folio" => folio(row),
+        "region" => row.get("region_kib").and_then(Value::as_u64).map_or(NONE.into(), size),
+        _ => row.get(what).and_then(Value::as_str).unwrap_or(NONE).to_owned(),
     }
-    row.get(what).and_then(Value::as_str).unwrap_or(NONE).to_owned()
 }
 
 fn folio(row: &Row) -> String {
     let Some(kib) = row.get("folio_kib").and_then(Value::as_u64) else {
         return row.get("folio").and_then(Value::as_str).unwrap_or(NONE).into();
     };
-    let size = if kib < 1024 { format!("{kib} KiB") } else { format!("{} MiB", kib / 1024) };
-    if row.get("huge") == Some(&Value::Bool(true)) { size + " huge" } else { size }
+    if row.get("huge") == Some(&Value::Bool(true)) { size(kib) + " huge" } else { size(kib) }
+}
+
+fn size(kib: u64) -> String {
+    if kib < 1024 { format!("{kib} KiB") } else { format!("{} MiB", kib / 1024) }
 }
 
 fn cell(column: &Column<'_>, rows: &[Row]) -> anyhow::Result<String> {

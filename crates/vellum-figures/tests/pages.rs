@@ -39,6 +39,21 @@ fn filled(plan: &Plan) -> anyhow::Result<String> {
 }
 
 #[test]
+fn small_regions_are_told_apart_by_their_length() {
+    let lines = [
+        json!({"machine": {"CPU": "a CPU", "kernel": "Linux 9"}}),
+        json!({"region_kib": 16, "folio_kib": 4, "huge": false, "vellum_ns": 400}),
+        json!({"region_kib": 1024, "folio_kib": 4, "huge": false, "vellum_ns": 900}),
+    ];
+    let lines = lines.map(|line| line.to_string()).join("\n");
+    let small = Results::of_lines(&lines, "vellum bench small".into(), "0".into(), "2026-01-02".into()).unwrap();
+    let all = BTreeMap::from([("unmap".to_owned(), small)]);
+    let plan = plan(r#""unmap""#, r#""region", "folio", "vellum""#);
+    let page = fill("<!-- figures: t -->\n<!-- end of figures -->\n", &plan, &all).unwrap();
+    assert!(page.contains("| 16 KiB | 4 KiB | 400 ns |\n| 1 MiB | 4 KiB | 900 ns |\n"), "{page}");
+}
+
+#[test]
 fn a_table_has_a_row_for_each_label_and_a_column_for_each_figure() {
     let plan = plan(
         r#""unmap""#,

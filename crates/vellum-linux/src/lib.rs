@@ -126,6 +126,7 @@ impl Linux {
         let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
         match op {
             Op::Exit => return self.exits.measure(case, neighbours, settings),
+            Op::Calls(calls) => return child::calls::measure(case, neighbours, calls, settings),
             Op::Fork => return self.forks.measure(case, neighbours, settings),
             Op::Reclaim(rewrites) => return self.lazyfree.measure(case, neighbours, rewrites, settings),
             _ => {}

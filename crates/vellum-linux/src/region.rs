@@ -1,5 +1,7 @@
 //! Maps a region of memory, and times the system calls on it.
 
+mod parts;
+
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -83,10 +85,18 @@ impl Region {
     /// # Errors
     /// A system call failed.
     pub fn touch(&self, case: &Case, neighbours: &[Place]) -> Result<Touched, Skip> {
+        self.touch_at(case, neighbours, |at| at)
+    }
+
+    /// Touches as [`touch`](Self::touch) does, in a region whose byte `at` lies at `offset(at)`.
+    ///
+    /// # Errors
+    /// A system call failed.
+    pub fn touch_at(&self, case: &Case, neighbours: &[Place], offset: impl Fn(u64) -> u64) -> Result<Touched, Skip> {
         let (order, folio) = (case.arm.order(case.folios()), case.folio_bytes() as usize);
         let (faults, watch) = (minor_faults(), Stopwatch::start());
         for n in order {
-            self.write(n as usize * folio, folio, PAGE);
+            self.write(offset(n * folio as u64) as usize, folio, PAGE);
             for neighbour in neighbours {
                 neighbour.touch(n * folio as u64)?;
             }

@@ -23,6 +23,12 @@ impl Time {
     pub fn less(self, part: Time) -> Time {
         Time { wall_ns: self.wall_ns.saturating_sub(part.wall_ns), cpu_ns: self.cpu_ns.saturating_sub(part.cpu_ns) }
     }
+
+    /// Returns the average of `count` equal parts of this time, rounded; zero for no parts.
+    pub fn by(self, count: u64) -> Time {
+        let part = |ns: u64| (ns + count / 2).checked_div(count).unwrap_or(0);
+        Time { wall_ns: part(self.wall_ns), cpu_ns: part(self.cpu_ns) }
+    }
 }
 
 impl Add for Time {
@@ -98,9 +104,11 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_subtracted_from_both() {
+    fn times_are_added_subtracted_and_divided_by_both_clocks() {
         let (all, part) = (Time { wall_ns: 9, cpu_ns: 5 }, Time { wall_ns: 4, cpu_ns: 7 });
         assert_eq!(all.less(part), Time { wall_ns: 5, cpu_ns: 0 });
         assert_eq!(all + part, Time { wall_ns: 13, cpu_ns: 12 });
+        assert_eq!(all.by(2), Time { wall_ns: 5, cpu_ns: 3 });
+        assert_eq!(all.by(0), Time::default());
     }
 }

@@ -125,6 +125,11 @@ pub trait Contender {
     /// Returns the column of the report that the contender fills.
     fn column(&self) -> Column;
 
+    /// Returns whether the contender takes part in an operation: if not, its column is empty.
+    fn does(&self, _op: Op) -> bool {
+        true
+    }
+
     /// Prepares the runs of a case, outside of all measurement.
     ///
     /// # Errors

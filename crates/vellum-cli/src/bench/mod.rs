@@ -6,8 +6,8 @@
 //! | [`turns`] | the alternation of contenders, so that noise affects all alike |
 //! | [`floor`] | the contender that is a lower bound of an operation |
 //! | [`engine`] | the contender that is Vellum, on a simulated machine |
-//! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`threads`], [`tables`] | the benchmarks |
-//! | [`regions`] | the common part of the first four |
+//! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`small`], [`threads`], [`tables`] | the benchmarks |
+//! | [`regions`] | the common part of the first five |
 //! | [`holds`] | a benchmark without contenders: non-preemptible sections of the reference kernel |
 //! | [`contpte`] | a benchmark without contenders: a trace replayed under mapping policies |
 //! | [`load`] | the other work on the machine during a measurement |
@@ -33,6 +33,7 @@ pub mod pageout;
 pub mod progress;
 pub mod regions;
 pub mod report;
+pub mod small;
 pub mod tables;
 pub mod threads;
 pub mod turns;
@@ -95,6 +96,25 @@ pub enum Bench {
         /// On what to measure.
         #[command(flatten)]
         args: regions::Args,
+        /// The outputs of the report.
+        #[command(flatten)]
+        output: report::Output,
+    },
+    /// Unmap memory by many small calls: small regions, and parts of a region.
+    ///
+    /// Many regions of 4 KiB to 1 MiB are mapped, touched, and then unmapped by a call each, in
+    /// ascending and in random order. Of one large region, the middle quarter is unmapped by one
+    /// call, or every second 64 KiB by a call each, which splits VMAs and huge PTEs. The figure is
+    /// the time of a call. The engine's calls do not enter a kernel.
+    #[command(
+        mut_arg("size", |size| size.default_value("256MiB")),
+        mut_arg("folios", few),
+        mut_arg("arms", |arms| arms.default_value("ascending"))
+    )]
+    Small {
+        /// The options of the benchmark.
+        #[command(flatten)]
+        args: small::Args,
         /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
@@ -198,6 +218,10 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
         Bench::Lazyfree { args, output } => {
             let writer = output.open()?;
             (vec![lazyfree::section(&args)?], writer)
+        }
+        Bench::Small { args, output } => {
+            let writer = output.open()?;
+            (vec![small::section(&args)?], writer)
         }
         Bench::Threads { args, output } => {
             let writer = output.open()?;

@@ -39,12 +39,13 @@ pub struct Taken {
 }
 
 /// Runs `op` on `case` `runs` times by each contender, in turn. The order of the contenders is
-/// random, but the same for every call. A contender that skips is not run again.
+/// random, but the same for every call. A contender that skips is not run again, and one that does
+/// not do `op` is not run at all.
 pub fn take(contenders: &mut [Box<dyn Contender>], case: &Case, op: Op, runs: u32, progress: &Progress) -> Taken {
     let mut random = SEED;
     let mut order: Vec<usize> = (0..contenders.len()).collect();
     let mut outcomes = Columns::<Outcome>::default();
-    for contender in contenders.iter_mut() {
+    for contender in contenders.iter_mut().filter(|contender| contender.does(op)) {
         progress.set_text(format!("{} {} {}", op.title(), case.label(), contender.column().name()));
         outcomes[contender.column()].skip = contender.prepare(case).err();
     }
@@ -56,7 +57,7 @@ pub fn take(contenders: &mut [Box<dyn Contender>], case: &Case, op: Op, runs: u3
             let contender = &mut contenders[index];
             progress.set_text(format!("{} {} {}", op.title(), case.label(), contender.column().name()));
             let outcome = &mut outcomes[contender.column()];
-            if outcome.skip.is_none() {
+            if outcome.skip.is_none() && contender.does(op) {
                 match contender.run(case, op) {
                     Ok(sample) => {
                         outcome.ops.push(sample.op);

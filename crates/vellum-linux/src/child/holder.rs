@@ -3,7 +3,7 @@
 use super::neighbour::Place;
 use super::{Helper, Message, send};
 use crate::Skip;
-use crate::region::Region;
+use crate::region::{Region, Touched};
 use crate::time::Time;
 use crate::workload::arm::Arm;
 use crate::workload::case::Case;
@@ -40,14 +40,27 @@ impl Args {
     /// # Errors
     /// A system call failed.
     pub fn hold(&self) -> anyhow::Result<Option<Region>> {
-        let case = Case { bytes: self.bytes, folio_kib: self.folio_kib, huge: self.huge, arm: self.arm };
-        let (mut time, mut fallback, mut region) = (Time::default(), 0.0, None);
-        if case.bytes > 0 {
-            let touched = region.insert(Region::map(case.bytes)?).touch(&case, &self.neighbour)?;
-            (time, fallback) = (touched.time, touched.fallback);
+        if self.bytes == 0 {
+            send(Message::Touched { time: Time::default(), fallback: 0.0 })?;
+            return Ok(None);
         }
-        send(Message::Touched { time, fallback })?;
-        Ok(region)
+        let region = Region::map(self.bytes)?;
+        self.touch(&region, |at| at)?;
+        Ok(Some(region))
+    }
+
+    /// Touches a mapped region whose byte `at` lies at `offset(at)`, and reports it.
+    ///
+    /// # Errors
+    /// A system call failed.
+    pub fn touch(&self, region: &Region, offset: impl Fn(u64) -> u64) -> anyhow::Result<()> {
+        let Touched { time, fallback } = region.touch_at(&self.case(), &self.neighbour, offset)?;
+        send(Message::Touched { time, fallback })
+    }
+
+    /// Returns the case whose region it is.
+    pub fn case(&self) -> Case {
+        Case { bytes: self.bytes, folio_kib: self.folio_kib, huge: self.huge, arm: self.arm }
     }
 }
 

@@ -7,12 +7,14 @@
 //! | module | contents |
 //! |---|---|
 //! | [`holder`] | a helper that holds a touched region |
+//! | [`calls`] | timing the `munmap` calls of such a helper |
 //! | [`exit`], [`fork`], [`lazyfree`] | timing the exit, the fork, or the reclaim of such a helper |
 //! | [`churn`] | processes whose work leaves free memory in pieces |
 //! | [`neighbour`] | processes whose memory alternates with the measured one |
 //! | [`tables`] | the page tables that a walk over addresses leaves behind |
 //! | [`mod@copy`] | a copy of another process's memory, and timing an operation on it |
 
+pub mod calls;
 pub mod churn;
 pub mod copy;
 pub mod exit;
@@ -52,6 +54,9 @@ pub enum Role {
     Exit(exit::Args),
     /// Map and touch a region, report it, wait for a byte, fork, and report the time.
     Fork(holder::Args),
+    /// Map and touch a region, report it, wait for a byte, unmap it by several calls, and report
+    /// the time of a call.
+    Calls(calls::Args),
     /// Map and touch a region in a memcg, report it, wait for a byte, have it reclaimed, and report
     /// the time.
     Reclaim(lazyfree::Args),
@@ -120,6 +125,10 @@ pub fn run(role: Role) -> anyhow::Result<()> {
         Role::Fork(args) => {
             die_with_parent()?;
             fork::run(&args)
+        }
+        Role::Calls(args) => {
+            die_with_parent()?;
+            calls::run(&args)
         }
         Role::Reclaim(args) => {
             die_with_parent()?;

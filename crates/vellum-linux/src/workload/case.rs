@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 
 use super::arm::Arm;
+use super::calls::Calls;
 use super::data::{Data, Rewrites};
 
 /// Bytes of a base page.
@@ -63,6 +64,10 @@ impl Case {
 pub enum Op {
     /// Unmap the region.
     Munmap,
+    /// Unmap it, or a part of it, by several calls, whose average is the figure. A benchmark of its
+    /// own.
+    #[value(skip)]
+    Calls(Calls),
     /// Discard the pages and keep the mapping (`MADV_DONTNEED`).
     Dontneed,
     /// Exit the process that maps it.
@@ -90,6 +95,7 @@ impl Op {
     pub fn name(self) -> &'static str {
         match self {
             Op::Munmap => "munmap",
+            Op::Calls(calls) => calls.name(),
             Op::Dontneed => "dontneed",
             Op::Exit => "exit",
             Op::Protect => "protect",
@@ -114,6 +120,11 @@ impl Op {
         if let Op::Reclaim(rewrites) = self { Some(rewrites) } else { None }
     }
 
+    /// Returns the calls of an operation that is several; `None` for other operations.
+    pub fn calls(self) -> Option<Calls> {
+        if let Op::Calls(calls) = self { Some(calls) } else { None }
+    }
+
     /// Returns the operation that undoes this one, or `None` if it can't be undone.
     pub fn back(self) -> Option<Op> {
         if let Op::SwapOut(data) = self { Some(Op::SwapIn(data)) } else { None }
@@ -121,6 +132,9 @@ impl Op {
 
     /// Returns the name in tables.
     pub fn title(self) -> String {
+        if let Op::Calls(calls) = self {
+            return calls.title();
+        }
         match (self.data(), self.rewrites()) {
             (Some(data), _) => format!("{}, {}", self.name(), data.name()),
             (_, Some(rewrites)) => format!("{}, {} written again", self.name(), rewrites.name()),

@@ -6,6 +6,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`arm`] | the order in which a region's folios are touched |
+//! | [`calls`] | the `munmap` calls that take a region away piece by piece |
 //! | [`case`] | a region of folios of one size, and the operations on it |
 //! | [`churn`] | other programs' work that leaves free memory in pieces |
 //! | [`data`] | the contents of its pages, and the check that they survive |
@@ -13,6 +14,7 @@
 //! | [`shuffle`] | fixed pseudo-random numbers and orders |
 
 pub mod arm;
+pub mod calls;
 pub mod case;
 pub mod churn;
 pub mod data;

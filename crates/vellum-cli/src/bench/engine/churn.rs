@@ -28,7 +28,7 @@ impl Engine {
         booted.age(case, self.spare())?;
         let space = booted.space(case.folio_kib, MemcgId::ROOT)?;
         let range = map(&space, case.bytes)?;
-        booted.touch(&space, range, case, &booted.neighbours(case, MemcgId::ROOT)?)?;
+        booted.touch(&space, range, case, &booted.neighbours(case, MemcgId::ROOT)?, |at| at)?;
         let mut frames = vec![None; case.folios() as usize];
         let folio = case.folio_bytes();
         space.runs(range, |run| {

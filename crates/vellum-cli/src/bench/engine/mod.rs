@@ -9,6 +9,7 @@
 //! lack the entry by an exception or a system call, and the TLB instructions, which the simulated
 //! machine only counts.
 
+mod calls;
 mod churn;
 mod copy;
 mod lazy;
@@ -118,30 +119,31 @@ impl Booted {
     }
 
     /// Writes a byte in each page of the case's region at `range` through the simulated MMU, folio
-    /// by folio in the order of the case's arm, and in each folio of the neighbours' in turn.
-    /// Returns the time, if no neighbour shares it.
+    /// by folio in the order of the case's arm, and in each folio of the neighbours' in turn. The
+    /// region's byte `at` lies at `offset(at)`. Returns the time, if no neighbour shares it.
     fn touch(
         &self,
         space: &Space<'_>,
         range: VirtRange,
         case: &Case,
         neighbours: &[(Space<'static>, VirtRange)],
+        offset: impl Fn(u64) -> u64,
     ) -> Result<Option<Time>, Skip> {
         let (order, folio) = (case.arm.order(case.folios()), case.folio_bytes());
-        let at = |range: &VirtRange, n: u64| VirtRange {
-            start: range.start + n * folio,
-            end: range.start + (n + 1) * folio,
+        let part = |range: &VirtRange, offset: u64| VirtRange {
+            start: range.start + offset,
+            end: range.start + offset + folio,
         };
         if neighbours.is_empty() {
             let program = self.cpu.enter(space);
             let watch = Stopwatch::start();
-            order.into_iter().try_for_each(|n| touch(&program, at(&range, n)))?;
+            order.into_iter().try_for_each(|n| touch(&program, part(&range, offset(n * folio))))?;
             return Ok(Some(watch.time()));
         }
         for n in order {
-            touch(&self.cpu.enter(space), at(&range, n))?;
+            touch(&self.cpu.enter(space), part(&range, offset(n * folio)))?;
             for (neighbour, range) in neighbours {
-                touch(&self.cpu.enter(neighbour), at(range, n))?;
+                touch(&self.cpu.enter(neighbour), part(range, n * folio))?;
             }
         }
         Ok(None)
@@ -313,10 +315,14 @@ impl Contender for ByRun {
         if self.column == Column::Page {
             space.cap_runs(1);
         }
-        let range = map(&space, case.bytes)?;
+        let range = match op.calls() {
+            Some(calls) => calls::map_for(&space, case.bytes, calls)?,
+            None => map(&space, case.bytes)?,
+        };
         let before = Counted::now(booted.machine);
         let neighbours = booted.neighbours(case, MemcgId::ROOT)?;
-        let touch = booted.touch(&space, range, case, &neighbours)?;
+        let offset = |at| op.calls().map_or(at, |calls| calls.offset(at));
+        let touch = booted.touch(&space, range, case, &neighbours, offset)?;
         shape(&space, &booted.cpu.enter(&space), range, case)?;
         let between = Counted::now(booted.machine);
         let fallback = before.fallback(&between, case);
@@ -331,6 +337,10 @@ impl Contender for ByRun {
         if let Some(rewrites) = op.rewrites() {
             let reclaimed = lazy::measure(booted, &space, range, rewrites)?;
             return Ok(Sample { touch, fallback, ..reclaimed });
+        }
+        if let Some(calls) = op.calls() {
+            let called = calls::measure(booted, &space, range, case.bytes, calls)?;
+            return Ok(Sample { touch, fallback, ..called });
         }
         let (op, after) = timed(booted, space, range, op)?;
         Ok(Sample { touch, back: None, op, fallback, work: Some(between.work(&after)) })

@@ -19,7 +19,7 @@
 //! are the frames that the engine allocates there.
 //!
 //! Swap-out and swap-in are in [`swapped`]. `munmap`, `dontneed` and `exit` are the same loop here,
-//! as they differ only in what the floor leaves out.
+//! as they differ only in what the floor leaves out. Calls on parts of a region have no floor.
 
 mod placement;
 mod swapped;
@@ -151,6 +151,12 @@ pub struct Arena {
 impl Contender for Floor {
     fn column(&self) -> Column {
         Column::Floor
+    }
+
+    /// Leaves out calls on parts of a region, which cost what the floor lacks: VMAs, a walk, a
+    /// flush.
+    fn does(&self, op: Op) -> bool {
+        op.calls().is_none()
     }
 
     fn prepare(&mut self, case: &Case) -> Result<(), Skip> {

@@ -1,5 +1,5 @@
 //! Operations on a whole region of memory, by folio size: the common part of `bench unmap`, `fork`,
-//! `pageout` and `lazyfree`.
+//! `pageout`, `lazyfree` and `small`.
 //!
 //! | module | contents |
 //! |---|---|
@@ -102,13 +102,36 @@ pub struct Subject {
 /// # Errors
 /// `--size` is not a multiple of 2 MiB.
 pub fn section(args: &Args, ops: &[Op], subject: &Subject) -> anyhow::Result<Section> {
-    anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
+    check(args)?;
     let _pinned = PinnedCpu::pin();
     let rows = measure(args, ops, &mut contenders(args, ops));
     Ok(section::of(subject, &rows, args.runs))
 }
 
-fn cases(args: &Args) -> impl Iterator<Item = Case> {
+/// Measures each operation on its case and returns the section, with the rows in this order.
+///
+/// # Errors
+/// `--size` is not a multiple of 2 MiB.
+pub fn section_of(args: &Args, work: &[(Case, Op)], subject: &Subject) -> anyhow::Result<Section> {
+    check(args)?;
+    let _pinned = PinnedCpu::pin();
+    let ops: Vec<Op> = work.iter().map(|(_, op)| *op).collect();
+    let mut contenders = contenders(args, &ops);
+    let progress = Progress::new((work.len() * contenders.len() * args.runs as usize) as u64);
+    let row =
+        |(case, op): &(Case, Op)| Row::new(*op, *case, &turns::take(&mut contenders, case, *op, args.runs, &progress));
+    let rows: Vec<Row> = work.iter().map(row).collect();
+    drop(progress);
+    Ok(section::of(subject, &rows, args.runs))
+}
+
+fn check(args: &Args) -> anyhow::Result<()> {
+    anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
+    Ok(())
+}
+
+/// Returns the cases of these options, arm by arm.
+pub fn cases(args: &Args) -> impl Iterator<Item = Case> {
     let small = args.folios.iter().map(|&folio_kib| Case::of(args.size, folio_kib));
     let huge = (!args.no_huge).then_some(Case { huge: true, ..Case::of(args.size, 2048) });
     let cases = small.chain(huge);

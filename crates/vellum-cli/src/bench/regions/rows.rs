@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use vellum_linux::stats::Summary;
 use vellum_linux::time::Time;
+use vellum_linux::workload::calls::Calls;
 use vellum_linux::workload::case::{Case, Op};
 use vellum_linux::workload::data::{Data, Rewrites};
 
@@ -90,7 +91,15 @@ impl Row {
 
     /// Returns the row's name in a note.
     pub fn name(&self) -> String {
-        format!("{} {} {}", self.op.title(), self.case.arm.name(), self.case.label())
+        format!("{} {} {}", self.op.title(), self.case.arm.name(), self.label())
+    }
+
+    /// Returns the row's name in its table: the folio size, behind the length of small regions.
+    pub fn label(&self) -> String {
+        match self.op.calls().and_then(Calls::kib) {
+            Some(kib) => format!("{}, {}", Case::of(0, kib).label(), self.case.label()),
+            None => self.case.label(),
+        }
     }
 
     /// Returns the figure of a column: the median of the nanoseconds for which the thread ran, and
@@ -121,6 +130,9 @@ impl Row {
             op: self.op.name(),
             data: self.op.data().map(Data::name),
             written: self.op.rewrites().map(Rewrites::name),
+            region_kib: self.op.calls().and_then(Calls::kib),
+            order: self.op.calls().map(Calls::order),
+            calls: self.op.calls().map(|calls| calls.ranges(self.case.bytes).len()),
             arm: self.case.arm.name(),
             folio_kib: self.case.folio_kib,
             huge: self.case.huge,
@@ -144,7 +156,8 @@ impl Row {
     }
 }
 
-/// The keys of a row in JSON. Times are those for which the thread ran, except `wall_min` and
+/// The keys of a row in JSON. Of an operation that is several calls, a time is that of one call,
+/// and a count that of all `calls`. Times are those for which the thread ran, except `wall_min` and
 /// `wall_median`. `skipped` (the reason for no figure) and `fallback` (the share of the region that
 /// was not mapped as the row says) appear only where they apply.
 #[derive(Serialize)]
@@ -155,6 +168,12 @@ struct Json {
     data: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     written: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    region_kib: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    order: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calls: Option<usize>,
     arm: &'static str,
     folio_kib: u32,
     huge: bool,
@@ -282,6 +301,18 @@ mod tests {
             assert_eq!((&row["op"], &row["data"], &row["page_ns"]), (&op.into(), &"compressible".into(), &ns.into()));
         }
         assert!(row(Op::Munmap, outcomes).json("unmap").get("data").is_none());
+    }
+
+    #[test]
+    fn a_row_of_calls_has_their_number_and_the_length_of_small_regions() {
+        let json = |calls| row(Op::Calls(calls), Columns::default()).json("small");
+        let small = json(Calls::Small { kib: 256, random: true });
+        assert_eq!(
+            (&small["region_kib"], &small["order"], &small["calls"]),
+            (&256.into(), &"random".into(), &4096.into())
+        );
+        let middle = json(Calls::MiddleQuarter);
+        assert_eq!((middle.get("region_kib"), &middle["calls"]), (None, &1.into()));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use vellum_linux::stats::Summary;
 use vellum_linux::workload::arm::Arm;
+use vellum_linux::workload::calls::Calls;
 use vellum_linux::workload::case::Op;
 
 use super::Subject;
@@ -34,12 +35,14 @@ pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
 
 /// Returns the rows of each table: those of one operation and one arm.
 fn of_one_table(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
-    rows.chunk_by(|a, b| a.op == b.op && a.case.arm == b.case.arm)
+    rows.chunk_by(|a, b| title(a.op, a.case.arm) == title(b.op, b.case.arm))
 }
 
 fn part(rows: &[Row]) -> Part {
     let (op, arm) = (rows[0].op, rows[0].case.arm);
-    Part { title: title(op, arm), text: description(op).to_owned(), chart: Some(chart(rows)), table: table(rows) }
+    // The figures of calls are not those of a page, so a chart would say nothing.
+    let chart = op.calls().is_none().then(|| chart(rows));
+    Part { title: title(op, arm), text: description(op).to_owned(), chart, table: table(rows) }
 }
 
 /// Returns the heading of an operation's table.
@@ -50,6 +53,17 @@ fn title(op: Op, arm: Arm) -> String {
 fn description(op: Op) -> &'static str {
     match op {
         Op::Munmap => "The region is unmapped; its folios and page tables are freed.",
+        Op::Calls(Calls::Small { .. }) => {
+            "Each of many small regions is unmapped by a call of its own; the figure is the time of a call. A row has \
+             the length of a region, and the size of its folios."
+        }
+        Op::Calls(Calls::MiddleQuarter) => {
+            "The middle quarter of the region is unmapped by one call, which leaves two VMAs."
+        }
+        Op::Calls(Calls::EverySecond) => {
+            "Every second 64 KiB of the region are unmapped by a call each, which splits a VMA and leaves 2 MiB folios \
+             half mapped; the figure is the time of a call."
+        }
         Op::Dontneed => {
             "Its memory is discarded and the region stays (MADV_DONTNEED). Linux frees the page tables as well where \
              one call covers all of a table."
@@ -149,7 +163,8 @@ fn table(rows: &[Row]) -> Table {
     let compared = rows[0].op != Op::Touch;
     let ratios =
         [("linux / vellum", Linux, Vellum), ("vellum / floor", Vellum, Floor), ("linux / floor", Linux, Floor)];
-    let mut head = vec!["folio".to_owned()];
+    let first = if rows[0].op.calls().and_then(Calls::kib).is_some() { "region, folio" } else { "folio" };
+    let mut head = vec![first.to_owned()];
     head.extend(Column::ALL.map(|column| column.name().to_owned()));
     if compared {
         head.extend(ratios.map(|(name, ..)| name.to_owned()));
@@ -173,7 +188,7 @@ fn table(rows: &[Row]) -> Table {
 /// Returns the row's name in its table, with a mark if it was measured beside other work.
 fn label(row: &Row) -> String {
     let mark = if row.load.is_notable() { LOADED } else { "" };
-    format!("{}{mark}", row.case.label())
+    format!("{}{mark}", row.label())
 }
 
 fn figure(row: &Row, column: Column) -> Value {
@@ -268,15 +283,16 @@ fn work(rows: &[Row]) -> Option<String> {
         let work = row.work?;
         let flushes = show::grouped(work.flushes);
         Some(match work.runs {
-            0 => format!("{flushes} ({})", row.case.label()),
-            runs => format!("{flushes} / {} ({})", show::grouped(runs), row.case.label()),
+            0 => format!("{flushes} ({})", row.label()),
+            runs => format!("{flushes} / {} ({})", show::grouped(runs), row.label()),
         })
     };
     let all: Vec<String> = rows.iter().filter_map(counts).collect();
     let cleared = rows.iter().any(|row| row.work.is_some_and(|work| work.runs > 0));
     let what = if cleared { "TLB flushes / runs cleared" } else { "TLB flushes" };
     let name = title(rows[0].op, rows[0].case.arm);
-    (!all.is_empty()).then(|| format!("vellum's {what} in one {name}: {}.", all.join(", ")))
+    let of = if rows[0].op.calls().is_some() { "all calls of one" } else { "one" };
+    (!all.is_empty()).then(|| format!("vellum's {what} in {of} {name}: {}.", all.join(", ")))
 }
 
 #[cfg(test)]
