@@ -149,6 +149,26 @@ fn fork_is_measured_by_all_contenders_and_leaves_no_child() {
 }
 
 #[test]
+fn mappings_of_files_are_measured_by_all_contenders_that_can() {
+    let settings = Settings::new();
+    let options = ["--size=8MiB", "--runs=1", "--folios=4,64,2048", "--arms=random", "--mapping=shared,private-file"];
+    for (bench, ops, floor) in [("unmap", &["--ops=munmap,exit"][..], true), ("fork", &[], false)] {
+        let rows = rows(settings.command(bench, &[&options[..], ops].concat()));
+        let names: Vec<_> =
+            rows.iter().map(|row| (row["mapping"].as_str().unwrap(), row["folio_kib"].as_u64())).collect();
+        assert_eq!(names, ["shared", "private-file"].map(|name| [(name, Some(4)), (name, Some(64))]).concat());
+        for row in rows {
+            let measured = |column: &str| row[column].as_u64().is_some();
+            assert!(measured("vellum_ns") && measured("page_ns") && row.get("fallback").is_none(), "{row}");
+            assert_eq!(measured("floor_ns"), floor, "a fork has to copy no PTE of a file: {row}");
+            // The directory of the test has no settings for files in memory.
+            assert_eq!(measured("linux_ns"), row["folio_kib"] == 4, "{row}");
+        }
+    }
+    assert!(settings.are_original());
+}
+
+#[test]
 fn small_calls_are_measured_by_all_contenders_but_the_floor() {
     let settings = Settings::new();
     let rows = rows(settings.command("small", &["--size=4MiB", "--runs=1", "--folios=4", "--lengths=4,1024"]));

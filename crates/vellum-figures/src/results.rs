@@ -138,9 +138,10 @@ impl Results {
 
 /// Returns what identifies a row: all fields that describe it instead of a measured figure.
 fn identity(row: &Map<String, Value>) -> String {
-    const FIELDS: [&str; 13] = [
+    const FIELDS: [&str; 14] = [
         "bench",
         "op",
+        "mapping",
         "arm",
         "data",
         "written",

@@ -131,7 +131,7 @@ impl Linux {
             Op::Reclaim(rewrites) => return self.lazyfree.measure(case, neighbours, rewrites, settings),
             _ => {}
         }
-        let region = Region::map(case.bytes)?;
+        let region = Region::of(case)?;
         let touched = region.touch(case, neighbours)?;
         if let Some(data) = op.data() {
             // Keep the settings until the region is swapped in: they also decide the folio sizes of

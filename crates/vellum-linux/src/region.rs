@@ -1,8 +1,10 @@
 //! Maps a region of memory, and times the system calls on it.
 
+mod file;
 mod parts;
 
 use std::ffi::c_void;
+use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 
 use procfs::process::Process;
@@ -21,7 +23,8 @@ pub const EVICTING: u64 = 256 << 20;
 /// The bytes of a cache line.
 pub const LINE: u64 = 64;
 
-/// Private anonymous memory, aligned to 2 MiB, between PROT_NONE guard areas.
+/// Private anonymous memory, or a mapping of a file, aligned to 2 MiB, between PROT_NONE guard
+/// areas.
 ///
 /// The guard areas keep the kernel from merging the region's VMA with a neighbour. So an operation
 /// on the region is one on a whole VMA, and the VMA's figures in `smaps` are the region's.
@@ -30,6 +33,9 @@ pub struct Region {
     reserved_len: usize,
     start: *mut c_void,
     len: usize,
+    /// The file that is mapped. It is open until the region is dropped, so that unmapping it frees
+    /// no folio.
+    file: Option<OwnedFd>,
     /// True once the region between the guard areas is unmapped.
     unmapped: bool,
 }
@@ -44,11 +50,26 @@ pub struct Touched {
 }
 
 impl Region {
-    /// Maps `bytes`, a multiple of 2 MiB.
+    /// Maps `bytes`, a multiple of 2 MiB, of anonymous memory.
     ///
     /// # Errors
     /// `mmap` failed.
     pub fn map(bytes: u64) -> Result<Region, Skip> {
+        let region = Region::reserve(bytes)?;
+        // SAFETY: replaces pages inside the reservation, to which no other pointer exists.
+        let mapped = unsafe {
+            mmap_anonymous(
+                region.start,
+                region.len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED,
+            )
+        };
+        mapped.map(|_| region).map_err(|error| Skip::system("mmap", error))
+    }
+
+    /// Reserves the addresses of a region of `bytes` and of its guard areas.
+    fn reserve(bytes: u64) -> Result<Region, Skip> {
         let (align, len) = (TABLE_SPAN as usize, bytes as usize);
         let reserved_len = len + 2 * align;
         // SAFETY: the kernel chooses the address, so no mapping is replaced.
@@ -60,17 +81,7 @@ impl Region {
         // the reservation then remains behind the region.
         let start = reserved.wrapping_byte_add(PAGE as usize);
         let start = start.wrapping_byte_add(start.align_offset(align));
-        let region = Region { reserved, reserved_len, start, len, unmapped: false };
-        // SAFETY: replaces pages inside the reservation above, to which no other pointer exists.
-        let mapped = unsafe {
-            mmap_anonymous(
-                start,
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED,
-            )
-        };
-        mapped.map(|_| region).map_err(|error| Skip::system("mmap", error))
+        Ok(Region { reserved, reserved_len, start, len, file: None, unmapped: false })
     }
 
     /// Returns the first address.
@@ -105,7 +116,7 @@ impl Region {
         // The kernel counts the neighbours' faults here, too: one for each folio.
         let faults = faults.saturating_sub(neighbours.len() as u64 * case.folios());
         let fallback = self.shape(case, faults)?;
-        Ok(Touched { time, fallback })
+        self.finish_touch(case, Touched { time, fallback })
     }
 
     /// Makes the mappings of a touched region as the case asks. `faults` is the number of page

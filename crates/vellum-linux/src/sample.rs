@@ -42,6 +42,9 @@ pub enum Skip {
     /// The kernel has no folios of this size.
     #[error("this kernel has no anonymous folios of {0} KiB")]
     NoFolio(u32),
+    /// The kernel has no folios of this size for files in memory.
+    #[error("this kernel has no folios of {0} KiB for files in memory")]
+    NoFileFolio(u32),
     /// The machine has too little free memory.
     #[error("needs {needed} MiB of memory, {available} MiB are available")]
     Memory {

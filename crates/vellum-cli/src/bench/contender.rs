@@ -125,8 +125,9 @@ pub trait Contender {
     /// Returns the column of the report that the contender fills.
     fn column(&self) -> Column;
 
-    /// Returns whether the contender takes part in an operation: if not, its column is empty.
-    fn does(&self, _op: Op) -> bool {
+    /// Returns whether the contender takes part in an operation on a case: if not, its column is
+    /// empty.
+    fn does(&self, _case: &Case, _op: Op) -> bool {
         true
     }
 

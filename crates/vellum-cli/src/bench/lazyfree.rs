@@ -2,6 +2,7 @@
 
 use vellum_linux::workload::case::Op;
 use vellum_linux::workload::data::Rewrites;
+use vellum_linux::workload::mapping::Mapping;
 
 use super::contender::Column::{Linux, Vellum};
 use super::regions::{self, Args, Row, Subject};
@@ -12,7 +13,7 @@ pub fn section(args: &Args) -> anyhow::Result<Section> {
     let ops = [Rewrites::None, Rewrites::EveryTenth].map(Op::Reclaim);
     let subject =
         Subject { name: "lazyfree", title: "Reclaiming lazyfree memory:", method: METHOD, beside: Some(published) };
-    regions::section(args, &ops, &subject)
+    regions::section(args, &[Mapping::Anonymous], &ops, &subject)
 }
 
 const METHOD: &[(&str, &str)] = &[

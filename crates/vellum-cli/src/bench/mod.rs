@@ -65,9 +65,9 @@ pub enum Bench {
     /// A region is mapped, touched page by page, and then its address space is forked. Folios are
     /// as in `unmap`.
     Fork {
-        /// On what to measure.
+        /// The options of the benchmark.
         #[command(flatten)]
-        args: regions::Args,
+        args: fork::Args,
         /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
@@ -244,7 +244,7 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
             let threads = threads::Args::beside(threads, &unmap.regions);
             let sections = vec![
                 unmap::section(&unmap)?,
-                fork::section(&unmap.regions)?,
+                fork::section(&fork::Args::of(&unmap.regions))?,
                 pageout::section(&unmap.regions.less(256 << 20))?,
                 lazyfree::section(&unmap.regions.less(1 << 30))?,
                 threads::section(&threads)?,

@@ -2,6 +2,7 @@
 
 use vellum_linux::workload::case::Op;
 use vellum_linux::workload::data::Data::{Compressible, SameFilled};
+use vellum_linux::workload::mapping::Mapping;
 
 use super::regions::{self, Args, Subject};
 use super::report::Section;
@@ -10,7 +11,7 @@ use super::report::Section;
 pub fn section(args: &Args) -> anyhow::Result<Section> {
     let ops = [SameFilled, Compressible].map(|data| [Op::SwapOut(data), Op::SwapIn(data)]).concat();
     let subject = Subject { name: "pageout", title: "Swapping out and in", method: METHOD, beside: None };
-    regions::section(args, &ops, &subject)
+    regions::section(args, &[Mapping::Anonymous], &ops, &subject)
 }
 
 const METHOD: &[(&str, &str)] = &[

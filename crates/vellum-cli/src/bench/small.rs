@@ -2,6 +2,7 @@
 
 use vellum_linux::workload::calls::Calls;
 use vellum_linux::workload::case::{Case, Op, parse_folio};
+use vellum_linux::workload::mapping::Mapping;
 
 use super::regions::{self, Subject};
 use super::report::Section;
@@ -34,7 +35,7 @@ pub fn section(args: &Args) -> anyhow::Result<Section> {
 
 /// Returns the cases and the operation on each, in the order of the report.
 fn work(args: &Args) -> Vec<(Case, Op)> {
-    let cases: Vec<Case> = regions::cases(&args.regions).collect();
+    let cases: Vec<Case> = regions::cases(&args.regions, Mapping::Anonymous).collect();
     let small = [false, true].into_iter().flat_map(|random| {
         let of_a_length = |&kib: &u32| {
             let bytes = args.regions.size.min(u64::from(kib) * 1024 * MOST);

@@ -45,7 +45,7 @@ pub fn take(contenders: &mut [Box<dyn Contender>], case: &Case, op: Op, runs: u3
     let mut random = SEED;
     let mut order: Vec<usize> = (0..contenders.len()).collect();
     let mut outcomes = Columns::<Outcome>::default();
-    for contender in contenders.iter_mut().filter(|contender| contender.does(op)) {
+    for contender in contenders.iter_mut().filter(|contender| contender.does(case, op)) {
         progress.set_text(format!("{} {} {}", op.title(), case.label(), contender.column().name()));
         outcomes[contender.column()].skip = contender.prepare(case).err();
     }
@@ -57,7 +57,7 @@ pub fn take(contenders: &mut [Box<dyn Contender>], case: &Case, op: Op, runs: u3
             let contender = &mut contenders[index];
             progress.set_text(format!("{} {} {}", op.title(), case.label(), contender.column().name()));
             let outcome = &mut outcomes[contender.column()];
-            if outcome.skip.is_none() && contender.does(op) {
+            if outcome.skip.is_none() && contender.does(case, op) {
                 match contender.run(case, op) {
                     Ok(sample) => {
                         outcome.ops.push(sample.op);
@@ -86,6 +86,7 @@ mod tests {
     struct Scripted {
         column: Column,
         skip_at: Option<u64>,
+        does: bool,
         runs: u64,
         log: Rc<RefCell<Vec<Column>>>,
     }
@@ -93,6 +94,10 @@ mod tests {
     impl Contender for Scripted {
         fn column(&self) -> Column {
             self.column
+        }
+
+        fn does(&self, _: &Case, _: Op) -> bool {
+            self.does
         }
 
         fn run(&mut self, _: &Case, _: Op) -> Result<Sample, Skip> {
@@ -115,7 +120,7 @@ mod tests {
     fn contenders_alternate_and_skip_for_good() {
         let log = Rc::new(RefCell::new(Vec::new()));
         let scripted = |column, skip_at| -> Box<dyn Contender> {
-            Box::new(Scripted { column, skip_at, runs: 0, log: log.clone() })
+            Box::new(Scripted { column, skip_at, does: true, runs: 0, log: log.clone() })
         };
         let mut contenders = [scripted(Column::Floor, None), scripted(Column::Linux, Some(2))];
         let case = Case::of(2 << 20, 4);
@@ -132,10 +137,23 @@ mod tests {
     }
 
     #[test]
+    fn a_contender_without_the_operation_has_no_outcome() {
+        let log = Rc::new(RefCell::new(Vec::new()));
+        let mut contenders = [(Column::Floor, false), (Column::Vellum, true)].map(|(column, does)| {
+            let contender: Box<dyn Contender> =
+                Box::new(Scripted { column, skip_at: None, does, runs: 0, log: log.clone() });
+            contender
+        });
+        let taken = take(&mut contenders, &Case::of(2 << 20, 4), Op::Munmap, 2, &Progress::new(4));
+        assert_eq!(*log.borrow(), [Column::Vellum; 2]);
+        assert!(taken.outcomes.floor.ops.is_empty() && taken.outcomes.floor.skip.is_none());
+    }
+
+    #[test]
     fn each_contender_comes_first_in_some_run() {
         let log = Rc::new(RefCell::new(Vec::new()));
         let mut contenders = [Column::Floor, Column::Vellum, Column::Linux].map(|column| -> Box<dyn Contender> {
-            Box::new(Scripted { column, skip_at: None, runs: 0, log: log.clone() })
+            Box::new(Scripted { column, skip_at: None, does: true, runs: 0, log: log.clone() })
         });
         take(&mut contenders, &Case::of(2 << 20, 4), Op::Munmap, 7, &Progress::new(21));
         let log = log.borrow();

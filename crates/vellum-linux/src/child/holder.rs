@@ -7,6 +7,7 @@ use crate::region::{Region, Touched};
 use crate::time::Time;
 use crate::workload::arm::Arm;
 use crate::workload::case::Case;
+use crate::workload::mapping::Mapping;
 
 /// The region that a helper holds.
 #[derive(clap::Args)]
@@ -24,6 +25,9 @@ pub struct Args {
     /// The order in which its folios are touched.
     #[arg(long, default_value = "ascending")]
     arm: Arm,
+    /// The kind of its mapping.
+    #[arg(long, default_value = "anon")]
+    mapping: Mapping,
     /// A region of another process that is touched in turn with it.
     #[arg(long)]
     neighbour: Vec<Place>,
@@ -44,7 +48,7 @@ impl Args {
             send(Message::Touched { time: Time::default(), fallback: 0.0 })?;
             return Ok(None);
         }
-        let region = Region::map(self.bytes)?;
+        let region = Region::of(&self.case())?;
         self.touch(&region, |at| at)?;
         Ok(Some(region))
     }
@@ -60,7 +64,8 @@ impl Args {
 
     /// Returns the case whose region it is.
     pub fn case(&self) -> Case {
-        Case { bytes: self.bytes, folio_kib: self.folio_kib, huge: self.huge, arm: self.arm }
+        let Args { bytes, folio_kib, huge, arm, mapping, .. } = *self;
+        Case { bytes, folio_kib, huge, arm, mapping }
     }
 }
 
@@ -84,7 +89,7 @@ impl RegionHolder {
         if let Some((case, neighbours)) = held {
             args.extend(neighbours.iter().map(|place| format!("--neighbour={place}")));
             args.extend([format!("--bytes={}", case.bytes), format!("--folio-kib={}", case.folio_kib)]);
-            args.push(format!("--arm={}", case.arm.name()));
+            args.extend([format!("--arm={}", case.arm.name()), format!("--mapping={}", case.mapping.name())]);
             args.extend(case.huge.then(|| "--huge".to_owned()));
         }
         let mut helper = Helper::start(&args)?;

@@ -5,6 +5,7 @@ use clap::ValueEnum;
 use super::arm::Arm;
 use super::calls::Calls;
 use super::data::{Data, Rewrites};
+use super::mapping::Mapping;
 
 /// Bytes of a base page.
 pub const PAGE: u64 = 4 << 10;
@@ -22,13 +23,15 @@ pub struct Case {
     pub huge: bool,
     /// The order in which they are touched.
     pub arm: Arm,
+    /// The kind of the region's mapping.
+    pub mapping: Mapping,
 }
 
 impl Case {
-    /// Returns a region of `bytes`, touched in ascending order, in folios of this size whose pages
-    /// have PTEs of their own.
+    /// Returns an anonymous region of `bytes`, touched in ascending order, in folios of this size
+    /// whose pages have PTEs of their own.
     pub const fn of(bytes: u64, folio_kib: u32) -> Case {
-        Case { bytes, folio_kib, huge: false, arm: Arm::Ascending }
+        Case { bytes, folio_kib, huge: false, arm: Arm::Ascending, mapping: Mapping::Anonymous }
     }
 
     /// Returns the number of 4 KiB pages.
@@ -118,6 +121,12 @@ impl Op {
     /// Returns the pages that are written again before a reclaim; `None` for other operations.
     pub fn rewrites(self) -> Option<Rewrites> {
         if let Op::Reclaim(rewrites) = self { Some(rewrites) } else { None }
+    }
+
+    /// Returns whether the operation is measured of regions with this mapping. All are of anonymous
+    /// memory.
+    pub fn is_of(self, mapping: Mapping) -> bool {
+        !mapping.is_file() || matches!(self, Op::Munmap | Op::Fork | Op::Touch)
     }
 
     /// Returns the calls of an operation that is several; `None` for other operations.

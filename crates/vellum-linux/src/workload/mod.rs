@@ -11,6 +11,7 @@
 //! | [`churn`] | other programs' work that leaves free memory in pieces |
 //! | [`data`] | the contents of its pages, and the check that they survive |
 //! | [`layout`] | the VMAs of a process, as something to copy and measure |
+//! | [`mapping`] | the kind of a region's mapping |
 //! | [`shuffle`] | fixed pseudo-random numbers and orders |
 
 pub mod arm;
@@ -19,4 +20,5 @@ pub mod case;
 pub mod churn;
 pub mod data;
 pub mod layout;
+pub mod mapping;
 pub mod shuffle;

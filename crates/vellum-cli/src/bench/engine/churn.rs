@@ -100,7 +100,7 @@ impl Booted {
             let flags = MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
             let mapped = space.map(MapRequest { addr: start, len: SLOT, prot: READ_WRITE, flags });
             mapped.map_err(|error| Skip::system("map", error))?;
-            return touch(&self.cpu.enter(space), VirtRange { start, end: start + SLOT });
+            return touch(&self.cpu.enter(space), VirtRange { start, end: start + SLOT }).map(drop);
         }
         if (act, pieces) == (Act::Unmap, Pieces::All) {
             return unmap(space, VirtRange { start, end: start + SLOT });

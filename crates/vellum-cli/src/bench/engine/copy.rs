@@ -96,7 +96,7 @@ fn touch(program: &Program<'_, Fast, Space<'_>>, run: &Run, operation: Operation
             let page = Data::Compressible.page(at / PAGE);
             program.write(at, page.bytes()).map_err(|error| Skip::system("touch", format!("{error:?}")))
         }),
-        _ => super::touch(program, here),
+        _ => super::touch(program, here).map(drop),
     }
 }
 

@@ -12,6 +12,7 @@
 mod calls;
 mod churn;
 mod copy;
+mod file;
 mod lazy;
 mod swapped;
 
@@ -35,6 +36,7 @@ use vellum_sim::{Access, Config, Cpu, Fast, Program};
 
 use crate::bench::contender::{Column, Contender, Sample, Skip, Work};
 use crate::bench::walker::{Tables, Variant, Walker};
+use file::Region;
 
 /// An address space of the simulated machine.
 pub type Space<'m> = AddressSpace<'m, Fast>;
@@ -43,6 +45,15 @@ pub type Space<'m> = AddressSpace<'m, Fast>;
 const SPARE: u64 = 4;
 
 const READ_WRITE: Prot = Prot::READ.union(Prot::WRITE);
+
+/// The result of touching a region.
+#[derive(Clone, Copy)]
+pub struct Touched {
+    /// The time, unless a neighbour shares it.
+    time: Option<Time>,
+    /// The page faults in the region.
+    faults: u64,
+}
 
 /// A simulated machine with the engine, booted when it is first needed and kept until the program
 /// ends.
@@ -120,7 +131,7 @@ impl Booted {
 
     /// Writes a byte in each page of the case's region at `range` through the simulated MMU, folio
     /// by folio in the order of the case's arm, and in each folio of the neighbours' in turn. The
-    /// region's byte `at` lies at `offset(at)`. Returns the time, if no neighbour shares it.
+    /// region's byte `at` lies at `offset(at)`.
     fn touch(
         &self,
         space: &Space<'_>,
@@ -128,7 +139,7 @@ impl Booted {
         case: &Case,
         neighbours: &[(Space<'static>, VirtRange)],
         offset: impl Fn(u64) -> u64,
-    ) -> Result<Option<Time>, Skip> {
+    ) -> Result<Touched, Skip> {
         let (order, folio) = (case.arm.order(case.folios()), case.folio_bytes());
         let part = |range: &VirtRange, offset: u64| VirtRange {
             start: range.start + offset,
@@ -137,16 +148,18 @@ impl Booted {
         if neighbours.is_empty() {
             let program = self.cpu.enter(space);
             let watch = Stopwatch::start();
-            order.into_iter().try_for_each(|n| touch(&program, part(&range, offset(n * folio))))?;
-            return Ok(Some(watch.time()));
+            let faults = order.into_iter().map(|n| touch(&program, part(&range, offset(n * folio))));
+            let faults = faults.sum::<Result<u64, Skip>>()?;
+            return Ok(Touched { time: Some(watch.time()), faults });
         }
+        let mut faults = 0;
         for n in order {
-            touch(&self.cpu.enter(space), part(&range, offset(n * folio)))?;
+            faults += touch(&self.cpu.enter(space), part(&range, offset(n * folio)))?;
             for (neighbour, range) in neighbours {
                 touch(&self.cpu.enter(neighbour), part(range, n * folio))?;
             }
         }
-        Ok(None)
+        Ok(Touched { time: None, faults })
     }
 
     /// Makes the neighbours of the case's region: spaces with a region of the same size.
@@ -210,13 +223,13 @@ pub fn map(space: &Space<'_>, bytes: u64) -> Result<VirtRange, Skip> {
     Ok(VirtRange { start, end: start + bytes })
 }
 
-/// Writes a byte in each page of `range`.
+/// Writes a byte in each page of `range`. Returns the number of page faults.
 ///
 /// # Errors
 /// A fault failed.
-pub fn touch(program: &Program<'_, Fast, Space<'_>>, range: VirtRange) -> Result<(), Skip> {
+pub fn touch(program: &Program<'_, Fast, Space<'_>>, range: VirtRange) -> Result<u64, Skip> {
     let touched = program.touch(range, PAGE, Access::Write);
-    touched.map(drop).map_err(|error| Skip::system("touch", format!("{error:?}")))
+    touched.map(|touched| touched.faults).map_err(|error| Skip::system("touch", format!("{error:?}")))
 }
 
 /// Maps a touched region as the case asks. If each page of a 2 MiB folio should have its own PTE,
@@ -315,17 +328,23 @@ impl Contender for ByRun {
         if self.column == Column::Page {
             space.cap_runs(1);
         }
-        let range = match op.calls() {
-            Some(calls) => calls::map_for(&space, case.bytes, calls)?,
-            None => map(&space, case.bytes)?,
+        let region = match op.calls() {
+            Some(calls) => Region::anonymous(calls::map_for(&space, case.bytes, calls)?),
+            None if case.mapping.is_file() => Region::of_file(booted, &space, case)?,
+            None => Region::anonymous(map(&space, case.bytes)?),
         };
+        let range = region.range;
         let before = Counted::now(booted.machine);
         let neighbours = booted.neighbours(case, MemcgId::ROOT)?;
         let offset = |at| op.calls().map_or(at, |calls| calls.offset(at));
-        let touch = booted.touch(&space, range, case, &neighbours, offset)?;
+        let touched = booted.touch(&space, range, case, &neighbours, offset)?;
         shape(&space, &booted.cpu.enter(&space), range, case)?;
+        let Touched { time: touch, faults } = region.finish_touch(booted, &space, case, touched)?;
         let between = Counted::now(booted.machine);
-        let fallback = before.fallback(&between, case);
+        let fallback = match case.mapping.is_file() {
+            true => file::small_share(case, faults),
+            false => before.fallback(&between, case),
+        };
         if let Some(data) = op.data() {
             if !booted.swap.replace(true) {
                 // Twice as large as the region, as on Linux: a folio needs contiguous slots.

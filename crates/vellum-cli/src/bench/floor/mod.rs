@@ -153,10 +153,10 @@ impl Contender for Floor {
         Column::Floor
     }
 
-    /// Leaves out calls on parts of a region, which cost what the floor lacks: VMAs, a walk, a
-    /// flush.
-    fn does(&self, op: Op) -> bool {
-        op.calls().is_none()
+    /// Leaves out calls on parts of a region, which cost what the floor lacks (VMAs, a walk, a
+    /// flush), and the fork of a file's mapping, of which a child needs no PTE.
+    fn does(&self, case: &Case, op: Op) -> bool {
+        op.calls().is_none() && !(case.mapping.is_file() && op == Op::Fork)
     }
 
     fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
@@ -221,7 +221,9 @@ impl Arena {
             for (entry, frame) in folio.iter_mut().zip(FIRST_FRAME + head as u64..) {
                 *entry = frame << 12 | ATTRIBUTES | leaf;
             }
-            self.descriptors[head] = Descriptor { references: mappings, maps: mappings, ..Zeroable::zeroed() };
+            // A file has a reference to each of its pages, too.
+            let references = mappings + if self.case.mapping.is_file() { pages as u32 } else { 0 };
+            self.descriptors[head] = Descriptor { references, maps: mappings, ..Zeroable::zeroed() };
         }
         let folios = self.descriptors.iter_mut().filter(|descriptor| descriptor.references > 0);
         (0..).step_by(pages as usize).zip(folios).for_each(|(page, descriptor)| descriptor.page = page);
@@ -361,6 +363,7 @@ fn prefetch_line<T>(at: *const T) {
 mod tests {
     use clap::ValueEnum;
     use vellum_linux::workload::case::TABLE_SPAN;
+    use vellum_linux::workload::mapping::Mapping;
 
     use super::*;
 
@@ -426,6 +429,18 @@ mod tests {
             arena.descriptors[head].references += 1;
             let tables = if case.huge { 1 } else { case.bytes / TABLE_SPAN };
             assert_eq!(arena.perform(Op::Munmap, 8), case.folios() + tables - 1, "{}", case.label());
+        }
+    }
+
+    #[test]
+    fn unmapping_a_file_clears_every_pte_and_frees_page_tables_only() {
+        for case in cases().filter(|case| !case.huge).map(|case| Case { mapping: Mapping::Shared, ..case }) {
+            let mut arena = filled(&case);
+            assert_eq!(arena.perform(Op::Munmap, 8), case.bytes / TABLE_SPAN, "{}", case.label());
+            assert!(arena.entries.iter().all(|&entry| entry == 0));
+            let count =
+                |count: fn(&Descriptor) -> u32| arena.descriptors.iter().map(|d| u64::from(count(d))).sum::<u64>();
+            assert_eq!((count(|d| d.references), count(|d| d.maps)), (case.pages(), 0));
         }
     }
 

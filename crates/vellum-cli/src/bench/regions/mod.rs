@@ -15,6 +15,7 @@ use vellum_linux::Linux;
 use vellum_linux::cpu::PinnedCpu;
 use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
+use vellum_linux::workload::mapping::Mapping;
 
 use super::contender::{Column, Contender};
 use super::engine::Engine;
@@ -97,14 +98,15 @@ pub struct Subject {
     pub beside: Option<fn(&[Row]) -> Part>,
 }
 
-/// Measures `ops` and returns the section.
+/// Measures `ops` of regions with these mappings and returns the section.
 ///
 /// # Errors
 /// `--size` is not a multiple of 2 MiB.
-pub fn section(args: &Args, ops: &[Op], subject: &Subject) -> anyhow::Result<Section> {
+pub fn section(args: &Args, mappings: &[Mapping], ops: &[Op], subject: &Subject) -> anyhow::Result<Section> {
     check(args)?;
     let _pinned = PinnedCpu::pin();
-    let rows = measure(args, ops, &mut contenders(args, ops));
+    let cases: Vec<Case> = mappings.iter().flat_map(|&mapping| cases(args, mapping)).collect();
+    let rows = measure(args, &cases, ops, &mut contenders(args, ops));
     Ok(section::of(subject, &rows, args.runs))
 }
 
@@ -130,26 +132,29 @@ fn check(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the cases of these options, arm by arm.
-pub fn cases(args: &Args) -> impl Iterator<Item = Case> {
+/// Returns the cases of these options that can have this mapping, arm by arm.
+pub fn cases(args: &Args, mapping: Mapping) -> impl Iterator<Item = Case> {
     let small = args.folios.iter().map(|&folio_kib| Case::of(args.size, folio_kib));
     let huge = (!args.no_huge).then_some(Case { huge: true, ..Case::of(args.size, 2048) });
     let cases = small.chain(huge);
-    args.arms.iter().flat_map(move |&arm| cases.clone().map(move |case| Case { arm, ..case }))
+    let cases = args.arms.iter().flat_map(move |&arm| cases.clone().map(move |case| Case { arm, mapping, ..case }));
+    cases.filter(move |case| mapping.can_be(case))
 }
 
 /// Runs all operations on all cases, and returns the rows in the order of `ops`.
-fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
+fn measure(args: &Args, cases: &[Case], ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
     let mut timed: Vec<Op> = ops.iter().copied().filter(|op| !matches!(op, Op::Touch | Op::SwapIn(_))).collect();
     if timed.is_empty() {
         timed.push(Op::Touch);
     }
-    let steps = cases(args).count() * timed.len() * contenders.len() * args.runs as usize;
+    let timed_of = |case: &Case| timed.iter().copied().filter(|op| op.is_of(case.mapping)).collect::<Vec<Op>>();
+    let pairs: usize = cases.iter().map(|case| timed_of(case).len()).sum();
+    let steps = pairs * contenders.len() * args.runs as usize;
     let progress = Progress::new(steps as u64);
     let mut rows = Vec::new();
-    for case in cases(args) {
+    for &case in cases {
         let mut all = Taken::default();
-        for &op in &timed {
+        for op in timed_of(&case) {
             let taken = turns::take(contenders, &case, op, args.runs, &progress);
             rows::gather_touches(&mut all, &taken);
             rows.push(Row::new(op, case, &taken));

@@ -7,6 +7,7 @@ use vellum_linux::time::Time;
 use vellum_linux::workload::calls::Calls;
 use vellum_linux::workload::case::{Case, Op};
 use vellum_linux::workload::data::{Data, Rewrites};
+use vellum_linux::workload::mapping::Mapping;
 
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip, Work};
 use crate::bench::load::Load;
@@ -91,7 +92,17 @@ impl Row {
 
     /// Returns the row's name in a note.
     pub fn name(&self) -> String {
-        format!("{} {} {}", self.op.title(), self.case.arm.name(), self.label())
+        format!("{} {} {}", self.op_title(), self.case.arm.name(), self.label())
+    }
+
+    /// Returns the operation and, unless it is anonymous memory, the kind of the mapping.
+    pub fn op_title(&self) -> String {
+        let mapping = match self.case.mapping {
+            Mapping::Anonymous => "",
+            Mapping::Shared => " of shared memory",
+            Mapping::PrivateFile => " of a private file mapping",
+        };
+        format!("{}{mapping}", self.op.title())
     }
 
     /// Returns the row's name in its table: the folio size, behind the length of small regions.
@@ -133,6 +144,7 @@ impl Row {
             region_kib: self.op.calls().and_then(Calls::kib),
             order: self.op.calls().map(Calls::order),
             calls: self.op.calls().map(|calls| calls.ranges(self.case.bytes).len()),
+            mapping: self.case.mapping.name(),
             arm: self.case.arm.name(),
             folio_kib: self.case.folio_kib,
             huge: self.case.huge,
@@ -174,6 +186,7 @@ struct Json {
     order: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     calls: Option<usize>,
+    mapping: &'static str,
     arm: &'static str,
     folio_kib: u32,
     huge: bool,
@@ -236,7 +249,8 @@ mod tests {
             ..Columns::default()
         };
         let expected = serde_json::json!({
-            "bench": "unmap", "op": "munmap", "arm": "ascending", "folio_kib": 64, "huge": false, "bytes": 1 << 30,
+            "bench": "unmap", "op": "munmap", "mapping": "anon", "arm": "ascending",
+            "folio_kib": 64, "huge": false, "bytes": 1 << 30,
             "floor_ns": 1, "vellum_ns": 6, "page_ns": null, "linux_ns": null,
             "min": { "floor_ns": 1, "vellum_ns": 5, "page_ns": null, "linux_ns": null },
             "median": { "floor_ns": 2, "vellum_ns": 6, "page_ns": null, "linux_ns": null },

@@ -2,7 +2,6 @@
 //! missing.
 
 use vellum_linux::stats::Summary;
-use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::calls::Calls;
 use vellum_linux::workload::case::Op;
 
@@ -25,7 +24,7 @@ pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
     Section {
         id: subject.name,
         title: format!("{} {}, by folio size", subject.title, vellum_inspect::size::show(bytes)),
-        method: method(subject, runs),
+        method: method(subject, rows, runs),
         parts: of_one_table(rows).map(part).chain(subject.beside.map(|part| part(rows))).collect(),
         notes: notes(rows),
         loaded: rows.iter().filter(|row| row.load.is_notable()).count(),
@@ -33,21 +32,21 @@ pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
     }
 }
 
-/// Returns the rows of each table: those of one operation and one arm.
+/// Returns the rows of each table: those of one operation, one mapping and one arm.
 fn of_one_table(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
-    rows.chunk_by(|a, b| title(a.op, a.case.arm) == title(b.op, b.case.arm))
+    rows.chunk_by(|a, b| title(a) == title(b))
 }
 
 fn part(rows: &[Row]) -> Part {
-    let (op, arm) = (rows[0].op, rows[0].case.arm);
+    let op = rows[0].op;
     // The figures of calls are not those of a page, so a chart would say nothing.
     let chart = op.calls().is_none().then(|| chart(rows));
-    Part { title: title(op, arm), text: description(op).to_owned(), chart, table: table(rows) }
+    Part { title: title(&rows[0]), text: description(op).to_owned(), chart, table: table(rows) }
 }
 
-/// Returns the heading of an operation's table.
-fn title(op: Op, arm: Arm) -> String {
-    format!("{}, {}", op.title(), arm.name())
+/// Returns the heading of a row's table.
+fn title(row: &Row) -> String {
+    format!("{}, {}", row.op_title(), row.case.arm.name())
 }
 
 fn description(op: Op) -> &'static str {
@@ -103,7 +102,7 @@ fn description(op: Op) -> &'static str {
     }
 }
 
-fn method(subject: &Subject, runs: u32) -> Vec<(&'static str, String)> {
+fn method(subject: &Subject, rows: &[Row], runs: u32) -> Vec<(&'static str, String)> {
     let texts = [
         (
             "floor",
@@ -154,9 +153,27 @@ fn method(subject: &Subject, runs: u32) -> Vec<(&'static str, String)> {
              ratios of two columns carry over to another machine."
         ),
     )];
-    method.extend(texts.iter().chain(subject.method).map(|&(term, text)| (term, text.to_owned())));
+    let of_files = if rows.iter().any(|row| row.case.mapping.is_file()) { OF_FILES } else { &[] };
+    method.extend(texts.iter().chain(subject.method).chain(of_files).map(|&(term, text)| (term, text.to_owned())));
     method
 }
+
+/// The method of rows whose regions map a file in memory.
+const OF_FILES: &[(&str, &str)] = &[
+    (
+        "shared memory",
+        "is a shared mapping of a memfd, in the engine of a page-cache object, touched by writes. The file outlives \
+         the mapping: an unmap frees page tables, and no folio. A fork leaves its PTEs to later faults of the child, \
+         in the engine and on Linux.",
+    ),
+    (
+        "a private file mapping",
+        "is a private mapping of such a file, whose pages were written before, and are only read through the mapping. \
+         At a fork, Linux skips a VMA that never had a private copy of a page; the engine looks for copies in its page \
+         tables. What Linux needs for such a fork does not depend on the region, and its figure, the difference of two \
+         forks, is mostly noise.",
+    ),
+];
 
 fn table(rows: &[Row]) -> Table {
     use Column::{Floor, Linux, Page, Vellum};
@@ -222,10 +239,7 @@ fn chart(rows: &[Row]) -> Chart {
         (!series.line.is_empty() || !series.lone.is_empty()).then_some(series)
     });
     Chart {
-        label: format!(
-            "{}: nanoseconds a page of 4 KiB by folio size, both axes logarithmic",
-            title(rows[0].op, rows[0].case.arm)
-        ),
+        label: format!("{}: nanoseconds a page of 4 KiB by folio size, both axes logarithmic", title(&rows[0])),
         y_name: "ns a page".to_owned(),
         scale: Scale::Decades,
         ticks,
@@ -290,7 +304,7 @@ fn work(rows: &[Row]) -> Option<String> {
     let all: Vec<String> = rows.iter().filter_map(counts).collect();
     let cleared = rows.iter().any(|row| row.work.is_some_and(|work| work.runs > 0));
     let what = if cleared { "TLB flushes / runs cleared" } else { "TLB flushes" };
-    let name = title(rows[0].op, rows[0].case.arm);
+    let name = title(&rows[0]);
     let of = if rows[0].op.calls().is_some() { "all calls of one" } else { "one" };
     (!all.is_empty()).then(|| format!("vellum's {what} in {of} {name}: {}.", all.join(", ")))
 }

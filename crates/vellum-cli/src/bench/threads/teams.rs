@@ -171,7 +171,7 @@ impl Team for Engine<'_> {
                 };
                 let program = cpu.enter(space);
                 let range = engine::map(space, case.bytes)?;
-                pace.touch(|| engine::touch(&program, range))?;
+                pace.touch(|| engine::touch(&program, range).map(drop))?;
                 engine::shape(space, &program, range, case)?;
                 // Each thread stores the counters after it has shaped its region, so that the last
                 // ones stored cover all threads.
