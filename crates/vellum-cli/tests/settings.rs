@@ -149,6 +149,23 @@ fn fork_is_measured_by_all_contenders_and_leaves_no_child() {
 }
 
 #[test]
+fn copy_on_write_faults_are_measured_with_and_without_their_fork() {
+    let settings = Settings::new();
+    let options = ["--size=8MiB", "--runs=1", "--folios=4,64", "--arms=random,aged", "--ops=fork,fork-write"];
+    let rows = rows(settings.command("fork", &options));
+    let ops: Vec<_> = rows.iter().map(|row| row["op"].as_str().unwrap()).collect();
+    assert_eq!(ops, [["fork"; 4], ["fork-write"; 4], ["cow"; 4]].concat());
+    let ns = |row: usize, column: &str| rows[row][column].as_u64().unwrap();
+    for row in 0..4 {
+        for column in ["vellum_ns", "page_ns", "linux_ns"] {
+            assert!(ns(row, column) > 0 && ns(8 + row, column) > 0 && ns(4 + row, column) >= ns(8 + row, column));
+        }
+        assert!(ns(row, "floor_ns") > 0 && rows[4 + row]["floor_ns"].is_null());
+    }
+    assert!(settings.are_original());
+}
+
+#[test]
 fn mappings_of_files_are_measured_by_all_contenders_that_can() {
     let settings = Settings::new();
     let options = ["--size=8MiB", "--runs=1", "--folios=4,64,2048", "--arms=random", "--mapping=shared,private-file"];

@@ -116,6 +116,10 @@ impl Linux {
         if op.rewrites().is_some() {
             self.lazyfree.prepare()?;
         }
+        if op == Op::ForkWrite {
+            // Both copies of each page, and their page tables.
+            memory::check_available(2 * case.bytes + case.bytes / 8)?;
+        }
         let neighbours = Neighbours::start(case.arm.neighbours(), case.bytes)?;
         let sample = self.measure(case, op, neighbours.places())?;
         // With neighbours the time of touching is theirs, too.
@@ -128,6 +132,7 @@ impl Linux {
             Op::Exit => return self.exits.measure(case, neighbours, settings),
             Op::Calls(calls) => return child::calls::measure(case, neighbours, calls, settings),
             Op::Fork => return self.forks.measure(case, neighbours, settings),
+            Op::ForkWrite => return self.forks.measure_writes(case, neighbours, settings),
             Op::Reclaim(rewrites) => return self.lazyfree.measure(case, neighbours, rewrites, settings),
             _ => {}
         }

@@ -9,8 +9,8 @@ use crate::time::Time;
 pub struct Sample {
     /// The time to touch every page of the fresh region.
     pub touch: Option<Time>,
-    /// The time to undo the operation, such as swap-in after swap-out; `None` if it can't be
-    /// undone.
+    /// The time of what comes after the operation ([`Op::back`](crate::workload::case::Op::back)),
+    /// such as swap-in after swap-out; `None` if nothing does.
     pub back: Option<Time>,
     /// The time of the operation itself.
     pub op: Time,

@@ -95,7 +95,8 @@ pub struct Sample {
     /// The time to touch every page of the fresh region; `None` if the contender has no page
     /// faults.
     pub touch: Option<Time>,
-    /// The time to undo the operation (swap-in undoes swap-out); `None` if it can't be undone.
+    /// The time of what comes after the operation ([`Op::back`]), such as swap-in after swap-out;
+    /// `None` if nothing does.
     pub back: Option<Time>,
     /// The time of the operation itself. A run for [`Op::Touch`] may do any operation after the
     /// touch.

@@ -1,5 +1,6 @@
 //! `bench fork`: fork of an address space, by folio size.
 
+use clap::ValueEnum;
 use vellum_linux::workload::case::Op;
 use vellum_linux::workload::mapping::Mapping;
 
@@ -13,20 +14,38 @@ pub struct Args {
     /// The regions.
     #[command(flatten)]
     pub regions: regions::Args,
-    /// The mappings of the regions. Those of files have folios below 2 MiB.
+    /// Operations to measure.
+    #[arg(long, value_delimiter = ',', default_value = "fork")]
+    pub ops: Vec<ForkOp>,
+    /// The mappings of the regions. Those of files have folios below 2 MiB, and no `fork-write`.
     #[arg(long, value_delimiter = ',', default_value = "anon")]
     pub mapping: Vec<Mapping>,
+}
+
+/// An operation of the benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ForkOp {
+    /// The fork.
+    Fork,
+    /// The fork, and then a write to each page by the parent. The faults also have a row of their
+    /// own.
+    ForkWrite,
 }
 
 impl Args {
     /// Returns the options with which `bench all` forks these regions.
     pub fn of(regions: &regions::Args) -> Args {
-        Args { regions: regions.clone(), mapping: vec![Mapping::Anonymous] }
+        Args { regions: regions.clone(), ops: vec![ForkOp::Fork], mapping: vec![Mapping::Anonymous] }
     }
 }
 
 /// Runs the benchmark and returns its section.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
+    let ops = |op: &ForkOp| match op {
+        ForkOp::Fork => vec![Op::Fork],
+        ForkOp::ForkWrite => vec![Op::ForkWrite, Op::Cow],
+    };
+    let ops: Vec<Op> = args.ops.iter().flat_map(ops).collect();
     let subject = Subject { name: "fork", title: "Forking", ..Subject::default() };
-    regions::section(&args.regions, &args.mapping, &[Op::Fork], &subject)
+    regions::section(&args.regions, &args.mapping, &ops, &subject)
 }

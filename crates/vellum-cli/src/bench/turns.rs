@@ -19,7 +19,7 @@ pub struct Outcome {
     pub ops: Vec<Time>,
     /// Times of touching the region before the operation.
     pub touches: Vec<Time>,
-    /// Times of undoing the operation.
+    /// Times of what comes after the operation.
     pub backs: Vec<Time>,
     /// The largest share of the region that was not mapped as the case asks.
     pub fallback: f64,

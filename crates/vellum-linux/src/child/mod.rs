@@ -53,7 +53,7 @@ pub enum Role {
     /// Map and touch a region, report it, wait for a byte, and exit.
     Exit(exit::Args),
     /// Map and touch a region, report it, wait for a byte, fork, and report the time.
-    Fork(holder::Args),
+    Fork(fork::Args),
     /// Map and touch a region, report it, wait for a byte, unmap it by several calls, and report
     /// the time of a call.
     Calls(calls::Args),

@@ -80,6 +80,13 @@ pub enum Op {
     /// Fork the process that maps it. A benchmark of its own, so not one of `--ops`.
     #[value(skip)]
     Fork,
+    /// Fork the process that maps it, and then write a byte in each page in the parent: the fork
+    /// and the copy-on-write faults. A row of the benchmark of forks.
+    #[value(skip)]
+    ForkWrite,
+    /// The copy-on-write faults of [`Op::ForkWrite`] alone.
+    #[value(skip)]
+    Cow,
     /// Swap out its pages (`MADV_PAGEOUT`). A benchmark of its own.
     #[value(skip)]
     SwapOut(Data),
@@ -103,6 +110,8 @@ impl Op {
             Op::Exit => "exit",
             Op::Protect => "protect",
             Op::Fork => "fork",
+            Op::ForkWrite => "fork-write",
+            Op::Cow => "cow",
             Op::SwapOut(_) => "out",
             Op::SwapIn(_) => "in",
             Op::Reclaim(_) => "reclaim",
@@ -134,9 +143,19 @@ impl Op {
         if let Op::Calls(calls) = self { Some(calls) } else { None }
     }
 
-    /// Returns the operation that undoes this one, or `None` if it can't be undone.
+    /// Returns the operation that comes after this one in the same run and is timed by itself, or
+    /// `None` if there is none.
     pub fn back(self) -> Option<Op> {
-        if let Op::SwapOut(data) = self { Some(Op::SwapIn(data)) } else { None }
+        match self {
+            Op::SwapOut(data) => Some(Op::SwapIn(data)),
+            Op::ForkWrite => Some(Op::Cow),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the operation is a part of the runs of another one.
+    pub fn is_beside(self) -> bool {
+        matches!(self, Op::Touch | Op::SwapIn(_) | Op::Cow)
     }
 
     /// Returns the name in tables.
@@ -175,6 +194,13 @@ mod tests {
             let case = Case::of(64 << 20, folio_kib);
             assert_eq!(case.folios() * case.pages_per_folio(), case.pages());
             assert_eq!(case.pages() * PAGE, case.bytes);
+        }
+    }
+
+    #[test]
+    fn an_operation_in_the_runs_of_another_has_no_runs() {
+        for op in [Op::ForkWrite, Op::SwapOut(Data::SameFilled)] {
+            assert!(!op.is_beside() && op.back().is_some_and(|back| back.is_beside() && back.back().is_none()));
         }
     }
 

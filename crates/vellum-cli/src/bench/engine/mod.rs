@@ -13,6 +13,7 @@ mod calls;
 mod churn;
 mod copy;
 mod file;
+mod fork;
 mod lazy;
 mod swapped;
 
@@ -63,8 +64,9 @@ pub struct Engine {
     bytes: u64,
     /// The most memory of other programs, in multiples of that.
     beside: u64,
-    /// True if the program's memory is swapped out, to memory of the same machine.
-    swaps: bool,
+    /// True if all pages of the program need memory of the machine once more: compressed, as
+    /// swapped out, or as copies after a fork.
+    twice: bool,
     booted: Rc<OnceCell<Booted>>,
 }
 
@@ -83,7 +85,7 @@ struct Booted {
 impl Engine {
     /// Returns an engine whose programs use at most `bytes` of memory at a time.
     pub fn of(bytes: u64) -> Engine {
-        Engine { bytes, beside: 0, swaps: false, booted: Rc::default() }
+        Engine { bytes, beside: 0, twice: false, booted: Rc::default() }
     }
 
     /// Returns this engine with memory for other programs, which use `beside` times as much.
@@ -91,15 +93,15 @@ impl Engine {
         Engine { beside, ..self }
     }
 
-    /// Returns this engine with memory for all pages of the measured program once more, compressed.
-    pub fn with_swap(self) -> Engine {
-        Engine { swaps: true, ..self }
+    /// Returns this engine with memory for all pages of the measured program once more.
+    pub fn with_pages_twice(self) -> Engine {
+        Engine { twice: true, ..self }
     }
 
     /// Returns the bytes that stay free beside the measured program's memory when other programs
-    /// fill the machine: for page tables, and for the pages that are swapped out.
+    /// fill the machine: for page tables, and for the pages that are swapped out or copied.
     fn spare(&self) -> u64 {
-        self.bytes / SPARE + if self.swaps { self.bytes } else { 0 }
+        self.bytes / SPARE + if self.twice { self.bytes } else { 0 }
     }
 
     /// Returns a contender for the column of the engine, or of the engine with runs capped at one
@@ -356,6 +358,10 @@ impl Contender for ByRun {
         if let Some(rewrites) = op.rewrites() {
             let reclaimed = lazy::measure(booted, &space, range, rewrites)?;
             return Ok(Sample { touch, fallback, ..reclaimed });
+        }
+        if op == Op::ForkWrite {
+            let forked = fork::measure(booted, &space, range, case)?;
+            return Ok(Sample { touch, fallback, ..forked });
         }
         if let Some(calls) = op.calls() {
             let called = calls::measure(booted, &space, range, case.bytes, calls)?;

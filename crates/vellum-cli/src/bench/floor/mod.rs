@@ -154,9 +154,10 @@ impl Contender for Floor {
     }
 
     /// Leaves out calls on parts of a region, which cost what the floor lacks (VMAs, a walk, a
-    /// flush), and the fork of a file's mapping, of which a child needs no PTE.
+    /// flush); copy-on-write faults, as the floor has no faults; and the fork of a file's mapping,
+    /// of which a child needs no PTE.
     fn does(&self, case: &Case, op: Op) -> bool {
-        op.calls().is_none() && !(case.mapping.is_file() && op == Op::Fork)
+        op.calls().is_none() && op != Op::ForkWrite && !(case.mapping.is_file() && op == Op::Fork)
     }
 
     fn prepare(&mut self, case: &Case) -> Result<(), Skip> {

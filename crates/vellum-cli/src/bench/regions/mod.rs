@@ -76,7 +76,8 @@ impl Args {
 pub fn contenders(args: &Args, ops: &[Op]) -> Vec<Box<dyn Contender>> {
     let beside = args.arms.iter().map(|arm| arm.regions_beside()).max().unwrap_or(0);
     let engine = Engine::of(args.size).with_beside(beside);
-    let engine = if ops.iter().any(|op| op.data().is_some()) { engine.with_swap() } else { engine };
+    let twice = ops.iter().any(|&op| op.data().is_some() || op == Op::ForkWrite);
+    let engine = if twice { engine.with_pages_twice() } else { engine };
     vec![
         Box::new(Floor::beside(engine.clone())),
         Box::new(engine.contender(Column::Vellum)),
@@ -143,7 +144,7 @@ pub fn cases(args: &Args, mapping: Mapping) -> impl Iterator<Item = Case> {
 
 /// Runs all operations on all cases, and returns the rows in the order of `ops`.
 fn measure(args: &Args, cases: &[Case], ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
-    let mut timed: Vec<Op> = ops.iter().copied().filter(|op| !matches!(op, Op::Touch | Op::SwapIn(_))).collect();
+    let mut timed: Vec<Op> = ops.iter().copied().filter(|op| !op.is_beside()).collect();
     if timed.is_empty() {
         timed.push(Op::Touch);
     }

@@ -79,15 +79,16 @@ impl Cell {
 
 impl Row {
     /// Makes the row of `outcomes`: from the times of touching for [`Op::Touch`], from those of
-    /// undoing for [`Op::SwapIn`], and otherwise from those of the operation.
+    /// what came after the operation for [`Op::SwapIn`] and [`Op::Cow`], and otherwise from those
+    /// of the operation.
     pub fn new(op: Op, case: Case, Taken { outcomes, load }: &Taken) -> Row {
         let of = |outcome: &Outcome| match op {
             Op::Touch => Cell::new(&outcome.touches, outcome),
-            Op::SwapIn(_) => Cell::new(&outcome.backs, outcome),
+            Op::SwapIn(_) | Op::Cow => Cell::new(&outcome.backs, outcome),
             _ => Cell::new(&outcome.ops, outcome),
         };
-        let beside = matches!(op, Op::Touch | Op::SwapIn(_));
-        Row { op, case, cells: outcomes.map(of), work: outcomes.vellum.work.filter(|_| !beside), load: *load }
+        let work = outcomes.vellum.work.filter(|_| !op.is_beside());
+        Row { op, case, cells: outcomes.map(of), work, load: *load }
     }
 
     /// Returns the row's name in a note.
@@ -327,6 +328,17 @@ mod tests {
         );
         let middle = json(Calls::MiddleQuarter);
         assert_eq!((middle.get("region_kib"), &middle["calls"]), (None, &1.into()));
+    }
+
+    #[test]
+    fn copy_on_write_faults_are_a_row_beside_that_of_fork_and_faults() {
+        let page = Outcome { ops: times([9]), backs: times([7]), ..Outcome::default() };
+        let outcomes = Columns { page, ..Columns::default() };
+        let rows = [Op::ForkWrite, Op::Cow].map(|op| row(op, outcomes.clone()).json("fork"));
+        assert_eq!(
+            rows.map(|row| (row["op"].clone(), row["page_ns"].clone())),
+            [("fork-write", 9), ("cow", 7)].map(|(op, ns)| (op.into(), ns.into()))
+        );
     }
 
     #[test]

@@ -81,6 +81,13 @@ fn description(op: Op) -> &'static str {
              region. For the floor: each entry is read, written back without the right to write, and written into a \
              table of the child; each folio's descriptor gets the references."
         }
+        Op::ForkWrite => {
+            "The address space that maps the region is forked, and then the parent writes a byte in each page, while \
+             the child waits: the fork and the copy-on-write faults together. A fault of the engine copies a whole \
+             folio, but of a 2 MiB folio that PTEs map a single page; Linux copies one page, and splits a huge PTE \
+             first. The engine's faults enter no kernel, which Linux's do."
+        }
+        Op::Cow => "The copy-on-write faults of the operation before, without the fork.",
         Op::SwapOut(_) => {
             "The region is swapped out to compressed memory (MADV_PAGEOUT), and its folios are freed. A page that one \
              word fills is stored as that word; any other is compressed by lz4."
