@@ -19,7 +19,7 @@ pub enum Column {
     Floor,
     /// The engine, with all features on.
     Vellum,
-    /// The engine with runs capped at one PTE.
+    /// The engine with runs capped at one PTE: an ablation of the run, and no model of Linux.
     Page,
     /// The kernel of this machine.
     Linux,

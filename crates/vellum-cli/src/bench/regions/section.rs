@@ -128,7 +128,12 @@ fn method(subject: &Subject, rows: &[Row], runs: u32) -> Vec<(&'static str, Stri
              a system call or an exception, and the TLB instructions themselves, which are counted instead: see the \
              notes.",
         ),
-        ("page", "is the same engine with runs capped at one PTE."),
+        (
+            "page",
+            "is the same engine with runs capped at one PTE, and nothing else changed: it still gathers the frames of \
+             a whole call, flushes once for them, sorts them, and frees neighbours together. So it is an ablation of \
+             the run, and no model of Linux or of another kernel that works page by page.",
+        ),
         (
             "linux",
             "is the kernel of this machine through its system calls, at its best: memory compacted beforehand, only \
