@@ -157,10 +157,10 @@ fn show(sides: &[Side], out: &mut impl Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes an object for the machine and its kernels, and one for each row.
+/// Writes an object for the machine and the releases of its Linux kernels, and one for each row.
 fn write_json(args: &Args, sides: &[Side], out: &mut impl Write) -> anyhow::Result<()> {
-    let image = |side: &Side| (side.name.to_string(), side.kernel.image.display().to_string().into());
-    let kernels: pair::Object = sides.iter().map(image).collect();
+    let release = |side: &Side| Some((side.name.to_string(), side.kernel.release()?.into()));
+    let kernels: pair::Object = sides.iter().filter_map(release).collect();
     let head = serde_json::json!({ "arch": args.task.arch.name(), "runs": args.runs, "kernels": kernels });
     writeln!(out, "{}", serde_json::json!({ "compare": head }))?;
     Ok(show::write_json(out, &names(sides), &parts(sides)?)?)

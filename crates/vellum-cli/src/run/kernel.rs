@@ -3,15 +3,12 @@
 use super::arch::Arch;
 use super::archive::Extra;
 use super::disk::Disk;
-use super::modules;
+use super::{modules, release};
 use anyhow::{Context, bail};
 use memchr::memmem;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-
-/// Text that each uncompressed Linux image contains, by which [`Kernel::at`] recognizes one.
-const LINUX_BANNER: &[u8] = b"Linux version ";
 
 /// The kind of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,12 +106,19 @@ impl Kernel {
         let (kind, arch) = if let Some(arch) = Arch::of_linux(&bytes) {
             (Kind::Linux, arch)
         } else if let Some(arch) = Arch::of_elf(&bytes) {
-            (if memmem::find(&bytes, LINUX_BANNER).is_some() { Kind::Linux } else { Kind::Vellum }, arch)
+            (if memmem::find(&bytes, release::BANNER).is_some() { Kind::Linux } else { Kind::Vellum }, arch)
         } else {
             bail!("{} is not a kernel for x86-64 or AArch64", image.display());
         };
         // Resolve a link: the kernel's modules lie beside the link's target.
         Ok(Self { image: fs::canonicalize(image)?, kind, arch })
+    }
+
+    /// Returns the release of a Linux, as `uname -r` prints it; `None` for the reference kernel,
+    /// and if the image does not have it in the clear.
+    pub fn release(&self) -> Option<String> {
+        let image = (self.kind == Kind::Linux).then(|| fs::read(&self.image).ok()).flatten()?;
+        release::of_linux(&image)
     }
 
     /// Returns the kernel's command line. The arguments are the fields of the same names in
@@ -194,7 +198,8 @@ mod tests {
     #[test]
     fn linux_boots_without_mitigations_and_without_zeroing_allocations() {
         for arch in [Arch::X86_64, Arch::Aarch64] {
-            let line = Kernel { image: "vmlinuz".into(), kind: Kind::Linux, arch }.command_line(true, true);
+            let line =
+                Kernel { image: "vmlinuz".into(), kind: Kind::Linux, arch }.command_line(true, true);
             let words: Vec<_> = line.split(' ').collect();
             assert!(words.contains(&"mitigations=off") && words.contains(&"init_on_alloc=0"), "{line}");
         }

@@ -10,6 +10,7 @@
 //! | [`kernel`] | the kernel image, and what it needs |
 //! | [`machine`] | the virtual machine: start, supervision, end |
 //! | [`modules`] | modules of a Linux kernel, with their dependencies |
+//! | [`release`] | the release of a Linux image |
 //! | [`symbols`] | function names for a kernel's backtrace |
 //! | [`stdio`] | the program's standard streams, in frames over a serial port |
 
@@ -20,6 +21,7 @@ mod disk;
 mod kernel;
 mod machine;
 pub(crate) mod modules;
+mod release;
 pub(crate) mod stdio;
 mod symbols;
 
