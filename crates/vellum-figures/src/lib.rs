@@ -21,7 +21,7 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
-pub use measure::measure;
+pub use measure::{Measured, measure};
 pub use page::fill;
 pub use plan::Plan;
 pub use results::Results;

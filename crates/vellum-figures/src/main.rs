@@ -1,24 +1,32 @@
 //! `./x figures`: measures every figure of the documents, and makes their tables.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use vellum_figures::{changed_pages, measure, root};
+use vellum_figures::{Plan, changed_pages, measure, root};
 
-/// Measures all figures of the documents on this machine, and makes the documents' tables from
-/// them. Takes an hour or more, on a machine that does nothing else; goes on where it was
+/// Measures the figures of the documents on this machine, and makes the documents' tables from
+/// them. Takes two hours or more, on a machine that does nothing else; goes on where it was
 /// interrupted.
 #[derive(Parser)]
 #[command(name = "x figures", arg_required_else_help = false)]
 struct Arguments {
+    /// Measure only these experiments of docs/figures/figures.toml. The other results must be of
+    /// the same sources and machine; until there are some, the documents stay as they are.
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
     /// Measure nothing: make the tables from the results in docs/figures.
-    #[arg(long, conflicts_with = "again")]
+    #[arg(long, conflicts_with_all = ["again", "names"])]
     tables: bool,
-    /// Measure everything once more, and say which figures lie outside the ranges in the documents.
-    /// Changes no document.
+    /// Measure once more, and say which figures lie outside the ranges in the documents. Changes no
+    /// document.
     #[arg(long)]
     again: bool,
+    /// Measure nothing: print the architectures whose kernels the experiments boot.
+    #[arg(long, hide = true)]
+    architectures: bool,
     /// The program that measures.
     #[arg(long, value_name = "FILE", default_value = "target/release/vellum")]
     vellum: PathBuf,
@@ -26,12 +34,24 @@ struct Arguments {
 
 fn main() -> anyhow::Result<ExitCode> {
     let (arguments, root) = (Arguments::parse(), root());
+    if arguments.architectures {
+        let plan = Plan::read(&root)?;
+        let experiments = plan.named(&arguments.names)?;
+        let booted: BTreeSet<&str> = experiments.values().filter_map(|experiment| experiment.boots()).collect();
+        booted.iter().for_each(|arch| println!("{arch}"));
+        return Ok(ExitCode::SUCCESS);
+    }
     if !arguments.tables {
-        let outside = measure(&root, &root.join(&arguments.vellum), arguments.again)?;
-        outside.iter().for_each(|line| println!("{line}"));
+        let measured = measure(&root, &root.join(&arguments.vellum), &arguments.names, arguments.again)?;
+        measured.outside.iter().for_each(|line| println!("{line}"));
         if arguments.again {
-            println!("{} figures lie outside the ranges in the documents", outside.len());
-            return Ok(if outside.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            println!("{} figures lie outside the ranges in the documents", measured.outside.len());
+            return Ok(if measured.outside.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        if !measured.missing.is_empty() {
+            let missing = measured.missing.join(" ");
+            println!("kept in target/figures; the documents change once these are measured too: {missing}");
+            return Ok(ExitCode::SUCCESS);
         }
     }
     for (page, text) in changed_pages(&root)? {

@@ -1,62 +1,116 @@
-//! Runs the experiments, each once, on one commit.
+//! Runs experiments, each once, on one commit.
 //!
 //! Results are kept under `target/figures` until all experiments of the commit have them. So a run
 //! that was interrupted or refused goes on where it stopped, and the documents' results are of one
-//! run.
+//! commit and machine.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::plan::Experiment;
-use crate::{FOLDER, Plan, Results};
+use crate::plan::{Experiment, of_one_origin, path_of};
+use crate::{Plan, Results};
 
-/// Measures what the commit lacks, with the program `vellum`, and puts all results in place.
-///
-/// With `again`, measures everything once more instead, changes nothing, and returns a line for
-/// each figure that lies outside the range that the documents have for it.
-///
-/// # Errors
-/// The working tree differs from its commit, an experiment fails, or a file cannot be written.
-pub fn measure(root: &Path, vellum: &Path, again: bool) -> anyhow::Result<Vec<String>> {
-    let plan = Plan::read(root)?;
-    let commit = commit(root)?;
-    let kept = root.join("target/figures").join(if again { format!("{commit}-again") } else { commit.clone() });
-    std::fs::create_dir_all(&kept).with_context(|| kept.display().to_string())?;
-    let mut lines = Vec::new();
-    let count = plan.experiment.len();
-    for (number, (name, experiment)) in plan.experiment.iter().enumerate() {
-        let path = kept.join(format!("{name}.json"));
-        let results = match Results::read(&path).ok().filter(|results| results.command == experiment.command()) {
-            Some(results) => results,
-            None => {
-                eprintln!("figures: {} of {count}, {name}: {}", number + 1, experiment.command());
-                let results = run(root, vellum, experiment, &commit)
-                    .with_context(|| format!("{name} (run ./x figures again: it goes on here)"))?;
-                replace(&path, &results.text())?;
-                results
-            }
-        };
-        if again {
-            let path = root.join(FOLDER).join(format!("{name}.json"));
-            lines.extend(Results::read(&path)?.outside(&results).into_iter().map(|line| format!("{name}: {line}")));
-        }
-    }
-    if !again {
-        for name in plan.experiment.keys() {
-            let file = format!("{name}.json");
-            replace(&root.join(FOLDER).join(&file), &std::fs::read_to_string(kept.join(&file))?)?;
-        }
-    }
-    Ok(lines)
+/// The result of a measurement.
+#[derive(Debug, Default)]
+pub struct Measured {
+    /// A line for each figure of a repetition that lies outside the documents' range for it.
+    pub outside: Vec<String>,
+    /// The experiments without results of this commit. Unless there are none, the documents'
+    /// results are not replaced.
+    pub missing: Vec<String>,
 }
 
-/// Returns the commit, of which the sources must not differ. Pages and results may: they are what
-/// the measurement changes.
-fn commit(root: &Path) -> anyhow::Result<String> {
-    let changes = git(root, &["status", "--porcelain", "--", ".", ":!docs", ":!*.md"])?;
+/// Measures with the program `vellum`, and puts the results in place once all experiments have
+/// some.
+///
+/// Without names, measures what the commit lacks. With names, measures these experiments only, and
+/// takes those of the others from the documents' results, if the sources did not change since.
+///
+/// With `again`, measures once more instead, and changes nothing.
+///
+/// # Errors
+/// The working tree differs from its commit, there is no experiment of a name, an experiment fails,
+/// the results are not of one machine, or a file cannot be written.
+pub fn measure(root: &Path, vellum: &Path, names: &[String], again: bool) -> anyhow::Result<Measured> {
+    let plan = Plan::read(root)?;
+    let mut experiments = plan.named(names)?;
+    let shown = shown(root, &plan);
+    let commit = commit(root, if names.is_empty() { None } else { shown.values().next() })?;
+    let kept = root.join("target/figures").join(if again { format!("{commit}-again") } else { commit.clone() });
+    std::fs::create_dir_all(&kept).with_context(|| kept.display().to_string())?;
+    let read = |name: &str, experiment: &Experiment| {
+        let results = Results::read(&kept.join(format!("{name}.json"))).ok();
+        results.filter(|results| results.command == experiment.command())
+    };
+    let mut measured = Measured::default();
+    if names.is_empty() {
+        experiments.retain(|name, experiment| read(name, experiment).is_none());
+    }
+    let minutes: u32 = experiments.values().filter_map(|experiment| experiment.minutes).sum();
+    eprintln!(
+        "figures: {} experiments, about {minutes} minutes on a machine that does nothing else",
+        experiments.len()
+    );
+    for (number, (name, experiment)) in experiments.iter().enumerate() {
+        let about = experiment.minutes.map_or(String::new(), |minutes| format!(", about {minutes} minutes"));
+        eprintln!("figures: {} of {}, {name}{about}: {}", number + 1, experiments.len(), experiment.command());
+        let began = Instant::now();
+        let results = run(root, vellum, experiment, &commit)
+            .with_context(|| format!("{name} (run ./x figures again: it goes on here)"))?;
+        eprintln!("figures: {name} took {:.1} minutes", began.elapsed().as_secs_f64() / 60.0);
+        replace(&kept.join(format!("{name}.json")), &results.text())?;
+    }
+    if again {
+        for (name, experiment) in plan.named(names)? {
+            let results = read(name, experiment).with_context(|| format!("{name}: no results"))?;
+            let outside = Results::read(&path_of(root, name))?.outside(&results);
+            measured.outside.extend(outside.into_iter().map(|line| format!("{name}: {line}")));
+        }
+        return Ok(measured);
+    }
+    let mut all = BTreeMap::new();
+    for (name, experiment) in &plan.experiment {
+        let known = || shown.get(name).filter(|results| results.commit == commit).cloned();
+        match read(name, experiment).or_else(known) {
+            Some(results) => _ = all.insert(name.clone(), results),
+            None => measured.missing.push(name.clone()),
+        }
+    }
+    of_one_origin(&all)?;
+    if measured.missing.is_empty() {
+        for (name, results) in &all {
+            replace(&path_of(root, name), &results.text())?;
+        }
+    }
+    Ok(measured)
+}
+
+/// Returns the documents' results of the experiments whose command is still the same.
+fn shown(root: &Path, plan: &Plan) -> BTreeMap<String, Results> {
+    let results = plan.experiment.iter().filter_map(|(name, experiment)| {
+        let results = Results::read(&path_of(root, name)).ok()?;
+        (results.command == experiment.command()).then(|| (name.clone(), results))
+    });
+    results.collect()
+}
+
+/// All that a figure depends on. Pages and results are what the measurement changes.
+const SOURCES: [&str; 4] = ["--", ".", ":!docs", ":!*.md"];
+
+/// Returns the commit, of which the sources must not differ: that of `earlier` results, if the
+/// sources did not change since.
+fn commit(root: &Path, earlier: Option<&Results>) -> anyhow::Result<String> {
+    let changes = git(root, &[&["status", "--porcelain"], &SOURCES[..]].concat())?;
     ensure!(changes.is_empty(), "the sources differ from the commit, so no commit has these figures:\n{changes}");
+    if let Some(Results { commit, .. }) = earlier
+        && git(root, &[&["diff", "--quiet", commit, "HEAD"], &SOURCES[..]].concat()).is_ok()
+    {
+        return Ok(commit.clone());
+    }
     git(root, &["rev-parse", "HEAD"])
 }
 
@@ -70,8 +124,10 @@ fn git(root: &Path, arguments: &[&str]) -> anyhow::Result<String> {
 fn run(root: &Path, vellum: &Path, experiment: &Experiment, commit: &str) -> anyhow::Result<Results> {
     let folder = tempfile::tempdir()?;
     let json = folder.path().join("rows.json");
+    let path = json.to_str().context("the path of a temporary file is no UTF-8")?;
     let mut command = Command::new(vellum);
-    command.current_dir(root).args(experiment.run.split_whitespace()).arg("--json").arg(&json);
+    // `compare` reads its standard input to the end.
+    command.current_dir(root).args(experiment.arguments(path)).stdin(Stdio::null());
     let status = command.status().with_context(|| vellum.display().to_string())?;
     if !status.success() {
         bail!("`{}` failed: {status}", experiment.command());

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use serde_json::Value;
 
 use crate::{Plan, Results, table};
 
@@ -52,11 +53,22 @@ fn origin(shown: &[&Results]) -> String {
     let Some(first) = shown.first() else { return String::new() };
     let commands: BTreeSet<String> = shown.iter().map(|results| format!("`{}`", results.command)).collect();
     let commands: Vec<String> = commands.into_iter().collect();
-    let fact = |name: &str| first.machine.get(name).and_then(serde_json::Value::as_str);
+    let fact = |name: &str| first.machine.get(name).and_then(Value::as_str);
     let commit = first.commit.get(..12).unwrap_or(&first.commit);
     let on =
         fact("CPU").zip(fact("kernel")).map_or(String::new(), |(cpu, kernel)| format!(", on {cpu} under {kernel}"));
-    format!("Measured on {} at commit {commit}{on}, by {}.", first.date, commands.join(" and "))
+    format!("Measured on {} at commit {commit}{on}{}, by {}.", first.date, against(first), commands.join(" and "))
+}
+
+/// Returns the releases of the Linux kernels that a comparison booted.
+fn against(results: &Results) -> String {
+    let Some(kernels) = results.machine.get("kernels").and_then(Value::as_object) else { return String::new() };
+    let named = kernels.iter().filter_map(|(name, release)| {
+        let release = release.as_str()?;
+        Some(if name == "linux" { release.to_owned() } else { format!("{release} ({name})") })
+    });
+    let named: Vec<String> = named.collect();
+    if named.is_empty() { String::new() } else { format!(", against Linux {}", named.join(" and ")) }
 }
 
 /// Wraps a paragraph as prose is.

@@ -1,7 +1,7 @@
 //! The plan: which experiments there are, and which tables are made of their results.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::Deserialize;
@@ -22,8 +22,10 @@ pub struct Plan {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experiment {
-    /// The arguments of `vellum`, separated by spaces. It is given `--json FILE` too.
+    /// The arguments of `vellum`, separated by spaces. It is given `--json FILE` too, before `--`.
     pub run: String,
+    /// The minutes that it took on the machine of the documents' figures.
+    pub minutes: Option<u32>,
 }
 
 /// The rows and columns of a table.
@@ -57,7 +59,7 @@ impl Plan {
     pub fn results(&self, root: &Path) -> anyhow::Result<BTreeMap<String, Results>> {
         let mut all = BTreeMap::new();
         for (name, experiment) in &self.experiment {
-            let path = root.join(FOLDER).join(format!("{name}.json"));
+            let path = path_of(root, name);
             let results = Results::read(&path)?;
             anyhow::ensure!(
                 results.command == experiment.command(),
@@ -68,21 +70,69 @@ impl Plan {
             );
             all.insert(name.clone(), results);
         }
-        let mut origins = all.values().map(Results::origin);
-        if let Some(first) = origins.next()
-            && let Some(other) = origins.find(|other| !other.agrees(&first))
-        {
-            anyhow::bail!(
-                "the results in {FOLDER} are not of one run: {first} and {other}. Run ./x figures, which measures all."
-            );
-        }
+        of_one_origin(&all)?;
         Ok(all)
     }
+
+    /// Returns the experiments of these names, or all of them if there are no names.
+    ///
+    /// # Errors
+    /// There is no experiment of a name.
+    pub fn named(&self, names: &[String]) -> anyhow::Result<BTreeMap<&str, &Experiment>> {
+        if names.is_empty() {
+            return Ok(self.experiment.iter().map(|(name, experiment)| (name.as_str(), experiment)).collect());
+        }
+        let known = || self.experiment.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let one = |name| {
+            let found = self.experiment.get_key_value(name);
+            let (name, experiment) = found.with_context(|| format!("no experiment {name:?}: there are {}", known()))?;
+            Ok((name.as_str(), experiment))
+        };
+        names.iter().map(one).collect()
+    }
+}
+
+/// Returns the path of the results of an experiment that the documents show.
+pub(crate) fn path_of(root: &Path, name: &str) -> PathBuf {
+    root.join(FOLDER).join(format!("{name}.json"))
+}
+
+/// Checks that results may stand beside each other.
+///
+/// # Errors
+/// Two of them were measured on different commits or machines.
+pub(crate) fn of_one_origin(all: &BTreeMap<String, Results>) -> anyhow::Result<()> {
+    // Results without a machine agree with those of any machine, so each pair is compared.
+    let origins: Vec<_> = all.values().map(Results::origin).collect();
+    for (n, first) in origins.iter().enumerate() {
+        if let Some(other) = origins[n + 1..].iter().find(|other| !other.agrees(first)) {
+            anyhow::bail!("the results are not of one run: {first} and {other}. Run ./x figures, which measures all.");
+        }
+    }
+    Ok(())
 }
 
 impl Experiment {
     /// Returns the command as a reader would type it.
     pub fn command(&self) -> String {
         format!("vellum {}", self.run)
+    }
+
+    /// Returns the arguments of `vellum` that write the rows to a file, too. What follows `--` are
+    /// the arguments of another program.
+    pub(crate) fn arguments<'a>(&'a self, json: &'a str) -> Vec<&'a str> {
+        let mut words: Vec<&str> = self.run.split_whitespace().collect();
+        let end = words.iter().position(|word| *word == "--").unwrap_or(words.len());
+        words.splice(end..end, ["--json", json]);
+        words
+    }
+
+    /// Returns the architecture of the kernels that the experiment boots, if it boots any.
+    pub fn boots(&self) -> Option<&str> {
+        let mut words = self.run.split_whitespace();
+        if words.next() != Some("compare") {
+            return None;
+        }
+        Some(words.skip_while(|word| *word != "--arch").nth(1).unwrap_or("x86_64"))
     }
 }

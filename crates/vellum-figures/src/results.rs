@@ -6,6 +6,9 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::{Map, Value};
 
+/// The share by which a count of instructions may differ in a repetition.
+const COUNTS_REPEAT: f64 = 0.03;
+
 /// The results of an experiment.
 #[derive(Clone, Debug)]
 pub struct Results {
@@ -114,7 +117,7 @@ impl Results {
     }
 
     /// Compares with a repetition: returns a line for each figure that lies outside the range that
-    /// these results have for it.
+    /// these results have for it. A count of instructions has no range, but must repeat.
     pub fn outside(&self, again: &Results) -> Vec<String> {
         let mut lines = Vec::new();
         for row in &self.rows {
@@ -124,9 +127,8 @@ impl Results {
                 continue;
             };
             for (key, figure) in other {
-                let Some(figure) = figure.as_u64().filter(|_| key.ends_with("_ns")) else { continue };
-                let bound = |bound: &str| row.get(bound).and_then(|figures| figures.get(key)).and_then(Value::as_u64);
-                let (Some(min), Some(max)) = (bound("min"), bound("max")) else { continue };
+                let Some(figure) = figure.as_f64() else { continue };
+                let Some((min, max)) = self.range(row, key) else { continue };
                 if figure < min || figure > max {
                     lines.push(format!("{name}, {key}: {figure}, not within {min} to {max}"));
                 }
@@ -134,17 +136,29 @@ impl Results {
         }
         lines
     }
+
+    /// Returns the range of a figure: that of its runs, or, for a count, [`COUNTS_REPEAT`] around
+    /// it.
+    fn range(&self, row: &Map<String, Value>, key: &str) -> Option<(f64, f64)> {
+        if self.machine.contains_key("kernels") {
+            let count = row.get(key)?.as_f64()?;
+            return Some((count * (1.0 - COUNTS_REPEAT), count * (1.0 + COUNTS_REPEAT)));
+        }
+        let bound = |bound: &str| row.get(bound)?.get(key)?.as_f64().filter(|_| key.ends_with("_ns"));
+        bound("min").zip(bound("max"))
+    }
 }
 
 /// Returns what identifies a row: all fields that describe it instead of a measured figure.
 fn identity(row: &Map<String, Value>) -> String {
-    const FIELDS: [&str; 14] = [
+    const FIELDS: [&str; 15] = [
         "bench",
         "op",
         "mapping",
         "arm",
         "data",
         "written",
+        "variant",
         "region_kib",
         "order",
         "folio_kib",
@@ -152,7 +166,7 @@ fn identity(row: &Map<String, Value>) -> String {
         "huge",
         "bytes",
         "threads",
-        "spaces",
+        "space",
     ];
     let fields = FIELDS.iter().filter_map(|field| Some(format!("{field}={}", row.get(*field)?)));
     fields.collect::<Vec<_>>().join(" ")

@@ -9,6 +9,7 @@
 //! | `region` | the length of a small region |
 //! | a text field, like `op` | the field |
 //! | a name, like `vellum` | the field `vellum_ns` as a time with its range, or the number `vellum` |
+//! | a name that ends in `_kb` | the number of kilobytes |
 //! | `a/b` | the ratio of two figures |
 //! | `a:b`, `a:b:c` | figures, and how many times the first the others are |
 //!
@@ -19,7 +20,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value};
-use vellum_cli::numbers::{nanoseconds, ratio, three_digits};
+use vellum_cli::numbers::{grouped, nanoseconds, ratio, three_digits};
 use vellum_linux::stats::Summary;
 
 use crate::Results;
@@ -140,6 +141,9 @@ fn cell(column: &Column<'_>, rows: &[Row]) -> anyhow::Result<String> {
         return Ok(figures.map_or(NONE.into(), |figures| all_and_ratios(&figures)));
     }
     let Some(value) = figure(row, column.what)? else { return Ok(NONE.into()) };
+    if column.what.ends_with("_kb") {
+        return Ok(format!("{} kB", grouped(value as u64)));
+    }
     let key = format!("{}_ns", column.what);
     if row.get(&key).is_none() {
         return Ok(three_digits(value));

@@ -76,6 +76,15 @@ after
 }
 
 #[test]
+fn kilobytes_are_whole_numbers() {
+    let mut all = BTreeMap::from([("unmap".to_owned(), results("c"))]);
+    all.get_mut("unmap").unwrap().rows[0].insert("linux_kb".into(), 102_652.into());
+    let plan = plan(r#""unmap op=munmap huge=false""#, r#""folio", "tables = linux_kb""#);
+    let page = fill("<!-- figures: t -->\n<!-- end of figures -->", &plan, &all).unwrap();
+    assert!(page.contains("| 4 KiB | 102\u{202f}652 kB |"), "{page}");
+}
+
+#[test]
 fn labels_name_rows_of_the_plan() {
     let page = filled(&plan(
         r#""unmap op=munmap folio_kib=4: the first", "unmap huge=true: the second""#,
@@ -129,11 +138,71 @@ fn tables_are_not_made_of_results_of_two_runs() {
 }
 
 #[test]
+fn results_of_simulators_do_not_hide_a_second_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    let figures = folder.path().join("docs/figures");
+    std::fs::create_dir_all(&figures).unwrap();
+    let plan: Plan = toml::from_str(
+        "[experiment.a]\nrun = \"compare\"\n[experiment.b]\nrun = \"bench unmap\"\n\
+         [experiment.c]\nrun = \"bench unmap\"\n[table]",
+    )
+    .unwrap();
+    for (cpus, same) in [(["a CPU", "a CPU"], true), (["a CPU", "another"], false)] {
+        std::fs::write(figures.join("a.json"), counted().text()).unwrap();
+        for (name, cpu) in ["b", "c"].iter().zip(cpus) {
+            let mut results = results("c");
+            results.machine.insert("CPU".into(), cpu.into());
+            std::fs::write(figures.join(format!("{name}.json")), results.text()).unwrap();
+        }
+        let read = plan.results(folder.path());
+        assert_eq!(read.is_ok(), same, "{cpus:?}: {:?}", read.err());
+    }
+}
+
+/// Returns the results of a comparison of kernels, on the commit `c`.
+fn counted() -> Results {
+    let lines = [
+        json!({"compare": {"arch": "x86_64", "runs": 5, "kernels": {"linux": "9.1-cloud", "minimal": "9.1"}}}),
+        json!({"arm": "random", "folio": "4 KiB", "vellum_fork": 50, "linux_fork": 400, "minimal_fork": 200}),
+    ];
+    let lines = lines.map(|line| line.to_string()).join("\n");
+    Results::of_lines(&lines, "vellum compare".into(), "c".into(), "2026-01-02".into()).unwrap()
+}
+
+#[test]
+fn a_table_of_counts_names_the_kernels_that_were_compared() {
+    let plan: Plan = toml::from_str(
+        "[experiment.counts]\nrun = \"compare\"\n[table.t]\nrows = [\"counts arm=random\"]\n\
+         columns = [\"folio\", \"fork = vellum_fork:linux_fork:minimal_fork\"]",
+    )
+    .unwrap();
+    let all = BTreeMap::from([("counts".to_owned(), counted())]);
+    let page = fill("<!-- figures: t -->\n<!-- end of figures -->", &plan, &all).unwrap();
+    assert!(page.contains("| 4 KiB | 50.0 / 400 / 200 = **8.00×**, **4.00×** |"), "{page}");
+    assert!(page.contains("at commit c, against Linux 9.1-cloud and 9.1 (minimal), by `vellum compare`."), "{page}");
+}
+
+#[test]
+fn counts_of_a_repetition_differ_by_at_most_three_percent() {
+    let (first, mut again) = (counted(), counted());
+    again.rows[0].insert("linux_fork".into(), 411.into());
+    assert!(first.outside(&again).is_empty());
+    again.rows[0].insert("linux_fork".into(), 413.into());
+    assert_eq!(first.outside(&again).len(), 1);
+}
+
+#[test]
 fn a_repetition_outside_the_range_is_reported() {
     let first = results("c");
     assert!(first.outside(&first).is_empty());
     let mut again = results("c");
     again.rows[0].insert("vellum_ns".into(), 2501.into());
+    // A row is told from others by its address space and way of discarding, too.
+    for (field, other) in [("space", "one"), ("variant", "1m")] {
+        let mut first = results("c");
+        first.rows[0].insert(field.into(), other.into());
+        assert!(first.outside(&results("c"))[0].contains("not measured again"), "{field}");
+    }
     let lines = first.outside(&again);
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].contains("op=\"munmap\"") && lines[0].contains("1500 to 2500"), "{lines:?}");
