@@ -18,9 +18,14 @@
 //! Which frames the folios have is a [`Placement`]. In memory that a churn left in pieces, these
 //! are the frames that the engine allocates there.
 //!
+//! `tools/floor/floor.c` is the same floor of an unmap once more, with a bitmap of free folios and
+//! without this code; a test compares the folios that both free, and `./x floor` prints both times.
+//!
 //! Swap-out and swap-in are in [`swapped`]. `munmap`, `dontneed` and `exit` are the same loop here,
 //! as they differ only in what the floor leaves out. Calls on parts of a region have no floor.
 
+#[cfg(test)]
+mod in_c;
 mod placement;
 mod swapped;
 
