@@ -65,7 +65,7 @@ static inline void save_settings(void) {
             fprintf(stderr, "%s can't be read: folio sizes are not controlled\n", setting(order));
     owner = getpid();
     atexit(restore);
-    for (const int *signals = (const int[]){SIGHUP, SIGINT, SIGTERM, 0}; *signals; signals++)
+    for (const int *signals = (const int[]){SIGHUP, SIGINT, SIGPIPE, SIGTERM, 0}; *signals; signals++)
         signal(*signals, end);
     if (before[0][0] && !write_line(setting(0), "always"))
         die("%s can't be written", setting(0));

@@ -2,7 +2,9 @@
 // 4 KiB. Under a clock that counts instructions these are instructions.
 //
 // ARM is the order in which the folios are touched, and so, on a kernel that gives out free memory
-// in ascending order, the order of their frames: "ascending", or "random"; both by default.
+// in ascending order, the order of their frames: "ascending", or "random"; both by default. "aged"
+// is random order in memory that a churn of other programs left in pieces, which takes four times
+// MIB: so much that, of the machine's memory, little else should be free.
 //
 // touch     the page faults, each page written once
 // fork      a child of a process with the memory
@@ -13,26 +15,12 @@
 //
 // Folios of 2 MiB are measured twice: mapped by a huge PTE each ("huge"), and by 512 PTEs, after an
 // mprotect of their first 64 KiB and back.
-#include "folios.h"
+#include "aged.h"
 
 static size_t length;
+static const char *arm;
 // The order of touches: the index of each folio, or NULL for ascending order.
 static size_t *order;
-
-// Shuffles the indexes of the region's folios (Fisher and Yates; SplitMix64).
-static void shuffle(size_t folios) {
-    uint64_t state = 0x76656c6c756d00;
-    for (size_t i = 0; i < folios; i++)
-        order[i] = i;
-    for (size_t i = folios - 1; i > 0; i--) {
-        uint64_t z = state += 0x9e3779b97f4a7c15;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-        size_t j = (z ^ (z >> 31)) % (i + 1), other = order[i];
-        order[i] = order[j];
-        order[j] = other;
-    }
-}
 
 static char *map(void) {
     return map_aligned(length);
@@ -91,7 +79,10 @@ static double measure_exit(void) {
 
 static void row(const char *folio) {
     if (order)
-        shuffle(length / (PAGE << chosen));
+        shuffle(order, length / (PAGE << chosen));
+    bool aged = !strcmp(arm, "aged");
+    if (aged)
+        age_memory(length);
     char *memory = map();
     uint64_t start = now_ns();
     touch_all(memory);
@@ -112,15 +103,23 @@ static void row(const char *folio) {
         die("mprotect, madvise or munmap");
     double fork = measure_fork(), exit = measure_exit();
     printf("{\"arm\":\"%s\",\"folio\":\"%s\",\"touch\":%.2f,\"fork\":%.2f,\"protect\":%.2f,\"dontneed\":%.2f,\"munmap\":%.2f,\"exit\":%.2f}\n",
-           order ? "random" : "ascending", folio, touched, fork, protect, dontneed, unmap, exit);
+           arm, folio, touched, fork, protect, dontneed, unmap, exit);
     fflush(stdout);
+    if (aged)
+        end_churn();
+}
+
+static void measure(const char *name) {
+    arm = name;
+    each_folio(row);
 }
 
 int main(int argc, char **argv) {
-    const char *arm = argc > 2 ? argv[2] : "both";
-    bool ascending = strcmp(arm, "random"), random = strcmp(arm, "ascending");
-    if (argc > 3 || (ascending && random && strcmp(arm, "both")))
-        die("usage: %s [MIB [ascending|random]]", argv[0]);
+    const char *arms = argc > 2 ? argv[2] : "both";
+    bool both = !strcmp(arms, "both"), ascending = both || !strcmp(arms, "ascending");
+    bool random = both || !strcmp(arms, "random"), aged = !strcmp(arms, "aged");
+    if (argc > 3 || !(ascending || random || aged))
+        die("usage: %s [MIB [ascending|random|aged]]", argv[0]);
     length = (size_t)argument(argc, argv, 1, 256) << 20;
     if (length % HUGE)
         die("not a multiple of 2 MiB");
@@ -131,14 +130,14 @@ int main(int argc, char **argv) {
     fill(first);
     munmap(first, length);
     if (ascending)
-        each_folio(row);
-    if (random) {
+        measure("ascending");
+    if (random || aged) {
         // Touched before anything is measured.
         order = calloc(length / PAGE, sizeof *order);
         if (!order)
             die("no memory");
-        shuffle(length / PAGE);
-        each_folio(row);
+        shuffle(order, length / PAGE);
+        measure(aged ? "aged" : "random");
     }
     return 0;
 }
