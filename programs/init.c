@@ -144,6 +144,21 @@ static void attach_swap(const char *path, uint64_t size, int flags) {
         die("swapon %s", path);
 }
 
+// Writes a parameter of the kernel.
+static void set_parameter(const char *path, const char *value) {
+    int fd = open(path, O_WRONLY);
+
+    if (fd < 0 || write(fd, value, strlen(value)) < 0)
+        die("writing %s to %s", value, path);
+    close(fd);
+}
+
+// Keeps swapped-out pages in memory, compressed by this algorithm, before any swap device.
+static void enable_zswap(const char *algorithm) {
+    set_parameter("/sys/module/zswap/parameters/compressor", algorithm);
+    set_parameter("/sys/module/zswap/parameters/enabled", "Y");
+}
+
 // Attaches a zram device of so many bytes, with priority over other swap.
 static void attach_zram(const char *bytes) {
     int fd = open("/sys/block/zram0/comp_algorithm", O_WRONLY);
@@ -172,7 +187,8 @@ static void attach_swap_disk(void) {
     free(sectors);
 }
 
-// Follows lines `key=value`: modules to load, in this order, then swap to attach.
+// Follows lines `key=value`: modules to load, in this order, then zswap to
+// enable, and swap to attach.
 static void follow_options(void) {
     size_t size;
     char *text = contents("/.vellum/options", &size), *line, *rest = text;
@@ -180,6 +196,8 @@ static void follow_options(void) {
     while ((line = strsep(&rest, "\n"))) {
         if (strncmp(line, "module=", 7) == 0)
             load_module(line + 7);
+        else if (strncmp(line, "zswap=", 6) == 0)
+            enable_zswap(line + 6);
         else if (strncmp(line, "swap=", 5) == 0)
             attach_zram(line + 5);
         else if (strcmp(line, "swap-disk=") == 0)

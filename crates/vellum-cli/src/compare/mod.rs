@@ -28,6 +28,11 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     minimal: Option<PathBuf>,
 
+    /// Run on that Linux once more, with zswap before the swap, for a further column: swapped-out
+    /// pages then stay in zswap (lz4) instead of zram
+    #[arg(long, requires = "swap")]
+    zswap: bool,
+
     /// Runs on each kernel, which take turns. A figure is the least of its runs
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
@@ -111,12 +116,15 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Returns the kernels, each with the name of its column.
 fn kernels(args: &Args) -> anyhow::Result<Vec<(&'static str, Kernel)>> {
     let arch = args.task.arch;
-    let linux = args.kernel.as_ref().map_or_else(|| Kernel::linux(arch), |image| Kernel::at(image))?;
+    let linux = || args.kernel.as_ref().map_or_else(|| Kernel::linux(arch), |image| Kernel::at(image));
     let minimal = match &args.minimal {
         Some(image) => Some(Kernel::at(image)?),
         None => Kernel::minimal(arch)?,
     };
-    let mut kernels = vec![("vellum", Kernel::reference(arch)?), ("linux", linux)];
+    let mut kernels = vec![("vellum", Kernel::reference(arch)?), ("linux", linux()?)];
+    if args.zswap {
+        kernels.push(("zswap", Kernel { zswap: true, ..linux()? }));
+    }
     kernels.extend(minimal.map(|kernel| ("minimal", kernel)));
     Ok(kernels)
 }

@@ -27,6 +27,8 @@ pub struct Kernel {
     pub kind: Kind,
     /// The architecture.
     pub arch: Arch,
+    /// True for a Linux that has zswap before its swap.
+    pub zswap: bool,
 }
 
 /// Returns the path of a file that `./x` leaves under `target/`, the folder above this command's.
@@ -53,7 +55,7 @@ impl Kernel {
                 arch.name()
             );
         }
-        Ok(Self { image, kind: Kind::Vellum, arch })
+        Ok(Self { image, kind: Kind::Vellum, arch, zswap: false })
     }
 
     /// Returns the reference kernel that records non-preemptible sections, which `./x build
@@ -70,7 +72,7 @@ impl Kernel {
                 arch.name()
             );
         }
-        Ok(Self { image, kind: Kind::Vellum, arch })
+        Ok(Self { image, kind: Kind::Vellum, arch, zswap: false })
     }
 
     /// Returns the Linux that `./x linux` fetched.
@@ -111,7 +113,7 @@ impl Kernel {
             bail!("{} is not a kernel for x86-64 or AArch64", image.display());
         };
         // Resolve a link: the kernel's modules lie beside the link's target.
-        Ok(Self { image: fs::canonicalize(image)?, kind, arch })
+        Ok(Self { image: fs::canonicalize(image)?, kind, arch, zswap: false })
     }
 
     /// Returns the release of a Linux, as `uname -r` prints it; `None` for the reference kernel,
@@ -167,6 +169,9 @@ impl Kernel {
                 }
             }
         }
+        if self.zswap {
+            options += "zswap=lz4\n";
+        }
         if let Some(bytes) = swap {
             options += &format!("swap={bytes}\n");
         }
@@ -199,7 +204,7 @@ mod tests {
     fn linux_boots_without_mitigations_and_without_zeroing_allocations() {
         for arch in [Arch::X86_64, Arch::Aarch64] {
             let line =
-                Kernel { image: "vmlinuz".into(), kind: Kind::Linux, arch }.command_line(true, true);
+                Kernel { image: "vmlinuz".into(), kind: Kind::Linux, arch, zswap: false }.command_line(true, true);
             let words: Vec<_> = line.split(' ').collect();
             assert!(words.contains(&"mitigations=off") && words.contains(&"init_on_alloc=0"), "{line}");
         }
