@@ -8,7 +8,7 @@ use clap::Parser;
 use vellum_figures::{Plan, changed_pages, measure, root};
 
 /// Measures the figures of the documents on this machine, and makes the documents' tables from
-/// them. Takes two hours or more, on a machine that does nothing else; goes on where it was
+/// them. Takes about two hours, on a machine that does nothing else; goes on where it was
 /// interrupted.
 #[derive(Parser)]
 #[command(name = "x figures", arg_required_else_help = false)]
