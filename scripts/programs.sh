@@ -104,6 +104,7 @@ our_programs() {
     expect 0 watch guest --smp 2 -- "$1/watch" </dev/null
     expect 0 bomb guest --smp 2 -- "$1/bomb" </dev/null
     expect 0 unmap guest -- "$1/unmap" 8 </dev/null
+    expect 0 "unmap in memory in pieces" guest -- "$1/unmap" 8 aged </dev/null
     expect 0 tables guest -- "$1/tables" 1 </dev/null
     expect 0 pageout guest --swap 32M -- "$1/pageout" 8 </dev/null
     expect 0 "a swap disk" guest --swap-disk 16M -- "$1/disk" works </dev/null
