@@ -75,7 +75,7 @@ need_minimal_linux() {
         check_options "$build/.config" "$build/wanted.new"
         mv "$build/wanted.new" "$build/wanted"
     fi
-    say "building Linux $(linux_version "$source") for $ARCH: about 10 minutes of two CPUs"
+    say "building Linux $(linux_version "$source") for $ARCH: about 6 minutes of CPU time"
     say "if interrupted, the same command continues"
     # Not a pipe: `run` must set `child` in this shell, to end the build when this command ends.
     exec {lines}> >(progress)
