@@ -8,7 +8,7 @@
 //! | `folio` | the folio's size, and whether it is mapped huge |
 //! | `region` | the length of a small region |
 //! | a text field, like `op` | the field |
-//! | a name, like `vellum` | the field `vellum_ns` as a time with its range, or the number `vellum` |
+//! | a name, like `vellum` | the field `vellum_ns` as a time with its range, or the number `vellum`, a count in full |
 //! | a name that ends in `_kb` | the number of kilobytes |
 //! | `a/b` | the ratio of two figures |
 //! | `a:b`, `a:b:c` | figures, and how many times the first the others are |
@@ -146,7 +146,8 @@ fn cell(column: &Column<'_>, rows: &[Row]) -> anyhow::Result<String> {
     }
     let key = format!("{}_ns", column.what);
     if row.get(&key).is_none() {
-        return Ok(three_digits(value));
+        let count = row.get(column.what).and_then(Value::as_u64);
+        return Ok(count.map_or_else(|| three_digits(value), grouped));
     }
     let bound = |bound: &str| row.get(bound).and_then(|figures| figures.get(&key)).and_then(Value::as_u64);
     let median = value as u64;

@@ -98,6 +98,16 @@ fn labels_name_rows_of_the_plan() {
 }
 
 #[test]
+fn counts_are_shown_in_full_and_other_numbers_with_three_digits() {
+    let lines = "{\"machine\":{}}\n{\"op\":\"touch\",\"faults\":262144,\"share\":1234.56}";
+    let results = Results::of_lines(lines, "vellum".into(), "c".into(), "2026-01-02".into()).unwrap();
+    let plan = plan(r#""unmap""#, r#""op", "faults", "share""#);
+    let all = BTreeMap::from([("unmap".to_owned(), results)]);
+    let page = fill("<!-- figures: t -->\n<!-- end of figures -->\n", &plan, &all).unwrap();
+    assert!(page.contains("| touch | 262\u{202f}144 | 1235 |\n"), "{page}");
+}
+
+#[test]
 fn what_was_not_measured_is_an_error() {
     for (rows, columns, says) in [
         (r#""unmap op=fork""#, r#""folio""#, "no such row"),

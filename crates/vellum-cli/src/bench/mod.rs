@@ -8,6 +8,7 @@
 //! | [`engine`] | the contender that is Vellum, on a simulated machine |
 //! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`small`], [`threads`], [`tables`] | the benchmarks |
 //! | [`regions`] | the common part of the first five |
+//! | [`entry`] | the costs that the engine's column leaves out, measured on Linux |
 //! | [`holds`] | a benchmark without contenders: non-preemptible sections of the reference kernel |
 //! | [`contpte`] | a benchmark without contenders: a trace replayed under mapping policies |
 //! | [`load`] | the other work on the machine during a measurement |
@@ -22,6 +23,7 @@
 pub mod contender;
 pub mod contpte;
 pub mod engine;
+pub mod entry;
 pub mod floor;
 pub mod fork;
 pub mod holds;
@@ -144,6 +146,20 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
+    /// Measure what the engine's column leaves out: system calls, exceptions, TLB flushes.
+    ///
+    /// The engine runs on a simulated machine, whose programs enter no kernel and whose CPUs have
+    /// no TLB. This measures on Linux what these events cost, each by calls that differ in the
+    /// event alone, counts the events of the engine's operations, and estimates what they would
+    /// add to the engine's times. Needs no root.
+    Entry {
+        /// The options of the benchmark.
+        #[command(flatten)]
+        args: entry::Args,
+        /// The outputs of the report.
+        #[command(flatten)]
+        output: report::Output,
+    },
     /// Replay a program's memory accesses: what do larger translations gain it?
     ///
     /// The engine makes the page tables, under policies from single 4 KiB pages to contpte blocks
@@ -230,6 +246,10 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
         Bench::Tables { args, output } => {
             let writer = output.open()?;
             (vec![tables::section(&args)], writer)
+        }
+        Bench::Entry { args, output } => {
+            let writer = output.open()?;
+            (vec![entry::section(&args)?], writer)
         }
         Bench::Contpte { args, output } => {
             let writer = output.open()?;

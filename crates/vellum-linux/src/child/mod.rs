@@ -12,16 +12,19 @@
 //! | [`churn`] | processes whose work leaves free memory in pieces |
 //! | [`neighbour`] | processes whose memory alternates with the measured one |
 //! | [`tables`] | the page tables that a walk over addresses leaves behind |
+//! | [`entry`], [`spin`] | the costs of entering the kernel; a CPU kept busy meanwhile |
 //! | [`mod@copy`] | a copy of another process's memory, and timing an operation on it |
 
 pub mod calls;
 pub mod churn;
 pub mod copy;
+pub mod entry;
 pub mod exit;
 pub mod fork;
 pub mod holder;
 pub mod lazyfree;
 pub mod neighbour;
+pub mod spin;
 pub mod tables;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -66,6 +69,10 @@ pub enum Role {
     Churn,
     /// Touch and discard a span, and report the page tables.
     Tables(tables::Args),
+    /// Measure system calls, page faults and TLB flushes, and report their costs.
+    Entry(entry::Args),
+    /// Keep a CPU busy.
+    Spin(spin::Args),
     /// Copy another process's mappings, and do an operation on them.
     Copy(copy::Args),
 }
@@ -108,6 +115,8 @@ pub enum Message {
     Progress(f64),
     /// The page tables of the process.
     Tables(tables::PageTables),
+    /// The costs of system calls, page faults and TLB flushes.
+    Costs(entry::Costs),
 }
 
 /// Runs a helper's task. The benchmark reads its errors from standard error.
@@ -145,6 +154,14 @@ pub fn run(role: Role) -> anyhow::Result<()> {
         Role::Tables(args) => {
             die_with_parent()?;
             tables::run(&args)
+        }
+        Role::Entry(args) => {
+            die_with_parent()?;
+            entry::run(&args)
+        }
+        Role::Spin(args) => {
+            die_with_parent()?;
+            spin::run(&args)
         }
         Role::Copy(args) => {
             die_with_parent()?;

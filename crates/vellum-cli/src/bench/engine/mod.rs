@@ -12,6 +12,7 @@
 mod calls;
 mod churn;
 mod copy;
+mod entries;
 mod file;
 mod fork;
 mod lazy;
@@ -37,6 +38,7 @@ use vellum_sim::{Access, Config, Cpu, Fast, Program};
 
 use crate::bench::contender::{Column, Contender, Sample, Skip, Work};
 use crate::bench::walker::{Tables, Variant, Walker};
+pub use entries::Entries;
 use file::Region;
 
 /// An address space of the simulated machine.
@@ -274,6 +276,7 @@ pub fn unmap(space: &Space<'_>, range: VirtRange) -> Result<(), Skip> {
 /// The engine's counters as [`Counted::now`] read them.
 #[derive(Clone, Copy)]
 pub struct Counted {
+    faults: u64,
     large: u64,
     splits: u64,
     flushes: u64,
@@ -284,6 +287,7 @@ impl Counted {
     /// Reads the counters.
     pub fn now(machine: &Machine<'_, Fast>) -> Counted {
         Counted {
+            faults: machine.counter(Counter::Faults),
             large: machine.counter(Counter::LargeFolios),
             splits: machine.counter(Counter::HugeSplits),
             flushes: machine.counter(Counter::Flushes),

@@ -1,0 +1,105 @@
+//! Counts the events of an operation that a simulated machine does not pay for: system calls, page
+//! faults, TLB flushes.
+
+use vellum::memcg::MemcgId;
+use vellum::space::Advise;
+use vellum_linux::time::{Stopwatch, Time};
+use vellum_linux::workload::case::{Case, Op, PAGE};
+use vellum_sim::Access;
+
+use super::{Counted, Engine, map, shape, swapped, timed, touch};
+use crate::bench::contender::Skip;
+
+/// The events of an operation, and its time without them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entries {
+    /// The time.
+    pub time: Time,
+    /// System calls.
+    pub calls: u64,
+    /// Page faults.
+    pub exceptions: u64,
+    /// TLB flushes.
+    pub flushes: u64,
+}
+
+impl Entries {
+    fn between(time: Time, calls: u64, before: &Counted, after: &Counted) -> Entries {
+        let exceptions = after.faults - before.faults;
+        Entries { time, calls, exceptions, flushes: after.flushes - before.flushes }
+    }
+}
+
+impl Engine {
+    /// Does `op` once, on a fresh region. [`Op::SwapIn`] needs an engine
+    /// [`with_swap`](Engine::with_swap).
+    ///
+    /// # Errors
+    /// The engine can't map the region, or the operation fails.
+    pub fn entries(&self, case: &Case, op: Op) -> Result<Entries, Skip> {
+        let booted = self.booted()?;
+        let counted = || Counted::now(booted.machine);
+        let space = booted.space(case.folio_kib, MemcgId::ROOT)?;
+        let range = map(&space, case.bytes)?;
+        let before = counted();
+        let watch = Stopwatch::start();
+        touch(&booted.cpu.enter(&space), range)?;
+        let (time, after) = (watch.time(), counted());
+        if op == Op::Touch {
+            return Ok(Entries::between(time, 0, &before, &after));
+        }
+        shape(&space, &booted.cpu.enter(&space), range, case)?;
+        let Some(data) = op.data() else {
+            let before = counted();
+            let (time, after) = timed(booted, space, range, op)?;
+            return Ok(Entries::between(time, 1, &before, &after));
+        };
+        if !booted.swap.replace(true) {
+            swapped::attach(booted.machine, 2 * case.bytes)?;
+        }
+        let program = booted.cpu.enter(&space);
+        let failed = |error| Skip::system("touch", format!("{error:?}"));
+        for page in 0..case.pages() {
+            program.write(range.start + page * PAGE, data.page(page).bytes()).map_err(failed)?;
+        }
+        let before = counted();
+        let watch = Stopwatch::start();
+        space.advise(range.start, range.len(), Advise::PageOut).map_err(|error| Skip::system("advise", error))?;
+        let (time, after) = (watch.time(), counted());
+        if matches!(op, Op::SwapOut(_)) {
+            return Ok(Entries::between(time, 1, &before, &after));
+        }
+        let before = counted();
+        let watch = Stopwatch::start();
+        program.touch(range, PAGE, Access::Read).map_err(failed)?;
+        Ok(Entries::between(watch.time(), 0, &before, &counted()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vellum_linux::workload::data::Data;
+
+    use super::*;
+
+    #[test]
+    fn a_fault_takes_an_exception_and_an_operation_takes_a_call() {
+        const BYTES: u64 = 4 << 20;
+        let engine = Engine::of(BYTES).with_pages_twice();
+        let of = |folio_kib, op| engine.entries(&Case::of(BYTES, folio_kib), op).unwrap();
+        for folio_kib in [4, 64, 2048] {
+            let case = Case::of(BYTES, folio_kib);
+            let touched = of(folio_kib, Op::Touch);
+            assert_eq!((touched.calls, touched.exceptions), (0, case.folios()), "{folio_kib} KiB");
+            for op in [Op::Munmap, Op::Protect, Op::Fork, Op::SwapOut(Data::Compressible)] {
+                let entries = of(folio_kib, op);
+                assert_eq!((entries.calls, entries.exceptions), (1, 0), "{op:?}, {folio_kib} KiB");
+                assert!(entries.flushes > 0, "{op:?}, {folio_kib} KiB");
+            }
+            let swapped_in = of(folio_kib, Op::SwapIn(Data::Compressible));
+            assert_eq!(swapped_in.calls, 0);
+            assert!((1..=case.pages()).contains(&swapped_in.exceptions), "{swapped_in:?}");
+        }
+        assert_eq!(of(4, Op::Exit).flushes, 0, "no CPU has the address space loaded");
+    }
+}

@@ -1,0 +1,30 @@
+//! Tests that benchmarks without regions as contenders print a row for each of their measurements.
+
+use std::process::Command;
+
+/// Runs a benchmark and returns its rows. The first line is about the machine.
+fn rows(args: &[&str]) -> Vec<serde_json::Value> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    let output = command.arg("bench").args(args).args(["--under-load", "--json=-"]).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout).lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn entries_to_linux_have_costs_and_operations_have_counts() {
+    let rows = rows(&["entry", "--size=8MiB", "--runs=1", "--rounds=1", "--folios=64", "--no-huge"]);
+    let ops: Vec<_> = rows.iter().map(|row| row["op"].as_str().unwrap()).collect();
+    let costs = ["call", "munmap-empty", "exception", "flush", "ipi"];
+    assert_eq!(ops[..5], costs);
+    assert_eq!(ops[5..], ["munmap", "dontneed", "exit", "protect", "fork", "out", "in", "touch"]);
+    for row in &rows[..3] {
+        assert!(row["linux_ns"].as_u64().is_some_and(|ns| ns > 0), "{row}");
+    }
+    for row in &rows[5..] {
+        assert!(row["vellum_ns"].as_u64().is_some_and(|ns| ns > 0), "{row}");
+        assert!(row["added_ns"].as_u64().is_some_and(|ns| ns > 0), "{row}");
+        assert_eq!(row["calls"], u64::from(!["in", "touch"].contains(&row["op"].as_str().unwrap())), "{row}");
+    }
+    assert_eq!(rows[12]["exceptions"], (8 << 20) / (64 << 10));
+}
