@@ -28,3 +28,18 @@ fn entries_to_linux_have_costs_and_operations_have_counts() {
     }
     assert_eq!(rows[12]["exceptions"], (8 << 20) / (64 << 10));
 }
+
+#[test]
+fn memory_has_a_row_for_each_way_to_map() {
+    let rows = rows(&["memory", "--size=8MiB", "--folios=4", "--thp-root=/nonexistent"]);
+    let huge: Vec<_> = rows.iter().map(|row| row["huge"].as_bool().unwrap()).collect();
+    assert_eq!(huge, [false, true]);
+    let of = |row: usize, key: &str| rows[row][key].as_u64();
+    assert!(of(0, "vellum_bytes_a_gib") > of(1, "vellum_bytes_a_gib"), "page tables of base pages: {rows:?}");
+    assert_eq!(of(0, "vellum_descriptors_bytes_a_gib"), Some(32 << 18));
+    assert!(rows[1]["skipped"]["linux_bytes_a_gib"].is_string(), "without settings no huge pages: {rows:?}");
+    // Older kernels do not count their descriptors.
+    if rows[0].get("skipped").is_none() {
+        assert!(of(0, "linux_tables_bytes_a_gib") >= Some(2 << 20), "{rows:?}");
+    }
+}

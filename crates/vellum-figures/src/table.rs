@@ -10,6 +10,7 @@
 //! | a text field, like `op` | the field |
 //! | a name, like `vellum` | the field `vellum_ns` as a time with its range, or the number `vellum`, a count in full |
 //! | a name that ends in `_kb` | the number of kilobytes |
+//! | a name that contains `_bytes` | the number as a size |
 //! | `a/b` | the ratio of two figures |
 //! | `a:b`, `a:b:c` | figures, and how many times the first the others are |
 //!
@@ -20,7 +21,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value};
-use vellum_cli::numbers::{grouped, nanoseconds, ratio, three_digits};
+use vellum_cli::numbers::{grouped, nanoseconds, ratio, size, three_digits};
 use vellum_linux::stats::Summary;
 
 use crate::Results;
@@ -110,7 +111,7 @@ fn is_text(column: &Column<'_>, row: &Row) -> bool {
 fn text(row: &Row, what: &str) -> String {
     match what {
         "folio" => folio(row),
-        "region" => row.get("region_kib").and_then(Value::as_u64).map_or(NONE.into(), size),
+        "region" => row.get("region_kib").and_then(Value::as_u64).map_or(NONE.into(), kibibytes),
         _ => row.get(what).and_then(Value::as_str).unwrap_or(NONE).to_owned(),
     }
 }
@@ -119,10 +120,10 @@ fn folio(row: &Row) -> String {
     let Some(kib) = row.get("folio_kib").and_then(Value::as_u64) else {
         return row.get("folio").and_then(Value::as_str).unwrap_or(NONE).into();
     };
-    if row.get("huge") == Some(&Value::Bool(true)) { size(kib) + " huge" } else { size(kib) }
+    if row.get("huge") == Some(&Value::Bool(true)) { kibibytes(kib) + " huge" } else { kibibytes(kib) }
 }
 
-fn size(kib: u64) -> String {
+fn kibibytes(kib: u64) -> String {
     if kib < 1024 { format!("{kib} KiB") } else { format!("{} MiB", kib / 1024) }
 }
 
@@ -147,7 +148,8 @@ fn cell(column: &Column<'_>, rows: &[Row]) -> anyhow::Result<String> {
     let key = format!("{}_ns", column.what);
     if row.get(&key).is_none() {
         let count = row.get(column.what).and_then(Value::as_u64);
-        return Ok(count.map_or_else(|| three_digits(value), grouped));
+        let shown = if column.what.contains("_bytes") { size } else { grouped };
+        return Ok(count.map_or_else(|| three_digits(value), shown));
     }
     let bound = |bound: &str| row.get(bound).and_then(|figures| figures.get(&key)).and_then(Value::as_u64);
     let median = value as u64;

@@ -98,13 +98,13 @@ fn labels_name_rows_of_the_plan() {
 }
 
 #[test]
-fn counts_are_shown_in_full_and_other_numbers_with_three_digits() {
-    let lines = "{\"machine\":{}}\n{\"op\":\"touch\",\"faults\":262144,\"share\":1234.56}";
+fn counts_are_shown_in_full_and_sizes_in_their_unit() {
+    let lines = "{\"machine\":{}}\n{\"op\":\"touch\",\"faults\":262144,\"share\":1234.56,\"vellum_bytes\":3145728}";
     let results = Results::of_lines(lines, "vellum".into(), "c".into(), "2026-01-02".into()).unwrap();
-    let plan = plan(r#""unmap""#, r#""op", "faults", "share""#);
+    let plan = plan(r#""unmap""#, r#""op", "faults", "share", "vellum_bytes""#);
     let all = BTreeMap::from([("unmap".to_owned(), results)]);
     let page = fill("<!-- figures: t -->\n<!-- end of figures -->\n", &plan, &all).unwrap();
-    assert!(page.contains("| touch | 262\u{202f}144 | 1235 |\n"), "{page}");
+    assert!(page.contains("| touch | 262\u{202f}144 | 1235 | 3 MiB |\n"), "{page}");
 }
 
 #[test]

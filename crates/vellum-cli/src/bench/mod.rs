@@ -9,6 +9,7 @@
 //! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`small`], [`threads`], [`tables`] | the benchmarks |
 //! | [`regions`] | the common part of the first five |
 //! | [`entry`] | the costs that the engine's column leaves out, measured on Linux |
+//! | [`mod@overhead`] | the memory that a kernel takes to describe and to map memory |
 //! | [`holds`] | a benchmark without contenders: non-preemptible sections of the reference kernel |
 //! | [`contpte`] | a benchmark without contenders: a trace replayed under mapping policies |
 //! | [`load`] | the other work on the machine during a measurement |
@@ -31,6 +32,7 @@ pub mod lazyfree;
 pub mod load;
 pub mod machine;
 pub mod memory;
+pub mod overhead;
 pub mod pageout;
 pub mod progress;
 pub mod regions;
@@ -146,6 +148,20 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
+    /// Count the memory that a kernel takes to describe and to map a GiB.
+    ///
+    /// Page descriptors, page tables, VMAs and the rest, of a region of folios of each size. The
+    /// engine's figures are counted in its own free frames, so that nothing is missing; Linux's
+    /// are those that it reports. No times: a busy machine has the same figures. Root is needed
+    /// for folio sizes that Linux's settings do not give, and for the sizes of its VMAs.
+    Memory {
+        /// The options of the benchmark.
+        #[command(flatten)]
+        args: overhead::Args,
+        /// The outputs of the report.
+        #[command(flatten)]
+        output: report::Output,
+    },
     /// Measure what the engine's column leaves out: system calls, exceptions, TLB flushes.
     ///
     /// The engine runs on a simulated machine, whose programs enter no kernel and whose CPUs have
@@ -246,6 +262,10 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
         Bench::Tables { args, output } => {
             let writer = output.open()?;
             (vec![tables::section(&args)], writer)
+        }
+        Bench::Memory { args, output } => {
+            let writer = output.open()?;
+            (vec![overhead::section(&args)?], writer)
         }
         Bench::Entry { args, output } => {
             let writer = output.open()?;

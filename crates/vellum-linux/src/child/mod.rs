@@ -13,6 +13,7 @@
 //! | [`neighbour`] | processes whose memory alternates with the measured one |
 //! | [`tables`] | the page tables that a walk over addresses leaves behind |
 //! | [`entry`], [`spin`] | the costs of entering the kernel; a CPU kept busy meanwhile |
+//! | [`overhead`] | the kernel's memory for a region |
 //! | [`mod@copy`] | a copy of another process's memory, and timing an operation on it |
 
 pub mod calls;
@@ -24,6 +25,7 @@ pub mod fork;
 pub mod holder;
 pub mod lazyfree;
 pub mod neighbour;
+pub mod overhead;
 pub mod spin;
 pub mod tables;
 
@@ -73,6 +75,8 @@ pub enum Role {
     Entry(entry::Args),
     /// Keep a CPU busy.
     Spin(spin::Args),
+    /// Map and touch a region, and report its page tables.
+    Overhead(holder::Args),
     /// Copy another process's mappings, and do an operation on them.
     Copy(copy::Args),
 }
@@ -162,6 +166,10 @@ pub fn run(role: Role) -> anyhow::Result<()> {
         Role::Spin(args) => {
             die_with_parent()?;
             spin::run(&args)
+        }
+        Role::Overhead(args) => {
+            die_with_parent()?;
+            overhead::run(&args)
         }
         Role::Copy(args) => {
             die_with_parent()?;

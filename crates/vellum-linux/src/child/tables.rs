@@ -85,6 +85,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Returns `VmPTE` of this process.
-fn page_tables_kb() -> anyhow::Result<u64> {
+pub(super) fn page_tables_kb() -> anyhow::Result<u64> {
     Process::myself()?.status()?.vmpte.ok_or_else(|| anyhow::anyhow!("no VmPTE in /proc/self/status"))
 }

@@ -16,6 +16,7 @@ mod entries;
 mod file;
 mod fork;
 mod lazy;
+mod overhead;
 mod swapped;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -40,6 +41,7 @@ use crate::bench::contender::{Column, Contender, Sample, Skip, Work};
 use crate::bench::walker::{Tables, Variant, Walker};
 pub use entries::Entries;
 use file::Region;
+pub use overhead::Overhead;
 
 /// An address space of the simulated machine.
 pub type Space<'m> = AddressSpace<'m, Fast>;

@@ -38,6 +38,11 @@ pub fn grouped(number: u64) -> String {
     groups.join("\u{202f}")
 }
 
+/// Formats a size in bytes with three significant digits.
+pub fn size(bytes: u64) -> String {
+    vellum_inspect::size::about(bytes)
+}
+
 /// Formats a number with three significant digits.
 pub fn three_digits(value: f64) -> String {
     let decimals = match value.abs() {
