@@ -135,6 +135,7 @@ Examples:
   vellum bench threads                                  does munmap scale with threads?
   vellum bench contpte --trace cc1.trace                what do larger translations gain a program?
   vellum bench holds                                    longest non-preemptible sections (instructions)
+  vellum bench tails                                    faults, munmap and fork while memory is reclaimed
   vellum bench memory                                   how much memory do descriptors and page tables take?
   vellum bench entry                                    what do system calls, exceptions and TLB flushes cost?
   vellum bench tables --span 2GiB                       which kernel frees empty page tables?

@@ -43,3 +43,24 @@ fn memory_has_a_row_for_each_way_to_map() {
         assert!(of(0, "linux_tables_bytes_a_gib") >= Some(2 << 20), "{rows:?}");
     }
 }
+
+#[test]
+fn tails_have_a_row_for_each_contender_with_and_without_reclaim() {
+    let rows = rows(&["tails", "--samples=50", "--runs=1"]);
+    let text = |row: &serde_json::Value, key: &str| row[key].as_str().unwrap().to_owned();
+    let names: Vec<_> =
+        rows.iter().map(|row| format!("{} {} {}", text(row, "op"), text(row, "beside"), text(row, "column"))).collect();
+    let expected = ["fault", "munmap", "fork"]
+        .iter()
+        .flat_map(|op| ["nothing", "reclaim"].map(|beside| (op, beside)))
+        .flat_map(|(op, beside)| ["vellum", "linux"].map(|column| format!("{op} {beside} {column}")));
+    assert_eq!(names, expected.collect::<Vec<_>>());
+    for row in rows.iter().filter(|row| row.get("skipped").is_none()) {
+        assert_eq!(row["samples"], 50, "{row}");
+        assert_eq!(row["reclaimed"].as_u64() > Some(0), text(row, "beside") == "reclaim", "{row}");
+    }
+    // Linux needs root and zram, and both contenders two CPUs.
+    if vellum_linux::cpu::allowed_cpus().len() > 1 {
+        assert!(rows.iter().all(|row| text(row, "column") == "linux" || row.get("skipped").is_none()), "{rows:?}");
+    }
+}

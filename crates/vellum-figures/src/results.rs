@@ -151,7 +151,7 @@ impl Results {
 
 /// Returns what identifies a row: all fields that describe it instead of a measured figure.
 fn identity(row: &Map<String, Value>) -> String {
-    const FIELDS: [&str; 15] = [
+    const FIELDS: [&str; 17] = [
         "bench",
         "op",
         "mapping",
@@ -167,6 +167,8 @@ fn identity(row: &Map<String, Value>) -> String {
         "bytes",
         "threads",
         "space",
+        "beside",
+        "column",
     ];
     let fields = FIELDS.iter().filter_map(|field| Some(format!("{field}={}", row.get(*field)?)));
     fields.collect::<Vec<_>>().join(" ")

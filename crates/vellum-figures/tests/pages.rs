@@ -217,3 +217,16 @@ fn a_repetition_outside_the_range_is_reported() {
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].contains("op=\"munmap\"") && lines[0].contains("1500 to 2500"), "{lines:?}");
 }
+
+#[test]
+fn a_repetition_is_compared_with_the_same_contender_and_the_same_work_beside() {
+    let row = |column: &str, beside: &str, ns: u64| {
+        json!({"op": "fork", "column": column, "beside": beside, "p99_ns": ns, "min": {"p99_ns": ns},
+            "max": {"p99_ns": ns}})
+    };
+    let rows = [row("vellum", "nothing", 1), row("linux", "nothing", 2), row("linux", "reclaim", 3)];
+    let lines = std::iter::once(json!({"machine": {}})).chain(rows).map(|line| line.to_string());
+    let lines = lines.collect::<Vec<_>>().join("\n");
+    let results = Results::of_lines(&lines, "vellum".into(), "c".into(), "2026-01-02".into()).unwrap();
+    assert_eq!(results.outside(&results), [""; 0]);
+}

@@ -1,5 +1,7 @@
 //! Summarises samples.
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::Time;
 
 /// A summary of samples: the median, which a few samples lengthened by noise hardly change, and the
@@ -34,6 +36,32 @@ pub fn median(times: &[Time]) -> Time {
     Time { wall_ns: of(|time| time.wall_ns), cpu_ns: of(|time| time.cpu_ns) }
 }
 
+/// The distribution of samples: quantiles, each a sample that so large a share of the samples does
+/// not exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quantiles {
+    /// The number of samples.
+    pub samples: u64,
+    /// The median.
+    pub p50: u64,
+    /// 99 % do not exceed it.
+    pub p99: u64,
+    /// 99.9 % do not exceed it.
+    pub p999: u64,
+    /// The largest sample.
+    pub max: u64,
+}
+
+impl Quantiles {
+    /// Returns the quantiles of `samples`; `None` if there are none. Sorts the samples.
+    pub fn of(samples: &mut [u64]) -> Option<Quantiles> {
+        samples.sort_unstable();
+        let &max = samples.last()?;
+        let rank = |thousandths: usize| samples[(samples.len() * thousandths).div_ceil(1000) - 1];
+        Some(Quantiles { samples: samples.len() as u64, p50: rank(500), p99: rank(990), p999: rank(999), max })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,5 +78,14 @@ mod tests {
         assert_eq!(Summary::of(&[5, 1_000_000, 1]), Some(Summary { median: 5, min: 1, max: 1_000_000 }));
         assert_eq!(Summary::of(&[4, 1, 10, 2]), Some(Summary { median: 3, min: 1, max: 10 }));
         assert_eq!(Summary::of(&[u64::MAX, u64::MAX]).map(|s| s.median), Some(u64::MAX));
+    }
+
+    #[test]
+    fn a_quantile_is_the_sample_that_its_share_does_not_exceed() {
+        let mut samples: Vec<u64> = (1..=2000).rev().collect();
+        let expected = Quantiles { samples: 2000, p50: 1000, p99: 1980, p999: 1998, max: 2000 };
+        assert_eq!(Quantiles::of(&mut samples), Some(expected));
+        assert_eq!(Quantiles::of(&mut [7]), Some(Quantiles { samples: 1, p50: 7, p99: 7, p999: 7, max: 7 }));
+        assert_eq!(Quantiles::of(&mut []), None);
     }
 }

@@ -10,6 +10,7 @@
 //! | [`regions`] | the common part of the first five |
 //! | [`entry`] | the costs that the engine's column leaves out, measured on Linux |
 //! | [`mod@overhead`] | the memory that a kernel takes to describe and to map memory |
+//! | [`tails`] | the distribution of an operation's times while memory is reclaimed |
 //! | [`holds`] | a benchmark without contenders: non-preemptible sections of the reference kernel |
 //! | [`contpte`] | a benchmark without contenders: a trace replayed under mapping policies |
 //! | [`load`] | the other work on the machine during a measurement |
@@ -39,6 +40,7 @@ pub mod regions;
 pub mod report;
 pub mod small;
 pub mod tables;
+pub mod tails;
 pub mod threads;
 pub mod turns;
 pub mod unmap;
@@ -132,6 +134,21 @@ pub enum Bench {
         /// The options of the benchmark.
         #[command(flatten)]
         args: threads::Args,
+        /// The outputs of the report.
+        #[command(flatten)]
+        output: report::Output,
+    },
+    /// Time single operations while memory is reclaimed: how long are the tails?
+    ///
+    /// One thread takes page faults, unmaps 64 KiB, or forks a process of 16 MiB, and times each;
+    /// another thread has the process's memory paged out meanwhile, and reads it again, over and
+    /// over. The figures are quantiles of the clock's times, so preemption by other work is in
+    /// them: run this on a quiet machine with two CPUs or more. For Linux it sets up a zram swap
+    /// device, and removes it however it ends, which needs root.
+    Tails {
+        /// The options of the benchmark.
+        #[command(flatten)]
+        args: tails::Args,
         /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
@@ -258,6 +275,10 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
         Bench::Threads { args, output } => {
             let writer = output.open()?;
             (vec![threads::section(&args)?], writer)
+        }
+        Bench::Tails { args, output } => {
+            let writer = output.open()?;
+            (vec![tails::section(&args)], writer)
         }
         Bench::Tables { args, output } => {
             let writer = output.open()?;

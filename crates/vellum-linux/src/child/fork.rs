@@ -112,7 +112,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     writes.map_or(Ok(()), |time| send(Message::Took { time }))
 }
 
-/// Forks this process, which has one thread. Returns the time.
+/// Forks this process. Returns the time.
 ///
 /// # Errors
 /// `fork` or `pipe` failed.
@@ -125,7 +125,7 @@ pub fn timed() -> anyhow::Result<Time> {
 fn timed_before(then: impl FnOnce()) -> anyhow::Result<Time> {
     let (wait, go) = pipe()?;
     let watch = Stopwatch::start();
-    // SAFETY: the process has one thread, and the child makes system calls only.
+    // SAFETY: the child makes system calls only, and so needs no lock that another thread holds.
     let child = unsafe { libc::fork() };
     let time = watch.time();
     if child == 0 {

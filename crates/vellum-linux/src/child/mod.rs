@@ -14,6 +14,7 @@
 //! | [`tables`] | the page tables that a walk over addresses leaves behind |
 //! | [`entry`], [`spin`] | the costs of entering the kernel; a CPU kept busy meanwhile |
 //! | [`overhead`] | the kernel's memory for a region |
+//! | [`tails`] | the times of single operations while memory is reclaimed |
 //! | [`mod@copy`] | a copy of another process's memory, and timing an operation on it |
 
 pub mod calls;
@@ -28,6 +29,7 @@ pub mod neighbour;
 pub mod overhead;
 pub mod spin;
 pub mod tables;
+pub mod tails;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -77,6 +79,8 @@ pub enum Role {
     Spin(spin::Args),
     /// Map and touch a region, and report its page tables.
     Overhead(holder::Args),
+    /// Time single operations while memory is reclaimed, and report the distribution.
+    Tails(tails::Args),
     /// Copy another process's mappings, and do an operation on them.
     Copy(copy::Args),
 }
@@ -121,6 +125,8 @@ pub enum Message {
     Tables(tables::PageTables),
     /// The costs of system calls, page faults and TLB flushes.
     Costs(entry::Costs),
+    /// The times of an operation.
+    Tail(tails::Tail),
 }
 
 /// Runs a helper's task. The benchmark reads its errors from standard error.
@@ -170,6 +176,10 @@ pub fn run(role: Role) -> anyhow::Result<()> {
         Role::Overhead(args) => {
             die_with_parent()?;
             overhead::run(&args)
+        }
+        Role::Tails(args) => {
+            die_with_parent()?;
+            tails::run(&args)
         }
         Role::Copy(args) => {
             die_with_parent()?;

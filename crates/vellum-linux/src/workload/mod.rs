@@ -9,6 +9,7 @@
 //! | [`calls`] | the `munmap` calls that take a region away piece by piece |
 //! | [`case`] | a region of folios of one size, and the operations on it |
 //! | [`churn`] | other programs' work that leaves free memory in pieces |
+//! | [`contended`] | one thread's operations while another one reclaims memory |
 //! | [`data`] | the contents of its pages, and the check that they survive |
 //! | [`layout`] | the VMAs of a process, as something to copy and measure |
 //! | [`mapping`] | the kind of a region's mapping |
@@ -18,6 +19,7 @@ pub mod arm;
 pub mod calls;
 pub mod case;
 pub mod churn;
+pub mod contended;
 pub mod data;
 pub mod layout;
 pub mod mapping;

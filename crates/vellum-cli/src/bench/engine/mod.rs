@@ -18,6 +18,7 @@ mod fork;
 mod lazy;
 mod overhead;
 mod swapped;
+mod tails;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -42,6 +43,7 @@ use crate::bench::walker::{Tables, Variant, Walker};
 pub use entries::Entries;
 use file::Region;
 pub use overhead::Overhead;
+pub use tails::Contended;
 
 /// An address space of the simulated machine.
 pub type Space<'m> = AddressSpace<'m, Fast>;
