@@ -220,7 +220,7 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// Run every benchmark of time and memory, into one report.
+    /// Run `unmap`, `fork`, `pageout`, `lazyfree`, `threads` and `tables`, into one report.
     All {
         /// The options of `unmap`, and the regions of `fork` and, smaller, of `pageout` and
         /// `lazyfree`.
