@@ -127,13 +127,14 @@ fn timed_before(then: impl FnOnce()) -> anyhow::Result<Time> {
     let watch = Stopwatch::start();
     // SAFETY: the child makes system calls only, and so needs no lock that another thread holds.
     let child = unsafe { libc::fork() };
-    let time = watch.time();
     if child == 0 {
         drop(go);
         let _ = rustix::io::read(&wait, &mut [0u8]);
         // SAFETY: exits the child, in which nothing waits to be written or cleaned up.
         unsafe { libc::_exit(0) }
     }
+    // Only in the parent: the first use of a stopwatch takes a lock.
+    let time = watch.time();
     anyhow::ensure!(child > 0, "fork: {}", std::io::Error::last_os_error());
     then();
     drop(go);
