@@ -68,8 +68,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Limits runs to `entries` PTEs. The caller does this before the first use of the space. With
-    /// 1 the engine works page by page, as kernels without runs do, and uses no cont blocks (PTEs
-    /// that a TLB may hold as one translation); the `page` column of the benchmarks measures this.
+    /// 1 each PTE is found and changed by itself, and there are no cont blocks (PTEs that a TLB may
+    /// hold as one translation), while all else works by the call as before; the `page` column of
+    /// the benchmarks measures this.
     pub fn cap_runs(&mut self, entries: usize) {
         self.tables.max_run = entries.max(1);
         self.tables.uses_cont_blocks &= entries > 1;
