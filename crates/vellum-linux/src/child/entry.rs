@@ -64,9 +64,8 @@ pub struct Args {
 pub fn measure(cpu: usize, other: Option<usize>, rounds: u32) -> Result<Costs, Skip> {
     let mut args = vec!["entry".to_owned(), format!("--cpu={cpu}"), format!("--rounds={rounds}")];
     args.extend(other.map(|other| format!("--other={other}")));
-    let mut helper = Helper::start(&args)?;
-    match helper.receive()? {
-        Message::Costs(costs) => helper.finish().map(|()| costs),
+    match Helper::answer(&args)? {
+        Message::Costs(costs) => Ok(costs),
         other => Err(Skip::Child(format!("unexpected message {other:?}"))),
     }
 }

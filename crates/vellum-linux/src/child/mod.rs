@@ -254,6 +254,17 @@ impl Helper {
         Ok(Helper { process, stdin, stdout: BufReader::new(stdout) })
     }
 
+    /// Runs a helper that sends one message, and returns that message.
+    ///
+    /// # Errors
+    /// The helper can't be started, or failed.
+    pub fn answer(args: &[String]) -> Result<Message, Skip> {
+        let mut helper = Helper::start(args)?;
+        let message = helper.receive()?;
+        helper.finish()?;
+        Ok(message)
+    }
+
     /// Returns the next message.
     ///
     /// # Errors

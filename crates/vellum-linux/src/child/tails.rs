@@ -54,9 +54,8 @@ pub fn measure(op: TimedOp, samples: usize, cpu: usize, reclaim_on: Option<usize
     let mut args = vec!["tails".to_owned(), format!("--op={}", op.name()), format!("--samples={samples}")];
     args.push(format!("--cpu={cpu}"));
     args.extend(reclaim_on.map(|cpu| format!("--reclaim-on={cpu}")));
-    let mut helper = Helper::start(&args)?;
-    match helper.receive()? {
-        Message::Tail(tail) => helper.finish().map(|()| tail),
+    match Helper::answer(&args)? {
+        Message::Tail(tail) => Ok(tail),
         other => Err(Skip::Child(format!("unexpected message {other:?}"))),
     }
 }
