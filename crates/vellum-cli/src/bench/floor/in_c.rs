@@ -7,16 +7,13 @@ use serde::Deserialize;
 use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::{Case, Op};
 
-use super::{Arena, Floor, Placement};
-use crate::bench::contender::Contender;
-use crate::numbers::{nanoseconds, ratio};
+use super::{Arena, Placement};
 
 const ARMS: [Arm; 2] = [Arm::Ascending, Arm::Random];
 
 /// A row that the program prints.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
 struct Row {
-    floor_ns: u64,
     folios: u64,
     checksum: String,
 }
@@ -82,26 +79,4 @@ fn a_floor_in_c_frees_the_same_folios() {
     seen.sort_unstable();
     seen.dedup();
     assert_eq!(seen.len(), FOLIOS.len() * ARMS.len(), "a checksum tells the cases apart");
-}
-
-#[test]
-#[ignore = "prints times of 1 GiB, for readers: ./x floor"]
-fn times_beside_a_floor_in_c() {
-    const ROUNDS: u32 = 3;
-    const RUNS: u32 = 9;
-    let (program, mut floor) = (Program::compile(), Floor::default());
-    println!("| order | folio | floor | floor in C | in C / floor |\n|---|---|---|---|---|");
-    for case in cases(1 << 30, &[4, 16, 64, 256, 2048]) {
-        let (mut here, mut in_c) = (u64::MAX, u64::MAX);
-        for _ in 0..ROUNDS {
-            floor.prepare(&case).unwrap();
-            for _ in 0..RUNS {
-                here = here.min(floor.run(&case, Op::Munmap).unwrap().op.cpu_ns);
-            }
-            in_c = in_c.min(program.run(&case, RUNS).floor_ns);
-        }
-        let time = |ns: u64| nanoseconds(vellum_linux::stats::Summary { median: ns, min: ns, max: ns }).0;
-        let (arm, folio, ratio) = (case.arm.name(), case.label(), ratio(in_c as f64 / here as f64));
-        println!("| {arm} | {folio} | {} | {} | {ratio} |", time(here), time(in_c));
-    }
 }
