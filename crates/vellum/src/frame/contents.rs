@@ -1,6 +1,6 @@
 //! Zeroes and copies the contents of frames, chunk by chunk.
 //!
-//! Between two chunks of 64 KiB the host may reschedule (INV-11), so a caller that passes more than
+//! Between two chunks of 32 KiB the host may reschedule (INV-11), so a caller that passes more than
 //! one chunk holds no spin lock.
 
 use super::Frames;
@@ -8,8 +8,8 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::arch::Attrs;
 use crate::platform::Platform;
 
-/// The number of frames that are zeroed or copied between two calls of `resched`: 64 KiB (INV-11).
-const CHUNK: u32 = 16;
+/// The number of frames that are zeroed or copied between two calls of `resched`: 32 KiB (INV-11).
+const CHUNK: u32 = 8;
 
 impl<P: Platform> Frames<'_, P> {
     /// Returns whether memory is zeroed when it is freed, so that no data outlives its owner
