@@ -49,7 +49,7 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
                     let (pfn, frames, range) = (run.pfn(arch), run.frames(arch), run.range(arch));
                     taken(Removed { pfn, frames, range, shift: self.shift() });
                 }
-                _ => self.add_live(run.len),
+                _ => self.live().add(run.len),
             }
             at = run.range(arch).end;
         }
@@ -74,6 +74,7 @@ impl<'t, 'm, P: Platform> BusyEntries<'t, 'm, P> {
         table.desc.table_lock().lock(table.tables.platform());
         trace(table.tables.platform(), || Event::Locked(table.pfn));
         table.set_over(run, table.tables.arch.busy_pte());
+        table.live().mark_private();
         table.release();
     }
 }

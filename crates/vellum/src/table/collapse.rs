@@ -80,7 +80,7 @@ impl<'t, 'm, P: Platform> DetachedTable<'t, 'm, P> {
         table.tables.machine.count(Counter::TablesFreed, 1);
         let VirtRange { start: mut at, end } = table.range();
         let mut runs = 0;
-        while table.live() != 0
+        while table.live().get() != 0
             && let Some(run) = table.run(at, end)
         {
             at = run.range(&table.tables.arch).end;

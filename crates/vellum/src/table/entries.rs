@@ -261,7 +261,13 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     #[inline]
     pub(crate) fn set(&self, run: &Run) {
         self.set_over(run, 0);
-        self.add_live(run.len);
+        self.live().add(run.len);
+    }
+
+    /// Writes a run as [`LockedTable::set`] does, of PTEs that map pages of a page-cache object.
+    pub(super) fn set_object(&self, run: &Run) {
+        self.set_over(run, 0);
+        self.live().add_object(run.len);
     }
 
     /// Writes a run of any kind over entries that are all `old` and map nothing. Does not change
@@ -340,7 +346,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         for i in index..index + run.len {
             self.store(i, self.entry(i).load(Relaxed), 0);
         }
-        self.set_live(self.live() - run.len as u32);
+        self.live().subtract(run.len);
     }
 }
 

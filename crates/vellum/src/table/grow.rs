@@ -121,7 +121,7 @@ impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
             super::lock::set_parent(table.desc, above);
             let above = LockedTable::new(tree, above, tree.machine.frames().frame(above), level + 1, va);
             above.store(above.index(va), 0, tree.arch.table_pte(pfn.addr()));
-            above.add_live(1);
+            above.live().add(1);
         }
         if tree.arch.tlb_rules().not_present.lasts() {
             // This CPU may still cache that the entry in `hook` is not present. The caller handles
@@ -156,11 +156,23 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// [`NotMapped`], with nothing changed (INV-7).
     #[inline]
     pub(crate) fn map_run(&self, at: UserRange, run: &Run) -> Result<(), NotMapped> {
+        self.map_by(at, run, |table| table.set(run))
+    }
+
+    /// Writes a run as [`PageTables::map_run`] does, of PTEs that map pages of a page-cache object.
+    pub(crate) fn map_object_run(&self, at: UserRange, run: &Run) -> Result<(), NotMapped> {
+        self.map_by(at, run, |table| table.set_object(run))
+    }
+
+    /// Calls `set` with the locked page table to write `run` into its entries, which are empty. For
+    /// [`PageTables::map_run`].
+    #[inline(always)]
+    fn map_by(&self, at: UserRange, run: &Run, set: impl Fn(&LockedTable<'_, 'm, P>)) -> Result<(), NotMapped> {
         debug_assert_eq!(at, run.range(&self.arch));
         let &Run { level, len, .. } = run;
         let write = |table: &LockedTable<'_, 'm, P>| {
             self.tlb.flush_pending_reclaim(run.range(&self.arch), self.arch.page_shift());
-            table.set(run);
+            set(table);
         };
         self.put_in_existing_table(at, level, len, write)
             .unwrap_or_else(|| self.put(at, level, len, &mut SpareTables::new(self), write))

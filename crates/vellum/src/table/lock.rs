@@ -5,6 +5,7 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::live::LiveCount;
 use super::{MAX_ENTRIES_PER_HOLD, PageTables};
 use crate::addr::{Pfn, VirtRange, align_down};
 use crate::arch::{Arch, UserRange};
@@ -65,20 +66,8 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
 
     /// Returns the live count: the number of entries that are not empty.
     #[inline]
-    pub(super) fn live(&self) -> u32 {
-        self.desc.link(1).load(Relaxed)
-    }
-
-    /// Sets the live count.
-    #[inline]
-    pub(super) fn set_live(&self, live: u32) {
-        self.desc.link(1).store(live, Relaxed);
-    }
-
-    /// Adds `n` to the live count.
-    #[inline]
-    pub(super) fn add_live(&self, n: usize) {
-        self.set_live(self.live() + n as u32);
+    pub(crate) fn live(&self) -> LiveCount<'m> {
+        LiveCount::of(self.desc)
     }
 
     /// Returns the end of the user addresses that this page table translates. In a root, the
@@ -154,7 +143,7 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     /// tables (INV-3). The root stays.
     #[inline]
     pub(crate) fn unlock(self, gather: &mut Gather<'_, 'm, P>) {
-        if self.live() != 0 || self.pfn == self.tables.root {
+        if self.live().get() != 0 || self.pfn == self.tables.root {
             self.release();
         } else {
             self.unhook(gather);
@@ -165,7 +154,7 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
     #[inline]
     pub(crate) fn release(self) {
         debug_assert!(
-            self.live() != 0 || self.pfn == self.tables.root,
+            self.live().get() != 0 || self.pfn == self.tables.root,
             "released an empty page table: it would stay hooked (INV-3)"
         );
         self.unlock_unchecked();
@@ -190,14 +179,14 @@ impl<'t, 'm, P: Platform> LockedTable<'t, 'm, P> {
             let index = parent.index(child.base);
             debug_assert_eq!(child.tables.arch.table_addr(parent.entry(index).load(Relaxed)).pfn(), child.pfn);
             parent.store(index, parent.entry(index).load(Relaxed), 0);
-            parent.set_live(parent.live() - 1);
+            parent.live().subtract(1);
             child.desc.set_flag(flag::UNHOOKED);
             child.tables.count_hooked(-1);
             child.tables.machine.count(Counter::TablesFreed, 1);
             gather.push_table(DeadTable { pfn: child.pfn, range: VirtRange { start: child.base, end: child.end() } });
             child.unlock_unchecked();
             child = parent;
-            if child.live() != 0 || child.pfn == child.tables.root {
+            if child.live().get() != 0 || child.pfn == child.tables.root {
                 return child.unlock_unchecked();
             }
         }

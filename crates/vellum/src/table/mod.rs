@@ -27,6 +27,7 @@
 //! |---|---|
 //! | `run` | [`Run`]: consecutive PTEs that are alike |
 //! | `lock` | locks a page table, and unhooks it when it is empty |
+//! | `live` | counts the entries that are not empty, and marks page tables that may have private ones |
 //! | `entries` | reads and writes PTEs, one run at a time |
 //! | `take` | clears PTEs, or takes them out to move them |
 //! | `busy` | replaces PTEs by markers, at which other CPUs wait, during work that is too long for a spin lock |
@@ -49,6 +50,7 @@ mod cont_block;
 mod cont_rewrite;
 mod entries;
 mod grow;
+mod live;
 mod lock;
 mod relocate;
 mod rewrite;
@@ -62,6 +64,7 @@ mod walk;
 pub(crate) use busy::BusyEntries;
 pub(crate) use collapse::DetachedTable;
 pub(crate) use grow::{NotMapped, SpareTables};
+use live::LiveCount;
 pub(crate) use lock::LockedTable;
 pub(crate) use relocate::Relocation;
 pub use run::{Cont, Run};
@@ -265,7 +268,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// In debug builds, if the root still has a PTE that is not empty.
     pub(crate) fn free_root(&mut self) {
         debug_assert_eq!(
-            self.machine.frames().frame(self.root).link(1).load(Ordering::Relaxed),
+            LiveCount::of(self.machine.frames().frame(self.root)).get(),
             0,
             "the root page table still has live entries"
         );

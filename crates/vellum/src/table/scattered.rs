@@ -188,7 +188,7 @@ pub(crate) fn set_copies<P: Platform>(table: &LockedTable<'_, '_, P>, va: u64, c
     }
     let at = index + copies.len() - rest.len();
     rest.iter().zip(from_rest).enumerate().for_each(|(i, (entry, &copy))| set(at + i, entry, copy));
-    table.add_live(copies.len());
+    table.live().add(copies.len());
     if P::Arch::CONT != 0 && table.tables.uses_cont_blocks {
         table.cont().fold_edges(index, copies.len());
     }

@@ -85,7 +85,7 @@ impl Taken {
             taken.runs += 1;
             at += len;
         }
-        table.set_live(table.live() - (at - index) as u32);
+        table.live().subtract(at - index);
         taken.end = start + (((at - index) as u64) << shift);
         if at != index {
             gather.note(VirtRange { start, end: taken.end }, shift);
@@ -163,7 +163,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         }
         let Match { len, .. } =
             self.match_leaves(index, most, raw, |index, entries| self.clear_entries(index, entries));
-        self.set_live(self.live() - len as u32);
+        self.live().subtract(len);
         let run = Run::new(va, self.level, Kind::Leaf, raw, len);
         Some(Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() })
     }
@@ -179,7 +179,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
             fence(Release);
         }
         self.clear_entries(index, &self.entries()[index..index + run.len]);
-        self.set_live(self.live() - run.len as u32);
+        self.live().subtract(run.len);
         Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() }
     }
 
@@ -244,7 +244,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         if filler != 0 {
             self.write(index, len, Some(Sequence::of_equal(filler)), Sequence::of_equal(0));
         }
-        self.set_live(self.live() - len as u32);
+        self.live().subtract(len);
         let (run, shift) = (Run { len, ..*run }, self.shift());
         Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift }
     }
@@ -305,8 +305,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         let first = self.index(va);
         self.cont().unfold_at(first);
         self.cont().unfold_at(first + entries.len());
-        let mut live = self.live();
-        let mut i = 0;
+        let (mut taken, mut i) = (0, 0);
         while i < entries.len() {
             let raw = self.entry(first + i).load(Relaxed);
             if self.cont().is_cont(raw) {
@@ -316,7 +315,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
                 for (n, to) in entries[i..i + block].iter_mut().enumerate() {
                     *to = raw.wrapping_add(step.wrapping_mul(n as u64));
                 }
-                live -= block as u32;
+                taken += block;
                 i += block;
                 continue;
             }
@@ -327,25 +326,23 @@ impl<P: Platform> LockedTable<'_, '_, P> {
                 } else {
                     entries[i] = self.exchange(first + i, 0);
                 }
-                live -= 1;
+                taken += 1;
             }
             i += 1;
         }
-        let any = live != self.live();
-        self.set_live(live);
-        any
+        self.live().subtract(taken);
+        taken > 0
     }
 
     /// Writes entries that [`LockedTable::take_raw`] took out into empty entries from `va` on. If
     /// one of them points to a page table, this page table becomes its parent.
     pub(super) fn put_raw(&self, va: u64, entries: &[u64]) {
         let first = self.index(va);
-        let mut live = self.live();
-        let mut i = 0;
+        let (mut put, mut i) = (0, 0);
         while i < entries.len() {
             if let Some(ContBlock { len, first: raw }) = self.cont().leading_cont_block(first + i, &entries[i..]) {
                 self.cont().set_folding(first + i, &Run::new(va, self.level, Kind::Leaf, raw, len), 0);
-                live += len as u32;
+                put += len;
                 i += len;
                 continue;
             }
@@ -356,11 +353,11 @@ impl<P: Platform> LockedTable<'_, '_, P> {
             }
             if raw != 0 {
                 self.store(first + i, 0, raw);
-                live += 1;
+                put += 1;
             }
             i += 1;
         }
-        self.set_live(live);
+        self.live().add(put);
         self.cont().fold_edges(first, entries.len());
     }
 }

@@ -83,7 +83,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let block = vma.range.tail(start).head(start + ((mapped.pages as u64) << shift));
         let raw = arch.leaf(mapped.pfn.addr(), attrs, 1);
         self.machine().frames().sync_icache(mapped.pfn, mapped.pages << arch.page_order(), attrs);
-        match self.tables().map_run(block, &Run::new(start, 1, Kind::Leaf, raw, mapped.pages as usize)) {
+        match self.tables().map_object_run(block, &Run::new(start, 1, Kind::Leaf, raw, mapped.pages as usize)) {
             Ok(()) => {
                 self.tables().slot().add(SpaceCounter::Shmem, (mapped.pages as i64) << arch.page_order());
                 Ok(Outcome::Mapped(*block))

@@ -157,7 +157,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         mapped_part(vma, &object, &(0..pages), self.page_shift()).map_or(vma.range.start, |part| part.end)
     }
 
-    /// Shares the private memory of a VMA with the child, page table by page table.
+    /// Shares the private memory of a VMA with the child, page table by page table. Page tables that
+    /// map nothing but pages of page-cache objects have none.
     fn share_vma(
         self,
         child: &AddressSpace<'m, P>,
@@ -170,6 +171,11 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         while at < vma.range.end {
             match self.tables().find(vma.range.tail(at)) {
                 Found::Hole(end) => at = end,
+                Found::Table(table) if !table.live().may_have_private() => {
+                    at = table.end();
+                    table.release();
+                    self.platform().resched();
+                }
                 Found::Table(table) => {
                     ahead::prefetch_next(&table, vma.range);
                     let mut batch = Batch { level: table.level, pieces: ArrayVec::new(), copies: ArrayVec::new() };

@@ -2,12 +2,15 @@
 
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
+use vellum::memcg::MemcgId;
 use vellum::memcg::Refused;
-use vellum::space::{Access, Advise, ForkError, MapFlags};
+use vellum::page_cache::Object;
+use vellum::space::{Access, Advise, ForkError, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::stats::Counter;
+use vellum::vma::Prot;
 use vellum_sim::{Hostility, Refusal, Silicon};
 
-use crate::fixtures::root_memcg::{BASE, PAGE, Space, map, on, x86};
+use crate::fixtures::root_memcg::{BASE, HUGE, PAGE, Space, map, on, x86};
 
 fn each_keeps_its_own<A: Silicon>(arch: A) {
     on(arch, 32 << 20, Hostility::USUAL, |on| {
@@ -90,6 +93,34 @@ fn fork_respects_dontfork_wipeonfork_and_guards() {
         assert_eq!(found(&child), [Some(1), None, Some(0), None, Some(5), Some(6)]);
         child.advise(BASE + 3 * PAGE, PAGE, Advise::GuardRemove).unwrap();
         assert_eq!((found(&child)[3], found(&parent)[3]), (Some(0), None));
+    });
+}
+
+/// Whatever of its own a private mapping has among an object's pages, the child has too: copies,
+/// guards, and copies that were moved there. It has none of the object's pages.
+#[test]
+fn a_child_gets_what_is_private_among_an_objects_pages() {
+    x86(32 << 20, |on| {
+        let object = Object::new(on.machine, &on.arch, MemcgId::ROOT, 0, 6 * HUGE).unwrap();
+        let parent = on.space();
+        let prot = Prot::READ | Prot::WRITE;
+        let request = MapRequest { addr: BASE, len: 6 * HUGE, prot, flags: MapFlags::FIXED };
+        parent.map_object(request, &object, 0).unwrap();
+        // A page table for each huge page, which maps pages of the object first.
+        let at = |table: u64, page: u64| BASE + table * HUGE + page * PAGE;
+        (0..6).for_each(|table| assert_eq!(on.load(&parent, at(table, 0)), 0));
+        on.store(&parent, at(1, 0), 11);
+        on.store(&parent, at(2, 100), 12);
+        parent.advise(at(3, 100), PAGE, Advise::GuardInstall).unwrap();
+        on.store(&parent, at(4, 100), 14);
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        let (addr, new_addr) = (at(4, 100), at(5, 100));
+        parent.remap(RemapRequest { addr, old_len: PAGE, new_len: PAGE, flags, new_addr }).unwrap();
+        let child = parent.fork().unwrap();
+        let words = [at(0, 0), at(1, 0), at(2, 100), at(5, 100)].map(|at| on.load(&child, at));
+        assert_eq!(words, [0, 11, 12, 14]);
+        assert_eq!(child.stats().anon, 3 * PAGE);
+        assert!(on.cpu.enter(&child).load_u64(at(3, 100)).is_err(), "the guard");
     });
 }
 
