@@ -1,0 +1,105 @@
+//! Runs one operation of the engine once, in a function that a profiler can find. `./x profile`
+//! builds it, and counts the instructions of the operation by function.
+//!
+//! `cargo run --release -p vellum-sim --example profile -- fork random 4 64`: fork a space with 64 MiB
+//! of 4 KiB folios that were touched in random order.
+
+use std::error::Error;
+use std::hint::black_box;
+
+use vellum::addr::VirtRange;
+use vellum::arch::X86_64;
+use vellum::frame::HUGE_ORDER;
+use vellum::frame::policy::Knob;
+use vellum::memcg::MemcgId;
+use vellum::space::{Advise, Limits, MapFlags, MapRequest};
+use vellum::swap::Compressed;
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Access, Config, Fast, Program};
+
+const USAGE: &str = "usage: profile touch|unmap|fork|protect|free|pageout|swap-in [ascending|random [KIB [MIB]]]
+MIB of memory, 64 without it, are touched in folios of KIB, 4 without it: the operation is then run on them.
+free: MADV_FREE. touch: the touching itself. swap-in: of same-filled pages, by reads.";
+
+const PAGE: u64 = 4096;
+
+/// The function whose instructions are counted.
+#[inline(never)]
+fn measured<R>(operation: impl FnOnce() -> R) -> R {
+    black_box(operation())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize, or: u64| args.get(at).map_or(Ok(or), |arg| arg.parse());
+    match (args.first(), number(2, 4), number(3, 64)) {
+        (Some(operation), Ok(folio_kib), Ok(mib)) if mib > 0 && folio_kib.is_power_of_two() => {
+            let is_random = args.get(1).is_some_and(|arm| arm == "random");
+            run(operation, is_random, folio_kib << 10, mib << 20)
+        }
+        _ => usage(),
+    }
+}
+
+fn usage() -> ! {
+    eprintln!("{USAGE}");
+    std::process::exit(2)
+}
+
+fn run(operation: &str, is_random: bool, folio: u64, len: u64) -> Result<(), Box<dyn Error>> {
+    // Twice the memory, for copies or compressed pages, and some for page tables.
+    let host = Config::new(2 * len + len / 8 + (64 << 20)).cpus(1).prefault().fast()?;
+    let cpu = host.cpu(0);
+    let machine = Machine::boot(&host, Default::default())?;
+    machine.policy().set_global(Knob::Always);
+    for order in 1..=HUGE_ORDER {
+        machine.policy().set(order, if PAGE << order == folio { Knob::Always } else { Knob::Never });
+    }
+    let slots = (len / PAGE) as u32;
+    let swap: &'static Compressed = Box::leak(Box::new(Compressed::new(machine.frames(), slots)?));
+    // SAFETY: the store lives for ever, and nothing else uses it.
+    unsafe { machine.swaps().attach(machine.frames(), swap, slots, 0) }.map_err(|_| "no room for swap")?;
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default())?;
+    let request = MapRequest { addr: 0, len, prot: Prot::READ | Prot::WRITE, flags: MapFlags::NORESERVE };
+    let start = space.map(request)?;
+    let all = VirtRange { start, end: start + len };
+
+    let mut folios: Vec<u64> = (0..len / folio).map(|n| start + n * folio).collect();
+    if is_random {
+        let mut dice = oorandom::Rand64::new(1);
+        (1..folios.len()).rev().for_each(|n| folios.swap(n, dice.rand_range(0..n as u64 + 1) as usize));
+    }
+    let program = cpu.enter(&space);
+    let touch_all = || folios.iter().try_for_each(|at| touch(&program, VirtRange { start: *at, end: at + folio }));
+    match operation {
+        "touch" => measured(touch_all)?,
+        _ => touch_all()?,
+    }
+    match operation {
+        "touch" => {}
+        "unmap" => measured(|| space.unmap(start, len))?,
+        "fork" => drop(measured(|| space.fork())?),
+        "protect" => measured(|| space.protect(start, len, Prot::READ))?,
+        "free" => measured(|| space.advise(start, len, Advise::Free))?,
+        "pageout" => measured(|| space.advise(start, len, Advise::PageOut))?,
+        "swap-in" => {
+            let page = [7; PAGE as usize];
+            (start..all.end)
+                .step_by(PAGE as usize)
+                .try_for_each(|at| program.write(at, &page))
+                .map_err(|_| "refused")?;
+            space.advise(start, len, Advise::PageOut)?;
+            measured(|| program.touch(all, PAGE, Access::Read)).map_err(|_| "a read was refused")?;
+        }
+        _ => usage(),
+    }
+    println!("{}", len / PAGE);
+    Ok(())
+}
+
+/// Writes a byte in each page of a folio.
+fn touch(program: &Program<'_, Fast, AddressSpace<'_, Fast>>, folio: VirtRange) -> Result<(), Box<dyn Error>> {
+    program.touch(folio, PAGE, Access::Write).map_err(|_| "a write was refused")?;
+    Ok(())
+}
