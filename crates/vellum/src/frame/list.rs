@@ -59,14 +59,26 @@ impl FrameList {
         self.len += 1;
     }
 
-    /// Inserts a frame, which is on no list, at the back.
-    pub(crate) fn push_back<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, frame: &Frame) {
-        let Some(last) = self.tail.some() else { return self.push(frames, pfn, frame) };
-        frame.link(0).store(last.0, Relaxed);
-        frame.link(1).store(Pfn::NONE.0, Relaxed);
-        frames.frame(last).link(1).store(pfn.0, Relaxed);
-        self.tail = pfn;
-        self.len += 1;
+    /// Inserts the frames of `cut`, which were removed from a list, at an end.
+    pub(crate) fn insert<P: Platform>(&mut self, frames: &Frames<'_, P>, cut: &Cut, end: ListEnd) {
+        if cut.len == 0 {
+            return;
+        }
+        let (before, after) = match end {
+            ListEnd::Front => (Pfn::NONE, self.head),
+            ListEnd::Back => (self.tail, Pfn::NONE),
+        };
+        frames.frame(cut.first).link(0).store(before.0, Relaxed);
+        frames.frame(cut.last).link(1).store(after.0, Relaxed);
+        match before.some() {
+            Some(before) => frames.frame(before).link(1).store(cut.first.0, Relaxed),
+            None => self.head = cut.first,
+        }
+        match after.some() {
+            Some(after) => frames.frame(after).link(0).store(cut.last.0, Relaxed),
+            None => self.tail = cut.last,
+        }
+        self.len += cut.len;
     }
 
     /// Removes `pfn`, which is on this list.
@@ -119,6 +131,15 @@ impl FrameList {
     }
 }
 
+/// An end of a list.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ListEnd {
+    /// Before the first frame: the young end of a LRU list.
+    Front,
+    /// Behind the last frame: the old end of a LRU list.
+    Back,
+}
+
 /// Prefetches the descriptors of the neighbours of a folio on its LRU list. The folio's own
 /// descriptor was prefetched. What its links say is no more than a hint here.
 #[inline]
@@ -134,6 +155,8 @@ pub(crate) fn prefetch_neighbours<P: Platform>(frames: &Frames<'_, P>, pfn: Pfn)
 pub(crate) struct Cut {
     /// The first of the frames.
     first: Pfn,
+    /// The last of the frames.
+    last: Pfn,
     /// The frame before them on the list, or [`Pfn::NONE`].
     before: Pfn,
     /// The frame after them on the list, or [`Pfn::NONE`].
@@ -144,7 +167,7 @@ pub(crate) struct Cut {
 
 impl Default for Cut {
     fn default() -> Self {
-        Cut { first: Pfn::NONE, before: Pfn::NONE, after: Pfn::NONE, len: 0 }
+        Cut { first: Pfn::NONE, last: Pfn::NONE, before: Pfn::NONE, after: Pfn::NONE, len: 0 }
     }
 }
 
@@ -153,7 +176,7 @@ impl Cut {
     #[inline]
     pub(crate) fn one(pfn: Pfn, frame: &Frame) -> Self {
         let [before, after] = [0, 1].map(|i| Pfn(frame.link(i).load(Relaxed)));
-        Cut { first: pfn, before, after, len: 1 }
+        Cut { first: pfn, last: pfn, before, after, len: 1 }
     }
 
     /// Extends the cut by a frame, if the frame is next to the cut on the list, before or after it.
@@ -167,6 +190,7 @@ impl Cut {
             self.first = pfn;
             self.before = Pfn(frame.link(0).load(Relaxed));
         } else if pfn == self.after {
+            self.last = pfn;
             self.after = Pfn(frame.link(1).load(Relaxed));
         } else {
             return false;

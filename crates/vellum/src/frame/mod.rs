@@ -47,7 +47,7 @@ pub use boot::{BootError, BootOptions};
 pub(crate) use desc::RmapKey;
 pub use desc::{Counts, Family, Frame, FrameKind, FrameState, flag};
 pub use list::FrameList;
-pub(crate) use list::{Cut, prefetch_neighbours};
+pub(crate) use list::{Cut, ListEnd, prefetch_neighbours};
 
 use buddy::Buddy;
 use core::ptr::NonNull;

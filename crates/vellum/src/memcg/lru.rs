@@ -64,16 +64,6 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
         }
     }
 
-    /// Moves a folio to the old end of `list`, if it is on that list, so that reclaim scans it
-    /// next. The caller has a reference. Takes the lruvec's lock.
-    pub(crate) fn make_oldest(self, pfn: Pfn, list: LruList) {
-        let frame = self.frames.frame(pfn);
-        let mut lists = self.memcgs.lruvec(LruvecId::unpack(frame.lruvec())).lock(self.frames.platform());
-        if LruList::of(frame) == Some(list) {
-            lists.make_oldest(self.frames, pfn, list);
-        }
-    }
-
     /// Returns the number of pages on a lruvec's list. Takes the lruvec's lock.
     pub(crate) fn list_pages(self, lruvec: LruvecId, list: LruList) -> u64 {
         let pages = |at: &PerCpuLruvec| at.lock(self.frames.platform()).pages()[list as usize];

@@ -13,7 +13,7 @@
 use core::sync::atomic::AtomicBool;
 
 use crate::addr::Pfn;
-use crate::frame::{Cut, Frame, FrameList, Frames, flag};
+use crate::frame::{Cut, Frame, FrameList, Frames, ListEnd, flag};
 use crate::memcg::MemcgId;
 use crate::platform::{MAX_CPUS, MAX_NODES, Platform};
 use crate::sync::{SpinGuard, SpinLock};
@@ -216,10 +216,20 @@ impl Lruvec {
         Some(list)
     }
 
-    /// Moves a folio, which is on `list` of this lruvec, to the old end of it.
-    pub(crate) fn make_oldest<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) {
-        self.lru[list as usize].remove(frames, pfn);
-        self.lru[list as usize].push_back(frames, pfn, frames.frame(pfn));
+    /// Moves the folios of `cut`, which are neighbours on the list `from`, to an end of the list
+    /// `to`. They have `pages` pages, and their descriptors name the list `to`.
+    pub(super) fn relist_all<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        cut: &Cut,
+        [from, to]: [LruList; 2],
+        end: ListEnd,
+        pages: u32,
+    ) {
+        self.lru[from as usize].cut(frames, cut);
+        self.lru[to as usize].insert(frames, cut, end);
+        self.pages[from as usize] -= u64::from(pages);
+        self.pages[to as usize] += u64::from(pages);
     }
 
     /// Moves a folio, which is charged to this lruvec, from its list to the young end of `list`;

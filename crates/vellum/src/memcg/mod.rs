@@ -17,6 +17,7 @@
 //! | `host` | memory of a host's own structures |
 //! | `lru` | LRU lists and deferred-split queues, as reclaim and faults use them |
 //! | `lruvec` | a per-CPU lruvec: LRU lists and stock |
+//! | `list_move` | moving folios between LRU lists in batches |
 //! | `uncharge` | uncharging folios in batches |
 //! | `refused` | the reasons why an allocation fails |
 //! | `split` | splitting a partially mapped folio |
@@ -27,6 +28,7 @@
 mod charge;
 mod hold;
 mod host;
+mod list_move;
 mod lru;
 mod lruvec;
 mod refused;
@@ -38,6 +40,7 @@ mod uncharge;
 
 pub use charge::MARGIN;
 pub(crate) use hold::ListHold;
+pub(crate) use list_move::ListMove;
 pub(crate) use lru::Lru;
 pub use lruvec::LruList;
 pub(crate) use lruvec::{IsolateLimit, LruvecId};

@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use super::*;
-use crate::frame::{BootOptions, Counts, Use};
+use crate::frame::{BootOptions, Counts, ListEnd, Use};
 use crate::testing::{Dice, Host};
 
 /// Returns a new folio's first frame, its descriptor, and its lruvec index.
@@ -258,4 +258,70 @@ fn memory_of_the_host_is_charged_to_its_memcg() {
     assert_eq!(memcgs.alloc_for_host(&frames, child, 0), gone);
     assert_eq!(memcgs.alloc_beyond_limit(&frames, child, 0), gone);
     assert_eq!(memcgs.has_room(&frames, child, 0), Err(OverLimit(child)));
+}
+
+/// Folios that are moved are at the end of the list to which they were moved, each once. Folios
+/// that stay keep their order, and folios of other lists do not move.
+#[test]
+fn moved_folios_are_at_the_end_where_they_were_moved_to() {
+    let host = Host::with_frames(20_000, 4);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let memcgs = Memcgs::boot(&frames).unwrap();
+    let mut dice = Dice(5);
+    let mut folios = Vec::new();
+    for _ in 0..200 {
+        host.on_cpu(dice.roll(2) as usize);
+        let order = dice.roll(2) as u8;
+        let folio = folio(&frames, order);
+        memcgs.charge_frames(&frames, MemcgId::ROOT, folio, order, Some(LruList::Anon)).unwrap();
+        folios.push((folio.0, 1 << order));
+    }
+    folios.sort();
+    let listed = |list| {
+        let mut lruvecs = Vec::new();
+        memcgs.lru(&frames).each_list(MemcgId::ROOT, |at, counted, folios| {
+            let youngest_last: Vec<Pfn> = folios.map(|(pfn, _)| pfn).collect();
+            let pages: u64 = youngest_last.iter().map(|pfn| 1 << frames.frame(*pfn).order()).sum();
+            assert_eq!((counted.folios, counted.pages), (youngest_last.len() as u64, pages));
+            if at == list {
+                lruvecs.push(youngest_last);
+            }
+        });
+        lruvecs
+    };
+    for round in 0..200 {
+        let lists = [LruList::Anon, LruList::Lazyfree];
+        let (from, to) = (lists[dice.roll(2) as usize], lists[dice.roll(2) as usize]);
+        let end = if round % 2 == 0 { ListEnd::Front } else { ListEnd::Back };
+        let (before, target_before) = (listed(from), listed(to));
+        let mut list_move = ListMove::new(from, to, end);
+        let mut chosen = Vec::new();
+        let stretch = 1 + dice.roll(20) as usize;
+        for chunk in folios.chunks(stretch).filter(|_| dice.roll(2) == 0) {
+            chunk.iter().for_each(|(pfn, pages)| list_move.add(&memcgs, &frames, *pfn, *pages));
+            chosen.extend(chunk.iter().map(|(pfn, _)| *pfn));
+        }
+        list_move.finish(&memcgs, &frames);
+        for (lruvec, after) in listed(to).into_iter().enumerate() {
+            let moved: Vec<Pfn> = before[lruvec].iter().copied().filter(|pfn| chosen.contains(pfn)).collect();
+            let stayed: Vec<Pfn> =
+                target_before[lruvec].iter().copied().filter(|pfn| from != to || !moved.contains(pfn)).collect();
+            let (old, young) = match end {
+                ListEnd::Front => after.split_at(after.len() - moved.len()),
+                ListEnd::Back => {
+                    let (moved, stayed) = after.split_at(moved.len());
+                    (stayed, moved)
+                }
+            };
+            assert_eq!(old, stayed, "round {round}");
+            assert!(moved.iter().all(|pfn| young.contains(pfn)), "round {round}: {moved:?} in {young:?}");
+        }
+        let left: Vec<Vec<Pfn>> = before
+            .iter()
+            .map(|list| list.iter().copied().filter(|pfn| from == to || !chosen.contains(pfn)).collect())
+            .collect();
+        if from != to {
+            assert_eq!(listed(from), left, "round {round}");
+        }
+    }
 }

@@ -108,10 +108,18 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     }
 
     /// Clears the accessed or dirty bits `cleared` of a run's leaf PTEs. Calls `report` for each
-    /// PTE or cont block with its addresses, and with those bits of `cleared` that were set in it.
-    /// Does not flush.
+    /// part of the run with its addresses, and with those bits of `cleared` that were set in all
+    /// its PTEs, or in any PTE of its cont block. Does not flush.
     pub(crate) fn clear_accessed_dirty(&self, run: &Run, cleared: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
         let (mut at, end) = (self.index(run.va), self.index(run.va) + run.len);
+        if run.stable && (run.cont == Cont::None || self.cont().is_all_cont(at, run)) {
+            let raw = self.tables.arch.clear_hardware(run.raw, cleared, self.level);
+            match run.cont {
+                Cont::None => self.write(at, run.len, None, Sequence { first: raw, step: run.step(&self.tables.arch) }),
+                _ => self.cont().write_cont(at, run.len, raw, None),
+            }
+            return report(run.range(&self.tables.arch), run.attrs(&self.tables.arch) & cleared);
+        }
         self.cont().unfold_at(at);
         self.cont().unfold_at(end);
         let arch = &self.tables.arch;

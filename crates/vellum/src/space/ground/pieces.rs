@@ -8,6 +8,7 @@
 use core::convert::Infallible;
 
 use crate::arch::{Arch, UserRange};
+use crate::memcg::ListMove;
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD, Run, ahead};
 use crate::tlb::Gather;
@@ -102,15 +103,17 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
     }
 
     /// Calls `act` for each run of PTEs that lies entirely in `rest`, with its page table locked,
-    /// and with the gather that takes what `act` unmaps. `act` may shorten the run to the part that
+    /// with the folios to move to another end of an LRU list, and with the gather that takes what
+    /// `act` unmaps. Moves the folios before the page table is unlocked. `act` may shorten the run to the part that
     /// it has dealt with, and returns the number of folios in that part. Sets `holes` of `rest` if
     /// there are holes between VMAs. Faults of the space go on meanwhile.
     pub(in crate::space) fn each_whole_run(
         self,
         rest: &mut Rest,
         more: More<'_>,
-        mut act: impl FnMut(&LockedTable<'_, 'm, P>, &mut Run, &mut Gather<'_, 'm, P>) -> usize,
-    ) {
+        mut moves: ListMove,
+        mut act: impl FnMut(&LockedTable<'_, 'm, P>, &mut Run, &mut ListMove, &mut Gather<'_, 'm, P>) -> usize,
+    ) -> ListMove {
         let arch = self.arch();
         let mut gather = self.space.gather(rest.left);
         let Ok(()) = self.each_vma(rest, more, |_, part| {
@@ -129,14 +132,16 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
                 done += 1;
                 ahead::prefetch_folios(&table, &run, end);
                 if part.covers(&run.range(arch)) {
-                    done += act(&table, &mut run, &mut gather);
+                    done += act(&table, &mut run, &mut moves, &mut gather);
                 }
                 at = run.range(arch).end;
             }
+            moves.finish(self.machine().memcgs(), self.machine().frames());
             table.unlock(&mut gather);
             gather.release_slots();
             self.platform().resched();
             Ok::<_, Infallible>(at)
         });
+        moves
     }
 }

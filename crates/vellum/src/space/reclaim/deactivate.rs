@@ -2,8 +2,8 @@
 
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};
-use crate::frame::flag;
-use crate::memcg::LruList;
+use crate::frame::{ListEnd, flag};
+use crate::memcg::{ListMove, LruList};
 use crate::platform::Platform;
 use crate::table::{LockedTable, MAX_RUNS_PER_HOLD, Run};
 
@@ -15,12 +15,13 @@ impl<'s, P: Platform> Pageout<'s, '_, P> {
     /// accessed bits, and moves anonymous folios to the old end of their LRU list, so that reclaim
     /// scans them first. Faults may run at the same time.
     pub(in crate::space) fn deactivate(self, rest: &mut Rest, more: More<'_>) {
-        Pieces::of(self.space).each_whole_run(rest, more, |table, run, gather| {
+        let oldest = ListMove::new(LruList::Anon, LruList::Anon, ListEnd::Back);
+        Pieces::of(self.space).each_whole_run(rest, more, oldest, |table, run, oldest, gather| {
             if run.kind != Kind::Leaf || self.machine().zero_folio().contains(run.pfn(self.arch())) {
                 return 0;
             }
             let folios = self.cut_to_folios(run, MAX_RUNS_PER_HOLD);
-            if self.deactivate_run(table, run) {
+            if self.deactivate_run(table, run, oldest) {
                 gather.note(run.range(self.arch()), table.shift());
             }
             folios
@@ -40,9 +41,10 @@ impl<'s, P: Platform> Pageout<'s, '_, P> {
         folios
     }
 
-    /// Deactivates the folios of a run, unless another space may map one of them. Returns whether
-    /// accessed bits were cleared, so that the caller flushes. `table` is locked.
-    fn deactivate_run(self, table: &LockedTable<'_, '_, P>, run: &Run) -> bool {
+    /// Deactivates the folios of a run, unless another space may map one of them, and adds them to
+    /// `oldest`. Returns whether accessed bits were cleared, so that the caller flushes. `table` is
+    /// locked.
+    fn deactivate_run(self, table: &LockedTable<'_, '_, P>, run: &Run, oldest: &mut ListMove) -> bool {
         let arch = self.arch();
         let machine = self.machine();
         let attrs = run.attrs(arch);
@@ -54,7 +56,7 @@ impl<'s, P: Platform> Pageout<'s, '_, P> {
         for (head, frame, pages) in folios() {
             // If the run maps only a part of a folio, the program may still need the other pages.
             if pages == 1 << frame.order() && !frame.has(flag::OBJECT) {
-                machine.lru().make_oldest(head, LruList::Anon);
+                oldest.add(machine.memcgs(), machine.frames(), head, pages);
             }
         }
         let accessed = attrs.contains(Attrs::ACCESSED);

@@ -9,8 +9,8 @@
 
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};
-use crate::frame::{Counts, flag};
-use crate::memcg::LruList;
+use crate::frame::{Counts, ListEnd, flag};
+use crate::memcg::{ListMove, LruList};
 use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::{Counter, SpaceCounter};
 use crate::table::{LockedTable, MAX_RUNS_PER_HOLD, Run};
@@ -24,53 +24,54 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
     /// (`MADV_FREE`). Discards swapped-out pages of `rest` at once. Faults may run at the same
     /// time.
     pub(in crate::space) fn mark_lazyfree(self, rest: &mut Rest, more: More<'_>) {
-        Pieces::of(self.space).each_whole_run(rest, more, |table, run, gather| match run.kind {
-            Kind::Leaf => self.mark_run_lazyfree(table, run, gather),
-            Kind::Swap => {
-                table.erase(run);
-                Ptes::of(self.space).defer_swap_release(run, gather);
-                1
-            }
-            _ => 0,
-        });
+        let lists = ListMove::new(LruList::Anon, LruList::Lazyfree, ListEnd::Front);
+        let lists =
+            Pieces::of(self.space).each_whole_run(rest, more, lists, |table, run, lists, gather| match run.kind {
+                Kind::Leaf => self.mark_run_lazyfree(table, run, lists, gather),
+                Kind::Swap => {
+                    table.erase(run);
+                    Ptes::of(self.space).defer_swap_release(run, gather);
+                    1
+                }
+                _ => 0,
+            });
+        self.machine().count(Counter::LazyFree, lists.new_lazyfree_pages());
     }
 
-    /// Marks the folios at the start of a run lazyfree, and clears the accessed and dirty bits of
-    /// the PTEs that map them. Shortens the run to these PTEs; or, if the first folio can't be
+    /// Marks the folios at the start of a run lazyfree, adds them to `lists`, and clears the accessed
+    /// and dirty bits of the PTEs that map them. Shortens the run to these PTEs; or, if the first folio can't be
     /// marked, to the PTEs that map that folio. Returns the number of folios in the shortened run.
-    fn mark_run_lazyfree(self, table: &LockedTable<'_, 'm, P>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) -> usize {
+    fn mark_run_lazyfree(
+        self,
+        table: &LockedTable<'_, 'm, P>,
+        run: &mut Run,
+        lists: &mut ListMove,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> usize {
         let arch = self.arch();
         let machine = self.machine();
         let (pfn, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
         let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE) && !machine.zero_folio().contains(pfn);
-        let (mut marked, mut folios) = (0, 0);
-        for (_, frame, pages) in machine.frames().folios(pfn, run.frames(arch)).take(MAX_RUNS_PER_HOLD) {
-            // True if the run maps the whole folio, and there is no other mapping or reference.
-            let is_alone = pages == 1 << frame.order() && frame.counts() == Counts { refs: pages, maps: pages };
-            if !exclusive || !is_alone || frame.has(flag::OBJECT) {
-                if marked == 0 {
-                    run.len = (pages >> shift) as usize;
-                    return 1;
-                }
-                break;
-            }
-            marked += pages;
-            folios += 1;
+        let mut folios = machine.frames().folios(pfn, run.frames(arch));
+        // Marks whole folios without any other mapping or reference.
+        let most = if exclusive { MAX_RUNS_PER_HOLD as u32 } else { 0 };
+        let count = folios.while_alike(most, |state, _, frame, pages| {
+            !state.has(flag::OBJECT) && frame.counts() == Counts { refs: pages, maps: pages }
+        });
+        let marked = run.frames(arch) - folios.left();
+        let handled = if count == 0 { folios.next().map_or(0, |(.., pages)| pages) } else { marked };
+        run.len = (handled >> shift) as usize;
+        if count == 0 {
+            return 1;
         }
-        run.len = (marked >> shift) as usize;
-        // The dirty bits are cleared before the folios are marked, so that in a marked folio a
-        // dirty bit always stems from a later write.
+        // The dirty bits are cleared before the folios become lazyfree, so that in a lazyfree folio
+        // a dirty bit always stems from a later write.
         if run.attrs(arch).intersects(Attrs::HARDWARE) {
             table.clear_accessed_dirty(run, Attrs::HARDWARE, |_, _| ());
             gather.note(run.range(arch), table.shift());
         }
-        for (head, frame, pages) in machine.frames().folios(pfn, marked) {
-            if !frame.set_flag(flag::LAZYFREE) {
-                machine.lru().relist(head, Some(LruList::Anon), LruList::Lazyfree);
-                machine.count(Counter::LazyFree, pages as u64);
-            }
-        }
-        folios
+        lists.add(machine.memcgs(), machine.frames(), pfn, marked);
+        count as usize
     }
 
     /// Discards the lazyfree folios at the start of a run that are clean, and makes the dirty ones
