@@ -1,8 +1,8 @@
 //! Runs one operation of the engine once, in a function that a profiler can find. `./x profile`
 //! builds it, and counts the instructions of the operation by function.
 //!
-//! `cargo run --release -p vellum-sim --example profile -- fork random 4 64`: fork a space with 64 MiB
-//! of 4 KiB folios that were touched in random order.
+//! `cargo run --release -p vellum-sim --example profile -- fork random 4 64`: fork a space with 64
+//! MiB of 4 KiB folios that were touched in random order.
 
 use std::error::Error;
 use std::hint::black_box;

@@ -7,15 +7,17 @@
 
 #define THP "/sys/kernel/mm/transparent_hugepage/"
 
-enum { SIZES = 10, WORD = 64 };
+// The number of settings of folio sizes, and the index of the one that has faults compact memory.
+enum { SIZES = 10, DEFRAG = SIZES, WORD = 64 };
 
-// The settings at the start: index 0 is the one for all sizes, then one for each order from 1 on.
-static char before[SIZES][WORD];
+// The settings at the start: index 0 is the one for all sizes, then one for each order from 1 on,
+// then DEFRAG.
+static char before[DEFRAG + 1][WORD];
 
 static const char *setting(int order) {
     static char path[128];
-    if (!order)
-        return THP "enabled";
+    if (!order || order == DEFRAG)
+        return order ? THP "defrag" : THP "enabled";
     snprintf(path, sizeof path, THP "hugepages-%dkB/enabled", 4 << order);
     return path;
 }
@@ -36,7 +38,7 @@ static bool read_setting(int order, char *word) {
 static pid_t owner;
 
 static void restore(void) {
-    for (int order = 0; owner == getpid() && order < SIZES; order++)
+    for (int order = 0; owner == getpid() && order <= DEFRAG; order++)
         if (before[order][0])
             write_line(setting(order), before[order]);
 }
@@ -58,9 +60,10 @@ static bool choose(int order) {
     return !order || before[order][0];
 }
 
-// Saves the settings, and restores them at the end of the program, also if a signal ends it.
+// Saves the settings, and restores them at the end of the program, also if a signal ends it. Has
+// faults use large folios, and compact memory where they find none.
 static inline void save_settings(void) {
-    for (int order = 0; order < SIZES; order++)
+    for (int order = 0; order <= DEFRAG; order++)
         if (!read_setting(order, before[order]) && !order)
             fprintf(stderr, "%s can't be read: folio sizes are not controlled\n", setting(order));
     owner = getpid();
@@ -69,6 +72,8 @@ static inline void save_settings(void) {
         signal(*signals, end);
     if (before[0][0] && !write_line(setting(0), "always"))
         die("%s can't be written", setting(0));
+    if (before[DEFRAG][0] && !write_line(setting(DEFRAG), "always"))
+        die("%s can't be written", setting(DEFRAG));
 }
 
 // Whether folios of 2 MiB are to be mapped by 512 PTEs instead of one huge PTE.

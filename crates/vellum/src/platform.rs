@@ -83,6 +83,15 @@ pub unsafe trait Memory {
         }
     }
 
+    /// Compacts memory for a page fault that found no free block of `order`, a folio larger than a
+    /// page: calls [`reclaim::compact`](crate::reclaim::compact), for one block, with all address
+    /// spaces of the machine. The engine holds no lock, and tries the fault once more afterwards,
+    /// with smaller folios where there is still no block. A host that does nothing here has faults
+    /// fall back at once.
+    fn compact(&self, order: u8) {
+        let _ = order;
+    }
+
     /// Makes instruction fetches coherent with memory, on all CPUs, for `bytes` bytes from `at` in
     /// the direct map (Linux: `flush_icache_range`, `sync_icache_aliases`). The engine calls this
     /// before it maps frames executable. Any CPU may have written to these frames since any CPU

@@ -54,6 +54,14 @@ pub enum Counter {
     LazyFree,
     /// Lazyfree pages of 4 KiB discarded by reclaim (`pglazyfreed`).
     LazyFreed,
+    /// Page faults that asked the host to compact memory (`compact_stall`).
+    CompactStalls,
+    /// Pageblocks that compaction emptied (`compact_success`).
+    CompactSuccesses,
+    /// Pageblocks that compaction could not empty (`compact_fail`).
+    CompactFailures,
+    /// Pages of 4 KiB that compaction moved (`pgmigrate_success`).
+    PagesMigrated,
     /// Pages of 4 KiB that page-cache objects have at present (`Shmem`). This counter also
     /// decreases.
     ShmemPages,

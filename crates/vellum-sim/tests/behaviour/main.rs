@@ -72,6 +72,7 @@ mod random {
     mod operations;
 }
 mod reclaim {
+    mod compact;
     #[cfg(feature = "shuttle")]
     mod schedules;
     mod strict;

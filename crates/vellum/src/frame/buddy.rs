@@ -13,7 +13,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::pageblock::{Pageblock, PageblockClass, PageblockList, WORD_ORDER, Word};
-use super::{AlignedBlocks, FrameKind, FrameList, Frames, HUGE_ORDER, MAX_ORDER, Watermarks, flag};
+use super::{AlignedBlocks, FrameKind, FrameList, Frames, HUGE_ORDER, MAX_ORDER, Use, Watermarks, flag};
 use crate::addr::Pfn;
 use crate::platform::Platform;
 
@@ -37,8 +37,8 @@ pub(super) struct Buddy {
     /// or 1), and then by the order above that of 2 MiB.
     free: [[FrameList; ORDERS - SMALL]; 2],
     /// The lists of pageblocks with smaller free blocks, indexed by their [`PageblockClass`]: by
-    /// whether they have zero frames, and then by the order of the largest block.
-    pageblocks: [[PageblockList; SMALL]; 2],
+    /// their [`Use`], by whether they have zero frames, and then by the order of the largest block.
+    pageblocks: [[[PageblockList; SMALL]; 2]; 2],
     /// The number of free frames.
     frames: u64,
     /// The node's watermarks.
@@ -48,7 +48,7 @@ pub(super) struct Buddy {
 impl Buddy {
     /// Returns an allocator without any free block.
     pub(super) const fn new(marks: Watermarks) -> Self {
-        let (free, pageblocks) = ([[FrameList::new(); _]; 2], [[PageblockList::new(); _]; 2]);
+        let (free, pageblocks) = ([[FrameList::new(); _]; 2], [[[PageblockList::new(); _]; 2]; 2]);
         Buddy { free, pageblocks, frames: 0, marks }
     }
 
@@ -85,20 +85,23 @@ impl Buddy {
     /// the min watermark counts instead.
     ///
     /// So that large blocks last, takes the block from a pageblock whose largest free block is as
-    /// small as possible, and there splits the smallest sufficient one. Among pageblocks and blocks
-    /// of equal size `rather_zero` decides. Of a split block the lowest part is used first, and its
-    /// pageblock goes to the front of its list, so a series of requests gets ascending, adjacent
-    /// blocks.
+    /// small as possible, and there splits the smallest sufficient one. Prefers pageblocks for
+    /// frames of the same [`Use`], so that few pageblocks have frames that can't be moved, and only
+    /// these can't be emptied ([`crate::reclaim::compact`]; Linux: migratetypes). Among pageblocks
+    /// and blocks of equal size `rather_zero` decides. Of a split block the lowest part is used
+    /// first, and its pageblock goes to the front of its list, so a series of requests gets
+    /// ascending, adjacent blocks.
     pub(super) fn alloc<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
         order: u8,
         rather_zero: bool,
+        usage: Use,
     ) -> Option<FreeBlock> {
         if self.frames < self.floor(frames) + (1 << order) {
             return None;
         }
-        self.alloc_below_floor(frames, order, rather_zero)
+        self.alloc_below_floor(frames, order, rather_zero, usage)
     }
 
     /// Takes a block whatever the watermarks, for [`Frames::alloc_reserve`].
@@ -107,20 +110,29 @@ impl Buddy {
         frames: &Frames<'_, P>,
         order: u8,
         rather_zero: bool,
+        usage: Use,
     ) -> Option<FreeBlock> {
-        let is_zero = [rather_zero, !rather_zero];
-        for class in order..HUGE_ORDER {
-            for zero in is_zero {
-                if let Some(pageblock) = self.pageblocks[zero as usize][class as usize].first.some() {
-                    return self.take_from_pageblock(frames, pageblock, order, rather_zero);
-                }
-            }
-        }
+        self.alloc_in_pieces(frames, order, rather_zero, usage)
+            .or_else(|| self.alloc_large(frames, order, rather_zero, usage))
+            .or_else(|| self.alloc_of_other_use(frames, order, rather_zero, usage))
+    }
+
+    /// Takes a block out of a free block of 2 MiB or more, whatever the watermarks.
+    fn alloc_large<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        order: u8,
+        rather_zero: bool,
+        usage: Use,
+    ) -> Option<FreeBlock> {
         for from in order.max(HUGE_ORDER)..=MAX_ORDER {
-            for zero in is_zero {
+            for zero in [rather_zero, !rather_zero] {
                 let Some(pfn) = self.free[zero as usize][(from - HUGE_ORDER) as usize].pop(frames) else { continue };
                 for have in (order.max(HUGE_ORDER)..from).rev() {
                     self.insert(frames, pfn.add(1 << have), have, zero);
+                }
+                for first in (0..1 << order).step_by(1 << HUGE_ORDER) {
+                    Pageblock::of(frames, pfn.add(first)).set_usage(usage);
                 }
                 if order < HUGE_ORDER {
                     self.break_up(frames, pfn, order, zero);
@@ -131,6 +143,49 @@ impl Buddy {
             }
         }
         None
+    }
+
+    /// Takes a block out of a pageblock for frames of this use that is not wholly free, whatever
+    /// the watermarks. Returns `None` if no such pageblock has a sufficient block.
+    pub(super) fn alloc_in_pieces<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        order: u8,
+        rather_zero: bool,
+        usage: Use,
+    ) -> Option<FreeBlock> {
+        for class in order..HUGE_ORDER {
+            for zero in [rather_zero, !rather_zero] {
+                if let Some(pageblock) = self.pageblocks[usage as usize][zero as usize][class as usize].first.some() {
+                    return self.take_from_pageblock(frames, pageblock, order, rather_zero);
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes a block out of a pageblock for frames of the other use: a folio the smallest
+    /// sufficient one; a frame that can't be moved one in the pageblock with the largest, which
+    /// becomes a pageblock for such frames.
+    #[cold]
+    fn alloc_of_other_use<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        order: u8,
+        rather_zero: bool,
+        usage: Use,
+    ) -> Option<FreeBlock> {
+        if usage == Use::Folio {
+            return self.alloc_in_pieces(frames, order, rather_zero, Use::Kernel);
+        }
+        let lists = &self.pageblocks[Use::Folio as usize];
+        let first_of = |class: u8| lists.iter().find_map(|lists| lists[usize::from(class)].first.some());
+        let first = (order..HUGE_ORDER).rev().find_map(first_of)?;
+        let pageblock = Pageblock::of(frames, first);
+        self.list_anew(frames, first, pageblock.class(), None);
+        pageblock.set_usage(usage);
+        self.list_anew(frames, first, None, pageblock.computed_class());
+        self.take_from_pageblock(frames, first, order, rather_zero)
     }
 
     /// Takes a block out of a pageblock that has a sufficient one.
@@ -177,12 +232,22 @@ impl Buddy {
         (word, starts)
     }
 
-    /// Returns the order of the largest free block, or `limit` if that is less; `None` if no frame
-    /// is free.
-    pub(super) fn largest(&self, limit: u8) -> Option<u8> {
+    /// Returns the order of the largest free block that [`Buddy::alloc`] would take for this use,
+    /// or `limit` if that is less; `None` if no frame is free. For frames that can't be moved that
+    /// is a block in a pageblock for such frames, if there is one.
+    pub(super) fn largest(&self, limit: u8, usage: Use) -> Option<u8> {
+        let in_pieces = |usage: Use| {
+            let has = |order: &u8| {
+                self.pageblocks[usage as usize].iter().any(|lists| lists[usize::from(*order)].first.some().is_some())
+            };
+            (0..HUGE_ORDER).rev().find(has)
+        };
         let has_large = self.free.iter().flatten().any(|list| !list.is_empty());
-        let has = |order: &u8| self.pageblocks.iter().any(|lists| lists[usize::from(*order)].first.some().is_some());
-        let largest = if has_large { Some(MAX_ORDER) } else { (0..HUGE_ORDER).rev().find(has) };
+        let large = has_large.then_some(MAX_ORDER);
+        let largest = match usage {
+            Use::Folio => large.or_else(|| in_pieces(usage)).or_else(|| in_pieces(Use::Kernel)),
+            Use::Kernel => in_pieces(usage).or(large).or_else(|| in_pieces(Use::Folio)),
+        };
         largest.map(|order| order.min(limit))
     }
 
@@ -205,11 +270,13 @@ impl Buddy {
         if from == to {
             return;
         }
-        if let Some(PageblockClass { order, has_zero }) = from {
-            self.pageblocks[has_zero as usize][order as usize].remove(frames, first);
+        if let Some(PageblockClass { order, has_zero, usage }) = from {
+            self.pageblocks[usage as usize][has_zero as usize][order as usize].remove(frames, first);
         }
-        if let Some(class @ PageblockClass { order, has_zero }) = to {
-            self.pageblocks[has_zero as usize][order as usize].push(frames, first, class);
+        if let Some(class @ PageblockClass { order, has_zero, usage }) = to
+            && !Pageblock::of(frames, first).is_isolated()
+        {
+            self.pageblocks[usage as usize][has_zero as usize][order as usize].push(frames, first, class);
         }
     }
 
@@ -284,12 +351,40 @@ impl Buddy {
         pageblock: &Pageblock,
         class: PageblockClass,
     ) {
+        if pageblock.is_isolated() {
+            return;
+        }
         if class.order < HUGE_ORDER {
             return self.list_anew(frames, first, pageblock.class(), Some(class));
         }
         self.list_anew(frames, first, pageblock.class(), None);
         let zero = pageblock.remove(0, HUGE_ORDER);
         self.free_large(frames, first, HUGE_ORDER, zero);
+    }
+
+    /// Isolates a pageblock that has free frames and used ones: no allocation takes a frame of it,
+    /// and frames that are freed stay there (Linux: `MIGRATE_ISOLATE`). Its free frames still count
+    /// as free. Returns whether it did; another CPU may have isolated it.
+    pub(super) fn isolate<P: Platform>(&mut self, frames: &Frames<'_, P>, first: Pfn) -> bool {
+        let pageblock = Pageblock::of(frames, first);
+        let Some(class) = pageblock.class() else { return false };
+        self.list_anew(frames, first, Some(class), None);
+        pageblock.set_isolated(true);
+        true
+    }
+
+    /// Ends the isolation of a pageblock. Returns whether the pageblock is wholly free; then it is
+    /// a block of 2 MiB.
+    pub(super) fn release<P: Platform>(&mut self, frames: &Frames<'_, P>, first: Pfn) -> bool {
+        let pageblock = Pageblock::of(frames, first);
+        pageblock.set_isolated(false);
+        let class = pageblock.computed_class();
+        if let Some(class) = class {
+            self.raise_class(frames, first, pageblock, class);
+        }
+        let is_empty = class.is_some_and(|class| class.order == HUGE_ORDER);
+        pageblock.set_skipped(!is_empty);
+        is_empty
     }
 
     /// Frees a block of 2 MiB or more, which is not counted.

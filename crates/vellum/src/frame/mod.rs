@@ -35,6 +35,7 @@ mod contents;
 mod counts;
 mod desc;
 mod folios;
+mod isolate;
 mod list;
 mod node;
 mod pageblock;
@@ -46,6 +47,9 @@ mod tests;
 pub use boot::{BootError, BootOptions};
 pub(crate) use desc::RmapKey;
 pub use desc::{Counts, Family, Frame, FrameKind, FrameState, flag};
+pub(crate) use isolate::{
+    FrameUse, IsolatedPageblock, alloc_in_pieces, free_in_pageblock, pageblocks, unskip_pageblock,
+};
 pub use list::FrameList;
 pub(crate) use list::{Cut, ListEnd, prefetch_neighbours};
 
@@ -326,7 +330,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// Fails with [`OutOfMemory`] if the reserve is exhausted.
     pub fn alloc_reserve(&self, order: u8, usage: Use) -> Result<Pfn, OutOfMemory> {
         self.alloc(order, false, usage).or_else(|error| {
-            let pfn = self.find_in_reserve(order).ok_or(error)?;
+            let pfn = self.find_in_reserve(order, usage).ok_or(error)?;
             Ok(self.prepare_allocated(pfn, order, false))
         })
     }

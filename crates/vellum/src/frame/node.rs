@@ -196,7 +196,7 @@ impl<'p, P: Platform> Frames<'p, P> {
             return None;
         }
         let cached = |shard: usize| self.caches[shard].0.lock_irq(self.platform).alloc(self, order, rather_zero, usage);
-        let from_buddy = |node: &Node| node.buddy.lock_irq(self.platform).alloc(self, order, rather_zero);
+        let from_buddy = |node: &Node| node.buddy.lock_irq(self.platform).alloc(self, order, rather_zero, usage);
         let allocate = |skip| match order {
             0..=HUGE_ORDER => self.nearest(skip, |_, shard| cached(shard)),
             _ => self.nearest(0, |node, _| from_buddy(node)),
@@ -224,9 +224,9 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     /// Allocates a block from the nearest node's reserve, whatever the watermarks. Returns `None`
     /// if no node has a free block of this order in its buddy allocator.
-    pub(super) fn find_in_reserve(&self, order: u8) -> Option<Pfn> {
+    pub(super) fn find_in_reserve(&self, order: u8, usage: Use) -> Option<Pfn> {
         let allocated =
-            self.nearest(0, |node, _| node.buddy.lock_irq(self.platform).alloc_below_floor(self, order, false));
+            self.nearest(0, |node, _| node.buddy.lock_irq(self.platform).alloc_below_floor(self, order, false, usage));
         allocated.map(|LocatedBlock { block, .. }| block.pfn)
     }
 

@@ -9,7 +9,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::{Frames, HUGE_ORDER, SECTION_SHIFT, no_such_frame};
+use super::{Frames, HUGE_ORDER, SECTION_SHIFT, Use, no_such_frame};
 use crate::addr::Pfn;
 use crate::platform::Platform;
 
@@ -32,9 +32,19 @@ pub(super) struct Pageblock {
     /// The first frames of the previous and the next pageblock of the list that the pageblock is
     /// on.
     link: [AtomicU32; 2],
-    /// The packed [`PageblockClass`]; 0 if the pageblock is on no list.
+    /// The packed order and `has_zero` of the [`PageblockClass`], both 0 if the pageblock is on no
+    /// list, and the bits [`ISOLATED`], [`KERNEL`] and [`SKIPPED`].
     class: AtomicU32,
 }
+
+/// The bits of [`Pageblock::class`] that are 0 if the pageblock is on no list.
+const LISTED: u32 = 0xffff;
+/// The bit that is set in an isolated pageblock, which is on no list.
+const ISOLATED: u32 = 1 << 16;
+/// The bit that is set in a pageblock for frames of [`Use::Kernel`].
+const KERNEL: u32 = 1 << 17;
+/// The bit that is set in a pageblock that compaction could not empty.
+const SKIPPED: u32 = 1 << 18;
 
 /// The class of a pageblock that has a free frame. Each class has a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +53,8 @@ pub(super) struct PageblockClass {
     pub(super) order: u8,
     /// True if a free frame is known to be zero.
     pub(super) has_zero: bool,
+    /// The use of the frames for which the pageblock is preferred.
+    pub(super) usage: Use,
 }
 
 /// A piece of a pageblock.
@@ -75,21 +87,64 @@ impl Pageblock {
     #[inline]
     pub(super) fn class(&self) -> Option<PageblockClass> {
         let raw = self.class.load(Relaxed);
-        (raw != 0).then(|| PageblockClass { order: raw as u8 - 1, has_zero: raw >> 8 != 0 })
+        let usage = self.usage();
+        (raw & LISTED != 0).then(|| PageblockClass { order: raw as u8 - 1, has_zero: raw >> 8 & 1 != 0, usage })
     }
 
     /// Sets what [`Pageblock::class`] returns.
     #[inline]
     fn set_class(&self, class: Option<PageblockClass>) {
         let raw = class.map_or(0, |class| u32::from(class.order + 1) | u32::from(class.has_zero) << 8);
-        self.class.store(raw, Relaxed);
+        self.class.store(self.class.load(Relaxed) & !LISTED | raw, Relaxed);
+    }
+
+    /// Returns the use of the frames for which the pageblock is preferred.
+    #[inline]
+    fn usage(&self) -> Use {
+        if self.class.load(Relaxed) & KERNEL != 0 { Use::Kernel } else { Use::Folio }
+    }
+
+    /// Sets what [`Pageblock::usage`] returns, of a pageblock that is on no list.
+    pub(super) fn set_usage(&self, usage: Use) {
+        if usage != self.usage() {
+            self.class.store(self.class.load(Relaxed) ^ KERNEL, Relaxed);
+        }
+    }
+
+    /// Returns whether compaction skips the pageblock.
+    pub(super) fn is_skipped(&self) -> bool {
+        self.class.load(Relaxed) & SKIPPED != 0
+    }
+
+    /// Sets what [`Pageblock::is_skipped`] returns.
+    pub(super) fn set_skipped(&self, skipped: bool) {
+        let bit = if skipped { SKIPPED } else { 0 };
+        self.class.store(self.class.load(Relaxed) & !SKIPPED | bit, Relaxed);
+    }
+
+    /// Returns whether the pageblock is isolated: frames that are freed in it set bits, and no
+    /// allocation takes a frame of it, because it is on no list.
+    #[inline]
+    pub(super) fn is_isolated(&self) -> bool {
+        self.class.load(Relaxed) & ISOLATED != 0
+    }
+
+    /// Isolates the pageblock, which is on no list, or ends its isolation.
+    pub(super) fn set_isolated(&self, isolated: bool) {
+        let bit = if isolated { ISOLATED } else { 0 };
+        self.class.store(self.class.load(Relaxed) & !ISOLATED | bit, Relaxed);
+    }
+
+    /// Returns the number of free frames.
+    pub(super) fn free_frames(&self) -> u32 {
+        self.free.iter().map(|word| word.load(Relaxed).count_ones()).sum()
     }
 
     /// Returns the class that the bitmaps give the pageblock; `None` if no frame is free. The order
     /// is [`HUGE_ORDER`] if the whole pageblock is free.
     pub(super) fn computed_class(&self) -> Option<PageblockClass> {
         let has_zero = self.zero.iter().any(|word| word.load(Relaxed) != 0);
-        self.largest().map(|order| PageblockClass { order, has_zero })
+        self.largest().map(|order| PageblockClass { order, has_zero, usage: self.usage() })
     }
 
     /// Returns whether a frame is free, and in no free block of 2 MiB or more.
@@ -146,8 +201,8 @@ impl Pageblock {
     #[cold]
     fn raised(&self, old: Option<PageblockClass>, bits: u64, zero: bool) -> PageblockClass {
         let order = if bits == !0 { WORD_ORDER + largest(full_words(&self.free)) } else { largest(bits) };
-        let old = old.unwrap_or(PageblockClass { order, has_zero: zero });
-        PageblockClass { order: old.order.max(order), has_zero: old.has_zero || zero }
+        let old = old.unwrap_or(PageblockClass { order, has_zero: zero, usage: self.usage() });
+        PageblockClass { order: old.order.max(order), has_zero: old.has_zero || zero, ..old }
     }
 
     /// Sets the bits of a block that was not free.

@@ -96,7 +96,7 @@ impl HugeRange {
     fn fill<P: Platform>(&mut self, frames: &Frames<'_, P>, node: usize, rather_zero: bool) {
         for order in (HUGE_ORDER + 1..=self.order).rev() {
             if let Some(FreeBlock { pfn, is_zero: zero }) =
-                frames.nodes[node].buddy.lock_irq(frames.platform()).alloc(frames, order, rather_zero)
+                frames.nodes[node].buddy.lock_irq(frames.platform()).alloc(frames, order, rather_zero, Use::Folio)
             {
                 (self.next, self.left, self.zero) = (pfn, 1 << order, zero);
                 for start in (0..1 << order).step_by(1 << HUGE_ORDER) {
@@ -207,11 +207,11 @@ impl FrameCache {
         let (mut got, mut limit) = (0, HUGE_ORDER);
         let mut buddy = frames.nodes[self.node].buddy.lock_irq(frames.platform());
         while got < WANTED
-            && let Some(from) = buddy.largest(limit).filter(|from| *from >= order)
+            && let Some(from) = buddy.largest(limit, usage).filter(|from| *from >= order)
         {
             let room = (self.limit / 2).saturating_sub(self.frames + got) >> from;
             let fits = room > 0 || (from == order && got == 0);
-            let Some(block) = fits.then(|| buddy.alloc(frames, from, rather_zero)).flatten() else {
+            let Some(block) = fits.then(|| buddy.alloc(frames, from, rather_zero, usage)).flatten() else {
                 let Some(smaller) = from.checked_sub(1) else { break };
                 limit = smaller;
                 continue;

@@ -41,6 +41,41 @@ impl Knob {
     }
 }
 
+/// Whether a page fault that finds no block for a large folio has the host compact memory first
+/// (`transparent_hugepage/defrag`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Defrag {
+    /// In every VMA without `MADV_NOHUGEPAGE`.
+    Always = 0,
+    /// Never: like [`Defrag::Never`]. On Linux such a fault wakes kcompactd.
+    Defer = 1,
+    /// In VMAs with `MADV_HUGEPAGE`, like [`Defrag::Madvise`]. On Linux other faults wake
+    /// kcompactd.
+    DeferMadvise = 2,
+    /// In VMAs with `MADV_HUGEPAGE`.
+    #[default]
+    Madvise = 3,
+    /// Never: the fault falls back to a smaller folio.
+    Never = 4,
+}
+
+impl Defrag {
+    /// All settings.
+    pub const ALL: [Defrag; 5] = [Defrag::Always, Defrag::Defer, Defrag::DeferMadvise, Defrag::Madvise, Defrag::Never];
+
+    /// Returns the name that Linux uses for the setting.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Defrag::Always => "always",
+            Defrag::Defer => "defer",
+            Defrag::DeferMadvise => "defer+madvise",
+            Defrag::Madvise => "madvise",
+            Defrag::Never => "never",
+        }
+    }
+}
+
 /// The advice that a program gave for a VMA (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
@@ -73,6 +108,8 @@ pub struct FolioPolicy {
     /// The permitted orders that follow from the settings, as bit sets: for VMAs without advice,
     /// and for VMAs with `MADV_HUGEPAGE`. A page fault reads one of the two and nothing else.
     allowed: [AtomicU32; 2],
+    /// The [`Defrag`].
+    defrag: AtomicU8,
     /// True if new spaces map cont blocks.
     cont_blocks: AtomicBool,
     /// The orders of folios that a fault may insert into page-cache objects, as a bit set.
@@ -87,6 +124,7 @@ impl Default for FolioPolicy {
             global: AtomicU8::new(Knob::Madvise as u8),
             orders: Default::default(),
             allowed: Default::default(),
+            defrag: AtomicU8::new(Defrag::default() as u8),
             cont_blocks: AtomicBool::new(true),
             shmem_orders: AtomicU32::new(0),
             prealloc_orders: AtomicU32::new(1 << PREALLOC_ORDER),
@@ -120,6 +158,27 @@ impl FolioPolicy {
     /// Returns the setting of one order; [`Knob::Never`] for an order without one.
     pub fn get(&self, order: u8) -> Knob {
         self.orders.get(order as usize).map_or(Knob::Never, Knob::load)
+    }
+
+    /// Sets whether faults have the host compact memory (`defrag`).
+    pub fn set_defrag(&self, defrag: Defrag) {
+        self.defrag.store(defrag as u8, Relaxed);
+    }
+
+    /// Returns what [`FolioPolicy::set_defrag`] has set.
+    pub fn defrag(&self) -> Defrag {
+        let raw = self.defrag.load(Relaxed);
+        Defrag::ALL.get(usize::from(raw)).copied().unwrap_or_default()
+    }
+
+    /// Returns whether a fault in a VMA with this advice has the host compact memory.
+    #[inline]
+    pub(crate) fn compacts(&self, advice: Advice) -> bool {
+        match self.defrag() {
+            Defrag::Always => advice != Advice::NoHuge,
+            Defrag::DeferMadvise | Defrag::Madvise => advice == Advice::Huge,
+            Defrag::Defer | Defrag::Never => false,
+        }
     }
 
     /// Returns the orders, as a bit set, of the folios that a page fault may insert into a

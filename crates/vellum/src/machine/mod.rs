@@ -16,9 +16,11 @@ use crate::swap::Swaps;
 use crate::sync::{SpinLock, Walkers};
 
 mod bits;
+mod compaction;
 mod frame_set;
 mod scratch;
 
+use compaction::Compaction;
 pub(crate) use frame_set::FrameSet;
 use scratch::ScratchBuffer;
 pub(crate) use scratch::{FrameRange, Scratch};
@@ -43,6 +45,8 @@ pub struct Machine<'p, P: Platform> {
     /// The scratch buffer of each CPU.
     scratch_buffers: &'p [ScratchBuffer],
     zero_folio: ZeroFolio,
+    /// The state of compaction.
+    compaction: Compaction,
     swaps: Swaps<P>,
     shmem_swap_list: SpinLock<ShmemSwapList>,
     /// The identifier of the next space.
@@ -85,7 +89,8 @@ impl<'p, P: Platform> Machine<'p, P> {
     /// Takes over the host's memory, and allocates the structures that address spaces share.
     ///
     /// # Errors
-    /// [`BootError`]: the host's regions are invalid or too small. No memory outside them was touched.
+    /// [`BootError`]: the host's regions are invalid or too small. No memory outside them was
+    /// touched.
     pub fn boot(platform: &'p P, options: BootOptions) -> Result<Self, BootError> {
         let frames = Frames::boot(platform, options)?;
         let too_small = |_: OutOfMemory| BootError::TooSmall(FRAME_SIZE);
@@ -108,6 +113,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             zero_folio,
             swaps,
             shmem_swap_list: SpinLock::new(ShmemSwapList { first: Pfn::NONE }),
+            compaction: Compaction::default(),
             spaces: AtomicU64::new(1),
             serials: AtomicU64::new(1),
         })
@@ -161,6 +167,11 @@ impl<'p, P: Platform> Machine<'p, P> {
     #[inline]
     pub(crate) fn lru(&self) -> Lru<'_, 'p, P> {
         self.memcgs.lru(self.frames())
+    }
+
+    /// Returns the state of compaction.
+    pub(crate) fn compaction(&self) -> &Compaction {
+        &self.compaction
     }
 
     /// Returns the swap devices.

@@ -4,7 +4,7 @@
 use super::lruvec::{IsolateLimit, ListSize, PerCpuLruvec};
 use super::{LruList, LruvecId, MemcgId, Memcgs};
 use crate::addr::Pfn;
-use crate::frame::{Frame, Frames, flag};
+use crate::frame::{Frame, Frames, HUGE_ORDER, flag};
 use crate::platform::Platform;
 
 /// A view of the lruvecs of all memcgs: their LRU lists and deferred-split queues.
@@ -48,6 +48,34 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
     pub(crate) fn isolate_one(self, pfn: Pfn, list: LruList) -> bool {
         let lruvec = LruvecId::unpack(self.frames.frame(pfn).lruvec());
         self.memcgs.lruvec(lruvec).lock(self.frames.platform()).isolate_one(self.frames, pfn, list)
+    }
+
+    /// Isolates the anonymous folio whose first frame is `pfn`, if it is on a list from which
+    /// folios are reclaimed: removes it from the list and takes a reference. The frame may be any
+    /// frame: the caller has no reference, and found no PTE that maps it. Takes the lruvec's lock.
+    /// Returns the folio's descriptor and its number of pages; `None` if it is no such folio, or is
+    /// larger than 2 MiB.
+    ///
+    /// A descriptor names a list only as long as the folio is on that list. So the word that was
+    /// read without a lock names the lock under which the same word is proof.
+    pub(crate) fn isolate_at(self, pfn: Pfn) -> Option<(&'p Frame, u32)> {
+        let frame = self.frames.get(pfn)?;
+        let packed = frame.lruvec();
+        LruList::unpack(packed).filter(|list| matches!(list, LruList::Anon | LruList::Lazyfree))?;
+        let isolate = |at: &PerCpuLruvec| {
+            let mut lists = at.lock(self.frames.platform());
+            if frame.lruvec() != packed {
+                return None;
+            }
+            let state = frame.state();
+            let isolates = state.order() <= HUGE_ORDER && !state.has(flag::OBJECT);
+            if !isolates || !self.frames.try_get(pfn, frame, 1, 0) {
+                return None;
+            }
+            lists.remove(self.frames, pfn, packed)?;
+            Some((frame, 1 << state.order()))
+        };
+        self.memcgs.with_lruvec(self.frames, LruvecId::unpack(packed), isolate).flatten()
     }
 
     /// Moves a folio to the young end of the list `to`, if it is on the list `from`. `from` is

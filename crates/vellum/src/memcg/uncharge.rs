@@ -62,15 +62,18 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
     }
 
     /// Uncharges `pages` frames that [`Memcgs::charge_frames`] charged together and that have no
-    /// references left. The caller frees the frames, and may do so before [`Uncharger::unlock`],
-    /// while the folio is still linked in its list: the lruvec stays locked until the folio is
-    /// removed from the list, and removal does not read the folio's links.
+    /// references left. Their descriptor names no list any more: a descriptor does only as long as
+    /// its folio is on that list, by which [`Lru::isolate_at`](super::Lru::isolate_at) finds out
+    /// under the lruvec's lock. The caller frees the frames, and may do so before
+    /// [`Uncharger::unlock`], while the folio is still linked in its list: the lruvec stays locked
+    /// until the folio is removed from the list, and removal does not read the folio's links.
     #[inline]
     pub(crate) fn uncharge(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
         let packed = frame.lruvec();
         if packed != self.packed || LruvecId::is_listed(packed) && !self.cut.extend(pfn, frame) {
             self.start_cut(pfn, frame, packed);
         }
+        frame.set_lruvec(0);
         self.pages += pages;
         if frame.state().has(flag::PARTIALLY_MAPPED) {
             let frames = self.frames;
@@ -85,6 +88,7 @@ impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
         if !self.cut.extend(pfn, frame) {
             self.start_cut(pfn, frame, self.packed);
         }
+        frame.set_lruvec(0);
         self.pages += pages;
     }
 

@@ -30,9 +30,14 @@
 //! Reclaim begins with the memory that costs least: the unmapped pages of partially mapped folios
 //! (`split`), and after these lazyfree folios, which are freed without a write
 //! ([`LruList::Lazyfree`]).
+//!
+//! Compaction (`compact`) empties pageblocks by the same means, so that faults find large blocks.
 
+mod compact;
 mod objects;
 mod split;
+
+pub use compact::{Compacted, compact};
 
 use arrayvec::ArrayVec;
 

@@ -102,7 +102,7 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
     /// the number of pages freed, less the pages of the new folios.
     fn migrate_mapped(&self, victim: Victim<'m>) -> u64 {
         let machine = self.machine;
-        let (isolated, mut copies) = (IsolationBatch::new(machine), MigratedPages::new(victim.head));
+        let (isolated, mut copies) = (IsolationBatch::new(machine), MigratedPages::of_folio(victim.head));
         isolated.add(victim.frame);
         self.reclaim_family(&mut [victim], isolated, false, Some(&mut copies));
         // The isolation's reference keeps the folio from being freed, so the folio is queued before

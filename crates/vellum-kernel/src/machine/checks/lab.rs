@@ -100,6 +100,10 @@ const ALL_COUNTERS: [Counter; COUNTERS - 2] = [
     Counter::SwapIn,
     Counter::LazyFree,
     Counter::LazyFreed,
+    Counter::CompactStalls,
+    Counter::CompactSuccesses,
+    Counter::CompactFailures,
+    Counter::PagesMigrated,
     Counter::ShmemPages,
 ];
 

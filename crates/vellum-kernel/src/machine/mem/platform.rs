@@ -11,7 +11,7 @@ use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{caches, cpu, secondary};
 #[cfg(feature = "holds")]
 use crate::mem::holds::{self, Kind};
-use crate::mem::shootdown;
+use crate::mem::{reclaim, shootdown};
 use vellum::addr::PhysAddr;
 use vellum::platform::{self, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
 use vellum_kernel::boot::{MAX_REGIONS, MemoryMap};
@@ -81,6 +81,10 @@ unsafe impl Memory for Host {
 
     fn sync_icache(&self, at: *const u8, bytes: usize) {
         caches::sync_icache(at, bytes);
+    }
+
+    fn compact(&self, _order: u8) {
+        reclaim::compact(1);
     }
 }
 

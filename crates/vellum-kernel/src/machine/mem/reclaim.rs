@@ -28,6 +28,11 @@ pub fn done(why: Reason) -> Reclaimed {
     Reclaimed { scanned: looked.load(Relaxed), freed: freed.load(Relaxed) }
 }
 
+/// Compacts the memory of all nodes until there are `blocks` more free blocks of 2 MiB.
+pub fn compact(blocks: u64) {
+    vellum::reclaim::compact(machine(), &All, None, blocks);
+}
+
 /// Frees about `pages` pages of a memcg and its descendants, on one node or on all. Returns the
 /// number of pages freed, which is less if not enough can be reclaimed.
 pub fn reclaim(why: Reason, part: impl Into<ReclaimScope>, pages: u64) -> u64 {

@@ -83,7 +83,10 @@ fn a_pageblock_has_the_pieces_that_its_free_frames_form() {
         assert_eq!(counted, counts);
         let has_zero = model.contains(&Some(true));
         let largest = pieces(&model).iter().map(|piece| piece.order).max();
-        assert_eq!(pageblock.computed_class(), largest.map(|order| PageblockClass { order, has_zero }));
+        assert_eq!(
+            pageblock.computed_class(),
+            largest.map(|order| PageblockClass { order, has_zero, usage: Use::Folio })
+        );
         let at = dice.roll(FRAMES.into()) as u32;
         let found = pieces(&model).into_iter().find(|piece| (piece.at..piece.at + (1 << piece.order)).contains(&at));
         assert_eq!(pageblock.piece(at), found.map(|piece| (piece, is_known_zero(&model, piece.at, piece.order))));
@@ -99,9 +102,10 @@ fn four_pageblocks(test: impl Fn(&Frames<'_, Host>, &dyn Fn(u8, bool) -> Pfn)) {
     let frames = Frames::boot(&host, BootOptions { watermarks: 1, ..Default::default() }).unwrap();
     // Takes what is left of the pageblock of the boot-time structures.
     while frames.free_blocks_on(0)[..usize::from(HUGE_ORDER)].iter().any(|count| *count > 0) {
-        frames.nodes[0].buddy.lock_irq(&host).alloc(&frames, 0, true).unwrap();
+        frames.nodes[0].buddy.lock_irq(&host).alloc(&frames, 0, true, Use::Folio).unwrap();
     }
-    let alloc = |order, zero| frames.nodes[0].buddy.lock_irq(&host).alloc(&frames, order, zero).unwrap().pfn;
+    let alloc =
+        |order, zero| frames.nodes[0].buddy.lock_irq(&host).alloc(&frames, order, zero, Use::Folio).unwrap().pfn;
     test(&frames, &alloc);
 }
 
@@ -166,17 +170,41 @@ fn requests_prefer_zero_frames_or_others() {
 fn a_cache_is_refilled_with_the_scattered_frames_of_a_word() {
     four_pageblocks(|frames, alloc| {
         let [first, other] = [(); 2].map(|()| alloc(HUGE_ORDER, true));
-        let rest = || frames.nodes[0].buddy.lock_irq(frames.platform()).alloc_below_floor(frames, HUGE_ORDER, true);
+        let rest = || {
+            frames.nodes[0].buddy.lock_irq(frames.platform()).alloc_below_floor(frames, HUGE_ORDER, true, Use::Folio)
+        };
         while rest().is_some() {}
         free(frames, other.add(20), 1, false);
         [70, 3, 10, 40, 90].iter().for_each(|at| free(frames, first.add(*at), 1, true));
-        let next = || frames.alloc(0, true, Use::Kernel).unwrap();
+        let next = || frames.alloc(0, true, Use::Folio).unwrap();
         assert_eq!(next(), first.add(3));
         // One frame stays free, for the low watermark.
         assert_eq!(frames.nodes[0].buddy.lock_irq(frames.platform()).frames(), 1);
         assert_eq!([(); 4].map(|()| next()), [10, 40, 70, 90].map(|at| first.add(at)));
         assert!(is_zero(frames, first.add(90), 1));
         assert_eq!(next(), other.add(20), "the last frame is allocated when memory is short");
+    });
+}
+
+/// Frames that can't be moved are taken from one pageblock while it has any, and folios from others
+/// while these have any.
+#[test]
+fn each_use_has_pageblocks_of_its_own() {
+    four_pageblocks(|frames, alloc| {
+        let [first, other] = [(); 2].map(|()| alloc(HUGE_ORDER, true));
+        let take = |usage| {
+            let mut buddy = frames.nodes[0].buddy.lock_irq(frames.platform());
+            buddy.alloc_below_floor(frames, 0, false, usage).unwrap().pfn.align_down(HUGE_ORDER)
+        };
+        let rest = || {
+            frames.nodes[0].buddy.lock_irq(frames.platform()).alloc_below_floor(frames, HUGE_ORDER, true, Use::Folio)
+        };
+        while rest().is_some() {}
+        (0..200).step_by(10).for_each(|at| free(frames, first.add(at), 1, false));
+        (0..200).step_by(10).for_each(|at| free(frames, other.add(at), 2, false));
+        let taken = [Use::Kernel, Use::Folio, Use::Kernel, Use::Folio].repeat(10).into_iter().map(|usage| take(usage));
+        assert_eq!(taken.collect::<Vec<_>>(), [other, first].repeat(20), "the larger blocks are in `other`");
+        assert_eq!([take(Use::Folio), take(Use::Kernel)], [other; 2], "`first` has no frame left");
     });
 }
 

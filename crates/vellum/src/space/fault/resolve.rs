@@ -1,9 +1,10 @@
 //! The fault path: reads the PTE, dispatches to the step that fits, and tries again.
 
-use crate::addr::VirtRange;
+use crate::addr::{Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
+use crate::memcg::Refused;
 use crate::platform::Platform;
-use crate::stats::Counter;
+use crate::stats::{Counter, SizeCounter};
 use crate::sync::Retries;
 use crate::table::{Found, NotMapped, Probe};
 use crate::vma::{Prot, State, Vma, VmaFlags};
@@ -37,6 +38,8 @@ pub(in crate::space) enum Outcome {
     Again,
     /// No VMA has the address, but a stack above may be able to grow down to it.
     NoVma,
+    /// There is no block of this order, and the fault's first try asks the host to compact memory.
+    Fragmented(u8),
     /// A change of VMAs has locked the VMA ([`State::Locked`]): the caller waits for that change.
     Locked,
 }
@@ -94,6 +97,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                     return Ok((range, Resolved::Minor));
                 }
                 Outcome::Locked => retry.wait(self.space, page),
+                Outcome::Fragmented(order) => self.platform().compact(order),
                 Outcome::NoVma => {
                     // Open the gate first: growing a stack locks the VMAs for writing, which waits
                     // at a closed gate, and waits for changes, which may be waiting at the gate.
@@ -153,7 +157,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         match self.arch().kind(raw, level) {
             Kind::None if vma.flags.contains(VmaFlags::UFFD_MISSING) => self.missing_event(Touch { vma, addr, access }),
             Kind::None if !vma.backing.is_anonymous() => self.map_object(Touch { vma, addr, access }, order),
-            Kind::None if access == Access::Write => self.map_anon(vma, addr, order, orders),
+            Kind::None if access == Access::Write => self.map_anon(vma, addr, order, orders, retries.is_none()),
             Kind::None => self.map_zeros(vma, addr, order),
             Kind::Leaf => self.fault_on_leaf(vma, addr, access, raw, level),
             Kind::Marker => match self.arch().marker_of(raw) {
@@ -171,11 +175,37 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     }
 
     /// Maps a new zeroed folio: of `order`, or of a smaller one of `orders` if there is no memory
-    /// for that.
+    /// for that. The first try of a fault may ask for compaction instead.
     #[inline(always)]
-    fn map_anon(self, vma: &Vma, addr: u64, order: u8, orders: u32) -> Result<Outcome, FaultError> {
-        let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, order, orders, true)?;
+    fn map_anon(self, vma: &Vma, addr: u64, order: u8, orders: u32, is_first: bool) -> Result<Outcome, FaultError> {
+        let may_ask = is_first && order > self.arch().page_order() && self.machine().policy().compacts(vma.advice);
+        let (pfn, order) = if may_ask {
+            let Some(folio) = self.alloc_or_ask(vma, addr, order, orders)? else {
+                return Ok(Outcome::Fragmented(order));
+            };
+            folio
+        } else {
+            Anon::of(self.space).alloc_or_smaller(vma, addr, order, orders, true)?
+        };
         Outcome::of_mapping(Anon::of(self.space).map(vma, addr, pfn, order))
+    }
+
+    /// Allocates a zeroed folio of `order`, or of a smaller one of `orders`, and returns it with
+    /// its order. Returns `None` if there is no block of `order` and the fault asks for compaction.
+    #[inline(never)]
+    fn alloc_or_ask(self, vma: &Vma, addr: u64, order: u8, orders: u32) -> Result<Option<(Pfn, u8)>, Refused> {
+        let machine = self.machine();
+        match Anon::of(self.space).alloc(vma, addr, order, true) {
+            Ok(pfn) => {
+                machine.count_size(SizeCounter::Faults, order);
+                Ok(Some((pfn, order)))
+            }
+            Err(Refused::OutOfMemory) if machine.compaction().may_ask() => {
+                machine.count(Counter::CompactStalls, 1);
+                Ok(None)
+            }
+            Err(_) => Anon::of(self.space).alloc_or_smaller(vma, addr, order, orders, true).map(Some),
+        }
     }
 
     /// Resolves a fault on a PTE that maps memory. Either the PTE allows the access already; or the

@@ -142,7 +142,7 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
                     rest = rest.tail(block.end);
                     retries = Retries::new(&self.tables().gate);
                 }
-                Ok(Outcome::Again) => {
+                Ok(Outcome::Again | Outcome::Fragmented(_)) => {
                     self.platform().relax();
                     retries.retry();
                 }

@@ -157,8 +157,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         mapped_part(vma, &object, &(0..pages), self.page_shift()).map_or(vma.range.start, |part| part.end)
     }
 
-    /// Shares the private memory of a VMA with the child, page table by page table. Page tables that
-    /// map nothing but pages of page-cache objects have none.
+    /// Shares the private memory of a VMA with the child, page table by page table. Page tables
+    /// that map nothing but pages of page-cache objects have none.
     fn share_vma(
         self,
         child: &AddressSpace<'m, P>,

@@ -104,9 +104,9 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
 
     /// Calls `act` for each run of PTEs that lies entirely in `rest`, with its page table locked,
     /// with the folios to move to another end of an LRU list, and with the gather that takes what
-    /// `act` unmaps. Moves the folios before the page table is unlocked. `act` may shorten the run to the part that
-    /// it has dealt with, and returns the number of folios in that part. Sets `holes` of `rest` if
-    /// there are holes between VMAs. Faults of the space go on meanwhile.
+    /// `act` unmaps. Moves the folios before the page table is unlocked. `act` may shorten the run
+    /// to the part that it has dealt with, and returns the number of folios in that part. Sets
+    /// `holes` of `rest` if there are holes between VMAs. Faults of the space go on meanwhile.
     pub(in crate::space) fn each_whole_run(
         self,
         rest: &mut Rest,

@@ -38,9 +38,10 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
         self.machine().count(Counter::LazyFree, lists.new_lazyfree_pages());
     }
 
-    /// Marks the folios at the start of a run lazyfree, adds them to `lists`, and clears the accessed
-    /// and dirty bits of the PTEs that map them. Shortens the run to these PTEs; or, if the first folio can't be
-    /// marked, to the PTEs that map that folio. Returns the number of folios in the shortened run.
+    /// Marks the folios at the start of a run lazyfree, adds them to `lists`, and clears the
+    /// accessed and dirty bits of the PTEs that map them. Shortens the run to these PTEs; or, if
+    /// the first folio can't be marked, to the PTEs that map that folio. Returns the number of
+    /// folios in the shortened run.
     fn mark_run_lazyfree(
         self,
         table: &LockedTable<'_, 'm, P>,

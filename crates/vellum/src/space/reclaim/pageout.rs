@@ -367,9 +367,13 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
                             && same
                             && !now.attrs(arch).contains(Attrs::EXCLUSIVE)
                         {
-                            replaced = self.replace_ptes(&table, &now, target, at - part.start, gather);
-                            if !replaced {
-                                self.restore(&table, &now, run, vma.prot);
+                            let attrs = match target {
+                                PageoutTarget::Swap(_) => now.attrs(arch),
+                                PageoutTarget::Copy(_) | PageoutTarget::Keep => self.restored(&now, run, vma.prot),
+                            };
+                            replaced = self.replace_ptes(&table, &now, target, (at - part.start, attrs), gather);
+                            if !replaced && attrs != now.attrs(arch) {
+                                table.rewrite(&now, arch.leaf(arch.leaf_addr(now.raw, now.level), attrs, now.level));
                             }
                         }
                     }
@@ -401,23 +405,22 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         paged_out
     }
 
-    /// Makes the PTEs of the run `now` name the part of `target` that begins at `offset` bytes.
-    /// Adds the frames that these PTEs mapped to `gather`. With [`PageoutTarget::Keep`], changes
-    /// nothing and returns false. `table` is locked.
+    /// Makes the PTEs of the run `now` name the part of `target` that begins at `offset` bytes;
+    /// with [`PageoutTarget::Copy`] with the attributes `attrs`. Adds the frames that these PTEs
+    /// mapped to `gather`. With [`PageoutTarget::Keep`], changes nothing and returns false. `table`
+    /// is locked.
     fn replace_ptes(
         self,
         table: &LockedTable<'_, 'm, P>,
         now: &Run,
         target: PageoutTarget,
-        offset: u64,
+        (offset, attrs): (u64, Attrs),
         gather: &mut Gather<'_, 'm, P>,
     ) -> bool {
         let arch = self.arch();
         let (kind, raw) = match target {
             PageoutTarget::Swap(slots) => (Kind::Swap, self.swap_pte(now, slots_at(slots, offset, now.frames(arch)))),
-            PageoutTarget::Copy(copy) => {
-                (Kind::Leaf, arch.leaf(copy.add(frames_in(offset)).addr(), now.attrs(arch), now.level))
-            }
+            PageoutTarget::Copy(copy) => (Kind::Leaf, arch.leaf(copy.add(frames_in(offset)).addr(), attrs, now.level)),
             PageoutTarget::Keep => return false,
         };
         let removed = if now.level > 1 { table.take_busy(now.va).1 } else { table.take_run(now) };
@@ -435,19 +438,21 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         true
     }
 
-    /// Makes the PTEs of the run `now` exclusive again, with the rights of a VMA with `prot`, if
-    /// they were exclusive before the write protection (`was`), and no other space, such as a new
-    /// child, maps the folios by now. `table` is locked.
-    fn restore(self, table: &LockedTable<'_, 'm, P>, now: &Run, was: &Run, prot: Prot) {
+    /// Returns the attributes of the run `now` without its write protection: exclusive, with the
+    /// rights of a VMA with `prot`, if the PTEs were exclusive before the write protection (`was`),
+    /// and no other space, such as a new child, maps the folios by now. Otherwise those that the
+    /// run has now. The page table is locked.
+    fn restored(self, now: &Run, was: &Run, prot: Prot) -> Attrs {
         let arch = self.arch();
         let frames = self.machine().frames();
         let is_alone =
-            frames.folios(now.pfn(arch), now.frames(arch)).all(|(_, frame, pages)| frame.counts().maps == pages);
-        if is_alone && was.attrs(arch).contains(Attrs::EXCLUSIVE) {
-            let attrs = now.attrs(arch) | Attrs::EXCLUSIVE;
-            let attrs = (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, prot);
-            table.rewrite(now, arch.leaf(arch.leaf_addr(now.raw, now.level), attrs, now.level));
+            || frames.folios(now.pfn(arch), now.frames(arch)).all(|(_, frame, pages)| frame.counts().maps == pages);
+        let attrs = now.attrs(arch);
+        if !was.attrs(arch).contains(Attrs::EXCLUSIVE) || !is_alone() {
+            return attrs;
         }
+        let attrs = attrs | Attrs::EXCLUSIVE;
+        (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, prot)
     }
 }
 

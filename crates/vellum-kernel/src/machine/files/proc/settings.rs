@@ -4,6 +4,7 @@
 //! it succeeds; a program that changes it gets an error.
 
 use crate::files::shm;
+use crate::mem::reclaim;
 use crate::task::{count, process as processes};
 use alloc::boxed::Box;
 use alloc::format;
@@ -99,6 +100,14 @@ pub fn shared_memory() -> [u64; 3] {
 pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let (memory, kernel) = (directory.add_directory("vm")?, directory.add_directory("kernel")?);
     MEMORY.iter().try_for_each(|setting| number(&memory, setting))?;
+    let compact: Store = Box::new(|value| match parse::number::<u64>(value)? {
+        1 => {
+            reclaim::compact(u64::MAX);
+            Ok(())
+        }
+        _ => Err(Errno::EINVAL),
+    });
+    memory.add("compact_memory", Text::new(memory.system(), 0o200, None, Some(compact)))?;
     KERNEL.iter().chain(&SHARED_MEMORY).try_for_each(|setting| number(&kernel, setting))?;
     let wanted: Show = Box::new(|| {
         let id = shm::wanted()?.map_or(-1, i64::from);

@@ -1,7 +1,7 @@
 //! Serves `/sys/kernel/mm/transparent_hugepage`: the folio sizes that faults may use (the engine's
 //! policy), and per-size statistics.
 //!
-//! Settings of Linux's defragmentation are stored only: the kernel does not compact on faults.
+//! `khugepaged/defrag` is stored only: khugepaged does not compact.
 
 use crate::mem::machine;
 use crate::task::collapse::{self, Setting};
@@ -10,7 +10,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn};
-use vellum::frame::policy::Knob;
+use vellum::frame::policy::{Defrag, Knob};
 use vellum::frame::{FrameKind, HUGE_ORDER, LARGEST_FOLIO, flag};
 use vellum::platform::Memory;
 use vellum::stats::SizeCounter;
@@ -24,6 +24,16 @@ const SMALLEST: u8 = 2;
 
 /// The values of the global setting, and the engine's policy for each.
 const GLOBAL: ([&str; 3], [Knob; 3]) = (["always", "madvise", "never"], [Knob::Always, Knob::Madvise, Knob::Never]);
+/// The values of the setting of compaction, in the order of [`Defrag::ALL`].
+static DEFRAG: [&str; 5] = {
+    let mut names = [""; 5];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = Defrag::ALL[at].name();
+        at += 1;
+    }
+    names
+};
 /// The values of a size's setting.
 const SIZE: ([&str; 4], [Knob; 4]) =
     (["always", "inherit", "madvise", "never"], [Knob::Always, Knob::Inherit, Knob::Madvise, Knob::Never]);
@@ -91,7 +101,8 @@ pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let (words, knobs) = (&GLOBAL.0, &GLOBAL.1);
     let get = || position(knobs, policy.global());
     knob(directory, "enabled", words, get, |chosen| policy.set_global(knobs[chosen]))?;
-    remembered(directory, "defrag", &["always", "defer", "defer+madvise", "madvise", "never"], 4)?;
+    let get = || policy.defrag() as usize;
+    knob(directory, "defrag", &DEFRAG, get, |chosen| policy.set_defrag(Defrag::ALL[chosen]))?;
     remembered(directory, "shmem_enabled", &["always", "within_size", "advise", "never", "deny", "force"], 3)?;
     remembered_bit(directory, "use_zero_page")?;
     directory.add(
