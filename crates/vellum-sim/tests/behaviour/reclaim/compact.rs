@@ -195,7 +195,7 @@ fn moves_all_sizes<A: Silicon>(arch: A) {
         while free_huge(on) > 0 {
             rest.push(frames.alloc(HUGE_ORDER, false, Use::Kernel).unwrap());
         }
-        let stays = |at: u64| at / piece % 8 == 0 || at / (16 << 10) % 16 == 3;
+        let stays = |at: u64| (at / piece).is_multiple_of(8) || at / (16 << 10) % 16 == 3;
         for at in (0..FILLED).step_by(on.page as usize).filter(|at| !stays(*at)) {
             spaces[(at / piece) as usize % 2].advise(BASE + at, on.page, Advise::DontNeed).unwrap();
         }

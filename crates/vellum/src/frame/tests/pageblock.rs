@@ -202,7 +202,7 @@ fn each_use_has_pageblocks_of_its_own() {
         while rest().is_some() {}
         (0..200).step_by(10).for_each(|at| free(frames, first.add(at), 1, false));
         (0..200).step_by(10).for_each(|at| free(frames, other.add(at), 2, false));
-        let taken = [Use::Kernel, Use::Folio, Use::Kernel, Use::Folio].repeat(10).into_iter().map(|usage| take(usage));
+        let taken = [Use::Kernel, Use::Folio, Use::Kernel, Use::Folio].repeat(10).into_iter().map(take);
         assert_eq!(taken.collect::<Vec<_>>(), [other, first].repeat(20), "the larger blocks are in `other`");
         assert_eq!([take(Use::Folio), take(Use::Kernel)], [other; 2], "`first` has no frame left");
     });
