@@ -112,9 +112,17 @@ impl Buddy {
         rather_zero: bool,
         usage: Use,
     ) -> Option<FreeBlock> {
-        self.alloc_in_pieces(frames, order, rather_zero, usage)
-            .or_else(|| self.alloc_large(frames, order, rather_zero, usage))
-            .or_else(|| self.alloc_of_other_use(frames, order, rather_zero, usage))
+        let own = self.alloc_in_pieces(frames, order, rather_zero, usage);
+        // A folio rather fills a pageblock of the other use than breaks up a large block.
+        let other = match usage {
+            Use::Folio => own.or_else(|| self.alloc_of_other_use(frames, order, rather_zero, usage)),
+            Use::Kernel => own,
+        };
+        let large = other.or_else(|| self.alloc_large(frames, order, rather_zero, usage));
+        match usage {
+            Use::Folio => large,
+            Use::Kernel => large.or_else(|| self.alloc_of_other_use(frames, order, rather_zero, usage)),
+        }
     }
 
     /// Takes a block out of a free block of 2 MiB or more, whatever the watermarks.
