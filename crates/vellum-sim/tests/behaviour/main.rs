@@ -187,6 +187,9 @@ mod table {
 }
 #[cfg(feature = "shuttle")]
 mod tlb {
+    mod gather {
+        mod fast;
+    }
     mod shootdown {
         mod schedules;
     }

@@ -306,7 +306,8 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         let flushed = self.tlb.invalidate(&self.ranges[..left], stride, tables);
         self.ranges_used = 0;
         self.stride_shift = u32::MAX;
-        if self.used != 0 {
+        // Not only those of the list: the set may have taken all of them.
+        if self.waiting != 0 {
             self.free_frames(&flushed);
         }
         if self.tables != Pfn::NONE {
