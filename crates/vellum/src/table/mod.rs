@@ -68,7 +68,7 @@ use live::LiveCount;
 pub(crate) use lock::LockedTable;
 pub(crate) use relocate::Relocation;
 pub use run::{Cont, Run};
-pub(crate) use scattered::{Scattered, set_copies};
+pub(crate) use scattered::{MAX_PARTS, Part, Scattered, set_copies};
 pub(crate) use stretch::Stretch;
 pub(crate) use take::Taken;
 pub(crate) use walk::{Found, Probe};

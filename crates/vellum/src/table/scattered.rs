@@ -1,53 +1,124 @@
 //! Scattered stretches: PTEs with equal attributes whose frames lie in pieces. A fork changes and
-//! copies such PTEs without a look at their frames, and changes the counts of their folios one by
-//! one, with the descriptors of the next ones prefetched.
+//! copies such PTEs without a look at their frames, and changes the counts of their folios part by
+//! part, with the descriptors of all parts prefetched.
 
 use core::array::{from_mut, from_ref};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
 
+use arrayvec::ArrayVec;
+
 use super::LockedTable;
-use super::stretch::{Flip, address_bits, flip_entry};
+use super::stretch::{Flip, LONG_CONT, address_bits, flip_entry};
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::{Arch, Attrs, Kind};
+use crate::frame::{Frame, prefetch};
 use crate::platform::{Event, Platform, trace};
 
-/// A stretch whose frames lie in pieces: PTEs in no cont block, each of which maps other frames
-/// than most of its neighbours. A view, from the PTE at `index` on.
+/// A stretch whose frames lie in pieces: PTEs of which few in a row ([`LONG`]) map consecutive
+/// frames. They are whole cont blocks (PTEs that a TLB may hold as one translation), or in none.
 pub(crate) struct Scattered<'l, 't, 'm, P: Platform> {
     table: &'l LockedTable<'t, 'm, P>,
     entries: &'l [AtomicU64],
     /// The first PTE.
     first: u64,
     /// The bits that are equal in all PTEs of the stretch.
-    compared: u64,
+    equal: u64,
+    /// The number of PTEs of a cont block, or 1.
+    block: usize,
     /// The number of the first entry in its page table.
     index: usize,
 }
 
-/// The number of folios after the one in work whose descriptors are prefetched: as many as memory
-/// takes to answer, and no more than a core's line fill buffers hold.
-const PREFETCH_AHEAD: usize = 12;
-/// The length from which a run is handled by itself, and not as a part of a scattered stretch.
+/// Consecutive PTEs of a scattered stretch that map consecutive frames.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'m> {
+    /// The first frame.
+    pub(crate) pfn: Pfn,
+    /// Its descriptor.
+    pub(crate) frame: &'m Frame,
+    /// The number of PTEs.
+    pub(crate) ptes: usize,
+}
+
+/// The largest number of parts whose descriptors are prefetched together. A core has no more cache
+/// misses under way.
+pub(crate) const MAX_PARTS: usize = 16;
+/// The length from which a run is handled by itself, and not as a part of a scattered stretch
+/// ([`LONG_CONT`] for a run of cont blocks).
 const LONG: usize = 32;
 
 impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
     /// Returns the PTEs from `va` on, at most `most` and before `end`, as a scattered stretch.
-    /// Returns `None` if the entry at `va` is not a leaf PTE, is in a cont block, or begins a long
-    /// run.
+    /// Returns `None` if the entry at `va` is not a leaf PTE, begins a long run, or is in a cont
+    /// block that is not wholly in that range.
     #[inline]
     pub(crate) fn at(table: &'l LockedTable<'t, 'm, P>, va: u64, end: u64, most: usize) -> Option<Self> {
-        let arch = &table.tables.arch;
+        let (arch, level) = (&table.tables.arch, table.level);
         let index = table.index(va);
-        let until = table.end_index(end).min(index + most);
-        let entries = &table.entries()[index..until];
-        let first = entries.first()?.load(Relaxed);
-        if arch.kind(first, table.level) != Kind::Leaf || table.cont().is_cont(first) {
+        let first = table.entry(index).load(Relaxed);
+        if arch.kind(first, level) != Kind::Leaf {
             return None;
         }
-        let compared = !(address_bits(table) & !P::Arch::CONT | P::Arch::HARDWARE);
-        let stretch = Scattered { table, entries, first, compared, index };
-        stretch.frame(0).map(|_| stretch)
+        let block = table.cont().cont_len(first);
+        let ptes = table.end_index(end).min(index + most) - index;
+        let entries = &table.entries()[index..index + ptes / block * block];
+        // The bits that are equal in all PTEs of the stretch.
+        let equal = !(address_bits(table) & !P::Arch::CONT | P::Arch::HARDWARE);
+        let stretch = Scattered { table, entries, first, equal, block, index };
+        (index % block == 0 && !entries.is_empty() && !stretch.begins_long_run()).then_some(stretch)
+    }
+
+    /// Returns whether the first PTE seems to begin a long run.
+    #[inline]
+    fn begins_long_run(&self) -> bool {
+        // All PTEs of a cont block may have the same address field, so first ones are compared.
+        let skip = self.long() - self.block;
+        let step = self.arch().step(self.first, self.table.level);
+        let expected = self.first.wrapping_add(step.wrapping_mul(skip as u64));
+        self.entries.get(skip).is_some_and(|last| (last.load(Relaxed) ^ expected) & !P::Arch::HARDWARE == 0)
+    }
+
+    fn long(&self) -> usize {
+        if self.block == 1 { LONG } else { LONG_CONT }
+    }
+
+    /// Replaces `parts` by the next `most`, from PTE `n` on, and prefetches their descriptors. There
+    /// are fewer at the end of the stretch: where attributes differ or a long run begins.
+    ///
+    /// Not inlined: the compiler then keeps what the loop needs in registers.
+    #[inline(never)]
+    pub(crate) fn next_parts(&self, n: usize, most: usize, parts: &mut ArrayVec<Part<'m>, MAX_PARTS>) {
+        let (arch, level) = (self.arch(), self.table.level);
+        let frames = self.table.tables.machine.frames();
+        let (entries, block, first, equal) = (self.entries, self.block, self.first, self.equal);
+        let (step, long) = (arch.step(first, level).wrapping_mul(block as u64), self.long());
+        parts.clear();
+        let mut at = n;
+        while let Some(entry) = entries.get(at) {
+            let raw = entry.load(Relaxed);
+            if (raw ^ first) & equal != 0 {
+                return;
+            }
+            let pfn = arch.leaf_pfn(arch.at_index(raw, self.index + at), level);
+            let frame = frames.frame(pfn);
+            prefetch(frame);
+            let (start, mut expected) = (at, raw);
+            loop {
+                at += block;
+                expected = expected.wrapping_add(step);
+                let Some(entry) = entries.get(at) else { break };
+                if (entry.load(Relaxed) ^ expected) & !P::Arch::HARDWARE != 0 {
+                    break;
+                }
+                if at - start >= long {
+                    return;
+                }
+            }
+            if parts.try_push(Part { pfn, frame, ptes: at - start }).is_err() || parts.len() >= most {
+                return;
+            }
+        }
     }
 
     fn arch(&self) -> &'l P::Arch {
@@ -60,59 +131,10 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
         self.arch().attrs(self.first, self.table.level) - Attrs::HARDWARE
     }
 
-    /// Returns the number of frames that a PTE maps.
+    /// Returns the order of the block of frames that a PTE maps.
     #[inline]
-    pub(crate) fn frames_of_a_pte(&self) -> u32 {
-        1 << (self.arch().level_shift(self.table.level) - FRAME_SHIFT)
-    }
-
-    /// Returns the frame that PTE `n` maps. Returns `None` at the end of the stretch: where
-    /// attributes differ or a long run begins.
-    #[inline(always)]
-    pub(crate) fn frame(&self, n: usize) -> Option<Pfn> {
-        let raw = self.entries.get(n)?.load(Relaxed);
-        if (raw ^ self.first) & self.compared != 0 || self.begins_long_run(raw, n) {
-            return None;
-        }
-        Some(self.arch().leaf_pfn(raw, self.table.level))
-    }
-
-    /// Prefetches descriptors of frames that PTEs from `n` on map, as if each folio had `ptes`
-    /// PTEs: those of the next [`PREFETCH_AHEAD`] folios, except before PTE `done`. Returns the PTE
-    /// at which it stopped.
-    #[inline(always)]
-    pub(crate) fn prefetch_ahead(&self, n: usize, ptes: usize, done: usize) -> usize {
-        let until = (n + PREFETCH_AHEAD * ptes).min(self.entries.len());
-        let mut at = done.max(n);
-        while at < until {
-            self.table
-                .tables
-                .machine
-                .frames()
-                .prefetch(self.arch().leaf_pfn(self.entries[at].load(Relaxed), self.table.level));
-            at += ptes;
-        }
-        at
-    }
-
-    /// Returns how many of the PTEs from `n` on, at most `most`, map consecutive frames. PTE `n` is
-    /// one of the stretch.
-    #[inline]
-    pub(crate) fn consecutive(&self, n: usize, most: usize) -> usize {
-        let first = self.entries[n].load(Relaxed);
-        let step = self.arch().step(first, self.table.level);
-        let follows = |(i, entry): &(usize, &AtomicU64)| {
-            let expected = first.wrapping_add(step.wrapping_mul(*i as u64));
-            (entry.load(Relaxed) ^ expected) & !P::Arch::HARDWARE == 0
-        };
-        self.entries[n..].iter().enumerate().take(most).take_while(follows).count()
-    }
-
-    /// Returns whether a long run seems to begin with PTE `n`, which is `raw`.
-    #[inline(always)]
-    fn begins_long_run(&self, raw: u64, n: usize) -> bool {
-        let expected = raw.wrapping_add(self.arch().step(raw, self.table.level).wrapping_mul(LONG as u64 - 1));
-        self.entries.get(n + LONG - 1).is_some_and(|last| (last.load(Relaxed) ^ expected) & !P::Arch::HARDWARE == 0)
+    pub(crate) fn order_of_a_pte(&self) -> u32 {
+        self.arch().level_shift(self.table.level) - FRAME_SHIFT
     }
 
     /// Changes the first PTEs of a scattered stretch, as many as there are `copies`, to the
@@ -123,7 +145,9 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
     pub(crate) fn change_and_copy(&self, [kept, copied]: [Attrs; 2], copies: &mut [u64]) {
         let (table, n) = (self.table, copies.len());
         let flip = |new| Flip::between(self.arch(), self.attrs(), new, table.level);
-        let change = Change { first: self.first, keep: flip(kept), copy: flip(copied) };
+        let (keep, copy) = (flip(kept), flip(copied));
+        let idle = self.arch().hardware_idle(self.first).then(|| (keep.bits_of(self.first), copy.bits_of(self.first)));
+        let change = Change { first: self.first, keep, copy, idle };
         fence(Release);
         let (eights, rest) = self.entries[..n].as_chunks::<8>();
         let (to_eights, to_rest) = copies.as_chunks_mut::<8>();
@@ -145,17 +169,19 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
         index: usize,
         entries: &[AtomicU64; N],
         copies: &mut [u64; N],
-        Change { first, keep, copy }: Change<P::Arch>,
+        Change { first, keep, copy, idle }: Change<P::Arch>,
     ) {
         let differs = entries.iter().fold(0, |differs, entry| differs | entry.load(Relaxed) ^ first);
-        let idle = differs & P::Arch::HARDWARE == 0 && self.arch().hardware_idle(first);
-        let (keep_bits, copy_bits) = (keep.bits_of(first), copy.bits_of(first));
-        for (i, (entry, to)) in entries.iter().zip(copies).enumerate() {
-            let old = match keep.bits {
-                0 => entry.load(Relaxed),
-                _ => flip_entry(self.table, index + i, entry, keep, idle.then_some(keep_bits)),
-            };
-            *to = if idle { old ^ copy_bits } else { copy.of(old) };
+        let each = entries.iter().zip(copies).enumerate();
+        let Some((keep_bits, copy_bits)) = idle.filter(|_| differs & P::Arch::HARDWARE == 0) else {
+            each.for_each(|(i, (entry, to))| *to = copy.of(flip_entry(self.table, index + i, entry, keep, None)));
+            return;
+        };
+        match keep_bits {
+            0 => each.for_each(|(_, (entry, to))| *to = entry.load(Relaxed) ^ copy_bits),
+            _ => each.for_each(|(i, (entry, to))| {
+                *to = flip_entry(self.table, index + i, entry, keep, Some(keep_bits)) ^ copy_bits;
+            }),
         }
     }
 }
@@ -163,11 +189,13 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
 /// The change of PTEs and that of their copies.
 #[derive(Clone, Copy)]
 struct Change<A> {
-    /// A PTE. If hardware has nothing left to set in it, the same holds for all PTEs with its
-    /// accessed and dirty bits.
+    /// A PTE.
     first: u64,
     keep: Flip<A>,
     copy: Flip<A>,
+    /// The bits that flip in a PTE and in its copy, where the PTE has the accessed and dirty bits
+    /// of `first`; `None` if hardware may still set one in such a PTE.
+    idle: Option<(u64, u64)>,
 }
 
 /// Writes copies of [`Scattered::change_and_copy`] into empty entries from `va` on, and adds

@@ -27,6 +27,9 @@ pub(crate) struct Stretch {
     pub(crate) new: Attrs,
 }
 
+/// The length from which a run of cont blocks is handled by the run: a multiple of their lengths.
+pub(super) const LONG_CONT: usize = 256;
+
 /// A change of a stretch's attributes.
 #[derive(Clone, Copy)]
 pub(super) struct Flip<A> {
@@ -81,12 +84,11 @@ impl Stretch {
         if arch.kind(first, table.level) != Kind::Leaf {
             return None;
         }
-        // A run of several cont blocks is read and changed faster than PTE by PTE.
+        // A long run of cont blocks is read and changed faster than PTE by PTE.
         if table.cont().is_cont(first) {
-            let block = 1usize << arch.cont_bits(table.level);
-            let next = first.wrapping_add(arch.step(first, table.level).wrapping_mul(block as u64));
+            let next = first.wrapping_add(arch.step(first, table.level).wrapping_mul(LONG_CONT as u64));
             let continues = |entry: &AtomicU64| (entry.load(Relaxed) ^ next) & !P::Arch::HARDWARE == 0;
-            if table.entries().get(index + block).is_some_and(continues) {
+            if table.entries().get(index + LONG_CONT).is_some_and(continues) {
                 return None;
             }
         }

@@ -90,9 +90,11 @@ impl<'s, P: Platform> Child<'s, '_, P> {
             }
         };
         match piece {
-            Piece::Copies { ptes, .. } => {
+            Piece::Copies { start, ptes, .. } => {
                 let (these, rest) = copies.split_at(*ptes);
-                let runs = these.iter().map(|&raw| Run::new(0, level, Kind::Leaf, raw, 1));
+                let arch = self.arch();
+                let runs = (arch.index(*start, level)..).zip(these);
+                let runs = runs.map(|(at, &raw)| Run::new(0, level, Kind::Leaf, arch.without_cont(raw, at), 1));
                 runs.filter(|run| self.is_counted(run)).for_each(|run| put(&run));
                 return rest;
             }

@@ -6,11 +6,11 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, SwapEntry, UserRange};
-use crate::frame::{Counts, TooManyReferences, flag};
+use crate::frame::{Counts, FrameState, TooManyReferences, flag};
 use crate::memcg::{ListHold, Refused};
 use crate::page_cache::Object;
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, NotMapped, Run, Scattered, ahead};
+use crate::table::{Found, LockedTable, MAX_PARTS, NotMapped, Part, Run, Scattered, ahead};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
@@ -330,37 +330,78 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     #[inline(never)]
     fn take_scattered<const EXCLUSIVE: bool>(self, stretch: &Scattered<'_, '_, 'm, P>) -> Taken {
         let frames = self.machine().frames();
-        let per_pte = stretch.frames_of_a_pte();
+        let order = stretch.order_of_a_pte();
         let mut hold = ListHold::new(frames, self.machine().memcgs());
         let mut taken = Taken { ptes: 0, resident: 0 };
-        let mut prefetched = 0;
-        while let Some(pfn) = stretch.frame(taken.ptes) {
-            let (head, frame) = frames.head(pfn);
-            let state = frame.state();
+        let mut parts = ArrayVec::new();
+        // The state word and the PTEs of the folio before, if all its PTEs were exclusive.
+        let (mut state, mut len) = (None, 0);
+        // Where every other folio needs attention, few descriptors are read in vain.
+        let mut most = 1;
+        loop {
+            stretch.next_parts(taken.ptes, most, &mut parts);
+            for part in &parts {
+                let pages = (len as u32) << order;
+                if part.ptes == len && Some(part.frame.state()) == state && hold.has_all(part.frame, pages) {
+                    frames.set_counts(part.pfn, part.frame, Counts { refs: 2 * pages, maps: 2 * pages });
+                    taken.ptes += len;
+                    taken.resident += pages;
+                    continue;
+                }
+                match self.take_part::<EXCLUSIVE>(part, order, &mut hold, &mut taken) {
+                    Some(Alike(alike)) => (state, len) = (alike, part.ptes),
+                    None => return taken,
+                }
+            }
+            if parts.len() < most {
+                return taken;
+            }
+            most = (2 * most).min(MAX_PARTS);
+        }
+    }
+
+    /// Takes references and mappings of the folios of a part of a scattered stretch. Returns `None`
+    /// before a folio that needs attention.
+    #[inline(never)]
+    fn take_part<const EXCLUSIVE: bool>(
+        self,
+        &Part { mut pfn, mut frame, ptes }: &Part<'m>,
+        order: u32,
+        hold: &mut ListHold<'_, 'm, P>,
+        taken: &mut Taken,
+    ) -> Option<Alike> {
+        let frames = self.machine().frames();
+        let mut left = (ptes as u32) << order;
+        loop {
+            let (head, folio) = frames.head_of(pfn, frame);
+            let state = folio.state();
             if state.has(flag::OBJECT) {
-                break;
+                return None;
             }
             // The PTEs of one folio change its counts once.
-            let left = (1 << state.order()) - (pfn.0 - head.0);
-            let ptes = if left == per_pte { 1 } else { stretch.consecutive(taken.ptes, (left / per_pte) as usize) };
-            let pages = ptes as u32 * per_pte;
+            let size = 1 << state.order();
+            let pages = left.min(size - (pfn.0 - head.0));
+            let mut alike = None;
             if !state.has(flag::ZERO_FOLIO) {
                 if !EXCLUSIVE {
-                    if frames.get_counts_checked(head, frame, pages, pages).is_err() {
-                        break;
-                    }
-                } else if hold.has_all(frame, pages) {
-                    frames.set_counts(head, frame, Counts { refs: 2 * pages, maps: 2 * pages });
-                } else if frames.get_counts(head, frame, pages, pages).has_unmapped_refs() {
-                    frames.put(head, frame, pages, pages);
-                    break;
+                    frames.get_counts_checked(head, folio, pages, pages).ok()?;
+                } else if hold.has_all(folio, pages) {
+                    frames.set_counts(head, folio, Counts { refs: 2 * pages, maps: 2 * pages });
+                    alike = (pages == size && ptes as u32 == size >> order).then_some(state);
+                } else if frames.get_counts(head, folio, pages, pages).has_unmapped_refs() {
+                    frames.put(head, folio, pages, pages);
+                    return None;
                 }
                 taken.resident += pages;
             }
-            taken.ptes += ptes;
-            prefetched = stretch.prefetch_ahead(taken.ptes, ptes, prefetched);
+            taken.ptes += (pages >> order) as usize;
+            left -= pages;
+            if left == 0 {
+                return Some(Alike(alike));
+            }
+            pfn = pfn.add(pages);
+            frame = frames.frame(pfn);
         }
-        taken
     }
 
     /// Copies the pages of a VMA that stayed exclusive to the parent because they may be pinned,
@@ -552,6 +593,11 @@ struct Taken {
     /// The number of frames that count as resident.
     resident: u32,
 }
+
+/// The state word of a folio that is a whole part of a scattered stretch, and of which the PTEs of
+/// that part have all references. Another such folio, with the same state word, changes its counts
+/// in the same way.
+struct Alike(Option<FrameState>);
 
 /// The result of sharing a run of the parent with the child.
 enum Shared {
