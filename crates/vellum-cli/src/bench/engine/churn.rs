@@ -3,6 +3,7 @@
 use vellum::addr::VirtRange;
 use vellum::arch::Kind;
 use vellum::memcg::MemcgId;
+use vellum::reclaim::compact;
 use vellum::space::{Advise, MapFlags, MapRequest};
 use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::{Case, PAGE, TABLE_SPAN};
@@ -26,6 +27,7 @@ impl Engine {
     pub fn frames(&self, case: &Case) -> Result<Vec<Option<u64>>, Skip> {
         let booted = self.booted()?;
         booted.age(case, self.spare())?;
+        booted.compact(case);
         let space = booted.space(case.folio_kib, MemcgId::ROOT)?;
         let range = map(&space, case.bytes)?;
         booted.touch(&space, range, case, &booted.neighbours(case, MemcgId::ROOT)?, |at| at)?;
@@ -64,6 +66,17 @@ impl Booted {
             *aged = Some((*case, self.churn(case.bytes, spare)?));
         }
         Ok(())
+    }
+
+    /// Compacts the memory that a churn left in pieces, before a region of the case's large folios
+    /// is touched, as it is done on Linux.
+    pub fn compact(&self, case: &Case) {
+        if let Some((_, spaces)) = self.aged.borrow().as_ref()
+            && case.folio_kib > 4
+        {
+            let spaces: Vec<&Space<'static>> = spaces.iter().collect();
+            let _emptied = compact(self.machine, &spaces[..], None, u64::MAX);
+        }
     }
 
     /// Runs the churn before a region of `bytes` bytes, in memory that it fills to `spare` bytes.

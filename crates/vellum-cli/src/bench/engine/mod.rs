@@ -344,6 +344,7 @@ impl Contender for ByRun {
             None => Region::anonymous(map(&space, case.bytes)?),
         };
         let range = region.range;
+        booted.compact(case);
         let before = Counted::now(booted.machine);
         let neighbours = booted.neighbours(case, MemcgId::ROOT)?;
         let offset = |at| op.calls().map_or(at, |calls| calls.offset(at));
