@@ -95,7 +95,7 @@ pub fn outputs(bytes: &[u8]) {
     assert_eq!(lines(&parts), expected, "each line of one output is in one part");
     show::write(&mut sink(), names, &parts).expect("nothing can fail here");
     show::write_json(&mut sink(), names, &parts).expect("nothing can fail here");
-    if let Ok(least) = pair::least(&outputs) {
+    if let Ok(least) = pair::chosen(&outputs, pair::Choice::Least) {
         assert_eq!(least.lines().count(), expected, "the least of several runs has the lines of each");
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`pair`] | the least figures of several runs; matching lines and rows of several outputs |
+//! | [`pair`] | one figure for several runs; matching lines and rows of several outputs |
 //! | [`show`] | these as tables and as JSON |
 
 pub(crate) mod pair;
@@ -33,7 +33,13 @@ pub struct Args {
     #[arg(long, requires = "swap")]
     zswap: bool,
 
-    /// Runs on each kernel, which take turns. A figure is the least of its runs
+    /// Measure times: all kernels run in virtual machines of KVM, and a figure is the median of its
+    /// runs. Fails where the kernels don't run under KVM, as emulation has no times worth comparing
+    #[arg(long, conflicts_with = "icount")]
+    time: bool,
+
+    /// Runs on each kernel, which take turns. A figure is the least of its runs; with `--time` the
+    /// median
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
 
@@ -75,6 +81,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         io::stdin().read_to_end(&mut input)?;
     }
     let accel = args.task.accel(&sides.iter().map(|side| &side.kernel).collect::<Vec<_>>());
+    if args.time && accel != Accel::Kvm {
+        bail!(
+            "no times here: /dev/kvm is missing or can't be opened, or one of the kernels does not boot under KVM. \
+             Compare instructions instead (--icount), or run this on a machine with hardware virtualization"
+        );
+    }
     let mut differing = false;
     for nth in 0..args.runs {
         for side in &mut sides {
@@ -83,11 +95,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             match outcome {
                 Outcome::Interrupted(_) => return Ok(ExitCode::from(status)),
                 Outcome::Failed(_) => {
-                    // The failed run may lack rows, so there is no least.
+                    // The failed run may lack rows, so no figure is of all runs.
                     for side in &mut sides {
                         side.outputs = side.outputs.pop().into_iter().collect();
                     }
-                    show(&sides, &mut io::stdout().lock())?;
+                    show(args, &sides, &mut io::stdout().lock())?;
                     return Ok(ExitCode::from(FAILED));
                 }
                 Outcome::Exited(_) => {}
@@ -97,10 +109,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     if args.json.as_deref() == Some(Path::new("-")) {
-        show(&sides, &mut io::stderr().lock())?;
+        show(args, &sides, &mut io::stderr().lock())?;
         write_json(args, &sides, &mut io::stdout().lock())?;
     } else {
-        show(&sides, &mut io::stdout().lock())?;
+        show(args, &sides, &mut io::stdout().lock())?;
     }
     if let Some(mut file) = json {
         write_json(args, &sides, &mut file)?;
@@ -146,17 +158,18 @@ fn names(sides: &[Side]) -> Vec<&'static str> {
     sides.iter().map(|side| side.name).collect()
 }
 
-fn parts(sides: &[Side]) -> anyhow::Result<Vec<pair::Part>> {
-    let least = |side: &Side| match pair::least(&side.outputs) {
+fn parts(args: &Args, sides: &[Side]) -> anyhow::Result<Vec<pair::Part>> {
+    let choice = if args.time { pair::Choice::Median } else { pair::Choice::Least };
+    let chosen = |side: &Side| match pair::chosen(&side.outputs, choice) {
         Ok(output) => Ok(output),
         Err(row) => bail!("{}: a row is not in every run: {row}", side.name),
     };
-    Ok(pair::parts(&sides.iter().map(least).collect::<anyhow::Result<Vec<_>>>()?))
+    Ok(pair::parts(&sides.iter().map(chosen).collect::<anyhow::Result<Vec<_>>>()?))
 }
 
-fn show(sides: &[Side], out: &mut impl Write) -> anyhow::Result<()> {
+fn show(args: &Args, sides: &[Side], out: &mut impl Write) -> anyhow::Result<()> {
     let names = names(sides);
-    show::write(out, &names, &parts(sides)?)?;
+    show::write(out, &names, &parts(args, sides)?)?;
     if sides.iter().any(|side| !side.errors.is_empty()) {
         writeln!(out, "\nStandard error")?;
         let errors: Vec<_> = sides.iter().map(|side| side.errors.clone()).collect();
@@ -169,7 +182,9 @@ fn show(sides: &[Side], out: &mut impl Write) -> anyhow::Result<()> {
 fn write_json(args: &Args, sides: &[Side], out: &mut impl Write) -> anyhow::Result<()> {
     let release = |side: &Side| Some((side.name.to_string(), side.kernel.release()?.into()));
     let kernels: pair::Object = sides.iter().filter_map(release).collect();
-    let head = serde_json::json!({ "arch": args.task.arch.name(), "runs": args.runs, "kernels": kernels });
+    let head = serde_json::json!({
+        "arch": args.task.arch.name(), "runs": args.runs, "kernels": kernels, "time": args.time,
+    });
     writeln!(out, "{}", serde_json::json!({ "compare": head }))?;
-    Ok(show::write_json(out, &names(sides), &parts(sides)?)?)
+    Ok(show::write_json(out, &names(sides), &parts(args, sides)?)?)
 }

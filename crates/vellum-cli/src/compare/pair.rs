@@ -36,12 +36,22 @@ fn alike(a: &Object, b: &Object) -> bool {
     a.len() == b.len() && a.keys().all(|key| b.contains_key(key))
 }
 
-/// Returns the output of several runs of one program: the first run's, in which each figure is the
-/// least of all runs. Figures are the numbers of JSON objects. Rows are matched by their position.
+/// The figure that stands for those of several runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// The least, for counts of instructions: what is more is other work.
+    Least,
+    /// The median, for times; of an even number of runs, the lower of the middle two.
+    Median,
+}
+
+/// Returns the output of several runs of one program: the first run's, in which each figure is
+/// the one that `choice` chooses of all runs. Figures are the numbers of JSON objects. Rows are
+/// matched by their position.
 ///
 /// # Errors
 /// Returns the first row, of any run, that has other keys than the first run's, or is missing.
-pub fn least(runs: &[String]) -> Result<String, String> {
+pub fn chosen(runs: &[String], choice: Choice) -> Result<String, String> {
     let Some((first, others)) = runs.split_first() else { return Ok(String::new()) };
     let others: Vec<_> = others.iter().map(|run| read(run).rows).collect();
     let mut text = String::new();
@@ -51,14 +61,18 @@ pub fn least(runs: &[String]) -> Result<String, String> {
             text += &format!("{line}\n");
             continue;
         };
-        for other in &others {
-            let other = other.get(row).filter(|other| alike(&object, other)).ok_or_else(|| line.to_string())?;
-            for (key, value) in &mut object {
-                if let (Some(least), Some(figure)) = (value.as_f64(), other[key].as_f64())
-                    && figure < least
-                {
-                    *value = other[key].clone();
-                }
+        let alike_row = |other: &'_ Vec<Object>| other.get(row).filter(|other| alike(&object, other)).cloned();
+        let others: Option<Vec<_>> = others.iter().map(alike_row).collect();
+        let others = others.ok_or_else(|| line.to_string())?;
+        for (key, value) in &mut object {
+            let figures = others.iter().map(|other| &other[key]).chain([&*value]);
+            let mut figures: Vec<_> = figures.filter_map(|figure| Some((figure.as_f64()?, figure.clone()))).collect();
+            figures.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+            let at = if choice == Choice::Least { 0 } else { figures.len().saturating_sub(1) / 2 };
+            if value.is_number()
+                && let Some((_, figure)) = figures.get(at)
+            {
+                *value = figure.clone();
             }
         }
         row += 1;
@@ -135,14 +149,21 @@ mod tests {
             "first\n{\"op\":\"a\",\"ns\":2.5,\"kb\":1}\n{\"ns\":7}\n",
             "second\n{\"op\":\"b\",\"ns\":1.5,\"kb\":4}\n{\"ns\":9}\n",
         ]);
-        assert_eq!(least(&runs).unwrap(), "first\n{\"op\":\"a\",\"ns\":1.5,\"kb\":1}\n{\"ns\":7}\n");
-        assert_eq!(least(&runs[..1]).unwrap(), runs[0]);
+        assert_eq!(chosen(&runs, Choice::Least).unwrap(), "first\n{\"op\":\"a\",\"ns\":1.5,\"kb\":1}\n{\"ns\":7}\n");
+        assert_eq!(chosen(&runs[..1], Choice::Least).unwrap(), runs[0]);
+    }
+
+    #[test]
+    fn a_time_is_the_median_of_all_runs() {
+        let runs = owned(&["{\"ns\":9,\"op\":\"a\"}", "{\"ns\":2.5,\"op\":\"a\"}", "{\"ns\":3,\"op\":\"a\"}"]);
+        assert_eq!(chosen(&runs, Choice::Median).unwrap(), "{\"ns\":3,\"op\":\"a\"}\n");
+        assert_eq!(chosen(&runs[..2], Choice::Median).unwrap(), "{\"ns\":2.5,\"op\":\"a\"}\n");
     }
 
     #[test]
     fn a_run_with_other_rows_is_refused() {
-        assert_eq!(least(&owned(&["{\"a\":1}", "{\"b\":1}"])), Err("{\"a\":1}".into()));
-        assert_eq!(least(&owned(&["{\"a\":1}", ""])), Err("{\"a\":1}".into()));
-        assert_eq!(least(&owned(&["", "{\"a\":1}"])), Err("{\"a\":1}".into()));
+        assert_eq!(chosen(&owned(&["{\"a\":1}", "{\"b\":1}"]), Choice::Least), Err("{\"a\":1}".into()));
+        assert_eq!(chosen(&owned(&["{\"a\":1}", ""]), Choice::Least), Err("{\"a\":1}".into()));
+        assert_eq!(chosen(&owned(&["", "{\"a\":1}"]), Choice::Least), Err("{\"a\":1}".into()));
     }
 }
