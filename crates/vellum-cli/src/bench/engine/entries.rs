@@ -31,8 +31,8 @@ impl Entries {
 }
 
 impl Engine {
-    /// Does `op` once, on a fresh region. [`Op::SwapIn`] needs an engine
-    /// [`with_swap`](Engine::with_swap).
+    /// Does `op` once, on a fresh region. [`Op::Cow`] and swaps need an engine
+    /// [with room for all pages twice](Engine::with_pages_twice).
     ///
     /// # Errors
     /// The engine can't map the region, or the operation fails.
@@ -49,6 +49,13 @@ impl Engine {
             return Ok(Entries::between(time, 0, &before, &after));
         }
         shape(&space, &booted.cpu.enter(&space), range, case)?;
+        if op == Op::Cow {
+            let _child = space.fork().map_err(|error| Skip::system("fork", error))?;
+            let before = counted();
+            let watch = Stopwatch::start();
+            touch(&booted.cpu.enter(&space), range)?;
+            return Ok(Entries::between(watch.time(), 0, &before, &counted()));
+        }
         let Some(data) = op.data() else {
             let before = counted();
             let (time, after) = timed(booted, space, range, op)?;
@@ -82,6 +89,11 @@ mod tests {
 
     use super::*;
 
+    /// A fault copies a whole folio, but of folios of 2 MiB that PTEs map a page.
+    fn copies_of(case: &Case) -> u64 {
+        if case.folio_kib == 2048 { case.pages() } else { case.folios() }
+    }
+
     #[test]
     fn a_fault_takes_an_exception_and_an_operation_takes_a_call() {
         const BYTES: u64 = 4 << 20;
@@ -96,6 +108,8 @@ mod tests {
                 assert_eq!((entries.calls, entries.exceptions), (1, 0), "{op:?}, {folio_kib} KiB");
                 assert!(entries.flushes > 0, "{op:?}, {folio_kib} KiB");
             }
+            let copied = of(folio_kib, Op::Cow);
+            assert_eq!((copied.calls, copied.exceptions), (0, copies_of(&case)), "{folio_kib} KiB");
             let swapped_in = of(folio_kib, Op::SwapIn(Data::Compressible));
             assert_eq!(swapped_in.calls, 0);
             assert!((1..=case.pages()).contains(&swapped_in.exceptions), "{swapped_in:?}");

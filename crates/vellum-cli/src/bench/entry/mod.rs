@@ -27,7 +27,7 @@ use rows::{Added, Cost, Costs, Event};
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// Length of the engine's region: a multiple of 2 MiB. At most 256 MiB are swapped.
+    /// Length of the engine's region: a multiple of 2 MiB. At most 256 MiB are swapped or copied.
     #[arg(long, default_value = "1GiB", value_parser = parse_size)]
     pub size: u64,
     /// Runs of each measurement; the figure is their median.
@@ -44,15 +44,16 @@ pub struct Args {
     pub no_huge: bool,
 }
 
-/// The most bytes that are swapped.
-const MOST_SWAPPED: u64 = 256 << 20;
+/// The most bytes that are swapped, or copied.
+const MOST_TWICE: u64 = 256 << 20;
 
-const OPS: [Op; 8] = [
+const OPS: [Op; 9] = [
     Op::Munmap,
     Op::Dontneed,
     Op::Exit,
     Op::Protect,
     Op::Fork,
+    Op::Cow,
     Op::SwapOut(Data::Compressible),
     Op::SwapIn(Data::Compressible),
     Op::Touch,
@@ -107,13 +108,13 @@ fn cases(args: &Args) -> Vec<Case> {
 /// Runs the engine, and returns what the costs of its events would add, ordered by operation.
 fn added(args: &Args, cases: &[Case], costs: &Costs, progress: &Progress) -> Vec<Added> {
     let engine = Engine::of(args.size);
-    let swapping = Engine::of(args.size.min(MOST_SWAPPED)).with_pages_twice();
+    let with_copies = Engine::of(args.size.min(MOST_TWICE)).with_pages_twice();
     let mut rows = Vec::new();
     for op in OPS {
-        let swaps = op.data().is_some();
+        let twice = op.data().is_some() || op == Op::Cow;
         for case in cases {
-            let case = if swaps { Case { bytes: case.bytes.min(MOST_SWAPPED), ..*case } } else { *case };
-            let engine = if swaps { &swapping } else { &engine };
+            let case = if twice { Case { bytes: case.bytes.min(MOST_TWICE), ..*case } } else { *case };
+            let engine = if twice { &with_copies } else { &engine };
             progress.set_text(format!("{} {} vellum", op.title(), case.label()));
             let meter = Meter::start();
             let run = |_| {
