@@ -10,11 +10,13 @@
 //! | `plan` | reads `figures.toml` |
 //! | `results` | reads and writes the results of an experiment, and compares two |
 //! | `table` | makes a Markdown table of results |
+//! | `passes` | joins the results of several runs of an experiment |
 //! | `page` | finds the tables in a page, and replaces them |
 //! | `measure` | runs the experiments |
 
 mod measure;
 mod page;
+mod passes;
 mod plan;
 mod results;
 mod table;

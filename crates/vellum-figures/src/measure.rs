@@ -1,4 +1,4 @@
-//! Runs experiments, each once, on one commit.
+//! Runs experiments, each as often as the plan says, on one commit.
 //!
 //! Results are kept under `target/figures` until all experiments of the commit have them. So a run
 //! that was interrupted or refused goes on where it stopped, and the documents' results are of one
@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 
+use crate::passes::joined;
 use crate::plan::{Experiment, of_one_origin, path_of};
 use crate::{Plan, Results};
 
@@ -37,56 +38,66 @@ pub struct Measured {
 /// the results are not of one machine, or a file cannot be written.
 pub fn measure(root: &Path, vellum: &Path, names: &[String], again: bool) -> anyhow::Result<Measured> {
     let plan = Plan::read(root)?;
-    let mut experiments = plan.named(names)?;
+    let experiments = plan.named(names)?;
     let shown = shown(root, &plan);
     let commit = commit(root, if names.is_empty() { None } else { shown.values().next() })?;
     let kept = root.join("target/figures").join(if again { format!("{commit}-again") } else { commit.clone() });
     std::fs::create_dir_all(&kept).with_context(|| kept.display().to_string())?;
-    let read = |name: &str, experiment: &Experiment| {
-        let results = Results::read(&kept.join(format!("{name}.json"))).ok();
-        results.filter(|results| results.command == experiment.command())
+    let file = |name: &str, pass: u32| kept.join(format!("{name}.{pass}.json"));
+    let passes = |experiment: &Experiment| if again { 1 } else { plan.passes(experiment) };
+    let read = |name: &str, experiment: &Experiment| -> Option<Vec<_>> {
+        (0..passes(experiment)).map(|pass| read_pass(&file(name, pass), experiment)).collect()
     };
     let mut measured = Measured::default();
-    if names.is_empty() {
-        experiments.retain(|name, experiment| read(name, experiment).is_none());
-    }
-    let minutes: u32 = experiments.values().filter_map(|experiment| experiment.minutes).sum();
-    eprintln!(
-        "figures: {} experiments, about {minutes} minutes on a machine that does nothing else",
-        experiments.len()
-    );
-    for (number, (name, experiment)) in experiments.iter().enumerate() {
+    // The passes of an experiment lie apart: one may have neighbours on the machine.
+    let most = experiments.values().map(|experiment| passes(experiment)).max().unwrap_or(0);
+    let of_pass = |pass| experiments.iter().map(move |(name, experiment)| (pass, *name, *experiment));
+    let lacks = |&(pass, name, experiment): &(u32, &str, &Experiment)| {
+        pass < passes(experiment) && (!names.is_empty() || read_pass(&file(name, pass), experiment).is_none())
+    };
+    let runs: Vec<_> = (0..most).flat_map(of_pass).filter(lacks).collect();
+    let minutes: u32 = runs.iter().filter_map(|(_, _, experiment)| experiment.minutes).sum();
+    eprintln!("figures: {} runs, about {minutes} minutes on a machine that does nothing else", runs.len());
+    for (number, (pass, name, experiment)) in runs.iter().enumerate() {
         let about = experiment.minutes.map_or(String::new(), |minutes| format!(", about {minutes} minutes"));
-        eprintln!("figures: {} of {}, {name}{about}: {}", number + 1, experiments.len(), experiment.command());
+        eprintln!("figures: {} of {}, {name}{about}: {}", number + 1, runs.len(), experiment.command());
         let began = Instant::now();
         let results = run(root, vellum, experiment, &commit)
             .with_context(|| format!("{name} (run ./x figures again: it goes on here)"))?;
         eprintln!("figures: {name} took {:.1} minutes", began.elapsed().as_secs_f64() / 60.0);
-        replace(&kept.join(format!("{name}.json")), &results.text())?;
+        replace(&file(name, *pass), &results.text())?;
     }
     if again {
         for (name, experiment) in plan.named(names)? {
-            let results = read(name, experiment).with_context(|| format!("{name}: no results"))?;
+            let results = read(name, experiment).and_then(|passes| joined(&passes));
+            let results = results.with_context(|| format!("{name}: no results"))?;
             let outside = Results::read(&path_of(root, name))?.outside(&results);
             measured.outside.extend(outside.into_iter().map(|line| format!("{name}: {line}")));
         }
         return Ok(measured);
     }
-    let mut all = BTreeMap::new();
+    let (mut all, mut parts) = (BTreeMap::new(), BTreeMap::new());
     for (name, experiment) in &plan.experiment {
-        let known = || shown.get(name).filter(|results| results.commit == commit).cloned();
-        match read(name, experiment).or_else(known) {
+        let known = || Some(vec![shown.get(name).filter(|results| results.commit == commit)?.clone()]);
+        let passes = read(name, experiment).or_else(known).unwrap_or_default();
+        match joined(&passes) {
             Some(results) => _ = all.insert(name.clone(), results),
             None => measured.missing.push(name.clone()),
         }
+        parts.extend((0..).zip(passes).map(|(pass, results)| (format!("{name}.{pass}"), results)));
     }
-    of_one_origin(&all)?;
+    of_one_origin(&parts)?;
     if measured.missing.is_empty() {
         for (name, results) in &all {
             replace(&path_of(root, name), &results.text())?;
         }
     }
     Ok(measured)
+}
+
+/// Returns the results of a pass, if it was run, by the same command.
+fn read_pass(file: &Path, experiment: &Experiment) -> Option<Results> {
+    Results::read(file).ok().filter(|results| results.command == experiment.command())
 }
 
 /// Returns the documents' results of the experiments whose command is still the same.

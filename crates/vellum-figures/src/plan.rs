@@ -12,6 +12,9 @@ use crate::{FOLDER, Results};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
+    /// How often each experiment that measures times is run; the others repeat.
+    #[serde(default = "once")]
+    passes: u32,
     /// The experiments, by name.
     pub experiment: BTreeMap<String, Experiment>,
     /// The tables, by name.
@@ -24,7 +27,7 @@ pub struct Plan {
 pub struct Experiment {
     /// The arguments of `vellum`, separated by spaces. It is given `--json FILE` too, before `--`.
     pub run: String,
-    /// The minutes that it took on the machine of the documents' figures.
+    /// The minutes that one pass took on the machine of the documents' figures.
     pub minutes: Option<u32>,
 }
 
@@ -40,7 +43,16 @@ pub struct TableSpec {
     pub columns: Vec<String>,
 }
 
+fn once() -> u32 {
+    1
+}
+
 impl Plan {
+    /// Returns how often an experiment is run.
+    pub(crate) fn passes(&self, experiment: &Experiment) -> u32 {
+        if experiment.boots().is_some() { 1 } else { self.passes }
+    }
+
     /// Reads the plan of a repository.
     ///
     /// # Errors

@@ -150,7 +150,7 @@ impl Results {
 }
 
 /// Returns what identifies a row: all fields that describe it instead of a measured figure.
-fn identity(row: &Map<String, Value>) -> String {
+pub(crate) fn identity(row: &Map<String, Value>) -> String {
     const FIELDS: [&str; 17] = [
         "bench",
         "op",

@@ -15,7 +15,7 @@ impl Repository {
         let repository = Repository { folder: tempfile::tempdir().unwrap() };
         repository.write(
             "docs/figures/figures.toml",
-            "[experiment]\na.run = \"bench a\"\nb.run = \"compare --arch aarch64 -- program\"\n\
+            "passes = 2\n[experiment]\na.run = \"bench a\"\nb.run = \"compare --arch aarch64 -- program\"\n\
              b.minutes = 2\n[table]\n",
         );
         repository.write("source", "one");
@@ -25,7 +25,9 @@ impl Repository {
             "vellum",
             "#!/bin/sh\necho \"$*\" | sed 's/--json [^ ]*/--json FILE/' >>calls\n\
              while [ \"$1\" != --json ]; do shift; done\n\
-             printf '{\"machine\":{\"CPU\":\"c\",\"kernel\":\"k\"}}\\n{\"row\":1}\\n' >\"$2\"\n",
+             time=$(wc -l <calls)\n\
+             printf '{\"machine\":{\"CPU\":\"c\",\"kernel\":\"k\"}}\\n{\"op\":\"o\",\"a_ns\":%s0,\"floor_ns\":%s0,\
+             \"min\":{\"a_ns\":%s},\"max\":{\"a_ns\":%s00}}\\n' $time $time $time $time >\"$2\"\n",
         );
         let status = Command::new("chmod").arg("+x").arg(repository.path("vellum")).status().unwrap();
         assert!(status.success());
@@ -90,11 +92,25 @@ fn the_documents_change_once_every_experiment_is_measured() {
     assert_eq!(repository.measure(&["a"]).unwrap(), ["b"]);
     assert!(repository.shown().is_empty());
     assert!(repository.measure(&[]).unwrap().is_empty());
-    assert_eq!(repository.calls(), [A, B]);
+    // The first call of a was before.
+    assert_eq!(repository.calls(), [A, A, B]);
     assert_eq!(repository.shown().len(), 2);
     // A named experiment is measured again.
     assert!(repository.measure(&["b"]).unwrap().is_empty());
     assert_eq!(repository.calls(), [B]);
+}
+
+#[test]
+fn times_are_of_all_passes() {
+    let repository = Repository::new();
+    repository.measure(&[]).unwrap();
+    assert_eq!(repository.calls(), [A, B, A]);
+    let results = vellum_figures::Results::read(&repository.path("docs/figures/a.json")).unwrap();
+    let row = serde_json::Value::from(results.rows[0].clone());
+    let expected = serde_json::json!({
+        "op": "o", "a_ns": 20, "floor_ns": 10, "min": { "a_ns": 1 }, "max": { "a_ns": 300 },
+    });
+    assert_eq!(row, expected, "of the first call and the third");
 }
 
 #[test]

@@ -1,0 +1,53 @@
+//! Joins the results of several passes. One invocation of a benchmark repeats itself better than
+//! the next one does, with its memory elsewhere: so the range of a figure is that of all passes.
+
+use serde_json::{Map, Number, Value};
+
+use crate::results::{Results, identity};
+
+/// Joins the results of passes of one experiment. A figure is the median of the passes' figures,
+/// and a bound or a share of noise the farthest; a floor is the least. Only rows that all passes
+/// have are joined.
+///
+/// Returns `None` if there is no pass.
+pub fn joined(passes: &[Results]) -> Option<Results> {
+    let (first, others) = passes.split_first()?;
+    let rows = first.rows.iter().filter_map(|row| {
+        let name = identity(row);
+        let same = |other: &'_ Results| other.rows.iter().find(|row| identity(row) == name).cloned();
+        let rows: Option<Vec<_>> = others.iter().map(same).collect();
+        Some(row_of(row, &rows?, None))
+    });
+    Some(Results { rows: rows.collect(), ..first.clone() })
+}
+
+/// Joins rows, or the objects with the bounds `within` of rows.
+fn row_of(first: &Map<String, Value>, others: &[Map<String, Value>], within: Option<&str>) -> Map<String, Value> {
+    let join = |(key, value): (&String, &Value)| {
+        let values = || std::iter::once(value).chain(others.iter().filter_map(|other| other.get(key)));
+        let joined = match value {
+            Value::Object(bounds) => {
+                let others: Vec<_> = others.iter().filter_map(|other| other.get(key)?.as_object().cloned()).collect();
+                Value::Object(row_of(bounds, &others, Some(key)))
+            }
+            Value::Number(_) => number(key, within, values().filter_map(Value::as_f64).collect()),
+            _ => value.clone(),
+        };
+        (key.clone(), joined)
+    };
+    first.iter().map(join).collect()
+}
+
+/// Joins the numbers that the passes have for a field.
+fn number(key: &str, within: Option<&str>, mut numbers: Vec<f64>) -> Value {
+    numbers.sort_by(f64::total_cmp);
+    let last = numbers.len() - 1;
+    let joined = match (within, key) {
+        (Some("min" | "wall_min"), _) | (None, "floor_ns") => numbers[0],
+        (Some("max"), _) | (None, "others" | "stolen") => numbers[last],
+        _ => (numbers[last / 2] + numbers[last.div_ceil(2)]) / 2.0,
+    };
+    // Nanoseconds and counts are whole numbers.
+    let whole = key.ends_with("_ns") || numbers.iter().all(|number| number.fract() == 0.0);
+    if whole { Value::from(joined.round() as u64) } else { Number::from_f64(joined).map_or(Value::Null, Value::Number) }
+}
