@@ -18,9 +18,10 @@ use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Access, Config, Fast, Program};
 
-const USAGE: &str = "usage: profile touch|unmap|fork|protect|free|pageout|swap-in [ascending|random [KIB [MIB]]]
+const USAGE: &str =
+    "usage: profile touch|unmap|discard|fork|protect|free|pageout|swap-in [ascending|random [KIB [MIB]]]
 MIB of memory, 64 without it, are touched in folios of KIB, 4 without it: the operation is then run on them.
-free: MADV_FREE. touch: the touching itself. swap-in: of same-filled pages, by reads.";
+free: MADV_FREE. discard: MADV_DONTNEED. touch: the touching itself. swap-in: of same-filled pages, by reads.";
 
 const PAGE: u64 = 4096;
 
@@ -79,6 +80,7 @@ fn run(operation: &str, is_random: bool, folio: u64, len: u64) -> Result<(), Box
     match operation {
         "touch" => {}
         "unmap" => measured(|| space.unmap(start, len))?,
+        "discard" => measured(|| space.advise(start, len, Advise::DontNeed))?,
         "fork" => drop(measured(|| space.fork())?),
         "protect" => measured(|| space.protect(start, len, Prot::READ))?,
         "free" => measured(|| space.advise(start, len, Advise::Free))?,

@@ -1,13 +1,13 @@
 //! Implements the system calls that take a file descriptor: read, write, `fcntl`, `fallocate` and
 //! the like.
 
-use super::pieces::by_pieces;
+use super::pieces::{by_pieces, may_go_on};
 use super::{Answer, lock};
 use crate::files;
 use crate::files::user::UserBytes;
 use crate::mem::uaccess;
+use crate::task::Thread;
 use crate::task::signal::{self, Info};
-use crate::task::{Thread, executor};
 use alloc::sync::Arc;
 use core::future::Future;
 use linux_raw_sys::{general as abi, ioctl};
@@ -303,7 +303,7 @@ pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, le
     let mut done = 0;
     let piece = || {
         while !open.allocate(mode as u32, offset as i64, len as i64, &mut done)? {
-            if !executor::has_time_slice() {
+            if !may_go_on(thread) {
                 return Ok(false);
             }
         }

@@ -1,7 +1,7 @@
 //! Implements `mmap`, `madvise` and the other memory calls on top of the engine.
 
 use super::Answer;
-use super::pieces::by_pieces;
+use super::pieces::{by_pieces, may_go_on};
 use crate::arch::abi::MAP_LOW;
 use crate::files::user::UserBytes;
 use crate::files::{contents, proc};
@@ -9,7 +9,7 @@ use crate::mem::memcgs;
 use crate::mem::spaces::All;
 use crate::mem::thread::{BlockedOn, failed};
 use crate::mem::{UserSpace, uaccess};
-use crate::task::{Thread, deliver, executor};
+use crate::task::{Thread, deliver};
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
@@ -132,7 +132,7 @@ pub async fn populate(thread: &Arc<Thread>, addr: u64, len: u64, unlocked: bool)
 async fn populate_rest(thread: &Arc<Thread>, memory: &Arc<UserSpace>, mut rest: Populating) -> Result<(), Errno> {
     loop {
         let piece = || {
-            let populated = memory.engine.populate_some(&mut rest, executor::has_time_slice);
+            let populated = memory.engine.populate_some(&mut rest, || may_go_on(thread));
             populated.map_err(|error| failed(error.refused(), error.errno()))
         };
         match by_pieces(thread, piece).await {
@@ -211,7 +211,7 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
         if advice == Advise::PageOut {
             memcgs::update_swap_room();
         }
-        memory.engine.advise_some(&mut rest, executor::has_time_slice).map_err(told)
+        memory.engine.advise_some(&mut rest, || may_go_on(thread)).map_err(told)
     };
     by_pieces(thread, piece).await.map(|()| 0)
 }
@@ -233,7 +233,7 @@ pub async fn mlock(thread: &Arc<Thread>, addr: u64, len: u64, flags: u64) -> Ans
     let told = |error: LockError| failed(error.refused(), error.errno());
     let mut rest = memory.engine.begin_lock(addr, len, flags != 0).map_err(told)?;
     let piece = || {
-        let populated = memory.engine.populate_some(&mut rest, executor::has_time_slice);
+        let populated = memory.engine.populate_some(&mut rest, || may_go_on(thread));
         populated.map_err(|error| told(LockError::Fault(error)))
     };
     by_pieces(thread, piece).await.map(|()| 0)

@@ -1,15 +1,24 @@
 //! Runs long system calls piece by piece, so that other tasks run in between.
 
 use crate::mem::thread::BlockedOn;
-use crate::task::executor::yield_now;
-use crate::task::{Thread, deliver};
+use crate::task::executor::{has_time_slice, is_contended, yield_now};
+use crate::task::{Thread, deliver, time};
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
 
-/// Runs a system call that may take long. `piece` works as long as the thread's time slice lasts
-/// ([`has_time_slice`](crate::task::executor::has_time_slice)) and returns true when the call is
-/// complete. Between two pieces other tasks run. When a piece blocks (on memory, for example), only
-/// that piece is retried after the wait; completed pieces are not.
+/// Returns whether a system call of this thread may go on: its time slice lasts, or no other task
+/// waits for a CPU and no signal for the thread. A pause is not free: memory that is unmapped in
+/// two pieces is sorted and freed as two.
+pub fn may_go_on(thread: &Thread) -> bool {
+    has_time_slice() || {
+        time::expire();
+        !is_contended() && !thread.is_interrupted()
+    }
+}
+
+/// Runs a system call that may take long. `piece` works as long as the call [`may_go_on`], and
+/// returns true when the call is complete. Between two pieces other tasks run. When a piece blocks
+/// (on memory, for example), only that piece is retried after the wait; completed pieces are not.
 ///
 /// # Errors
 ///
