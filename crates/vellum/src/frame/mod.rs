@@ -242,12 +242,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// that is not a tail, returns the frame itself.
     #[inline]
     pub fn head(&self, pfn: Pfn) -> (Pfn, &'p Frame) {
-        self.head_of(pfn, self.frame(pfn))
-    }
-
-    /// Returns what [`Frames::head`] does. `frame` is the descriptor of `pfn`.
-    #[inline]
-    pub(crate) fn head_of(&self, pfn: Pfn, frame: &'p Frame) -> (Pfn, &'p Frame) {
+        let frame = self.frame(pfn);
         let state = frame.state();
         if state.kind() != FrameKind::Tail {
             return (pfn, frame);

@@ -66,7 +66,7 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
         // The bits that are equal in all PTEs of the stretch.
         let equal = !(address_bits(table) & !P::Arch::CONT | P::Arch::HARDWARE);
         let stretch = Scattered { table, entries, first, equal, block, index };
-        (index % block == 0 && !entries.is_empty() && !stretch.begins_long_run()).then_some(stretch)
+        (index.is_multiple_of(block) && !entries.is_empty() && !stretch.begins_long_run()).then_some(stretch)
     }
 
     /// Returns whether the first PTE seems to begin a long run.
@@ -83,8 +83,8 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
         if self.block == 1 { LONG } else { LONG_CONT }
     }
 
-    /// Replaces `parts` by the next `most`, from PTE `n` on, and prefetches their descriptors. There
-    /// are fewer at the end of the stretch: where attributes differ or a long run begins.
+    /// Replaces `parts` by the next `most`, from PTE `n` on, and prefetches their descriptors.
+    /// There are fewer at the end of the stretch: where attributes differ or a long run begins.
     ///
     /// Not inlined: the compiler then keeps what the loop needs in registers.
     #[inline(never)]
@@ -172,15 +172,16 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
         Change { first, keep, copy, idle }: Change<P::Arch>,
     ) {
         let differs = entries.iter().fold(0, |differs, entry| differs | entry.load(Relaxed) ^ first);
-        let each = entries.iter().zip(copies).enumerate();
+        let each = entries.iter().zip(copies);
         let Some((keep_bits, copy_bits)) = idle.filter(|_| differs & P::Arch::HARDWARE == 0) else {
-            each.for_each(|(i, (entry, to))| *to = copy.of(flip_entry(self.table, index + i, entry, keep, None)));
+            each.zip(index..)
+                .for_each(|((entry, to), at)| *to = copy.of(flip_entry(self.table, at, entry, keep, None)));
             return;
         };
         match keep_bits {
-            0 => each.for_each(|(_, (entry, to))| *to = entry.load(Relaxed) ^ copy_bits),
-            _ => each.for_each(|(i, (entry, to))| {
-                *to = flip_entry(self.table, index + i, entry, keep, Some(keep_bits)) ^ copy_bits;
+            0 => each.for_each(|(entry, to)| *to = entry.load(Relaxed) ^ copy_bits),
+            _ => each.zip(index..).for_each(|((entry, to), at)| {
+                *to = flip_entry(self.table, at, entry, keep, Some(keep_bits)) ^ copy_bits;
             }),
         }
     }

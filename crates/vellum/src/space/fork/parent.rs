@@ -365,7 +365,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     #[inline(never)]
     fn take_part<const EXCLUSIVE: bool>(
         self,
-        &Part { mut pfn, mut frame, ptes }: &Part<'m>,
+        &Part { mut pfn, ptes, .. }: &Part<'m>,
         order: u32,
         hold: &mut ListHold<'_, 'm, P>,
         taken: &mut Taken,
@@ -373,7 +373,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         let frames = self.machine().frames();
         let mut left = (ptes as u32) << order;
         loop {
-            let (head, folio) = frames.head_of(pfn, frame);
+            let (head, folio) = frames.head(pfn);
             let state = folio.state();
             if state.has(flag::OBJECT) {
                 return None;
@@ -400,7 +400,6 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                 return Some(Alike(alike));
             }
             pfn = pfn.add(pages);
-            frame = frames.frame(pfn);
         }
     }
 
