@@ -79,6 +79,9 @@ impl<'m, P: Platform> FrameSet<'m, P> {
     pub(crate) fn insert(&mut self, list: &mut [FrameRange]) -> usize {
         /// The number of ranges that are moved before `resched` is called (INV-11).
         const RANGES_PER_PIECE: usize = 256;
+        if self.limit == 0 {
+            return list.len();
+        }
         let mut stay = 0;
         for from in (0..list.len()).step_by(RANGES_PER_PIECE) {
             for at in from..list.len().min(from + RANGES_PER_PIECE) {
