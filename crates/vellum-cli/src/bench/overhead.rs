@@ -8,27 +8,21 @@ use vellum_linux::compact;
 use vellum_linux::cpu::PinnedCpu;
 use vellum_linux::settings::knobs::Knobs;
 use vellum_linux::settings::mthp::Mthp;
-use vellum_linux::workload::case::{Case, TABLE_SPAN, parse_folio};
+use vellum_linux::workload::case::Case;
 
 use super::contender::{NOTABLE_FALLBACK, Skip};
 use super::engine::{Engine, Overhead};
 use super::progress::Progress;
-use super::regions::FEW_FOLIOS;
+use super::regions::Sizes;
 use super::report::{Part, Section, Table, Value, show};
 
 /// The options of the benchmark.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// Length of the region: a multiple of 2 MiB. The figures are scaled to 1 GiB.
-    #[arg(long, default_value = "1GiB", value_parser = parse_size)]
-    pub size: u64,
-    /// Folio sizes in KiB whose pages are mapped by a PTE each.
-    #[arg(long, value_delimiter = ',', default_values_t = FEW_FOLIOS, value_parser = parse_folio)]
-    pub folios: Vec<u32>,
-    /// Leave out the region of 2 MiB folios that are mapped by huge PTEs.
-    #[arg(long)]
-    pub no_huge: bool,
+    /// The region. The figures are scaled to 1 GiB.
+    #[command(flatten)]
+    pub sizes: Sizes,
     /// The directory of the huge-page settings.
     #[arg(long, hide = true, default_value = "/sys/kernel/mm/transparent_hugepage")]
     pub thp_root: PathBuf,
@@ -141,13 +135,10 @@ fn sum(parts: &[(&str, Option<u64>)]) -> Option<u64> {
 /// # Errors
 /// `--size` is not a multiple of 2 MiB.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
-    anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
+    let cases = args.sizes.cases()?;
     let _pinned = PinnedCpu::pin();
-    let small = args.folios.iter().map(|&folio_kib| Case::of(args.size, folio_kib));
-    let huge = (!args.no_huge).then_some(Case { huge: true, ..Case::of(args.size, 2048) });
-    let cases: Vec<Case> = small.chain(huge).collect();
     let progress = Progress::new(2 * cases.len() as u64);
-    let engine = Engine::of(args.size);
+    let engine = Engine::of(args.sizes.size);
     let (mthp, mut knobs) = (Mthp::at(&args.thp_root), Knobs::guarded(&args.thp_root));
     let row = |case: Case| {
         progress.set_text(format!("memory {} vellum", case.label()));
@@ -239,10 +230,6 @@ fn notes(rows: &[Row]) -> Vec<String> {
         notes.push("linux's VMAs are not in its figure: /proc/slabinfo needs root.".into());
     }
     notes
-}
-
-fn parse_size(text: &str) -> Result<u64, vellum_inspect::size::SizeError> {
-    vellum_inspect::size::parse(text)
 }
 
 #[cfg(test)]

@@ -68,14 +68,18 @@ impl Booted {
         Ok(())
     }
 
-    /// Compacts the memory that a churn left in pieces, before a region of the case's large folios
-    /// is touched, as it is done on Linux.
+    /// Compacts the memory that a churn left in pieces, as far as a region of the case lacks blocks
+    /// for its folios: a kernel's faults would ask for as much.
     pub fn compact(&self, case: &Case) {
-        if let Some((_, spaces)) = self.aged.borrow().as_ref()
-            && case.folio_kib > 4
-        {
+        let aged = self.aged.borrow();
+        let Some((_, spaces)) = aged.as_ref() else { return };
+        let order = case.pages_per_folio().trailing_zeros() as usize;
+        let free = self.machine.frames().free_blocks_on(0);
+        let folios: u64 = (order..).zip(&free[order..]).map(|(of, blocks)| blocks << (of - order)).sum();
+        let lacking = case.folios().saturating_sub(folios) * case.folio_bytes();
+        if lacking > 0 {
             let spaces: Vec<&Space<'static>> = spaces.iter().collect();
-            let _emptied = compact(self.machine, &spaces[..], None, u64::MAX);
+            let _emptied = compact(self.machine, &spaces[..], None, lacking.div_ceil(TABLE_SPAN));
         }
     }
 

@@ -12,14 +12,14 @@ mod section;
 use vellum_linux::child::entry;
 use vellum_linux::cpu::{PinnedCpu, allowed_cpus};
 use vellum_linux::stats::Summary;
-use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
+use vellum_linux::workload::case::{Case, Op};
 use vellum_linux::workload::data::Data;
 
 use super::contender::Skip;
 use super::engine::{Engine, Entries};
 use super::load::Meter;
 use super::progress::Progress;
-use super::regions::FEW_FOLIOS;
+use super::regions::Sizes;
 use super::report::Section;
 use rows::{Added, Cost, Costs, Event};
 
@@ -27,21 +27,15 @@ use rows::{Added, Cost, Costs, Event};
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// Length of the engine's region: a multiple of 2 MiB. At most 256 MiB are swapped or copied.
-    #[arg(long, default_value = "1GiB", value_parser = parse_size)]
-    pub size: u64,
+    /// The engine's region, of which at most 256 MiB are swapped or copied.
+    #[command(flatten)]
+    pub sizes: Sizes,
     /// Runs of each measurement; the figure is their median.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
     /// Events in a run, in units of 512.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Folio sizes in KiB whose pages are mapped by a PTE each.
-    #[arg(long, value_delimiter = ',', default_values_t = FEW_FOLIOS, value_parser = parse_folio)]
-    pub folios: Vec<u32>,
-    /// Leave out the region of 2 MiB folios that are mapped by huge PTEs.
-    #[arg(long)]
-    pub no_huge: bool,
 }
 
 /// The most bytes that are swapped, or copied.
@@ -64,10 +58,9 @@ const OPS: [Op; 9] = [
 /// # Errors
 /// `--size` is not a multiple of 2 MiB.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
-    anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
+    let cases = args.sizes.cases()?;
     let cpus = allowed_cpus();
     let _pinned = PinnedCpu::pin();
-    let cases = cases(args);
     let runs = u64::from(args.runs);
     let progress = Progress::new(runs * (1 + (cases.len() * OPS.len()) as u64));
     let costs = costs(args, &cpus, &progress);
@@ -100,15 +93,10 @@ fn costs(args: &Args, cpus: &[usize], progress: &Progress) -> Costs {
     Costs(Event::ALL.map(cost))
 }
 
-fn cases(args: &Args) -> Vec<Case> {
-    let small = args.folios.iter().map(|&folio_kib| Case::of(args.size, folio_kib));
-    small.chain((!args.no_huge).then_some(Case { huge: true, ..Case::of(args.size, 2048) })).collect()
-}
-
 /// Runs the engine, and returns what the costs of its events would add, ordered by operation.
 fn added(args: &Args, cases: &[Case], costs: &Costs, progress: &Progress) -> Vec<Added> {
-    let engine = Engine::of(args.size);
-    let with_copies = Engine::of(args.size.min(MOST_TWICE)).with_pages_twice();
+    let engine = Engine::of(args.sizes.size);
+    let with_copies = Engine::of(args.sizes.size.min(MOST_TWICE)).with_pages_twice();
     let mut rows = Vec::new();
     for op in OPS {
         let twice = op.data().is_some() || op == Op::Cow;
@@ -127,8 +115,4 @@ fn added(args: &Args, cases: &[Case], costs: &Costs, progress: &Progress) -> Vec
         }
     }
     rows
-}
-
-fn parse_size(text: &str) -> Result<u64, vellum_inspect::size::SizeError> {
-    vellum_inspect::size::parse(text)
 }

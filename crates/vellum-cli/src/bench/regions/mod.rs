@@ -5,16 +5,18 @@
 //! |---|---|
 //! | [`rows`] | results, and their JSON |
 //! | [`mod@section`] | the section of the report |
+//! | [`sizes`] | the sizes of the region and of its folios |
 
 mod rows;
 mod section;
+mod sizes;
 
 use std::path::PathBuf;
 
 use vellum_linux::Linux;
 use vellum_linux::cpu::PinnedCpu;
 use vellum_linux::workload::arm::Arm;
-use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
+use vellum_linux::workload::case::{Case, Op, parse_folio};
 use vellum_linux::workload::mapping::Mapping;
 
 use super::contender::{Column, Contender};
@@ -24,6 +26,8 @@ use super::progress::Progress;
 use super::report::{Part, Section};
 use super::turns::{self, Taken};
 pub use rows::Row;
+use sizes::cases_of;
+pub use sizes::{FEW_FOLIOS, Sizes, check_size};
 
 /// The regions to measure.
 #[derive(Clone, clap::Args)]
@@ -53,9 +57,6 @@ pub struct Args {
     #[arg(long, hide = true, default_value = "/sys/kernel/mm/transparent_hugepage")]
     pub thp_root: PathBuf,
 }
-
-/// The most informative folio sizes, in KiB.
-pub const FEW_FOLIOS: [u32; 3] = [4, 64, 2048];
 
 impl Args {
     /// Returns these options with regions of at most `size` bytes, and only the folio sizes of
@@ -129,15 +130,13 @@ pub fn section_of(args: &Args, work: &[(Case, Op)], subject: &Subject) -> anyhow
 }
 
 fn check(args: &Args) -> anyhow::Result<()> {
-    anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
+    check_size(args.size)?;
     Ok(())
 }
 
 /// Returns the cases of these options that can have this mapping, arm by arm.
 pub fn cases(args: &Args, mapping: Mapping) -> impl Iterator<Item = Case> {
-    let small = args.folios.iter().map(|&folio_kib| Case::of(args.size, folio_kib));
-    let huge = (!args.no_huge).then_some(Case { huge: true, ..Case::of(args.size, 2048) });
-    let cases = small.chain(huge);
+    let cases = cases_of(args.size, &args.folios, args.no_huge);
     let cases = args.arms.iter().flat_map(move |&arm| cases.clone().map(move |case| Case { arm, mapping, ..case }));
     cases.filter(move |case| mapping.can_be(case))
 }
@@ -170,6 +169,7 @@ fn measure(args: &Args, cases: &[Case], ops: &[Op], contenders: &mut [Box<dyn Co
     rows
 }
 
-fn parse_size(text: &str) -> Result<u64, vellum_inspect::size::SizeError> {
+/// Parses a size with a unit, such as `1GiB`.
+pub fn parse_size(text: &str) -> Result<u64, vellum_inspect::size::SizeError> {
     vellum_inspect::size::parse(text)
 }

@@ -17,14 +17,14 @@ use std::path::PathBuf;
 
 use vellum::platform::MAX_CPUS;
 use vellum_linux::cpu::allowed_cpus;
-use vellum_linux::workload::case::{Case, Op, TABLE_SPAN, parse_folio};
+use vellum_linux::workload::case::{Case, Op, parse_folio};
 use vellum_linux::workload::shuffle::{SEED, shuffle};
 
 use super::contender::{Columns, Skip};
 use super::engine;
 use super::load::Meter;
 use super::progress::Progress;
-use super::regions::{self, FEW_FOLIOS};
+use super::regions::{self, FEW_FOLIOS, check_size, parse_size};
 use super::report::Section;
 use rows::{Outcome, Row, Taken};
 use teams::{Engine, Floor, Linux, Team};
@@ -94,7 +94,7 @@ impl Spaces {
 /// # Errors
 /// An argument is not possible on this machine.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
-    anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
+    check_size(args.size)?;
     let mut cpus = allowed_cpus();
     let threads = args.crowd.threads.map_or(cpus.len().min(MAX_CPUS), NonZero::get);
     anyhow::ensure!(
@@ -174,10 +174,6 @@ fn take_turns(
     Taken { outcomes, load: meter.load() }
 }
 
-fn parse_size(text: &str) -> Result<u64, vellum_inspect::size::SizeError> {
-    vellum_inspect::size::parse(text)
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
@@ -188,6 +184,7 @@ mod tests {
     use crate::bench::contender::Column;
     use pace::Times;
     use teams::Sample;
+    use vellum_linux::workload::case::TABLE_SPAN;
 
     type Log = Rc<RefCell<Vec<(Column, Range<usize>)>>>;
 
