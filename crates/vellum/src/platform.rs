@@ -325,7 +325,8 @@ pub enum Event {
     /// The lock of a page table is about to be released.
     Unlocking(Pfn),
     /// A frame becomes a page table of this level (1 is the last level) of a space. No other page
-    /// table points to it yet, so no other CPU can reach it.
+    /// table points to it yet, so no other CPU can reach it. Its entries count as empty, and have
+    /// any value until the engine writes them, which it does before it publishes the page table.
     TableAllocated(Pfn, u8, SpaceId),
     /// An unhooked page table is about to be freed.
     TableFreed(Pfn),

@@ -160,14 +160,21 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// Records that other CPUs can see this page table from now on. Until now it could be written
-    /// without an event, so its entries are read from memory; from here on each change needs an
-    /// event.
+    /// Records that other CPUs can see this page table from now on. An entry that the engine has
+    /// not written must be zero.
     fn publish(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
         let Some(level) = self.table(pfn).map(|t| t.level) else {
             return;
         };
         self.learn(pfn, hardware);
+        let unwritten = self.table(pfn).and_then(|table| {
+            let values = (0..).zip(table.values.iter().flatten());
+            values.filter(|(_, raw)| **raw != 0).map(|(index, _)| index).find(|at| !table.entries.contains_key(at))
+        });
+        if let Some(index) = unwritten {
+            let text = format!("the page table {pfn:?} is published with entry {index}, which nothing wrote");
+            self.fail(Rule::Unexpected, text, &[pfn], &[(pfn, index)]);
+        }
         for (index, child) in self.arch.children(pfn, level, hardware) {
             self.hook(child, pfn, index, hardware);
         }

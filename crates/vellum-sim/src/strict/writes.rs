@@ -28,6 +28,9 @@ pub(crate) enum How {
 impl<A: Silicon> Checker<A> {
     pub fn write(&mut self, pfn: Pfn, index: u16, how: How, new: u64, hardware: &Hardware<A>) {
         let at = (pfn, index);
+        let visible = self.visible(pfn);
+        // The entries of a new page table may have any value until the engine writes them.
+        let unwritten = !visible && self.table(pfn).is_some_and(|table| !table.entries.contains_key(&index));
         self.record_entry(pfn, index);
         let Some(&Table { level, dead, .. }) = self.table(pfn) else {
             return self.fail(
@@ -44,8 +47,7 @@ impl<A: Silicon> Checker<A> {
         if dead {
             self.fail(Rule::Unlocked, format!("an entry of the dead page table {pfn:?} is written"), &[pfn], &[at]);
         }
-        let old = entry.load(Ordering::Acquire);
-        let visible = self.visible(pfn);
+        let old = if unwritten { 0 } else { entry.load(Ordering::Acquire) };
         if visible {
             self.check_may_write(pfn, index, hardware);
             self.check_announced(pfn, index, old, hardware);

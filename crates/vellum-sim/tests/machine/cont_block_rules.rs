@@ -2,7 +2,6 @@
 //! manager that breaks it is caught, and one that does the same thing correctly is not.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 
 use crate::fixtures::tiny::{PAGE, RW, Space, Tiny};
 use vellum::addr::{PhysAddr, VirtRange};
@@ -363,7 +362,7 @@ fn partial_blocks_in_a_hooked_page_table_are_caught<A: Silicon>(arch: A) {
         move |_: &Strict<A>, s: &Context<'_, '_, A>| {
             let table = s.t.table(1, s.id);
             for (index, raw) in s.joined(s.t.folio(4), FULL).take(n).enumerate() {
-                s.t.word(table, index as u64).store(raw, Ordering::Relaxed);
+                s.t.store(table, index as u16, raw);
             }
             let (above, index) = s.slot(BASE + (2 << 20), 2);
             s.t.lock(above);

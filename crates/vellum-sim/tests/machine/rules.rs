@@ -298,11 +298,9 @@ mod entries {
         clean(|m, t, s| {
             beside(m, s, |program| {
                 let table = t.table(1, s.id);
-                for i in 0..3 {
+                for i in 0..4 {
                     t.store(table, i, ARCH.leaf(t.frame().addr(), RW, 1));
                 }
-                // Without an event.
-                t.word(table, 3).store(ARCH.leaf(t.frame().addr(), RW, 1), Ordering::Relaxed);
                 let (above, index) = s.slot(BASE, 2);
                 t.lock(above);
                 t.store(above, index, ARCH.table_pte(table.addr()));
@@ -311,6 +309,27 @@ mod entries {
                 s.unmap(BASE + 3 * PAGE, 1);
             });
         });
+    }
+
+    #[test]
+    fn old_contents_of_published_page_tables_are_caught() {
+        let publish = |is_written: bool| {
+            move |_: &_, t: &Tiny<'_, _>, s: &Space<'_, '_, _>| {
+                let table = t.table(1, s.id);
+                t.word(table, 3).store(!0, Ordering::Relaxed);
+                if is_written {
+                    t.event(Event::Store(table, 3, 0, 0));
+                    t.word(table, 3).store(0, Ordering::Relaxed);
+                }
+                t.store(table, 0, ARCH.leaf(t.frame().addr(), RW, 1));
+                let (above, index) = s.slot(BASE, 2);
+                t.lock(above);
+                t.store(above, index, ARCH.table_pte(table.addr()));
+                t.unlock(above);
+            }
+        };
+        clean(publish(true));
+        caught(Rule::Unexpected, publish(false));
     }
 
     #[test]

@@ -84,14 +84,17 @@ impl<'m, P: Platform> FrameSet<'m, P> {
         }
         let mut stay = 0;
         for from in (0..list.len()).step_by(RANGES_PER_PIECE) {
-            for at in from..list.len().min(from + RANGES_PER_PIECE) {
-                let range = list[at];
-                if !self.insert_in_word(range)
-                    && let Some(rest) = self.insert_range(range)
+            let to = list.len().min(from + RANGES_PER_PIECE);
+            let mut at = from;
+            while at < to {
+                at = self.insert_in_words(&list[..to], at);
+                if at < to
+                    && let Some(rest) = self.insert_range(list[at])
                 {
                     list[stay] = rest;
                     stay += 1;
                 }
+                at += 1;
             }
             self.machine.platform().resched();
         }
@@ -132,21 +135,30 @@ impl<'m, P: Platform> FrameSet<'m, P> {
         debug_assert_eq!(self.pages, 0);
     }
 
-    /// Inserts a range that lies in one word of a bitmap which the set has, and of whose frames the
-    /// set has none. Returns false, with nothing changed, for any other range.
+    /// Inserts ranges of `list` from the one at `at` on, as long as each lies in one word of a
+    /// bitmap which the set has, without any of its frames. Returns the index of the first other.
     #[inline(always)]
-    fn insert_in_word(&mut self, FrameRange { pfn, frames }: FrameRange) -> bool {
-        let bit = pfn % WORD_BITS;
-        if frames > WORD_BITS - bit {
-            return false;
+    fn insert_in_words(&mut self, list: &[FrameRange], mut at: usize) -> usize {
+        while let Some(&FrameRange { pfn: first, .. }) = list.get(at)
+            && let Some(middle) = self.middle(first)
+        {
+            while let Some(&FrameRange { pfn, frames }) = list.get(at)
+                && pfn >> MIDDLE_SHIFT == first >> MIDDLE_SHIFT
+            {
+                let bit = pfn % WORD_BITS;
+                let leaf = middle[(pfn >> LEAF_SHIFT) as usize % PAGE_WORDS].filter(|_| frames <= WORD_BITS - bit);
+                let Some(mut leaf) = leaf else { return at };
+                // SAFETY: as in `leaf`.
+                let word = unsafe { &mut leaf.as_mut()[(pfn % LEAF_FRAMES / WORD_BITS) as usize] };
+                let mask = !0 >> (WORD_BITS - frames) << bit;
+                if *word & mask != 0 {
+                    return at;
+                }
+                *word |= mask;
+                at += 1;
+            }
         }
-        let Some(leaf) = self.leaf(pfn) else { return false };
-        let (word, mask) = (&mut leaf[(pfn % LEAF_FRAMES / WORD_BITS) as usize], !0 >> (WORD_BITS - frames) << bit);
-        let is_new = *word & mask == 0;
-        if is_new {
-            *word |= mask;
-        }
-        is_new
+        at
     }
 
     /// Inserts the frames of a range, in ascending order, up to one that is in a bitmap with a

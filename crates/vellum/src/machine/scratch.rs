@@ -75,7 +75,7 @@ impl<'m, P: Platform> Scratch<'m, P> {
     ///
     /// Where the frames lie close together, a bitmap of them is sorted by nature: each range costs
     /// one access to a few KiB. Few ranges, ranges that lie far apart, and those with a frame that
-    /// is in the list twice are sorted by comparison, in pieces.
+    /// is in the list twice are sorted by comparison, in pieces; the last ones stay in pieces.
     pub(crate) fn sort(&mut self, used: usize) -> usize {
         let platform = self.machine.platform();
         let (list, other) = self.lists();
@@ -83,6 +83,7 @@ impl<'m, P: Platform> Scratch<'m, P> {
         let words = frames.len().div_ceil(WORD_BITS as usize);
         if used <= MANY || words > other.len() {
             sort_pieces(platform, &mut list[..used]);
+            merge_pieces(&mut list[..used], other);
             return used;
         }
         let bitmap = words_of(&mut other[..words]);
@@ -150,6 +151,24 @@ fn sort_pieces<P: Platform>(platform: &P, list: &mut [FrameRange]) {
         piece.sort_unstable_by_key(|range| range.pfn);
         platform.resched();
     }
+}
+
+/// Merges the sorted pieces of a list, of which there are two at most, by way of `other`.
+fn merge_pieces(list: &mut [FrameRange], other: &mut [FrameRange]) {
+    const { assert!(CPU_RANGES <= 2 * RANGES_PER_SORT && STACK_RANGES <= RANGES_PER_SORT) };
+    let Some((mut first, mut second)) = list.split_at_checked(RANGES_PER_SORT) else { return };
+    let merged = &mut other[..list.len()];
+    for to in &mut *merged {
+        let from = match (first, second) {
+            ([one, ..], [two, ..]) if two.pfn < one.pfn => &mut second,
+            ([], _) => &mut second,
+            _ => &mut first,
+        };
+        if let Some(next) = from.split_off_first() {
+            *to = *next;
+        }
+    }
+    list.copy_from_slice(merged);
 }
 
 impl<P: Platform> Deref for Scratch<'_, P> {
@@ -221,15 +240,15 @@ mod tests {
         let mut small = Scratch::lease(&machine);
         assert!(small.cpu.is_none(), "one buffer for each CPU");
         let cases = [(8, 1, 1), (16, 1 << 20, 9), (64, 3, 2), (128, 1, 1), (512, 7, 5), (512, 64, 64), (512, 130, 129)];
-        let far = [(128, 1 << 12, 1), (512, 1 << 22, 1), (512, 9000, 1), (512, 1 << 16, 700)];
+        let far = [(128, 1 << 12, 1), (1024, 1 << 20, 1), (512, 9000, 1), (1024, 1 << 16, 700)];
         for (n, stride, frames) in cases.into_iter().chain(far) {
             let scratch = if n <= 16 { &mut small } else { &mut scratch };
-            let list = shuffled(n, stride, frames);
+            let mut list = shuffled(n, stride, frames);
+            list.truncate(CPU_RANGES);
             assert!(!list.is_sorted_by_key(|range| range.pfn));
             let left = sorted(scratch, &list);
             let case = format!("{n} ranges of {frames} frames, {stride} frames apart");
-            let mut pieces = left.chunks(RANGES_PER_SORT);
-            assert!(pieces.all(|piece| piece.is_sorted_by_key(|range| range.pfn)), "{case}");
+            assert!(left.is_sorted_by_key(|range| range.pfn), "{case}");
             assert_eq!(frames_of(&left), frames_of(&list), "{case}");
         }
     }

@@ -4,6 +4,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::entries::Sequence;
 use super::{LockedTable, PageTables, Run};
 use crate::addr::{Pfn, VirtRange, align_down};
 use crate::arch::{Arch, UserRange};
@@ -47,13 +48,41 @@ impl From<Refused> for NotMapped {
 pub(crate) struct SpareTables<'t, 'm, P: Platform> {
     tree: &'t PageTables<'m, P>,
     tables: [Pfn; MAX_NEW_LEVELS],
+    /// The number of entries that the caller writes at once, and `level` theirs, if they are so
+    /// many that zeroing a page table of that level beforehand would be wasted. The entries of a
+    /// spare page table of `level` then have any value.
+    filled: Option<Filled>,
+}
+
+/// What the caller of [`SpareTables::for_entries`] writes.
+#[derive(Clone, Copy)]
+struct Filled {
+    level: u8,
+    entries: usize,
 }
 
 impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
     /// Returns an empty set of spare page tables.
     #[inline]
     pub(crate) fn new(tree: &'t PageTables<'m, P>) -> Self {
-        SpareTables { tree, tables: [Pfn::NONE; MAX_NEW_LEVELS] }
+        SpareTables { tree, tables: [Pfn::NONE; MAX_NEW_LEVELS], filled: None }
+    }
+
+    /// Returns an empty set of spare page tables for one call of [`PageTables::put`], which writes
+    /// `entries` entries of `level`.
+    #[inline]
+    pub(crate) fn for_entries(tree: &'t PageTables<'m, P>, level: u8, entries: usize) -> Self {
+        // Zeroing the other half costs less than zeroing all; of a smaller part it hardly does, and
+        // the allocator may have a zero frame.
+        let filled = (entries >= 1 << (tree.arch.index_bits() - 1)).then_some(Filled { level, entries });
+        SpareTables { filled, ..Self::new(tree) }
+    }
+
+    /// Returns the number of entries that the caller writes to a new page table of `level`, of
+    /// which the entries have any value before; `None` if they are zero.
+    #[inline]
+    fn filled(&self, level: u8) -> Option<usize> {
+        self.filled.filter(|filled| filled.level == level).map(|filled| filled.entries)
     }
 
     /// Allocates one more page table of `level`.
@@ -61,7 +90,7 @@ impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
     /// # Errors
     /// [`Refused`] if it could not be allocated.
     pub(crate) fn add(&mut self, level: u8) -> Result<(), Refused> {
-        let (table, desc) = self.tree.alloc_table(level)?;
+        let (table, desc) = self.tree.alloc_table(level, self.filled(level).is_none())?;
         let top = &mut self.tables[level as usize - 1];
         desc.set_data(top.0 as u64);
         *top = table;
@@ -113,7 +142,11 @@ impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
             let pfn = taken[level as usize - 1];
             LockedTable::new(tree, pfn, tree.machine.frames().frame(pfn), level, va)
         };
-        write(&locked(lowest));
+        let new = locked(lowest);
+        if let Some(filled) = self.filled(lowest) {
+            new.zero_all_but(va, filled);
+        }
+        write(&new);
         for level in lowest..hook.level {
             let table = locked(level);
             let pfn = table.pfn;
@@ -138,11 +171,21 @@ impl<'t, 'm, P: Platform> SpareTables<'t, 'm, P> {
 
 impl<P: Platform> Drop for SpareTables<'_, '_, P> {
     /// Frees the page tables that were not used.
+    #[inline]
     fn drop(&mut self) {
+        if self.tables != [Pfn::NONE; MAX_NEW_LEVELS] {
+            self.free();
+        }
+    }
+}
+
+impl<P: Platform> SpareTables<'_, '_, P> {
+    #[cold]
+    fn free(&mut self) {
         for level in 1..=MAX_NEW_LEVELS as u8 {
             while self.has(level, level + 1) {
                 let table = self.take(level);
-                self.tree.free_private(table, true);
+                self.tree.free_private(table, self.filled(level).is_none());
             }
         }
     }
@@ -175,7 +218,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
             set(table);
         };
         self.put_in_existing_table(at, level, len, write)
-            .unwrap_or_else(|| self.put(at, level, len, &mut SpareTables::new(self), write))
+            .unwrap_or_else(|| self.put(at, level, len, &mut SpareTables::for_entries(self, level, len), write))
     }
 
     /// Calls `write` with the locked page table to write the `n` empty entries of `level` at the
@@ -254,6 +297,14 @@ impl<'m, P: Platform> PageTables<'m, P> {
 }
 
 impl<P: Platform> LockedTable<'_, '_, P> {
+    /// Zeroes the entries of a page table that is not published, but for the `n` from `va` on.
+    fn zero_all_but(&self, va: u64, n: usize) {
+        let (start, end) = (self.index(va), self.index(va) + n);
+        for part in [0..start, end..self.entries().len()] {
+            self.write(part.start, part.len(), Some(Sequence::of_equal(0)), Sequence::of_equal(0));
+        }
+    }
+
     /// Calls `write` if the `n` entries from `va` on are empty, and releases the lock.
     ///
     /// # Errors

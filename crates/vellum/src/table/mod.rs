@@ -144,7 +144,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
             uses_cont_blocks,
             gate: Gate::default(),
         };
-        (tables.root, _) = tables.alloc_table(arch.levels())?;
+        (tables.root, _) = tables.alloc_table(arch.levels(), true)?;
         tables.tlb.root = tables.root;
         tables.count_hooked(1);
         Ok(tables)
@@ -231,16 +231,16 @@ impl<'m, P: Platform> PageTables<'m, P> {
         unsafe { core::slice::from_raw_parts(self.entries(table).add(entries.start), entries.len()) }
     }
 
-    /// Allocates an empty page table of `level`, charged to the memcg, and returns its frame and
-    /// descriptor. The page table is not published: no walk can find it. No page table's lock is
-    /// held (INV-8).
+    /// Allocates a page table of `level`, charged to the memcg, and returns its frame and
+    /// descriptor. The page table is not published: no walk can find it. With `zero` it is empty;
+    /// otherwise its entries have any value. No page table's lock is held (INV-8).
     ///
     /// # Errors
     /// [`Refused`] if no frame is free, or the memcg is at its limit.
-    fn alloc_table(&self, level: u8) -> Result<(Pfn, &'m Frame), Refused> {
+    fn alloc_table(&self, level: u8, zero: bool) -> Result<(Pfn, &'m Frame), Refused> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
-        let (pfn, desc) = self.machine.memcgs().alloc(frames, self.memcg(), order, true)?;
+        let (pfn, desc) = self.machine.memcgs().alloc(frames, self.memcg(), order, zero)?;
         desc.set_table(level, order);
         trace(self.platform(), || Event::TableAllocated(pfn, level, self.tlb.space));
         Ok((pfn, desc))

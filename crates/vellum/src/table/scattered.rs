@@ -203,7 +203,6 @@ struct Change<A> {
 /// them to the live count.
 #[inline]
 pub(crate) fn set_copies<P: Platform>(table: &LockedTable<'_, '_, P>, va: u64, copies: &[u64]) {
-    debug_assert!(table.is_empty(va, copies.len()));
     fence(Release);
     let index = table.index(va);
     let set = |at: usize, entry: &AtomicU64, copy: u64| {

@@ -64,7 +64,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
                     table.release();
                     drop(core::mem::replace(
                         &mut spare,
-                        Spare { tree: self, table: Some((self.alloc_table(level)?.0, level)) },
+                        Spare { tree: self, table: Some((self.alloc_table(level, false)?.0, level)) },
                     ));
                 }
             }
@@ -140,7 +140,8 @@ fn last(range: UserRange) -> UserRange {
     range.tail(range.end.saturating_sub(1).max(range.start))
 }
 
-/// A spare page table with its level, freed on drop if it was not used.
+/// A spare page table with its level, freed on drop if it was not used. Its entries have any value,
+/// as a split writes all of them.
 struct Spare<'t, 'm, P: Platform> {
     tree: &'t PageTables<'m, P>,
     table: Option<(crate::addr::Pfn, u8)>,
@@ -149,7 +150,7 @@ struct Spare<'t, 'm, P: Platform> {
 impl<P: Platform> Drop for Spare<'_, '_, P> {
     fn drop(&mut self) {
         if let Some((table, _)) = self.table {
-            self.tree.free_private(table, true);
+            self.tree.free_private(table, false);
         }
     }
 }

@@ -15,6 +15,7 @@ use super::run::Cont;
 use super::{LockedTable, Run};
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
+use crate::machine::FrameRange;
 use crate::platform::{Event, Platform, trace};
 use crate::tlb::{Gather, Removed};
 
@@ -43,10 +44,10 @@ impl Taken {
         most: usize,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Taken {
-        let (arch, shift) = (&table.tables.arch, table.shift());
+        let shift = table.shift();
         let index = table.index(va);
         let start = table.base + ((index as u64) << shift);
-        let mut taken = Taken { end: va, runs: 0, frames: 0, zero_frames: 0 };
+        let taken = Taken { end: va, runs: 0, frames: 0, zero_frames: 0 };
         let until = index + ((end.min(table.end()) - va) >> shift) as usize;
         if va != start || until == index {
             return taken;
@@ -57,34 +58,19 @@ impl Taken {
         if table.level > 1 {
             fence(Release);
         }
-        let zero_folio = table.tables.machine.zero_folio();
-        let entries = &table.entries()[..until];
-        let mut frames = gather.frames();
+        let mut taking = Taking { table, until, most, gather, taken };
         let mut at = index;
-        while at < until && taken.runs < most && !frames.is_full() {
-            let raw = entries[at].load(Relaxed);
-            if arch.kind(raw, table.level) != Kind::Leaf {
+        while at < until {
+            let mut next = taking.long_runs(at);
+            if next < until {
+                next = taking.short_runs(next);
+            }
+            if next == at {
                 break;
             }
-            let mut len = short_run(table, raw, &entries[at..]);
-            if len == 1 {
-                table.clear_entries(at, core::slice::from_ref(&entries[at]));
-            } else if len == LONG {
-                let most = (until - at).min(table.tables.max_run);
-                len = clear_run(table, at, most, arch.without_cont(raw, at));
-            } else {
-                table.clear_entries(at, &entries[at..at + len]);
-            }
-            let pfn = arch.leaf_pfn(arch.without_cont(raw, at), table.level);
-            let count = (len as u32) << (shift - FRAME_SHIFT);
-            frames.push(pfn, count);
-            if zero_folio.contains(pfn) {
-                taken.zero_frames += count;
-            }
-            taken.frames += count;
-            taken.runs += 1;
-            at += len;
+            at = next;
         }
+        let Taking { gather, mut taken, .. } = taking;
         table.live().subtract(at - index);
         taken.end = start + (((at - index) as u64) << shift);
         if at != index {
@@ -97,37 +83,120 @@ impl Taken {
 /// The length from which a run counts as long, and is compared eight PTEs at a time.
 const LONG: usize = 8;
 
-/// Returns the length of the run at the start of `entries`, whose first PTE is `raw`, a leaf PTE;
-/// [`LONG`] if it is longer, or may be: where the PTE at that distance fits. Two comparisons mostly
-/// show it, or that the run has one PTE.
+/// Returns whether the run at the start of `entries`, whose first PTE is `raw`, a leaf PTE in no
+/// cont block, may have [`LONG`] PTEs. This comparison mostly shows it.
 #[inline(always)]
-fn short_run<P: Platform>(table: &LockedTable<'_, '_, P>, raw: u64, entries: &[AtomicU64]) -> usize {
-    if table.cont().is_cont(raw) {
-        return LONG;
-    }
-    let (step, most) = (table.tables.arch.step(raw, table.level), LONG.min(table.tables.max_run));
-    let continues = |n: usize| {
-        let expected = raw.wrapping_add(step.wrapping_mul(n as u64));
-        entries.get(n).is_some_and(|entry| (entry.load(Relaxed) ^ expected) & !P::Arch::HARDWARE == 0)
-    };
-    if most == 1 || !continues(1) {
-        return 1;
-    }
-    if most == LONG && continues(LONG - 1) {
-        return LONG;
-    }
-    let mut len = 2;
-    while len < most && continues(len) {
-        len += 1;
-    }
-    len
+fn is_long<P: Platform>(table: &LockedTable<'_, '_, P>, raw: u64, entries: &[AtomicU64]) -> bool {
+    let expected = raw.wrapping_add(table.tables.arch.step(raw, table.level).wrapping_mul(LONG as u64 - 1));
+    let last = entries.get(LONG - 1).filter(|_| table.tables.max_run >= LONG).map(|entry| entry.load(Relaxed));
+    last.is_some_and(|last| (last ^ expected) & !P::Arch::HARDWARE == 0)
 }
 
-/// Clears the run that begins with the PTE at `index`, which would be `first` in no cont block,
-/// up to `most` PTEs. Returns their number. Not inlined, so that the loop has the registers.
-#[inline(never)]
-fn clear_run<P: Platform>(table: &LockedTable<'_, '_, P>, index: usize, most: usize, first: u64) -> usize {
-    table.match_leaves(index, most, first, |index, entries| table.clear_entries(index, entries)).len
+/// What [`Taken::all`] takes out of a page table.
+struct Taking<'a, 't, 'g, 'm, P: Platform> {
+    table: &'a LockedTable<'t, 'm, P>,
+    /// The index of the entry before which it stops.
+    until: usize,
+    /// The largest number of runs.
+    most: usize,
+    gather: &'a mut Gather<'g, 'm, P>,
+    taken: Taken,
+}
+
+impl<P: Platform> Taking<'_, '_, '_, '_, P> {
+    /// Takes short runs of leaf PTEs from `at` on. Stops before an entry that is not a leaf PTE,
+    /// before a run that [`Taking::long_runs`] takes, and at the limits. Returns the index at which
+    /// it stopped.
+    ///
+    /// Not inlined, so that the loop has the registers: where pages lie apart, it is a third of
+    /// what a page costs.
+    #[inline(never)]
+    fn short_runs(&mut self, mut at: usize) -> usize {
+        let (table, until) = (self.table, self.until);
+        let (arch, level, longest) = (&table.tables.arch, table.level, table.tables.max_run.min(LONG));
+        let (zero_folio, one) = (table.tables.machine.zero_folio(), 1 << (table.shift() - FRAME_SHIFT));
+        let entries = &table.entries()[..until];
+        let (ranges, room) = self.gather.room(self.most - self.taken.runs);
+        let (mut runs, mut all) = (0, 0);
+        while runs < ranges.len() && all < room && at < until {
+            let raw = entries[at].load(Relaxed);
+            let pfn = arch.leaf_pfn(raw, level);
+            if arch.kind(raw, level) != Kind::Leaf || table.cont().is_cont(raw) || zero_folio.contains(pfn) {
+                break;
+            }
+            let step = arch.step(raw, level);
+            let continues = |at: usize, expected| {
+                entries.get(at).is_some_and(|entry| (entry.load(Relaxed) ^ expected) & !P::Arch::HARDWARE == 0)
+            };
+            let (first, mut expected, mut count) = (at, raw.wrapping_add(step), one);
+            if longest != 1 && continues(at + 1, expected) {
+                if is_long(table, raw, &entries[at..]) {
+                    break;
+                }
+                while at - first < longest - 1 && continues(at + 1, expected) {
+                    table.clear_entries(at, core::slice::from_ref(&entries[at]));
+                    expected = expected.wrapping_add(step);
+                    count += one;
+                    at += 1;
+                }
+            }
+            table.clear_entries(at, core::slice::from_ref(&entries[at]));
+            at += 1;
+            ranges[runs] = FrameRange { pfn: pfn.0, frames: count };
+            runs += 1;
+            all += count;
+        }
+        self.add(runs, all);
+        at
+    }
+
+    /// Takes long runs, as [`Taking::short_runs`] takes short ones: those of at least [`LONG`]
+    /// PTEs, and PTEs of cont blocks and of the zero folio.
+    #[inline(never)]
+    fn long_runs(&mut self, mut at: usize) -> usize {
+        let (table, until) = (self.table, self.until);
+        let (arch, level, max_run) = (&table.tables.arch, table.level, table.tables.max_run);
+        let zero_folio = table.tables.machine.zero_folio();
+        let entries = &table.entries()[..until];
+        let (ranges, room) = self.gather.room(self.most - self.taken.runs);
+        let (mut runs, mut all) = (0, 0);
+        while runs < ranges.len() && all < room && at < until {
+            let raw = entries[at].load(Relaxed);
+            if arch.kind(raw, level) != Kind::Leaf {
+                break;
+            }
+            let single = arch.without_cont(raw, at);
+            let pfn = arch.leaf_pfn(single, level);
+            let (is_zero, is_cont) = (zero_folio.contains(pfn), table.cont().is_cont(raw));
+            if !is_zero && !is_cont && !is_long(table, raw, &entries[at..]) {
+                break;
+            }
+            let most = (until - at).min(max_run);
+            let mut clear = |at: usize, some: &[AtomicU64]| table.clear_entries(at, some);
+            let run = match is_cont {
+                true => table.cont().match_cont_blocks(at, most, single, &mut clear),
+                false => table.match_leaves(at, most, single, clear),
+            };
+            let count = (run.len as u32) << (table.shift() - FRAME_SHIFT);
+            ranges[runs] = FrameRange { pfn: pfn.0, frames: count };
+            if is_zero {
+                self.taken.zero_frames += count;
+            }
+            runs += 1;
+            all += count;
+            at += run.len;
+        }
+        self.add(runs, all);
+        at
+    }
+
+    /// Adds runs, whose frames are in the gather's room, and which have `frames` frames in all.
+    #[inline(always)]
+    fn add(&mut self, runs: usize, frames: u32) {
+        self.gather.add(runs, frames);
+        self.taken.runs += runs;
+        self.taken.frames += frames;
+    }
 }
 
 impl<P: Platform> LockedTable<'_, '_, P> {

@@ -226,19 +226,29 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         }
     }
 
-    /// Returns the list of collected frames, for a caller that takes many frames out of one page
-    /// table. The caller notes the range afterwards ([`Gather::note`]).
+    /// Returns room for at most `most` ranges of frames, and the number of frames with the last of
+    /// which the gather is full. For a caller that takes many frames out of one page table: it
+    /// writes some ranges, then calls [`Gather::add`] and [`Gather::note`].
     #[inline]
-    pub(crate) fn frames(&mut self) -> GatheredFrames<'_> {
-        let ranges = &mut self.scratch[..];
-        let last = ranges[..self.used].last().filter(|_| self.merge);
-        GatheredFrames {
-            next: last.map_or(NO_FRAME, |last| last.pfn + last.frames),
-            merge: self.merge,
-            max_waiting: self.max_waiting,
-            ranges,
-            used: &mut self.used,
-            waiting: &mut self.waiting,
+    pub(crate) fn room(&mut self, most: usize) -> (&mut [FrameRange], u32) {
+        let most = most.min(self.capacity - self.used);
+        (&mut self.scratch[self.used..][..most], self.max_waiting.saturating_sub(self.waiting))
+    }
+
+    /// Takes the first `ranges` ranges of [`Gather::room`], which have `frames` frames in all.
+    #[inline]
+    pub(crate) fn add(&mut self, ranges: usize, frames: u32) {
+        self.used += ranges;
+        self.waiting += frames;
+        // A run that goes on in the next page table comes by itself. Others are joined when they
+        // are freed.
+        if ranges == 1
+            && self.merge
+            && let [.., last, new] = &mut self.scratch[..self.used]
+            && new.pfn == last.pfn + last.frames
+        {
+            last.frames += frames;
+            self.used -= 1;
         }
     }
 
@@ -249,7 +259,8 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     #[inline]
     pub(crate) fn push(&mut self, removed: Removed) {
         self.note(removed.range, removed.shift);
-        self.frames().push(removed.pfn, removed.frames);
+        self.room(1).0[0] = FrameRange { pfn: removed.pfn.0, frames: removed.frames };
+        self.add(1, removed.frames);
     }
 
     /// Takes a page table that was unhooked. There always is room.
@@ -389,45 +400,6 @@ fn put_ranges<'m, P: Platform>(machine: &Machine<'m, P>, batch: &mut FreeBatch<'
             prefetch_neighbours(machine.frames(), Pfn(ahead.pfn));
         }
         batch.put_range(Pfn(range.pfn), range.frames);
-    }
-}
-
-/// The collected frames of a [`Gather`]. Frames that are passed to it were taken out of a page
-/// table, and keep their references and mappings until the gather has flushed (INV-1).
-pub(crate) struct GatheredFrames<'g> {
-    ranges: &'g mut [FrameRange],
-    used: &'g mut usize,
-    waiting: &'g mut u32,
-    max_waiting: u32,
-    /// The frame after the last collected ones, or [`NO_FRAME`].
-    next: u32,
-    merge: bool,
-}
-
-/// The number of no frame.
-const NO_FRAME: u32 = Pfn::NONE.0;
-
-impl GatheredFrames<'_> {
-    /// Returns true if there is no room for more frames.
-    #[inline(always)]
-    pub(crate) fn is_full(&self) -> bool {
-        *self.used == self.ranges.len() || *self.waiting >= self.max_waiting
-    }
-
-    /// Adds `count` frames from `pfn` on, which were taken out of a page table.
-    ///
-    /// # Panics
-    /// If the list is full.
-    #[inline(always)]
-    pub(crate) fn push(&mut self, pfn: Pfn, count: u32) {
-        *self.waiting += count;
-        if pfn.0 == self.next {
-            self.ranges[*self.used - 1].frames += count;
-        } else {
-            self.ranges[*self.used] = FrameRange { pfn: pfn.0, frames: count };
-            *self.used += 1;
-        }
-        self.next = if self.merge { pfn.0 + count } else { NO_FRAME };
     }
 }
 

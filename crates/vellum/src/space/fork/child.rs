@@ -28,7 +28,8 @@ impl<'s, P: Platform> Child<'s, '_, P> {
         while let [piece, rest @ ..] = left {
             // No other space writes to the child's page tables: the entries are empty.
             let range = within.intersect(&piece.range(self.arch(), batch.level));
-            let spares = &mut SpareTables::new(self.tables());
+            let entries = (range.len() >> self.arch().level_shift(batch.level)) as usize;
+            let spares = &mut SpareTables::for_entries(self.tables(), batch.level, entries);
             let first = |table: &LockedTable<'_, '_, P>| piece.write(table, copies);
             if let Err(error) = self.tables().put(range, batch.level, 0, spares, first) {
                 left.iter().for_each(|piece| copies = self.release(piece, batch.level, copies));

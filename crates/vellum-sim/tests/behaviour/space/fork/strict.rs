@@ -44,6 +44,40 @@ fn parent_and_child_do_not_see_each_others_writes() {
     each_keeps_its_own(Riscv64::sv39());
 }
 
+/// A page table of the child that was not zeroed before the fork filled most of it has no entry but
+/// those of the fork.
+fn only_copies_are_in_its_tables<A: Silicon>(arch: A) {
+    on(arch, 8 << 20, Hostility::USUAL, |on| {
+        let page = 1 << arch.page_shift();
+        let entries = 1 << arch.index_bits();
+        let (first, most) = (entries / 8, entries / 8 * 6);
+        let program = on.space();
+        let all = on.machine.frames().free_frames() * 4096 / page * 3 / 4;
+        map(&program, BASE, all * page, MapFlags::empty());
+        // As an entry of a page table, each such word would be one.
+        (0..all).for_each(|i| on.store(&program, BASE + i * page + page - 8, !0));
+        drop(program);
+        let parent = on.space();
+        map(&parent, BASE, entries * page, MapFlags::empty());
+        let at = |i: u64| BASE + i * page;
+        (first..first + most).for_each(|i| on.store(&parent, at(i), i));
+        let child = parent.fork().unwrap();
+        assert_eq!(child.stats().anon, most * page);
+        for i in 0..entries {
+            let held = if (first..first + most).contains(&i) { i } else { 0 };
+            assert_eq!(on.load(&child, at(i)), held, "page {i}");
+        }
+    });
+}
+
+/// As above, in every format.
+#[test]
+fn a_child_has_only_copies_in_its_page_tables() {
+    only_copies_are_in_its_tables(X86_64::four_levels());
+    only_copies_are_in_its_tables(Aarch64::granule_4k());
+    only_copies_are_in_its_tables(Riscv64::sv39());
+}
+
 /// Whichever allocation of a fork fails, there is no child, and the parent is unchanged.
 #[test]
 fn failed_forks_leave_the_parent_unchanged() {
