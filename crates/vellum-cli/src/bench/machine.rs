@@ -25,6 +25,7 @@ impl Machine {
             ("kernel", kernel()),
             ("its command line", parameters()),
             ("its configuration", configuration()),
+            ("its mitigations", mitigations()),
             ("virtual machine", virtual_machine()),
             ("cgroups", cgroups()),
             ("DAMON", damon()),
@@ -126,6 +127,23 @@ fn configuration() -> String {
         on.join(" "),
         OPTIONS.into_iter().filter(|name| !on.contains(name)).collect::<Vec<_>>().join(" ")
     )
+}
+
+/// Returns what the kernel says of each weakness of the CPU that has any (Linux:
+/// Documentation/ABI/testing/sysfs-devices-system-cpu). Its mitigations are in the kernel's times,
+/// and in none of the engine's.
+fn mitigations() -> String {
+    let Ok(files) = std::fs::read_dir("/sys/devices/system/cpu/vulnerabilities") else {
+        return "not readable".to_owned();
+    };
+    let state = |path: std::path::PathBuf| {
+        let state = std::fs::read_to_string(&path).ok()?;
+        let name = path.file_name()?.to_str()?;
+        (state.trim() != "Not affected").then(|| format!("{name}: {}", state.trim()))
+    };
+    let mut states: Vec<String> = files.flatten().filter_map(|file| state(file.path())).collect();
+    states.sort_unstable();
+    if states.is_empty() { "none".to_owned() } else { states.join("; ") }
 }
 
 fn virtual_machine() -> String {

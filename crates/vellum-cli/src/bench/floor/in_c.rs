@@ -7,7 +7,7 @@ use serde::Deserialize;
 use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::{Case, Op};
 
-use super::{Arena, Placement};
+use super::{Arena, Placement, Way};
 
 const ARMS: [Arm; 2] = [Arm::Ascending, Arm::Random];
 
@@ -54,7 +54,7 @@ fn cases(bytes: u64, folios: &[u32]) -> impl Iterator<Item = Case> {
 fn freed(case: &Case) -> (u64, String) {
     let mut arena = Arena::new(case, Placement::in_order(case)).unwrap();
     arena.fill();
-    arena.perform(Op::Munmap, 8);
+    arena.perform(Op::Munmap, Way::Ahead(8));
     let (mut folios, mut checksum) = (0, 0xcbf2_9ce4_8422_2325_u64);
     for &head in &arena.placement.heads {
         if arena.descriptors[head].references == 0 && arena.descriptors[head].maps == 0 {

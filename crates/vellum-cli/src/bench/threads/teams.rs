@@ -18,7 +18,7 @@ use super::Spaces;
 use super::pace::{Times, work};
 use crate::bench::contender::{Column, Skip};
 use crate::bench::engine::{self, Counted};
-use crate::bench::floor::{Arena, Placement};
+use crate::bench::floor::{Arena, Placement, Way};
 use crate::bench::memory::Mapped;
 
 /// The result of one run.
@@ -94,7 +94,7 @@ impl Team for Floor {
                     Ok(())
                 })?;
                 pace.unmap(|| {
-                    std::hint::black_box(arena.perform(Op::Munmap, 8));
+                    std::hint::black_box(arena.perform(Op::Munmap, Way::Ahead(8)));
                     Ok(())
                 })
             },
