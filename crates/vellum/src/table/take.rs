@@ -173,18 +173,23 @@ impl<P: Platform> Taking<'_, '_, '_, '_, P> {
             }
             let most = (until - at).min(max_run);
             let mut clear = |at: usize, some: &[AtomicU64]| table.clear_entries(at, some);
-            let run = match is_cont {
-                true => table.cont().match_cont_blocks(at, most, single, &mut clear),
-                false => table.match_leaves(at, most, single, clear),
-            };
-            let count = (run.len as u32) << (table.shift() - FRAME_SHIFT);
+            let mut len = 0;
+            if is_cont {
+                len = table.cont().match_cont_blocks(at, most, single, &mut clear).len;
+            }
+            // PTEs in no cont block may continue the run.
+            let next = single.wrapping_add(arch.step(single, level).wrapping_mul(len as u64));
+            if len == 0 || len < most && (entries[at + len].load(Relaxed) ^ next) & !P::Arch::HARDWARE == 0 {
+                len += table.match_leaves(at + len, most - len, next, clear).len;
+            }
+            let count = (len as u32) << (table.shift() - FRAME_SHIFT);
             ranges[runs] = FrameRange { pfn: pfn.0, frames: count };
             if is_zero {
                 self.taken.zero_frames += count;
             }
             runs += 1;
             all += count;
-            at += run.len;
+            at += len;
         }
         self.add(runs, all);
         at

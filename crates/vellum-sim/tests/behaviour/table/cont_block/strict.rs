@@ -15,6 +15,8 @@ use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Hostility, Program, Refusal, Silicon, Simulated, Strict, Strictness};
 
+use crate::fixtures::root_memcg;
+
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const BASE: u64 = 8 << 30;
 const ELSEWHERE: u64 = 16 << 30;
@@ -453,4 +455,22 @@ fn tracks<A: Silicon>(on: &Context<'_, '_, A>) {
     store(6);
     assert_eq!(written(), [5, 6]);
     on.holds(BASE, 0..4);
+}
+
+/// PTEs in no cont block that continue a run of cont blocks are unmapped with it.
+#[test]
+fn blocks_and_the_single_ptes_behind_them_are_one_run() {
+    root_memcg::on(Aarch64::granule_4k(), 16 << 20, Hostility::USUAL, |on| {
+        let (pages, page) = (128, root_memcg::PAGE);
+        on.machine.policy().set(7, Knob::Always);
+        let space = on.space();
+        root_memcg::map(&space, root_memcg::BASE, pages * page, MapFlags::empty());
+        on.store(&space, root_memcg::BASE, 1);
+        assert_eq!(space.stats().anon, pages * page, "one folio");
+        // Unfolds the last block.
+        space.advise(root_memcg::BASE + (pages - 1) * page, page, Advise::DontNeed).unwrap();
+        let before = on.machine.counter(Counter::RunsCleared);
+        space.unmap(root_memcg::BASE, pages * page).unwrap();
+        assert_eq!(on.machine.counter(Counter::RunsCleared) - before, 1);
+    });
 }
