@@ -28,7 +28,7 @@ pub(crate) struct Stretch {
 }
 
 /// The length from which a run of cont blocks is handled by the run: a multiple of their lengths.
-pub(super) const LONG_CONT: usize = 256;
+pub(super) const LONG_CONT: usize = 128;
 
 /// A change of a stretch's attributes.
 #[derive(Clone, Copy)]
