@@ -48,13 +48,12 @@ impl From<Refused> for NotMapped {
 pub(crate) struct SpareTables<'t, 'm, P: Platform> {
     tree: &'t PageTables<'m, P>,
     tables: [Pfn; MAX_NEW_LEVELS],
-    /// The number of entries that the caller writes at once, and `level` theirs, if they are so
-    /// many that zeroing a page table of that level beforehand would be wasted. The entries of a
-    /// spare page table of `level` then have any value.
+    /// The entries that the caller writes at once, if they are so many that to zero a page table
+    /// beforehand would be wasted. A spare one of their level then has entries of any value.
     filled: Option<Filled>,
 }
 
-/// What the caller of [`SpareTables::for_entries`] writes.
+/// Entries that the caller of [`SpareTables::for_entries`] writes: their level, and their number.
 #[derive(Clone, Copy)]
 struct Filled {
     level: u8,

@@ -92,7 +92,7 @@ fn is_long<P: Platform>(table: &LockedTable<'_, '_, P>, raw: u64, entries: &[Ato
     last.is_some_and(|last| (last ^ expected) & !P::Arch::HARDWARE == 0)
 }
 
-/// What [`Taken::all`] takes out of a page table.
+/// A call of [`Taken::all`]: its page table, its limits, its gather, and the counts so far.
 struct Taking<'a, 't, 'g, 'm, P: Platform> {
     table: &'a LockedTable<'t, 'm, P>,
     /// The index of the entry before which it stops.
