@@ -203,7 +203,11 @@ int main(int argc, char **argv) {
         unmap_all(distances[run % 4]);
         uint64_t ns = thread_ns() - start;
         fastest = ns < fastest ? ns : fastest;
-        freed = check(&checksum);
+        uint64_t sum;
+        size_t folios_freed = check(&sum);
+        if (run && (folios_freed != freed || sum != checksum))
+            die("one way frees other folios than another");
+        freed = folios_freed, checksum = sum;
     }
     printf("{\"arm\":\"%s\",\"folio_kib\":%zu,\"bytes\":%zu,\"floor_ns\":%llu,\"folios\":%zu,", arm, kib, mib << 20,
            (unsigned long long)fastest, freed);
