@@ -31,7 +31,7 @@ pub use swap_pte::SwapPteLayout;
 pub use user::{BadRange, UserRange};
 pub use x86_64::X86_64;
 
-use crate::addr::{Pfn, PhysAddr};
+use crate::addr::{FRAME_SHIFT, Pfn, PhysAddr};
 use bitflags::bitflags;
 
 bitflags! {
@@ -118,6 +118,10 @@ pub enum Marker {
 pub trait Arch: Copy + Send + Sync + 'static {
     /// The bits of a leaf PTE that hardware sets. Comparisons of leaf PTEs ignore them.
     const HARDWARE: u64;
+
+    /// The [step](Arch::step) of leaf PTEs of level 1 that permit an access. The engine compares
+    /// PTEs with this step faster; it need not be exact.
+    const PAGE_STEP: u64 = 1 << FRAME_SHIFT;
 
     /// Those bits of [`Arch::HARDWARE`] that hardware *clears* to record an access or a write. The
     /// union of the bits of several leaf PTEs is computed with these bits inverted.

@@ -40,16 +40,18 @@ fn set_many_bits(bitmap: &mut [u64], at: u32, count: u32) -> bool {
 }
 
 /// Writes the ranges of the set bits of `words`, in ascending order, to `list`, behind its first
-/// `used` ranges. Bit 0 of the first word is frame `first`. A range that begins where the last one
-/// of the list ends extends that one. Returns the number of ranges in the list.
+/// `used` ranges. A bit is `1 << shift` frames, those of bit 0 of the first word from `first` on. A
+/// range that begins where the last one of the list ends extends that one. Returns the number of
+/// ranges in the list.
 #[inline]
-pub(super) fn push_ranges(words: &[u64], first: u32, list: &mut [FrameRange], mut used: usize) -> usize {
+pub(super) fn push_ranges(words: &[u64], first: u32, shift: u32, list: &mut [FrameRange], mut used: usize) -> usize {
     for (index, word) in words.iter().enumerate() {
-        let (mut bits, mut pfn) = (*word, first + index as u32 * WORD_BITS);
+        let (mut bits, mut pfn) = (*word, first + ((index as u32 * WORD_BITS) << shift));
         while bits != 0 {
             let zeros = bits.trailing_zeros();
-            let frames = (bits >> zeros).trailing_ones();
-            pfn += zeros;
+            let ones = (bits >> zeros).trailing_ones();
+            let frames = ones << shift;
+            pfn += zeros << shift;
             match list[..used].last_mut() {
                 Some(last) if last.pfn + last.frames == pfn => last.frames += frames,
                 _ => {
@@ -59,7 +61,7 @@ pub(super) fn push_ranges(words: &[u64], first: u32, list: &mut [FrameRange], mu
             }
             pfn += frames;
             // A shift by all 64 bits would not be a shift.
-            bits = bits >> zeros >> (frames - 1) >> 1;
+            bits = bits >> zeros >> (ones - 1) >> 1;
         }
     }
     used

@@ -112,7 +112,7 @@ impl<'m, P: Platform> FrameSet<'m, P> {
             // The words whose ranges have room in any case.
             let words = &leaf[(first % LEAF_FRAMES / WORD_BITS) as usize..];
             let words = &words[..words.len().min((list.len() - used) / RANGES_PER_WORD)];
-            used = push_ranges(words, first, list, used);
+            used = push_ranges(words, first, 0, list, used);
             let words = words.len() as u64;
             self.next += words * u64::from(WORD_BITS);
             self.machine.platform().resched();

@@ -29,14 +29,24 @@ pub(crate) struct FrameRange {
     pub(crate) frames: u32,
 }
 
+impl FrameRange {
+    /// Returns true if the range is made of whole blocks of `1 << shift` frames.
+    #[inline(always)]
+    fn is_whole(self, shift: u32) -> bool {
+        (self.pfn | self.frames) & ((1 << shift) - 1) == 0
+    }
+}
+
 /// The number of ranges in each list of a CPU's buffer. With the flag `leased` they fill 16 KiB.
 const CPU_RANGES: usize = 1020;
 /// The number of ranges in the buffer on the stack.
 const STACK_RANGES: usize = RANGES_PER_WORD;
 /// The number of ranges that are sorted by comparison before `resched` is called (INV-11).
 const RANGES_PER_SORT: usize = 512;
-/// The number of ranges from which on a bitmap sorts them faster than comparison does.
-const MANY: usize = 64;
+/// The number of ranges up to which comparison sorts them faster than a bitmap does.
+const FEW: usize = 64;
+/// The number of words of a bitmap, for each range in it, up to which it is faster than comparison.
+const WORDS_PER_RANGE: usize = 2;
 
 /// A CPU's scratch buffer. Zeroed memory is a valid, free buffer.
 #[repr(C, align(64))]
@@ -73,25 +83,36 @@ impl<'m, P: Platform> Scratch<'m, P> {
     /// at the start of the list, and returns their number. May call `resched`, so the caller holds
     /// no lock.
     ///
-    /// Where the frames lie close together, a bitmap of them is sorted by nature: each range costs
-    /// one access to a few KiB. Few ranges, ranges that lie far apart, and those with a frame that
-    /// is in the list twice are sorted by comparison, in pieces; the last ones stay in pieces.
+    /// A bitmap is sorted by nature: each range costs one access to a few KiB. A bit is a frame,
+    /// or, where the frames are spread too far for that, a block of as many frames as necessary.
+    /// The ranges that are not made of whole blocks, those with a frame that is in the list twice,
+    /// and all ranges if there are only few, are sorted by comparison.
     pub(crate) fn sort(&mut self, used: usize) -> usize {
         let platform = self.machine.platform();
         let (list, other) = self.lists();
         let Some(frames) = unsorted(&list[..used]) else { return used };
-        let words = frames.len().div_ceil(WORD_BITS as usize);
-        if used <= MANY || words > other.len() {
-            sort_pieces(platform, &mut list[..used]);
-            merge_pieces(&mut list[..used], other);
-            return used;
+        let (mut apart, mut sorted) = (used, used);
+        if used > FEW {
+            // A word is left for the frames before the first range in its block.
+            let words = frames.len().div_ceil(WORD_BITS as usize);
+            let shift = words.div_ceil(other.len() - 1).next_power_of_two().ilog2();
+            let base = frames.start >> shift << shift;
+            let words = ((frames.end - base).div_ceil(1 << shift)).div_ceil(WORD_BITS) as usize;
+            let is_whole = |range: &&FrameRange| range.is_whole(shift);
+            let whole = if shift == 0 { used } else { list[..used].iter().filter(is_whole).count() };
+            if words <= whole * WORDS_PER_RANGE {
+                let bitmap = words_of(&mut other[..words]);
+                apart = fill(bitmap, &mut list[..used], base, shift);
+                platform.resched();
+                sorted = push_ranges(bitmap, base, shift, list, apart);
+                platform.resched();
+            }
         }
-        let bitmap = words_of(&mut other[..words]);
-        let twice = fill(bitmap, &mut list[..used], frames.start);
-        platform.resched();
-        sort_pieces(platform, &mut list[..twice]);
-        let sorted = push_ranges(bitmap, frames.start, list, twice);
-        platform.resched();
+        if apart != 0 {
+            sort_pieces(platform, &mut list[..apart]);
+            merge(&mut list[..apart], RANGES_PER_SORT, other);
+            merge(&mut list[..sorted], apart, other);
+        }
         sorted
     }
 
@@ -129,20 +150,20 @@ fn words_of(ranges: &mut [FrameRange]) -> &mut [u64] {
     unsafe { core::slice::from_raw_parts_mut(ranges.as_mut_ptr().cast(), ranges.len()) }
 }
 
-/// Fills a bitmap, which begins with the frame `base`, with the ranges of a list. Moves the ranges
-/// that have a frame which an earlier range has too to the start of the list, and returns their
-/// number.
-fn fill(bitmap: &mut [u64], list: &mut [FrameRange], base: u32) -> usize {
+/// Fills a bitmap with the ranges of a list. A bit is `1 << shift` frames, those of the first bit
+/// from `base` on. Moves the ranges that are not made of such blocks, or have a frame that an
+/// earlier range has too, to the start of the list, and returns their number.
+fn fill(bitmap: &mut [u64], list: &mut [FrameRange], base: u32, shift: u32) -> usize {
     bitmap.fill(0);
-    let mut twice = 0;
+    let mut apart = 0;
     for at in 0..list.len() {
         let range = list[at];
-        if !set_bits(bitmap, range.pfn - base, range.frames) {
-            list[twice] = range;
-            twice += 1;
+        if !range.is_whole(shift) || !set_bits(bitmap, (range.pfn - base) >> shift, range.frames >> shift) {
+            list[apart] = range;
+            apart += 1;
         }
     }
-    twice
+    apart
 }
 
 /// Sorts each piece of [`RANGES_PER_SORT`] ranges by frame number.
@@ -153,10 +174,14 @@ fn sort_pieces<P: Platform>(platform: &P, list: &mut [FrameRange]) {
     }
 }
 
-/// Merges the sorted pieces of a list, of which there are two at most, by way of `other`.
-fn merge_pieces(list: &mut [FrameRange], other: &mut [FrameRange]) {
+/// Merges the two pieces of a list before and from `middle`, each of which is sorted, by way of
+/// `other`.
+fn merge(list: &mut [FrameRange], middle: usize, other: &mut [FrameRange]) {
     const { assert!(CPU_RANGES <= 2 * RANGES_PER_SORT && STACK_RANGES <= RANGES_PER_SORT) };
-    let Some((mut first, mut second)) = list.split_at_checked(RANGES_PER_SORT) else { return };
+    let Some((mut first, mut second)) = list.split_at_checked(middle) else { return };
+    if first.is_empty() || second.is_empty() {
+        return;
+    }
     let merged = &mut other[..list.len()];
     for to in &mut *merged {
         let from = match (first, second) {
@@ -267,6 +292,24 @@ mod tests {
     }
 
     #[test]
+    fn blocks_that_are_spread_far_are_sorted_with_single_frames_among_them() {
+        let host = Host::new(&[(0, 1 << 16, true)], 1);
+        let machine = Machine::boot(&host, Default::default()).unwrap();
+        let mut scratch = Scratch::lease(&machine);
+        for (blocks, singles) in [(1020, 0), (1000, 20), (600, 420), (300, 720), (100, 300)] {
+            let block = |range: FrameRange| FrameRange { pfn: (range.pfn - 5) * 32, frames: 32 };
+            let mut list: Vec<_> = shuffled(1024, 8, 1).into_iter().take(blocks).map(block).collect();
+            // In the gaps between the blocks, all over the same memory.
+            let single = |range: FrameRange| FrameRange { pfn: range.pfn + 28, frames: 1 };
+            list.extend(shuffled(1024, 256, 1).into_iter().take(singles).map(single));
+            list.rotate_left(blocks / 2);
+            let left = sorted(&mut scratch, &list);
+            assert!(left.is_sorted_by_key(|range| range.pfn), "{blocks} blocks, {singles} single frames");
+            assert!(frames_of(&left) == frames_of(&list), "{blocks} blocks, {singles} single frames");
+        }
+    }
+
+    #[test]
     fn frames_that_are_twice_in_a_list_stay_so() {
         let host = Host::new(&[(0, 1 << 16, true)], 1);
         let machine = Machine::boot(&host, Default::default()).unwrap();
@@ -274,6 +317,10 @@ mod tests {
         // Each range overlaps with its neighbours, and one frame is in the list 500 times.
         let mut list = shuffled(512, 2, 3);
         list.extend([FrameRange { pfn: 99, frames: 1 }; 500]);
+        assert_eq!(frames_of(&sorted(&mut scratch, &list)), frames_of(&list));
+        // Blocks of 32 frames that overlap, and are spread far.
+        let block = |range: FrameRange| FrameRange { pfn: (range.pfn - 5) / 3 * 96, frames: 64 };
+        let list: Vec<_> = shuffled(512, 4, 1).into_iter().map(block).collect();
         assert_eq!(frames_of(&sorted(&mut scratch, &list)), frames_of(&list));
     }
 }

@@ -191,7 +191,15 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         let mut all = Match { len: 0, differing: 0, cont: 0 };
         loop {
             let next = expected.skip(all.len);
-            all.add(self.match_entries(index + all.len, most - all.len, next, !P::Arch::HARDWARE, &mut each));
+            let mut found =
+                |next| self.match_entries(index + all.len, most - all.len, next, !P::Arch::HARDWARE, &mut each);
+            // With the step as a constant, a comparison takes an instruction less for each PTE.
+            let found = if next.step == P::Arch::PAGE_STEP {
+                found(Sequence { step: P::Arch::PAGE_STEP, ..next })
+            } else {
+                found(next)
+            };
+            all.add(found);
             if P::Arch::CONT == 0 || all.len == most {
                 return all;
             }
@@ -224,9 +232,14 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         let mut differing = 0;
         let mut len = 0;
         let entries = &self.entries()[index..index + most];
-        for eight in entries.chunks_exact(8) {
-            let (mut differs, mut next) = (0, expected);
-            for entry in eight {
+        for eight in entries.as_chunks::<8>().0 {
+            // Most runs end where a folio does, mostly a multiple of eight: one PTE shows that.
+            let mut differs = eight[0].load(Relaxed) ^ expected;
+            if differs & mask != 0 {
+                return Match { len, differing, cont: 0 };
+            }
+            let mut next = expected.wrapping_add(step);
+            for entry in &eight[1..] {
                 differs |= entry.load(Relaxed) ^ next;
                 next = next.wrapping_add(step);
             }
