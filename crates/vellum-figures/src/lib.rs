@@ -10,10 +10,12 @@
 //! | `plan` | reads `figures.toml` |
 //! | `results` | reads and writes the results of an experiment, and compares two |
 //! | `table` | makes a Markdown table of results |
+//! | `aims` | makes a Markdown table of the bounds that results must keep |
 //! | `passes` | joins the results of several runs of an experiment |
 //! | `page` | finds the tables in a page, and replaces them |
 //! | `measure` | runs the experiments |
 
+mod aims;
 mod measure;
 mod page;
 mod passes;
@@ -26,7 +28,7 @@ use std::path::{Path, PathBuf};
 pub use measure::{Measured, measure};
 pub use page::fill;
 pub use plan::Plan;
-pub use results::Results;
+pub use results::{Compared, Results};
 
 /// The folder with the plan and the results, from the root of the repository.
 pub const FOLDER: &str = "docs/figures";

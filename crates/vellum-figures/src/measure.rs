@@ -11,15 +11,16 @@ use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 
+use crate::Plan;
 use crate::passes::joined;
 use crate::plan::{Experiment, of_one_origin, path_of};
-use crate::{Plan, Results};
+use crate::results::{Compared, Results};
 
 /// The result of a measurement.
 #[derive(Debug, Default)]
 pub struct Measured {
-    /// A line for each figure of a repetition that lies outside the documents' range for it.
-    pub outside: Vec<String>,
+    /// The comparison of a repetition with the documents' ranges.
+    pub again: Compared,
     /// The experiments without results of this commit. Unless there are none, the documents'
     /// results are not replaced.
     pub missing: Vec<String>,
@@ -71,8 +72,9 @@ pub fn measure(root: &Path, vellum: &Path, names: &[String], again: bool) -> any
         for (name, experiment) in plan.named(names)? {
             let results = read(name, experiment).and_then(|passes| joined(&passes));
             let results = results.with_context(|| format!("{name}: no results"))?;
-            let outside = Results::read(&path_of(root, name))?.outside(&results);
-            measured.outside.extend(outside.into_iter().map(|line| format!("{name}: {line}")));
+            let compared = Results::read(&path_of(root, name))?.compare(&results);
+            measured.again.figures += compared.figures;
+            measured.again.outside.extend(compared.outside.into_iter().map(|line| format!("{name}: {line}")));
         }
         return Ok(measured);
     }

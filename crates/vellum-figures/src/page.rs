@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::{Plan, Results, table};
+use crate::{Plan, Results, aims, table};
 
 const BEGIN: &str = "<!-- figures: ";
 const END: &str = "<!-- end of figures -->";
@@ -36,8 +36,13 @@ pub fn fill(text: &str, plan: &Plan, results: &BTreeMap<String, Results>) -> any
     while let Some((before, place)) = rest.split_once(BEGIN) {
         let (name, place) = place.split_once(" -->").context("a place for a table has no end of its first line")?;
         let (_, after) = place.split_once(END).with_context(|| format!("table {name:?} has no {END:?}"))?;
-        let spec = plan.table.get(name).with_context(|| format!("there is no table {name:?} in the plan"))?;
-        let (table, shown) = table::markdown(spec, results).with_context(|| format!("table {name:?}"))?;
+        let made = match (plan.table.get(name), plan.aims.get(name)) {
+            (Some(spec), None) => table::markdown(spec, results),
+            (None, Some(aims)) => aims::markdown(aims, results),
+            (None, None) => bail!("there is no table {name:?} in the plan"),
+            (Some(_), Some(_)) => bail!("there are two tables {name:?} in the plan"),
+        };
+        let (table, shown) = made.with_context(|| format!("table {name:?}"))?;
         let (origin, notes) = (origin(&shown), if table.contains(table::FALLBACK) { NOTE } else { "" });
         filled += &format!("{before}{BEGIN}{name} -->\n{table}\n{}{END}", wrapped(&format!("{origin}{notes}")));
         rest = after;
@@ -51,13 +56,19 @@ const NOTE: &str = " ‡ Part of the region had smaller folios than the row says
 /// Returns the sentence that says where a table comes from.
 fn origin(shown: &[&Results]) -> String {
     let Some(first) = shown.first() else { return String::new() };
-    let commands: BTreeSet<String> = shown.iter().map(|results| format!("`{}`", results.command)).collect();
+    let command = |results: &&Results| format!("`{}`{}", results.command, margin(results));
+    let commands: BTreeSet<String> = shown.iter().map(command).collect();
     let commands: Vec<String> = commands.into_iter().collect();
     let fact = |name: &str| first.machine.get(name).and_then(Value::as_str);
     let commit = first.commit.get(..12).unwrap_or(&first.commit);
     let on =
         fact("CPU").zip(fact("kernel")).map_or(String::new(), |(cpu, kernel)| format!(", on {cpu} under {kernel}"));
     format!("Measured on {} at commit {commit}{on}{}, by {}.", first.date, against(first), commands.join(" and "))
+}
+
+/// Returns the margin of results, if they have one.
+fn margin(results: &Results) -> String {
+    if results.margin == 0.0 { String::new() } else { format!(" (± {:.1} %)", results.margin * 100.0) }
 }
 
 /// Returns the releases of the Linux kernels that a comparison booted.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Deserialize;
 
+use crate::aims::Aim;
 use crate::{FOLDER, Results};
 
 /// The contents of `figures.toml`.
@@ -19,6 +20,9 @@ pub struct Plan {
     pub experiment: BTreeMap<String, Experiment>,
     /// The tables, by name.
     pub table: BTreeMap<String, TableSpec>,
+    /// The tables of aims, by name.
+    #[serde(default)]
+    pub aims: BTreeMap<String, Vec<Aim>>,
 }
 
 /// A command that measures.

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::{Map, Value};
 
-/// The share by which a count of instructions may differ in a repetition.
+/// The margin of counts of instructions: see [`Results::margin`].
 const COUNTS_REPEAT: f64 = 0.03;
 
 /// The results of an experiment.
@@ -21,8 +21,20 @@ pub struct Results {
     /// Facts about what was measured on: the machine and its configuration, or, for a comparison in
     /// a simulator, the kernels.
     pub machine: Map<String, Value>,
+    /// By which share of itself a figure of a repetition may lie outside the range of the runs: see
+    /// [`passes`](crate::passes).
+    pub margin: f64,
     /// The measured rows.
     pub rows: Vec<Map<String, Value>>,
+}
+
+/// The comparison of results with a repetition.
+#[derive(Debug, Default)]
+pub struct Compared {
+    /// The number of figures that were compared.
+    pub figures: usize,
+    /// A line for each that lies outside its range.
+    pub outside: Vec<String>,
 }
 
 /// The commit and the machine of results: only results of one origin stand beside each other.
@@ -66,7 +78,8 @@ impl Results {
         }
         let machine = machine.with_context(|| format!("`{command}` does not say on which machine it ran"))?;
         anyhow::ensure!(!rows.is_empty(), "`{command}` has measured nothing");
-        Ok(Results { command, commit, date, machine, rows })
+        let margin = if machine.contains_key("kernels") { COUNTS_REPEAT } else { 0.0 };
+        Ok(Results { command, commit, date, machine, margin, rows })
     }
 
     /// Reads results.
@@ -83,12 +96,14 @@ impl Results {
             };
             let (command, commit, date) = (text("command")?, text("commit")?, text("date")?);
             let Some(Value::Object(machine)) = object.remove("machine") else { anyhow::bail!("no object \"machine\"") };
+            let margin = object.remove("margin").and_then(|margin| margin.as_f64()).context("no number \"margin\"")?;
             let Some(Value::Array(rows)) = object.remove("rows") else { anyhow::bail!("no array \"rows\"") };
             let row = |row| match row {
                 Value::Object(row) => Ok(row),
                 row => anyhow::bail!("{row} is no row"),
             };
-            Ok(Results { command, commit, date, machine, rows: rows.into_iter().map(row).collect::<Result<_, _>>()? })
+            let rows = rows.into_iter().map(row).collect::<Result<_, _>>()?;
+            Ok(Results { command, commit, date, machine, margin, rows })
         };
         read().with_context(|| format!("{}: run ./x figures, which measures all", path.display()))
     }
@@ -97,11 +112,12 @@ impl Results {
     pub fn text(&self) -> String {
         let string = |text: &str| Value::from(text).to_string();
         let mut text = format!(
-            "{{\n\"command\": {},\n\"commit\": {},\n\"date\": {},\n\"machine\": {},\n\"rows\": [\n",
+            "{{\n\"command\": {},\n\"commit\": {},\n\"date\": {},\n\"machine\": {},\n\"margin\": {},\n\"rows\": [\n",
             string(&self.command),
             string(&self.commit),
             string(&self.date),
             Value::from(self.machine.clone()),
+            Value::from(self.margin),
         );
         for (index, row) in self.rows.iter().enumerate() {
             let comma = if index + 1 < self.rows.len() { "," } else { "" };
@@ -116,33 +132,39 @@ impl Results {
         Origin { commit: self.commit.clone(), machine: fact("CPU").zip(fact("kernel")) }
     }
 
-    /// Compares with a repetition: returns a line for each figure that lies outside the range that
-    /// these results have for it. A count of instructions has no range, but must repeat.
-    pub fn outside(&self, again: &Results) -> Vec<String> {
-        let mut lines = Vec::new();
+    /// Compares with a repetition: each figure that has a range here with its counterpart.
+    pub fn compare(&self, again: &Results) -> Compared {
+        let mut compared = Compared::default();
         for row in &self.rows {
             let name = identity(row);
             let Some(other) = again.rows.iter().find(|other| identity(other) == name) else {
-                lines.push(format!("{name}: not measured again"));
+                compared.figures += 1;
+                compared.outside.push(format!("{name}: not measured again"));
                 continue;
             };
             for (key, figure) in other {
                 let Some(figure) = figure.as_f64() else { continue };
                 let Some((min, max)) = self.range(row, key) else { continue };
+                compared.figures += 1;
                 if figure < min || figure > max {
-                    lines.push(format!("{name}, {key}: {figure}, not within {min} to {max}"));
+                    compared.outside.push(format!("{name}, {key}: {figure}, not within {min:.4} to {max:.4}"));
                 }
             }
         }
-        lines
+        compared
     }
 
-    /// Returns the range of a figure: that of its runs, or, for a count, [`COUNTS_REPEAT`] around
-    /// it.
-    fn range(&self, row: &Map<String, Value>, key: &str) -> Option<(f64, f64)> {
+    /// Returns the range in which a repetition of a figure lies: that of its runs with the margin
+    /// on both sides. `None` if the figure has no runs.
+    pub(crate) fn range(&self, row: &Map<String, Value>, key: &str) -> Option<(f64, f64)> {
+        let (min, max) = self.runs(row, key)?;
+        Some((min / (1.0 + self.margin), max * (1.0 + self.margin)))
+    }
+
+    /// Returns the range of a figure's runs. Of a count only the least is known.
+    pub(crate) fn runs(&self, row: &Map<String, Value>, key: &str) -> Option<(f64, f64)> {
         if self.machine.contains_key("kernels") {
-            let count = row.get(key)?.as_f64()?;
-            return Some((count * (1.0 - COUNTS_REPEAT), count * (1.0 + COUNTS_REPEAT)));
+            return row.get(key)?.as_f64().map(|count| (count, count));
         }
         let bound = |bound: &str| row.get(bound)?.get(key)?.as_f64().filter(|_| key.ends_with("_ns"));
         bound("min").zip(bound("max"))

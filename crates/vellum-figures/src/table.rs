@@ -27,7 +27,7 @@ use vellum_linux::stats::Summary;
 use crate::Results;
 use crate::plan::TableSpec;
 
-type Row = Map<String, Value>;
+pub(crate) type Row = Map<String, Value>;
 
 /// The place of a figure that was not measured.
 const NONE: &str = "–";
@@ -57,7 +57,7 @@ pub(crate) fn markdown<'r>(
         let conditions = conditions.split_whitespace().map(condition).collect::<anyhow::Result<Vec<_>>>()?;
         let before = lines.iter().map(|(_, rows)| rows.len()).sum::<usize>();
         for row in experiment.rows.iter().filter(|row| meets(row, &conditions)) {
-            let mut row = row.clone();
+            let mut row = shown_ranges(experiment, row);
             row.insert("label".into(), label.into());
             let texts: Vec<String> =
                 columns.iter().filter(|column| is_text(column, &row)).map(|column| text(&row, column.what)).collect();
@@ -76,6 +76,20 @@ pub(crate) fn markdown<'r>(
     Ok((table, shown))
 }
 
+/// Returns a row with the ranges in which a repetition lies instead of those of the runs.
+fn shown_ranges(results: &Results, row: &Row) -> Row {
+    let mut shown = row.clone();
+    for key in row.keys() {
+        let Some((min, max)) = results.range(row, key) else { continue };
+        for (bound, value) in [("min", min), ("max", max)] {
+            if let Some(Value::Object(bounds)) = shown.get_mut(bound) {
+                bounds.insert(key.clone(), Value::from(value.round() as u64));
+            }
+        }
+    }
+    shown
+}
+
 fn cells(cells: impl Iterator<Item = String>) -> String {
     cells.map(|cell| format!(" {cell} |")).collect()
 }
@@ -87,13 +101,13 @@ fn column(spec: &str) -> anyhow::Result<Column<'_>> {
     Ok(Column { header, conditions: words.into_iter().map(condition).collect::<anyhow::Result<_>>()?, what })
 }
 
-fn condition(word: &str) -> anyhow::Result<(&str, &str)> {
+pub(crate) fn condition(word: &str) -> anyhow::Result<(&str, &str)> {
     word.split_once('=').with_context(|| format!("{word:?} is no condition: field=value"))
 }
 
 /// Returns whether a row meets all conditions. A field that a row lacks is `none`, and a space in a
 /// value is `_`.
-fn meets(row: &Row, conditions: &[(&str, &str)]) -> bool {
+pub(crate) fn meets(row: &Row, conditions: &[(&str, &str)]) -> bool {
     conditions.iter().all(|(field, values)| {
         let is = match row.get(*field) {
             None | Some(Value::Null) => "none".to_owned(),
@@ -116,7 +130,7 @@ fn text(row: &Row, what: &str) -> String {
     }
 }
 
-fn folio(row: &Row) -> String {
+pub(crate) fn folio(row: &Row) -> String {
     let Some(kib) = row.get("folio_kib").and_then(Value::as_u64) else {
         return row.get("folio").and_then(Value::as_str).unwrap_or(NONE).into();
     };
@@ -156,8 +170,8 @@ fn cell(column: &Column<'_>, rows: &[Row]) -> anyhow::Result<String> {
     let (min, max) = (bound("min").unwrap_or(median), bound("max").unwrap_or(median));
     let (shown, range) = nanoseconds(Summary { median, min, max });
     let mark = row.get("fallback").and_then(|shares| shares.get(&key)).map_or("", |_| FALLBACK);
-    // The floor's figure is its minimum.
-    Ok(if min == median { format!("{shown}{mark}") } else { format!("{shown} ({range}){mark}") })
+    // A floor is the least of its runs.
+    Ok(if column.what == "floor" || min == max { format!("{shown}{mark}") } else { format!("{shown} ({range}){mark}") })
 }
 
 /// Returns several figures, and the ratios of the others to the first.
@@ -168,7 +182,7 @@ fn all_and_ratios(figures: &[f64]) -> String {
 }
 
 /// Returns a figure of a row; `None` if it was not measured.
-fn figure(row: &Row, name: &str) -> anyhow::Result<Option<f64>> {
+pub(crate) fn figure(row: &Row, name: &str) -> anyhow::Result<Option<f64>> {
     match row.get(&format!("{name}_ns")).or_else(|| row.get(name)) {
         Some(Value::Null) => Ok(None),
         Some(value) if value.is_number() => Ok(value.as_f64()),

@@ -189,33 +189,37 @@ fn a_table_of_counts_names_the_kernels_that_were_compared() {
     let all = BTreeMap::from([("counts".to_owned(), counted())]);
     let page = fill("<!-- figures: t -->\n<!-- end of figures -->", &plan, &all).unwrap();
     assert!(page.contains("| 4 KiB | 50.0 / 400 / 200 = **8.00×**, **4.00×** |"), "{page}");
-    assert!(page.contains("at commit c, against Linux 9.1-cloud and 9.1 (minimal), by `vellum compare`."), "{page}");
+    assert!(
+        page.contains("at commit c, against Linux 9.1-cloud and 9.1 (minimal), by `vellum compare` (± 3.0 %)."),
+        "{page}"
+    );
 }
 
 #[test]
 fn counts_of_a_repetition_differ_by_at_most_three_percent() {
     let (first, mut again) = (counted(), counted());
     again.rows[0].insert("linux_fork".into(), 411.into());
-    assert!(first.outside(&again).is_empty());
+    assert!(first.compare(&again).outside.is_empty());
     again.rows[0].insert("linux_fork".into(), 413.into());
-    assert_eq!(first.outside(&again).len(), 1);
+    assert_eq!(first.compare(&again).outside.len(), 1);
 }
 
 #[test]
 fn a_repetition_outside_the_range_is_reported() {
     let first = results("c");
-    assert!(first.outside(&first).is_empty());
+    let same = first.compare(&first);
+    assert!(same.outside.is_empty() && same.figures == 1, "only one figure has a range");
     let mut again = results("c");
     again.rows[0].insert("vellum_ns".into(), 2501.into());
     // A row is told from others by its address space and way of discarding, too.
     for (field, other) in [("space", "one"), ("variant", "1m")] {
         let mut first = results("c");
         first.rows[0].insert(field.into(), other.into());
-        assert!(first.outside(&results("c"))[0].contains("not measured again"), "{field}");
+        assert!(first.compare(&results("c")).outside[0].contains("not measured again"), "{field}");
     }
-    let lines = first.outside(&again);
+    let lines = first.compare(&again).outside;
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(lines[0].contains("op=\"munmap\"") && lines[0].contains("1500 to 2500"), "{lines:?}");
+    assert!(lines[0].contains("op=\"munmap\"") && lines[0].contains("1500.0000 to 2500.0000"), "{lines:?}");
 }
 
 #[test]
@@ -228,5 +232,63 @@ fn a_repetition_is_compared_with_the_same_contender_and_the_same_work_beside() {
     let lines = std::iter::once(json!({"machine": {}})).chain(rows).map(|line| line.to_string());
     let lines = lines.collect::<Vec<_>>().join("\n");
     let results = Results::of_lines(&lines, "vellum".into(), "c".into(), "2026-01-02".into()).unwrap();
-    assert_eq!(results.outside(&results), [""; 0]);
+    let same = results.compare(&results);
+    assert_eq!((same.figures, same.outside.len()), (3, 0));
+}
+
+#[test]
+fn a_margin_widens_the_ranges_and_stands_beside_the_command() {
+    let mut first = results("c");
+    first.margin = 0.25;
+    let mut again = results("c");
+    for (ns, outside) in [(1199, 1), (1200, 0), (3125, 0), (3126, 1)] {
+        again.rows[0].insert("vellum_ns".into(), ns.into());
+        assert_eq!(first.compare(&again).outside.len(), outside, "{ns}");
+    }
+    let all = BTreeMap::from([("unmap".to_owned(), first)]);
+    let plan = plan(r#""unmap op=munmap huge=false""#, r#""folio", "vellum""#);
+    let page = fill("<!-- figures: t -->\n<!-- end of figures -->", &plan, &all).unwrap();
+    assert!(page.contains("| 4 KiB | 2.00 µs (1.20–3.12) |"), "{page}");
+    assert!(page.contains("by `vellum bench unmap` (± 25.0 %)."), "{page}");
+}
+
+#[test]
+fn an_aim_is_kept_by_some_figures_and_missed_by_others() {
+    let plan: Plan = toml::from_str(
+        r#"[experiment.unmap]
+        run = "bench unmap"
+        [table]
+        [[aims.t]]
+        label = "ten times"
+        rows = ["unmap op=munmap"]
+        ratios = ["linux/vellum"]
+        least = 30
+        [[aims.t]]
+        label = "at most half of it"
+        rows = ["unmap op=munmap huge=false"]
+        ratios = ["vellum/vellum"]
+        most = 0.5
+        against = "op=exit"
+        [[aims.t]]
+        label = "without the other row"
+        rows = ["unmap op=exit"]
+        ratios = ["vellum/vellum"]
+        least = 1.5
+        less = "op=munmap"
+        "#,
+    )
+    .unwrap();
+    let page = filled(&plan).unwrap();
+    for line in [
+        "| ten times | 2 | 1 | 25.0×: `munmap`, 4 KiB |",
+        "| at most half of it | 1 | 1 | 0.50×: `munmap`, 4 KiB |",
+        "| without the other row | 1 | 0 | 1.00×: `exit`, 4 KiB |",
+    ] {
+        assert!(page.contains(line), "{page}");
+    }
+    let error = toml::from_str::<Plan>(
+        "[experiment.unmap]\nrun = \"bench unmap\"\n[table]\n\
+         [[aims.t]]\nlabel = \"l\"\nrows = [\"unmap\"]\nratios = []",
+    );
+    assert!(format!("{:#}", filled(&error.unwrap()).unwrap_err()).contains("no bound"));
 }

@@ -1,0 +1,131 @@
+//! Makes a Markdown table of aims: in how many rows of the results each holds, and the row that is
+//! farthest from it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+use serde_json::Value;
+use vellum_cli::numbers::ratio;
+
+use crate::Results;
+use crate::results::identity;
+use crate::table::{Row, condition, figure, folio, meets};
+
+/// A bound for ratios of figures.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Aim {
+    /// What the table calls it.
+    label: String,
+    /// Which rows of which experiments, as in [`TableSpec`](crate::plan::TableSpec), without
+    /// labels.
+    rows: Vec<String>,
+    /// The ratios that must keep the bound in each row: `a/b`.
+    ratios: Vec<String>,
+    /// The ratios are at least this.
+    least: Option<f64>,
+    /// The ratios are at most this.
+    most: Option<f64>,
+    /// `field=value`: the second figure of a ratio is that of the row with this value instead.
+    against: Option<String>,
+    /// `field=value`: the figures of the row with this value instead are subtracted first.
+    less: Option<String>,
+}
+
+/// Returns the table, and the results that it shows.
+pub(crate) fn markdown<'r>(
+    aims: &[Aim],
+    results: &'r BTreeMap<String, Results>,
+) -> anyhow::Result<(String, Vec<&'r Results>)> {
+    let mut table = String::from("| aim | figures | of them hold | the farthest |\n|---|---|---|---|\n");
+    let mut shown = Vec::new();
+    for aim in aims {
+        let figures = aim.figures(results, &mut shown).with_context(|| format!("aim {:?}", aim.label))?;
+        let (mut hold, mut farthest) = (0, None::<&(f64, String)>);
+        for figure in &figures {
+            hold += usize::from(aim.distance(figure.0) >= 1.0);
+            farthest = farthest.filter(|known| aim.distance(known.0) <= aim.distance(figure.0)).or(Some(figure));
+        }
+        let (value, row) = farthest.with_context(|| format!("aim {:?} has no figures", aim.label))?;
+        table += &format!("| {} | {} | {hold} | {}: {row} |\n", aim.label, figures.len(), ratio(*value));
+    }
+    Ok((table, shown))
+}
+
+impl Aim {
+    /// Returns how well a ratio keeps the bound: the bound is kept from 1 on.
+    fn distance(&self, ratio: f64) -> f64 {
+        let least = self.least.map_or(f64::INFINITY, |least| ratio / least);
+        least.min(self.most.map_or(f64::INFINITY, |most| most / ratio))
+    }
+
+    /// Returns all ratios, each with the name of its row.
+    fn figures<'r>(
+        &self,
+        results: &'r BTreeMap<String, Results>,
+        shown: &mut Vec<&'r Results>,
+    ) -> anyhow::Result<Vec<(f64, String)>> {
+        ensure!(self.least.is_some() || self.most.is_some(), "no bound");
+        let mut figures = Vec::new();
+        for line in &self.rows {
+            let (name, conditions) = line.split_once(' ').unwrap_or((line, ""));
+            let experiment = results.get(name).with_context(|| format!("there is no experiment {name:?}"))?;
+            shown.push(experiment);
+            let conditions = conditions.split_whitespace().map(condition).collect::<anyhow::Result<Vec<_>>>()?;
+            for row in experiment.rows.iter().filter(|row| meets(row, &conditions)) {
+                for both in &self.ratios {
+                    let (a, b) = both.split_once('/').with_context(|| format!("{both:?} is no ratio: a/b"))?;
+                    let other =
+                        self.against.as_deref().map_or(Ok(row), |change| changed(row, change, experiment, results))?;
+                    let Some((first, second)) =
+                        self.figure(row, a, experiment, results)?.zip(self.figure(other, b, experiment, results)?)
+                    else {
+                        continue;
+                    };
+                    figures.push((first / second, called(row, b)));
+                }
+            }
+        }
+        Ok(figures)
+    }
+
+    /// Returns a figure of a row, less what is subtracted.
+    fn figure(
+        &self,
+        row: &Row,
+        name: &str,
+        experiment: &Results,
+        results: &BTreeMap<String, Results>,
+    ) -> anyhow::Result<Option<f64>> {
+        let Some(less) = &self.less else { return figure(row, name) };
+        Ok(figure(row, name)?
+            .zip(figure(changed(row, less, experiment, results)?, name)?)
+            .map(|(whole, part)| whole - part))
+    }
+}
+
+/// Returns the row that differs from another in one field, whose value the condition `change`
+/// states: one of the same experiment, or else of any.
+fn changed<'r>(
+    row: &Row,
+    change: &str,
+    experiment: &'r Results,
+    results: &'r BTreeMap<String, Results>,
+) -> anyhow::Result<&'r Row> {
+    let (field, value) = condition(change)?;
+    let mut wanted = row.clone();
+    wanted.insert(field.into(), Value::from(value.replace('_', " ")));
+    let wanted = identity(&wanted);
+    let mut rows = std::iter::once(experiment).chain(results.values()).flat_map(|results| &results.rows);
+    rows.find(|row| identity(row) == wanted).with_context(|| format!("there is no row {wanted}"))
+}
+
+/// Returns the name of a row for a reader: the operation, which may be that of the figure, the
+/// order and the folio's size.
+fn called(row: &Row, figure: &str) -> String {
+    let text = |field: &str| row.get(field).and_then(Value::as_str);
+    let op = text("op").or_else(|| figure.split_once('_').map(|(_, op)| op));
+    let parts = [op.map(|op| format!("`{op}`")), text("data").map(str::to_owned), text("arm").map(str::to_owned)];
+    parts.into_iter().flatten().chain([folio(row)]).collect::<Vec<_>>().join(", ")
+}
