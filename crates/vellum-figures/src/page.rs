@@ -56,19 +56,13 @@ const NOTE: &str = " ‡ Part of the region had smaller folios than the row says
 /// Returns the sentence that says where a table comes from.
 fn origin(shown: &[&Results]) -> String {
     let Some(first) = shown.first() else { return String::new() };
-    let command = |results: &&Results| format!("`{}`{}", results.command, margin(results));
-    let commands: BTreeSet<String> = shown.iter().map(command).collect();
+    let commands: BTreeSet<String> = shown.iter().map(|results| format!("`{}`", results.command)).collect();
     let commands: Vec<String> = commands.into_iter().collect();
     let fact = |name: &str| first.machine.get(name).and_then(Value::as_str);
     let commit = first.commit.get(..12).unwrap_or(&first.commit);
     let on =
         fact("CPU").zip(fact("kernel")).map_or(String::new(), |(cpu, kernel)| format!(", on {cpu} under {kernel}"));
     format!("Measured on {} at commit {commit}{on}{}, by {}.", first.date, against(first), commands.join(" and "))
-}
-
-/// Returns the margin of results, if they have one.
-fn margin(results: &Results) -> String {
-    if results.margin == 0.0 { String::new() } else { format!(" (± {:.1} %)", results.margin * 100.0) }
 }
 
 /// Returns the releases of the Linux kernels that a comparison booted.

@@ -2,28 +2,34 @@
 //! the next one does, with its memory elsewhere, at another hour: so the range of a figure is that
 //! of all passes, with a margin that the passes themselves have needed.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Number, Value};
 
 use crate::results::{Results, identity};
 
 /// Joins the results of passes of one experiment. A figure is the median of the passes' figures,
 /// and a bound or a share of noise the farthest; a floor is the least. Only rows that all passes
-/// have are joined. The margin is the [one](margin) that the passes needed.
+/// have are joined. The margins are those that the passes [needed](margins).
 ///
 /// Returns `None` if there is no pass.
 pub fn joined(passes: &[Results]) -> Option<Results> {
     let mut joined = rows_joined(passes)?;
-    joined.margin = joined.margin.max(margin(passes));
+    joined.margins = margins(passes);
     Some(joined)
 }
 
 /// The share of figures that may lie beyond the margin: one of this many.
 const BEYOND: usize = 40;
 
-/// Returns the share by which the figures of a pass lie outside the range of all other passes, each
-/// pass compared in turn: of all but one figure in [`BEYOND`] at most so much. 0 for a single pass.
-fn margin(passes: &[Results]) -> f64 {
-    let mut shares = Vec::new();
+/// The greatest margin. Figures that need more are outliers, which no margin covers.
+const GREATEST: f64 = 1.0;
+
+/// Returns the shares by which the figures of a pass lie outside the range of all other passes,
+/// each pass compared in turn: for each field, of all but one figure in [`BEYOND`] at most so much,
+/// but at most [`GREATEST`].
+fn margins(passes: &[Results]) -> BTreeMap<String, f64> {
+    let mut shares: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
     for (index, pass) in passes.iter().enumerate() {
         let others: Vec<Results> =
             passes.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, other)| other.clone()).collect();
@@ -32,14 +38,16 @@ fn margin(passes: &[Results]) -> f64 {
             let Some(of_pass) = pass.rows.iter().find(|of_pass| identity(of_pass) == identity(row)) else { continue };
             for (key, figure) in of_pass {
                 let Some(((min, max), figure)) = others.runs(row, key).zip(figure.as_f64()) else { continue };
-                shares.push((min / figure).max(figure / max).max(1.0) - 1.0);
+                shares.entry(key).or_default().push((min / figure).max(figure / max).max(1.0) - 1.0);
             }
         }
     }
-    shares.sort_by(f64::total_cmp);
-    // In thousandths, as the margin is printed in percent.
-    let margin = shares.len().checked_sub(1 + shares.len() / BEYOND).map_or(0.0, |index| shares[index]);
-    (margin * 1000.0).ceil() / 1000.0
+    let margin = |(key, mut shares): (&String, Vec<f64>)| {
+        shares.sort_by(f64::total_cmp);
+        let margin = shares[shares.len() - 1 - shares.len() / BEYOND];
+        (key.clone(), (margin.min(GREATEST) * 1000.0).ceil() / 1000.0)
+    };
+    shares.into_iter().map(margin).collect()
 }
 
 /// Joins the rows of passes.

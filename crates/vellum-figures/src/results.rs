@@ -1,12 +1,13 @@
 //! The results of an experiment: a file with the command, its origin, and the rows.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Display, Write as _};
 use std::path::Path;
 
 use anyhow::Context;
 use serde_json::{Map, Value};
 
-/// The margin of counts of instructions: see [`Results::margin`].
+/// The margin of counts of instructions: see [`Results::margins`].
 const COUNTS_REPEAT: f64 = 0.03;
 
 /// The results of an experiment.
@@ -21,9 +22,9 @@ pub struct Results {
     /// Facts about what was measured on: the machine and its configuration, or, for a comparison in
     /// a simulator, the kernels.
     pub machine: Map<String, Value>,
-    /// By which share of itself a figure of a repetition may lie outside the range of the runs: see
-    /// [`passes`](crate::passes).
-    pub margin: f64,
+    /// By which share of itself a figure of a repetition may lie outside the range of the runs, for
+    /// each field of a row: see [`passes`](crate::passes).
+    pub margins: BTreeMap<String, f64>,
     /// The measured rows.
     pub rows: Vec<Map<String, Value>>,
 }
@@ -78,8 +79,7 @@ impl Results {
         }
         let machine = machine.with_context(|| format!("`{command}` does not say on which machine it ran"))?;
         anyhow::ensure!(!rows.is_empty(), "`{command}` has measured nothing");
-        let margin = if machine.contains_key("kernels") { COUNTS_REPEAT } else { 0.0 };
-        Ok(Results { command, commit, date, machine, margin, rows })
+        Ok(Results { command, commit, date, machine, margins: BTreeMap::new(), rows })
     }
 
     /// Reads results.
@@ -96,14 +96,14 @@ impl Results {
             };
             let (command, commit, date) = (text("command")?, text("commit")?, text("date")?);
             let Some(Value::Object(machine)) = object.remove("machine") else { anyhow::bail!("no object \"machine\"") };
-            let margin = object.remove("margin").and_then(|margin| margin.as_f64()).context("no number \"margin\"")?;
+            let margins = object.remove("margins").context("no object \"margins\"")?;
             let Some(Value::Array(rows)) = object.remove("rows") else { anyhow::bail!("no array \"rows\"") };
             let row = |row| match row {
                 Value::Object(row) => Ok(row),
                 row => anyhow::bail!("{row} is no row"),
             };
             let rows = rows.into_iter().map(row).collect::<Result<_, _>>()?;
-            Ok(Results { command, commit, date, machine, margin, rows })
+            Ok(Results { command, commit, date, machine, margins: serde_json::from_value(margins)?, rows })
         };
         read().with_context(|| format!("{}: run ./x figures, which measures all", path.display()))
     }
@@ -112,12 +112,12 @@ impl Results {
     pub fn text(&self) -> String {
         let string = |text: &str| Value::from(text).to_string();
         let mut text = format!(
-            "{{\n\"command\": {},\n\"commit\": {},\n\"date\": {},\n\"machine\": {},\n\"margin\": {},\n\"rows\": [\n",
+            "{{\n\"command\": {},\n\"commit\": {},\n\"date\": {},\n\"machine\": {},\n\"margins\": {},\n\"rows\": [\n",
             string(&self.command),
             string(&self.commit),
             string(&self.date),
             Value::from(self.machine.clone()),
-            Value::from(self.margin),
+            serde_json::json!(self.margins),
         );
         for (index, row) in self.rows.iter().enumerate() {
             let comma = if index + 1 < self.rows.len() { "," } else { "" };
@@ -158,12 +158,19 @@ impl Results {
     /// on both sides. `None` if the figure has no runs.
     pub(crate) fn range(&self, row: &Map<String, Value>, key: &str) -> Option<(f64, f64)> {
         let (min, max) = self.runs(row, key)?;
-        Some((min / (1.0 + self.margin), max * (1.0 + self.margin)))
+        let counts = if self.is_of_counts() { COUNTS_REPEAT } else { 0.0 };
+        let margin = self.margins.get(key).unwrap_or(&counts);
+        Some((min / (1.0 + margin), max * (1.0 + margin)))
+    }
+
+    /// Returns true if the figures are counts of instructions, of kernels in a simulator.
+    fn is_of_counts(&self) -> bool {
+        self.machine.contains_key("kernels")
     }
 
     /// Returns the range of a figure's runs. Of a count only the least is known.
     pub(crate) fn runs(&self, row: &Map<String, Value>, key: &str) -> Option<(f64, f64)> {
-        if self.machine.contains_key("kernels") {
+        if self.is_of_counts() {
             return row.get(key)?.as_f64().map(|count| (count, count));
         }
         let bound = |bound: &str| row.get(bound)?.get(key)?.as_f64().filter(|_| key.ends_with("_ns"));
