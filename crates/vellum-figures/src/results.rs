@@ -23,7 +23,7 @@ pub struct Results {
     /// a simulator, the kernels.
     pub machine: Map<String, Value>,
     /// By which share of itself a figure of a repetition may lie outside the range of the runs, for
-    /// each field of a row: see [`passes`](crate::passes).
+    /// each field of a row: what the passes of the experiment needed beside each other.
     pub margins: BTreeMap<String, f64>,
     /// The measured rows.
     pub rows: Vec<Map<String, Value>>,
