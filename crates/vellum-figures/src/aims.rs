@@ -16,7 +16,7 @@ use crate::table::{Row, condition, figure, folio, meets};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Aim {
-    /// What the table calls it.
+    /// The aim's name in the table.
     label: String,
     /// Which rows of which experiments, as in [`TableSpec`](crate::plan::TableSpec), without
     /// labels.
