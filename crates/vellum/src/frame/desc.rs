@@ -130,7 +130,7 @@ impl Family {
 /// References and mappings of a folio, read in one atomic load.
 ///
 /// Every mapped page of a folio holds one reference, so `refs >= maps` at every instant (INV-2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Eq)]
 pub struct Counts {
     /// References (Linux: refcount).
     pub refs: u32,
@@ -166,6 +166,14 @@ impl Counts {
     #[inline]
     const fn unpack(raw: u64) -> Counts {
         Counts { refs: (raw >> 32) as u32, maps: raw as u32 }
+    }
+}
+
+/// Compares both counts at once.
+impl PartialEq for Counts {
+    #[inline]
+    fn eq(&self, other: &Counts) -> bool {
+        self.pack() == other.pack()
     }
 }
 

@@ -230,13 +230,12 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     ) -> Match {
         let mut expected = first;
         let mut differing = 0;
-        let mut len = 0;
-        let entries = &self.entries()[index..index + most];
-        for eight in entries.as_chunks::<8>().0 {
+        let mut rest = &self.entries()[index..index + most];
+        while let Some((eight, others)) = rest.split_first_chunk::<8>() {
             // Most runs end where a folio does, mostly a multiple of eight: one PTE shows that.
             let mut differs = eight[0].load(Relaxed) ^ expected;
             if differs & mask != 0 {
-                return Match { len, differing, cont: 0 };
+                return Match { len: most - rest.len(), differing, cont: 0 };
             }
             let mut next = expected.wrapping_add(step);
             for entry in &eight[1..] {
@@ -246,21 +245,20 @@ impl<P: Platform> LockedTable<'_, '_, P> {
             if differs & mask != 0 {
                 break;
             }
-            each(index + len, eight);
+            each(index + most - rest.len(), eight);
             differing |= differs;
-            expected = next;
-            len += 8;
+            (expected, rest) = (next, others);
         }
-        for entry in &entries[len..] {
+        while let Some((entry, others)) = rest.split_first() {
             let differs = entry.load(Relaxed) ^ expected;
             if differs & mask != 0 {
                 break;
             }
-            each(index + len, core::slice::from_ref(entry));
+            each(index + most - rest.len(), core::slice::from_ref(entry));
             differing |= differs;
-            expected = expected.wrapping_add(step);
-            len += 1;
+            (expected, rest) = (expected.wrapping_add(step), others);
         }
+        let len = most - rest.len();
         Match { len, differing, cont: 0 }
     }
 
