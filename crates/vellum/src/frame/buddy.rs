@@ -30,6 +30,14 @@ pub(super) struct FreeBlock {
     pub(super) is_zero: bool,
 }
 
+/// Frames that a CPU is freeing.
+struct Freed {
+    /// Those whose bits are not set yet.
+    word: Word,
+    /// True if the class of the word's pageblock may be another than the one by which it is listed.
+    changed: bool,
+}
+
 /// The free blocks of a node. [`super::node`] keeps it behind a spin lock.
 #[derive(Debug)]
 pub(super) struct Buddy {
@@ -298,76 +306,86 @@ impl Buddy {
     /// Frees ranges of frames, as [`Buddy::free`] does. Ranges should be ascending: bits of one
     /// word of a pageblock are set together.
     pub(super) fn free_ranges<P: Platform>(&mut self, frames: &Frames<'_, P>, ranges: &[(Pfn, u32)], zero: bool) {
-        let mut word = Word { number: 0, mask: 0 };
+        let mut freed = Freed { word: Word { number: 0, mask: 0 }, changed: false };
         for &(pfn, count) in ranges {
             self.frames += u64::from(count);
             match Word::of(pfn, count) {
-                Some(freed) => self.free_bits(frames, &mut word, freed, zero),
-                None => self.free_blocks(frames, &mut word, AlignedBlocks { pfn, count }, zero),
+                Some(word) => self.free_bits(frames, &mut freed, word, zero),
+                None => self.free_range(frames, &mut freed, AlignedBlocks { pfn, count }, zero),
             }
         }
-        self.free_word(frames, word, zero);
+        self.free_word(frames, &mut freed, zero);
+        self.list_freed(frames, &mut freed);
     }
 
-    /// Frees the blocks of a range, whose frames are counted already.
+    /// Frees a range, whose frames are counted already: whole pageblocks as large blocks, all else
+    /// word by word.
     #[inline(never)]
-    fn free_blocks<P: Platform>(&mut self, frames: &Frames<'_, P>, word: &mut Word, blocks: AlignedBlocks, zero: bool) {
-        for (pfn, order) in blocks {
-            if order >= HUGE_ORDER {
-                self.free_large(frames, pfn, order, zero);
-                continue;
-            }
-            let count = 1u32 << order;
-            let words = (0..count).step_by(Word::FRAMES as usize);
-            for freed in words.filter_map(|at| Word::of(pfn.add(at), count.min(Word::FRAMES))) {
-                self.free_bits(frames, word, freed, zero);
-            }
-        }
-    }
-
-    /// Adds freed frames to `word`, whose bits are not set yet. If they are in another word, sets
-    /// the bits of that one first.
-    #[inline(always)]
-    fn free_bits<P: Platform>(&mut self, frames: &Frames<'_, P>, word: &mut Word, freed: Word, zero: bool) {
-        if freed.number != word.number {
-            let done = core::mem::replace(word, Word { number: freed.number, mask: 0 });
-            self.free_word(frames, done, zero);
-        }
-        word.mask |= freed.mask;
-    }
-
-    /// Sets the bits of freed frames, which are counted already. If the whole pageblock is free
-    /// then, makes a block of 2 MiB of it.
-    #[inline]
-    fn free_word<P: Platform>(&mut self, frames: &Frames<'_, P>, word: Word, zero: bool) {
-        if word.mask == 0 {
-            return;
-        }
-        let pageblock = Pageblock::of(frames, word.pageblock());
-        if let Some(class) = pageblock.insert(word.index(), word.mask, zero) {
-            self.raise_class(frames, word.pageblock(), pageblock, class);
-        }
-    }
-
-    /// Lists a pageblock by its new class, or makes a block of 2 MiB of it if the whole pageblock
-    /// is free.
-    #[cold]
-    fn raise_class<P: Platform>(
+    fn free_range<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
-        first: Pfn,
-        pageblock: &Pageblock,
-        class: PageblockClass,
+        freed: &mut Freed,
+        mut left: AlignedBlocks,
+        zero: bool,
     ) {
+        while left.count > 0 {
+            if left.pfn.is_aligned(HUGE_ORDER) && left.count >= 1 << HUGE_ORDER {
+                left.next().into_iter().for_each(|(pfn, order)| self.free_large(frames, pfn, order, zero));
+                continue;
+            }
+            let AlignedBlocks { pfn, count } = left;
+            let in_word = count.min(Word::FRAMES - pfn.0 % Word::FRAMES);
+            Word::of(pfn, in_word).into_iter().for_each(|word| self.free_bits(frames, freed, word, zero));
+            left = AlignedBlocks { pfn: pfn.add(in_word), count: count - in_word };
+        }
+    }
+
+    /// Adds the frames of a word to `freed`. If these are in another word than those before, sets
+    /// the bits of that one first, and lists its pageblock anew if that is another, too.
+    #[inline(always)]
+    fn free_bits<P: Platform>(&mut self, frames: &Frames<'_, P>, freed: &mut Freed, word: Word, zero: bool) {
+        if word.number != freed.word.number {
+            self.free_word(frames, freed, zero);
+            if word.pageblock() != freed.word.pageblock() {
+                self.list_freed(frames, freed);
+            }
+            freed.word = Word { number: word.number, mask: 0 };
+        }
+        freed.word.mask |= word.mask;
+    }
+
+    /// Sets the bits of freed frames, which are counted already.
+    #[inline]
+    fn free_word<P: Platform>(&mut self, frames: &Frames<'_, P>, Freed { word, changed }: &mut Freed, zero: bool) {
+        if word.mask != 0 {
+            *changed |= Pageblock::of(frames, word.pageblock()).insert(word.index(), word.mask, zero);
+        }
+    }
+
+    /// Lists the pageblock of the last freed frames anew, if they may have changed its class.
+    #[inline]
+    fn list_freed<P: Platform>(&mut self, frames: &Frames<'_, P>, freed: &mut Freed) {
+        if core::mem::take(&mut freed.changed) {
+            self.list_by_bits(frames, freed.word.pageblock());
+        }
+    }
+
+    /// Lists a pageblock, unless it is isolated, by the class that its bitmaps give it. Makes a
+    /// block of 2 MiB of it if the whole pageblock is free, and returns whether it did.
+    #[cold]
+    fn list_by_bits<P: Platform>(&mut self, frames: &Frames<'_, P>, first: Pfn) -> bool {
+        let pageblock = Pageblock::of(frames, first);
         if pageblock.is_isolated() {
-            return;
+            return false;
         }
-        if class.order < HUGE_ORDER {
-            return self.list_anew(frames, first, pageblock.class(), Some(class));
+        let class = pageblock.computed_class();
+        let is_free = class.is_some_and(|class| class.order == HUGE_ORDER);
+        self.list_anew(frames, first, pageblock.class(), class.filter(|_| !is_free));
+        if is_free {
+            let zero = pageblock.remove(0, HUGE_ORDER);
+            self.free_large(frames, first, HUGE_ORDER, zero);
         }
-        self.list_anew(frames, first, pageblock.class(), None);
-        let zero = pageblock.remove(0, HUGE_ORDER);
-        self.free_large(frames, first, HUGE_ORDER, zero);
+        is_free
     }
 
     /// Isolates a pageblock that has free frames and used ones: no allocation takes a frame of it,
@@ -386,11 +404,7 @@ impl Buddy {
     pub(super) fn release<P: Platform>(&mut self, frames: &Frames<'_, P>, first: Pfn) -> bool {
         let pageblock = Pageblock::of(frames, first);
         pageblock.set_isolated(false);
-        let class = pageblock.computed_class();
-        if let Some(class) = class {
-            self.raise_class(frames, first, pageblock, class);
-        }
-        let is_empty = class.is_some_and(|class| class.order == HUGE_ORDER);
+        let is_empty = self.list_by_bits(frames, first);
         pageblock.set_skipped(!is_empty);
         is_empty
     }

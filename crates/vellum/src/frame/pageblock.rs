@@ -176,11 +176,10 @@ impl Pageblock {
         }
     }
 
-    /// Sets bits of frames that were not free: those of `mask` in word `index`. Returns the
-    /// pageblock's class, of order [`HUGE_ORDER`] if the whole pageblock is free, unless it is
-    /// still the one by which the pageblock is listed.
+    /// Sets bits of frames that were not free: those of `mask` in word `index`. Returns whether the
+    /// pageblock's class may be another than the one by which it is listed.
     #[inline]
-    pub(super) fn insert(&self, index: usize, mask: u64, zero: bool) -> Option<PageblockClass> {
+    pub(super) fn insert(&self, index: usize, mask: u64, zero: bool) -> bool {
         let before = self.free[index].load(Relaxed);
         debug_assert!(before & mask == 0, "frees frames that are free: {mask:#x} of {before:#x}");
         let bits = before | mask;
@@ -188,21 +187,10 @@ impl Pageblock {
         if zero {
             self.zero[index].store(self.zero[index].load(Relaxed) | mask, Relaxed);
         }
-        let class = self.class();
-        let is_same = class.is_some_and(|class| {
+        self.class().is_none_or(|class| {
             let merged = if class.order < WORD_ORDER { blocks(bits, class.order + 1) != 0 } else { bits == !0 };
-            !merged && (class.has_zero || !zero)
-        });
-        if is_same { None } else { Some(self.raised(class, bits, zero)) }
-    }
-
-    /// Returns the class that a pageblock of class `old` has after frames were freed in a word,
-    /// whose bits are `bits` now.
-    #[cold]
-    fn raised(&self, old: Option<PageblockClass>, bits: u64, zero: bool) -> PageblockClass {
-        let order = if bits == !0 { WORD_ORDER + largest(full_words(&self.free)) } else { largest(bits) };
-        let old = old.unwrap_or(PageblockClass { order, has_zero: zero, usage: self.usage() });
-        PageblockClass { order: old.order.max(order), has_zero: old.has_zero || zero, ..old }
+            merged || zero && !class.has_zero
+        })
     }
 
     /// Sets the bits of a block that was not free.
