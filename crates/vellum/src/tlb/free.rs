@@ -103,7 +103,13 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
         let mut folios = machine.frames().folios(pfn, count);
         loop {
             folios.while_alike(u32::MAX, |state, head, frame, pages| {
-                state.is_private() && self.put_last(head, frame, pages)
+                if !state.is_private() {
+                    return false;
+                }
+                if !self.put_last(head, frame, pages) {
+                    self.put_pages(head, frame, pages);
+                }
+                true
             });
             let Some((head, frame, pages)) = folios.next() else { break };
             self.put_pages(head, frame, pages);
