@@ -19,9 +19,10 @@ use vellum::{AddressSpace, Machine};
 use vellum_sim::{Access, Config, Fast, Program};
 
 const USAGE: &str =
-    "usage: profile touch|unmap|discard|fork|protect|free|pageout|swap-in [ascending|random [KIB [MIB]]]
+    "usage: profile touch|unmap|discard|fork|exit|protect|free|pageout|swap-in [ascending|random|pieces [KIB [MIB]]]
 MIB of memory, 64 without it, are touched in folios of KIB, 4 without it: the operation is then run on them.
-free: MADV_FREE. discard: MADV_DONTNEED. touch: the touching itself. swap-in: of same-filled pages, by reads.";
+pieces: in random order, in memory of which another program holds all but about MIB, in pieces of up to 4 MiB.
+exit: of a child that shares all of it. free: MADV_FREE. discard: MADV_DONTNEED. touch: the touching itself. swap-in: of same-filled pages, by reads.";
 
 const PAGE: u64 = 4096;
 
@@ -36,8 +37,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let number = |at: usize, or: u64| args.get(at).map_or(Ok(or), |arg| arg.parse());
     match (args.first(), number(2, 4), number(3, 64)) {
         (Some(operation), Ok(folio_kib), Ok(mib)) if mib > 0 && folio_kib.is_power_of_two() => {
-            let is_random = args.get(1).is_some_and(|arm| arm == "random");
-            run(operation, is_random, folio_kib << 10, mib << 20)
+            let arm = args.get(1).map_or("ascending", String::as_str);
+            run(operation, arm, folio_kib << 10, mib << 20)
         }
         _ => usage(),
     }
@@ -48,7 +49,7 @@ fn usage() -> ! {
     std::process::exit(2)
 }
 
-fn run(operation: &str, is_random: bool, folio: u64, len: u64) -> Result<(), Box<dyn Error>> {
+fn run(operation: &str, arm: &str, folio: u64, len: u64) -> Result<(), Box<dyn Error>> {
     // Twice the memory, for copies or compressed pages, and some for page tables.
     let host = Config::new(2 * len + len / 8 + (64 << 20)).cpus(1).prefault().fast()?;
     let cpu = host.cpu(0);
@@ -67,8 +68,12 @@ fn run(operation: &str, is_random: bool, folio: u64, len: u64) -> Result<(), Box
     let all = VirtRange { start, end: start + len };
 
     let mut folios: Vec<u64> = (0..len / folio).map(|n| start + n * folio).collect();
-    if is_random {
-        let mut dice = oorandom::Rand64::new(1);
+    let mut dice = oorandom::Rand64::new(1);
+    let other = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default())?;
+    if arm == "pieces" {
+        hold_pieces(&machine, &cpu.enter(&other), &other, len, &mut dice)?;
+    }
+    if arm != "ascending" {
         (1..folios.len()).rev().for_each(|n| folios.swap(n, dice.rand_range(0..n as u64 + 1) as usize));
     }
     let program = cpu.enter(&space);
@@ -82,6 +87,10 @@ fn run(operation: &str, is_random: bool, folio: u64, len: u64) -> Result<(), Box
         "unmap" => measured(|| space.unmap(start, len))?,
         "discard" => measured(|| space.advise(start, len, Advise::DontNeed))?,
         "fork" => drop(measured(|| space.fork())?),
+        "exit" => {
+            let child = space.fork()?;
+            measured(|| drop(child));
+        }
         "protect" => measured(|| space.protect(start, len, Prot::READ))?,
         "free" => measured(|| space.advise(start, len, Advise::Free))?,
         "pageout" => measured(|| space.advise(start, len, Advise::PageOut))?,
@@ -97,6 +106,28 @@ fn run(operation: &str, is_random: bool, folio: u64, len: u64) -> Result<(), Box
         _ => usage(),
     }
     println!("{}", len / PAGE);
+    Ok(())
+}
+
+/// Fills memory, and then unmaps pieces of 64 KiB to 4 MiB at random places until somewhat more than
+/// `len` bytes are free.
+fn hold_pieces(
+    machine: &Machine<'_, Fast>,
+    program: &Program<'_, Fast, AddressSpace<'_, Fast>>,
+    other: &AddressSpace<'_, Fast>,
+    len: u64,
+    dice: &mut oorandom::Rand64,
+) -> Result<(), Box<dyn Error>> {
+    let free = || machine.frames().free_frames() * PAGE;
+    let all = free() - (8 << 20) >> 21 << 21;
+    let request = MapRequest { addr: 0, len: all, prot: Prot::READ | Prot::WRITE, flags: MapFlags::NORESERVE };
+    let start = other.map(request)?;
+    touch(program, VirtRange { start, end: start + all })?;
+    while free() < len + len / 4 {
+        let piece = (64 << 10) << dice.rand_range(0..7);
+        let at = start + dice.rand_range(0..all / piece) * piece;
+        other.unmap(at, piece)?;
+    }
     Ok(())
 }
 
