@@ -22,7 +22,8 @@ const USAGE: &str =
     "usage: profile touch|unmap|discard|fork|exit|protect|free|pageout|swap-in [ascending|random|pieces [KIB [MIB]]]
 MIB of memory, 64 without it, are touched in folios of KIB, 4 without it: the operation is then run on them.
 pieces: in random order, in memory of which another program holds all but about MIB, in pieces of up to 4 MiB.
-exit: of a child that shares all of it. free: MADV_FREE. discard: MADV_DONTNEED. touch: the touching itself. swap-in: of same-filled pages, by reads.";
+touch: the touching itself. discard: MADV_DONTNEED. exit: of a child that shares all of it. free: MADV_FREE.
+swap-in: of same-filled pages, by reads.";
 
 const PAGE: u64 = 4096;
 
@@ -109,8 +110,8 @@ fn run(operation: &str, arm: &str, folio: u64, len: u64) -> Result<(), Box<dyn E
     Ok(())
 }
 
-/// Fills memory, and then unmaps pieces of 64 KiB to 4 MiB at random places until somewhat more than
-/// `len` bytes are free.
+/// Fills memory, and then unmaps pieces of 64 KiB to 4 MiB at random places until a quarter more
+/// than `len` bytes are free.
 fn hold_pieces(
     machine: &Machine<'_, Fast>,
     program: &Program<'_, Fast, AddressSpace<'_, Fast>>,
