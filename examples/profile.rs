@@ -120,7 +120,7 @@ fn hold_pieces(
     dice: &mut oorandom::Rand64,
 ) -> Result<(), Box<dyn Error>> {
     let free = || machine.frames().free_frames() * PAGE;
-    let all = free() - (8 << 20) >> 21 << 21;
+    let all = (free() - (8 << 20)) & !((2 << 20) - 1);
     let request = MapRequest { addr: 0, len: all, prot: Prot::READ | Prot::WRITE, flags: MapFlags::NORESERVE };
     let start = other.map(request)?;
     touch(program, VirtRange { start, end: start + all })?;

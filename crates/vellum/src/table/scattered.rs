@@ -79,6 +79,12 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
         self.entries.get(skip).is_some_and(|last| (last.load(Relaxed) ^ expected) & !P::Arch::HARDWARE == 0)
     }
 
+    /// Returns the number of PTEs of a cont block, or 1: a constant for a format without them.
+    #[inline]
+    fn block(&self) -> usize {
+        if P::Arch::CONT == 0 { 1 } else { self.block }
+    }
+
     fn long(&self) -> usize {
         if self.block == 1 { LONG } else { LONG_CONT }
     }
@@ -91,7 +97,7 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
     pub(crate) fn next_parts(&self, n: usize, most: usize, parts: &mut ArrayVec<Part<'m>, MAX_PARTS>) {
         let (arch, level) = (self.arch(), self.table.level);
         let frames = self.table.tables.machine.frames();
-        let (entries, block, first, equal) = (self.entries, self.block, self.first, self.equal);
+        let (entries, block, first, equal) = (self.entries, self.block(), self.first, self.equal);
         let (step, long) = (arch.step(first, level).wrapping_mul(block as u64), self.long());
         parts.clear();
         let mut at = n;
@@ -151,11 +157,11 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
         fence(Release);
         let (eights, rest) = self.entries[..n].as_chunks::<8>();
         let (to_eights, to_rest) = copies.as_chunks_mut::<8>();
-        for ((at, eight), to) in (self.index..).step_by(8).zip(eights).zip(to_eights) {
-            self.change_and_copy_some(at, eight, to, change);
+        for (at, (eight, to)) in eights.iter().zip(to_eights).enumerate() {
+            self.change_and_copy_some(self.index + 8 * at, eight, to, change);
         }
-        for ((at, entry), to) in (self.index + n - rest.len()..).zip(rest).zip(to_rest) {
-            self.change_and_copy_some(at, from_ref(entry), from_mut(to), change);
+        for (at, (entry, to)) in rest.iter().zip(to_rest).enumerate() {
+            self.change_and_copy_some(self.index + 8 * eights.len() + at, from_ref(entry), from_mut(to), change);
         }
         if P::Arch::CONT != 0 && change.keep.bits != 0 && table.tables.uses_cont_blocks {
             table.cont().fold_edges(self.index, n);
@@ -209,13 +215,8 @@ pub(crate) fn set_copies<P: Platform>(table: &LockedTable<'_, '_, P>, va: u64, c
         trace(table.tables.platform(), || Event::Store(table.pfn, at as u16, 0, copy));
         entry.store(copy, Relaxed);
     };
-    let (eights, rest) = table.entries()[index..index + copies.len()].as_chunks::<8>();
-    let (from_eights, from_rest) = copies.as_chunks::<8>();
-    for ((at, eight), from) in (index..).step_by(8).zip(eights).zip(from_eights) {
-        eight.iter().zip(from).enumerate().for_each(|(i, (entry, &copy))| set(at + i, entry, copy));
-    }
-    let at = index + copies.len() - rest.len();
-    rest.iter().zip(from_rest).enumerate().for_each(|(i, (entry, &copy))| set(at + i, entry, copy));
+    let entries = &table.entries()[index..index + copies.len()];
+    entries.iter().zip(copies).enumerate().for_each(|(n, (entry, &copy))| set(index + n, entry, copy));
     table.live().add(copies.len());
     if P::Arch::CONT != 0 && table.tables.uses_cont_blocks {
         table.cont().fold_edges(index, copies.len());

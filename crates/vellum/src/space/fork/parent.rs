@@ -24,7 +24,7 @@ use crate::space::ground::{Change, Ptes, mapped_part};
 const MAX_SLOTS_PER_HOLD: u32 = 2048;
 
 /// The largest number of PTEs that a fork copies before it releases the lock of their page table.
-const MAX_COPIES: usize = 256;
+const MAX_COPIES: usize = 512;
 
 /// The largest number of instructions that a fork executes before it releases the lock of a page
 /// table (INV-11). It is enough for a page table with 512 dirty PTEs, each with a folio of its own.
