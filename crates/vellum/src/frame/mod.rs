@@ -436,18 +436,20 @@ impl<'p, P: Platform> Frames<'p, P> {
 }
 
 /// Prefetches what is needed soon. This is a hint and no access, so any address will do.
+///
+/// On x86-64 not by `_mm_prefetch`, which is a call on targets without SSE, as kernels are.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address has no effect that the program could see (Intel SDM vol.
     // 2B, PREFETCHh).
     unsafe {
-        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+        core::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, nomem));
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a prefetch of any address is a hint that never faults (Arm ARM C6.2, PRFM).
     unsafe {
-        core::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(nostack, preserves_flags));
+        core::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(nostack, preserves_flags, nomem));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = at;
