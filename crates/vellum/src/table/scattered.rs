@@ -46,7 +46,7 @@ pub(crate) struct Part<'m> {
 pub(crate) const MAX_PARTS: usize = 16;
 /// The length from which a run is handled by itself, and not as a part of a scattered stretch
 /// ([`LONG_CONT`] for a run of cont blocks).
-const LONG: usize = 32;
+const LONG: usize = 64;
 
 impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
     /// Returns the PTEs from `va` on, at most `most` and before `end`, as a scattered stretch.
