@@ -444,12 +444,12 @@ pub(crate) fn prefetch<T>(at: *const T) {
     // SAFETY: a prefetch of any address has no effect that the program could see (Intel SDM vol.
     // 2B, PREFETCHh).
     unsafe {
-        core::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, nomem));
+        core::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a prefetch of any address is a hint that never faults (Arm ARM C6.2, PRFM).
     unsafe {
-        core::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(nostack, preserves_flags, nomem));
+        core::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = at;
