@@ -16,10 +16,11 @@ use crate::table::{Row, condition, figure, folio, meets};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Aim {
-    /// The aim's name in the table.
+    /// The aim's name in the table. With `{}` in it, the table has a row for each of `rows`, with
+    /// the label of that instead.
     label: String,
-    /// Which rows of which experiments, as in [`TableSpec`](crate::plan::TableSpec), without
-    /// labels.
+    /// Which rows of which experiments, as in [`TableSpec`](crate::plan::TableSpec), without labels
+    /// unless `label` wants them.
     rows: Vec<String>,
     /// The ratios that must keep the bound in each row: `a/b`.
     ratios: Vec<String>,
@@ -40,20 +41,29 @@ pub(crate) fn markdown<'r>(
 ) -> anyhow::Result<(String, Vec<&'r Results>)> {
     let mut table = String::from("| aim | figures | of them hold | the farthest |\n|---|---|---|---|\n");
     let mut shown = Vec::new();
-    for aim in aims {
-        let figures = aim.figures(results, &mut shown).with_context(|| format!("aim {:?}", aim.label))?;
+    for (aim, label, rows) in aims.iter().flat_map(Aim::lines) {
+        let figures = aim.figures(&rows, results, &mut shown).with_context(|| format!("aim {label:?}"))?;
         let (mut hold, mut farthest) = (0, None::<&(f64, String)>);
         for figure in &figures {
             hold += usize::from(aim.distance(figure.0) >= 1.0);
             farthest = farthest.filter(|known| aim.distance(known.0) <= aim.distance(figure.0)).or(Some(figure));
         }
-        let (value, row) = farthest.with_context(|| format!("aim {:?} has no figures", aim.label))?;
-        table += &format!("| {} | {} | {hold} | {}: {row} |\n", aim.label, figures.len(), ratio(*value));
+        let (value, row) = farthest.with_context(|| format!("aim {label:?} has no figures"))?;
+        table += &format!("| {label} | {} | {hold} | {}: {row} |\n", figures.len(), ratio(*value));
     }
     Ok((table, shown))
 }
 
 impl Aim {
+    /// Returns the table's rows: the label of each, and which rows of the results it is about.
+    fn lines(&self) -> Vec<(&Aim, String, Vec<&str>)> {
+        if !self.label.contains("{}") {
+            return vec![(self, self.label.clone(), self.rows.iter().map(String::as_str).collect())];
+        }
+        let labelled = self.rows.iter().map(|row| row.split_once(": ").unwrap_or((row, "")));
+        labelled.map(|(which, label)| (self, self.label.replace("{}", label), vec![which])).collect()
+    }
+
     /// Returns how well a ratio keeps the bound: the bound is kept from 1 on.
     fn distance(&self, ratio: f64) -> f64 {
         let least = self.least.map_or(f64::INFINITY, |least| ratio / least);
@@ -63,12 +73,13 @@ impl Aim {
     /// Returns all ratios, each with the name of its row.
     fn figures<'r>(
         &self,
+        rows: &[&str],
         results: &'r BTreeMap<String, Results>,
         shown: &mut Vec<&'r Results>,
     ) -> anyhow::Result<Vec<(f64, String)>> {
         ensure!(self.least.is_some() || self.most.is_some(), "no bound");
         let mut figures = Vec::new();
-        for line in &self.rows {
+        for line in rows {
             let (name, conditions) = line.split_once(' ').unwrap_or((line, ""));
             let experiment = results.get(name).with_context(|| format!("there is no experiment {name:?}"))?;
             shown.push(experiment);
