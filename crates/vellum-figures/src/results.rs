@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::{Map, Value};
 
-/// The margin of counts of instructions: see [`Results::margins`].
+/// The least margin of what is counted: see [`Results::margins`].
 const COUNTS_REPEAT: f64 = 0.03;
 
 /// The results of an experiment.
@@ -158,19 +158,19 @@ impl Results {
     /// on both sides. `None` if the figure has no runs.
     pub(crate) fn range(&self, row: &Map<String, Value>, key: &str) -> Option<(f64, f64)> {
         let (min, max) = self.runs(row, key)?;
-        let counts = if self.is_of_counts() { COUNTS_REPEAT } else { 0.0 };
-        let margin = self.margins.get(key).unwrap_or(&counts);
+        let least = if self.is_count(key) { COUNTS_REPEAT } else { 0.0 };
+        let margin = self.margins.get(key).map_or(least, |margin| margin.max(least));
         Some((min / (1.0 + margin), max * (1.0 + margin)))
     }
 
-    /// Returns true if the figures are counts of instructions, of kernels in a simulator.
-    fn is_of_counts(&self) -> bool {
-        self.machine.contains_key("kernels")
+    /// Returns true if a figure is no time: instructions of kernels in a simulator, or memory.
+    fn is_count(&self, key: &str) -> bool {
+        self.machine.contains_key("kernels") || key.ends_with("_kb") || key.ends_with("_bytes_a_gib")
     }
 
     /// Returns the range of a figure's runs. Of a count only the least is known.
     pub(crate) fn runs(&self, row: &Map<String, Value>, key: &str) -> Option<(f64, f64)> {
-        if self.is_of_counts() {
+        if self.is_count(key) {
             return row.get(key)?.as_f64().map(|count| (count, count));
         }
         let bound = |bound: &str| row.get(bound)?.get(key)?.as_f64().filter(|_| key.ends_with("_ns"));

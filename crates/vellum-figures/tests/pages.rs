@@ -202,6 +202,19 @@ fn counts_of_a_repetition_differ_by_at_most_three_percent() {
 }
 
 #[test]
+fn memory_of_a_repetition_differs_by_at_most_three_percent() {
+    let measured = |kb: u64, bytes: u64| {
+        let row = json!({"bench": "tables", "variant": "2m", "span": 1, "linux_kb": kb, "linux_bytes_a_gib": bytes});
+        let lines = format!("{}\n{row}", json!({"machine": {}}));
+        Results::of_lines(&lines, "vellum bench tables".into(), "c".into(), "2026-01-02".into()).unwrap()
+    };
+    let first = measured(1000, 2000);
+    let same = first.compare(&measured(1030, 1950));
+    assert_eq!((same.figures, same.outside.len()), (2, 0));
+    assert_eq!(first.compare(&measured(1031, 1941)).outside.len(), 2);
+}
+
+#[test]
 fn a_repetition_outside_the_range_is_reported() {
     let first = results("c");
     let same = first.compare(&first);
