@@ -111,6 +111,14 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
                 }
                 true
             });
+            // A loop of its own, as no store of a count replaces the atomic operation here.
+            folios.while_alike(u32::MAX, |state, head, frame, pages| {
+                if state.is_private() {
+                    return false;
+                }
+                self.put_pages(head, frame, pages);
+                true
+            });
             let Some((head, frame, pages)) = folios.next() else { break };
             self.put_pages(head, frame, pages);
         }
