@@ -330,13 +330,14 @@ impl Buddy {
     ) {
         while left.count > 0 {
             if left.pfn.is_aligned(HUGE_ORDER) && left.count >= 1 << HUGE_ORDER {
-                left.next().into_iter().for_each(|(pfn, order)| self.free_large(frames, pfn, order, zero));
+                let Some((pfn, order)) = left.next() else { return };
+                self.free_large(frames, pfn, order, zero);
                 continue;
             }
-            let AlignedBlocks { pfn, count } = left;
-            let in_word = count.min(Word::FRAMES - pfn.0 % Word::FRAMES);
-            Word::of(pfn, in_word).into_iter().for_each(|word| self.free_bits(frames, freed, word, zero));
-            left = AlignedBlocks { pfn: pfn.add(in_word), count: count - in_word };
+            let in_word = left.count.min(Word::FRAMES - left.pfn.0 % Word::FRAMES);
+            let Some(word) = Word::of(left.pfn, in_word) else { return };
+            self.free_bits(frames, freed, word, zero);
+            left = AlignedBlocks { pfn: left.pfn.add(in_word), count: left.count - in_word };
         }
     }
 

@@ -157,11 +157,12 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
         fence(Release);
         let (eights, rest) = self.entries[..n].as_chunks::<8>();
         let (to_eights, to_rest) = copies.as_chunks_mut::<8>();
-        for (at, (eight, to)) in eights.iter().zip(to_eights).enumerate() {
-            self.change_and_copy_some(self.index + 8 * at, eight, to, change);
+        for (nth, (eight, to)) in eights.iter().zip(to_eights).enumerate() {
+            self.change_and_copy_some(self.index + 8 * nth, eight, to, change);
         }
+        let index = self.index + 8 * eights.len();
         for (at, (entry, to)) in rest.iter().zip(to_rest).enumerate() {
-            self.change_and_copy_some(self.index + 8 * eights.len() + at, from_ref(entry), from_mut(to), change);
+            self.change_and_copy_some(index + at, from_ref(entry), from_mut(to), change);
         }
         if P::Arch::CONT != 0 && change.keep.bits != 0 && table.tables.uses_cont_blocks {
             table.cont().fold_edges(self.index, n);
