@@ -41,7 +41,8 @@ pub(crate) fn markdown<'r>(
 ) -> anyhow::Result<(String, Vec<&'r Results>)> {
     let mut table = String::from("| aim | figures | of them hold | the farthest |\n|---|---|---|---|\n");
     let mut shown = Vec::new();
-    for (aim, label, rows) in aims.iter().flat_map(Aim::lines) {
+    let lines = aims.iter().map(Aim::lines).collect::<anyhow::Result<Vec<_>>>()?;
+    for (aim, label, rows) in lines.into_iter().flatten() {
         let figures = aim.figures(&rows, results, &mut shown).with_context(|| format!("aim {label:?}"))?;
         let (mut hold, mut farthest) = (0, None::<&(f64, String)>);
         for figure in &figures {
@@ -56,12 +57,16 @@ pub(crate) fn markdown<'r>(
 
 impl Aim {
     /// Returns the table's rows: the label of each, and which rows of the results it is about.
-    fn lines(&self) -> Vec<(&Aim, String, Vec<&str>)> {
+    fn lines(&self) -> anyhow::Result<Vec<(&Aim, String, Vec<&str>)>> {
         if !self.label.contains("{}") {
-            return vec![(self, self.label.clone(), self.rows.iter().map(String::as_str).collect())];
+            return Ok(vec![(self, self.label.clone(), self.rows.iter().map(String::as_str).collect())]);
         }
-        let labelled = self.rows.iter().map(|row| row.split_once(": ").unwrap_or((row, "")));
-        labelled.map(|(which, label)| (self, self.label.replace("{}", label), vec![which])).collect()
+        let labelled = self.rows.iter().map(|row| {
+            let (which, label) =
+                row.split_once(": ").with_context(|| format!("{row:?} lacks a label for {:?}", self.label))?;
+            Ok((self, self.label.replace("{}", label), vec![which]))
+        });
+        labelled.collect()
     }
 
     /// Returns how well a ratio keeps the bound: the bound is kept from 1 on.
