@@ -36,9 +36,11 @@ fn measured<R>(operation: impl FnOnce() -> R) -> R {
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize, or: u64| args.get(at).map_or(Ok(or), |arg| arg.parse());
+    let arm = args.get(1).map_or("ascending", String::as_str);
     match (args.first(), number(2, 4), number(3, 64)) {
-        (Some(operation), Ok(folio_kib), Ok(mib)) if mib > 0 && folio_kib.is_power_of_two() => {
-            let arm = args.get(1).map_or("ascending", String::as_str);
+        (Some(operation), Ok(folio_kib), Ok(mib))
+            if ["ascending", "random", "pieces"].contains(&arm) && mib > 0 && folio_kib.is_power_of_two() =>
+        {
             run(operation, arm, folio_kib << 10, mib << 20)
         }
         _ => usage(),
