@@ -52,22 +52,36 @@ pub(crate) fn prefetch_next<P: Platform>(table: &LockedTable<'_, '_, P>, range: 
     }
 }
 
+/// Prefetches the descriptor of a folio two runs from the start of `run`, for a pass that ends at
+/// `end` and changes a count of each folio. The next run is taken to be as long as `run`.
+#[inline(never)]
+pub(crate) fn prefetch_folio<P: Platform>(table: &LockedTable<'_, '_, P>, run: &Run, end: u64) {
+    if let Some(pfn) = folio_ahead(table, run, 2, end) {
+        table.tables.machine.frames().prefetch(pfn);
+    }
+}
+
 /// Prefetches descriptors for a pass that moves folios between LRU lists, is at `run`, and ends at
 /// `end`: that of a folio behind `run`, and those of the neighbours, on its list, of a folio half
 /// as far away. The PTEs in between are taken to be runs as long as `run`.
 #[inline]
 pub(crate) fn prefetch_folios<P: Platform>(table: &LockedTable<'_, '_, P>, run: &Run, end: u64) {
-    let (tables, frames) = (table.tables, table.tables.machine.frames());
-    let range = run.range(&tables.arch);
-    let folio_at = |runs: u64| {
-        let va = range.start + runs * range.len();
-        let raw = (va < end).then(|| table.entry(table.index(va)).load(Relaxed))?;
-        (tables.arch.kind(raw, table.level) == Kind::Leaf).then(|| tables.arch.leaf_pfn(raw, table.level))
-    };
-    if let Some(pfn) = folio_at(2 * RUNS_AHEAD) {
+    let frames = table.tables.machine.frames();
+    if let Some(pfn) = folio_ahead(table, run, 2 * RUNS_AHEAD, end) {
         frames.prefetch(pfn);
     }
-    if let Some(pfn) = folio_at(RUNS_AHEAD) {
+    if let Some(pfn) = folio_ahead(table, run, RUNS_AHEAD, end) {
         prefetch_neighbours(frames, pfn);
     }
+}
+
+/// Returns the frame that is mapped where the run begins that is `runs` runs behind the start of
+/// `run`, if all of them are as long as `run`.
+#[inline]
+fn folio_ahead<P: Platform>(table: &LockedTable<'_, '_, P>, run: &Run, runs: u64, end: u64) -> Option<Pfn> {
+    let arch = &table.tables.arch;
+    let range = run.range(arch);
+    let va = range.start + runs * range.len();
+    let raw = (va < end).then(|| table.entry(table.index(va)).load(Relaxed))?;
+    (arch.kind(raw, table.level) == Kind::Leaf).then(|| arch.leaf_pfn(raw, table.level))
 }

@@ -236,6 +236,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             match run.kind {
                 Kind::Leaf | Kind::Swap if at >= private_end => {}
                 Kind::Leaf => {
+                    ahead::prefetch_folio(table, &run, end);
                     if !vma.backing.is_anonymous() {
                         Ptes::of(self.space).shorten_to_equal(&mut run, |frame| frame.has(flag::OBJECT));
                     }
