@@ -1,5 +1,5 @@
 //! Joins the results of several passes. One invocation of a benchmark repeats itself better than
-//! the next one does, with its memory elsewhere, at another hour: so the range of a figure is that
+//! the next one does, with its memory elsewhere, at another time: so the range of a figure is that
 //! of all passes, with a margin that the passes themselves have needed.
 
 use std::collections::BTreeMap;
@@ -88,7 +88,8 @@ fn number(key: &str, within: Option<&str>, mut numbers: Vec<f64>) -> Value {
         (Some("max"), _) | (None, "others" | "stolen") => numbers[last],
         _ => (numbers[last / 2] + numbers[last.div_ceil(2)]) / 2.0,
     };
-    // Nanoseconds and counts are whole numbers.
-    let whole = key.ends_with("_ns") || numbers.iter().all(|number| number.fract() == 0.0);
+    // Nanoseconds and counts are whole numbers, but shares of a region are named as the times are.
+    let whole =
+        key.ends_with("_ns") && within != Some("fallback") || numbers.iter().all(|number| number.fract() == 0.0);
     if whole { Value::from(joined.round() as u64) } else { Number::from_f64(joined).map_or(Value::Null, Value::Number) }
 }

@@ -27,7 +27,8 @@ impl Repository {
              while [ \"$1\" != --json ]; do shift; done\n\
              time=$(wc -l <calls)\n\
              printf '{\"machine\":{\"CPU\":\"c\",\"kernel\":\"k\"}}\\n{\"op\":\"o\",\"a_ns\":%s0,\"floor_ns\":%s0,\
-             \"min\":{\"a_ns\":%s},\"max\":{\"a_ns\":%s00}}\\n' $time $time $time $time >\"$2\"\n",
+             \"min\":{\"a_ns\":%s},\"max\":{\"a_ns\":%s00},\"fallback\":{\"a_ns\":0.%s}}\\n' \
+             $time $time $time $time $time >\"$2\"\n",
         );
         let status = Command::new("chmod").arg("+x").arg(repository.path("vellum")).status().unwrap();
         assert!(status.success());
@@ -109,6 +110,7 @@ fn times_are_of_all_passes() {
     let row = serde_json::Value::from(results.rows[0].clone());
     let expected = serde_json::json!({
         "op": "o", "a_ns": 20, "floor_ns": 10, "min": { "a_ns": 1 }, "max": { "a_ns": 300 },
+        "fallback": { "a_ns": 0.2 },
     });
     assert_eq!(row, expected, "of the first call and the third");
     // The runs of the passes were 1 to 100 and 3 to 300; their figures, 10 and 30, lie within.
