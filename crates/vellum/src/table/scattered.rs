@@ -73,6 +73,9 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
     #[inline]
     fn begins_long_run(&self) -> bool {
         // All PTEs of a cont block may have the same address field, so first ones are compared.
+        if self.table.tables.max_run < self.long() {
+            return false;
+        }
         let skip = self.long() - self.block;
         let step = self.arch().step(self.first, self.table.level);
         let expected = self.first.wrapping_add(step.wrapping_mul(skip as u64));
@@ -91,10 +94,19 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
 
     /// Replaces `parts` by the next `most`, from PTE `n` on, and prefetches their descriptors.
     /// There are fewer at the end of the stretch: where attributes differ or a long run begins.
+    pub(crate) fn next_parts(&self, n: usize, most: usize, parts: &mut ArrayVec<Part<'m>, MAX_PARTS>) {
+        match self.table.tables.max_run < self.long() {
+            true => self.next_parts_of::<true>(n, most, parts),
+            false => self.next_parts_of::<false>(n, most, parts),
+        }
+    }
+
+    /// Does the work of [`Self::next_parts`]; `LIMITED` if the limit on runs is shorter than a long
+    /// run.
     ///
     /// Not inlined: the compiler then keeps what the loop needs in registers.
     #[inline(never)]
-    pub(crate) fn next_parts(&self, n: usize, most: usize, parts: &mut ArrayVec<Part<'m>, MAX_PARTS>) {
+    fn next_parts_of<const LIMITED: bool>(&self, n: usize, most: usize, parts: &mut ArrayVec<Part<'m>, MAX_PARTS>) {
         let (arch, level) = (self.arch(), self.table.level);
         let frames = self.table.tables.machine.frames();
         let (entries, block, first, equal) = (self.entries, self.block(), self.first, self.equal);
@@ -115,6 +127,9 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
                 expected = expected.wrapping_add(step);
                 let Some(entry) = entries.get(at) else { break };
                 if (entry.load(Relaxed) ^ expected) & !P::Arch::HARDWARE != 0 {
+                    break;
+                }
+                if LIMITED && at - start >= self.table.tables.max_run {
                     break;
                 }
                 if at - start >= long {
