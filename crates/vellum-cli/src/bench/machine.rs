@@ -51,10 +51,15 @@ impl Machine {
     }
 }
 
+/// Returns the CPU's name. A name like "AMD EPYC" is that of several generations, so the numbers of
+/// an x86-64 CPU are added that tell them apart.
 fn cpu_model() -> String {
     let model = procfs::CpuInfo::current().ok().and_then(|info| {
+        let cpu = info.get_info(0)?;
         let names = ["model name", "uarch", "Processor", "cpu model"];
-        names.iter().find_map(|name| info.get_info(0).and_then(|cpu| cpu.get(name).map(|model| (*model).to_owned())))
+        let name = names.iter().find_map(|name| cpu.get(name))?;
+        let numbers = cpu.get("cpu family").zip(cpu.get("model"));
+        Some(numbers.map_or((*name).to_owned(), |(family, model)| format!("{name} (family {family}, model {model})")))
     });
     model.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
