@@ -72,10 +72,10 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
     /// Returns whether the first PTE seems to begin a long run.
     #[inline]
     fn begins_long_run(&self) -> bool {
-        // All PTEs of a cont block may have the same address field, so first ones are compared.
-        if self.table.tables.max_run < self.long() {
+        if self.is_limited() {
             return false;
         }
+        // All PTEs of a cont block may have the same address field, so first ones are compared.
         let skip = self.long() - self.block;
         let step = self.arch().step(self.first, self.table.level);
         let expected = self.first.wrapping_add(step.wrapping_mul(skip as u64));
@@ -92,17 +92,21 @@ impl<'l, 't, 'm, P: Platform> Scattered<'l, 't, 'm, P> {
         if self.block == 1 { LONG } else { LONG_CONT }
     }
 
+    /// Returns whether the limit on runs is shorter than a long run, so that there is none.
+    fn is_limited(&self) -> bool {
+        self.table.tables.max_run < self.long()
+    }
+
     /// Replaces `parts` by the next `most`, from PTE `n` on, and prefetches their descriptors.
     /// There are fewer at the end of the stretch: where attributes differ or a long run begins.
     pub(crate) fn next_parts(&self, n: usize, most: usize, parts: &mut ArrayVec<Part<'m>, MAX_PARTS>) {
-        match self.table.tables.max_run < self.long() {
+        match self.is_limited() {
             true => self.next_parts_of::<true>(n, most, parts),
             false => self.next_parts_of::<false>(n, most, parts),
         }
     }
 
-    /// Does the work of [`Self::next_parts`]; `LIMITED` if the limit on runs is shorter than a long
-    /// run.
+    /// Does the work of [`Self::next_parts`]; `LIMITED` is [`Self::is_limited`].
     ///
     /// Not inlined: the compiler then keeps what the loop needs in registers.
     #[inline(never)]
