@@ -43,6 +43,10 @@ const UNSTABLE_PTE_COST: u32 = PTE_COST + 16;
 /// subtracted here, and [`PTE_COST`] plus this constant is right for such a folio.
 const FOLIO_COST: u32 = 84;
 
+/// The cost of changing the counts of a folio and undoing the change, in instructions, for a folio
+/// that turns out to be pinned.
+const UNDO_COST: u32 = 200;
+
 /// The runs and PTEs that the child gets from one of the parent's page tables. [`Child::map_batch`]
 /// maps them after [`Parent`] has unlocked that page table, because the child's page tables can't
 /// be allocated under a spin lock.
@@ -224,8 +228,9 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         let mut slots = 0;
         let mut work = MAX_WORK_PER_HOLD;
         // The least work that must be left for another run. Half of it is enough for all PTEs of a
-        // cont block, and half of it for the counts of one folio ([`Parent::share_run`]).
-        let least = ((2 * UNSTABLE_PTE_COST) << arch.cont_bits(table.level)).max(2 * FOLIO_COST);
+        // cont block, and half of it for the counts of one folio ([`Parent::share_run`]), after
+        // `share_scattered` has undone a change.
+        let least = UNDO_COST + ((2 * UNSTABLE_PTE_COST) << arch.cont_bits(table.level)).max(2 * FOLIO_COST);
         while at < end && !batch.is_full() && slots < MAX_SLOTS_PER_HOLD && work >= least {
             let next = self.share_scattered(table, at, end.min(private_end), batch, &mut work, gather);
             if next != at {
@@ -290,7 +295,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     /// if no such stretch begins there. Stops before `end`, where attributes differ or a long run
     /// begins, when `batch` is full or `work` is used up, and before a folio that needs attention:
     /// one of a page-cache object, one that may be pinned, and one with the maximum number of
-    /// references.
+    /// references. `work` is at least [`UNDO_COST`], and a call that shares nothing subtracts no
+    /// more than that.
     fn share_scattered(
         self,
         table: &LockedTable<'_, 'm, P>,
@@ -300,19 +306,20 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         work: &mut u32,
         gather: &mut Gather<'_, 'm, P>,
     ) -> u64 {
-        let most = batch.copies.remaining_capacity().min((*work / (PTE_COST + FOLIO_COST)) as usize);
+        let affordable = (*work - UNDO_COST) / (PTE_COST + FOLIO_COST);
+        let most = batch.copies.remaining_capacity().min(affordable as usize);
         let stretch = if at < end { Scattered::at(table, at, end, most) } else { None };
         let Some(stretch) = stretch else { return at };
         let old = stretch.attrs();
         let exclusive = old.contains(Attrs::EXCLUSIVE);
-        let Taken { ptes, resident } = match exclusive {
+        let Taken { ptes, resident, undone } = match exclusive {
             true => self.take_scattered::<true>(&stretch),
             false => self.take_scattered::<false>(&stretch),
         };
+        *work -= ptes as u32 * (PTE_COST + FOLIO_COST) + if undone { UNDO_COST } else { 0 };
         if ptes == 0 {
             return at;
         }
-        *work -= ptes as u32 * (PTE_COST + FOLIO_COST);
         let shared = old - Attrs::EXCLUSIVE - Attrs::WRITE;
         let kept = if exclusive { shared } else { old };
         let first = batch.copies.len();
@@ -333,7 +340,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         let frames = self.machine().frames();
         let order = stretch.order_of_a_pte();
         let mut hold = ListHold::new(frames, self.machine().memcgs());
-        let mut taken = Taken { ptes: 0, resident: 0 };
+        let mut taken = Taken { ptes: 0, resident: 0, undone: false };
         let mut parts = ArrayVec::new();
         // The state word and the PTEs of the folio before, if all its PTEs were exclusive.
         let (mut state, mut len) = (None, 0);
@@ -391,6 +398,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                     alike = (pages == size && ptes as u32 == size >> order).then_some(state);
                 } else if frames.get_counts(head, folio, pages, pages).has_unmapped_refs() {
                     frames.put(head, folio, pages, pages);
+                    taken.undone = true;
                     return None;
                 }
                 taken.resident += pages;
@@ -592,6 +600,8 @@ struct Taken {
     ptes: usize,
     /// The number of frames that count as resident.
     resident: u32,
+    /// Whether the last folio's counts changed, and changed back.
+    undone: bool,
 }
 
 /// The state word of a folio that is a whole part of a scattered stretch, and of which the PTEs of

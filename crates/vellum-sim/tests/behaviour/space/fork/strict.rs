@@ -1,10 +1,15 @@
 //! Fork: memory that parent and child share, and copies of pinned pages.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
 use vellum::memcg::Refused;
 use vellum::page_cache::Object;
+use vellum::platform::Event;
 use vellum::space::{Access, Advise, ForkError, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -218,5 +223,47 @@ fn a_fork_without_memory_for_pinned_pages_fails() {
             on.store(&parent, BASE, nth + 1);
         }
         assert!(failures > 3, "the child allocates a root, page tables and the copy");
+    });
+}
+
+/// A page table is held no longer if its pages are pinned, which a fork finds out only when it has
+/// changed a page's counts (INV-11).
+#[test]
+fn a_fork_of_many_pinned_pages_holds_no_page_table_for_long() {
+    x86(16 << 20, |on| {
+        on.machine.policy().set_global(Knob::Never);
+        let parent = on.space();
+        map(&parent, BASE, 512 * PAGE, MapFlags::empty());
+        let at = |page: u64| BASE + page * PAGE;
+        // 171 and 512 have no common factor, so that no two adjacent pages have adjacent frames.
+        (0..512).map(|n| n * 171 % 512).for_each(|page| on.store(&parent, at(page), page));
+        let pins: Vec<_> = (0..512).map(|page| parent.pin(at(page), Access::Write).unwrap()).collect();
+        let child = parent.fork().unwrap();
+        (0..512).for_each(|page| assert_eq!(on.load(&child, at(page)), page));
+        drop(pins);
+    });
+}
+
+/// A fork of a space with capped runs changes the counts of a folio once for each `cap` PTEs.
+#[test]
+fn a_fork_respects_the_cap_on_runs() {
+    x86(16 << 20, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let counts = Arc::new(AtomicU32::new(0));
+        let counted = counts.clone();
+        on.sim.observe(move |_, event| {
+            counted.fetch_add(matches!(event, Event::Counts(..)).into(), Relaxed);
+        });
+        for (cap, changes) in [(usize::MAX, 32), (16, 32), (8, 64), (1, 512)] {
+            let mut parent = on.space();
+            parent.cap_runs(cap);
+            map(&parent, BASE, 512 * PAGE, MapFlags::empty());
+            // In this order no two adjacent folios have adjacent frames.
+            (0..32).map(|n| n * 11 % 32).for_each(|folio| on.store(&parent, BASE + folio * 16 * PAGE, folio));
+            let before = counts.load(Relaxed);
+            let child = parent.fork().unwrap();
+            assert_eq!(counts.load(Relaxed) - before, changes, "cap {cap}");
+            drop(child);
+        }
     });
 }
