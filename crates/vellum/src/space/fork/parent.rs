@@ -600,7 +600,8 @@ struct Taken {
     ptes: usize,
     /// The number of frames that count as resident.
     resident: u32,
-    /// Whether the last folio's counts changed, and changed back.
+    /// True if the fork changed the counts of the folio after these PTEs, and undid the change
+    /// because the folio may be pinned.
     undone: bool,
 }
 

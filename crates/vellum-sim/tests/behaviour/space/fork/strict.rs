@@ -235,7 +235,7 @@ fn a_fork_of_many_pinned_pages_holds_no_page_table_for_long() {
         let parent = on.space();
         map(&parent, BASE, 512 * PAGE, MapFlags::empty());
         let at = |page: u64| BASE + page * PAGE;
-        // 171 and 512 have no common factor, so that no two adjacent pages have adjacent frames.
+        // 3 times 171 is 1 modulo 512, so the frames of adjacent pages are 3 frames apart.
         (0..512).map(|n| n * 171 % 512).for_each(|page| on.store(&parent, at(page), page));
         let pins: Vec<_> = (0..512).map(|page| parent.pin(at(page), Access::Write).unwrap()).collect();
         let child = parent.fork().unwrap();
@@ -258,7 +258,7 @@ fn a_fork_respects_the_cap_on_runs() {
             let mut parent = on.space();
             parent.cap_runs(cap);
             map(&parent, BASE, 512 * PAGE, MapFlags::empty());
-            // In this order no two adjacent folios have adjacent frames.
+            // 3 times 11 is 1 modulo 32, so adjacent folios are 3 folios apart in memory.
             (0..32).map(|n| n * 11 % 32).for_each(|folio| on.store(&parent, BASE + folio * 16 * PAGE, folio));
             let before = counts.load(Relaxed);
             let child = parent.fork().unwrap();
