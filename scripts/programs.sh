@@ -95,6 +95,19 @@ damaged_disk() {
     rm "$disk"
 }
 
+# dynamic FOLDER: runs a program that has a dynamic loader and a shared library, which it compiles
+# into the folder.
+dynamic() {
+    local compiler=cc loader=/lib64/ld-linux-x86-64.so.2 file files=()
+    [ "$ARCH" = x86_64 ] || compiler=$ARCH-linux-gnu-gcc loader=/lib/ld-linux-$ARCH.so.1
+    "$compiler" -O2 -o "$1/exec-dynamic" programs/exec.c
+    for file in "$loader" /lib/libc.so.6; do
+        files+=(--file "$("$compiler" -print-file-name="${file##*/}"):$file")
+    done
+    expect 0 "a program with a dynamic loader" guest --smp 2 "${files[@]}" --file "$1/exec-dynamic:/dynamic" -- \
+        "$1/exec" 20 /dynamic </dev/null
+}
+
 # our_programs FOLDER: runs the programs in the folder on `kernel`.
 our_programs() {
     expect 0 patterns guest --smp 2 -- "$1/patterns" </dev/null
@@ -103,6 +116,8 @@ our_programs() {
     expect 0 pointers guest --smp 2 -- "$1/pointers" </dev/null
     expect 0 watch guest --smp 2 -- "$1/watch" </dev/null
     expect 0 bomb guest --smp 2 -- "$1/bomb" </dev/null
+    expect 0 exec guest --smp 2 -- "$1/exec" 20 </dev/null
+    dynamic "$1"
     expect 0 unmap guest -- "$1/unmap" 8 </dev/null
     expect 0 "unmap in memory in pieces" guest -- "$1/unmap" 8 aged </dev/null
     expect 0 tables guest -- "$1/tables" 1 </dev/null

@@ -50,6 +50,9 @@ mod memcg {
     }
 }
 mod page_cache {
+    mod fault_around {
+        mod strict;
+    }
     mod formats {
         mod strict;
     }

@@ -187,6 +187,38 @@ impl<'m, P: Platform> PageTables<'m, P> {
         order.map_or(self.arch.page_order(), |(_, order)| order)
     }
 
+    /// Returns empty PTEs of `vma` around the empty PTE at `va`: the part in `vma` of the largest
+    /// naturally aligned block of an order from `largest` down to `least` in which nothing is
+    /// mapped; if there is none, all PTEs in the block of order `least` up to the next that is not
+    /// empty. Only a hint, as [`PageTables::probe`].
+    pub(crate) fn empty_around(&self, va: u64, vma: UserRange, largest: u8, least: u8) -> UserRange {
+        let arch = &self.arch;
+        let around = |order: u8| vma.around(va, u32::from(order) + FRAME_SHIFT);
+        let _walk = self.begin_walk();
+        // SAFETY: this CPU is in a walk as long as `_walk` lives.
+        let at = unsafe { self.descend(vma.tail(va), 1) };
+        if at.raw != 0 {
+            return around(arch.page_order());
+        }
+        let mut blocks = (least..=largest).rev().map(around);
+        // SAFETY: this CPU is in the walk that ended at `at`.
+        if let Some(block) = blocks.find(|block| unsafe { self.is_block_empty(&at, *block) }) {
+            return block;
+        }
+        let block = around(least);
+        let (first, here) = (arch.index(block.start, at.level), arch.index(va, at.level));
+        let pages = (block.len() >> arch.level_shift(at.level)) as usize;
+        // SAFETY: the walk keeps the page table from being freed. A part of a naturally aligned
+        // block smaller than the page table lies entirely in it.
+        let entries = unsafe { self.entry_slice(at.table, first..first + pages) };
+        let is_mapped = |entry: &AtomicU64| entry.load(Relaxed) != 0;
+        let (before, after) = entries.split_at(here - first);
+        let start = before.iter().rposition(is_mapped).map_or(0, |last| last + 1);
+        let end = after.iter().position(is_mapped).map_or(pages, |next| here - first + next);
+        let addr = |page: usize| block.start + ((page as u64) << arch.level_shift(at.level));
+        block.tail(addr(start)).head(addr(end))
+    }
+
     /// Returns the naturally aligned blocks around `va` that lie entirely in `vma`, with their
     /// orders, the largest first: those of `orders` (a bit mask) that are larger than a page.
     #[inline]
@@ -207,7 +239,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     }
 
     /// Returns true if all entries of `block` are empty. `block` lies around the empty entry at
-    /// `at`, and the page table there translates all of it.
+    /// `at`, and the page table there translates all of it; it is a naturally aligned block, or a
+    /// part of one.
     ///
     /// # Safety
     /// The caller still holds the guard ([`PageTables::begin_walk`]) of the walk that ended at

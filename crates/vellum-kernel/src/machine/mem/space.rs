@@ -28,8 +28,8 @@ use vellum::platform::SpaceId;
 use vellum::space::Limits;
 use vellum::vma::UffdId;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::names::MappedFile;
+use vellum_kernel::fs::write_access::WriteDenial;
 use vellum_kernel::tags::{Generations, Loaded};
 
 /// The number of files recorded in a space (`UserSpace::mapped`) at which the kernel first removes
@@ -63,8 +63,8 @@ pub struct UserSpace {
 /// The program's layout, as `/proc` shows it.
 #[derive(Clone, Default)]
 pub struct Image {
-    /// The program's file.
-    pub file: Option<(Arc<dyn Inode>, MappedFile)>,
+    /// The program's file, to which no program can write meanwhile.
+    pub program: Option<(WriteDenial, MappedFile)>,
     /// The executable mappings: first address, and end.
     pub code: [u64; 2],
     /// The writable mappings: first address, and end.
@@ -234,7 +234,7 @@ impl UserSpace {
 
 /// A process's use of a space (Linux: one of `mm_users`). Dropping the last one unmaps everything:
 /// a reference that only inspects the space, or a CPU that still has it loaded, does not keep its
-/// memory in use.
+/// memory or its program in use.
 pub struct SpaceUser(Arc<UserSpace>);
 
 impl SpaceUser {
@@ -254,6 +254,8 @@ impl Drop for SpaceUser {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, AcqRel) == 1 {
             self.0.engine.unmap_all();
+            // Ends the denial of writes to the program's file.
+            self.0.image.lock().program = None;
         }
     }
 }

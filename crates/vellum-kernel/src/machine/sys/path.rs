@@ -12,6 +12,7 @@ use vellum_kernel::credentials::UNCHANGED;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::{Access, Device, Time};
 use vellum_kernel::fs::names::{LONGEST_PATH, MappedFile, View};
+use vellum_kernel::fs::write_access::Writing;
 use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Meta};
 
 /// `AT_FDCWD`: calls without a directory argument resolve paths from the current directory.
@@ -208,6 +209,7 @@ pub fn truncate(thread: &Arc<Thread>, name: u64, size: u64) -> Answer {
     view(thread, |view| {
         view.may_truncate(&*inode)?;
         file::may_resize(thread, &*inode, size)?;
+        let _writing = Writing::begin(&inode)?;
         inode.truncate(size)
     })?;
     Ok(0)

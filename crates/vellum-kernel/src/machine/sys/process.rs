@@ -1,6 +1,7 @@
 //! Implements process and thread creation and exit, process groups and sessions.
 
-use super::{Answer, Calls, file, futex as robust, pidfd, program};
+use super::program::{self, Program, Strings};
+use super::{Answer, Calls, file, futex as robust, pidfd};
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::println;
 use crate::arch::serial::stdio;
@@ -28,18 +29,14 @@ use vellum_kernel::fs::lock::Owner;
 /// # Errors
 ///
 /// Those of `execve`.
-pub fn first(
-    file: &program::Program,
-    path: &[u8],
-    arguments: &[Vec<u8>],
-    environment: &[Vec<u8>],
-) -> Result<(), Errno> {
+pub fn first(file: &Program, path: &[u8], arguments: &[Vec<u8>], environment: &[Vec<u8>]) -> Result<(), Errno> {
     let everybodys = Process::new(&TasklistLock::lock(), FIRST, None, None, 0);
     let limits = *everybodys.limits.lock();
-    let (memory, registers) = program::load(file, path, arguments, environment, &limits, &Credentials::root(), false)?;
+    let strings = Strings { path, arguments, environment };
+    let open = |path: &[u8]| Program::open(files::from_root(|view| files::executable(&view, path, true))?);
+    let (memory, registers) = program::load(file, &strings, &limits, &Credentials::root(), false, open)?;
     let files = Arc::new(files::first()?);
     let pid = new_number();
-    memory.image.lock().file = Some(files::from_root(|view| files::executable(&view, path, true))?);
     let process = Process::new(&TasklistLock::lock(), pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
     process.group.store(pid, Ordering::Relaxed);
     process.session.store(pid, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Loads programs into new address spaces, and implements `execve`.
+//! Loads programs into new address spaces, by mapping their files, and implements `execve`.
 
 use super::Answer;
 use super::path::{HERE, executable};
@@ -6,10 +6,12 @@ use crate::arch::abi as machine;
 use crate::arch::entry::Registers;
 use crate::arch::paging::user_end;
 use crate::arch::random::random;
+use crate::files::Executable;
+use crate::files::contents::object_of;
 use crate::mem::space::Image;
 use crate::mem::spaces;
 use crate::mem::thread::failed;
-use crate::mem::{self, UserSpace, payer, uaccess};
+use crate::mem::{self, Object, UserSpace, payer, uaccess};
 use crate::task::Thread;
 use crate::task::timer;
 use alloc::format;
@@ -24,20 +26,25 @@ use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::credentials::id_index::{EFFECTIVE, REAL};
 use vellum_kernel::errno::Errno;
-use vellum_kernel::exec::elf::{self, Contents, Mapping};
+use vellum_kernel::exec::elf::{self, Contents, Mapping, Plan};
 use vellum_kernel::exec::script;
 use vellum_kernel::exec::stack::{self, Aux};
-use vellum_kernel::fs::names::LONGEST_PATH;
-use vellum_kernel::fs::{File, Inode, Kind};
+use vellum_kernel::fs::inode::Mappable;
+use vellum_kernel::fs::names::{LONGEST_PATH, MappedFile};
+use vellum_kernel::fs::write_access::WriteDenial;
+use vellum_kernel::fs::{File, Kind};
 
 /// The initial size of the stack mapping in bytes; the stack grows from there.
 const STACK: u64 = 132 << 10;
-/// The number of bytes of a file read at a time.
-const PIECE: u64 = 64 << 10;
-
-/// An executable file. It is read in chunks, so that loading needs no buffer for the whole file.
+/// An executable file, to which no program can write while this value exists.
 pub struct Program {
+    /// The denial of writes, which has the inode.
+    denial: WriteDenial,
+    /// The name of the file in mappings.
+    name: MappedFile,
     file: Arc<dyn File>,
+    /// The page-cache object with the file's contents.
+    object: Object,
     size: u64,
 }
 
@@ -46,13 +53,17 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// `EACCES`: the file is not executable. Those of the file.
-    pub fn open(inode: &Arc<dyn Inode>) -> Result<Self, Errno> {
+    /// `EACCES`: the file is not executable. `ETXTBSY`: it is open for writing. Those of the file.
+    pub fn open((inode, name): Executable) -> Result<Self, Errno> {
         let meta = inode.meta();
         if meta.kind != Kind::Regular || meta.mode & 0o111 == 0 {
             return Err(Errno::EACCES);
         }
-        Ok(Self { file: inode.clone().open(abi::O_RDONLY)?, size: meta.size })
+        let denial = WriteDenial::begin(&inode)?.ok_or(Errno::EACCES)?;
+        let file = inode.open(abi::O_RDONLY)?;
+        let Mappable::Pages(pages) = file.mappable() else { return Err(Errno::EACCES) };
+        let object = object_of(&pages).ok_or(Errno::EACCES)?.clone();
+        Ok(Self { denial, name, file, object, size: meta.size })
     }
 
     /// Reads a range of the file; fewer bytes at its end.
@@ -63,45 +74,93 @@ impl Program {
         bytes.truncate(read);
         Ok(bytes)
     }
+
+    /// Reads the file's headers and plans its mappings.
+    ///
+    /// # Errors
+    ///
+    /// `ENOEXEC`, `ENOMEM`; those of the file.
+    fn plan(&self, known: &elf::Limits) -> Result<Plan, Errno> {
+        let header = elf::header(&self.part(0..elf::HEADER_SIZE as u64)?, known.machine)?;
+        let table = self.part(header.phdrs.clone())?;
+        elf::plan(&header, &table, self.size, known)
+    }
+
+    /// Maps what a plan says, at `base` if the program is relocatable. The file's pages are mapped,
+    /// and not copied: programs that run from one file share its text, and have private copies only
+    /// of the pages that they write to.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`: there is no memory, or the addresses are too high.
+    fn map(&self, space: &Arc<UserSpace>, plan: &Plan, base: u64, top: u64) -> Result<(), Errno> {
+        if base.checked_add(plan.span.end).is_none_or(|end| end > top) {
+            return Err(Errno::ENOMEM);
+        }
+        space.note_mapped_file(self.object.tag(), self.name.clone());
+        for Mapping { range, rights, contents } in &plan.mappings {
+            let mut prot = Prot::empty();
+            prot.set(Prot::READ, rights.read);
+            prot.set(Prot::WRITE, rights.write);
+            prot.set(Prot::EXEC, rights.execute);
+            let (addr, len) = (base + range.start, range.end - range.start);
+            let request = MapRequest { addr, len, prot, flags: MapFlags::FIXED };
+            let mapped = match contents {
+                Contents::Zero => space.engine.map(request),
+                Contents::File { offset, .. } => space.engine.map_object(request, &self.object, *offset),
+            };
+            mapped.map_err(|error| failed(error.refused(), error.errno()))?;
+            if let Contents::File { clear, .. } = contents {
+                uaccess::write(space, base + clear.start, &[0; 4096][..(clear.end - clear.start) as usize])?;
+            }
+        }
+        Ok(())
+    }
 }
 
-/// Loads a program into a new address space. Returns the space and the initial registers. `own` are
-/// the credentials that the program gets; `gained` is true if they exceed the caller's
-/// (`AT_SECURE`).
+/// The strings that a program gets from its caller.
+pub struct Strings<'a> {
+    /// The path by which the program was found.
+    pub path: &'a [u8],
+    /// The arguments.
+    pub arguments: &'a [Vec<u8>],
+    /// The environment.
+    pub environment: &'a [Vec<u8>],
+}
+
+/// Loads a program into a new address space, with its interpreter (the dynamic loader), which
+/// `open` opens by its path. Returns the space and the initial registers. `own` are the credentials
+/// that the program gets; `gained` is true if they exceed the caller's (`AT_SECURE`).
 ///
 /// # Errors
 ///
 /// Those of `execve`.
 pub fn load(
     file: &Program,
-    path: &[u8],
-    arguments: &[Vec<u8>],
-    environment: &[Vec<u8>],
+    strings: &Strings<'_>,
     resources: &[[u64; 2]; 16],
     own: &Credentials,
     gained: bool,
+    open: impl FnOnce(&[u8]) -> Result<Program, Errno>,
 ) -> Result<(Arc<UserSpace>, Registers), Errno> {
     // The last page stays unmapped, as on Linux: an instruction at the very end would run beyond
     // it.
     let top = user_end().min(machine::ADDRESSES_END - 4096);
     let known =
         elf::Limits { addresses: Limits::default().lowest..top, page_size: 4096, machine: machine::ELF_MACHINE };
-    let header = elf::header(&file.part(0..elf::HEADER_SIZE as u64)?, known.machine)?;
-    let table = file.part(header.phdrs.clone())?;
-    if (table.len() as u64) < header.phdrs.end - header.phdrs.start {
-        return Err(Errno::ENOEXEC);
-    }
-    let plan = elf::plan(&header, &table, file.size, &known)?;
-    if plan.interpreter.is_some() {
-        // Programs with a dynamic loader are not supported.
-        return Err(Errno::ENOEXEC);
-    }
-    // A position-independent program lies where Linux loads it without randomization: at two thirds
-    // of the address space.
-    let base = if plan.relocatable { ((top / 3 * 2) & !4095).next_multiple_of(plan.align) } else { 0 };
-    if base.checked_add(plan.span.end).is_none_or(|end| end > top) {
-        return Err(Errno::ENOMEM);
-    }
+    let plan = file.plan(&known)?;
+    let interpreter = match &plan.interpreter {
+        None => None,
+        Some(path) => {
+            let path = file.part(path.clone())?;
+            let program = open(path.strip_suffix(&[0]).ok_or(Errno::ENOEXEC)?)?;
+            let plan = program.plan(&known).map_err(|error| match error {
+                Errno::ENOEXEC => Errno::ELIBBAD,
+                other => other,
+            })?;
+            Some((program, plan))
+        }
+    };
     let stack_limit = resources[abi::RLIMIT_STACK as usize][0].min(1 << 30);
     let mmap_base = top - stack_limit.max(128 << 20) - (1 << 20);
     let mut limits = Limits { mmap_base, ..Limits::default() };
@@ -109,9 +168,22 @@ pub fn load(
     let space = mem::new_space(mem::machine(), payer::payer(), limits)
         .map_err(|why| failed(Some(why), vellum::errno::Errno::ENOMEM))?;
     let space = spaces::register(UserSpace::new(space));
-    let mut image = Image::default();
+    // A position-independent program lies where Linux loads it without randomization: at two thirds
+    // of the address space. Its interpreter lies below the first address of `mmap`.
+    let base = if plan.relocatable { ((top / 3 * 2) & !4095).next_multiple_of(plan.align) } else { 0 };
+    file.map(&space, &plan, base, top)?;
+    let mut interpreter_base = 0;
+    let mut entry = base + plan.entry;
+    if let Some((program, plan)) = interpreter {
+        if plan.relocatable {
+            let lowest = mmap_base.checked_sub(plan.span.end).ok_or(Errno::ENOMEM)?;
+            interpreter_base = lowest & !(plan.align - 1);
+        }
+        program.map(&space, &plan, interpreter_base, top)?;
+        entry = interpreter_base + plan.entry;
+    }
+    let mut image = Image { program: Some((file.denial.clone(), file.name.clone())), ..Image::default() };
     for mapping in &plan.mappings {
-        map(&space, base, mapping, file)?;
         let part = match (mapping.rights.execute, mapping.rights.write) {
             (true, _) => &mut image.code,
             (false, true) => &mut image.data,
@@ -142,13 +214,14 @@ pub fn load(
         page_size: 4096,
         phdr: plan.phdr_addr.map_or(0, |phdr| base + phdr),
         phnum: plan.phnum,
+        interpreter: interpreter_base,
         entry: base + plan.entry,
         random: core::array::from_fn(|_| random() as u8),
         min_signal_stack: machine::LEAST_SIGNAL_STACK,
         ids: [own.uids[REAL], own.uids[EFFECTIVE], own.gids[REAL], own.gids[EFFECTIVE]],
         secure: gained,
-        ..Aux::default()
     };
+    let Strings { path, arguments, environment } = *strings;
     let stack = stack::build(top, stack::arg_limit(stack_limit), path, arguments, environment, &aux)?;
     uaccess::write(&space, stack.start, &stack.bytes)?;
     let ends = |range: &core::ops::Range<u64>| [range.start, range.end];
@@ -156,25 +229,7 @@ pub fn load(
         (ends(&stack.arguments), ends(&stack.environment), ends(&stack.aux));
     image.stack = stack.start;
     *space.image.lock() = image;
-    Ok((space, Registers::start(aux.entry, stack.start)))
-}
-
-fn map(space: &Arc<UserSpace>, base: u64, mapping: &Mapping, file: &Program) -> Result<(), Errno> {
-    let (start, len) = (base + mapping.range.start, mapping.range.end - mapping.range.start);
-    let request = MapRequest { addr: start, len, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
-    space.engine.map(request).map_err(|error| failed(error.refused(), error.errno()))?;
-    if let Contents::File { offset, clear } = &mapping.contents {
-        let bytes = len - (clear.end - clear.start);
-        let end = (offset + bytes).min(file.size);
-        for at in (*offset..end).step_by(PIECE as usize) {
-            uaccess::write(space, start + (at - offset), &file.part(at..end.min(at + PIECE))?)?;
-        }
-    }
-    let mut prot = Prot::empty();
-    prot.set(Prot::READ, mapping.rights.read);
-    prot.set(Prot::WRITE, mapping.rights.write);
-    prot.set(Prot::EXEC, mapping.rights.execute);
-    space.engine.protect(start, len, prot).map_err(|error| failed(error.refused(), error.errno()))
+    Ok((space, Registers::start(entry, stack.start)))
 }
 
 /// Implements `execve` and `execveat`.
@@ -191,8 +246,8 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     let mut arguments = read_strings(&memory, arguments)?;
     let environment = read_strings(&memory, environment)?;
     let follow = flags & abi::AT_SYMLINK_NOFOLLOW == 0;
-    let mut found = executable(thread, at, &name, follow)?;
-    let mut file = Program::open(&found.0)?;
+    let found = executable(thread, at, &name, follow)?;
+    let mut file = Program::open(found)?;
     // The path under which a script's interpreter and the program itself find the file.
     let mut path = match at as i32 {
         abi::AT_FDCWD => name,
@@ -210,17 +265,17 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
         }
         arguments = script.arguments(&path, arguments)?;
         path = script.interpreter.to_vec();
-        found = executable(thread, HERE, &path, true)?;
-        file = Program::open(&found.0)?;
+        file = Program::open(executable(thread, HERE, &path, true)?)?;
     }
     let limits = *thread.process.limits.lock();
     let before = thread.credentials();
     let gains = !thread.traits.lock().no_new_privileges;
-    let own = before.after_exec(&found.0.meta(), gains);
+    let own = before.after_exec(&file.denial.inode().meta(), gains);
     let gained = own.uids != before.uids || own.gids != before.gids;
-    let (space, registers) = load(&file, &path, &arguments, &environment, &limits, &own, gained)?;
+    let strings = Strings { path: &path, arguments: &arguments, environment: &environment };
+    let open = |path: &[u8]| Program::open(executable(thread, HERE, path, true)?);
+    let (space, registers) = load(&file, &strings, &limits, &own, gained, open)?;
     drop((file, arguments, environment));
-    space.image.lock().file = Some(found);
     space.inherit(&memory);
     let process = &thread.process;
     process.end_others(thread).await?;

@@ -4,6 +4,7 @@
 use super::io::{Sink, Source};
 use super::meta::{Device, Kind, Meta, Time};
 use super::pages::Pages;
+use super::write_access::WriteAccess;
 use crate::errno::Errno;
 use crate::sleeplock::SleepLock;
 use crate::wait::Queue;
@@ -117,6 +118,11 @@ pub trait Inode: Send + Sync + Any {
     /// `EINVAL`: not a regular file; `EPERM`: sealed; `ENOMEM`, `EFBIG`.
     fn truncate(&self, _size: u64) -> Result<(), Errno> {
         Err(Errno::EINVAL)
+    }
+
+    /// Returns the count of write accesses; `None` for an inode from which no program runs.
+    fn write_access(&self) -> Option<&WriteAccess> {
+        None
     }
 
     /// Returns the statistics of its file system.

@@ -14,6 +14,7 @@
 //! | [`table`] | file descriptor tables |
 //! | [`files`] | a process's descriptors, working directory and umask |
 //! | [`lock`] | file locks |
+//! | [`write_access`] | write access, and its denial while a program runs |
 //! | [`poll`] | the waits of `poll`, `ppoll` and `select` |
 //! | [`pipe`], [`event`], [`uffd`], [`device`] | special files: they have no pages |
 //! | [`tmpfs`] | tmpfs: the file system in memory |
@@ -42,6 +43,7 @@ pub mod table;
 pub mod text;
 pub mod tmpfs;
 pub mod uffd;
+pub mod write_access;
 
 pub use files::Files;
 pub use inode::{Directory, File, Inode};

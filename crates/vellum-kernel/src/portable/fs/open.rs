@@ -8,6 +8,7 @@ use super::inode::{FIRST, File, Inode};
 use super::io::{Limited, Sink, Source};
 use super::lock::{Locks, Owner};
 use super::meta::Kind;
+use super::write_access::Writing;
 use crate::errno::Errno;
 use crate::sleeplock::{SleepLock, SleepLockGuard};
 use crate::wait::yield_now;
@@ -44,6 +45,8 @@ pub struct Open {
     name: Option<Name>,
     /// The table of the file locks that this description owns; set when it first takes one.
     locks: Once<Arc<Locks>>,
+    /// The write access of a description through which a regular file may be written.
+    _writing: Option<Writing>,
 }
 
 /// The name of an open file.
@@ -67,7 +70,14 @@ impl Open {
             offset_lock: SleepLock::default(),
             name,
             locks: Once::new(),
+            _writing: None,
         }
+    }
+
+    /// Keeps a write access until the description is dropped.
+    pub fn with_write_access(mut self, writing: Option<Writing>) -> Open {
+        self._writing = writing;
+        self
     }
 
     /// Returns this open file description as an owner of locks in `locks`. Dropping the description

@@ -2,8 +2,8 @@
 
 use core::mem::ManuallyDrop;
 
-use crate::addr::{FRAME_SHIFT, align_down};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::addr::align_down;
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::page_cache::{Lookup, Object};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
@@ -15,41 +15,33 @@ use crate::space::anon::Anon;
 use crate::space::ground::Ptes;
 
 /// Log2 of the number of pages around the accessed page that a fault may map with it
-/// (fault-around), if they are contiguous in the object and in memory. The accessed page's own
-/// folio may be larger. Then the fault maps that part of the folio which lies in one block: the
-/// largest naturally aligned block around the page, of the orders that [`Fault::object_orders`]
-/// returns, that lies in the VMA and has only empty PTEs.
+/// (fault-around), if they are contiguous in the object and in memory, and nothing is mapped there
+/// yet. The accessed page's own folio may be larger. Then the fault maps that part of the folio
+/// which lies in the largest naturally aligned block around the page in which nothing is mapped.
 const AROUND_ORDER: u8 = 4;
 
 impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
-    /// Returns the orders of the blocks that a fault on an object may map at once, as a bit mask.
-    /// Cold, like [`Fault::map_object`], so that the compiler keeps the code of anonymous faults,
-    /// the most frequent ones, in one piece.
-    #[cold]
-    pub(super) fn object_orders(self, vma: &Vma, access: Access) -> u32 {
-        if access == Access::Write && !vma.backing.is_shared() {
-            return 0;
-        }
-        // A block must lie in one page table.
-        let page_order = u32::from(self.arch().page_order());
-        let table = page_order + self.arch().index_bits() - 1;
+    /// Returns the empty PTEs around an address of a VMA with an object that a fault may map at
+    /// once.
+    fn window(self, vma: &Vma, addr: u64) -> UserRange {
+        // The block must lie in one page table.
+        let page_order = self.arch().page_order();
+        let table = page_order + self.arch().index_bits() as u8 - 1;
         let policy = self.machine().policy();
-        let largest = ((policy.shmem_orders() | policy.prealloc_orders() | 1).ilog2())
-            .min(table)
-            .max(u32::from(AROUND_ORDER) + page_order);
-        ((2 << largest) - 1) & !((1 << page_order) - 1)
+        let least = (AROUND_ORDER + page_order).min(table);
+        let largest = ((policy.shmem_orders() | policy.prealloc_orders() | 1).ilog2() as u8).clamp(least, table);
+        self.tables().empty_around(addr, vma.range, largest, least)
     }
 
-    /// Maps the accessed page of the page-cache object behind a VMA, with neighbours in the
-    /// naturally aligned block of `order` around the address. In that block nothing was mapped when
-    /// the caller read the PTEs. For a write in a private VMA, maps a private copy of the page
-    /// instead.
+    /// Maps the accessed page of the page-cache object behind a VMA, with neighbours around the
+    /// address. For a write in a private VMA, maps a private copy of the page instead. Cold, so
+    /// that the compiler keeps the code of anonymous faults, the most frequent ones, in one piece.
     ///
     /// # Errors
     /// [`FaultError::BeyondEnd`]; those of the object ([`FaultError::of_object`]); there is no
     /// memory.
     #[cold]
-    pub(in crate::space) fn map_object(self, touch: Touch<'_>, order: u8) -> Result<Outcome, FaultError> {
+    pub(in crate::space) fn map_object(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
         // SAFETY: `vma` is a VMA of the space and the VMAs are locked, so that its reference to the
         // object stays.
@@ -60,11 +52,9 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let arch = self.arch();
         let shift = arch.page_shift();
         let page = vma.backing.offset(addr) >> shift;
-        let start = align_down(addr, order as u32 + FRAME_SHIFT);
-        // The block may begin below the address of the object's first page.
-        let first = page.saturating_sub((align_down(addr, shift) - start) >> shift);
-        let window = first..page + (((start + (1 << (order as u32 + FRAME_SHIFT))) - align_down(addr, shift)) >> shift);
-        let around = page >> AROUND_ORDER << AROUND_ORDER..((page >> AROUND_ORDER) + 1) << AROUND_ORDER;
+        let empty = self.window(vma, addr);
+        let pages = |part: UserRange| vma.backing.offset(part.start) >> shift..vma.backing.offset(part.end) >> shift;
+        let (window, around) = (pages(empty), pages(empty.around(addr, u32::from(AROUND_ORDER) + shift)));
         let mapped = object
             .map_contiguous(page, window, around, self.tables().memcg())
             .map_err(|error| FaultError::of_object(error, addr))?;

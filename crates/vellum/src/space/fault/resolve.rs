@@ -151,12 +151,12 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let wanted = match vma.backing.is_anonymous() {
             true if access == Access::Write => orders,
             true => self.zero_orders(orders),
-            false => self.object_orders(vma, access),
+            false => 0,
         };
         let Probe { raw, level, order } = self.tables().probe(addr, vma.range, wanted);
         match self.arch().kind(raw, level) {
             Kind::None if vma.flags.contains(VmaFlags::UFFD_MISSING) => self.missing_event(Touch { vma, addr, access }),
-            Kind::None if !vma.backing.is_anonymous() => self.map_object(Touch { vma, addr, access }, order),
+            Kind::None if !vma.backing.is_anonymous() => self.map_object(Touch { vma, addr, access }),
             Kind::None if access == Access::Write => self.map_anon(vma, addr, order, orders, retries.is_none()),
             Kind::None => self.map_zeros(vma, addr, order),
             Kind::Leaf => self.fault_on_leaf(vma, addr, access, raw, level),

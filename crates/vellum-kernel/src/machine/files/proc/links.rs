@@ -36,9 +36,9 @@ pub fn fill(directory: &Arc<PseudoDirectory>, subject: &Subject) -> Result<(), E
     })?;
     add("exe", |subject| {
         let memory = subject.process()?.memory().ok_or(Errno::ENOENT)?;
-        let (inode, mapped) = memory.image.lock().file.clone().ok_or(Errno::ENOENT)?;
+        let (program, mapped) = memory.image.lock().program.clone().ok_or(Errno::ENOENT)?;
         let path = from_root(|view| view.names.path_of_mapped(&mapped, view.root));
-        Ok((inode, path))
+        Ok((program.inode().clone(), path))
     })?;
     add("root", |_| from_root(|view| Ok((view.root.clone(), b"/".to_vec()))))?;
     let descriptors = |of: Of| Box::new(Descriptors { system, subject: subject.clone(), of });

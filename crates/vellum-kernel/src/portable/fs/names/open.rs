@@ -5,6 +5,7 @@ use crate::errno::Errno;
 use crate::fs::inode::{File, Inode};
 use crate::fs::meta::{Access, Device, Kind};
 use crate::fs::open::{Name, Open};
+use crate::fs::write_access::Writing;
 use alloc::sync::Arc;
 use linux_raw_sys::general::{
     O_ACCMODE, O_CREAT, O_DIRECTORY, O_EXCL, O_NOATIME, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC, O_WRONLY,
@@ -47,10 +48,7 @@ impl View<'_> {
                     Err(Errno::EEXIST) if !exclusive => continue,
                     Err(error) => return Err(error),
                     // The creator's access is not checked against the new file's mode.
-                    Ok(inode) => {
-                        let file = self.file(&inode, flags)?;
-                        return Ok(Open::new(inode, file, flags, name));
-                    }
+                    Ok(inode) => return self.opened(inode, flags & !O_TRUNC, name),
                 }
             };
             if exclusive {
@@ -88,11 +86,23 @@ impl View<'_> {
             }
             self.cred.may(&meta, Access::WRITE)?;
         }
-        if flags & O_TRUNC != 0 && meta.kind == Kind::Regular {
+        self.opened(inode, flags, name)
+    }
+
+    /// Opens an inode, for which the caller has checked the permissions. Truncates it first, with
+    /// `O_TRUNC`.
+    ///
+    /// # Errors
+    /// `ETXTBSY`: a program runs from the inode. Those of [`Inode::truncate`], and of opening it.
+    fn opened(&self, inode: Arc<dyn Inode>, flags: u32, name: Option<Name>) -> Result<Open, Errno> {
+        let (writes, truncates) = (flags & O_ACCMODE != O_RDONLY, flags & O_TRUNC != 0);
+        let mut writing = if writes || truncates { Writing::begin(&inode)? } else { None };
+        if truncates && inode.meta().kind == Kind::Regular {
             inode.truncate(0)?;
         }
         let file = self.file(&inode, flags)?;
-        Ok(Open::new(inode, file, flags, name))
+        writing = writing.filter(|_| writes);
+        Ok(Open::new(inode, file, flags, name).with_write_access(writing))
     }
 
     /// Returns the file that handles reads and writes: a device's driver, or what the inode opens.
@@ -135,7 +145,6 @@ impl View<'_> {
         self.cred.may(&parent.meta(), ENTRY_CHANGE)?;
         let new = self.new_inode_in(&parent.meta(), Kind::Regular, mode, Device::default(), &[]);
         let inode = directory(&parent)?.make_tmpfile(&new)?;
-        let file = inode.clone().open(flags)?;
-        Ok(Open::new(inode, Some(file), flags & !O_TMPFILE, None))
+        self.opened(inode, flags & !(O_TMPFILE | O_TRUNC), None)
     }
 }

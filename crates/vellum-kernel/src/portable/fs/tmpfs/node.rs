@@ -7,6 +7,7 @@ use crate::errno::Errno;
 use crate::fs::inode::{Change, Directory, File, Inode, NewInode, Space};
 use crate::fs::meta::{Device, Kind, MODE, Meta, Time};
 use crate::fs::pipe::Pipe;
+use crate::fs::write_access::WriteAccess;
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -216,6 +217,10 @@ impl Inode for Node {
 
     fn truncate(&self, size: u64) -> Result<(), Errno> {
         self.set_size(size)
+    }
+
+    fn write_access(&self) -> Option<&WriteAccess> {
+        if let Body::Regular(regular) = &self.body { Some(&regular.write_access) } else { None }
     }
 
     fn space(&self) -> Space {

@@ -5,6 +5,7 @@ use crate::errno::Errno;
 use crate::fs::inode::{File, Mappable};
 use crate::fs::io::{Limited, Sink, Source};
 use crate::fs::pages::Pages;
+use crate::fs::write_access::WriteAccess;
 use crate::sleeplock::SleepLock;
 use alloc::sync::Arc;
 use core::any::Any;
@@ -18,9 +19,9 @@ use spin::Mutex;
 /// The most bytes that one call of `write` takes. `Open` calls again for the rest; other threads
 /// get their turn between the calls.
 const WRITE_CHUNK: usize = 16 << 10;
-/// The size of the aligned range that a long write announces to the page cache, which may then
-/// allocate one folio for the range. So the text of a program that is copied into a tmpfs becomes
-/// physically contiguous.
+/// The size of the aligned range that a write announces to the page cache, as far as the write
+/// reaches, and for which the page cache may then allocate one folio. So the text of a program that
+/// is copied into a tmpfs becomes physically contiguous, and few faults map it.
 const EXPECTED: u64 = 64 << 10;
 /// The size of the aligned range that one step of `fallocate` allocates. It is the size of the
 /// largest folio. Other threads get their turn between the steps.
@@ -36,11 +37,18 @@ pub(super) struct Regular {
     seals: Mutex<u32>,
     /// Serializes writes that take several calls.
     write_lock: SleepLock,
+    /// Open files that may write, or programs that run from the file.
+    pub write_access: WriteAccess,
 }
 
 impl Regular {
     pub fn new(pages: Arc<dyn Pages>) -> Self {
-        Regular { pages, seals: Mutex::new(F_SEAL_SEAL), write_lock: SleepLock::default() }
+        Regular {
+            pages,
+            seals: Mutex::new(F_SEAL_SEAL),
+            write_lock: SleepLock::default(),
+            write_access: WriteAccess::default(),
+        }
     }
 }
 
@@ -92,8 +100,8 @@ impl Node {
             }
             most = most.min((size - at) as usize);
         }
-        if at.is_multiple_of(EXPECTED) && from.left() as u64 >= EXPECTED {
-            regular.pages.expect_write(at..at.saturating_add(EXPECTED));
+        if at.is_multiple_of(EXPECTED) {
+            regular.pages.expect_write(at..at.saturating_add(EXPECTED.min(from.left() as u64)));
         }
         let count = regular.pages.write(at, &mut Limited(from, most))?;
         self.touch_modified();
