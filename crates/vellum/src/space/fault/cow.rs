@@ -3,8 +3,10 @@
 //!
 //! If the run of PTEs that maps the page holds all references and mappings of the page's folio, the
 //! page is not shared any more: the run becomes exclusive in place (reuse). Otherwise the page is
-//! copied, together with as many neighbours as fit into one folio of the size that policy allows
-//! ([`Anon::replace_part`]).
+//! copied, together with as many neighbours as the program has copied just before, in one folio of
+//! a size that policy allows ([`Anon::replace_part`]). So a program that writes to everything in
+//! order takes few faults, and one that writes here and there copies only the pages that it writes
+//! to. A huge PTE is split first.
 //!
 //! A write to a swap-cache page ([`crate::swap`]) is resolved by reuse or copy too: reuse first
 //! removes the page from the swap cache; a copy leaves the original in it.
@@ -30,9 +32,9 @@ enum Reuse {
     /// The page is exclusive now and may be written.
     Reused,
     /// The page is shared. The order is that of a folio for a copy of the page and its neighbours.
-    /// It is below the order of the PTE that maps the page if that PTE is huge and policy does not
-    /// allow folios of its size.
     Shared(u8),
+    /// The page is shared, and a huge PTE maps it.
+    Huge,
     /// Another CPU changed the PTE, or this attempt removed a part of a large folio from the swap
     /// cache: the caller tries again.
     Changed,
@@ -54,20 +56,17 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                 self.machine().count(Counter::CowReuses, 1);
                 return Ok(Outcome::Allowed(*page));
             }
+            Reuse::Huge => return self.split_huge(addr, page),
             Reuse::Shared(order) => order,
         };
-        let smallest = page.len().ilog2() - FRAME_SHIFT;
-        if (order as u32) < smallest {
-            return self.split_huge(addr, page);
-        }
         let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, order, orders, false)?;
         let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
-        if (order as u32) >= smallest && self.replace_by_copy(vma, block, pfn) {
+        if self.replace_by_copy(vma, block, pfn) {
             self.machine().count(Counter::CowCopies, 1);
             return Ok(Outcome::Mapped(*block));
         }
         self.machine().put_folio(pfn, 1 << order, 1 << order);
-        if (order as u32) < smallest { self.split_huge(addr, page) } else { Ok(Outcome::Again) }
+        Ok(Outcome::Again)
     }
 
     /// Splits the huge PTE that maps `huge`, so that the retried fault can be resolved for a part
@@ -121,10 +120,11 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                 return Reuse::Reused;
             }
         }
-        let fits = |(block, _): &(UserRange, u8)| match table.level {
-            1 => block.len() < 1 << arch.level_shift(2) && self.can_copy(table, *block),
-            _ => block.len() == 1 << table.shift(),
-        };
+        if table.level > 1 {
+            return Reuse::Huge;
+        }
+        let fits =
+            |(block, _): &(UserRange, u8)| self.follows_copies(table, vma, *block) && self.can_copy(table, *block);
         let order = self.tables().aligned_blocks(addr, vma.range, orders).find(fits);
         Reuse::Shared(order.map_or(arch.page_order(), |(_, order)| order))
     }
@@ -164,6 +164,25 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         (len > 0).then_some(Run { len, ..*run })
     }
 
+    /// Returns whether as many pages as a block of lowest-level PTEs has are mapped before it, in
+    /// its page table, and all of them are exclusive to the space: the program has written to them.
+    /// They have at most [`MAX_RUNS`] runs.
+    fn follows_copies(self, table: &LockedTable<'_, 'm, P>, vma: &Vma, block: UserRange) -> bool {
+        let arch = self.arch();
+        let Some(mut at) = block.start.checked_sub(block.len()) else { return false };
+        if at < vma.range.start.max(table.base) {
+            return false;
+        }
+        let mut runs = 0;
+        while at < block.start {
+            let run = table.run(at, block.start).filter(|run| run.kind == Kind::Leaf && runs < MAX_RUNS);
+            let Some(run) = run.filter(|run| run.attrs(arch).contains(Attrs::EXCLUSIVE)) else { return false };
+            at = run.range(arch).end;
+            runs += 1;
+        }
+        true
+    }
+
     /// Returns whether a block of lowest-level PTEs can be copied into one folio: all of it is
     /// mapped, nothing is exclusive to the space, and it has at most [`MAX_RUNS`] runs.
     fn can_copy(self, table: &LockedTable<'_, 'm, P>, block: UserRange) -> bool {
@@ -184,13 +203,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// can't be copied.
     fn replace_by_copy(self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let Found::Table(table) = self.tables().find(block) else { return false };
-        let fits = match table.level > 1 {
-            true => {
-                block.len() == 1 << table.shift()
-                    && table.run(block.start, block.end).is_some_and(|run| self.is_shared(&run))
-            }
-            false => block.end <= table.end() && self.can_copy(&table, block),
-        };
+        let fits = table.level == 1 && block.end <= table.end() && self.can_copy(&table, block);
         match fits {
             true => Anon::of(self.space).replace_part::<MAX_RUNS>(table, vma, block, pfn),
             false => table.release(),
