@@ -144,7 +144,7 @@ Examples:
 
 Linux is compared at a folio size by setting /sys/kernel/mm/transparent_hugepage, which needs root. The settings \
 are changed only while a region is being touched, and are restored on every way out, kill -9 included. Some \
-benchmarks also set up zram swap or a memcg, removed in the same way, which needs root, too. \
+benchmarks also set up zram swap, removed in the same way, which needs root, too. \
 Without root the rows that need no change are still compared, and the others give the reason.";
 
 /// Writes the completion script of a shell.

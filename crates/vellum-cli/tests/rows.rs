@@ -52,7 +52,7 @@ fn tails_have_a_row_for_each_contender_with_and_without_reclaim() {
     let text = |row: &serde_json::Value, key: &str| row[key].as_str().unwrap().to_owned();
     let names: Vec<_> =
         rows.iter().map(|row| format!("{} {} {}", text(row, "op"), text(row, "beside"), text(row, "column"))).collect();
-    let expected = ["fault", "munmap", "fork"]
+    let expected = ["fault", "munmap", "fork", "bare-fork"]
         .iter()
         .flat_map(|op| ["nothing", "reclaim"].map(|beside| (op, beside)))
         .flat_map(|(op, beside)| ["vellum", "linux"].map(|column| format!("{op} {beside} {column}")));

@@ -1,16 +1,15 @@
-//! Makes a Markdown table of aims: in how many rows of the results each holds, and the row that is
-//! farthest from it.
+//! Makes a Markdown table of aims: in how many rows of the results each holds, in how many even at
+//! the ends of the ranges of the runs, and the row that is farthest from it.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 use serde_json::Value;
-use vellum_cli::numbers::ratio;
 
 use crate::Results;
 use crate::results::identity;
-use crate::table::{Row, condition, figure, folio, meets};
+use crate::table::{Row, condition, figure, folio, is_time, meets, ratio_of};
 
 /// A bound for ratios of figures.
 #[derive(Debug, Deserialize)]
@@ -34,23 +33,40 @@ pub struct Aim {
     less: Option<String>,
 }
 
+/// A ratio of figures.
+struct Ratio {
+    value: f64,
+    /// For times, the least and the greatest ratio of any run of the one figure to any of the
+    /// other, without margins.
+    ends: Option<(f64, f64)>,
+    /// The name of its row.
+    row: String,
+    /// Whether both figures are times.
+    times: bool,
+}
+
 /// Returns the table, and the results that it shows.
 pub(crate) fn markdown<'r>(
     aims: &[Aim],
     results: &'r BTreeMap<String, Results>,
 ) -> anyhow::Result<(String, Vec<&'r Results>)> {
-    let mut table = String::from("| aim | figures | of them hold | the farthest |\n|---|---|---|---|\n");
+    let mut table = String::from(
+        "| aim | figures | of them hold | even at the ends of the ranges | the farthest |\n|---|---|---|---|---|\n",
+    );
     let mut shown = Vec::new();
     let lines = aims.iter().map(Aim::lines).collect::<anyhow::Result<Vec<_>>>()?;
     for (aim, label, rows) in lines.into_iter().flatten() {
         let figures = aim.figures(&rows, results, &mut shown).with_context(|| format!("aim {label:?}"))?;
-        let (mut hold, mut farthest) = (0, None::<&(f64, String)>);
-        for figure in &figures {
-            hold += usize::from(aim.distance(figure.0) >= 1.0);
-            farthest = farthest.filter(|known| aim.distance(known.0) <= aim.distance(figure.0)).or(Some(figure));
-        }
-        let (value, row) = farthest.with_context(|| format!("aim {label:?} has no figures"))?;
-        table += &format!("| {label} | {} | {hold} | {}: {row} |\n", figures.len(), ratio(*value));
+        let holds = |ratio: f64| aim.distance(ratio) >= 1.0;
+        let hold = figures.iter().filter(|figure| holds(figure.value)).count();
+        let ends: Option<Vec<_>> = figures.iter().map(|figure| figure.ends).collect();
+        let even_there = ends.map_or("–".to_owned(), |ends| {
+            ends.iter().filter(|(least, greatest)| holds(*least) && holds(*greatest)).count().to_string()
+        });
+        let farthest = figures.iter().min_by(|a, b| aim.distance(a.value).total_cmp(&aim.distance(b.value)));
+        let Ratio { value, row, times, .. } = farthest.with_context(|| format!("aim {label:?} has no figures"))?;
+        let value = ratio_of(*value, *times);
+        table += &format!("| {label} | {} | {hold} | {even_there} | {value}: {row} |\n", figures.len());
     }
     Ok((table, shown))
 }
@@ -75,13 +91,13 @@ impl Aim {
         least.min(self.most.map_or(f64::INFINITY, |most| most / ratio))
     }
 
-    /// Returns all ratios, each with the name of its row.
+    /// Returns all ratios.
     fn figures<'r>(
         &self,
         rows: &[&str],
         results: &'r BTreeMap<String, Results>,
         shown: &mut Vec<&'r Results>,
-    ) -> anyhow::Result<Vec<(f64, String)>> {
+    ) -> anyhow::Result<Vec<Ratio>> {
         ensure!(self.least.is_some() || self.most.is_some(), "no bound");
         let mut figures = Vec::new();
         for line in rows {
@@ -99,7 +115,11 @@ impl Aim {
                     else {
                         continue;
                     };
-                    figures.push((first / second, called(row, b)));
+                    let times = is_time(row, a) && is_time(other, b);
+                    let runs = |row, name: &str| experiment.runs(row, &format!("{name}_ns"));
+                    let both = runs(row, a).zip(runs(other, b)).filter(|_| times && self.less.is_none());
+                    let ends = both.map(|(of, to)| (of.0 / to.1, of.1 / to.0));
+                    figures.push(Ratio { value: first / second, ends, row: called(row, b), times });
                 }
             }
         }

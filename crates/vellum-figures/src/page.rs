@@ -43,15 +43,19 @@ pub fn fill(text: &str, plan: &Plan, results: &BTreeMap<String, Results>) -> any
             (Some(_), Some(_)) => bail!("there are two tables {name:?} in the plan"),
         };
         let (table, shown) = made.with_context(|| format!("table {name:?}"))?;
-        let (origin, notes) = (origin(&shown), if table.contains(table::FALLBACK) { NOTE } else { "" });
-        filled += &format!("{before}{BEGIN}{name} -->\n{table}\n{}{END}", wrapped(&format!("{origin}{notes}")));
+        let note = |mark, note| if table.contains(mark) { note } else { "" };
+        let (capped, fallback) = (note(table::CAPPED, CAPPED_NOTE), note(table::FALLBACK, FALLBACK_NOTE));
+        let below = wrapped(&format!("{}{capped}{fallback}", origin(&shown)));
+        filled += &format!("{before}{BEGIN}{name} -->\n{table}\n{below}{END}");
         rest = after;
     }
     Ok(filled + rest)
 }
 
+/// The note below a table in which a range is marked.
+const CAPPED_NOTE: &str = " † The margin is capped: figures of another invocation may lie farther out.";
 /// The note below a table in which a figure is marked.
-const NOTE: &str = " ‡ Part of the region had smaller folios than the row says.";
+const FALLBACK_NOTE: &str = " ‡ Part of the region had smaller folios than the row says.";
 
 /// Returns the sentence that says where a table comes from.
 fn origin(shown: &[&Results]) -> String {
@@ -62,7 +66,8 @@ fn origin(shown: &[&Results]) -> String {
     let commit = first.commit.get(..12).unwrap_or(&first.commit);
     let on =
         fact("CPU").zip(fact("kernel")).map_or(String::new(), |(cpu, kernel)| format!(", on {cpu} under {kernel}"));
-    format!("Measured on {} at commit {commit}{on}{}, by {}.", first.date, against(first), commands.join(" and "))
+    let (against, spread) = (against(first), spread(shown));
+    format!("Measured on {} at commit {commit}{on}{against}, by {}{spread}.", first.date, commands.join(" and "))
 }
 
 /// Returns the releases of the Linux kernels that a comparison booted.
@@ -74,6 +79,25 @@ fn against(results: &Results) -> String {
     });
     let named: Vec<String> = named.collect();
     if named.is_empty() { String::new() } else { format!(", against Linux {}", named.join(" and ")) }
+}
+
+/// Returns by how much the runs of each compared kernel differed at most, rounded up to a tenth of
+/// a percent. Results lack this if each kernel ran once.
+fn spread(shown: &[&Results]) -> String {
+    let mut greatest: Vec<(&str, f64)> = Vec::new();
+    for spread in shown.iter().filter_map(|results| results.machine.get("spread")?.as_object()) {
+        for (name, share) in spread.iter().filter_map(|(name, share)| Some((name.as_str(), share.as_f64()?))) {
+            match greatest.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, known)) => *known = known.max(share),
+                None => greatest.push((name, share)),
+            }
+        }
+    }
+    // The shares have four decimals.
+    let percent = |share: f64| ((share * 10_000.0).round() as u64).div_ceil(10) as f64 / 10.0;
+    let named: Vec<String> =
+        greatest.iter().map(|(name, share)| format!("{:.1} % ({name})", percent(*share))).collect();
+    if named.is_empty() { String::new() } else { format!("; runs differed by at most {}", named.join(", ")) }
 }
 
 /// Wraps a paragraph as prose is.

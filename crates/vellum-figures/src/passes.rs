@@ -9,8 +9,9 @@ use serde_json::{Map, Number, Value};
 use crate::results::{Results, identity};
 
 /// Joins the results of passes of one experiment. A figure is the median of the passes' figures,
-/// and a bound or a share of noise the farthest; a floor is the least. Only rows that all passes
-/// have are joined. The margins are those that the passes [needed](margins).
+/// and a bound or a share of noise the farthest; a floor is the least, and the longest time of an
+/// operation is the greatest. Only rows that all passes have are joined. The margins are those that
+/// the passes [needed](margins).
 ///
 /// Returns `None` if there is no pass.
 pub fn joined(passes: &[Results]) -> Option<Results> {
@@ -23,7 +24,7 @@ pub fn joined(passes: &[Results]) -> Option<Results> {
 const BEYOND: usize = 40;
 
 /// The greatest margin. Figures that need more are outliers, which no margin covers.
-const GREATEST: f64 = 1.0;
+pub(crate) const GREATEST: f64 = 1.0;
 
 /// Returns the shares by which the figures of a pass lie outside the range of all other passes,
 /// each pass compared in turn: for each field, of all but one figure in [`BEYOND`] at most so much,
@@ -85,7 +86,7 @@ fn number(key: &str, within: Option<&str>, mut numbers: Vec<f64>) -> Value {
     let last = numbers.len() - 1;
     let joined = match (within, key) {
         (Some("min" | "wall_min"), _) | (None, "floor_ns") => numbers[0],
-        (Some("max"), _) | (None, "others" | "stolen") => numbers[last],
+        (Some("max"), _) | (None, "others" | "stolen" | "max_ns") => numbers[last],
         _ => (numbers[last / 2] + numbers[last.div_ceil(2)]) / 2.0,
     };
     // Nanoseconds and counts are whole numbers, but shares of a region are named as the times are.

@@ -11,7 +11,7 @@
 //! | a name, like `vellum` | the field `vellum_ns` as a time with its range, or the number `vellum`, a count in full |
 //! | a name that ends in `_kb` | the number of kilobytes |
 //! | a name that contains `_bytes` | the number as a size |
-//! | `a/b` | the ratio of two figures |
+//! | `a/b` | the ratio of two figures: of times with two digits, of counts with three |
 //! | `a:b`, `a:b:c` | figures, and how many times the first the others are |
 //!
 //! Rows with equal labels and texts are one row of the table; conditions before the last word say
@@ -25,6 +25,7 @@ use vellum_cli::numbers::{grouped, nanoseconds, ratio, size, three_digits};
 use vellum_linux::stats::Summary;
 
 use crate::Results;
+use crate::passes::GREATEST;
 use crate::plan::TableSpec;
 
 pub(crate) type Row = Map<String, Value>;
@@ -33,6 +34,8 @@ pub(crate) type Row = Map<String, Value>;
 const NONE: &str = "–";
 /// Marks a figure of memory that was not mapped throughout as its row says.
 pub(crate) const FALLBACK: &str = " ‡";
+/// Marks a range whose margin is the greatest, which does not cover what the passes needed.
+pub(crate) const CAPPED: &str = " †";
 
 /// A column of a table.
 struct Column<'p> {
@@ -76,17 +79,23 @@ pub(crate) fn markdown<'r>(
     Ok((table, shown))
 }
 
-/// Returns a row with the ranges in which a repetition lies instead of those of the runs.
+/// Returns a row with the ranges in which a repetition lies instead of those of the runs, and an
+/// object `capped` with the fields whose margin is the greatest.
 fn shown_ranges(results: &Results, row: &Row) -> Row {
     let mut shown = row.clone();
+    let mut capped = Map::new();
     for key in row.keys() {
         let Some((min, max)) = results.range(row, key) else { continue };
+        if results.margins.get(key).is_some_and(|margin| *margin >= GREATEST) {
+            capped.insert(key.clone(), true.into());
+        }
         for (bound, value) in [("min", min), ("max", max)] {
             if let Some(Value::Object(bounds)) = shown.get_mut(bound) {
                 bounds.insert(key.clone(), Value::from(value.round() as u64));
             }
         }
     }
+    shown.insert("capped".into(), capped.into());
     shown
 }
 
@@ -148,12 +157,13 @@ fn cell(column: &Column<'_>, rows: &[Row]) -> anyhow::Result<String> {
     }
     let both = |a, b| Ok::<_, anyhow::Error>(figure(row, a)?.zip(figure(row, b)?));
     if let Some((a, b)) = column.what.split_once('/') {
-        return Ok(both(a, b)?.map_or(NONE.into(), |(a, b)| ratio(a / b)));
+        return Ok(both(a, b)?.map_or(NONE.into(), |(of, to)| ratio_of(of / to, is_time(row, a) && is_time(row, b))));
     }
     if column.what.contains(':') {
+        let times = column.what.split(':').all(|name| is_time(row, name));
         let figures =
             column.what.split(':').map(|name| figure(row, name)).collect::<anyhow::Result<Option<Vec<_>>>>()?;
-        return Ok(figures.map_or(NONE.into(), |figures| all_and_ratios(&figures)));
+        return Ok(figures.map_or(NONE.into(), |figures| all_and_ratios(&figures, times)));
     }
     let Some(value) = figure(row, column.what)? else { return Ok(NONE.into()) };
     if column.what.ends_with("_kb") {
@@ -169,16 +179,40 @@ fn cell(column: &Column<'_>, rows: &[Row]) -> anyhow::Result<String> {
     let median = value as u64;
     let (min, max) = (bound("min").unwrap_or(median), bound("max").unwrap_or(median));
     let (shown, range) = nanoseconds(Summary { median, min, max });
-    let mark = row.get("fallback").and_then(|shares| shares.get(&key)).map_or("", |_| FALLBACK);
+    let marked = |object: &str, mark| row.get(object).and_then(|marks| marks.get(&key)).map_or("", |_| mark);
+    let (fallback, capped) = (marked("fallback", FALLBACK), marked("capped", CAPPED));
     // A floor is the least of its runs.
-    Ok(if column.what == "floor" || min == max { format!("{shown}{mark}") } else { format!("{shown} ({range}){mark}") })
+    Ok(if column.what == "floor" || min == max {
+        format!("{shown}{fallback}")
+    } else {
+        format!("{shown} ({range}){capped}{fallback}")
+    })
 }
 
 /// Returns several figures, and the ratios of the others to the first.
-fn all_and_ratios(figures: &[f64]) -> String {
+fn all_and_ratios(figures: &[f64], times: bool) -> String {
     let list = |shown: Vec<String>, between: &str| shown.join(between);
-    let ratios = figures[1..].iter().map(|other| format!("**{}**", ratio(other / figures[0]))).collect();
+    let ratios = figures[1..].iter().map(|other| format!("**{}**", ratio_of(other / figures[0], times))).collect();
     format!("{} = {}", list(figures.iter().map(|f| three_digits(*f)).collect(), " / "), list(ratios, ", "))
+}
+
+/// Returns whether a figure of a row is a time.
+pub(crate) fn is_time(row: &Row, name: &str) -> bool {
+    row.contains_key(&format!("{name}_ns"))
+}
+
+/// Formats a ratio. That of times has two significant digits: the third is other in each pass.
+pub(crate) fn ratio_of(value: f64, times: bool) -> String {
+    if !times || !value.is_normal() {
+        return ratio(value);
+    }
+    // In scientific notation the digit before the point is the first significant one, also of a
+    // value that rounding gives another digit, like 9.96.
+    let rounded = format!("{value:.1e}");
+    let exponent: i32 = rounded.split_once('e').and_then(|(_, exponent)| exponent.parse().ok()).unwrap_or(0);
+    let rounded: f64 = rounded.parse().unwrap_or(value);
+    let decimals = usize::try_from(1 - exponent).unwrap_or(0);
+    format!("{rounded:.decimals$}×")
 }
 
 /// Returns a figure of a row; `None` if it was not measured.

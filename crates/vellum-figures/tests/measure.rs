@@ -118,6 +118,16 @@ fn times_are_of_all_passes() {
 }
 
 #[test]
+fn the_longest_time_is_that_of_all_passes() {
+    let repository = Repository::new();
+    let program = std::fs::read_to_string(repository.path("vellum")).unwrap();
+    repository.write("vellum", &program.replace("a_ns", "max_ns"));
+    repository.measure(&[]).unwrap();
+    let results = vellum_figures::Results::read(&repository.path("docs/figures/a.json")).unwrap();
+    assert_eq!(results.rows[0]["max_ns"], 30, "of 10 and 30");
+}
+
+#[test]
 fn the_margin_is_what_each_pass_needs_beside_the_others() {
     let repository = Repository::new();
     let program = std::fs::read_to_string(repository.path("vellum")).unwrap();

@@ -65,7 +65,7 @@ fn a_table_has_a_row_for_each_label_and_a_column_for_each_figure() {
 <!-- figures: t -->
 | folio | munmap | exit | linux / vellum | op=exit linux |
 |---|---|---|---|---|
-| 4 KiB | 2.00 µs (1.50–2.50) | 4.00 µs | 25.0× | – |
+| 4 KiB | 2.00 µs (1.50–2.50) | 4.00 µs | 25× | – |
 | 2 MiB huge | 1.00 µs | – | 3000× | – |
 
 Measured on 2026-01-02 at commit 0123456789ab, on a CPU under Linux 9, by `vellum bench unmap`.
@@ -73,6 +73,32 @@ Measured on 2026-01-02 at commit 0123456789ab, on a CPU under Linux 9, by `vellu
 after
 ";
     assert_eq!(page, expected);
+}
+
+/// Returns the table with the last column of a plan, which is filled with one row.
+fn shown(row: serde_json::Value, column: &str) -> String {
+    let lines = format!("{}\n{row}", json!({"machine": {}}));
+    let results = Results::of_lines(&lines, "vellum".into(), "c".into(), "2026-01-02".into()).unwrap();
+    let all = BTreeMap::from([("unmap".to_owned(), results)]);
+    let plan = plan(r#""unmap""#, &format!(r#""op", "{column}""#));
+    fill("<!-- figures: t -->\n<!-- end of figures -->", &plan, &all).unwrap()
+}
+
+#[test]
+fn a_ratio_of_times_has_two_digits_and_one_of_counts_three() {
+    for (linux, times, counts) in [
+        (5_720, "5.7×", "5.72×"),
+        (67_240, "67×", "67.2×"),
+        (690, "0.69×", "0.69×"),
+        (9_960, "10×", "9.96×"),
+        (1_234_000, "1200×", "1234×"),
+        (0, "0.00×", "0.00×"),
+    ] {
+        let page = shown(json!({"op": "o", "vellum_ns": 1000, "linux_ns": linux}), "linux/vellum");
+        assert!(page.contains(&format!("| o | {times} |")), "{page}");
+        let page = shown(json!({"op": "o", "vellum_fork": 1000, "linux_fork": linux}), "linux_fork/vellum_fork");
+        assert!(page.contains(&format!("| o | {counts} |")), "{page}");
+    }
 }
 
 #[test]
@@ -92,7 +118,7 @@ fn labels_name_rows_of_the_plan() {
     ));
     let page = page.unwrap();
     assert!(
-        page.contains("| the first | 2000 / 50000 = **25.0×** |\n| the second | 1000 / 3000000 = **3000×** |\n"),
+        page.contains("| the first | 2000 / 50000 = **25×** |\n| the second | 1000 / 3000000 = **3000×** |\n"),
         "{page}"
     );
 }
@@ -193,6 +219,23 @@ fn a_table_of_counts_names_the_kernels_that_were_compared() {
 }
 
 #[test]
+fn a_table_of_counts_says_how_much_the_runs_differed() {
+    let (mut first, mut second) = (counted(), counted());
+    first.machine.insert("spread".into(), json!({"vellum": 0.0012, "linux": 0.021}));
+    second.machine.insert("spread".into(), json!({"vellum": 0.0001, "linux": 0.03}));
+    let plan: Plan = toml::from_str(
+        "[experiment.a]\nrun = \"compare\"\n[experiment.b]\nrun = \"compare\"\n[table.t]\n\
+         rows = [\"a\", \"b\"]\ncolumns = [\"folio\", \"vellum_fork\"]",
+    )
+    .unwrap();
+    let all = BTreeMap::from([("a".to_owned(), first), ("b".to_owned(), second)]);
+    let page = fill("<!-- figures: t -->\n<!-- end of figures -->", &plan, &all).unwrap();
+    let page = page.replace('\n', " ");
+    let expected = "by `vellum compare`; runs differed by at most 0.2 % (vellum), 3.0 % (linux).";
+    assert!(page.contains(expected), "the greatest of all results, rounded up: {page}");
+}
+
+#[test]
 fn counts_of_a_repetition_differ_by_at_most_three_percent() {
     let (first, mut again) = (counted(), counted());
     again.rows[0].insert("linux_fork".into(), 411.into());
@@ -262,6 +305,54 @@ fn a_margin_widens_the_ranges_of_its_figures() {
 }
 
 #[test]
+fn a_range_whose_margin_is_capped_is_marked() {
+    for (margin, marked) in [(0.999, false), (1.0, true)] {
+        let mut results = results("c");
+        results.margins = BTreeMap::from([("vellum_ns".to_owned(), margin)]);
+        let all = BTreeMap::from([("unmap".to_owned(), results)]);
+        let plan = plan(r#""unmap op=munmap""#, r#""folio", "vellum""#);
+        let page = fill("<!-- figures: t -->\n<!-- end of figures -->", &plan, &all).unwrap();
+        assert_eq!(page.contains(") † |"), marked, "{page}");
+        assert_eq!(page.contains("† The margin is capped"), marked, "{page}");
+        assert!(page.contains("| 2 MiB huge | 1.00 µs |"), "no range, so no mark: {page}");
+    }
+}
+
+#[test]
+fn an_aim_for_times_is_counted_at_the_ends_of_the_ranges_too() {
+    let row = |op: &str, vellum_most: u64, linux_least: u64| {
+        json!({"op": op, "folio_kib": 4, "vellum_ns": 100, "linux_ns": 1000,
+            "min": {"vellum_ns": 50, "linux_ns": linux_least}, "max": {"vellum_ns": vellum_most, "linux_ns": 2000}})
+    };
+    let rows = [row("munmap", 120, 600), row("exit", 120, 599)].map(|row| row.to_string()).join("\n");
+    let lines = format!("{}\n{rows}", json!({"machine": {}}));
+    let mut results = Results::of_lines(&lines, "vellum".into(), "c".into(), "2026-01-02".into()).unwrap();
+    // A margin is no run.
+    results.margins = BTreeMap::from([("vellum_ns".to_owned(), 0.5)]);
+    let all = BTreeMap::from([("unmap".to_owned(), results)]);
+    let plan: Plan = toml::from_str(
+        r#"[experiment.unmap]
+        run = "bench unmap"
+        [table]
+        [[aims.t]]
+        label = "five times"
+        rows = ["unmap"]
+        ratios = ["linux/vellum"]
+        least = 5
+        [[aims.t]]
+        label = "a fifth"
+        rows = ["unmap"]
+        ratios = ["vellum/linux"]
+        most = 0.2
+        "#,
+    )
+    .unwrap();
+    let page = fill("<!-- figures: t -->\n<!-- end of figures -->", &plan, &all).unwrap();
+    assert!(page.contains("| five times | 2 | 2 | 1 | 10×: `munmap`, 4 KiB |"), "{page}");
+    assert!(page.contains("| a fifth | 2 | 2 | 1 | 0.10×: `munmap`, 4 KiB |"), "{page}");
+}
+
+#[test]
 fn an_aim_is_kept_by_some_figures_and_missed_by_others() {
     let plan: Plan = toml::from_str(
         r#"[experiment.unmap]
@@ -289,9 +380,9 @@ fn an_aim_is_kept_by_some_figures_and_missed_by_others() {
     .unwrap();
     let page = filled(&plan).unwrap();
     for line in [
-        "| ten times | 2 | 1 | 25.0×: `munmap`, 4 KiB |",
-        "| at most half of it | 1 | 1 | 0.50×: `munmap`, 4 KiB |",
-        "| without the other row | 1 | 0 | 1.00×: `exit`, 4 KiB |",
+        "| ten times | 2 | 1 | – | 25×: `munmap`, 4 KiB |",
+        "| at most half of it | 1 | 1 | – | 0.50×: `munmap`, 4 KiB |",
+        "| without the other row | 1 | 0 | – | 1.0×: `exit`, 4 KiB |",
     ] {
         assert!(page.contains(line), "{page}");
     }

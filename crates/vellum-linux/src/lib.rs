@@ -9,7 +9,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`workload`] | what is mapped, its contents, and the operation |
-//! | [`settings`] | huge-page settings, zram swap and memcgs: changed for a moment, restored on every way out |
+//! | [`settings`] | huge-page settings and zram swap: changed for a moment, restored on every way out |
 //! | [`child`] | helper processes: they exit, fork or are reclaimed to be timed |
 //! | [`region`] | a mapped region, and the timed system calls on it |
 //! | [`swap`] | swap-out and swap-in of a region |
@@ -41,9 +41,8 @@ use std::path::Path;
 use child::churn::Aged;
 use child::exit::ExitTimer;
 use child::fork::ForkTimer;
-use child::lazyfree::LazyfreeTimer;
 use child::neighbour::{Neighbours, Place};
-use region::Region;
+use region::{Region, evict_caches};
 pub use sample::{Sample, Skip};
 use settings::knobs::Knobs;
 use settings::mthp::Mthp;
@@ -61,7 +60,6 @@ pub struct Linux {
     exits: ExitTimer,
     forks: ForkTimer,
     swap: SwapTimer,
-    lazyfree: LazyfreeTimer,
     /// The processes of a churn, and the case whose runs it comes before.
     aged: Option<(Case, Aged)>,
 }
@@ -76,7 +74,6 @@ impl Linux {
             exits: ExitTimer::default(),
             forks: ForkTimer::default(),
             swap: SwapTimer::default(),
-            lazyfree: LazyfreeTimer::default(),
             aged: None,
         }
     }
@@ -94,6 +91,8 @@ impl Linux {
             return Ok(());
         }
         self.aged = None;
+        // The first call maps memory, with the huge-page settings as they are now.
+        evict_caches()?;
         // Require an eighth more than the regions, for page tables and for other processes.
         let bytes = case.bytes * (1 + case.arm.regions_beside());
         memory::check_available(bytes + bytes / 8)?;
@@ -113,10 +112,7 @@ impl Linux {
         if op.data().is_some() {
             self.swap.prepare(case.bytes)?;
         }
-        if op.rewrites().is_some() {
-            self.lazyfree.prepare()?;
-        }
-        if op == Op::ForkWrite {
+        if op.writes().is_some() {
             // Both copies of each page, and their page tables.
             memory::check_available(2 * case.bytes + case.bytes / 8)?;
         }
@@ -132,8 +128,8 @@ impl Linux {
             Op::Exit => return self.exits.measure(case, neighbours, settings),
             Op::Calls(calls) => return child::calls::measure(case, neighbours, calls, settings),
             Op::Fork => return self.forks.measure(case, neighbours, settings),
-            Op::ForkWrite => return self.forks.measure_writes(case, neighbours, settings),
-            Op::Reclaim(rewrites) => return self.lazyfree.measure(case, neighbours, rewrites, settings),
+            Op::ForkWrite(writes) => return self.forks.measure_writes(case, neighbours, writes, settings),
+            Op::Reclaim(rewrites) => return child::lazyfree::measure(case, neighbours, rewrites, settings),
             _ => {}
         }
         let region = Region::of(case)?;
@@ -147,12 +143,13 @@ impl Linux {
         }
         // Restore the settings at once: the operations below depend on none of them.
         settings.restore()?;
+        evict_caches()?;
         let op = match op {
             Op::Dontneed => region.discard()?,
             Op::Protect => region.protect()?,
             _ => region.unmap()?,
         };
-        Ok(Sample { touch: Some(touched.time), back: None, op, fallback: touched.fallback })
+        Ok(Sample { touch: Some(touched.time), back: None, op, fallback: touched.fallback, copied: None })
     }
 }
 

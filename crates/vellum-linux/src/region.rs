@@ -1,13 +1,16 @@
 //! Maps a region of memory, and times the system calls on it.
 
+mod caches;
 mod file;
 mod parts;
+mod smaps;
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 
-use procfs::process::Process;
+pub use caches::{EVICTING, LINE, evict_caches};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 
@@ -16,12 +19,6 @@ use crate::child::neighbour::Place;
 use crate::time::{Stopwatch, Time};
 use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::Page;
-
-/// The bytes whose cache lines are written before an operation, so that the caches have no PTE or
-/// descriptor of it: several times the size of a CPU's caches.
-pub const EVICTING: u64 = 256 << 20;
-/// The bytes of a cache line.
-pub const LINE: u64 = 64;
 
 /// Private anonymous memory, or a mapping of a file, aligned to 2 MiB, between PROT_NONE guard
 /// areas.
@@ -200,11 +197,31 @@ impl Region {
     /// # Errors
     /// The call failed.
     pub fn page_out(&self) -> Result<Time, Skip> {
+        self.page_out_range(0..self.len as u64)
+    }
+
+    /// Calls `madvise(MADV_PAGEOUT)` on a part of the region. Returns the time.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub fn page_out_range(&self, part: Range<u64>) -> Result<Time, Skip> {
+        assert!(part.start <= part.end && part.end <= self.len as u64);
+        let (start, len) = (self.start.wrapping_byte_add(part.start as usize), (part.end - part.start) as usize);
         let watch = Stopwatch::start();
-        // SAFETY: the advice changes no contents.
-        let result = unsafe { madvise(self.start, self.len, Advice::LinuxPageOut) };
+        // SAFETY: the range is in the region, and the advice changes no contents.
+        let result = unsafe { madvise(start, len, Advice::LinuxPageOut) };
         let time = watch.time();
         result.map(|()| time).map_err(|error| Skip::system("madvise", error))
+    }
+
+    /// Makes forks leave out the region (`MADV_DONTFORK`).
+    ///
+    /// # Errors
+    /// The call failed.
+    pub fn leave_out_of_forks(&self) -> Result<(), Skip> {
+        // SAFETY: the advice changes no contents.
+        let result = unsafe { madvise(self.start, self.len, Advice::LinuxDontFork) };
+        result.map_err(|error| Skip::system("madvise", error))
     }
 
     /// Returns the number of its pages in memory.
@@ -246,14 +263,6 @@ impl Region {
             self.write(offset, 1, PAGE);
         }
         Ok(())
-    }
-
-    /// Returns the bytes mapped by huge PTEs, from `smaps`.
-    fn huge_bytes(&self) -> procfs::ProcResult<u64> {
-        let (start, end) = (self.start as u64, self.start as u64 + self.len as u64);
-        let vmas = Process::myself()?.smaps()?;
-        let inside = vmas.iter().filter(|vma| vma.address.0 >= start && vma.address.1 <= end);
-        Ok(inside.filter_map(|vma| vma.extension.map.get("AnonHugePages")).sum())
     }
 
     /// Unmaps the region. Returns the time.

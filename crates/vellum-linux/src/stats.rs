@@ -60,6 +60,13 @@ impl Quantiles {
         let rank = |thousandths: usize| samples[(samples.len() * thousandths).div_ceil(1000) - 1];
         Some(Quantiles { samples: samples.len() as u64, p50: rank(500), p99: rank(990), p999: rank(999), max })
     }
+
+    /// Returns the quantiles of these samples less `ns` each, or zero where a sample is less.
+    pub fn less(self, ns: u64) -> Quantiles {
+        let Quantiles { samples, p50, p99, p999, max } = self;
+        let [p50, p99, p999, max] = [p50, p99, p999, max].map(|quantile| quantile.saturating_sub(ns));
+        Quantiles { samples, p50, p99, p999, max }
+    }
 }
 
 #[cfg(test)]
@@ -87,5 +94,15 @@ mod tests {
         assert_eq!(Quantiles::of(&mut samples), Some(expected));
         assert_eq!(Quantiles::of(&mut [7]), Some(Quantiles { samples: 1, p50: 7, p99: 7, p999: 7, max: 7 }));
         assert_eq!(Quantiles::of(&mut []), None);
+    }
+
+    #[test]
+    fn the_quantiles_of_lessened_samples_are_lessened_quantiles() {
+        let mut samples: Vec<u64> = (1..=2000).map(|n| n * n).collect();
+        let before = Quantiles::of(&mut samples).unwrap();
+        let median = before.p50;
+        samples.iter_mut().for_each(|ns| *ns = ns.saturating_sub(median));
+        assert_eq!(Some(before.less(median)), Quantiles::of(&mut samples));
+        assert_eq!(before.less(u64::MAX).max, 0);
     }
 }

@@ -1,6 +1,6 @@
 //! Times swap-out and swap-in of a region, on a zram device of the benchmark's own.
 
-use crate::region::Region;
+use crate::region::{Region, evict_caches};
 use crate::settings::resource::{HeldResource, Resource};
 use crate::time::Time;
 use crate::workload::data::Data;
@@ -36,6 +36,7 @@ impl SwapTimer {
     /// Pages were not swapped out, or came back with other contents.
     pub fn measure(&self, region: &Region, pages: u64, data: Data) -> Result<Sample, Skip> {
         region.fill(|number| data.page(number));
+        evict_caches()?;
         let (mut op, mut left) = (Time::default(), pages);
         for _ in 0..TRIES {
             op += region.page_out()?;
@@ -48,11 +49,12 @@ impl SwapTimer {
         if left > pages / 1000 {
             return Err(Skip::NotSwappedOut(left));
         }
+        evict_caches()?;
         let back = Some(region.read());
         data.check(pages, |number, page| {
             *page = region.contents(number);
             Ok(())
         })?;
-        Ok(Sample { touch: None, op, back, fallback: 0.0 })
+        Ok(Sample { touch: None, op, back, fallback: 0.0, copied: None })
     }
 }

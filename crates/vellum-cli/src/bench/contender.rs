@@ -106,6 +106,8 @@ pub struct Sample {
     pub fallback: f64,
     /// Counts of the operation; `None` if the contender doesn't count.
     pub work: Option<Work>,
+    /// The bytes that copy-on-write faults copied, if there are any.
+    pub copied: Option<u64>,
 }
 
 /// Counts of the costly steps of an operation.
@@ -157,7 +159,7 @@ impl Contender for Linux {
     }
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
-        let vellum_linux::Sample { touch, back, op, fallback } = self.run(case, op)?;
-        Ok(Sample { touch, back, op, fallback, work: None })
+        let vellum_linux::Sample { touch, back, op, fallback, copied } = self.run(case, op)?;
+        Ok(Sample { touch, back, op, fallback, work: None, copied })
     }
 }

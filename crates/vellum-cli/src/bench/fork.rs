@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use vellum_linux::workload::case::Op;
+use vellum_linux::workload::data::Writes;
 use vellum_linux::workload::mapping::Mapping;
 
 use super::regions::{self, Subject};
@@ -17,6 +18,9 @@ pub struct Args {
     /// Operations to measure.
     #[arg(long, value_delimiter = ',', default_value = "fork")]
     pub ops: Vec<ForkOp>,
+    /// The bytes that the parent writes in `fork-write`.
+    #[arg(long, value_delimiter = ',', default_value = "every-page")]
+    pub writes: Vec<Writes>,
     /// The mappings of the regions. Those of files have folios below 2 MiB, and no `fork-write`.
     #[arg(long, value_delimiter = ',', default_value = "anon")]
     pub mapping: Vec<Mapping>,
@@ -27,15 +31,19 @@ pub struct Args {
 pub enum ForkOp {
     /// The fork.
     Fork,
-    /// The fork, and then a write to each page by the parent. The faults also have a row of their
-    /// own.
+    /// The fork, and then writes by the parent. The faults also have a row of their own.
     ForkWrite,
 }
 
 impl Args {
     /// Returns the options with which `bench all` forks these regions.
     pub fn of(regions: &regions::Args) -> Args {
-        Args { regions: regions.clone(), ops: vec![ForkOp::Fork], mapping: vec![Mapping::Anonymous] }
+        Args {
+            regions: regions.clone(),
+            ops: vec![ForkOp::Fork],
+            writes: vec![Writes::EveryPage],
+            mapping: vec![Mapping::Anonymous],
+        }
     }
 }
 
@@ -43,7 +51,7 @@ impl Args {
 pub fn section(args: &Args) -> anyhow::Result<Section> {
     let ops = |op: &ForkOp| match op {
         ForkOp::Fork => vec![Op::Fork],
-        ForkOp::ForkWrite => vec![Op::ForkWrite, Op::Cow],
+        ForkOp::ForkWrite => args.writes.iter().flat_map(|&writes| [Op::ForkWrite(writes), Op::Cow(writes)]).collect(),
     };
     let ops: Vec<Op> = args.ops.iter().flat_map(ops).collect();
     let subject = Subject { name: "fork", title: "Forking", ..Subject::default() };

@@ -24,8 +24,8 @@ const METHOD: &[(&str, &str)] = &[
     ),
     (
         "linux",
-        "has the memory in a process and a memcg of its own. Reclaim that stops early is repeated, at most eight \
-         times, which is in its figure.",
+        "has the memory in a process of its own. If a call leaves lazyfree pages, it is repeated for them, at most \
+         seven times, which is in its figure.",
     ),
     ("all", "are checked afterwards: pages written again must be in memory with their contents, and no other pages."),
 ];
@@ -45,7 +45,8 @@ fn published(rows: &[Row]) -> Part {
         title: "compared with a patch for Linux".to_owned(),
         text: "Reclaiming 1 GiB of huge pages through mem_cgroup_force_empty() on an Intel i5, with a patch that \
                unmaps each in one piece (Lance Yang, [PATCH v2 1/1] mm/vmscan: avoid split PMD-mapped THP during \
-               shrink_folio_list(), linux-mm, 22 April 2024); and the same here, Linux against the engine. Linux 6.11 \
+               shrink_folio_list(), linux-mm, 22 April 2024); and such pages here by MADV_PAGEOUT, Linux against the \
+               engine. Linux 6.11 \
                merged the patch (commit 735ecdfaf4e8); since 7.3.2, and in 6.18.44, Linux no longer calls that code, \
                and splits each PMD first."
             .to_owned(),

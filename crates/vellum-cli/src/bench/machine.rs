@@ -1,8 +1,10 @@
 //! Describes the machine that a report is about.
 
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use procfs::Current;
+use vellum_linux::settings::page_reporting::PageReporting;
 
 /// The facts about the machine that a reader of the report needs. None identifies the owner.
 #[derive(Clone, Debug)]
@@ -21,15 +23,18 @@ impl Machine {
         let facts = vec![
             ("CPU", cpu_model()),
             ("CPUs", cores.to_string()),
+            ("caches", caches(Path::new("/sys/devices/system/cpu/cpu0/cache"))),
             ("memory", memory()),
             ("kernel", kernel()),
             ("its command line", parameters()),
             ("its configuration", configuration()),
+            ("its preemption", preemption()),
             ("its mitigations", mitigations()),
             ("virtual machine", virtual_machine()),
             ("cgroups", cgroups()),
-            ("DAMON", damon()),
+            ("DAMON", damon(Path::new("/sys"))),
             ("large folios", large_folios()),
+            ("page reporting", PageReporting::at(Path::new("/sys")).state()),
             ("date", humantime::format_rfc3339_seconds(SystemTime::now()).to_string()),
             ("command", command()),
             ("version", format!("vellum {}", env!("CARGO_PKG_VERSION"))),
@@ -62,6 +67,24 @@ fn cpu_model() -> String {
         Some(numbers.map_or((*name).to_owned(), |(family, model)| format!("{name} (family {family}, model {model})")))
     });
     model.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// Returns the level, the type and the size of each cache of a CPU, whose folder is `caches`
+/// (Linux: Documentation/ABI/testing/sysfs-devices-system-cpu). A cache that several CPUs share is
+/// listed with its whole size.
+fn caches(caches: &Path) -> String {
+    let cache = |index: usize| {
+        let read = |file: &str| std::fs::read_to_string(caches.join(format!("index{index}")).join(file)).ok();
+        let (level, size) = (read("level")?, read("size")?);
+        let of = match read("type")?.trim() {
+            "Data" => "d",
+            "Instruction" => "i",
+            _ => "",
+        };
+        Some(format!("L{}{of} {}", level.trim(), size.trim()))
+    };
+    let all: Vec<String> = (0..).map_while(cache).collect();
+    if all.is_empty() { "not readable".to_owned() } else { all.join(", ") }
 }
 
 fn memory() -> String {
@@ -104,15 +127,24 @@ fn parameters() -> String {
 }
 
 /// The options of the kernel's configuration that change the cost of memory operations.
-const OPTIONS: [&str; 16] = [
+const OPTIONS: [&str; 26] = [
     "PREEMPT_NONE",
     "PREEMPT_VOLUNTARY",
     "PREEMPT",
     "PREEMPT_LAZY",
     "PREEMPT_RT",
+    "PREEMPT_DYNAMIC",
+    "PREEMPT_COUNT",
     "INIT_ON_ALLOC_DEFAULT_ON",
     "INIT_ON_FREE_DEFAULT_ON",
     "HARDENED_USERCOPY",
+    "SLAB_FREELIST_HARDENED",
+    "SHUFFLE_PAGE_ALLOCATOR",
+    "RANDOMIZE_KSTACK_OFFSET_DEFAULT",
+    "STACKPROTECTOR_STRONG",
+    "FORTIFY_SOURCE",
+    "LIST_HARDENED",
+    "DEBUG_LIST",
     "PAGE_TABLE_CHECK",
     "DEBUG_VM",
     "KASAN",
@@ -121,6 +153,7 @@ const OPTIONS: [&str; 16] = [
     "LRU_GEN_ENABLED",
     "PT_RECLAIM",
     "PARAVIRT",
+    "PARAVIRT_XXL",
 ];
 
 fn configuration() -> String {
@@ -132,6 +165,32 @@ fn configuration() -> String {
         on.join(" "),
         OPTIONS.into_iter().filter(|name| !on.contains(name)).collect::<Vec<_>>().join(" ")
     )
+}
+
+/// Returns how the kernel preempts itself. A kernel with PREEMPT_DYNAMIC chooses the mode at boot
+/// or later; only root can read it, and only where debugfs is mounted.
+fn preemption() -> String {
+    let mode = std::fs::read_to_string("/sys/kernel/debug/sched/preempt").ok();
+    let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    preemption_of(mode.as_deref(), &rustix::system::uname().version().to_string_lossy(), &line)
+}
+
+/// Returns the preemption of a kernel with these modes, of which the chosen one is in parentheses,
+/// this version, and this command line.
+fn preemption_of(modes: Option<&str>, version: &str, line: &str) -> String {
+    let is = |flag: &str| version.split_whitespace().any(|word| word == flag);
+    let chosen = modes.and_then(|modes| modes.split_once('(')?.1.split_once(')')).map(|(chosen, _)| chosen);
+    let at_boot = line.split_whitespace().rfind(|parameter| parameter.starts_with("preempt="));
+    match (chosen, at_boot) {
+        (Some(chosen), _) => format!("dynamic: {chosen}"),
+        (None, Some(at_boot)) if is("PREEMPT_DYNAMIC") => format!("dynamic: {at_boot} at boot, not readable now"),
+        (None, None) if is("PREEMPT_DYNAMIC") => {
+            "dynamic: the configuration's default at boot, not readable now".into()
+        }
+        _ if is("PREEMPT_RT") => "real time".into(),
+        _ if is("PREEMPT") => "full".into(),
+        _ => "none or voluntary".into(),
+    }
 }
 
 /// Returns what the kernel says of each weakness of the CPU that has any (Linux:
@@ -172,13 +231,34 @@ fn cgroups() -> String {
     version.to_owned()
 }
 
-/// Returns whether the kernel's data access monitor clears accessed bits meanwhile.
-fn damon() -> String {
-    let running = |text: std::io::Result<String>| text.is_ok_and(|text| !matches!(text.trim(), "0" | "N" | "off" | ""));
-    let started = std::fs::read_to_string("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds");
-    let modules = ["reclaim", "lru_sort", "stat"]
-        .map(|module| std::fs::read_to_string(format!("/sys/module/damon_{module}/parameters/enabled")));
-    if running(started) || modules.into_iter().any(running) { "running" } else { "not running" }.to_owned()
+/// Returns whether the kernel's data access monitor clears accessed bits meanwhile, and what it
+/// does with memory: the actions of its schemes, or the modules that started it. `sys` is `/sys`.
+fn damon(sys: &Path) -> String {
+    let is_on =
+        |file: &Path| std::fs::read_to_string(file).is_ok_and(|text| !matches!(text.trim(), "0" | "N" | "off" | ""));
+    let kdamonds = sys.join("kernel/mm/damon/admin/kdamonds");
+    let mut running = numbered(&kdamonds);
+    running.retain(|kdamond| is_on(&kdamond.join("state")));
+    let contexts = running.iter().flat_map(|kdamond| numbered(&kdamond.join("contexts")));
+    let schemes = contexts.flat_map(|context| numbered(&context.join("schemes")));
+    let actions = schemes.filter_map(|scheme| std::fs::read_to_string(scheme.join("action")).ok());
+    let modules = ["reclaim", "lru_sort", "stat"].map(|module| format!("damon_{module}"));
+    let modules = modules.into_iter().filter(|name| is_on(&sys.join("module").join(name).join("parameters/enabled")));
+    let mut does: Vec<String> = actions.map(|action| action.trim().to_owned()).chain(modules).collect();
+    does.sort_unstable();
+    does.dedup();
+    match (running.is_empty(), does.is_empty()) {
+        (_, false) => format!("running ({})", does.join(", ")),
+        (false, true) => "running (no action)".to_owned(),
+        // The state is for root only; the number is not.
+        (true, true) if is_on(&kdamonds.join("nr_kdamonds")) => "set up; its state is off or not readable".to_owned(),
+        (true, true) => "not running".to_owned(),
+    }
+}
+
+/// Returns the paths of the folders `0`, `1`, … that are in `folder`.
+fn numbered(folder: &Path) -> Vec<PathBuf> {
+    (0..).map(|number: usize| folder.join(number.to_string())).take_while(|path| path.is_dir()).collect()
 }
 
 /// Returns the huge-page settings as they were before the benchmark.
@@ -198,4 +278,69 @@ fn large_folios() -> String {
 fn command() -> String {
     let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
     std::iter::once("vellum".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes a folder with these files.
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (file, text) in files {
+            let path = folder.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, format!("{text}\n")).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn a_cache_has_its_level_type_and_size() {
+        let files = [
+            ("index0/level", "1"),
+            ("index0/type", "Data"),
+            ("index0/size", "48K"),
+            ("index1/level", "1"),
+            ("index1/type", "Instruction"),
+            ("index1/size", "32K"),
+            ("index2/level", "3"),
+            ("index2/type", "Unified"),
+            ("index2/size", "266240K"),
+        ];
+        assert_eq!(caches(folder(&files).path()), "L1d 48K, L1i 32K, L3 266240K");
+        assert_eq!(caches(folder(&[]).path()), "not readable");
+    }
+
+    #[test]
+    fn the_preemption_is_the_chosen_mode_or_what_is_known_of_it() {
+        let dynamic = "#1 SMP PREEMPT_DYNAMIC @0";
+        assert_eq!(preemption_of(Some("none voluntary (full) lazy"), dynamic, "preempt=none"), "dynamic: full");
+        assert_eq!(
+            preemption_of(None, dynamic, "quiet preempt=none"),
+            "dynamic: preempt=none at boot, not readable now"
+        );
+        assert!(preemption_of(None, dynamic, "quiet").contains("default at boot"));
+        assert_eq!(preemption_of(None, "#1 SMP PREEMPT_RT", "preempt=none"), "real time");
+        assert_eq!(preemption_of(None, "#1 SMP PREEMPT @0", ""), "full");
+        assert_eq!(preemption_of(None, "#1 SMP @0", ""), "none or voluntary");
+    }
+
+    #[test]
+    fn the_monitor_is_named_with_its_actions() {
+        const ADMIN: &str = "kernel/mm/damon/admin/kdamonds";
+        let of = |files: &[(&str, &str)]| {
+            let files: Vec<_> = files.iter().map(|(file, text)| (file.replace("ADMIN", ADMIN), *text)).collect();
+            let files: Vec<_> = files.iter().map(|(file, text)| (file.as_str(), *text)).collect();
+            damon(folder(&files).path())
+        };
+        assert_eq!(of(&[]), "not running");
+        assert_eq!(of(&[("ADMIN/nr_kdamonds", "0")]), "not running");
+        assert_eq!(of(&[("ADMIN/nr_kdamonds", "1")]), "set up; its state is off or not readable");
+        let scheme = ("ADMIN/0/contexts/0/schemes/0/action", "pageout");
+        assert_eq!(of(&[("ADMIN/0/state", "on"), scheme]), "running (pageout)");
+        assert_eq!(of(&[("ADMIN/0/state", "on")]), "running (no action)");
+        assert_eq!(of(&[("ADMIN/0/state", "off"), scheme]), "not running");
+        assert_eq!(of(&[("module/damon_reclaim/parameters/enabled", "Y")]), "running (damon_reclaim)");
+    }
 }

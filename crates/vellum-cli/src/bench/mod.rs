@@ -46,7 +46,10 @@ pub mod turns;
 pub mod unmap;
 pub mod walker;
 
+use std::path::Path;
+
 use clap::Subcommand;
+use vellum_linux::settings::page_reporting::PageReporting;
 
 /// The benchmarks.
 #[derive(Subcommand)]
@@ -92,11 +95,10 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// Reclaim lazyfree memory: MADV_FREE, and reclaim through the memcg.
+    /// Reclaim lazyfree memory: MADV_FREE, then MADV_PAGEOUT.
     ///
-    /// A region is mapped, touched and made lazyfree; then its memcg reclaims what it can. Once no
-    /// page is written to meanwhile, and once every tenth 2 MiB range is: exactly those must stay.
-    /// For Linux this needs root, to make a memcg.
+    /// A region is mapped, touched and made lazyfree; then it is reclaimed. Once no page is written
+    /// to meanwhile, and once every tenth 2 MiB range is: exactly those must stay.
     #[command(mut_arg("folios", few))]
     Lazyfree {
         /// On what to measure.
@@ -249,9 +251,13 @@ fn few(folios: clap::Arg) -> clap::Arg {
 /// The benchmark can't run, or the report can't be written.
 pub fn run(what: Bench) -> anyhow::Result<()> {
     // First: the load and the settings of the machine before any measurement.
-    let machine = machine::Machine::of_this();
+    let mut machine = machine::Machine::of_this();
+    let reporting = PageReporting::at(Path::new("/sys"));
+    // Benchmarks whose figures of Linux are no times, or which have none.
+    let without_times =
+        matches!(what, Bench::Tables { .. } | Bench::Memory { .. } | Bench::Contpte { .. } | Bench::Holds { .. });
     // Open outputs before the first measurement: a wrong path must not cost minutes.
-    let (sections, writer) = match what {
+    let (mut sections, writer) = match what {
         Bench::Unmap { args, output } => {
             let writer = output.open()?;
             (vec![unmap::section(&args)?], writer)
@@ -314,5 +320,12 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
             (sections, writer)
         }
     };
+    if !without_times {
+        let reported = reporting.reported_since().map(|bytes| format!("{} MiB", bytes >> 20));
+        machine.facts.extend(reported.map(|reported| ("reported during the run", reported)));
+        if let Some(last) = sections.last_mut() {
+            last.notes.extend(reporting.warning());
+        }
+    }
     writer.write(&report::Report { machine, sections })
 }

@@ -1,12 +1,13 @@
 //! Alternates contenders run by run.
 //!
 //! A machine's speed drifts: neighbours come and go, and memory fragments. Contenders measured one
-//! after the other would each see another speed, so they alternate, in an order that changes from
-//! run to run: each leaves caches and free memory in another state to the next.
+//! after the other would each see another speed, so they alternate. Each leaves caches and free
+//! memory in another state to the next, so the order changes from run to run and from row to row:
+//! [`Orders`].
 
 use vellum_linux::time::Time;
 use vellum_linux::workload::case::{Case, Op};
-use vellum_linux::workload::shuffle::{SEED, shuffle};
+use vellum_linux::workload::shuffle::{seed_of, shuffle};
 
 use super::contender::{Columns, Contender, Skip, Work};
 use super::load::{Load, Meter};
@@ -25,6 +26,8 @@ pub struct Outcome {
     pub fallback: f64,
     /// Counts of the last operation.
     pub work: Option<Work>,
+    /// The bytes that the copy-on-write faults of the last run copied, if there are any.
+    pub copied: Option<u64>,
     /// The reason for missing samples.
     pub skip: Option<Skip>,
 }
@@ -38,39 +41,85 @@ pub struct Taken {
     pub load: Load,
 }
 
-/// Runs `op` on `case` `runs` times by each contender, in turn. The order of the contenders is
-/// random, but the same for every call. A contender that skips is not run again, and one that does
-/// not do `op` is not run at all.
+/// The orders of contenders in the runs of one row of a report.
+///
+/// N contenders are at each place once in each N runs (a Latin square), so that none is first more
+/// often than another; for an even N each also comes directly after each other once (a Williams
+/// design). The square is random by row, as rows have fewer runs than squares have orders: over
+/// many rows each contender is first equally often.
+#[derive(Debug)]
+pub struct Orders {
+    /// The contenders, in the order that the square is made of.
+    contenders: Vec<usize>,
+    /// The orders of the square that were taken.
+    taken: usize,
+    random: u64,
+}
+
+impl Orders {
+    /// Returns the orders of `contenders` in a row. `row` is its name: the same name has the same
+    /// orders.
+    pub fn of(row: &str, contenders: impl IntoIterator<Item = usize>) -> Orders {
+        Orders { contenders: contenders.into_iter().collect(), taken: 0, random: seed_of(row) }
+    }
+
+    /// Returns the order of the next run.
+    pub fn next_order(&mut self) -> Vec<usize> {
+        let count = self.contenders.len();
+        if self.taken == 0 {
+            shuffle(&mut self.contenders, &mut self.random);
+        }
+        // The places 0, 1, N - 1, 2, N - 2, …: neighbours have each distance once for an even N.
+        let steps = (0..count).map(|place| if place % 2 == 1 { place.div_ceil(2) } else { count - place / 2 });
+        let order = steps.map(|step| self.contenders[(self.taken + step) % count]).collect();
+        self.taken = (self.taken + 1) % count.max(1);
+        order
+    }
+
+    /// Leaves a contender out of all further runs, in which the others begin a new square.
+    pub fn remove(&mut self, contender: usize) {
+        self.contenders.retain(|&other| other != contender);
+        self.taken = 0;
+    }
+}
+
+/// Runs `op` on `case` `runs` times by each contender, in the order that [`Orders`] has for this
+/// row. A contender that skips is not run again, and one that does not do `op` is not run at all.
 pub fn take(contenders: &mut [Box<dyn Contender>], case: &Case, op: Op, runs: u32, progress: &Progress) -> Taken {
-    let mut random = SEED;
-    let mut order: Vec<usize> = (0..contenders.len()).collect();
     let mut outcomes = Columns::<Outcome>::default();
     for contender in contenders.iter_mut().filter(|contender| contender.does(case, op)) {
         progress.set_text(format!("{} {} {}", op.title(), case.label(), contender.column().name()));
         outcomes[contender.column()].skip = contender.prepare(case).err();
     }
+    let runs_at_all =
+        |contender: &dyn Contender| contender.does(case, op) && outcomes[contender.column()].skip.is_none();
+    let running = (0..contenders.len()).filter(|&index| runs_at_all(&*contenders[index]));
+    let mut orders = Orders::of(&format!("{op:?} {case:?}"), running);
     // After the preparation: the processes of a churn live on, and count as other work.
     let meter = Meter::start();
     for _ in 0..runs {
-        shuffle(&mut order, &mut random);
+        let order = orders.next_order();
         for &index in &order {
             let contender = &mut contenders[index];
             progress.set_text(format!("{} {} {}", op.title(), case.label(), contender.column().name()));
             let outcome = &mut outcomes[contender.column()];
-            if outcome.skip.is_none() && contender.does(case, op) {
-                match contender.run(case, op) {
-                    Ok(sample) => {
-                        outcome.ops.push(sample.op);
-                        outcome.touches.extend(sample.touch);
-                        outcome.backs.extend(sample.back);
-                        outcome.fallback = outcome.fallback.max(sample.fallback);
-                        outcome.work = sample.work;
-                    }
-                    Err(skip) => outcome.skip = Some(skip),
+            match contender.run(case, op) {
+                Ok(sample) => {
+                    outcome.ops.push(sample.op);
+                    outcome.touches.extend(sample.touch);
+                    outcome.backs.extend(sample.back);
+                    outcome.fallback = outcome.fallback.max(sample.fallback);
+                    outcome.work = sample.work;
+                    outcome.copied = sample.copied;
+                }
+                Err(skip) => {
+                    outcome.skip = Some(skip);
+                    orders.remove(index);
                 }
             }
             progress.step();
         }
+        (order.len()..contenders.len()).for_each(|_| progress.step());
     }
     Taken { outcomes, load: meter.load() }
 }
@@ -112,6 +161,7 @@ mod tests {
                 op: Time { wall_ns: self.runs, cpu_ns: self.runs },
                 fallback: 0.5 / self.runs as f64,
                 work: None,
+                copied: None,
             })
         }
     }
@@ -149,18 +199,76 @@ mod tests {
         assert!(taken.outcomes.floor.ops.is_empty() && taken.outcomes.floor.skip.is_none());
     }
 
-    #[test]
-    fn each_contender_comes_first_in_some_run() {
+    const FOUR: [Column; 4] = Column::ALL;
+
+    /// Returns the columns in the order in which they ran, run by run, of `runs` runs of a row.
+    /// Those in `skipping` skip in their first run.
+    fn rounds(case: &Case, op: Op, runs: u32, skipping: &[Column]) -> Vec<Vec<Column>> {
         let log = Rc::new(RefCell::new(Vec::new()));
-        let mut contenders = [Column::Floor, Column::Vellum, Column::Linux].map(|column| -> Box<dyn Contender> {
-            Box::new(Scripted { column, skip_at: None, does: true, runs: 0, log: log.clone() })
+        let mut contenders = FOUR.map(|column| -> Box<dyn Contender> {
+            let skip_at = skipping.contains(&column).then_some(1);
+            Box::new(Scripted { column, skip_at, does: true, runs: 0, log: log.clone() })
         });
-        take(&mut contenders, &Case::of(2 << 20, 4), Op::Munmap, 7, &Progress::new(21));
+        take(&mut contenders, case, op, runs, &Progress::new(0));
         let log = log.borrow();
-        let rounds: Vec<&[Column]> = log.chunks(3).collect();
-        for column in [Column::Floor, Column::Vellum, Column::Linux] {
-            assert!(rounds.iter().all(|round| round.contains(&column)), "every round has all: {rounds:?}");
-            assert!(rounds.iter().any(|round| round[0] == column), "{column:?} never comes first: {rounds:?}");
+        let (first, rest) = log.split_at(FOUR.len());
+        std::iter::once(first).chain(rest.chunks(FOUR.len() - skipping.len())).map(<[Column]>::to_vec).collect()
+    }
+
+    /// Returns many rows of different cases and operations.
+    fn rows() -> impl Iterator<Item = (Case, Op)> {
+        let ops = [Op::Munmap, Op::Dontneed, Op::Exit, Op::Protect, Op::Fork];
+        let cases = (1..=32).map(|n| Case::of(n << 21, 4 << (n % 3)));
+        cases.flat_map(move |case| ops.map(|op| (case, op)))
+    }
+
+    #[test]
+    fn in_as_many_runs_as_contenders_each_is_once_at_each_place_and_once_after_each_other() {
+        for (case, op) in rows().take(20) {
+            for square in rounds(&case, op, 8, &[]).chunks(FOUR.len()) {
+                for place in 0..FOUR.len() {
+                    let at_place = |column| square.iter().filter(|round| round[place] == column).count();
+                    assert_eq!(FOUR.map(at_place), [1; 4], "{square:?}");
+                }
+                let mut pairs: Vec<_> = square.iter().flat_map(|round| round.windows(2)).collect();
+                pairs.sort_by_key(|pair| (pair[0] as usize, pair[1] as usize));
+                pairs.dedup();
+                assert_eq!(pairs.len(), 12, "{square:?}");
+            }
         }
+    }
+
+    #[test]
+    fn over_rows_with_fewer_runs_than_contenders_each_is_first_equally_often() {
+        let firsts: Vec<Column> =
+            rows().flat_map(|(case, op)| rounds(&case, op, 3, &[])).map(|round| round[0]).collect();
+        for column in FOUR {
+            let share = firsts.iter().filter(|&&first| first == column).count() as f64 / firsts.len() as f64;
+            assert!((0.2..0.3).contains(&share), "{column:?} is first in {share} of the runs");
+        }
+    }
+
+    #[test]
+    fn the_orders_are_those_of_the_row() {
+        let of = |(case, op): (Case, Op)| rounds(&case, op, 4, &[]);
+        assert!(rows().take(20).all(|row| of(row) == of(row)));
+        let orders: Vec<_> = rows().map(of).collect();
+        let others = orders.iter().filter(|order| **order != orders[0]).count();
+        assert!(others > orders.len() * 3 / 4, "{others} of {} rows differ from the first", orders.len());
+    }
+
+    #[test]
+    fn contenders_that_skip_take_no_place() {
+        for (case, op) in rows().take(20) {
+            let rounds = rounds(&case, op, 7, &[Column::Page]);
+            let firsts = |column| rounds[1..].iter().filter(|round| round[0] == column).count();
+            assert_eq!(FOUR.map(firsts), [2, 2, 0, 2], "{rounds:?}");
+        }
+    }
+
+    #[test]
+    fn no_contender_has_no_order() {
+        let mut orders = Orders::of("", []);
+        assert!(orders.next_order().is_empty() && orders.next_order().is_empty());
     }
 }

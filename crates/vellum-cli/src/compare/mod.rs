@@ -3,7 +3,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`pair`] | one figure for several runs; matching lines and rows of several outputs |
+//! | [`pair`] | one figure for several runs, and their spread; matching lines and rows of outputs |
 //! | [`show`] | these as tables and as JSON |
 
 pub(crate) mod pair;
@@ -39,7 +39,7 @@ pub struct Args {
     time: bool,
 
     /// Runs on each kernel, which take turns. A figure is the least of its runs; with `--time` the
-    /// median
+    /// median. Below the tables stands by how much the runs of each kernel differed at most
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
 
@@ -170,6 +170,7 @@ fn parts(args: &Args, sides: &[Side]) -> anyhow::Result<Vec<pair::Part>> {
 fn show(args: &Args, sides: &[Side], out: &mut impl Write) -> anyhow::Result<()> {
     let names = names(sides);
     show::write(out, &names, &parts(args, sides)?)?;
+    show::write_spreads(out, &spreads(sides))?;
     if sides.iter().any(|side| !side.errors.is_empty()) {
         writeln!(out, "\nStandard error")?;
         let errors: Vec<_> = sides.iter().map(|side| side.errors.clone()).collect();
@@ -178,13 +179,23 @@ fn show(args: &Args, sides: &[Side], out: &mut impl Write) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Writes an object for the machine and the releases of its Linux kernels, and one for each row.
+/// Returns the figure of each kernel of which its runs differ most.
+fn spreads(sides: &[Side]) -> Vec<(&'static str, pair::Spread)> {
+    sides.iter().filter_map(|side| Some((side.name, pair::spread(&side.outputs)?))).collect()
+}
+
+/// Writes an object for the machine, the releases of its Linux kernels, and the shares by which the
+/// runs differed at most; and one for each row.
 fn write_json(args: &Args, sides: &[Side], out: &mut impl Write) -> anyhow::Result<()> {
     let release = |side: &Side| Some((side.name.to_string(), side.kernel.release()?.into()));
     let kernels: pair::Object = sides.iter().filter_map(release).collect();
-    let head = serde_json::json!({
+    let mut head = serde_json::json!({
         "arch": args.task.arch.name(), "runs": args.runs, "kernels": kernels, "time": args.time,
     });
+    let spreads = spreads(sides);
+    if !spreads.is_empty() {
+        head["spread"] = show::json_of(&spreads);
+    }
     writeln!(out, "{}", serde_json::json!({ "compare": head }))?;
     Ok(show::write_json(out, &names(sides), &parts(args, sides)?)?)
 }

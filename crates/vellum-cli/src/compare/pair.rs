@@ -84,6 +84,40 @@ pub fn chosen(runs: &[String], choice: Choice) -> Result<String, String> {
     }
 }
 
+/// The figure of which the runs of one program differ most.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Spread {
+    /// By which share of the least run the greatest exceeds it.
+    pub share: f64,
+    /// The texts of the figure's row, and the figure's name.
+    pub figure: String,
+}
+
+/// Returns the figure of which several runs of one program differ most; `None` if there are fewer
+/// than two runs or no figures. Figures that are less than 1 in some run are left out: they are
+/// rounded too coarsely for a share of them to mean anything. Rows are matched by their position;
+/// a row that another run lacks is left out.
+pub fn spread(runs: &[String]) -> Option<Spread> {
+    let rows: Vec<_> = runs.iter().map(|run| read(run).rows).collect();
+    let (first, others) = rows.split_first().filter(|(_, others)| !others.is_empty())?;
+    let mut widest: Option<Spread> = None;
+    for (nth, row) in first.iter().enumerate() {
+        let Some(others) = others.iter().map(|rows| rows.get(nth)).collect::<Option<Vec<_>>>() else { continue };
+        for (key, value) in row {
+            let figures = others.iter().map(|other| other.get(key)).chain([Some(value)]);
+            let Some(figures) = figures.map(|figure| figure?.as_f64()).collect::<Option<Vec<_>>>() else { continue };
+            let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
+            let greatest = figures.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let share = (greatest - least) / least;
+            if least >= 1.0 && widest.as_ref().is_none_or(|widest| share > widest.share) {
+                let texts = row.values().filter_map(Value::as_str).chain([key.as_str()]);
+                widest = Some(Spread { share, figure: texts.collect::<Vec<_>>().join(", ") });
+            }
+        }
+    }
+    widest
+}
+
 /// Matches the lines of the outputs in order: JSON objects with objects, and other lines with each
 /// other. Groups consecutive objects with the same keys. Lines come first.
 pub fn parts(outputs: &[String]) -> Vec<Part> {
@@ -158,6 +192,27 @@ mod tests {
         let runs = owned(&["{\"ns\":9,\"op\":\"a\"}", "{\"ns\":2.5,\"op\":\"a\"}", "{\"ns\":3,\"op\":\"a\"}"]);
         assert_eq!(chosen(&runs, Choice::Median).unwrap(), "{\"ns\":3,\"op\":\"a\"}\n");
         assert_eq!(chosen(&runs[..2], Choice::Median).unwrap(), "{\"ns\":2.5,\"op\":\"a\"}\n");
+    }
+
+    #[test]
+    fn the_spread_is_that_of_the_figure_of_which_the_runs_differ_most() {
+        let runs = owned(&[
+            "first\n{\"op\":\"a\",\"kib\":4,\"fork\":100,\"exit\":50.0}\n{\"op\":\"b\",\"fork\":200}\n",
+            "second\n{\"op\":\"a\",\"kib\":4,\"fork\":103,\"exit\":51.0}\n{\"op\":\"b\",\"fork\":190}\n",
+            "third\n{\"op\":\"a\",\"kib\":4,\"fork\":101,\"exit\":49.0}\n{\"op\":\"b\",\"fork\":199}\n",
+        ]);
+        let found = spread(&runs).unwrap();
+        assert_eq!((found.share, found.figure.as_str()), (10.0 / 190.0, "b, fork"));
+        assert_eq!(spread(&runs[..2].iter().rev().cloned().collect::<Vec<_>>()).unwrap().share, 10.0 / 190.0);
+        assert_eq!(spread(&runs[..1]), None, "one run does not differ");
+        assert_eq!(spread(&owned(&["no figures", "none"])), None);
+    }
+
+    #[test]
+    fn figures_below_1_and_rows_that_a_run_lacks_are_not_in_the_spread() {
+        let runs =
+            owned(&["{\"op\":\"a\",\"fork\":0.9,\"exit\":4}\n{\"exit\":1}", "{\"op\":\"a\",\"fork\":9,\"exit\":5}"]);
+        assert_eq!(spread(&runs), Some(Spread { share: 0.25, figure: "a, exit".into() }));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Writes several outputs as tables, and their rows as JSON.
 
-use super::pair::{Object, Part};
+use super::pair::{Object, Part, Spread};
 use crate::bench::report::terminal::STYLE;
 use comfy_table::{CellAlignment, Table};
 use serde_json::Value;
@@ -18,6 +18,27 @@ pub fn write(out: &mut impl Write, names: &[&str], parts: &[Part]) -> io::Result
         }
     }
     Ok(())
+}
+
+/// Writes for each kernel by how much its runs differ at most, in percent, and in which figure.
+///
+/// # Errors
+/// Returns the error of `out`.
+pub fn write_spreads(out: &mut impl Write, spreads: &[(&str, Spread)]) -> io::Result<()> {
+    if spreads.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nThe runs of a kernel differ at most by (figures of 1 and more)")?;
+    for (name, Spread { share, figure }) in spreads {
+        writeln!(out, "  {name}: {:.2} % ({figure})", share * 100.0)?;
+    }
+    Ok(())
+}
+
+/// Returns the shares by which the runs of each kernel differ at most, with four decimals.
+pub fn json_of(spreads: &[(&str, Spread)]) -> Value {
+    let share = |share: f64| (share * 10_000.0).round() / 10_000.0;
+    Value::Object(spreads.iter().map(|(name, spread)| ((*name).to_owned(), share(spread.share).into())).collect())
 }
 
 /// Writes each row as a JSON object on a line: its labels, and each figure once for each column,
@@ -176,6 +197,20 @@ mod tests {
                      \"vellum_kb\":0,\"linux_kb\":8,\"minimal_kb\":8}";
         assert_eq!(text.lines().next(), Some(first));
         assert_eq!(text.lines().count(), 2);
+    }
+
+    #[test]
+    fn spreads_are_percent_for_readers_and_shares_in_json() {
+        let of = |share, figure: &str| Spread { share, figure: figure.into() };
+        let spreads = [("vellum", of(0.001_234, "random, fork")), ("linux", of(0.0, "exit"))];
+        let mut out = Vec::new();
+        write_spreads(&mut out, &spreads).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.ends_with("\n  vellum: 0.12 % (random, fork)\n  linux: 0.00 % (exit)\n"), "{text}");
+        assert_eq!(json_of(&spreads), serde_json::json!({"vellum": 0.0012, "linux": 0.0}));
+        let mut out = Vec::new();
+        write_spreads(&mut out, &[]).unwrap();
+        assert!(out.is_empty(), "without figures there is no line");
     }
 
     #[test]

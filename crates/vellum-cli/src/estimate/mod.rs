@@ -48,8 +48,7 @@ pub struct Args {
     ///
     /// The process's mappings are copied (not its contents) into a helper process and into the
     /// engine, and the operations are done on the copies. As root, huge-page settings are changed
-    /// for moments, and a zram swap device and a memcg exist meanwhile; all is restored, however
-    /// this ends.
+    /// for moments, and a zram swap device exists meanwhile; all is restored, however this ends.
     #[arg(long, conflicts_with_all = ["all", "cgroup", "children", "watch", "diff"])]
     pub estimate: bool,
     /// The memory that a copy may take. Of a larger process, a share is copied.

@@ -20,7 +20,6 @@ use super::{Helper, Message, path_for_helper, send};
 use crate::COMPACT;
 use crate::Skip;
 use crate::settings::knobs::Knobs;
-use crate::settings::memcg;
 use crate::settings::mthp::Mthp;
 use crate::settings::resource::{HeldResource, Resource};
 use crate::time::{Stopwatch, Time};
@@ -28,7 +27,7 @@ use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::{Data, Page};
 use crate::workload::layout::{Backing, Folios, Layout, Operation, PageKind, Run, Timed, Vma, table_spans_in};
 
-/// The most calls of page-out or reclaim for one operation: one call does not remove all pages.
+/// The most calls of page-out for one operation: one call does not remove all pages.
 const TRIES: usize = 8;
 /// The alignment of the address at which a copy maps the layout's address 0.
 const ALIGN: u64 = 1 << 30;
@@ -41,7 +40,6 @@ pub struct ProcessCopier {
     bytes: u64,
     mthp: Mthp,
     knobs: Knobs,
-    group: Option<(HeldResource, String)>,
     swap: Option<HeldResource>,
 }
 
@@ -61,7 +59,6 @@ impl ProcessCopier {
             bytes: layout.bytes(Folios::AsIs),
             mthp: Mthp::at(thp_root),
             knobs: Knobs::guarded(thp_root),
-            group: None,
             swap: None,
         })
     }
@@ -73,10 +70,6 @@ impl ProcessCopier {
     pub fn time(&mut self, folios: Folios, operation: Operation) -> Result<Timed, Skip> {
         if operation == Operation::SwapOut && self.swap.is_none() {
             self.swap = Some(HeldResource::new(&Resource::Zram { bytes: 2 * self.bytes.max(TABLE_SPAN) })?);
-        }
-        if operation == Operation::Reclaim && self.group.is_none() {
-            let name = format!("vellum-{}", std::process::id());
-            self.group = Some((HeldResource::new(&Resource::Memcg { name: name.clone() })?, name));
         }
         let memory = |error: rustix::io::Errno| Skip::system("memfd_create", error);
         // Make the files in this process, so that the helper's exit does not free their pages.
@@ -93,9 +86,6 @@ impl ProcessCopier {
         ];
         if let Folios::Of(kib) = folios {
             args.push(format!("--folio-kib={kib}"));
-        }
-        if let (Operation::Reclaim, Some((_, name))) = (operation, &self.group) {
-            args.push(format!("--group={name}"));
         }
         let mut helper = Helper::start(&args)?;
         let (resident, tables) = loop {
@@ -141,9 +131,6 @@ pub struct Args {
     /// The folio size to use instead of the layout's.
     #[arg(long)]
     folio_kib: Option<u32>,
-    /// Its memcg.
-    #[arg(long)]
-    group: Option<String>,
 }
 
 /// Runs the helper.
@@ -151,9 +138,6 @@ pub struct Args {
 /// # Errors
 /// A system call failed.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    if let Some(group) = &args.group {
-        memcg::join(group)?;
-    }
     let stamp = Stamp::open(&File::options().read(true).write(true).open(&args.stamp)?)?;
     let files = File::options().read(true).write(true).open(&args.files)?;
     let layout: Layout = serde_json::from_slice(&std::fs::read(&args.layout)?)?;
@@ -187,7 +171,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Operation::Munmap => copy.unmap()?,
         Operation::Fork => fork::timed()?,
         Operation::SwapOut => copy.page_out()?,
-        Operation::Reclaim => copy.reclaim(args.group.as_deref().unwrap_or_default())?,
+        Operation::Reclaim => copy.reclaim()?,
     };
     send(Message::Took { time })
 }
@@ -361,34 +345,16 @@ impl<'a> MappedLayout<'a> {
         Ok(watch.time())
     }
 
-    /// Swaps out all anonymous memory. Returns the time.
+    /// Swaps out all anonymous memory; discards it where it is lazyfree. Returns the time.
     fn page_out(&self) -> anyhow::Result<Time> {
-        self.repeat_until_gone(|_| {
-            for (at, len) in self.anonymous() {
-                // SAFETY: the advice changes no contents.
-                unsafe { madvise(at, len, Advice::LinuxPageOut)? };
-            }
-            Ok(())
-        })
-    }
-
-    /// Makes all anonymous memory lazyfree and reclaims it. Returns the time of the reclaim.
-    fn reclaim(&self, group: &str) -> anyhow::Result<Time> {
-        for (at, len) in self.anonymous() {
-            // SAFETY: no reference to the contents exists, and they are not used again.
-            unsafe { madvise(at, len, Advice::LinuxFree)? };
-        }
-        self.repeat_until_gone(|left| memcg::reclaim(group, left * PAGE))
-    }
-
-    /// Calls `go` with the number of anonymous pages in memory, until there are none or after
-    /// [`TRIES`] calls. Returns the time.
-    fn repeat_until_gone(&self, go: impl Fn(u64) -> anyhow::Result<()>) -> anyhow::Result<Time> {
         let all = self.present()?;
         let (mut time, mut left) = (Time::default(), all);
         for _ in 0..TRIES {
             let watch = Stopwatch::start();
-            go(left)?;
+            for (at, len) in self.anonymous() {
+                // SAFETY: the advice changes no contents.
+                unsafe { madvise(at, len, Advice::LinuxPageOut)? };
+            }
             time += watch.time();
             left = self.present()?;
             if left == 0 {
@@ -398,5 +364,14 @@ impl<'a> MappedLayout<'a> {
         // A few pages may stay because another context holds a reference.
         anyhow::ensure!(left <= all / 1000, "{left} of {all} pages stayed in memory");
         Ok(time)
+    }
+
+    /// Makes all anonymous memory lazyfree and reclaims it. Returns the time of the reclaim.
+    fn reclaim(&self) -> anyhow::Result<Time> {
+        for (at, len) in self.anonymous() {
+            // SAFETY: no reference to the contents exists, and they are not used again.
+            unsafe { madvise(at, len, Advice::LinuxFree)? };
+        }
+        self.page_out()
     }
 }

@@ -19,6 +19,7 @@ use super::holder::{self, RegionHolder};
 use super::neighbour::Place;
 use super::path_for_helper;
 use crate::cpu::now_ns;
+use crate::region::evict_caches;
 use crate::settings::knobs::Scope;
 use crate::stats;
 use crate::time::{Time, process_cpu_ns};
@@ -49,7 +50,7 @@ impl ExitTimer {
             None => *self.empty.insert(empty_exit()?),
         };
         let op = full.time_exit()?.less(empty);
-        Ok(Sample { touch: Some(full.holder.touch), back: None, op, fallback: full.holder.fallback })
+        Ok(Sample { touch: Some(full.holder.touch), back: None, op, fallback: full.holder.fallback, copied: None })
     }
 }
 
@@ -72,6 +73,8 @@ impl Waiting {
     }
 
     fn time_exit(&mut self) -> Result<Time, Skip> {
+        // This process has the memory for it: the helper's would be in the time of its exit.
+        evict_caches()?;
         self.holder.helper.resume_and_wait()?;
         Ok(self.stamp.since())
     }

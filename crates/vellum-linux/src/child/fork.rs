@@ -11,10 +11,12 @@ use rustix::pipe::pipe;
 use super::holder::{self, RegionHolder};
 use super::neighbour::Place;
 use super::{Message, send};
+use crate::region::evict_caches;
 use crate::settings::knobs::Scope;
 use crate::stats;
 use crate::time::{Stopwatch, Time};
-use crate::workload::case::{Case, PAGE};
+use crate::workload::case::Case;
+use crate::workload::data::Writes;
 use crate::{Sample, Skip};
 
 /// The number of timed forks of a helper without a region, of which the median counts.
@@ -34,47 +36,65 @@ impl ForkTimer {
     /// # Errors
     /// A setting can't be restored, or a helper failed.
     pub fn measure(&mut self, case: &Case, neighbours: &[Place], settings: Scope<'_>) -> Result<Sample, Skip> {
-        self.measure_before(case, neighbours, &[], settings)
+        self.measure_before(case, neighbours, None, settings)
     }
 
-    /// Times the fork and then the writes of a byte in each page of the region, which the parent
-    /// does while the child waits. The sample has both times together, and that of the writes.
+    /// Times the fork and then `writes` to the region, which the parent does while the child waits.
+    /// The sample has both times together, that of the writes, and the bytes that they copied.
     ///
     /// # Errors
     /// A setting can't be restored, or a helper failed.
-    pub fn measure_writes(&mut self, case: &Case, neighbours: &[Place], settings: Scope<'_>) -> Result<Sample, Skip> {
-        self.measure_before(case, neighbours, &["--write"], settings)
+    pub fn measure_writes(
+        &mut self,
+        case: &Case,
+        neighbours: &[Place],
+        writes: Writes,
+        settings: Scope<'_>,
+    ) -> Result<Sample, Skip> {
+        self.measure_before(case, neighbours, Some(writes), settings)
     }
 
     fn measure_before(
         &mut self,
         case: &Case,
         neighbours: &[Place],
-        then: &[&str],
+        writes: Option<Writes>,
         settings: Scope<'_>,
     ) -> Result<Sample, Skip> {
-        let mut full = start(then, Some((case, neighbours)))?;
+        let mut full = start(writes, Some((case, neighbours)))?;
         settings.restore()?;
         let empty = match self.empty {
             Some(empty) => empty,
             None => *self.empty.insert(empty_fork()?),
         };
         let fork = time(&mut full)?.less(empty);
-        let back = if then.is_empty() { None } else { Some(full.helper.took()?) };
-        Ok(Sample { touch: Some(full.touch), back, op: fork + back.unwrap_or_default(), fallback: full.fallback })
+        let (touch, fallback) = (Some(full.touch), full.fallback);
+        if writes.is_none() {
+            return Ok(Sample { touch, back: None, op: fork, fallback, copied: None });
+        }
+        match full.helper.receive()? {
+            Message::Wrote { time, copied } => {
+                Ok(Sample { touch, back: Some(time), op: fork + time, fallback, copied: Some(copied) })
+            }
+            other => Err(Skip::Child(format!("unexpected message {other:?}"))),
+        }
     }
 }
 
 fn empty_fork() -> Result<Time, Skip> {
-    let runs: Result<Vec<Time>, Skip> = (0..EMPTY_RUNS).map(|_| time(&mut start(&[], None)?)).collect();
+    let runs: Result<Vec<Time>, Skip> = (0..EMPTY_RUNS).map(|_| time(&mut start(None, None)?)).collect();
     Ok(stats::median(&runs?))
 }
 
-fn start(then: &[&str], held: Option<(&Case, &[Place])>) -> Result<RegionHolder, Skip> {
-    RegionHolder::start([&["fork"], then].concat().into_iter().map(str::to_owned).collect(), held)
+fn start(writes: Option<Writes>, held: Option<(&Case, &[Place])>) -> Result<RegionHolder, Skip> {
+    let mut args = vec!["fork".to_owned()];
+    args.extend(writes.map(|writes| format!("--write={}", writes.argument())));
+    RegionHolder::start(args, held)
 }
 
 fn time(holder: &mut RegionHolder) -> Result<Time, Skip> {
+    // This process has the memory for it: the helper's would be in the time of its fork.
+    evict_caches()?;
     holder.helper.resume_and_wait()?;
     holder.helper.took()
 }
@@ -83,9 +103,9 @@ fn time(holder: &mut RegionHolder) -> Result<Time, Skip> {
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// After the fork, write a byte in each page of the region, and report the time of that, too.
+    /// After the fork, do these writes to the region, and report their time and the bytes copied.
     #[arg(long)]
-    write: bool,
+    write: Option<Writes>,
     /// The region it holds.
     #[command(flatten)]
     held: holder::Args,
@@ -100,16 +120,19 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if std::io::stdin().read(&mut [0])? != 1 {
         return Ok(());
     }
-    let (order, folio) = (args.held.case().arm.order(args.held.case().folios()), args.held.case().folio_bytes());
-    let mut writes = None;
+    let writes = args.write.map(|writes| (writes.step(), writes.ranges(&args.held.case())));
+    let mut wrote = None;
     let time = timed_before(|| {
-        let Some(region) = region.as_ref().filter(|_| args.write) else { return };
+        let Some((region, (step, ranges))) = region.as_ref().zip(writes) else { return };
         let watch = Stopwatch::start();
-        order.into_iter().for_each(|n| region.write((n * folio) as usize, folio as usize, PAGE));
-        writes = Some(watch.time());
+        ranges.into_iter().for_each(|range| {
+            region.write(range.start as usize, (range.end - range.start) as usize, step);
+        });
+        // While the child exists: afterwards all pages are private again.
+        wrote = Some((watch.time(), region.private_bytes()));
     })?;
     send(Message::Took { time })?;
-    writes.map_or(Ok(()), |time| send(Message::Took { time }))
+    wrote.map_or(Ok(()), |(time, copied)| send(Message::Wrote { time, copied: copied? }))
 }
 
 /// Forks this process. Returns the time.

@@ -64,8 +64,8 @@ pub enum Role {
     /// Map and touch a region, report it, wait for a byte, unmap it by several calls, and report
     /// the time of a call.
     Calls(calls::Args),
-    /// Map and touch a region in a memcg, report it, wait for a byte, have it reclaimed, and report
-    /// the time.
+    /// Map and touch a region, report it, wait for a byte, have it reclaimed as lazyfree memory,
+    /// and report the time.
     Reclaim(lazyfree::Args),
     /// Hold a region that another process touches.
     Neighbour(neighbour::Args),
@@ -104,6 +104,13 @@ pub enum Message {
     Took {
         /// The time of the operation.
         time: Time,
+    },
+    /// The writes after a fork are done.
+    Wrote {
+        /// Their time.
+        time: Time,
+        /// The bytes that their faults copied.
+        copied: u64,
     },
     /// The resource exists, or the step of a churn is done.
     Ready,

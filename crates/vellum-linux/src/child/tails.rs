@@ -45,12 +45,29 @@ pub struct Args {
     reclaim_on: Option<usize>,
 }
 
+/// The share of the samples of a fork that the forks without the memory have: one in this many.
+const BARE: usize = 10;
+
 /// Times `op` in a helper `samples` times on `cpu`, while another thread on the CPU `reclaim_on`
 /// reclaims. Needs swap for [`RESIDENT`] bytes.
 ///
+/// The fork of a process copies more than its memory: the task, its files, the mappings of its
+/// program. So from the times of [`TimedOp::Fork`] the median of [`TimedOp::BareFork`] is
+/// subtracted, which another helper is timed for in the same way.
+///
 /// # Errors
-/// The helper failed.
+/// A helper failed.
 pub fn measure(op: TimedOp, samples: usize, cpu: usize, reclaim_on: Option<usize>) -> Result<Tail, Skip> {
+    let tail = measure_whole(op, samples, cpu, reclaim_on)?;
+    if op != TimedOp::Fork {
+        return Ok(tail);
+    }
+    let bare = measure_whole(TimedOp::BareFork, samples.div_ceil(BARE), cpu, reclaim_on)?;
+    Ok(Tail { ns: tail.ns.less(bare.ns.p50), ..tail })
+}
+
+/// Times `op` in a helper as [`measure`] does, and subtracts nothing.
+fn measure_whole(op: TimedOp, samples: usize, cpu: usize, reclaim_on: Option<usize>) -> Result<Tail, Skip> {
     let mut args = vec!["tails".to_owned(), format!("--op={}", op.name()), format!("--samples={samples}")];
     args.push(format!("--cpu={cpu}"));
     args.extend(reclaim_on.map(|cpu| format!("--reclaim-on={cpu}")));
@@ -69,9 +86,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     rustix::thread::disable_transparent_huge_pages(true)?;
     pin_to(args.cpu);
     let (mut ns, reclaimed) = match args.reclaim_on {
-        Some(cpu) => beside_reclaim(cpu, || times(args.op, args.samples))?,
+        Some(cpu) => beside_reclaim(args.op, cpu, || times(args.op, args.samples))?,
         None => {
-            let _resident = resident()?;
+            let _resident = resident(args.op)?;
             (times(args.op, args.samples)?, 0)
         }
     };
@@ -79,21 +96,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     send(Message::Tail(Tail { ns, reclaimed }))
 }
 
-/// Maps and fills the memory of the process.
-fn resident() -> Result<Region, Skip> {
+/// Maps and fills the memory of the process, which forks by `op` copy or leave out.
+fn resident(op: TimedOp) -> Result<Region, Skip> {
     let region = Region::map(RESIDENT)?;
     region.fill(|number| Data::Compressible.page(number));
+    if op == TimedOp::BareFork {
+        region.leave_out_of_forks()?;
+    }
     Ok(region)
 }
 
-/// Runs `timed` while another thread on the CPU `cpu` pages out the memory of the process and reads
-/// it again. Returns the pages that were paged out.
-fn beside_reclaim<T>(cpu: usize, timed: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, u64)> {
+/// Runs `timed`, which does `op`, while another thread on the CPU `cpu` pages out the memory of the
+/// process and reads it again. Returns the pages that were paged out.
+fn beside_reclaim<T>(op: TimedOp, cpu: usize, timed: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, u64)> {
     let (ready, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let reclaimer = scope.spawn(|| -> Result<u64, Skip> {
             pin_to(cpu);
-            let region = resident()?;
+            let region = resident(op)?;
             ready.store(true, Ordering::Release);
             let mut pages = 0;
             loop {
@@ -132,7 +152,7 @@ fn times(op: TimedOp, samples: usize) -> anyhow::Result<Vec<u64>> {
             }
         }
         TimedOp::Munmap => (0..samples).try_for_each(|_| unmap_piece().map(|ns| times.push(ns)))?,
-        TimedOp::Fork => {
+        TimedOp::Fork | TimedOp::BareFork => {
             for _ in 0..samples {
                 times.push(fork::timed()?.wall_ns);
             }
@@ -169,6 +189,8 @@ fn unmap_piece() -> rustix::io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use procfs::process::{Process, VmFlags};
+
     use super::*;
 
     #[test]
@@ -176,6 +198,16 @@ mod tests {
         // No forks: a test has threads that may hold locks.
         for op in [TimedOp::Fault, TimedOp::Munmap] {
             assert_eq!(times(op, 700).unwrap().len(), 700, "{op:?}");
+        }
+    }
+
+    #[test]
+    fn a_bare_fork_leaves_out_the_memory() {
+        for op in TimedOp::ALL {
+            let region = resident(op).unwrap();
+            let vmas = Process::myself().unwrap().smaps().unwrap();
+            let vma = vmas.iter().find(|vma| vma.address.0 == region.start()).unwrap();
+            assert_eq!(vma.extension.vm_flags.contains(VmFlags::DC), op == TimedOp::BareFork, "{op:?}");
         }
     }
 }

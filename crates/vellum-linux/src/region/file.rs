@@ -3,7 +3,7 @@
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
-use super::{EVICTING, LINE, Region, Touched};
+use super::{Region, Touched};
 use crate::Skip;
 use crate::time::Stopwatch;
 use crate::workload::case::Case;
@@ -40,8 +40,7 @@ impl Region {
 
     /// Finishes the touch of a region of the case, whose folios are `touched`: for
     /// [`Mapping::PrivateFile`], maps the filled file privately, and reads a byte in each page,
-    /// folio by folio in the order of the case's arm; then evicts their PTEs from the caches. The
-    /// result has the time of the reads.
+    /// folio by folio in the order of the case's arm. The result has the time of the reads.
     ///
     /// # Errors
     /// A system call failed.
@@ -58,11 +57,6 @@ impl Region {
             unsafe { self.page(page).cast::<u8>().read_volatile() };
         }
         let time = watch.time();
-        // The PTEs are newer than in other cases, in which the touch writes whole pages after them.
-        for at in (0..self.len.min(EVICTING as usize)).step_by(LINE as usize) {
-            // SAFETY: as above.
-            unsafe { self.start.byte_add(at).cast::<u8>().read_volatile() };
-        }
         Ok(Touched { time, ..touched })
     }
 }

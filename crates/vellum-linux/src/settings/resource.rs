@@ -1,4 +1,4 @@
-//! Devices and memcgs that a benchmark needs. They are removed when it ends, however it ends.
+//! Devices that a benchmark needs. They are removed when it ends, however it ends.
 //!
 //! A helper process makes the resource and keeps it until the helper's standard input ends, which
 //! happens when the benchmark closes its end of the pipe or is gone. Signals that end the benchmark
@@ -6,7 +6,6 @@
 
 use std::io::Read;
 
-use super::memcg::{self, Memcg};
 use super::zram::{self, Zram};
 use crate::Skip;
 use crate::child::{Helper, Message, outlive_signals, send};
@@ -20,27 +19,18 @@ pub enum Resource {
         #[arg(long)]
         bytes: u64,
     },
-    /// A memcg.
-    #[command(name = "group")]
-    Memcg {
-        /// Its name.
-        #[arg(long)]
-        name: String,
-    },
 }
 
 impl Resource {
     fn args(&self) -> [String; 2] {
         match self {
             Resource::Zram { bytes } => ["zram".into(), format!("--bytes={bytes}")],
-            Resource::Memcg { name } => ["group".into(), format!("--name={name}")],
         }
     }
 
     fn available(&self) -> Result<(), Skip> {
         match self {
             Resource::Zram { .. } => zram::available(),
-            Resource::Memcg { .. } => memcg::available(),
         }
     }
 }
@@ -79,7 +69,6 @@ pub fn run(resource: &Resource) -> anyhow::Result<()> {
     outlive_signals()?;
     match resource {
         Resource::Zram { bytes } => keep(Zram::set_up(*bytes)?),
-        Resource::Memcg { name } => keep(Memcg::make(name)?),
     }
 }
 

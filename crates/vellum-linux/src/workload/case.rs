@@ -4,7 +4,7 @@ use clap::ValueEnum;
 
 use super::arm::Arm;
 use super::calls::Calls;
-use super::data::{Data, Rewrites};
+use super::data::{Data, Rewrites, Writes};
 use super::mapping::Mapping;
 
 /// Bytes of a base page.
@@ -80,20 +80,20 @@ pub enum Op {
     /// Fork the process that maps it. A benchmark of its own, so not one of `--ops`.
     #[value(skip)]
     Fork,
-    /// Fork the process that maps it, and then write a byte in each page in the parent: the fork
-    /// and the copy-on-write faults. A row of the benchmark of forks.
+    /// Fork the process that maps it, and then write bytes in the parent: the fork and the
+    /// copy-on-write faults. A row of the benchmark of forks.
     #[value(skip)]
-    ForkWrite,
+    ForkWrite(Writes),
     /// The copy-on-write faults of [`Op::ForkWrite`] alone.
     #[value(skip)]
-    Cow,
+    Cow(Writes),
     /// Swap out its pages (`MADV_PAGEOUT`). A benchmark of its own.
     #[value(skip)]
     SwapOut(Data),
     /// Swap in its pages: read a byte in each, after the swap-out.
     #[value(skip)]
     SwapIn(Data),
-    /// Reclaim its lazyfree pages (`MADV_FREE`) through the memcg.
+    /// Reclaim its lazyfree pages (`MADV_FREE`, then `MADV_PAGEOUT`).
     #[value(skip)]
     Reclaim(Rewrites),
     /// Write a byte in each fresh page: the page faults. Reported, not compared.
@@ -110,8 +110,8 @@ impl Op {
             Op::Exit => "exit",
             Op::Protect => "protect",
             Op::Fork => "fork",
-            Op::ForkWrite => "fork-write",
-            Op::Cow => "cow",
+            Op::ForkWrite(_) => "fork-write",
+            Op::Cow(_) => "cow",
             Op::SwapOut(_) => "out",
             Op::SwapIn(_) => "in",
             Op::Reclaim(_) => "reclaim",
@@ -132,6 +132,14 @@ impl Op {
         if let Op::Reclaim(rewrites) = self { Some(rewrites) } else { None }
     }
 
+    /// Returns the bytes that are written after a fork; `None` for other operations.
+    pub fn writes(self) -> Option<Writes> {
+        match self {
+            Op::ForkWrite(writes) | Op::Cow(writes) => Some(writes),
+            _ => None,
+        }
+    }
+
     /// Returns whether the operation is measured of regions with this mapping. All are of anonymous
     /// memory.
     pub fn is_of(self, mapping: Mapping) -> bool {
@@ -148,14 +156,14 @@ impl Op {
     pub fn back(self) -> Option<Op> {
         match self {
             Op::SwapOut(data) => Some(Op::SwapIn(data)),
-            Op::ForkWrite => Some(Op::Cow),
+            Op::ForkWrite(writes) => Some(Op::Cow(writes)),
             _ => None,
         }
     }
 
     /// Returns whether the operation is a part of the runs of another one.
     pub fn is_beside(self) -> bool {
-        matches!(self, Op::Touch | Op::SwapIn(_) | Op::Cow)
+        matches!(self, Op::Touch | Op::SwapIn(_) | Op::Cow(_))
     }
 
     /// Returns the name in tables.
@@ -163,9 +171,10 @@ impl Op {
         if let Op::Calls(calls) = self {
             return calls.title();
         }
-        match (self.data(), self.rewrites()) {
-            (Some(data), _) => format!("{}, {}", self.name(), data.name()),
-            (_, Some(rewrites)) => format!("{}, {} written again", self.name(), rewrites.name()),
+        match (self.data(), self.rewrites(), self.writes().and_then(Writes::name)) {
+            (Some(data), ..) => format!("{}, {}", self.name(), data.name()),
+            (_, Some(rewrites), _) => format!("{}, {} written again", self.name(), rewrites.name()),
+            (.., Some(writes)) => format!("{}, a byte in {writes}", self.name()),
             _ => self.name().to_owned(),
         }
     }
@@ -199,7 +208,7 @@ mod tests {
 
     #[test]
     fn an_operation_in_the_runs_of_another_has_no_runs() {
-        for op in [Op::ForkWrite, Op::SwapOut(Data::SameFilled)] {
+        for op in [Op::ForkWrite(Writes::Every64Kib), Op::SwapOut(Data::SameFilled)] {
             assert!(!op.is_beside() && op.back().is_some_and(|back| back.is_beside() && back.back().is_none()));
         }
     }

@@ -17,11 +17,13 @@ pub enum TimedOp {
     Munmap,
     /// A fork of the process.
     Fork,
+    /// A fork of the process that leaves out the memory that is reclaimed (`MADV_DONTFORK`).
+    BareFork,
 }
 
 impl TimedOp {
     /// All operations, in order.
-    pub const ALL: [TimedOp; 3] = [TimedOp::Fault, TimedOp::Munmap, TimedOp::Fork];
+    pub const ALL: [TimedOp; 4] = [TimedOp::Fault, TimedOp::Munmap, TimedOp::Fork, TimedOp::BareFork];
 
     /// Returns the name on the command line and in JSON.
     pub fn name(self) -> &'static str {
@@ -29,6 +31,7 @@ impl TimedOp {
             TimedOp::Fault => "fault",
             TimedOp::Munmap => "munmap",
             TimedOp::Fork => "fork",
+            TimedOp::BareFork => "bare-fork",
         }
     }
 }

@@ -1,9 +1,12 @@
 //! Contents of pages that are swapped or reclaimed: the same for all contenders, and checked
-//! afterwards.
+//! afterwards. Also the pages that are written to in between.
+
+use std::ops::Range;
 
 use bytemuck::Zeroable;
+use clap::ValueEnum;
 
-use super::case::{PAGE, TABLE_SPAN};
+use super::case::{Case, PAGE, TABLE_SPAN};
 use crate::Skip;
 
 /// Words in a page.
@@ -106,6 +109,19 @@ impl Rewrites {
         (0..pages).filter(|&page| self.includes(page)).count() as u64
     }
 
+    /// Returns the ranges of a region of `bytes` whose pages are not written again.
+    pub fn ranges_left_out(self, bytes: u64) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for start in (0..bytes).step_by(TABLE_SPAN as usize).filter(|start| !self.includes(start / PAGE)) {
+            let end = bytes.min(start + TABLE_SPAN);
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => ranges.push(start..end),
+            }
+        }
+        ranges
+    }
+
     /// Returns the word that is written to the start of a page.
     pub fn word(page: u64) -> u64 {
         page + 2
@@ -131,9 +147,98 @@ impl Rewrites {
     }
 }
 
+/// The bytes of a region that the parent writes after a fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Writes {
+    /// One byte in each page of 4 KiB.
+    EveryPage,
+    /// One byte in each 64 KiB.
+    #[value(name = "every-64k")]
+    Every64Kib,
+    /// One byte in each 2 MiB.
+    #[value(name = "every-2m")]
+    Every2Mib,
+}
+
+impl Writes {
+    /// Returns the name on the command line.
+    pub fn argument(self) -> &'static str {
+        match self {
+            Writes::EveryPage => "every-page",
+            Writes::Every64Kib => "every-64k",
+            Writes::Every2Mib => "every-2m",
+        }
+    }
+
+    /// Returns the name in tables and in JSON; `None` for each page, which has none.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Writes::EveryPage => None,
+            Writes::Every64Kib => Some("every 64 KiB"),
+            Writes::Every2Mib => Some("every 2 MiB"),
+        }
+    }
+
+    /// Returns the distance in bytes from one written byte to the next.
+    pub fn step(self) -> u64 {
+        match self {
+            Writes::EveryPage => PAGE,
+            Writes::Every64Kib => 64 << 10,
+            Writes::Every2Mib => TABLE_SPAN,
+        }
+    }
+
+    /// Returns, for each folio of a case that has a byte to write, the range from the first such
+    /// byte to the folio's end, in the order of the case's arm.
+    pub fn ranges(self, case: &Case) -> Vec<Range<u64>> {
+        let folio = case.folio_bytes();
+        let ranges = case.arm.order(case.folios()).into_iter().map(|n| {
+            let start = n * folio;
+            start.next_multiple_of(self.step())..start + folio
+        });
+        ranges.filter(|range| !range.is_empty()).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::arm::Arm;
     use super::*;
+
+    #[test]
+    fn each_step_of_a_region_has_one_byte_written() {
+        for folio_kib in [4, 64, 2048] {
+            for writes in [Writes::EveryPage, Writes::Every64Kib, Writes::Every2Mib] {
+                let case = Case { arm: Arm::Random, ..Case::of(8 << 20, folio_kib) };
+                let step = writes.step();
+                let mut written: Vec<u64> =
+                    writes.ranges(&case).into_iter().flat_map(|range| range.step_by(step as usize)).collect();
+                written.sort_unstable();
+                let expected: Vec<u64> = (0..case.bytes).step_by(step as usize).collect();
+                assert_eq!(written, expected, "{folio_kib} KiB, {writes:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn writes_are_parsed_by_the_name_that_a_helper_gets() {
+        for writes in Writes::value_variants() {
+            assert_eq!(Writes::from_str(writes.argument(), false).as_ref(), Ok(writes));
+        }
+    }
+
+    #[test]
+    fn ranges_left_out_are_all_pages_that_are_not_written_again() {
+        let bytes = 25 * TABLE_SPAN;
+        for rewrites in [Rewrites::None, Rewrites::EveryTenth] {
+            let ranges = rewrites.ranges_left_out(bytes);
+            for page in 0..bytes / PAGE {
+                let left_out = ranges.iter().any(|range| range.contains(&(page * PAGE)));
+                assert_eq!(left_out, !rewrites.includes(page), "{rewrites:?}, page {page}");
+            }
+        }
+        assert_eq!(Rewrites::None.ranges_left_out(bytes).len(), 1, "adjacent ranges are one");
+    }
 
     #[test]
     fn rewritten_pages_stay_and_all_others_are_reclaimed() {

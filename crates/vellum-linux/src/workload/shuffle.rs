@@ -12,6 +12,11 @@ pub fn next(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// Returns a seed for `name`: the same for the same name, and unrelated for others.
+pub fn seed_of(name: &str) -> u64 {
+    name.bytes().fold(SEED, |state, byte| next(&mut (state ^ u64::from(byte))))
+}
+
 /// Returns a number below `end`, and advances `state`.
 pub fn below(end: u64, state: &mut u64) -> u64 {
     next(state) % end
@@ -27,6 +32,16 @@ pub fn shuffle<T>(items: &mut [T], state: &mut u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_have_seeds_of_their_own() {
+        let names = ["", "a", "b", "ab", "ba", "aa"];
+        let mut seeds = names.map(seed_of).to_vec();
+        assert_eq!(seeds, names.map(seed_of));
+        seeds.sort_unstable();
+        seeds.dedup();
+        assert_eq!(seeds.len(), names.len());
+    }
 
     #[test]
     fn a_shuffle_is_a_deterministic_permutation() {

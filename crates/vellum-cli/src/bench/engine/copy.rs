@@ -2,8 +2,8 @@
 
 use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
+use vellum::memcg::MemcgId;
 use vellum::page_cache::Object;
-use vellum::reclaim::reclaim;
 use vellum::space::{Advise, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_linux::time::Stopwatch;
@@ -28,15 +28,10 @@ impl Engine {
         if operation == Operation::SwapOut && !booted.swap.replace(true) {
             swapped::attach(booted.machine, self.bytes)?;
         }
-        // For reclaim, allow the memcg no swap, as the benchmark does for Linux: otherwise pages
-        // that are not lazyfree would be swapped out.
-        let room = if operation == Operation::Reclaim { 0 } else { u64::MAX };
-        let set = booted.machine.memcgs().set_swap_room(booted.memcg, room);
-        set.map_err(|error| Skip::system("swap.max", format!("{error:?}")))?;
         // Make the file outside the copy, so that the timed exit does not free the file's pages.
-        let files = Object::new(booted.machine, &X86_64::four_levels(), booted.memcg, 0, layout.files().max(PAGE))
+        let files = Object::new(booted.machine, &X86_64::four_levels(), MemcgId::ROOT, 0, layout.files().max(PAGE))
             .map_err(|error| Skip::system("object", format!("{error:?}")))?;
-        let space = booted.space(4, booted.memcg)?;
+        let space = booted.space(4, MemcgId::ROOT)?;
         map(&space, layout, &files)?;
         fill(booted, &space, layout, folios, operation)?;
         let stats = space.stats();
@@ -123,11 +118,8 @@ fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, operation: Ope
             let ns = elapsed();
             child.map(|_| ns).map_err(|error| Skip::system("fork", error))
         }
-        Operation::SwapOut => anonymous().try_for_each(|vma| advise(vma, Advise::PageOut)).map(|()| elapsed()),
-        Operation::Reclaim => {
-            let reclaimed = reclaim(booted.machine, &[&space][..], booted.memcg, u64::MAX);
-            let ns = elapsed();
-            reclaimed.map(|_| ns).map_err(|error| Skip::system("reclaim", format!("{error:?}")))
+        Operation::SwapOut | Operation::Reclaim => {
+            anonymous().try_for_each(|vma| advise(vma, Advise::PageOut)).map(|()| elapsed())
         }
         _ => {
             layout.vmas.iter().try_for_each(|vma| super::unmap(&space, range(vma.start, vma.end)))?;

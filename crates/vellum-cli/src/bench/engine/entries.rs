@@ -3,8 +3,10 @@
 
 use vellum::memcg::MemcgId;
 use vellum::space::Advise;
+use vellum_linux::region::evict_caches;
 use vellum_linux::time::{Stopwatch, Time};
 use vellum_linux::workload::case::{Case, Op, PAGE};
+use vellum_linux::workload::data::Writes;
 use vellum_sim::Access;
 
 use super::{Counted, Engine, map, shape, swapped, timed, touch};
@@ -49,7 +51,7 @@ impl Engine {
             return Ok(Entries::between(time, 0, &before, &after));
         }
         shape(&space, &booted.cpu.enter(&space), range, case)?;
-        if op == Op::Cow {
+        if op == Op::Cow(Writes::EveryPage) {
             let _child = space.fork().map_err(|error| Skip::system("fork", error))?;
             let before = counted();
             let watch = Stopwatch::start();
@@ -69,6 +71,7 @@ impl Engine {
         for page in 0..case.pages() {
             program.write(range.start + page * PAGE, data.page(page).bytes()).map_err(failed)?;
         }
+        evict_caches()?;
         let before = counted();
         let watch = Stopwatch::start();
         space.advise(range.start, range.len(), Advise::PageOut).map_err(|error| Skip::system("advise", error))?;
@@ -76,6 +79,7 @@ impl Engine {
         if matches!(op, Op::SwapOut(_)) {
             return Ok(Entries::between(time, 1, &before, &after));
         }
+        evict_caches()?;
         let before = counted();
         let watch = Stopwatch::start();
         program.touch(range, PAGE, Access::Read).map_err(failed)?;
@@ -108,7 +112,7 @@ mod tests {
                 assert_eq!((entries.calls, entries.exceptions), (1, 0), "{op:?}, {folio_kib} KiB");
                 assert!(entries.flushes > 0, "{op:?}, {folio_kib} KiB");
             }
-            let copied = of(folio_kib, Op::Cow);
+            let copied = of(folio_kib, Op::Cow(Writes::EveryPage));
             assert_eq!((copied.calls, copied.exceptions), (0, copies_of(&case)), "{folio_kib} KiB");
             let swapped_in = of(folio_kib, Op::SwapIn(Data::Compressible));
             assert_eq!(swapped_in.calls, 0);

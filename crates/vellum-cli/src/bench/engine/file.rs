@@ -5,7 +5,6 @@ use vellum::arch::X86_64;
 use vellum::memcg::MemcgId;
 use vellum::page_cache::Object;
 use vellum::space::{MapFlags, MapRequest};
-use vellum_linux::region::{EVICTING, LINE};
 use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::{Case, PAGE};
 use vellum_linux::workload::mapping::Mapping;
@@ -42,8 +41,7 @@ impl Region {
 
     /// Finishes the touch of a region of the case, which took `touched`: for
     /// [`Mapping::PrivateFile`], maps the filled object privately, and reads a byte in each page,
-    /// folio by folio in the order of the case's arm; then evicts their PTEs from the caches. The
-    /// result has the time of the reads.
+    /// folio by folio in the order of the case's arm. The result has the time of the reads.
     ///
     /// # Errors
     /// The mapping or a fault failed.
@@ -67,8 +65,6 @@ impl Region {
             read.map_err(|error| Skip::system("touch", format!("{error:?}")))?;
         }
         let time = Some(watch.time());
-        let evicting = VirtRange { end: self.range.end.min(self.range.start + EVICTING), ..self.range };
-        program.touch(evicting, LINE, Access::Read).map_err(|error| Skip::system("touch", format!("{error:?}")))?;
         Ok(Touched { time, ..touched })
     }
 }

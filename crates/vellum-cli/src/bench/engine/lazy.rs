@@ -1,8 +1,8 @@
-//! Times the reclaim of lazyfree memory by its memcg.
+//! Times the reclaim of lazyfree memory by `MADV_PAGEOUT`.
 
 use vellum::addr::VirtRange;
-use vellum::reclaim::reclaim;
 use vellum::space::Advise;
+use vellum_linux::region::evict_caches;
 use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::PAGE;
 use vellum_linux::workload::data::Rewrites;
@@ -10,8 +10,8 @@ use vellum_linux::workload::data::Rewrites;
 use super::{Booted, Counted, Sample, Space};
 use crate::bench::contender::Skip;
 
-/// Times the reclaim of a touched region in a memcg that has nothing else. Checks that afterwards
-/// exactly the pages that were written again after `MADV_FREE` are in memory.
+/// Times the reclaim of a touched region. Checks that afterwards exactly the pages that were
+/// written again after `MADV_FREE` are in memory.
 ///
 /// # Errors
 /// The engine fails, or other pages stayed.
@@ -22,15 +22,16 @@ pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, rewrit
     for page in (0..pages).filter(|&page| rewrites.includes(page)) {
         program.store_u64(range.start + page * PAGE, Rewrites::word(page)).map_err(fault)?;
     }
+    evict_caches()?;
     let before = Counted::now(booted.machine);
     let watch = Stopwatch::start();
-    let reclaimed = reclaim(booted.machine, &[space][..], booted.memcg, u64::MAX);
+    let reclaimed = space.advise(range.start, range.len(), Advise::PageOut);
     let op = watch.time();
     let work = Some(before.work(&Counted::now(booted.machine)));
-    reclaimed.map_err(|error| Skip::system("reclaim", format!("{error:?}")))?;
+    reclaimed.map_err(|error| Skip::system("advise", error))?;
     let kept = space.usage(range).resident / PAGE;
     rewrites.check(pages, kept, |page| program.load_u64(range.start + page * PAGE).map_err(fault))?;
-    Ok(Sample { touch: None, op, back: None, fallback: 0.0, work })
+    Ok(Sample { touch: None, op, back: None, fallback: 0.0, work, copied: None })
 }
 
 fn fault(error: impl std::fmt::Debug) -> Skip {

@@ -32,7 +32,7 @@ use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
-use vellum_linux::region::{EVICTING, LINE};
+use vellum_linux::region::{EVICTING, LINE, evict_caches};
 use vellum_linux::time::{Stopwatch, Time};
 use vellum_linux::workload::case::{Case, Op, PAGE, TABLE_SPAN};
 use vellum_linux::workload::shuffle::{SEED, shuffle};
@@ -84,8 +84,6 @@ struct Booted {
     cpu: Cpu<'static, Fast>,
     /// True once the machine has a swap device.
     swap: Cell<bool>,
-    /// The memcg whose memory is reclaimed.
-    memcg: MemcgId,
 }
 
 impl Engine {
@@ -126,9 +124,7 @@ impl Engine {
         let sim: &'static Fast = Box::leak(Box::new(simulate(1, bytes)?));
         let cpu = sim.cpu(0);
         let machine = Box::leak(Box::new(boot(sim)?));
-        let memcg = machine.memcgs().create(machine.frames(), MemcgId::ROOT, u64::MAX);
-        let memcg = memcg.map_err(|error| Skip::system("group", format!("{error:?}")))?;
-        Ok(self.booted.get_or_init(|| Booted { machine, cpu, swap: Cell::new(false), memcg, aged: RefCell::default() }))
+        Ok(self.booted.get_or_init(|| Booted { machine, cpu, swap: Cell::new(false), aged: RefCell::default() }))
     }
 }
 
@@ -333,8 +329,7 @@ impl Contender for ByRun {
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
         let booted = self.engine.booted()?;
-        let memcg = if op.rewrites().is_some() { booted.memcg } else { MemcgId::ROOT };
-        let mut space = booted.space(case.folio_kib, memcg)?;
+        let mut space = booted.space(case.folio_kib, MemcgId::ROOT)?;
         if self.column == Column::Page {
             space.cap_runs(1);
         }
@@ -368,8 +363,9 @@ impl Contender for ByRun {
             let reclaimed = lazy::measure(booted, &space, range, rewrites)?;
             return Ok(Sample { touch, fallback, ..reclaimed });
         }
-        if op == Op::ForkWrite {
-            let forked = fork::measure(booted, &space, range, case)?;
+        if let Op::ForkWrite(writes) = op {
+            evict_caches()?;
+            let forked = fork::measure(booted, &space, range, case, writes)?;
             return Ok(Sample { touch, fallback, ..forked });
         }
         if let Some(calls) = op.calls() {
@@ -377,15 +373,16 @@ impl Contender for ByRun {
             return Ok(Sample { touch, fallback, ..called });
         }
         let (op, after) = timed(booted, space, range, op)?;
-        Ok(Sample { touch, back: None, op, fallback, work: Some(between.work(&after)) })
+        Ok(Sample { touch, back: None, op, fallback, work: Some(between.work(&after)), copied: None })
     }
 }
 
-/// Times the operation. Returns its time, and the counters right after it, before the
-/// address space is torn down. The simulated CPU has the address space loaded, so that each flush
-/// has a target, except at exit, which comes after the last CPU has unloaded it.
+/// Times the operation, with nothing of it in the caches. Returns its time, and the counters right
+/// after it, before the address space is torn down. The simulated CPU has the address space loaded,
+/// so that each flush has a target, except at exit, which comes after the last CPU has unloaded it.
 fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<(Time, Counted), Skip> {
     let of = |watch: Stopwatch| (watch.time(), Counted::now(booted.machine));
+    evict_caches()?;
     if op == Op::Exit {
         let watch = Stopwatch::start();
         drop(space);

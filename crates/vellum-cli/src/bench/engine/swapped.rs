@@ -3,6 +3,7 @@
 use vellum::addr::VirtRange;
 use vellum::space::Advise;
 use vellum::swap::Compressed;
+use vellum_linux::region::evict_caches;
 use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::PAGE;
 use vellum_linux::workload::data::Data;
@@ -37,6 +38,7 @@ pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data)
     for page in 0..pages {
         program.write(range.start + page * PAGE, data.page(page).bytes()).map_err(fault)?;
     }
+    evict_caches()?;
     let before = Counted::now(booted.machine);
     let watch = Stopwatch::start();
     space.advise(range.start, range.len(), Advise::PageOut).map_err(|error| Skip::system("advise", error))?;
@@ -46,11 +48,12 @@ pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data)
     if left > 0 {
         return Err(Skip::NotSwappedOut(left / PAGE));
     }
+    evict_caches()?;
     let watch = Stopwatch::start();
     program.touch(range, PAGE, Access::Read).map_err(fault)?;
     let back = Some(watch.time());
     data.check(pages, |number, page| program.read(range.start + number * PAGE, page.bytes_mut()).map_err(fault))?;
-    Ok(Sample { touch: None, op, back, fallback: 0.0, work })
+    Ok(Sample { touch: None, op, back, fallback: 0.0, work, copied: None })
 }
 
 fn fault(error: impl std::fmt::Debug) -> Skip {

@@ -44,7 +44,7 @@ impl Contended {
     /// # Errors
     /// The engine failed, or nothing was paged out.
     pub fn measure(&self, op: TimedOp, samples: usize, cpu: usize, reclaim_on: Option<usize>) -> Result<Tail, Skip> {
-        let (space, range) = self.resident()?;
+        let (space, range) = self.resident(op)?;
         let (ready, done) = (AtomicBool::new(reclaim_on.is_none()), AtomicBool::new(false));
         let result = std::thread::scope(|scope| {
             let reclaimer = reclaim_on.map(|cpu| {
@@ -76,8 +76,8 @@ impl Contended {
         Ok(Tail { ns, reclaimed })
     }
 
-    /// Makes a space with filled memory.
-    fn resident(&self) -> Result<(Space<'static>, VirtRange), Skip> {
+    /// Makes a space with filled memory, which forks by `op` copy or leave out.
+    fn resident(&self, op: TimedOp) -> Result<(Space<'static>, VirtRange), Skip> {
         let cpu = self.0.platform().cpu(0);
         let space = space(self.0, 4, MemcgId::ROOT)?;
         let range = map(&space, RESIDENT)?;
@@ -87,6 +87,10 @@ impl Contended {
             written.map_err(|error| Skip::system("touch", format!("{error:?}")))?;
         }
         drop(program);
+        if op == TimedOp::BareFork {
+            let advised = space.advise(range.start, range.len(), Advise::DontFork);
+            advised.map_err(|error| Skip::system("advise", error))?;
+        }
         Ok((space, range))
     }
 
@@ -136,7 +140,7 @@ impl Contended {
                     times.push(now_ns() - start);
                 }
             }
-            TimedOp::Fork => {
+            TimedOp::Fork | TimedOp::BareFork => {
                 for _ in 0..samples {
                     let start = now_ns();
                     let child = space.fork();
@@ -176,6 +180,20 @@ impl Drop for SetOnDrop<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bare_fork_leaves_out_the_memory() {
+        let contended = Contended::new().unwrap();
+        for op in [TimedOp::Fork, TimedOp::BareFork] {
+            let (space, range) = contended.resident(op).unwrap();
+            contended.0.platform().on_cpu(0, || {
+                let child = space.fork().unwrap();
+                let copied = if op == TimedOp::Fork { RESIDENT } else { 0 };
+                assert_eq!(child.usage(range).resident, copied, "{op:?}");
+                drop((child, space));
+            });
+        }
+    }
 
     #[test]
     fn operations_are_timed_beside_reclaim_and_leave_no_memory_behind() {

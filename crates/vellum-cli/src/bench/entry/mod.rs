@@ -13,7 +13,7 @@ use vellum_linux::child::entry;
 use vellum_linux::cpu::{PinnedCpu, allowed_cpus};
 use vellum_linux::stats::Summary;
 use vellum_linux::workload::case::{Case, Op};
-use vellum_linux::workload::data::Data;
+use vellum_linux::workload::data::{Data, Writes};
 
 use super::contender::Skip;
 use super::engine::{Engine, Entries};
@@ -47,7 +47,7 @@ const OPS: [Op; 9] = [
     Op::Exit,
     Op::Protect,
     Op::Fork,
-    Op::Cow,
+    Op::Cow(Writes::EveryPage),
     Op::SwapOut(Data::Compressible),
     Op::SwapIn(Data::Compressible),
     Op::Touch,
@@ -99,7 +99,7 @@ fn added(args: &Args, cases: &[Case], costs: &Costs, progress: &Progress) -> Vec
     let with_copies = Engine::of(args.sizes.size.min(MOST_TWICE)).with_pages_twice();
     let mut rows = Vec::new();
     for op in OPS {
-        let twice = op.data().is_some() || op == Op::Cow;
+        let twice = op.data().is_some() || op.writes().is_some();
         for case in cases {
             let case = if twice { Case { bytes: case.bytes.min(MOST_TWICE), ..*case } } else { *case };
             let engine = if twice { &with_copies } else { &engine };

@@ -33,7 +33,7 @@ mod swapped;
 use std::hint::black_box;
 
 use bytemuck::Zeroable;
-use vellum_linux::region::{EVICTING, LINE};
+use vellum_linux::region::{LINE, evict_caches};
 use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::{Case, Op};
@@ -112,7 +112,6 @@ pub struct Floor {
     engine: Option<Engine>,
     arena: Option<Arena>,
     swap: Option<Swap>,
-    elsewhere: Option<Mapped<u64>>,
 }
 
 impl Floor {
@@ -127,24 +126,6 @@ impl Floor {
             _ => Ok(Placement::in_order(case)),
         }
     }
-}
-
-/// Evicts the region's PTEs and descriptors from the caches. All other contenders write the whole
-/// region between making a PTE and the operation, so their operations read memory.
-fn evict_from_caches(elsewhere: &mut Option<Mapped<u64>>) -> Result<(), Skip> {
-    let memory = match elsewhere {
-        Some(memory) => memory,
-        None => {
-            let new =
-                Mapped::zeroed(EVICTING as usize / size_of::<u64>()).map_err(|error| Skip::system("mmap", error))?;
-            elsewhere.insert(new)
-        }
-    };
-    for line in memory.chunks_exact_mut(LINE as usize / size_of::<u64>()) {
-        line[0] = line[0].wrapping_add(1);
-    }
-    black_box(&memory[0]);
-    Ok(())
 }
 
 /// The memory of one case, kept between its runs.
@@ -172,7 +153,7 @@ impl Contender for Floor {
     /// flush); copy-on-write faults, as the floor has no faults; and the fork of a file's mapping,
     /// of which a child needs no PTE.
     fn does(&self, case: &Case, op: Op) -> bool {
-        op.calls().is_none() && op != Op::ForkWrite && !(case.mapping.is_file() && op == Op::Fork)
+        op.calls().is_none() && op.writes().is_none() && !(case.mapping.is_file() && op == Op::Fork)
     }
 
     fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
@@ -202,7 +183,7 @@ impl Contender for Floor {
             if let Some(rewrites) = op.rewrites() {
                 arena.make_lazyfree(rewrites);
             }
-            evict_from_caches(&mut self.elsewhere)?;
+            evict_caches()?;
             let watch = Stopwatch::start();
             let freed = arena.perform(op, way);
             let time = watch.time();
@@ -210,7 +191,7 @@ impl Contender for Floor {
             fastest = [fastest, Some(time)].into_iter().flatten().min_by_key(|time| time.cpu_ns);
         }
         let op = fastest.ok_or_else(|| Skip::system("floor", "no way"))?;
-        Ok(Sample { touch: None, back: None, op, fallback: 0.0, work: None })
+        Ok(Sample { touch: None, back: None, op, fallback: 0.0, work: None, copied: None })
     }
 }
 

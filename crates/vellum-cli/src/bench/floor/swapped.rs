@@ -5,6 +5,7 @@ use std::hint::black_box;
 
 use bytemuck::Zeroable;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use vellum_linux::region::evict_caches;
 use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::{Case, PAGE};
 use vellum_linux::workload::data::{Data, Page, WORDS};
@@ -54,15 +55,16 @@ impl Swap {
     /// Times swap-out of a filled arena, and swap-in.
     ///
     /// # Errors
-    /// A page came back with other contents.
+    /// There is too little memory, or a page came back with other contents.
     pub fn measure(&mut self, arena: &mut Arena, data: Data) -> Result<Sample, Skip> {
-        // The writes also evict the arena from the caches.
         (0..).zip(self.pages.iter_mut()).for_each(|(number, page)| *page = data.page(number));
+        evict_caches()?;
         let watch = Stopwatch::start();
         black_box(self.swap_out(arena));
         let op = watch.time();
         // Clear the pages, so that the comparison afterwards proves that swap-in restored them.
         self.pages.fill(Page([0; WORDS]));
+        evict_caches()?;
         let watch = Stopwatch::start();
         self.swap_in(arena);
         let back = Some(watch.time());
@@ -70,7 +72,7 @@ impl Swap {
             *page = self.pages[number as usize];
             Ok(())
         })?;
-        Ok(Sample { touch: None, op, back, fallback: 0.0, work: None })
+        Ok(Sample { touch: None, op, back, fallback: 0.0, work: None, copied: None })
     }
 
     /// Stores all pages and frees their folios. Returns the number of folios.

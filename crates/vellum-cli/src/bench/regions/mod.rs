@@ -77,7 +77,7 @@ impl Args {
 pub fn contenders(args: &Args, ops: &[Op]) -> Vec<Box<dyn Contender>> {
     let beside = args.arms.iter().map(|arm| arm.regions_beside()).max().unwrap_or(0);
     let engine = Engine::of(args.size).with_beside(beside);
-    let twice = ops.iter().any(|&op| op.data().is_some() || op == Op::ForkWrite);
+    let twice = ops.iter().any(|&op| op.data().is_some() || op.writes().is_some());
     let engine = if twice { engine.with_pages_twice() } else { engine };
     vec![
         Box::new(Floor::beside(engine.clone())),

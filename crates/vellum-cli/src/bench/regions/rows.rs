@@ -6,7 +6,7 @@ use vellum_linux::stats::Summary;
 use vellum_linux::time::Time;
 use vellum_linux::workload::calls::Calls;
 use vellum_linux::workload::case::{Case, Op};
-use vellum_linux::workload::data::{Data, Rewrites};
+use vellum_linux::workload::data::{Data, Rewrites, Writes};
 use vellum_linux::workload::mapping::Mapping;
 
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip, Work};
@@ -24,6 +24,8 @@ pub struct Row {
     pub cells: Columns<Cell>,
     /// The engine's counts of TLB flushes and cleared runs in one operation.
     pub work: Option<Work>,
+    /// The bytes that the copy-on-write faults of one operation copied, if there are any.
+    pub copied: Columns<Option<u64>>,
     /// The other work on the machine meanwhile.
     pub load: Load,
 }
@@ -84,11 +86,11 @@ impl Row {
     pub fn new(op: Op, case: Case, Taken { outcomes, load }: &Taken) -> Row {
         let of = |outcome: &Outcome| match op {
             Op::Touch => Cell::new(&outcome.touches, outcome),
-            Op::SwapIn(_) | Op::Cow => Cell::new(&outcome.backs, outcome),
+            Op::SwapIn(_) | Op::Cow(_) => Cell::new(&outcome.backs, outcome),
             _ => Cell::new(&outcome.ops, outcome),
         };
         let work = outcomes.vellum.work.filter(|_| !op.is_beside());
-        Row { op, case, cells: outcomes.map(of), work, load: *load }
+        Row { op, case, cells: outcomes.map(of), work, copied: outcomes.map(|outcome| outcome.copied), load: *load }
     }
 
     /// Returns the row's name in a note.
@@ -137,11 +139,14 @@ impl Row {
             let some = Column::ALL.into_iter().filter_map(|c| Some((format!("{}_ns", c.name()), f(&self.cells[c])?)));
             Some(some.collect::<Map<_, _>>()).filter(|map| !map.is_empty())
         };
+        // Writes to each page copy all of the region.
+        let sparse = self.op.writes().and_then(Writes::name);
+        let copied = |column: Column| self.copied[column].filter(|_| sparse.is_some());
         let json = Json {
             bench,
             op: self.op.name(),
             data: self.op.data().map(Data::name),
-            written: self.op.rewrites().map(Rewrites::name),
+            written: self.op.rewrites().map(Rewrites::name).or(sparse),
             region_kib: self.op.calls().and_then(Calls::kib),
             order: self.op.calls().map(Calls::order),
             calls: self.op.calls().map(|calls| calls.ranges(self.case.bytes).len()),
@@ -159,6 +164,9 @@ impl Row {
             load: self.load,
             vellum_flushes: self.work.map(|work| work.flushes),
             vellum_runs: self.work.map(|work| work.runs),
+            vellum_copied_bytes: copied(Column::Vellum),
+            page_copied_bytes: copied(Column::Page),
+            linux_copied_bytes: copied(Column::Linux),
             skipped: by_column(&|cell| match cell {
                 Cell::Skipped(skip) => Some(skip.to_string().into()),
                 _ => None,
@@ -203,6 +211,12 @@ struct Json {
     load: Load,
     vellum_flushes: Option<u64>,
     vellum_runs: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vellum_copied_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page_copied_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    linux_copied_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     skipped: Option<Map<String, Value>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -334,11 +348,26 @@ mod tests {
     fn copy_on_write_faults_are_a_row_beside_that_of_fork_and_faults() {
         let page = Outcome { ops: times([9]), backs: times([7]), ..Outcome::default() };
         let outcomes = Columns { page, ..Columns::default() };
-        let rows = [Op::ForkWrite, Op::Cow].map(|op| row(op, outcomes.clone()).json("fork"));
+        let rows =
+            [Op::ForkWrite, Op::Cow].map(|op| op(Writes::EveryPage)).map(|op| row(op, outcomes.clone()).json("fork"));
         assert_eq!(
             rows.map(|row| (row["op"].clone(), row["page_ns"].clone())),
             [("fork-write", 9), ("cow", 7)].map(|(op, ns)| (op.into(), ns.into()))
         );
+    }
+
+    #[test]
+    fn rows_of_sparse_writes_have_their_distance_and_the_bytes_copied() {
+        let linux = Outcome { copied: Some(8192), ..outcome(&[5]) };
+        let outcomes = Columns { linux, ..Columns::default() };
+        for op in [Op::ForkWrite, Op::Cow] {
+            let json = |writes| row(op(writes), outcomes.clone()).json("fork");
+            let sparse = json(Writes::Every64Kib);
+            let fields = ["written", "linux_copied_bytes", "vellum_copied_bytes"].map(|key| sparse.get(key).cloned());
+            assert_eq!(fields, [Some("every 64 KiB".into()), Some(8192.into()), None]);
+            let each = json(Writes::EveryPage);
+            assert!(["written", "linux_copied_bytes"].iter().all(|key| each.get(key).is_none()), "{each}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use vellum_linux::stats::Summary;
 use vellum_linux::workload::calls::Calls;
 use vellum_linux::workload::case::Op;
+use vellum_linux::workload::data::Writes;
 
 use super::Subject;
 use super::rows::{Cell, Row};
@@ -81,13 +82,19 @@ fn description(op: Op) -> &'static str {
              region. For the floor: each entry is read, written back without the right to write, and written into a \
              table of the child; each folio's descriptor gets the references."
         }
-        Op::ForkWrite => {
+        Op::ForkWrite(Writes::EveryPage) => {
             "The address space that maps the region is forked, and then the parent writes a byte in each page, while \
              the child waits: the fork and the copy-on-write faults together. A fault of the engine copies a whole \
              folio, but of a 2 MiB folio that PTEs map a single page; Linux copies one page, and splits a huge PTE \
              first. The engine's faults enter no kernel, which Linux's do."
         }
-        Op::Cow => "The copy-on-write faults of the operation before, without the fork.",
+        Op::ForkWrite(_) => {
+            "The address space that maps the region is forked, and then the parent writes a single byte in each 64 KiB \
+             or 2 MiB, while the child waits: the fork and the copy-on-write faults together. A fault of the engine \
+             copies a whole folio, but of a 2 MiB folio that PTEs map a single page; Linux copies one page. The bytes \
+             copied are those that the parent no longer shares with the child."
+        }
+        Op::Cow(_) => "The copy-on-write faults of the operation before, without the fork.",
         Op::SwapOut(_) => {
             "The region is swapped out to compressed memory (MADV_PAGEOUT), and its folios are freed. A page that one \
              word fills is stored as that word; any other is compressed by lz4."
@@ -98,9 +105,8 @@ fn description(op: Op) -> &'static str {
              --icount)."
         }
         Op::Reclaim(_) => {
-            "The region is made lazyfree (MADV_FREE, not in the figure), and its memcg reclaims all it can: the pages \
-             that were not written to since. Linux reclaims through memory.reclaim, or through memory.force_empty with \
-             cgroup v1; since 7.3.2, and in 6.18.44, it first splits a huge PTE into 512 PTEs."
+            "The region is made lazyfree (MADV_FREE, not in the figure), and reclaimed (MADV_PAGEOUT): all pages go \
+             that were not written to since. Since 7.3.2, and in 6.18.44, Linux first splits a huge PTE into 512 PTEs."
         }
         Op::Touch => {
             "One byte is written in each page of the fresh region: page faults, and the zeroing of every page. \
@@ -109,14 +115,17 @@ fn description(op: Op) -> &'static str {
     }
 }
 
+/// The state of the caches when an operation begins.
+const EVICTED: &str = "have nothing of an operation when it begins: after the touch, each contender writes 1 GiB of \
+                       other memory, which is several times the size of a CPU's caches.";
+
 fn method(subject: &Subject, rows: &[Row], runs: u32) -> Vec<(&'static str, String)> {
     let texts = [
         (
             "floor",
             "is a lower bound of the operation: a bare loop over the same page-table entries and one 32-byte \
              descriptor a folio, which it prefetches, each folio known to be mapped whole; the fastest of its runs. \
-             Nothing of it is in the caches: 256 MiB of other memory are written in between, as all other contenders \
-             touch the region in between. It has no search for runs, no locks, no atomic operations, no TLB, no \
+             It has no search for runs, no locks, no atomic operations, no TLB, no \
              reverse map, no accounting, no LRU lists, no VMAs, no walk from the root.",
         ),
         (
@@ -160,11 +169,16 @@ fn method(subject: &Subject, rows: &[Row], runs: u32) -> Vec<(&'static str, Stri
         "",
         format!(
             "Each figure is the time for which the thread ran: the median of {runs} runs, with the smallest and the \
-             largest beside it. The contenders take turns, in random order, on one CPU, with a fresh region each time; \
-             mapping, touching and tearing down are not in the figure (touch is the exception, being just that). Only \
-             ratios of two columns carry over to another machine."
+             largest beside it. The contenders take turns on one CPU, with a fresh region each time. The first place \
+             goes round from run to run; who begins, and the rest of the order, is random by row. Mapping, touching \
+             and tearing down are not in the figure (touch is the exception, being just that). Only ratios of two \
+             columns carry over to another machine."
         ),
     )];
+    // Small calls find the caches as the touch left them, as their benchmark says.
+    if rows.iter().any(|row| row.op.calls().is_none()) {
+        method.push(("caches", EVICTED.to_owned()));
+    }
     let of_files = if rows.iter().any(|row| row.case.mapping.is_file()) { OF_FILES } else { &[] };
     method.extend(texts.iter().chain(subject.method).chain(of_files).map(|&(term, text)| (term, text.to_owned())));
     method
@@ -295,7 +309,7 @@ fn notes(rows: &[Row]) -> Vec<String> {
     );
     let absent = |column: Column| rows.iter().all(|row| matches!(row.cells[column], Cell::Absent));
     let missing: Vec<&str> = Column::ALL.into_iter().filter(|&c| absent(c)).map(Column::name).collect();
-    let mut notes: Vec<String> = of_one_table(rows).filter_map(work).collect();
+    let mut notes: Vec<String> = of_one_table(rows).flat_map(|rows| [work(rows), copied(rows)]).flatten().collect();
     notes.extend(reasons.into_iter().map(|(reason, names)| format!("{reason}: {}.", names.join(", "))));
     if !missing.is_empty() && !rows.is_empty() {
         notes.push(format!("Not part of this run: {}.", missing.join(", ")));
@@ -319,6 +333,19 @@ fn work(rows: &[Row]) -> Option<String> {
     let name = title(&rows[0]);
     let of = if rows[0].op.calls().is_some() { "all calls of one" } else { "one" };
     (!all.is_empty()).then(|| format!("vellum's {what} in {of} {name}: {}.", all.join(", ")))
+}
+
+/// Returns the bytes that sparse writes after a fork copied, for each case.
+fn copied(rows: &[Row]) -> Option<String> {
+    rows[0].op.writes().and_then(Writes::name)?;
+    let of = |row: &Row| {
+        let all = [Column::Vellum, Column::Linux].into_iter();
+        let bytes = all.filter_map(|column| Some((column.name(), vellum_inspect::size::show(row.copied[column]?))));
+        let bytes: Vec<String> = bytes.map(|(name, size)| format!("{name} {size}")).collect();
+        (!bytes.is_empty()).then(|| format!("{} ({})", bytes.join(", "), row.label()))
+    };
+    let all: Vec<String> = rows.iter().filter_map(of).collect();
+    (!all.is_empty()).then(|| format!("Copied in one {}: {}.", title(&rows[0]), all.join("; ")))
 }
 
 #[cfg(test)]
@@ -362,6 +389,18 @@ mod tests {
             "vellum's TLB flushes in one protect, ascending: 1 (4 KiB).",
         ];
         assert_eq!(notes[..2], expected);
+    }
+
+    #[test]
+    fn bytes_copied_are_noted_for_sparse_writes_only() {
+        let notes = |writes| {
+            let linux = Outcome { copied: Some(64 << 10), ..Outcome::default() };
+            notes(&[row(Op::ForkWrite(writes), 4, linux.clone()), row(Op::ForkWrite(writes), 64, linux)])
+        };
+        let expected = "Copied in one fork-write, a byte in every 2 MiB, ascending: linux 64 KiB (4 KiB); linux 64 \
+                        KiB (64 KiB).";
+        assert_eq!(notes(Writes::Every2Mib)[0], expected);
+        assert!(!notes(Writes::EveryPage).iter().any(|note| note.contains("Copied")));
     }
 
     #[test]

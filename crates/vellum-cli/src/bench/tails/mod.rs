@@ -12,13 +12,13 @@ use vellum_linux::child::tails::{self, Tail};
 use vellum_linux::cpu::allowed_cpus;
 use vellum_linux::settings::resource::{HeldResource, Resource};
 use vellum_linux::workload::contended::{RESIDENT, TimedOp};
-use vellum_linux::workload::shuffle::{SEED, shuffle};
 
 use super::contender::{Column, Skip};
 use super::engine::Contended;
 use super::load::Meter;
 use super::progress::Progress;
 use super::report::Section;
+use super::turns::Orders;
 use rows::{Beside, Row};
 
 /// The options of the benchmark.
@@ -28,11 +28,12 @@ pub struct Args {
     /// Operations that are timed in a run.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub samples: u32,
-    /// Runs of each contender; a figure is the median of the runs' quantiles.
+    /// Runs of each contender; a figure is the median of the runs' quantiles, and of their maxima
+    /// the greatest.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
     /// Operations to measure.
-    #[arg(long, value_delimiter = ',', default_value = "fault,munmap,fork")]
+    #[arg(long, value_delimiter = ',', default_value = "fault,munmap,fork,bare-fork")]
     pub ops: Vec<TimedOp>,
 }
 
@@ -83,7 +84,7 @@ pub fn section(args: &Args) -> Section {
     section::of(&rows, args)
 }
 
-/// Runs both contenders `runs` times, in turns in random order, and returns a row for each.
+/// Runs both contenders `runs` times, in turns, and returns a row for each.
 fn take_turns(
     op: TimedOp,
     beside: Beside,
@@ -91,13 +92,11 @@ fn take_turns(
     mut measure: impl FnMut(Column) -> Result<Tail, Skip>,
 ) -> [Row; COLUMNS.len()] {
     let meter = Meter::start();
-    let mut random = SEED;
-    let mut order = COLUMNS;
+    let mut orders = Orders::of(&format!("{op:?} {beside:?}"), 0..COLUMNS.len());
     let mut tails = COLUMNS.map(|_| Vec::new());
     for _ in 0..runs {
-        shuffle(&mut order, &mut random);
-        for column in order {
-            tails[usize::from(column == COLUMNS[1])].push(measure(column));
+        for index in orders.next_order() {
+            tails[index].push(measure(COLUMNS[index]));
         }
     }
     let load = meter.load();

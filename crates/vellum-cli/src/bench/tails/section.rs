@@ -1,9 +1,10 @@
 //! The section of `bench tails`: a table for each operation.
 
 use super::Args;
-use super::rows::{QUANTILES, Row};
+use super::rows::{Figure, QUANTILES, Row};
 use crate::bench::load::Load;
 use crate::bench::report::{Part, Section, Table, Value, show};
+use vellum_linux::stats::Summary;
 use vellum_linux::workload::contended::TimedOp;
 
 /// The mark of a row that was measured beside other work.
@@ -26,17 +27,24 @@ fn part(rows: &[Row]) -> Part {
     let text = match rows[0].op {
         TimedOp::Fault => "The first write to a page of 4 KiB: one page fault, and every 512th allocates a page table.",
         TimedOp::Munmap => "munmap of 64 KiB of touched memory in base pages, with no other mapping beside it.",
-        TimedOp::Fork => "A fork of the process, whose 16 MiB of base pages are the memory that is reclaimed.",
+        TimedOp::Fork => {
+            "A fork of the process, whose 16 MiB of base pages are the memory that is reclaimed. From the times of \
+             Linux, which also copies the task, its files and the mappings of its program, the median of forks without \
+             the memory is subtracted, timed in the same run beside the same reclaim; from those of vellum nothing. \
+             Beside reclaim that median is mostly a wait for the reclaimer, which vellum's figure then has and Linux's \
+             lacks. A tail has all that such forks take longer than their median: compare it with that of bare-fork."
+        }
+        TimedOp::BareFork => "The same fork without this memory (MADV_DONTFORK), with nothing subtracted.",
     };
     let mut head = vec!["beside".to_owned(), "contender".to_owned()];
-    head.extend(QUANTILES.map(|(name, ..)| name.to_owned()));
+    head.extend(QUANTILES.map(|quantile| quantile.name.to_owned()));
     let line = |row: &Row| {
         let mark = if row.load.is_notable() { LOADED } else { "" };
         let mut line = vec![Value::Text(format!("{}{mark}", row.beside.name()))];
         line.push(Value::Text(row.column.name().into()));
-        line.extend(QUANTILES.map(|(_, _, of)| {
-            row.quantile(of).map_or(Value::None, |summary| {
-                let (main, range) = show::nanoseconds(summary);
+        line.extend(QUANTILES.map(|quantile| {
+            row.figure(&quantile).map_or(Value::None, |Figure { all, min, max }| {
+                let (main, range) = show::nanoseconds(Summary { median: all, min, max });
                 Value::Figure { main, range }
             })
         }));
@@ -49,7 +57,8 @@ fn part(rows: &[Row]) -> Part {
 fn method(args: &Args) -> Vec<(&'static str, String)> {
     let all = format!(
         "Each operation is timed by the clock, {} times in each of {} runs; a figure is the median of the runs' \
-         quantiles, with the smallest and the largest beside it. The contenders take turns, in random order.",
+         quantiles, and of their maxima the greatest, with the smallest and the largest of a run beside it. The \
+         contenders take turns, in random order.",
         args.samples, args.runs
     );
     let texts = [

@@ -18,7 +18,6 @@ use std::path::PathBuf;
 use vellum::platform::MAX_CPUS;
 use vellum_linux::cpu::allowed_cpus;
 use vellum_linux::workload::case::{Case, Op, parse_folio};
-use vellum_linux::workload::shuffle::{SEED, shuffle};
 
 use super::contender::{Columns, Skip};
 use super::engine;
@@ -26,6 +25,7 @@ use super::load::Meter;
 use super::progress::Progress;
 use super::regions::{self, FEW_FOLIOS, check_size, parse_size};
 use super::report::Section;
+use super::turns::Orders;
 use rows::{Outcome, Row, Taken};
 use teams::{Engine, Floor, Linux, Team};
 
@@ -139,7 +139,7 @@ fn measure(args: &Args, cpus: &[usize], teams: &mut [Box<dyn Team + '_>]) -> Vec
 }
 
 /// Runs `runs` rounds. In each round, each team (a contender with several threads) does a run by
-/// all threads and one by a single thread.
+/// all threads and one by a single thread, in the order that [`Orders`] has for this row.
 fn take_turns(
     runs: u32,
     case: &Case,
@@ -149,27 +149,30 @@ fn take_turns(
     progress: &Progress,
 ) -> Taken {
     let meter = Meter::start();
-    let mut random = SEED;
     let mut outcomes = Columns::<Outcome>::default();
     let mut teams: Vec<_> = teams.iter_mut().filter(|team| team.supports(spaces)).collect();
     for team in &mut teams {
         outcomes[team.column()].skip = team.prepare(case, cpus.len()).err();
     }
+    let running = (0..teams.len()).filter(|&index| outcomes[teams[index].column()].skip.is_none());
+    let mut orders = Orders::of(&format!("{spaces:?} {} {case:?}", cpus.len()), running);
     for run in 0..runs as usize {
         // CPUs may differ in speed, so the single thread runs on another CPU in each round.
         let alone = run % cpus.len();
-        shuffle(&mut teams, &mut random);
-        for team in &mut teams {
-            let column = team.column();
+        let order = orders.next_order();
+        for &index in &order {
+            let column = teams[index].column();
+            let team = &mut teams[index];
             progress.set_text(format!("{} threads {} {}", cpus.len(), case.label(), column.name()));
-            let outcome = &mut outcomes[column];
-            if outcome.skip.is_none() {
-                let together = team.run(case, spaces, cpus, 0..cpus.len());
-                let by_one = team.run(case, spaces, cpus, alone..alone + 1);
-                outcome.add(together, by_one);
+            let together = team.run(case, spaces, cpus, 0..cpus.len());
+            let by_one = team.run(case, spaces, cpus, alone..alone + 1);
+            outcomes[column].add(together, by_one);
+            if outcomes[column].skip.is_some() {
+                orders.remove(index);
             }
             progress.step();
         }
+        (order.len()..teams.len()).for_each(|_| progress.step());
     }
     Taken { outcomes, load: meter.load() }
 }
@@ -234,6 +237,25 @@ mod tests {
         assert_eq!(rows[0].scaling(Vellum), Some(1.0), "twice the work in twice the time");
         assert_eq!(rows[2].scaling(Vellum), Some(2.0), "twice the work in the same time");
         assert_eq!(rows[1].scaling(Linux), None);
+    }
+
+    #[test]
+    fn in_as_many_runs_as_teams_each_is_first_once_and_rows_differ() {
+        let mut firsts = Vec::new();
+        for n in 1..=12 {
+            let log = Log::default();
+            let team = |column| -> Box<dyn Team> { Box::new(Scripted(column, log.clone())) };
+            let mut teams = [team(Column::Floor), team(Column::Vellum), team(Column::Linux)];
+            let case = Case::of(n * TABLE_SPAN, 4);
+            take_turns(3, &case, Spaces::One, &[3, 7], &mut teams, &Progress::new(0));
+            // Each team runs twice in a round.
+            let first: Vec<Column> = log.borrow().iter().step_by(6).map(|(column, _)| *column).collect();
+            for column in [Column::Floor, Column::Vellum, Column::Linux] {
+                assert_eq!(first.iter().filter(|&&of| of == column).count(), 1, "{first:?}");
+            }
+            firsts.push(first);
+        }
+        assert!(firsts.iter().any(|first| *first != firsts[0]), "{firsts:?}");
     }
 
     #[test]

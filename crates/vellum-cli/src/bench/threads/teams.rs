@@ -109,16 +109,17 @@ impl ThreadMemory {
             Some(arena) => arena,
             None => Arena::new(case, Placement::in_order(case))?,
         };
-        let pages = match self.pages.take() {
+        // No more than the other contenders touch: each thread has memory of its own.
+        let words = case.bytes.min(EVICTING) as usize / size_of::<u64>();
+        let pages = match self.pages.take().filter(|pages| pages.len() == words) {
             Some(pages) => pages,
-            None => Mapped::zeroed(EVICTING as usize / size_of::<u64>())?,
+            None => Mapped::zeroed(words)?,
         };
         Ok((self.arena.insert(arena), self.pages.insert(pages)))
     }
 }
 
 /// Zeroes `bytes` in all, a page at a time, and begins again at the start of `memory` when it ends.
-/// `memory` is larger than the caches.
 fn zero(memory: &mut [u64], bytes: u64) {
     let pages = memory.len() / WORDS;
     for page in 0..(bytes / PAGE) as usize {

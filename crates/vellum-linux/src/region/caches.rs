@@ -1,0 +1,86 @@
+//! Evicts the region's PTEs and descriptors from the caches before an operation.
+
+use std::sync::{Mutex, PoisonError};
+
+use rustix::mm::{Advice, madvise};
+
+use super::Region;
+use crate::{Skip, memory};
+
+/// The bytes whose cache lines are written before an operation, so that the caches have no PTE or
+/// descriptor of it: several times the size of a CPU's caches. The largest last-level cache that a
+/// virtual machine is known to report is 260 MiB (Intel Xeon, family 6, model 207).
+pub const EVICTING: u64 = 1 << 30;
+/// The bytes of a cache line.
+pub const LINE: u64 = 64;
+
+/// The memory that [`evict_caches`] writes; `None` before the first call.
+static ELSEWHERE: Mutex<Option<Elsewhere>> = Mutex::new(None);
+
+/// A region that no operation is measured on.
+struct Elsewhere(Region);
+
+// SAFETY: the mapping is the region's own, and any thread may use and unmap it.
+unsafe impl Send for Elsewhere {}
+
+impl Elsewhere {
+    fn map() -> Result<Elsewhere, Skip> {
+        memory::check_available(EVICTING + EVICTING / 8)?;
+        let region = Region::map(EVICTING)?;
+        // SAFETY: the advice changes no contents. It may fail: small pages only make the writes
+        // slower.
+        let _ = unsafe { madvise(region.start, region.len, Advice::LinuxHugepage) };
+        Ok(Elsewhere(region))
+    }
+
+    /// Writes a byte in each cache line. A plain loop: builds of tests do not optimise iterators.
+    fn write(&self) {
+        let (start, step) = (self.0.start.cast::<u8>(), LINE as usize);
+        let mut at = 0;
+        while at < self.0.len {
+            // SAFETY: the byte is in the region, which is mapped and writable. Volatile, as the
+            // value is never read.
+            unsafe { start.wrapping_add(at).write_volatile(1) };
+            at += step;
+        }
+    }
+}
+
+/// Writes [`EVICTING`] bytes of memory that this process keeps for it, so that the operation that
+/// comes next finds nothing in the caches of this CPU, whatever the size of its region. The first
+/// call maps the memory.
+///
+/// # Errors
+/// There is too little memory.
+pub fn evict_caches() -> Result<(), Skip> {
+    let mut elsewhere = ELSEWHERE.lock().unwrap_or_else(PoisonError::into_inner);
+    let memory = match &mut *elsewhere {
+        Some(memory) => memory,
+        none => none.insert(Elsewhere::map()?),
+    };
+    memory.write();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use procfs::process::Process;
+
+    use super::*;
+
+    /// Returns the bytes in memory of the region that the caches are evicted with.
+    fn resident() -> u64 {
+        let start = ELSEWHERE.lock().unwrap().as_ref().unwrap().0.start();
+        let vmas = Process::myself().unwrap().smaps().unwrap();
+        vmas.iter().find(|vma| vma.address.0 == start).unwrap().extension.map["Rss"]
+    }
+
+    #[test]
+    fn several_times_the_largest_cache_is_written_and_kept() {
+        for _ in 0..2 {
+            evict_caches().unwrap();
+            assert_eq!(resident(), EVICTING);
+        }
+        const { assert!(EVICTING >= 3 * (260 << 20)) };
+    }
+}
