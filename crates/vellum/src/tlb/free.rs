@@ -153,7 +153,7 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
         let order = state.order();
         if state.has(flag::ZERO_FOLIO | flag::OBJECT) {
             if state.has(flag::ZERO_FOLIO) {
-                return;
+                return self.maybe_resched();
             }
             self.shmem += pages as u64;
         }

@@ -218,10 +218,12 @@ impl Vmas {
     }
 
     /// Returns the VMAs that end above `addr` and are displaced: their rmap indices may differ from
-    /// addresses ([`Vma::is_displaced`]).
-    pub(in crate::space) fn displaced(&self, addr: u64) -> impl Iterator<Item = &Vma> {
+    /// addresses ([`Vma::is_displaced`]). Calls `resched` at each VMA (INV-11), with the VMA lock
+    /// held.
+    pub(in crate::space) fn displaced<P: Platform>(&self, platform: &P, addr: u64) -> impl Iterator<Item = &Vma> {
         let any = self.displaced != 0;
-        self.tree.iter_from(addr).take_while(move |_| any).filter(|v| v.is_displaced())
+        let vmas = self.tree.iter_from(addr).take_while(move |_| any);
+        vmas.inspect(|_| platform.resched()).filter(|v| v.is_displaced())
     }
 
     /// Splits VMAs so that none reaches across an end of `range`. The caller has reserved nodes for

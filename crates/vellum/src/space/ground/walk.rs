@@ -62,12 +62,14 @@ impl<'m, P: Platform> Ptes<'_, 'm, P> {
                 }
                 Found::Table(table) => table,
             };
-            let end = range.end.min(table.end());
-            let mut found = false;
+            let end = table.hold_end(range.tail(at));
+            let (mut found, mut runs) = (false, 0);
             while at < end
                 && !found
+                && runs < MAX_RUNS_PER_HOLD
                 && let Some(run) = table.run(at, end)
             {
+                runs += 1;
                 found = run.kind != Kind::None && wanted(&run);
                 at = if found { at } else { run.range(arch).end };
             }
@@ -75,6 +77,7 @@ impl<'m, P: Platform> Ptes<'_, 'm, P> {
             if found {
                 return Some(at);
             }
+            self.platform().resched();
         }
         None
     }

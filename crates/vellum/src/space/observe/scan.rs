@@ -14,7 +14,7 @@ use crate::errno::Errno;
 use crate::frame::flag;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, NotMapped, Run};
+use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD, NotMapped, Run};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
@@ -317,12 +317,14 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
             Found::Hole(end) => return self.scan_hole(vma, part.head(end), state),
             Found::Table(table) => table,
         };
-        let end = part.end.min(table.end());
-        let mut at = part.start;
+        let end = table.hold_end(part);
+        let (mut at, mut runs) = (part.start, 0);
         let (mut hole, mut split) = (None, None);
         while at < end
+            && runs < MAX_RUNS_PER_HOLD
             && let Some(mut run) = table.run(at, end)
         {
+            runs += 1;
             if run.kind == Kind::None && table.level > 1 {
                 hole = Some(part.intersect(&run.range(arch)));
                 break;

@@ -8,7 +8,7 @@ use crate::frame::{Frame, flag};
 use crate::memcg::LruList;
 use crate::page_cache::Object;
 use crate::platform::Platform;
-use crate::table::Found;
+use crate::table::{Found, MAX_RUNS_PER_HOLD};
 
 use super::{ISOLATION_BATCH, IsolationBatch, Pageout, Rmap};
 
@@ -60,12 +60,14 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
             Found::Hole(end) => return end,
             Found::Table(table) => table,
         };
-        let end = part.end.min(table.end());
-        let mut at = part.start;
+        let end = table.hold_end(part);
+        let (mut at, mut runs) = (part.start, 0);
         while at < end
+            && runs < MAX_RUNS_PER_HOLD
             && folios.remaining_capacity() > 0
             && let Some(run) = table.run_ignoring_accessed_dirty(at, end)
         {
+            runs += 1;
             at = run.range(arch).end;
             if run.kind != Kind::Leaf || machine.zero_folio().contains(run.pfn(arch)) {
                 continue;

@@ -13,7 +13,7 @@ use crate::frame::{Frame, flag};
 use crate::page_cache::Object;
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD, Run};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma, VmaFlags};
 
@@ -77,9 +77,10 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
             Found::Hole(end) => return end,
             Found::Table(table) => table,
         };
-        let end = part.end.min(table.end());
-        let mut at = part.start;
-        while at < end && !gather.is_full() {
+        let end = table.hold_end(part);
+        let (mut at, mut runs) = (part.start, 0);
+        while at < end && runs < MAX_RUNS_PER_HOLD && !gather.is_full() {
+            runs += 1;
             let Some(mut run) = table.run_ignoring_accessed_dirty(at, end) else { break };
             if run.kind == Kind::Leaf {
                 if vma.flags.contains(VmaFlags::LOCKED) {
@@ -131,7 +132,8 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
     /// [`Vma::is_displaced`]) from `addr` on that has some of the rmap indices that `indices`
     /// returns. Does not call `indices` if the space has no displaced VMA from `addr` on.
     pub(crate) fn next_displaced(self, addr: u64, mut indices: impl FnMut() -> VirtRange) -> Option<Vma> {
-        self.space.read().displaced(addr).find(|vma| vma.rmap_part(indices()).is_some()).copied()
+        let vmas = self.space.read();
+        vmas.displaced(self.platform(), addr).find(|vma| vma.rmap_part(indices()).is_some()).copied()
     }
 
     /// Clears the accessed bits of the PTEs in `range` that map the folio `head` (Linux:
