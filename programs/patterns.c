@@ -5,6 +5,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 static const size_t length = 5 * HUGE + 3 * PAGE;
 
@@ -188,6 +189,33 @@ static bool file_mappings_are_the_file(void) {
     return !munmap(shared, size) && !munmap(own, size) && good;
 }
 
+// Executes a file in a child. Returns the error, or 0.
+static int exec_error(const char *path) {
+    pid_t child = fork();
+    if (!child) {
+        execl(path, path, "-", (char *)NULL);
+        _exit(errno);
+    }
+    int status;
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static bool no_mapping_writes_to_a_program(void) {
+    static const char script[] = "#!/proc/self/exe -\n", *path = "/tmp/patterns-program";
+    mkdir("/tmp", 0777);
+    int file = open(path, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0755);
+    if (file < 0 || write(file, script, sizeof script - 1) != sizeof script - 1)
+        die("%s", path);
+    char *shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    bool good = shared != MAP_FAILED && exec_error(path) == ETXTBSY;
+    close(file);
+    good &= exec_error(path) == ETXTBSY;
+    munmap(shared, PAGE);
+    good &= exec_error(path) == 0;
+    unlink(path);
+    return good;
+}
+
 static bool kernel_addresses_fault(void) {
     bool good = raised((char *)0, false, SIGSEGV, SEGV_MAPERR);
     good &= raised((char *)PAGE, true, SIGSEGV, SEGV_MAPERR);
@@ -262,12 +290,15 @@ static const struct rule rules[] = {
     {"memory reads as zeros after MADV_DONTNEED", dontneed_reads_as_zeros},
     {"mremap moves contents", mremap_moves},
     {"a file mapping has the file's contents, and ends with it", file_mappings_are_the_file},
+    {"no mapping writes to a program that runs", no_mapping_writes_to_a_program},
     {"an access to a kernel address raises SIGSEGV", kernel_addresses_fault},
     {"a stack grows to its limit", stack_grows_to_its_limit},
     {"written pages are soft-dirty", soft_dirty},
 };
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "-"))
+        return 0;
     static char handlers[64 << 10];
     stack_t stack = {.ss_sp = handlers, .ss_size = sizeof handlers};
     struct sigaction action = {.sa_sigaction = handle_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK};

@@ -117,6 +117,11 @@ fn pfn_of(entry: u64) -> Option<Pfn> {
     (entry & FRAME != 0).then_some(Pfn((entry >> FRAME_SHIFT) as u32))
 }
 
+/// Returns the number of the last-level node that has a page's entry.
+pub(super) fn last_node_of(page: u64) -> u64 {
+    page >> BITS
+}
+
 /// Returns the index of a page in its node of this level; level 0 is the last.
 fn index_at(page: u64, level: u32) -> u64 {
     page >> (BITS * level) & (FANOUT - 1)

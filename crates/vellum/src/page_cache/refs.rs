@@ -75,6 +75,11 @@ impl<P: Platform> Object<'_, P> {
         self.head().writers.fetch_update(AcqRel, Acquire, add_writer).is_ok()
     }
 
+    /// Returns whether a shared VMA exists that may write to the object, now or after `mprotect`.
+    pub fn has_shared_writers(&self) -> bool {
+        self.head().writers.load(Acquire) & !DENIED != 0
+    }
+
     /// Forbids writable shared VMAs from now on (Linux: `mapping_deny_writable`, for
     /// `F_SEAL_WRITE`).
     ///

@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use arrayvec::ArrayVec;
 
-use super::index::{Entry, FreedNodes, Index, NextHole};
+use super::index::{Entry, FreedNodes, Index, NextHole, last_node_of};
 use super::{Head, MAX_SIZE, Object, ObjectError, ObjectPage, head, mapping};
 use crate::addr::Pfn;
 use crate::machine::Machine;
@@ -14,6 +14,10 @@ use crate::swap::{Slots, SwapRun};
 
 /// The number of pages that are removed under one hold of the object's lock (INV-11).
 const MAX_BATCH: usize = 32;
+/// The number of last-level index nodes from which pages are removed under one hold of the object's
+/// lock (INV-11). The search for a page that lies far from the one before reads up to all entries
+/// of a node on each level.
+const MAX_NODES: u32 = 3;
 
 /// Pages that were removed from an object. Spaces may still map them: before the caller reports
 /// that the operation is done, every space that maps the object must unmap them
@@ -183,8 +187,8 @@ struct RemovedBatch {
 }
 
 impl RemovedBatch {
-    /// Removes the first pages of a range, at most [`MAX_BATCH`]. Returns `None` if the range has
-    /// no pages. The caller holds the object's lock.
+    /// Removes the first pages of a range, at most [`MAX_BATCH`], from at most [`MAX_NODES`] index
+    /// nodes. Returns `None` if the range has no pages. The caller holds the object's lock.
     fn take<P: Platform>(
         machine: &Machine<'_, P>,
         head: &Head,
@@ -200,9 +204,15 @@ impl RemovedBatch {
             last.into_iter()
                 .for_each(|(page, pfn)| mapping::clear_object_if_gone(frames, index, page, pfn, head.page_order));
         };
+        let (mut node, mut nodes) = (None, 0);
+        let mut has_time = |page| {
+            nodes += u32::from(node.replace(last_node_of(page)) != Some(last_node_of(page)));
+            nodes <= MAX_NODES
+        };
         while !removed.pages.is_full()
             && let Some((page, _)) = index.next(frames, removed.next)
             && page < range.end
+            && has_time(page)
             && let Some(entry) = index.remove(frames, page, &mut removed.nodes)
         {
             let now = entry.frame().map(|pfn| (page, pfn));

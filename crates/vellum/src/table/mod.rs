@@ -91,8 +91,9 @@ use crate::tlb::Shootdown;
 /// costs an access to a folio's descriptor.
 pub(crate) const MAX_RUNS_PER_HOLD: usize = 64;
 /// The maximum number of PTEs of one page table that an operation handles before it releases the
-/// page table's lock (INV-11). Most formats have fewer PTEs in a page table.
-const MAX_ENTRIES_PER_HOLD: u64 = 4096;
+/// page table's lock (INV-11). Most formats have fewer PTEs in a page table. A PTE that is read
+/// again, because the run that it ended was shortened, counts again.
+pub(crate) const MAX_ENTRIES_PER_HOLD: u64 = 4096;
 /// The maximum number of PTEs that an operation handles under one page table's lock if it reads the
 /// mapcount of a folio for each PTE (INV-11). Most formats have no more PTEs in a page table.
 pub(crate) const MAX_FOLIOS_PER_HOLD: u64 = 512;

@@ -53,7 +53,8 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// `EACCES`: the file is not executable. `ETXTBSY`: it is open for writing. Those of the file.
+    /// `EACCES`: the file is not executable. `ETXTBSY`: it is open for writing, or mapped so that a
+    /// program may write to it. Those of the file.
     pub fn open((inode, name): Executable) -> Result<Self, Errno> {
         let meta = inode.meta();
         if meta.kind != Kind::Regular || meta.mode & 0o111 == 0 {
@@ -63,6 +64,10 @@ impl Program {
         let file = inode.open(abi::O_RDONLY)?;
         let Mappable::Pages(pages) = file.mappable() else { return Err(Errno::EACCES) };
         let object = object_of(&pages).ok_or(Errno::EACCES)?.clone();
+        // Such a mapping may have outlived the descriptor, and with it the descriptor's access.
+        if object.has_shared_writers() {
+            return Err(Errno::ETXTBSY);
+        }
         Ok(Self { denial, name, file, object, size: meta.size })
     }
 

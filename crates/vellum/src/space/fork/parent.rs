@@ -47,6 +47,13 @@ const FOLIO_COST: u32 = 84;
 /// that turns out to be pinned.
 const UNDO_COST: u32 = 200;
 
+/// The cost of a run that is read by itself, without that of its PTEs and folios, in instructions.
+const RUN_COST: u32 = 300;
+
+/// The cost of reading a PTE as a part of a run, in instructions. A run that is shortened, because
+/// its folios differ, is read again from there on.
+const READ_COST: u32 = 3;
+
 /// The runs and PTEs that the child gets from one of the parent's page tables. [`Child::map_batch`]
 /// maps them after [`Parent`] has unlocked that page table, because the child's page tables can't
 /// be allocated under a spin lock.
@@ -238,6 +245,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                 continue;
             }
             let Some(mut run) = table.run(at, end) else { break };
+            let read = RUN_COST + READ_COST * run.len as u32;
             match run.kind {
                 Kind::Leaf | Kind::Swap if at >= private_end => {}
                 Kind::Leaf => {
@@ -285,6 +293,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                 }
                 Kind::None | Kind::Table | Kind::Busy => {}
             }
+            work = work.saturating_sub(read);
             at = run.range(arch).end;
         }
         Ok(at)

@@ -24,7 +24,7 @@ use crate::frame::{Counts, Frame, HUGE_ORDER, flag};
 use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::SpaceCounter;
 use crate::swap::{Slots, SwapRun};
-use crate::table::{Found, LockedTable, MAX_FOLIOS_PER_HOLD, MAX_RUNS_PER_HOLD, Run};
+use crate::table::{Found, LockedTable, MAX_ENTRIES_PER_HOLD, MAX_FOLIOS_PER_HOLD, MAX_RUNS_PER_HOLD, Run};
 use crate::tlb::Gather;
 use crate::vma::{Prot, State, VmaFlags};
 
@@ -200,10 +200,12 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
             Found::Table(table) => table,
         };
         let end = table.end_after(part, MAX_FOLIOS_PER_HOLD);
-        let (mut at, mut discarded, mut runs) = (part.start, 0, 0);
-        while at < end && runs < MAX_RUNS_PER_HOLD && !batch.is_full() && !gather.is_full() {
-            runs += 1;
+        let (mut at, mut discarded, mut runs, mut read) = (part.start, 0, 0, 0);
+        let has_time = |runs, read| runs < MAX_RUNS_PER_HOLD && read < MAX_ENTRIES_PER_HOLD;
+        while at < end && has_time(runs, read) && !batch.is_full() && !gather.is_full() {
             let Some(mut run) = table.run_ignoring_accessed_dirty(at, end) else { break };
+            runs += 1;
+            read += run.len as u64;
             let whole = part.covers(&run.range(arch));
             if locked {
                 Rmap::of(self.space).note_locked(&run, isolated);
