@@ -84,15 +84,14 @@ fn description(op: Op) -> &'static str {
         }
         Op::ForkWrite(Writes::EveryPage) => {
             "The address space that maps the region is forked, and then the parent writes a byte in each page, while \
-             the child waits: the fork and the copy-on-write faults together. A fault of the engine copies a whole \
-             folio, but of a 2 MiB folio that PTEs map a single page; Linux copies one page, and splits a huge PTE \
-             first. The engine's faults enter no kernel, which Linux's do."
+             the child waits: the fork and the copy-on-write faults together. A fault of the engine copies a page, or \
+             a folio of the row's size if as many pages before it were copied; Linux copies one page. Both split a \
+             huge PTE first. The engine's faults enter no kernel, which Linux's do."
         }
         Op::ForkWrite(_) => {
             "The address space that maps the region is forked, and then the parent writes a single byte in each 64 KiB \
-             or 2 MiB, while the child waits: the fork and the copy-on-write faults together. A fault of the engine \
-             copies a whole folio, but of a 2 MiB folio that PTEs map a single page; Linux copies one page. The bytes \
-             copied are those that the parent no longer shares with the child."
+             or 2 MiB, while the child waits: the fork and the copy-on-write faults together. The bytes copied are \
+             those that the parent no longer shares with the child."
         }
         Op::Cow(_) => "The copy-on-write faults of the operation before, without the fork.",
         Op::SwapOut(_) => {
