@@ -1,5 +1,5 @@
-// exec [TIMES [PROGRAM]]: measures fork, exec, exit and wait of a program, in nanoseconds, and the page
-// faults of the child. Under a clock that counts instructions these are instructions.
+// exec [TIMES [PROGRAM]]: measures fork, exec, exit and wait of a program, in nanoseconds, and the
+// page faults of the child. Under a clock that counts instructions these are instructions.
 //
 // PROGRAM is this program itself, unless another is named: a static one of 2 MB, which ends at once
 // when its first argument is "-".

@@ -41,7 +41,7 @@ struct Ratio {
     ends: Option<(f64, f64)>,
     /// The name of its row.
     row: String,
-    /// Whether both figures are times.
+    /// The figure compares two times.
     times: bool,
 }
 
