@@ -3,6 +3,10 @@
 //! allows. If that folio is smaller than 64 KiB ([`AROUND_ORDERS`]), a block of up to 64 KiB is
 //! read into several contiguous folios. A huge swap entry is read into one huge folio.
 //!
+//! An access reads a block only if accesses have come up to it ([`SwapIn::continues`]), so that a
+//! program that needs a page here and there does not pay for the pages around. Policy's folios
+//! below 2 MiB are read whole in any case, as on Linux.
+//!
 //! A swap-cache page is a page in memory that has the contents of a swap slot ([`crate::swap`]). If
 //! another space of the fork family (a space and those forked from it) has read the same slots
 //! already, the fault maps their swap-cache pages. Otherwise the new folio becomes the swap-cache
@@ -17,7 +21,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::{Arch, Attrs, Kind, SwapEntry, UserRange};
-use crate::frame::{RmapKey, flag};
+use crate::frame::{HUGE_ORDER, RmapKey, flag};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::swap::{CachedPages, NotCached, SwapRun};
@@ -34,19 +38,29 @@ use crate::space::ground::{Change, Ptes};
 const AROUND_ORDERS: u32 = 0b11111;
 
 impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
-    /// Swaps in the page at the address of `touch`, with neighbours, in folios of one of `orders`
-    /// or in single pages.
+    /// Swaps in the page at the address of `touch`, with neighbours that the program seems to need
+    /// next, in folios of one of `orders` or in single pages.
     ///
     /// # Errors
     /// There is no memory, or the device could not read the page.
     #[cold]
     pub(in crate::space) fn swap_in(self, touch: Touch<'_>, orders: u32) -> Result<Outcome, FaultError> {
-        self.swap_in_around(touch, orders, orders | AROUND_ORDERS)
+        let whole = orders & ((1 << HUGE_ORDER) - 1);
+        self.swap_in_around(touch, orders, Around { orders: orders | AROUND_ORDERS, whole })
     }
 
-    /// Implements [`SwapIn::swap_in`]. Swaps in the largest block around the address that has an
-    /// order in `around` and was swapped out to consecutive slots.
-    fn swap_in_around(self, touch: Touch<'_>, orders: u32, around: u32) -> Result<Outcome, FaultError> {
+    /// Swaps in the page at the address of `touch` with all neighbours that its folio or block may
+    /// have, for a caller that swaps them in next.
+    ///
+    /// # Errors
+    /// As for [`SwapIn::swap_in`].
+    pub(in crate::space) fn swap_in_all(self, touch: Touch<'_>, orders: u32) -> Result<Outcome, FaultError> {
+        self.swap_in_around(touch, orders, Around { orders: orders | AROUND_ORDERS, whole: u32::MAX })
+    }
+
+    /// Implements [`SwapIn::swap_in`]. Swaps in the largest block around the address that `around`
+    /// allows and that was swapped out to consecutive slots.
+    fn swap_in_around(self, touch: Touch<'_>, orders: u32, around: Around) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
         let arch = self.arch();
         let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
@@ -66,13 +80,21 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
                 false => Ok(Outcome::Again),
             };
         }
+        let smallest = (entry.len().ilog2() - FRAME_SHIFT) as u8;
         let alone = |block| self.whole_swap_run(&table, block).is_some_and(|run| !self.is_cached(&run));
+        let is_wanted = |block, order: u8| around.whole >> order & 1 != 0 || self.continues(block);
         let found = match table.level {
-            1 => self.tables().aligned_blocks(addr, vma.range, around).find(|(block, _)| alone(*block)),
+            1 => self
+                .tables()
+                .aligned_blocks(addr, vma.range, around.orders)
+                .find(|(block, order)| is_wanted(*block, *order) && alone(*block)),
             _ => None,
         };
+        let is_too_large = table.level > 1 && !is_wanted(entry, smallest);
         table.release();
-        let smallest = (entry.len().ilog2() - FRAME_SHIFT) as u8;
+        if is_too_large {
+            return self.split_huge_swap(addr, entry);
+        }
         let wanted = found.map_or(smallest, |(_, order)| order);
         let fits = orders & ((2 << wanted) - 1) & !((1 << smallest) - 1);
         let folio = fits.checked_ilog2().map_or(smallest, |order| order as u8);
@@ -104,7 +126,7 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         match result {
             // Perhaps the device lost another page of the block: try the accessed page alone.
             SwapInResult::Lost if order > arch.page_order() && smallest == arch.page_order() => {
-                self.swap_in_around(touch, 0, 0)
+                self.swap_in_around(touch, 0, Around { orders: 0, whole: 0 })
             }
             SwapInResult::Lost if order > arch.page_order() => self.split_huge_swap(addr, entry),
             SwapInResult::Lost => Err(FaultError::Poisoned(addr)),
@@ -170,12 +192,23 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
                 match self.arch().kind(entry.raw, entry.level) {
                     Kind::Swap => {
                         let touch = Touch { vma, addr, access: Access::Read };
-                        self.swap_in(touch, Anon::of(self.space).orders(vma))
+                        self.swap_in_all(touch, Anon::of(self.space).orders(vma))
                     }
                     _ => Ok(Outcome::Again),
                 }
             }
         }
+    }
+
+    /// Returns whether accesses seem to have come up to `block`: both ends of as much memory before
+    /// it are mapped. So the blocks that a stream reads double, from its second page on.
+    fn continues(self, block: UserRange) -> bool {
+        let is_mapped = |addr| {
+            let entry = self.tables().probe(addr, UserRange::all(self.arch()), 0);
+            self.arch().kind(entry.raw, entry.level) == Kind::Leaf
+        };
+        let before = block.start.checked_sub(block.len());
+        before.is_some_and(|start| is_mapped(block.start - (1 << self.page_shift())) && is_mapped(start))
     }
 
     /// Splits the huge swap entry of `huge`, so that the retried fault can swap in a part of it.
@@ -349,6 +382,16 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         }
         result
     }
+}
+
+/// The blocks that a swap-in may read around an address, by their orders, as bit sets.
+#[derive(Clone, Copy)]
+struct Around {
+    /// The orders of blocks that may be read.
+    orders: u32,
+    /// The orders of blocks, huge swap entries included, that are read in any case. Others are read
+    /// if accesses have come up to them ([`SwapIn::continues`]).
+    whole: u32,
 }
 
 /// The result of an attempt to swap in a block.

@@ -321,7 +321,7 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
                     if swapped_first.is_none() {
                         tries += *swapped_first.insert(swapped);
                     }
-                    match SwapIn::of(self.space).swap_in(Touch { vma, addr, access: Access::Write }, 1 << order)? {
+                    match SwapIn::of(self.space).swap_in_all(Touch { vma, addr, access: Access::Write }, 1 << order)? {
                         Outcome::Mapped(_) => {}
                         _ => self.platform().relax(),
                     }

@@ -333,6 +333,7 @@ fn huge_swap_cache_pages_keep_their_slots_whole() {
             on.reclaim_all(&[&space, &child]);
             assert_eq!(on.counts(), [512, 512, 0]);
             assert_eq!([&space, &child].map(shapes), [[(Kind::Swap, 2)]; 2]);
+            [&space, &child].into_iter().for_each(|space| space.advise(BASE, 2 << 20, Advise::WillNeed).unwrap());
             assert_eq!([&space, &child].map(|space| on.load(space, 7)), [7; 2]);
             assert_eq!([&space, &child].map(shapes), [[(Kind::Leaf, 2)]; 2]);
             assert_eq!(on.counts(), [512; 3]);

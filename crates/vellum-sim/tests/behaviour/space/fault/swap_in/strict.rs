@@ -67,8 +67,8 @@ fn needed<A: Silicon>(arch: A) {
     });
 }
 
-/// Pages that were written to adjacent slots are swapped in together, 64 KiB at a time, in folios
-/// as large as policy allows.
+/// An access swaps in its page, or the folio that policy allows. One that accesses came up to swaps
+/// in the pages with adjacent slots around it too, 64 KiB at a time.
 fn neighbours<A: Silicon>(arch: A) {
     for order in [0, 2] {
         on(arch, 64 << 20, 4096, |on| {
@@ -81,7 +81,13 @@ fn neighbours<A: Silicon>(arch: A) {
             space.advise(BASE, 4 * row, Advise::PageOut).unwrap();
             // Half of a 64 KiB range is another VMA, which ends the readahead.
             space.protect(BASE + 2 * row, row / 2, Prot::READ).unwrap();
-            let parts = if page < row { &[(row + page, row), (2 * row, row / 2)][..] } else { &[(row, row)] };
+            let folio = page.max(4096 << order);
+            // The first access comes from nowhere, and the others from the pages before.
+            let alone = 3 * row + row / 2 / page * page;
+            assert_eq!(on.load(&space, BASE + alone), alone / page);
+            assert_eq!(held(&space, range(BASE + 3 * row, row)).0, folio.min(row));
+            (0..row / page).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
+            let parts = if page < row { &[(row, row), (2 * row, row / 2)][..] } else { &[(row, row)] };
             for &(touched, back) in parts {
                 // With Svvptc a CPU may fault on a present PTE.
                 let faults = || on.count(Counter::Faults) - on.count(Counter::SpuriousFaults);
@@ -167,8 +173,8 @@ fn damaged<A: Silicon>(arch: A) {
     }
 }
 
-/// Pages that are swapped in alone, because their 64 KiB could not be read, are adjacent, so that
-/// free memory stays in large blocks.
+/// Pages that are swapped in alone, because the pages around could not be read, are adjacent, so
+/// that free memory stays in large blocks.
 fn unreadable_blocks<A: Silicon>(arch: A) {
     /// Bytes that a fault reads at once without large folios.
     const BLOCK: u64 = 64 << 10;
@@ -193,12 +199,17 @@ fn unreadable_blocks<A: Silicon>(arch: A) {
         // If 64 KiB are one page, nothing smaller can be read.
         let refused = u64::from(page < BLOCK);
         for i in 0..BLOCKS {
+            let load = |nth| assert_eq!(on.load(&space, BASE + i * HUGE + nth * page), i * HUGE / page + nth);
+            disk.refuse_reads(Refusal::Never);
+            // After these two pages, the next access reads two.
+            [0, 1].into_iter().for_each(load);
             disk.refuse_reads(if refused > 0 { Refusal::Nth(1) } else { Refusal::Never });
-            assert_eq!(on.load(&space, BASE + i * HUGE), i * HUGE / page);
+            load(2);
             assert_eq!(disk.reads().1, refused);
         }
-        assert_eq!(held(&space, range(BASE, BLOCKS * HUGE)).0, BLOCKS * page);
-        assert!(free() + 1 >= before, "{} of {before} are left", free());
+        assert_eq!(held(&space, range(BASE, BLOCKS * HUGE)).0, BLOCKS * 3 * page);
+        // Those of a block, and those before it.
+        assert!(free() + 2 >= before, "{} of {before} are left", free());
         drop(space);
         on.machine.swaps().close(on.sim, device).unwrap();
         on.machine.swaps().detach(frames, device).unwrap();

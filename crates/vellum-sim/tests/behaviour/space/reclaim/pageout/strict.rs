@@ -178,31 +178,37 @@ fn tracked<A: Silicon>(arch: A) {
     });
 }
 
-/// A huge PTE is swapped out as one entry, and swapped in as one; unmapping a part of it before
-/// frees only the slots of that part.
+/// A huge PTE is swapped out as one entry, and swapped in as one by an access that accesses came up
+/// to; another access swaps in its page. Unmapping a part of it before frees only the slots of that
+/// part.
 #[test]
 fn huge_ptes_are_swapped_out_whole() {
     let arch = X86_64::four_levels();
     on(arch, 64 << 20, 4096, |on| {
         on.machine.policy().set(9, Knob::Always);
         let space = on.space();
-        map(&space, BASE, 2 * HUGE);
+        map(&space, BASE, 3 * HUGE);
         on.store(&space, BASE, 1);
-        on.store(&space, BASE + HUGE + 0x5000, 2);
-        space.advise(BASE, 2 * HUGE, Advise::PageOut).unwrap();
+        on.store(&space, BASE + HUGE, 3);
+        on.store(&space, BASE + 2 * HUGE + 0x5000, 2);
+        space.advise(BASE, 3 * HUGE, Advise::PageOut).unwrap();
         let mut levels = Vec::new();
-        space.runs(range(BASE, 2 * HUGE), |run| levels.push((run.kind, run.level, run.len)));
-        assert_eq!(levels, [(Kind::Swap, 2, 1); 2]);
-        assert_eq!((on.load(&space, BASE), on.machine.size_counter(SizeCounter::SwapIn, 9)), (1, 1));
+        space.runs(range(BASE, 3 * HUGE), |run| levels.push((run.kind, run.level, run.len)));
+        assert_eq!(levels, [(Kind::Swap, 2, 1); 3]);
+        assert_eq!((on.load(&space, BASE), on.load(&space, BASE + HUGE - 0x1000)), (1, 0));
+        assert_eq!(held(&space, range(BASE, HUGE)), (0x2000, HUGE - 0x2000));
+        assert_eq!(on.machine.size_counter(SizeCounter::SwapIn, 9), 0);
+        assert_eq!(on.load(&space, BASE + HUGE), 3);
+        assert_eq!(on.machine.size_counter(SizeCounter::SwapIn, 9), 1);
         let child = space.fork().unwrap();
-        space.unmap(BASE + HUGE, 0x3000).unwrap();
+        space.unmap(BASE + 2 * HUGE, 0x3000).unwrap();
         assert_eq!(
             on.used(),
-            1024,
-            "parent and child map the first huge page, which keeps its slots; the child's second is still swapped out"
+            1536,
+            "parent and child map what was swapped in, which keeps its slots; the child's third is still swapped out"
         );
         drop(child);
-        assert_eq!((on.load(&space, BASE + HUGE + 0x5000), on.load(&space, BASE + HUGE + 0x7000)), (2, 0));
+        assert_eq!((on.load(&space, BASE + 2 * HUGE + 0x5000), on.load(&space, BASE + 2 * HUGE + 0x7000)), (2, 0));
         space.protect(BASE, 0x1000, Prot::READ).unwrap();
         assert_eq!(on.load(&space, BASE), 1);
     });
