@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use vellum::arch::X86_64;
-use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
+use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, ReadRequest, Region, Storage, Tlb, Trace};
 
 use crate::hardware::{Hardware, Simulated};
 use crate::program::Cpu;
@@ -105,6 +105,12 @@ unsafe impl<A: Silicon> Tlb for Fast<A> {
 impl<A: Silicon> Clock for Fast<A> {
     fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
+    }
+}
+
+impl<A: Silicon> Storage for Fast<A> {
+    fn read(&self, request: ReadRequest) {
+        self.hardware.files().take(request);
     }
 }
 

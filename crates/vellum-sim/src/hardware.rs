@@ -10,6 +10,7 @@ use vellum::arch::{Attrs, Stale};
 use vellum::platform::{CpuSet, Invalidation, MAX_CPUS, Platform, SpaceId};
 
 use crate::arena::{Arena, Ram};
+use crate::files::Files;
 use crate::model::TlbModel;
 use crate::program::Access;
 use crate::rng::Rng;
@@ -50,6 +51,7 @@ pub struct Hardware<A> {
     mmus: Box<[Mmu]>,
     invalidations: Box<[Invalidations]>,
     nodes: Vec<usize>,
+    files: Files,
 }
 
 /// The memory-management unit of one CPU, alone on its cache lines.
@@ -123,6 +125,7 @@ impl<A: Silicon> Hardware<A> {
             invalidations: (0..cpus).map(|_| Invalidations::default()).collect(),
             model,
             nodes,
+            files: Files::new(0),
         })
     }
 
@@ -134,6 +137,11 @@ impl<A: Silicon> Hardware<A> {
     /// Returns its memory.
     pub fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// Returns its files.
+    pub fn files(&self) -> &Files {
+        &self.files
     }
 
     /// Returns the NUMA node of a CPU.

@@ -1,9 +1,14 @@
-//! The traits that a host implements: memory, CPUs, TLB flushes, a clock and tracing.
+//! The traits that a host implements: memory, CPUs, TLB flushes, a clock, storage and tracing.
 //!
-//! The methods of all five traits take `&self`, so that several machines can exist in one process.
-//! [`Platform`] combines the five traits, with a blanket implementation. The engine has no global
+//! The methods of all six traits take `&self`, so that several machines can exist in one process.
+//! [`Platform`] combines the six traits, with a blanket implementation. The engine has no global
 //! state and calls no other code of its host. The engine decides on policy; the host supplies
 //! mechanisms.
+
+mod storage;
+
+pub(crate) use storage::MAX_REQUEST_FOLIOS;
+pub use storage::{PendingPage, ReadRequest, Storage};
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -348,17 +353,17 @@ pub enum Event {
     WalkEnd,
     /// A lockless walk has read an upper-level entry: page table and index.
     Descend(Pfn, u16),
-    /// A swap device is about to be read or written, which may sleep: no spin lock is held and
-    /// preemption is enabled.
+    /// A swap device is about to be read or written, or the host's storage to get a request, which
+    /// may sleep: no spin lock is held and preemption is enabled.
     DeviceIo,
     /// Another point at which a simulated host may run other CPUs.
     Step,
 }
 
 /// Everything that the engine needs of a host.
-pub trait Platform: Memory + Cpus + Tlb + Clock + Trace + Sync {}
+pub trait Platform: Memory + Cpus + Tlb + Clock + Storage + Trace + Sync {}
 
-impl<T: Memory + Cpus + Tlb + Clock + Trace + Sync> Platform for T {}
+impl<T: Memory + Cpus + Tlb + Clock + Storage + Trace + Sync> Platform for T {}
 
 /// Reports an event to the host. Compiled away if tracing is not `ENABLED`.
 #[cfg(not(loom))]

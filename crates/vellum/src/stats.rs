@@ -65,6 +65,9 @@ pub enum Counter {
     /// Pages of 4 KiB that page-cache objects have at present (`Shmem`). This counter also
     /// decreases.
     ShmemPages,
+    /// Pages of 4 KiB that page-cache objects with a store have at present, those that are being
+    /// read included. This counter also decreases.
+    FilePages,
 }
 
 /// The counters of a machine per large-folio size (Linux: `hugepages-<size>kB/stats`).
@@ -99,7 +102,7 @@ pub(crate) const SIZES: usize = 14;
 const SIZE_COUNTERS: usize = SizeCounter::SplitFailed as usize + 1;
 
 /// The number of [`Counter`]s.
-pub const COUNTERS: usize = Counter::ShmemPages as usize + 1;
+pub const COUNTERS: usize = Counter::FilePages as usize + 1;
 
 /// One CPU's counters of a machine. Zeroed memory is a valid value.
 #[derive(Debug, Default)]

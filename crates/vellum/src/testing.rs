@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::vec::Vec;
 
 use crate::addr::{FRAME_SIZE, PhysAddr};
-use crate::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
+use crate::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Storage, Tlb, Trace};
 
 /// A host with one thread, no MMU and no interrupts.
 pub(crate) struct Host {
@@ -155,6 +155,8 @@ impl Clock for Host {
         0
     }
 }
+
+impl Storage for Host {}
 
 impl Trace for Host {
     const ENABLED: bool = false;

@@ -293,7 +293,7 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
         Event::WalkBegin => checker.walk_begin(),
         Event::WalkEnd => checker.walk_end(),
         Event::Descend(table, index) => checker.descend(table, index, hardware),
-        Event::DeviceIo => checker.check_free_to("does I/O on a swap device", false),
+        Event::DeviceIo => checker.check_free_to("does I/O on a device", false),
         _ => {}
     }
 }

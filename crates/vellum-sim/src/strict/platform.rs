@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vellum::platform::{Clock, CpuSet, Cpus, Event, FailPoint, Invalidation, Memory, Region, Tlb, Trace};
+use vellum::platform::{
+    Clock, CpuSet, Cpus, Event, FailPoint, Invalidation, Memory, ReadRequest, Region, Storage, Tlb, Trace,
+};
 
 use super::violation::Rule;
 use super::{MAX_SPINS, MAX_SPINS_UNWINDING, Strict};
@@ -183,6 +185,12 @@ impl<A: Silicon> Clock for Strict<A> {
         // Time advances with each reading, so that a schedule that is replayed reads the same
         // times.
         self.ticks.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl<A: Silicon> Storage for Strict<A> {
+    fn read(&self, request: ReadRequest) {
+        self.hardware.files().take(request);
     }
 }
 

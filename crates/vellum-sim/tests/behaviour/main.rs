@@ -66,6 +66,10 @@ mod page_cache {
         mod schedules;
         mod strict;
     }
+    mod store {
+        mod schedules;
+        mod strict;
+    }
     mod truncate {
         mod schedules;
     }

@@ -78,6 +78,9 @@ pub mod flag {
     pub const HOST: u32 = 1 << 24;
     /// A charged frame that begins with the head (size, lock and counters) of a page-cache object.
     pub const OBJECT_HEAD: u32 = 1 << 25;
+    /// A folio with [`OBJECT`] whose object has a store: reclaim drops it if it is clean, as the
+    /// host's storage has its contents.
+    pub const FILE: u32 = 1 << 26;
 }
 
 /// The key of the anonymous reverse map (rmap): the fork family whose spaces may map an anonymous

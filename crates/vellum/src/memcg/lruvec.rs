@@ -26,25 +26,29 @@ pub enum LruList {
     Anon = 0,
     /// Folios that may not be reclaimed, because a locked VMA (`VM_LOCKED`) maps them.
     Unevictable = 1,
-    /// Folios of page-cache objects. They have a list of their own because reclaim finds their
+    /// Folios of page-cache objects without a store: shared memory, and files that are in memory
+    /// alone. They have a list of their own because reclaim finds their
     /// mappings through the object and not through the anonymous rmap, and because a memcg's
     /// statistics count them separately.
     Shmem = 2,
     /// Lazyfree folios: anonymous folios that reclaim may free without writing them to swap
     /// (`MADV_FREE`).
     Lazyfree = 3,
+    /// Folios of page-cache objects with a store: files of the host's storage.
+    File = 4,
 }
 
 impl LruList {
     /// The number of lists.
-    pub const COUNT: usize = 4;
+    pub const COUNT: usize = 5;
     /// All lists, in the order of their numbers.
     pub(crate) const ALL: [LruList; LruList::COUNT] =
-        [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazyfree];
+        [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazyfree, LruList::File];
 
     /// Returns the list on which a folio belongs while no locked VMA maps it.
     pub(crate) fn evictable(head: &Frame) -> LruList {
         match head.state() {
+            state if state.has(flag::FILE) => LruList::File,
             state if state.has(flag::OBJECT) => LruList::Shmem,
             state if state.has(flag::LAZYFREE) => LruList::Lazyfree,
             _ => LruList::Anon,
@@ -66,6 +70,7 @@ impl LruList {
             2 => Some(LruList::Unevictable),
             3 => Some(LruList::Shmem),
             4 => Some(LruList::Lazyfree),
+            5 => Some(LruList::File),
             _ => None,
         }
     }
@@ -164,8 +169,9 @@ pub(crate) struct Lruvec {
     pub(super) stock_limit: u32,
     /// The LRU lists. Folios are linked through the descriptors of their heads.
     lru: [FrameList; LruList::COUNT],
-    /// The pages (of 4 KiB) of the folios on each list.
-    pages: [u64; LruList::COUNT],
+    /// The pages (of 4 KiB) of the folios on each list. They fit, as a machine has fewer than 2^32
+    /// frames.
+    pages: [u32; LruList::COUNT],
     /// The deferred-split queue: partially mapped folios, linked through the descriptors of their
     /// first tails.
     pub(crate) deferred: FrameList,
@@ -174,7 +180,7 @@ pub(crate) struct Lruvec {
 impl Lruvec {
     /// Returns the pages (of 4 KiB) on each list.
     pub(crate) fn pages(&self) -> [u64; LruList::COUNT] {
-        self.pages
+        self.pages.map(u64::from)
     }
 
     /// Returns the counted size of a list, and an iterator over the folios on it, the oldest first.
@@ -185,7 +191,7 @@ impl Lruvec {
         list: LruList,
     ) -> (ListSize, impl Iterator<Item = (Pfn, &'p Frame)> + use<'f, 'p, P>) {
         let at = list as usize;
-        let counted = ListSize { folios: self.lru[at].len().into(), pages: self.pages[at] };
+        let counted = ListSize { folios: self.lru[at].len().into(), pages: self.pages[at].into() };
         (counted, self.lru[at].iter_rev(frames))
     }
 
@@ -228,8 +234,8 @@ impl Lruvec {
     ) {
         self.lru[from as usize].cut(frames, cut);
         self.lru[to as usize].insert(frames, cut, end);
-        self.pages[from as usize] -= u64::from(pages);
-        self.pages[to as usize] += u64::from(pages);
+        self.pages[from as usize] -= pages;
+        self.pages[to as usize] += pages;
     }
 
     /// Moves a folio, which is charged to this lruvec, from its list to the young end of `list`;
@@ -288,7 +294,7 @@ impl Lruvec {
             }
         }
         self.lru[list as usize].cut(frames, &cut);
-        self.pages[list as usize] -= sum;
+        self.pages[list as usize] -= sum as u32;
         sum
     }
 
@@ -305,7 +311,7 @@ impl Lruvec {
     ) {
         if let Some(list) = list {
             self.lru[list as usize].cut(frames, cut);
-            self.pages[list as usize] -= pages as u64;
+            self.pages[list as usize] -= pages;
         }
         self.stock += pages;
     }

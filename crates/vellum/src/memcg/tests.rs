@@ -64,12 +64,7 @@ fn check_charges_and_lists(host: &Host) {
                 assert_eq!(usage.charged, pages(None, false) + usage.lruvecs, "{memcg:?}");
                 // The lruvecs of four CPUs fit into one frame for each memcg below the root.
                 assert_eq!(usage.lruvecs, members as u64 - 1);
-                assert_eq!(
-                    usage.lru,
-                    [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazyfree]
-                        .map(|l| pages(Some(l), true)),
-                    "{memcg:?}"
-                );
+                assert_eq!(usage.lru, LruList::ALL.map(|l| pages(Some(l), true)), "{memcg:?}");
                 for node in 0..frames.nodes() {
                     let here = held.iter().filter(|(pfn, _, g, _)| *g == memcg && frames.node_of(*pfn) == node);
                     let listed = memcgs.listed_on(&frames, memcg, node).unwrap();

@@ -4,6 +4,7 @@ use super::MAX_SIZE;
 use crate::errno::Errno;
 use crate::frame::TooManyReferences;
 use crate::memcg::{Refused, may_be_refused};
+use crate::platform::PendingPage;
 
 /// The reason why an operation on an object failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,9 @@ pub enum ObjectError {
     Busy,
     /// A swap device can't return the contents of a swapped-out page.
     Lost,
+    /// The host is reading this page. The caller waits until the request with the page has ended
+    /// ([`ReadRequest::has`](crate::platform::ReadRequest::has)), and then tries again.
+    Pending(PendingPage),
     /// The folio already has [`Counts::MAX_REFS`](crate::frame::Counts::MAX_REFS) references.
     TooManyReferences,
 }
@@ -30,6 +34,7 @@ impl ObjectError {
             ObjectError::Busy => Errno::EBUSY,
             ObjectError::Lost => Errno::EIO,
             ObjectError::TooManyReferences => Errno::ENOMEM,
+            ObjectError::Pending(_) => Errno::EAGAIN,
         }
     }
 }
@@ -44,6 +49,7 @@ impl core::fmt::Display for ObjectError {
             ObjectError::Busy => f.write_str("the object is mapped by writable shared VMAs: unmap them first"),
             ObjectError::Lost => f.write_str("a swapped-out page is lost: its swap device can't be read"),
             ObjectError::TooManyReferences => TooManyReferences.fmt(f),
+            ObjectError::Pending(page) => page.fmt(f),
         }
     }
 }

@@ -8,13 +8,13 @@
 use core::ops::Range;
 
 use super::index::{self, Entry, MAX_NODES};
-use super::{LockedState, MAX_SIZE, Object, ObjectError, ObjectPage, mapping, remove};
+use super::read::Reads;
+use super::{Head, LockedState, MAX_SIZE, Object, ObjectError, ObjectPage, mapping, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Use, flag};
 use crate::machine::Machine;
 use crate::memcg::{LruList, MemcgId, MemcgPin, Refused};
 use crate::platform::Platform;
-use crate::stats::Counter;
 use crate::sync::Retries;
 
 /// Contiguous pages of an object in contiguous frames, each with a reference and a mapping for the
@@ -58,23 +58,25 @@ pub(super) struct NewFolio<'m, P: Platform> {
     folio: Option<(Pfn, u8)>,
     /// log2 of the number of frames of a page of the object.
     page_order: u8,
+    /// True if the object has a store.
+    has_store: bool,
 }
 
-/// The folio and the index nodes that an insertion may need, allocated before the object is locked.
-/// Dropping this value frees those that were not used.
-struct Spare<'m, P: Platform> {
+/// The index nodes that an insertion may need, allocated before the object is locked. Dropping this
+/// value frees those that were not used.
+pub(super) struct SpareNodes<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
-    folio: NewFolio<'m, P>,
-    /// The index nodes, initialised.
+    /// The nodes, initialised.
     nodes: [Pfn; MAX_NODES],
     /// The number of `nodes` that are present.
     count: usize,
 }
 
 impl<'m, P: Platform> NewFolio<'m, P> {
-    /// Creates a value without a folio, for an object with pages of this order.
-    pub(super) fn new(machine: &'m Machine<'m, P>, page_order: u8) -> Self {
-        NewFolio { machine, folio: None, page_order }
+    /// Creates a value without a folio, for an object.
+    pub(super) fn new(object: &Object<'m, P>) -> Self {
+        let Head { page_order, has_store, .. } = *object.head();
+        NewFolio { machine: object.machine, folio: None, page_order, has_store }
     }
 
     /// Allocates a folio of this order, charged to `memcg`, and frees the folio that was present,
@@ -87,10 +89,16 @@ impl<'m, P: Platform> NewFolio<'m, P> {
         let frames = self.machine.frames();
         let (pfn, lruvec) = frames.alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
         let refs = 1 << (order - self.page_order);
-        let head = frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
+        let flags = if self.has_store { flag::OBJECT | flag::FILE } else { flag::OBJECT };
+        let head = frames.make_folio(pfn, order, flags, Counts { refs, maps: 0 });
         mapping::clear_object(head);
-        let charged =
-            self.machine.memcgs().charge_frames(frames, memcg, (pfn, head, lruvec), order, Some(LruList::Shmem));
+        let charged = self.machine.memcgs().charge_frames(
+            frames,
+            memcg,
+            (pfn, head, lruvec),
+            order,
+            Some(LruList::evictable(head)),
+        );
         if let Err(over) = charged {
             frames.put(pfn, head, refs, 0);
             // SAFETY: the folio was never in an index or on a list, so no other CPU can reach it.
@@ -108,6 +116,12 @@ impl<'m, P: Platform> NewFolio<'m, P> {
         self.folio.take_if(|folio| folio.1 == order).map(|(pfn, _)| pfn)
     }
 
+    /// Takes the folio, if one is present, to be inserted into the index. Returns its first frame
+    /// and its order.
+    pub(super) fn take_any(&mut self) -> Option<(Pfn, u8)> {
+        self.folio.take()
+    }
+
     /// Frees the folio that is present, if any.
     fn put_back(&mut self) {
         if let Some((pfn, order)) = self.folio.take() {
@@ -123,13 +137,29 @@ impl<P: Platform> Drop for NewFolio<'_, P> {
     }
 }
 
-impl<'m, P: Platform> Spare<'m, P> {
-    /// Allocates index nodes until `count` are present, charged to `memcg`. No lock is held.
+impl<'m, P: Platform> SpareNodes<'m, P> {
+    /// Creates a value without nodes.
+    pub(super) fn new(machine: &'m Machine<'m, P>) -> Self {
+        SpareNodes { machine, nodes: [Pfn::NONE; MAX_NODES], count: 0 }
+    }
+
+    /// Returns the number of nodes.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Takes a node, of which there is one.
+    pub(super) fn take(&mut self) -> Pfn {
+        self.count -= 1;
+        self.nodes[self.count]
+    }
+
+    /// Allocates nodes until `count` are present, charged to `memcg`. No lock is held.
     ///
     /// # Errors
     /// Fails if there is no memory or `memcg` is at its limit. The nodes allocated so far stay in
     /// this value.
-    fn provide_nodes(&mut self, count: usize, memcg: MemcgId) -> Result<(), ObjectError> {
+    pub(super) fn provide(&mut self, count: usize, memcg: MemcgId) -> Result<(), ObjectError> {
         let frames = self.machine.frames();
         while self.count < count {
             let (node, _) = self.machine.memcgs().alloc(frames, memcg, 0, true)?;
@@ -141,8 +171,8 @@ impl<'m, P: Platform> Spare<'m, P> {
     }
 }
 
-impl<P: Platform> Drop for Spare<'_, P> {
-    /// Frees the nodes that were not used. Dropping the field `folio` frees the folio.
+impl<P: Platform> Drop for SpareNodes<'_, P> {
+    /// Frees the nodes that were not used.
     fn drop(&mut self) {
         for node in &self.nodes[..self.count] {
             remove::free_node(self.machine, *node);
@@ -232,8 +262,15 @@ impl<'m, P: Platform> Object<'m, P> {
                 return Ok(Lookup::BeyondEnd);
             }
             match state.index.find(self.machine.frames(), page) {
+                None if self.head().is_stored(&state, page) => {
+                    drop(state);
+                    Reads(self).start(page, memcg, &mut retries)?;
+                    continue;
+                }
                 None => return Ok(Lookup::Hole),
+                Some(Entry::Reading(_)) => return Err(Reads(self).wait_for(&state, page)),
                 Some(Entry::Resident(pfn)) => {
+                    Reads(self).end_wait(&state, page);
                     // SAFETY: the page is in the index of the object, whose lock is held.
                     return Ok(Lookup::Page(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) }?));
                 }
@@ -313,7 +350,7 @@ impl<'m, P: Platform> Object<'m, P> {
     ///
     /// # Errors
     /// Fails if the memcg does not exist.
-    fn pin_memcg(&self, memcg: MemcgId) -> Result<Option<MemcgPin<'_, 'm>>, Refused> {
+    pub(super) fn pin_memcg(&self, memcg: MemcgId) -> Result<Option<MemcgPin<'_, 'm>>, Refused> {
         let foreign = (memcg != self.memcg()).then(|| self.machine.memcgs().pinned(memcg).ok_or(Refused::OutOfMemory));
         foreign.transpose()
     }
@@ -342,7 +379,7 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 
     /// Returns whether a page lies within the first `size` bytes, at least in part.
-    fn is_inside(&self, size: u64, page: u64) -> bool {
+    pub(super) fn is_inside(&self, size: u64, page: u64) -> bool {
         page < size.div_ceil(1 << self.page_shift())
     }
 
@@ -367,8 +404,7 @@ impl<'m, P: Platform> Object<'m, P> {
     ) -> Result<Option<R>, ObjectError> {
         let (machine, frames) = (self.machine, self.machine.frames());
         let page_order = self.head().page_order;
-        let folio = NewFolio::new(machine, page_order);
-        let mut spare = Spare { machine, folio, nodes: [Pfn::NONE; MAX_NODES], count: 0 };
+        let (mut new, mut spare) = (NewFolio::new(self), SpareNodes::new(machine));
         let mut limits = limits.clone();
         let mut retries = Retries::new(&self.head().gate);
         loop {
@@ -378,10 +414,19 @@ impl<'m, P: Platform> Object<'m, P> {
                 return Ok(None);
             }
             match state.index.find(frames, page) {
-                Some(Entry::Resident(pfn)) => return Ok(Some(found(&state, pfn))),
+                Some(Entry::Resident(pfn)) => {
+                    Reads(self).end_wait(&state, page);
+                    return Ok(Some(found(&state, pfn)));
+                }
                 Some(Entry::Writeback(_) | Entry::Swapped { .. }) => {
                     drop(state);
                     self.swap_in(page, memcg, &mut retries)?;
+                    continue;
+                }
+                Some(Entry::Reading(_)) => return Err(Reads(self).wait_for(&state, page)),
+                None if self.head().is_stored(&state, page) => {
+                    drop(state);
+                    Reads(self).start(page, memcg, &mut retries)?;
                     continue;
                 }
                 None => {}
@@ -391,26 +436,24 @@ impl<'m, P: Platform> Object<'m, P> {
                 limits.pages.end = limits.pages.end.min(size.div_ceil(1 << self.page_shift()));
             }
             let order = self.folio_order_for(&state, page, &limits);
-            if missing <= spare.count
-                && let Some(pfn) = spare.folio.take(order)
+            if missing <= spare.count()
+                && let Some(pfn) = new.take(order)
             {
                 // All entries of a folio are in one index node, so only the insertion of the first
                 // page may need nodes.
                 let pages = 1u64 << (order - page_order);
                 let first = page & !(pages - 1);
                 for i in 0..pages {
-                    state.index.insert(frames, first + i, pfn.add((i as u32) << page_order), || {
-                        spare.count -= 1;
-                        spare.nodes[spare.count]
-                    });
+                    let entry = Entry::Resident(pfn.add((i as u32) << page_order));
+                    state.index.insert(frames, first + i, entry, || spare.take());
                 }
                 mapping::set_object(frames.frame(pfn), self.at, first);
-                machine.count(Counter::ShmemPages, 1 << order);
+                machine.count(self.head().pages_counter(), 1 << order);
                 return Ok(Some(found(&state, pfn.add(((page - first) as u32) << page_order))));
             }
             drop(state);
-            spare.provide_nodes(missing, self.memcg())?;
-            match spare.folio.provide(order, true, memcg) {
+            spare.provide(missing, self.memcg())?;
+            match new.provide(order, true, memcg) {
                 // No memory for a large folio: tries again with a smaller one.
                 Err(_) if order > page_order => limits.orders &= (1 << order) - 1,
                 provided => provided?,

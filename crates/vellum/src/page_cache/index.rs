@@ -22,7 +22,8 @@ use crate::swap::{Slots, SwapRun};
 
 /// log2 of the number of entries of a node.
 const BITS: u32 = 9;
-const FANOUT: u64 = 1 << BITS;
+/// The number of entries of a node.
+pub(super) const FANOUT: u64 = 1 << BITS;
 /// The number of levels of the tree for the last page of the largest object: page numbers have 51
 /// bits.
 const LEVELS: u32 = 6;
@@ -36,9 +37,12 @@ const SWAP: u64 = 1 << 1;
 /// Bit of an entry: the frame is being written to a swap device. No other CPU may take a reference
 /// to the page or map it (INV-16; Linux: `PG_writeback` in a locked folio).
 const WRITEBACK: u64 = 1 << 2;
-/// Bit of an entry under writeback: a CPU waits for the page, so the page stays in memory when
-/// writeback ends.
+/// Bit of an entry with a frame number: a CPU waits for the page. The page stays in memory when
+/// writeback ends, or, after a read, until it is looked up or reclaim has met it once.
 const WANTED: u64 = 1 << 3;
+/// Bit of an entry with a frame number: the host is reading the page into the frame. No other CPU
+/// may take a reference to the page or map it.
+const READING: u64 = 1 << 4;
 const DEVICE_SHIFT: u32 = 4;
 
 /// The decoded entry of a page that exists.
@@ -49,6 +53,9 @@ pub(super) enum Entry {
     /// The page is in memory and under writeback to a swap device, so no other CPU may take a
     /// reference to it or map it; its first frame.
     Writeback(Pfn),
+    /// The host is reading the page, so no other CPU may take a reference to it or map it; its
+    /// first frame.
+    Reading(Pfn),
     /// The page is on a swap device.
     Swapped {
         /// The number of the swap device.
@@ -64,6 +71,7 @@ impl Entry {
     fn decode(entry: u64) -> Option<Entry> {
         let number = (entry >> FRAME_SHIFT) as u32;
         match entry & (FRAME | SWAP | WRITEBACK) {
+            FRAME if entry & READING != 0 => Some(Entry::Reading(Pfn(number))),
             FRAME => Some(Entry::Resident(Pfn(number))),
             0 => None,
             SWAP => Some(Entry::Swapped { device: (entry >> DEVICE_SHIFT) as u8, slot: number }),
@@ -71,10 +79,20 @@ impl Entry {
         }
     }
 
-    /// Returns the page's first frame if it is in memory.
+    /// Returns the word of a last-level node that [`Entry::decode`] decodes to this entry.
+    fn encode(self) -> u64 {
+        match self {
+            Entry::Resident(pfn) => frame_word(pfn),
+            Entry::Writeback(pfn) => frame_word(pfn) | WRITEBACK,
+            Entry::Reading(pfn) => frame_word(pfn) | READING,
+            Entry::Swapped { device, slot } => swap_word(device, slot),
+        }
+    }
+
+    /// Returns the page's first frame if it has one.
     pub(super) fn frame(self) -> Option<Pfn> {
         match self {
-            Entry::Resident(pfn) | Entry::Writeback(pfn) => Some(pfn),
+            Entry::Resident(pfn) | Entry::Writeback(pfn) | Entry::Reading(pfn) => Some(pfn),
             Entry::Swapped { .. } => None,
         }
     }
@@ -159,10 +177,10 @@ impl<P: Platform> Node<'_, '_, P> {
         self.frames.frame(self.at).link(1).load(Relaxed)
     }
 
-    /// Makes an entry that is 0 name a frame: a page's first frame, or a child node.
-    fn set(&self, index: u64, pfn: Pfn) {
+    /// Writes an entry that is 0: a page's, or that of a child node.
+    fn set(&self, index: u64, word: u64) {
         debug_assert_eq!(self.get(index), 0);
-        self.entry(index).store(frame_word(pfn), Relaxed);
+        self.entry(index).store(word, Relaxed);
         self.frames.frame(self.at).link(1).store(self.live_count() + 1, Relaxed);
     }
 
@@ -264,13 +282,13 @@ impl Index {
         0
     }
 
-    /// Inserts a page that does not exist. `spare` returns an initialised node; it is called as
-    /// often as [`Index::missing_nodes`] returned.
+    /// Inserts a page that does not exist, in memory or being read. `spare` returns an initialised
+    /// node; it is called as often as [`Index::missing_nodes`] returned.
     pub(super) fn insert<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
         page: u64,
-        pfn: Pfn,
+        entry: Entry,
         mut spare: impl FnMut() -> Pfn,
     ) {
         if self.height == 0 {
@@ -278,7 +296,7 @@ impl Index {
         }
         while !self.reaches(page) {
             let above = spare();
-            Node { frames, at: above }.set(0, self.root);
+            Node { frames, at: above }.set(0, frame_word(self.root));
             (self.root, self.height) = (above, self.height + 1);
         }
         let mut at = self.root;
@@ -286,11 +304,11 @@ impl Index {
             let node = Node { frames, at };
             at = pfn_of(node.get(index_at(page, level))).unwrap_or_else(|| {
                 let child = spare();
-                node.set(index_at(page, level), child);
+                node.set(index_at(page, level), frame_word(child));
                 child
             });
         }
-        Node { frames, at }.set(index_at(page, 0), pfn);
+        Node { frames, at }.set(index_at(page, 0), entry.encode());
         self.pages += 1;
     }
 
@@ -387,13 +405,77 @@ impl Index {
         under_writeback
     }
 
-    /// Marks a page that is under writeback as wanted, so that [`Index::end_writeback`] leaves it
-    /// in memory.
+    /// Ends the read of `pages`, all of which have their entries in one node. Each page has `step`
+    /// frames, and `first` is the first frame of the first page. Those of the pages that are still
+    /// being read into these frames are in memory from now on.
+    pub(super) fn end_read<P: Platform>(&self, frames: &Frames<'_, P>, pages: Range<u64>, first: Pfn, step: u32) {
+        self.for_each_word(frames, pages, first, step, |word, plain| {
+            if word.load(Relaxed) & !WANTED == plain | READING {
+                word.store(word.load(Relaxed) & !READING, Relaxed);
+            }
+        });
+    }
+
+    /// Removes those of `pages`, all of which have their entries in one node, that are in memory in
+    /// these frames. Each page has `step` frames, and `first` is the first frame of the first page.
+    /// `may_remove` gets their number, and returns whether they may be removed. If a CPU wants one
+    /// of them, none is removed, and, with `ends_wanted`, none counts as wanted any more. Adds
+    /// nodes that became empty to `freed`. Returns the number of pages that were removed.
+    pub(super) fn remove_clean<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        (first, step, ends_wanted): (Pfn, u32, bool),
+        may_remove: impl FnOnce(u32) -> bool,
+        freed: &mut FreedNodes,
+    ) -> u32 {
+        let (mut count, mut wanted, mut last, mut page) = (0, false, pages.start, pages.start);
+        self.for_each_word(frames, pages.clone(), first, step, |word, plain| {
+            let found = word.load(Relaxed);
+            if found & !WANTED == plain {
+                (count, last) = (count + 1, page);
+                if found & WANTED != 0 {
+                    wanted = true;
+                    word.store(if ends_wanted { plain } else { found }, Relaxed);
+                }
+            }
+            page += 1;
+        });
+        if count == 0 || wanted || !may_remove(count) {
+            return 0;
+        }
+        // All but the last are cleared here; the last is removed as a page is, with the nodes that
+        // are empty then.
+        self.for_each_word(frames, pages.start..last, first, step, |word, plain| {
+            if word.load(Relaxed) == plain {
+                word.store(0, Relaxed);
+            }
+        });
+        if let Some(node) = self.last_node(frames, last) {
+            frames.frame(node.at).link(1).store(node.live_count() - (count - 1), Relaxed);
+        }
+        self.pages -= u64::from(count - 1);
+        self.remove(frames, last, freed);
+        count
+    }
+
+    /// Marks a page that is under writeback or being read as wanted, so that
+    /// [`Index::end_writeback`] and [`Index::remove_clean`] leave it in memory.
     pub(super) fn mark_wanted<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) {
         if let Some(node) = self.last_node(frames, page) {
             let entry = node.get(index_at(page, 0));
-            if entry & WRITEBACK != 0 {
+            if entry & (WRITEBACK | READING) != 0 {
                 node.entry(index_at(page, 0)).store(entry | WANTED, Relaxed);
+            }
+        }
+    }
+
+    /// Ends the mark of [`Index::mark_wanted`] of a page that is in memory.
+    pub(super) fn clear_wanted<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) {
+        if let Some(node) = self.last_node(frames, page) {
+            let entry = node.get(index_at(page, 0));
+            if entry & (FRAME | WANTED) == FRAME | WANTED {
+                node.entry(index_at(page, 0)).store(entry & !WANTED, Relaxed);
             }
         }
     }

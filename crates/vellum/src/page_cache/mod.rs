@@ -34,7 +34,10 @@
 //! |---|---|
 //! | `index` | the pages: a radix tree of frames and swap entries |
 //! | `fill` | looks pages up and inserts them |
+//! | `read` | has the host read pages from its storage |
+//! | `readahead` | decides which pages to read before they are needed |
 //! | `remove` | truncates, punches holes, frees all pages at the end |
+//! | `evict` | takes folios out for reclaim |
 //! | `swap_out`, `swap_in` | writes pages to swap devices, and reads them back |
 //! | `refs` | references of handles and VMAs; writable shared mappings |
 //! | `mappers` | the spaces that map the object |
@@ -44,11 +47,14 @@
 //! | `error` | errors |
 
 mod error;
+mod evict;
 mod fill;
 mod index;
 mod mappers;
 mod mapping;
 mod page;
+mod read;
+mod readahead;
 mod refs;
 mod remove;
 mod survey;
@@ -60,6 +66,7 @@ mod tests;
 pub use error::ObjectError;
 pub(crate) use mapping::{belongs_to_object, folio_index};
 pub use page::ObjectPage;
+pub use readahead::{Expected, Readahead};
 pub(crate) use refs::{Orphans, get_backing, get_backing_in, put_backing};
 pub use remove::RemovedPages;
 pub(crate) use survey::PageLocation;
@@ -75,6 +82,7 @@ use crate::arch::Arch;
 use crate::machine::Machine;
 use crate::memcg::{MemcgId, Refused};
 use crate::platform::Platform;
+use crate::stats::{Counter, SpaceCounter};
 use crate::sync::{Gate, SpinGuard, SpinLock};
 use crate::vma::Backing;
 use index::Index;
@@ -113,6 +121,8 @@ struct Head {
     memcg: MemcgId,
     /// log2 of the number of frames of a page.
     page_order: u8,
+    /// True if the host's storage has the contents of missing pages.
+    has_store: bool,
     /// The object's number, unique on the machine.
     serial: u64,
     /// The host's name for the object.
@@ -139,7 +149,7 @@ pub struct Object<'m, P: Platform> {
 /// The number of an object's pages that exist, by location.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {
-    /// The pages in memory, those under writeback included.
+    /// The pages in memory, those under writeback or being read included.
     pub resident: u64,
     /// The pages on swap devices.
     pub swapped: u64,
@@ -160,6 +170,34 @@ impl<'m, P: Platform> Object<'m, P> {
         tag: u64,
         size: u64,
     ) -> Result<Self, ObjectError> {
+        Self::create(machine, arch, memcg, (tag, size), false)
+    }
+
+    /// Creates an object as [`Object::new`] does, for a file whose contents the host's storage has:
+    /// a missing page within `size` is read from there
+    /// ([`Storage::read`](crate::platform::Storage::read)), and reclaim drops pages. Nothing is
+    /// written to the storage, so no shared VMA may write to the object.
+    ///
+    /// # Errors
+    /// As for [`Object::new`].
+    pub fn with_store(
+        machine: &'m Machine<'m, P>,
+        arch: &impl Arch,
+        memcg: MemcgId,
+        tag: u64,
+        size: u64,
+    ) -> Result<Self, ObjectError> {
+        Self::create(machine, arch, memcg, (tag, size), true)
+    }
+
+    /// Implements [`Object::new`] and [`Object::with_store`].
+    fn create(
+        machine: &'m Machine<'m, P>,
+        arch: &impl Arch,
+        memcg: MemcgId,
+        (tag, size): (u64, u64),
+        has_store: bool,
+    ) -> Result<Self, ObjectError> {
         if size > MAX_SIZE {
             return Err(ObjectError::TooLarge);
         }
@@ -171,12 +209,13 @@ impl<'m, P: Platform> Object<'m, P> {
         let mappers = unsafe { Mappers::new(frames, at) };
         let head = Head {
             refs: AtomicU64::new(1),
-            writers: AtomicU64::new(0),
+            writers: AtomicU64::new(if has_store { DENIED } else { 0 }),
             next: AtomicU32::new(Pfn::NONE.0),
             listed: AtomicBool::new(false),
             links: [const { AtomicU32::new(Pfn::NONE.0) }; 2],
             memcg,
             page_order: arch.page_order(),
+            has_store,
             serial: machine.next_serial(),
             tag,
             gate: Gate::default(),
@@ -267,9 +306,27 @@ impl<'m, P: Platform> Object<'m, P> {
         self.page_counts().swapped
     }
 
+    /// Returns the counter of a space that has the object's mapped pages.
+    pub(crate) fn space_counter(&self) -> SpaceCounter {
+        if self.head().has_store { SpaceCounter::File } else { SpaceCounter::Shmem }
+    }
+
     /// Returns whether a VMA with this backing maps this object.
     pub(crate) fn backs(&self, backing: &Backing) -> bool {
         backing.object == self.at
+    }
+}
+
+impl Head {
+    /// Returns true if a page comes from the host's storage when it is missing. Pages beyond the
+    /// end have no contents there.
+    fn is_stored(&self, state: &LockedState, page: u64) -> bool {
+        self.has_store && page < state.size.div_ceil(1 << (u32::from(self.page_order) + FRAME_SHIFT))
+    }
+
+    /// Returns the counter of the machine that has the object's pages in memory.
+    fn pages_counter(&self) -> Counter {
+        if self.has_store { Counter::FilePages } else { Counter::ShmemPages }
     }
 }
 

@@ -9,7 +9,6 @@ use super::{Head, MAX_SIZE, Object, ObjectError, ObjectPage, head, mapping};
 use crate::addr::Pfn;
 use crate::machine::Machine;
 use crate::platform::Platform;
-use crate::stats::Counter;
 use crate::swap::{Slots, SwapRun};
 
 /// The number of pages that are removed under one hold of the object's lock (INV-11).
@@ -151,6 +150,13 @@ pub(super) fn remove_all<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
     }
 }
 
+/// Frees index nodes that became empty and were removed. The caller holds no lock.
+pub(super) fn free_nodes<P: Platform>(machine: &Machine<'_, P>, mut nodes: FreedNodes) {
+    while let Some(node) = nodes.pop(machine.frames()) {
+        free_node(machine, node);
+    }
+}
+
 /// Frees an index node without entries, which belongs to the caller alone.
 pub(super) fn free_node<P: Platform>(machine: &Machine<'_, P>, node: Pfn) {
     let frames = machine.frames();
@@ -230,11 +236,11 @@ impl RemovedBatch {
 
     /// Drops the references to the pages and slots, uncharges them, and frees the nodes. The caller
     /// does not hold the object's lock.
-    fn free<P: Platform>(mut self, machine: &Machine<'_, P>, object: &Head) {
+    fn free<P: Platform>(self, machine: &Machine<'_, P>, object: &Head) {
         let order = object.page_order;
         let resident = self.pages.iter().filter_map(|page| page.frame()).count() as u64;
         let swapped = (self.pages.len() as u64 - resident) << order;
-        machine.count(Counter::ShmemPages, (resident << order).wrapping_neg());
+        machine.count(object.pages_counter(), (resident << order).wrapping_neg());
         machine.memcgs().count_swapped(object.memcg, -(swapped as i64));
         // The pages of a folio mostly follow each other in the batch: one call drops all their
         // references. One call also releases all slots of consecutive pages in consecutive slots.
@@ -255,8 +261,6 @@ impl RemovedBatch {
             }
             machine.platform().resched();
         }
-        while let Some(node) = self.nodes.pop(machine.frames()) {
-            free_node(machine, node);
-        }
+        free_nodes(machine, self.nodes);
     }
 }

@@ -62,7 +62,7 @@ impl<P: Platform> ObjectSurvey<'_, '_, P> {
         while let Some(first) = from {
             let mut report_page = |number: u64, entry: Entry| match entry {
                 Entry::Swapped { device, slot } => page(PageLocation::Swap { device, slot }),
-                Entry::Resident(pfn) | Entry::Writeback(pfn) => {
+                Entry::Resident(pfn) | Entry::Writeback(pfn) | Entry::Reading(pfn) => {
                     let (head, frame) = frames.head(pfn);
                     let folio_start = number.wrapping_sub(u64::from(pfn.0 - head.0) >> shift);
                     // The descriptor has only the low 32 bits of the page number.

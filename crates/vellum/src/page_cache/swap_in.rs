@@ -23,7 +23,7 @@ use crate::sync::Retries;
 pub(crate) struct ExistingPage {
     /// The page's number.
     pub(crate) page: u64,
-    /// True if the page is in memory, false if it is on a swap device.
+    /// True if the page is in memory, false if it is on a swap device or being read.
     pub(crate) is_resident: bool,
 }
 
@@ -51,12 +51,12 @@ impl<'m, P: Platform> Object<'m, P> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let policy = self.machine.policy();
         let mut orders = (policy.shmem_orders() | policy.prealloc_orders()) & ((2 << HUGE_ORDER) - 1);
-        let mut folio = NewFolio::new(self.machine, page_order);
+        let mut folio = NewFolio::new(self);
         // Counts a retry, because the page may be paged out again before the caller looks it up.
         retries.retry();
         loop {
             let state = self.lock();
-            let Some(swapped) = self.swapped_around(&state, page, orders) else {
+            let Some(swapped) = SwapIn(self).swapped_around(&state, page, orders) else {
                 let under_writeback = matches!(state.index.find(frames, page), Some(Entry::Writeback(_)));
                 state.index.mark_wanted(frames, page);
                 drop(state);
@@ -77,7 +77,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 continue;
             };
             drop(state);
-            match self.read_slots(&swapped, pfn) {
+            match SwapIn(self).read_slots(&swapped, pfn) {
                 SwapInResult::Done => return Ok(()),
                 SwapInResult::Changed => retries.retry(),
                 // The page that can't be read may be a neighbour: tries again with `page` alone.
@@ -126,7 +126,8 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Returns the first page from `page` on that exists. Takes the object's lock.
     pub(crate) fn next_existing(&self, page: u64) -> Option<ExistingPage> {
-        self.next_page(page).map(|(page, entry)| ExistingPage { page, is_resident: entry.frame().is_some() })
+        let is_resident = |entry| matches!(entry, Entry::Resident(_) | Entry::Writeback(_));
+        self.next_page(page).map(|(page, entry)| ExistingPage { page, is_resident: is_resident(entry) })
     }
 
     /// Returns the number of the first page from `page` on that exists, with its entry. Takes the
@@ -134,12 +135,17 @@ impl<'m, P: Platform> Object<'m, P> {
     pub(super) fn next_page(&self, page: u64) -> Option<(u64, Entry)> {
         self.lock().index.next(self.machine.frames(), page)
     }
+}
 
+/// The steps by which an object reads pages back from swap.
+struct SwapIn<'o, 'm, P: Platform>(&'o Object<'m, P>);
+
+impl<P: Platform> SwapIn<'_, '_, P> {
     /// Returns the largest naturally aligned range of pages that contains `page` and is in
     /// consecutive slots of one device. The range has one of `orders` (a bit set of orders in
     /// frames), or is `page` alone. Returns `None` if the page is not swapped out.
     fn swapped_around(&self, state: &LockedState, page: u64, orders: u32) -> Option<SwappedPages> {
-        let (frames, page_order) = (self.machine.frames(), self.head().page_order);
+        let (frames, page_order) = (self.0.machine.frames(), self.0.head().page_order);
         let mut left = orders >> page_order | 1;
         while left != 0 {
             let order = left.ilog2();
@@ -156,12 +162,12 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Reads slots into a folio that no other CPU can reach. If the pages still have these slots
     /// afterwards, the folio replaces the slots in the index; otherwise the folio is freed.
     fn read_slots(&self, swapped: &SwappedPages, pfn: Pfn) -> SwapInResult {
-        let (machine, frames) = (self.machine, self.machine.frames());
-        let (page_order, swaps) = (self.head().page_order, self.machine.swaps());
+        let (machine, frames) = (self.0.machine, self.0.machine.frames());
+        let (page_order, swaps) = (self.0.head().page_order, self.0.machine.swaps());
         let (pages, slots) = (&swapped.pages, swapped.slots);
         let is_unchanged =
             |state: &LockedState| state.index.swap_run(frames, pages.clone(), 1 << page_order) == Some(slots);
-        let state = self.lock();
+        let state = self.0.lock();
         let mut result = SwapInResult::Changed;
         if is_unchanged(&state) {
             // SAFETY: the index has references to the slots, and is locked.
@@ -170,13 +176,13 @@ impl<'m, P: Platform> Object<'m, P> {
             // SAFETY: the reference taken above keeps the slots. The folio belongs to this call
             // alone.
             let read = unsafe { swaps.read(frames, slots, pfn) };
-            let mut state = self.lock();
+            let mut state = self.0.lock();
             if is_unchanged(&state) {
                 result = if read.is_ok() { SwapInResult::Done } else { SwapInResult::Lost };
             }
             if let SwapInResult::Done = result {
                 state.index.swap_in(frames, pages.clone(), pfn, 1 << page_order);
-                mapping::set_object(frames.frame(pfn), self.at, pages.start);
+                mapping::set_object(frames.frame(pfn), self.0.at, pages.start);
             }
             drop(state);
             // SAFETY: gives up the reference that `get_transient` took above.
@@ -186,7 +192,7 @@ impl<'m, P: Platform> Object<'m, P> {
             let count = slots.slots.count;
             // SAFETY: gives up the references of the index, which no longer names the slots.
             unsafe { swaps.release(frames, slots) };
-            machine.memcgs().count_swapped(self.memcg(), -i64::from(count));
+            machine.memcgs().count_swapped(self.0.memcg(), -i64::from(count));
             machine.count(Counter::ShmemPages, count.into());
             machine.count(Counter::SwapIn, count.into());
             if swapped.order > page_order {

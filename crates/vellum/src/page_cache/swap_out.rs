@@ -21,7 +21,10 @@ use crate::swap::{NoSlots, Slots, SwapRun, WriteError};
 /// The error of a pageout that found no free swap slots.
 pub(crate) struct NoSwapSpace;
 
-impl<P: Platform> Object<'_, P> {
+/// The steps by which an object writes a folio to swap.
+pub(super) struct SwapOut<'o, 'm, P: Platform>(pub(super) &'o Object<'m, P>);
+
+impl<P: Platform> SwapOut<'_, '_, P> {
     /// Writes an isolated folio (one that reclaim took off its LRU list), which no PTE maps, to
     /// swap slots, in naturally aligned ranges as large as free slots permit (Linux: `pageout`).
     /// Pages that were written leave the object; the caller keeps its own reference to the folio. A
@@ -31,13 +34,13 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// [`NoSwapSpace`]: there are no free slots or no memory for a compressed page, or the memcg's
     /// swap limit is reached. The pages not written yet stay in memory.
-    pub(crate) fn swap_out(&self, head: Pfn, frame: &Frame) -> Result<(), NoSwapSpace> {
-        let page_order = self.head().page_order;
+    pub(super) fn swap_out(&self, head: Pfn, frame: &Frame) -> Result<(), NoSwapSpace> {
+        let page_order = self.0.head().page_order;
         let (first, order) = (mapping::folio_index(frame.data()), frame.order());
         if order > HUGE_ORDER {
             return Ok(());
         }
-        self.list_as_swapped();
+        self.0.list_as_swapped();
         let pages = first..first + (1 << (order - page_order));
         if !self.begin_writeback(pages.clone(), head, frame) {
             return Ok(());
@@ -54,14 +57,14 @@ impl<P: Platform> Object<'_, P> {
             // SAFETY: the slots were just allocated. The frames are under writeback: until its end
             // no CPU takes a reference to them. No references exist except those of the index and
             // of the caller, which isolated the folio.
-            let written = unsafe { self.machine.swaps().write(self.machine.frames(), slots, head.add(at)) };
+            let written = unsafe { self.0.machine.swaps().write(self.0.machine.frames(), slots, head.add(at)) };
             let stays_in_memory = match written {
                 Ok(()) => self.end_writeback(part, head.add(at), Some(slots)),
                 Err(error) => {
                     // SAFETY: the slots were allocated here and are not in the index.
-                    unsafe { self.machine.swaps().release(self.machine.frames(), slots) };
+                    unsafe { self.0.machine.swaps().release(self.0.machine.frames(), slots) };
                     if error == WriteError::NoMemory {
-                        if self.machine.swaps().reclaim_cached_slots(self.machine.frames()) > 0 {
+                        if self.0.machine.swaps().reclaim_cached_slots(self.0.machine.frames()) > 0 {
                             continue;
                         }
                         self.end_writeback(rest, head.add(at), None);
@@ -77,7 +80,7 @@ impl<P: Platform> Object<'_, P> {
                 return Ok(());
             }
             at += count;
-            self.machine.platform().resched();
+            self.0.machine.platform().resched();
         }
         Ok(())
     }
@@ -87,9 +90,9 @@ impl<P: Platform> Object<'_, P> {
     /// permit. If there is no free block of order `largest`, lowers `largest` to the order of the
     /// block found. Returns `None` at the swap limit or without free slots.
     fn allocate_slots(&self, at: u32, order: u8, largest: &mut u8) -> Option<SwapRun> {
-        let (machine, page_order) = (self.machine, self.head().page_order);
+        let (machine, page_order) = (self.0.machine, self.0.head().page_order);
         loop {
-            let left = machine.memcgs().swap_room(self.memcg());
+            let left = machine.memcgs().swap_room(self.0.memcg());
             let fits = left.checked_ilog2().filter(|fits| *fits >= u32::from(page_order))?;
             let order_wanted = (*largest).min(order).min(at.trailing_zeros() as u8).min(fits as u8).max(page_order);
             match machine.swaps().allocate(machine.platform(), order_wanted) {
@@ -109,15 +112,15 @@ impl<P: Platform> Object<'_, P> {
     /// often, and no page of the object is paged out until the fault has its page (INV-21). Takes
     /// the object's lock.
     fn begin_writeback(&self, pages: Range<u64>, head: Pfn, frame: &Frame) -> bool {
-        let frames = self.machine.frames();
-        let step = 1 << self.head().page_order;
-        if self.head().gate.is_closed() {
+        let frames = self.0.machine.frames();
+        let step = 1 << self.0.head().page_order;
+        if self.0.head().gate.is_closed() {
             return false;
         }
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let started = state.index.begin_writeback(frames, pages.clone(), head, step);
         let is_unshared = frame.counts() == Counts { refs: started + 1, maps: 0 };
-        if started > 0 && is_unshared && allows(self.machine.platform(), FailPoint::Unpinned) {
+        if started > 0 && is_unshared && allows(self.0.machine.platform(), FailPoint::Unpinned) {
             return true;
         }
         let _ = state.index.end_writeback(frames, pages, (head, step), None, |_, _| ());
@@ -129,12 +132,12 @@ impl<P: Platform> Object<'_, P> {
     /// the slots that were not assigned to a page, and drops the index's references to the frames
     /// of pages that were swapped out. Takes the object's lock.
     fn end_writeback(&self, pages: Range<u64>, first: Pfn, slots: Option<SwapRun>) -> bool {
-        let (machine, frames) = (self.machine, self.machine.frames());
-        let step = 1u32 << self.head().page_order;
+        let (machine, frames) = (self.0.machine, self.0.machine.frames());
+        let step = 1u32 << self.0.head().page_order;
         let mut unused = ArrayVec::<u16, { 1 << HUGE_ORDER }>::new();
         let mut swapped = 0;
         let is_wanted =
-            self.lock().index.end_writeback(frames, pages, (first, step), slots, |at, is_swapped| match is_swapped {
+            self.0.lock().index.end_writeback(frames, pages, (first, step), slots, |at, is_swapped| match is_swapped {
                 true => swapped += 1,
                 false => unused.push(at as u16),
             });
@@ -146,8 +149,8 @@ impl<P: Platform> Object<'_, P> {
         }
         if swapped > 0 {
             let count = swapped * step;
-            machine.memcgs().use_swap_room(self.memcg(), count.into());
-            machine.memcgs().count_swapped(self.memcg(), count.into());
+            machine.memcgs().use_swap_room(self.0.memcg(), count.into());
+            machine.memcgs().count_swapped(self.0.memcg(), count.into());
             machine.count(Counter::ShmemPages, u64::from(count).wrapping_neg());
             machine.count(Counter::SwapOut, count.into());
             let (head, frame) = frames.head(first);

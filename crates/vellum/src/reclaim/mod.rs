@@ -29,7 +29,8 @@
 //!
 //! Reclaim begins with the memory that costs least: the unmapped pages of partially mapped folios
 //! (`split`), and after these lazyfree folios, which are freed without a write
-//! ([`LruList::Lazyfree`]).
+//! ([`LruList::Lazyfree`]), and folios of files, which the host's storage has
+//! ([`LruList::File`]).
 //!
 //! Compaction (`compact`) empties pageblocks by the same means, so that faults find large blocks.
 
@@ -52,6 +53,9 @@ use crate::vma::Vma;
 /// The maximum number of folios in a batch, so that few enough are freed between two calls of
 /// `resched` (INV-11). A batch also ends at [`ISOLATION_BATCH`] victims.
 const BATCH_FOLIOS: usize = 512;
+
+/// The list whose folios are dropped, as their contents are in the host's storage.
+const DROPPABLE: &[LruList] = &[LruList::File];
 
 /// The lists whose folios are paged out to swap. Reclaim scans them several times. In the last scan
 /// it takes young folios too.
@@ -106,9 +110,18 @@ pub fn reclaim<'m, P: Platform>(
     // The lists of each round, and whether it spares young folios. The unevictable list may have
     // folios that no locked VMA maps any more: for example, the parent that locked them has exited,
     // and its child still maps them.
-    let rounds = [(SWAPPABLE, true), (SWAPPABLE, true), (SWAPPABLE, false), (&[LruList::Unevictable], false)];
+    let unevictable: &[LruList] = &[LruList::Unevictable];
+    let rounds = [
+        (DROPPABLE, true),
+        (SWAPPABLE, true),
+        (DROPPABLE, true),
+        (SWAPPABLE, true),
+        (DROPPABLE, false),
+        (SWAPPABLE, false),
+        (unevictable, false),
+    ];
     for (lists, spare_young) in rounds {
-        if work.done.freed < pages && machine.swaps().has_room(machine.platform()) {
+        if work.done.freed < pages && (lists == DROPPABLE || machine.swaps().has_room(machine.platform())) {
             work.shrink_lists(scope, lists, spare_young);
         }
     }

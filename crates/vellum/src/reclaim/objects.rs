@@ -4,9 +4,9 @@
 //! ([`crate::page_cache`]). So reclaim groups the victims by object, and searches the spaces that
 //! map an object once for all of its victims. It first checks the PTEs of the victims for accessed
 //! bits, and then unmaps the victims that are not young from every space. At last the object writes
-//! them to swap ([`Object::swap_out`]). At that point they must have no mapping, and no references
-//! except the object's and the reclaimer's (INV-16). A folio stays in memory if a locked VMA maps
-//! it, or if it has another reference.
+//! them to swap, or drops them ([`Object::evict`]). At that point they must have no mapping, and no
+//! references except the object's and the reclaimer's (INV-16). A folio stays in memory if a locked
+//! VMA maps it, or if it has another reference.
 
 use core::ops::Range;
 
@@ -72,10 +72,11 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
             Rmap::of(space).unmap_isolated(&ranges, isolated);
         });
         for victim in old.iter().filter(|victim| !isolated.is_locked(victim.frame)) {
-            // If this reference to the object is the only one, the object and its pages are about
-            // to be freed, so a write would be wasted. If swap has no room for one folio, it has
-            // none for the next.
-            if object.is_sole_reference() || object.swap_out(victim.head, victim.frame).is_err() {
+            // The last round ends what spares a page for which an access waits: an access that gave
+            // up waiting does not keep it. If this reference to the object is the only one, the
+            // object and its pages are about to be freed, so a write would be wasted. If swap has
+            // no room for one folio, it has none for the next.
+            if object.is_sole_reference() || object.evict(victim.head, victim.frame, !spare_young).is_err() {
                 break;
             }
         }

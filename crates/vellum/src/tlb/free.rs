@@ -7,7 +7,7 @@ use crate::addr::Pfn;
 use crate::frame::{Counts, Frame, FrameKind, Use, flag};
 use crate::memcg::Uncharger;
 use crate::platform::Platform;
-use crate::stats::{Counter, SizeCounter};
+use crate::stats::{Counter, SizeCounter, SpaceCounter};
 
 use super::Shootdown;
 
@@ -70,15 +70,29 @@ pub(super) struct FreeBatch<'a, 'm, P: Platform> {
     work: u32,
     /// The number of folios or page tables freed.
     freed: u64,
-    /// The number of frames of page-cache objects that were unmapped.
+    /// The number of unmapped frames of page-cache objects without a store.
     shmem: u64,
+    /// The number of unmapped frames of page-cache objects with a store.
+    file: u64,
 }
 
 impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     pub(super) fn new(machine: &'a crate::machine::Machine<'m, P>, usage: Use) -> Self {
         let uncharger = Uncharger::new(machine.frames(), machine.memcgs());
         let complete = ArrayVec::new();
-        FreeBatch { machine, uncharger, usage, start: 0, len: 0, complete, many: false, work: 0, freed: 0, shmem: 0 }
+        FreeBatch {
+            machine,
+            uncharger,
+            usage,
+            start: 0,
+            len: 0,
+            complete,
+            many: false,
+            work: 0,
+            freed: 0,
+            shmem: 0,
+            file: 0,
+        }
     }
 
     /// Releases the lock of the lruvec of the last folio, for a caller that does something else
@@ -90,8 +104,10 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     /// Adds the batch to the counters of the machine and the space.
     pub(super) fn end(self, tlb: &Shootdown<'_, P>) {
         self.machine.count(Counter::FoliosFreed, self.freed);
-        if self.shmem != 0 {
-            tlb.recount_as_shmem(self.shmem);
+        for (counter, frames) in [(SpaceCounter::Shmem, self.shmem), (SpaceCounter::File, self.file)] {
+            if frames != 0 {
+                tlb.recount(counter, frames);
+            }
         }
     }
 
@@ -155,7 +171,8 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
             if state.has(flag::ZERO_FOLIO) {
                 return self.maybe_resched();
             }
-            self.shmem += pages as u64;
+            let unmapped = if state.has(flag::FILE) { &mut self.file } else { &mut self.shmem };
+            *unmapped += u64::from(pages);
         }
         // `put_mappings` queues a partially mapped folio to be split. It is not called for a folio
         // that is queued already, or for one of a page-cache object, because the object needs all

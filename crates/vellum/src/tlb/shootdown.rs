@@ -75,12 +75,12 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     }
 
     /// Corrects the space's statistics: `frames` unmapped frames that were counted as anonymous
-    /// memory belonged to a page-cache object.
+    /// memory belong to `counter`.
     #[cold]
-    pub(super) fn recount_as_shmem(&self, frames: u64) {
+    pub(super) fn recount(&self, counter: SpaceCounter, frames: u64) {
         let slot = self.slots.of(self.machine.platform().current());
         slot.add(SpaceCounter::Anon, frames as i64);
-        slot.add(SpaceCounter::Shmem, -(frames as i64));
+        slot.add(counter, -(frames as i64));
     }
 
     /// Counts a gather as open. The caller does this before the gather clears its first PTE.

@@ -75,7 +75,7 @@ impl Lab {
     pub fn expect_group(&self, charged: u64, listed: u64, deferred: u64) -> Checked {
         let usage = must("read the memcg's usage", self.machine.memcgs().usage(self.machine.frames(), self.group))?;
         let MemcgUsage { peak, limit, .. } = usage;
-        let expected = MemcgUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred, swapped: 0, lruvecs: 0 };
+        let expected = MemcgUsage { charged, peak, limit, lru: [listed, 0, 0, 0, 0], deferred, swapped: 0, lruvecs: 0 };
         expect("usage of the memcg", usage, expected)
     }
 }
@@ -105,6 +105,7 @@ const ALL_COUNTERS: [Counter; COUNTERS - 2] = [
     Counter::CompactFailures,
     Counter::PagesMigrated,
     Counter::ShmemPages,
+    Counter::FilePages,
 ];
 
 fn counters(machine: &Machine) -> [u64; ALL_COUNTERS.len()] {

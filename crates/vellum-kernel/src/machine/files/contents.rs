@@ -34,6 +34,8 @@ fn errno(error: ObjectError) -> Errno {
         ObjectError::Busy => return Errno::EBUSY,
         ObjectError::Lost => return Errno::EIO,
         ObjectError::TooManyReferences => return Errno::ENOMEM,
+        // No object of this kernel has a store.
+        ObjectError::Pending(_) => return Errno::EIO,
         ObjectError::NoMemory(Refused::OutOfMemory) if !machine().swaps().has_room(machine().platform()) => {
             return Errno::ENOSPC;
         }

@@ -159,6 +159,9 @@ impl platform::Clock for Host {
     }
 }
 
+// No file of this kernel has a store: its page-cache objects are shared memory and files in memory.
+impl platform::Storage for Host {}
+
 impl Trace for Host {
     const ENABLED: bool = false;
 

@@ -190,7 +190,10 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
     let (signal, code) = match error {
         FaultError::Unmapped(_) => (abi::SIGSEGV, abi::SEGV_MAPERR),
         FaultError::Denied(_) => (abi::SIGSEGV, abi::SEGV_ACCERR),
-        FaultError::BeyondEnd(_) | FaultError::TooManyReferences(_) => (abi::SIGBUS, abi::BUS_ADRERR),
+        // No object of this kernel has a store, so no page is pending.
+        FaultError::BeyondEnd(_) | FaultError::TooManyReferences(_) | FaultError::Pending(_) => {
+            (abi::SIGBUS, abi::BUS_ADRERR)
+        }
         FaultError::Poisoned(_) => (abi::SIGBUS, abi::BUS_MCEERR_AR),
         // No signal: the thread repeats the access once the program has resolved the fault.
         FaultError::Uffd(_) => return,

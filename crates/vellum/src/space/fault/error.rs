@@ -4,6 +4,7 @@ use crate::errno::Errno;
 use crate::frame::TooManyReferences;
 use crate::memcg::{Refused, may_be_refused};
 use crate::page_cache::ObjectError;
+use crate::platform::PendingPage;
 use crate::vma::UffdId;
 
 /// An access by user mode.
@@ -44,6 +45,11 @@ pub enum FaultError {
     NoMemory(Refused),
     /// A userfaultfd must resolve this event; then the access may be tried again.
     Uffd(UffdEvent),
+    /// The host is reading the page, or a page that this access needs first. The thread waits until
+    /// the request with the page has ended
+    /// ([`ReadRequest::has`](crate::platform::ReadRequest::has)); then the access may be tried
+    /// again. If the page could not be read, the host ends the access (SIGBUS, `BUS_ADRERR`).
+    Pending(PendingPage),
 }
 
 impl FaultError {
@@ -79,6 +85,7 @@ impl core::fmt::Display for FaultError {
                 "the page at {:#x} waits for a userfaultfd: retry the access once it has resolved the event",
                 event.page
             ),
+            FaultError::Pending(page) => page.fmt(f),
         }
     }
 }
@@ -94,6 +101,7 @@ impl FaultError {
             ObjectError::Lost => FaultError::Poisoned(addr),
             ObjectError::NoMemory(why) => FaultError::NoMemory(why),
             ObjectError::TooManyReferences => FaultError::TooManyReferences(addr),
+            ObjectError::Pending(page) => FaultError::Pending(page),
             _ => FaultError::NoMemory(Refused::OutOfMemory),
         }
     }

@@ -6,7 +6,6 @@ use crate::addr::align_down;
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::page_cache::{Lookup, Object};
 use crate::platform::Platform;
-use crate::stats::SpaceCounter;
 use crate::table::{NotMapped, Run};
 use crate::vma::Vma;
 
@@ -75,7 +74,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         self.machine().frames().sync_icache(mapped.pfn, mapped.pages << arch.page_order(), attrs);
         match self.tables().map_object_run(block, &Run::new(start, 1, Kind::Leaf, raw, mapped.pages as usize)) {
             Ok(()) => {
-                self.tables().slot().add(SpaceCounter::Shmem, (mapped.pages as i64) << arch.page_order());
+                self.tables().slot().add(object.space_counter(), (mapped.pages as i64) << arch.page_order());
                 Ok(Outcome::Mapped(*block))
             }
             Err(error) => {

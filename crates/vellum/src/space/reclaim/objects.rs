@@ -31,7 +31,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
             let has_room = folios.iter().all(|(head, frame)| {
                 machine.platform().resched();
                 let object = Object::from_folio(machine, frame).filter(|_| !isolated.is_locked(frame));
-                object.is_none_or(|object| object.swap_out(*head, frame).is_ok())
+                object.is_none_or(|object| object.evict(*head, frame, true).is_ok())
             });
             isolated.putback(machine, folios.iter().map(|(head, frame)| (*head, 1 << frame.order())));
             if !has_room {
@@ -80,7 +80,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
                 }
                 folio_start += u64::from(pages) << FRAME_SHIFT;
                 let is_alone = pages == 1 << frame.order() && frame.counts().maps == pages;
-                if frame.has(flag::OBJECT) && is_alone && machine.lru().isolate_one(head, LruList::Shmem) {
+                if frame.has(flag::OBJECT) && is_alone && machine.lru().isolate_one(head, LruList::evictable(frame)) {
                     isolated.add(frame);
                     folios.push((head, frame));
                 }

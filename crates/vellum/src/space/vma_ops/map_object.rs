@@ -117,7 +117,7 @@ impl From<ObjectError> for MapError {
         match error {
             ObjectError::NoMemory(why) => MapError::NoMemory(why),
             ObjectError::TooLarge => MapError::OffsetTooLarge,
-            ObjectError::Busy | ObjectError::Lost | ObjectError::TooManyReferences => {
+            ObjectError::Busy | ObjectError::Lost | ObjectError::TooManyReferences | ObjectError::Pending(_) => {
                 MapError::NoMemory(Refused::OutOfMemory)
             }
         }

@@ -1,0 +1,58 @@
+//! Takes isolated folios (those that reclaim took off their LRU lists) out of an object.
+
+use super::index::FreedNodes;
+use super::swap_out::{NoSwapSpace, SwapOut};
+use super::{Object, mapping, remove};
+use crate::addr::Pfn;
+use crate::frame::{Counts, Frame};
+use crate::platform::{FailPoint, Platform, allows};
+
+impl<P: Platform> Object<'_, P> {
+    /// Takes an isolated folio, which no PTE maps, out of the object: writes it to swap, or, if the
+    /// object has a store, drops it. It stays if there are other references to it, or if a CPU
+    /// wants one of its pages. With `ends_wanted`, a page of a store does not count as wanted any
+    /// more then, so that the next call drops it. The caller keeps its own reference to the folio.
+    /// No lock is held.
+    ///
+    /// # Errors
+    /// [`NoSwapSpace`]: the folio would have to be written to swap, and has not been, at least not
+    /// as a whole.
+    pub(crate) fn evict(&self, head: Pfn, frame: &Frame, ends_wanted: bool) -> Result<(), NoSwapSpace> {
+        if self.head().has_store {
+            drop_clean(self, head, frame, ends_wanted);
+            return Ok(());
+        }
+        SwapOut(self).swap_out(head, frame)
+    }
+}
+
+/// Removes an isolated folio, which no PTE maps, from an object with a store (Linux:
+/// `__remove_mapping`). Its contents are in the host's storage. Leaves it while the object's
+/// gate is closed (INV-21). Takes the object's lock.
+fn drop_clean<P: Platform>(object: &Object<'_, P>, head: Pfn, frame: &Frame, ends_wanted: bool) {
+    let (machine, frames) = (object.machine, object.machine.frames());
+    let page_order = object.head().page_order;
+    let first = mapping::folio_index(frame.data());
+    let pages = first..first + (1 << (frame.order() - page_order));
+    if object.head().gate.is_closed() {
+        return;
+    }
+    let mut nodes = FreedNodes::new();
+    let mut state = object.lock();
+    // Other CPUs take references to the object's pages under its lock only, and those that find
+    // the folio in another way do not use its contents.
+    let is_unshared = |present| {
+        frame.counts() == Counts { refs: present + 1, maps: 0 } && allows(machine.platform(), FailPoint::Unpinned)
+    };
+    let removed =
+        state.index.remove_clean(frames, pages, (head, 1 << page_order, ends_wanted), is_unshared, &mut nodes);
+    if removed > 0 {
+        mapping::clear_object(frame);
+    }
+    drop(state);
+    if removed > 0 {
+        machine.count(object.head().pages_counter(), (u64::from(removed) << page_order).wrapping_neg());
+        machine.put_refs(head, frame, removed);
+        remove::free_nodes(machine, nodes);
+    }
+}

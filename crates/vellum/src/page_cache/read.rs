@@ -1,0 +1,282 @@
+//! Reads pages from the host's storage (Linux: `filemap_read_folio`).
+//!
+//! A page that is missing from an object with a store is inserted as *reading*: its frame is in the
+//! index, and no CPU maps it or takes a reference to it. Then the host gets a request for the page
+//! and its neighbours, with no lock held. When the host ends the request, pages that were read are
+//! in memory, and pages that were not are missing again. A page that was removed from the object
+//! meanwhile stays removed; the request's own reference keeps its frame for the device.
+
+use core::mem::ManuallyDrop;
+use core::ops::Range;
+
+use arrayvec::ArrayVec;
+
+use super::fill::{NewFolio, SpareNodes};
+use super::index::{Entry, FANOUT, FreedNodes, NextHole, last_node_of};
+use super::readahead::Readahead;
+use super::{LockedState, Object, ObjectError, mapping, remove};
+use crate::machine::Machine;
+use crate::memcg::MemcgId;
+use crate::platform::{Event, MAX_REQUEST_FOLIOS, PendingPage, Platform, ReadRequest, trace};
+use crate::sync::Retries;
+
+/// log2 of the number of pages that are read together, in a naturally aligned block.
+const WINDOW_ORDER: u32 = 4;
+
+const _: () = assert!(1 << WINDOW_ORDER <= MAX_REQUEST_FOLIOS);
+
+impl<'m, P: Platform> Object<'m, P> {
+    /// Ends a request that [`Storage::read`](crate::platform::Storage::read) took: the first `read`
+    /// of its pages have their contents, and the others were not read. The pages that were read can
+    /// be used from now on. A task that waits for another page finds it missing when it tries
+    /// again, so that it is read again; the host reports the error to the task that waits for the
+    /// first page that was not read. May free the object, so no spin lock is held.
+    ///
+    /// # Safety
+    /// The request came from this machine. The pages that were read have their contents, and no
+    /// device writes to the request's frames any more.
+    pub unsafe fn finish_read(machine: &'m Machine<'m, P>, request: ReadRequest, read: u64) {
+        // The handle takes over the request's reference.
+        let object = Object { machine, at: request.object };
+        debug_assert_eq!(object.serial(), request.serial);
+        let mut first = request.first;
+        let end_of_read = first.saturating_add(read);
+        for (head, order) in request.folios {
+            let frames = machine.frames();
+            let step = 1u32 << request.page_order;
+            let pages = first..first + (1 << (order - request.page_order));
+            first = pages.end;
+            let failed = end_of_read.clamp(pages.start, pages.end)..pages.end;
+            let (mut removed, mut nodes) = (0, FreedNodes::new());
+            {
+                let mut state = object.lock();
+                state.index.end_read(frames, pages.start..failed.start, head, step);
+                for page in failed.clone() {
+                    let pfn = head.add((page - pages.start) as u32 * step);
+                    if state.index.find(frames, page) == Some(Entry::Reading(pfn)) {
+                        state.index.remove(frames, page, &mut nodes);
+                        removed += 1;
+                    }
+                }
+                if removed > 0 {
+                    mapping::clear_object_if_gone(frames, &state.index, pages.start, head, request.page_order);
+                }
+            }
+            machine.count(object.head().pages_counter(), (u64::from(removed) << request.page_order).wrapping_neg());
+            machine.put_folio(head, 1 + removed, 0);
+            remove::free_nodes(machine, nodes);
+            machine.platform().resched();
+        }
+    }
+
+    /// Records an access of an opener to `pages`, which it reads next, and has the host read those
+    /// of them that are missing, and the pages ahead that the opener's accesses lead to, into
+    /// folios that are charged to `memcg`. Waits for none of them. Does nothing for an object
+    /// without a store.
+    ///
+    /// # Errors
+    /// There is no memory for all pages, or `memcg` is at its limit. Some may be being read then.
+    pub fn read_ahead(&self, opener: &mut Readahead, pages: Range<u64>, memcg: MemcgId) -> Result<(), ObjectError> {
+        if !self.head().has_store {
+            return Ok(());
+        }
+        let _pinned = self.pin_memcg(memcg)?;
+        let ahead = opener.access(pages.clone());
+        core::iter::once(pages).chain(ahead).try_for_each(|pages| Reads(self).read_missing(pages, memcg))
+    }
+}
+
+/// The steps by which an object has the host read its pages.
+pub(super) struct Reads<'o, 'm, P: Platform>(pub(super) &'o Object<'m, P>);
+
+impl<'m, P: Platform> Reads<'_, 'm, P> {
+    /// Returns the error of an operation that needs a page which is being read, and marks the page
+    /// as wanted. The caller holds the object's lock.
+    pub(super) fn wait_for(&self, state: &LockedState, page: u64) -> ObjectError {
+        state.index.mark_wanted(self.0.machine.frames(), page);
+        ObjectError::Pending(PendingPage { object: self.0.serial(), page })
+    }
+
+    /// Ends what [`Reads::wait_for`] began, when the page was found. The caller holds the object's
+    /// lock.
+    #[inline]
+    pub(super) fn end_wait(&self, state: &LockedState, page: u64) {
+        if self.0.head().has_store {
+            state.index.clear_wanted(self.0.machine.frames(), page);
+        }
+    }
+
+    /// Has the host read a missing page, and the missing pages beside it in its naturally aligned
+    /// block, into folios that are charged to `memcg`. On success another CPU has changed the page
+    /// meanwhile, and the caller looks it up again; `retries` counts these lookups. No lock is
+    /// held.
+    ///
+    /// # Errors
+    /// [`ObjectError::Pending`]: the page is being read now. Others as for [`Object::page`].
+    #[cold]
+    pub(super) fn start(&self, page: u64, memcg: MemcgId, retries: &mut Retries<'_>) -> Result<(), ObjectError> {
+        retries.retry();
+        let Some((pages, nodes)) = self.missing_around(page) else { return Ok(()) };
+        let mut spare = SpareNodes::new(self.0.machine);
+        spare.provide(nodes, self.0.memcg())?;
+        let mut planned = self.folios_for(pages.clone(), memcg);
+        if pages.start < page && planned.as_ref().map_or(true, |(_, got)| got.end <= page) {
+            // There is no memory for all pages before the wanted one: tries without them.
+            drop(planned);
+            planned = self.folios_for(page..pages.end, memcg);
+        }
+        let (folios, pages) = planned?;
+        match self.insert_reading((pages, Some(page)), folios, spare) {
+            None => Ok(()),
+            Some(request) => {
+                self.ask(request);
+                Err(ObjectError::Pending(PendingPage { object: self.0.serial(), page }))
+            }
+        }
+    }
+
+    /// Returns the missing pages around `page`, within its naturally aligned block and the object,
+    /// and the number of index nodes that inserting them needs. Returns `None` if `page` exists, or
+    /// lies beyond the end. Takes the object's lock.
+    fn missing_around(&self, page: u64) -> Option<(Range<u64>, usize)> {
+        let (state, frames) = (self.0.lock(), self.0.machine.frames());
+        let is_missing =
+            |page: &u64| state.index.find(frames, *page).is_none() && self.0.head().is_stored(&state, *page);
+        let block = page >> WINDOW_ORDER << WINDOW_ORDER;
+        let end = block + (1 << WINDOW_ORDER);
+        is_missing(&page).then(|| {
+            let start = (block..page).rev().take_while(is_missing).last().unwrap_or(page);
+            let end = (page..end).take_while(is_missing).last().unwrap_or(page) + 1;
+            (start..end, state.index.missing_nodes(frames, page))
+        })
+    }
+
+    /// Has the host read the missing ones of `pages`, as far as these lie within the object. No
+    /// lock is held.
+    ///
+    /// # Errors
+    /// As for [`Object::read_ahead`].
+    fn read_missing(&self, pages: Range<u64>, memcg: MemcgId) -> Result<(), ObjectError> {
+        let mut at = pages.start;
+        while let Some((missing, nodes)) = self.next_missing(at..pages.end) {
+            let mut spare = SpareNodes::new(self.0.machine);
+            spare.provide(nodes, self.0.memcg())?;
+            let (folios, missing) = self.folios_for(missing, memcg)?;
+            at = missing.end;
+            if let Some(request) = self.insert_reading((missing, None), folios, spare) {
+                self.ask(request);
+            }
+            self.0.machine.platform().resched();
+        }
+        Ok(())
+    }
+
+    /// Returns the first of `pages` that are missing, as far as they follow each other and have
+    /// their entries in one index node, and the number of index nodes that inserting them needs.
+    /// Returns `None` if none of `pages` is missing. Takes the object's lock, for one index node at
+    /// a time (INV-11).
+    fn next_missing(&self, pages: Range<u64>) -> Option<(Range<u64>, usize)> {
+        let frames = self.0.machine.frames();
+        let mut at = pages.start;
+        loop {
+            let state = self.0.lock();
+            let end = pages.end.min(state.size.div_ceil(1 << self.0.page_shift()));
+            if at >= end {
+                return None;
+            }
+            match state.index.next_hole(frames, at) {
+                NextHole::At(first) if first < end => {
+                    let end = end.min((last_node_of(first) + 1) * FANOUT);
+                    let last = (first..end).take_while(|page| state.index.find(frames, *page).is_none()).last()?;
+                    return Some((first..last + 1, state.index.missing_nodes(frames, first)));
+                }
+                NextHole::At(_) => return None,
+                NextHole::NotBelow(next) => at = next,
+            }
+            drop(state);
+            self.0.machine.platform().resched();
+        }
+    }
+
+    /// Allocates folios for `pages`, each as large as policy permits and memory allows. Returns
+    /// them with the pages for which there is memory, which begin with the first of `pages`.
+    ///
+    /// # Errors
+    /// There is no memory for the first page.
+    fn folios_for(
+        &self,
+        pages: Range<u64>,
+        memcg: MemcgId,
+    ) -> Result<(ArrayVec<NewFolio<'m, P>, MAX_REQUEST_FOLIOS>, Range<u64>), ObjectError> {
+        let page_order = self.0.head().page_order;
+        let mut orders = self.0.machine.policy().prealloc_orders() >> page_order | 1;
+        let (mut folios, mut at) = (ArrayVec::new(), pages.start);
+        while at < pages.end && !folios.is_full() {
+            let fits = |order: &u32| at.is_multiple_of(1 << order) && at + (1 << order) <= pages.end;
+            let order = (0..=orders.ilog2()).rev().filter(|order| orders >> order & 1 != 0).find(fits).unwrap_or(0);
+            let mut folio = NewFolio::new(self.0);
+            match folio.provide(order as u8 + page_order, false, memcg) {
+                Ok(()) => {
+                    folios.push(folio);
+                    at += 1 << order;
+                }
+                // No memory for a large folio: tries again with a smaller one.
+                Err(_) if order > 0 => orders &= (1 << order) - 1,
+                Err(error) if at == pages.start => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok((folios, pages.start..at))
+    }
+
+    /// Inserts folios for `pages`, which then are being read, and returns the request for them.
+    /// Marks the page `wanted`, one of them, as wanted, if there is one. Returns `None`, with
+    /// nothing changed, if one of the pages exists by now, lies beyond the end of the object, or
+    /// needs more index nodes. Takes the object's lock.
+    fn insert_reading(
+        &self,
+        (pages, wanted): (Range<u64>, Option<u64>),
+        folios: ArrayVec<NewFolio<'m, P>, MAX_REQUEST_FOLIOS>,
+        mut spare: SpareNodes<'m, P>,
+    ) -> Option<ReadRequest> {
+        let (machine, frames) = (self.0.machine, self.0.machine.frames());
+        let page_order = self.0.head().page_order;
+        let mut state = self.0.lock();
+        let is_missing = |page: u64| state.index.find(frames, page).is_none() && self.0.head().is_stored(&state, page);
+        if !pages.clone().all(is_missing) || state.index.missing_nodes(frames, pages.start) > spare.count() {
+            return None;
+        }
+        let mut request = ReadRequest {
+            object: self.0.at,
+            serial: self.0.serial(),
+            tag: self.0.tag(),
+            first: pages.start,
+            page_order,
+            folios: ArrayVec::new(),
+        };
+        let mut at = pages.start;
+        for mut folio in folios {
+            let Some((pfn, order)) = folio.take_any() else { continue };
+            mapping::set_object(frames.frame(pfn), self.0.at, at);
+            let _ = frames.get_counts(pfn, frames.frame(pfn), 1, 0);
+            for i in 0..1u32 << (order - page_order) {
+                let entry = Entry::Reading(pfn.add(i << page_order));
+                state.index.insert(frames, at, entry, || spare.take());
+                at += 1;
+            }
+            request.folios.push((pfn, order));
+        }
+        wanted.into_iter().for_each(|page| state.index.mark_wanted(frames, page));
+        drop(state);
+        machine.count(self.0.head().pages_counter(), (pages.end - pages.start) << page_order);
+        // The request has this reference to the object.
+        let _ = ManuallyDrop::new(self.0.clone());
+        Some(request)
+    }
+
+    /// Hands a request to the host.
+    fn ask(&self, request: ReadRequest) {
+        trace(self.0.machine.platform(), || Event::DeviceIo);
+        self.0.machine.platform().read(request);
+    }
+}
