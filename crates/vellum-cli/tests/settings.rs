@@ -187,6 +187,25 @@ fn sparse_copy_on_write_faults_have_rows_of_their_own() {
 }
 
 #[test]
+fn sparse_swap_in_has_rows_of_its_own() {
+    let settings = Settings::new();
+    let options = ["--size=8MiB", "--runs=1", "--folios=4", "--arms=random", "--reads=every-page,every-2m"];
+    let rows = rows(settings.command("pageout", &options));
+    let names: Vec<_> = rows.iter().map(|row| (row["op"].as_str().unwrap(), row["read"].as_str())).collect();
+    let of_data = [("out", None), ("in", None), ("in", Some("every 2 MiB"))];
+    assert_eq!(names, [of_data, of_data].concat());
+    for row in rows {
+        let (vellum, bytes) = (row["vellum_ns"].as_u64(), row["vellum_swapped_in_bytes"].as_u64());
+        assert!(vellum.is_some_and(|ns| ns > 0), "{row}");
+        assert_eq!(row["floor_ns"].is_null(), row["read"].is_string(), "the floor reads each page: {row}");
+        // A page at least is swapped in for each byte, and not all of the region.
+        let some = bytes.is_none_or(|bytes| (4 << 12..8 << 20).contains(&bytes));
+        assert!(bytes.is_some() == row["read"].is_string() && some, "{row}");
+    }
+    assert!(settings.are_original());
+}
+
+#[test]
 fn mappings_of_files_are_measured_by_all_contenders_that_can() {
     let settings = Settings::new();
     let options = ["--size=8MiB", "--runs=1", "--folios=4,64,2048", "--arms=random", "--mapping=shared,private-file"];

@@ -180,13 +180,14 @@ impl Results {
 
 /// Returns what identifies a row: all fields that describe it instead of a measured figure.
 pub(crate) fn identity(row: &Map<String, Value>) -> String {
-    const FIELDS: [&str; 17] = [
+    const FIELDS: [&str; 18] = [
         "bench",
         "op",
         "mapping",
         "arm",
         "data",
         "written",
+        "read",
         "variant",
         "region_kib",
         "order",

@@ -134,10 +134,10 @@ impl Linux {
         }
         let region = Region::of(case)?;
         let touched = region.touch(case, neighbours)?;
-        if let Some(data) = op.data() {
+        if let Some((data, reads)) = op.data().zip(op.reads()) {
             // Keep the settings until the region is swapped in: they also decide the folio sizes of
             // swap-in.
-            let sample = self.swap.measure(&region, case.pages(), data)?;
+            let sample = self.swap.measure(&region, case.pages(), data, reads)?;
             settings.restore()?;
             return Ok(Sample { touch: Some(touched.time), fallback: touched.fallback, ..sample });
         }
@@ -149,7 +149,7 @@ impl Linux {
             Op::Protect => region.protect()?,
             _ => region.unmap()?,
         };
-        Ok(Sample { touch: Some(touched.time), back: None, op, fallback: touched.fallback, copied: None })
+        Ok(Sample { touch: Some(touched.time), back: None, op, fallback: touched.fallback, moved: None })
     }
 }
 

@@ -145,10 +145,10 @@ impl Region {
         }
     }
 
-    /// Reads a byte in each page. Returns the time.
-    pub fn read(&self) -> Time {
+    /// Reads a byte every `step` bytes, a multiple of a page, in ascending order. Returns the time.
+    pub fn read(&self, step: u64) -> Time {
         let watch = Stopwatch::start();
-        for number in 0..self.len as u64 / PAGE {
+        for number in (0..self.len as u64 / PAGE).step_by((step / PAGE) as usize) {
             // SAFETY: the page is in the region, which is mapped and readable, and any byte is a
             // valid value.
             unsafe { self.page(number).cast::<u8>().read_volatile() };

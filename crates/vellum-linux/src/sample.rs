@@ -17,8 +17,9 @@ pub struct Sample {
     /// Share of the region, 0 to 1, that is not mapped as the case asks: the kernel falls back to
     /// small folios when it finds no contiguous memory.
     pub fallback: f64,
-    /// The bytes that copy-on-write faults copied, if there are any.
-    pub copied: Option<u64>,
+    /// The bytes that the faults after the operation copied (copy-on-write) or swapped in, if there
+    /// are any.
+    pub moved: Option<u64>,
 }
 
 /// The reason for a missing figure. A report shows the reason, and the benchmark goes on.

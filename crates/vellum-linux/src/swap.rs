@@ -3,7 +3,7 @@
 use crate::region::{Region, evict_caches};
 use crate::settings::resource::{HeldResource, Resource};
 use crate::time::Time;
-use crate::workload::data::Data;
+use crate::workload::data::{Data, Steps};
 use crate::{Sample, Skip};
 
 /// The most calls of page-out in one run: one call does not remove all pages.
@@ -29,12 +29,13 @@ impl SwapTimer {
         Ok(())
     }
 
-    /// Times swap-out and swap-in of a touched region of `pages` pages. Afterwards all pages are in
-    /// memory, and their contents are checked.
+    /// Times swap-out of a touched region of `pages` pages, and its swap-in by `reads`. The sample
+    /// has the bytes that these swapped in: those of the region, as the kernel's `pswpin` has other
+    /// processes' pages too. Afterwards all pages are in memory, and their contents are checked.
     ///
     /// # Errors
     /// Pages were not swapped out, or came back with other contents.
-    pub fn measure(&self, region: &Region, pages: u64, data: Data) -> Result<Sample, Skip> {
+    pub fn measure(&self, region: &Region, pages: u64, data: Data, reads: Steps) -> Result<Sample, Skip> {
         region.fill(|number| data.page(number));
         evict_caches()?;
         let (mut op, mut left) = (Time::default(), pages);
@@ -49,12 +50,15 @@ impl SwapTimer {
         if left > pages / 1000 {
             return Err(Skip::NotSwappedOut(left));
         }
+        let swapped = || region.swapped_bytes().map_err(|error| Skip::system("/proc/self/smaps", error));
+        let before = swapped()?;
         evict_caches()?;
-        let back = Some(region.read());
+        let back = Some(region.read(reads.step()));
+        let moved = Some(before.saturating_sub(swapped()?));
         data.check(pages, |number, page| {
             *page = region.contents(number);
             Ok(())
         })?;
-        Ok(Sample { touch: None, op, back, fallback: 0.0, copied: None })
+        Ok(Sample { touch: None, op, back, fallback: 0.0, moved })
     }
 }

@@ -106,8 +106,9 @@ pub struct Sample {
     pub fallback: f64,
     /// Counts of the operation; `None` if the contender doesn't count.
     pub work: Option<Work>,
-    /// The bytes that copy-on-write faults copied, if there are any.
-    pub copied: Option<u64>,
+    /// The bytes that the faults after the operation copied (copy-on-write) or swapped in, if there
+    /// are any.
+    pub moved: Option<u64>,
 }
 
 /// Counts of the costly steps of an operation.
@@ -159,7 +160,7 @@ impl Contender for Linux {
     }
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
-        let vellum_linux::Sample { touch, back, op, fallback, copied } = self.run(case, op)?;
-        Ok(Sample { touch, back, op, fallback, work: None, copied })
+        let vellum_linux::Sample { touch, back, op, fallback, moved } = self.run(case, op)?;
+        Ok(Sample { touch, back, op, fallback, work: None, moved })
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use vellum_linux::workload::case::Op;
-use vellum_linux::workload::data::Writes;
+use vellum_linux::workload::data::Steps;
 use vellum_linux::workload::mapping::Mapping;
 
 use super::regions::{self, Subject};
@@ -20,7 +20,7 @@ pub struct Args {
     pub ops: Vec<ForkOp>,
     /// The bytes that the parent writes in `fork-write`.
     #[arg(long, value_delimiter = ',', default_value = "every-page")]
-    pub writes: Vec<Writes>,
+    pub writes: Vec<Steps>,
     /// The mappings of the regions. Those of files have folios below 2 MiB, and no `fork-write`.
     #[arg(long, value_delimiter = ',', default_value = "anon")]
     pub mapping: Vec<Mapping>,
@@ -41,7 +41,7 @@ impl Args {
         Args {
             regions: regions.clone(),
             ops: vec![ForkOp::Fork],
-            writes: vec![Writes::EveryPage],
+            writes: vec![Steps::EveryPage],
             mapping: vec![Mapping::Anonymous],
         }
     }

@@ -88,9 +88,9 @@ pub enum Bench {
     /// removes it however it ends, which needs root.
     #[command(mut_arg("size", |size| size.default_value("256MiB")), mut_arg("folios", few))]
     Pageout {
-        /// On what to measure.
+        /// The options of the benchmark.
         #[command(flatten)]
-        args: regions::Args,
+        args: pageout::Args,
         /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
@@ -312,7 +312,7 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
             let sections = vec![
                 unmap::section(&unmap)?,
                 fork::section(&fork::Args::of(&unmap.regions))?,
-                pageout::section(&unmap.regions.less(256 << 20))?,
+                pageout::section(&pageout::Args::of(unmap.regions.less(256 << 20)))?,
                 lazyfree::section(&unmap.regions.less(1 << 30))?,
                 threads::section(&threads)?,
                 tables::section(&tables),

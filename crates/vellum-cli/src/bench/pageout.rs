@@ -2,16 +2,42 @@
 
 use vellum_linux::workload::case::Op;
 use vellum_linux::workload::data::Data::{Compressible, SameFilled};
+use vellum_linux::workload::data::Steps;
 use vellum_linux::workload::mapping::Mapping;
 
-use super::regions::{self, Args, Subject};
+use super::regions::{self, Subject};
 use super::report::Section;
+
+/// The options of the benchmark.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// The regions.
+    #[command(flatten)]
+    pub regions: regions::Args,
+    /// The bytes that are read to swap in, in ascending order. The other pages are swapped in
+    /// outside of the figure.
+    #[arg(long, value_delimiter = ',', default_value = "every-page")]
+    pub reads: Vec<Steps>,
+}
+
+impl Args {
+    /// Returns the options with which `bench all` swaps these regions.
+    pub fn of(regions: regions::Args) -> Args {
+        Args { regions, reads: vec![Steps::EveryPage] }
+    }
+}
 
 /// Runs the benchmark and returns its section.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
-    let ops = [SameFilled, Compressible].map(|data| [Op::SwapOut(data), Op::SwapIn(data)]).concat();
+    // The swap-out is the same before all reads: one row has it.
+    let swaps = |data| {
+        let out = args.reads.first().map(|&reads| Op::SwapOut(data, reads));
+        out.into_iter().chain(args.reads.iter().map(move |&reads| Op::SwapIn(data, reads)))
+    };
+    let ops: Vec<Op> = [SameFilled, Compressible].into_iter().flat_map(swaps).collect();
     let subject = Subject { name: "pageout", title: "Swapping out and in", method: METHOD, beside: None };
-    regions::section(args, &[Mapping::Anonymous], &ops, &subject)
+    regions::section(&args.regions, &[Mapping::Anonymous], &ops, &subject)
 }
 
 const METHOD: &[(&str, &str)] = &[

@@ -26,8 +26,8 @@ pub struct Outcome {
     pub fallback: f64,
     /// Counts of the last operation.
     pub work: Option<Work>,
-    /// The bytes that the copy-on-write faults of the last run copied, if there are any.
-    pub copied: Option<u64>,
+    /// The bytes that the faults after the last operation copied or swapped in, if there are any.
+    pub moved: Option<u64>,
     /// The reason for missing samples.
     pub skip: Option<Skip>,
 }
@@ -110,7 +110,7 @@ pub fn take(contenders: &mut [Box<dyn Contender>], case: &Case, op: Op, runs: u3
                     outcome.backs.extend(sample.back);
                     outcome.fallback = outcome.fallback.max(sample.fallback);
                     outcome.work = sample.work;
-                    outcome.copied = sample.copied;
+                    outcome.moved = sample.moved;
                 }
                 Err(skip) => {
                     outcome.skip = Some(skip);
@@ -161,7 +161,7 @@ mod tests {
                 op: Time { wall_ns: self.runs, cpu_ns: self.runs },
                 fallback: 0.5 / self.runs as f64,
                 work: None,
-                copied: None,
+                moved: None,
             })
         }
     }

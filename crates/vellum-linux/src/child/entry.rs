@@ -124,9 +124,9 @@ fn exception(rounds: u32) -> anyhow::Result<u64> {
     let (mut first, mut again, mut faults) = (Time::default(), Time::default(), 0);
     for _ in 0..rounds {
         let before = minor_faults();
-        first += region.read();
+        first += region.read(PAGE);
         faults += minor_faults() - before;
-        again += region.read();
+        again += region.read(PAGE);
         region.discard_range(PAGE as usize, (TABLE_SPAN - PAGE) as usize)?;
     }
     anyhow::ensure!(faults > 0, "reads of untouched memory took no page fault");

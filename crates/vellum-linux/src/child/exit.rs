@@ -50,7 +50,7 @@ impl ExitTimer {
             None => *self.empty.insert(empty_exit()?),
         };
         let op = full.time_exit()?.less(empty);
-        Ok(Sample { touch: Some(full.holder.touch), back: None, op, fallback: full.holder.fallback, copied: None })
+        Ok(Sample { touch: Some(full.holder.touch), back: None, op, fallback: full.holder.fallback, moved: None })
     }
 }
 

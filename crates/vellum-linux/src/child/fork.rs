@@ -16,7 +16,7 @@ use crate::settings::knobs::Scope;
 use crate::stats;
 use crate::time::{Stopwatch, Time};
 use crate::workload::case::Case;
-use crate::workload::data::Writes;
+use crate::workload::data::Steps;
 use crate::{Sample, Skip};
 
 /// The number of timed forks of a helper without a region, of which the median counts.
@@ -48,7 +48,7 @@ impl ForkTimer {
         &mut self,
         case: &Case,
         neighbours: &[Place],
-        writes: Writes,
+        writes: Steps,
         settings: Scope<'_>,
     ) -> Result<Sample, Skip> {
         self.measure_before(case, neighbours, Some(writes), settings)
@@ -58,7 +58,7 @@ impl ForkTimer {
         &mut self,
         case: &Case,
         neighbours: &[Place],
-        writes: Option<Writes>,
+        writes: Option<Steps>,
         settings: Scope<'_>,
     ) -> Result<Sample, Skip> {
         let mut full = start(writes, Some((case, neighbours)))?;
@@ -70,11 +70,11 @@ impl ForkTimer {
         let fork = time(&mut full)?.less(empty);
         let (touch, fallback) = (Some(full.touch), full.fallback);
         if writes.is_none() {
-            return Ok(Sample { touch, back: None, op: fork, fallback, copied: None });
+            return Ok(Sample { touch, back: None, op: fork, fallback, moved: None });
         }
         match full.helper.receive()? {
             Message::Wrote { time, copied } => {
-                Ok(Sample { touch, back: Some(time), op: fork + time, fallback, copied: Some(copied) })
+                Ok(Sample { touch, back: Some(time), op: fork + time, fallback, moved: Some(copied) })
             }
             other => Err(Skip::Child(format!("unexpected message {other:?}"))),
         }
@@ -86,7 +86,7 @@ fn empty_fork() -> Result<Time, Skip> {
     Ok(stats::median(&runs?))
 }
 
-fn start(writes: Option<Writes>, held: Option<(&Case, &[Place])>) -> Result<RegionHolder, Skip> {
+fn start(writes: Option<Steps>, held: Option<(&Case, &[Place])>) -> Result<RegionHolder, Skip> {
     let mut args = vec!["fork".to_owned()];
     args.extend(writes.map(|writes| format!("--write={}", writes.argument())));
     RegionHolder::start(args, held)
@@ -105,7 +105,7 @@ fn time(holder: &mut RegionHolder) -> Result<Time, Skip> {
 pub struct Args {
     /// After the fork, do these writes to the region, and report their time and the bytes copied.
     #[arg(long)]
-    write: Option<Writes>,
+    write: Option<Steps>,
     /// The region it holds.
     #[command(flatten)]
     held: holder::Args,

@@ -119,7 +119,7 @@ fn beside_reclaim<T>(op: TimedOp, cpu: usize, timed: impl FnOnce() -> anyhow::Re
             loop {
                 region.page_out()?;
                 pages += RESIDENT / PAGE - region.present()?;
-                region.read();
+                region.read(PAGE);
                 if done.load(Ordering::Acquire) {
                     return Ok(pages);
                 }

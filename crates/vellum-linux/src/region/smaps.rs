@@ -22,6 +22,14 @@ impl Region {
         self.smaps_bytes(&["Private_Clean", "Private_Dirty"])
     }
 
+    /// Returns the bytes of its pages that are swapped out, from `smaps`.
+    ///
+    /// # Errors
+    /// `smaps` can't be read.
+    pub fn swapped_bytes(&self) -> procfs::ProcResult<u64> {
+        self.smaps_bytes(&["Swap"])
+    }
+
     /// Returns the sum of these lines of `smaps` for the region.
     fn smaps_bytes(&self, lines: &[&str]) -> procfs::ProcResult<u64> {
         let (start, end) = (self.start as u64, self.start as u64 + self.len as u64);

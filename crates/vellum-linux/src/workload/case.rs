@@ -4,7 +4,7 @@ use clap::ValueEnum;
 
 use super::arm::Arm;
 use super::calls::Calls;
-use super::data::{Data, Rewrites, Writes};
+use super::data::{Data, Rewrites, Steps};
 use super::mapping::Mapping;
 
 /// Bytes of a base page.
@@ -83,16 +83,17 @@ pub enum Op {
     /// Fork the process that maps it, and then write bytes in the parent: the fork and the
     /// copy-on-write faults. A row of the benchmark of forks.
     #[value(skip)]
-    ForkWrite(Writes),
+    ForkWrite(Steps),
     /// The copy-on-write faults of [`Op::ForkWrite`] alone.
     #[value(skip)]
-    Cow(Writes),
-    /// Swap out its pages (`MADV_PAGEOUT`). A benchmark of its own.
+    Cow(Steps),
+    /// Swap out its pages (`MADV_PAGEOUT`). A benchmark of its own. The reads come afterwards, for
+    /// [`Op::SwapIn`].
     #[value(skip)]
-    SwapOut(Data),
-    /// Swap in its pages: read a byte in each, after the swap-out.
+    SwapOut(Data, Steps),
+    /// Swap in its pages, by reads of single bytes in ascending order, after the swap-out.
     #[value(skip)]
-    SwapIn(Data),
+    SwapIn(Data, Steps),
     /// Reclaim its lazyfree pages (`MADV_FREE`, then `MADV_PAGEOUT`).
     #[value(skip)]
     Reclaim(Rewrites),
@@ -112,8 +113,8 @@ impl Op {
             Op::Fork => "fork",
             Op::ForkWrite(_) => "fork-write",
             Op::Cow(_) => "cow",
-            Op::SwapOut(_) => "out",
-            Op::SwapIn(_) => "in",
+            Op::SwapOut(..) => "out",
+            Op::SwapIn(..) => "in",
             Op::Reclaim(_) => "reclaim",
             Op::Touch => "touch",
         }
@@ -122,7 +123,7 @@ impl Op {
     /// Returns the page contents for swap-out and swap-in; `None` for other operations.
     pub fn data(self) -> Option<Data> {
         match self {
-            Op::SwapOut(data) | Op::SwapIn(data) => Some(data),
+            Op::SwapOut(data, _) | Op::SwapIn(data, _) => Some(data),
             _ => None,
         }
     }
@@ -133,11 +134,26 @@ impl Op {
     }
 
     /// Returns the bytes that are written after a fork; `None` for other operations.
-    pub fn writes(self) -> Option<Writes> {
+    pub fn writes(self) -> Option<Steps> {
         match self {
             Op::ForkWrite(writes) | Op::Cow(writes) => Some(writes),
             _ => None,
         }
+    }
+
+    /// Returns the bytes that are read after a swap-out; `None` for other operations.
+    pub fn reads(self) -> Option<Steps> {
+        match self {
+            Op::SwapOut(_, reads) | Op::SwapIn(_, reads) => Some(reads),
+            _ => None,
+        }
+    }
+
+    /// Returns the bytes whose distance names the operation's rows, if that is not a page. The
+    /// reads after a swap-out don't change it.
+    pub fn sparse(self) -> Option<&'static str> {
+        let steps = if let Op::SwapOut(..) = self { None } else { self.writes().or(self.reads()) };
+        steps.and_then(Steps::name)
     }
 
     /// Returns whether the operation is measured of regions with this mapping. All are of anonymous
@@ -155,15 +171,25 @@ impl Op {
     /// `None` if there is none.
     pub fn back(self) -> Option<Op> {
         match self {
-            Op::SwapOut(data) => Some(Op::SwapIn(data)),
+            Op::SwapOut(data, reads) => Some(Op::SwapIn(data, reads)),
             Op::ForkWrite(writes) => Some(Op::Cow(writes)),
+            _ => None,
+        }
+    }
+
+    /// Returns the operation whose runs have this one as their [`back`](Self::back), or `None` if
+    /// there is none.
+    pub fn front(self) -> Option<Op> {
+        match self {
+            Op::SwapIn(data, reads) => Some(Op::SwapOut(data, reads)),
+            Op::Cow(writes) => Some(Op::ForkWrite(writes)),
             _ => None,
         }
     }
 
     /// Returns whether the operation is a part of the runs of another one.
     pub fn is_beside(self) -> bool {
-        matches!(self, Op::Touch | Op::SwapIn(_) | Op::Cow(_))
+        matches!(self, Op::Touch | Op::SwapIn(..) | Op::Cow(_))
     }
 
     /// Returns the name in tables.
@@ -171,12 +197,11 @@ impl Op {
         if let Op::Calls(calls) = self {
             return calls.title();
         }
-        match (self.data(), self.rewrites(), self.writes().and_then(Writes::name)) {
-            (Some(data), ..) => format!("{}, {}", self.name(), data.name()),
-            (_, Some(rewrites), _) => format!("{}, {} written again", self.name(), rewrites.name()),
-            (.., Some(writes)) => format!("{}, a byte in {writes}", self.name()),
-            _ => self.name().to_owned(),
-        }
+        let mut title = self.name().to_owned();
+        title.extend(self.data().map(|data| format!(", {}", data.name())));
+        title.extend(self.rewrites().map(|rewrites| format!(", {} written again", rewrites.name())));
+        title.extend(self.sparse().map(|steps| format!(", a byte in {steps}")));
+        title
     }
 }
 
@@ -208,9 +233,19 @@ mod tests {
 
     #[test]
     fn an_operation_in_the_runs_of_another_has_no_runs() {
-        for op in [Op::ForkWrite(Writes::Every64Kib), Op::SwapOut(Data::SameFilled)] {
-            assert!(!op.is_beside() && op.back().is_some_and(|back| back.is_beside() && back.back().is_none()));
+        for op in [Op::ForkWrite(Steps::Every64Kib), Op::SwapOut(Data::SameFilled, Steps::EveryPage)] {
+            let back = op.back().filter(|back| back.is_beside() && back.back().is_none() && op.front().is_none());
+            assert!(!op.is_beside() && back.and_then(Op::front) == Some(op));
         }
+    }
+
+    #[test]
+    fn titles_have_the_distance_of_reads_at_swap_in_only() {
+        let (data, reads) = (Data::Compressible, Steps::Every2Mib);
+        let title = |op: fn(Data, Steps) -> Op, reads| op(data, reads).title();
+        assert_eq!(title(Op::SwapOut, reads), "out, compressible");
+        assert_eq!(title(Op::SwapIn, reads), "in, compressible, a byte in every 2 MiB");
+        assert_eq!(title(Op::SwapIn, Steps::EveryPage), "in, compressible");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Contents of pages that are swapped or reclaimed: the same for all contenders, and checked
-//! afterwards. Also the pages that are written to in between.
+//! afterwards. Also the pages that are written or read in between.
 
 use std::ops::Range;
 
@@ -147,9 +147,9 @@ impl Rewrites {
     }
 }
 
-/// The bytes of a region that the parent writes after a fork.
+/// The bytes of a region that the parent writes after a fork, or that are read after a swap-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Writes {
+pub enum Steps {
     /// One byte in each page of 4 KiB.
     EveryPage,
     /// One byte in each 64 KiB.
@@ -160,36 +160,35 @@ pub enum Writes {
     Every2Mib,
 }
 
-impl Writes {
+impl Steps {
     /// Returns the name on the command line.
     pub fn argument(self) -> &'static str {
         match self {
-            Writes::EveryPage => "every-page",
-            Writes::Every64Kib => "every-64k",
-            Writes::Every2Mib => "every-2m",
+            Steps::EveryPage => "every-page",
+            Steps::Every64Kib => "every-64k",
+            Steps::Every2Mib => "every-2m",
         }
     }
 
     /// Returns the name in tables and in JSON; `None` for each page, which has none.
     pub fn name(self) -> Option<&'static str> {
         match self {
-            Writes::EveryPage => None,
-            Writes::Every64Kib => Some("every 64 KiB"),
-            Writes::Every2Mib => Some("every 2 MiB"),
+            Steps::EveryPage => None,
+            Steps::Every64Kib => Some("every 64 KiB"),
+            Steps::Every2Mib => Some("every 2 MiB"),
         }
     }
 
-    /// Returns the distance in bytes from one written byte to the next.
+    /// Returns the distance in bytes from one of the bytes to the next.
     pub fn step(self) -> u64 {
         match self {
-            Writes::EveryPage => PAGE,
-            Writes::Every64Kib => 64 << 10,
-            Writes::Every2Mib => TABLE_SPAN,
+            Steps::EveryPage => PAGE,
+            Steps::Every64Kib => 64 << 10,
+            Steps::Every2Mib => TABLE_SPAN,
         }
     }
 
-    /// Returns, for each folio of a case that has a byte to write, the range from the first such
-    /// byte to the folio's end, in the order of the case's arm.
+    /// Returns, for each folio of a case that has such a byte, the range from the first one to the folio's end, in the order of the case's arm.
     pub fn ranges(self, case: &Case) -> Vec<Range<u64>> {
         let folio = case.folio_bytes();
         let ranges = case.arm.order(case.folios()).into_iter().map(|n| {
@@ -208,7 +207,7 @@ mod tests {
     #[test]
     fn each_step_of_a_region_has_one_byte_written() {
         for folio_kib in [4, 64, 2048] {
-            for writes in [Writes::EveryPage, Writes::Every64Kib, Writes::Every2Mib] {
+            for writes in [Steps::EveryPage, Steps::Every64Kib, Steps::Every2Mib] {
                 let case = Case { arm: Arm::Random, ..Case::of(8 << 20, folio_kib) };
                 let step = writes.step();
                 let mut written: Vec<u64> =
@@ -222,8 +221,8 @@ mod tests {
 
     #[test]
     fn writes_are_parsed_by_the_name_that_a_helper_gets() {
-        for writes in Writes::value_variants() {
-            assert_eq!(Writes::from_str(writes.argument(), false).as_ref(), Ok(writes));
+        for writes in Steps::value_variants() {
+            assert_eq!(Steps::from_str(writes.argument(), false).as_ref(), Ok(writes));
         }
     }
 

@@ -6,7 +6,7 @@ use vellum::space::Advise;
 use vellum_linux::region::evict_caches;
 use vellum_linux::time::{Stopwatch, Time};
 use vellum_linux::workload::case::{Case, Op, PAGE};
-use vellum_linux::workload::data::Writes;
+use vellum_linux::workload::data::Steps;
 use vellum_sim::Access;
 
 use super::{Counted, Engine, map, shape, swapped, timed, touch};
@@ -51,7 +51,7 @@ impl Engine {
             return Ok(Entries::between(time, 0, &before, &after));
         }
         shape(&space, &booted.cpu.enter(&space), range, case)?;
-        if op == Op::Cow(Writes::EveryPage) {
+        if op == Op::Cow(Steps::EveryPage) {
             let _child = space.fork().map_err(|error| Skip::system("fork", error))?;
             let before = counted();
             let watch = Stopwatch::start();
@@ -76,7 +76,7 @@ impl Engine {
         let watch = Stopwatch::start();
         space.advise(range.start, range.len(), Advise::PageOut).map_err(|error| Skip::system("advise", error))?;
         let (time, after) = (watch.time(), counted());
-        if matches!(op, Op::SwapOut(_)) {
+        if matches!(op, Op::SwapOut(..)) {
             return Ok(Entries::between(time, 1, &before, &after));
         }
         evict_caches()?;
@@ -109,14 +109,14 @@ mod tests {
             let case = Case::of(BYTES, folio_kib);
             let touched = of(folio_kib, Op::Touch);
             assert_eq!((touched.calls, touched.exceptions), (0, case.folios()), "{folio_kib} KiB");
-            for op in [Op::Munmap, Op::Protect, Op::Fork, Op::SwapOut(Data::Compressible)] {
+            for op in [Op::Munmap, Op::Protect, Op::Fork, Op::SwapOut(Data::Compressible, Steps::EveryPage)] {
                 let entries = of(folio_kib, op);
                 assert_eq!((entries.calls, entries.exceptions), (1, 0), "{op:?}, {folio_kib} KiB");
                 assert!(entries.flushes > 0, "{op:?}, {folio_kib} KiB");
             }
-            let copied = of(folio_kib, Op::Cow(Writes::EveryPage));
+            let copied = of(folio_kib, Op::Cow(Steps::EveryPage));
             assert_eq!((copied.calls, copied.exceptions), (0, copies_of(&case)), "{folio_kib} KiB");
-            let swapped_in = of(folio_kib, Op::SwapIn(Data::Compressible));
+            let swapped_in = of(folio_kib, Op::SwapIn(Data::Compressible, Steps::EveryPage));
             assert_eq!(swapped_in.calls, 0);
             assert!((1..=case.pages()).contains(&swapped_in.exceptions), "{swapped_in:?}");
         }

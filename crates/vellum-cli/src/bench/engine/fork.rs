@@ -3,7 +3,7 @@
 use vellum::addr::VirtRange;
 use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::Case;
-use vellum_linux::workload::data::Writes;
+use vellum_linux::workload::data::Steps;
 use vellum_sim::Access;
 
 use super::{Booted, Counted, Sample, Space};
@@ -20,7 +20,7 @@ pub fn measure(
     space: &Space<'static>,
     range: VirtRange,
     case: &Case,
-    writes: Writes,
+    writes: Steps,
 ) -> Result<Sample, Skip> {
     let (step, written) = (writes.step(), writes.ranges(case));
     let program = booted.cpu.enter(space);
@@ -40,6 +40,6 @@ pub fn measure(
     drop(program);
     // While the child exists: the pages that it maps too are those that were not copied.
     let usage = space.usage(range);
-    let copied = Some(usage.resident - usage.shared.all);
-    Ok(Sample { touch: None, op: fork + writes, back: Some(writes), fallback: 0.0, work, copied })
+    let moved = Some(usage.resident - usage.shared.all);
+    Ok(Sample { touch: None, op: fork + writes, back: Some(writes), fallback: 0.0, work, moved })
 }

@@ -351,12 +351,12 @@ impl Contender for ByRun {
             true => file::small_share(case, faults),
             false => before.fallback(&between, case),
         };
-        if let Some(data) = op.data() {
+        if let Some((data, reads)) = op.data().zip(op.reads()) {
             if !booted.swap.replace(true) {
                 // Twice as large as the region, as on Linux: a folio needs contiguous slots.
                 swapped::attach(booted.machine, 2 * case.bytes)?;
             }
-            let swapped = swapped::measure(booted, &space, range, data)?;
+            let swapped = swapped::measure(booted, &space, range, data, reads)?;
             return Ok(Sample { touch, fallback, ..swapped });
         }
         if let Some(rewrites) = op.rewrites() {
@@ -373,7 +373,7 @@ impl Contender for ByRun {
             return Ok(Sample { touch, fallback, ..called });
         }
         let (op, after) = timed(booted, space, range, op)?;
-        Ok(Sample { touch, back: None, op, fallback, work: Some(between.work(&after)), copied: None })
+        Ok(Sample { touch, back: None, op, fallback, work: Some(between.work(&after)), moved: None })
     }
 }
 

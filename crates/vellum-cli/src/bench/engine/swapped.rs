@@ -2,11 +2,12 @@
 
 use vellum::addr::VirtRange;
 use vellum::space::Advise;
+use vellum::stats::Counter;
 use vellum::swap::Compressed;
 use vellum_linux::region::evict_caches;
 use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::case::PAGE;
-use vellum_linux::workload::data::Data;
+use vellum_linux::workload::data::{Data, Steps};
 use vellum_sim::Access;
 
 use super::{Booted, Counted, Fast, Machine, Sample, Space};
@@ -27,12 +28,12 @@ pub fn attach(machine: &'static Machine<'static, Fast>, bytes: u64) -> Result<()
     attached.map(drop).map_err(|error| Skip::system("swap", error))
 }
 
-/// Times swap-out and swap-in of a touched region. Afterwards all pages are in memory with their
-/// contents.
+/// Times swap-out of a touched region, and its swap-in by `reads`. The sample has the bytes that
+/// these swapped in. Afterwards all pages are in memory with their contents.
 ///
 /// # Errors
 /// Pages were not swapped out, or came back with other contents.
-pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data) -> Result<Sample, Skip> {
+pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data, reads: Steps) -> Result<Sample, Skip> {
     let program = booted.cpu.enter(space);
     let pages = range.len() / PAGE;
     for page in 0..pages {
@@ -48,12 +49,15 @@ pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data)
     if left > 0 {
         return Err(Skip::NotSwappedOut(left / PAGE));
     }
+    let swapped_in = || booted.machine.counter(Counter::SwapIn) * PAGE;
+    let before = swapped_in();
     evict_caches()?;
     let watch = Stopwatch::start();
-    program.touch(range, PAGE, Access::Read).map_err(fault)?;
+    program.touch(range, reads.step(), Access::Read).map_err(fault)?;
     let back = Some(watch.time());
+    let moved = Some(swapped_in() - before);
     data.check(pages, |number, page| program.read(range.start + number * PAGE, page.bytes_mut()).map_err(fault))?;
-    Ok(Sample { touch: None, op, back, fallback: 0.0, work, copied: None })
+    Ok(Sample { touch: None, op, back, fallback: 0.0, work, moved })
 }
 
 fn fault(error: impl std::fmt::Debug) -> Skip {

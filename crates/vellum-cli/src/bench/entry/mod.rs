@@ -13,7 +13,7 @@ use vellum_linux::child::entry;
 use vellum_linux::cpu::{PinnedCpu, allowed_cpus};
 use vellum_linux::stats::Summary;
 use vellum_linux::workload::case::{Case, Op};
-use vellum_linux::workload::data::{Data, Writes};
+use vellum_linux::workload::data::{Data, Steps};
 
 use super::contender::Skip;
 use super::engine::{Engine, Entries};
@@ -47,9 +47,9 @@ const OPS: [Op; 9] = [
     Op::Exit,
     Op::Protect,
     Op::Fork,
-    Op::Cow(Writes::EveryPage),
-    Op::SwapOut(Data::Compressible),
-    Op::SwapIn(Data::Compressible),
+    Op::Cow(Steps::EveryPage),
+    Op::SwapOut(Data::Compressible, Steps::EveryPage),
+    Op::SwapIn(Data::Compressible, Steps::EveryPage),
     Op::Touch,
 ];
 

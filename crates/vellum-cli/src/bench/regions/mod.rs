@@ -141,9 +141,15 @@ pub fn cases(args: &Args, mapping: Mapping) -> impl Iterator<Item = Case> {
     cases.filter(move |case| mapping.can_be(case))
 }
 
-/// Runs all operations on all cases, and returns the rows in the order of `ops`.
+/// Runs all operations on all cases, and returns the rows in the order of `ops`. An operation that
+/// comes after another one is timed in the runs of that one.
 fn measure(args: &Args, cases: &[Case], ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
-    let mut timed: Vec<Op> = ops.iter().copied().filter(|op| !op.is_beside()).collect();
+    let mut timed: Vec<Op> = Vec::new();
+    for op in ops.iter().map(|op| op.front().unwrap_or(*op)).filter(|op| !op.is_beside()) {
+        if !timed.contains(&op) {
+            timed.push(op);
+        }
+    }
     if timed.is_empty() {
         timed.push(Op::Touch);
     }
@@ -157,10 +163,9 @@ fn measure(args: &Args, cases: &[Case], ops: &[Op], contenders: &mut [Box<dyn Co
         for op in timed_of(&case) {
             let taken = turns::take(contenders, &case, op, args.runs, &progress);
             rows::gather_touches(&mut all, &taken);
-            rows.push(Row::new(op, case, &taken));
-            rows.extend(op.back().filter(|back| ops.contains(back)).map(|back| Row::new(back, case, &taken)));
+            let rows_of_runs = [Some(op), op.back()].into_iter().flatten().filter(|op| *op != Op::Touch);
+            rows.extend(rows_of_runs.filter(|op| ops.contains(op)).map(|op| Row::new(op, case, &taken)));
         }
-        rows.retain(|row| row.op != Op::Touch || row.case != case);
         if ops.contains(&Op::Touch) {
             rows.push(Row::new(Op::Touch, case, &all));
         }

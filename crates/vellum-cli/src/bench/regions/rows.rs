@@ -6,7 +6,7 @@ use vellum_linux::stats::Summary;
 use vellum_linux::time::Time;
 use vellum_linux::workload::calls::Calls;
 use vellum_linux::workload::case::{Case, Op};
-use vellum_linux::workload::data::{Data, Rewrites, Writes};
+use vellum_linux::workload::data::{Data, Rewrites, Steps};
 use vellum_linux::workload::mapping::Mapping;
 
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip, Work};
@@ -24,8 +24,8 @@ pub struct Row {
     pub cells: Columns<Cell>,
     /// The engine's counts of TLB flushes and cleared runs in one operation.
     pub work: Option<Work>,
-    /// The bytes that the copy-on-write faults of one operation copied, if there are any.
-    pub copied: Columns<Option<u64>>,
+    /// The bytes that the faults after one operation copied or swapped in, if there are any.
+    pub moved: Columns<Option<u64>>,
     /// The other work on the machine meanwhile.
     pub load: Load,
 }
@@ -86,11 +86,11 @@ impl Row {
     pub fn new(op: Op, case: Case, Taken { outcomes, load }: &Taken) -> Row {
         let of = |outcome: &Outcome| match op {
             Op::Touch => Cell::new(&outcome.touches, outcome),
-            Op::SwapIn(_) | Op::Cow(_) => Cell::new(&outcome.backs, outcome),
+            Op::SwapIn(..) | Op::Cow(_) => Cell::new(&outcome.backs, outcome),
             _ => Cell::new(&outcome.ops, outcome),
         };
         let work = outcomes.vellum.work.filter(|_| !op.is_beside());
-        Row { op, case, cells: outcomes.map(of), work, copied: outcomes.map(|outcome| outcome.copied), load: *load }
+        Row { op, case, cells: outcomes.map(of), work, moved: outcomes.map(|outcome| outcome.moved), load: *load }
     }
 
     /// Returns the row's name in a note.
@@ -139,14 +139,17 @@ impl Row {
             let some = Column::ALL.into_iter().filter_map(|c| Some((format!("{}_ns", c.name()), f(&self.cells[c])?)));
             Some(some.collect::<Map<_, _>>()).filter(|map| !map.is_empty())
         };
-        // Writes to each page copy all of the region.
-        let sparse = self.op.writes().and_then(Writes::name);
-        let copied = |column: Column| self.copied[column].filter(|_| sparse.is_some());
+        // Writes to each page copy all of the region, and reads of each page swap in all of it.
+        let sparse = self.op.sparse();
+        let moved = |by: Option<Steps>, column: Column| self.moved[column].filter(|_| by.is_some() && sparse.is_some());
+        let copied = |column| moved(self.op.writes(), column);
+        let swapped_in = |column| moved(self.op.reads(), column);
         let json = Json {
             bench,
             op: self.op.name(),
             data: self.op.data().map(Data::name),
-            written: self.op.rewrites().map(Rewrites::name).or(sparse),
+            written: self.op.rewrites().map(Rewrites::name).or(self.op.writes().and(sparse)),
+            read: self.op.reads().and(sparse),
             region_kib: self.op.calls().and_then(Calls::kib),
             order: self.op.calls().map(Calls::order),
             calls: self.op.calls().map(|calls| calls.ranges(self.case.bytes).len()),
@@ -167,6 +170,9 @@ impl Row {
             vellum_copied_bytes: copied(Column::Vellum),
             page_copied_bytes: copied(Column::Page),
             linux_copied_bytes: copied(Column::Linux),
+            vellum_swapped_in_bytes: swapped_in(Column::Vellum),
+            page_swapped_in_bytes: swapped_in(Column::Page),
+            linux_swapped_in_bytes: swapped_in(Column::Linux),
             skipped: by_column(&|cell| match cell {
                 Cell::Skipped(skip) => Some(skip.to_string().into()),
                 _ => None,
@@ -189,6 +195,8 @@ struct Json {
     data: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     written: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    read: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     region_kib: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -217,6 +225,12 @@ struct Json {
     page_copied_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     linux_copied_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vellum_swapped_in_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page_swapped_in_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    linux_swapped_in_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     skipped: Option<Map<String, Value>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -324,7 +338,7 @@ mod tests {
     fn swap_in_is_a_separate_row_with_the_same_data() {
         let page = Outcome { ops: times([5]), backs: times([7]), ..Outcome::default() };
         let outcomes = Columns { page, ..Columns::default() };
-        let out = Op::SwapOut(Data::Compressible);
+        let out = Op::SwapOut(Data::Compressible, Steps::EveryPage);
         let rows = [out, out.back().unwrap()].map(|op| row(op, outcomes.clone()).json("pageout"));
         for (row, op, ns) in [(&rows[0], "out", 5), (&rows[1], "in", 7)] {
             assert_eq!((&row["op"], &row["data"], &row["page_ns"]), (&op.into(), &"compressible".into(), &ns.into()));
@@ -349,7 +363,7 @@ mod tests {
         let page = Outcome { ops: times([9]), backs: times([7]), ..Outcome::default() };
         let outcomes = Columns { page, ..Columns::default() };
         let rows =
-            [Op::ForkWrite, Op::Cow].map(|op| op(Writes::EveryPage)).map(|op| row(op, outcomes.clone()).json("fork"));
+            [Op::ForkWrite, Op::Cow].map(|op| op(Steps::EveryPage)).map(|op| row(op, outcomes.clone()).json("fork"));
         assert_eq!(
             rows.map(|row| (row["op"].clone(), row["page_ns"].clone())),
             [("fork-write", 9), ("cow", 7)].map(|(op, ns)| (op.into(), ns.into()))
@@ -358,16 +372,30 @@ mod tests {
 
     #[test]
     fn rows_of_sparse_writes_have_their_distance_and_the_bytes_copied() {
-        let linux = Outcome { copied: Some(8192), ..outcome(&[5]) };
+        let linux = Outcome { moved: Some(8192), ..outcome(&[5]) };
         let outcomes = Columns { linux, ..Columns::default() };
         for op in [Op::ForkWrite, Op::Cow] {
             let json = |writes| row(op(writes), outcomes.clone()).json("fork");
-            let sparse = json(Writes::Every64Kib);
+            let sparse = json(Steps::Every64Kib);
             let fields = ["written", "linux_copied_bytes", "vellum_copied_bytes"].map(|key| sparse.get(key).cloned());
             assert_eq!(fields, [Some("every 64 KiB".into()), Some(8192.into()), None]);
-            let each = json(Writes::EveryPage);
+            let each = json(Steps::EveryPage);
             assert!(["written", "linux_copied_bytes"].iter().all(|key| each.get(key).is_none()), "{each}");
         }
+    }
+
+    #[test]
+    fn rows_of_sparse_reads_have_their_distance_and_the_bytes_swapped_in() {
+        let linux = Outcome { moved: Some(8192), backs: times([7]), ..outcome(&[5]) };
+        let outcomes = Columns { linux, ..Columns::default() };
+        let fields = |op: fn(Data, Steps) -> Op, reads| {
+            let json = row(op(Data::SameFilled, reads), outcomes.clone()).json("pageout");
+            ["read", "written", "linux_swapped_in_bytes", "linux_copied_bytes"].map(|key| json.get(key).cloned())
+        };
+        let sparse = [Some("every 2 MiB".into()), None, Some(8192.into()), None];
+        assert_eq!(fields(Op::SwapIn, Steps::Every2Mib), sparse);
+        assert_eq!(fields(Op::SwapIn, Steps::EveryPage), [None, None, None, None]);
+        assert_eq!(fields(Op::SwapOut, Steps::Every2Mib), [None, None, None, None], "the reads come later");
     }
 
     #[test]

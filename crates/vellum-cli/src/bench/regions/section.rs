@@ -4,7 +4,7 @@
 use vellum_linux::stats::Summary;
 use vellum_linux::workload::calls::Calls;
 use vellum_linux::workload::case::Op;
-use vellum_linux::workload::data::Writes;
+use vellum_linux::workload::data::Steps;
 
 use super::Subject;
 use super::rows::{Cell, Row};
@@ -82,7 +82,7 @@ fn description(op: Op) -> &'static str {
              region. For the floor: each entry is read, written back without the right to write, and written into a \
              table of the child; each folio's descriptor gets the references."
         }
-        Op::ForkWrite(Writes::EveryPage) => {
+        Op::ForkWrite(Steps::EveryPage) => {
             "The address space that maps the region is forked, and then the parent writes a byte in each page, while \
              the child waits: the fork and the copy-on-write faults together. A fault of the engine copies a page, or \
              a folio of the row's size if as many pages before it were copied; Linux copies one page. Both split a \
@@ -94,14 +94,19 @@ fn description(op: Op) -> &'static str {
              those that the parent no longer shares with the child."
         }
         Op::Cow(_) => "The copy-on-write faults of the operation before, without the fork.",
-        Op::SwapOut(_) => {
+        Op::SwapOut(..) => {
             "The region is swapped out to compressed memory (MADV_PAGEOUT), and its folios are freed. A page that one \
              word fills is stored as that word; any other is compressed by lz4."
         }
-        Op::SwapIn(_) => {
+        Op::SwapIn(_, Steps::EveryPage) => {
             "One byte is read in each page, in order: all pages are swapped in. The engine's faults enter no kernel \
              here, which Linux's do: compare the two with the clock that counts instructions (vellum compare \
              --icount)."
+        }
+        Op::SwapIn(..) => {
+            "A single byte is read in each 64 KiB or 2 MiB, in order: only some pages have to be swapped in. The bytes \
+             swapped in are all that the faults brought into memory. All other pages are swapped in afterwards, when \
+             the contents are compared, outside of the figure. The floor has no faults, so it has no such figure."
         }
         Op::Reclaim(_) => {
             "The region is made lazyfree (MADV_FREE, not in the figure), and reclaimed (MADV_PAGEOUT): all pages go \
@@ -308,7 +313,7 @@ fn notes(rows: &[Row]) -> Vec<String> {
     );
     let absent = |column: Column| rows.iter().all(|row| matches!(row.cells[column], Cell::Absent));
     let missing: Vec<&str> = Column::ALL.into_iter().filter(|&c| absent(c)).map(Column::name).collect();
-    let mut notes: Vec<String> = of_one_table(rows).flat_map(|rows| [work(rows), copied(rows)]).flatten().collect();
+    let mut notes: Vec<String> = of_one_table(rows).flat_map(|rows| [work(rows), moved(rows)]).flatten().collect();
     notes.extend(reasons.into_iter().map(|(reason, names)| format!("{reason}: {}.", names.join(", "))));
     if !missing.is_empty() && !rows.is_empty() {
         notes.push(format!("Not part of this run: {}.", missing.join(", ")));
@@ -334,17 +339,19 @@ fn work(rows: &[Row]) -> Option<String> {
     (!all.is_empty()).then(|| format!("vellum's {what} in {of} {name}: {}.", all.join(", ")))
 }
 
-/// Returns the bytes that sparse writes after a fork copied, for each case.
-fn copied(rows: &[Row]) -> Option<String> {
-    rows[0].op.writes().and_then(Writes::name)?;
+/// Returns the bytes that sparse writes after a fork copied, or that sparse reads swapped in, for
+/// each case.
+fn moved(rows: &[Row]) -> Option<String> {
+    rows[0].op.sparse()?;
     let of = |row: &Row| {
         let all = [Column::Vellum, Column::Linux].into_iter();
-        let bytes = all.filter_map(|column| Some((column.name(), vellum_inspect::size::show(row.copied[column]?))));
+        let bytes = all.filter_map(|column| Some((column.name(), vellum_inspect::size::show(row.moved[column]?))));
         let bytes: Vec<String> = bytes.map(|(name, size)| format!("{name} {size}")).collect();
         (!bytes.is_empty()).then(|| format!("{} ({})", bytes.join(", "), row.label()))
     };
     let all: Vec<String> = rows.iter().filter_map(of).collect();
-    (!all.is_empty()).then(|| format!("Copied in one {}: {}.", title(&rows[0]), all.join("; ")))
+    let moved = if rows[0].op.reads().is_some() { "Swapped in" } else { "Copied" };
+    (!all.is_empty()).then(|| format!("{moved} in one {}: {}.", title(&rows[0]), all.join("; ")))
 }
 
 #[cfg(test)]
@@ -393,13 +400,13 @@ mod tests {
     #[test]
     fn bytes_copied_are_noted_for_sparse_writes_only() {
         let notes = |writes| {
-            let linux = Outcome { copied: Some(64 << 10), ..Outcome::default() };
+            let linux = Outcome { moved: Some(64 << 10), ..Outcome::default() };
             notes(&[row(Op::ForkWrite(writes), 4, linux.clone()), row(Op::ForkWrite(writes), 64, linux)])
         };
         let expected = "Copied in one fork-write, a byte in every 2 MiB, ascending: linux 64 KiB (4 KiB); linux 64 \
                         KiB (64 KiB).";
-        assert_eq!(notes(Writes::Every2Mib)[0], expected);
-        assert!(!notes(Writes::EveryPage).iter().any(|note| note.contains("Copied")));
+        assert_eq!(notes(Steps::Every2Mib)[0], expected);
+        assert!(!notes(Steps::EveryPage).iter().any(|note| note.contains("Copied")));
     }
 
     #[test]
