@@ -139,7 +139,9 @@ fn measure(args: &Args, cpus: &[usize], teams: &mut [Box<dyn Team + '_>]) -> Vec
 }
 
 /// Runs `runs` rounds. In each round, each team (a contender with several threads) does a run by
-/// all threads and one by a single thread, in the order that [`Orders`] has for this row.
+/// all threads and one by a single thread. [`Orders`] has the order of the teams for this row, and
+/// also of the two runs: the second finds memory that was freed a moment before, and the first may
+/// find memory that the hypervisor took back.
 fn take_turns(
     runs: u32,
     case: &Case,
@@ -155,17 +157,27 @@ fn take_turns(
         outcomes[team.column()].skip = team.prepare(case, cpus.len()).err();
     }
     let running = (0..teams.len()).filter(|&index| outcomes[teams[index].column()].skip.is_none());
-    let mut orders = Orders::of(&format!("{spaces:?} {} {case:?}", cpus.len()), running);
+    let row = format!("{spaces:?} {} {case:?}", cpus.len());
+    let mut orders = Orders::of(&row, running);
+    let mut parts: Vec<Orders> =
+        teams.iter().map(|team| Orders::of(&format!("{:?} {row}", team.column()), 0..2)).collect();
     for run in 0..runs as usize {
-        // CPUs may differ in speed, so the single thread runs on another CPU in each round.
-        let alone = run % cpus.len();
+        // CPUs may differ in speed, so the single thread moves on to another CPU after two rounds:
+        // it is first in one of them, and second in the other.
+        let alone = run / 2 % cpus.len();
         let order = orders.next_order();
         for &index in &order {
             let column = teams[index].column();
             let team = &mut teams[index];
             progress.set_text(format!("{} threads {} {}", cpus.len(), case.label(), column.name()));
-            let together = team.run(case, spaces, cpus, 0..cpus.len());
-            let by_one = team.run(case, spaces, cpus, alone..alone + 1);
+            let mut by = |members| team.run(case, spaces, cpus, members);
+            let (together, by_one) = if parts[index].next_order() == [0, 1] {
+                let together = by(0..cpus.len());
+                (together, by(alone..alone + 1))
+            } else {
+                let by_one = by(alone..alone + 1);
+                (by(0..cpus.len()), by_one)
+            };
             outcomes[column].add(together, by_one);
             if outcomes[column].skip.is_some() {
                 orders.remove(index);
@@ -210,28 +222,31 @@ mod tests {
     }
 
     #[test]
-    fn all_threads_and_one_alternate_and_each_is_the_one_in_turn() {
+    fn all_threads_and_one_take_turns_and_each_thread_is_the_one_in_turn() {
         let log = Log::default();
         let team = |column| -> Box<dyn Team> { Box::new(Scripted(column, log.clone())) };
         let mut teams = [team(Column::Vellum), team(Column::Linux)];
         let args = Args {
             crowd: ThreadCount { threads: None },
             size: TABLE_SPAN,
-            runs: 2,
+            runs: 4,
             folios: vec![4],
             thp_root: PathBuf::new(),
         };
         let rows = measure(&args, &[3, 7], &mut teams);
 
         use Column::{Linux, Vellum};
-        for (round, alone) in log.borrow()[..8].chunks(4).zip([0..1, 1..2]) {
-            for column in [Vellum, Linux] {
-                let of_team: Vec<_> =
-                    round.iter().filter(|(of, _)| *of == column).map(|(_, members)| members).collect();
-                assert_eq!(of_team, [&(0..2), &alone], "{round:?}");
+        for column in [Vellum, Linux] {
+            let log = log.borrow();
+            let of_team: Vec<_> =
+                log[..16].iter().filter(|(of, _)| *of == column).map(|(_, members)| members).collect();
+            for (round, alone) in of_team.chunks(2).zip([0..1, 0..1, 1..2, 1..2]) {
+                assert!(round.contains(&&(0..2)) && round.contains(&&alone), "{round:?}");
             }
+            let first = |round: usize| of_team[2 * round].len();
+            assert_eq!([first(0) + first(1), first(2) + first(3)], [3; 2], "one is first in every second: {of_team:?}");
         }
-        assert!(log.borrow()[8..].iter().all(|(column, _)| *column == Vellum));
+        assert!(log.borrow()[16..].iter().all(|(column, _)| *column == Vellum));
         let names: Vec<_> = rows.iter().map(|row| (row.op.name(), row.spaces.name())).collect();
         assert_eq!(names, [("munmap", "one"), ("munmap", "own"), ("touch", "one"), ("touch", "own")]);
         assert_eq!(rows[0].scaling(Vellum), Some(1.0), "twice the work in twice the time");
