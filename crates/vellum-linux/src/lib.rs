@@ -42,7 +42,7 @@ use child::churn::Aged;
 use child::exit::ExitTimer;
 use child::fork::ForkTimer;
 use child::neighbour::{Neighbours, Place};
-use region::{Region, evict_caches};
+use region::{Region, evict_caches, warm_memory};
 pub use sample::{Sample, Skip};
 use settings::knobs::Knobs;
 use settings::mthp::Mthp;
@@ -124,6 +124,8 @@ impl Linux {
 
     fn measure(&mut self, case: &Case, op: Op, neighbours: &[Place]) -> Result<Sample, Skip> {
         let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
+        // In folios of the case's size, which the touch allocates.
+        warm_memory(case.bytes * (1 + neighbours.len() as u64))?;
         match op {
             Op::Exit => return self.exits.measure(case, neighbours, settings),
             Op::Calls(calls) => return child::calls::measure(case, neighbours, calls, settings),

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 
-pub use caches::{EVICTING, LINE, evict_caches};
+pub use caches::{EVICTING, LINE, evict_caches, warm_memory};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 

@@ -1,6 +1,6 @@
 //! Times swap-out and swap-in of a region, on a zram device of the benchmark's own.
 
-use crate::region::{Region, evict_caches};
+use crate::region::{Region, evict_caches, warm_memory};
 use crate::settings::resource::{HeldResource, Resource};
 use crate::time::Time;
 use crate::workload::data::{Data, Steps};
@@ -37,6 +37,7 @@ impl SwapTimer {
     /// Pages were not swapped out, or came back with other contents.
     pub fn measure(&self, region: &Region, pages: u64, data: Data, reads: Steps) -> Result<Sample, Skip> {
         region.fill(|number| data.page(number));
+        warm_memory(data.most_stored(pages))?;
         evict_caches()?;
         let (mut op, mut left) = (Time::default(), pages);
         for _ in 0..TRIES {
@@ -52,6 +53,7 @@ impl SwapTimer {
         }
         let swapped = || region.swapped_bytes().map_err(|error| Skip::system("/proc/self/smaps", error));
         let before = swapped()?;
+        warm_memory(before)?;
         evict_caches()?;
         let back = Some(region.read(reads.step()));
         let moved = Some(before.saturating_sub(swapped()?));

@@ -11,16 +11,19 @@ use rustix::pipe::pipe;
 use super::holder::{self, RegionHolder};
 use super::neighbour::Place;
 use super::{Message, send};
-use crate::region::evict_caches;
+use crate::region::{evict_caches, warm_memory};
 use crate::settings::knobs::Scope;
 use crate::stats;
 use crate::time::{Stopwatch, Time};
-use crate::workload::case::Case;
+use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::Steps;
 use crate::{Sample, Skip};
 
 /// The number of timed forks of a helper without a region, of which the median counts.
 const EMPTY_RUNS: usize = 15;
+
+/// More than the bytes that the fork of a helper without a region allocates.
+const BARE: u64 = 1 << 20;
 
 /// Times forks.
 #[derive(Default)]
@@ -67,7 +70,10 @@ impl ForkTimer {
             Some(empty) => empty,
             None => *self.empty.insert(empty_fork()?),
         };
-        let fork = time(&mut full)?.less(empty);
+        // The child's page tables, and the copies.
+        let tables = case.bytes.div_ceil(TABLE_SPAN) * PAGE;
+        let copies = writes.map_or(0, |writes| writes.copied_pages(case.bytes));
+        let fork = time(&mut full, tables + copies)?.less(empty);
         let (touch, fallback) = (Some(full.touch), full.fallback);
         if writes.is_none() {
             return Ok(Sample { touch, back: None, op: fork, fallback, moved: None });
@@ -82,7 +88,7 @@ impl ForkTimer {
 }
 
 fn empty_fork() -> Result<Time, Skip> {
-    let runs: Result<Vec<Time>, Skip> = (0..EMPTY_RUNS).map(|_| time(&mut start(None, None)?)).collect();
+    let runs: Result<Vec<Time>, Skip> = (0..EMPTY_RUNS).map(|_| time(&mut start(None, None)?, 0)).collect();
     Ok(stats::median(&runs?))
 }
 
@@ -92,7 +98,10 @@ fn start(writes: Option<Steps>, held: Option<(&Case, &[Place])>) -> Result<Regio
     RegionHolder::start(args, held)
 }
 
-fn time(holder: &mut RegionHolder) -> Result<Time, Skip> {
+/// Returns the time of the holder's fork. The fork and what comes after it allocate `bytes`, and
+/// each some memory besides.
+fn time(holder: &mut RegionHolder, bytes: u64) -> Result<Time, Skip> {
+    warm_memory(bytes + BARE)?;
     // This process has the memory for it: the helper's would be in the time of its fork.
     evict_caches()?;
     holder.helper.resume_and_wait()?;

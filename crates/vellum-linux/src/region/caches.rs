@@ -1,10 +1,13 @@
-//! Evicts the region's PTEs and descriptors from the caches before an operation.
+//! Evicts the region's PTEs and descriptors from the caches before an operation, and has the
+//! hypervisor give the memory for it.
 
+use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
 
-use rustix::mm::{Advice, madvise};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::Region;
+use crate::workload::case::PAGE;
 use crate::{Skip, memory};
 
 /// The bytes whose cache lines are written before an operation, so that the caches have no PTE or
@@ -62,17 +65,49 @@ pub fn evict_caches() -> Result<(), Skip> {
     Ok(())
 }
 
+/// Allocates and frees `bytes` of memory, in folios of the sizes that are enabled, so that the
+/// operation that comes next finds as much free memory that the hypervisor did not take back: its
+/// work for memory that the kernel reported as free would be in the time of the operation. The
+/// caller calls [`evict_caches`] afterwards.
+///
+/// # Errors
+/// There is too little memory, or a system call failed.
+pub fn warm_memory(bytes: u64) -> Result<(), Skip> {
+    memory::check_available(bytes)?;
+    let bytes = bytes.next_multiple_of(PAGE) as usize;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::POPULATE;
+    // SAFETY: the kernel chooses the address, so no mapping is replaced.
+    let mapped = unsafe { mmap_anonymous(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) };
+    let mapped = mapped.map_err(|error| Skip::system("mmap", error))?;
+    // SAFETY: the mapping was just made, and no reference to it exists.
+    unsafe { munmap(mapped, bytes) }.map_err(|error| Skip::system("munmap", error))
+}
+
 #[cfg(test)]
 mod tests {
     use procfs::process::Process;
 
+    use super::super::minor_faults;
     use super::*;
+    use crate::workload::case::TABLE_SPAN;
 
     /// Returns the bytes in memory of the region that the caches are evicted with.
     fn resident() -> u64 {
         let start = ELSEWHERE.lock().unwrap().as_ref().unwrap().0.start();
         let vmas = Process::myself().unwrap().smaps().unwrap();
         vmas.iter().find(|vma| vma.address.0 == start).unwrap().extension.map["Rss"]
+    }
+
+    #[test]
+    fn as_much_memory_is_allocated_as_is_warmed() {
+        let before = minor_faults();
+        warm_memory(64 * TABLE_SPAN).unwrap();
+        assert!(minor_faults() - before >= 64, "a fault for each huge page at least");
+        warm_memory(0).unwrap();
+        assert!(matches!(warm_memory(1 << 60), Err(Skip::Memory { .. })));
     }
 
     #[test]

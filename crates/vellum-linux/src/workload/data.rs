@@ -66,6 +66,14 @@ impl Data {
         Page(words)
     }
 
+    /// Returns the most bytes that a compressed store takes for `pages` pages.
+    pub fn most_stored(self, pages: u64) -> u64 {
+        match self {
+            Data::SameFilled => 0,
+            Data::Compressible => pages * PAGE,
+        }
+    }
+
     /// Checks the contents of `pages` pages; `read` reads the page with a number.
     ///
     /// # Errors
@@ -186,6 +194,12 @@ impl Steps {
             Steps::Every64Kib => 64 << 10,
             Steps::Every2Mib => TABLE_SPAN,
         }
+    }
+
+    /// Returns the most bytes that are copied if each of the bytes is written in a region of
+    /// `bytes`: a page for each.
+    pub fn copied_pages(self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.step()) * PAGE
     }
 
     /// Returns, for each folio of a case that has such a byte, the range from the first one to the folio's end, in the order of the case's arm.

@@ -150,7 +150,9 @@ fn method(subject: &Subject, rows: &[Row], runs: u32) -> Vec<(&'static str, Stri
         (
             "linux",
             "is the kernel of this machine through its system calls, at its best: memory compacted beforehand, only \
-             the folio size in question enabled, the sizes checked after each touch. In its figure is all that it \
+             the folio size in question enabled, the sizes checked after each touch. Before a step that \
+             allocates memory (touch, fork, copies, swap), as much memory is allocated and freed, so that what a \
+             hypervisor needs to give memory back is not in the figure. In the figure is all that it \
              does, kernel entry and TLB flushes included, and some that the engine has no counterpart of yet: a \
              mapcount for each page, checks for file mappings, the hooks of userfaultfd, uprobes, MMU notifiers and \
              cgroup v1.",

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use vellum::Machine;
 use vellum::memcg::MemcgId;
 use vellum_linux::compact;
-use vellum_linux::region::{EVICTING, Region, minor_faults};
+use vellum_linux::region::{EVICTING, Region, minor_faults, warm_memory};
 use vellum_linux::settings::knobs::Knobs;
 use vellum_linux::settings::mthp::Mthp;
 use vellum_linux::workload::case::{Case, Op, PAGE};
@@ -223,6 +223,7 @@ impl Team for Linux {
 
     fn run(&mut self, case: &Case, _: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip> {
         let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
+        warm_memory(of_all(case, &members).bytes)?;
         let (times, fallbacks) = work(
             cpus,
             members,
