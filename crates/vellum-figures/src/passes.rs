@@ -10,8 +10,9 @@ use crate::results::{Results, identity};
 
 /// Joins the results of passes of one experiment. A figure is the median of the passes' figures,
 /// and a bound or a share of noise the farthest; a floor is the least, and the longest time of an
-/// operation is the greatest. Only rows that all passes have are joined. The margins are those that
-/// the passes [needed](margins).
+/// operation is the greatest. An object `passes` keeps the times of each pass, in the order of the
+/// passes, because figures of one pass are compared with each other. Only rows that all passes have
+/// are joined. The margins are those that the passes [needed](margins).
 ///
 /// Returns `None` if there is no pass.
 pub fn joined(passes: &[Results]) -> Option<Results> {
@@ -22,6 +23,9 @@ pub fn joined(passes: &[Results]) -> Option<Results> {
 
 /// The share of figures that may lie beyond the margin: one of this many.
 const BEYOND: usize = 40;
+
+/// The field of a joined row with the times of each pass.
+pub(crate) const PASSES: &str = "passes";
 
 /// The greatest margin. Figures that need more are outliers, which no margin covers.
 pub(crate) const GREATEST: f64 = 1.0;
@@ -58,9 +62,27 @@ fn rows_joined(passes: &[Results]) -> Option<Results> {
         let name = identity(row);
         let same = |other: &'_ Results| other.rows.iter().find(|row| identity(row) == name).cloned();
         let rows: Option<Vec<_>> = others.iter().map(same).collect();
-        Some(row_of(row, &rows?, None))
+        let rows = rows?;
+        let mut joined = row_of(row, &rows, None);
+        if !rows.is_empty() {
+            joined.insert(PASSES.into(), Value::Object(times(row, &rows)));
+        }
+        Some(joined)
     });
     Some(Results { rows: rows.collect(), ..first.clone() })
+}
+
+/// Returns the times of each pass, `null` for one that a pass lacks.
+fn times(first: &Map<String, Value>, others: &[Map<String, Value>]) -> Map<String, Value> {
+    let of_passes = |key: &String| {
+        let values = std::iter::once(first).chain(others).map(|row| row.get(key).cloned().unwrap_or_default());
+        (key.clone(), Value::Array(values.collect()))
+    };
+    first
+        .iter()
+        .filter(|(key, value)| key.ends_with("_ns") && value.is_number())
+        .map(|(key, _)| of_passes(key))
+        .collect()
 }
 
 /// Joins rows, or the objects with the bounds `within` of rows.

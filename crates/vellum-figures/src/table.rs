@@ -11,7 +11,7 @@
 //! | a name, like `vellum` | the field `vellum_ns` as a time with its range, or the number `vellum`, a count in full |
 //! | a name that ends in `_kb` | the number of kilobytes |
 //! | a name that contains `_bytes` | the number as a size |
-//! | `a/b` | the ratio of two figures: of times with two digits, of counts with three |
+//! | `a/b` | the ratio of two figures: of times the lowest and highest of the passes |
 //! | `a:b`, `a:b:c` | figures, and how many times the first the others are |
 //!
 //! Rows with equal labels and texts are one row of the table; conditions before the last word say
@@ -25,7 +25,7 @@ use vellum_cli::numbers::{grouped, nanoseconds, ratio, size, three_digits};
 use vellum_linux::stats::Summary;
 
 use crate::Results;
-use crate::passes::GREATEST;
+use crate::passes::{GREATEST, PASSES};
 use crate::plan::TableSpec;
 
 pub(crate) type Row = Map<String, Value>;
@@ -157,13 +157,12 @@ fn cell(column: &Column<'_>, rows: &[Row]) -> anyhow::Result<String> {
     }
     let both = |a, b| Ok::<_, anyhow::Error>(figure(row, a)?.zip(figure(row, b)?));
     if let Some((a, b)) = column.what.split_once('/') {
-        return Ok(both(a, b)?.map_or(NONE.into(), |(of, to)| ratio_of(of / to, is_time(row, a) && is_time(row, b))));
+        return Ok(both(a, b)?.map_or(NONE.into(), |(of, to)| ratio_in_passes(row, (a, of), (b, to))));
     }
     if column.what.contains(':') {
-        let times = column.what.split(':').all(|name| is_time(row, name));
-        let figures =
-            column.what.split(':').map(|name| figure(row, name)).collect::<anyhow::Result<Option<Vec<_>>>>()?;
-        return Ok(figures.map_or(NONE.into(), |figures| all_and_ratios(&figures, times)));
+        let named = column.what.split(':').map(|name| Ok(figure(row, name)?.map(|figure| (name, figure))));
+        let figures = named.collect::<anyhow::Result<Option<Vec<_>>>>()?;
+        return Ok(figures.map_or(NONE.into(), |figures| all_and_ratios(row, &figures)));
     }
     let Some(value) = figure(row, column.what)? else { return Ok(NONE.into()) };
     if column.what.ends_with("_kb") {
@@ -189,11 +188,30 @@ fn cell(column: &Column<'_>, rows: &[Row]) -> anyhow::Result<String> {
     })
 }
 
-/// Returns several figures, and the ratios of the others to the first.
-fn all_and_ratios(figures: &[f64], times: bool) -> String {
+/// Returns several figures of a row, and the ratios of the others to the first.
+fn all_and_ratios(row: &Row, figures: &[(&str, f64)]) -> String {
     let list = |shown: Vec<String>, between: &str| shown.join(between);
-    let ratios = figures[1..].iter().map(|other| format!("**{}**", ratio_of(other / figures[0], times))).collect();
-    format!("{} = {}", list(figures.iter().map(|f| three_digits(*f)).collect(), " / "), list(ratios, ", "))
+    let ratios = figures[1..].iter().map(|other| format!("**{}**", ratio_in_passes(row, *other, figures[0])));
+    let shown = figures.iter().map(|(_, figure)| three_digits(*figure));
+    format!("{} = {}", list(shown.collect(), " / "), list(ratios.collect(), ", "))
+}
+
+/// Returns the ratio of two figures of a row, each given with its name. Of times it is the lowest
+/// and the highest ratio of the figures of one pass, or one number if the two print the same. Rows
+/// without the figures of passes have the ratio of the figures.
+fn ratio_in_passes(row: &Row, (a, of): (&str, f64), (b, to): (&str, f64)) -> String {
+    if !is_time(row, a) || !is_time(row, b) {
+        return ratio_of(of / to, false);
+    }
+    let passes = |name: &str| row.get(PASSES)?.get(format!("{name}_ns"))?.as_array();
+    let (of_passes, to_passes) = passes(a).zip(passes(b)).unzip();
+    let pairs = of_passes.into_iter().flatten().zip(to_passes.into_iter().flatten());
+    let ratio = |(of, to): (&Value, &Value)| Some(of.as_f64()? / to.as_f64().filter(|to| *to > 0.0)?);
+    let mut ratios: Vec<f64> = pairs.filter_map(ratio).collect();
+    ratios.sort_by(f64::total_cmp);
+    let (lowest, highest) = ratios.first().zip(ratios.last()).map_or((of / to, of / to), |(a, b)| (*a, *b));
+    let (lowest, highest) = (ratio_of(lowest, true), ratio_of(highest, true));
+    if lowest == highest { highest } else { format!("{}–{highest}", lowest.trim_end_matches('×')) }
 }
 
 /// Returns whether a figure of a row is a time.
@@ -201,7 +219,8 @@ pub(crate) fn is_time(row: &Row, name: &str) -> bool {
     row.contains_key(&format!("{name}_ns"))
 }
 
-/// Formats a ratio. That of times has two significant digits: the third is other in each pass.
+/// Formats a ratio. That of counts has three digits, and that of times two significant ones: the
+/// third is other in each pass.
 pub(crate) fn ratio_of(value: f64, times: bool) -> String {
     if !times || !value.is_normal() {
         return ratio(value);

@@ -110,7 +110,7 @@ fn times_are_of_all_passes() {
     let row = serde_json::Value::from(results.rows[0].clone());
     let expected = serde_json::json!({
         "op": "o", "a_ns": 20, "floor_ns": 10, "min": { "a_ns": 1 }, "max": { "a_ns": 300 },
-        "fallback": { "a_ns": 0.2 },
+        "fallback": { "a_ns": 0.2 }, "passes": { "a_ns": [10, 30], "floor_ns": [10, 30] },
     });
     assert_eq!(row, expected, "of the first call and the third");
     // The runs of the passes were 1 to 100 and 3 to 300; their figures, 10 and 30, lie within.

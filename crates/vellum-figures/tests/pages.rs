@@ -102,6 +102,25 @@ fn a_ratio_of_times_has_two_digits_and_one_of_counts_three() {
 }
 
 #[test]
+fn a_ratio_of_times_is_the_lowest_and_the_highest_of_the_passes() {
+    for (vellum, linux, expected) in [
+        ([1000, 2000, 1500], [17_100, 44_400, 30_000], "17–22×"),
+        ([1000, 1000, 1000], [9_960, 690, 690], "0.69–10×"),
+        ([1000, 1000, 1000], [17_100, 17_400, 17_300], "17×"),
+    ] {
+        let row = json!({"op": "o", "vellum_ns": 1000, "linux_ns": 50_000,
+            "passes": {"vellum_ns": vellum, "linux_ns": linux}});
+        let page = shown(row.clone(), "linux/vellum");
+        assert!(page.contains(&format!("| o | {expected} |")), "{page}");
+        let page = shown(row, "vellum:linux");
+        assert!(page.contains(&format!("| o | 1000 / 50000 = **{expected}** |")), "{page}");
+    }
+    let without = json!({"op": "o", "vellum_ns": 1000, "linux_ns": 17_000,
+        "passes": {"vellum_ns": [1000, 2000], "linux_ns": [17_000, null]}});
+    assert!(shown(without, "linux/vellum").contains("| o | 17× |"), "a pass lacks the figure");
+}
+
+#[test]
 fn kilobytes_are_whole_numbers() {
     let mut all = BTreeMap::from([("unmap".to_owned(), results("c"))]);
     all.get_mut("unmap").unwrap().rows[0].insert("linux_kb".into(), 102_652.into());
