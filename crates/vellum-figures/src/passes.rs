@@ -9,10 +9,11 @@ use serde_json::{Map, Number, Value};
 use crate::results::{Results, identity};
 
 /// Joins the results of passes of one experiment. A figure is the median of the passes' figures,
-/// and a bound or a share of noise the farthest; a floor is the least, and the longest time of an
-/// operation is the greatest. An object `passes` keeps the times of each pass, in the order of the
-/// passes, because figures of one pass are compared with each other. Only rows that all passes have
-/// are joined. The margins are those that the passes [needed](margins).
+/// and a bound or a share of noise the farthest, as is the spread of what is subtracted; a floor is
+/// the least, and the longest time of an operation is the greatest. An object `passes` keeps the
+/// times of each pass, in the order of the passes, because figures of one pass are compared with
+/// each other. Only rows that all passes have are joined. The margins are those that the passes
+/// [needed](margins).
 ///
 /// Returns `None` if there is no pass.
 pub fn joined(passes: &[Results]) -> Option<Results> {
@@ -78,11 +79,8 @@ fn times(first: &Map<String, Value>, others: &[Map<String, Value>]) -> Map<Strin
         let values = std::iter::once(first).chain(others).map(|row| row.get(key).cloned().unwrap_or_default());
         (key.clone(), Value::Array(values.collect()))
     };
-    first
-        .iter()
-        .filter(|(key, value)| key.ends_with("_ns") && value.is_number())
-        .map(|(key, _)| of_passes(key))
-        .collect()
+    let is_time = |key: &str| key.ends_with("_ns") && !key.ends_with("_noise_ns");
+    first.iter().filter(|(key, value)| is_time(key) && value.is_number()).map(|(key, _)| of_passes(key)).collect()
 }
 
 /// Joins rows, or the objects with the bounds `within` of rows.
@@ -108,7 +106,7 @@ fn number(key: &str, within: Option<&str>, mut numbers: Vec<f64>) -> Value {
     let last = numbers.len() - 1;
     let joined = match (within, key) {
         (Some("min" | "wall_min"), _) | (None, "floor_ns") => numbers[0],
-        (Some("max"), _) | (None, "others" | "stolen" | "max_ns") => numbers[last],
+        (Some("max"), _) | (None, "others" | "stolen" | "max_ns" | "linux_noise_ns") => numbers[last],
         _ => (numbers[last / 2] + numbers[last.div_ceil(2)]) / 2.0,
     };
     // Nanoseconds and counts are whole numbers, but shares of a region are named as the times are.

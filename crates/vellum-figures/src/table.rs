@@ -32,6 +32,8 @@ pub(crate) type Row = Map<String, Value>;
 
 /// The place of a figure that was not measured.
 const NONE: &str = "–";
+/// The least multiple of its noise of a time that has a ratio.
+const CLEAR: f64 = 3.0;
 /// Marks a figure of memory that was not mapped throughout as its row says.
 pub(crate) const FALLBACK: &str = " ‡";
 /// Marks a range whose margin is the greatest, which does not cover what the passes needed.
@@ -198,10 +200,15 @@ fn all_and_ratios(row: &Row, figures: &[(&str, f64)]) -> String {
 
 /// Returns the ratio of two figures of a row, each given with its name. Of times it is the lowest
 /// and the highest ratio of the figures of one pass, or one number if the two print the same. Rows
-/// without the figures of passes have the ratio of the figures.
+/// without the figures of passes have the ratio of the figures. There is no ratio of a time that is
+/// less than [`CLEAR`] times the noise of what was subtracted from it.
 fn ratio_in_passes(row: &Row, (a, of): (&str, f64), (b, to): (&str, f64)) -> String {
     if !is_time(row, a) || !is_time(row, b) {
         return ratio_of(of / to, false);
+    }
+    let noise = |name: &str| row.get(&format!("{name}_noise_ns")).and_then(Value::as_f64).unwrap_or(0.0);
+    if of < CLEAR * noise(a) || to < CLEAR * noise(b) {
+        return NONE.into();
     }
     let passes = |name: &str| row.get(PASSES)?.get(format!("{name}_ns"))?.as_array();
     let (of_passes, to_passes) = passes(a).zip(passes(b)).unzip();

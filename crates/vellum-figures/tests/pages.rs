@@ -121,6 +121,16 @@ fn a_ratio_of_times_is_the_lowest_and_the_highest_of_the_passes() {
 }
 
 #[test]
+fn a_time_that_is_lost_in_noise_has_no_ratio() {
+    for (linux, expected) in [(2999, "–"), (3000, "3.0×"), (0, "–")] {
+        let row = json!({"op": "o", "vellum_ns": 1000, "linux_ns": linux, "linux_noise_ns": 1000,
+            "passes": {"vellum_ns": [1000], "linux_ns": [linux]}});
+        let page = shown(row, "linux/vellum");
+        assert!(page.contains(&format!("| o | {expected} |")), "{page}");
+    }
+}
+
+#[test]
 fn kilobytes_are_whole_numbers() {
     let mut all = BTreeMap::from([("unmap".to_owned(), results("c"))]);
     all.get_mut("unmap").unwrap().rows[0].insert("linux_kb".into(), 102_652.into());

@@ -151,7 +151,7 @@ impl Linux {
             Op::Protect => region.protect()?,
             _ => region.unmap()?,
         };
-        Ok(Sample { touch: Some(touched.time), back: None, op, fallback: touched.fallback, moved: None })
+        Ok(Sample { touch: Some(touched.time), op, fallback: touched.fallback, ..Sample::default() })
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::time::Time;
 
 /// Figures of one run on Linux.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
     /// The time to touch every page of the fresh region.
     pub touch: Option<Time>,
@@ -20,6 +20,9 @@ pub struct Sample {
     /// The bytes that the faults after the operation copied (copy-on-write) or swapped in, if there
     /// are any.
     pub moved: Option<u64>,
+    /// The spread in nanoseconds of the runs whose median is subtracted from the time of the
+    /// operation; `None` if nothing is.
+    pub noise: Option<u64>,
 }
 
 /// The reason for a missing figure. A report shows the reason, and the benchmark goes on.

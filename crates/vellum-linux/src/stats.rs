@@ -36,6 +36,24 @@ pub fn median(times: &[Time]) -> Time {
     Time { wall_ns: of(|time| time.wall_ns), cpu_ns: of(|time| time.cpu_ns) }
 }
 
+/// The time of a part that is subtracted from other times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The median of its runs.
+    pub time: Time,
+    /// Nanoseconds between the longest and the shortest run, of the time for which the thread ran.
+    pub spread_ns: u64,
+}
+
+impl Part {
+    /// Returns the part with these runs.
+    pub fn of(runs: &[Time]) -> Part {
+        let all: Vec<u64> = runs.iter().map(|run| run.cpu_ns).collect();
+        let spread_ns = Summary::of(&all).map_or(0, |summary| summary.max - summary.min);
+        Part { time: median(runs), spread_ns }
+    }
+}
+
 /// The distribution of samples: quantiles, each a sample that so large a share of the samples does
 /// not exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +103,13 @@ mod tests {
         assert_eq!(Summary::of(&[5, 1_000_000, 1]), Some(Summary { median: 5, min: 1, max: 1_000_000 }));
         assert_eq!(Summary::of(&[4, 1, 10, 2]), Some(Summary { median: 3, min: 1, max: 10 }));
         assert_eq!(Summary::of(&[u64::MAX, u64::MAX]).map(|s| s.median), Some(u64::MAX));
+    }
+
+    #[test]
+    fn a_part_is_its_median_with_the_spread_of_its_runs() {
+        let runs = [7, 3, 12].map(|ns| Time { wall_ns: 100 * ns, cpu_ns: ns });
+        assert_eq!(Part::of(&runs), Part { time: Time { wall_ns: 700, cpu_ns: 7 }, spread_ns: 9 });
+        assert_eq!(Part::of(&[]).spread_ns, 0);
     }
 
     #[test]

@@ -61,6 +61,6 @@ impl SwapTimer {
             *page = region.contents(number);
             Ok(())
         })?;
-        Ok(Sample { touch: None, op, back, fallback: 0.0, moved })
+        Ok(Sample { op, back, moved, ..Sample::default() })
     }
 }

@@ -90,7 +90,7 @@ impl<T> IndexMut<Column> for Columns<T> {
 }
 
 /// The result of one run.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
     /// The time to touch every page of the fresh region; `None` if the contender has no page
     /// faults.
@@ -109,6 +109,9 @@ pub struct Sample {
     /// The bytes that the faults after the operation copied (copy-on-write) or swapped in, if there
     /// are any.
     pub moved: Option<u64>,
+    /// The spread in nanoseconds of the runs whose median is subtracted from the time of the
+    /// operation; `None` if nothing is.
+    pub noise: Option<u64>,
 }
 
 /// Counts of the costly steps of an operation.
@@ -160,7 +163,7 @@ impl Contender for Linux {
     }
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
-        let vellum_linux::Sample { touch, back, op, fallback, moved } = self.run(case, op)?;
-        Ok(Sample { touch, back, op, fallback, work: None, moved })
+        let vellum_linux::Sample { touch, back, op, fallback, moved, noise } = self.run(case, op)?;
+        Ok(Sample { touch, back, op, fallback, work: None, moved, noise })
     }
 }

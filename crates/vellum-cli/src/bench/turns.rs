@@ -28,6 +28,8 @@ pub struct Outcome {
     pub work: Option<Work>,
     /// The bytes that the faults after the last operation copied or swapped in, if there are any.
     pub moved: Option<u64>,
+    /// The greatest [`Sample::noise`](super::contender::Sample::noise).
+    pub noise: Option<u64>,
     /// The reason for missing samples.
     pub skip: Option<Skip>,
 }
@@ -111,6 +113,7 @@ pub fn take(contenders: &mut [Box<dyn Contender>], case: &Case, op: Op, runs: u3
                     outcome.fallback = outcome.fallback.max(sample.fallback);
                     outcome.work = sample.work;
                     outcome.moved = sample.moved;
+                    outcome.noise = outcome.noise.max(sample.noise);
                 }
                 Err(skip) => {
                     outcome.skip = Some(skip);
@@ -157,11 +160,10 @@ mod tests {
             }
             Ok(Sample {
                 touch: Some(Time::default()),
-                back: None,
                 op: Time { wall_ns: self.runs, cpu_ns: self.runs },
                 fallback: 0.5 / self.runs as f64,
-                work: None,
-                moved: None,
+                noise: Some(100 / self.runs),
+                ..Sample::default()
             })
         }
     }
@@ -182,6 +184,7 @@ mod tests {
         assert_eq!(outcomes.floor.ops.iter().map(|time| time.cpu_ns).collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!(outcomes.floor.skip, None);
         assert_eq!(outcomes.floor.fallback, 0.5, "the worst run counts, not the last");
+        assert_eq!(outcomes.floor.noise, Some(100));
         assert_eq!(outcomes.linux.skip, Some(Skip::Busy));
         assert!(outcomes.vellum.ops.is_empty());
     }

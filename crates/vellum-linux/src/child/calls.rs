@@ -43,7 +43,7 @@ pub fn measure(case: &Case, neighbours: &[Place], calls: Calls, settings: Scope<
     let mut full = RegionHolder::start(args, Some((case, neighbours)))?;
     settings.restore()?;
     full.helper.resume_and_wait()?;
-    Ok(Sample { touch: Some(full.touch), back: None, op: full.helper.took()?, fallback: full.fallback, moved: None })
+    Ok(Sample { touch: Some(full.touch), op: full.helper.took()?, fallback: full.fallback, ..Sample::default() })
 }
 
 /// Runs the helper.

@@ -21,7 +21,7 @@ use super::path_for_helper;
 use crate::cpu::now_ns;
 use crate::region::evict_caches;
 use crate::settings::knobs::Scope;
-use crate::stats;
+use crate::stats::Part;
 use crate::time::{Time, process_cpu_ns};
 use crate::workload::case::{Case, PAGE};
 use crate::{Sample, Skip};
@@ -33,7 +33,7 @@ const EMPTY_RUNS: usize = 15;
 #[derive(Default)]
 pub struct ExitTimer {
     /// The time of an empty helper's exit, once measured.
-    empty: Option<Time>,
+    empty: Option<Part>,
 }
 
 impl ExitTimer {
@@ -49,14 +49,15 @@ impl ExitTimer {
             Some(empty) => empty,
             None => *self.empty.insert(empty_exit()?),
         };
-        let op = full.time_exit()?.less(empty);
-        Ok(Sample { touch: Some(full.holder.touch), back: None, op, fallback: full.holder.fallback, moved: None })
+        let noise = Some(empty.spread_ns);
+        let op = full.time_exit()?.less(empty.time);
+        Ok(Sample { touch: Some(full.holder.touch), op, fallback: full.holder.fallback, noise, ..Sample::default() })
     }
 }
 
-fn empty_exit() -> Result<Time, Skip> {
+fn empty_exit() -> Result<Part, Skip> {
     let runs: Result<Vec<Time>, Skip> = (0..EMPTY_RUNS).map(|_| Waiting::start(None)?.time_exit()).collect();
-    Ok(stats::median(&runs?))
+    Ok(Part::of(&runs?))
 }
 
 /// A helper that has touched its region and waits.

@@ -13,7 +13,7 @@ use super::neighbour::Place;
 use super::{Message, send};
 use crate::region::{evict_caches, warm_memory};
 use crate::settings::knobs::Scope;
-use crate::stats;
+use crate::stats::Part;
 use crate::time::{Stopwatch, Time};
 use crate::workload::case::{Case, PAGE, TABLE_SPAN};
 use crate::workload::data::Steps;
@@ -29,7 +29,7 @@ const BARE: u64 = 1 << 20;
 #[derive(Default)]
 pub struct ForkTimer {
     /// The time of an empty helper's fork, once measured.
-    empty: Option<Time>,
+    empty: Option<Part>,
 }
 
 impl ForkTimer {
@@ -73,23 +73,23 @@ impl ForkTimer {
         // The child's page tables, and the copies.
         let tables = case.bytes.div_ceil(TABLE_SPAN) * PAGE;
         let copies = writes.map_or(0, |writes| writes.copied_pages(case.bytes));
-        let fork = time(&mut full, tables + copies)?.less(empty);
-        let (touch, fallback) = (Some(full.touch), full.fallback);
+        let fork = time(&mut full, tables + copies)?.less(empty.time);
+        let (touch, fallback, noise) = (Some(full.touch), full.fallback, Some(empty.spread_ns));
         if writes.is_none() {
-            return Ok(Sample { touch, back: None, op: fork, fallback, moved: None });
+            return Ok(Sample { touch, op: fork, fallback, noise, ..Sample::default() });
         }
         match full.helper.receive()? {
             Message::Wrote { time, copied } => {
-                Ok(Sample { touch, back: Some(time), op: fork + time, fallback, moved: Some(copied) })
+                Ok(Sample { touch, back: Some(time), op: fork + time, fallback, moved: Some(copied), noise })
             }
             other => Err(Skip::Child(format!("unexpected message {other:?}"))),
         }
     }
 }
 
-fn empty_fork() -> Result<Time, Skip> {
+fn empty_fork() -> Result<Part, Skip> {
     let runs: Result<Vec<Time>, Skip> = (0..EMPTY_RUNS).map(|_| time(&mut start(None, None)?, 0)).collect();
-    Ok(stats::median(&runs?))
+    Ok(Part::of(&runs?))
 }
 
 fn start(writes: Option<Steps>, held: Option<(&Case, &[Place])>) -> Result<RegionHolder, Skip> {

@@ -27,7 +27,7 @@ pub fn measure(case: &Case, neighbours: &[Place], rewrites: Rewrites, settings: 
     settings.restore()?;
     holder.helper.resume_last()?;
     let op = holder.helper.took()?;
-    Ok(Sample { touch: Some(holder.touch), op, back: None, fallback: holder.fallback, moved: None })
+    Ok(Sample { touch: Some(holder.touch), op, fallback: holder.fallback, ..Sample::default() })
 }
 
 /// The arguments of the helper.

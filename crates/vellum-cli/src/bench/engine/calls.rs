@@ -32,7 +32,7 @@ pub fn measure(booted: &Booted, space: &Space<'_>, span: VirtRange, bytes: u64, 
     parts.iter().try_for_each(|&part| unmap(space, part))?;
     let op = watch.time().by(parts.len() as u64);
     let work = Some(before.work(&Counted::now(booted.machine)));
-    Ok(Sample { touch: None, back: None, op, fallback: 0.0, work, moved: None })
+    Ok(Sample { op, work, ..Sample::default() })
 }
 
 fn part(span: VirtRange, offsets: &Range<u64>) -> VirtRange {

@@ -41,5 +41,5 @@ pub fn measure(
     // While the child exists: the pages that it maps too are those that were not copied.
     let usage = space.usage(range);
     let moved = Some(usage.resident - usage.shared.all);
-    Ok(Sample { touch: None, op: fork + writes, back: Some(writes), fallback: 0.0, work, moved })
+    Ok(Sample { op: fork + writes, back: Some(writes), work, moved, ..Sample::default() })
 }

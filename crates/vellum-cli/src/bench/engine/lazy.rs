@@ -31,7 +31,7 @@ pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, rewrit
     reclaimed.map_err(|error| Skip::system("advise", error))?;
     let kept = space.usage(range).resident / PAGE;
     rewrites.check(pages, kept, |page| program.load_u64(range.start + page * PAGE).map_err(fault))?;
-    Ok(Sample { touch: None, op, back: None, fallback: 0.0, work, moved: None })
+    Ok(Sample { op, work, ..Sample::default() })
 }
 
 fn fault(error: impl std::fmt::Debug) -> Skip {

@@ -373,7 +373,7 @@ impl Contender for ByRun {
             return Ok(Sample { touch, fallback, ..called });
         }
         let (op, after) = timed(booted, space, range, op)?;
-        Ok(Sample { touch, back: None, op, fallback, work: Some(between.work(&after)), moved: None })
+        Ok(Sample { touch, op, fallback, work: Some(between.work(&after)), ..Sample::default() })
     }
 }
 

@@ -57,7 +57,7 @@ pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data,
     let back = Some(watch.time());
     let moved = Some(swapped_in() - before);
     data.check(pages, |number, page| program.read(range.start + number * PAGE, page.bytes_mut()).map_err(fault))?;
-    Ok(Sample { touch: None, op, back, fallback: 0.0, work, moved })
+    Ok(Sample { op, back, work, moved, ..Sample::default() })
 }
 
 fn fault(error: impl std::fmt::Debug) -> Skip {

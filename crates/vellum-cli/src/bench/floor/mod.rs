@@ -193,7 +193,7 @@ impl Contender for Floor {
             fastest = [fastest, Some(time)].into_iter().flatten().min_by_key(|time| time.cpu_ns);
         }
         let op = fastest.ok_or_else(|| Skip::system("floor", "no way"))?;
-        Ok(Sample { touch: None, back: None, op, fallback: 0.0, work: None, moved: None })
+        Ok(Sample { op, ..Sample::default() })
     }
 }
 

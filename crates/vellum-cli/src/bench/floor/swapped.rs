@@ -72,7 +72,7 @@ impl Swap {
             *page = self.pages[number as usize];
             Ok(())
         })?;
-        Ok(Sample { touch: None, op, back, fallback: 0.0, work: None, moved: None })
+        Ok(Sample { op, back, ..Sample::default() })
     }
 
     /// Stores all pages and frees their folios. Returns the number of folios.

@@ -26,9 +26,15 @@ pub struct Row {
     pub work: Option<Work>,
     /// The bytes that the faults after one operation copied or swapped in, if there are any.
     pub moved: Columns<Option<u64>>,
+    /// The spread in nanoseconds of the runs whose median is subtracted from Linux's time, if
+    /// something is.
+    pub linux_noise: Option<u64>,
     /// The other work on the machine meanwhile.
     pub load: Load,
 }
+
+/// Linux's figure has ratios if it is at least this many times the spread of what is subtracted.
+const CLEAR: u64 = 3;
 
 /// The result of one contender.
 #[derive(Clone, Debug, Default)]
@@ -90,7 +96,9 @@ impl Row {
             _ => Cell::new(&outcome.ops, outcome),
         };
         let work = outcomes.vellum.work.filter(|_| !op.is_beside());
-        Row { op, case, cells: outcomes.map(of), work, moved: outcomes.map(|outcome| outcome.moved), load: *load }
+        let (moved, linux_noise) =
+            (outcomes.map(|outcome| outcome.moved), outcomes.linux.noise.filter(|_| !op.is_beside()));
+        Row { op, case, cells: outcomes.map(of), work, moved, linux_noise, load: *load }
     }
 
     /// Returns the row's name in a note.
@@ -123,10 +131,21 @@ impl Row {
         Some(if column == Column::Floor { cpu.min } else { cpu.median })
     }
 
-    /// Returns the figure of column `over` divided by that of `under`.
+    /// Returns the figure of column `over` divided by that of `under`; `None` if one of them is
+    /// [lost in noise](Self::is_lost_in_noise).
     pub fn ratio(&self, over: Column, under: Column) -> Option<f64> {
+        if [over, under].contains(&Column::Linux) && self.is_lost_in_noise() {
+            return None;
+        }
         let (over, under) = (self.figure(over)?, self.figure(under)?);
         (under > 0).then(|| over as f64 / under as f64)
+    }
+
+    /// Returns whether Linux's figure is less than [`CLEAR`] times the spread of the runs whose
+    /// median is subtracted from its time.
+    pub fn is_lost_in_noise(&self) -> bool {
+        let both = self.figure(Column::Linux).zip(self.linux_noise);
+        both.is_some_and(|(figure, noise)| figure < noise.saturating_mul(CLEAR))
     }
 
     /// Returns the row as one JSON object; `bench` is the benchmark's name.
@@ -169,6 +188,7 @@ impl Row {
             vellum_runs: self.work.map(|work| work.runs),
             vellum_copied_bytes: copied(Column::Vellum),
             page_copied_bytes: copied(Column::Page),
+            linux_noise_ns: self.linux_noise,
             linux_copied_bytes: copied(Column::Linux),
             vellum_swapped_in_bytes: swapped_in(Column::Vellum),
             page_swapped_in_bytes: swapped_in(Column::Page),
@@ -219,6 +239,8 @@ struct Json {
     load: Load,
     vellum_flushes: Option<u64>,
     vellum_runs: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    linux_noise_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     vellum_copied_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -407,5 +429,18 @@ mod tests {
         assert_eq!(ratio(&[2], &[5]), Some(2.5));
         assert_eq!(ratio(&[], &[5]), None);
         assert_eq!(ratio(&[0], &[5]), None);
+    }
+
+    #[test]
+    fn a_figure_of_linux_below_three_times_the_noise_has_no_ratio() {
+        let row = |op, noise| {
+            let linux = Outcome { noise: Some(noise), backs: times([60]), ..outcome(&[60]) };
+            row(op, Columns { linux, vellum: Outcome { backs: times([2]), ..outcome(&[2]) }, ..Columns::default() })
+        };
+        let ratio = |op, noise| row(op, noise).ratio(Column::Linux, Column::Vellum);
+        assert_eq!((ratio(Op::Fork, 20), ratio(Op::Fork, 21)), (Some(30.0), None));
+        assert_eq!(ratio(Op::Cow(Steps::EveryPage), 21), Some(30.0), "the time of the faults is no difference");
+        let noise = |op| row(op, 21).json("fork").get("linux_noise_ns").cloned();
+        assert_eq!((noise(Op::Fork), noise(Op::Cow(Steps::EveryPage))), (Some(21.into()), None));
     }
 }

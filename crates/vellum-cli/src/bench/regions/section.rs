@@ -313,10 +313,21 @@ fn notes(rows: &[Row]) -> Vec<String> {
             .filter(|row| row.ratio(Column::Vellum, Column::Floor).is_some_and(|r| r < 1.0))
             .map(|row| ("vellum is faster than the floor, which is no lower bound here".to_owned(), vec![row.name()])),
     );
+    let lost = rows.iter().filter(|row| row.is_lost_in_noise()).map(Row::name);
+    reasons.push((
+        "linux's figure is less than three times the spread of the runs that are subtracted, and has no ratio"
+            .to_owned(),
+        lost.collect(),
+    ));
     let absent = |column: Column| rows.iter().all(|row| matches!(row.cells[column], Cell::Absent));
     let missing: Vec<&str> = Column::ALL.into_iter().filter(|&c| absent(c)).map(Column::name).collect();
     let mut notes: Vec<String> = of_one_table(rows).flat_map(|rows| [work(rows), moved(rows)]).flatten().collect();
-    notes.extend(reasons.into_iter().map(|(reason, names)| format!("{reason}: {}.", names.join(", "))));
+    notes.extend(
+        reasons
+            .into_iter()
+            .filter(|(_, names)| !names.is_empty())
+            .map(|(reason, names)| format!("{reason}: {}.", names.join(", "))),
+    );
     if !missing.is_empty() && !rows.is_empty() {
         notes.push(format!("Not part of this run: {}.", missing.join(", ")));
     }
@@ -409,6 +420,16 @@ mod tests {
                         KiB (64 KiB).";
         assert_eq!(notes(Steps::Every2Mib)[0], expected);
         assert!(!notes(Steps::EveryPage).iter().any(|note| note.contains("Copied")));
+    }
+
+    #[test]
+    fn a_figure_lost_in_noise_is_noted() {
+        let linux = |noise| Outcome { ops: vec![ns(2000)], noise: Some(noise), ..Outcome::default() };
+        let noted = |noise| {
+            let notes = notes(&[row(Op::Fork, 64, linux(noise))]);
+            notes.iter().any(|note| note.contains("has no ratio: fork ascending 64 KiB"))
+        };
+        assert_eq!([noted(600), noted(700)], [false, true]);
     }
 
     #[test]
