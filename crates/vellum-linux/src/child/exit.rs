@@ -76,6 +76,7 @@ impl Waiting {
     fn time_exit(&mut self) -> Result<Time, Skip> {
         // This process has the memory for it: the helper's would be in the time of its exit.
         evict_caches()?;
+        self.stamp.leave_out_ended();
         self.holder.helper.resume_and_wait()?;
         Ok(self.stamp.since())
     }
@@ -109,7 +110,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// A time in a page that two processes share.
 pub struct Stamp {
     shared: &'static Shared,
-    /// The CPU time of this process's ended children when the stamp was made.
+    /// The CPU time of this process's children that ended before the one that is timed.
     children_ns: u64,
 }
 
@@ -149,8 +150,15 @@ impl Stamp {
         Ok(Stamp { shared, children_ns: ended_children_ns() })
     }
 
+    /// Leaves out the children that ended since the stamp was made: the first helper with a region
+    /// waits while helpers without one are measured.
+    fn leave_out_ended(&mut self) {
+        self.children_ns = ended_children_ns();
+    }
+
     /// Returns the time since the other process stored the time and exited. It must be the only
-    /// child whose end this process waited for since it made the stamp.
+    /// child whose end this process waited for since it made the stamp, or since
+    /// it left out those that had ended.
     pub fn since(&self) -> Time {
         let wall_ns = now_ns();
         let cpu_ns = ended_children_ns() - self.children_ns;
