@@ -12,6 +12,26 @@ fn pages_show_what_was_measured() {
     assert!(pages.is_empty(), "tables differ from docs/figures; run ./x figures --tables: {pages:#?}");
 }
 
+/// Returns the places that a text has for figures that were not measured yet: `@NAME@`, of capital
+/// letters and digits.
+fn placeholders(text: &str) -> Vec<&str> {
+    let is_name = |word: &&str| {
+        !word.is_empty() && word.chars().all(|letter| letter.is_ascii_uppercase() || letter.is_ascii_digit())
+    };
+    let mut words = text.split('@').skip(1).peekable();
+    // The last word has no second `@` behind it.
+    std::iter::from_fn(|| words.next().filter(|_| words.peek().is_some())).filter(is_name).collect()
+}
+
+#[test]
+fn pages_have_no_placeholders() {
+    assert_eq!(placeholders("@A1@, a@b.c, @a@ @@ @B@C @D"), ["A1", "B"]);
+    for page in ["README.md", "docs/benchmarks.md"] {
+        let text = std::fs::read_to_string(root().join(page)).unwrap();
+        assert_eq!(placeholders(&text), Vec::<&str>::new(), "{page} has figures that were not measured");
+    }
+}
+
 /// Returns the results of an experiment with three rows, on a commit.
 fn results(commit: &str) -> Results {
     let lines = [
