@@ -43,6 +43,9 @@ impl Engine {
         let counted = || Counted::now(booted.machine);
         let space = booted.space(case.folio_kib, MemcgId::ROOT)?;
         let range = map(&space, case.bytes)?;
+        if op == Op::Touch {
+            evict_caches()?;
+        }
         let before = counted();
         let watch = Stopwatch::start();
         touch(&booted.cpu.enter(&space), range)?;
@@ -52,6 +55,8 @@ impl Engine {
         }
         shape(&space, &booted.cpu.enter(&space), range, case)?;
         if op == Op::Cow(Steps::EveryPage) {
+            // Before the fork, as `bench fork` does it.
+            evict_caches()?;
             let _child = space.fork().map_err(|error| Skip::system("fork", error))?;
             let before = counted();
             let watch = Stopwatch::start();
