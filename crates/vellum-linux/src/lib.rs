@@ -18,9 +18,10 @@
 //! | [`time`] | the time of an operation, by the clock and on the CPU |
 //! | [`stats`] | a median with its extremes |
 //!
-//! Linux is measured at its best: memory is compacted before each row, no other
-//! folio size is enabled, each mapping is checked afterwards, and only the figure of [`Op::Touch`]
-//! includes page faults and zeroing.
+//! Linux is measured as it runs, with the configuration and the hardening of its distribution.
+//! Memory is compacted before each row, no other folio size is enabled, each mapping is checked
+//! afterwards, and as much memory as a step allocates is allocated and freed before it. Page faults
+//! are in the figures of [`Op::Touch`], [`Op::ForkWrite`], [`Op::Cow`] and [`Op::SwapIn`] only.
 //!
 //! Helper processes are this program again, started as `/proc/self/exe linux-child ROLE`. A program
 //! that uses this crate passes that subcommand's [`child::Role`] to [`child::run`].

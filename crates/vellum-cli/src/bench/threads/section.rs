@@ -63,10 +63,9 @@ fn method(threads: usize, runs: u32) -> Vec<(&'static str, String)> {
             "",
             format!(
                 "Each figure is the median of {runs} runs. The contenders take turns. All threads come first in one \
-                 run, and one thread in the next; which of them begins is random by row. A \
-                 thread has its own CPU and touches its region there; all threads meet before they touch and before \
-                 they unmap. Mapping and tearing down are not in the figure. 2 MiB folios are mapped by 512 PTEs \
-                 each."
+                 run, and one thread in the next; which of them begins is random by row. A thread has its own CPU and \
+                 touches its region there; all threads meet before they touch and before they unmap. Mapping and \
+                 tearing down are not in the figure. 2 MiB folios are mapped by 512 PTEs each."
             ),
         ),
         (
