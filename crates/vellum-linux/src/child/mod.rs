@@ -15,6 +15,7 @@
 //! | [`entry`], [`spin`] | the costs of entering the kernel; a CPU kept busy meanwhile |
 //! | [`overhead`] | the kernel's memory for a region |
 //! | [`tails`] | the times of single operations while memory is reclaimed |
+//! | [`together`] | processes that touch and unmap regions at the same moment |
 //! | [`mod@copy`] | a copy of another process's memory, and timing an operation on it |
 
 pub mod calls;
@@ -30,6 +31,7 @@ pub mod overhead;
 pub mod spin;
 pub mod tables;
 pub mod tails;
+pub mod together;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -81,6 +83,8 @@ pub enum Role {
     Overhead(holder::Args),
     /// Time single operations while memory is reclaimed, and report the distribution.
     Tails(tails::Args),
+    /// Map a region, and touch and unmap it at the same moment as other helpers.
+    Together(together::Args),
     /// Copy another process's mappings, and do an operation on them.
     Copy(copy::Args),
 }
@@ -187,6 +191,10 @@ pub fn run(role: Role) -> anyhow::Result<()> {
         Role::Tails(args) => {
             die_with_parent()?;
             tails::run(&args)
+        }
+        Role::Together(args) => {
+            die_with_parent()?;
+            together::run(&args)
         }
         Role::Copy(args) => {
             die_with_parent()?;

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use vellum::Machine;
 use vellum::memcg::MemcgId;
+use vellum_linux::child::together::{self, Together};
 use vellum_linux::compact;
 use vellum_linux::region::{EVICTING, Region, minor_faults, warm_memory};
 use vellum_linux::settings::knobs::Knobs;
@@ -34,11 +35,6 @@ pub struct Sample {
 pub trait Team {
     /// Returns the column of the report that the team fills.
     fn column(&self) -> Column;
-
-    /// Returns whether the team supports this kind of address space.
-    fn supports(&self, _spaces: Spaces) -> bool {
-        true
-    }
 
     /// Prepares the runs of a case, outside of all measurement.
     ///
@@ -191,7 +187,8 @@ fn of_all(case: &Case, members: &Range<usize>) -> Case {
     Case { bytes: case.bytes * members.len() as u64, ..*case }
 }
 
-/// The kernel of this machine, with threads of this process.
+/// The kernel of this machine, with threads of this process for one address space, and with
+/// processes for an address space each.
 pub struct Linux {
     mthp: Mthp,
     knobs: Knobs,
@@ -209,10 +206,6 @@ impl Team for Linux {
         Column::Linux
     }
 
-    fn supports(&self, spaces: Spaces) -> bool {
-        spaces == Spaces::One
-    }
-
     fn prepare(&mut self, case: &Case, threads: usize) -> Result<(), Skip> {
         self.mthp.plan(case)?;
         let all = of_all(case, &(0..threads)).bytes;
@@ -221,9 +214,13 @@ impl Team for Linux {
         Ok(())
     }
 
-    fn run(&mut self, case: &Case, _: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip> {
+    fn run(&mut self, case: &Case, spaces: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip> {
         let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
         warm_memory(of_all(case, &members).bytes)?;
+        if spaces == Spaces::Own {
+            let Together { touch_ns, unmap_ns, fallback } = together::measure(case, &cpus[members], settings)?;
+            return Ok(Sample { times: Times { touch_ns, unmap_ns }, fallback });
+        }
         let (times, fallbacks) = work(
             cpus,
             members,
