@@ -202,7 +202,8 @@ impl Steps {
         bytes.div_ceil(self.step()) * PAGE
     }
 
-    /// Returns, for each folio of a case that has such a byte, the range from the first one to the folio's end, in the order of the case's arm.
+    /// Returns, for each folio of a case that has such a byte, the range from the first one to the
+    /// folio's end, in the order of the case's arm.
     pub fn ranges(self, case: &Case) -> Vec<Range<u64>> {
         let folio = case.folio_bytes();
         let ranges = case.arm.order(case.folios()).into_iter().map(|n| {

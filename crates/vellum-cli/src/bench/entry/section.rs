@@ -61,8 +61,8 @@ fn method(runs: u32) -> Vec<(&'static str, String)> {
             "added",
             "is an estimate: counts times costs of one event. The costs are measured hot: the same event happens \
              thousands of times in a row, with all that it needs in the caches. The operations begin with nothing of \
-             theirs in the caches, so there an event may cost more. A flush of a whole address space costs more than one of \
-             a page, mostly afterwards, as its user refills the TLB.",
+             theirs in the caches, so there an event may cost more. A flush of a whole address space costs more than \
+             one of a page, mostly afterwards, as its user refills the TLB.",
         ),
     ];
     let all = format!(

@@ -149,13 +149,13 @@ fn method(subject: &Subject, rows: &[Row], runs: u32) -> Vec<(&'static str, Stri
         ),
         (
             "linux",
-            "is the kernel of this machine through its system calls, with its distribution's configuration and hardening, \
-             of which the engine has none. Memory is compacted beforehand, only the folio size in question is enabled, \
-             and the sizes are checked after each touch. Before a step that allocates memory (touch, fork, copies, \
-             swap), as much memory is allocated and freed, so that the figure has nothing of what a hypervisor needs to \
-             give memory back. In the figure is all that the kernel does, kernel entry and TLB flushes included, and \
-             some that the engine has no counterpart of yet: a mapcount for each page, checks for file mappings, the \
-             hooks of userfaultfd, uprobes, MMU notifiers and cgroup v1.",
+            "is the kernel of this machine through its system calls, with its distribution's configuration and \
+             hardening, of which the engine has none. Memory is compacted beforehand, only the folio size in question \
+             is enabled, and the sizes are checked after each touch. Before a step that allocates memory (touch, fork, \
+             copies, swap), as much memory is allocated and freed, so that the figure has nothing of what a hypervisor \
+             needs to give memory back. In the figure is all that the kernel does, kernel entry and TLB flushes \
+             included, and some that the engine has no counterpart of yet: a mapcount for each page, checks for file \
+             mappings, the hooks of userfaultfd, uprobes, MMU notifiers and cgroup v1.",
         ),
         (
             "aged",

@@ -83,8 +83,8 @@ fn method(threads: usize, runs: u32) -> Vec<(&'static str, String)> {
         ),
         (
             "linux",
-            "is the kernel of this machine: threads of this process for one address space, and a process on each CPU for \
-             an address space each."
+            "is the kernel of this machine: threads of this process for one address space, and a process on each CPU \
+             for an address space each."
                 .into(),
         ),
     ]
