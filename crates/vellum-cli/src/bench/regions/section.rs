@@ -363,8 +363,8 @@ fn moved(rows: &[Row]) -> Option<String> {
         (!bytes.is_empty()).then(|| format!("{} ({})", bytes.join(", "), row.label()))
     };
     let all: Vec<String> = rows.iter().filter_map(of).collect();
-    let moved = if rows[0].op.reads().is_some() { "Swapped in" } else { "Copied" };
-    (!all.is_empty()).then(|| format!("{moved} in one {}: {}.", title(&rows[0]), all.join("; ")))
+    let moved = if rows[0].op.reads().is_some() { "Swapped in by" } else { "Copied in" };
+    (!all.is_empty()).then(|| format!("{moved} one {}: {}.", title(&rows[0]), all.join("; ")))
 }
 
 #[cfg(test)]
@@ -374,6 +374,7 @@ mod tests {
     use crate::bench::turns::{Outcome, Taken};
     use vellum_linux::time::Time;
     use vellum_linux::workload::case::Case;
+    use vellum_linux::workload::data::Data;
 
     fn ns(ns: u64) -> Time {
         Time { wall_ns: ns, cpu_ns: ns }
@@ -411,14 +412,15 @@ mod tests {
     }
 
     #[test]
-    fn bytes_copied_are_noted_for_sparse_writes_only() {
-        let notes = |writes| {
-            let linux = Outcome { moved: Some(64 << 10), ..Outcome::default() };
-            notes(&[row(Op::ForkWrite(writes), 4, linux.clone()), row(Op::ForkWrite(writes), 64, linux)])
-        };
+    fn bytes_copied_or_swapped_in_are_noted_for_sparse_writes_and_reads_only() {
+        let moved = || Outcome { moved: Some(64 << 10), ..Outcome::default() };
+        let notes = |writes| notes(&[row(Op::ForkWrite(writes), 4, moved()), row(Op::ForkWrite(writes), 64, moved())]);
         let expected = "Copied in one fork-write, a byte in every 2 MiB, ascending: linux 64 KiB (4 KiB); linux 64 \
                         KiB (64 KiB).";
         assert_eq!(notes(Steps::Every2Mib)[0], expected);
+        let swapped = row(Op::SwapIn(Data::SameFilled, Steps::Every2Mib), 4, moved());
+        let expected = "Swapped in by one in, same-filled, a byte in every 2 MiB, ascending: linux 64 KiB (4 KiB).";
+        assert_eq!(super::notes(&[swapped])[0], expected);
         assert!(!notes(Steps::EveryPage).iter().any(|note| note.contains("Copied")));
     }
 
