@@ -74,13 +74,16 @@ impl Files {
 
     /// Ends one of the requests under way, drawn by chance. Returns `None` if there is none.
     pub fn finish_any<'m, P: Platform>(&self, machine: &'m Machine<'m, P>) -> Option<Finished> {
+        let nth = self.order.lock().unwrap_or_else(PoisonError::into_inner).below(self.under_way());
+        self.finish_nth(machine, nth)
+    }
+
+    /// Ends a request under way by its age; number 0 is the oldest. Returns `None` if there are not
+    /// as many.
+    pub fn finish_nth<'m, P: Platform>(&self, machine: &'m Machine<'m, P>, nth: usize) -> Option<Finished> {
         let request = {
             let mut requests = self.requests();
-            let at = self.order.lock().unwrap_or_else(PoisonError::into_inner).below(requests.len());
-            if requests.is_empty() {
-                return None;
-            }
-            requests.swap_remove(at)
+            (nth < requests.len()).then(|| requests.remove(nth))?
         };
         Some(self.finish(machine, request))
     }
@@ -90,7 +93,7 @@ impl Files {
         let request = {
             let mut requests = self.requests();
             let at = requests.iter().position(|request| request.has(page))?;
-            requests.swap_remove(at)
+            requests.remove(at)
         };
         Some(self.finish(machine, request))
     }
