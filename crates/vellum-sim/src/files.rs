@@ -107,7 +107,7 @@ impl Files {
         let frames = request.frames().flat_map(|(first, count)| (0..count).map(move |i| first.add(i)));
         for pfn in frames {
             for word in (0..FRAME_SIZE).step_by(8) {
-                // What was not read is garbage.
+                // A read that fails leaves garbage.
                 let value = if at < end { self.word(request.tag(), at + word) } else { !0 };
                 // SAFETY: the request's frames are the host's alone until the request ends, and
                 // the word is in this frame.

@@ -20,10 +20,10 @@ const STRIDE_HITS: u32 = 2;
 /// How many times as many pages as an access has are read ahead of it at first.
 const FIRST_WINDOW: u64 = 4;
 
-/// What an opener of a file has told about its accesses (`posix_fadvise`, `madvise`).
+/// The advice that an opener of a file has given about its accesses (`posix_fadvise`, `madvise`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Expected {
-    /// Nothing: the accesses tell.
+    /// None: the accesses decide.
     #[default]
     Unknown,
     /// A stream: windows have twice the size.
@@ -35,7 +35,7 @@ pub enum Expected {
 /// The readahead state of one opener of a file.
 #[derive(Clone, Debug)]
 pub struct Readahead {
-    /// What the opener has told.
+    /// The opener's advice.
     pub expected: Expected,
     /// The largest window in pages.
     pub limit: u32,

@@ -11,6 +11,7 @@ use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fault, Refusal, Schedule, Simulated, Strict, Strictness};
 
+use crate::fixtures::jobs::side_by_side;
 use crate::fixtures::random::dice::{Dice, derive};
 
 const PAGE: u64 = 4096;
@@ -84,16 +85,6 @@ impl Context<'_, '_> {
                 _ => _ = self.sim.hardware().files().finish_any(self.machine),
             }
         }
-    }
-}
-
-fn side_by_side(schedule: Schedule, jobs: Vec<Box<dyn FnOnce() + Send + '_>>) {
-    match schedule {
-        Schedule::Host => std::thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job)))),
-        #[cfg(feature = "shuttle")]
-        Schedule::Shuttle => shuttle::thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job)))),
-        #[allow(unreachable_patterns)]
-        _ => unreachable!("no other schedule"),
     }
 }
 

@@ -321,7 +321,7 @@ fn ahead<A: Silicon>(arch: A) {
     });
 }
 
-/// What is read ahead comes in the largest folios that policy permits, as far as the file reaches.
+/// Readahead fills the largest folios that policy permits, as far as the file reaches.
 fn folios<A: Silicon>(arch: A) {
     with_file(arch, |file| {
         let order = 2 + (file.on.arch.page_shift() - 12);

@@ -13,6 +13,7 @@ use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Fault, Refusal, Schedule, Strict, Strictness};
 
+use crate::fixtures::jobs::side_by_side;
 use crate::fixtures::random::dice::{Dice, derive};
 
 type Space<'m> = AddressSpace<'m, Strict>;
@@ -34,16 +35,6 @@ struct Load {
 fn map(space: &Space<'_>, addr: u64, pages: u64, flags: MapFlags) -> MapRequest {
     let _ = space;
     MapRequest { addr, len: pages * PAGE, prot: RW, flags: MapFlags::FIXED | flags }
-}
-
-fn side_by_side(schedule: Schedule, jobs: Vec<Box<dyn FnOnce() + Send + '_>>) {
-    match schedule {
-        Schedule::Host => std::thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job)))),
-        #[cfg(feature = "shuttle")]
-        Schedule::Shuttle => shuttle::thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job)))),
-        #[allow(unreachable_patterns)]
-        _ => unreachable!("no other schedule"),
-    }
 }
 
 /// Maps an object shared in two spaces on a strict machine of three CPUs; when `body` is done, all
