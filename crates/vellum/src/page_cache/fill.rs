@@ -200,7 +200,8 @@ impl<'m, P: Platform> Object<'m, P> {
     /// that is charged to `memcg`.
     ///
     /// # Errors
-    /// As for [`Object::page`], or if the page lies beyond [`MAX_SIZE`].
+    /// As for [`Object::page`], or if the page lies beyond [`MAX_SIZE`], or, of an object with a
+    /// store, beyond its end ([`ObjectError::TooLarge`]).
     pub fn page_or_new(&self, page: u64, memcg: MemcgId) -> Result<ObjectPage<'m, P>, ObjectError> {
         let _pinned = self.pin_memcg(memcg)?;
         // SAFETY: `with_page` passes a page in the index of the locked object.
@@ -409,7 +410,8 @@ impl<'m, P: Platform> Object<'m, P> {
         let mut retries = Retries::new(&self.head().gate);
         loop {
             let mut state = self.lock();
-            let size = if bounded { state.size } else { MAX_SIZE };
+            // Reclaim would drop a page of a store that the storage has not.
+            let size = if bounded || self.head().has_store { state.size } else { MAX_SIZE };
             if !self.is_inside(size, page) {
                 return Ok(None);
             }

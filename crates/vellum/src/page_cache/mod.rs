@@ -176,7 +176,8 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Creates an object as [`Object::new`] does, for a file whose contents the host's storage has:
     /// a missing page within `size` is read from there
     /// ([`Storage::read`](crate::platform::Storage::read)), and reclaim drops pages. Nothing is
-    /// written to the storage, so no shared VMA may write to the object.
+    /// written to the storage, so no shared VMA may write to the object, and what the host writes
+    /// to its pages, or cuts off from its end, is lost when they are dropped.
     ///
     /// # Errors
     /// As for [`Object::new`].

@@ -289,7 +289,7 @@ fn held<A: Silicon>(arch: A) {
 }
 
 /// A shared VMA reads a file with a store, and may not become writable, since nothing would write
-/// its pages to the storage.
+/// its pages to the storage. For the same reason no page can be added behind the end.
 fn refused<A: Silicon>(arch: A) {
     with_file(arch, |file| {
         let at = BASE + 64 * file.on.page;
@@ -300,6 +300,8 @@ fn refused<A: Silicon>(arch: A) {
         assert_eq!(map(RW), Err(MapError::Sealed));
         assert_eq!(map(Prot::READ), Ok(at));
         assert!(file.space.protect(at, file.on.page, RW).is_err());
+        assert_eq!(file.object.page_or_new(41, file.on.memcg).err(), Some(ObjectError::TooLarge));
+        assert_eq!((file.object.resident(), file.files.under_way()), (0, 0));
     });
 }
 
