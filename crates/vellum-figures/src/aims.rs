@@ -36,8 +36,8 @@ pub struct Aim {
 /// A ratio of figures.
 struct Ratio {
     value: f64,
-    /// For times, the least and the greatest ratio of any run of the one figure to any of the
-    /// other, without margins.
+    /// For times, the least and the greatest ratio of a figure within the range of the one to one
+    /// within the range of the other.
     ends: Option<(f64, f64)>,
     /// The name of its row.
     row: String,
@@ -116,8 +116,8 @@ impl Aim {
                         continue;
                     };
                     let times = is_time(row, a) && is_time(other, b);
-                    let runs = |row, name: &str| experiment.runs(row, &format!("{name}_ns"));
-                    let both = runs(row, a).zip(runs(other, b)).filter(|_| times && self.less.is_none());
+                    let range = |row, name: &str| experiment.range(row, &format!("{name}_ns"));
+                    let both = range(row, a).zip(range(other, b)).filter(|_| times && self.less.is_none());
                     let ends = both.map(|(of, to)| (of.0 / to.1, of.1 / to.0));
                     figures.push(Ratio { value: first / second, ends, row: called(row, b), times });
                 }

@@ -3,7 +3,8 @@
 //! `docs/figures/figures.toml` lists experiments, commands of `vellum` that measure, and tables.
 //! `./x figures` runs all experiments on one commit and one quiet machine, and writes the results
 //! to `docs/figures/NAME.json`. The tables in the documents are made from these files and from
-//! nothing else: a test of this crate fails if a page shows anything else.
+//! nothing else, and the plan lists the sentences that state figures: a test of this crate fails if
+//! a page shows anything else.
 //!
 //! | module | does |
 //! |---|---|
@@ -13,6 +14,7 @@
 //! | `aims` | makes a Markdown table of the bounds that results must keep |
 //! | `passes` | joins the results of several runs of an experiment |
 //! | `page` | finds the tables in a page, and replaces them |
+//! | `prose` | checks the figures in the sentences of a page |
 //! | `measure` | runs the experiments |
 
 mod aims;
@@ -20,6 +22,7 @@ mod measure;
 mod page;
 mod passes;
 mod plan;
+mod prose;
 mod results;
 mod table;
 
@@ -28,6 +31,7 @@ use std::path::{Path, PathBuf};
 pub use measure::{Measured, measure};
 pub use page::fill;
 pub use plan::Plan;
+pub use prose::Statement;
 pub use results::{Compared, Results};
 
 /// The folder with the plan and the results, from the root of the repository.
@@ -55,4 +59,14 @@ pub fn changed_pages(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
         }
     }
     Ok(changed)
+}
+
+/// Returns the statements of the plan that the pages lack, with the figures of the results.
+///
+/// # Errors
+/// The plan, a result or a page cannot be read, or a statement names a figure that the results
+/// cannot give.
+pub fn missing_statements(root: &Path) -> anyhow::Result<Vec<String>> {
+    let plan = Plan::read(root)?;
+    prose::missing(root, &plan.prose, &plan.results(root)?)
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use vellum_figures::{Compared, Plan, changed_pages, measure, root};
+use vellum_figures::{Compared, Plan, changed_pages, measure, missing_statements, root};
 
 /// A repetition fails if more than one figure in this many lies outside its range.
 const MAY_LIE_OUTSIDE: usize = 20;
@@ -61,6 +61,12 @@ fn main() -> anyhow::Result<ExitCode> {
     for (page, text) in changed_pages(&root)? {
         std::fs::write(&page, text)?;
         println!("made the tables of {}", page.strip_prefix(&root).unwrap_or(&page).display());
+    }
+    let missing = missing_statements(&root)?;
+    if !missing.is_empty() {
+        println!("sentences of the plan that a page lacks, with their figures; change the page, or the plan:");
+        missing.iter().for_each(|statement| println!("{statement}"));
+        return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
 }

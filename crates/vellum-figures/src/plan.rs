@@ -7,6 +7,7 @@ use anyhow::Context;
 use serde::Deserialize;
 
 use crate::aims::Aim;
+use crate::prose::Statement;
 use crate::{FOLDER, Results};
 
 /// The contents of `figures.toml`.
@@ -23,6 +24,9 @@ pub struct Plan {
     /// The tables of aims, by name.
     #[serde(default)]
     pub aims: BTreeMap<String, Vec<Aim>>,
+    /// The statements with figures in the prose of the pages.
+    #[serde(default)]
+    pub prose: Vec<Statement>,
 }
 
 /// A command that measures.

@@ -3,13 +3,38 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use vellum_figures::{Plan, Results, changed_pages, fill, root};
+use vellum_figures::{Plan, Results, Statement, changed_pages, fill, missing_statements, root};
 
 #[test]
 fn pages_show_what_was_measured() {
     let changed = changed_pages(&root()).unwrap();
     let pages: Vec<_> = changed.iter().map(|(page, _)| page.display()).collect();
     assert!(pages.is_empty(), "tables differ from docs/figures; run ./x figures --tables: {pages:#?}");
+}
+
+#[test]
+fn prose_states_what_was_measured() {
+    let missing = missing_statements(&root()).unwrap();
+    assert!(missing.is_empty(), "pages lack these statements of the plan; change the page, or the plan: {missing:#?}");
+}
+
+#[test]
+fn a_statement_has_the_least_and_the_greatest_figure_of_its_rows() {
+    let all = BTreeMap::from([("unmap".to_owned(), results("c"))]);
+    for (says, figures, expected) in [
+        ("it takes {} times\nas long", r#""unmap op=munmap: linux/vellum""#, Some("it takes 25 to 3000 times as long")),
+        ("{}, and {}", r#""unmap huge=true: vellum", "unmap op=exit: vellum""#, Some("1.00 µs, and 4.00 µs")),
+        ("{} times", r#""unmap op=munmap huge=false: linux/vellum""#, Some("25 times")),
+        ("{}", r#""unmap op=exit: linux""#, None),
+        ("{}", r#""unmap op=fork: linux""#, None),
+        ("{}", r#""unmap: floor""#, None),
+        ("{} and {}", r#""unmap huge=true: vellum""#, None),
+        ("none", r#""unmap huge=true: vellum""#, None),
+    ] {
+        let toml = format!("page = \"p\"\nsays = \"\"\"{says}\"\"\"\nfigures = [{figures}]");
+        let statement: Statement = toml::from_str(&toml).unwrap();
+        assert_eq!(statement.words(&all).ok().as_deref(), expected, "{says}");
+    }
 }
 
 /// Returns the places that a text has for figures that were not measured yet: `@NAME@`, of capital
@@ -373,10 +398,10 @@ fn an_aim_for_times_is_counted_at_the_ends_of_the_ranges_too() {
         json!({"op": op, "folio_kib": 4, "vellum_ns": 100, "linux_ns": 1000,
             "min": {"vellum_ns": 50, "linux_ns": linux_least}, "max": {"vellum_ns": vellum_most, "linux_ns": 2000}})
     };
-    let rows = [row("munmap", 120, 600), row("exit", 120, 599)].map(|row| row.to_string()).join("\n");
+    let rows = [row("munmap", 120, 900), row("exit", 120, 899)].map(|row| row.to_string()).join("\n");
     let lines = format!("{}\n{rows}", json!({"machine": {}}));
     let mut results = Results::of_lines(&lines, "vellum".into(), "c".into(), "2026-01-02".into()).unwrap();
-    // A margin is no run.
+    // The ranges of a page have the margin.
     results.margins = BTreeMap::from([("vellum_ns".to_owned(), 0.5)]);
     let all = BTreeMap::from([("unmap".to_owned(), results)]);
     let plan: Plan = toml::from_str(
