@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use vellum::arch::X86_64;
-use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, ReadRequest, Region, Storage, Tlb, Trace};
+use vellum::platform::{
+    Clock, CpuSet, Cpus, Event, Invalidation, Memory, ReadRequest, Region, Storage, Tlb, Trace, WriteRequest,
+};
 
 use crate::hardware::{Hardware, Simulated};
 use crate::program::Cpu;
@@ -111,6 +113,10 @@ impl<A: Silicon> Clock for Fast<A> {
 impl<A: Silicon> Storage for Fast<A> {
     fn read(&self, request: ReadRequest) {
         self.hardware.files().take(request);
+    }
+
+    fn write(&self, request: WriteRequest) {
+        self.hardware.files().take_write(request, self);
     }
 }
 

@@ -1,12 +1,14 @@
-//! The files of a simulated machine. Their contents are a function of place; they are read in any
-//! order, with failures that a test chooses.
+//! The files of a simulated machine. Their contents are a function of place until they are written;
+//! they are read and written in any order, with failures that a test chooses.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum::Machine;
 use vellum::addr::FRAME_SIZE;
-use vellum::page_cache::Object;
-use vellum::platform::{PendingPage, Platform, ReadRequest};
+use vellum::page_cache;
+use vellum::platform::{Memory, PendingPage, Platform, ReadRequest, WriteRequest};
 
 use crate::inject::{Injector, Refusal};
 use crate::rng::Rng;
@@ -16,8 +18,42 @@ use crate::rng::Rng;
 #[derive(Debug)]
 pub struct Files {
     requests: Mutex<Vec<ReadRequest>>,
+    writes_under_way: Mutex<Vec<Write>>,
+    /// The words that were written, by tag and byte offset.
+    written: Mutex<BTreeMap<(u64, u64), u64>>,
     reads: Injector,
+    writes: Injector,
     order: Mutex<Rng>,
+}
+
+/// A write under way.
+#[derive(Debug)]
+struct Write {
+    request: WriteRequest,
+    /// The words of the pages that the device has read already, by byte offset in the file. It
+    /// reads the others when the write ends.
+    early: BTreeMap<u64, u64>,
+}
+
+/// Returns the byte offset in the file, and the physical address, of each word of a request.
+fn words(request: &WriteRequest) -> impl Iterator<Item = (u64, u64)> + '_ {
+    let first = request.pages().start << request.page_shift();
+    let frames = request.frames().flat_map(|(first, count)| (0..count).map(move |i| first.add(i)));
+    frames.enumerate().flat_map(move |(nth, pfn)| {
+        let at = first + nth as u64 * FRAME_SIZE;
+        (0..FRAME_SIZE).step_by(8).map(move |word| (at + word, pfn.addr().0 + word))
+    })
+}
+
+/// Reads a word of a frame as a device does, while programs may write to it.
+fn load(direct_map: *mut u8, at: u64) -> u64 {
+    // SAFETY: the word is in a frame of a request under way, which keeps the frame, and all memory
+    // is in the direct map. Programs write to it by atomic operations too.
+    unsafe { AtomicU64::from_ptr(direct_map.add(at as usize).cast()) }.load(Ordering::Relaxed)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The end of a request.
@@ -25,24 +61,31 @@ pub struct Files {
 pub struct Finished {
     /// The tag of the file.
     pub tag: u64,
-    /// The number of pages that were to be read.
+    /// The number of pages that were to be read or written.
     pub wanted: u64,
-    /// The number of pages that were read. The page after these could not be read.
-    pub read: u64,
-    /// The number of folios into which they were to be read.
+    /// The number of pages that were. The page after these could not be.
+    pub done: u64,
+    /// The number of folios into which they were to be read, or of parts to be written.
     pub folios: usize,
 }
 
 impl Finished {
-    /// Returns the numbers of pages that were to be read and that were read.
+    /// Returns the numbers of pages that were to be read or written, and that were.
     pub fn pages(self) -> (u64, u64) {
-        (self.wanted, self.read)
+        (self.wanted, self.done)
     }
 }
 
 impl Files {
     pub(crate) fn new(seed: u64) -> Self {
-        Files { requests: Mutex::default(), reads: Injector::new(seed), order: Mutex::new(Rng::new(!seed)) }
+        Files {
+            requests: Mutex::default(),
+            writes_under_way: Mutex::default(),
+            written: Mutex::default(),
+            reads: Injector::new(seed),
+            writes: Injector::new(!seed),
+            order: Mutex::new(Rng::new(!seed)),
+        }
     }
 
     /// Sets which reads fail from now on, counted by page. The pages of a request that come before
@@ -57,14 +100,83 @@ impl Files {
         self.reads.counts()
     }
 
-    /// Returns the number of requests under way.
+    /// Sets which writes fail from now on, counted by page. The pages of a request that come before
+    /// the first that fails are written.
+    pub fn refuse_writes(&self, refusal: Refusal) {
+        self.writes.set(refusal);
+    }
+
+    /// Returns the number of reads under way.
     pub fn under_way(&self) -> usize {
         self.requests().len()
     }
 
+    /// Returns the number of writes under way.
+    pub fn writes_under_way(&self) -> usize {
+        lock(&self.writes_under_way).len()
+    }
+
     /// Returns the word that the file with this tag has at a byte offset, a multiple of 8.
     pub fn word(&self, tag: u64, at: u64) -> u64 {
-        tag.rotate_left(32) ^ at
+        lock(&self.written).get(&(tag, at)).copied().unwrap_or(tag.rotate_left(32) ^ at)
+    }
+
+    /// Takes a request to write from the engine. The device reads each page of it either now or
+    /// when the write ends, by chance.
+    pub(crate) fn take_write(&self, request: WriteRequest, memory: &impl Memory) {
+        let mut early = BTreeMap::new();
+        for (at, word) in words(&request) {
+            let is_early = at % FRAME_SIZE != 0 || lock(&self.order).percent(50);
+            let page = at - at % FRAME_SIZE;
+            if is_early && (at == page || early.contains_key(&page)) {
+                early.insert(at, load(memory.direct_map(), word));
+            }
+        }
+        lock(&self.writes_under_way).push(Write { request, early });
+    }
+
+    /// Ends one of the writes under way, drawn by chance. Returns `None` if there is none.
+    pub fn finish_any_write<'m, P: Platform>(&self, machine: &'m Machine<'m, P>) -> Option<Finished> {
+        let write = {
+            let mut writes = lock(&self.writes_under_way);
+            let nth = lock(&self.order).below(writes.len());
+            (nth < writes.len()).then(|| writes.remove(nth))?
+        };
+        Some(self.finish_write(machine, write))
+    }
+
+    /// Ends the request that writes `page`. Returns `None` if no request under way writes it.
+    pub fn finish_write_with<'m, P: Platform>(
+        &self,
+        machine: &'m Machine<'m, P>,
+        page: PendingPage,
+    ) -> Option<Finished> {
+        let write = {
+            let mut writes = lock(&self.writes_under_way);
+            let at = writes.iter().position(|write| write.request.has(page))?;
+            writes.remove(at)
+        };
+        Some(self.finish_write(machine, write))
+    }
+
+    fn finish_write<'m, P: Platform>(&self, machine: &'m Machine<'m, P>, write: Write) -> Finished {
+        let Write { request, early } = write;
+        let (pages, bytes) = (request.pages(), request.bytes());
+        let wanted = pages.end - pages.start;
+        let done = (0..wanted).find(|_| !self.writes.allow()).unwrap_or(wanted);
+        let end = bytes.end.min((pages.start + done) << request.page_shift());
+        for (at, word) in words(&request).take_while(|(at, _)| *at < end) {
+            let new = early.get(&at).copied().unwrap_or_else(|| load(machine.platform().direct_map(), word));
+            // The last word may lie beyond the end of the file in part.
+            let kept = u64::MAX.checked_shl(8 * (end - at).min(8) as u32).unwrap_or(0);
+            let old = self.word(request.tag(), at);
+            lock(&self.written).insert((request.tag(), at), new & !kept | old & kept);
+        }
+        let finished = Finished { tag: request.tag(), wanted, done, folios: request.frames().count() };
+        // SAFETY: the request came from the machine that runs on this hardware, and this device
+        // reads its frames no more.
+        unsafe { page_cache::finish_write(machine, request, done) };
+        finished
     }
 
     /// Takes a request from the engine.
@@ -74,7 +186,7 @@ impl Files {
 
     /// Ends one of the requests under way, drawn by chance. Returns `None` if there is none.
     pub fn finish_any<'m, P: Platform>(&self, machine: &'m Machine<'m, P>) -> Option<Finished> {
-        let nth = self.order.lock().unwrap_or_else(PoisonError::into_inner).below(self.under_way());
+        let nth = lock(&self.order).below(self.under_way());
         self.finish_nth(machine, nth)
     }
 
@@ -115,14 +227,14 @@ impl Files {
             }
             at += FRAME_SIZE;
         }
-        let finished = Finished { tag: request.tag(), wanted, read, folios: request.frames().count() };
+        let finished = Finished { tag: request.tag(), wanted, done: read, folios: request.frames().count() };
         // SAFETY: the request came from the machine that runs on this hardware, and the pages that
         // were read have their contents.
-        unsafe { Object::finish_read(machine, request, read) };
+        unsafe { page_cache::finish_read(machine, request, read) };
         finished
     }
 
     fn requests(&self) -> MutexGuard<'_, Vec<ReadRequest>> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.requests)
     }
 }

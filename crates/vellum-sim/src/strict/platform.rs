@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vellum::platform::{
-    Clock, CpuSet, Cpus, Event, FailPoint, Invalidation, Memory, ReadRequest, Region, Storage, Tlb, Trace,
+    Clock, CpuSet, Cpus, Event, FailPoint, Invalidation, Memory, ReadRequest, Region, Storage, Tlb, Trace, WriteRequest,
 };
 
 use super::violation::Rule;
@@ -191,6 +191,10 @@ impl<A: Silicon> Clock for Strict<A> {
 impl<A: Silicon> Storage for Strict<A> {
     fn read(&self, request: ReadRequest) {
         self.hardware.files().take(request);
+    }
+
+    fn write(&self, request: WriteRequest) {
+        self.hardware.files().take_write(request, self);
     }
 }
 

@@ -69,6 +69,8 @@ mod page_cache {
     mod store {
         mod schedules;
         mod strict;
+        mod write_schedules;
+        mod writes;
     }
     mod truncate {
         mod schedules;

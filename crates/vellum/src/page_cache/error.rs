@@ -1,10 +1,10 @@
 //! Errors of operations on page-cache objects.
 
-use super::MAX_SIZE;
+use super::{MAX_SIZE, Object};
 use crate::errno::Errno;
 use crate::frame::TooManyReferences;
 use crate::memcg::{Refused, may_be_refused};
-use crate::platform::PendingPage;
+use crate::platform::{PendingPage, Platform};
 
 /// The reason why an operation on an object failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,14 +17,22 @@ pub enum ObjectError {
     Busy,
     /// A swap device can't return the contents of a swapped-out page.
     Lost,
-    /// The host is reading this page. The caller waits until the request with the page has ended
-    /// ([`ReadRequest::has`](crate::platform::ReadRequest::has)), and then tries again.
+    /// The host is reading or writing this page. The caller waits until the request with the page
+    /// has ended ([`ReadRequest::has`](crate::platform::ReadRequest::has),
+    /// [`WriteRequest::has`](crate::platform::WriteRequest::has)), and then tries again.
     Pending(PendingPage),
+    /// The host could not write pages to its storage.
+    NotWritten,
     /// The folio already has [`Counts::MAX_REFS`](crate::frame::Counts::MAX_REFS) references.
     TooManyReferences,
 }
 
 impl ObjectError {
+    /// Returns the error of an operation that waits for a page.
+    pub(super) fn pending<P: Platform>(object: &Object<'_, P>, page: u64) -> Self {
+        ObjectError::Pending(PendingPage { object: object.serial(), page })
+    }
+
     /// Returns the error number that Linux's system calls on a shmem file return for the same
     /// failure.
     pub const fn errno(&self) -> Errno {
@@ -32,7 +40,7 @@ impl ObjectError {
             ObjectError::NoMemory(_) => Errno::ENOMEM,
             ObjectError::TooLarge => Errno::EFBIG,
             ObjectError::Busy => Errno::EBUSY,
-            ObjectError::Lost => Errno::EIO,
+            ObjectError::Lost | ObjectError::NotWritten => Errno::EIO,
             ObjectError::TooManyReferences => Errno::ENOMEM,
             ObjectError::Pending(_) => Errno::EAGAIN,
         }
@@ -48,6 +56,9 @@ impl core::fmt::Display for ObjectError {
             }
             ObjectError::Busy => f.write_str("the object is mapped by writable shared VMAs: unmap them first"),
             ObjectError::Lost => f.write_str("a swapped-out page is lost: its swap device can't be read"),
+            ObjectError::NotWritten => {
+                f.write_str("pages could not be written: the storage may have their old contents")
+            }
             ObjectError::TooManyReferences => TooManyReferences.fmt(f),
             ObjectError::Pending(page) => page.fmt(f),
         }

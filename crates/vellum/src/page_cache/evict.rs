@@ -2,14 +2,15 @@
 
 use super::index::FreedNodes;
 use super::swap_out::{NoSwapSpace, SwapOut};
-use super::{Object, mapping, remove};
+use super::{Object, Writeback, Writes, mapping, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame};
 use crate::platform::{FailPoint, Platform, allows};
 
 impl<P: Platform> Object<'_, P> {
     /// Takes an isolated folio, which no PTE maps, out of the object: writes it to swap, or, if the
-    /// object has a store, drops it. It stays if there are other references to it, or if a CPU
+    /// object has a store, drops it, or has the host write its dirty pages, so that a later call
+    /// drops it. It stays if there are other references to it, or if a CPU
     /// wants one of its pages. With `ends_wanted`, a page of a store does not count as wanted any
     /// more then, so that the next call drops it. The caller keeps its own reference to the folio.
     /// No lock is held.
@@ -19,11 +20,27 @@ impl<P: Platform> Object<'_, P> {
     /// as a whole.
     pub(crate) fn evict(&self, head: Pfn, frame: &Frame, ends_wanted: bool) -> Result<(), NoSwapSpace> {
         if self.head().has_store {
-            drop_clean(self, head, frame, ends_wanted);
+            if !start_write(self, frame) {
+                drop_clean(self, head, frame, ends_wanted);
+            }
             return Ok(());
         }
         SwapOut(self).swap_out(head, frame)
     }
+}
+
+/// Has the host write the dirty pages of an isolated folio, and returns whether it has any. No PTE
+/// maps the folio: one that does by now stays, and the next call of this function finds it
+/// unmapped.
+fn start_write<P: Platform>(object: &Object<'_, P>, frame: &Frame) -> bool {
+    let first = mapping::folio_index(frame.data());
+    let mut pass = Writeback::start(first..first + (1 << (frame.order() - object.head().page_order)));
+    let mut has_dirty = false;
+    while let Ok(Some(batch)) = Writes(object).next_write(&mut pass, Some(frame)) {
+        has_dirty = true;
+        Writes(object).write(batch);
+    }
+    has_dirty
 }
 
 /// Removes an isolated folio, which no PTE maps, from an object with a store (Linux:

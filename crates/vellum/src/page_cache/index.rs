@@ -10,6 +10,7 @@
 //! Every caller holds the object's lock. Nothing is allocated or freed here: the caller provides
 //! new nodes, and frees the nodes that are removed.
 
+pub(super) mod dirty;
 mod survey;
 
 use core::ops::Range;
@@ -43,6 +44,10 @@ const WANTED: u64 = 1 << 3;
 /// Bit of an entry with a frame number: the host is reading the page into the frame. No other CPU
 /// may take a reference to the page or map it.
 const READING: u64 = 1 << 4;
+/// Bit of an entry with a frame number: the page differs from the storage.
+const DIRTY: u64 = 1 << 5;
+/// Bit of an entry with a frame number: the host is writing the page to the storage.
+const WRITING: u64 = 1 << 6;
 const DEVICE_SHIFT: u32 = 4;
 
 /// The decoded entry of a page that exists.
@@ -123,6 +128,23 @@ pub(super) struct Index {
     pages: u64,
     /// The number of pages that are swapped out.
     swapped: u64,
+    /// The numbers of pages that are dirty or being written.
+    counts: DirtyCounts,
+}
+
+/// The number of pages of an index that are dirty, and the number that are being written.
+#[derive(Clone, Copy, Default)]
+struct DirtyCounts {
+    dirty: u64,
+    writing: u64,
+}
+
+impl DirtyCounts {
+    /// Subtracts a page that leaves the index.
+    fn remove(&mut self, word: u64) {
+        self.dirty -= u64::from(word & DIRTY != 0);
+        self.writing -= u64::from(word & WRITING != 0);
+    }
 }
 
 /// Returns the entry for a page in memory, or for a child node, by its frame.
@@ -225,7 +247,7 @@ impl FreedNodes {
 impl Index {
     /// Returns an index without pages.
     pub(super) fn new() -> Self {
-        Index { root: Pfn::NONE, height: 0, pages: 0, swapped: 0 }
+        Index { root: Pfn::NONE, height: 0, pages: 0, swapped: 0, counts: DirtyCounts::default() }
     }
 
     /// Returns the number of pages in memory.
@@ -329,6 +351,9 @@ impl Index {
         }
         self.pages -= 1;
         self.swapped -= u64::from(entry.frame().is_none());
+        if entry.frame().is_some() {
+            self.counts.remove(Node { frames, at: path[0] }.get(index_at(page, 0)));
+        }
         for level in 0..self.height {
             let at = path[level as usize];
             if (Node { frames, at }).clear(index_at(page, level)) != 0 {

@@ -36,6 +36,8 @@
 //! | `fill` | looks pages up and inserts them |
 //! | `read` | has the host read pages from its storage |
 //! | `readahead` | decides which pages to read before they are needed |
+//! | `write` | has the host write dirty pages to its storage |
+//! | `write_errors` | reports failed writes to each opener |
 //! | `remove` | truncates, punches holes, frees all pages at the end |
 //! | `evict` | takes folios out for reclaim |
 //! | `swap_out`, `swap_in` | writes pages to swap devices, and reads them back |
@@ -62,15 +64,21 @@ mod swap_in;
 mod swap_out;
 #[cfg(test)]
 mod tests;
+mod write;
+mod write_errors;
 
 pub use error::ObjectError;
 pub(crate) use mapping::{belongs_to_object, folio_index};
 pub use page::ObjectPage;
+pub use read::finish_read;
 pub use readahead::{Expected, Readahead};
 pub(crate) use refs::{Orphans, get_backing, get_backing_in, put_backing};
 pub use remove::RemovedPages;
 pub(crate) use survey::PageLocation;
 pub(crate) use swap_in::ExistingPage;
+pub(crate) use write::{WriteBatch, Writes};
+pub use write::{Writeback, finish_write};
+pub use write_errors::WriteErrors;
 
 pub(crate) use fill::Lookup;
 
@@ -87,6 +95,7 @@ use crate::sync::{Gate, SpinGuard, SpinLock};
 use crate::vma::Backing;
 use index::Index;
 use mappers::Mappers;
+use write_errors::ErrorRecord;
 
 /// The largest size of an object in bytes, as a file offset can express it (Linux:
 /// `MAX_LFS_FILESIZE`).
@@ -123,6 +132,8 @@ struct Head {
     page_order: u8,
     /// True if the host's storage has the contents of missing pages.
     has_store: bool,
+    /// The record of writes that failed.
+    write_errors: ErrorRecord,
     /// The object's number, unique on the machine.
     serial: u64,
     /// The host's name for the object.
@@ -153,6 +164,10 @@ pub struct PageCounts {
     pub resident: u64,
     /// The pages on swap devices.
     pub swapped: u64,
+    /// The pages that differ from the host's storage.
+    pub dirty: u64,
+    /// The pages that the host is writing to its storage. They may be dirty again.
+    pub writing: u64,
 }
 
 impl<'m, P: Platform> Object<'m, P> {
@@ -175,9 +190,11 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Creates an object as [`Object::new`] does, for a file whose contents the host's storage has:
     /// a missing page within `size` is read from there
-    /// ([`Storage::read`](crate::platform::Storage::read)), and reclaim drops pages. Nothing is
-    /// written to the storage, so no shared VMA may write to the object, and what the host writes
-    /// to its pages, or cuts off from its end, is lost when they are dropped.
+    /// ([`Storage::read`](crate::platform::Storage::read)), and reclaim drops clean pages. Pages
+    /// that programs write to through shared VMAs are dirty, and so are those that the host marks
+    /// ([`Object::mark_dirty`]); [`write_back`](crate::space::write_back) has the host write them.
+    /// A host whose storage can't be written forbids shared VMAs to write
+    /// ([`Object::deny_shared_write`]).
     ///
     /// # Errors
     /// As for [`Object::new`].
@@ -210,13 +227,14 @@ impl<'m, P: Platform> Object<'m, P> {
         let mappers = unsafe { Mappers::new(frames, at) };
         let head = Head {
             refs: AtomicU64::new(1),
-            writers: AtomicU64::new(if has_store { DENIED } else { 0 }),
+            writers: AtomicU64::new(0),
             next: AtomicU32::new(Pfn::NONE.0),
             listed: AtomicBool::new(false),
             links: [const { AtomicU32::new(Pfn::NONE.0) }; 2],
             memcg,
             page_order: arch.page_order(),
             has_store,
+            write_errors: ErrorRecord::default(),
             serial: machine.next_serial(),
             tag,
             gate: Gate::default(),
@@ -294,7 +312,13 @@ impl<'m, P: Platform> Object<'m, P> {
     /// a page that is concurrently swapped out or in is counted in exactly one of them.
     pub fn page_counts(&self) -> PageCounts {
         let state = self.lock();
-        PageCounts { resident: state.index.resident(), swapped: state.index.swapped() }
+        let index = &state.index;
+        PageCounts {
+            resident: index.resident(),
+            swapped: index.swapped(),
+            dirty: index.dirty(),
+            writing: index.writing(),
+        }
     }
 
     /// Returns the number of pages in memory.

@@ -17,7 +17,7 @@ use super::readahead::Readahead;
 use super::{LockedState, Object, ObjectError, mapping, remove};
 use crate::machine::Machine;
 use crate::memcg::MemcgId;
-use crate::platform::{Event, MAX_REQUEST_FOLIOS, PendingPage, Platform, ReadRequest, trace};
+use crate::platform::{Event, MAX_REQUEST_FOLIOS, Platform, ReadRequest, trace};
 use crate::sync::Retries;
 
 /// log2 of the number of pages that are read together, in a naturally aligned block.
@@ -26,49 +26,6 @@ const WINDOW_ORDER: u32 = 4;
 const _: () = assert!(1 << WINDOW_ORDER <= MAX_REQUEST_FOLIOS);
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// Ends a request that [`Storage::read`](crate::platform::Storage::read) took: the first `read`
-    /// of its pages have their contents, and the others were not read. The pages that were read can
-    /// be used from now on. A task that waits for another page finds it missing when it tries
-    /// again, so that it is read again; the host reports the error to the task that waits for the
-    /// first page that was not read. May free the object, so no spin lock is held.
-    ///
-    /// # Safety
-    /// The request came from this machine. The pages that were read have their contents, and no
-    /// device writes to the request's frames any more.
-    pub unsafe fn finish_read(machine: &'m Machine<'m, P>, request: ReadRequest, read: u64) {
-        // The handle takes over the request's reference.
-        let object = Object { machine, at: request.object };
-        debug_assert_eq!(object.serial(), request.serial);
-        let mut first = request.first;
-        let end_of_read = first.saturating_add(read);
-        for (head, order) in request.folios {
-            let frames = machine.frames();
-            let step = 1u32 << request.page_order;
-            let pages = first..first + (1 << (order - request.page_order));
-            first = pages.end;
-            let failed = end_of_read.clamp(pages.start, pages.end)..pages.end;
-            let (mut removed, mut nodes) = (0, FreedNodes::new());
-            {
-                let mut state = object.lock();
-                state.index.end_read(frames, pages.start..failed.start, head, step);
-                for page in failed.clone() {
-                    let pfn = head.add((page - pages.start) as u32 * step);
-                    if state.index.find(frames, page) == Some(Entry::Reading(pfn)) {
-                        state.index.remove(frames, page, &mut nodes);
-                        removed += 1;
-                    }
-                }
-                if removed > 0 {
-                    mapping::clear_object_if_gone(frames, &state.index, pages.start, head, request.page_order);
-                }
-            }
-            machine.count(object.head().pages_counter(), (u64::from(removed) << request.page_order).wrapping_neg());
-            machine.put_folio(head, 1 + removed, 0);
-            remove::free_nodes(machine, nodes);
-            machine.platform().resched();
-        }
-    }
-
     /// Records an access of an opener to `pages`, which it reads next, and has the host read those
     /// of them that are missing, and the pages ahead that the opener's accesses lead to, into
     /// folios that are charged to `memcg`. Waits for none of them. Does nothing for an object
@@ -86,6 +43,49 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 }
 
+/// Ends a request that [`Storage::read`](crate::platform::Storage::read) took: the first `read`
+/// of its pages have their contents, and the others were not read. The pages that were read can
+/// be used from now on. A task that waits for another page finds it missing when it tries
+/// again, so that it is read again; the host reports the error to the task that waits for the
+/// first page that was not read. May free the object, so no spin lock is held.
+///
+/// # Safety
+/// The request came from this machine. The pages that were read have their contents, and no
+/// device writes to the request's frames any more.
+pub unsafe fn finish_read<'m, P: Platform>(machine: &'m Machine<'m, P>, request: ReadRequest, read: u64) {
+    // The handle takes over the request's reference.
+    let object = Object { machine, at: request.object };
+    debug_assert_eq!(object.serial(), request.serial);
+    let mut first = request.first;
+    let end_of_read = first.saturating_add(read);
+    for (head, order) in request.folios {
+        let frames = machine.frames();
+        let step = 1u32 << request.page_order;
+        let pages = first..first + (1 << (order - request.page_order));
+        first = pages.end;
+        let failed = end_of_read.clamp(pages.start, pages.end)..pages.end;
+        let (mut removed, mut nodes) = (0, FreedNodes::new());
+        {
+            let mut state = object.lock();
+            state.index.end_read(frames, pages.start..failed.start, head, step);
+            for page in failed.clone() {
+                let pfn = head.add((page - pages.start) as u32 * step);
+                if state.index.find(frames, page) == Some(Entry::Reading(pfn)) {
+                    state.index.remove(frames, page, &mut nodes);
+                    removed += 1;
+                }
+            }
+            if removed > 0 {
+                mapping::clear_object_if_gone(frames, &state.index, pages.start, head, request.page_order);
+            }
+        }
+        machine.count(object.head().pages_counter(), (u64::from(removed) << request.page_order).wrapping_neg());
+        machine.put_folio(head, 1 + removed, 0);
+        remove::free_nodes(machine, nodes);
+        machine.platform().resched();
+    }
+}
+
 /// The steps by which an object has the host read its pages.
 pub(super) struct Reads<'o, 'm, P: Platform>(pub(super) &'o Object<'m, P>);
 
@@ -94,7 +94,7 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
     /// as wanted. The caller holds the object's lock.
     pub(super) fn wait_for(&self, state: &LockedState, page: u64) -> ObjectError {
         state.index.mark_wanted(self.0.machine.frames(), page);
-        ObjectError::Pending(PendingPage { object: self.0.serial(), page })
+        ObjectError::pending(self.0, page)
     }
 
     /// Ends what [`Reads::wait_for`] began, when the page was found. The caller holds the object's
@@ -130,7 +130,7 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
             None => Ok(()),
             Some(request) => {
                 self.ask(request);
-                Err(ObjectError::Pending(PendingPage { object: self.0.serial(), page }))
+                Err(ObjectError::pending(self.0, page))
             }
         }
     }

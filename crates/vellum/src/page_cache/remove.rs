@@ -9,6 +9,7 @@ use super::{Head, MAX_SIZE, Object, ObjectError, ObjectPage, head, mapping};
 use crate::addr::Pfn;
 use crate::machine::Machine;
 use crate::platform::Platform;
+use crate::stats::Counter;
 use crate::swap::{Slots, SwapRun};
 
 /// The number of pages that are removed under one hold of the object's lock (INV-11).
@@ -46,9 +47,13 @@ impl<P: Platform> Object<'_, P> {
     /// last page is zeroed; a larger object gets a hole at its end, or the pages that were
     /// preallocated there. The caller serialises calls for one object (Linux: the inode lock).
     ///
+    /// A page that the host is writing is not removed before the write has ended, so that no write
+    /// reaches the storage after the storage was cut off; the caller tries again then.
+    ///
     /// # Errors
     /// Fails if the size is beyond [`MAX_SIZE`], or as [`Object::page`] does for the last page.
-    /// Nothing was changed then.
+    /// Nothing was changed then. [`ObjectError::Pending`], for a page beyond `size`: the host is
+    /// writing the page. The size was changed then, and some pages may have been removed.
     pub fn set_size(&self, size: u64) -> Result<RemovedPages, ObjectError> {
         if size > MAX_SIZE {
             return Err(ObjectError::TooLarge);
@@ -61,7 +66,9 @@ impl<P: Platform> Object<'_, P> {
         let tail_part = self.page_part(size..first << self.page_shift())?;
         self.lock().size = size;
         tail_part.zero();
-        self.remove(first..u64::MAX);
+        self.mark_dirty(tail_part.pages());
+        drop(tail_part);
+        self.remove(first..u64::MAX)?;
         Ok(RemovedPages { first, end: u64::MAX, even_cows: true })
     }
 
@@ -69,8 +76,13 @@ impl<P: Platform> Object<'_, P> {
     /// `FALLOC_FL_PUNCH_HOLE`). Pages within the range are removed, and the parts of pages at its
     /// ends are zeroed.
     ///
+    /// The pages of an object with a store are read again when they are needed. So the host ends
+    /// no reads of them before its storage has the hole.
+    ///
     /// # Errors
     /// As for [`Object::page`], for the pages at the ends. Nothing was changed then.
+    /// [`ObjectError::Pending`], for a page within the range: the host is writing the page. Some
+    /// pages may have been removed then, and the caller tries again.
     pub fn punch_hole(&self, bytes: Range<u64>) -> Result<RemovedPages, ObjectError> {
         let shift = self.page_shift();
         let end = bytes.end.min(MAX_SIZE);
@@ -80,9 +92,11 @@ impl<P: Platform> Object<'_, P> {
         let parts = [start..end.min(first << shift), (pages.end << shift).max(start).min(end)..end];
         let [head, tail] = parts.map(|bytes| self.page_part(bytes));
         let (head, tail) = (head?, tail?);
-        head.zero();
-        tail.zero();
-        self.remove(pages.clone());
+        for part in [head, tail] {
+            part.zero();
+            self.mark_dirty(part.pages());
+        }
+        self.remove(pages.clone())?;
         Ok(RemovedPages { first: pages.start, end: pages.end, even_cows: false })
     }
 
@@ -119,18 +133,29 @@ impl<P: Platform> Object<'_, P> {
         let shift = self.page_shift();
         let page = if bytes.is_empty() { None } else { self.page(bytes.start >> shift)? };
         let first = (bytes.start & ((1 << shift) - 1)) as usize;
-        Ok(PagePart { page, first, count: (bytes.end.saturating_sub(bytes.start)) as usize })
+        Ok(PagePart {
+            page,
+            number: bytes.start >> shift,
+            first,
+            count: (bytes.end.saturating_sub(bytes.start)) as usize,
+        })
     }
 
     /// Removes a range of pages, a batch at a time, and frees each batch with the object unlocked.
     /// Spaces may still map the pages.
-    fn remove(&self, pages: Range<u64>) {
+    ///
+    /// # Errors
+    /// [`ObjectError::Pending`]: the host is writing this page. The pages before it were removed.
+    fn remove(&self, pages: Range<u64>) -> Result<(), ObjectError> {
         let mut from = pages.start;
         loop {
-            // This is a statement of its own, so that the lock is released before the batch is
-            // freed.
-            let taken = RemovedBatch::take(self.machine, self.head(), &mut self.lock().index, from..pages.end);
-            let Some(removed) = taken else { return };
+            let mut state = self.lock();
+            let writing = RemovedBatch::is_writing_next(self.machine, &state.index, from..pages.end);
+            let taken = RemovedBatch::take(self.machine, self.head(), &mut state.index, from..pages.end);
+            drop(state);
+            let Some(removed) = taken else {
+                return writing.map_or(Ok(()), |page| Err(ObjectError::pending(self, page)));
+            };
             from = removed.next;
             removed.free(self.machine, self.head());
         }
@@ -167,6 +192,8 @@ pub(super) fn free_node<P: Platform>(machine: &Machine<'_, P>, node: Pfn) {
 /// A range of bytes within a page, and a reference to the page if it exists.
 struct PagePart<'m, P: Platform> {
     page: Option<ObjectPage<'m, P>>,
+    /// The page's number.
+    number: u64,
     /// The offset of the first byte in the page.
     first: usize,
     /// The number of bytes.
@@ -174,6 +201,11 @@ struct PagePart<'m, P: Platform> {
 }
 
 impl<P: Platform> PagePart<'_, P> {
+    /// Returns the page's number as a range, which is empty if the page does not exist.
+    fn pages(&self) -> Range<u64> {
+        self.number..self.number + u64::from(self.page.is_some())
+    }
+
     /// Zeroes the bytes, if the page exists.
     fn zero(&self) {
         if let Some(page) = &self.page {
@@ -190,11 +222,14 @@ struct RemovedBatch {
     nodes: FreedNodes,
     /// The page at which to continue.
     next: u64,
+    /// The number of `pages` that were dirty.
+    dirty: u64,
 }
 
 impl RemovedBatch {
     /// Removes the first pages of a range, at most [`MAX_BATCH`], from at most [`MAX_NODES`] index
-    /// nodes. Returns `None` if the range has no pages. The caller holds the object's lock.
+    /// nodes, and none from the first that the host is writing on. Returns `None` if it removes
+    /// none. The caller holds the object's lock.
     fn take<P: Platform>(
         machine: &Machine<'_, P>,
         head: &Head,
@@ -202,7 +237,9 @@ impl RemovedBatch {
         range: Range<u64>,
     ) -> Option<RemovedBatch> {
         let frames = machine.frames();
-        let mut removed = RemovedBatch { pages: ArrayVec::new(), nodes: FreedNodes::new(), next: range.start };
+        let mut removed =
+            RemovedBatch { pages: ArrayVec::new(), nodes: FreedNodes::new(), next: range.start, dirty: 0 };
+        let dirty = index.dirty();
         // When the next page is in another folio, removes the object from the previous folio's
         // descriptor, if the index has no page of that folio left (INV-16).
         let mut last = None;
@@ -218,6 +255,7 @@ impl RemovedBatch {
         while !removed.pages.is_full()
             && let Some((page, _)) = index.next(frames, removed.next)
             && page < range.end
+            && !index.is_writing(frames, page)
             && has_time(page)
             && let Some(entry) = index.remove(frames, page, &mut removed.nodes)
         {
@@ -231,7 +269,15 @@ impl RemovedBatch {
             removed.next = page + 1;
         }
         clear_if_gone(index, last);
+        removed.dirty = dirty - index.dirty();
         (!removed.pages.is_empty()).then_some(removed)
+    }
+
+    /// Returns the first page of a range if the host is writing it: [`RemovedBatch::take`] removes
+    /// nothing then. The caller holds the object's lock.
+    fn is_writing_next<P: Platform>(machine: &Machine<'_, P>, index: &Index, range: Range<u64>) -> Option<u64> {
+        let (page, _) = index.next(machine.frames(), range.start).filter(|_| index.writing() > 0)?;
+        (page < range.end && index.is_writing(machine.frames(), page)).then_some(page)
     }
 
     /// Drops the references to the pages and slots, uncharges them, and frees the nodes. The caller
@@ -241,6 +287,9 @@ impl RemovedBatch {
         let resident = self.pages.iter().filter_map(|page| page.frame()).count() as u64;
         let swapped = (self.pages.len() as u64 - resident) << order;
         machine.count(object.pages_counter(), (resident << order).wrapping_neg());
+        if self.dirty > 0 {
+            machine.count(Counter::FileDirty, (self.dirty << order).wrapping_neg());
+        }
         machine.memcgs().count_swapped(object.memcg, -(swapped as i64));
         // The pages of a folio mostly follow each other in the batch: one call drops all their
         // references. One call also releases all slots of consecutive pages in consecutive slots.

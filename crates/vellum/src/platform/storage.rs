@@ -1,11 +1,16 @@
-//! The host's storage of files: page-cache objects get their pages from its reads.
+//! The host's storage of files: page-cache objects get their pages from its reads, and go to its
+//! writes.
 //!
-//! The engine asks and is told. It hands the host a [`ReadRequest`] and goes on; the host reads in
-//! its own time, several requests at once and in any order, and ends each request by
-//! [`Object::finish_read`](crate::page_cache::Object::finish_read). An operation that needs a page
-//! meanwhile returns a [`PendingPage`]. The host makes the task wait until the request with that
-//! page has ended, and then tries the operation again, or reports the error of the read to that
-//! task: the engine does not keep such errors.
+//! The engine asks and is told. It hands the host a [`ReadRequest`] or a [`WriteRequest`] and goes
+//! on; the host reads and writes in its own time, several requests at once and in any order, and
+//! ends each request by [`finish_read`](crate::page_cache::finish_read) or
+//! [`finish_write`](crate::page_cache::finish_write). An operation that has to wait
+//! for a page meanwhile returns a [`PendingPage`]. The host makes the task wait until the request
+//! with that page has ended, and then tries the operation again.
+//!
+//! The error of a read concerns the task that waits for it alone: the host reports it there, and
+//! the engine does not keep it. The error of a write concerns each opener of the file: the engine
+//! keeps it for them ([`WriteErrors`](crate::page_cache::WriteErrors)).
 
 use core::ops::Range;
 
@@ -13,10 +18,10 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 
-/// The maximum number of folios of a [`ReadRequest`].
+/// The maximum number of folios of a [`ReadRequest`], and of parts of a [`WriteRequest`].
 pub(crate) const MAX_REQUEST_FOLIOS: usize = 32;
 
-/// The part of a host that reads files.
+/// The part of a host that reads and writes files.
 pub trait Storage {
     /// Takes a request to read pages of a file, and returns without waiting for a device. It may
     /// sleep for memory. The caller may hold the lock of a space's VMAs for reading, and no spin
@@ -28,12 +33,20 @@ pub trait Storage {
     fn read(&self, request: ReadRequest) {
         let _ = request;
     }
+
+    /// Takes a request to write pages of a file, and returns without waiting for a device. It may
+    /// sleep for memory. The caller holds no lock.
+    ///
+    /// The engine calls this only for objects with a store. The default leaves the request undone.
+    fn write(&self, request: WriteRequest) {
+        let _ = request;
+    }
 }
 
 /// Consecutive pages of a file that the host is to read into frames of the engine. It holds a
 /// reference to the object and one to each folio, which
-/// [`Object::finish_read`](crate::page_cache::Object::finish_read) drops.
-#[must_use = "its pages can't be used, and its memory leaks, until `Object::finish_read` ends it"]
+/// [`finish_read`](crate::page_cache::finish_read) drops.
+#[must_use = "its pages can't be used, and its memory leaks, until `finish_read` ends it"]
 #[derive(Debug)]
 pub struct ReadRequest {
     /// The frame of the object's head.
@@ -85,7 +98,85 @@ impl ReadRequest {
     }
 }
 
-/// A page for which an operation has to wait, since the host is reading it.
+/// Consecutive pages in consecutive frames of one folio.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// The first page.
+    pub(crate) page: u64,
+    /// Its first frame.
+    pub(crate) pfn: Pfn,
+    /// The number of pages.
+    pub(crate) pages: u32,
+}
+
+impl Part {
+    /// Returns the numbers of the pages.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.page..self.page + u64::from(self.pages)
+    }
+}
+
+/// Consecutive pages of a file that the host is to write to its storage. It holds a reference to
+/// the object and one to the folio of each part, which
+/// [`finish_write`](crate::page_cache::finish_write) drops.
+#[must_use = "its pages count as under writeback, and its memory leaks, until `finish_write` ends it"]
+#[derive(Debug)]
+pub struct WriteRequest {
+    /// The frame of the object's head.
+    pub(crate) object: Pfn,
+    /// The object's number: [`Object::serial`](crate::page_cache::Object::serial).
+    pub(crate) serial: u64,
+    /// The host's name for the object.
+    pub(crate) tag: u64,
+    /// log2 of the number of frames of a page.
+    pub(crate) page_order: u8,
+    /// The object's size in bytes when the request was made.
+    pub(crate) size: u64,
+    /// The pages, in the order of the file. The parts have no hole between them.
+    pub(crate) parts: ArrayVec<Part, MAX_REQUEST_FOLIOS>,
+}
+
+impl WriteRequest {
+    /// Returns the host's name for the object
+    /// ([`Object::tag`](crate::page_cache::Object::tag)).
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Returns the pages to write, by their numbers in the file.
+    pub fn pages(&self) -> Range<u64> {
+        let ends = self.parts.first().zip(self.parts.last());
+        ends.map_or(0..0, |(first, last)| first.page..last.range().end)
+    }
+
+    /// Returns log2 of the size of a page in bytes.
+    pub fn page_shift(&self) -> u32 {
+        u32::from(self.page_order) + FRAME_SHIFT
+    }
+
+    /// Returns the bytes to write, by their offsets in the file: the pages, but not what lies
+    /// beyond the end of the file.
+    pub fn bytes(&self) -> Range<u64> {
+        let pages = self.pages();
+        let start = (pages.start << self.page_shift()).min(self.size);
+        start..(pages.end << self.page_shift()).min(self.size)
+    }
+
+    /// Returns true if a task that waits for this page waits for this request.
+    pub fn has(&self, page: PendingPage) -> bool {
+        page.object == self.serial && self.pages().contains(&page.page)
+    }
+
+    /// Returns the frames to write, in the order of the file: the first frame of each part and the
+    /// number of its frames. The host reads them through the direct map or by a device. Programs
+    /// and other CPUs may write there at any time; then the page is written again by a later
+    /// request. A host that needs stable contents (for a checksum) copies them first.
+    pub fn frames(&self) -> impl Iterator<Item = (Pfn, u32)> + '_ {
+        self.parts.iter().map(|part| (part.pfn, part.pages << self.page_order))
+    }
+}
+
+/// A page for which an operation has to wait, since the host is reading or writing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PendingPage {
     /// The object's number: [`Object::serial`](crate::page_cache::Object::serial).
@@ -96,6 +187,7 @@ pub struct PendingPage {
 
 impl core::fmt::Display for PendingPage {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "page {} of object {} is being read: try again once its request has ended", self.page, self.object)
+        let PendingPage { object, page } = self;
+        write!(f, "page {page} of object {object} is being read or written: try again once its request has ended")
     }
 }

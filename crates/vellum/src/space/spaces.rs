@@ -1,10 +1,11 @@
 //! Operations on several of the host's address spaces.
 
 use crate::frame::Family;
-use crate::page_cache::{Object, RemovedPages};
+use crate::page_cache::{Object, ObjectError, RemovedPages, Writeback, Writes};
 use crate::platform::{Platform, SpaceId};
 
 use super::AddressSpace;
+use crate::space::reclaim::Rmap;
 use crate::space::vma_ops::VmaOps;
 
 /// The address spaces of a host, which implements this trait. A space that is passed to `visit` is
@@ -98,4 +99,28 @@ pub fn unmap_removed<'m, P: Platform>(
             object.machine().platform().wait();
         }
     }
+}
+
+/// Has the host write dirty pages of an object to its storage
+/// ([`Storage::write`](crate::platform::Storage::write)), as `pass` says. The next write of a
+/// program to one of them through a shared VMA faults. The host calls this for `fsync`, `msync`,
+/// `sync_file_range`, and from time to time; the caller holds no lock. A space that `spaces` leaves
+/// out runs no program any more.
+///
+/// # Errors
+/// [`ObjectError::Pending`]: the pass waits for the write of this page, and goes on with the next
+/// call. [`ObjectError::TooManyReferences`].
+pub fn write_back<'m, P: Platform>(
+    spaces: &(impl Spaces<'m, P> + ?Sized),
+    object: &Object<'m, P>,
+    pass: &mut Writeback,
+) -> Result<(), ObjectError> {
+    while let Some(batch) = Writes(object).next_write(pass, None)? {
+        if batch.is_writable() {
+            each_mapper(spaces, object, &mut |space| Rmap::of(space).write_protect(object, &batch));
+        }
+        Writes(object).write(batch);
+        object.machine().platform().resched();
+    }
+    Ok(())
 }

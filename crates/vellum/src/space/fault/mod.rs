@@ -17,6 +17,7 @@
 //! | `swap_in` | the PTE names a swap slot |
 //! | `uffd` | the VMA is registered with a userfaultfd |
 //! | `soft_dirty` | the first write since soft-dirty was cleared |
+//! | `store` | the first write to a page of a file since it was written to the storage |
 //! | `spurious` | the PTE allows the access already, but the CPU's TLB has an older PTE (INV-20) |
 //! | `stack` | no VMA has the address, but a stack above may grow down to it |
 //! | `pin` | a page is faulted in and kept for the host |
@@ -32,6 +33,7 @@ mod retry;
 mod soft_dirty;
 mod spurious;
 mod stack;
+mod store;
 mod swap_in;
 mod uffd;
 mod zeros;

@@ -4,7 +4,7 @@ use core::mem::ManuallyDrop;
 
 use crate::addr::align_down;
 use crate::arch::{Arch, Attrs, Kind, UserRange};
-use crate::page_cache::{Lookup, Object};
+use crate::page_cache::{Lookup, Object, Writes};
 use crate::platform::Platform;
 use crate::table::{NotMapped, Run};
 use crate::vma::Vma;
@@ -60,7 +60,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let mapped = mapped.ok_or(FaultError::BeyondEnd(addr))?;
         let mut attrs = vma.prot.attrs() | Attrs::ACCESSED;
         if vma.backing.is_shared() {
-            attrs |= Attrs::EXCLUSIVE;
+            // The first write to a page of a store faults, and marks the page as dirty.
+            attrs.set(Attrs::EXCLUSIVE, !Writes(&object).are_tracked());
             attrs = (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, vma.prot);
         } else {
             attrs -= Attrs::WRITE;
@@ -75,6 +76,9 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         match self.tables().map_object_run(block, &Run::new(start, 1, Kind::Leaf, raw, mapped.pages as usize)) {
             Ok(()) => {
                 self.tables().slot().add(object.space_counter(), (mapped.pages as i64) << arch.page_order());
+                if access == Access::Write && Writes(&object).are_tracked() {
+                    return Ok(self.write_to_store(vma, addr));
+                }
                 Ok(Outcome::Mapped(*block))
             }
             Err(error) => {

@@ -235,7 +235,12 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
             return Ok(Outcome::Again);
         }
         if access == Access::Write && !attrs.contains(Attrs::EXCLUSIVE) {
-            return self.copy_on_write(vma, addr);
+            // A page in a shared VMA that is not exclusive is a clean page of a file.
+            return if vma.backing.is_shared() {
+                Ok(self.write_to_store(vma, addr))
+            } else {
+                self.copy_on_write(vma, addr)
+            };
         }
         if access == Access::Write && !Ptes::of(self.space).rights(attrs, vma.prot).contains(Attrs::WRITE) {
             return Ok(self.first_write(vma, addr));

@@ -11,6 +11,7 @@
 //! | `rmap` | finds the VMAs that map a folio, checks accessed bits, unmaps folios of objects |
 //! | `pageout` | write-protects runs, flushes, and replaces PTEs once the contents are elsewhere |
 //! | `swap_out` | writes write-protected runs to a swap device |
+//! | `write_protect` | takes the right to write to pages of a file that the host is to write |
 //! | `migrate` | copies write-protected runs to new folios |
 //! | `lazyfree` | `MADV_FREE`: marks folios lazyfree, and discards clean ones |
 //! | `objects` | pages out folios of objects that only this space maps |
@@ -24,6 +25,7 @@ mod objects;
 mod pageout;
 mod rmap;
 mod swap_out;
+mod write_protect;
 
 pub(crate) use isolated::{ISOLATION_BATCH, IsolationBatch};
 pub(crate) use migrate::MigratedPages;

@@ -117,9 +117,11 @@ impl From<ObjectError> for MapError {
         match error {
             ObjectError::NoMemory(why) => MapError::NoMemory(why),
             ObjectError::TooLarge => MapError::OffsetTooLarge,
-            ObjectError::Busy | ObjectError::Lost | ObjectError::TooManyReferences | ObjectError::Pending(_) => {
-                MapError::NoMemory(Refused::OutOfMemory)
-            }
+            ObjectError::Busy
+            | ObjectError::Lost
+            | ObjectError::NotWritten
+            | ObjectError::TooManyReferences
+            | ObjectError::Pending(_) => MapError::NoMemory(Refused::OutOfMemory),
         }
     }
 }

@@ -23,7 +23,7 @@ in_every_format! {
     clean_pages_are_dropped_and_read_again => dropped,
     a_page_that_an_access_waits_for_survives_one_reclaim => wanted,
     pages_with_references_are_not_dropped => held,
-    no_shared_vma_may_write_to_a_file_with_a_store => refused,
+    no_page_is_added_behind_the_end_of_a_file => refused,
     a_stream_waits_for_its_first_page_alone => ahead,
     reads_ahead_use_large_folios_and_stop_at_the_end => folios,
 }
@@ -288,10 +288,11 @@ fn held<A: Silicon>(arch: A) {
     });
 }
 
-/// A shared VMA reads a file with a store, and may not become writable, since nothing would write
-/// its pages to the storage. For the same reason no page can be added behind the end.
+/// No page can be added behind the end of a file with a store, as the storage would not have it. No
+/// shared VMA may write to a file if the host forbids that.
 fn refused<A: Silicon>(arch: A) {
     with_file(arch, |file| {
+        file.object.deny_shared_write().unwrap();
         let at = BASE + 64 * file.on.page;
         let map = |prot| {
             let request = MapRequest { addr: at, len: file.on.page, prot, flags: MapFlags::FIXED | MapFlags::SHARED };
@@ -315,7 +316,7 @@ fn ahead<A: Silicon>(arch: A) {
             file.object.read_ahead(&mut opener, page..page + 1, file.on.memcg).unwrap();
             waits += u64::from(file.word(page).is_err());
             while let Some(done) = file.files.finish_any(file.on.machine) {
-                read += done.read;
+                read += done.done;
             }
             assert_eq!(file.word(page), Ok(Some(file.files.word(TAG, page * file.on.page))));
         }
@@ -332,7 +333,7 @@ fn folios<A: Silicon>(arch: A) {
         file.object.read_ahead(&mut Readahead::new(64), 20..60, file.on.memcg).unwrap();
         let (mut pages, mut folios) = (0, 0);
         while let Some(done) = file.files.finish_any(file.on.machine) {
-            (pages, folios) = (pages + done.read, folios + done.folios);
+            (pages, folios) = (pages + done.done, folios + done.folios);
         }
         // Nine of four pages, and the last page of the file.
         assert_eq!((pages, folios, file.object.resident()), (37, 10, 37));

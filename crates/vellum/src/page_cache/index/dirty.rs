@@ -1,0 +1,167 @@
+//! Dirty pages: those that differ from the host's storage, and those that the host writes there.
+//!
+//! An entry with a frame number has three bits for this. A page is *dirty* from its first change
+//! until the host is asked to write it, and *writing* from then until the host has ended the
+//! request; it may become dirty again meanwhile. It is *writable* if a PTE may allow writes of
+//! which the object learns nothing, and then it is dirty too.
+
+use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
+
+use arrayvec::ArrayVec;
+
+use super::{DIRTY, Entry, FANOUT, FRAME, Index, READING, WANTED, WRITING, index_at, last_node_of, pfn_of};
+use crate::addr::Pfn;
+use crate::frame::Frames;
+use crate::platform::{MAX_REQUEST_FOLIOS, Part, Platform};
+
+/// Bit of an entry with a frame number: a PTE may allow writes to the page.
+const WRITABLE: u64 = 1 << 7;
+
+/// A page in memory, of which a change was recorded.
+pub(in crate::page_cache) struct Changed {
+    /// True if the page was clean before.
+    pub(in crate::page_cache) was_clean: bool,
+}
+
+/// Dirty pages of one node that the host is to write.
+#[derive(Default)]
+pub(in crate::page_cache) struct Dirty {
+    /// The pages, in ascending order.
+    pub(in crate::page_cache) parts: ArrayVec<Part, MAX_REQUEST_FOLIOS>,
+    /// True if a PTE may allow writes to one of them.
+    pub(in crate::page_cache) writable: bool,
+}
+
+/// The result of a search of one index node for a page in some state.
+pub(in crate::page_cache) enum NextPage {
+    /// The first page in this state.
+    At(u64),
+    /// The node has no such page from the start of the search on. The number of the first page
+    /// after the node, at which the search goes on.
+    NotBelow(u64),
+    /// No page from the start of the search on exists.
+    End,
+}
+
+impl Index {
+    /// Returns the number of dirty pages.
+    pub(in crate::page_cache) fn dirty(&self) -> u64 {
+        self.counts.dirty
+    }
+
+    /// Returns the number of pages that are being written.
+    pub(in crate::page_cache) fn writing(&self) -> u64 {
+        self.counts.writing
+    }
+
+    /// Returns whether a page is being written.
+    pub(in crate::page_cache) fn is_writing<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> bool {
+        self.counts.writing != 0
+            && self.last_node(frames, page).is_some_and(|node| is_frame(node.get(index_at(page, 0)), WRITING))
+    }
+
+    /// Records that a page in memory differs from the storage, and, with `writable`, that a PTE may
+    /// allow writes to it. With `pfn` only if the page is in this frame. Returns `None`, with
+    /// nothing changed, if the page is not in memory, or is in another frame.
+    pub(in crate::page_cache) fn set_dirty<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        page: u64,
+        pfn: Option<Pfn>,
+        writable: bool,
+    ) -> Option<Changed> {
+        let node = self.last_node(frames, page)?;
+        let word = node.get(index_at(page, 0));
+        let Some(Entry::Resident(at)) = Entry::decode(word) else { return None };
+        if pfn.is_some_and(|pfn| pfn != at) {
+            return None;
+        }
+        let was_clean = word & DIRTY == 0;
+        node.entry(index_at(page, 0)).store(word | DIRTY | if writable { WRITABLE } else { 0 }, Relaxed);
+        self.counts.dirty += u64::from(was_clean);
+        Some(Changed { was_clean })
+    }
+
+    /// Searches the node that covers the first page from `from` on for a dirty page.
+    pub(in crate::page_cache) fn next_dirty<P: Platform>(&self, frames: &Frames<'_, P>, from: u64) -> NextPage {
+        if self.counts.dirty == 0 { NextPage::End } else { self.next_with(frames, from, DIRTY) }
+    }
+
+    /// Searches the node that covers the first page from `from` on for a page that is being
+    /// written.
+    pub(in crate::page_cache) fn next_writing<P: Platform>(&self, frames: &Frames<'_, P>, from: u64) -> NextPage {
+        if self.counts.writing == 0 { NextPage::End } else { self.next_with(frames, from, WRITING) }
+    }
+
+    /// Searches the node that covers the first page from `from` on for a page with this bit.
+    fn next_with<P: Platform>(&self, frames: &Frames<'_, P>, from: u64, bit: u64) -> NextPage {
+        let Some((first, _)) = self.next(frames, from) else { return NextPage::End };
+        let end = (last_node_of(first) + 1) * FANOUT;
+        let node = self.last_node(frames, first);
+        let found = node.and_then(|node| (first..end).find(|page| is_frame(node.get(index_at(*page, 0)), bit)));
+        found.map_or(NextPage::NotBelow(end), NextPage::At)
+    }
+
+    /// Takes the dirty ones of `pages`, all of which have their entries in one node: they are being
+    /// written from now on, and neither dirty nor writable any more. Stops before a dirty page that
+    /// is still being written, and where the parts of the result are full. `may_take` gets the
+    /// first frame of each part, and returns whether the part may be taken; the search stops at one
+    /// that may not.
+    pub(in crate::page_cache) fn begin_write<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        step: u32,
+        mut may_take: impl FnMut(Pfn) -> bool,
+    ) -> Dirty {
+        let mut taken = Dirty::default();
+        let Some(node) = self.last_node(frames, pages.start) else { return taken };
+        for page in pages {
+            let entry = node.entry(index_at(page, 0));
+            let word = entry.load(Relaxed);
+            let Some(pfn) = pfn_of(word).filter(|_| is_frame(word, DIRTY)) else { continue };
+            if word & WRITING != 0 {
+                break;
+            }
+            let last = taken.parts.last_mut().filter(|part| continues(part, frames, page, pfn, step));
+            if let Some(part) = last {
+                part.pages += 1;
+            } else if taken.parts.is_full() || !may_take(pfn) {
+                break;
+            } else {
+                taken.parts.push(Part { page, pfn, pages: 1 });
+            }
+            taken.writable |= word & WRITABLE != 0;
+            entry.store(word & !(DIRTY | WRITABLE) | WRITING, Relaxed);
+            self.counts.dirty -= 1;
+            self.counts.writing += 1;
+        }
+        taken
+    }
+
+    /// Ends the write of `part`, of which each page has `step` frames: those of its pages that are
+    /// still in these frames are not being written any more.
+    pub(in crate::page_cache) fn end_write<P: Platform>(&mut self, frames: &Frames<'_, P>, part: &Part, step: u32) {
+        let mut ended = 0;
+        self.for_each_word(frames, part.range(), part.pfn, step, |word, plain| {
+            let found = word.load(Relaxed);
+            if found & !(DIRTY | WRITABLE | WANTED) == plain | WRITING {
+                word.store(found & !WRITING, Relaxed);
+                ended += 1;
+            }
+        });
+        self.counts.writing -= ended;
+    }
+}
+
+/// Returns whether the next page of the file, in frame `pfn`, follows a part in its folio.
+fn continues<P: Platform>(part: &Part, frames: &Frames<'_, P>, page: u64, pfn: Pfn, step: u32) -> bool {
+    page == part.range().end && pfn == part.pfn.add(part.pages * step) && frames.head(pfn).0 == frames.head(part.pfn).0
+}
+
+/// Returns whether an entry has a frame number and this bit.
+fn is_frame(word: u64, bit: u64) -> bool {
+    debug_assert!(bit & (FRAME | READING) == 0);
+    word & (FRAME | bit) == FRAME | bit
+}

@@ -1,0 +1,245 @@
+//! Has the host write dirty pages to its storage (Linux: `write_cache_pages`).
+//!
+//! A page of an object with a store is dirty from its first change on. A write through a shared VMA
+//! faults while the page is clean, because its PTE is not exclusive then ([`Attrs::EXCLUSIVE`]):
+//! the fault marks the page, and makes the PTE exclusive and writable under the page table's lock.
+//! Writeback goes the other way: it takes the mark from the page, takes both rights from all PTEs
+//! that map the page, and only then hands the page to the host. So a page is never clean while a
+//! PTE allows writes to it, except between the first two steps; and what is written then is in the
+//! frame before the host gets it (INV-22).
+//!
+//! [`Attrs::EXCLUSIVE`]: crate::arch::Attrs::EXCLUSIVE
+
+use core::mem::ManuallyDrop;
+use core::ops::Range;
+
+use super::index::dirty::{Dirty, NextPage};
+use super::index::{FANOUT, last_node_of};
+use super::{MAX_SIZE, Object, ObjectError};
+use crate::addr::Pfn;
+use crate::frame::Frame;
+use crate::machine::Machine;
+use crate::platform::{Event, Part, Platform, WriteRequest, trace};
+use crate::stats::Counter;
+
+/// A pass of writing an object's dirty pages back ([`write_back`](crate::space::write_back)). It
+/// goes on where it waited.
+#[derive(Clone, Debug)]
+pub struct Writeback {
+    /// The pages that are left, and after which the pass is done or waits.
+    pages: Range<u64>,
+    /// The first page of the pass, from which it waits for writes.
+    first: u64,
+    /// The pass waits for all writes.
+    waits: bool,
+    /// The pass has started all writes.
+    started: bool,
+}
+
+impl Writeback {
+    /// A pass that has the dirty ones of `pages` written, and waits for none of them (Linux:
+    /// `WB_SYNC_NONE`, `SYNC_FILE_RANGE_WRITE`). It leaves out pages that are being written.
+    pub fn start(pages: Range<u64>) -> Self {
+        Writeback { first: pages.start, pages, waits: false, started: false }
+    }
+
+    /// A pass after which the storage has the contents that `pages` had when it began, or newer
+    /// ones (Linux: `WB_SYNC_ALL`, `fsync`).
+    pub fn complete(pages: Range<u64>) -> Self {
+        Writeback { waits: true, ..Writeback::start(pages) }
+    }
+}
+
+/// Dirty pages that are being written from now on, before their PTEs are write-protected and the
+/// host is asked.
+#[must_use = "the pages stay under writeback until the host has written them"]
+pub(crate) struct WriteBatch {
+    dirty: Dirty,
+    /// The object's size when the batch was made.
+    size: u64,
+}
+
+impl WriteBatch {
+    /// Returns whether a PTE may allow writes to one of the pages.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.dirty.writable
+    }
+
+    /// Returns the pages, in ascending order.
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.dirty.parts
+    }
+
+    /// Returns the numbers of the first page and of the one after the last.
+    pub(crate) fn range(&self) -> Range<u64> {
+        let ends = self.parts().first().zip(self.parts().last());
+        ends.map_or(0..0, |(first, last)| first.page..last.range().end)
+    }
+}
+
+impl<'m, P: Platform> Object<'m, P> {
+    /// Marks pages as dirty that the host has written to: they differ from the storage from now on.
+    /// Called after the write, while the host holds its references to the pages, so that reclaim
+    /// does not drop them in between. Does nothing for an object without a store, and for pages
+    /// that are not in memory. The host keeps a handle to the object while pages are dirty: with
+    /// the object's last reference they are lost.
+    pub fn mark_dirty(&self, pages: Range<u64>) {
+        if !self.head().has_store {
+            return;
+        }
+        let (mut from, end) = (pages.start, pages.end.min(MAX_SIZE));
+        while from < end {
+            let to = end.min((last_node_of(from) + 1) * FANOUT);
+            let mut state = self.lock();
+            let changed = (from..to).filter_map(|page| state.index.set_dirty(self.machine.frames(), page, None, false));
+            let dirtied = changed.filter(|changed| changed.was_clean).count() as u64;
+            drop(state);
+            self.machine.count(Counter::FileDirty, dirtied << self.page_order());
+            self.machine.platform().resched();
+            from = to;
+        }
+    }
+}
+
+/// The steps by which an object has its dirty pages written.
+pub(crate) struct Writes<'o, 'm, P: Platform>(pub(crate) &'o Object<'m, P>);
+
+impl<'m, P: Platform> Writes<'_, 'm, P> {
+    /// Returns true if the object has a store, so that the first write to a clean page must fault.
+    pub(crate) fn are_tracked(&self) -> bool {
+        self.0.head().has_store
+    }
+
+    /// Marks a page as dirty that a PTE which maps the frame `pfn` may change from now on, and
+    /// returns whether the page is in this frame. The caller holds the lock of the PTE's page
+    /// table. Takes the object's lock.
+    pub(crate) fn allow_write(&self, page: u64, pfn: Pfn) -> bool {
+        let changed = self.0.lock().index.set_dirty(self.0.machine.frames(), page, Some(pfn), true);
+        if changed.as_ref().is_some_and(|changed| changed.was_clean) {
+            self.0.machine.count(Counter::FileDirty, 1 << self.0.page_order());
+        }
+        changed.is_some()
+    }
+
+    /// Returns the next pages that a pass has written, or `None` at the pass's end. With
+    /// `unmapped`, the pass covers the pages of this folio, and also ends if a PTE maps the folio.
+    /// Takes the object's lock, for one index node at a time (INV-11).
+    ///
+    /// # Errors
+    /// [`ObjectError::Pending`]: the pass waits for the write of this page.
+    /// [`ObjectError::TooManyReferences`].
+    pub(crate) fn next_write(
+        &self,
+        pass: &mut Writeback,
+        unmapped: Option<&Frame>,
+    ) -> Result<Option<WriteBatch>, ObjectError> {
+        let frames = self.0.machine.frames();
+        while !pass.started {
+            let mut state = self.0.lock();
+            // PTEs get an object's pages under its lock.
+            if unmapped.is_some_and(|folio| folio.counts().maps != 0) {
+                return Ok(None);
+            }
+            let next = match state.index.next_dirty(frames, pass.pages.start) {
+                NextPage::At(page) if page < pass.pages.end => page,
+                NextPage::NotBelow(page) if page < pass.pages.end => {
+                    drop(state);
+                    pass.pages.start = page;
+                    self.0.machine.platform().resched();
+                    continue;
+                }
+                _ => {
+                    pass.started = true;
+                    pass.pages.start = pass.first;
+                    break;
+                }
+            };
+            if state.index.is_writing(frames, next) {
+                if pass.waits {
+                    pass.pages.start = next;
+                    return Err(ObjectError::pending(self.0, next));
+                }
+                pass.pages.start = next + 1;
+                continue;
+            }
+            let end = pass.pages.end.min((last_node_of(next) + 1) * FANOUT);
+            let mut failed = None;
+            let dirty = state.index.begin_write(frames, next..end, 1 << self.0.page_order(), |pfn| {
+                let (head, frame) = frames.head(pfn);
+                if unmapped.is_some_and(|folio| !core::ptr::eq(folio, frame)) {
+                    return false;
+                }
+                failed = frames.get_counts_checked(head, frame, 1, 0).err();
+                failed.is_none()
+            });
+            let size = state.size;
+            drop(state);
+            let batch = WriteBatch { dirty, size };
+            if batch.parts().is_empty() {
+                return failed.map_or(Ok(None), |error| Err(error.into()));
+            }
+            pass.pages.start = batch.range().end.max(next);
+            return Ok(Some(batch));
+        }
+        while pass.waits {
+            let state = self.0.lock();
+            match state.index.next_writing(frames, pass.pages.start) {
+                NextPage::At(page) if page < pass.pages.end => {
+                    pass.pages.start = page;
+                    return Err(ObjectError::pending(self.0, page));
+                }
+                NextPage::NotBelow(page) if page < pass.pages.end => pass.pages.start = page,
+                _ => break,
+            }
+            drop(state);
+            self.0.machine.platform().resched();
+        }
+        Ok(None)
+    }
+
+    /// Hands pages to the host, in a request for each range without a hole. No PTE allows writes to
+    /// them that was not made after they were taken. No lock is held.
+    pub(crate) fn write(&self, batch: WriteBatch) {
+        let page_order = self.0.page_order();
+        let pages: u64 = batch.parts().iter().map(|part| u64::from(part.pages)).sum();
+        self.0.machine.count(Counter::FileDirty, (pages << page_order).wrapping_neg());
+        self.0.machine.count(Counter::FileWriteback, pages << page_order);
+        for parts in batch.parts().chunk_by(|a, b| a.range().end == b.page) {
+            // The request has this reference to the object.
+            let _ = ManuallyDrop::new(self.0.clone());
+            trace(self.0.machine.platform(), || Event::DeviceIo);
+            self.0.machine.platform().write(WriteRequest {
+                object: self.0.at,
+                serial: self.0.serial(),
+                tag: self.0.tag(),
+                page_order,
+                size: batch.size,
+                parts: parts.iter().copied().collect(),
+            });
+        }
+    }
+}
+
+/// Ends a request that [`Storage::write`](crate::platform::Storage::write) took: the first
+/// `written` of its pages are in the storage, and the others could not be written. That failure
+/// is recorded for all openers ([`WriteErrors::check`](super::WriteErrors::check)). May free the
+/// object, so no spin lock is held.
+///
+/// # Safety
+/// The request came from this machine, and no device reads the request's frames any more.
+pub unsafe fn finish_write<'m, P: Platform>(machine: &'m Machine<'m, P>, request: WriteRequest, written: u64) {
+    let pages = request.pages();
+    // The handle takes over the request's reference.
+    let object = Object { machine, at: request.object };
+    debug_assert_eq!(object.serial(), request.serial);
+    if written < pages.end - pages.start {
+        object.head().write_errors.record();
+    }
+    let frames = machine.frames();
+    for part in request.parts {
+        object.lock().index.end_write(frames, &part, 1 << request.page_order);
+        machine.count(Counter::FileWriteback, (u64::from(part.pages) << request.page_order).wrapping_neg());
+        machine.put_folio(frames.head(part.pfn).0, 1, 0);
+        machine.platform().resched();
+    }
+}
