@@ -32,7 +32,7 @@ fn errno(error: ObjectError) -> Errno {
     let shortage = match error {
         ObjectError::TooLarge => return Errno::EFBIG,
         ObjectError::Busy => return Errno::EBUSY,
-        ObjectError::Lost => return Errno::EIO,
+        ObjectError::Lost | ObjectError::NotWritten => return Errno::EIO,
         ObjectError::TooManyReferences => return Errno::ENOMEM,
         // No object of this kernel has a store.
         ObjectError::Pending(_) => return Errno::EIO,
@@ -151,7 +151,7 @@ impl Pages for ObjectContents {
     }
 
     fn resident(&self) -> u64 {
-        let PageCounts { resident, swapped } = self.object.page_counts();
+        let PageCounts { resident, swapped, .. } = self.object.page_counts();
         (resident + swapped) * FRAME_SIZE
     }
 

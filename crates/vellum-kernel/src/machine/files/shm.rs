@@ -87,7 +87,7 @@ pub fn list() -> Result<Vec<u8>, Errno> {
             writeln!(text, "{:>21} {:>21}", "rss", "swap")?;
             segments.iter().try_for_each(|segment| {
                 let (perm, Segment { object, tag, size, times, pids }) = (&segment.perm, &segment.data);
-                let PageCounts { resident, swapped } = object.as_ref().map(Object::page_counts).unwrap_or_default();
+                let PageCounts { resident, swapped, .. } = object.as_ref().map(Object::page_counts).unwrap_or_default();
                 let [resident, swapped] = [resident, swapped].map(|pages| pages * FRAME_SIZE);
                 let [creator, creator_group] = perm.creator;
                 write!(text, "{:10} {:10} {:5o} {size:21} ", perm.key, segment.id, mode(segment))?;

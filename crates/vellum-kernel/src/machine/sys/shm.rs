@@ -14,7 +14,6 @@ use alloc::vec::Vec;
 use linux_raw_sys::general::CAP_IPC_LOCK;
 use vellum::addr::FRAME_SIZE;
 use vellum::memcg::MayBeRefused;
-use vellum::page_cache::PageCounts;
 use vellum::space::{MapError, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;
@@ -193,13 +192,12 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
             Ok(highest as u64)
         }
         ALL => {
-            let (highest, count, pages, PageCounts { resident, swapped }) = with(|segments| {
+            let (highest, count, pages, (resident, swapped)) = with(|segments| {
                 let pages = segments.iter().map(|segment| segment.data.size.div_ceil(FRAME_SIZE)).sum();
                 let objects = segments.iter().filter_map(|segment| segment.data.object.as_ref());
-                let has = objects.map(Object::page_counts).fold(PageCounts::default(), |sum, counts| PageCounts {
-                    resident: sum.resident + counts.resident,
-                    swapped: sum.swapped + counts.swapped,
-                });
+                let has = objects
+                    .map(Object::page_counts)
+                    .fold((0, 0), |(resident, swapped), counts| (resident + counts.resident, swapped + counts.swapped));
                 Ok((segments.max_index(), segments.iter().count() as u64, pages, has))
             })?;
             uaccess::write(&memory, at, &words(&[count, pages, resident, swapped, 0, 0]))?;
