@@ -10,10 +10,9 @@ use crate::platform::{FailPoint, Platform, allows};
 impl<P: Platform> Object<'_, P> {
     /// Takes an isolated folio, which no PTE maps, out of the object: writes it to swap, or, if the
     /// object has a store, drops it, or has the host write its dirty pages, so that a later call
-    /// drops it. It stays if there are other references to it, or if a CPU
-    /// wants one of its pages. With `ends_wanted`, a page of a store does not count as wanted any
-    /// more then, so that the next call drops it. The caller keeps its own reference to the folio.
-    /// No lock is held.
+    /// drops it. It stays if there are other references to it, or if a CPU wants one of its pages.
+    /// With `ends_wanted`, a page of a store does not count as wanted any more then, so that the
+    /// next call drops it. The caller keeps its own reference to the folio. No lock is held.
     ///
     /// # Errors
     /// [`NoSwapSpace`]: the folio would have to be written to swap, and has not been, at least not

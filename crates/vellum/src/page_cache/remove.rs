@@ -45,7 +45,9 @@ impl RemovedPages {
 impl<P: Platform> Object<'_, P> {
     /// Sets the size in bytes (Linux: `truncate`). Pages beyond it are removed, and the rest of the
     /// last page is zeroed; a larger object gets a hole at its end, or the pages that were
-    /// preallocated there. The caller serialises calls for one object (Linux: the inode lock).
+    /// preallocated there. Of an object with a store the storage has what lies beyond the old end:
+    /// the host grows the storage, with zeros, first. The caller serialises calls for one object
+    /// (Linux: the inode lock).
     ///
     /// A page that the host is writing is not removed before the write has ended, so that no write
     /// reaches the storage after the storage was cut off; the caller tries again then.
@@ -59,7 +61,9 @@ impl<P: Platform> Object<'_, P> {
             return Err(ObjectError::TooLarge);
         }
         let first = size.div_ceil(1 << self.page_shift());
-        if size > self.size() {
+        let old = self.size();
+        if size > old {
+            zero_behind(self, old)?;
             self.lock().size = size;
             return Ok(RemovedPages { first, end: first, even_cows: true });
         }
@@ -160,6 +164,20 @@ impl<P: Platform> Object<'_, P> {
             removed.free(self.machine, self.head());
         }
     }
+}
+
+/// Zeroes the part of the last page behind the end at `size`, where programs may have written, if
+/// the page is in memory: writeback has left that part out, so the storage lacks it (Linux:
+/// `pagecache_isize_extended`). Does nothing for an object without a store.
+///
+/// # Errors
+/// As for [`Object::page`].
+fn zero_behind<P: Platform>(object: &Object<'_, P>, size: u64) -> Result<(), ObjectError> {
+    let page = size >> object.page_shift();
+    if object.head().has_store && object.has_page(page) {
+        object.page_part(size..(page + 1) << object.page_shift())?.zero();
+    }
+    Ok(())
 }
 
 /// Removes and frees all pages of an object without references. The caller holds no lock.

@@ -15,7 +15,7 @@ use core::ops::Range;
 
 use super::index::dirty::{Dirty, NextPage};
 use super::index::{FANOUT, last_node_of};
-use super::{MAX_SIZE, Object, ObjectError};
+use super::{Object, ObjectError};
 use crate::addr::Pfn;
 use crate::frame::Frame;
 use crate::machine::Machine;
@@ -87,7 +87,7 @@ impl<'m, P: Platform> Object<'m, P> {
         if !self.head().has_store {
             return;
         }
-        let (mut from, end) = (pages.start, pages.end.min(MAX_SIZE));
+        let (mut from, end) = (pages.start, pages.end.min(self.size().div_ceil(1 << self.page_shift())));
         while from < end {
             let to = end.min((last_node_of(from) + 1) * FANOUT);
             let mut state = self.lock();

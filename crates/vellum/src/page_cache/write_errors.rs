@@ -13,7 +13,7 @@ use crate::platform::Platform;
 
 /// Bit of the record: an opener has seen the last failure.
 const SEEN: u64 = 1;
-/// What a failure adds to the record. 63 bits of failures do not wrap.
+/// Each failure adds this to the record, which has 63 bits for their number and does not wrap.
 const FAILURE: u64 = 2;
 
 /// The failed writes of an object: their number, and [`SEEN`].

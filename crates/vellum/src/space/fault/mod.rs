@@ -79,7 +79,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// Until the space unmaps or discards the page, the space sees what the host writes to it, and
     /// a child that is forked while the page is pinned does not. With [`Access::Write`] the page
-    /// counts as dirty from now on.
+    /// counts as dirty from now on. Writeback ends that for a page of a file with a store
+    /// ([`write_back`](crate::space::write_back)), so the host marks such a page again
+    /// ([`Object::mark_dirty`](crate::page_cache::Object::mark_dirty)) after its last write, before
+    /// it drops the result.
     ///
     /// # Errors
     /// See [`FaultError`].
