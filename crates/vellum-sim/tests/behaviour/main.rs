@@ -67,6 +67,7 @@ mod page_cache {
         mod strict;
     }
     mod store {
+        mod fixture;
         mod schedules;
         mod strict;
         mod write_schedules;

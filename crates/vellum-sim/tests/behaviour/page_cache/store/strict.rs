@@ -2,16 +2,13 @@
 
 use vellum::memcg::{LruList, MemcgId, Refused};
 use vellum::page_cache::{Object, ObjectError, Readahead};
-use vellum::platform::PendingPage;
 use vellum::space::{Advise, FaultError, MapError, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
-use vellum_sim::{Fault, Files, Finished, Hostility, Refusal, Silicon, Simulated, Strict};
+use vellum_sim::{Fault, Finished, Refusal, Silicon};
 
-use crate::fixtures::bench::{BASE, Bench, Setup, Space, USUAL, in_every_format};
-
-const TAG: u64 = 7;
-const RW: Prot = Prot::READ.union(Prot::WRITE);
+use super::fixture::{File, RW, TAG};
+use crate::fixtures::bench::{BASE, in_every_format};
 
 in_every_format! {
     an_access_waits_for_one_read_of_the_pages_around_it => waits,
@@ -28,33 +25,11 @@ in_every_format! {
     reads_ahead_use_large_folios_and_stop_at_the_end => folios,
 }
 
-/// A file of 40 pages and a part, mapped privately at [`BASE`].
-struct File<'b, 'm, A: Silicon> {
-    on: &'b Bench<'m, A>,
-    files: &'b Files,
-    object: Object<'m, Strict<A>>,
-    space: Space<'m, A>,
-}
-
 fn with_file<A: Silicon>(arch: A, test: impl FnOnce(File<'_, '_, A>)) {
-    let setup = Setup { hostility: Hostility::NONE, ..USUAL };
-    crate::fixtures::bench::on(arch, setup, |on| {
-        let object = Object::with_store(on.machine, &on.arch, on.memcg, TAG, 40 * on.page + 100).unwrap();
-        let space = on.space();
-        let request = MapRequest { addr: BASE, len: 64 * on.page, prot: RW, flags: MapFlags::FIXED };
-        space.map_object(request, &object, 0).unwrap();
-        let files = on.sim.hardware().files();
-        test(File { on, files, object, space });
-        assert_eq!(files.under_way(), 0);
-        assert_eq!(on.count(Counter::FilePages), 0);
-    });
+    super::fixture::with_file(arch, MapFlags::empty(), test);
 }
 
 impl<A: Silicon> File<'_, '_, A> {
-    fn pending(&self, page: u64) -> PendingPage {
-        PendingPage { object: self.object.serial(), page }
-    }
-
     /// Loads the word at byte `at` of a page as a program.
     fn load(&self, page: u64, at: u64) -> Result<u64, Fault<FaultError>> {
         self.on.cpu.enter(&self.space).load_u64(BASE + page * self.on.page + at)

@@ -1,19 +1,14 @@
 //! Files whose pages programs and the host change: dirty pages, their way to the storage, and
 //! writes that fail (INV-22).
 
-use vellum::page_cache::{Object, ObjectError, WriteErrors, Writeback};
-use vellum::platform::PendingPage;
+use vellum::page_cache::{ObjectError, WriteErrors, Writeback};
 use vellum::space::{FaultError, MapFlags, MapRequest, unmap_removed, write_back};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
-use vellum_sim::{Fault, Files, Hostility, Refusal, Silicon, Simulated, Strict};
+use vellum_sim::{Fault, Refusal, Silicon};
 
-use crate::fixtures::bench::{BASE, Bench, Setup, Space, USUAL, in_every_format};
-
-const TAG: u64 = 11;
-const RW: Prot = Prot::READ.union(Prot::WRITE);
-/// The first page of the file lies here in each space.
-const PAGES: u64 = 40;
+use super::fixture::{File, PAGES, RW, TAG, map};
+use crate::fixtures::bench::{BASE, Space, in_every_format};
 
 in_every_format! {
     the_first_write_to_a_page_marks_it_and_the_next_does_not_fault => marks,
@@ -26,44 +21,17 @@ in_every_format! {
     reclaim_writes_dirty_pages_and_drops_them_later => reclaimed,
     truncation_waits_for_writes => truncated,
     truncation_forgets_dirty_pages => forgotten,
+    a_write_to_a_page_that_was_removed_ends => removed,
     a_file_that_is_only_read_has_no_dirty_pages => clean,
     protection_does_not_make_a_clean_page_writable => protected,
     a_write_outlives_the_last_handle => outlives,
 }
 
-/// A file of 40 pages and a part, mapped shared at [`BASE`].
-struct File<'b, 'm, A: Silicon> {
-    on: &'b Bench<'m, A>,
-    files: &'b Files,
-    object: Object<'m, Strict<A>>,
-    space: Space<'m, A>,
-}
-
 fn with_file<A: Silicon>(arch: A, test: impl FnOnce(File<'_, '_, A>)) {
-    let setup = Setup { hostility: Hostility::NONE, ..USUAL };
-    crate::fixtures::bench::on(arch, setup, |on| {
-        let object = Object::with_store(on.machine, &on.arch, on.memcg, TAG, PAGES * on.page + 100).unwrap();
-        let space = on.space();
-        map(on, &space, &object);
-        let files = on.sim.hardware().files();
-        test(File { on, files, object, space });
-        assert_eq!((files.under_way(), files.writes_under_way()), (0, 0));
-        let counters = [Counter::FilePages, Counter::FileDirty, Counter::FileWriteback];
-        assert_eq!(counters.map(|counter| on.count(counter)), [0; 3]);
-    });
-}
-
-fn map<'m, A: Silicon>(on: &Bench<'m, A>, space: &Space<'m, A>, object: &Object<'m, Strict<A>>) {
-    let flags = MapFlags::FIXED | MapFlags::SHARED;
-    let request = MapRequest { addr: BASE, len: (PAGES + 1) * on.page, prot: RW, flags };
-    space.map_object(request, object, 0).unwrap();
+    super::fixture::with_file(arch, MapFlags::SHARED, test);
 }
 
 impl<'m, A: Silicon> File<'_, 'm, A> {
-    fn pending(&self, page: u64) -> PendingPage {
-        PendingPage { object: self.object.serial(), page }
-    }
-
     /// Stores a word in a page as a program of a space, after the page was read if necessary.
     fn store_in(&self, space: &Space<'m, A>, page: u64, word: u64) {
         let at = BASE + page * self.on.page;
@@ -92,7 +60,7 @@ impl<'m, A: Silicon> File<'_, 'm, A> {
     }
 
     /// Ends all writes under way. Returns the numbers of pages and of requests.
-    fn finish(&self) -> (u64, usize) {
+    fn finish_writes(&self) -> (u64, usize) {
         let mut ended = (0, 0);
         while let Some(write) = self.files.finish_any_write(self.on.machine) {
             ended = (ended.0 + write.done, ended.1 + 1);
@@ -132,7 +100,7 @@ fn marks<A: Silicon>(arch: A) {
         file.start();
         assert_eq!(file.dirty(), (0, 3));
         assert_eq!(file.on.count(Counter::FileWriteback) << 12, 3 * file.on.page);
-        assert_eq!(file.finish(), (3, 2), "pages 5 and 6 are one request");
+        assert_eq!(file.finish_writes(), (3, 2), "pages 5 and 6 are one request");
         assert_eq!([5, 6, 20].map(|page| file.stored(page)), [2, 3, 4]);
     });
 }
@@ -147,15 +115,18 @@ fn again<A: Silicon>(arch: A) {
         assert_eq!(file.dirty(), (1, 1));
         file.start();
         assert_eq!((file.files.writes_under_way(), file.dirty()), (1, (1, 1)), "one write at a time");
-        file.finish();
+        [4, 6].into_iter().for_each(|page| file.store(page, 9));
         file.start();
-        file.finish();
+        assert_eq!((file.files.writes_under_way(), file.dirty()), (3, (1, 3)), "also beside others");
+        file.finish_writes();
+        file.start();
+        file.finish_writes();
         assert_eq!((file.stored(5), file.dirty()), (2, (0, 0)));
         file.start();
         assert_eq!(file.files.writes_under_way(), 0);
         file.store(5, 3);
         file.start();
-        file.finish();
+        file.finish_writes();
         assert_eq!(file.stored(5), 3);
     });
 }
@@ -188,26 +159,26 @@ fn completes<A: Silicon>(arch: A) {
 fn shared<A: Silicon>(arch: A) {
     with_file(arch, |file| {
         let other = file.on.space();
-        map(file.on, &other, &file.object);
+        map(file.on, &other, &file.object, MapFlags::SHARED);
         let child = file.space.fork().unwrap();
         file.store(5, 1);
         file.store_in(&other, 5, 2);
         file.store_in(&child, 5, 3);
         let mut pass = Writeback::start(0..u64::MAX);
         write_back(&[&file.space, &other, &child][..], &file.object, &mut pass).unwrap();
-        file.finish();
+        file.finish_writes();
         for (space, word) in [(&file.space, 4), (&other, 5), (&child, 6)] {
             assert_eq!(file.dirty(), (0, 0));
             file.store_in(space, 5, word);
             assert_eq!(file.dirty(), (1, 0));
             write_back(&[&file.space, &other, &child][..], &file.object, &mut Writeback::start(0..8)).unwrap();
-            file.finish();
+            file.finish_writes();
             assert_eq!(file.stored(5), word);
         }
     });
 }
 
-/// What the host writes to a page, and marks, reaches the storage.
+/// Writeback takes to the storage the pages that the host has written to and marked.
 fn host<A: Silicon>(arch: A) {
     with_file(arch, |file| {
         assert!(file.object.page(3).is_err());
@@ -219,12 +190,13 @@ fn host<A: Silicon>(arch: A) {
         file.object.mark_dirty(30..31);
         assert_eq!(file.dirty(), (1, 0), "a page that is not in memory is not dirty");
         file.start();
-        file.finish();
+        file.finish_writes();
         assert_eq!(file.stored(3), 77);
     });
 }
 
-/// What a program writes behind the end of the file, in its last page, is not written.
+/// Writeback leaves out bytes that a program wrote behind the end of the file, in its last page.
+/// They read as zeros once the file is longer.
 fn end<A: Silicon>(arch: A) {
     with_file(arch, |file| {
         file.store(PAGES, 1);
@@ -234,11 +206,14 @@ fn end<A: Silicon>(arch: A) {
         }
         let old = |word| TAG.rotate_left(32) ^ (PAGES * file.on.page + word);
         file.start();
-        file.finish();
+        file.finish_writes();
         let stored = |word| file.files.word(TAG, PAGES * file.on.page + word);
         assert_eq!((stored(0), stored(88)), (1, !0));
         assert_eq!(stored(96), old(96) & !0xffff_ffff | 0xffff_ffff, "four bytes lie before the end");
         assert_eq!(stored(104), old(104));
+        assert!(file.object.set_size((PAGES + 1) * file.on.page).is_ok_and(|gone| gone.is_empty()));
+        assert_eq!(file.on.cpu.enter(&file.space).load_u64(at + 104), Ok(0));
+        assert_eq!(file.on.cpu.enter(&file.space).load_u64(at + 88), Ok(!0));
     });
 }
 
@@ -253,7 +228,7 @@ fn errors<A: Silicon>(arch: A) {
         file.files.refuse_writes(Refusal::Nth(2));
         (5..8).for_each(|page| file.store(page, 1));
         file.start();
-        assert_eq!(file.finish().0, 1);
+        assert_eq!(file.finish_writes().0, 1);
         assert_eq!(file.dirty(), (0, 0), "pages that could not be written are clean");
         assert_eq!((file.stored(5), file.stored(6) == 1), (1, false));
         let mut late = WriteErrors::of(object);
@@ -279,7 +254,7 @@ fn reclaimed<A: Silicon>(arch: A) {
         assert_eq!((file.object.has_page(5), file.dirty()), (true, (0, 1)));
         reclaim();
         assert!(file.object.has_page(5), "a page that is being written stays");
-        file.finish();
+        file.finish_writes();
         reclaim();
         reclaim();
         assert_eq!(file.object.resident(), 0);
@@ -287,7 +262,7 @@ fn reclaimed<A: Silicon>(arch: A) {
         file.store(6, 2);
         assert_eq!(file.on.cpu.enter(&file.space).load_u64(BASE + 5 * file.on.page), Ok(1));
         file.start();
-        file.finish();
+        file.finish_writes();
     });
 }
 
@@ -299,12 +274,12 @@ fn truncated<A: Silicon>(arch: A) {
         let cut = file.object.set_size(2 * file.on.page + 8);
         assert_eq!(cut, Err(ObjectError::Pending(file.pending(5))));
         assert_eq!(file.object.size(), 2 * file.on.page + 8);
-        file.finish();
+        file.finish_writes();
         let cut = file.object.set_size(2 * file.on.page + 8).unwrap();
         unmap_removed(&[&file.space][..], &file.object, &cut);
         assert_eq!((file.object.next_data(3), file.dirty()), (None, (1, 0)), "the cut page is dirty");
         file.start();
-        file.finish();
+        file.finish_writes();
         let hole = file.object.punch_hole(0..file.on.page).unwrap();
         unmap_removed(&[&file.space][..], &file.object, &hole);
     });
@@ -318,7 +293,32 @@ fn forgotten<A: Silicon>(arch: A) {
         unmap_removed(&[&file.space][..], &file.object, &cut);
         assert_eq!(file.dirty(), (1, 0));
         file.start();
-        assert_eq!(file.finish(), (1, 1));
+        assert_eq!(file.finish_writes(), (1, 1));
+    });
+}
+
+/// A write to a clean page that was removed from the file, and that the space still maps, finds
+/// that the page is gone, and does not wait until the space has unmapped it.
+fn removed<A: Silicon>(arch: A) {
+    with_file(arch, |file| {
+        let store = |page: u64| file.on.cpu.enter(&file.space).store_u64(BASE + page * file.on.page, 1);
+        assert!(store(4).is_err());
+        file.files.finish_with(file.on.machine, file.pending(4)).unwrap();
+        for page in [4, 9] {
+            file.on.cpu.enter(&file.space).load_u64(BASE + page * file.on.page).unwrap();
+        }
+        let hole = file.object.punch_hole(4 * file.on.page..5 * file.on.page).unwrap();
+        assert_eq!(store(4), Err(Fault::Handler(FaultError::Pending(file.pending(4)))));
+        let cut = file.object.set_size(8 * file.on.page).unwrap();
+        let beyond = BASE + 9 * file.on.page;
+        assert_eq!(store(9), Err(Fault::Handler(FaultError::BeyondEnd(beyond))));
+        assert_eq!(file.dirty(), (0, 0));
+        for gone in [hole, cut] {
+            unmap_removed(&[&file.space][..], &file.object, &gone);
+        }
+        file.files.finish_with(file.on.machine, file.pending(4)).unwrap();
+        assert_eq!(store(4), Ok(()));
+        assert_eq!(file.dirty(), (1, 0));
     });
 }
 
@@ -350,7 +350,7 @@ fn protected<A: Silicon>(arch: A) {
         file.start();
         file.space.protect(BASE, length, Prot::READ).unwrap();
         file.space.protect(BASE, length, RW).unwrap();
-        file.finish();
+        file.finish_writes();
         file.store(4, 2);
         assert_eq!(file.dirty(), (1, 0));
     });

@@ -326,25 +326,13 @@ fn truncation_races_forks() {
 /// The same under deterministic schedules.
 #[cfg(feature = "shuttle")]
 mod scheduled {
-    use shuttle::Runner;
-    use shuttle::scheduler::{PctScheduler, RandomScheduler};
-
     use super::*;
+    use crate::fixtures::jobs::in_schedules;
 
     const LOAD: Load = Load { pages: 2, rounds: 5 };
-    const SCHEDULES: usize = 150;
 
     fn all(f: fn(u64, Schedule, Load)) {
-        let config = || {
-            let mut config = shuttle::Config::default();
-            config.stack_size = 1 << 18;
-            config
-        };
-        for seed in 0..8 {
-            let run = move || f(seed, Schedule::Shuttle, LOAD);
-            Runner::new(RandomScheduler::new_from_seed(seed, SCHEDULES), config()).run(run);
-            Runner::new(PctScheduler::new_from_seed(seed, 3, SCHEDULES), config()).run(run);
-        }
+        in_schedules(move |seed| f(seed, Schedule::Shuttle, LOAD));
     }
 
     #[test]
