@@ -68,6 +68,7 @@ mod page_cache {
     }
     mod store {
         mod fixture;
+        mod overwrite;
         mod schedules;
         mod strict;
         mod write_schedules;

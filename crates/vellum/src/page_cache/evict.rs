@@ -1,6 +1,8 @@
 //! Takes isolated folios (those that reclaim took off their LRU lists) out of an object.
 
-use super::index::FreedNodes;
+use core::ops::Range;
+
+use super::index::{Entry, FreedNodes};
 use super::swap_out::{NoSwapSpace, SwapOut};
 use super::{Object, Writeback, Writes, mapping, remove};
 use crate::addr::Pfn;
@@ -20,11 +22,41 @@ impl<P: Platform> Object<'_, P> {
     pub(crate) fn evict(&self, head: Pfn, frame: &Frame, ends_wanted: bool) -> Result<(), NoSwapSpace> {
         if self.head().has_store {
             if !start_write(self, frame) {
-                drop_clean(self, head, frame, ends_wanted);
+                drop_folio(self, head, frame, ends_wanted);
             }
             return Ok(());
         }
         SwapOut(self).swap_out(head, frame)
+    }
+}
+
+/// Drops the folios of an object with a store that have pages in `pages` alone, unless a PTE maps
+/// them, the host uses them, or they have dirty pages (Linux: `invalidate_mapping_pages`). No lock
+/// is held.
+pub fn drop_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) {
+    if !object.head().has_store {
+        return;
+    }
+    let (machine, frames) = (object.machine, object.machine.frames());
+    let mut page = pages.start;
+    while page < pages.end {
+        let state = object.lock();
+        let Some((found, entry)) = state.index.next(frames, page).filter(|(found, _)| *found < pages.end) else {
+            return;
+        };
+        page = found + 1;
+        let Entry::Resident(pfn) = entry else { continue };
+        let (head, frame) = frames.head(pfn);
+        let first = mapping::folio_index(frame.data());
+        let folio = first..first + (1 << (frame.order() - object.page_order()));
+        if first < pages.start || folio.end > pages.end || frames.get_counts_checked(head, frame, 1, 0).is_err() {
+            continue;
+        }
+        drop(state);
+        drop_folio(object, head, frame, true);
+        machine.put_folio(head, 1, 0);
+        page = folio.end.max(page);
+        machine.platform().resched();
     }
 }
 
@@ -42,10 +74,11 @@ fn start_write<P: Platform>(object: &Object<'_, P>, frame: &Frame) -> bool {
     has_dirty
 }
 
-/// Removes an isolated folio, which no PTE maps, from an object with a store (Linux:
-/// `__remove_mapping`). Its contents are in the host's storage. Leaves it while the object's
-/// gate is closed (INV-21). Takes the object's lock.
-fn drop_clean<P: Platform>(object: &Object<'_, P>, head: Pfn, frame: &Frame, ends_wanted: bool) {
+/// Removes a folio of an object with a store, to which the caller has a reference, from the object
+/// (Linux: `__remove_mapping`). Its contents are in the host's storage. Leaves it if it is dirty,
+/// if a PTE maps it, if there are other references to it, or while the object's gate is closed
+/// (INV-21). Takes the object's lock.
+fn drop_folio<P: Platform>(object: &Object<'_, P>, head: Pfn, frame: &Frame, ends_wanted: bool) {
     let (machine, frames) = (object.machine, object.machine.frames());
     let page_order = object.head().page_order;
     let first = mapping::folio_index(frame.data());

@@ -49,6 +49,13 @@ struct FolioLimits {
     orders: u32,
 }
 
+impl FolioLimits {
+    /// Returns limits that allow only a single page.
+    fn single(page: u64) -> Self {
+        FolioLimits { pages: page..page + 1, orders: 0 }
+    }
+}
+
 /// A folio that is to be inserted into an object, allocated before the object is locked: charged,
 /// on an LRU list, and with the object's references, one for each page. Dropping this value frees
 /// the folio, unless [`NewFolio::take`] has taken it.
@@ -180,6 +187,19 @@ impl<P: Platform> Drop for SpareNodes<'_, P> {
     }
 }
 
+/// Returns the number of frames that have the first of `pages`, which begins in frame `pfn`, and
+/// those of the others that follow it in its folio.
+fn resident_frames<P: Platform>(object: &Object<'_, P>, state: &LockedState, pages: Range<u64>, pfn: Pfn) -> u32 {
+    let (frames, step) = (object.machine.frames(), 1 << object.page_order());
+    if pages.end.saturating_sub(pages.start) <= 1 {
+        return step;
+    }
+    let (head, frame) = frames.head(pfn);
+    let left = (head.0 + (1 << frame.order()) - pfn.0) / step;
+    let end = pages.end.min(pages.start + u64::from(left));
+    step * state.index.resident_run(frames, pages.start..end, pfn, step)
+}
+
 impl<'m, P: Platform> Object<'m, P> {
     /// Returns a page with a reference, if it exists, even beyond the end of the object. A
     /// swapped-out page is read from its device, and charged to the object's memcg.
@@ -189,7 +209,16 @@ impl<'m, P: Platform> Object<'m, P> {
     /// can't return the page ([`ObjectError::Lost`]), or the folio has the largest number of
     /// references.
     pub fn page(&self, page: u64) -> Result<Option<ObjectPage<'m, P>>, ObjectError> {
-        match self.lookup_within_size(MAX_SIZE, page, self.memcg())? {
+        self.pages(page..page.saturating_add(1))
+    }
+
+    /// Returns the first of `pages` with those of the others that follow it in its folio, and a
+    /// reference to them, as [`Object::page`] does for the first.
+    ///
+    /// # Errors
+    /// As for [`Object::page`].
+    pub fn pages(&self, pages: Range<u64>) -> Result<Option<ObjectPage<'m, P>>, ObjectError> {
+        match self.lookup_within_size(MAX_SIZE, pages, self.memcg())? {
             Lookup::Page(page) => Ok(Some(page)),
             Lookup::Hole | Lookup::BeyondEnd => Ok(None),
         }
@@ -205,8 +234,8 @@ impl<'m, P: Platform> Object<'m, P> {
     pub fn page_or_new(&self, page: u64, memcg: MemcgId) -> Result<ObjectPage<'m, P>, ObjectError> {
         let _pinned = self.pin_memcg(memcg)?;
         // SAFETY: `with_page` passes a page in the index of the locked object.
-        let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) };
-        let page = self.with_page(page, memcg, false, &self.single_page(page), |_, pfn| get(pfn))?;
+        let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, 1 << self.page_order()) };
+        let page = self.with_page(page, memcg, false, &FolioLimits::single(page), |_, pfn| get(pfn))?;
         Ok(page.ok_or(ObjectError::TooLarge)??)
     }
 
@@ -251,11 +280,13 @@ impl<'m, P: Platform> Object<'m, P> {
     /// # Errors
     /// As for [`Object::page`].
     pub(crate) fn lookup(&self, page: u64, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
-        self.lookup_within_size(0, page, memcg)
+        self.lookup_within_size(0, page..page + 1, memcg)
     }
 
-    /// Looks a page up as if the object's size were at least `size` bytes.
-    fn lookup_within_size(&self, size: u64, page: u64, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
+    /// Looks up the first of `pages`, with the others that follow it in its folio, as if the
+    /// object's size were at least `size` bytes.
+    fn lookup_within_size(&self, size: u64, pages: Range<u64>, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
+        let page = pages.start;
         let mut retries = Retries::new(&self.head().gate);
         loop {
             let state = self.lock();
@@ -272,8 +303,9 @@ impl<'m, P: Platform> Object<'m, P> {
                 Some(Entry::Reading(_)) => return Err(Reads(self).wait_for(&state, page)),
                 Some(Entry::Resident(pfn)) => {
                     Reads(self).end_wait(&state, page);
-                    // SAFETY: the page is in the index of the object, whose lock is held.
-                    return Ok(Lookup::Page(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) }?));
+                    let count = resident_frames(self, &state, pages, pfn);
+                    // SAFETY: the pages are in the index of the object, whose lock is held.
+                    return Ok(Lookup::Page(unsafe { ObjectPage::get(self.machine, pfn, count) }?));
                 }
                 Some(Entry::Writeback(_) | Entry::Swapped { .. }) => {}
             }
@@ -354,11 +386,6 @@ impl<'m, P: Platform> Object<'m, P> {
     pub(super) fn pin_memcg(&self, memcg: MemcgId) -> Result<Option<MemcgPin<'_, 'm>>, Refused> {
         let foreign = (memcg != self.memcg()).then(|| self.machine.memcgs().pinned(memcg).ok_or(Refused::OutOfMemory));
         foreign.transpose()
-    }
-
-    /// Returns limits that allow only a single page.
-    fn single_page(&self, page: u64) -> FolioLimits {
-        FolioLimits { pages: page..page + 1, orders: 0 }
     }
 
     /// Returns the order of the largest folio that may be inserted for a missing page: the folio is
@@ -445,10 +472,8 @@ impl<'m, P: Platform> Object<'m, P> {
                 // page may need nodes.
                 let pages = 1u64 << (order - page_order);
                 let first = page & !(pages - 1);
-                for i in 0..pages {
-                    let entry = Entry::Resident(pfn.add((i as u32) << page_order));
-                    state.index.insert(frames, first + i, entry, || spare.take());
-                }
+                let entries = (Entry::Resident(pfn), 1 << page_order);
+                state.index.insert(frames, first..first + pages, entries, || spare.take());
                 mapping::set_object(frames.frame(pfn), self.at, first);
                 machine.count(self.head().pages_counter(), 1 << order);
                 return Ok(Some(found(&state, pfn.add(((page - first) as u32) << page_order))));

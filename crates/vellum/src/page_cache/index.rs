@@ -304,15 +304,18 @@ impl Index {
         0
     }
 
-    /// Inserts a page that does not exist, in memory or being read. `spare` returns an initialised
-    /// node; it is called as often as [`Index::missing_nodes`] returned.
+    /// Inserts the pages of a folio, none of which exists and all of which have their entries in
+    /// one node. Each page has `step` frames. `entry` is the first page's, in memory or being read,
+    /// and the others get their entries of the same kind. `spare` returns an initialised node; it
+    /// is called as often as [`Index::missing_nodes`] returned for the first page.
     pub(super) fn insert<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
-        page: u64,
-        entry: Entry,
+        pages: Range<u64>,
+        (entry, step): (Entry, u32),
         mut spare: impl FnMut() -> Pfn,
     ) {
+        let page = pages.start;
         if self.height == 0 {
             (self.root, self.height) = (spare(), levels_for(page));
         }
@@ -330,8 +333,31 @@ impl Index {
                 child
             });
         }
-        Node { frames, at }.set(index_at(page, 0), entry.encode());
-        self.pages += 1;
+        let node = Node { frames, at };
+        let frames_of_page = u64::from(step) << FRAME_SHIFT;
+        let mut word = entry.encode();
+        for page in pages.clone() {
+            node.set(index_at(page, 0), word);
+            word += frames_of_page;
+        }
+        self.pages += pages.end - pages.start;
+    }
+
+    /// Returns the number of `pages`, all of which have their entries in one node, that are in
+    /// memory in consecutive frames, from the first page in `first` on. Each page has `step`
+    /// frames.
+    pub(super) fn resident_run<P: Platform>(
+        &self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        first: Pfn,
+        step: u32,
+    ) -> u32 {
+        let Some(node) = self.last_node(frames, pages.start) else { return 0 };
+        let is_next = |(page, i): &(u64, u32)| {
+            Entry::decode(node.get(index_at(*page, 0))) == Some(Entry::Resident(first.add(i * step)))
+        };
+        pages.zip(0..).take_while(is_next).count() as u32
     }
 
     /// Removes a page and returns its entry, or `None` if the page does not exist. Nodes that
@@ -432,13 +458,25 @@ impl Index {
 
     /// Ends the read of `pages`, all of which have their entries in one node. Each page has `step`
     /// frames, and `first` is the first frame of the first page. Those of the pages that are still
-    /// being read into these frames are in memory from now on.
-    pub(super) fn end_read<P: Platform>(&self, frames: &Frames<'_, P>, pages: Range<u64>, first: Pfn, step: u32) {
+    /// being read into these frames are in memory from now on, and, with `dirty`, differ from the
+    /// storage. Returns the number of pages that are dirty now.
+    pub(super) fn end_read<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        (first, step): (Pfn, u32),
+        dirty: bool,
+    ) -> u64 {
+        let (mark, mut dirtied) = (if dirty { DIRTY } else { 0 }, 0);
         self.for_each_word(frames, pages, first, step, |word, plain| {
-            if word.load(Relaxed) & !WANTED == plain | READING {
-                word.store(word.load(Relaxed) & !READING, Relaxed);
+            let found = word.load(Relaxed);
+            if found & !WANTED == plain | READING {
+                word.store(found & !READING | mark, Relaxed);
+                dirtied += u64::from(dirty);
             }
         });
+        self.counts.dirty += dirtied;
+        dirtied
     }
 
     /// Removes those of `pages`, all of which have their entries in one node, that are in memory in

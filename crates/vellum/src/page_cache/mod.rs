@@ -36,6 +36,7 @@
 //! | `fill` | looks pages up and inserts them |
 //! | `read` | has the host read pages from its storage |
 //! | `readahead` | decides which pages to read before they are needed |
+//! | `overwrite` | takes whole pages that the host writes |
 //! | `write` | has the host write dirty pages to its storage |
 //! | `write_errors` | reports failed writes to each opener |
 //! | `remove` | truncates, punches holes, frees all pages at the end |
@@ -54,6 +55,7 @@ mod fill;
 mod index;
 mod mappers;
 mod mapping;
+mod overwrite;
 mod page;
 mod read;
 mod readahead;
@@ -68,7 +70,9 @@ mod write;
 mod write_errors;
 
 pub use error::ObjectError;
+pub use evict::drop_clean;
 pub(crate) use mapping::{belongs_to_object, folio_index};
+pub use overwrite::Overwrite;
 pub use page::ObjectPage;
 pub use read::finish_read;
 pub use readahead::{Expected, Readahead};

@@ -1,4 +1,4 @@
-//! A reference to a page, through which the host reads and writes it.
+//! A reference to pages, through which the host reads and writes them.
 //!
 //! The reference keeps the page's memory from being freed. The page may still be removed from its
 //! object, and programs may write to it at any time.
@@ -11,52 +11,61 @@ use crate::frame::TooManyReferences;
 use crate::machine::Machine;
 use crate::platform::Platform;
 
-/// A reference to a page of an object or of a space (Linux: a folio reference, or
-/// `pin_user_pages`). No lock is held, so its owner may sleep and take page faults.
+/// A reference to a page of an object or of a space, or to consecutive pages in consecutive frames
+/// of one folio (Linux: a folio reference, or `pin_user_pages`). No lock is held, so its owner may
+/// sleep and take page faults.
 pub struct ObjectPage<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
-    /// The page's first frame.
+    /// The first frame.
     pfn: Pfn,
-    /// log2 of the page's size in bytes.
-    shift: u32,
+    /// The number of frames.
+    count: u32,
 }
 
 impl<'m, P: Platform> ObjectPage<'m, P> {
-    /// Takes a reference to a page.
+    /// Takes a reference to the folio that has `count` frames from `pfn` on.
     ///
     /// # Errors
     /// Fails with [`TooManyReferences`] if the folio has the largest number of references.
     ///
     /// # Safety
-    /// `pfn` is a page of `1 << shift` bytes, which is in the index of an object whose lock is
-    /// held, or mapped by a page table whose lock is held.
-    pub(crate) unsafe fn get(machine: &'m Machine<'m, P>, pfn: Pfn, shift: u32) -> Result<Self, TooManyReferences> {
+    /// The frames are those of pages that are in the index of an object whose lock is held, or
+    /// mapped by a page table whose lock is held.
+    pub(crate) unsafe fn get(machine: &'m Machine<'m, P>, pfn: Pfn, count: u32) -> Result<Self, TooManyReferences> {
         let frames = machine.frames();
         let (head, frame) = frames.head(pfn);
         frames.get_counts_checked(head, frame, 1, 0)?;
-        Ok(ObjectPage { machine, pfn, shift })
+        Ok(ObjectPage { machine, pfn, count })
     }
 
-    /// Returns the page's first frame.
+    /// Returns the first frame.
     pub fn pfn(&self) -> Pfn {
         self.pfn
     }
 
-    /// Returns the page's size in bytes.
+    /// Returns the size of the pages in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        1 << self.shift
+        (self.count as usize) << FRAME_SHIFT
     }
 
-    /// Returns the address of the page's first byte in the direct map, for a host that copies
+    /// Returns the address of the first byte in the direct map, for a host that copies
     /// between it and user memory. It is valid for reads and writes of [`ObjectPage::len`] bytes
     /// while this reference exists. Programs and other CPUs may write there at any time.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.machine.frames().at(self.pfn.addr())
     }
 
-    /// Copies from the page at offset `from` to `to`, up to the page's end. Returns the number of
-    /// bytes copied.
+    /// Returns the bytes, for a host that copies between them and user memory. Programs and other
+    /// CPUs may write to them at any time.
+    pub fn bytes(&self) -> &[AtomicU8] {
+        // SAFETY: the bytes are in the pages, which this reference keeps and the direct map
+        // contains, and are accessed as atomics.
+        unsafe { core::slice::from_raw_parts(self.as_ptr().as_ptr().cast(), self.len()) }
+    }
+
+    /// Copies from the pages at offset `from` to `to`, up to the end of the pages. Returns the
+    /// number of bytes copied.
     pub fn read(&self, from: usize, to: &mut [u8]) -> usize {
         let count = to.len().min(self.len().saturating_sub(from));
         let mut at = 0;
@@ -76,8 +85,8 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
         count
     }
 
-    /// Copies `from` to the page at offset `to`, up to the page's end. Returns the number of bytes
-    /// copied.
+    /// Copies `from` to the pages at offset `to`, up to the end of the pages. Returns the number of
+    /// bytes copied.
     pub fn write(&self, to: usize, from: &[u8]) -> usize {
         let count = from.len().min(self.len().saturating_sub(to));
         let mut at = 0;
@@ -97,7 +106,7 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
         count
     }
 
-    /// Zeroes `count` bytes at offset `from`, up to the page's end.
+    /// Zeroes `count` bytes at offset `from`, up to the end of the pages.
     pub fn zero(&self, from: usize, count: usize) {
         let end = from.saturating_add(count).min(self.len());
         let mut at = from;
@@ -115,11 +124,11 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     /// Copies the whole page to another one.
     ///
     /// # Safety
-    /// `to` is a page of the same size, which belongs to the caller alone.
+    /// `to` has as many frames, which belong to the caller alone.
     pub(crate) unsafe fn copy_to(&self, to: Pfn) {
         // SAFETY: this reference keeps the page, and `to` belongs to the caller alone (this
         // contract).
-        unsafe { self.machine.frames().copy(self.pfn, to, 1 << (self.shift - FRAME_SHIFT)) }
+        unsafe { self.machine.frames().copy(self.pfn, to, self.count) }
     }
 
     /// Returns the aligned word at an offset. User memory is accessed as atomics, because programs
@@ -128,7 +137,7 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at.is_multiple_of(8) && at + 8 <= self.len());
-        // SAFETY: the word is aligned and inside the page, which this reference keeps and the
+        // SAFETY: the word is aligned and inside the pages, which this reference keeps and the
         // direct map contains.
         unsafe { self.as_ptr().add(at).cast().as_ref() }
     }
@@ -137,14 +146,14 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     #[inline]
     fn byte(&self, at: usize) -> &AtomicU8 {
         debug_assert!(at < self.len());
-        // SAFETY: the byte is inside the page, which this reference keeps and the direct map
+        // SAFETY: the byte is inside the pages, which this reference keeps and the direct map
         // contains.
         unsafe { self.as_ptr().add(at).cast().as_ref() }
     }
 }
 
 impl<P: Platform> Drop for ObjectPage<'_, P> {
-    /// Drops the reference. Frees the page's folio if that was the folio's last reference.
+    /// Drops the reference. Frees the folio if that was the folio's last reference.
     fn drop(&mut self) {
         let (head, _) = self.machine.frames().head(self.pfn);
         self.machine.put_folio(head, 1, 0);

@@ -14,10 +14,11 @@ use arrayvec::ArrayVec;
 use super::fill::{NewFolio, SpareNodes};
 use super::index::{Entry, FANOUT, FreedNodes, NextHole, last_node_of};
 use super::readahead::Readahead;
-use super::{LockedState, Object, ObjectError, mapping, remove};
+use super::{LockedState, MAX_SIZE, Object, ObjectError, mapping, remove};
 use crate::machine::Machine;
 use crate::memcg::MemcgId;
 use crate::platform::{Event, MAX_REQUEST_FOLIOS, Platform, ReadRequest, trace};
+use crate::stats::Counter;
 use crate::sync::Retries;
 
 /// log2 of the number of pages that are read together, in a naturally aligned block.
@@ -53,6 +54,12 @@ impl<'m, P: Platform> Object<'m, P> {
 /// The request came from this machine. The pages that were read have their contents, and no
 /// device writes to the request's frames any more.
 pub unsafe fn finish_read<'m, P: Platform>(machine: &'m Machine<'m, P>, request: ReadRequest, read: u64) {
+    end(machine, request, read, false);
+}
+
+/// Ends a request: the first `read` of its pages have their contents, which, with `dirty`, differ
+/// from the storage; the others are removed. No spin lock is held.
+pub(super) fn end<'m, P: Platform>(machine: &'m Machine<'m, P>, request: ReadRequest, read: u64, dirty: bool) {
     // The handle takes over the request's reference.
     let object = Object { machine, at: request.object };
     debug_assert_eq!(object.serial(), request.serial);
@@ -67,7 +74,8 @@ pub unsafe fn finish_read<'m, P: Platform>(machine: &'m Machine<'m, P>, request:
         let (mut removed, mut nodes) = (0, FreedNodes::new());
         {
             let mut state = object.lock();
-            state.index.end_read(frames, pages.start..failed.start, head, step);
+            let dirtied = state.index.end_read(frames, pages.start..failed.start, (head, step), dirty);
+            machine.count(Counter::FileDirty, dirtied << request.page_order);
             for page in failed.clone() {
                 let pfn = head.add((page - pages.start) as u32 * step);
                 if state.index.find(frames, page) == Some(Entry::Reading(pfn)) {
@@ -90,6 +98,21 @@ pub unsafe fn finish_read<'m, P: Platform>(machine: &'m Machine<'m, P>, request:
 pub(super) struct Reads<'o, 'm, P: Platform>(pub(super) &'o Object<'m, P>);
 
 impl<'m, P: Platform> Reads<'_, 'm, P> {
+    /// Inserts the first of `pages` that are missing as being read, in folios that are charged to
+    /// `memcg`, and returns the request for them, which the caller ends ([`end`]). Returns `None`
+    /// if the first page exists. The pages may lie beyond the end of the object. No lock is held.
+    ///
+    /// # Errors
+    /// There is no memory for the first page, or `memcg` is at its limit.
+    pub(super) fn begin(&self, pages: Range<u64>, memcg: MemcgId) -> Result<Option<ReadRequest>, ObjectError> {
+        let missing = self.next_missing(pages.clone(), MAX_SIZE).filter(|(missing, _)| missing.start == pages.start);
+        let Some((missing, nodes)) = missing else { return Ok(None) };
+        let mut spare = SpareNodes::new(self.0.machine);
+        spare.provide(nodes, self.0.memcg())?;
+        let (folios, pages) = self.folios_for(missing, memcg)?;
+        Ok(self.insert_reading((pages, None), folios, spare, MAX_SIZE))
+    }
+
     /// Returns the error of an operation that needs a page which is being read, and marks the page
     /// as wanted. The caller holds the object's lock.
     pub(super) fn wait_for(&self, state: &LockedState, page: u64) -> ObjectError {
@@ -107,9 +130,9 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
     }
 
     /// Has the host read a missing page, and the missing pages beside it in its naturally aligned
-    /// block, into folios that are charged to `memcg`. On success another CPU has changed the page
-    /// meanwhile, and the caller looks it up again; `retries` counts these lookups. No lock is
-    /// held.
+    /// block, into folios that are charged to `memcg`. On success the host has read the page at
+    /// once, or another CPU has changed it meanwhile, and the caller looks it up again; `retries`
+    /// counts these lookups. No lock is held.
     ///
     /// # Errors
     /// [`ObjectError::Pending`]: the page is being read now. Others as for [`Object::page`].
@@ -126,12 +149,23 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
             planned = self.folios_for(page..pages.end, memcg);
         }
         let (folios, pages) = planned?;
-        match self.insert_reading((pages, Some(page)), folios, spare) {
+        match self.insert_reading((pages, Some(page)), folios, spare, 0) {
             None => Ok(()),
             Some(request) => {
                 self.ask(request);
-                Err(ObjectError::pending(self.0, page))
+                self.was_read(page)
             }
+        }
+    }
+
+    /// Returns whether the host has read a page at once, as a disk in memory does.
+    ///
+    /// # Errors
+    /// [`ObjectError::Pending`]: it has not, or it failed to.
+    fn was_read(&self, page: u64) -> Result<(), ObjectError> {
+        match self.0.lock().index.find(self.0.machine.frames(), page) {
+            Some(Entry::Resident(_)) => Ok(()),
+            _ => Err(ObjectError::pending(self.0, page)),
         }
     }
 
@@ -158,12 +192,12 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
     /// As for [`Object::read_ahead`].
     fn read_missing(&self, pages: Range<u64>, memcg: MemcgId) -> Result<(), ObjectError> {
         let mut at = pages.start;
-        while let Some((missing, nodes)) = self.next_missing(at..pages.end) {
+        while let Some((missing, nodes)) = self.next_missing(at..pages.end, 0) {
             let mut spare = SpareNodes::new(self.0.machine);
             spare.provide(nodes, self.0.memcg())?;
             let (folios, missing) = self.folios_for(missing, memcg)?;
             at = missing.end;
-            if let Some(request) = self.insert_reading((missing, None), folios, spare) {
+            if let Some(request) = self.insert_reading((missing, None), folios, spare, 0) {
                 self.ask(request);
             }
             self.0.machine.platform().resched();
@@ -172,15 +206,15 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
     }
 
     /// Returns the first of `pages` that are missing, as far as they follow each other and have
-    /// their entries in one index node, and the number of index nodes that inserting them needs.
-    /// Returns `None` if none of `pages` is missing. Takes the object's lock, for one index node at
-    /// a time (INV-11).
-    fn next_missing(&self, pages: Range<u64>) -> Option<(Range<u64>, usize)> {
+    /// their entries in one index node, and the number of index nodes that inserting them needs, as
+    /// if the object's size were at least `size` bytes. Returns `None` if none of `pages` is
+    /// missing. Takes the object's lock, for one index node at a time (INV-11).
+    fn next_missing(&self, pages: Range<u64>, size: u64) -> Option<(Range<u64>, usize)> {
         let frames = self.0.machine.frames();
         let mut at = pages.start;
         loop {
             let state = self.0.lock();
-            let end = pages.end.min(state.size.div_ceil(1 << self.0.page_shift()));
+            let end = pages.end.min(state.size.max(size).div_ceil(1 << self.0.page_shift()));
             if at >= end {
                 return None;
             }
@@ -231,18 +265,20 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
 
     /// Inserts folios for `pages`, which then are being read, and returns the request for them.
     /// Marks the page `wanted`, one of them, as wanted, if there is one. Returns `None`, with
-    /// nothing changed, if one of the pages exists by now, lies beyond the end of the object, or
-    /// needs more index nodes. Takes the object's lock.
+    /// nothing changed, if one of the pages exists by now, lies beyond the end of the object, whose
+    /// size counts as at least `size` bytes, or needs more index nodes. Takes the object's lock.
     fn insert_reading(
         &self,
         (pages, wanted): (Range<u64>, Option<u64>),
         folios: ArrayVec<NewFolio<'m, P>, MAX_REQUEST_FOLIOS>,
         mut spare: SpareNodes<'m, P>,
+        size: u64,
     ) -> Option<ReadRequest> {
         let (machine, frames) = (self.0.machine, self.0.machine.frames());
         let page_order = self.0.head().page_order;
         let mut state = self.0.lock();
-        let is_missing = |page: u64| state.index.find(frames, page).is_none() && self.0.head().is_stored(&state, page);
+        let size = state.size.max(size);
+        let is_missing = |page: u64| state.index.find(frames, page).is_none() && self.0.is_inside(size, page);
         if !pages.clone().all(is_missing) || state.index.missing_nodes(frames, pages.start) > spare.count() {
             return None;
         }
@@ -259,11 +295,9 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
             let Some((pfn, order)) = folio.take_any() else { continue };
             mapping::set_object(frames.frame(pfn), self.0.at, at);
             let _ = frames.get_counts(pfn, frames.frame(pfn), 1, 0);
-            for i in 0..1u32 << (order - page_order) {
-                let entry = Entry::Reading(pfn.add(i << page_order));
-                state.index.insert(frames, at, entry, || spare.take());
-                at += 1;
-            }
+            let pages_of_folio = at..at + (1 << (order - page_order));
+            at = pages_of_folio.end;
+            state.index.insert(frames, pages_of_folio, (Entry::Reading(pfn), 1 << page_order), || spare.take());
             request.folios.push((pfn, order));
         }
         wanted.into_iter().for_each(|page| state.index.mark_wanted(frames, page));

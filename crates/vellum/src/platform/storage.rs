@@ -65,6 +65,11 @@ pub struct ReadRequest {
 }
 
 impl ReadRequest {
+    /// Returns the object's number ([`Object::serial`](crate::page_cache::Object::serial)).
+    pub fn object(&self) -> u64 {
+        self.serial
+    }
+
     /// Returns the host's name for the object
     /// ([`Object::tag`](crate::page_cache::Object::tag)).
     pub fn tag(&self) -> u64 {
@@ -137,6 +142,11 @@ pub struct WriteRequest {
 }
 
 impl WriteRequest {
+    /// Returns the object's number ([`Object::serial`](crate::page_cache::Object::serial)).
+    pub fn object(&self) -> u64 {
+        self.serial
+    }
+
     /// Returns the host's name for the object
     /// ([`Object::tag`](crate::page_cache::Object::tag)).
     pub fn tag(&self) -> u64 {

@@ -29,7 +29,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                     let pfn = arch.leaf_pfn(raw, table.level).add(inside as u32);
                     // SAFETY: the PTE maps the page `pfn`, which has the space's page size, and
                     // keeps it while the page table is locked.
-                    page = Some(unsafe { ObjectPage::get(self.machine(), pfn, arch.page_shift()) });
+                    page = Some(unsafe { ObjectPage::get(self.machine(), pfn, 1 << arch.page_order()) });
                     if access == Access::Write && !arch.attrs(raw, table.level).contains(Attrs::HARDWARE) {
                         // The host does not write through this PTE, so hardware will not set its
                         // dirty bit. With the bit clear, reclaim would drop the page as clean.
