@@ -112,12 +112,14 @@ static void mount_or_die(const char *kind, const char *path) {
         die("mounting %s on %s", kind, path);
 }
 
-static void load_module(const char *path) {
+// Loads the module of a line `PATH PARAMETERS`.
+static void load_module(char *line) {
     size_t size;
+    const char *path = strsep(&line, " ");
     char *image = contents(path, &size);
 
     // EEXIST: built into the kernel, or loaded already.
-    if (syscall(SYS_init_module, image, size, "") != 0 && errno != EEXIST)
+    if (syscall(SYS_init_module, image, size, line ? line : "") != 0 && errno != EEXIST)
         die("loading %s", path);
     free(image);
     unlink(path);
@@ -174,21 +176,28 @@ static void attach_zram(const char *bytes) {
     attach_swap("/dev/zram0", strtoull(bytes, NULL, 10), SWAP_FLAG_PREFER | 1);
 }
 
+// Waits until the driver has found a disk.
+static void wait_for(const char *path) {
+    for (int tries = 0; access(path, F_OK) != 0; tries++)
+        if (tries == 1000)
+            die("%s", path);
+        else
+            usleep(10000);
+}
+
 // Attaches the whole disk as swap.
 static void attach_swap_disk(void) {
     size_t size;
     char *sectors;
 
-    // The driver may take a while to find it.
-    for (int tries = 0; access("/dev/vda", F_OK) != 0 && tries < 1000; tries++)
-        usleep(10000);
+    wait_for("/dev/vda");
     sectors = contents("/sys/block/vda/size", &size);
     attach_swap("/dev/vda", strtoull(sectors, NULL, 10) * 512, 0);
     free(sectors);
 }
 
 // Follows lines `key=value`: modules to load, in this order, then zswap to
-// enable, and swap to attach.
+// enable, swap to attach, and disks to wait for.
 static void follow_options(void) {
     size_t size;
     char *text = contents("/.vellum/options", &size), *line, *rest = text;
@@ -202,6 +211,10 @@ static void follow_options(void) {
             attach_zram(line + 5);
         else if (strcmp(line, "swap-disk=") == 0)
             attach_swap_disk();
+        else if (strcmp(line, "disk=") == 0)
+            wait_for(access("/sys/block/vdb", F_OK) == 0 ? "/dev/vdb" : "/dev/vda");
+        else if (strncmp(line, "ram-disk=", 9) == 0)
+            wait_for("/dev/ram0");
         else if (*line)
             errno = EINVAL, die("the option %s", line);
     }

@@ -122,6 +122,10 @@ our_programs() {
     expect 0 "unmap in memory in pieces" guest -- "$1/unmap" 8 aged </dev/null
     expect 0 tables guest -- "$1/tables" 1 </dev/null
     expect 0 pageout guest --swap 32M -- "$1/pageout" 8 </dev/null
+    expect 0 "a disk" guest --smp 2 --disk 16M -- "$1/store" /dev/vda </dev/null
+    expect 0 "a disk that can't be read" guest --disk 16M --disk-fails reads -- "$1/store" /dev/vda reads </dev/null
+    expect 0 "a disk that can't be written" guest --disk 16M --disk-fails writes -- "$1/store" /dev/vda writes </dev/null
+    expect 0 "a disk in memory" guest --ram-disk 16M -- "$1/store" /dev/ram0 </dev/null
     expect 0 "a swap disk" guest --swap-disk 16M -- "$1/disk" works </dev/null
     expect 0 "a swap disk that can't be read" guest --swap-disk 16M --swap-disk-fails reads -- "$1/disk" reads </dev/null
     expect 0 "a swap disk that can't be written" guest --swap-disk 16M --swap-disk-fails writes -- "$1/disk" writes </dev/null

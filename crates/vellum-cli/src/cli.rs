@@ -102,6 +102,7 @@ Examples:
   vellum run --mem 256MiB --swap 1GiB -- ./large        uses more memory than the machine has
   vellum run --mem 256MiB --swap 64MiB --swap-disk 1GiB -- ./large
                                                         also swaps to a disk, once compressed memory is full
+  vellum run --disk image -- ./check /dev/vda           with a disk, whose contents are the file `image`
   vellum run --smp 4 --numa 2 -- ./team 4               with two NUMA nodes, two CPUs each
   vellum run --kernel target/linux/vmlinuz -- ./hello   the same on Linux
 

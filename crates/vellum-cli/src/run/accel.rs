@@ -70,7 +70,7 @@ fn recall(text: &str, boot: &str) -> Option<bool> {
 fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
     let file = tempfile::NamedTempFile::new()?;
     fs::write(file.path(), exiting_program())?;
-    let (extras, options) = kernel.needs(None, None)?;
+    let (extras, options) = kernel.needs(None, &[], None)?;
     let program = Program { path: file.path(), arguments: &[], environment: &[], files: &[] };
     let machine = Machine {
         kernel,
@@ -79,7 +79,7 @@ fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
         cpus: 1,
         nodes: 1,
         memory: 256 << 20,
-        disk: None,
+        disks: &[],
         icount: false,
         cont_blocks: true,
         timeout: Some(ATTEMPT_LIMIT),

@@ -1,4 +1,4 @@
-//! A disk for the machine to swap to.
+//! Disks of the machine: one to swap to, and one for the program.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use vellum_inspect::size;
 pub enum Image {
     /// A temporary file of this many bytes.
     New(u64),
-    /// This file, whose contents the disk overwrites.
+    /// This file, which the machine reads and writes.
     File(PathBuf),
 }
 
@@ -31,8 +31,31 @@ pub enum Failing {
 pub struct Disk<'a> {
     pub image: &'a Image,
     pub failing: Option<Failing>,
-    /// The reference kernel keeps checksums of its pages.
-    pub checked: bool,
+    pub role: Role,
+}
+
+/// What the machine uses a disk for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// To swap to.
+    Swap {
+        /// The reference kernel keeps checksums of its pages.
+        checked: bool,
+    },
+    /// For the program.
+    Program,
+}
+
+impl Role {
+    /// Returns the disk's name in QEMU, its slot on the PCI bus, by which the reference kernel
+    /// finds it, and how QEMU caches it: what was swapped out is of no use once the machine is
+    /// gone.
+    fn place(self) -> (&'static str, u8, &'static str) {
+        match self {
+            Role::Swap { .. } => ("swap", 3, "unsafe"),
+            Role::Program => ("disk", 4, "writeback"),
+        }
+    }
 }
 
 /// Parses a size, or else the path of a file.
@@ -54,10 +77,11 @@ impl Disk<'_> {
     /// # Errors
     /// The host can't make a file of this size, or the path has a comma.
     pub fn add_to(self, qemu: &mut Command, folder: &Path) -> anyhow::Result<()> {
+        let (name, slot, cache) = self.role.place();
         let path = match self.image {
             Image::File(path) => path.clone(),
             Image::New(bytes) => {
-                let path = folder.join("disk");
+                let path = folder.join(name);
                 File::create(&path).and_then(|file| file.set_len(*bytes)).context("making a disk")?;
                 path
             }
@@ -74,9 +98,8 @@ impl Disk<'_> {
                 )
             }
         };
-        // The contents are of no use once the machine is gone.
-        qemu.arg("-drive").arg(format!("if=none,id=swap,driver=raw,cache=unsafe,{file}"));
-        qemu.args(["-device", "virtio-blk-pci,drive=swap,addr=3,disable-legacy=on"]);
+        qemu.arg("-drive").arg(format!("if=none,id={name},driver=raw,cache={cache},{file}"));
+        qemu.arg("-device").arg(format!("virtio-blk-pci,drive={name},addr={slot},disable-legacy=on"));
         Ok(())
     }
 }

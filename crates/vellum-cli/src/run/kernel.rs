@@ -2,7 +2,7 @@
 
 use super::arch::Arch;
 use super::archive::Extra;
-use super::disk::Disk;
+use super::disk::{Disk, Role};
 use super::{modules, release};
 use anyhow::{Context, bail};
 use memchr::memmem;
@@ -154,7 +154,12 @@ impl Kernel {
     ///
     /// # Errors
     /// A file is missing.
-    pub fn needs(&self, swap: Option<u64>, disk: Option<Disk<'_>>) -> anyhow::Result<(Vec<Extra>, String)> {
+    pub fn needs(
+        &self,
+        swap: Option<u64>,
+        disks: &[Disk<'_>],
+        ram_disk: Option<u64>,
+    ) -> anyhow::Result<(Vec<Extra>, String)> {
         let (mut files, mut options) = (Vec::new(), String::new());
         if self.kind == Kind::Linux {
             let init = built(self.arch.init())?;
@@ -162,9 +167,13 @@ impl Kernel {
                 format!("no init for Linux at {}: build it with `./x build --kernel`", init.display())
             })?;
             files.push(Extra { path: "init".into(), mode: 0o755, contents });
-            for module in [swap.map(|_| "zram"), disk.map(|_| "virtio_blk")].into_iter().flatten() {
+            let parameters = ram_disk.map(|bytes| format!("rd_nr=1 rd_size={}", bytes.div_ceil(1 << 10)));
+            let needed =
+                [swap.map(|_| "zram"), disks.first().map(|_| "virtio_blk"), parameters.as_ref().map(|_| "brd")];
+            for module in needed.into_iter().flatten() {
                 for (name, contents) in modules::with_dependencies(&self.image, module)? {
-                    options += &format!("module=/.vellum/{name}.ko\n");
+                    let parameters = parameters.as_deref().filter(|_| name == "brd").unwrap_or_default();
+                    options += &format!("module=/.vellum/{name}.ko {parameters}\n");
                     files.push(Extra { path: format!(".vellum/{name}.ko"), mode: 0o644, contents });
                 }
             }
@@ -175,9 +184,15 @@ impl Kernel {
         if let Some(bytes) = swap {
             options += &format!("swap={bytes}\n");
         }
-        if let Some(disk) = disk {
-            let checked = disk.checked && self.kind == Kind::Vellum;
-            options += if checked { "swap-disk=checked\n" } else { "swap-disk=\n" };
+        for disk in disks {
+            options += match disk.role {
+                Role::Swap { checked: true } if self.kind == Kind::Vellum => "swap-disk=checked\n",
+                Role::Swap { .. } => "swap-disk=\n",
+                Role::Program => "disk=\n",
+            };
+        }
+        if let Some(bytes) = ram_disk {
+            options += &format!("ram-disk={bytes}\n");
         }
         Ok((files, options))
     }

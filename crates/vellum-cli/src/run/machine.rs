@@ -34,7 +34,7 @@ pub struct Machine<'a> {
     pub nodes: u8,
     /// Memory in bytes.
     pub memory: u64,
-    pub disk: Option<Disk<'a>>,
+    pub disks: &'a [Disk<'a>],
     /// True if the machine's clock counts instructions.
     pub icount: bool,
     /// True if the reference kernel may map memory in contpte blocks.
@@ -191,7 +191,7 @@ impl Machine<'_> {
         fs::write(path("archive"), self.archive).context("writing the archive")?;
         let stderr = File::create(path("stderr"))?;
         let mut command = self.command(&path("archive"), &path("console"), stderr);
-        if let Some(disk) = self.disk {
+        for disk in self.disks {
             disk.add_to(&mut command, folder.path())?;
         }
         let mut running = Running::start(command, self.kernel.arch)?;

@@ -6,7 +6,7 @@
 //! | [`accel`] | the choice between KVM and translation |
 //! | [`arch`] | architectures, and their QEMU options |
 //! | [`archive`] | the cpio archive with the program and its files |
-//! | [`disk`] | a disk to swap to |
+//! | [`disk`] | disks: one to swap to, and one for the program |
 //! | [`kernel`] | the kernel image, and what it needs |
 //! | [`machine`] | the virtual machine: start, supervision, end |
 //! | [`modules`] | modules of a Linux kernel, with their dependencies |
@@ -78,6 +78,19 @@ pub struct Task {
     /// comes back changed as lost. No effect on Linux
     #[arg(long, requires = "swap_disk")]
     swap_disk_checksums: bool,
+
+    /// A disk for the program: a new one of this size, or a file, which it may change. It is
+    /// /dev/vda, or /dev/vdb beside a disk to swap to
+    #[arg(long, value_name = "SIZE|FILE", value_parser = disk::parse)]
+    disk: Option<disk::Image>,
+
+    /// Make the reads or writes of the program's disk fail
+    #[arg(long, value_name = "reads|writes", value_enum, hide_possible_values = true, requires = "disk")]
+    disk_fails: Option<disk::Failing>,
+
+    /// A disk in the machine's memory of this size: /dev/ram0 (Linux: brd)
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    ram_disk: Option<u64>,
 
     /// Make the machine's clock count instructions: one a nanosecond, the same in every run. With
     /// one CPU only
@@ -153,6 +166,9 @@ impl Task {
             swap_disk: None,
             swap_disk_fails: None,
             swap_disk_checksums: false,
+            disk: None,
+            disk_fails: None,
+            ram_disk: None,
             icount: true,
             no_contiguous: false,
             environment: Vec::new(),
@@ -192,12 +208,12 @@ impl Task {
         if self.icount && self.smp > 1 {
             bail!("--icount counts the instructions of one CPU: leave out --smp");
         }
-        let disk = self.swap_disk.as_ref().map(|image| disk::Disk {
-            image,
-            failing: self.swap_disk_fails,
-            checked: self.swap_disk_checksums,
-        });
-        let (extras, options) = kernel.needs(self.swap, disk)?;
+        let of = |image, failing, role| disk::Disk { image, failing, role };
+        let swap = disk::Role::Swap { checked: self.swap_disk_checksums };
+        let swap_disk = self.swap_disk.as_ref().map(|image| of(image, self.swap_disk_fails, swap));
+        let disk = self.disk.as_ref().map(|image| of(image, self.disk_fails, disk::Role::Program));
+        let disks: Vec<_> = swap_disk.into_iter().chain(disk).collect();
+        let (extras, options) = kernel.needs(self.swap, &disks, self.ram_disk)?;
         let program = archive::Program {
             path: &self.program,
             arguments: &self.arguments,
@@ -211,7 +227,7 @@ impl Task {
             cpus: self.smp,
             nodes: self.numa,
             memory: self.mem,
-            disk,
+            disks: &disks,
             icount: self.icount,
             cont_blocks: !self.no_contiguous,
             timeout: self.timeout.map(Duration::from_secs),

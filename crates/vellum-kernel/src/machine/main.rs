@@ -248,6 +248,7 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
         return Ok(());
     }
     task::background::start();
+    files::writeback::start();
     smp::release(cpus, task::executor::run);
     task::executor::run()
 }
@@ -262,6 +263,10 @@ fn follow_options() -> Result<(), &'static str> {
         }
         BootOption::SwapDisk { checked } => {
             mem::swap::init_disk(checked, make_file).map_err(|_| "there is no disk, or no memory to swap to it")
+        }
+        BootOption::Disk => files::block::init_disk().map_err(|_| "there is no disk, or no memory for it"),
+        BootOption::RamDisk(bytes) => {
+            files::block::init_memory(bytes).map_err(|_| "not enough memory for the disk in memory")
         }
     })
 }

@@ -49,12 +49,21 @@ pub fn numeric_name(name: &[u8]) -> Option<u32> {
 pub enum BootOption {
     /// `swap=BYTES`: a swap device of that size in compressed memory.
     Swap(u64),
-    /// `swap-disk=` or `swap-disk=checked`: the disk is a swap device.
+    /// `swap-disk=` or `swap-disk=checked`: the disk at PCI slot [`SWAP_DISK`] is a swap device.
     SwapDisk {
         /// True if the swap device has checksums.
         checked: bool,
     },
+    /// `disk=`: the disk at PCI slot [`DISK`] is a block device of the programs.
+    Disk,
+    /// `ram-disk=BYTES`: a block device of that size in memory.
+    RamDisk(u64),
 }
+
+/// The slot of the disk to swap to on the first PCI bus.
+pub const SWAP_DISK: u8 = 3;
+/// The slot of the programs' disk on the first PCI bus.
+pub const DISK: u8 = 4;
 
 /// Parses the lines of `.vellum/options`. Yields an error message for an invalid line.
 pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'static str>> {
@@ -65,10 +74,17 @@ pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'st
                 .map(BootOption::Swap)
                 .map_err(|_| "invalid size in `swap=BYTES`: not a decimal number");
         }
+        if let Some(bytes) = line.strip_prefix(b"ram-disk=") {
+            return number(bytes)
+                .map(BootOption::RamDisk)
+                .map_err(|_| "invalid size in `ram-disk=BYTES`: not a decimal number");
+        }
         match line {
             b"swap-disk=" => Ok(BootOption::SwapDisk { checked: false }),
             b"swap-disk=checked" => Ok(BootOption::SwapDisk { checked: true }),
-            _ => Err("unknown boot option: only `swap=BYTES`, `swap-disk=` and `swap-disk=checked` are known"),
+            b"disk=" => Ok(BootOption::Disk),
+            _ => Err("unknown boot option: only `swap=BYTES`, `swap-disk=`, `swap-disk=checked`, `disk=` and \
+                      `ram-disk=BYTES` are known"),
         }
     })
 }
@@ -103,9 +119,19 @@ mod tests {
     #[test]
     fn boot_options_and_strings_are_parsed() {
         let read = |text: &[u8]| boot_options(text).collect::<Vec<_>>();
-        let expected = [Ok(BootOption::Swap(4096)), Ok(BootOption::SwapDisk { checked: true })];
-        assert_eq!(read(b"swap=4096\nswap-disk=checked\n"), expected);
-        assert!(read(b"").is_empty() && read(b"swap-disk=no")[0].is_err() && read(b"swap=x")[0].is_err());
+        let expected = [
+            Ok(BootOption::Swap(4096)),
+            Ok(BootOption::SwapDisk { checked: true }),
+            Ok(BootOption::Disk),
+            Ok(BootOption::RamDisk(8192)),
+        ];
+        assert_eq!(read(b"swap=4096\nswap-disk=checked\ndisk=\nram-disk=8192\n"), expected);
+        assert!(
+            read(b"").is_empty()
+                && read(b"swap-disk=no")[0].is_err()
+                && read(b"swap=x")[0].is_err()
+                && read(b"ram-disk=")[0].is_err()
+        );
         assert_eq!(strings(b"a\0\0bc\0"), [b"a".to_vec(), b"".to_vec(), b"bc".to_vec()]);
         assert!(strings(b"").is_empty() && strings(b"\0") == [b""]);
     }

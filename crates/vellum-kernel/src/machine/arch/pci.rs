@@ -2,6 +2,7 @@
 
 use crate::arch::devices::{CONFIGURATION, MEMORY_WINDOW};
 use crate::arch::kernel_map::phys_to_virt;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use spin::{Mutex, MutexGuard, Once};
 use virtio_drivers::transport::pci::bus::{
     BarInfo, Cam, Command, DeviceFunction, DeviceFunctionInfo, MemoryBarType, MmioCam, PciRoot,
@@ -22,15 +23,16 @@ pub fn root() -> MutexGuard<'static, Root> {
 }
 
 /// Returns the first device on the first bus that satisfies `is_it`.
-pub fn find(root: &Root, is_it: impl Fn(&DeviceFunctionInfo) -> bool) -> Option<DeviceFunction> {
-    root.enumerate_bus(0).find(|(_, info)| is_it(info)).map(|(place, _)| place)
+pub fn find(root: &Root, is_it: impl Fn(DeviceFunction, &DeviceFunctionInfo) -> bool) -> Option<DeviceFunction> {
+    root.enumerate_bus(0).find(|(place, info)| is_it(*place, info)).map(|(place, _)| place)
 }
 
 /// Assigns memory addresses to a device's BARs, regardless of the firmware's assignment, and
-/// enables memory decoding and bus mastering. May be used for one device only, because every call
-/// assigns the same addresses.
+/// enables memory decoding and bus mastering. Each call assigns further addresses. The caller has
+/// the buses locked.
 pub fn place(root: &mut Root, device: DeviceFunction) {
-    let mut next = MEMORY_WINDOW;
+    static NEXT: AtomicU64 = AtomicU64::new(MEMORY_WINDOW);
+    let mut next = NEXT.load(Relaxed);
     let regions = root.bars(device).unwrap_or_default();
     for (index, region) in (0..).zip(regions) {
         let Some(BarInfo::Memory { address_type, size, .. }) = region else { continue };
@@ -41,5 +43,6 @@ pub fn place(root: &mut Root, device: DeviceFunction) {
         }
         next += size;
     }
+    NEXT.store(next, Relaxed);
     root.set_command(device, Command::MEMORY_SPACE | Command::BUS_MASTER);
 }

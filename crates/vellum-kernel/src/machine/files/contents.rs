@@ -1,19 +1,23 @@
-//! Backs files in memory with the engine's page-cache objects, so that programs can map them.
+//! Backs files with the engine's page-cache objects, so that programs can map them: files in
+//! memory, and files whose contents a store has.
 
+use crate::mem::payer::Shared;
 use crate::mem::spaces::All;
+use crate::mem::storage::{self, Filling, Store};
 use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{self, Object, machine, payer};
-use alloc::sync::Arc;
-use alloc::vec;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
 use core::any::Any;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum::memcg::Refused;
-use vellum::page_cache::{ObjectError, PageCounts};
+use vellum::page_cache::{Expected, ObjectError, Overwrite, PageCounts, Readahead, WriteErrors, Writeback, drop_clean};
 use vellum::space;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::io::{PageBytes, in_pieces};
 use vellum_kernel::fs::{Pages, Sink, Source};
 
 /// A file's contents in a page-cache object.
@@ -22,20 +26,65 @@ pub struct ObjectContents {
     pub object: Object,
     /// Serializes changes of the object's size.
     sizing: Mutex<()>,
+    /// Where the contents come from and go; `None` for a file in memory.
+    store: Option<Arc<dyn Store>>,
+    /// What the mappings have seen of failed writes.
+    mapped: Opener,
 }
 
-const PAGE: usize = FRAME_SIZE as usize;
+/// The contents that a store has, by the tags of their objects.
+static STORED: Shared<BTreeMap<u64, Weak<ObjectContents>>> = Shared::new(BTreeMap::new());
 
-/// Converts an engine error. On a memory shortage the thread is marked as blocked, so that the call
-/// is retried after reclaim.
-fn errno(error: ObjectError) -> Errno {
+/// Returns the contents that a store has, by the tag of their object.
+pub fn find_stored(tag: u64) -> Option<Arc<ObjectContents>> {
+    STORED.lock().get(&tag)?.upgrade()
+}
+
+/// Iterates over all contents that a store has, but for those that come or go meanwhile.
+pub fn all_stored() -> impl Iterator<Item = Arc<ObjectContents>> {
+    let mut next = 0;
+    core::iter::from_fn(move || {
+        loop {
+            let stored = STORED.lock();
+            let (tag, contents) = stored.range(next..).next()?;
+            next = tag + 1;
+            let contents = contents.upgrade();
+            drop(stored);
+            if contents.is_some() {
+                return contents;
+            }
+        }
+    })
+}
+
+/// What the page cache keeps of one opener of a file with a store.
+pub struct Opener {
+    readahead: Mutex<Readahead>,
+    errors: Mutex<WriteErrors>,
+}
+
+impl Opener {
+    fn of(object: &Object) -> Self {
+        Opener { readahead: Mutex::new(Readahead::new(READAHEAD)), errors: Mutex::new(WriteErrors::of(object)) }
+    }
+}
+
+const PAGE: u64 = FRAME_SIZE;
+/// The most pages that are read ahead of a program's reads: 512 KiB.
+const READAHEAD: u32 = 128;
+
+/// Converts an engine error. If the thread has to wait for memory or for a page, it is marked as
+/// blocked, so that the call is tried again after the wait.
+pub fn errno(error: ObjectError) -> Errno {
     let shortage = match error {
         ObjectError::TooLarge => return Errno::EFBIG,
         ObjectError::Busy => return Errno::EBUSY,
         ObjectError::Lost | ObjectError::NotWritten => return Errno::EIO,
         ObjectError::TooManyReferences => return Errno::ENOMEM,
-        // No object of this kernel has a store.
-        ObjectError::Pending(_) => return Errno::EIO,
+        ObjectError::Pending(page) => {
+            thread::current(|thread| thread.block(BlockedOn::Pending(page)));
+            return Errno::EIO;
+        }
         ObjectError::NoMemory(Refused::OutOfMemory) if !machine().swaps().has_room(machine().platform()) => {
             return Errno::ENOSPC;
         }
@@ -45,17 +94,237 @@ fn errno(error: ObjectError) -> Errno {
     Errno::ENOMEM
 }
 
+/// Returns an unused tag for an object.
+fn new_tag() -> u64 {
+    static TAGS: AtomicU64 = AtomicU64::new(1);
+    TAGS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Returns the pages that have these bytes, at least in part.
+fn pages_of(bytes: Range<u64>) -> Range<u64> {
+    bytes.start / PAGE..bytes.end.div_ceil(PAGE)
+}
+
 impl ObjectContents {
-    /// Creates an empty object.
+    /// Creates the contents of an empty file in memory.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
     pub fn new() -> Result<Self, Errno> {
-        static NUMBERS: AtomicU64 = AtomicU64::new(1);
-        let tag = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let object = mem::new_object(payer::payer(), tag).map_err(|_| Errno::ENOMEM)?;
-        Ok(Self { object, sizing: Mutex::new(()) })
+        let object = mem::new_object(payer::payer(), new_tag()).map_err(|_| Errno::ENOMEM)?;
+        Ok(Self::of(object, None))
+    }
+
+    /// Creates the contents of a file of `size` bytes that a store has.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn stored(store: Arc<dyn Store>, size: u64) -> Result<Arc<Self>, Errno> {
+        let object = mem::new_stored_object(payer::payer(), new_tag(), size).map_err(|_| Errno::ENOMEM)?;
+        let tag = object.tag();
+        storage::add(tag, store.clone());
+        let contents = Arc::new(Self::of(object, Some(store)));
+        STORED.lock().insert(tag, Arc::downgrade(&contents));
+        Ok(contents)
+    }
+
+    fn of(object: Object, store: Option<Arc<dyn Store>>) -> Self {
+        Self { mapped: Opener::of(&object), object, sizing: Mutex::new(()), store }
+    }
+
+    /// Returns the state of a new opener.
+    pub fn opener(&self) -> Opener {
+        Opener::of(&self.object)
+    }
+
+    /// Reads ahead for an opener that will read these bytes next. What memory has no room for is
+    /// read later.
+    pub fn read_ahead(&self, opener: &Opener, bytes: Range<u64>) {
+        let mut readahead = opener.readahead.lock();
+        let _ = self.object.read_ahead(&mut readahead, pages_of(bytes), payer::payer());
+    }
+
+    /// Has the pages of these bytes read, without waiting for them (`POSIX_FADV_WILLNEED`,
+    /// `readahead`).
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn will_need(&self, bytes: Range<u64>) -> Result<(), Errno> {
+        let bytes = bytes.start..bytes.end.min(self.size());
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut once = Readahead::new(0);
+        self.object.read_ahead(&mut once, pages_of(bytes), payer::payer()).map_err(errno)
+    }
+
+    /// Sets what an opener expects of its reads (`posix_fadvise`).
+    pub fn expect(&self, opener: &Opener, expected: Expected) {
+        opener.readahead.lock().expected = expected;
+    }
+
+    /// Has dirty pages written ([`Writeback`]), and goes on where an earlier call of the same pass
+    /// stopped.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`, with the thread marked as blocked: it has to wait for a page. `ENOMEM`.
+    pub fn write_back(&self, pass: &mut Writeback) -> Result<(), Errno> {
+        space::write_back(&All, &self.object, pass).map_err(errno)
+    }
+
+    /// Ends a synchronisation, after the pages were written: has the store keep them, and reports
+    /// writes that failed since the opener last asked.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`.
+    pub fn flush(&self, opener: &Opener) -> Result<(), Errno> {
+        let flushed = self.store.as_ref().is_none_or(|store| store.flush());
+        let written = opener.errors.lock().check(&self.object);
+        if flushed && written.is_ok() { Ok(()) } else { Err(Errno::EIO) }
+    }
+
+    /// Has the store keep what was written, for `sync`, which reports no errors.
+    pub fn flush_store(&self) {
+        let _ = self.store.as_ref().is_none_or(|store| store.flush());
+    }
+
+    /// Ends a synchronisation as [`ObjectContents::flush`] does, for all mappings, which report a
+    /// failed write once together.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`.
+    pub fn flush_mapped(&self) -> Result<(), Errno> {
+        self.flush(&self.mapped)
+    }
+
+    /// Drops those of the pages that are clean and that nothing uses (`POSIX_FADV_DONTNEED`).
+    pub fn drop_clean(&self, pages: Range<u64>) {
+        drop_clean(&self.object, pages);
+    }
+
+    /// Overwrites whole pages that are missing, from `at` on, and returns the number of bytes
+    /// written. Returns `None` if the first page has to be read first, or is in memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of the source, `ENOMEM`.
+    fn overwrite(&self, at: u64, from: &mut dyn Source) -> Result<Option<usize>, Errno> {
+        let (size, end) = (self.size(), at.saturating_add(from.left() as u64));
+        // What the write leaves of its first and its last page must lie beyond the end of the file.
+        let first = at / PAGE;
+        let last = if end >= size { end.div_ceil(PAGE) } else { end / PAGE };
+        let begins_page = at.is_multiple_of(PAGE) || first * PAGE >= size;
+        if self.store.is_none() || !begins_page || first >= last {
+            return Ok(None);
+        }
+        // Among the bytes may be those of the pages to overwrite: then these must be in memory
+        // first, as an access to them would wait for the end of the overwrite.
+        if !from.fault_in(PAGE as usize) {
+            return Ok(None);
+        }
+        let over = Overwrite::begin(&self.object, first..last, payer::payer()).map_err(errno)?;
+        let Some(over) = over else { return Ok(None) };
+        let filling = Filling::new(over, self.object.serial())?;
+        let mut skip = (at % PAGE) as usize;
+        let (mut done, mut bytes, mut failed) = (0, 0, None);
+        for folio in filling.folios() {
+            zero(&folio[..skip]);
+            let taken = match from.take_page(&folio[skip..]) {
+                Ok(taken) => taken,
+                Err(error) => {
+                    failed = Some(error);
+                    0
+                }
+            };
+            done += taken;
+            bytes += (skip + taken) as u64;
+            zero(&folio[skip + taken..]);
+            if skip + taken < folio.len() {
+                break;
+            }
+            skip = 0;
+        }
+        // The last page counts if the write ends in it, and not if user memory does.
+        let whole = if from.left() == 0 || bytes.is_multiple_of(PAGE) || first * PAGE + bytes >= size {
+            bytes.div_ceil(PAGE)
+        } else {
+            bytes / PAGE
+        };
+        let kept = done.min(((first + whole) * PAGE).saturating_sub(at) as usize);
+        // A page of which only a part was written is read first, by the next step.
+        from.give_back(done - kept);
+        let done = kept;
+        filling.finish(whole, at + done as u64);
+        match failed {
+            Some(error) if done == 0 => Err(error),
+            _ => Ok(Some(done)),
+        }
+    }
+
+    /// Writes to a page that is in memory, or that is read first, with those that follow it in its
+    /// folio. Returns the number of bytes written, and whether more may follow.
+    fn write_pages(&self, at: u64, from: &mut dyn Source) -> Result<(usize, bool), Errno> {
+        let (first, offset) = (at / PAGE, (at % PAGE) as usize);
+        let end = at.saturating_add(from.left() as u64);
+        if end == at {
+            return Ok((0, false));
+        }
+        // The page is allocated before bytes are taken: bytes taken cannot be put back, and the
+        // call may be retried.
+        let pages = match self.object.pages(pages_of(at..end)).map_err(errno)? {
+            Some(pages) => pages,
+            None => self.object.page_or_new(first, payer::payer()).map_err(errno)?,
+        };
+        let len = pages.len().min((end - first * PAGE) as usize);
+        let old = self.size();
+        let grows = self.store.is_some() && first * PAGE + len as u64 > old;
+        if grows {
+            // Zeroes what lies behind the old end, before the bytes of the write get there.
+            self.grow(first * PAGE + len as u64)?;
+        }
+        let taken = from.take_page(&pages.bytes()[offset..len]);
+        let reached = at + taken.unwrap_or(0) as u64;
+        if grows && reached < first * PAGE + len as u64 {
+            self.set_size(reached.max(old))?;
+        }
+        let taken = taken?;
+        self.object.mark_dirty(pages_of(at..reached));
+        if self.store.is_none() {
+            self.grow(reached)?;
+        }
+        Ok((taken, taken == len - offset))
+    }
+
+    /// Makes the file at least `size` bytes large.
+    fn grow(&self, size: u64) -> Result<(), Errno> {
+        if size > self.size() {
+            let _sizing = self.sizing.lock();
+            if size > self.size() {
+                // The size only grows, so no page is truncated.
+                let _ = self.object.set_size(size).map_err(errno)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Zeroes bytes of pages.
+fn zero(bytes: &PageBytes) {
+    bytes.iter().for_each(|byte| byte.store(0, Ordering::Relaxed));
+}
+
+impl Drop for ObjectContents {
+    fn drop(&mut self) {
+        if self.store.is_some() {
+            storage::remove(self.object.tag());
+            STORED.lock().remove(&self.object.tag());
+        }
     }
 }
 
@@ -72,58 +341,42 @@ impl Pages for ObjectContents {
     }
 
     fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
-        let size = self.size();
-        let mut done = 0;
-        let mut buffer = vec![0; PAGE];
-        while to.room() > 0 && at + (done as u64) < size {
-            let from = at + done as u64;
-            let (page, offset) = (from / FRAME_SIZE, (from % FRAME_SIZE) as usize);
-            let count = to.room().min(PAGE - offset).min((size - from) as usize);
-            match self.object.page(page) {
-                Ok(Some(page)) => _ = page.read(offset, &mut buffer[..count]),
-                Ok(None) => buffer[..count].fill(0),
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(errno(error)),
+        let mut at = at;
+        in_pieces(|| {
+            let end = self.size().min(at.saturating_add(to.room() as u64));
+            if at >= end {
+                return Ok((0, false));
             }
-            match to.put(&buffer[..count]) {
-                Ok(put) => done += put,
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
+            let (first, offset) = (at / PAGE, (at % PAGE) as usize);
+            let wanted = (end - first * PAGE) as usize;
+            let (put, len) = match self.object.pages(pages_of(at..end)).map_err(errno)? {
+                Some(pages) => {
+                    let len = pages.len().min(wanted);
+                    (to.put_page(&pages.bytes()[offset..len])?, len)
+                }
+                None => {
+                    let len = wanted.min(PAGE as usize);
+                    (to.put(&[0; PAGE as usize][offset..len])?, len)
+                }
+            };
+            at += put as u64;
+            Ok((put, put == len - offset))
+        })
     }
 
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
-        let mut done = 0;
-        let mut buffer = vec![0; PAGE];
-        while from.left() > 0 {
-            let to = at + done as u64;
-            let (page, offset) = (to / FRAME_SIZE, (to % FRAME_SIZE) as usize);
-            let wanted = from.left().min(PAGE - offset);
-            // The page is allocated before bytes are taken: bytes taken cannot be put back, and the
-            // call may be retried.
-            let page = match self.object.page_or_new(page, payer::payer()) {
-                Ok(page) => page,
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(errno(error)),
-            };
-            let taken = match from.take(&mut buffer[..wanted]) {
-                Ok(taken) => taken,
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
-            };
-            page.write(offset, &buffer[..taken]);
-            done += taken;
-            if to + taken as u64 > self.size() {
-                let _sizing = self.sizing.lock();
-                if to + taken as u64 > self.size() {
-                    // The size only grows, so no page is truncated.
-                    let _ = self.object.set_size(to + taken as u64).map_err(errno)?;
-                }
-            }
+        let mut at = at;
+        if self.store.is_some() && at > self.size() {
+            self.grow(at)?;
         }
-        Ok(done)
+        in_pieces(|| {
+            let (written, goes_on) = match self.overwrite(at, from)? {
+                Some(written) => (written, from.left() > 0 && written > 0),
+                None => self.write_pages(at, from)?,
+            };
+            at += written as u64;
+            Ok((written, goes_on))
+        })
     }
 
     fn expect_write(&self, bytes: Range<u64>) {
@@ -142,17 +395,17 @@ impl Pages for ObjectContents {
     }
 
     fn next_data(&self, at: u64) -> Option<u64> {
-        let page = self.object.next_data(at / FRAME_SIZE)?;
-        Some((page * FRAME_SIZE).max(at))
+        let page = self.object.next_data(at / PAGE)?;
+        Some((page * PAGE).max(at))
     }
 
     fn next_hole(&self, at: u64) -> u64 {
-        (self.object.next_hole(at / FRAME_SIZE) * FRAME_SIZE).max(at)
+        (self.object.next_hole(at / PAGE) * PAGE).max(at)
     }
 
     fn resident(&self) -> u64 {
         let PageCounts { resident, swapped, .. } = self.object.page_counts();
-        (resident + swapped) * FRAME_SIZE
+        (resident + swapped) * PAGE
     }
 
     fn deny_shared_write(&self) -> Result<(), Errno> {

@@ -2,7 +2,9 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`contents`] | contents of files in memory: the engine's page-cache objects |
+//! | [`contents`] | contents of files: the engine's page-cache objects |
+//! | [`block`] | the files of block devices |
+//! | [`writeback`] | the tasks that read, and that write dirty pages |
 //! | [`user`] | user buffers of reads and writes |
 //! | [`stream`] | the first program's standard streams, over the serial port |
 //! | [`kinds`] | file-system types, and mounting them |
@@ -13,6 +15,7 @@
 //! | [`uffd`] | userfaultfd files |
 //! | [`shm`] | System V shared memory segments |
 
+pub mod block;
 pub mod cgroupfs;
 pub mod contents;
 pub mod kinds;
@@ -23,6 +26,7 @@ pub mod stream;
 pub mod sys;
 pub mod uffd;
 pub mod user;
+pub mod writeback;
 
 use crate::mem::{EPOCH, now_ns};
 use alloc::sync::Arc;
@@ -34,7 +38,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::device;
 use vellum_kernel::fs::lock::{Locks, Owner};
 use vellum_kernel::fs::meta::{Device, Time};
-use vellum_kernel::fs::names::{MappedFile, View};
+use vellum_kernel::fs::names::{Driver, MappedFile, View};
 use vellum_kernel::fs::open::Open;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::tmpfs::{self, Capacity, Node};
@@ -172,6 +176,16 @@ pub fn from_root<T>(look: impl FnOnce(View) -> T) -> T {
 /// Those of creating a file.
 pub fn make_block_device(path: &str, number: Device) -> Result<(), Errno> {
     from_root(|view| view.make(path.as_bytes(), Kind::Block, 0o600, number, &[]))
+}
+
+/// Registers the driver of a block device, and creates its special file.
+///
+/// # Errors
+///
+/// `ENOMEM`; those of creating a file.
+fn add_block_device(path: &str, number: Device, driver: Driver) -> Result<(), Errno> {
+    world().names.add_driver(Kind::Block, number, driver)?;
+    make_block_device(path, number)
 }
 
 /// Creates an unlinked file in memory.

@@ -5,7 +5,9 @@ use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
+use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::io::PageBytes;
 use vellum_kernel::fs::{Sink, Source};
 
 /// `UIO_MAXIOV`: the most buffers that `readv` and its like accept.
@@ -16,14 +18,18 @@ const MOST: u64 = 0x7fff_f000;
 /// The user buffers of a call, consumed from the front.
 pub struct UserBytes {
     memory: Arc<UserSpace>,
+    /// Addresses and lengths.
     pieces: Vec<(u64, u64)>,
+    /// The buffer in which the next byte is.
     at: usize,
+    /// The number of bytes of that buffer before the next one.
+    consumed: u64,
 }
 
 impl UserBytes {
     /// Describes one buffer.
     pub fn one(thread: &Thread, address: u64, len: u64) -> Self {
-        Self { memory: thread.memory(), pieces: vec![(address, len.min(MOST))], at: 0 }
+        Self { memory: thread.memory(), pieces: vec![(address, len.min(MOST))], at: 0, consumed: 0 }
     }
 
     /// Reads an array of `struct iovec`.
@@ -50,12 +56,12 @@ impl UserBytes {
             *len = (*len).min(left);
             left -= *len;
         }
-        Ok(Self { memory, pieces, at: 0 })
+        Ok(Self { memory, pieces, at: 0, consumed: 0 })
     }
 
     /// Shortens the buffers to at most `most` bytes in all.
     pub fn shorten(&mut self, most: u64) {
-        let mut left = most;
+        let mut left = most.saturating_add(self.consumed);
         for (_, len) in &mut self.pieces[self.at..] {
             *len = (*len).min(left);
             left -= *len;
@@ -68,7 +74,7 @@ impl UserBytes {
     }
 
     fn total(&self) -> usize {
-        self.pieces[self.at..].iter().map(|(_, len)| *len as usize).sum()
+        self.pieces[self.at..].iter().map(|(_, len)| *len as usize).sum::<usize>() - self.consumed as usize
     }
 
     /// Moves up to `most` bytes, buffer by buffer. `copy` returns the number of bytes it could copy
@@ -80,17 +86,16 @@ impl UserBytes {
     ) -> Result<usize, Errno> {
         let mut done = 0;
         while done < most && self.at < self.pieces.len() {
-            let (address, len) = &mut self.pieces[self.at];
-            let wanted = (*len as usize).min(most - done);
-            let copied = copy(&self.memory, *address, done, wanted);
-            *address = address.wrapping_add(copied as u64);
-            *len -= copied as u64;
+            let (address, len) = self.pieces[self.at];
+            let wanted = ((len - self.consumed) as usize).min(most - done);
+            let copied = copy(&self.memory, address.wrapping_add(self.consumed), done, wanted);
+            self.consumed += copied as u64;
             done += copied;
             if copied < wanted {
                 return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) };
             }
-            if *len == 0 {
-                self.at += 1;
+            if self.consumed == len {
+                (self.at, self.consumed) = (self.at + 1, 0);
             }
         }
         Ok(done)
@@ -107,6 +112,12 @@ impl Sink for UserBytes {
             uaccess::write_some(memory, address, &bytes[from..from + len])
         })
     }
+
+    fn put_page(&mut self, bytes: &PageBytes) -> Result<usize, Errno> {
+        self.walk(bytes.len(), |memory, address, from, len| {
+            uaccess::write_page(memory, address, &bytes[from..from + len])
+        })
+    }
 }
 
 impl Source for UserBytes {
@@ -116,5 +127,32 @@ impl Source for UserBytes {
 
     fn take(&mut self, to: &mut [u8]) -> Result<usize, Errno> {
         self.walk(to.len(), |memory, address, at, len| uaccess::read_some(memory, address, &mut to[at..at + len]))
+    }
+
+    fn fault_in(&mut self, count: usize) -> bool {
+        let (at, consumed) = (self.at, self.consumed);
+        let touched = self.walk(count, |memory, address, _, len| {
+            let end = address.wrapping_add(len as u64);
+            let next = (address | (FRAME_SIZE - 1)).wrapping_add(1);
+            let pages = (next..end).step_by(FRAME_SIZE as usize);
+            let is_there = |address| uaccess::read_some(memory, address, &mut [0]) == 1;
+            if len == 0 || core::iter::once(address).chain(pages).all(is_there) { len } else { 0 }
+        });
+        (self.at, self.consumed) = (at, consumed);
+        touched.is_ok_and(|touched| touched == count.min(self.total()))
+    }
+
+    fn give_back(&mut self, count: usize) {
+        let mut left = count as u64;
+        while left > self.consumed && self.at > 0 {
+            left -= self.consumed;
+            self.at -= 1;
+            self.consumed = self.pieces[self.at].1;
+        }
+        self.consumed -= left.min(self.consumed);
+    }
+
+    fn take_page(&mut self, to: &PageBytes) -> Result<usize, Errno> {
+        self.walk(to.len(), |memory, address, at, len| uaccess::read_page(memory, address, &to[at..at + len]))
     }
 }

@@ -1,9 +1,9 @@
-//! Driver of the swap disk: virtio's block device on PCI (`virtio-blk-pci`), through the crate
+//! Driver of disks: virtio's block device on PCI (`virtio-blk-pci`), through the crate
 //! `virtio-drivers`.
 //!
-//! One request transfers any number of contiguous slots to or from contiguous frames. The calling
-//! CPU polls for completion with the driver's lock held, so one CPU at a time has a request under
-//! way. A request allocates nothing on the heap: pageout must not wait for memory.
+//! One request transfers any number of contiguous sectors to or from contiguous frames. The calling
+//! CPU polls for completion with the driver's lock held, so one CPU at a time has a request of a
+//! disk under way. A request allocates nothing on the heap: pageout must not wait for memory.
 
 use crate::arch::kernel_map::{phys_to_virt, virt_to_phys};
 use crate::arch::pci;
@@ -12,6 +12,7 @@ use crate::mem::platform::Host;
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
 use core::ptr::NonNull;
+use core::sync::atomic::AtomicU8;
 use spin::Mutex;
 use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::frame::Frames;
@@ -70,28 +71,67 @@ unsafe impl Hal for Dma {
     unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
 }
 
-/// The swap disk.
-pub struct Disk {
-    driver: Mutex<VirtIOBlk<Dma, PciTransport>>,
-    checked: bool,
-}
+/// A disk.
+pub struct Disk(Mutex<VirtIOBlk<Dma, PciTransport>>);
 
 impl Disk {
-    /// Returns the machine's first disk and its number of slots. With `checked`, the engine keeps a
-    /// checksum of each page on the disk.
-    pub fn find(checked: bool) -> Option<(Self, u32)> {
+    /// Returns the disk at a slot of the machine's first PCI bus.
+    pub fn find(slot: u8) -> Option<Self> {
         let mut root = pci::root();
-        let place = pci::find(&root, |info| virtio_device_type(info) == Some(DeviceType::Block))?;
+        let is_block = |info: &_| virtio_device_type(info) == Some(DeviceType::Block);
+        let place = pci::find(&root, |place, info| place.device == slot && is_block(info))?;
         pci::place(&mut root, place);
         let transport = PciTransport::new::<Dma, _>(&mut root, place)
-            .inspect_err(|error| println!("swap disk: the PCI transport cannot be set up: {error}"));
+            .inspect_err(|error| println!("disk {slot}: the PCI transport cannot be set up: {error}"));
         let mut driver = VirtIOBlk::new(transport.ok()?)
-            .inspect_err(|error| println!("swap disk: the driver cannot be set up: {error}"))
+            .inspect_err(|error| println!("disk {slot}: the driver cannot be set up: {error}"))
             .ok()?;
         // Requests are polled for completion.
         driver.disable_interrupts();
-        let slots = u32::try_from(driver.capacity() / SECTORS as u64).unwrap_or(u32::MAX);
-        Some((Disk { driver: Mutex::new(driver), checked }, slots))
+        Some(Disk(Mutex::new(driver)))
+    }
+
+    /// Returns the size in bytes.
+    pub fn size(&self) -> u64 {
+        self.0.lock().capacity().saturating_mul(SECTOR_SIZE as u64)
+    }
+
+    /// Reads bytes from `at` on. Returns whether the device succeeded.
+    pub fn read(&self, at: u64, to: &[AtomicU8]) -> bool {
+        // SAFETY: the bytes are contiguous in physical memory, as the direct map is, and the device
+        // writes them as another CPU would. The driver passes their address on, and does not access
+        // them.
+        let to = unsafe { core::slice::from_raw_parts_mut(to.as_ptr().cast::<u8>().cast_mut(), to.len()) };
+        self.0.lock().read_blocks(at as usize / SECTOR_SIZE, to).is_ok()
+    }
+
+    /// Writes bytes from `at` on. Returns whether the device succeeded.
+    pub fn write(&self, at: u64, from: &[AtomicU8]) -> bool {
+        // SAFETY: as in `read`; the device reads the bytes.
+        let from = unsafe { core::slice::from_raw_parts(from.as_ptr().cast::<u8>(), from.len()) };
+        self.0.lock().write_blocks(at as usize / SECTOR_SIZE, from).is_ok()
+    }
+
+    /// Has the device keep what was written through a loss of power. Returns whether it succeeded.
+    pub fn flush(&self) -> bool {
+        self.0.lock().flush().is_ok()
+    }
+}
+
+/// A disk to swap to.
+pub struct SwapDisk {
+    disk: Disk,
+    /// The engine keeps a checksum of each page on the disk.
+    checked: bool,
+}
+
+impl SwapDisk {
+    /// Returns the swap disk at a slot of the PCI bus, and its number of slots of swap. With
+    /// `checked`, the engine keeps a checksum of each page on the disk.
+    pub fn find(slot: u8, checked: bool) -> Option<(Self, u32)> {
+        let disk = Disk::find(slot)?;
+        let slots = u32::try_from(disk.size() / FRAME_SIZE).unwrap_or(u32::MAX);
+        Some((SwapDisk { disk, checked }, slots))
     }
 
     /// Reads contiguous slots into contiguous frames as one request. Returns whether the device
@@ -103,7 +143,7 @@ impl Disk {
     unsafe fn request(&self, frames: &Frames<'_, Host>, slots: Slots, to: Pfn) -> bool {
         // SAFETY: no other code uses the frames (this function's contract).
         let bytes = unsafe { core::slice::from_raw_parts_mut(frames.at(to.addr()).as_ptr(), bytes(slots)) };
-        self.driver.lock().read_blocks(slots.first as usize * SECTORS, bytes).is_ok()
+        self.disk.0.lock().read_blocks(slots.first as usize * SECTORS, bytes).is_ok()
     }
 }
 
@@ -112,12 +152,12 @@ fn bytes(slots: Slots) -> usize {
     slots.count as usize * FRAME_SIZE as usize
 }
 
-impl SwapDevice<Host> for Disk {
+impl SwapDevice<Host> for SwapDisk {
     unsafe fn write(&self, frames: &Frames<'_, Host>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
         // SAFETY: the frames are the machine's, and the engine keeps them unchanged during the call
         // (the contract of [`SwapDevice::write`]).
         let bytes = unsafe { core::slice::from_raw_parts(frames.at(from.addr()).as_ptr(), bytes(slots)) };
-        self.driver.lock().write_blocks(slots.first as usize * SECTORS, bytes).map_err(|_| WriteError::Failed)
+        self.disk.0.lock().write_blocks(slots.first as usize * SECTORS, bytes).map_err(|_| WriteError::Failed)
     }
 
     unsafe fn read(&self, frames: &Frames<'_, Host>, slots: Slots, to: Pfn) -> Result<(), ReadError> {

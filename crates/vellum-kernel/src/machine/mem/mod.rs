@@ -10,7 +10,9 @@
 //! | [`space`] | the address spaces of processes, and the space that each CPU has loaded |
 //! | [`spaces`] | the registry of all address spaces, by number and by fork family |
 //! | [`swap`] | the swap devices: compressed memory and a disk |
-//! | [`disk`] | the swap disk's driver |
+//! | [`disk`] | the driver of disks |
+//! | [`block`] | block devices: disks and a disk in memory, and their page cache |
+//! | [`storage`] | the way of the page cache's requests to block devices |
 //! | [`reclaim`] | calls the engine's reclaim and counts its work by reason |
 //! | [`memcgs`] | the machine's memcgs: names, events, swap limits |
 //! | [`thread`] | the memory layer's part of a thread: the reason it is blocked, its faults |
@@ -18,6 +20,7 @@
 //! | [`uffd`] | userfaultfds, as address spaces know them |
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
+pub mod block;
 pub mod disk;
 pub mod heap;
 #[cfg(feature = "holds")]
@@ -30,6 +33,7 @@ pub mod reclaim;
 pub mod shootdown;
 pub mod space;
 pub mod spaces;
+pub mod storage;
 pub mod swap;
 pub mod thread;
 pub mod uaccess;
@@ -132,6 +136,16 @@ impl fmt::Display for CounterSummary {
 /// Memory is short, or the memcg's limit is reached.
 pub fn new_object(memcg: MemcgId, tag: u64) -> Result<Object, vellum::page_cache::ObjectError> {
     Object::new(machine(), &format(), memcg, tag, 0)
+}
+
+/// Creates a page-cache object of `size` bytes whose contents a store has ([`storage::add`]), as
+/// [`new_object`] does.
+///
+/// # Errors
+///
+/// Those of [`new_object`].
+pub fn new_stored_object(memcg: MemcgId, tag: u64, size: u64) -> Result<Object, vellum::page_cache::ObjectError> {
+    Object::with_store(machine(), &format(), memcg, tag, size)
 }
 
 /// Creates an empty address space with the kernel in its upper half.

@@ -11,9 +11,11 @@ use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{caches, cpu, secondary};
 #[cfg(feature = "holds")]
 use crate::mem::holds::{self, Kind};
-use crate::mem::{reclaim, shootdown};
+use crate::mem::{reclaim, shootdown, storage};
 use vellum::addr::PhysAddr;
-use vellum::platform::{self, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
+use vellum::platform::{
+    self, CpuSet, Cpus, Event, Invalidation, Memory, ReadRequest, Region, Tlb, Trace, WriteRequest,
+};
 use vellum_kernel::boot::{MAX_REGIONS, MemoryMap};
 use vellum_kernel::nodes::Nodes;
 
@@ -159,8 +161,15 @@ impl platform::Clock for Host {
     }
 }
 
-// No file of this kernel has a store: its page-cache objects are shared memory and files in memory.
-impl platform::Storage for Host {}
+impl platform::Storage for Host {
+    fn read(&self, request: ReadRequest) {
+        storage::read(request);
+    }
+
+    fn write(&self, request: WriteRequest) {
+        storage::write(request);
+    }
+}
 
 impl Trace for Host {
     const ENABLED: bool = false;

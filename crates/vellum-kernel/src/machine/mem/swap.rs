@@ -2,7 +2,7 @@
 //! from boot, compressed memory with the higher priority; a program may disable and enable each
 //! (`swapoff`, `swapon`).
 
-use crate::mem::disk::Disk;
+use crate::mem::disk::SwapDisk;
 use crate::mem::platform::Host;
 use crate::mem::spaces;
 use crate::mem::{Object, machine};
@@ -14,6 +14,7 @@ use vellum::space::FaultError;
 use vellum::swap::{Compressed, DetachError, SwapDevice, Usage};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::Device;
+use vellum_kernel::parse::SWAP_DISK;
 
 /// A swap device with its device file.
 pub struct Store {
@@ -64,7 +65,7 @@ pub fn init_memory(bytes: u64, announce: impl FnOnce(&Store) -> Result<(), Errno
 ///
 /// `ENODEV`: the machine has no disk. `ENOMEM`. The errors of `announce`.
 pub fn init_disk(checked: bool, announce: impl FnOnce(&Store) -> Result<(), Errno>) -> Result<(), Errno> {
-    let (disk, slots) = Disk::find(checked).filter(|(_, slots)| *slots > 0).ok_or(Errno::ENODEV)?;
+    let (disk, slots) = SwapDisk::find(SWAP_DISK, checked).filter(|(_, slots)| *slots > 0).ok_or(Errno::ENODEV)?;
     let number = Device { major: 253, minor: 0 };
     let store = Store { path: "/dev/vda", number, usual: -2, device: Box::new(disk), slots, in_use: Mutex::new(None) };
     init(&DISK, store, announce)

@@ -9,6 +9,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
 use vellum::memcg::Refused;
+use vellum::platform::PendingPage;
 use vellum::space::{FaultError, Resolved, UffdEvent};
 use vellum_kernel::errno::Errno;
 
@@ -21,6 +22,8 @@ pub enum BlockedOn {
     Overdraft(Refused),
     /// A page's fault is to be resolved by the program that holds the userfaultfd.
     Uffd(Arc<UserSpace>, UffdEvent),
+    /// A page of a file is being read or written.
+    Pending(PendingPage),
     /// A signal arrived while the system call waited for one of the above. The signal is delivered
     /// before the call is restarted.
     Signal,
@@ -32,6 +35,7 @@ impl BlockedOn {
         match error {
             FaultError::NoMemory(why) => Some(Self::Shortage(why)),
             FaultError::Uffd(watched) => Some(Self::Uffd(memory.clone(), watched)),
+            FaultError::Pending(page) => Some(Self::Pending(page)),
             _ => None,
         }
     }
@@ -144,6 +148,15 @@ pub fn current<R>(show: impl FnOnce(&ThreadMem) -> R) -> Option<R> {
     let thread = percpu::current().thread.get();
     // SAFETY: the thread lives as long as it is set (`work_for`), and `show` can't await.
     (!thread.is_null()).then(|| show(unsafe { &*thread }))
+}
+
+/// Converts a fault's error to the errno of the current thread's system call, which is restarted if
+/// the fault may succeed later.
+pub fn fault_failed(error: FaultError, memory: &Arc<UserSpace>) -> Errno {
+    if let Some(on) = BlockedOn::of(error, memory) {
+        current(|thread| thread.block(on));
+    }
+    error.errno().into()
 }
 
 /// Converts an engine error to the errno of the current thread's system call. If memory was

@@ -12,6 +12,7 @@ use crate::arch::types::UserMemory;
 use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{UserSpace, percpu, space};
 use alloc::sync::Arc;
+use core::sync::atomic::AtomicU8;
 use vellum_kernel::errno::Errno;
 
 /// Checks that the range lies in user space.
@@ -42,6 +43,31 @@ pub fn write_some(memory: &Arc<UserSpace>, address: u64, from: &[u8]) -> usize {
     // SAFETY: reads the slice only; writes user memory, to which no reference exists, and where a
     // fault ends the copy.
     from.len() - user_access(|| unsafe { access::copy(address as *mut u8, from.as_ptr(), from.len()) })
+}
+
+/// Copies from user memory to a page until a fault ends the copy. Returns the number of bytes
+/// copied.
+pub fn read_page(memory: &Arc<UserSpace>, address: u64, to: &[AtomicU8]) -> usize {
+    if check(address, to.len()).is_err() {
+        return 0;
+    }
+    space::load(memory);
+    let page = to.as_ptr().cast::<u8>().cast_mut();
+    // SAFETY: as in `read_some`. Other CPUs may access the page meanwhile, as they may while
+    // hardware writes to it: the copy is one of the processor's instructions, and no Rust code
+    // reads the bytes but as atomics.
+    to.len() - user_access(|| unsafe { access::copy(page, address as *const u8, to.len()) })
+}
+
+/// Copies from a page to user memory until a fault ends the copy. Returns the number of bytes
+/// copied.
+pub fn write_page(memory: &Arc<UserSpace>, address: u64, from: &[AtomicU8]) -> usize {
+    if check(address, from.len()).is_err() {
+        return 0;
+    }
+    space::load(memory);
+    // SAFETY: as in `write_some` and `read_page`.
+    from.len() - user_access(|| unsafe { access::copy(address as *mut u8, from.as_ptr().cast(), from.len()) })
 }
 
 /// Fills `to` from user memory.

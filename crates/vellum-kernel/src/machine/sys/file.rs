@@ -5,6 +5,7 @@ use super::pieces::{by_pieces, may_go_on};
 use super::{Answer, lock};
 use crate::files;
 use crate::files::user::UserBytes;
+use crate::mem::thread::BlockedOn;
 use crate::mem::uaccess;
 use crate::task::Thread;
 use crate::task::signal::{self, Info};
@@ -14,9 +15,10 @@ use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
+use vellum_kernel::fs::io::Waits;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::tmpfs::Node;
-use vellum_kernel::fs::{Inode, Open};
+use vellum_kernel::fs::{Inode, Kind, Open};
 
 /// Returns the open file of descriptor `fd`, or `EBADF`.
 pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
@@ -54,15 +56,34 @@ impl Memory {
     }
 }
 
+/// The waits of a thread's read or write.
+struct TransferWaits<'a>(&'a Arc<Thread>);
+
+impl Waits for TransferWaits<'_> {
+    async fn wait(&self) -> bool {
+        let TransferWaits(thread) = self;
+        let Some(on) = thread.mem.take_blocked() else { return false };
+        // A program that resolves a fault may let the thread wait for ever, so a signal is
+        // delivered first. The call is restarted after it, if nothing was transferred.
+        let is_interruptible = matches!(on, BlockedOn::Uffd(..));
+        let goes_on = on.wait(thread, true).await;
+        if goes_on && is_interruptible && thread.is_interrupted() {
+            thread.mem.block(BlockedOn::Signal);
+            return false;
+        }
+        goes_on
+    }
+}
+
 /// Implements `read` and `readv`; with an offset, `pread64` and `preadv`.
 pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) -> Answer {
     let open = open_of(thread, fd)?;
     let mut bytes = to.bytes(thread)?;
-    let all = vellum_kernel::fs::Sink::room(&bytes);
+    let (all, waits) = (vellum_kernel::fs::Sink::room(&bytes), TransferWaits(thread));
     let read = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
-        Some(at) => at_file(thread, &open, open.read_at(at, &mut bytes)).await,
-        None => at_file(thread, &open, open.read(&mut bytes)).await,
+        Some(at) => at_file(thread, &open, open.read_at(at, &mut bytes, &waits)).await,
+        None => at_file(thread, &open, open.read(&mut bytes, &waits)).await,
     };
     match (read, all - vellum_kernel::fs::Sink::room(&bytes)) {
         // Bytes that were read before the signal arrived must be reported: a pipe has lost them.
@@ -96,11 +117,11 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
         may_reach(thread, end, from.saturating_add(1))?;
         bytes.shorten(end - from);
     }
-    let all = vellum_kernel::fs::Source::left(&bytes);
+    let (all, waits) = (vellum_kernel::fs::Source::left(&bytes), TransferWaits(thread));
     let written = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
-        Some(at) => at_file(thread, &open, open.write_at(at, &mut bytes)).await,
-        None => at_file(thread, &open, open.write(&mut bytes)).await,
+        Some(at) => at_file(thread, &open, open.write_at(at, &mut bytes, &waits)).await,
+        None => at_file(thread, &open, open.write(&mut bytes, &waits)).await,
     };
     let done = match written {
         // Bytes that were written before the signal arrived are reported.
@@ -257,28 +278,6 @@ pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
     }
 }
 
-/// Implements `fsync` and `fdatasync`. Files live in memory, so there is nothing to write.
-pub fn sync(thread: &Thread, fd: u64) -> Answer {
-    let open = open_of(thread, fd)?;
-    if open.inode().meta().kind == vellum_kernel::fs::Kind::Fifo {
-        return Err(Errno::EINVAL);
-    }
-    Ok(0)
-}
-
-/// Implements `fadvise64`. Files live in memory, so the advice has no effect.
-pub fn advise(thread: &Thread, fd: u64, len: u64, advice: u64) -> Answer {
-    let open = open_of(thread, fd)?;
-    if open.flags() & abi::O_PATH != 0 {
-        return Err(Errno::EBADF);
-    }
-    match open.inode().meta().kind {
-        vellum_kernel::fs::Kind::Fifo => Err(Errno::ESPIPE),
-        _ if (len as i64) < 0 || advice > 5 => Err(Errno::EINVAL),
-        _ => Ok(0),
-    }
-}
-
 /// Implements `ftruncate`.
 pub fn ftruncate(thread: &Arc<Thread>, fd: u64, size: u64) -> Answer {
     let open = open_of(thread, fd)?;
@@ -327,7 +326,7 @@ pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, fl
     }
     let open = open_of(thread, fd)?;
     let mut bytes = UserBytes::many(thread, pieces, count)?;
-    if open.inode().meta().kind != vellum_kernel::fs::Kind::Fifo {
+    if open.inode().meta().kind != Kind::Fifo {
         return Err(Errno::EBADF);
     }
     let waits = flags & AT_ONCE == 0;

@@ -1,13 +1,13 @@
 //! Implements `mmap`, `madvise` and the other memory calls on top of the engine.
 
-use super::Answer;
 use super::pieces::{by_pieces, may_go_on};
+use super::{Answer, sync};
 use crate::arch::abi::MAP_LOW;
 use crate::files::user::UserBytes;
 use crate::files::{contents, proc};
 use crate::mem::memcgs;
 use crate::mem::spaces::All;
-use crate::mem::thread::{BlockedOn, failed};
+use crate::mem::thread::{failed, fault_failed};
 use crate::mem::{UserSpace, uaccess};
 use crate::task::{Thread, deliver};
 use alloc::sync::Arc;
@@ -15,8 +15,7 @@ use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
 use vellum::memcg::MayBeRefused;
 use vellum::space::{
-    self, Advise, AdviseError, FaultError, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags,
-    RemapRequest,
+    self, Advise, AdviseError, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags, RemapRequest,
 };
 use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;
@@ -133,7 +132,7 @@ async fn populate_rest(thread: &Arc<Thread>, memory: &Arc<UserSpace>, mut rest: 
     loop {
         let piece = || {
             let populated = memory.engine.populate_some(&mut rest, || may_go_on(thread));
-            populated.map_err(|error| failed(error.refused(), error.errno()))
+            populated.map_err(|error| fault_failed(error, memory))
         };
         match by_pieces(thread, piece).await {
             Err(error) if error != Errno::EINTR && !thread.mem.is_blocked() => rest.skip_vma(),
@@ -201,8 +200,8 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
         _ => return Err(Errno::EINVAL),
     };
     let told = |error: AdviseError| {
-        if let AdviseError::Fault(FaultError::Uffd(watched)) = error {
-            thread.mem.block(BlockedOn::Uffd(memory.clone(), watched));
+        if let AdviseError::Fault(error) = error {
+            fault_failed(error, memory);
         }
         failed(error.refused(), error.errno())
     };
@@ -230,7 +229,12 @@ pub async fn mlock(thread: &Arc<Thread>, addr: u64, len: u64, flags: u64) -> Ans
         return Err(Errno::EINVAL);
     }
     let memory = thread.memory();
-    let told = |error: LockError| failed(error.refused(), error.errno());
+    let told = |error: LockError| {
+        if let LockError::Fault(error) = error {
+            fault_failed(error, &memory);
+        }
+        failed(error.refused(), error.errno())
+    };
     let mut rest = memory.engine.begin_lock(addr, len, flags != 0).map_err(told)?;
     let piece = || {
         let populated = memory.engine.populate_some(&mut rest, || may_go_on(thread));
@@ -324,14 +328,19 @@ pub async fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answ
 }
 
 /// Implements `msync`.
-pub fn msync(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
+pub async fn msync(thread: &Arc<Thread>, addr: u64, len: u64, flags: u64) -> Answer {
     let (sync, known) = (abi::MS_ASYNC | abi::MS_SYNC, abi::MS_ASYNC | abi::MS_SYNC | abi::MS_INVALIDATE);
     let flags = flags as u32;
     if flags & !known != 0 || flags & sync == sync {
         return Err(Errno::EINVAL);
     }
     let synced = thread.memory().engine.sync(addr, len, flags & abi::MS_INVALIDATE != 0);
-    synced.map_err(|error| error.errno().into()).map(|()| 0)
+    let all = synced.map_err(|error| error.errno().into()).map(|()| 0);
+    // The VMAs are written even if there are holes between them.
+    if flags & abi::MS_SYNC != 0 && matches!(all, Ok(_) | Err(Errno::ENOMEM)) && addr.is_multiple_of(FRAME_SIZE) {
+        sync::mapped(thread, addr, addr.saturating_add(align_up(len, FRAME_SIZE.ilog2()).unwrap_or(0))).await?;
+    }
+    all
 }
 
 /// Implements `brk`: moves the end of the heap. Returns the end, unchanged if it cannot be moved.

@@ -56,6 +56,7 @@ pub mod select;
 pub mod shm;
 pub mod signal;
 pub mod swap;
+pub mod sync;
 mod table;
 pub mod timer;
 pub mod wait;

@@ -52,7 +52,7 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
         }
         let contents = ObjectContents::new()?;
         contents.set_size(size.next_multiple_of(FRAME_SIZE))?;
-        let (object, times, pids) = (Some(contents.object), [0, 0, now()], [pid, 0]);
+        let (object, times, pids) = (Some(contents.object.clone()), [0, 0, now()], [pid, 0]);
         Ok(Segment { tag: object.as_ref().map_or(0, Object::tag), object, size, times, pids })
     };
     with(|segments| segments.get_or_create(key, flags, &who, most, fits, make)).map(u64::from)

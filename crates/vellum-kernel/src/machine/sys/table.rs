@@ -10,7 +10,7 @@ use super::path::HERE;
 use super::process::Wanted;
 use super::{
     Answer, anon_inode, clock, file, futex, identity, lock, memory, misc, mount, path, pidfd, policy, prctl, process,
-    program, remote, schedule, select, shm, signal, swap, timer, wait,
+    program, remote, schedule, select, shm, signal, swap, sync, timer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -88,7 +88,7 @@ system_calls! {
         __NR_madvise: Partial("no KSM; MADV_COLLAPSE of private memory only")
             => memory::madvise(thread, a[0], a[1], a[2]).await;
         __NR_mincore: Full => memory::mincore(thread, a[0], a[1], a[2]).await;
-        __NR_msync: Full => memory::msync(thread, a[0], a[1], a[2]);
+        __NR_msync: Full => memory::msync(thread, a[0], a[1], a[2]).await;
         __NR_brk: Full => memory::brk(thread, a[0]).await;
         __NR_get_mempolicy: Partial("one node; VMAs have no policy of their own")
             => policy::get(thread, [a[0], a[1], a[2], a[3], a[4]]);
@@ -117,15 +117,18 @@ system_calls! {
         __NR_flock: Full, AfterHandlers => lock::flock(thread, a[0], a[1]).await;
         __NR_lseek: Full => file::lseek(thread, a[0], a[1], a[2]);
         __NR_ioctl: Partial("nothing is a terminal") => file::ioctl(thread, a[0], a[1], a[2]);
-        __NR_fsync: Full => file::sync(thread, a[0]);
-        __NR_fdatasync: Full => file::sync(thread, a[0]);
-        __NR_sync: Full => Ok(0);
+        __NR_fsync: Full => sync::fsync(thread, a[0]).await;
+        __NR_fdatasync: Full => sync::fsync(thread, a[0]).await;
+        __NR_sync_file_range: Full => sync::range(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_syncfs: Full => sync::syncfs(thread, a[0]).await;
+        __NR_readahead: Full => sync::readahead(thread, a[0], a[1], a[2]);
+        __NR_sync: Full => sync::all(thread).await;
         __NR_ftruncate: Full => file::ftruncate(thread, a[0], a[1]);
         __NR_fallocate: Full => file::fallocate(thread, a[0], a[1], a[2], a[3]).await;
         __NR_getdents64: Full => file::getdents(thread, a[0], a[1], a[2]);
         __NR_pipe2: Full => anon_inode::pipe(thread, a[0], a[1]);
         __NR_pselect6: Full => select::pselect(thread, a).await;
-        __NR_fadvise64: Full => file::advise(thread, a[0], a[2], a[3]);
+        __NR_fadvise64: Full => sync::advise(thread, a[0], a[1], a[2], a[3]).await;
         __NR_ppoll: Full => select::ppoll(thread, a).await;
         __NR_cachestat: Partial("files in memory; no counts of writeback or of recently evicted pages")
             => file::cachestat(thread, a[0], a[1], a[2], a[3]);

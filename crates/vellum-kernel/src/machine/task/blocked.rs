@@ -1,6 +1,7 @@
 //! Waiting until a failed memory access is worth a retry ([`BlockedOn`]). The thread then takes the
 //! fault again or restarts the system call.
 
+use crate::mem::storage::{self, Outcome};
 use crate::mem::thread::BlockedOn;
 use crate::mem::{UserSpace, heap, machine};
 use crate::task::{Thread, executor, oom};
@@ -22,6 +23,11 @@ impl BlockedOn {
                 repay(thread, why).await;
                 false
             }
+            Self::Pending(page) => match thread.killable(storage::wait(page)).await {
+                Ok(outcome) => outcome == Outcome::Again,
+                // The thread ends before it tries again.
+                Err(_) => true,
+            },
             Self::Uffd(memory, watched) => wait_for_uffd(thread, &memory, watched, in_kernel).await,
         }
     }

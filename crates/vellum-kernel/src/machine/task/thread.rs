@@ -164,7 +164,8 @@ impl Thread {
         match self.mem.take_blocked() {
             Some(on @ BlockedOn::Overdraft(_)) => on.wait(self, true).await,
             // `madvise` and `mlock` return `EAGAIN` where memory is short.
-            Some(on) if matches!(result, Err(Errno::EFAULT | Errno::ENOMEM | Errno::EAGAIN)) => {
+            // A page that is being read fails a call by `EIO`.
+            Some(on) if matches!(result, Err(Errno::EFAULT | Errno::ENOMEM | Errno::EAGAIN | Errno::EIO)) => {
                 on.wait(self, true).await
             }
             _ => false,

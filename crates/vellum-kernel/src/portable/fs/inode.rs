@@ -261,6 +261,11 @@ pub trait File: Send + Sync {
         false
     }
 
+    /// Returns the offset that `SEEK_END` means, if that is not the inode's size.
+    fn end(&self) -> Option<u64> {
+        None
+    }
+
     /// Returns the events of `poll` that are ready: `POLLIN`, `POLLOUT` and others.
     fn ready(&self) -> u32 {
         general::POLLIN | general::POLLOUT | general::POLLRDNORM | general::POLLWRNORM

@@ -2,6 +2,31 @@
 //! from user memory, where a copy may fault half way; the bytes copied until then count.
 
 use crate::errno::Errno;
+use core::future::Future;
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+/// Waits on behalf of the task that reads or writes, where a transfer stops because memory is short
+/// or because a page is being read from a disk.
+pub trait Waits: Sync {
+    /// Waits until the reason has passed for which the last step of a transfer stopped early, and
+    /// returns true. Returns false if it had no such reason, or if another try can't succeed.
+    fn wait(&self) -> impl Future<Output = bool> + Send;
+}
+
+/// A task that never waits: a transfer that stops early fails, or is short.
+pub struct NeverWaits;
+
+impl Waits for NeverWaits {
+    async fn wait(&self) -> bool {
+        false
+    }
+}
+
+/// Bytes of pages, which programs and other CPUs may write to at any time.
+pub type PageBytes = [AtomicU8];
+
+/// The size in bytes of the buffer on the stack for copies between a page and kernel memory.
+const PIECE: usize = 256;
 
 /// The destination of a read.
 pub trait Sink: Send {
@@ -14,6 +39,19 @@ pub trait Sink: Send {
     /// # Errors
     /// `EFAULT`: not one byte could be copied, though there is room.
     fn put(&mut self, bytes: &[u8]) -> Result<usize, Errno>;
+
+    /// Copies bytes of a page into the sink, as [`Sink::put`] does.
+    ///
+    /// # Errors
+    /// Those of [`Sink::put`].
+    fn put_page(&mut self, bytes: &PageBytes) -> Result<usize, Errno> {
+        let mut parts = bytes.chunks(PIECE);
+        in_pieces(|| {
+            let (mut piece, part) = ([0; PIECE], parts.next().unwrap_or_default());
+            piece.iter_mut().zip(part).for_each(|(to, from)| *to = from.load(Relaxed));
+            self.put(&piece[..part.len()]).map(|put| (put, put == PIECE))
+        })
+    }
 }
 
 /// The bytes of a write.
@@ -27,6 +65,30 @@ pub trait Source: Send {
     /// # Errors
     /// `EFAULT`: not one byte could be copied, though some are left.
     fn take(&mut self, to: &mut [u8]) -> Result<usize, Errno>;
+
+    /// Faults in the next `count` bytes, as far as there are so many, and returns whether all of
+    /// them can be taken now (Linux: `fault_in_iov_iter_readable`).
+    fn fault_in(&mut self, _count: usize) -> bool {
+        true
+    }
+
+    /// Takes back the last `count` bytes that were taken, which are the next again. Called only
+    /// after the source faulted: one that never does needs no implementation.
+    fn give_back(&mut self, _count: usize) {}
+
+    /// Copies the next bytes to a page, as [`Source::take`] does.
+    ///
+    /// # Errors
+    /// Those of [`Source::take`].
+    fn take_page(&mut self, to: &PageBytes) -> Result<usize, Errno> {
+        let mut parts = to.chunks(PIECE);
+        in_pieces(|| {
+            let (mut piece, part) = ([0; PIECE], parts.next().unwrap_or_default());
+            let taken = self.take(&mut piece[..part.len()])?;
+            part.iter().zip(&piece[..taken]).for_each(|(to, from)| to.store(*from, Relaxed));
+            Ok((taken, taken == PIECE))
+        })
+    }
 }
 
 impl Sink for &mut [u8] {
@@ -58,7 +120,7 @@ impl Source for &[u8] {
 }
 
 /// A sink or a source that ends after at most this number of bytes (Linux: `iov_iter_truncate`).
-pub(crate) struct Limited<'a, T: ?Sized>(pub &'a mut T, pub usize);
+pub struct Limited<'a, T: ?Sized>(pub &'a mut T, pub usize);
 
 impl Sink for Limited<'_, dyn Sink + '_> {
     fn room(&self) -> usize {
@@ -67,6 +129,12 @@ impl Sink for Limited<'_, dyn Sink + '_> {
 
     fn put(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
         let count = self.0.put(&bytes[..bytes.len().min(self.1)])?;
+        self.1 -= count;
+        Ok(count)
+    }
+
+    fn put_page(&mut self, bytes: &PageBytes) -> Result<usize, Errno> {
+        let count = self.0.put_page(&bytes[..bytes.len().min(self.1)])?;
         self.1 -= count;
         Ok(count)
     }
@@ -83,12 +151,27 @@ impl Source for Limited<'_, dyn Source + '_> {
         self.1 -= count;
         Ok(count)
     }
+
+    fn fault_in(&mut self, count: usize) -> bool {
+        self.0.fault_in(count.min(self.1))
+    }
+
+    fn give_back(&mut self, count: usize) {
+        self.0.give_back(count);
+        self.1 += count;
+    }
+
+    fn take_page(&mut self, to: &PageBytes) -> Result<usize, Errno> {
+        let count = self.0.take_page(&to[..to.len().min(self.1)])?;
+        self.1 -= count;
+        Ok(count)
+    }
 }
 
 /// Moves bytes piece by piece, and returns their number. `piece` returns the number of bytes that
 /// it moved, and true to be called again. An error after the first byte ends the transfer, and is
 /// not reported.
-pub(crate) fn in_pieces(mut piece: impl FnMut() -> Result<(usize, bool), Errno>) -> Result<usize, Errno> {
+pub fn in_pieces(mut piece: impl FnMut() -> Result<(usize, bool), Errno>) -> Result<usize, Errno> {
     let mut done = 0;
     loop {
         match piece() {
@@ -130,5 +213,27 @@ pub(crate) mod testing {
             self.1 -= count;
             if count == 0 && !to.is_empty() { Err(Errno::EFAULT) } else { Ok(count) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::FaultsAfter;
+    use super::*;
+    use std::vec;
+
+    /// Bytes go to and from a page in pieces, and a fault in user memory ends the transfer with the
+    /// bytes before it.
+    #[test]
+    fn bytes_of_pages_are_moved_until_user_memory_faults() {
+        let page: vec::Vec<AtomicU8> = (0..1000).map(|_| AtomicU8::new(0)).collect();
+        let bytes: vec::Vec<u8> = (0..1000).map(|i| i as u8).collect();
+        assert_eq!(FaultsAfter(&bytes[..], 700).take_page(&page), Ok(700));
+        assert_eq!(FaultsAfter(&bytes[..], 0).take_page(&page), Err(Errno::EFAULT));
+        let mut to = vec![1; 1000];
+        assert_eq!(FaultsAfter(&mut to[..], 600).put_page(&page[100..]), Ok(600));
+        assert!(to[..600] == bytes[100..700] && to[600..].iter().all(|byte| *byte == 1));
+        let mut short = &mut to[..10];
+        assert_eq!(Limited(&mut short as &mut dyn Sink, 4).put_page(&page), Ok(4));
     }
 }

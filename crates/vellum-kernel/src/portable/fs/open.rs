@@ -5,7 +5,7 @@
 //! have transferred a part of its bytes by then; the sink or the source has their number.
 
 use super::inode::{FIRST, File, Inode};
-use super::io::{Limited, Sink, Source};
+use super::io::{Limited, Sink, Source, Waits};
 use super::lock::{Locks, Owner};
 use super::meta::Kind;
 use super::write_access::Writing;
@@ -193,10 +193,10 @@ impl Open {
     ///
     /// # Errors
     /// `EBADF`, `EISDIR`, `EAGAIN`, `EFAULT`, and those of [`File::read`].
-    pub async fn read(&self, to: &mut dyn Sink) -> Result<usize, Errno> {
+    pub async fn read(&self, to: &mut dyn Sink, waits: &impl Waits) -> Result<usize, Errno> {
         let file = self.readable()?;
         if !file.seekable() {
-            return self.read_all(&**file, to, |to| file.read(0, to)).await;
+            return self.read_all(&**file, to, waits, |to| file.read(0, to)).await;
         }
         let _guard = self.offset_lock.lock().await;
         let read = |to: &mut dyn Sink| {
@@ -205,7 +205,7 @@ impl Open {
             *offset += count as u64;
             Ok(count)
         };
-        self.read_all(&**file, to, read).await
+        self.read_all(&**file, to, waits, read).await
     }
 
     /// Implements `write`: writes at the offset, or at the end with `O_APPEND`, and advances the
@@ -214,10 +214,10 @@ impl Open {
     ///
     /// # Errors
     /// `EBADF`, `EAGAIN`, `EFAULT`, `EPIPE`, and those of [`File::write`].
-    pub async fn write(&self, from: &mut dyn Source) -> Result<usize, Errno> {
+    pub async fn write(&self, from: &mut dyn Source, waits: &impl Waits) -> Result<usize, Errno> {
         let file = self.writable()?;
         if !file.seekable() {
-            return self.write_all(&**file, from, |from| file.write(0, from)).await;
+            return self.write_all(&**file, from, waits, |from| file.write(0, from)).await;
         }
         let _guard = self.offset_lock.lock().await;
         let write = |from: &mut dyn Source| {
@@ -231,14 +231,14 @@ impl Open {
             }
             Ok(count)
         };
-        self.write_all(&**file, from, write).await
+        self.write_all(&**file, from, waits, write).await
     }
 
     /// Implements `pread`.
     ///
     /// # Errors
     /// Those of [`Open::read`], and `ESPIPE`.
-    pub async fn read_at(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+    pub async fn read_at(&self, at: u64, to: &mut dyn Sink, waits: &impl Waits) -> Result<usize, Errno> {
         let file = self.readable()?;
         if !file.seekable() {
             return Err(Errno::ESPIPE);
@@ -249,14 +249,14 @@ impl Open {
             at += count as u64;
             Ok(count)
         };
-        self.read_all(&**file, to, read).await
+        self.read_all(&**file, to, waits, read).await
     }
 
     /// Implements `pwrite`. With `O_APPEND` it ignores `at` and writes at the end, as Linux does.
     ///
     /// # Errors
     /// Those of [`Open::write`], and `ESPIPE`.
-    pub async fn write_at(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
+    pub async fn write_at(&self, at: u64, from: &mut dyn Source, waits: &impl Waits) -> Result<usize, Errno> {
         let file = self.writable()?;
         if !file.seekable() {
             return Err(Errno::ESPIPE);
@@ -270,7 +270,7 @@ impl Open {
             at += count as u64;
             Ok(count)
         };
-        self.write_all(&**file, from, write).await
+        self.write_all(&**file, from, waits, write).await
     }
 
     /// Reads the bytes that a pipe holds, for `vmsplice`. At an empty pipe it waits for bytes if
@@ -293,31 +293,37 @@ impl Open {
         Self::retry_if(&**file, waits, || file.write(0, from)).await
     }
 
-    /// Reads chunk by chunk until a chunk is not full or fails, and returns the number of bytes.
-    /// Only the first chunk waits for bytes, and only its error is returned.
+    /// Reads chunk by chunk until a chunk is not full or fails for a reason for which the task does
+    /// not wait, and returns the number of bytes. Only the first chunk waits for bytes, and only
+    /// its error is returned.
     async fn read_all(
         &self,
         file: &dyn File,
         to: &mut dyn Sink,
+        waits: &impl Waits,
         mut read: impl FnMut(&mut dyn Sink) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        let mut done = self.retry_unless_nonblocking(file, || read(&mut Limited(&mut *to, READ_CHUNK))).await?;
-        let mut last = done;
-        while last == READ_CHUNK && to.room() > 0 {
+        let mut done = 0;
+        loop {
+            let wanted = to.room().min(READ_CHUNK);
+            let mut attempt = || read(&mut Limited(&mut *to, READ_CHUNK));
+            let result = if done == 0 { self.retry_unless_nonblocking(file, attempt).await } else { attempt() };
+            let is_full = result.is_ok_and(|count| count == wanted);
+            done += result.unwrap_or(0);
+            if to.room() == 0 || !is_full && !waits.wait().await {
+                return if done > 0 { Ok(done) } else { result };
+            }
             yield_now().await;
-            let Ok(count) = read(&mut Limited(&mut *to, READ_CHUNK)) else { break };
-            last = count;
-            done += count;
         }
-        Ok(done)
     }
 
-    /// Writes chunk by chunk until all is written or one fails, and returns the number of bytes. An
-    /// error is returned only if nothing was written.
+    /// Writes chunk by chunk until all is written or one fails for a reason for which the task does
+    /// not wait, and returns the number of bytes. An error is returned only if nothing was written.
     async fn write_all(
         &self,
         file: &dyn File,
         from: &mut dyn Source,
+        waits: &impl Waits,
         mut write: impl FnMut(&mut dyn Source) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
         let _guard = self.lock_writes().await;
@@ -325,6 +331,7 @@ impl Open {
         loop {
             match self.retry_unless_nonblocking(file, || write(&mut Limited(&mut *from, WRITE_CHUNK))).await {
                 Ok(count) => done += count,
+                Err(_) if waits.wait().await => {}
                 Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
             }
             if from.left() == 0 {
@@ -349,7 +356,10 @@ impl Open {
         let base = match whence {
             SEEK_SET => 0,
             SEEK_CUR => *current,
-            SEEK_END => self.inode.meta().size,
+            SEEK_END => match self.file.as_ref().and_then(|file| file.end()) {
+                Some(end) => end,
+                None => self.inode.meta().size,
+            },
             SEEK_DATA | SEEK_HOLE => {
                 let at = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
                 *current = self.file()?.seek(at, whence == SEEK_HOLE)?;
@@ -478,6 +488,7 @@ impl Drop for Open {
 
 #[cfg(test)]
 mod tests {
+    use super::super::io::NeverWaits;
     use super::super::pipe::{AnonymousPipe, NewPipe};
     use super::*;
     use crate::testing::{Count, block_on};
@@ -503,11 +514,11 @@ mod tests {
         let (from, to) = pipe(0);
         let sent: vec::Vec<u8> = (0..1_000_000u32).map(|n| (n % 251) as u8).collect();
         let expected = sent.clone();
-        let writer = thread::spawn(move || block_on(any_cpu(to.write(&mut &sent[..]))));
+        let writer = thread::spawn(move || block_on(any_cpu(to.write(&mut &sent[..], &NeverWaits))));
         let mut got = vec![];
         loop {
             let mut piece = [0; 10_000];
-            let count = block_on(any_cpu(from.read(&mut &mut piece[..]))).unwrap();
+            let count = block_on(any_cpu(from.read(&mut &mut piece[..], &NeverWaits))).unwrap();
             got.extend_from_slice(&piece[..count]);
             if count == 0 {
                 break;
@@ -520,11 +531,11 @@ mod tests {
     #[test]
     fn nonblocking_calls_return_eagain_or_a_part() {
         let (from, to) = pipe(O_NONBLOCK);
-        assert_eq!(block_on(from.read(&mut &mut [0][..])), Err(Errno::EAGAIN));
-        assert_eq!(block_on(to.write(&mut &vec![0; 100_000][..])), Ok(65536));
-        assert_eq!(block_on(to.write(&mut &[0][..])), Err(Errno::EAGAIN));
+        assert_eq!(block_on(from.read(&mut &mut [0][..], &NeverWaits)), Err(Errno::EAGAIN));
+        assert_eq!(block_on(to.write(&mut &vec![0; 100_000][..], &NeverWaits)), Ok(65536));
+        assert_eq!(block_on(to.write(&mut &[0][..], &NeverWaits)), Err(Errno::EAGAIN));
         assert_eq!(from.seek(0, SEEK_SET), Err(Errno::ESPIPE));
-        assert_eq!(block_on(from.read_at(0, &mut &mut [0][..])), Err(Errno::ESPIPE));
+        assert_eq!(block_on(from.read_at(0, &mut &mut [0][..], &NeverWaits)), Err(Errno::ESPIPE));
     }
 
     #[test]
@@ -533,7 +544,7 @@ mod tests {
         let bytes = vec![0; 100_000];
         let mut source = &bytes[..];
         {
-            let mut write = pin!(to.write(&mut source));
+            let mut write = pin!(to.write(&mut source, &NeverWaits));
             let (_, waker) = Count::new();
             // The first poll writes what fits and yields, the second finds the pipe full.
             for _ in 0..2 {
@@ -550,6 +561,6 @@ mod tests {
         let (from, _to) = pipe(0);
         from.set_flags(O_NONBLOCK | O_WRONLY | O_CREAT);
         assert_eq!(from.flags(), O_NONBLOCK);
-        assert_eq!(block_on(from.read(&mut &mut [0][..])), Err(Errno::EAGAIN));
+        assert_eq!(block_on(from.read(&mut &mut [0][..], &NeverWaits)), Err(Errno::EAGAIN));
     }
 }

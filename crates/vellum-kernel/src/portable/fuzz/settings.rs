@@ -40,6 +40,8 @@ pub fn settings(bytes: &[u8]) {
     for option in boot_options(bytes).flatten() {
         let line = match option {
             BootOption::Swap(bytes) => format!("swap={bytes}\n"),
+            BootOption::RamDisk(bytes) => format!("ram-disk={bytes}\n"),
+            BootOption::Disk => "disk=\n".into(),
             BootOption::SwapDisk { checked } => format!("swap-disk={}", if checked { "checked" } else { "" }),
         };
         assert_eq!(boot_options(line.as_bytes()).collect::<Vec<_>>(), [Ok(option)]);

@@ -69,7 +69,7 @@ pub fn enable_stdio_interrupt() {
 /// interrupt line.
 fn pci_serial() -> Option<(u64, u32)> {
     let mut root = pci::root();
-    let device = pci::find(&root, |info| (info.vendor_id, info.device_id) == SERIAL)?;
+    let device = pci::find(&root, |_, info| (info.vendor_id, info.device_id) == SERIAL)?;
     root.set_bar_32(device, 0, IO_ADDRESS | 1);
     root.set_command(device, Command::IO_SPACE);
     Some((IO_WINDOW + u64::from(IO_ADDRESS), PCI_LINES + u32::from(device.device) % 4))

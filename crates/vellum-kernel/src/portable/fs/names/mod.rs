@@ -18,7 +18,7 @@ pub use d_path::MappedFile;
 pub use lookup::{Found, LONGEST_PATH, View};
 
 use super::inode::{Directory, File, Inode};
-use super::meta::{Access, Device};
+use super::meta::{Access, Device, Kind};
 use crate::errno::Errno;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -31,8 +31,11 @@ const ENTRY_CHANGE: Access = Access(3);
 #[derive(Default)]
 pub struct Namespace {
     mounts: Mutex<Vec<Mount>>,
-    devices: Mutex<Vec<(Device, Arc<dyn File>)>>,
+    devices: Mutex<Vec<((Kind, Device), Driver)>>,
 }
+
+/// Opens the device files of one number with the flags of `open`.
+pub type Driver = Arc<dyn Fn(u32) -> Result<Arc<dyn File>, Errno> + Send + Sync>;
 
 /// A mounted file system.
 #[derive(Clone)]
@@ -113,15 +116,30 @@ impl Namespace {
         if self.mounts.lock().iter().any(refuses) { Err(Errno::EROFS) } else { Ok(()) }
     }
 
-    /// Registers the driver that device files with this number open.
+    /// Registers the driver for device files of this kind, [`Kind::Char`] or [`Kind::Block`], with
+    /// this number.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn add_driver(&self, kind: Kind, device: Device, driver: Driver) -> Result<(), Errno> {
+        let mut devices = self.devices.lock();
+        devices.try_reserve(1)?;
+        devices.push(((kind, device), driver));
+        Ok(())
+    }
+
+    /// Registers the file that all openers of a character device get.
     ///
     /// # Errors
     /// `ENOMEM`.
     pub fn add_device(&self, device: Device, file: Arc<dyn File>) -> Result<(), Errno> {
-        let mut devices = self.devices.lock();
-        devices.try_reserve(1)?;
-        devices.push((device, file));
-        Ok(())
+        self.add_driver(Kind::Char, device, Arc::new(move |_| Ok(file.clone())))
+    }
+
+    /// Returns the driver for device files of this kind and number.
+    fn driver(&self, device: (Kind, Device)) -> Option<Driver> {
+        let devices = self.devices.lock();
+        devices.iter().find(|(number, _)| *number == device).map(|(_, driver)| driver.clone())
     }
 
     /// Returns all mounts, the oldest first.

@@ -114,10 +114,9 @@ impl View<'_> {
         let meta = inode.meta();
         match meta.kind {
             Kind::Directory => Ok(None),
-            Kind::Char => {
-                let devices = self.names.devices.lock();
-                let device = devices.iter().find(|(device, _)| *device == meta.special);
-                device.map(|(_, file)| Some(file.clone())).ok_or(Errno::ENXIO)
+            Kind::Char | Kind::Block => {
+                let open = self.names.driver((meta.kind, meta.special)).ok_or(Errno::ENXIO)?;
+                open(flags).map(Some)
             }
             _ => inode.clone().open(flags).map(Some),
         }

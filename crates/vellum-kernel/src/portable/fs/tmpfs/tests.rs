@@ -1,5 +1,6 @@
 use super::*;
 use crate::fs::inode::{FIRST, File, Inode};
+use crate::fs::io::NeverWaits;
 use crate::fs::meta::FileCredentials;
 use crate::fs::names::{Mount, Namespace, View};
 use crate::fs::open::Open;
@@ -42,12 +43,12 @@ impl World {
 
     fn write(&self, path: &str, contents: &str) {
         let file = self.open(path, O_CREAT | O_TRUNC | O_WRONLY).unwrap();
-        assert_eq!(block_on(file.write(&mut contents.as_bytes())), Ok(contents.len()));
+        assert_eq!(block_on(file.write(&mut contents.as_bytes(), &NeverWaits)), Ok(contents.len()));
     }
 
     fn read(&self, path: &str) -> Result<String, Errno> {
         let mut bytes = [0; 100];
-        let count = block_on(self.open(path, O_RDONLY)?.read(&mut &mut bytes[..]))?;
+        let count = block_on(self.open(path, O_RDONLY)?.read(&mut &mut bytes[..], &NeverWaits))?;
         Ok(String::from_utf8(bytes[..count].into()).unwrap())
     }
 
@@ -149,7 +150,7 @@ fn link_counts_follow_links_and_removals() {
     world.view().remove(b"one", false).unwrap();
     world.view().remove(b"two", false).unwrap();
     assert_eq!(inode.meta().links, 0);
-    assert_eq!(block_on(open.write_at(1, &mut &b"2"[..])), Ok(1));
+    assert_eq!(block_on(open.write_at(1, &mut &b"2"[..], &NeverWaits)), Ok(1));
     assert_eq!(world.view().link(&inode, b"again"), Err(Errno::ENOENT));
     assert_eq!(world.view().remove(b"dir", false), Err(Errno::EISDIR));
     assert_eq!(world.view().remove(b"dir/.", true), Err(Errno::EINVAL));
@@ -258,13 +259,13 @@ fn reads_writes_and_seeks_keep_the_offset() {
     let file = world.open("f", O_RDWR).unwrap();
     assert_eq!((file.seek(4, SEEK_SET), file.seek(-1, SEEK_CUR), file.seek(-1, SEEK_END)), (Ok(4), Ok(3), Ok(9)));
     assert_eq!((file.seek(-1, SEEK_SET), file.seek(0, 9)), (Err(Errno::EINVAL), Err(Errno::EINVAL)));
-    assert_eq!(block_on(file.write(&mut &b"ab"[..])), Ok(2));
+    assert_eq!(block_on(file.write(&mut &b"ab"[..], &NeverWaits)), Ok(2));
     assert_eq!(world.read("f").unwrap(), "012345678ab");
     let append = world.open("f", O_WRONLY | O_APPEND).unwrap();
-    assert_eq!(block_on(append.write(&mut &b"!"[..])), Ok(1));
+    assert_eq!(block_on(append.write(&mut &b"!"[..], &NeverWaits)), Ok(1));
     assert_eq!((append.seek(0, SEEK_CUR), world.read("f").unwrap()), (Ok(12), "012345678ab!".into()));
-    assert_eq!(block_on(append.read(&mut &mut [0][..])), Err(Errno::EBADF));
-    assert_eq!(block_on(world.open("f", 0).unwrap().write(&mut &[0][..])), Err(Errno::EBADF));
+    assert_eq!(block_on(append.read(&mut &mut [0][..], &NeverWaits)), Err(Errno::EBADF));
+    assert_eq!(block_on(world.open("f", 0).unwrap().write(&mut &[0][..], &NeverWaits)), Err(Errno::EBADF));
     assert_eq!(world.open("f", 0).unwrap().truncate(0), Err(Errno::EINVAL));
     file.truncate(100 << 20).unwrap();
     assert_eq!((file.seek(0, SEEK_DATA), file.seek(0, SEEK_HOLE)), (Ok(0), Ok(4096)));
@@ -305,9 +306,9 @@ fn long_writes_take_several_steps() {
     let world = World::new();
     let file = world.open("f", O_CREAT | O_RDWR).unwrap();
     let bytes: Vec<u8> = (0..3_000_000u32).map(|n| (n / 1000) as u8).collect();
-    assert_eq!(block_on(file.write(&mut &bytes[..])), Ok(bytes.len()));
+    assert_eq!(block_on(file.write(&mut &bytes[..], &NeverWaits)), Ok(bytes.len()));
     let mut read = std::vec![0; bytes.len()];
-    assert_eq!(block_on(file.read_at(0, &mut &mut read[..])), Ok(bytes.len()));
+    assert_eq!(block_on(file.read_at(0, &mut &mut read[..], &NeverWaits)), Ok(bytes.len()));
     assert!(read == bytes);
 }
 
@@ -429,7 +430,7 @@ fn tmpfiles_can_be_linked() {
     let world = World::new();
     let file = world.open("/", O_TMPFILE | O_RDWR).unwrap();
     assert_eq!(file.inode().meta().links, 0);
-    assert_eq!(block_on(file.write(&mut &b"x"[..])), Ok(1));
+    assert_eq!(block_on(file.write(&mut &b"x"[..], &NeverWaits)), Ok(1));
     world.view().link(file.inode(), b"/named").unwrap();
     assert_eq!((world.read("named").unwrap(), world.links("named")), ("x".into(), 1));
     assert_eq!(world.open("/", O_TMPFILE | O_RDONLY).err(), Some(Errno::EINVAL));
@@ -543,13 +544,13 @@ fn devices_fifos_and_magic_links_open_other_files() {
     assert_eq!(world.open("null", O_RDWR).err(), Some(Errno::ENXIO), "no driver yet");
     world.names.add_device(device::number::NULL, Arc::new(device::Null)).unwrap();
     assert_eq!(world.read("null").unwrap(), "");
-    assert_eq!(block_on(world.open("null", O_WRONLY | O_TRUNC).unwrap().write(&mut &b"x"[..])), Ok(1));
+    assert_eq!(block_on(world.open("null", O_WRONLY | O_TRUNC).unwrap().write(&mut &b"x"[..], &NeverWaits)), Ok(1));
 
     node("/fifo", Kind::Fifo, Device::default());
     assert_eq!(world.open("fifo", O_WRONLY | O_NONBLOCK).err(), Some(Errno::ENXIO));
     let both = world.open("fifo", O_RDWR).unwrap();
     block_on(both.wait_until_connected());
-    assert_eq!(block_on(both.write(&mut &b"hello"[..])), Ok(5));
+    assert_eq!(block_on(both.write(&mut &b"hello"[..], &NeverWaits)), Ok(5));
     assert_eq!(world.read("fifo").unwrap(), "hello");
 
     // A magic link as `/proc/self/fd/3`, to a file without a name.

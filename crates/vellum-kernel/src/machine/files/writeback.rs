@@ -1,0 +1,33 @@
+//! The tasks of the page cache's storage: one that carries out requests, and one that has pages
+//! written which have been dirty for long (Linux: the flusher threads).
+
+use super::contents;
+use crate::mem::{now_ns, storage};
+use crate::task::{executor, time};
+use vellum::page_cache::Writeback;
+
+/// The time between two rounds of the flusher: 5 s (Linux: `dirty_writeback_centisecs`).
+const ROUND: u64 = 5_000_000_000;
+
+/// Starts the tasks, if a file has a store.
+pub fn start() {
+    if contents::all_stored().next().is_none() {
+        return;
+    }
+    executor::spawn_first(async {
+        loop {
+            storage::carry_out_next().await;
+            executor::yield_now().await;
+        }
+    });
+    executor::spawn(async {
+        loop {
+            time::until(now_ns() + ROUND).await;
+            for contents in contents::all_stored() {
+                // What can't be written for want of memory is written in a later round.
+                let _ = contents.write_back(&mut Writeback::start(0..u64::MAX));
+                executor::yield_now().await;
+            }
+        }
+    });
+}
